@@ -1,0 +1,273 @@
+"""The files between two stages: who made them, from what, on which machine.
+
+JSON for small results, Parquet for tables. Each carries the same header: kind, schema
+version, codesign version, command line, time, seed, sha256 of the inputs, hardware. Files
+are written whole or not at all. Knows nothing of what is inside; imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from codesign import __version__
+from codesign.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# One number for every kind of file: stages are rerun together. Raise it when a reader of the
+# new version would misread a file of the old one.
+SCHEMA_VERSION = 1
+
+_MADE_BY = {
+    "trace": "codesign trace synth",
+    "profile": "codesign profile",
+    "fit": "codesign fit",
+    "plan": "codesign plan",
+    "report": "codesign validate",
+}
+_RUN_COMMAND = "codesign run"  # kinds of a run: the summary and its tables
+_METADATA_KEY = b"codesign"
+
+
+def header(
+    kind: str, *, seed: int | None, inputs: Mapping[str, Path] | None = None
+) -> dict[str, Any]:
+    """Return the keys that every file starts with.
+
+    Args:
+        kind: What the file is: trace, profile, fit, plan, run, requests, rounds, report.
+        seed: Seed of everything random in it, None if nothing is.
+        inputs: Files it was made from, by role; each is hashed now.
+
+    Raises:
+        InputError: If an input cannot be read.
+    """
+    return {
+        "kind": kind,
+        "schema_version": SCHEMA_VERSION,
+        "codesign_version": __version__,
+        "command": _command_line(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": seed,
+        "inputs": {
+            role: {"path": str(path), "sha256": sha256(path)}
+            for role, path in (inputs or {}).items()
+        },
+        "hardware": hardware(),
+    }
+
+
+def to_json(payload: Mapping[str, Any], *, indent: int | None = None) -> str:
+    """Return strict JSON: NumPy values, paths, dataclasses converted; NaN, infinity are null."""
+    return json.dumps(_plain(payload), indent=indent, allow_nan=False)
+
+
+def write_json(path: str | Path, payload: Mapping[str, Any]) -> None:
+    """Write ``payload``, which starts with a ``header``, as JSON; atomic.
+
+    Raises:
+        InputError: If the path cannot be written.
+    """
+    text = to_json(payload, indent=2) + "\n"
+    with _replacing(Path(path)) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def read_json(path: str | Path, *, kind: str) -> dict[str, Any]:
+    """Return the payload of a JSON file that ``write_json`` wrote.
+
+    Raises:
+        InputError: If it is missing, not JSON, of another kind or another schema version.
+    """
+    try:
+        payload = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as err:
+        raise _unreadable(path, kind, err) from err
+    except ValueError as err:
+        raise InputError(f"{path} is not JSON ({err}). {_make_one(kind)}") from err
+    _check_header(path, payload, kind)
+    return payload
+
+
+def write_table(path: str | Path, frame: pd.DataFrame, meta: Mapping[str, Any]) -> None:
+    """Write a table as Parquet with ``meta``, which starts with a ``header``; atomic.
+
+    The index of the frame is not kept.
+
+    Raises:
+        InputError: If the path cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = pa.Table.from_pandas(frame, preserve_index=False)
+    metadata = {**(rows.schema.metadata or {}), _METADATA_KEY: to_json(meta).encode()}
+    with _replacing(Path(path)) as temporary:
+        pq.write_table(rows.replace_schema_metadata(metadata), temporary)
+
+
+def read_table(path: str | Path, *, kind: str) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Return the rows and the meta of a Parquet file that ``write_table`` wrote.
+
+    Raises:
+        InputError: If it is missing, not Parquet, of another kind or another schema version.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(path)
+    except OSError as err:
+        raise _unreadable(path, kind, err) from err
+    except pa.ArrowInvalid as err:
+        raise InputError(f"{path} is not a Parquet file. {_make_one(kind)}") from err
+    meta = json.loads((rows.schema.metadata or {}).get(_METADATA_KEY, b"null"))
+    _check_header(path, meta, kind)
+    return rows.to_pandas(), meta
+
+
+def sha256(path: str | Path) -> str:
+    """Return the checksum of a file in hexadecimal.
+
+    Raises:
+        InputError: If the file cannot be read.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as err:
+        raise InputError(f"cannot read {path}: {err.strerror}") from err
+
+
+@functools.cache
+def hardware() -> dict[str, Any]:
+    """Return the machine in words and numbers; ``cores`` are those this process may use."""
+    usable = getattr(os, "sched_getaffinity", None)  # Linux only
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(usable(0)) if usable else os.cpu_count(),
+        "memory_bytes": _memory_bytes(),
+        "gpus": _gpus(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+
+
+def cache_dir() -> Path:
+    """Return the folder for models and downloads: $CODESIGN_HOME, else the user's cache."""
+    home = os.environ.get("CODESIGN_HOME")
+    if home:
+        return Path(home).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "codesign"
+
+
+def _command_line() -> str:
+    program = Path(sys.argv[0]).name
+    is_ours = program in ("codesign", "__main__.py")
+    return shlex.join(["codesign" if is_ours else program, *sys.argv[1:]])
+
+
+def _plain(value: Any) -> Any:
+    """Return what the json module can write strictly."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if hasattr(value, "tolist"):  # NumPy arrays and scalars, without importing NumPy
+        return _plain(value.tolist())
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yield a sibling to write; it takes the place of ``path`` if the body does not raise."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        temporary.replace(path)
+    except OSError as err:
+        raise InputError(f"cannot write {path}: {err.strerror or err}") from err
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _check_header(path: str | Path, payload: Any, kind: str) -> None:
+    if not isinstance(payload, dict) or "schema_version" not in payload:
+        raise InputError(f"{path} was not written by codesign. {_make_one(kind)}")
+    if payload.get("kind") != kind:
+        found = payload.get("kind")
+        raise InputError(f"{path} is a {found} file, not a {kind} file. {_make_one(kind)}")
+    if payload["schema_version"] != SCHEMA_VERSION:
+        raise InputError(
+            f"{path} has schema version {payload['schema_version']}, this codesign reads "
+            f"{SCHEMA_VERSION}. {_make_one(kind)}"
+        )
+
+
+def _unreadable(path: str | Path, kind: str, err: OSError) -> InputError:
+    if isinstance(err, FileNotFoundError):
+        return InputError(f"{path} does not exist. {_make_one(kind)}")
+    return InputError(f"cannot read {path}: {err.strerror or err}")
+
+
+def _make_one(kind: str) -> str:
+    return f"Make one: {_MADE_BY.get(kind, _RUN_COMMAND)} (see its --help)"
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # not a POSIX system
+        return None
+
+
+def _gpus() -> list[dict[str, Any]]:
+    """Ask nvidia-smi, so that planning on a GPU machine needs no torch."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = (line.split(", ") for line in answer.stdout.splitlines() if line.count(", ") == 2)
+    return [
+        {"name": name, "memory_bytes": int(float(mib) * 2**20), "driver": driver}
+        for name, mib, driver in rows
+    ]

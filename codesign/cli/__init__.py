@@ -1,0 +1,107 @@
+"""The command line: parse, call one function of one verb, turn errors into exit codes.
+
+Each verb is a module of this package with ``add_parser(subparsers)``; only the module of
+the verb that was typed is imported, and verbs import the library inside their functions,
+so that ``codesign --help`` stays well under 0.3 s. Import nothing heavier than argparse
+here.
+
+Exit codes: 0 done; 1 a bug in codesign; 2 usage; 3 no plan meets the SLO; 4 bad input;
+5 hardware or an optional package is missing; 6 validation outside the tolerance;
+130 interrupted; 141 the reader of standard output went away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from typing import Any, NoReturn
+
+from codesign import __version__
+from codesign.cli.output import say
+from codesign.errors import CodesignError, UsageError
+
+VERBS = (
+    ("trace", "list, inspect, synthesise or fetch request traces"),
+    ("models", "list, fetch, import or inspect the language models"),
+    ("profile", "measure step times and acceptance on this machine"),
+    ("fit", "turn a profile into step-time and acceptance models"),
+    ("simulate", "predict how one plan serves a trace"),
+    ("plan", "search for the plan that meets the SLO on a trace"),
+    ("run", "serve a trace on the real engine with a plan"),
+    ("validate", "hold the prediction against the measurement"),
+    ("env", "show versions, hardware and folders for a bug report"),
+)
+
+_EXAMPLES = """\
+examples:
+  codesign plan --trace traces/steady.parquet
+  codesign run --plan plan.json
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, and whose epilog keeps its line breaks."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(**kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a UsageError that names the help page to read."""
+        raise UsageError(f"{message}. See: {self.prog} --help")
+
+
+def build_parser(verb: str | None = None) -> Parser:
+    """Return the parser with the flags of ``verb``; the other verbs are names with a help line."""
+    parser = Parser(
+        prog="codesign",
+        description="Simulate, plan, run and validate LLM speculative decoding.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("--version", action="version", version=f"codesign {__version__}")
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for name, help_line in VERBS:
+        if name == verb:
+            importlib.import_module(f"codesign.cli.{name}").add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=help_line)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line and return its exit code; only ``--help`` and ``--version`` exit."""
+    words = sys.argv[1:] if argv is None else argv
+    verb = next((word for word in words if not word.startswith("-")), None)
+    name = "codesign" if verb is None else f"codesign {verb}"
+    try:
+        args = build_parser(verb).parse_args(words or ["--help"])
+        code = args.func(args)
+        sys.stdout.flush()
+    except CodesignError as err:
+        _traceback_if_asked(words)
+        say(f"{name}: {err}")
+        return err.exit_code
+    except KeyboardInterrupt as stop:
+        say(f"{name}: interrupted; {stop or 'every file that was written is whole'}")
+        return 130
+    except BrokenPipeError:
+        # Python flushes stdout again when it exits: give it a pipe that cannot break.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as err:
+        _traceback_if_asked(words)
+        detail = " ".join(str(err).split())
+        hint = "" if "--debug" in words else ". For the traceback add --debug"
+        say(f"{name}: bug in codesign: {type(err).__name__}: {detail}{hint}")
+        return 1
+    return code or 0
+
+
+def _traceback_if_asked(words: list[str]) -> None:
+    if "--debug" in words:
+        import traceback
+
+        traceback.print_exc()

@@ -1,0 +1,179 @@
+"""What the command line prints: the result on stdout, everything else on stderr.
+
+Only modules of ``codesign.cli`` print. rich is imported only when the stream is a
+terminal; in a pipe, or with NO_COLOR, everything is plain text of at most 100 columns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+MAX_COLUMNS = 100
+_GAP = "  "
+_PIPE_INTERVAL = 10.0  # seconds between two progress lines in a pipe
+
+Report = Callable[[str, int, int], None]
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json``, ``--quiet`` and ``--debug``; call it last, so that the group is last."""
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    group.add_argument("--quiet", action="store_true", help="show no progress")
+    group.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def emit(
+    args: argparse.Namespace, payload: Mapping[str, Any], text: str | Callable[[], str]
+) -> None:
+    """Print the result once: ``payload`` as one JSON object with ``--json``, else ``text``.
+
+    Args:
+        args: Parsed arguments with ``json`` (see ``add_output_arguments``).
+        payload: The result; NumPy values, paths and dataclasses are converted, and numbers
+            that JSON cannot hold (NaN, infinity) become null.
+        text: The same result for people, or a function that makes it.
+    """
+    if args.json:
+        from codesign.artifacts import to_json
+
+        print(to_json(payload))
+    else:
+        print(text() if callable(text) else text)
+
+
+def say(message: str) -> None:
+    """Print one line on stderr: a warning, the next step, an error."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None
+) -> str:
+    """Return a table as text of at most 100 columns, with colour if stdout is a terminal.
+
+    Args:
+        columns: Heads of the columns.
+        rows: Cells: strings as they are, integers with thousands separators, floats with four
+            significant digits, None as ``-``. Columns without strings are set to the right.
+        title: A line above the table.
+
+    Returns:
+        Lines without a newline at the end, ready for ``emit``.
+    """
+    cells = [[_cell(value) for value in row] for row in rows]
+    right = [all(not isinstance(row[i], str) for row in rows) for i in range(len(columns))]
+    if _is_rich(sys.stdout):
+        return _rich_table(columns, cells, right, title)
+    widths = _fit_widths([max(map(len, c)) for c in zip(columns, *cells, strict=True)])
+    lines = [] if title is None else [title]
+    for row in (list(columns), *cells):
+        padded = [
+            _clip(cell, width).rjust(width) if to_right else _clip(cell, width).ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        ]
+        lines.append(_GAP.join(padded).rstrip())
+    return "\n".join(lines)
+
+
+@contextmanager
+def progress(args: argparse.Namespace) -> Iterator[Report]:
+    """Yield ``report(stage, done, total)``, the callback that long library functions take.
+
+    A bar with the time left on a terminal; in a pipe a line each 10 s and one at the end;
+    nothing with ``--quiet``.
+
+    Args:
+        args: Parsed arguments with ``quiet`` (see ``add_output_arguments``).
+    """
+    if args.quiet:
+        yield lambda stage, done, total: None
+    elif _is_rich(sys.stderr):
+        with _rich_progress() as report:
+            yield report
+    else:
+        yield from _plain_progress()
+
+
+def _plain_progress() -> Iterator[Report]:
+    start = last = time.monotonic()
+
+    def report(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _PIPE_INTERVAL:
+            last = now
+            share = f" ({done / total:.0%})" if total else ""
+            say(f"{stage}: {done:,} of {total:,}{share}, {now - start:.0f} s so far")
+
+    yield report
+    if last > start:
+        say(f"done in {time.monotonic() - start:.0f} s")
+
+
+@contextmanager
+def _rich_progress() -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeElapsedColumn as Elapsed
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, Elapsed(), Remaining(), console=Console(stderr=True)) as bars:
+        tasks: dict[str, Any] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield report
+
+
+def _is_rich(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _rich_table(
+    columns: Sequence[str], cells: Sequence[Sequence[str]], right: list[bool], title: str | None
+) -> str:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for column, to_right in zip(columns, right, strict=True):
+        drawn.add_column(Text(column), justify="right" if to_right else "left")
+    for row in cells:
+        drawn.add_row(*map(Text, row))
+    console = Console()
+    with console.capture() as captured:
+        console.print(drawn)
+    return captured.get().rstrip("\n")
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def _fit_widths(widths: list[int]) -> list[int]:
+    """Return widths that fit in a line: the widest columns give way first."""
+    fitted = list(widths)
+    while sum(fitted) + len(_GAP) * (len(fitted) - 1) > MAX_COLUMNS and max(fitted) > 1:
+        fitted[fitted.index(max(fitted))] -= 1
+    return fitted
+
+
+def _clip(cell: str, width: int) -> str:
+    return cell if len(cell) <= width else cell[: max(width - 2, 0)] + ".."[:width]
