@@ -196,10 +196,11 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, Path):
         return str(value)
+    tolist = getattr(value, "tolist", None)
+    if tolist is not None:  # NumPy arrays and scalars, without importing NumPy
+        return _plain(tolist())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if hasattr(value, "tolist"):  # NumPy arrays and scalars, without importing NumPy
-        return _plain(value.tolist())
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
