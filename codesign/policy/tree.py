@@ -1,0 +1,196 @@
+"""Draft trees: what the draft model proposes for one request, round after round.
+
+A tree is parallel flat lists in creation order. Node 0 is the root: the last token
+that the target model has committed. Every other node is one draft token. A node is
+*expanded* once the draft model has run on it: it then has a KV row (its slot) and
+children. Unexpanded nodes are leaves: their tokens are known, and may be sent to the
+target, but the draft model has not run on them.
+
+Invariant: the draft's KV slab of the request is [prefix | expanded nodes in slot order].
+
+Pure Python, because a tree has at most a few hundred nodes. Must not import torch, read a
+clock or draw random numbers. The simulator and the engine both run this very class.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+UNEXPANDED = -1
+NO_PARENT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Nodes that the target is asked to verify, parents before children.
+
+    Attributes:
+        nodes: Node numbers in the tree; the first is the root.
+        tokens: Token of each node.
+        parents: Index *within the selection* of each node's parent; -1 for the root.
+    """
+
+    nodes: tuple[int, ...]
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reroot:
+    """What became of the tree when the target's tokens arrived.
+
+    Attributes:
+        is_hit: All verified tokens were in the tree, so a subtree survives.
+        promoted: Slots that join the prefix, in path order.
+        kept: Slots that stay in the tree, in slot order.
+    """
+
+    is_hit: bool
+    promoted: tuple[int, ...]
+    kept: tuple[int, ...]
+
+
+class DraftTree:
+    """The draft tree of one request.
+
+    Attributes:
+        base_len: Committed tokens, root included; the root's position is ``base_len - 1``.
+        max_depth: No node is deeper than this, since the request ends there.
+    """
+
+    def __init__(self, root_token: int, *, base_len: int, max_depth: int) -> None:
+        self.base_len = base_len
+        self.max_depth = max_depth
+        self._reset(root_token)
+
+    def _reset(self, root_token: int) -> None:
+        self.tokens: list[int] = [root_token]
+        self.parents: list[int] = [NO_PARENT]
+        self.depths: list[int] = [0]
+        self.log_weights: list[float] = [0.0]
+        self.slots: list[int] = [UNEXPANDED]
+        self.children: list[dict[int, int]] = [{}]
+        self.num_expanded = 0
+
+    def __len__(self) -> int:
+        """Nodes, root included."""
+        return len(self.tokens)
+
+    def position(self, node: int) -> int:
+        """Absolute position of a node's token in the request."""
+        return self.base_len - 1 + self.depths[node]
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root to ``node``, both included."""
+        nodes = []
+        while node != NO_PARENT:
+            nodes.append(node)
+            node = self.parents[node]
+        return nodes[::-1]
+
+    def leaves(self, width: int) -> list[int]:
+        """The ``width`` unexpanded nodes with the largest path weight that may still grow.
+
+        A child's weight never exceeds its parent's, and children exist only below expanded
+        nodes, so every leaf's parent has a KV row. Ties go to the shallower, then older node.
+        """
+        open_nodes = (
+            (-self.log_weights[n], self.depths[n], n)
+            for n in range(len(self))
+            if self.slots[n] == UNEXPANDED and self.depths[n] < self.max_depth
+        )
+        return [n for _, _, n in heapq.nsmallest(width, open_nodes)]
+
+    def expand(self, nodes: Sequence[int]) -> None:
+        """Give ``nodes`` the next KV slots, in this order; the draft model runs on them now."""
+        for node in nodes:
+            self.slots[node] = self.num_expanded
+            self.num_expanded += 1
+
+    def visible_slots(self, node: int) -> list[int]:
+        """Slots of the expanded nodes on the path to ``node``, its own included."""
+        return [self.slots[n] for n in self.path(node)]
+
+    def add_children(self, node: int, tokens: Sequence[int], log_probs: Sequence[float]) -> None:
+        """Add the draft model's choices below an expanded node.
+
+        Args:
+            node: An expanded node.
+            tokens: Distinct token ids.
+            log_probs: Natural logarithm of the chance of each; at most 0.
+        """
+        for token, log_prob in zip(tokens, log_probs, strict=True):
+            self.children[node][token] = len(self)
+            self.tokens.append(token)
+            self.parents.append(node)
+            self.depths.append(self.depths[node] + 1)
+            self.log_weights.append(self.log_weights[node] + log_prob)
+            self.slots.append(UNEXPANDED)
+            self.children.append({})
+
+    def best(self, rows: int) -> list[int]:
+        """The ``rows`` nodes with the largest path weight: always a connected tree."""
+        ranked = ((-self.log_weights[n], self.depths[n], n) for n in range(len(self)))
+        return [n for _, _, n in heapq.nsmallest(rows, ranked)]
+
+    def select(self, nodes: Sequence[int]) -> Selection:
+        """Order ``nodes`` (connected, root included) so that parents come before children."""
+        ordered = sorted(nodes)
+        index = {node: i for i, node in enumerate(ordered)}
+        return Selection(
+            nodes=tuple(ordered),
+            tokens=tuple(self.tokens[n] for n in ordered),
+            parents=tuple(index.get(self.parents[n], NO_PARENT) for n in ordered),
+        )
+
+    def reroot(self, verified: Sequence[int]) -> Reroot:
+        """Move the root to the last of the ``verified`` tokens and drop what lies beside its path.
+
+        Args:
+            verified: Tokens that the target emitted after the old root; the last one is the bonus
+                token, whose target KV is not computed yet. At least one.
+
+        Returns:
+            What the KV slab must do. After a miss the tree is just the new root, and committed
+            tokens without a KV row must still be run by the draft model before the root is.
+        """
+        path = [0]
+        for token in verified:
+            child = self.children[path[-1]].get(token)
+            if child is None:
+                break
+            path.append(child)
+        is_hit = len(path) == len(verified) + 1
+        self.base_len += len(verified)
+        self.max_depth = max(self.max_depth - len(verified), 0)
+        if not is_hit:
+            promoted = tuple(self.slots[n] for n in path if self.slots[n] != UNEXPANDED)
+            self._reset(verified[-1])
+            return Reroot(is_hit=False, promoted=promoted, kept=())
+        promoted = tuple(self.slots[n] for n in path[:-1])
+        return Reroot(is_hit=True, promoted=promoted, kept=self._keep_subtree(path[-1]))
+
+    def _keep_subtree(self, root: int) -> tuple[int, ...]:
+        """Make ``root`` node 0 and renumber its subtree; return the kept slots in slot order."""
+        keep = [root]  # creation order, so a parent is seen before its children
+        seen = {root}
+        for node in range(root + 1, len(self)):
+            if self.parents[node] in seen:
+                seen.add(node)
+                keep.append(node)
+        new_index = {node: i for i, node in enumerate(keep)}
+        kept_slots = sorted(self.slots[n] for n in keep if self.slots[n] != UNEXPANDED)
+        new_slot = {slot: i for i, slot in enumerate(kept_slots)}
+        weight, depth = self.log_weights[root], self.depths[root]
+        self.parents = [new_index.get(self.parents[n], NO_PARENT) for n in keep]
+        self.children = [
+            {token: new_index[child] for token, child in self.children[n].items()} for n in keep
+        ]
+        self.tokens = [self.tokens[n] for n in keep]
+        self.depths = [self.depths[n] - depth for n in keep]
+        self.log_weights = [min(self.log_weights[n] - weight, 0.0) for n in keep]
+        self.slots = [new_slot.get(self.slots[n], UNEXPANDED) for n in keep]
+        self.num_expanded = len(kept_slots)
+        return tuple(kept_slots)
