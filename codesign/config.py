@@ -35,8 +35,9 @@ class Deployment:
 
     Attributes:
         target_workers: Tensor parallel degree of the target; CPU threads on a CPU.
-        draft_workers: The draft's own workers, in a process of its own; 0 when the draft model shares the
-            target's workers and runs in turn with it (serial), or when there is no draft.
+        draft_workers: The draft's own workers, in a process of its own; 0 when the draft model
+            shares the target's workers and runs in turn with it (serial), or when there is no
+            draft.
     """
 
     target_workers: int

@@ -64,8 +64,8 @@ class RoundRecord:
         link_there: Span: verdict on its way to the draft.
         link_back: Span: candidates on their way to the target.
         reroot: Span: re-rooting trees and moving KV rows, on the critical path.
-        draft: Span: drafting that the target waits for: all of it when serial, what a re-root miss or a
-            late overlapped forward exposes when asynchronous ("miss" in the papers).
+        draft: Span: drafting that the target waits for: all of it when serial, what a re-root miss
+            or a late overlapped forward exposes when asynchronous ("miss" in the papers).
     """
 
     round: int

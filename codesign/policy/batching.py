@@ -63,8 +63,8 @@ class Batcher:
     def admit(self, now: float) -> list[int]:
         """Requests that join the batch at time ``now``.
 
-        A request alone in the batch is admitted whatever it needs: the caller has checked that it fits
-        the machine at all.
+        A request alone in the batch is admitted whatever it needs: the caller has checked that it
+        fits the machine at all.
         """
         admitted = []
         while self._waiting and self._waiting[0].arrival <= now:

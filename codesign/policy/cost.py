@@ -1,8 +1,8 @@
 """Seconds of a step, as a function of what the step does.
 
 Both papers write a forward as T = alpha * context + gamma * rows + delta. On some machines the cost
-of a row is not constant (a matrix-vector product becomes a matrix product), so ``gamma * rows`` may be
-replaced by a table over rows, whichever predicts held-out measurements better (codesign.fit).
+of a row is not constant (a matrix-vector product becomes a matrix product), so ``gamma * rows`` may
+be replaced by a table over rows, whichever predicts held-out measurements better (codesign.fit).
 
 Source:
     SpecServe, equations 2 to 6 (papers' form).
@@ -21,8 +21,8 @@ class StepTime:
     Attributes:
         alpha: Seconds per token of context that the rows attend to.
         rows: Knots, ascending row counts; at least one.
-        seconds: Seconds at each knot without context. Linear between knots; beyond the last knot the
-            last slope goes on (with a single knot: ``gamma``).
+        seconds: Seconds at each knot without context. Linear between knots; beyond the last knot
+            the last slope goes on (with a single knot: ``gamma``).
         gamma: Seconds per row beyond a single knot.
     """
 
@@ -60,8 +60,8 @@ class RoundCost:
         draft_prefill: Draft forward over prompt rows.
         reroot: Seconds to re-root and move KV rows, per round.
         link: Seconds of one message, one way; 0 when both models share a process.
-        slowdown: Seconds that the target loses for each second in which the draft model runs beside it
-            (shared memory bandwidth); 0 on separate GPUs.
+        slowdown: Seconds that the target loses for each second in which the draft model runs beside
+            it (shared memory bandwidth); 0 on separate GPUs.
     """
 
     target: StepTime

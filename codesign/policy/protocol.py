@@ -1,13 +1,14 @@
 """The round protocol: a draft side and a target side that exchange two messages.
 
 Target to draft, a ``Verdict``: per request the tokens emitted since its base length, whether it is
-finished, and requests newly admitted. Draft to target, ``Candidates``: per request a base length and a
-tree of tokens. A base length that is not the target's own marks a stale entry, and a missing or stale
-entry means "root only", which is plain decoding: load shedding and a dead draft are the same code path.
+finished, and requests newly admitted. Draft to target, ``Candidates``: per request a base length
+and a tree of tokens. A base length that is not the target's own marks a stale entry, and a missing
+or stale entry means "root only", which is plain decoding: load shedding and a dead draft are the
+same code path.
 
-Neither side owns a model. Whoever drives them (the engine with forwards, the simulator with predicted
-times and drawn acceptance) runs the expansions that the draft side names and samples the rows that the
-target side names.
+Neither side owns a model. Whoever drives them (the engine with forwards, the simulator with
+predicted times and drawn acceptance) runs the expansions that the draft side names and samples the
+rows that the target side names.
 
 One round of a request, in KV rows:
     target  [prefix]            + rows of the candidates -> accepted rows join the prefix
@@ -130,7 +131,7 @@ class _Drafted:
 
 
 class DraftSide:
-    """Grows trees and answers verdicts. See ``codesign.engine.draft`` for the loop that drives it."""
+    """Grows trees and answers verdicts; whoever drives it runs the draft model."""
 
     def __init__(self, policy: Speculation) -> None:
         self.policy = policy

@@ -1,8 +1,8 @@
 """How much to speculate this round: plain decoding, chains, trees, and SpecServe's adaptive length.
 
-A policy sees the draft trees of all requests in the batch. It says which leaves the draft model runs on
-next, and which nodes the target verifies. Chains are trees of width 1. Whatever it decides, the output
-is unchanged: the target decides tokens by walking (policy/walk.py).
+A policy sees the draft trees of all requests in the batch. It says which leaves the draft model
+runs on next, and which nodes the target verifies. Chains are trees of width 1. Whatever it decides,
+the output is unchanged: the target decides tokens by walking (policy/walk.py).
 
 Must not import torch or read a clock.
 """
@@ -21,6 +21,7 @@ from codesign.policy.tree import DraftTree
 Kind = Literal["plain", "chain", "threshold", "tree", "specserve"]
 KINDS: tuple[Kind, ...] = ("plain", "chain", "threshold", "tree", "specserve")
 INITIAL_CONFIDENCE = 0.6  # SpecServe's start value of the running mean
+MAX_TREE_ROWS = 128  # expanded nodes per request, so that draft KV slabs have a fixed size
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +146,9 @@ def parse_policy(label: str) -> SpeculationSpec:
 class Speculation:
     """Plain autoregression, and what the other policies share.
 
-    A round: ``begin``; while ``leaves`` names any, the draft model runs on them; ``select`` names the
-    nodes to verify; an asynchronous policy then names ``overlap_leaves`` while the target verifies.
+    A round: ``begin``; while ``leaves`` names any, the draft model runs on them; ``select`` names
+    the nodes to verify; an asynchronous policy then names ``overlap_leaves`` while the target
+    verifies.
     """
 
     fanout = 1
@@ -208,8 +210,9 @@ class FixedChain(Speculation):
 class BestTree(Speculation):
     """SwiftSpec's tree: run the ``width`` heaviest leaves, verify the ``rows`` heaviest nodes.
 
-    Serial: ``expansions`` forwards, then verify. Asynchronous: the forwards overlap the verification,
-    and before sending only as many run as it takes to have ``rows`` nodes (after a miss: one).
+    Serial: ``expansions`` forwards, then verify. Asynchronous: the forwards overlap the
+    verification, and before sending only as many run as it takes to have ``rows`` nodes (after a
+    miss: one).
 
     Source:
         SwiftSpec, Algorithm 1.
@@ -226,12 +229,15 @@ class BestTree(Speculation):
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
         return [
-            tree.leaves(self._width) if done < self._required or len(tree) < self._rows else []
+            self._heaviest(tree) if done < self._required or len(tree) < self._rows else []
             for tree in trees
         ]
 
     def overlap_leaves(self, trees: Sequence[DraftTree]) -> list[list[int]]:
-        return [tree.leaves(self._width) for tree in trees]
+        return [self._heaviest(tree) for tree in trees]
+
+    def _heaviest(self, tree: DraftTree) -> list[int]:
+        return tree.leaves(min(self._width, MAX_TREE_ROWS - tree.num_expanded))
 
     def select(self, trees: Sequence[DraftTree]) -> list[list[int]]:
         return [tree.best(self._rows) for tree in trees]
@@ -287,13 +293,13 @@ class Goodput:
 class SpecServe(Speculation):
     """Chains whose length follows predicted goodput, for the whole batch and per request.
 
-    Adaptive drafter: predict the goodput of one more step with the running mean confidence; if it does
-    not fall, draft the step, and correct with the confidences seen. Confidence-prior verifier: of all
-    drafted tokens verify the set with the largest goodput, most likely first.
+    Adaptive drafter: predict the goodput of one more step with the running mean confidence; if it
+    does not fall, draft the step, and correct with the confidences seen. Confidence-prior verifier:
+    of all drafted tokens verify the set with the largest goodput, most likely first.
 
     Source:
-        SpecServe, Algorithms 1 and 2. The verifier takes the best prefix of the tokens sorted by path
-        chance, which is what popping the smallest while goodput rises leads to.
+        SpecServe, Algorithms 1 and 2. The verifier takes the best prefix of the tokens sorted by
+        path chance, which is what popping the smallest while goodput rises leads to.
     """
 
     def __init__(

@@ -89,7 +89,8 @@ def gumbel_row(key: int, size: int) -> NDArray[np.float64]:
 def shape_logits(logits: NDArray[np.floating], sampling: Sampling) -> NDArray[np.float64]:
     """Logits divided by the temperature, with tokens outside top-k and top-p at minus infinity.
 
-    The one place where sampling parameters change the law, for plain decoding and verification alike.
+    The one place where sampling parameters change the law, for plain decoding and verification
+    alike.
 
     Args:
         logits: (V,) of one position.
