@@ -1,0 +1,162 @@
+"""What a run achieved, from its records: one definition of each figure, for simulator and engine.
+
+Times are seconds. A figure without anything to compute it from is None, never NaN. Percentiles are
+values that some request really had (the smallest that covers the share), so "the p90 meets the
+target" and "90 % of requests meet the target" are the same statement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from codesign.config import SLO
+from codesign.records import SPANS, RequestRecord, RoundRecord, RunRecords
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Figures of one run.
+
+    Attributes:
+        num_requests: Requests of the trace.
+        num_finished: Those with their last token.
+        seconds: Length of the run.
+        ttft_mean: Time to first token, over requests that have one; likewise p50, p90, p99.
+        tpot_mean: Time per later token, over finished requests with two or more tokens.
+        throughput: Output tokens per second of the run, unfinished requests included.
+        acceptance_length: Tokens emitted per request and round, bonus token included; the token
+            that comes from prefill is not counted. 1 for plain decoding.
+        acceptance_rate: Draft tokens accepted over draft tokens verified.
+        slo_attainment: Share of all requests that finished and met every target.
+        goodput: Such requests per second.
+        mean_batch: Requests per round.
+        spans: Mean seconds per round of each span (records.SPANS).
+    """
+
+    num_requests: int
+    num_finished: int
+    seconds: float
+    ttft_mean: float | None
+    ttft_p50: float | None
+    ttft_p90: float | None
+    ttft_p99: float | None
+    tpot_mean: float | None
+    tpot_p50: float | None
+    tpot_p90: float | None
+    tpot_p99: float | None
+    throughput: float | None
+    acceptance_length: float | None
+    acceptance_rate: float | None
+    slo_attainment: float | None
+    goodput: float | None
+    mean_batch: float | None
+    spans: dict[str, float | None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for run.json and ``--json``."""
+        return asdict(self)
+
+
+def ttft(request: RequestRecord) -> float | None:
+    """Seconds from arrival to the first output token; None while there is none."""
+    return None if request.first_token is None else request.first_token - request.arrival
+
+
+def tpot(request: RequestRecord) -> float | None:
+    """Seconds per token after the first; None if unfinished or with a single token."""
+    if request.first_token is None or request.finish is None or request.output_tokens < 2:
+        return None
+    return (request.finish - request.first_token) / (request.output_tokens - 1)
+
+
+def meets_slo(request: RequestRecord, slo: SLO) -> bool:
+    """Whether a request finished and met every target; one token is never too slow a TPOT."""
+    if request.finish is None:
+        return False
+    return all(
+        target is None or value is None or value <= target
+        for target, value in ((slo.ttft, ttft(request)), (slo.tpot, tpot(request)))
+    )
+
+
+def percentile(values: Iterable[float], percent: float) -> float | None:
+    """Smallest of ``values`` that at least ``percent`` percent of them do not exceed."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    # The tolerance keeps 90 % of 10 values at the 9th, whatever 0.9 * 10 rounds to.
+    rank = math.ceil(percent / 100.0 * len(ordered) - 1e-9)
+    return ordered[min(max(rank, 1), len(ordered)) - 1]
+
+
+def slo_values(requests: Sequence[RequestRecord], slo: SLO) -> dict[str, float | None]:
+    """TTFT and TPOT at the SLO's percentile: what must not exceed the targets.
+
+    Returns:
+        "ttft" and "tpot" in seconds. Requests that never came so far count as infinitely slow;
+        None if no request has such a figure.
+    """
+    late = [math.inf] * sum(r.finish is None for r in requests)
+    waiting = [math.inf] * sum(r.first_token is None for r in requests)
+    return {
+        "ttft": percentile(_defined(map(ttft, requests)) + waiting, slo.percentile),
+        "tpot": percentile(_defined(map(tpot, requests)) + late, slo.percentile),
+    }
+
+
+def summarise(records: RunRecords, slo: SLO | None = None) -> Metrics:
+    """Figures of a run.
+
+    Args:
+        records: Simulated or measured.
+        slo: Targets for ``slo_attainment`` and ``goodput``; without any, finishing is enough.
+    """
+    requests, rounds = records.requests, records.rounds
+    ttfts, tpots = _defined(map(ttft, requests)), _defined(map(tpot, requests))
+    num_good = sum(meets_slo(request, slo or SLO()) for request in requests)
+    return Metrics(
+        num_requests=len(requests),
+        num_finished=sum(request.finish is not None for request in requests),
+        seconds=records.seconds,
+        ttft_mean=_mean(ttfts),
+        ttft_p50=percentile(ttfts, 50),
+        ttft_p90=percentile(ttfts, 90),
+        ttft_p99=percentile(ttfts, 99),
+        tpot_mean=_mean(tpots),
+        tpot_p50=percentile(tpots, 50),
+        tpot_p90=percentile(tpots, 90),
+        tpot_p99=percentile(tpots, 99),
+        throughput=_ratio(sum(r.output_tokens for r in requests), records.seconds),
+        acceptance_length=_ratio(
+            sum(r.output_tokens - 1 for r in requests if r.output_tokens),
+            sum(r.num_rounds for r in requests),
+        ),
+        acceptance_rate=_ratio(
+            sum(r.num_accepted_tokens for r in requests),
+            sum(r.num_draft_tokens for r in requests),
+        ),
+        slo_attainment=_ratio(num_good, len(requests)),
+        goodput=_ratio(num_good, records.seconds),
+        mean_batch=_ratio(sum(r.batch for r in rounds), len(rounds)),
+        spans=mean_spans(rounds),
+    )
+
+
+def mean_spans(rounds: Sequence[RoundRecord]) -> dict[str, float | None]:
+    """Mean seconds per round of each span; None without rounds."""
+    return {span: _ratio(sum(getattr(r, span) for r in rounds), len(rounds)) for span in SPANS}
+
+
+def _defined(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return _ratio(math.fsum(values), len(values))
+
+
+def _ratio(total: float, count: float) -> float | None:
+    return total / count if count > 0 else None
