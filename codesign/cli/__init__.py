@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
         say(f"{name}: {err}")
         return err.exit_code
     except KeyboardInterrupt as stop:
-        say(f"{name}: interrupted; {stop or 'every file that was written is whole'}")
+        say(f"{name}: interrupted; {str(stop) or 'every file that was written is whole'}")
         return 130
     except BrokenPipeError:
         # Python flushes stdout again when it exits: give it a pipe that cannot break.

@@ -1,0 +1,48 @@
+# Two commands: `make demo` and `make test`. Both set everything up in .venv on first use.
+#
+#   PYTHON=python3.12                                     the interpreter for .venv (3.11 to 3.13)
+#   TORCH_INDEX=https://download.pytorch.org/whl/cpu      where to look for another build of torch
+#   VENV=/somewhere/else                                  the virtual environment
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.PHONY: demo test lint clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.demo-installed
+	PATH="$(abspath $(VENV))/bin:$$PATH" bash examples/demo.sh
+
+# One thread a process: tests start processes of their own, and must not fight over cores.
+test: $(VENV)/.dev-installed
+	OMP_NUM_THREADS=1 $(PY) -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev-installed
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(VENV)/bin/basedpyright
+	@find codesign -name '*.py' -exec cat {} + | wc -l | xargs printf 'codesign/: %s lines of Python\n'
+
+clean:
+	rm -rf $(VENV) dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo 'codesign needs Python 3.11 or newer: make PYTHON=python3.12 ...' >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade 'pip>=25.1' -c constraints.txt
+	@touch $@
+
+$(VENV)/.demo-installed: $(VENV)/.created pyproject.toml constraints.txt
+	$(INSTALL) -e '.[engine,report]'
+	@touch $@
+
+$(VENV)/.dev-installed: $(VENV)/.demo-installed
+	$(INSTALL) -e '.[engine,report]' --group dev
+	@touch $@

@@ -1,0 +1,181 @@
+"""The command line as a user types it, whatever the verb."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+
+import pytest
+
+from codesign import cli as command_line
+from codesign import errors
+
+# Measured: 0.04 s on an idle core. Runners that share their cores get three times the budget.
+HELP_BUDGET = 0.3 * (3 if os.environ.get("CI") else 1)  # seconds
+
+VERBS = [name for name, _ in command_line.VERBS]
+
+MODULES_AFTER_HELP = """\
+import json, sys
+from codesign.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as stop:
+    assert stop.code == 0, stop.code
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})), file=sys.stderr)
+"""
+
+
+def test_help_answers_within_its_budget(cli):
+    def seconds() -> float:
+        start = time.perf_counter()
+        assert cli("--help").returncode == 0
+        return time.perf_counter() - start
+
+    assert statistics.median(seconds() for _ in range(5)) < HELP_BUDGET
+
+
+def test_help_lists_every_verb_with_what_it_does(cli):
+    listed = cli("--help").stdout
+    for name, help_line in command_line.VERBS:
+        assert f"    {name:<10}{help_line}\n" in listed
+
+
+def test_no_words_at_all_is_help(cli):
+    assert cli().stdout == cli("--help").stdout
+
+
+@pytest.mark.parametrize("words", [["--help"], *([verb, "--help"] for verb in VERBS)])
+def test_help_imports_nothing_heavy(words):
+    answer = subprocess.run(
+        [sys.executable, "-c", MODULES_AFTER_HELP, *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    heavy = {"numpy", "torch", "pandas", "pyarrow", "scipy", "simpy", "rich", "altair"}
+    assert heavy & set(json.loads(answer.stderr)) == set()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_its_module_and_two_examples(cli, verb):
+    assert find_spec(f"codesign.cli.{verb}") is not None
+    shown = cli(verb, "--help").stdout
+    assert shown.count(f"\n  codesign {verb}") >= 2
+
+
+def test_version_is_that_of_the_package(cli):
+    assert cli("--version").stdout == f"codesign {command_line.__version__}\n"
+
+
+def test_unknown_verb_is_a_usage_error_in_one_line(cli):
+    result = cli("fly")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("codesign fly: ")
+    assert result.stderr.endswith("See: codesign --help\n")
+    assert result.stderr.count("\n") == 1
+
+
+def test_unknown_flag_is_a_usage_error_in_one_line(cli):
+    result = cli("env", "--jsn")
+    assert result.returncode == 2
+    assert (result.stdout, result.stderr) == (
+        "",
+        "codesign env: unrecognized arguments: --jsn. See: codesign --help\n",
+    )
+
+
+def test_flags_cannot_be_abbreviated(cli):
+    assert cli("env", "--js").returncode == 2
+
+
+def test_json_is_the_only_thing_on_stdout(cli):
+    result = cli("env", "--json")
+    assert result.returncode == 0
+    assert result.stderr == ""
+    payload = json.loads(result.stdout)
+    assert payload["codesign"] == command_line.__version__
+    assert payload["hardware"]["cores"] >= 1
+    assert payload["packages"]["core"]["numpy"] is not None
+
+
+def test_env_names_versions_and_folders_for_people(cli):
+    shown = cli("env", CODESIGN_HOME="/somewhere/models").stdout
+    assert f"codesign  {command_line.__version__}\n" in shown
+    assert "cache     /somewhere/models\n" in shown
+    assert max(map(len, shown.splitlines())) <= 120
+
+
+def test_a_reader_that_goes_away_gets_no_traceback(cli):
+    assert cli("env").returncode == 0  # the same command, read to its end
+    with subprocess.Popen(
+        [sys.executable, "-m", "codesign", "env"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(timeout=60) == 141
+
+
+def raising(error: BaseException):
+    def run(args):
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.CodesignError, 1),
+        (errors.UsageError, 2),
+        (errors.InfeasibleError, 3),
+        (errors.InputError, 4),
+        (errors.HardwareError, 5),
+        (errors.ValidationError, 6),
+    ],
+)
+def test_each_error_has_its_exit_code_and_one_line(monkeypatch, capsys, error, code):
+    monkeypatch.setattr("codesign.cli.env.show_env", raising(error("x is 3. Fix: codesign fit")))
+    assert command_line.main(["env"]) == code
+    assert capsys.readouterr() == ("", "codesign env: x is 3. Fix: codesign fit\n")
+
+
+def test_a_bug_is_one_line_and_its_traceback_needs_debug(monkeypatch, capsys):
+    monkeypatch.setattr("codesign.cli.env.show_env", raising(KeyError("two\nlines")))
+    assert command_line.main(["env"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("codesign env: bug in codesign: KeyError: ")
+    assert err.count("\n") == 1
+    assert "--debug" in err
+    assert command_line.main(["env", "--debug"]) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("stop", "line"),
+    [
+        (KeyboardInterrupt("kept 3 of 9 requests in runs/x"), "kept 3 of 9 requests in runs/x"),
+        (KeyboardInterrupt(), "every file that was written is whole"),
+    ],
+)
+def test_interrupt_says_what_was_kept_and_exits_130(monkeypatch, capsys, stop, line):
+    monkeypatch.setattr("codesign.cli.env.show_env", raising(stop))
+    assert command_line.main(["env"]) == 130
+    assert capsys.readouterr().err == f"codesign env: interrupted; {line}\n"
+
+
+def test_the_code_that_a_verb_returns_is_the_exit_code(monkeypatch):
+    monkeypatch.setattr("codesign.cli.env.show_env", lambda args: 6)
+    assert command_line.main(["env"]) == 6

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from codesign import __version__, artifacts
+from codesign.errors import InputError
+
+
+def test_json_comes_back_as_it_was_written(tmp_path):
+    payload = {**artifacts.header("plan", seed=7), "policy": {"k": 3}, "steps": [0.5, 1.5]}
+    artifacts.write_json(tmp_path / "new" / "plan.json", payload)
+    assert artifacts.read_json(tmp_path / "new" / "plan.json", kind="plan") == payload
+
+
+def test_table_comes_back_with_its_meta_and_without_its_index(tmp_path):
+    frame = pd.DataFrame({"ttft": [0.1, 0.2], "text": ["a", "b"], "n": [1, 2]}, index=[5, 9])
+    meta = {**artifacts.header("requests", seed=None), "note": "two rows"}
+    artifacts.write_table(tmp_path / "requests.parquet", frame, meta)
+    found, found_meta = artifacts.read_table(tmp_path / "requests.parquet", kind="requests")
+    pd.testing.assert_frame_equal(found, frame.reset_index(drop=True))
+    assert found_meta == meta
+
+
+def test_header_says_who_made_the_file_and_from_what(tmp_path):
+    source = tmp_path / "trace.csv"
+    source.write_bytes(b"0,10,20\n")
+    header = artifacts.header("fit", seed=3, inputs={"trace": source})
+    assert header["kind"] == "fit"
+    assert header["schema_version"] == artifacts.SCHEMA_VERSION
+    assert header["codesign_version"] == __version__
+    assert header["seed"] == 3
+    assert header["inputs"]["trace"] == {
+        "path": str(source),
+        "sha256": hashlib.sha256(b"0,10,20\n").hexdigest(),
+    }
+    assert header["hardware"]["cores"] >= 1
+    assert header["created"].endswith("+00:00")
+
+
+def test_header_records_the_command_as_it_can_be_typed_again(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/x/codesign/__main__.py", "plan", "--trace", "my trace.csv"])
+    assert artifacts.header("plan", seed=0)["command"] == "codesign plan --trace 'my trace.csv'"
+
+
+def test_header_of_a_missing_input_is_an_input_error(tmp_path):
+    with pytest.raises(InputError, match=r"cannot read .*gone\.csv"):
+        artifacts.header("fit", seed=0, inputs={"trace": tmp_path / "gone.csv"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "command"),
+    [("plan", "codesign plan"), ("trace", "codesign trace synth"), ("rounds", "codesign run")],
+)
+def test_missing_file_names_the_command_that_makes_it(tmp_path, kind, command):
+    with pytest.raises(InputError, match=rf"does not exist\. Make one: {command}"):
+        artifacts.read_json(tmp_path / "missing", kind=kind)
+    with pytest.raises(InputError, match=rf"does not exist\. Make one: {command}"):
+        artifacts.read_table(tmp_path / "missing", kind=kind)
+
+
+def test_file_of_another_kind_is_refused(tmp_path):
+    artifacts.write_json(tmp_path / "a.json", artifacts.header("fit", seed=0))
+    with pytest.raises(InputError, match="is a fit file, not a plan file"):
+        artifacts.read_json(tmp_path / "a.json", kind="plan")
+
+
+def test_file_of_another_schema_version_is_refused(tmp_path):
+    header = {**artifacts.header("plan", seed=0), "schema_version": 999}
+    artifacts.write_json(tmp_path / "a.json", header)
+    with pytest.raises(InputError, match="schema version 999"):
+        artifacts.read_json(tmp_path / "a.json", kind="plan")
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "{}", "null"])
+def test_foreign_json_is_an_input_error(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(InputError, match=r"Make one: codesign plan"):
+        artifacts.read_json(tmp_path / "a.json", kind="plan")
+
+
+def test_foreign_tables_are_an_input_error(tmp_path):
+    (tmp_path / "text.parquet").write_text("not parquet")
+    pd.DataFrame({"x": [1]}).to_parquet(tmp_path / "plain.parquet")
+    with pytest.raises(InputError, match="not a Parquet file"):
+        artifacts.read_table(tmp_path / "text.parquet", kind="rounds")
+    with pytest.raises(InputError, match="was not written by codesign"):
+        artifacts.read_table(tmp_path / "plain.parquet", kind="rounds")
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path):
+    path = tmp_path / "rounds.parquet"
+    meta = artifacts.header("rounds", seed=0)
+    artifacts.write_table(path, pd.DataFrame({"x": [1]}), meta)
+    before = path.read_bytes()
+    with pytest.raises(TypeError):
+        artifacts.write_table(path, pd.DataFrame({"x": [2]}), {**meta, "bad": object()})
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match="cannot write"):
+        artifacts.write_json(tmp_path / "folder", meta)
+    assert path.read_bytes() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "rounds.parquet"]
+
+
+def test_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
+    path = tmp_path / "plan.json"
+    artifacts.write_json(path, artifacts.header("plan", seed=0))
+    before = path.read_bytes()
+    half = Path.write_text
+
+    def interrupted(self, text, **kwargs):
+        half(self, text[:10], **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        artifacts.write_json(path, artifacts.header("plan", seed=1))
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_json_is_strict_and_knows_numpy_paths_and_dataclasses():
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Point:
+        x: np.float64
+        where: Path
+
+    value = {
+        "nan": float("nan"),
+        "inf": np.float32("inf"),
+        "array": np.arange(3),
+        "flag": np.bool_(True),
+        "point": Point(np.float64(0.5), Path("a") / "b"),
+        2: (1, None),
+    }
+    assert json.loads(artifacts.to_json(value)) == {
+        "nan": None,
+        "inf": None,
+        "array": [0, 1, 2],
+        "flag": True,
+        "point": {"x": 0.5, "where": "a/b"},
+        "2": [1, None],
+    }
+
+
+def test_cache_follows_codesign_home_then_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("CODESIGN_HOME", str(tmp_path / "own"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert artifacts.cache_dir() == tmp_path / "own"
+    monkeypatch.delenv("CODESIGN_HOME")
+    assert artifacts.cache_dir() == tmp_path / "xdg" / "codesign"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert artifacts.cache_dir() == Path.home() / ".cache" / "codesign"
+
+
+def test_gpus_are_read_from_nvidia_smi(monkeypatch, tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        "#!/bin/sh\necho 'NVIDIA H200, 143771, 570.1'\necho 'NVIDIA H200, 1024, 570.1'\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    artifacts.hardware.cache_clear()
+    gpus = artifacts.hardware()["gpus"]
+    artifacts.hardware.cache_clear()
+    assert [gpu["memory_bytes"] for gpu in gpus] == [143771 * 2**20, 2**30]
+    assert gpus[0] | {"memory_bytes": 0} == {
+        "name": "NVIDIA H200",
+        "memory_bytes": 0,
+        "driver": "570.1",
+    }

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+
+import pytest
+
+from codesign.cli import output
+
+QUIET = argparse.Namespace(json=False, quiet=True)
+PLAIN = argparse.Namespace(json=False, quiet=False)
+JSON = argparse.Namespace(json=True, quiet=False)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_emit_prints_the_text_or_one_json_object(capsys):
+    output.emit(PLAIN, {"a": 1}, "one")
+    output.emit(PLAIN, {"a": 1}, lambda: "two")
+    assert capsys.readouterr().out == "one\ntwo\n"
+    output.emit(JSON, {"a": float("nan")}, lambda: pytest.fail("text is not wanted"))
+    assert json.loads(capsys.readouterr().out) == {"a": None}
+
+
+def test_numbers_are_set_to_the_right_and_text_to_the_left():
+    drawn = output.table(["name", "n", "ms"], [["ab", 1234, 0.5], ["c", 5, None]], title="Title")
+    assert drawn.split("\n") == [
+        "Title",
+        "name      n   ms",
+        "ab    1,234  0.5",
+        "c         5    -",
+    ]
+
+
+def test_a_wide_table_is_clipped_to_100_columns_widest_column_first():
+    drawn = output.table(["policy", "why"], [["chain", "x" * 300], ["tree", "short"]])
+    lines = drawn.split("\n")
+    assert max(map(len, lines)) == 100
+    assert lines[1].startswith("chain")
+    assert lines[1].endswith("x..")
+    assert lines[2] == "tree    short"
+
+
+def test_a_table_without_rows_still_has_its_heads():
+    assert output.table(["a", "b"], []) == "a  b"
+
+
+def test_rich_draws_the_table_on_a_terminal_only(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    plain = output.table(["a"], [["[bold]x"]])
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    drawn = output.table(["a"], [["[bold]x"]])
+    assert drawn != plain
+    assert "[bold]x" in drawn
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert output.table(["a"], [["[bold]x"]]) == plain
+
+
+def test_progress_in_a_pipe_is_a_line_each_ten_seconds_and_one_at_the_end(monkeypatch, capsys):
+    now = [100.0]
+    monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
+    with output.progress(PLAIN) as report:
+        for step in range(1, 26):
+            now[0] += 1.0
+            report("searching", step, 25)
+    assert capsys.readouterr().err.splitlines() == [
+        "searching: 10 of 25 (40%), 10 s so far",
+        "searching: 20 of 25 (80%), 20 s so far",
+        "done in 25 s",
+    ]
+
+
+def test_short_work_and_quiet_work_report_nothing(monkeypatch, capsys):
+    with output.progress(PLAIN) as report:
+        report("searching", 1, 1)
+    now = [0.0]
+    monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
+    with output.progress(QUIET) as report:
+        now[0] += 100.0
+        report("searching", 1, 1)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_on_a_terminal_is_a_bar_per_stage(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with output.progress(PLAIN) as report:
+        report("measuring", 1, 2)
+        report("fitting", 3, 3)
+        report("measuring", 2, 2)
+    assert "measuring" in screen.getvalue()
+    assert "2/2" in screen.getvalue()
+    assert "3/3" in screen.getvalue()
