@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+
+import pandas as pd
+import pytest
+
+from codesign.artifacts import header, write_table
+from codesign.config import SLO, Deployment
+from codesign.errors import InputError
+from codesign.plan import Candidate, FileRef, Interval, Plan, ScoredCandidate
+from codesign.policy.speculation import parse_policy
+from codesign.policy.walk import Sampling
+
+
+def scored(policy: str, *, max_batch: int = 4, tpot: float = 0.05) -> ScoredCandidate:
+    spec = parse_policy(policy)
+    deployment = Deployment(1, 1) if spec.is_async else Deployment(2)
+    return ScoredCandidate(
+        Candidate(deployment, spec, max_batch),
+        {"tpot_mean": Interval(tpot, tpot * 0.9, tpot * 1.1)},
+        {"target": 0.03, "draft": 0.01},
+        "fitted",
+        is_feasible=True,
+    )
+
+
+@pytest.fixture
+def plan(tmp_path):
+    requests = pd.DataFrame(
+        {"arrival": [0.0], "prompt_tokens": [9], "output_tokens": [5], "category": ["chat"]}
+    )
+    folder = tmp_path / "made"
+    write_table(folder / "trace.parquet", requests, header("trace", seed=None))
+    (folder / "fit.json").write_text("{}")
+    return Plan(
+        target="target",
+        draft="draft",
+        slo=SLO(ttft=1.0, percentile=95.0),
+        objective="goodput",
+        sampling=Sampling(temperature=0.7, seed=3),
+        max_kv_tokens=4096,
+        trace=FileRef.of(folder / "trace.parquet"),
+        num_requests=1,
+        fit=FileRef.of(folder / "fit.json"),
+        seed=7,
+        num_seeds=3,
+        chosen=scored("async-tree-8x2x3"),
+        alternatives=(scored("tree-8x2x3"), scored("tree-4x1x2"), scored("plain")),
+        ties=("tree-8x2x3 on 2, batch 4",),
+        reason="verification takes 71 % of a round",
+        notes=("only the first request",),
+    )
+
+
+def test_a_plan_comes_back_as_it_was_saved(plan, tmp_path):
+    path = tmp_path / "made" / "plan.json"
+    plan.save(path)
+    assert Plan.load(path) == plan
+    assert list(Plan.load(path).simulation_seeds) == [7, 8, 9]
+
+
+def test_a_plan_folder_can_be_moved(plan, tmp_path):
+    plan.save(tmp_path / "made" / "plan.json")
+    shutil.move(tmp_path / "made", tmp_path / "elsewhere")
+    moved = Plan.load(tmp_path / "elsewhere" / "plan.json")
+    assert moved.requests()["prompt_tokens"].tolist() == [9]
+
+
+def test_a_trace_that_changed_after_planning_is_refused(plan, tmp_path):
+    plan.save(tmp_path / "made" / "plan.json")
+    (tmp_path / "made" / "trace.parquet").write_bytes(b"other")
+    with pytest.raises(InputError, match="has changed since the plan was made"):
+        Plan.load(tmp_path / "made" / "plan.json").requests()
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("", "async-tree-8x2x3"),
+        ("tree", "tree-8x2x3"),
+        ("tree-4x1x2", "tree-4x1x2"),
+        ("plain on 2, batch 4", "plain"),
+    ],
+)
+def test_a_candidate_is_found_by_label_policy_or_family(plan, name, policy):
+    assert plan.find(name).candidate.speculation.label == policy
+
+
+def test_an_unknown_candidate_is_answered_with_those_there_are(plan):
+    with pytest.raises(InputError, match=r"no candidate 'chain-9'.*plain on 2, batch 4"):
+        plan.find("chain-9")
+
+
+def test_a_plan_with_a_missing_or_an_unknown_field_is_refused(plan, tmp_path):
+    path = tmp_path / "made" / "plan.json"
+    plan.save(path)
+    values = json.loads(path.read_text())
+    for change in ("chosen", "slo"):
+        broken = {key: value for key, value in values.items() if key != change}
+        path.write_text(json.dumps(broken))
+        with pytest.raises(InputError, match=change):
+            Plan.load(path)
+    values["chosen"]["candidate"]["speculation"]["colour"] = "red"
+    path.write_text(json.dumps(values))
+    with pytest.raises(InputError, match="colour"):
+        Plan.load(path)
+
+
+def test_only_asynchronous_trees_have_draft_workers_of_their_own():
+    with pytest.raises(InputError, match="needs no workers of its own"):
+        Candidate(Deployment(1, 1), parse_policy("chain-3"), 1)
+    with pytest.raises(InputError, match="needs workers of its own"):
+        Candidate(Deployment(2), parse_policy("async-tree-8x2x3"), 1)
+
+
+def test_a_batch_of_none_is_refused():
+    with pytest.raises(InputError, match="max_batch"):
+        Candidate(Deployment(2), parse_policy("plain"), 0)
+
+
+def test_simpler_candidates_sort_first():
+    policies = ("async-tree-4x1x1", "tree-16x4x2", "chain-5", "tree-4x1x1", "chain-1", "plain")
+    candidates = [scored(policy).candidate for policy in policies]
+    ordered = [c.speculation.label for c in sorted(candidates, key=lambda c: c.complexity)]
+    assert ordered == [
+        "plain", "chain-1", "chain-5", "tree-4x1x1", "tree-16x4x2", "async-tree-4x1x1"
+    ]  # fmt: skip
+
+
+def test_intervals_that_touch_overlap_and_disjoint_ones_do_not():
+    assert Interval(1, 0, 2).overlaps(Interval(3, 2, 4))
+    assert not Interval(1, 0, 2).overlaps(Interval(3, 2.5, 4))
+    assert Interval(1, 0, 2).contains(2)
+    assert not Interval(1, 0, 2).contains(2.1)
+
+
+def test_labels_are_unique_over_deployment_policy_and_batch():
+    base = scored("chain-3").candidate
+    others = [
+        dataclasses.replace(base, max_batch=8),
+        dataclasses.replace(base, deployment=Deployment(4)),
+        dataclasses.replace(base, speculation=parse_policy("chain-4")),
+    ]
+    assert len({c.label for c in (base, *others)}) == 4
