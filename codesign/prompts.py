@@ -1,0 +1,215 @@
+"""The shipped prompts, and how the requests of a trace get real text.
+
+A trace says how long a request is, not what it says. Each request gets a prompt of its category;
+what is missing to the trace's length is filled with other prompts of the pool, put in front of
+the question inside the user's turn as earlier material. Planner and engine bind with the same
+function and the same seed, so they serve the same token ids.
+
+Half of each category is for recording acceptance (``profile``), half for replay (``run``): a
+prediction is never tested on the prompts that it was fitted to.
+
+Must not import torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from codesign.errors import InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from codesign.tokenizer import Tokenizer
+
+CATEGORIES = ("chat", "code", "mathematics", "translation", "summary", "retrieval")
+SPLITS = ("profile", "run")
+
+EncodeChat = Callable[[str], Sequence[int]]
+"""From the text of a user's turn to the ids of the whole prompt, chat template included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One shipped prompt; ``split`` is ``profile`` or ``run``."""
+
+    id: str
+    category: str
+    split: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class BoundRequest:
+    """A request of a trace with the tokens that stand for it.
+
+    Attributes:
+        request_id: Its number in the trace, from 0.
+        arrival: Seconds since the start of the trace.
+        category: Category of the prompt it got.
+        prompt_ids: Token ids, chat template included.
+        max_new_tokens: The trace's output length.
+    """
+
+    request_id: int
+    arrival: float
+    category: str
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Number of prompt tokens, at least the trace's."""
+        return len(self.prompt_ids)
+
+
+def load_prompts(split: str | None = None) -> list[Prompt]:
+    """Return the shipped prompts of a split, or all of them, in file order.
+
+    Raises:
+        InputError: If the split is unknown.
+    """
+    if split is not None and split not in SPLITS:
+        raise InputError(f"prompt split {split!r} is unknown; there are: {', '.join(SPLITS)}")
+    lines = (Path(__file__).parent / "data" / "prompts.jsonl").read_text(encoding="utf-8")
+    prompts = [Prompt(**json.loads(line)) for line in lines.splitlines()]
+    return [prompt for prompt in prompts if split in (None, prompt.split)]
+
+
+def encode_user_turn(tokenizer: Tokenizer) -> EncodeChat:
+    """Return the function that writes a text as a single user's turn, ready for the answer."""
+    return lambda text: tokenizer.chat([{"role": "user", "content": text}])
+
+
+def bind_prompts(
+    trace_requests: pd.DataFrame,
+    prompts: Sequence[Prompt],
+    encode_chat: EncodeChat,
+    *,
+    seed: int,
+    max_positions: int | None = None,
+) -> list[BoundRequest]:
+    """Give every request of a trace real token ids.
+
+    A request for fewer tokens than its prompt has keeps the whole prompt; ``binding_note``
+    says how many did.
+
+    Args:
+        trace_requests: (R,) rows with arrival (s), prompt_tokens, output_tokens, category; the
+            category "" takes a prompt of any category.
+        prompts: The pool, usually ``load_prompts("run")``.
+        encode_chat: See ``EncodeChat``; called once or twice for each prompt of the pool.
+        seed: Of the choice of prompts. Request r gets the same prompt whatever comes after it.
+        max_positions: Positions of the model, None to skip the check.
+
+    Returns:
+        (R,) requests in trace order, each exactly as long as the trace says or longer.
+
+    Raises:
+        InputError: If the pool has no prompt of a category, or a request needs more positions
+            than the model has.
+    """
+    pool = _encode_pool(prompts, encode_chat)
+    by_category: dict[str, list[int]] = {"": list(range(len(pool)))}
+    for index, prompt in enumerate(prompts):
+        by_category.setdefault(prompt.category, []).append(index)
+    generator = np.random.default_rng(seed)
+    columns = ("arrival", "prompt_tokens", "output_tokens", "category")
+    bound = []
+    for row, (arrival, wanted, output, category) in enumerate(
+        zip(*(trace_requests[name] for name in columns), strict=True)
+    ):
+        choices = by_category.get(category)
+        if not choices:
+            known = ", ".join(name for name in by_category if name)
+            raise InputError(
+                f"request {row} has category {category!r}, which no prompt has; there are: {known}"
+            )
+        chosen = choices[int(generator.integers(len(choices)))]
+        first_filler = int(generator.integers(len(pool)))
+        ids = _lengthen(pool, chosen=chosen, first_filler=first_filler, num_tokens=int(wanted))
+        category = prompts[chosen].category
+        bound.append(BoundRequest(row, float(arrival), category, ids, int(output)))
+    _check_positions(bound, max_positions=max_positions)
+    return bound
+
+
+def binding_note(trace_requests: pd.DataFrame, bound: Sequence[BoundRequest]) -> str:
+    """Return one line on how many requests are longer than the trace says; "" if none is."""
+    wanted = trace_requests["prompt_tokens"]
+    longer = [b.prompt_tokens - int(w) for b, w in zip(bound, wanted, strict=True)]
+    longer = [extra for extra in longer if extra > 0]
+    if not longer:
+        return ""
+    return (
+        f"{len(longer)} of {len(bound)} requests have a longer prompt than the trace says, by "
+        f"{sum(longer) / len(longer):.0f} tokens on average: a prompt is never cut"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _EncodedPrompt:
+    """A prompt's ids, how many of them come before the user's text, and its text as filler."""
+
+    ids: tuple[int, ...]
+    num_head: int
+    filler: tuple[int, ...]
+
+
+def _encode_pool(prompts: Sequence[Prompt], encode_chat: EncodeChat) -> list[_EncodedPrompt]:
+    # Two texts without a common token show where the template ends and the user begins.
+    one, other = encode_chat("Yes"), encode_chat("No")
+    num_head = _num_common(one, other)
+    num_tail = _num_common(one[::-1], other[::-1])
+    pool = []
+    for prompt in prompts:
+        filler = encode_chat(prompt.text + "\n\n")
+        pool.append(
+            _EncodedPrompt(
+                ids=tuple(encode_chat(prompt.text)),
+                num_head=num_head,
+                filler=tuple(filler[num_head : len(filler) - num_tail]),
+            )
+        )
+    return pool
+
+
+def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the length of the common beginning."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _lengthen(
+    pool: Sequence[_EncodedPrompt], *, chosen: int, first_filler: int, num_tokens: int
+) -> tuple[int, ...]:
+    """Return the chosen prompt with earlier material in front, ``num_tokens`` long if it can."""
+    prompt = pool[chosen]
+    missing = num_tokens - len(prompt.ids)
+    material: list[int] = []
+    index = first_filler
+    while len(material) < missing:
+        # The question itself is no material for itself, unless there is nothing else.
+        if index % len(pool) != chosen or len(pool) == 1:
+            material.extend(pool[index % len(pool)].filler)
+        index += 1
+    # Cut at the beginning, so that the question follows a whole text and a blank line.
+    kept = material[len(material) - max(missing, 0) :]
+    return (*prompt.ids[: prompt.num_head], *kept, *prompt.ids[prompt.num_head :])
+
+
+def _check_positions(bound: Sequence[BoundRequest], *, max_positions: int | None) -> None:
+    needs = [request.prompt_tokens + request.max_new_tokens for request in bound]
+    if max_positions is None or max(needs, default=0) <= max_positions:
+        return
+    too_long = sum(need > max_positions for need in needs)
+    raise InputError(
+        f"{too_long} of {len(needs)} requests need more than the model's {max_positions:,} "
+        f"positions, the longest {max(needs):,}. Rescale or cap the lengths of the trace"
+    )
