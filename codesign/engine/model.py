@@ -1,0 +1,301 @@
+"""Decoders of the Llama, Qwen2 and Qwen3 families: one forward pass over ragged rows.
+
+Linear maps run over all rows at once, attention request by request over its slab. Every op
+comes from codesign.kernels. Knows no policy, no sampling and no process.
+
+Letters in shapes: T rows, n rows of one request, D hidden size, H query heads, G key/value heads,
+E head size, S rows of a slab in use, V rows of the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from codesign.engine.kv_cache import KVCache
+from codesign.engine.rows import RowBatch
+from codesign.engine.weights import random_tensors, read_tensors
+from codesign.errors import InputError
+from codesign.kernels import (
+    PlainLinear,
+    SkinnyLinear,
+    pack_linear,
+    pad_rows,
+    padded_rows,
+    rms_norm,
+    rotary_frequencies,
+    rotary_tables,
+    rotate,
+    swiglu,
+    tree_attention,
+)
+from codesign.model_shape import ModelShape, model_shape
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    input_norm: Tensor
+    qkv: PlainLinear | SkinnyLinear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: PlainLinear | SkinnyLinear
+    mlp_norm: Tensor
+    gate_up: PlainLinear | SkinnyLinear
+    down: PlainLinear | SkinnyLinear
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """One request's part of a batch: its rows [start, end) and what they see."""
+
+    slot: int
+    start: int
+    end: int
+    bias_nS: Tensor | None
+    causal: bool
+
+
+class Decoder:
+    """A decoder with its weights on one device.
+
+    Args:
+        shape: Sizes and switches.
+        state: Tensors by their Hugging Face names; see ``ModelShape.tensors``.
+        device: Where the weights go.
+        dtype: What they are converted to.
+        token_map: (V,) int64, head row -> token id, where the head has fewer rows than the
+            vocabulary; None if they are the same.
+
+    Attributes:
+        shape: As given.
+        token_map: As given.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        state: Mapping[str, Tensor],
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        token_map: Tensor | None = None,
+    ) -> None:
+        self.shape = shape
+        self.token_map = token_map
+        weights = {name: tensor.to(device, dtype) for name, tensor in state.items()}
+        embed_proj = weights.get("model.embed_proj.weight")
+        self._embed_norm = weights.get("model.embed_norm.weight")
+        self._embed_proj = None if embed_proj is None else pack_linear(embed_proj)
+        self.embedding_VD = weights[EMBEDDING]
+        self._head = pack_linear(weights.get(HEAD, self.embedding_VD))
+        self._norm = weights["model.norm.weight"]
+        self._layers = [_layer(weights, f"model.layers.{i}.") for i in range(shape.layers)]
+        self._frequency_F = rotary_frequencies(shape.rope, shape.head_dim).to(device)
+
+    @torch.inference_mode()
+    def forward(self, batch: RowBatch, cache: KVCache) -> Tensor:
+        """Append the rows' keys and values to their slabs and return hidden states, (T, D).
+
+        Raises:
+            CapacityError: If a slab is too short; nothing is changed then.
+        """
+        cache.extend(batch)
+        spans = _spans(batch, cache, self._norm.dtype)
+        num_rows = batch.num_rows
+        # Rows behind the batch's own only bring the count to a fast one; attention skips them.
+        size = padded_rows(num_rows) if self.embedding_VD.device.type == "cpu" else num_rows
+        tables = rotary_tables(pad_rows(batch.positions, size), self._frequency_F)
+        tables = (tables[0].to(self._norm.dtype), tables[1].to(self._norm.dtype))
+        x_TD = self._embed(pad_rows(batch.tokens, size))
+        for index, layer in enumerate(self._layers):
+            x_TD = x_TD + self._attention(index, layer, x_TD, tables, spans, cache)
+            h_TD = rms_norm(x_TD, layer.mlp_norm, self.shape.eps)
+            x_TD = x_TD + layer.down(swiglu(layer.gate_up(h_TD)))
+        return rms_norm(x_TD[:num_rows], self._norm, self.shape.eps)
+
+    @torch.inference_mode()
+    def logits(self, hidden_TD: Tensor) -> Tensor:
+        """Return the head's float32 logits of hidden states from ``forward``, (T, V)."""
+        num_rows = hidden_TD.shape[0]
+        size = padded_rows(num_rows) if hidden_TD.device.type == "cpu" else num_rows
+        return self._head(pad_rows(hidden_TD, size))[:num_rows].float().contiguous()
+
+    def head_rows(self, tokens: Tensor) -> Tensor:
+        """Return the head's weight rows of some tokens, (len(tokens), D)."""
+        assert self.token_map is None, "a reduced head has no row for every token"
+        return self._head.rows(tokens)
+
+    def _embed(self, tokens_T: Tensor) -> Tensor:
+        x_TD = self.embedding_VD[tokens_T]
+        if self._embed_norm is not None:
+            x_TD = rms_norm(x_TD, self._embed_norm, self.shape.eps)
+        return x_TD if self._embed_proj is None else self._embed_proj(x_TD)
+
+    def _attention(
+        self,
+        index: int,
+        layer: _Layer,
+        x_TD: Tensor,
+        tables: tuple[Tensor, Tensor],
+        spans: list[_Span],
+        cache: KVCache,
+    ) -> Tensor:
+        shape = self.shape
+        qkv_T = layer.qkv(rms_norm(x_TD, layer.input_norm, shape.eps)).contiguous()
+        heads = qkv_T.view(qkv_T.shape[0], -1, shape.head_dim)
+        qk, v_TGE = heads.split((shape.heads + shape.kv_heads, shape.kv_heads), dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q_THE, k_TGE = qk.split((shape.heads, shape.kv_heads), dim=1)
+            q_THE = rms_norm(q_THE, layer.q_norm, shape.eps)
+            qk = torch.cat((q_THE, rms_norm(k_TGE, layer.k_norm, shape.eps)), dim=1)
+        q_THE, k_TGE = rotate(qk, *tables).split((shape.heads, shape.kv_heads), dim=1)
+        out_THE = torch.zeros_like(q_THE, memory_format=torch.contiguous_format)
+        for span in spans:
+            rows = slice(span.start, span.end)
+            cache.append(index, span.slot, k_TGE[rows], v_TGE[rows])
+            keys, values = cache.rows(index, span.slot)
+            out_THE[rows] = tree_attention(
+                q_THE[rows], keys, values, span.bias_nS, causal=span.causal
+            )
+        return layer.out(out_THE.flatten(1))
+
+
+def load_decoder(
+    directory: Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Decoder:
+    """Return the decoder in a Hugging Face directory.
+
+    Raises:
+        InputError: If its family is not supported, or a file or tensor is missing or broken.
+    """
+    shape = model_shape(Path(directory))
+    state = read_tensors(directory, shape.tensors())
+    return Decoder(shape, state, device=device, dtype=dtype)
+
+
+def load_draft_decoder(
+    directory: Path | str,
+    target: Decoder | Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Decoder:
+    """Return a shipped draft, which uses its target's embedding and some rows of its head.
+
+    Args:
+        directory: Holds config.json and the draft's weights.
+        target: The loaded target, whose embedding is then shared, or its directory, of which
+            the embedding and the head alone are read.
+        device: Where the weights go.
+        dtype: What they are converted to.
+
+    Raises:
+        InputError: If a file or tensor is missing or broken, or the draft was made for a target
+            of another width or vocabulary.
+    """
+    from codesign.engine.draft_weights import load_draft_state
+
+    shape = model_shape(Path(directory))
+    state = load_draft_state(Path(directory))
+    if not isinstance(target, Decoder):
+        target = _ends_of(Path(target), device=device, dtype=dtype)
+    return draft_decoder(shape, state, target, dtype=dtype)
+
+
+def draft_decoder(
+    shape: ModelShape,
+    state: Mapping[str, Tensor],
+    target: Decoder,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> Decoder:
+    """Return a draft built from tensors that hold neither embedding nor head.
+
+    Args:
+        shape: The draft's own shape; width and vocabulary must be the target's.
+        state: Its tensors by Hugging Face names, and ``token_map``, (V,) int64: the token of
+            each row of its head. Optional ``model.embed_norm.weight``, (D,), and
+            ``model.embed_proj.weight``, (D, D): applied to the embedding, in this order.
+        target: Whose embedding, and whose head's rows ``token_map``, it uses.
+        dtype: What the draft's own tensors are converted to.
+
+    Raises:
+        InputError: If the draft was made for a target of another width or vocabulary, or lacks
+            a tensor.
+    """
+    ours, theirs = (shape.hidden, shape.vocab), (target.shape.hidden, target.shape.vocab)
+    if ours != theirs:
+        raise InputError(
+            f"the draft has width and vocabulary {ours}, its target {theirs}: it was made for "
+            "another target. List the pairs that fit: codesign models list"
+        )
+    wanted = {"token_map", *shape.tensors()} - {EMBEDDING, HEAD}
+    if missing := sorted(wanted - set(state)):
+        raise InputError(f"the draft holds no tensor {missing[0]} ({len(missing)} missing)")
+    embedding = target.embedding_VD
+    token_map = state["token_map"].to(embedding.device, torch.int64)
+    own = {name: tensor for name, tensor in state.items() if name != "token_map"}
+    own |= {EMBEDDING: embedding, HEAD: target.head_rows(token_map)}
+    device = embedding.device
+    return Decoder(shape, own, device=device, dtype=dtype, token_map=token_map)
+
+
+def random_decoder(shape: ModelShape, seed: int, *, dtype: torch.dtype = torch.float32) -> Decoder:
+    """Return a decoder with random weights, for tests and for timing without a checkpoint."""
+    return Decoder(shape, random_tensors(shape.tensors(), seed), dtype=dtype)
+
+
+def _ends_of(directory: Path, *, device: torch.device | str, dtype: torch.dtype) -> Decoder:
+    """Return a checkpoint's embedding, norm and head as a decoder without layers."""
+    shape = replace(model_shape(directory), layers=0)
+    return Decoder(shape, read_tensors(directory, shape.tensors()), device=device, dtype=dtype)
+
+
+def _layer(weights: Mapping[str, Tensor], at: str) -> _Layer:
+    """Fuse one layer's tensors: q, k and v in one map, gate and up in another."""
+    qkv = [f"{at}self_attn.{name}_proj" for name in "qkv"]
+    biases = [weights[f"{name}.bias"] for name in qkv if f"{name}.bias" in weights]
+    gate_up = [weights[f"{at}mlp.{name}_proj.weight"] for name in ("gate", "up")]
+    return _Layer(
+        input_norm=weights[f"{at}input_layernorm.weight"],
+        qkv=pack_linear(
+            torch.cat([weights[f"{name}.weight"] for name in qkv]),
+            torch.cat(biases) if biases else None,
+        ),
+        q_norm=weights.get(f"{at}self_attn.q_norm.weight"),
+        k_norm=weights.get(f"{at}self_attn.k_norm.weight"),
+        out=pack_linear(weights[f"{at}self_attn.o_proj.weight"]),
+        mlp_norm=weights[f"{at}post_attention_layernorm.weight"],
+        gate_up=pack_linear(torch.cat(gate_up)),
+        down=pack_linear(weights[f"{at}mlp.down_proj.weight"]),
+    )
+
+
+def _spans(batch: RowBatch, cache: KVCache, dtype: torch.dtype) -> list[_Span]:
+    """Turn what rows see into score biases, once for all layers; the rows are in the cache."""
+    spans = []
+    start = 0
+    for slot, count, visible in zip(batch.slots, batch.counts, batch.visible, strict=True):
+        length = cache.length(slot)
+        causal = visible is None and count == length and count > 1
+        bias_nS = None
+        if not causal:
+            if visible is None:
+                visible = torch.ones(count, count, dtype=torch.bool).tril()
+            if not bool(visible.all()):
+                bias_nS = torch.zeros(count, length, dtype=dtype)
+                bias_nS[:, length - visible.shape[1] :].masked_fill_(~visible, -torch.inf)
+                bias_nS = bias_nS.to(batch.tokens.device)
+        spans.append(_Span(slot, start, start + count, bias_nS, causal))
+        start += count
+    return spans
