@@ -63,6 +63,8 @@ class SpeculationSpec:
                 f"a tree needs rows >= 2, width >= 1 and expansions >= 1, got "
                 f"{self.rows}, {self.width}, {self.expansions}"
             )
+        if not 0.0 <= self.threshold <= 1.0:
+            raise InputError(f"threshold must be in [0, 1], got {self.threshold}")
         if self.is_async and self.kind != "tree":
             raise InputError(f"only trees run asynchronously, not {self.kind}")
 
@@ -75,7 +77,7 @@ class SpeculationSpec:
         if self.kind == "plain":
             return "plain"
         if self.kind == "threshold":
-            return f"threshold-{self.max_depth}@{self.threshold:g}"
+            return f"threshold-{self.max_depth}@{self.threshold}"
         if self.kind == "specserve":
             off = [
                 name
@@ -118,8 +120,8 @@ def parse_policy(label: str) -> SpeculationSpec:
                 width=width,
                 expansions=expansions,
             )
-        if name == "threshold":
-            depth, _, bound = shape.partition("@")
+        if label.startswith("threshold-"):  # a bound may hold a minus sign: 1e-05
+            depth, _, bound = label.removeprefix("threshold-").partition("@")
             return SpeculationSpec(
                 kind="threshold", max_depth=int(depth), threshold=float(bound or 0.4)
             )
@@ -196,12 +198,13 @@ class FixedChain(Speculation):
         self._threshold = threshold
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
-        if done == self._max_depth:
-            return [[] for _ in trees]
         return [tree.leaves(1) if self._goes_on(tree) else [] for tree in trees]
 
     def _goes_on(self, tree: DraftTree) -> bool:
-        return len(tree) == 1 or last_confidence(tree) >= self._threshold
+        if len(tree) == 1:
+            return True
+        # Not counted in ``done``: a stale message or a cut chain leaves tokens to the next round.
+        return len(tree) <= self._max_depth and last_confidence(tree) >= self._threshold
 
     def select(self, trees: Sequence[DraftTree]) -> list[list[int]]:
         return [list(range(len(tree))) for tree in trees]
@@ -254,7 +257,8 @@ class Goodput:
             only; None when there is no target.
 
     Source:
-        SpecServe, Algorithm 3 and equations 3 to 9, with each request's context read once per step.
+        SpecServe, Algorithm 3 and equations 3 to 9, with each request's context read once per step
+        and counted as in StepTime's fit: KV rows before the forward.
     """
 
     def __init__(
@@ -270,6 +274,10 @@ class Goodput:
         self._overhead = overhead
         self._slo_tpot = slo_tpot
 
+    def without_slo(self) -> Goodput:
+        """The same estimator without a TPOT target."""
+        return Goodput(self._draft_seconds, self._target_seconds, overhead=self._overhead)
+
     def __call__(
         self, *, batch: int, context: int, steps: int, draft_tokens: int, accepted: float
     ) -> float:
@@ -277,13 +285,13 @@ class Goodput:
 
         Args:
             batch: Requests; each emits one token at least.
-            context: Sum of the requests' context tokens.
+            context: Sum of the requests' KV rows before the round.
             steps: Draft forwards made.
             draft_tokens: Draft tokens verified, roots not counted.
             accepted: Expected number of accepted draft tokens.
         """
         rows = batch + draft_tokens
-        seconds = self._target_seconds(rows, context + rows) + self._overhead
+        seconds = self._target_seconds(rows, context) + self._overhead
         seconds += sum(self._draft_seconds(batch, context + batch * j) for j in range(steps))
         if draft_tokens and self._slo_tpot is not None and seconds > self._slo_tpot:
             return -1.0
@@ -307,10 +315,11 @@ class SpecServe(Speculation):
     ) -> None:
         super().__init__(calibration)
         self._spec = spec
-        self._goodput = goodput
+        self._goodput = goodput if spec.slo_aware else goodput.without_slo()
         self._sum_confidence = INITIAL_CONFIDENCE
         self._num_confidence = 1
         self._best = 0.0
+        self._steps = 0  # draft forwards of this round
         self._worth: list[int] = []  # nodes of each tree up to the last step that paid
 
     @property
@@ -319,16 +328,17 @@ class SpecServe(Speculation):
         return self._sum_confidence / self._num_confidence
 
     def begin(self, trees: Sequence[DraftTree]) -> None:
+        self._steps = 0
         self._best = self._estimate(trees, steps=0, chances=_draft_chances(trees))
         self._worth = [len(tree) for tree in trees]
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
         stop: list[list[int]] = [[] for _ in trees]
+        self._steps = done
         if done and not self._correct(trees, done):
             return stop
-        if done == self._spec.max_depth:
-            return stop
-        leaves = [tree.leaves(1) for tree in trees]
+        # By length, not by ``done``: verified only in part, a chain may live on in the next round.
+        leaves = [tree.leaves(1) if len(tree) <= self._spec.max_depth else [] for tree in trees]
         if self._spec.adaptive_drafter or self._spec.slo_aware:
             chances = _draft_chances(trees)
             chances += [
@@ -360,24 +370,27 @@ class SpecServe(Speculation):
             for i, (tree, num_nodes) in enumerate(zip(trees, self._worth, strict=True))
             for node in range(1, num_nodes)
         )
+        chances = [math.exp(-d[0]) for d in drafted]
         if self._spec.confidence_prior:
-            drafted = drafted[: self._best_prefix(trees, [math.exp(-d[0]) for d in drafted])]
+            drafted = drafted[: self._best_prefix(trees, chances)]
+        elif self._estimate(trees, steps=self._steps, chances=chances) < 0:
+            drafted = []  # tokens left over from the last round may be too many by themselves
         chosen = [[0] for _ in trees]
         for _, _, i, node in drafted:
             chosen[i].append(node)
         return chosen
 
     def _best_prefix(self, trees: Sequence[DraftTree], chances: list[float]) -> int:
-        steps = max((len(tree) - 1 for tree in trees), default=0)
         goodputs = [
-            self._estimate(trees, steps=steps, chances=chances[:n]) for n in range(len(chances) + 1)
+            self._estimate(trees, steps=self._steps, chances=chances[:n])
+            for n in range(len(chances) + 1)
         ]
         return max(range(len(goodputs)), key=goodputs.__getitem__)
 
     def _estimate(self, trees: Sequence[DraftTree], *, steps: int, chances: list[float]) -> float:
         return self._goodput(
             batch=len(trees),
-            context=sum(tree.base_len for tree in trees),
+            context=sum(tree.base_len - 1 for tree in trees),
             steps=steps,
             draft_tokens=len(chances),
             accepted=sum(chances),

@@ -13,11 +13,14 @@ NumPy only; must not import torch or read a clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from codesign.errors import InputError
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -38,6 +41,14 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < math.inf:
+            raise InputError(f"temperature must be 0 or above, got {self.temperature}")
+        if self.top_k < 0:
+            raise InputError(f"top_k must be 0 (all tokens) or above, got {self.top_k}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise InputError(f"top_p must be in (0, 1], got {self.top_p}")
 
 
 @dataclass(frozen=True, slots=True)
