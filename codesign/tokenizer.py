@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -94,6 +95,17 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of a conversation; see ``chat_text``."""
         return self.encode(self.chat_text(messages, add_generation_prompt=add_generation_prompt))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether ``chat`` can be used."""
+        return self._template_source() is not None
+
+    def vocabulary_sha256(self) -> str:
+        """Return a checksum of which id means which token; equal for models that can be paired."""
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        by_id = sorted((index, token) for token, index in vocabulary.items())
+        return hashlib.sha256(json.dumps(by_id, ensure_ascii=True).encode()).hexdigest()
 
     def stream(self) -> TextStream:
         """Return a decoder that takes one id at a time."""

@@ -1,0 +1,100 @@
+"""What there is to know about one model before running it: shape, size, tokenizer, draft.
+
+Must not import torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from codesign.errors import InputError
+from codesign.model_shape import ModelShape, model_shape
+from codesign.models import DEFAULT_TARGET, DRAFTS, directory_bytes, draft_dir, resolve_model
+from codesign.tokenizer import Tokenizer
+
+# The shipped draft has no embedding of its own: it reads its target's, so it fits every model
+# of this width whose ids mean the same.
+_DRAFT_HIDDEN = 576
+_DRAFT_VOCABULARY = "853b524522cfa3366e3f45b1d03fb4e847c45e78306bf7d41003a65e560393db"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerCard:
+    """The facts about a tokenizer that decide what a model can be paired with."""
+
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    has_chat_template: bool
+    vocabulary_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """One model as ``codesign models show`` prints it.
+
+    Attributes:
+        tokenizer: None if the directory has none (the shipped draft uses its target's).
+        draft: The shipped draft that this model can be the target of, or None.
+        draft_note: Why, in words.
+    """
+
+    name: str
+    path: Path
+    num_bytes: int
+    shape: ModelShape
+    parameters: int
+    tokenizer: TokenizerCard | None
+    draft: str | None
+    draft_note: str
+
+
+def describe_model(name_or_path: str | Path) -> ModelCard:
+    """Return what is known about a model.
+
+    Raises:
+        InputError: If there is no such model or its files cannot be read.
+    """
+    path = resolve_model(name_or_path)
+    shape = model_shape(path)
+    tokenizer = _tokenizer_card(path)
+    draft, note = _find_draft(path, shape=shape, tokenizer=tokenizer)
+    return ModelCard(
+        name=str(name_or_path),
+        path=path,
+        num_bytes=directory_bytes(path),
+        shape=shape,
+        parameters=shape.parameters,
+        tokenizer=tokenizer,
+        draft=draft,
+        draft_note=note,
+    )
+
+
+def _tokenizer_card(path: Path) -> TokenizerCard | None:
+    if not (path / "tokenizer.json").is_file():
+        return None
+    tokenizer = Tokenizer(path)
+    return TokenizerCard(
+        vocab_size=tokenizer.vocab_size,
+        eos_ids=tokenizer.eos_ids,
+        has_chat_template=tokenizer.has_chat_template,
+        vocabulary_sha256=tokenizer.vocabulary_sha256(),
+    )
+
+
+def _find_draft(
+    path: Path, *, shape: ModelShape, tokenizer: TokenizerCard | None
+) -> tuple[str | None, str]:
+    draft = DRAFTS[DEFAULT_TARGET]
+    if path.name == draft:
+        return None, "this is a draft"
+    if tokenizer is None or tokenizer.vocabulary_sha256 != _DRAFT_VOCABULARY:
+        return None, f"{draft} has another vocabulary; the n-gram drafter fits every model"
+    if shape.hidden != _DRAFT_HIDDEN:
+        return None, f"{draft} shares an embedding of width {_DRAFT_HIDDEN}, not {shape.hidden}"
+    try:
+        draft_dir(draft)
+    except InputError:
+        return None, f"{draft} would fit, but this installation does not contain it"
+    return draft, "same vocabulary and width"
