@@ -14,12 +14,12 @@ clock or draw random numbers. The simulator and the engine both run this very cl
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 UNEXPANDED = -1
 NO_PARENT = -1
+_NO_CHILDREN: dict[int, int] = {}  # shared by all leaves, which are most nodes; never written to
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class DraftTree:
         self.depths: list[int] = [0]
         self.log_weights: list[float] = [0.0]
         self.slots: list[int] = [UNEXPANDED]
-        self.children: list[dict[int, int]] = [{}]
+        self.children: list[dict[int, int]] = [_NO_CHILDREN]
         self.num_expanded = 0
 
     def __len__(self) -> int:
@@ -94,14 +94,17 @@ class DraftTree:
         """The ``width`` unexpanded nodes with the largest path weight that may still grow.
 
         A child's weight never exceeds its parent's, and children exist only below expanded
-        nodes, so every leaf's parent has a KV row. Ties go to the shallower, then older node.
+        nodes, so every leaf's parent has a KV row. Ties go to the older node.
         """
-        open_nodes = (
-            (-self.log_weights[n], self.depths[n], n)
-            for n in range(len(self))
-            if self.slots[n] == UNEXPANDED and self.depths[n] < self.max_depth
-        )
-        return [n for _, _, n in heapq.nsmallest(width, open_nodes)]
+        depths, max_depth = self.depths, self.max_depth
+        open_nodes = [
+            n for n, slot in enumerate(self.slots) if slot == UNEXPANDED and depths[n] < max_depth
+        ]
+        return self._heaviest(open_nodes, width)
+
+    def _heaviest(self, nodes: Sequence[int], count: int) -> list[int]:
+        # A stable sort, so equal weights stay in creation order: parents before children.
+        return sorted(nodes, key=self.log_weights.__getitem__, reverse=True)[:count]
 
     def expand(self, nodes: Sequence[int]) -> None:
         """Give ``nodes`` the next KV slots, in this order; the draft model runs on them now."""
@@ -114,26 +117,27 @@ class DraftTree:
         return [self.slots[n] for n in self.path(node)]
 
     def add_children(self, node: int, tokens: Sequence[int], log_probs: Sequence[float]) -> None:
-        """Add the draft model's choices below an expanded node.
+        """Add the draft model's choices below an expanded node, once per node.
 
         Args:
             node: An expanded node.
             tokens: Distinct token ids.
-            log_probs: Natural logarithm of the chance of each; at most 0.
+            log_probs: Natural logarithm of the chance of each; finite, at most 0.
         """
-        for token, log_prob in zip(tokens, log_probs, strict=True):
-            self.children[node][token] = len(self)
-            self.tokens.append(token)
-            self.parents.append(node)
-            self.depths.append(self.depths[node] + 1)
-            self.log_weights.append(self.log_weights[node] + log_prob)
-            self.slots.append(UNEXPANDED)
-            self.children.append({})
+        first, count = len(self.tokens), len(tokens)
+        assert len(log_probs) == count, "one log probability per token"
+        weight = self.log_weights[node]
+        self.children[node] = dict(zip(tokens, range(first, first + count), strict=True))
+        self.tokens += tokens
+        self.parents += [node] * count
+        self.depths += [self.depths[node] + 1] * count
+        self.log_weights += [weight + log_prob for log_prob in log_probs]
+        self.slots += [UNEXPANDED] * count
+        self.children += [_NO_CHILDREN] * count
 
     def best(self, rows: int) -> list[int]:
         """The ``rows`` nodes with the largest path weight: always a connected tree."""
-        ranked = ((-self.log_weights[n], self.depths[n], n) for n in range(len(self)))
-        return [n for _, _, n in heapq.nsmallest(rows, ranked)]
+        return self._heaviest(range(len(self)), rows)
 
     def select(self, nodes: Sequence[int]) -> Selection:
         """Order ``nodes`` (connected, root included) so that parents come before children."""
@@ -174,19 +178,20 @@ class DraftTree:
 
     def _keep_subtree(self, root: int) -> tuple[int, ...]:
         """Make ``root`` node 0 and renumber its subtree; return the kept slots in slot order."""
-        keep = [root]  # creation order, so a parent is seen before its children
-        seen = {root}
-        for node in range(root + 1, len(self)):
-            if self.parents[node] in seen:
-                seen.add(node)
-                keep.append(node)
+        keep = [root]
+        for node in keep:  # grows as it goes
+            keep += self.children[node].values()
+        keep.sort()  # creation order again: parents before children
         new_index = {node: i for i, node in enumerate(keep)}
         kept_slots = sorted(self.slots[n] for n in keep if self.slots[n] != UNEXPANDED)
         new_slot = {slot: i for i, slot in enumerate(kept_slots)}
         weight, depth = self.log_weights[root], self.depths[root]
         self.parents = [new_index.get(self.parents[n], NO_PARENT) for n in keep]
         self.children = [
-            {token: new_index[child] for token, child in self.children[n].items()} for n in keep
+            {token: new_index[child] for token, child in self.children[n].items()}
+            if self.children[n]
+            else _NO_CHILDREN
+            for n in keep
         ]
         self.tokens = [self.tokens[n] for n in keep]
         self.depths = [self.depths[n] - depth for n in keep]
