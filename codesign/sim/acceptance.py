@@ -1,0 +1,175 @@
+"""A draft model and a target model that agree as often as the recorded ones did.
+
+The token that the target emits next is always ``TRUE_TOKEN``, for every request and position. When
+the draft model runs on a node whose path is the true one, the recorded vector of that output
+position is replayed: the child at the recorded rank carries ``TRUE_TOKEN``, the others carry other
+tokens. Elsewhere a random recorded vector is taken, and no child carries ``TRUE_TOKEN``. So the
+policy sees real confidences, and the target's walk accepts what the recorded target would have.
+
+What is drawn depends on the seed, the request and the output position alone, never on the schedule
+or the policy: two plans are compared on the same draws.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from codesign.acceptance import AcceptanceProfile
+from codesign.policy.protocol import ExpansionRows
+
+TRUE_TOKEN = 1
+PROMPT_TOKEN = 0
+_FIRST_WRONG_TOKEN = 2
+_OFF_PATH_DRAWS = 256  # drawn at once, per request
+
+
+@dataclass(frozen=True, slots=True)
+class Recordings:
+    """An acceptance profile as Python lists, for a loop without NumPy.
+
+    Attributes:
+        log_probs: Per recorded token, all categories one after another, K log probabilities.
+        tokens: Per recorded token, K tokens for a node on the true path.
+        wrong_tokens: K tokens for a node off the true path.
+        spans: Per category, and under "" for all, its recordings as (first, end) of ``log_probs``.
+    """
+
+    log_probs: list[list[float]]
+    tokens: list[tuple[int, ...]]
+    wrong_tokens: tuple[int, ...]
+    spans: dict[str, tuple[tuple[int, int], ...]]
+
+
+@functools.lru_cache(maxsize=4)
+def load_recordings(profile: AcceptanceProfile) -> Recordings:
+    """The profile as lists; made once per profile, since a planner simulates many plans."""
+    log_probs: list[list[float]] = []
+    tokens: list[tuple[int, ...]] = []
+    spans: dict[str, tuple[tuple[int, int], ...]] = {}
+    wrong = tuple(range(_FIRST_WRONG_TOKEN, _FIRST_WRONG_TOKEN + profile.top_k))
+    by_rank = [(*wrong[:rank], TRUE_TOKEN, *wrong[rank + 1 :]) for rank in range(profile.top_k)]
+    by_rank.append(wrong)  # rank -1: the true token is not drafted
+    for category, group in profile.recordings.items():
+        of_category = []
+        for recording in group:
+            of_category.append((len(log_probs), len(log_probs) + len(recording.ranks)))
+            log_probs += np.minimum(recording.log_probs, 0.0).tolist()
+            tokens += [by_rank[rank] for rank in recording.ranks.tolist()]
+        spans[category] = tuple(of_category)
+    spans[""] = tuple(span for of_category in spans.values() for span in of_category)
+    return Recordings(log_probs, tokens, wrong, spans)
+
+
+@dataclass(slots=True)
+class _Replay:
+    """Draws of one request.
+
+    Attributes:
+        prompt_tokens: Its prompt's length: output position 0 is this absolute position.
+        path: Recorded token that each output position replays.
+        spans: Recordings of its category.
+        off_path: Generator of the recorded tokens for nodes off the true path.
+        drawn: Recorded tokens already drawn from ``off_path``.
+    """
+
+    prompt_tokens: int
+    path: list[int]
+    spans: tuple[tuple[int, int], ...]
+    off_path: np.random.Generator
+    drawn: list[int] = field(default_factory=list)
+
+    def next_off_path(self) -> int:
+        """A recorded token of the category, each equally likely."""
+        if not self.drawn:
+            self.drawn = _draw_tokens(self.spans, self.off_path, _OFF_PATH_DRAWS)
+        return self.drawn.pop()
+
+
+class SyntheticDrafter:
+    """Answers expansions as the recorded draft model would.
+
+    Args:
+        profile: What was recorded.
+        seed: Of all draws.
+    """
+
+    def __init__(self, profile: AcceptanceProfile, seed: int) -> None:
+        self._recordings = load_recordings(profile)
+        # One stream per cause, so that a policy that looks off the path more often changes no path.
+        self._on_path, self._off_path = np.random.SeedSequence(seed).spawn(2)
+        self._requests: dict[int, _Replay] = {}
+
+    def admit(
+        self, request_id: int, *, category: str, prompt_tokens: int, output_tokens: int
+    ) -> None:
+        """Draw what a request replays.
+
+        Args:
+            request_id: Key of its draws.
+            category: Recordings of this kind; of all kinds if there are none.
+            prompt_tokens: Length of its prompt.
+            output_tokens: Tokens that it will emit.
+        """
+        spans = self._recordings.spans.get(category, self._recordings.spans[""])
+        on_path = _stream(self._on_path, request_id)
+        self._requests[request_id] = _Replay(
+            prompt_tokens,
+            _draw_path(spans, on_path, output_tokens),
+            spans,
+            _stream(self._off_path, request_id),
+        )
+
+    def finish(self, request_id: int) -> None:
+        """Forget a request."""
+        del self._requests[request_id]
+
+    def answer(self, rows: ExpansionRows) -> tuple[list[tuple[int, ...]], list[list[float]]]:
+        """Tokens and log probabilities below each node of an expansion, K each."""
+        request = self._requests[rows.request_id]
+        recordings = self._recordings
+        tokens: list[tuple[int, ...]] = []
+        log_probs: list[list[float]] = []
+        first = len(rows.tokens) - len(rows.nodes)
+        for i, node in enumerate(rows.nodes, start=first):
+            # Only nodes on the true path have a child with the true token, and the root is on it.
+            if node == 0 or rows.tokens[i] == TRUE_TOKEN:
+                at = request.path[rows.positions[i] + 1 - request.prompt_tokens]
+                tokens.append(recordings.tokens[at])
+            else:
+                at = request.next_off_path()
+                tokens.append(recordings.wrong_tokens)
+            log_probs.append(recordings.log_probs[at])
+        return tokens, log_probs
+
+
+def _stream(cause: np.random.SeedSequence, request_id: int) -> np.random.Generator:
+    """The generator of one request, whenever it is admitted."""
+    key = (*cause.spawn_key, request_id)
+    return np.random.default_rng(np.random.SeedSequence(cause.entropy, spawn_key=key))
+
+
+def _draw_path(
+    spans: tuple[tuple[int, int], ...], generator: np.random.Generator, length: int
+) -> list[int]:
+    """Consecutive recorded tokens from a random start, then other recordings from their start.
+
+    The first token is uniform over all recorded tokens and each later recording is uniform over
+    recordings, so that every position is uniform over all recorded tokens.
+    """
+    start = _draw_tokens(spans, generator, 1)[0]
+    end = next(end for first, end in spans if first <= start < end)
+    path = list(range(start, min(end, start + length)))
+    while len(path) < length:
+        first, end = spans[int(generator.integers(len(spans)))]
+        path += range(first, min(end, first + length - len(path)))
+    return path
+
+
+def _draw_tokens(
+    spans: tuple[tuple[int, int], ...], generator: np.random.Generator, count: int
+) -> list[int]:
+    # Recordings of a category (and of all) follow one another without a gap.
+    return generator.integers(spans[0][0], spans[-1][1], size=count).tolist()
