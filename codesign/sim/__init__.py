@@ -57,12 +57,10 @@ def simulate(
         progress: Called as ``progress("simulate", finished requests, all requests)``.
 
     Raises:
-        InputError: If the fit lacks the deployment, the policy cannot run on it, or a request can
-            never run.
+        InputError: If the fit lacks the deployment, or a request can never run.
     """
     spec = candidate.speculation
     cost = _cost_of(fit, candidate.deployment)
-    _check_deployment(spec, candidate.deployment)
     simulated = _read_requests(requests)
     batcher = _batcher(simulated, BatchLimits(candidate.max_batch, max_kv_tokens), spec)
     draft = None
@@ -70,7 +68,7 @@ def simulate(
         goodput = Goodput(
             cost.draft,
             cost.target,
-            overhead=cost.reroot + 2 * cost.link,
+            overhead=cost.reroot,
             slo_tpot=slo.tpot if slo else None,
         )
         policy = build_speculation(spec, goodput=goodput, calibration=fit.calibration)
@@ -105,14 +103,6 @@ def _cost_of(fit: Fit, deployment: Deployment) -> RoundCost:
             f"{', '.join(fit.costs)}. Fix: codesign profile, then codesign fit"
         )
     return fit.costs[deployment.label]
-
-
-def _check_deployment(spec: SpeculationSpec, deployment: Deployment) -> None:
-    if spec.is_async and deployment.draft_workers == 0:
-        raise InputError(
-            f"{spec.label} needs draft workers of its own, deployment {deployment.label} has none. "
-            f"Fix: --deployment {deployment.label}+1"
-        )
 
 
 def _read_requests(requests: pd.DataFrame) -> dict[int, SimulatedRequest]:

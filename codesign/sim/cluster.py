@@ -30,14 +30,15 @@ from codesign.sim.drafting import DraftWorkers, Forwards, SimulatedRequest
 Process = Generator[simpy.Event, Any, None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DraftAnswer:
     """Candidates, with the seconds that went into them.
 
     Attributes:
         candidates: The message itself.
         sent: When the draft side sent it.
-        late: Seconds that the verdict waited for overlapped forwards to end.
+        late: Seconds from the verdict's departure to the end of overlapped forwards.
+        link_there: Seconds from then, or from its departure, to the verdict's arrival.
         drafting: Forwards between verdict and candidates.
         grown: Overlapped forwards before the verdict, which went into the trees as well.
         overlapped: Seconds of the forwards that begin when the candidates are sent.
@@ -46,12 +47,13 @@ class DraftAnswer:
     candidates: Candidates
     sent: float
     late: float
+    link_there: float
     drafting: Forwards
     grown: Forwards
     overlapped: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wait:
     """What the target waited for before it could verify: spans of a round, in seconds."""
 
@@ -59,15 +61,6 @@ class Wait:
     reroot: float = 0.0
     draft: float = 0.0
     link_back: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """How a round began: its start, the prefill of those admitted, and their prompts' tokens."""
-
-    start: float
-    prefill: float
-    prefill_tokens: int
 
 
 class Link:
@@ -80,7 +73,7 @@ class Link:
 
     def send(self, message: Any) -> None:
         """Put a message on its way."""
-        arrival = self._env.timeout(self._delay, (message, self._env.now + self._delay))
+        arrival = self._env.timeout(self._delay, (message, self._env.now))
         assert arrival.callbacks is not None
         arrival.callbacks.append(self._deliver)
 
@@ -88,7 +81,7 @@ class Link:
         self._store.put(arrival.value)
 
     def receive(self) -> simpy.Event:
-        """Event of the next message: (message, time at which it arrived)."""
+        """Event of the next message: (message, time at which it was sent)."""
         return self._store.get()
 
 
@@ -150,17 +143,20 @@ class Cluster:
     def _draft_process(self, draft: DraftWorkers) -> Process:
         grown = Forwards()
         while True:
-            verdict, arrived = yield self._to_draft.receive()
+            idle_from = self._env.now
+            verdict, departed = yield self._to_draft.receive()
             if verdict.is_last:
                 return
-            late = self._env.now - arrived
+            late = max(idle_from - departed, 0.0)
+            link_there = self._env.now - departed - late
             draft.receive(verdict)
             drafting = draft.draft()
             yield self._env.timeout(self._cost.reroot + drafting.seconds)
             candidates = draft.candidates(verdict.round)
             before, grown = grown, draft.grow()
+            now = self._env.now
             self._to_target.send(
-                DraftAnswer(candidates, self._env.now, late, drafting, before, grown.seconds)
+                DraftAnswer(candidates, now, late, link_there, drafting, before, grown.seconds)
             )
             # The number of overlapped forwards is fixed, so a verdict waits until they are done.
             if grown.count:
@@ -171,10 +167,10 @@ class Cluster:
         start = self._env.now
         if admitted:
             yield from self._prefill(admitted)
-        opening = Opening(start, self._env.now - start, _prompt_tokens(admitted))
+        prefill = self._env.now - start
         verdict = self._verdict(admitted)
         if self._draft is None:
-            yield from self._verify(opening, None, Wait())
+            yield from self._verify(start, prefill, admitted, None, Wait())
             return
         self._draft.receive(verdict)
         if not self._target.request_ids:
@@ -182,9 +178,9 @@ class Cluster:
         drafting = self._draft.draft()
         candidates = self._draft.candidates(verdict.round)
         yield self._env.timeout(self._cost.reroot + drafting.seconds)
-        answer = DraftAnswer(candidates, self._env.now, 0.0, drafting, Forwards(), 0.0)
+        answer = DraftAnswer(candidates, self._env.now, 0.0, 0.0, drafting, Forwards(), 0.0)
         wait = Wait(reroot=self._cost.reroot, draft=drafting.seconds)
-        yield from self._verify(opening, answer, wait)
+        yield from self._verify(start, prefill, admitted, answer, wait)
 
     def _round_apart(self, admitted: Sequence[Admission]) -> Process:
         """The draft side hears of a prompt before its prefill, and prefills at the same time."""
@@ -195,8 +191,7 @@ class Cluster:
         ready = self._env.now
         answer, _ = yield self._to_target.receive()
         wait = exposed_wait(answer, self._cost, self._env.now - ready)
-        opening = Opening(start, ready - start, _prompt_tokens(admitted))
-        yield from self._verify(opening, answer, wait)
+        yield from self._verify(start, ready - start, admitted, answer, wait)
 
     def _prefill(self, admitted: Sequence[Admission]) -> Process:
         for admission in admitted:
@@ -206,23 +201,30 @@ class Cluster:
             self._requests[admission.request_id].record.first_token = self._env.now
             self._emit(self._target.commit_first(admission.request_id, TRUE_TOKEN))
 
-    def _verify(self, opening: Opening, answer: DraftAnswer | None, wait: Wait) -> Process:
+    def _verify(
+        self,
+        start: float,
+        prefill: float,
+        admitted: Sequence[Admission],
+        answer: DraftAnswer | None,
+        wait: Wait,
+    ) -> Process:
         """Verify, judge and record a round; none if prefill has finished everyone."""
         rows = self._target.verify_rows(None if answer is None else answer.candidates)
         if not rows:
             return
-        num_rows = sum(len(entry.tokens) for entry in rows)
-        context = sum(entry.context for entry in rows)
+        num_rows = sum([len(entry.tokens) for entry in rows])
+        context = sum([entry.context for entry in rows])
         seconds = self._cost.target(num_rows, context)
         if answer is not None and answer.overlapped:
             beside = answer.sent + answer.overlapped - self._env.now
             seconds = slowed(seconds, max(beside, 0.0), self._cost.slowdown)
         yield self._env.timeout(seconds)
-        num_emitted = sum(self._judge(entry) for entry in rows)
+        num_emitted = sum([self._judge(entry) for entry in rows])
         self.rounds.append(
             RoundRecord(
                 round=len(self.rounds),
-                start=opening.start,
+                start=start,
                 batch=len(rows),
                 rows=num_rows,
                 context=context,
@@ -231,8 +233,8 @@ class Cluster:
                 num_draft_tokens=num_rows - len(rows),
                 num_accepted_tokens=num_emitted - len(rows),
                 num_emitted_tokens=num_emitted,
-                prefill=opening.prefill,
-                prefill_tokens=opening.prefill_tokens,
+                prefill=prefill,
+                prefill_tokens=_prompt_tokens(admitted),
                 target=seconds,
                 link_there=wait.link_there,
                 link_back=wait.link_back,
@@ -283,10 +285,11 @@ def exposed_wait(answer: DraftAnswer, cost: RoundCost, waited: float) -> Wait:
     """
     left = waited
     spans = []
-    for seconds in (cost.link, answer.drafting.seconds, cost.reroot, answer.late, cost.link):
+    steps = (cost.link, answer.drafting.seconds, cost.reroot, answer.link_there, answer.late)
+    for seconds in steps:
         spans.append(min(left, seconds))
         left -= spans[-1]
-    link_back, drafting, reroot, late, link_there = spans
+    link_back, drafting, reroot, link_there, late = spans
     return Wait(link_there, reroot, drafting + late, link_back)
 
 
@@ -307,4 +310,4 @@ def _sample(row: int) -> int:
 
 
 def _prompt_tokens(admitted: Sequence[Admission]) -> int:
-    return sum(len(admission.tokens) for admission in admitted)
+    return sum([len(admission.tokens) for admission in admitted])
