@@ -1,0 +1,86 @@
+"""The draft's half of a round: take a verdict, grow trees, answer with candidates.
+
+The same worker runs in the target's process (serial) and in a process of its own (asynchronous).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from codesign.engine.drafter import Drafter
+from codesign.policy.protocol import Candidates, DraftSide, ExpansionRows, Verdict
+from codesign.policy.speculation import Speculation
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTimes:
+    """When the draft worked on an answer. Seconds of ``perf_counter``, one clock per host.
+
+    Attributes:
+        idle_from: It had finished its overlapped forwards and waited.
+        received: It had the verdict.
+        rerooted: Trees and KV rows were moved.
+        answered: Candidates were ready to send.
+        num_expansions: Draft forwards since the last answer, overlapped ones included.
+        num_rows: Rows of these forwards.
+    """
+
+    idle_from: float
+    received: float
+    rerooted: float
+    answered: float
+    num_expansions: int
+    num_rows: int
+
+
+class DraftWorker:
+    """Drives ``DraftSide`` with a drafter."""
+
+    def __init__(self, policy: Speculation, drafter: Drafter) -> None:
+        self.side = DraftSide(policy)
+        self._drafter = drafter
+        self._num_expansions = 0
+        self._num_rows = 0
+        self._idle_from = perf_counter()
+
+    def answer(self, verdict: Verdict) -> tuple[Candidates, DraftTimes]:
+        """Re-root, run the forwards that the policy requires, and name the nodes to verify."""
+        received = perf_counter()
+        moves, finished = self.side.receive(verdict)
+        self._drafter.release(finished)
+        self._drafter.move(moves)
+        rerooted = perf_counter()
+        self.side.begin()
+        done = 0
+        while rows := self.side.next_expansion(done):
+            self._expand(rows)
+            done += 1
+        candidates = self.side.candidates(verdict.round)
+        times = DraftTimes(
+            idle_from=self._idle_from,
+            received=received,
+            rerooted=rerooted,
+            answered=perf_counter(),
+            num_expansions=self._num_expansions,
+            num_rows=self._num_rows,
+        )
+        self._num_expansions = self._num_rows = 0
+        return candidates, times
+
+    def overlap(self) -> None:
+        """Run the forwards that the policy hides behind the target's verification."""
+        for _ in range(self.side.policy.overlap):
+            rows = self.side.overlap_expansion()
+            if not rows:
+                break
+            self._expand(rows)
+        self._idle_from = perf_counter()
+
+    def _expand(self, expansion: Sequence[ExpansionRows]) -> None:
+        choices = self._drafter.forward(expansion, self.side.policy.fanout)
+        for rows, (tokens, log_probs) in zip(expansion, choices, strict=True):
+            self.side.expanded(rows, tokens, log_probs)
+        self._num_expansions += 1
+        self._num_rows += sum(len(rows.tokens) for rows in expansion)

@@ -1,0 +1,98 @@
+"""How the target's loop talks to whoever drafts: nobody, this process, or another process.
+
+``send`` hands over a verdict, ``receive`` returns the candidates that answer it. The loop does not
+know where they come from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol
+
+from codesign.engine.draft_worker import DraftTimes, DraftWorker
+from codesign.policy.protocol import Candidates, Verdict
+
+
+class DraftLostError(Exception):
+    """The draft process no longer answers; the run goes on without speculation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Candidates, and where their time went.
+
+    Attributes:
+        candidates: To verify; None means every root alone.
+        sent: ``perf_counter`` when the verdict left the target.
+        times: The draft's own times; None when nobody drafted.
+        received: ``perf_counter`` when the candidates were there.
+    """
+
+    candidates: Candidates | None
+    sent: float
+    times: DraftTimes | None
+    received: float
+
+
+class Partner(Protocol):
+    """Whoever answers verdicts with candidates."""
+
+    is_async: bool
+
+    def send(self, verdict: Verdict) -> None:
+        """Hand over a verdict. Raises DraftLostError."""
+        ...
+
+    def receive(self) -> Answer:
+        """The answer to the last verdict. Raises DraftLostError."""
+        ...
+
+    def close(self) -> None:
+        """End the partner."""
+        ...
+
+
+class NoDraft:
+    """Plain autoregression: every round verifies roots alone."""
+
+    is_async = False
+
+    def __init__(self) -> None:
+        self._sent = 0.0
+
+    def send(self, verdict: Verdict) -> None:
+        """Forget the verdict."""
+        self._sent = perf_counter()
+
+    def receive(self) -> Answer:
+        """No candidates."""
+        return Answer(None, self._sent, None, perf_counter())
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class LocalDraft:
+    """Serial speculation: the draft model runs in this process, in turn with the target."""
+
+    is_async = False
+
+    def __init__(self, worker: DraftWorker) -> None:
+        self.worker = worker
+        self._verdict: Verdict | None = None
+        self._sent = 0.0
+
+    def send(self, verdict: Verdict) -> None:
+        """Keep the verdict until the answer is asked for."""
+        self._verdict = verdict
+        self._sent = perf_counter()
+
+    def receive(self) -> Answer:
+        """Draft now."""
+        assert self._verdict is not None, "no verdict was sent"
+        candidates, times = self.worker.answer(self._verdict)
+        return Answer(candidates, self._sent, times, perf_counter())
+
+    def close(self) -> None:
+        """Nothing to end."""

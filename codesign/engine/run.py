@@ -1,0 +1,228 @@
+"""Set up a run: caches, workers and the partner that a candidate asks for, then serve."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from codesign.engine.draft_worker import DraftWorker
+from codesign.engine.drafter import Drafter, ModelDrafter, NgramDrafter
+from codesign.engine.kv_cache import KVCache
+from codesign.engine.model import Decoder, load_decoder, load_draft_decoder
+from codesign.engine.partner import LocalDraft, NoDraft, Partner
+from codesign.engine.remote_draft import DraftSetup, RemoteDraft
+from codesign.engine.serve import Progress, Server
+from codesign.engine.target_worker import TargetWorker
+from codesign.engine.wire import WireLimits
+from codesign.errors import InputError
+from codesign.plan import Candidate
+from codesign.policy.batching import Batcher, BatchLimits, QueuedRequest
+from codesign.policy.cost import Calibration, RoundCost
+from codesign.policy.speculation import (
+    MAX_TREE_ROWS,
+    Goodput,
+    Speculation,
+    SpeculationSpec,
+    build_speculation,
+)
+from codesign.policy.walk import Sampling
+from codesign.prompts import BoundRequest
+from codesign.records import RunRecords
+
+NGRAM = "ngram"  # name of the drafter that needs no model
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySetup:
+    """Everything a policy object is built from; picklable.
+
+    Attributes:
+        spec: The policy.
+        cost: Step times, needed by SpecServe alone.
+        calibration: Of the draft's confidences.
+        slo_tpot: Seconds per token that SpecServe must keep; None for no target.
+    """
+
+    spec: SpeculationSpec
+    cost: RoundCost | None = None
+    calibration: Calibration | None = None
+    slo_tpot: float | None = None
+
+    def build(self) -> Speculation:
+        """The policy object."""
+        goodput = None
+        if self.cost is not None:
+            goodput = Goodput(
+                self.cost.draft,
+                self.cost.target,
+                overhead=self.cost.reroot,
+                slo_tpot=self.slo_tpot,
+            )
+        return build_speculation(self.spec, goodput=goodput, calibration=self.calibration)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSource:
+    """Which drafter to make; picklable, as another process may make it.
+
+    Attributes:
+        draft: Directory of a draft model, or NGRAM.
+        target: Directory of the target, whose embedding a reduced draft shares.
+    """
+
+    draft: Path | str
+    target: Path
+
+    def load(self, target: Decoder | None = None) -> Decoder | None:
+        """The draft model; None for n-grams. Shares ``target``'s weights where it can."""
+        if self.draft == NGRAM:
+            return None
+        if _shares_target(Path(self.draft)):
+            return load_draft_decoder(self.draft, target or self.target)
+        return load_decoder(self.draft)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRun:
+    """What a run leaves behind: records, and the tokens of each request, complete or not."""
+
+    records: RunRecords
+    outputs: dict[int, list[int]]
+
+
+def run_candidate(
+    candidate: Candidate,
+    requests: Sequence[BoundRequest],
+    *,
+    target: Decoder,
+    draft: DraftSource | None,
+    setup: PolicySetup | None = None,
+    sampling: Sampling | None = None,
+    stop_tokens: frozenset[int] = frozenset(),
+    max_kv_tokens: int = 4096,
+    local_draft: Decoder | None = None,
+    check: bool = False,
+    draft_delay: Callable[[int], float] | None = None,
+    progress: Progress | None = None,
+) -> EngineRun:
+    """Serve ``requests`` as ``candidate`` says.
+
+    Args:
+        candidate: Split of the CPU's threads, policy and batch limit.
+        requests: With token ids and arrivals in seconds.
+        target: The loaded target.
+        draft: Where the draft comes from; None is allowed for plain decoding alone.
+        setup: Overrides what ``candidate.speculation`` alone would build (SpecServe's step times).
+        sampling: Greedy by default.
+        stop_tokens: Tokens that end a request; none to follow the trace's output lengths.
+        max_kv_tokens: KV rows of all running requests at their longest.
+        local_draft: A loaded draft to use in this process, which saves loading it.
+        check: Carry (position, token) with every KV row of this process and assert it.
+        draft_delay: Seconds by round that the draft process sleeps, to test timing.
+        progress: Called as ``progress("serve", finished, total)``.
+
+    Raises:
+        InputError: If a request can never fit, or a draft is needed and missing.
+    """
+    spec = candidate.speculation
+    longest = _longest(requests, spec, max_kv_tokens)
+    torch.set_num_threads(candidate.deployment.target_workers)
+    batcher = Batcher(
+        [QueuedRequest(r.request_id, r.arrival, _kv_tokens(r, spec)) for r in requests],
+        BatchLimits(candidate.max_batch, max_kv_tokens),
+    )
+    cache = KVCache(target.shape, num_slots=candidate.max_batch, max_tokens=longest, check=check)
+    worker = TargetWorker(target, cache, sampling=sampling or Sampling(), stop_tokens=stop_tokens)
+    partner = _partner(
+        candidate,
+        setup or PolicySetup(spec),
+        draft,
+        target=target,
+        local_draft=local_draft,
+        max_tokens=longest + MAX_TREE_ROWS,
+        check=check,
+        delay=draft_delay,
+    )
+    server = Server(worker, partner, batcher, requests, progress=progress)
+    records = server.run()
+    return EngineRun(records, server.outputs)
+
+
+def _shares_target(directory: Path) -> bool:
+    """Whether a draft uses its target's embedding (see codesign/engine/draft_weights.py)."""
+    return "codesign_draft" in json.loads((directory / "config.json").read_text())
+
+
+def _kv_tokens(request: BoundRequest, spec: SpeculationSpec) -> int:
+    return len(request.prompt_ids) + request.max_new_tokens + spec.max_rows
+
+
+def _longest(requests: Sequence[BoundRequest], spec: SpeculationSpec, max_kv_tokens: int) -> int:
+    """KV rows of the longest request."""
+    if not requests:
+        raise InputError("no requests to serve. Take a longer slice: codesign plan --slice 0:600")
+    longest = max(requests, key=lambda r: _kv_tokens(r, spec))
+    if _kv_tokens(longest, spec) > max_kv_tokens:
+        raise InputError(
+            f"request {longest.request_id} needs {_kv_tokens(longest, spec)} KV tokens, the limit "
+            f"is {max_kv_tokens}. Shorten the trace: codesign plan --max-prompt N --max-output N"
+        )
+    return _kv_tokens(longest, spec)
+
+
+def _partner(
+    candidate: Candidate,
+    policy: PolicySetup,
+    draft: DraftSource | None,
+    *,
+    target: Decoder,
+    local_draft: Decoder | None,
+    max_tokens: int,
+    check: bool,
+    delay: Callable[[int], float] | None,
+) -> Partner:
+    if candidate.speculation.kind == "plain":
+        return NoDraft()
+    if draft is None:
+        raise InputError(f"{candidate.label} needs a draft. Choose one: codesign models list")
+    build = partial(
+        _build_worker,
+        draft,
+        policy,
+        num_slots=candidate.max_batch,
+        max_tokens=max_tokens,
+        check=check,
+    )
+    if candidate.deployment.draft_workers == 0:
+        return LocalDraft(build(loaded=local_draft, target=target))
+    setup = DraftSetup(
+        build,
+        WireLimits(candidate.max_batch, candidate.speculation.max_rows),
+        num_threads=candidate.deployment.draft_workers,
+        delay=delay,
+    )
+    return RemoteDraft(setup)
+
+
+def _build_worker(
+    source: DraftSource,
+    policy: PolicySetup,
+    *,
+    num_slots: int,
+    max_tokens: int,
+    check: bool,
+    loaded: Decoder | None = None,
+    target: Decoder | None = None,
+) -> DraftWorker:
+    """Make the draft's worker, in whichever process it runs."""
+    decoder = loaded or source.load(target)
+    drafter: Drafter = NgramDrafter()
+    if decoder is not None:
+        cache = KVCache(decoder.shape, num_slots=num_slots, max_tokens=max_tokens, check=check)
+        drafter = ModelDrafter(decoder, cache)
+    return DraftWorker(policy.build(), drafter)

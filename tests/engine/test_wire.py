@@ -1,0 +1,66 @@
+"""Messages survive the wire unchanged."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codesign.engine.draft_worker import DraftTimes
+from codesign.engine.wire import (
+    WireLimits,
+    decode_candidates,
+    decode_verdict,
+    encode_candidates,
+    encode_verdict,
+    prompt_words,
+)
+from codesign.policy.protocol import (
+    Admission,
+    Candidates,
+    RequestCandidates,
+    RequestVerdict,
+    Verdict,
+)
+
+LIMITS = WireLimits(max_batch=3, max_rows=5)
+INT = st.integers(0, 2**31 - 1)
+TOKENS = st.lists(INT, min_size=1, max_size=5).map(tuple)
+
+
+def rows(tokens: tuple[int, ...]) -> st.SearchStrategy[RequestCandidates]:
+    parents = st.tuples(st.just(-1), *(st.integers(0, i) for i in range(len(tokens) - 1)))
+    return st.builds(RequestCandidates, INT, INT, st.just(tokens), parents)
+
+
+@given(
+    st.builds(
+        Verdict,
+        round=INT,
+        requests=st.lists(
+            st.builds(RequestVerdict, INT, INT, TOKENS, st.booleans()), max_size=3
+        ).map(tuple),
+        admitted=st.lists(st.builds(Admission, INT, TOKENS, INT), max_size=3).map(tuple),
+        is_last=st.booleans(),
+    )
+)
+def test_verdicts_round_trip(verdict):
+    message, prompts = encode_verdict(verdict, LIMITS)
+    assert len(message) == LIMITS.verdict_words
+    assert prompt_words(message) == len(prompts)
+    assert decode_verdict(message, prompts) == verdict
+
+
+@given(
+    st.builds(
+        Candidates, round=INT, requests=st.lists(TOKENS.flatmap(rows), max_size=3).map(tuple)
+    ),
+    st.builds(
+        DraftTimes,
+        *[st.floats(0, 1e9) for _ in range(4)],
+        *[st.integers(0, 2**40) for _ in range(2)],
+    ),
+)
+def test_candidates_round_trip(candidates, times):
+    message = encode_candidates(candidates, times, LIMITS)
+    assert len(message) == LIMITS.candidate_words
+    assert decode_candidates(message) == (candidates, times)
