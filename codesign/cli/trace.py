@@ -1,0 +1,305 @@
+"""``codesign trace``: list, inspect, synthesise and fetch request traces.
+
+Also the flags by which every verb that takes a trace changes it: ``add_trace_arguments`` and
+``trace_from_args``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from codesign.cli.output import add_output_arguments, emit, progress, say, table
+from codesign.errors import UsageError
+
+if TYPE_CHECKING:
+    from codesign.traces import LengthSummary, Trace, TraceSummary
+
+_EXAMPLES = """\
+examples:
+  codesign trace show conv-twin
+  codesign trace show AzureLLMInferenceTrace_code.csv --slice 600:300 --rate-scale 0.5
+  codesign trace synth bursty --duration 3600 --out bursty.parquet
+  codesign trace fetch azure-conv
+"""
+
+_SPARK_WIDTH = 60
+_SPARK = " .:-=+*#%@"  # from no request to the peak
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``codesign trace`` and its four actions."""
+    parser = subparsers.add_parser(
+        "trace",
+        help="list, inspect, synthesise or fetch request traces",
+        description="List, inspect, synthesise or fetch request traces.",
+        epilog=_EXAMPLES,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _add_list(actions)
+    _add_show(actions)
+    _add_synth(actions)
+    _add_fetch(actions)
+
+
+def _add_list(actions: Any) -> None:
+    parser = actions.add_parser(
+        "list",
+        help="list bundled, cached and fetchable traces",
+        description="List the traces that ship with codesign, are cached, or can be fetched.",
+    )
+    add_output_arguments(parser)
+    parser.set_defaults(func=list_all)
+
+
+def _add_show(actions: Any) -> None:
+    parser = actions.add_parser(
+        "show",
+        help="check a trace and show its statistics",
+        description="Check every row of a trace and show its statistics and notes.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("trace", metavar="TRACE", help="a file, or a name from trace list")
+    _add_changes(parser.add_argument_group("changes to the trace"))
+    parser.add_argument("--out", metavar="FILE", help="write the trace as .parquet or .csv")
+    add_output_arguments(parser)
+    parser.set_defaults(func=show)
+
+
+def _add_synth(actions: Any) -> None:
+    parser = actions.add_parser(
+        "synth",
+        help="make a synthetic trace from published statistics",
+        description="Make a synthetic trace: steady (Azure conversation), bursty (Azure coding) or "
+        "low (Mooncake).",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("preset", metavar="PRESET", help="steady, bursty or low")
+    parser.add_argument("--seed", type=int, default=1, help="of all random numbers (1)")
+    parser.add_argument("--duration", type=float, metavar="S", help="seconds (600)")
+    parser.add_argument("--requests", type=int, metavar="N", help="instead of --duration")
+    parser.add_argument("--rate", type=float, metavar="R", help="requests/s (the published rate)")
+    parser.add_argument("--cv", type=float, help="of the gaps between arrivals (the published cv)")
+    parser.add_argument("--out", metavar="FILE", help="write the trace as .parquet or .csv")
+    add_output_arguments(parser)
+    parser.set_defaults(func=synth)
+
+
+def _add_fetch(actions: Any) -> None:
+    parser = actions.add_parser(
+        "fetch",
+        help="download a published trace into the cache",
+        description="Download a published trace into the cache and check its sha256.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("name", metavar="NAME", help="a name from trace list")
+    add_output_arguments(parser)
+    parser.set_defaults(func=fetch)
+
+
+def add_trace_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Add ``--trace`` and the flags that change it; read them with ``trace_from_args``."""
+    group = parser.add_argument_group("workload")
+    group.add_argument(
+        "--trace", required=required, metavar="TRACE", help="a file, or a name from trace list"
+    )
+    _add_changes(group)
+
+
+def trace_from_args(args: argparse.Namespace) -> Trace:
+    """Return the trace with the changes that were asked for; say every note on stderr.
+
+    Changes are made in this order: jitter, slice, rate, lengths, number of requests.
+
+    Raises:
+        UsageError: If a flag does not parse.
+        InputError: If the trace cannot be used.
+    """
+    trace = _changed_trace(args)
+    for note in trace.notes:
+        say(f"trace {trace.name}: {note}")
+    return trace
+
+
+def _add_changes(group: Any) -> None:
+    group.add_argument(
+        "--slice", metavar="START:DURATION", help="only these seconds, moved to start at 0"
+    )
+    group.add_argument(
+        "--rate-scale", type=float, metavar="X", help="X times as many requests a second"
+    )
+    group.add_argument(
+        "--length-scale", metavar="X[:Y]", help="prompt tokens times X, output tokens times Y (X)"
+    )
+    group.add_argument("--max-prompt", type=int, metavar="N", help="cut prompts to N tokens")
+    group.add_argument("--max-output", type=int, metavar="N", help="cut outputs to N tokens")
+    group.add_argument("--max-requests", type=int, metavar="N", help="only the first N requests")
+    group.add_argument(
+        "--jitter", type=int, metavar="SEED", help="spread equal time stamps over their tick"
+    )
+
+
+def _changed_trace(args: argparse.Namespace) -> Trace:
+    from codesign.traces import load_trace
+
+    window = None if args.slice is None else _pair("--slice", args.slice, "START:DURATION")
+    scales = (1.0, 1.0)
+    if args.length_scale is not None:
+        text = args.length_scale
+        scales = _pair("--length-scale", text if ":" in text else f"{text}:{text}", "X or X:Y")
+    trace = load_trace(args.trace)
+    if args.jitter is not None:
+        trace = trace.spread_ticks(args.jitter)
+    if window is not None:
+        trace = trace.slice(*window)
+    if args.rate_scale is not None:
+        trace = trace.scale_rate(args.rate_scale)
+    trace = trace.scale_lengths(
+        prompt=scales[0], output=scales[1], max_prompt=args.max_prompt, max_output=args.max_output
+    )
+    return trace if args.max_requests is None else trace.head(args.max_requests)
+
+
+def _pair(flag: str, text: str, form: str) -> tuple[float, float]:
+    try:
+        first, second = map(float, text.split(":"))
+    except ValueError as err:
+        raise UsageError(f"{flag} takes {form} in numbers, not '{text}'") from err
+    return first, second
+
+
+def list_all(args: argparse.Namespace) -> None:
+    """Print bundled, cached and fetchable traces."""
+    from codesign.trace_catalog import PUBLISHED, TWINS, cached_path
+
+    rows = [
+        {"name": twin, "state": "bundled", "bytes": None, "about": f"synthetic, preset {preset}"}
+        for twin, preset in TWINS.items()
+    ]
+    for known in PUBLISHED:
+        path = cached_path(known)
+        is_cached = path.is_file()
+        rows.append(
+            {
+                "name": known.name,
+                "state": "cached" if is_cached else "fetchable",
+                "bytes": path.stat().st_size if is_cached else known.size,
+                "about": known.about,
+                "licence": known.licence,
+                "url": known.url,
+                "sha256": known.sha256,
+                "sha256_from": known.checksum_from,
+                "path": path,
+            }
+        )
+    emit(args, {"traces": rows}, lambda: _list_text(rows))
+
+
+def show(args: argparse.Namespace) -> None:
+    """Print the statistics and notes of a trace."""
+    _report(args, _changed_trace(args))
+
+
+def synth(args: argparse.Namespace) -> None:
+    """Make a synthetic trace and print its statistics."""
+    from codesign.trace_synth import synthesise
+
+    trace = synthesise(
+        args.preset,
+        num_requests=args.requests,
+        duration=args.duration,
+        rate=args.rate,
+        cv=args.cv,
+        seed=args.seed,
+    )
+    _report(args, trace)
+    if args.out is None:
+        say("nothing was written; to keep the trace add --out FILE.parquet")
+
+
+def fetch(args: argparse.Namespace) -> None:
+    """Download a published trace into the cache."""
+    from codesign.trace_fetch import fetch_trace
+
+    with progress(args) as report:
+        fetched = fetch_trace(args.name, progress=report)
+    verb = "already there" if fetched.was_there else "fetched"
+    text = f"{fetched.name}: {verb}: {fetched.path}\n{fetched.check}"
+    emit(args, {"trace": fetched}, text)
+
+
+def _report(args: argparse.Namespace, trace: Trace) -> None:
+    from codesign.traces import summarise, write_csv, write_parquet
+
+    if args.out is not None:
+        if not args.out.endswith((".parquet", ".csv")):
+            raise UsageError(f"--out takes a name that ends in .parquet or .csv, not '{args.out}'")
+        (write_csv if args.out.endswith(".csv") else write_parquet)(trace, args.out)
+    summary = summarise(trace)
+    payload = {
+        "name": trace.name,
+        "source": trace.source,
+        "sha256": trace.sha256,
+        "notes": trace.notes,
+        "summary": summary,
+        "out": args.out,
+    }
+    emit(args, payload, lambda: _show_text(trace, summary, args.out))
+
+
+def _list_text(rows: list[dict[str, Any]]) -> str:
+    from codesign.artifacts import cache_dir
+
+    cells = [[row["name"], row["state"], _megabytes(row["bytes"]), row["about"]] for row in rows]
+    lines = [table(["name", "state", "size", "about"], cells)]
+    lines += [f"cache  {cache_dir() / 'traces'}", "next   codesign trace show conv-twin"]
+    return "\n".join(lines)
+
+
+def _megabytes(num_bytes: int | None) -> str:
+    return "-" if num_bytes is None else f"{num_bytes / 1e6:,.1f} MB"
+
+
+def _show_text(trace: Trace, summary: TraceSummary, out: str | None) -> str:
+    lines = [
+        f"trace       {trace.name}",
+        f"source      {trace.source}",
+        f"sha256      {trace.sha256}",
+        f"requests    {summary.num_requests:,} in {summary.duration:,.1f} s, "
+        f"{summary.rate:.4g} requests/s",
+        f"arrivals    cv of gaps {summary.interarrival_cv:.3g}, at most "
+        f"{summary.peak_requests:,} in one second",
+        f"            [{_sparkline(trace)}]",
+        f"prompt      {_length_text(summary.prompt)}",
+        f"output      {_length_text(summary.output)}",
+    ]
+    if summary.prefix_hit_rate is not None:
+        lines.append(
+            f"prefix      {summary.prefix_hit_rate:.1%} of prompt blocks seen before"
+            " (infinite cache)"
+        )
+    if summary.categories:
+        shares = (f"{n} {c / len(trace):.0%}" for n, c in summary.categories.items())
+        lines.append(f"categories  {', '.join(shares)}")
+    lines += [f"note        {note}" for note in trace.notes]
+    if out is not None:
+        lines.append(f"written     {out}")
+    return "\n".join(lines)
+
+
+def _length_text(lengths: LengthSummary) -> str:
+    return (
+        f"mean {lengths.mean:,.1f}, p50 {lengths.p50:,.0f}, p90 {lengths.p90:,.0f}, "
+        f"p99 {lengths.p99:,.0f}, max {lengths.max:,}, {lengths.total:,} tokens in all"
+    )
+
+
+def _sparkline(trace: Trace) -> str:
+    """Return requests over time as text, one column for an equal part of the duration."""
+    import numpy as np
+
+    arrival = trace.requests["arrival"].to_numpy()
+    counts, _ = np.histogram(arrival, bins=_SPARK_WIDTH, range=(0, trace.duration or 1.0))
+    # Upwards, so that only a part without any request is blank.
+    levels = np.ceil(counts / counts.max() * (len(_SPARK) - 1)).astype(int)
+    return "".join(_SPARK[level] for level in levels)

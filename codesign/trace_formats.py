@@ -1,0 +1,351 @@
+"""Readers of published request traces: every row is checked, none is guessed or skipped silently.
+
+Formats, told apart by content and not by file name; gzip is accepted for all but Parquet:
+
+- Azure 2023 and 2024: CSV ``TIMESTAMP,ContextTokens,GeneratedTokens``; 2023 has seven fractional
+  digits and CRLF, 2024 an offset (``+00:00``) and whole seconds without a fraction.
+- BurstGPT: CSV ``Timestamp`` (seconds), ``Request tokens``, ``Response tokens``, other columns
+  ignored. Failed requests have 0 response tokens (its README); they are dropped with a note.
+- Mooncake: JSON Lines ``timestamp`` (ms), ``input_length``, ``output_length``, ``hash_ids``.
+- Ours: CSV ``arrival,prompt_tokens,output_tokens[,category][,hash_ids]``, and Parquet.
+
+The checks are in ``trace_checks``. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
+from pathlib import Path
+from typing import IO, Any, Literal, cast
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from codesign.artifacts import SCHEMA_VERSION, read_table
+from codesign.errors import InputError
+from codesign.trace_checks import FIX, Rows, check_blocks, dates_to_seconds, seconds, whole_numbers
+
+CSV_MARK = "# codesign trace "  # first line of our CSV, followed by one JSON object
+_MAX_HEADER = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """The checked rows of one file.
+
+    Attributes:
+        requests: Columns arrival (s, first is 0), prompt_tokens, output_tokens, category and,
+            if the file has them, hash_ids.
+        notes: What was done to the rows, one sentence each.
+    """
+
+    requests: pd.DataFrame
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _CsvFormat:
+    label: str
+    arrival: str
+    prompt: str
+    output: str
+    clock: Literal["dates", "seconds"]
+    zero_output_is_failure: bool = False
+
+    @property
+    def columns(self) -> tuple[str, str, str]:
+        return self.arrival, self.prompt, self.output
+
+
+_OURS = _CsvFormat("codesign", "arrival", "prompt_tokens", "output_tokens", "seconds")
+_CSV_FORMATS = (
+    _CsvFormat("Azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", "dates"),
+    _CsvFormat("BurstGPT", "Timestamp", "Request tokens", "Response tokens", "seconds", True),
+    _OURS,
+)
+
+
+def read_requests(path: Path) -> Parsed:
+    """Return the checked rows of a trace file in any known format.
+
+    Raises:
+        InputError: If the file or one of its rows cannot be used: file, line, reason.
+    """
+    if path.is_dir():
+        raise InputError(f"{path} is a directory. Fix: name a trace file (codesign trace list)")
+    if not path.exists():
+        raise InputError(f"{path} does not exist. Fix: codesign trace list names the traces here")
+    with _one_line_errors(path):
+        with path.open("rb") as raw:
+            magic = raw.read(4)
+        if magic == b"PAR1":
+            return _read_parquet(path)
+        is_gzip = magic[:2] == b"\x1f\x8b"
+        with _open(path, is_gzip) as file:
+            first = file.readline(_MAX_HEADER).decode("utf-8-sig")
+            second = file.readline(_MAX_HEADER).decode("utf-8")
+        if not first.strip():
+            raise InputError(f"{path} is empty. Fix: fetch it again (codesign trace list)")
+        if first.lstrip().startswith("{"):
+            return _read_mooncake(path, is_gzip)
+        return _read_csv(path, is_gzip, first, second)
+
+
+def _read_csv(path: Path, is_gzip: bool, first: str, second: str) -> Parsed:
+    meta: dict[str, Any] = {}
+    header, skipped = first, 0
+    if first.startswith(CSV_MARK):
+        meta, header, skipped = _own_meta(path, first), second, 1
+    form = _csv_format(path, header.rstrip("\r\n").split(","), skipped + 1)
+    frame = _load_csv(path, is_gzip, skipped)
+    rows = Rows(path, skipped + 2)
+    if frame.empty:
+        raise InputError(
+            f"{path} has a header but no request. Fix: fetch it again (codesign trace list)"
+        )
+    clock = dates_to_seconds if form.clock == "dates" else seconds
+    arrival = clock(rows, _series(frame, form.arrival))
+    least = 0 if form.zero_output_is_failure else 1
+    output = whole_numbers(rows, _series(frame, form.output), least=least)
+    prompt, notes = _series(frame, form.prompt), _own_notes(meta)
+    if form.zero_output_is_failure:
+        # A failed request may have 0 prompt tokens too, so it is judged by its output alone.
+        answered = output > 0
+        if not answered.any():
+            raise InputError(
+                f"{path} has only failed requests (0 {form.output}). "
+                "Fix: another file (codesign trace list)"
+            )
+        notes += _failure_note(len(output) - int(answered.sum()), form.output)
+        arrival, output, prompt = arrival[answered], output[answered], prompt.loc[answered]
+    parsed = _assemble(arrival, whole_numbers(rows, prompt), output)
+    if form is _OURS:
+        # We write microseconds; not every pandas parser returns the nearest float.
+        parsed["arrival"] = parsed["arrival"].round(6)
+        _add_own_columns(rows, parsed, frame)
+    return Parsed(parsed, notes)
+
+
+def _failure_note(failed: int, column: str) -> tuple[str, ...]:
+    if failed == 0:
+        return ()
+    return (f"{failed:,} failed requests (0 {column}, as the dataset documents) were dropped",)
+
+
+def _own_meta(path: Path, line: str) -> dict[str, Any]:
+    try:
+        meta = json.loads(line[len(CSV_MARK) :])
+        found = meta["schema_version"]
+    except (ValueError, KeyError, TypeError) as err:
+        raise InputError(
+            f"{path}, line 1: the text after '{CSV_MARK}' is damaged. Fix: {FIX}"
+        ) from err
+    if found != SCHEMA_VERSION:
+        raise InputError(
+            f"{path} has schema version {found}, this codesign reads {SCHEMA_VERSION}. "
+            "Fix: make it again (codesign trace synth)"
+        )
+    return meta
+
+
+def _csv_format(path: Path, columns: list[str], line: int) -> _CsvFormat:
+    form = max(_CSV_FORMATS, key=lambda known: len(set(known.columns) & set(columns)))
+    missing = [name for name in form.columns if name not in columns]
+    if len(set(columns)) < len(columns):
+        raise InputError(f"{path}, line {line}: a column occurs twice. Fix: remove one")
+    if len(missing) == len(form.columns):
+        known = "; ".join(",".join(f.columns) for f in _CSV_FORMATS)
+        shown = ",".join(columns)[:80]
+        raise InputError(
+            f"{path}, line {line}: '{shown}' is not the header of a known trace ({known}; or "
+            f"Mooncake JSON Lines). Fix: rename the columns"
+        )
+    if missing:
+        raise InputError(
+            f"{path}, line {line}: column '{missing[0]}' of the {form.label} format is missing. "
+            f"Fix: add it, or fetch the file again (codesign trace list)"
+        )
+    return form
+
+
+def _load_csv(path: Path, is_gzip: bool, skipped: int) -> pd.DataFrame:
+    """Return the table; blank lines become rows, so that row numbers stay line numbers."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            return pd.read_csv(
+                path,
+                header=skipped,
+                compression="gzip" if is_gzip else None,
+                encoding="utf-8-sig",
+                skip_blank_lines=False,
+                index_col=False,
+                low_memory=False,
+                quoting=csv.QUOTE_NONE,
+                dtype={"category": str, "hash_ids": str},
+            )
+    except (pd.errors.ParserError, pd.errors.ParserWarning) as err:
+        raise _wrong_field_count(path, is_gzip, skipped, err) from err
+
+
+def _wrong_field_count(path: Path, is_gzip: bool, skipped: int, err: Exception) -> InputError:
+    with _open(path, is_gzip) as file:
+        lines = file.read().split(b"\n")[skipped:]
+    expected = lines[0].count(b",") + 1
+    for index, line in enumerate(lines):
+        if line.count(b",") + 1 > expected:
+            reason = f"{line.count(b',') + 1} fields, the header has {expected}"
+            return Rows(path, skipped + 1).error(index, reason)
+    return InputError(f"{path} cannot be read as CSV ({' '.join(str(err).split())}). Fix: {FIX}")
+
+
+def _add_own_columns(rows: Rows, requests: pd.DataFrame, frame: pd.DataFrame) -> None:
+    if "category" in frame:
+        requests["category"] = _series(frame, "category").fillna("").astype(object)
+    if "hash_ids" in frame:
+        ids = []
+        for at, text in enumerate(_series(frame, "hash_ids").fillna("")):
+            try:
+                ids.append([int(word) for word in text.split()])
+            except ValueError as err:
+                reason = f"hash_ids '{text[:40]}' are not whole numbers"
+                raise rows.error(at, reason) from err
+        _add_blocks(rows, requests, ids)
+
+
+def _add_blocks(rows: Rows, requests: pd.DataFrame, ids: list[list[int]]) -> None:
+    check_blocks(rows, requests["prompt_tokens"].to_numpy(), ids)
+    requests["hash_ids"] = pd.Series(ids, dtype=object)
+
+
+def _series(frame: pd.DataFrame, name: str) -> pd.Series:
+    return cast("pd.Series", frame[name])  # header checks leave no column twice
+
+
+def _read_mooncake(path: Path, is_gzip: bool) -> Parsed:
+    with _open(path, is_gzip) as file:
+        lines = file.read().decode("utf-8-sig").split("\n")
+    if not lines[-1].strip():
+        lines.pop()
+    rows = Rows(path, 1)
+    records = _json_records(rows, lines)
+    arrival = seconds(rows, _json_numbers(rows, records, "timestamp")) / 1e3
+    prompt = whole_numbers(rows, _json_numbers(rows, records, "input_length"))
+    output = whole_numbers(rows, _json_numbers(rows, records, "output_length"))
+    requests = _assemble(arrival, prompt, output)
+    if any("hash_ids" in record for record in records):
+        _add_blocks(rows, requests, _json_blocks(rows, records))
+    return Parsed(requests)
+
+
+def _json_blocks(rows: Rows, records: list[dict[str, Any]]) -> list[list[int]]:
+    ids = _column(rows, records, "hash_ids")
+    for at, blocks in enumerate(ids):
+        if type(blocks) is not list:
+            raise rows.error(at, f"hash_ids is {json.dumps(blocks)[:40]}, not a list")
+    if set(map(type, chain.from_iterable(ids))) - {int}:
+        at = next(i for i, blocks in enumerate(ids) if set(map(type, blocks)) - {int})
+        raise rows.error(at, "hash_ids holds something that is not a whole number")
+    return ids
+
+
+def _json_records(rows: Rows, lines: list[str]) -> list[dict[str, Any]]:
+    try:
+        # One call of the parser for the whole file; a line that is not one object shows here
+        # or in the count.
+        records = json.loads(f"[{','.join(lines)}]")
+        if len(records) == len(lines) and all(type(record) is dict for record in records):
+            return records
+    except ValueError:
+        pass
+    for at, line in enumerate(lines):
+        try:
+            record = json.loads(line)
+        except ValueError as err:
+            reason = "the line is empty"
+            if line.strip():
+                detail = getattr(err, "msg", err)
+                reason = f"the line is not JSON, or cut off ({detail})"
+            raise rows.error(at, reason) from err
+        if type(record) is not dict:
+            raise rows.error(at, "the line is not a JSON object")
+    raise AssertionError("lines that parse one by one parse together")
+
+
+def _column(rows: Rows, records: list[dict[str, Any]], key: str) -> list[Any]:
+    try:
+        return list(map(itemgetter(key), records))
+    except KeyError as err:
+        at = next(i for i, record in enumerate(records) if key not in record)
+        raise rows.error(at, f"'{key}' is missing") from err
+
+
+def _json_numbers(rows: Rows, records: list[dict[str, Any]], key: str) -> pd.Series:
+    values = _column(rows, records, key)
+    if set(map(type, values)) - {int, float}:
+        at = next(i for i, value in enumerate(values) if type(value) not in (int, float))
+        raise rows.error(at, f"{key} is {json.dumps(values[at])[:40]}, not a number")
+    return pd.Series(values, name=key)
+
+
+def _read_parquet(path: Path) -> Parsed:
+    frame, meta = read_table(path, kind="trace")
+    rows = Rows(path, 1, "row")
+    for name in _OURS.columns:
+        if name not in frame:
+            raise InputError(f"{path}: column '{name}' is missing. Fix: codesign trace synth")
+    if frame.empty:
+        raise InputError(f"{path} has no request. Fix: codesign trace synth")
+    requests = _assemble(
+        seconds(rows, _series(frame, "arrival")),
+        whole_numbers(rows, _series(frame, "prompt_tokens")),
+        whole_numbers(rows, _series(frame, "output_tokens")),
+    )
+    if "category" in frame:
+        requests["category"] = _series(frame, "category").fillna("").astype(object)
+    if "hash_ids" in frame:
+        _add_blocks(rows, requests, [list(map(int, blocks)) for blocks in frame["hash_ids"]])
+    return Parsed(requests, _own_notes(meta))
+
+
+def _own_notes(meta: dict[str, Any]) -> tuple[str, ...]:
+    """Return the notes of a file of ours; a file made from another says which."""
+    source = str(meta.get("source", "synthetic:"))
+    made_from = () if source.startswith("synthetic:") else (f"made from {source}",)
+    return (*made_from, *map(str, meta.get("notes", ())))
+
+
+def _assemble(
+    arrival: NDArray[np.float64], prompt: NDArray[np.int64], output: NDArray[np.int64]
+) -> pd.DataFrame:
+    columns = {"arrival": arrival - arrival[0], "prompt_tokens": prompt, "output_tokens": output}
+    requests = pd.DataFrame(columns)
+    requests["category"] = pd.Series([""] * len(requests), dtype=object)
+    return requests
+
+
+def _open(path: Path, is_gzip: bool) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.open(path, "rb")) if is_gzip else path.open("rb")
+
+
+@contextmanager
+def _one_line_errors(path: Path) -> Iterator[None]:
+    again = "Fix: fetch it again (codesign trace list)"
+    try:
+        yield
+    except UnicodeDecodeError as err:
+        raise InputError(f"{path} is not UTF-8 text (byte {err.start}). {again}") from err
+    except (EOFError, zlib.error, gzip.BadGzipFile) as err:
+        raise InputError(f"{path} is a damaged gzip file ({err}). {again}") from err
+    except OSError as err:
+        raise InputError(f"cannot read {path}: {err.strerror or err}. {again}") from err
