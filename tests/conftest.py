@@ -42,3 +42,15 @@ def cli(tmp_path: Path) -> Cli:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def target_dir() -> Path:
+    """The real default target, from the user's cache; fetched once if a network allows."""
+    from codesign.errors import HardwareError
+    from codesign.model_fetch import fetch_model
+
+    try:
+        return fetch_model("smollm2-135m").path
+    except HardwareError as err:
+        pytest.skip(f"the default target cannot be fetched: {err}")
