@@ -1,0 +1,163 @@
+"""``codesign run``: execute a plan on this machine's engine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from codesign.cli.output import add_output_arguments, emit, progress, say, table
+
+if TYPE_CHECKING:
+    from codesign.engine.replay import MeasuredRun, Replay
+    from codesign.plan import Plan, ScoredCandidate
+
+_BASELINES = ("plain", "chain-3", "tree", "async-tree")
+_EXAMPLES = """\
+examples:
+  codesign run --plan plan.json
+  codesign run --plan plan.json --baselines --out runs
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``codesign run``."""
+    parser = subparsers.add_parser(
+        "run",
+        help="execute a plan on the engine and record what happens",
+        description="Replay a plan's requests on real models, by the wall clock.",
+        epilog=_EXAMPLES,
+    )
+    workload = parser.add_argument_group("workload")
+    workload.add_argument("--plan", required=True, type=Path, help="plan.json from codesign plan")
+    workload.add_argument(
+        "--candidate",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="run this candidate of the plan instead of the chosen one: a label, a policy such as "
+        "chain-3, or a family such as async-tree; repeatable",
+    )
+    workload.add_argument(
+        "--baselines",
+        action="store_true",
+        help=f"also run the best of {', '.join(_BASELINES)} that the plan holds",
+    )
+    hardware = parser.add_argument_group("hardware")
+    hardware.add_argument("--workers", type=int, default=None, help="CPU cores (default: all)")
+    output = parser.add_argument_group("files")
+    output.add_argument("--out", type=Path, default=Path("runs"), help="folder (default: runs)")
+    output.add_argument("--resume", action="store_true", help="keep runs that are whole already")
+    add_output_arguments(parser)
+    parser.set_defaults(func=run_plan)
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    """Run the chosen candidate, or those asked for; 130 when interrupted."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: processes share the cores
+    from codesign.plan import Plan
+
+    plan = Plan.load(args.plan)
+    wanted = _wanted(plan, args)
+    replay = _load(plan, args)
+    runs = _run_all(replay, wanted, args)
+    payload = {"plan": str(args.plan), "runs": [_as_dict(run) for run in runs]}
+    payload["differing_requests"] = _differing(runs)
+    emit(args, payload, lambda: _as_text(plan, runs, args))
+    return 0 if len(runs) == len(wanted) and all(run.is_complete for run in runs) else 130
+
+
+def _wanted(plan: Plan, args: argparse.Namespace) -> list[ScoredCandidate]:
+    from codesign.errors import InputError
+
+    names = list(args.candidate) or [""]
+    wanted = [plan.find(name) for name in names]
+    if args.baselines:
+        for name in _BASELINES:
+            try:
+                wanted.append(plan.find(name))
+            except InputError:
+                say(f"the plan holds no {name}; left out")
+    return list({scored.label: scored for scored in wanted}.values())
+
+
+def _load(plan: Plan, args: argparse.Namespace) -> Replay:
+    from codesign.errors import HardwareError
+
+    try:
+        from codesign.engine.replay import Replay
+    except ImportError as error:
+        raise HardwareError(
+            f"the engine needs {error.name}, which is not installed: pip install 'codesign[engine]'"
+        ) from error
+    return Replay(plan, args.plan, num_workers=args.workers or os.cpu_count() or 1)
+
+
+def _run_all(
+    replay: Replay, wanted: list[ScoredCandidate], args: argparse.Namespace
+) -> list[MeasuredRun]:
+    from codesign.engine.replay import run_directories
+
+    runs = []
+    for scored, directory in zip(wanted, run_directories(args.out, wanted), strict=True):
+        run = replay.stored(scored, directory) if args.resume else None
+        if run is None:
+            with progress(args) as report:
+                run = replay.run(
+                    scored,
+                    directory,
+                    progress=lambda _, done, total, label=scored.label: report(label, done, total),
+                )
+        for note in run.notes:
+            say(f"{scored.label}: {note}")
+        runs.append(run)
+        if not run.is_complete:
+            break
+    return runs
+
+
+def _as_dict(run: MeasuredRun) -> dict[str, Any]:
+    return {
+        "label": run.scored.label,
+        "directory": str(run.directory),
+        "metrics": run.metrics.to_dict(),
+        "notes": list(run.notes),
+    }
+
+
+def _differing(runs: list[MeasuredRun]) -> list[int]:
+    from codesign.engine.replay import differing_requests
+
+    return differing_requests(runs)
+
+
+def _as_text(plan: Plan, runs: list[MeasuredRun], args: argparse.Namespace) -> str:
+    rows = []
+    for run in runs:
+        m, predicted = run.metrics, run.scored.predicted
+        rows.append(
+            [
+                run.scored.label,
+                _pair(m.ttft_p50, predicted.get("ttft_p50"), 1e3, 0),
+                _pair(m.tpot_mean, predicted.get("tpot_mean"), 1e3, 1),
+                _pair(m.throughput, predicted.get("throughput"), 1.0, 1),
+                _pair(m.acceptance_length, predicted.get("acceptance_length"), 1.0, 2),
+                _pair(m.slo_attainment, predicted.get("slo_attainment"), 100.0, 0),
+            ]
+        )
+    columns = ["measured (predicted)", "TTFT p50 ms", "TPOT ms", "tokens/s", "accepted", "SLO %"]
+    lines = [table(columns, rows)]
+    if len(runs) > 1:
+        differing = _differing(runs)
+        same = "the same tokens in every run" if not differing else f"{differing} differ"
+        lines.append(f"lossless  {plan.num_requests} requests, {same}")
+    directories = " ".join(str(run.directory) for run in runs)
+    lines.append(f"next      codesign validate --plan {args.plan} --run {directories}")
+    return "\n".join(lines)
+
+
+def _pair(measured: float | None, predicted: Any, scale: float, digits: int) -> str:
+    left = "-" if measured is None else f"{measured * scale:.{digits}f}"
+    right = "-" if predicted is None else f"{predicted.value * scale:.{digits}f}"
+    return f"{left} ({right})"

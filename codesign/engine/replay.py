@@ -1,0 +1,171 @@
+"""Run a plan: load models once, replay its requests by the wall clock, write run directories."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from codesign.artifacts import sha256
+from codesign.engine.model import Decoder, load_decoder
+from codesign.engine.run import NGRAM, DraftSource, EngineRun, PolicySetup, run_candidate
+from codesign.engine.serve import Progress
+from codesign.errors import HardwareError
+from codesign.fit import Fit
+from codesign.metrics import Metrics, summarise
+from codesign.model_shape import model_shape
+from codesign.models import resolve_model
+from codesign.plan import Plan, ScoredCandidate
+from codesign.prompts import BoundRequest, bind_prompts, encode_user_turn, load_prompts
+from codesign.run_directory import read_run, write_run
+from codesign.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """One candidate's run on this machine.
+
+    Attributes:
+        scored: The candidate and what was predicted for it.
+        metrics: What was measured.
+        notes: What happened on the way.
+        outputs: Emitted tokens by request number.
+        directory: Where the records lie.
+    """
+
+    scored: ScoredCandidate
+    metrics: Metrics
+    notes: tuple[str, ...]
+    outputs: dict[int, list[int]]
+    directory: Path
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every request finished."""
+        return self.metrics.num_finished == self.metrics.num_requests
+
+
+class Replay:
+    """A plan with its models loaded.
+
+    Args:
+        plan: What to run.
+        plan_path: Its file, named in the records.
+        num_workers: CPU cores that may be used.
+
+    Raises:
+        HardwareError: If the machine has fewer cores than the plan's split needs.
+        InputError: If a model is not there, or the plan's files have changed.
+    """
+
+    def __init__(self, plan: Plan, plan_path: Path, *, num_workers: int) -> None:
+        needed = max(s.candidate.deployment.num_workers for s in plan.scored)
+        if needed > num_workers:
+            raise HardwareError(
+                f"the plan needs {needed} CPU cores, found {num_workers}. "
+                f"Plan again: codesign plan --workers {num_workers}"
+            )
+        self.plan = plan
+        self.plan_path = plan_path
+        self._fit = Fit.load(plan.fit.check())
+        target_dir = resolve_model(plan.target)
+        self.requests = bound_requests(plan, target_dir)
+        self._target = load_decoder(target_dir)
+        self._draft: DraftSource | None = None
+        if plan.draft:
+            draft = plan.draft if plan.draft == NGRAM else resolve_model(plan.draft)
+            self._draft = DraftSource(draft, target_dir)
+        self._local_draft: Decoder | None = None
+
+    def run(
+        self, scored: ScoredCandidate, directory: Path, *, progress: Progress | None = None
+    ) -> MeasuredRun:
+        """Replay the plan's requests with one candidate and write its run directory.
+
+        An interrupted run is written too, with what is finished and a note.
+        """
+        candidate, plan = scored.candidate, self.plan
+        cost = self._fit.costs.get(candidate.deployment.label)
+        if self._draft is not None and candidate.deployment.draft_workers == 0:
+            self._local_draft = self._local_draft or self._draft.load(self._target)
+        run = run_candidate(
+            candidate,
+            self.requests,
+            target=self._target,
+            draft=self._draft,
+            setup=PolicySetup(
+                candidate.speculation, cost, self._fit.calibration, slo_tpot=plan.slo.tpot
+            ),
+            sampling=plan.sampling,
+            max_kv_tokens=plan.max_kv_tokens,
+            local_draft=self._local_draft,
+            progress=progress,
+        )
+        return self._write(scored, run, directory)
+
+    def _write(self, scored: ScoredCandidate, run: EngineRun, directory: Path) -> MeasuredRun:
+        metrics = summarise(run.records, self.plan.slo)
+        write_run(
+            directory,
+            run.records,
+            origin="measured",
+            summary={
+                "label": scored.label,
+                "candidate": scored.candidate.to_dict(),
+                "metrics": metrics.to_dict(),
+                "target": self.plan.target,
+                "draft": self.plan.draft,
+                "plan": str(self.plan_path),
+            },
+            seed=self.plan.sampling.seed,
+            inputs={"plan": self.plan_path},
+            outputs=run.outputs,
+        )
+        return MeasuredRun(scored, metrics, tuple(run.records.notes), run.outputs, directory)
+
+    def stored(self, scored: ScoredCandidate, directory: Path) -> MeasuredRun | None:
+        """The whole run of this plan and candidate that an earlier call left in ``directory``."""
+        if not (directory / "run.json").exists():
+            return None
+        stored = read_run(directory)
+        plan_hash = stored.summary["inputs"].get("plan", {}).get("sha256")
+        if stored.summary.get("label") != scored.label or plan_hash != sha256(self.plan_path):
+            return None
+        metrics = summarise(stored.records, self.plan.slo)
+        run = MeasuredRun(
+            scored, metrics, tuple(stored.records.notes), stored.outputs or {}, directory
+        )
+        return run if run.is_complete else None
+
+
+def bound_requests(plan: Plan, target_dir: Path) -> list[BoundRequest]:
+    """The plan's requests with the token ids that its seed gives them."""
+    tokenizer = Tokenizer(target_dir)
+    return bind_prompts(
+        plan.requests(),
+        load_prompts("run"),
+        encode_user_turn(tokenizer),
+        seed=plan.seed,
+        max_positions=model_shape(target_dir).max_positions,
+    )
+
+
+def run_directories(out: Path, candidates: Sequence[ScoredCandidate]) -> Iterator[Path]:
+    """A folder under ``out`` for each candidate, named after it."""
+    for scored in candidates:
+        yield out / re.sub(r"[^a-z0-9.@+-]+", "_", scored.label.lower())
+
+
+def differing_requests(runs: Sequence[MeasuredRun]) -> list[int]:
+    """Requests whose tokens are not the same in all runs; none when speculation is lossless."""
+    return [
+        request_id
+        for request_id, tokens in runs[0].outputs.items()
+        if any(not _agree(tokens, run.outputs[request_id]) for run in runs[1:])
+    ]
+
+
+def _agree(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two outputs are equal as far as both go: a run may have been interrupted."""
+    return all(a == b for a, b in zip(one, other, strict=False))
