@@ -5,10 +5,13 @@ Must not import torch.
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from codesign.errors import InputError
+from codesign.model_import import read_header
 from codesign.model_shape import ModelShape, model_shape
 from codesign.models import DEFAULT_TARGET, DRAFTS, directory_bytes, draft_dir, resolve_model
 from codesign.tokenizer import Tokenizer
@@ -16,6 +19,7 @@ from codesign.tokenizer import Tokenizer
 # The shipped draft has no embedding of its own: it reads its target's, so it fits every model
 # of this width whose ids mean the same.
 _DRAFT_HIDDEN = 576
+_DRAFT_TABLE = "codesign_draft"  # in the config.json of a draft only
 _DRAFT_VOCABULARY = "853b524522cfa3366e3f45b1d03fb4e847c45e78306bf7d41003a65e560393db"
 
 
@@ -34,6 +38,8 @@ class ModelCard:
     """One model as ``codesign models show`` prints it.
 
     Attributes:
+        parameters: Values in the checkpoint; for a draft its own, without what it reads of its
+            target.
         tokenizer: None if the directory has none (the shipped draft uses its target's).
         draft: The shipped draft that this model can be the target of, or None.
         draft_note: Why, in words.
@@ -64,11 +70,20 @@ def describe_model(name_or_path: str | Path) -> ModelCard:
         path=path,
         num_bytes=directory_bytes(path),
         shape=shape,
-        parameters=shape.parameters,
+        parameters=_own_parameters(path) if _is_draft(path) else shape.parameters,
         tokenizer=tokenizer,
         draft=draft,
         draft_note=note,
     )
+
+
+def _is_draft(path: Path) -> bool:
+    return _DRAFT_TABLE in json.loads((path / "config.json").read_text(encoding="utf-8"))
+
+
+def _own_parameters(path: Path) -> int:
+    header = read_header(path / "model.safetensors")
+    return sum(math.prod(e["shape"]) for name, e in header.items() if name.endswith(".weight"))
 
 
 def _tokenizer_card(path: Path) -> TokenizerCard | None:
@@ -87,8 +102,8 @@ def _find_draft(
     path: Path, *, shape: ModelShape, tokenizer: TokenizerCard | None
 ) -> tuple[str | None, str]:
     draft = DRAFTS[DEFAULT_TARGET]
-    if path.name == draft:
-        return None, "this is a draft"
+    if _is_draft(path):
+        return None, "this is a draft; embedding and tokenizer are its target's"
     if tokenizer is None or tokenizer.vocabulary_sha256 != _DRAFT_VOCABULARY:
         return None, f"{draft} has another vocabulary; the n-gram drafter fits every model"
     if shape.hidden != _DRAFT_HIDDEN:

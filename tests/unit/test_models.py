@@ -460,6 +460,21 @@ def test_a_model_with_another_vocabulary_gets_no_draft(tmp_path):
     assert (card.tokenizer.vocab_size, card.tokenizer.has_chat_template) == (1, False)
 
 
+def test_the_card_of_a_draft_counts_only_its_own_parameters(tmp_path):
+    folder = write_config(tmp_path, {**LLAMA, "codesign_draft": {}})
+    tensors = {
+        "model.norm.weight": np.ones(32, np.float32),
+        "model.layers.0.mlp.up_proj.weight": np.ones((48, 32), np.int8),
+        "model.layers.0.mlp.up_proj.weight_scale": np.ones(48, np.float16),
+        "draft_to_target": np.arange(16, dtype=np.int32),
+    }
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    card = model_card.describe_model(folder)
+    assert card.parameters == 32 + 48 * 32
+    assert (card.tokenizer, card.draft) == (None, None)
+    assert "this is a draft" in card.draft_note
+
+
 # Fetching, without a network.
 
 
