@@ -167,7 +167,7 @@ class DraftSide:
         """Take in a verdict.
 
         Returns:
-            KV moves to make, and the finished requests, whose slabs are free.
+            KV moves to make in this order, and the finished requests, whose slabs are free.
         """
         moves: list[KVMove] = []
         finished: list[int] = []
@@ -179,7 +179,8 @@ class DraftSide:
                 finished.append(entry.request_id)
             else:
                 moves.append(self._reroot(entry))
-        return moves, finished
+        # A request may move and finish in one verdict: first its prefill's token, then a round's.
+        return [move for move in moves if move.request_id in self._requests], finished
 
     def _reroot(self, entry: RequestVerdict) -> KVMove:
         request = self._requests[entry.request_id]
@@ -252,16 +253,14 @@ class DraftSide:
         missing = request.committed[request.prefix_len : -1] if tree.slots[0] < 0 else []
         tree.expand(nodes)
         request.prefix_len += len(missing)
-        first = tree.base_len - 1 - len(missing)
+        root = tree.base_len - 1
+        depths = tree.depths
         return ExpansionRows(
             request_id=request_id,
-            tokens=(*missing, *(tree.tokens[n] for n in nodes)),
-            positions=(
-                *range(first, tree.base_len - 1),
-                *(tree.position(n) for n in nodes),
-            ),
+            tokens=(*missing, *[tree.tokens[n] for n in nodes]),
+            positions=(*range(root - len(missing), root), *[root + depths[n] for n in nodes]),
             nodes=tuple(nodes),
-            visible=None if nodes[0] == 0 else tuple(tuple(tree.visible_slots(n)) for n in nodes),
+            visible=None if nodes[0] == 0 else tuple([tuple(tree.visible_slots(n)) for n in nodes]),
             context=context,
         )
 
