@@ -10,12 +10,13 @@ E head size, S rows of a slab in use, V rows of the head.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from codesign.engine.draft_weights import TOKEN_MAP, load_draft_state
 from codesign.engine.kv_cache import KVCache
 from codesign.engine.rows import RowBatch
 from codesign.engine.weights import random_tensors, read_tensors
@@ -90,9 +91,6 @@ class Decoder:
         self.shape = shape
         self.token_map = token_map
         weights = {name: tensor.to(device, dtype) for name, tensor in state.items()}
-        embed_proj = weights.get("model.embed_proj.weight")
-        self._embed_norm = weights.get("model.embed_norm.weight")
-        self._embed_proj = None if embed_proj is None else pack_linear(embed_proj)
         self.embedding_VD = weights[EMBEDDING]
         self._head = pack_linear(weights.get(HEAD, self.embedding_VD))
         self._norm = weights["model.norm.weight"]
@@ -113,7 +111,7 @@ class Decoder:
         size = padded_rows(num_rows) if self.embedding_VD.device.type == "cpu" else num_rows
         tables = rotary_tables(pad_rows(batch.positions, size), self._frequency_F)
         tables = (tables[0].to(self._norm.dtype), tables[1].to(self._norm.dtype))
-        x_TD = self._embed(pad_rows(batch.tokens, size))
+        x_TD = self.embedding_VD[pad_rows(batch.tokens, size)]
         for index, layer in enumerate(self._layers):
             x_TD = x_TD + self._attention(index, layer, x_TD, tables, spans, cache)
             h_TD = rms_norm(x_TD, layer.mlp_norm, self.shape.eps)
@@ -126,17 +124,6 @@ class Decoder:
         num_rows = hidden_TD.shape[0]
         size = padded_rows(num_rows) if hidden_TD.device.type == "cpu" else num_rows
         return self._head(pad_rows(hidden_TD, size))[:num_rows].float().contiguous()
-
-    def head_rows(self, tokens: Tensor) -> Tensor:
-        """Return the head's weight rows of some tokens, (len(tokens), D)."""
-        assert self.token_map is None, "a reduced head has no row for every token"
-        return self._head.rows(tokens)
-
-    def _embed(self, tokens_T: Tensor) -> Tensor:
-        x_TD = self.embedding_VD[tokens_T]
-        if self._embed_norm is not None:
-            x_TD = rms_norm(x_TD, self._embed_norm, self.shape.eps)
-        return x_TD if self._embed_proj is None else self._embed_proj(x_TD)
 
     def _attention(
         self,
@@ -190,75 +177,71 @@ def load_draft_decoder(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Decoder:
-    """Return a shipped draft, which uses its target's embedding and some rows of its head.
+    """Return a shipped draft, which uses its target's embedding.
 
     Args:
         directory: Holds config.json and the draft's weights.
         target: The loaded target, whose embedding is then shared, or its directory, of which
-            the embedding and the head alone are read.
-        device: Where the weights go.
+            the embedding alone is read.
+        device: Where the weights go; with a loaded target, where that is.
         dtype: What they are converted to.
 
     Raises:
         InputError: If a file or tensor is missing or broken, or the draft was made for a target
             of another width or vocabulary.
     """
-    from codesign.engine.draft_weights import load_draft_state
-
     shape = model_shape(Path(directory))
     state = load_draft_state(Path(directory))
-    if not isinstance(target, Decoder):
-        target = _ends_of(Path(target), device=device, dtype=dtype)
-    return draft_decoder(shape, state, target, dtype=dtype)
+    if isinstance(target, Decoder):
+        embedding_VD = target.embedding_VD
+    else:
+        size = model_shape(Path(target)).tensors()[EMBEDDING]
+        embedding_VD = read_tensors(target, {EMBEDDING: size})[EMBEDDING].to(device, dtype)
+    return draft_decoder(shape, state, embedding_VD, dtype=dtype)
 
 
 def draft_decoder(
     shape: ModelShape,
     state: Mapping[str, Tensor],
-    target: Decoder,
+    embedding_VD: Tensor,
     *,
     dtype: torch.dtype = torch.float32,
 ) -> Decoder:
-    """Return a draft built from tensors that hold neither embedding nor head.
+    """Return a draft that uses its target's embedding and has a head of fewer rows.
 
     Args:
         shape: The draft's own shape; width and vocabulary must be the target's.
-        state: Its tensors by Hugging Face names, and ``token_map``, (V,) int64: the token of
-            each row of its head. Optional ``model.embed_norm.weight``, (D,), and
-            ``model.embed_proj.weight``, (D, D): applied to the embedding, in this order.
-        target: Whose embedding, and whose head's rows ``token_map``, it uses.
+        state: Its tensors by Hugging Face names but the embedding, and under ``TOKEN_MAP`` the
+            token of each row of its head, (V,) int64.
+        embedding_VD: The target's, of the target's vocabulary; used as it is, on its device.
         dtype: What the draft's own tensors are converted to.
 
     Raises:
         InputError: If the draft was made for a target of another width or vocabulary, or lacks
             a tensor.
     """
-    ours, theirs = (shape.hidden, shape.vocab), (target.shape.hidden, target.shape.vocab)
+    ours, theirs = (shape.vocab, shape.hidden), tuple(embedding_VD.shape)
     if ours != theirs:
         raise InputError(
-            f"the draft has width and vocabulary {ours}, its target {theirs}: it was made for "
+            f"the draft has vocabulary and width {ours}, its target {theirs}: it was made for "
             "another target. List the pairs that fit: codesign models list"
         )
-    wanted = {"token_map", *shape.tensors()} - {EMBEDDING, HEAD}
+    wanted = {TOKEN_MAP, HEAD, *shape.tensors()} - {EMBEDDING}
     if missing := sorted(wanted - set(state)):
         raise InputError(f"the draft holds no tensor {missing[0]} ({len(missing)} missing)")
-    embedding = target.embedding_VD
-    token_map = state["token_map"].to(embedding.device, torch.int64)
-    own = {name: tensor for name, tensor in state.items() if name != "token_map"}
-    own |= {EMBEDDING: embedding, HEAD: target.head_rows(token_map)}
-    device = embedding.device
-    return Decoder(shape, own, device=device, dtype=dtype, token_map=token_map)
+    own = {name: tensor for name, tensor in state.items() if name != TOKEN_MAP}
+    return Decoder(
+        shape,
+        own | {EMBEDDING: embedding_VD},
+        device=embedding_VD.device,
+        dtype=dtype,
+        token_map=state[TOKEN_MAP].to(embedding_VD.device, torch.int64),
+    )
 
 
 def random_decoder(shape: ModelShape, seed: int, *, dtype: torch.dtype = torch.float32) -> Decoder:
     """Return a decoder with random weights, for tests and for timing without a checkpoint."""
     return Decoder(shape, random_tensors(shape.tensors(), seed), dtype=dtype)
-
-
-def _ends_of(directory: Path, *, device: torch.device | str, dtype: torch.dtype) -> Decoder:
-    """Return a checkpoint's embedding, norm and head as a decoder without layers."""
-    shape = replace(model_shape(directory), layers=0)
-    return Decoder(shape, read_tensors(directory, shape.tensors()), device=device, dtype=dtype)
 
 
 def _layer(weights: Mapping[str, Tensor], at: str) -> _Layer:

@@ -1,6 +1,7 @@
 """Tensors of Hugging Face checkpoints: one safetensors file, or shards with an index.
 
-Reads the tensors asked for and nothing else. Random tensors for tests, too. Imports torch; knows no model family.
+Reads the tensors asked for and nothing else; makes random ones for tests. Imports torch; knows
+no model family.
 """
 
 from __future__ import annotations

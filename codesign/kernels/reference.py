@@ -35,10 +35,6 @@ class PlainLinear:
         """Return ``x @ weight.T + bias``, (T, N)."""
         return linear(x_TK, self.weight_NK, self.bias_N)
 
-    def rows(self, index: Tensor) -> Tensor:
-        """Return the given rows of the weight, (len(index), K)."""
-        return self.weight_NK[index]
-
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return ``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension."""

@@ -52,10 +52,6 @@ class SkinnyLinear:
             out_NT += self._bias_N1
         return out_NT.t()
 
-    def rows(self, index: Tensor) -> Tensor:
-        """Return the given rows of the weight, (len(index), K)."""
-        return torch.cat([piece[index] for piece in self._pieces], dim=1)
-
 
 def pad_rows(x_T: Tensor, num_rows: int) -> Tensor:
     """Return ``x`` with its last row repeated up to ``num_rows`` rows."""
