@@ -26,6 +26,7 @@ class Metrics:
         seconds: Length of the run.
         ttft_mean: Time to first token, over requests that have one; likewise p50, p90, p99.
         tpot_mean: Time per later token, over finished requests with two or more tokens.
+        latency_mean: Arrival to last token, over finished requests.
         throughput: Output tokens per second of the run, unfinished requests included.
         acceptance_length: Tokens emitted per request and round, bonus token included; the token
             that comes from prefill is not counted. 1 for plain decoding.
@@ -47,6 +48,7 @@ class Metrics:
     tpot_p50: float | None
     tpot_p90: float | None
     tpot_p99: float | None
+    latency_mean: float | None
     throughput: float | None
     acceptance_length: float | None
     acceptance_rate: float | None
@@ -129,6 +131,7 @@ def summarise(records: RunRecords, slo: SLO | None = None) -> Metrics:
         tpot_p50=percentile(tpots, 50),
         tpot_p90=percentile(tpots, 90),
         tpot_p99=percentile(tpots, 99),
+        latency_mean=_mean([r.finish - r.arrival for r in requests if r.finish is not None]),
         throughput=_ratio(sum(r.output_tokens for r in requests), records.seconds),
         acceptance_length=_ratio(
             sum(r.output_tokens - 1 for r in requests if r.output_tokens),

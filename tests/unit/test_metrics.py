@@ -73,6 +73,7 @@ def test_summary_of_two_requests_by_hand():
     metrics = summarise(RunRecords(requests, rounds, 8.0, []), SLO(ttft=1.5, tpot=1.0))
     assert metrics.ttft_mean == 1.5
     assert metrics.tpot_mean == 0.75
+    assert metrics.latency_mean == 5.5
     assert metrics.throughput == 12 / 8
     assert metrics.acceptance_length == 10 / 5
     assert metrics.acceptance_rate == 5 / 15

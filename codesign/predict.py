@@ -1,0 +1,224 @@
+"""The prediction for one candidate: simulations with several seeds, and an interval per figure.
+
+Planner and validation both predict with these functions, so that a plan's figures can be had again
+from the plan file. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from codesign.config import SLO
+from codesign.errors import InputError
+from codesign.metrics import Metrics, slo_values, summarise
+from codesign.plan import Candidate, Interval, ScoredCandidate
+from codesign.records import SPANS, RunRecords
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from codesign.fit import Fit
+
+TIMES = (
+    "ttft_mean", "ttft_p50", "ttft_p90", "ttft_p99", "tpot_mean", "tpot_p50", "tpot_p90",
+    "tpot_p99", "latency_mean", "ttft_slo", "tpot_slo", "throughput", "seconds",
+)  # fmt: skip
+COUNTS = ("acceptance_length", "acceptance_rate", "mean_batch")
+SHARES = ("slo_attainment", "goodput")
+_TAIL = 0.05  # of the seeds' values, on each side of an interval
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Figures of one simulation.
+
+    Attributes:
+        label: Of the candidate.
+        seed: Of the simulation.
+        figures: Those of ``Metrics`` that are defined, "ttft_slo" and "tpot_slo" (infinite if too
+            few requests finished), and for each of SHARES its value if all latencies were longer
+            ("..._worse") or shorter ("..._better") by the fit's error.
+        spans: Mean seconds per round.
+        max_rows: Most rows of a target forward.
+    """
+
+    label: str
+    seed: int
+    figures: dict[str, float]
+    spans: dict[str, float]
+    max_rows: int
+
+
+def simulate_outcome(
+    requests: pd.DataFrame,
+    candidate: Candidate,
+    fit: Fit,
+    *,
+    slo: SLO,
+    max_kv_tokens: int,
+    seed: int,
+) -> tuple[Outcome, RunRecords]:
+    """Simulate a candidate once.
+
+    Args:
+        requests: Prepared trace: arrival, prompt_tokens, output_tokens, category.
+        candidate: What serves them.
+        fit: Step times and acceptance.
+        slo: Targets.
+        max_kv_tokens: KV rows of all running requests together.
+        seed: Of the acceptance draws; the same for every candidate, so that they see the same luck.
+    """
+    from codesign.sim import simulate
+
+    records = simulate(requests, candidate, fit, slo=slo, max_kv_tokens=max_kv_tokens, seed=seed)
+    return outcome_of(records, candidate, fit, slo=slo, seed=seed), records
+
+
+def outcome_of(
+    records: RunRecords, candidate: Candidate, fit: Fit, *, slo: SLO, seed: int
+) -> Outcome:
+    """Figures of a simulation's records."""
+    metrics = summarise(records, slo)
+    spans = {name: value for name, value in metrics.spans.items() if value is not None}
+    figures = _figures(metrics)
+    for name, value in slo_values(records.requests, slo).items():
+        if value is not None:
+            figures[f"{name}_slo"] = value
+    error = time_error(fit, candidate, spans)
+    for side, factor in (("worse", 1.0 / (1.0 + error)), ("better", 1.0 + error)):
+        shifted = _figures(summarise(records, _scaled(slo, factor)))
+        figures |= {f"{name}_{side}": shifted[name] for name in SHARES if name in shifted}
+    max_rows = max((r.rows for r in records.rounds), default=0)
+    return Outcome(candidate.label, seed, figures, spans, max_rows)
+
+
+def time_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> float:
+    """Relative error of a round's time, from the fit's error on measurements it has not seen.
+
+    The errors of target and draft forwards, weighted by their share of the round.
+    """
+    label = candidate.deployment.label
+    parts = [
+        (spans.get(op, 0.0), fit.errors[f"{label}/{op}"])
+        for op in ("target", "draft")
+        if f"{label}/{op}" in fit.errors
+    ]
+    total = sum(seconds for seconds, _ in parts)
+    return sum(seconds * error for seconds, error in parts) / total if total else 0.0
+
+
+def score(candidate: Candidate, outcomes: Sequence[Outcome], fit: Fit, slo: SLO) -> ScoredCandidate:
+    """Combine simulations of one candidate into a prediction.
+
+    The value of a figure is its mean over the seeds. Its interval is the range between the 5 % and
+    the 95 % quantile over the seeds, each distance from the mean combined in quadrature with the
+    value times a relative error: for times and rates ``time_error``, for counts of tokens the fit's
+    "acceptance" error if it has one. Attainment and goodput are instead computed again with all
+    latencies longer and shorter by ``time_error``. What queueing makes of a step-time error is not
+    in it: near saturation the interval of TTFT is a lower bound.
+
+    Args:
+        candidate: What was simulated.
+        outcomes: At least one, of different seeds.
+        fit: As simulated with.
+        slo: Targets; the mean over the seeds must meet them.
+    """
+    spans = {
+        name: float(np.mean([o.spans[name] for o in outcomes]))
+        for name in SPANS
+        if all(name in o.spans for o in outcomes)
+    }
+    seconds_error = time_error(fit, candidate, spans)
+    tokens_error = fit.errors.get("acceptance", 0.0)
+    predicted = {}
+    for names, error in ((TIMES, seconds_error), (COUNTS, tokens_error)):
+        for name in names:
+            values = _values(outcomes, name)
+            if values and all(map(math.isfinite, values)):
+                predicted[name] = interval_over_seeds(values, error)
+    for name in SHARES:
+        values, worse = _values(outcomes, name), _values(outcomes, f"{name}_worse")
+        better = _values(outcomes, f"{name}_better")
+        if values:
+            predicted[name] = _hull(interval_over_seeds(values, 0.0), [*worse, *better])
+    return ScoredCandidate(
+        candidate,
+        predicted,
+        spans,
+        fit.origin,
+        is_feasible=max(misses(outcomes, slo).values()) <= 1,
+    )
+
+
+def misses(outcomes: Sequence[Outcome], slo: SLO) -> dict[str, float]:
+    """Mean value at the SLO's percentile over its target, for "ttft" and "tpot"; 0 if no target."""
+    found = {}
+    for name, target in (("ttft", slo.ttft), ("tpot", slo.tpot)):
+        values = _values(outcomes, f"{name}_slo")
+        found[name] = math.fsum(values) / len(values) / target if target and values else 0.0
+    return found
+
+
+def extrapolation_note(candidate: Candidate, outcomes: Iterable[Outcome], fit: Fit) -> str:
+    """One line if the simulation left the range of rows that was measured; else ""."""
+    rows = max((o.max_rows for o in outcomes), default=0)
+    measured = fit.costs[candidate.deployment.label].target.rows
+    if len(measured) < 2 or rows <= measured[-1]:
+        return ""
+    return (
+        f"{candidate.label}: verifies up to {rows} rows at once, measured were up to "
+        f"{measured[-1]}; its times are extrapolated"
+    )
+
+
+def check_fits(requests: pd.DataFrame, max_kv_tokens: int, max_rows: int) -> None:
+    """Refuse requests that do not fit the KV limit even alone.
+
+    Raises:
+        InputError: If there are any; it names the flags that help.
+    """
+    needs = np.asarray(requests["prompt_tokens"] + requests["output_tokens"], np.int64) + max_rows
+    too_long = int((needs > max_kv_tokens).sum())
+    if too_long:
+        raise InputError(
+            f"{too_long:,} of {len(requests):,} requests need more than {max_kv_tokens:,} KV rows, "
+            f"the longest {int(needs.max()):,}. Cut or scale them: --max-prompt N, --max-output N, "
+            "--length-scale X; or raise --max-kv-tokens"
+        )
+
+
+def _figures(metrics: Metrics) -> dict[str, float]:
+    values = {name: getattr(metrics, name, None) for name in (*TIMES, *COUNTS, *SHARES)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _values(outcomes: Iterable[Outcome], name: str) -> list[float]:
+    return [o.figures[name] for o in outcomes if name in o.figures]
+
+
+def interval_over_seeds(values: Sequence[float], error: float) -> Interval:
+    """Mean, and the seeds' spread combined in quadrature with a relative error; see ``score``."""
+    value = float(np.mean(values))
+    low, high = np.quantile(values, [_TAIL, 1.0 - _TAIL])
+    spread = abs(value) * error
+    # The mean may lie outside the quantiles by rounding when all values are equal.
+    down, up = max(value - float(low), 0.0), max(float(high) - value, 0.0)
+    return Interval(value, value - math.hypot(down, spread), value + math.hypot(up, spread))
+
+
+def _hull(interval: Interval, values: Sequence[float]) -> Interval:
+    low, high = min([interval.low, *values]), max([interval.high, *values])
+    return Interval(interval.value, low, high)
+
+
+def _scaled(slo: SLO, factor: float) -> SLO:
+    return SLO(
+        ttft=None if slo.ttft is None else slo.ttft * factor,
+        tpot=None if slo.tpot is None else slo.tpot * factor,
+        percentile=slo.percentile,
+    )

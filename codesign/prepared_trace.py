@@ -1,0 +1,68 @@
+"""The trace exactly as it will be simulated and run: few enough requests, bound to real prompts.
+
+The engine binds the same prompts with the same seed, so the lengths here are those it will serve.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from codesign.errors import HardwareError, InputError
+from codesign.models import resolve_model
+from codesign.prompts import CATEGORIES, bind_prompts, binding_note, encode_user_turn, load_prompts
+from codesign.tokenizer import Tokenizer
+from codesign.traces import Trace
+
+DEFAULT_MAX_REQUESTS = 200
+
+
+def prepare_trace(
+    trace: Trace, target: str, *, seed: int, max_requests: int | None = None
+) -> Trace:
+    """The requests to plan for, with the prompt lengths that the engine will see.
+
+    A longer trace is cut; requests without a category get one at random; prompts are bound with the
+    target's tokenizer. Each of this is said in the notes of the trace, as is a target that is not
+    on this machine, in which case the trace's own prompt lengths stay.
+
+    Args:
+        trace: As loaded, with the user's changes.
+        target: Name or directory of the target model.
+        seed: Of categories and prompts.
+        max_requests: Most requests; None for DEFAULT_MAX_REQUESTS.
+
+    Raises:
+        InputError: If a category has no prompt.
+    """
+    limit = DEFAULT_MAX_REQUESTS if max_requests is None else max_requests
+    prepared = _with_categories(trace.head(limit), seed)
+    try:
+        tokenizer = Tokenizer(resolve_model(target))
+    except (InputError, HardwareError) as err:
+        return _noted(
+            prepared, f"prompt lengths are the trace's own, not those of real prompts: {err}"
+        )
+    requests = prepared.requests
+    bound = bind_prompts(requests, load_prompts("run"), encode_user_turn(tokenizer), seed=seed)
+    bound_requests = requests.assign(
+        prompt_tokens=np.array([b.prompt_tokens for b in bound], np.int64)
+    ).drop(columns="hash_ids", errors="ignore")
+    note = binding_note(requests, bound) or "prompts bound; all have the length the trace says"
+    return _noted(dataclasses.replace(prepared, requests=bound_requests), note)
+
+
+def _with_categories(trace: Trace, seed: int) -> Trace:
+    """Fill in what the trace does not say, so that binding draws the same when it is done again."""
+    known = trace.requests["category"].to_numpy(object)
+    if (known != "").all():
+        return trace
+    drawn = trace.with_categories(CATEGORIES, [1.0] * len(CATEGORIES), seed)
+    category = np.where(known == "", drawn.requests["category"].to_numpy(object), known)
+    return dataclasses.replace(drawn, requests=drawn.requests.assign(category=category))
+
+
+def _noted(trace: Trace, note: str) -> Trace:
+    return dataclasses.replace(trace, notes=(*trace.notes, note))

@@ -1,0 +1,90 @@
+"""Finished simulations of a search, kept while it runs so that an interrupted one can go on.
+
+One JSON object a line, beside the plan that is being made. A line belongs to a key: a hash of
+everything that the simulation depended on. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codesign.config import SLO
+from codesign.errors import InputError
+from codesign.plan import Candidate
+from codesign.predict import Outcome
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def search_key(requests: pd.DataFrame, fit_sha256: str, slo: SLO, max_kv_tokens: int) -> str:
+    """Hash of what all simulations of a search depend on."""
+    digest = hashlib.sha256()
+    for column in ("arrival", "prompt_tokens", "output_tokens", "category"):
+        digest.update("\0".join(map(str, requests[column])).encode())
+    digest.update(json.dumps([fit_sha256, asdict(slo), max_kv_tokens]).encode())
+    return digest.hexdigest()
+
+
+class SearchCache:
+    """Outcomes by candidate and seed, in memory and, with a path, in a file.
+
+    Args:
+        key: See ``search_key``; lines of the file with another key are ignored.
+        path: File to append to; None for memory alone.
+        resume: Read what an earlier search left in the file; otherwise it starts empty.
+
+    Raises:
+        InputError: If the file cannot be read or written.
+    """
+
+    def __init__(self, key: str, path: Path | None = None, *, resume: bool = False) -> None:
+        self._key = key
+        self._path = path
+        self._outcomes: dict[tuple[str, int], Outcome] = {}
+        if path is None:
+            return
+        try:
+            if resume and path.exists():
+                self._read(path)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text("", encoding="utf-8")
+        except OSError as err:
+            raise InputError(f"cannot use {path}: {err.strerror}") from err
+
+    def __len__(self) -> int:
+        """Outcomes at hand."""
+        return len(self._outcomes)
+
+    def get(self, candidate: Candidate, seed: int) -> Outcome | None:
+        """What a candidate's simulation gave, if it was made."""
+        return self._outcomes.get((candidate.label, seed))
+
+    def put(self, outcome: Outcome) -> None:
+        """Keep an outcome."""
+        self._outcomes[outcome.label, outcome.seed] = outcome
+        if self._path is not None:
+            line = json.dumps({"key": self._key, **asdict(outcome)})
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+    def remove(self) -> None:
+        """Delete the file: the search is done."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def _read(self, path: Path) -> None:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                values = json.loads(line)
+                key = values.pop("key")
+                outcome = Outcome(**values)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # the line that the interruption cut off
+            if key == self._key:
+                self._outcomes[outcome.label, outcome.seed] = outcome
