@@ -1,0 +1,331 @@
+"""Prediction against measurement: simulate what a run served, join the records, state the error.
+
+Errors are relative to the measurement: (predicted - measured) / measured. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from codesign.errors import InputError
+from codesign.metrics import summarise, tpot, ttft
+from codesign.plan import Candidate, Interval, Plan
+from codesign.predict import interval_over_seeds, score, simulate_outcome, time_error
+from codesign.records import SPANS, RoundRecord, RunRecords
+from codesign.run_directory import StoredRun, read_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from codesign.fit import Fit
+
+Progress = Callable[[str, int, int], None]
+
+FIGURES = (
+    "ttft_p50", "ttft_p90", "tpot_mean", "tpot_p50", "tpot_p90", "throughput",
+    "acceptance_length", "slo_attainment", "goodput", "mean_batch",
+)  # fmt: skip
+CHECKED = ("acceptance_length", "tpot_mean", "throughput")  # must lie within the tolerance
+RANKED = (("throughput", True), ("tpot_mean", False))  # True: more is better
+ROUND_FIGURES = (
+    "seconds", "prefill", "batch", "rows", "context", "num_expansions", "draft_rows",
+    "num_emitted_tokens",
+)  # fmt: skip
+DEFAULT_TOLERANCE = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One figure, predicted and measured."""
+
+    name: str
+    predicted: Interval
+    measured: float
+
+    @property
+    def error(self) -> float | None:
+        """Relative to the measurement; None if that is 0."""
+        if self.measured == 0:
+            return None
+        return (self.predicted.value - self.measured) / self.measured
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the measurement lies in the predicted interval."""
+        return self.predicted.contains(self.measured)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunComparison:
+    """One run against its prediction.
+
+    Attributes:
+        path: Folder of the run.
+        candidate: What served.
+        origin: "measured", or "simulated" if the run is a simulation itself.
+        figures: Those of FIGURES that both sides have.
+        spans: Mean seconds per round of each span.
+        rounds: Means over the rounds, ROUND_FIGURES.
+        requests: Joined by request: request_id, category, and predicted (mean over the seeds) and
+            measured ttft and tpot in seconds.
+        notes: What a reader must know about this run.
+    """
+
+    path: Path
+    candidate: Candidate
+    origin: str
+    figures: tuple[Comparison, ...]
+    spans: tuple[Comparison, ...]
+    rounds: tuple[Comparison, ...]
+    requests: pd.DataFrame
+    notes: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """Label of the candidate."""
+        return self.candidate.label
+
+    def figure(self, name: str) -> Comparison | None:
+        """The comparison of one figure, if both sides have it."""
+        return next((c for c in self.figures if c.name == name), None)
+
+    def request_error(self, figure: str) -> float | None:
+        """Median over the requests of the size of the relative error of "ttft" or "tpot"."""
+        predicted = self.requests[f"predicted_{figure}"].to_numpy(np.float64)
+        measured = self.requests[f"measured_{figure}"].to_numpy(np.float64)
+        both = np.isfinite(predicted) & (measured > 0)
+        if not both.any():
+            return None
+        return float(np.median(np.abs(predicted - measured)[both] / measured[both]))
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The order of the candidates by one figure.
+
+    Attributes:
+        figure: What they are ordered by.
+        predicted: Labels, best first.
+        measured: Labels, best first.
+        num_pairs: Pairs of candidates.
+        num_tied: Pairs whose predicted intervals overlap, so that no order was predicted.
+        num_wrong: Other pairs that were measured the other way round.
+        regret: What the plan's choice loses to the best measured candidate, relative to that; None
+            if the choice was not run.
+    """
+
+    figure: str
+    predicted: tuple[str, ...]
+    measured: tuple[str, ...]
+    num_pairs: int
+    num_tied: int
+    num_wrong: int
+    regret: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """All runs against their predictions."""
+
+    runs: tuple[RunComparison, ...]
+    rankings: tuple[Ranking, ...]
+    chosen: str
+    num_seeds: int
+
+    def outside(self, tolerance: float) -> list[tuple[RunComparison, Comparison]]:
+        """Checked figures whose error is larger than ``tolerance``, the largest first."""
+        found = [
+            (run, figure)
+            for run in self.runs
+            for figure in run.figures
+            if figure.name in CHECKED and _size(figure) > tolerance
+        ]
+        return sorted(found, key=lambda pair: -_size(pair[1]))
+
+
+def validate(
+    plan: Plan, fit: Fit, paths: Sequence[Path], *, progress: Progress | None = None
+) -> Validation:
+    """Compare runs with fresh simulations of exactly what they served.
+
+    Args:
+        plan: Names the requests, the limits and the seeds.
+        fit: The plan's.
+        paths: Folders of runs.
+        progress: Called with ("simulate", done, total), counting simulations.
+
+    Raises:
+        InputError: If a folder is no run, or served other requests than the plan's.
+    """
+    planned = plan.requests()
+    seeds = list(plan.simulation_seeds)
+    comparisons = []
+    for number, path in enumerate(paths):
+
+        def report(stage: str, done: int, total: int, first: int = number * len(seeds)) -> None:
+            if progress:
+                progress(stage, first + done, len(paths) * len(seeds))
+
+        comparisons.append(_compare(plan, fit, planned, path, read_run(path), report))
+    rankings = tuple(_rank(comparisons, name, up, plan.chosen.label) for name, up in RANKED)
+    return Validation(
+        tuple(comparisons),
+        tuple(ranking for ranking in rankings if ranking.num_pairs),
+        plan.chosen.label,
+        len(seeds),
+    )
+
+
+def _compare(
+    plan: Plan, fit: Fit, planned: pd.DataFrame, path: Path, run: StoredRun, progress: Progress
+) -> RunComparison:
+    if "candidate" not in run.summary:
+        raise InputError(f"{path}/run.json does not say what served. Run again: codesign run")
+    candidate = Candidate.from_dict(run.summary["candidate"])
+    requests, notes = _served(planned, run, path)
+    outcomes, simulated = [], []
+    for seed in plan.simulation_seeds:
+        outcome, records = simulate_outcome(
+            requests,
+            candidate,
+            fit,
+            slo=plan.slo,
+            max_kv_tokens=plan.max_kv_tokens,
+            seed=seed,
+        )
+        outcomes.append(outcome)
+        simulated.append(records)
+        progress("simulate", len(simulated), plan.num_seeds)
+    predicted = score(candidate, outcomes, fit, plan.slo)
+    measured = summarise(run.records, plan.slo)
+    figures = [
+        Comparison(name, predicted.predicted[name], getattr(measured, name))
+        for name in FIGURES
+        if name in predicted.predicted and getattr(measured, name) is not None
+    ]
+    error = time_error(fit, candidate, predicted.spans)
+    return RunComparison(
+        path=path,
+        candidate=candidate,
+        origin=run.origin,
+        figures=tuple(figures),
+        spans=_round_means(SPANS, simulated, run.records, dict.fromkeys(SPANS, error)),
+        rounds=_round_means(
+            ROUND_FIGURES, simulated, run.records, {"seconds": error, "prefill": error}
+        ),
+        requests=_join(simulated, run.records),
+        notes=tuple(notes),
+    )
+
+
+def _served(planned: pd.DataFrame, run: StoredRun, path: Path) -> tuple[pd.DataFrame, list[str]]:
+    """The planned requests that a run served, with the prompt lengths that it served them with."""
+    records = run.records.requests
+    numbers = [r.request_id for r in records]
+    if not records or not set(numbers) <= set(range(len(planned))):
+        raise InputError(f"{path} served other requests than the plan's. Run again: codesign run")
+    requests = planned.iloc[numbers].reset_index(drop=True)
+    moved = np.abs(requests["arrival"].to_numpy() - np.array([r.arrival for r in records]))
+    if moved.max() > 1e-3:
+        raise InputError(f"{path} served another trace than the plan's. Run again: codesign run")
+    notes = list(run.records.notes)
+    if len(requests) < len(planned):
+        notes.append(f"served {len(requests):,} of the plan's {len(planned):,} requests")
+    prompt_tokens = np.array([r.prompt_tokens for r in records], np.int64)
+    num_other = int((prompt_tokens != requests["prompt_tokens"].to_numpy()).sum())
+    if num_other:
+        notes.append(f"{num_other:,} prompts are not as long as planned; predicted as served")
+    num_cut = sum(
+        r.finish is not None and r.output_tokens < wanted
+        for r, wanted in zip(records, requests["output_tokens"], strict=True)
+    )
+    if num_cut:
+        notes.append(f"{num_cut:,} answers ended before the length that was planned for")
+    num_unfinished = sum(r.finish is None for r in records)
+    if num_unfinished:
+        notes.append(f"{num_unfinished:,} of {len(records):,} requests did not finish")
+    return requests.assign(prompt_tokens=prompt_tokens), notes
+
+
+def _round_means(
+    names: Sequence[str],
+    simulated: Sequence[RunRecords],
+    measured: RunRecords,
+    errors: dict[str, float],
+) -> tuple[Comparison, ...]:
+    """Means over rounds; ``errors`` are relative and widen the intervals."""
+    if not measured.rounds or not all(records.rounds for records in simulated):
+        return ()
+    return tuple(
+        Comparison(
+            name,
+            interval_over_seeds(
+                [_mean(records.rounds, name) for records in simulated], errors.get(name, 0.0)
+            ),
+            _mean(measured.rounds, name),
+        )
+        for name in names
+    )
+
+
+def _mean(rounds: Sequence[RoundRecord], name: str) -> float:
+    return float(np.mean([getattr(record, name) for record in rounds]))
+
+
+def _join(simulated: Sequence[RunRecords], measured: RunRecords) -> pd.DataFrame:
+    """Rows of request after request; a simulation's are in the order of what was simulated."""
+    import pandas as pd
+
+    rows = []
+    for at, request in enumerate(measured.requests):
+        twins = [records.requests[at] for records in simulated]
+        row: dict[str, object] = {"request_id": request.request_id, "category": request.category}
+        for name, figure in (("ttft", ttft), ("tpot", tpot)):
+            values = [value for value in map(figure, twins) if value is not None]
+            row[f"predicted_{name}"] = float(np.mean(values)) if values else np.nan
+            value = figure(request)
+            row[f"measured_{name}"] = np.nan if value is None else value
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _rank(runs: Sequence[RunComparison], figure: str, more_is_better: bool, chosen: str) -> Ranking:
+    """Order candidates; of one that was run several times the measurements are averaged."""
+    sign = -1.0 if more_is_better else 1.0
+    grouped: dict[str, list[Comparison]] = {}
+    for run in runs:
+        comparison = run.figure(figure)
+        if comparison is not None:
+            grouped.setdefault(run.label, []).append(comparison)
+    predicted = {label: group[0].predicted for label, group in grouped.items()}
+    measured = {
+        label: float(np.mean([c.measured for c in group])) for label, group in grouped.items()
+    }
+    pairs = list(combinations(sorted(grouped), 2))
+    apart = [(a, b) for a, b in pairs if not predicted[a].overlaps(predicted[b])]
+    wrong = [
+        (a, b)
+        for a, b in apart
+        if (predicted[a].value < predicted[b].value) != (measured[a] < measured[b])
+    ]
+    best = min(measured.values(), key=lambda value: sign * value, default=0.0)
+    loss = sign * (measured[chosen] - best) / best if chosen in measured and best else None
+    return Ranking(
+        figure=figure,
+        predicted=tuple(sorted(grouped, key=lambda label: sign * predicted[label].value)),
+        measured=tuple(sorted(grouped, key=lambda label: sign * measured[label])),
+        num_pairs=len(pairs),
+        num_tied=len(pairs) - len(apart),
+        num_wrong=len(wrong),
+        regret=loss,
+    )
+
+
+def _size(comparison: Comparison) -> float:
+    return abs(comparison.error or 0.0)
