@@ -1,0 +1,283 @@
+"""Profile to fit: step times, acceptance and calibration of one machine and one pair of models.
+
+A profile is a folder (``codesign profile``): steps.parquet with one row per timing, with
+acceptance.parquet with one row per recorded token, and profile.json. A fit is one JSON file and
+the recorded acceptance beside it. The planner and the simulator read fits, never profiles.
+
+Must not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from codesign.acceptance import AcceptanceProfile
+from codesign.artifacts import header, read_json, read_table, sha256, write_json, write_table
+from codesign.calibration import CalibrationFit, fit_calibration
+from codesign.errors import InputError
+from codesign.policy.cost import Calibration, RoundCost, StepTime
+from codesign.step_fit import HeldOut, StepFit, fit_step
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STEPS_FILE, ACCEPTANCE_FILE, PROFILE_FILE = "steps.parquet", "acceptance.parquet", "profile.json"
+STEP_COLUMNS = ("deployment", "op", "rows", "requests", "context", "beside", "seconds")
+FORWARDS = ("target", "draft", "prefill", "draft_prefill")
+_MAX_SLOWDOWN = 0.95
+_CHAIN = 3  # draft tokens per round of the chain that stands for acceptance in ``errors``
+_FIX = "Measure again: codesign profile"
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What the planner and the simulator know about a machine and a pair of models.
+
+    Attributes:
+        target: Name or directory of the target.
+        draft: Name or directory of the draft; "ngram" for the drafter without a model.
+        temperature: That acceptance was recorded at.
+        costs: Step times by deployment label, for example "2" and "1+1".
+        calibration: Of the draft's confidences.
+        calibration_by_category: The same for each kind of prompt.
+        acceptance: Recorded agreement of draft and target.
+        errors: Median held-out relative error of each "deployment/op", and under "acceptance"
+            the relative standard error of the tokens emitted per round.
+        origin: "fitted": from measurements, not from a data sheet.
+        steps: How each forward was fitted, by "deployment/op".
+        calibration_fit: How well the calibration does; None where it is not known.
+    """
+
+    target: str
+    draft: str
+    temperature: float
+    costs: dict[str, RoundCost]
+    calibration: Calibration
+    calibration_by_category: dict[str, Calibration]
+    acceptance: AcceptanceProfile
+    errors: dict[str, float]
+    origin: str = "fitted"
+    steps: dict[str, StepFit] = field(default_factory=dict)
+    calibration_fit: CalibrationFit | None = None
+
+    def save(self, path: str | Path, *, inputs: Mapping[str, Path] | None = None) -> None:
+        """Write the fit as JSON, and the recorded acceptance as Parquet beside it.
+
+        Args:
+            path: The JSON file; NAME.json is accompanied by NAME.acceptance.parquet.
+            inputs: Files that it was made from, by role, for the header.
+
+        Raises:
+            InputError: If a file cannot be written.
+        """
+        path = Path(path)
+        beside = path.with_name(f"{path.stem}.{ACCEPTANCE_FILE}")
+        meta = header("fit", seed=None, inputs=inputs)
+        write_table(beside, self.acceptance.to_table(), meta)
+        body = {
+            "target": self.target,
+            "draft": self.draft,
+            "temperature": self.temperature,
+            "origin": self.origin,
+            "costs": {label: asdict(cost) for label, cost in self.costs.items()},
+            "calibration": asdict(self.calibration),
+            "calibration_by_category": {
+                name: asdict(c) for name, c in self.calibration_by_category.items()
+            },
+            "acceptance": {"path": beside.name, "sha256": sha256(beside)},
+            "errors": self.errors,
+            "steps": {name: asdict(step) for name, step in self.steps.items()},
+            "calibration_fit": None
+            if self.calibration_fit is None
+            else asdict(self.calibration_fit),
+        }
+        write_json(path, {**meta, **body})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Fit:
+        """Read what ``save`` wrote.
+
+        Raises:
+            InputError: If a file is missing, broken, of another version, or the acceptance is not
+                the one that the fit was saved with.
+        """
+        path = Path(path)
+        payload = read_json(path, kind="fit")
+        try:
+            acceptance_path = path.parent / payload["acceptance"]["path"]
+            wanted = payload["acceptance"]["sha256"]
+            fields = _read_fields(payload)
+        except (KeyError, TypeError, AttributeError) as err:
+            raise InputError(f"{path} is incomplete ({err!r}). Fit again: codesign fit") from err
+        if sha256(acceptance_path) != wanted:
+            raise InputError(
+                f"{acceptance_path} is not the one that {path} was saved with. "
+                "Fit again: codesign fit"
+            )
+        frame, _ = read_table(acceptance_path, kind="fit")
+        return cls(acceptance=AcceptanceProfile.from_table(frame), **fields)
+
+
+def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
+    checked = payload["calibration_fit"]
+    return {
+        "target": payload["target"],
+        "draft": payload["draft"],
+        "temperature": payload["temperature"],
+        "costs": {label: _read_cost(cost) for label, cost in payload["costs"].items()},
+        "calibration": Calibration(**payload["calibration"]),
+        "calibration_by_category": {
+            name: Calibration(**c) for name, c in payload["calibration_by_category"].items()
+        },
+        "errors": payload["errors"],
+        "origin": payload["origin"],
+        "steps": {name: _read_step(step) for name, step in payload["steps"].items()},
+        "calibration_fit": None if checked is None else _read_calibration(checked),
+    }
+
+
+def _read_time(values: Mapping[str, Any]) -> StepTime:
+    rows, seconds = tuple(values["rows"]), tuple(values["seconds"])
+    return StepTime(alpha=values["alpha"], rows=rows, seconds=seconds, gamma=values["gamma"])
+
+
+def _read_cost(values: Mapping[str, Any]) -> RoundCost:
+    scalars = {name: values[name] for name in ("reroot", "link", "slowdown")}
+    return RoundCost(**{name: _read_time(values[name]) for name in FORWARDS}, **scalars)
+
+
+def _read_step(values: Mapping[str, Any]) -> StepFit:
+    return StepFit(
+        time=_read_time(values["time"]),
+        form=values["form"],
+        line=HeldOut(**values["line"]),
+        table=HeldOut(**values["table"]),
+        num_shapes=values["num_shapes"],
+    )
+
+
+def _read_calibration(values: Mapping[str, Any]) -> CalibrationFit:
+    by_category = {name: Calibration(**c) for name, c in values["by_category"].items()}
+    overall = Calibration(**values["overall"])
+    return CalibrationFit(**{**values, "overall": overall, "by_category": by_category})
+
+
+def fit_profile(directory: str | Path) -> Fit:
+    """Fit everything that a profile folder holds.
+
+    Raises:
+        InputError: If a file is missing or broken, or a measurement that a fit needs is not there.
+    """
+    directory = Path(directory)
+    about = read_json(directory / PROFILE_FILE, kind="profile")
+    steps, _ = read_table(directory / STEPS_FILE, kind="profile")
+    recorded, _ = read_table(directory / ACCEPTANCE_FILE, kind="profile")
+    missing = [name for name in STEP_COLUMNS if name not in steps]
+    missing += [name for name in ("target", "draft", "temperature") if name not in about]
+    if missing:
+        raise InputError(f"profile {directory} lacks {', '.join(missing)}. {_FIX}")
+    acceptance = AcceptanceProfile.from_table(recorded)
+    costs, fits, errors = fit_costs(steps)
+    calibration = fit_calibration(acceptance)
+    return Fit(
+        target=about["target"],
+        draft=about["draft"],
+        temperature=about["temperature"],
+        costs=costs,
+        calibration=calibration.overall,
+        calibration_by_category=calibration.by_category,
+        acceptance=acceptance,
+        errors={**errors, "acceptance": acceptance_error(acceptance)},
+        steps=fits,
+        calibration_fit=calibration,
+    )
+
+
+def fit_costs(
+    steps: pd.DataFrame,
+) -> tuple[dict[str, RoundCost], dict[str, StepFit], dict[str, float]]:
+    """Round costs by deployment, the fits behind them, and held-out errors by "deployment/op".
+
+    A draft with workers of its own nearly always runs beside the target, so its times are taken
+    there; the target's are taken alone, and ``slowdown`` says what the draft costs it.
+
+    Raises:
+        InputError: If a deployment lacks a kind of step.
+    """
+    costs: dict[str, RoundCost] = {}
+    fits: dict[str, StepFit] = {}
+    errors: dict[str, float] = {}
+    for label, part in steps.groupby("deployment", sort=False):
+        label, is_split = str(label), "+" in str(label)
+        for op in FORWARDS:
+            beside = is_split and op.startswith("draft")
+            name = f"{label}/{op}"
+            fits[name] = fit_step(_timings(part, label, op, beside=beside))
+            errors[name] = fits[name].error
+        constants = {}
+        for op in ("reroot", "link") if is_split else ("reroot",):
+            seconds = _timings(part, label, op, beside=None)["seconds"].to_numpy(np.float64)
+            constants[op] = float(np.median(seconds))
+            errors[f"{label}/{op}"] = float(np.median(np.abs(seconds / constants[op] - 1.0)))
+        if is_split:
+            constants["slowdown"] = fit_slowdown(_timings(part, label, "target", beside=None))
+        costs[label] = RoundCost(**{op: fits[f"{label}/{op}"].time for op in FORWARDS}, **constants)
+    if not costs:
+        raise InputError(f"the profile has no timings. {_FIX}")
+    return costs, fits, errors
+
+
+def fit_slowdown(target: pd.DataFrame) -> float:
+    """Seconds that the target loses per second of drafting beside it: 1 - alone / beside.
+
+    Args:
+        target: Timings of target forwards, alone and beside, of the same shapes.
+
+    Raises:
+        InputError: If no shape was timed both ways.
+    """
+    shape = ["rows", "requests", "context"]
+    medians = target.groupby([*shape, "beside"])["seconds"].median().unstack("beside")
+    if not {True, False} <= set(medians.columns) or medians.dropna().empty:
+        raise InputError(f"no target forward was timed both alone and beside the draft. {_FIX}")
+    both = medians.dropna()
+    lost = 1.0 - both[False] / both[True]
+    return float(np.clip(np.median(lost.to_numpy(np.float64)), 0.0, _MAX_SLOWDOWN))
+
+
+def acceptance_error(profile: AcceptanceProfile) -> float:
+    """Relative standard error of the tokens that a round of a chain emits, over the requests."""
+    means = np.array(
+        [_tokens_per_round(r.ranks == 0) for group in profile.recordings.values() for r in group]
+    )
+    if len(means) < 2:
+        return 0.0
+    return float(means.std(ddof=1) / np.sqrt(len(means)) / means.mean())
+
+
+def _tokens_per_round(agreed: np.ndarray) -> float:
+    """Mean tokens per round when a chain replays one recording."""
+    at = rounds = 0
+    while at < len(agreed):
+        run = 0
+        while run < _CHAIN and at + run < len(agreed) and agreed[at + run]:
+            run += 1
+        at += run + 1
+        rounds += 1
+    return len(agreed) / rounds
+
+
+def _timings(part: pd.DataFrame, label: str, op: str, *, beside: bool | None) -> pd.DataFrame:
+    wanted = part["op"] == op
+    if beside is not None:
+        wanted &= part["beside"] == beside
+    found = part.loc[wanted]
+    if len(found) == 0:
+        where = "" if beside is None else " beside its partner" if beside else " alone"
+        raise InputError(f"the profile has no timings of {op} in deployment {label}{where}. {_FIX}")
+    return found
