@@ -115,8 +115,6 @@ def _download(published: PublishedTrace, part: Path, progress: Progress) -> None
 
 def _receive(published: PublishedTrace, part: Path, progress: Progress) -> None:
     start = part.stat().st_size if part.is_file() else 0
-    if published.size is not None and start >= published.size:
-        start = 0  # whole or too long, yet not accepted: begin again
     request = urllib.request.Request(
         published.url, headers={"User-Agent": f"codesign/{__version__}"}
     )
@@ -128,7 +126,7 @@ def _receive(published: PublishedTrace, part: Path, progress: Progress) -> None:
         with err:
             if not start or err.code != _RANGE_NOT_SATISFIABLE:
                 raise
-        part.unlink()
+        part.unlink()  # whole or too long, yet not accepted: begin again
         return _receive(published, part, progress)
     with answer:
         # A server that ignores the range sends everything with 200: begin again.

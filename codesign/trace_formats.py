@@ -130,7 +130,7 @@ def _read_csv(path: Path, is_gzip: bool, first: str, second: str) -> Parsed:
         arrival, output, prompt = arrival[answered], output[answered], prompt.loc[answered]
     parsed = _assemble(arrival, whole_numbers(rows, prompt), output)
     if form is _OURS:
-        # We write microseconds; not every pandas parser returns the nearest float.
+        # We write microseconds; neither pandas 2 nor the subtraction returns the nearest float.
         parsed["arrival"] = parsed["arrival"].round(6)
         _add_own_columns(rows, parsed, frame)
     return Parsed(parsed, notes)
@@ -187,7 +187,7 @@ def _load_csv(path: Path, is_gzip: bool, skipped: int) -> pd.DataFrame:
                 path,
                 header=skipped,
                 compression="gzip" if is_gzip else None,
-                encoding="utf-8-sig",
+                encoding="utf-8",  # pandas drops a byte order mark itself
                 skip_blank_lines=False,
                 index_col=False,
                 low_memory=False,

@@ -66,9 +66,11 @@ def test_show_prints_statistics_and_every_note(cli, small):
     ]
 
 
-def test_show_draws_requests_over_time(cli, small):
-    drawn = cli("trace", "show", small).stdout.splitlines()[5].strip()
-    assert drawn == f"[@{' ' * 58}@]"
+def test_show_draws_requests_over_time_and_never_hides_one(cli, tmp_path):
+    rows = "0,1,1\n" * 100 + "1,1,1\n" * 50 + "2,1,1\n"
+    (tmp_path / "a.csv").write_text(SMALL[:36] + rows, encoding="ascii")
+    drawn = cli("trace", "show", "a.csv").stdout.splitlines()[5].strip()
+    assert drawn == f"[@{' ' * 29}+{' ' * 28}.]"
 
 
 def test_show_json_is_one_object(cli):

@@ -114,8 +114,8 @@ def test_mooncake_without_blocks_has_no_blocks(tmp_path):
 
 
 def test_a_hand_written_csv_needs_three_columns_and_is_moved_to_start_at_0(tmp_path):
-    trace = load_text(tmp_path, f"{OURS},category\n0.5,1,2,\n1.5,3,4,chat\n")
-    assert columns(trace) == [[0.0, 1.0], [1, 3], [2, 4]]
+    trace = load_text(tmp_path, f"{OURS},category\n0.3,1,2,\n0.4,3,4,chat\n")
+    assert columns(trace) == [[0.0, 0.1], [1, 3], [2, 4]]
     assert trace.requests["category"].tolist() == ["", "chat"]
 
 
@@ -365,7 +365,7 @@ def test_categories_follow_their_weights_and_their_seed():
 
 
 def test_spread_ticks_moves_requests_within_their_tick_in_file_order():
-    arrival = [0, 0, 0, 3, 3, 6, 6, 6]
+    arrival = [0, 0, 0, 3, 3, 60, 60, 60]
     trace = make_trace(arrival=arrival, prompt=range(1, 9), output=[1] * 8)
     spread = trace.spread_ticks(seed=3)
     moved = spread.requests["arrival"].to_numpy()
