@@ -86,6 +86,28 @@ class AcceptanceProfile:
         return float(np.mean((ranks >= 0) & (ranks < fanout)))
 
     @classmethod
+    def independent(
+        cls, chances: Sequence[float], *, num_tokens: int, seed: int
+    ) -> AcceptanceProfile:
+        """A made-up profile where each token's rank is drawn alone, for "what if" questions.
+
+        Args:
+            chances: Of each rank, descending; the rest to 1 is the chance that the target's token
+                is not drafted. The draft model's confidences are these very chances.
+            num_tokens: Tokens of its one recording.
+            seed: Of the draws.
+
+        Raises:
+            InputError: If the chances are not such.
+        """
+        shares = np.asarray(chances, np.float64)
+        if shares.size == 0 or shares.min() <= 0 or shares.sum() > 1 or (np.diff(shares) > 0).any():
+            raise InputError(f"need descending chances above 0 with sum at most 1, got {chances}")
+        drawn = np.searchsorted(np.cumsum(shares), np.random.default_rng(seed).random(num_tokens))
+        ranks = np.where(drawn == len(shares), NOT_DRAFTED, drawn)
+        return cls({"": (Recording(0, ranks, np.tile(np.log(shares), (num_tokens, 1))),)})
+
+    @classmethod
     def from_table(cls, table: pd.DataFrame) -> AcceptanceProfile:
         """The profile in a table with one row per emitted token, as ``codesign profile`` writes it.
 

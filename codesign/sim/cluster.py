@@ -108,7 +108,7 @@ class Cluster:
         on_finish: Callable[[], None] | None = None,
     ) -> None:
         self.rounds: list[RoundRecord] = []
-        self._env = simpy.Environment()
+        self._env = simpy.Environment(initial_time=0.0)
         self._requests = requests
         self._batcher = batcher
         self._cost = cost

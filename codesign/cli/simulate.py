@@ -1,0 +1,166 @@
+"""``codesign simulate``: predict how one way to serve does on a trace."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from codesign.cli.output import add_output_arguments, emit, progress, say, table
+from codesign.cli.trace import add_trace_arguments, trace_from_args
+from codesign.errors import UsageError
+
+if TYPE_CHECKING:
+    from codesign.config import SLO, Deployment
+    from codesign.metrics import Metrics
+    from codesign.plan import Candidate
+
+_EXAMPLES = """\
+examples:
+  codesign simulate --trace steady.parquet --fit fit --policy tree-8x4x2 --deployment 2
+  codesign simulate --trace conv-twin --slice 0:60 --fit fit --policy async-tree-8x4x2 \\
+      --deployment 1+1 --max-batch 4 --slo-tpot-ms 50 --out runs/simulated --json
+"""
+
+_PARTS = ("mean", "p50", "p90", "p99")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``codesign simulate``."""
+    parser = subparsers.add_parser(
+        "simulate",
+        help="predict how one plan serves a trace",
+        description="Predict how one policy on one split of the machine serves a trace.",
+        epilog=_EXAMPLES,
+    )
+    add_trace_arguments(parser)
+    machine = parser.add_argument_group("hardware")
+    machine.add_argument("--fit", required=True, metavar="FIT", help="what codesign fit wrote")
+    machine.add_argument(
+        "--deployment",
+        default="1",
+        metavar="SPLIT",
+        help="workers of the target, or of target + draft: 2 or 1+1 (1)",
+    )
+    machine.add_argument(
+        "--max-batch", type=int, default=4, metavar="N", help="requests at once (4)"
+    )
+    machine.add_argument(
+        "--max-kv-tokens", type=int, default=65536, metavar="N", help="KV rows of all (65536)"
+    )
+    parser.add_argument(
+        "--policy",
+        default="plain",
+        metavar="LABEL",
+        help="plain, chain-3, threshold-5@0.4, tree-8x4x2 (rows x width x expansions), "
+        "async-tree-8x4x2 or specserve-5 (plain)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the acceptance draws (0)")
+    targets = parser.add_argument_group("SLO")
+    targets.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="time to first token")
+    targets.add_argument("--slo-tpot-ms", type=float, metavar="MS", help="time per later token")
+    output = parser.add_argument_group("files")
+    output.add_argument("--out", metavar="RUNDIR", help="write the run's tables into this folder")
+    add_output_arguments(parser)
+    parser.set_defaults(func=predict)
+
+
+def predict(args: argparse.Namespace) -> None:
+    """Simulate one candidate and print its metrics."""
+    from codesign.fit import Fit
+    from codesign.metrics import summarise
+    from codesign.sim import simulate
+
+    candidate, slo = _candidate(args), _slo(args)
+    fit = Fit.load(args.fit)
+    trace = trace_from_args(args)
+    with progress(args) as report:
+        records = simulate(
+            trace.requests,
+            candidate,
+            fit,
+            slo=slo,
+            max_kv_tokens=args.max_kv_tokens,
+            seed=args.seed,
+            progress=report,
+        )
+    metrics = summarise(records, slo)
+    payload = {
+        "candidate": candidate.to_dict(),
+        "label": candidate.label,
+        "trace": {"name": trace.name, "sha256": trace.sha256, "notes": list(trace.notes)},
+        "slo": slo,
+        "data": fit.origin,
+        "metrics": metrics.to_dict(),
+    }
+    if args.out is not None:
+        from codesign.run_directory import write_run
+
+        inputs = {"fit": Path(args.fit)} if Path(args.fit).is_file() else {}
+        write_run(
+            args.out, records, origin="simulated", summary=payload, seed=args.seed, inputs=inputs
+        )
+        say(f"wrote {args.out}")
+    emit(args, {**payload, "out": args.out}, lambda: _as_text(candidate, metrics, slo, fit.origin))
+
+
+def _candidate(args: argparse.Namespace) -> Candidate:
+    from codesign.plan import Candidate
+    from codesign.policy.speculation import parse_policy
+
+    return Candidate(_deployment(args.deployment), parse_policy(args.policy), args.max_batch)
+
+
+def _deployment(text: str) -> Deployment:
+    from codesign.config import Deployment
+
+    try:
+        target, _, draft = text.partition("+")
+        return Deployment(int(target), int(draft or 0))
+    except ValueError as err:
+        raise UsageError(f"--deployment takes 2 or 1+1, not '{text}'") from err
+
+
+def _slo(args: argparse.Namespace) -> SLO:
+    from codesign.config import SLO
+
+    ttft, tpot = args.slo_ttft_ms, args.slo_tpot_ms
+    return SLO(
+        ttft=None if ttft is None else ttft / 1000.0, tpot=None if tpot is None else tpot / 1000.0
+    )
+
+
+def _as_text(candidate: Candidate, metrics: Metrics, slo: SLO, origin: str) -> str:
+    def milliseconds(seconds: float | None) -> float | None:
+        return None if seconds is None else seconds * 1000.0
+
+    times = [
+        [
+            f"{key.upper()} ms",
+            *(milliseconds(getattr(metrics, f"{key}_{part}")) for part in _PARTS),
+            milliseconds(getattr(slo, key)),
+        ]
+        for key in ("ttft", "tpot")
+    ]
+    spans = [[name, milliseconds(seconds)] for name, seconds in metrics.spans.items()]
+    figures = [
+        ["requests finished", f"{metrics.num_finished:,} of {metrics.num_requests:,}"],
+        ["seconds", _figure(metrics.seconds)],
+        ["throughput, tokens/s", _figure(metrics.throughput)],
+        ["goodput, requests/s", _figure(metrics.goodput)],
+        ["meet the SLO", _figure(metrics.slo_attainment)],
+        ["acceptance length", _figure(metrics.acceptance_length)],
+        ["mean batch", _figure(metrics.mean_batch)],
+    ]
+    return "\n".join(
+        [
+            f"predicted for {candidate.label}; step times {origin}",
+            table(["", *_PARTS, "SLO"], times),
+            table(["figure", "value"], figures),
+            table(["span of a round", "mean ms"], spans),
+        ]
+    )
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.4g}"

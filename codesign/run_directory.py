@@ -1,0 +1,138 @@
+"""What a run leaves on disk, simulated or measured, in one form.
+
+    run.json          header, origin, candidate, metrics, notes, seconds, and whatever else was said
+    requests.parquet  one row per request (records.RequestRecord)
+    rounds.parquet    one row per round (records.RoundRecord)
+    outputs.jsonl     emitted tokens per request; the engine's runs only
+
+``run.json`` is written last, so that a folder with it is whole. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from codesign.artifacts import header, read_json, read_table, write_json, write_table
+from codesign.errors import InputError
+from codesign.records import RequestRecord, RoundRecord, RunRecords
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Origin = Literal["simulated", "measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run as read from its folder.
+
+    Attributes:
+        summary: All of run.json, header included.
+        records: Requests and rounds.
+        outputs: Emitted tokens by request number; None for a simulation.
+    """
+
+    summary: dict[str, Any]
+    records: RunRecords
+    outputs: dict[int, list[int]] | None
+
+    @property
+    def origin(self) -> Origin:
+        """Whether the engine or the simulator wrote it."""
+        return self.summary["origin"]
+
+
+def write_run(
+    directory: str | Path,
+    records: RunRecords,
+    *,
+    origin: Origin,
+    summary: Mapping[str, Any],
+    seed: int | None,
+    inputs: Mapping[str, Path] | None = None,
+    outputs: Mapping[int, Sequence[int]] | None = None,
+) -> None:
+    """Write a run into ``directory``, over the run that may be there.
+
+    Args:
+        directory: Made if it is missing.
+        records: Requests, rounds, seconds and notes.
+        origin: "simulated" or "measured".
+        summary: More for run.json: candidate, metrics, SLO, and what else describes the run.
+        seed: Of the run.
+        inputs: Files that it was made from, by role; each is hashed.
+        outputs: Emitted tokens by request number.
+
+    Raises:
+        InputError: If an input cannot be read or the folder not be written.
+    """
+    folder = Path(directory)
+    run_header = header("run", seed=seed, inputs=inputs)
+    _clear(folder)
+    for kind, frame in (
+        ("requests", records.request_table()),
+        ("rounds", records.round_table()),
+    ):
+        write_table(folder / f"{kind}.parquet", frame, {**run_header, "kind": kind})
+    if outputs is not None:
+        lines = [
+            json.dumps({"request_id": request_id, "tokens": list(tokens)}) + "\n"
+            for request_id, tokens in sorted(outputs.items())
+        ]
+        (folder / "outputs.jsonl").write_text("".join(lines), encoding="utf-8")
+    body = {"origin": origin, "seconds": records.seconds, "notes": records.notes, **summary}
+    write_json(folder / "run.json", {**run_header, **body})
+
+
+def read_run(directory: str | Path) -> StoredRun:
+    """Read the run in ``directory``.
+
+    Raises:
+        InputError: If a file is missing or is not what ``write_run`` writes.
+    """
+    folder = Path(directory)
+    summary = read_json(folder / "run.json", kind="run")
+    requests, _ = read_table(folder / "requests.parquet", kind="requests")
+    rounds, _ = read_table(folder / "rounds.parquet", kind="rounds")
+    records = RunRecords(
+        _rows(requests, RequestRecord, folder),
+        _rows(rounds, RoundRecord, folder),
+        float(summary["seconds"]),
+        list(summary["notes"]),
+    )
+    return StoredRun(summary, records, _read_outputs(folder / "outputs.jsonl"))
+
+
+def _clear(folder: Path) -> None:
+    """Make the folder; a run that is there is no longer whole."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("run.json", "outputs.jsonl"):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as err:
+        raise InputError(f"cannot write into {folder}: {err.strerror or err}") from err
+
+
+def _rows(frame: pd.DataFrame, row_type: type, folder: Path) -> list[Any]:
+    names = [field.name for field in fields(row_type)]
+    missing = [name for name in names if name not in frame]
+    if missing:
+        raise InputError(
+            f"a table in {folder} lacks {', '.join(missing)}. Make it again: codesign run"
+        )
+    columns = [frame[name].astype(object).where(frame[name].notna(), None) for name in names]
+    return [row_type(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def _read_outputs(path: Path) -> dict[int, list[int]] | None:
+    if not path.exists():
+        return None
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return {int(line["request_id"]): list(line["tokens"]) for line in lines}
+    except (ValueError, KeyError, TypeError) as err:
+        raise InputError(f"{path} is damaged ({err}). Make it again: codesign run") from err

@@ -1,0 +1,83 @@
+"""Run folders: simulator and engine write the same files, and they come back as they were."""
+
+from __future__ import annotations
+
+import pytest
+
+from codesign.errors import InputError
+from codesign.records import RequestRecord, RoundRecord, RunRecords
+from codesign.run_directory import read_run, write_run
+
+
+def small_run() -> RunRecords:
+    done = RequestRecord(0, "chat", 0.5, 10, 4, 0.5, 0.75, 1.5, 2, 6, 1)
+    waiting = RequestRecord(1, "", 0.9, 12)
+    first = RoundRecord(0, 0.5, 1, 4, 10, 3, 13, 3, 1, 2, 0.25, 10, 0.2, 0.0, 0.0, 0.1, 0.03)
+    second = RoundRecord(1, 1.1, 1, 4, 12, 3, 3, 3, 0, 1, 0.0, 0, 0.3, 0.01, 0.02, 0.1, 0.03)
+    return RunRecords([done, waiting], [first, second], 1.5, ["interrupted: 1 of 2 unfinished"])
+
+
+def write(folder, records=None, **changes):
+    values = {"origin": "measured", "summary": {"label": "chain-3 on 2, batch 1"}, "seed": 3}
+    write_run(folder, records or small_run(), **{**values, **changes})
+
+
+def test_a_run_comes_back_as_it_was(tmp_path):
+    outputs = {1: [], 0: [5, 1, 9, 2]}
+    write(tmp_path / "run", outputs=outputs)
+    stored = read_run(tmp_path / "run")
+    assert stored.records == small_run()
+    assert stored.outputs == outputs
+    assert stored.origin == "measured"
+    assert stored.summary["label"] == "chain-3 on 2, batch 1"
+    assert stored.summary["seed"] == 3
+
+
+def test_numbers_come_back_as_python_numbers_and_missing_times_as_none(tmp_path):
+    write(tmp_path)
+    done, waiting = read_run(tmp_path).records.requests
+    assert (waiting.admitted, waiting.first_token, waiting.finish) == (None, None, None)
+    assert type(done.request_id) is int
+    assert type(done.finish) is float
+
+
+def test_a_run_without_rounds_or_finished_requests_comes_back(tmp_path):
+    empty = RunRecords([RequestRecord(0, "", 0.0, 3)], [], 0.0, [])
+    write(tmp_path, empty)
+    assert read_run(tmp_path).records == empty
+
+
+def test_a_simulation_has_no_outputs_and_does_not_inherit_those_of_an_earlier_run(tmp_path):
+    write(tmp_path, outputs={0: [1]})
+    write(tmp_path, origin="simulated")
+    stored = read_run(tmp_path)
+    assert stored.outputs is None
+    assert stored.origin == "simulated"
+
+
+def test_inputs_are_hashed(tmp_path):
+    source = tmp_path / "fit.json"
+    source.write_text("{}")
+    write(tmp_path / "run", inputs={"fit": source})
+    assert len(read_run(tmp_path / "run").summary["inputs"]["fit"]["sha256"]) == 64
+
+
+@pytest.mark.parametrize("name", ["run.json", "requests.parquet", "rounds.parquet"])
+def test_a_missing_file_is_named_with_the_command_that_makes_it(tmp_path, name):
+    write(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(InputError, match=rf"{name} does not exist.*codesign run"):
+        read_run(tmp_path)
+
+
+def test_damaged_outputs_are_refused(tmp_path):
+    write(tmp_path, outputs={0: [1, 2]})
+    (tmp_path / "outputs.jsonl").write_text('{"request_id": 0, "tok')
+    with pytest.raises(InputError, match="damaged"):
+        read_run(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_an_input_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot write"):
+        write(tmp_path / "file" / "run")
