@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codesign.policy.cost import Calibration, StepTime
+
+TABLE = StepTime(alpha=1e-6, rows=(1, 2, 8), seconds=(0.010, 0.011, 0.023))
+
+
+def test_linear_form_is_the_papers_formula():
+    step = StepTime.linear(alpha=2e-6, gamma=3e-4, delta=5e-3)
+    assert step(0) == pytest.approx(5e-3)
+    assert step(4, 1000) == pytest.approx(2e-6 * 1000 + 3e-4 * 4 + 5e-3)
+
+
+def test_table_is_exact_at_its_knots():
+    assert [TABLE(rows) for rows in TABLE.rows] == pytest.approx(TABLE.seconds)
+
+
+def test_table_is_linear_between_knots():
+    assert TABLE(1.5) == pytest.approx(0.0105)
+    assert TABLE(5) == pytest.approx(0.017)
+
+
+def test_last_slope_goes_on_beyond_the_table():
+    assert TABLE(11) == pytest.approx(0.029)
+
+
+def test_fewer_rows_than_the_first_knot_cost_as_much_as_the_first():
+    assert TABLE(0) == TABLE(1) == pytest.approx(0.010)
+
+
+def test_context_costs_the_same_whatever_the_rows():
+    for rows in (1, 3, 20):
+        assert TABLE(rows, 500) - TABLE(rows) == pytest.approx(5e-4)
+
+
+def test_single_knot_goes_on_with_gamma():
+    step = StepTime(alpha=0.0, rows=(4,), seconds=(0.02,), gamma=0.001)
+    assert step(6) == pytest.approx(0.022)
+
+
+def test_two_knots_on_a_line_agree_with_the_linear_form():
+    line = StepTime.linear(alpha=1e-6, gamma=3e-4, delta=5e-3)
+    table = StepTime(alpha=1e-6, rows=(1, 9), seconds=(line(1), line(9)))
+    for rows in (1, 2, 9, 30):
+        assert table(rows, 77) == pytest.approx(line(rows, 77))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.floats(0, 1)), min_size=1, max_size=6),
+    st.floats(0, 100),
+    st.floats(0, 100),
+    st.floats(0, 1e-3),
+)
+def test_ascending_tables_never_give_less_time_for_more_rows(steps, rows, more, alpha):
+    knots, seconds = [0], [0.01]
+    for width, rise in steps:
+        knots.append(knots[-1] + width)
+        seconds.append(seconds[-1] + rise)
+    step = StepTime(alpha=alpha, rows=tuple(knots), seconds=tuple(seconds))
+    assert step(rows + more) >= step(rows) - 1e-12
+    assert step(rows, 10.0) >= step(rows)
+    assert step(rows) >= 0.01
+    if rows <= knots[-1]:
+        assert step(rows) <= seconds[-1] + 1e-12
+
+
+def test_calibration_is_the_identity_until_fitted():
+    assert Calibration().is_identity
+    assert not Calibration(slope=0.9).is_identity
+    assert not Calibration(intercept=0.1).is_identity
