@@ -46,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
         "--max-batch", type=int, default=4, metavar="N", help="requests at once (4)"
     )
     machine.add_argument(
-        "--max-kv-tokens", type=int, default=65536, metavar="N", help="KV rows of all (65536)"
+        "--max-kv-tokens", type=int, default=4096, metavar="N", help="KV rows in all (4096)"
     )
     parser.add_argument(
         "--policy",

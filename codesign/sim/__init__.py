@@ -130,7 +130,7 @@ def _batcher(
         if kv_tokens > limits.max_kv_tokens:
             raise InputError(
                 f"request {number} needs {kv_tokens} KV rows with {spec.label}, the machine holds "
-                f"{limits.max_kv_tokens}. Fix: cut the trace with --max-prompt and --max-output"
+                f"{limits.max_kv_tokens}. Fix: --max-prompt and --max-output, or --max-kv-tokens"
             )
         queued.append(QueuedRequest(number, request.record.arrival, kv_tokens))
     return Batcher(queued, limits)

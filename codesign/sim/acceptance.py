@@ -71,21 +71,16 @@ class _Replay:
         prompt_tokens: Its prompt's length: output position 0 is this absolute position.
         path: Recorded token that each output position replays.
         spans: Recordings of its category.
-        off_path: Generator of the recorded tokens for nodes off the true path.
+        off_path: Generator of the recorded tokens for nodes off the true path; None until the
+            first, as chains never look there.
         drawn: Recorded tokens already drawn from ``off_path``.
     """
 
     prompt_tokens: int
     path: list[int]
     spans: tuple[tuple[int, int], ...]
-    off_path: np.random.Generator
+    off_path: np.random.Generator | None = None
     drawn: list[int] = field(default_factory=list)
-
-    def next_off_path(self) -> int:
-        """A recorded token of the category, each equally likely."""
-        if not self.drawn:
-            self.drawn = _draw_tokens(self.spans, self.off_path, _OFF_PATH_DRAWS)
-        return self.drawn.pop()
 
 
 class SyntheticDrafter:
@@ -115,12 +110,8 @@ class SyntheticDrafter:
         """
         spans = self._recordings.spans.get(category, self._recordings.spans[""])
         on_path = _stream(self._on_path, request_id)
-        self._requests[request_id] = _Replay(
-            prompt_tokens,
-            _draw_path(spans, on_path, output_tokens),
-            spans,
-            _stream(self._off_path, request_id),
-        )
+        path = _draw_path(spans, on_path, output_tokens)
+        self._requests[request_id] = _Replay(prompt_tokens, path, spans)
 
     def finish(self, request_id: int) -> None:
         """Forget a request."""
@@ -132,17 +123,26 @@ class SyntheticDrafter:
         recordings = self._recordings
         tokens: list[tuple[int, ...]] = []
         log_probs: list[list[float]] = []
-        first = len(rows.tokens) - len(rows.nodes)
-        for i, node in enumerate(rows.nodes, start=first):
+        i = len(rows.tokens) - len(rows.nodes)
+        for node in rows.nodes:
             # Only nodes on the true path have a child with the true token, and the root is on it.
             if node == 0 or rows.tokens[i] == TRUE_TOKEN:
                 at = request.path[rows.positions[i] + 1 - request.prompt_tokens]
                 tokens.append(recordings.tokens[at])
             else:
-                at = request.next_off_path()
+                at = self._next_off_path(rows.request_id, request)
                 tokens.append(recordings.wrong_tokens)
             log_probs.append(recordings.log_probs[at])
+            i += 1
         return tokens, log_probs
+
+    def _next_off_path(self, request_id: int, request: _Replay) -> int:
+        """A recorded token of the category, each equally likely."""
+        if not request.drawn:
+            if request.off_path is None:
+                request.off_path = _stream(self._off_path, request_id)
+            request.drawn = _draw_tokens(request.spans, request.off_path, _OFF_PATH_DRAWS)
+        return request.drawn.pop()
 
 
 def _stream(cause: np.random.SeedSequence, request_id: int) -> np.random.Generator:

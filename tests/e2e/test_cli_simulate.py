@@ -1,0 +1,84 @@
+"""``codesign simulate`` as a user types it."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from codesign.acceptance import AcceptanceProfile
+from codesign.artifacts import read_table
+from codesign.fit import Fit
+from codesign.metrics import summarise
+from codesign.policy.cost import Calibration, RoundCost, StepTime
+from codesign.run_directory import read_run
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """A trace and a fit in the folder that the command runs in."""
+    cost = RoundCost(
+        target=StepTime.linear(alpha=1e-6, gamma=1e-3, delta=0.02),
+        draft=StepTime.linear(alpha=0.0, gamma=1e-4, delta=0.002),
+        prefill=StepTime.linear(alpha=0.0, gamma=1e-3, delta=0.0),
+        draft_prefill=StepTime.linear(alpha=0.0, gamma=1e-4, delta=0.0),
+    )
+    fit = Fit(
+        target="target",
+        draft="draft",
+        temperature=0.0,
+        costs={"2": cost, "1+1": cost},
+        calibration=Calibration(),
+        calibration_by_category={},
+        acceptance=AcceptanceProfile.independent([0.6, 0.2], num_tokens=500, seed=1),
+        errors={},
+    )
+    fit.save(tmp_path / "fit.json")
+    trace = pd.DataFrame({"arrival": [0.0, 0.1, 0.2], "prompt_tokens": 20, "output_tokens": 30})
+    trace.to_csv(tmp_path / "trace.csv", index=False)
+    return ("simulate", "--trace", "trace.csv", "--fit", "fit.json", "--deployment")
+
+
+def test_json_is_one_object_and_the_run_folder_holds_the_same_figures(cli, inputs, tmp_path):
+    slo = ("--slo-tpot-ms", "60", "--slo-ttft-ms", "400")
+    found = cli(*inputs, "2", "--policy", "tree-4x2x2", *slo, "--out", "run", "--json")
+    assert found.returncode == 0, found.stderr
+    payload = json.loads(found.stdout)
+    assert payload["label"] == "tree-4x2x2 on 2, batch 4"
+    assert payload["slo"]["tpot"] == pytest.approx(0.06)
+    stored = read_run(tmp_path / "run")
+    assert stored.origin == "simulated"
+    assert stored.outputs is None
+    assert [r.output_tokens for r in stored.records.requests] == [30] * 3
+    assert payload["metrics"]["tpot_mean"] == summarise(stored.records).tpot_mean
+    assert stored.summary["metrics"] == payload["metrics"]
+    _, meta = read_table(tmp_path / "run" / "rounds.parquet", kind="rounds")
+    assert meta["seed"] == 0
+    assert set(meta["inputs"]) == {"fit"}
+
+
+def test_text_names_the_candidate_and_where_its_times_come_from(cli, inputs):
+    found = cli(*inputs, "1+1", "--policy", "async-tree-4x2x1", "--max-batch", "2")
+    assert found.returncode == 0, found.stderr
+    assert "async-tree-4x2x1 on 1+1, batch 2; step times fitted" in found.stdout
+    assert "acceptance length" in found.stdout
+    assert max(map(len, found.stdout.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("4",), 4, "no step times for deployment 4, only for 2, 1+1"),
+        (("two",), 2, "--deployment takes 2 or 1+1, not 'two'"),
+        (("2", "--policy", "chain"), 4, "unknown policy 'chain'"),
+        (("2", "--policy", "async-tree-4x2x1"), 4, "needs workers of its own"),
+        (("2", "--max-kv-tokens", "40"), 4, "the machine holds 40"),
+        (("2", "--fit", "none.json"), 4, "none.json does not exist"),
+    ],
+)
+def test_a_wrong_input_is_one_line_and_its_exit_code(cli, inputs, arguments, code, message):
+    found = cli(*inputs, *arguments)
+    assert found.returncode == code, found.stderr
+    assert message in found.stderr.splitlines()[-1]
+    assert found.stdout == ""
