@@ -133,7 +133,7 @@ _IN_BATCH_SHARE = 0.345
 _BURST_PEAK, _BURST_REQUESTS, _BURST_SHARE, _BURST_IN_BATCH = 67, 107, 0.08, 0.7
 _BURST_STEP = (1 / _BURST_PEAK - _BURST_IN_BATCH * 0.0014) / (1 - _BURST_IN_BATCH)
 
-_FEWEST_BURSTY = 20  # gaps; with fewer, silence and bursts mean nothing
+_FEWEST_BURSTY = 100  # gaps; with fewer, few draws of silence decide whether a cv can be reached
 
 # Mooncake: time stamps come in ticks. Of the requests that find more than the common first block
 # in the cache, the share of their blocks that they find.
@@ -185,7 +185,7 @@ def synthesise(
     )
     notes = [f"synthetic, seed {seed}: statistics of {known.about}, no request of it"]
     if cv is None and reachable != known.cv:
-        notes.append(f"too few requests for the published cv {known.cv:g}: {reachable:.3g} instead")
+        notes.append(f"too few requests for the published cv {known.cv:g}: about {reachable:.3g}")
     notes.append("categories are an assumption, the published trace has none")
     if known.prefix_hit_rate is not None:
         prompt = requests["prompt_tokens"].to_numpy()

@@ -163,7 +163,7 @@ def test_few_bursty_requests_have_the_cv_they_can_have_and_say_so():
         ("steady", {"num_requests": 5, "duration": 5}, "not both"),
         ("low", {"cv": 2}, "ticks of 3 s"),
         ("bursty", {"cv": 0.5}, "cannot have a cv of 0.5"),
-        ("bursty", {"num_requests": 30, "cv": 50}, "cannot have a cv of 50"),
+        ("bursty", {"num_requests": 150, "cv": 50}, "cannot have a cv of 50"),
     ],
 )
 def test_impossible_wishes_are_refused(preset, values, reason):
