@@ -215,7 +215,7 @@ class _Simulations:
         rate, fitting = max(rates, key=lambda pair: pair[0])
         if rate > 0:
             plan = "it" if fitting is nearest else fitting.candidate.label
-            return f"{line}. At {rate:.2g} times the rate {plan} fits: --rate-scale {rate:.2g}"
+            return f"{line}. At {rate:.2g} times this arrival rate {plan} fits (--rate-scale)"
         idle = misses([self._at_rate(nearest.candidate, 0.5**_MAX_HALVINGS)], slo)
         flags = [
             f"--slo-{name}-ms {math.ceil(1050 * ratio * (getattr(slo, name) or 0.0))}"

@@ -30,7 +30,7 @@ TIMES = (
 )  # fmt: skip
 COUNTS = ("acceptance_length", "acceptance_rate", "mean_batch")
 SHARES = ("slo_attainment", "goodput")
-_TAIL = 0.05  # of the seeds' values, on each side of an interval
+_TAIL = 0.05  # chance of another run to lie beyond an interval, on each side
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def outcome_of(
     return Outcome(candidate.label, seed, figures, spans, max_rows)
 
 
-def time_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> float:
+def step_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> float:
     """Relative error of a round's time, from the fit's error on measurements it has not seen.
 
     The errors of target and draft forwards, weighted by their share of the round.
@@ -112,15 +112,25 @@ def time_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> fl
     return sum(seconds * error for seconds, error in parts) / total if total else 0.0
 
 
+def acceptance_error(fit: Fit, candidate: Candidate) -> float:
+    """Relative error of the tokens of a round; plain decoding has none."""
+    return 0.0 if candidate.family == "plain" else fit.errors.get("acceptance", 0.0)
+
+
+def time_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> float:
+    """Relative error of the time per token: of a round's time and of its tokens together."""
+    return math.hypot(step_error(fit, candidate, spans), acceptance_error(fit, candidate))
+
+
 def score(candidate: Candidate, outcomes: Sequence[Outcome], fit: Fit, slo: SLO) -> ScoredCandidate:
     """Combine simulations of one candidate into a prediction.
 
-    The value of a figure is its mean over the seeds. Its interval is the range between the 5 % and
-    the 95 % quantile over the seeds, each distance from the mean combined in quadrature with the
-    value times a relative error: for times and rates ``time_error``, for counts of tokens the fit's
-    "acceptance" error if it has one. Attainment and goodput are instead computed again with all
-    latencies longer and shorter by ``time_error``. What queueing makes of a step-time error is not
-    in it: near saturation the interval of TTFT is a lower bound.
+    The value of a figure is its mean over the seeds. Its interval is where 90 % of further runs lie
+    if the seeds' values are normal (Student's t; with a few seeds their quantiles would be far too
+    narrow), its half width combined in quadrature with the value times a relative error: for times
+    and rates ``time_error``, for counts of tokens ``acceptance_error``. Attainment and goodput are
+    instead computed again with all latencies longer and shorter by ``time_error``. What queueing
+    makes of a step-time error is not in it: near saturation the interval of TTFT is a lower bound.
 
     Args:
         candidate: What was simulated.
@@ -134,18 +144,19 @@ def score(candidate: Candidate, outcomes: Sequence[Outcome], fit: Fit, slo: SLO)
         if all(name in o.spans for o in outcomes)
     }
     seconds_error = time_error(fit, candidate, spans)
-    tokens_error = fit.errors.get("acceptance", 0.0)
+    tokens_error = acceptance_error(fit, candidate)
     predicted = {}
     for names, error in ((TIMES, seconds_error), (COUNTS, tokens_error)):
         for name in names:
             values = _values(outcomes, name)
             if values and all(map(math.isfinite, values)):
                 predicted[name] = interval_over_seeds(values, error)
+    top = {"slo_attainment": 1.0, "goodput": math.inf}
     for name in SHARES:
         values, worse = _values(outcomes, name), _values(outcomes, f"{name}_worse")
         better = _values(outcomes, f"{name}_better")
         if values:
-            predicted[name] = _hull(interval_over_seeds(values, 0.0), [*worse, *better])
+            predicted[name] = _hull(interval_over_seeds(values, 0.0), [*worse, *better], top[name])
     return ScoredCandidate(
         candidate,
         predicted,
@@ -202,18 +213,21 @@ def _values(outcomes: Iterable[Outcome], name: str) -> list[float]:
 
 
 def interval_over_seeds(values: Sequence[float], error: float) -> Interval:
-    """Mean, and the seeds' spread combined in quadrature with a relative error; see ``score``."""
-    value = float(np.mean(values))
-    low, high = np.quantile(values, [_TAIL, 1.0 - _TAIL])
-    spread = abs(value) * error
-    # The mean may lie outside the quantiles by rounding when all values are equal.
-    down, up = max(value - float(low), 0.0), max(float(high) - value, 0.0)
-    return Interval(value, value - math.hypot(down, spread), value + math.hypot(up, spread))
+    """Mean, and where further runs lie, given also a relative error; see ``score``."""
+    from scipy.special import stdtrit
+
+    value, num = float(np.mean(values)), len(values)
+    spread = 0.0
+    if num > 1:
+        quantile = float(stdtrit(num - 1, 1.0 - _TAIL))
+        spread = quantile * float(np.std(values, ddof=1)) * math.sqrt(1.0 + 1.0 / num)
+    half = math.hypot(spread, abs(value) * error)
+    return Interval(value, value - half, value + half)
 
 
-def _hull(interval: Interval, values: Sequence[float]) -> Interval:
+def _hull(interval: Interval, values: Sequence[float], top: float) -> Interval:
     low, high = min([interval.low, *values]), max([interval.high, *values])
-    return Interval(interval.value, low, high)
+    return Interval(interval.value, max(low, 0.0), min(high, top))
 
 
 def _scaled(slo: SLO, factor: float) -> SLO:

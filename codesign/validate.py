@@ -16,7 +16,7 @@ import numpy as np
 from codesign.errors import InputError
 from codesign.metrics import summarise, tpot, ttft
 from codesign.plan import Candidate, Interval, Plan
-from codesign.predict import interval_over_seeds, score, simulate_outcome, time_error
+from codesign.predict import interval_over_seeds, score, simulate_outcome, step_error
 from codesign.records import SPANS, RoundRecord, RunRecords
 from codesign.run_directory import StoredRun, read_run
 
@@ -209,7 +209,7 @@ def _compare(
         for name in FIGURES
         if name in predicted.predicted and getattr(measured, name) is not None
     ]
-    error = time_error(fit, candidate, predicted.spans)
+    error = step_error(fit, candidate, predicted.spans)
     return RunComparison(
         path=path,
         candidate=candidate,

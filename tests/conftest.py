@@ -8,10 +8,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
 import codesign
+from codesign.acceptance import AcceptanceProfile, Recording
+from codesign.fit import Fit
+from codesign.policy.cost import Calibration, RoundCost, StepTime
 
 # Before anything imports torch or NumPy's BLAS; child processes inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -54,3 +58,46 @@ def target_dir() -> Path:
         return fetch_model("smollm2-135m").path
     except HardwareError as err:
         pytest.skip(f"the default target cannot be fetched: {err}")
+
+
+@pytest.fixture(scope="session")
+def machine_fit() -> Fit:
+    """A made-up machine with 2 workers, whole ("2") or split ("1+1"), and a calibrated draft.
+
+    A target forward takes 20 ms on both workers and half as long again on one, a draft forward
+    2 ms. The target's token is drawn from the draft model's own chances.
+    """
+    rng = np.random.default_rng(0)
+    acceptance = {name: tuple(_recording(rng, i) for i in range(4)) for name in ("chat", "code")}
+    return Fit(
+        target="smollm2-135m",
+        draft="smollm2-135m-draft",
+        temperature=0.0,
+        costs={"2": _cost(1.0), "1+1": _cost(1.5, link=0.0002, slowdown=0.1)},
+        calibration=Calibration(),
+        calibration_by_category={},
+        acceptance=AcceptanceProfile(acceptance),
+        errors={"2/target": 0.02, "2/draft": 0.04, "1+1/target": 0.02, "1+1/draft": 0.04},
+    )
+
+
+def _recording(rng: np.random.Generator, request: int) -> Recording:
+    chances = np.sort(rng.dirichlet(np.full(16, 0.12), size=100), axis=1)[:, ::-1]
+    chances = np.maximum(chances, 1e-6) * 0.99
+    ranks = (rng.random((100, 1)) > np.cumsum(chances, axis=1)).sum(axis=1)
+    return Recording(request, np.where(ranks < 16, ranks, -1), np.log(chances))
+
+
+def _cost(factor: float, *, link: float = 0.0, slowdown: float = 0.0) -> RoundCost:
+    rows = (1, 2, 4, 8, 16, 32)
+    target = tuple(factor * ms / 1000 for ms in (20, 21, 23, 27, 36, 55))
+    draft = tuple(ms / 1000 for ms in (2.0, 2.1, 2.2, 2.4, 3.0, 4.0))
+    return RoundCost(
+        target=StepTime(2e-6, rows, target),
+        draft=StepTime(2e-7, rows, draft),
+        prefill=StepTime.linear(alpha=2e-6, gamma=0.0012 * factor, delta=0.02),
+        draft_prefill=StepTime.linear(alpha=1e-7, gamma=0.0001, delta=0.002),
+        reroot=0.0004,
+        link=link,
+        slowdown=slowdown,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import add_output_arguments, emit, progress, say, table
+from codesign.cli.output import MAX_COLUMNS, add_output_arguments, emit, progress, say, table
 from codesign.cli.trace import add_trace_arguments, trace_from_args
 from codesign.errors import InfeasibleError, InputError
 
@@ -217,15 +217,22 @@ def _as_text(
         f"best      {plan.chosen.label}",
         f"          {describe(plan.chosen.candidate)}",
         *_figures(plan),
-        f"why       {plan.reason}",
+        *_wrapped("why", plan.reason),
     ]
     if plan.ties:
         more = f" and {len(plan.ties) - 3} more" if len(plan.ties) > 3 else ""
-        lines.append(f"ties      {'; '.join(plan.ties[:3])}{more}")
+        lines += _wrapped("ties", f"{'; '.join(plan.ties[:3])}{more}")
     lines.append(f"data      step times and acceptance {plan.chosen.origin}; predictions simulated")
-    lines += [f"note      {note}" for note in plan.notes]
+    lines += [line for note in plan.notes for line in _wrapped("note", note)]
     lines += ["", table(_COLUMNS, _family_rows(plan)), "", f"next      codesign run --plan {out}"]
     return "\n".join(lines)
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    from textwrap import wrap
+
+    indent = " " * 10
+    return wrap(text, MAX_COLUMNS, initial_indent=f"{head:<10}", subsequent_indent=indent)
 
 
 def describe(candidate: Candidate) -> str:

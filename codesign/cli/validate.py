@@ -1,0 +1,211 @@
+"""``codesign validate``: hold the prediction against the measurement."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from codesign.cli.output import add_output_arguments, emit, progress, say, table
+from codesign.errors import InputError, UsageError, ValidationError
+
+if TYPE_CHECKING:
+    from codesign.fit import Fit
+    from codesign.plan import Plan
+    from codesign.validate import Comparison, RunComparison, Validation
+
+_EXAMPLES = """\
+examples:
+  codesign validate --plan plan.json --run runs/plain runs/chain-3
+  codesign validate --plan plan.json --run runs/* --tolerance 10 --report report.html
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``codesign validate``."""
+    parser = subparsers.add_parser(
+        "validate",
+        help="hold the prediction against the measurement",
+        description="Simulate again what each run served, and state how far the prediction is off. "
+        "Exit code 6 if acceptance length, mean TPOT or throughput of a run is outside the "
+        "tolerance.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("--plan", required=True, metavar="FILE", help="what codesign plan wrote")
+    parser.add_argument(
+        "--run", required=True, nargs="+", metavar="RUNDIR", help="folders that codesign run wrote"
+    )
+    parser.add_argument("--fit", metavar="FIT", help="another fit than the plan's")
+    check = parser.add_argument_group("check")
+    check.add_argument(
+        "--tolerance", type=float, default=15.0, metavar="PERCENT", help="largest error (15)"
+    )
+    check.add_argument("--no-check", action="store_true", help="report only, never exit with 6")
+    files = parser.add_argument_group("files")
+    files.add_argument("--report", metavar="FILE.html", help="write tables and charts here")
+    add_output_arguments(parser)
+    parser.set_defaults(func=compare)
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Print the comparison, write the report, and check the tolerance."""
+    from codesign.fit import Fit
+    from codesign.plan import Plan
+    from codesign.validate import validate
+
+    if args.tolerance <= 0:
+        raise UsageError(f"--tolerance must be above 0 percent, got {args.tolerance:g}")
+    plan = Plan.load(args.plan)
+    fit = Fit.load(plan.fit.check() if args.fit is None else Path(args.fit))
+    with progress(args) as report:
+        validation = validate(plan, fit, [Path(run) for run in args.run], progress=report)
+    tolerance = args.tolerance / 100.0
+    if args.report is not None:
+        _write_report(args.report, validation, plan, fit, tolerance)
+    outside = validation.outside(tolerance)
+    emit(args, _payload(validation, outside, args), lambda: _as_text(validation, plan, tolerance))
+    if outside and not args.no_check:
+        run, worst = outside[0]
+        raise ValidationError(
+            f"{len(outside)} figures are more than {args.tolerance:g} % off, most of all "
+            f"{_line(worst)} of {run.label}. See the report (--report FILE.html), or measure again "
+            "on an idle machine: codesign run"
+        )
+
+
+def _write_report(
+    path: str, validation: Validation, plan: Plan, fit: Fit, tolerance: float
+) -> None:
+    from codesign import charts
+    from codesign.report import html_report
+
+    page = html_report(validation, plan, tolerance=tolerance, fit=fit)
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(page, encoding="utf-8")
+    except OSError as err:
+        raise InputError(f"cannot write {path}: {err.strerror}") from err
+    say(f"wrote {path}")
+    if not charts.available():
+        say("the report has no charts; to get them: pip install 'codesign[report]'")
+
+
+def _line(comparison: Comparison) -> str:
+    from codesign.report import SHOWN, error_text, figure_text
+
+    name, predicted = comparison.name, comparison.predicted.value
+    title, unit, _ = SHOWN[name]
+    return (
+        f"{title}: predicted {figure_text(name, predicted)}, measured "
+        f"{figure_text(name, comparison.measured)} {unit} ({error_text(comparison)})"
+    )
+
+
+def _payload(
+    validation: Validation, outside: list[Any], args: argparse.Namespace
+) -> dict[str, Any]:
+    return {
+        "plan": args.plan,
+        "tolerance_percent": args.tolerance,
+        "is_within_tolerance": not outside,
+        "runs": [_run_payload(run) for run in validation.runs],
+        "rankings": validation.rankings,
+        "chosen": validation.chosen,
+        "report": args.report,
+    }
+
+
+def _run_payload(run: RunComparison) -> dict[str, Any]:
+    return {
+        "run": run.path,
+        "label": run.label,
+        "origin": run.origin,
+        "figures": {c.name: _comparison_payload(c) for c in run.figures},
+        "spans": {c.name: _comparison_payload(c) for c in run.spans},
+        "rounds": {c.name: _comparison_payload(c) for c in run.rounds},
+        "request_error": {name: run.request_error(name) for name in ("ttft", "tpot")},
+        "notes": run.notes,
+    }
+
+
+def _comparison_payload(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "predicted": comparison.predicted,
+        "measured": comparison.measured,
+        "error": comparison.error,
+        "is_inside": comparison.is_inside,
+    }
+
+
+def _as_text(validation: Validation, plan: Plan, tolerance: float) -> str:
+    from codesign.report import ranking_text
+
+    lines = [
+        f"plan      {plan.num_requests:,} requests, {plan.target} with {plan.draft or 'no draft'}; "
+        f"predictions are means of {validation.num_seeds} simulations",
+        "",
+    ]
+    for run in validation.runs:
+        lines += [*_run_lines(run, tolerance), ""]
+    if len(validation.runs) > 1:
+        lines += [_overview(validation), ""]
+    for ranking in validation.rankings:
+        lines.append(f"ranking   {ranking.figure}: {ranking_text(ranking)}")
+    number = len(validation.outside(tolerance))
+    verdict = f"{number} outside" if number else "all within"
+    lines.append(f"checked   acceptance length, mean TPOT, throughput: {verdict} {tolerance:.0%}")
+    return "\n".join(lines)
+
+
+def _run_lines(run: RunComparison, tolerance: float) -> list[str]:
+    from codesign.report import SHOWN, error_text, figure_text, shown_comparisons
+    from codesign.validate import CHECKED
+
+    rows = []
+    for comparison in shown_comparisons(run):
+        name, interval = comparison.name, comparison.predicted
+        is_bad = name in CHECKED and abs(comparison.error or 0.0) > tolerance
+        title, unit, _ = SHOWN[name]
+        rows.append(
+            [
+                f"{title}, {unit}" if unit else title,
+                figure_text(name, interval.value),
+                f"[{figure_text(name, interval.low)}, {figure_text(name, interval.high)}]",
+                figure_text(name, comparison.measured),
+                error_text(comparison),
+                "inside" if comparison.is_inside else "outside",
+                "TOO FAR" if is_bad else "",
+            ]
+        )
+    head = f"{run.label}   {run.path} ({run.origin})"
+    columns = ("figure", "predicted", "interval", "measured", "error", "interval", "")
+    errors = [
+        f"{name.upper()} {error:.1%}"
+        for name in ("ttft", "tpot")
+        if (error := run.request_error(name)) is not None
+    ]
+    return [
+        table(columns, rows, title=head),
+        f"single requests, median error: {', '.join(errors) or 'none in common'}",
+        *(f"note: {note}" for note in run.notes),
+    ]
+
+
+def _overview(validation: Validation) -> str:
+    from codesign.report import SHOWN, error_text, figure_text
+    from codesign.validate import CHECKED
+
+    rows = []
+    for run in validation.runs:
+        cells = [run.label]
+        for name in CHECKED:
+            comparison = run.figure(name)
+            if comparison is None:
+                cells.append("-")
+                continue
+            both = (comparison.predicted.value, comparison.measured)
+            shown = " / ".join(figure_text(name, value) for value in both)
+            cells.append(f"{shown} ({error_text(comparison)})")
+        rows.append(cells)
+    heads = [", ".join(filter(None, SHOWN[name][:2])) for name in CHECKED]
+    return table(["predicted / measured", *heads], rows)
