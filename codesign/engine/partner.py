@@ -11,10 +11,11 @@ from time import perf_counter
 from typing import Protocol
 
 from codesign.engine.draft_worker import DraftTimes, DraftWorker
+from codesign.errors import HardwareError
 from codesign.policy.protocol import Candidates, Verdict
 
 
-class DraftLostError(Exception):
+class DraftLostError(HardwareError):
     """The draft process no longer answers; the run goes on without speculation."""
 
 

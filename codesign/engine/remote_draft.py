@@ -7,14 +7,17 @@ grows its trees while the target verifies. When it dies, every wait on it ends w
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
+import pickle
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from time import perf_counter, sleep
+from time import monotonic, perf_counter, sleep
 
 import torch
 import torch.distributed as dist
@@ -35,6 +38,8 @@ TARGET_RANK, DRAFT_RANK = 0, 1
 START_TIMEOUT = timedelta(seconds=120)  # loading two models may take long
 ANSWER_TIMEOUT = timedelta(seconds=60)  # a draft that is silent for this long counts as lost
 IDLE_TIMEOUT = timedelta(hours=24)  # between two verdicts a trace may be silent
+END_TIMEOUT = 3.0  # seconds for a draft process to end by itself
+SETUP_FILE, READY_FILE = "setup.pickle", "ready"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class DraftSetup:
     """How the draft process makes its worker.
 
     Attributes:
-        build: Called once in the draft process; picklable.
+        build: Makes the worker, in the draft process; picklable.
         limits: Message sizes.
         num_threads: CPU threads of the draft process.
         delay: Seconds to sleep before each answer, by round; for tests of timing.
@@ -70,25 +75,32 @@ class RemoteDraft:
         self._limits = setup.limits
         self._folder = tempfile.TemporaryDirectory(prefix="codesign-")
         self._sent = 0.0
-        store = str(Path(self._folder.name) / "rendezvous")
-        context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=_draft_main, args=(setup, store), daemon=True)
-        self._process.start()
+        folder = Path(self._folder.name)
+        (folder / SETUP_FILE).write_bytes(pickle.dumps(setup))
+        # A plain subprocess: unlike multiprocessing's "spawn" it does not run the user's script
+        # again, so no script needs an ``if __name__ == "__main__"``.
+        command = [sys.executable, "-m", "codesign.engine.draft_process", str(folder)]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
         try:
-            _join(store, TARGET_RANK)
-            self._ready = torch.zeros(1, dtype=torch.int32)
-            self._receive(self._ready, START_TIMEOUT)
-        except DraftLostError:
+            self._wait_until_ready(folder)
+            _join(folder, TARGET_RANK, START_TIMEOUT)
+        except BaseException:
             self.close()
             raise
-        except RuntimeError as error:
-            self.close()
-            raise DraftLostError(f"draft process did not start: {_first_line(error)}") from error
+
+    def _wait_until_ready(self, folder: Path) -> None:
+        deadline = monotonic() + START_TIMEOUT.total_seconds()
+        while not (folder / READY_FILE).exists():
+            if self._process.poll() is not None or monotonic() > deadline:
+                raise DraftLostError(
+                    f"draft process did not start{self._exit_code()}; the reason stands above. "
+                    "Try the draft alone: codesign run --candidate chain-3"
+                )
+            sleep(0.02)
 
     @property
     def pid(self) -> int:
         """Process number of the draft."""
-        assert self._process.pid is not None
         return self._process.pid
 
     def send(self, verdict: Verdict) -> None:
@@ -113,12 +125,13 @@ class RemoteDraft:
     def close(self) -> None:
         """Tell the draft process to end, and end it if it does not."""
         with contextlib.suppress(DraftLostError):
-            if self._process.is_alive() and dist.is_initialized():
+            if self._process.poll() is None and dist.is_initialized():
                 self.send(Verdict(0, is_last=True))
-        self._process.join(timeout=5)
-        if self._process.is_alive():
+        try:
+            self._process.wait(timeout=END_TIMEOUT)
+        except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.join()
+            self._process.wait()
         if dist.is_initialized():
             dist.destroy_process_group()
         self._folder.cleanup()
@@ -132,35 +145,32 @@ class RemoteDraft:
             raise DraftLostError(self._cause(error)) from error
 
     def _cause(self, error: RuntimeError) -> str:
-        self._process.join(timeout=1)
-        if self._process.exitcode is not None:
-            return f"draft process ended with code {self._process.exitcode}"
-        return _first_line(error)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the connection may break first
+            self._process.wait(timeout=1)
+        code = self._exit_code()
+        return f"draft process ended{code}" if code else str(error).partition("\n")[0]
+
+    def _exit_code(self) -> str:
+        code = self._process.poll()
+        return "" if code is None else f", exit code {code}"
 
 
-def _join(store: str, rank: int) -> None:
+def _join(folder: Path, rank: int, timeout: timedelta) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host: never wait for name look-ups
-    dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=IDLE_TIMEOUT
-    )
+    store = f"file://{folder / 'rendezvous'}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2, timeout=timeout)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _draft_main(setup: DraftSetup, store: str) -> None:
-    """Answer verdicts until the last one, or until the target is gone."""
-    import signal
-
+def serve_draft(folder: Path) -> None:
+    """Be the draft process: answer verdicts until the last one, or until the target is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the target's to handle
+    setup: DraftSetup = pickle.loads((folder / SETUP_FILE).read_bytes())
     torch.set_num_threads(setup.num_threads)
-    _join(store, DRAFT_RANK)
     worker = setup.build()
+    (folder / READY_FILE).touch()
     with contextlib.suppress(RuntimeError):  # the target is gone: so are we
-        dist.send(torch.ones(1, dtype=torch.int32), TARGET_RANK)
+        _join(folder, DRAFT_RANK, IDLE_TIMEOUT)
         _answer_verdicts(worker, setup)
-    with contextlib.suppress(RuntimeError):
         dist.destroy_process_group()
 
 

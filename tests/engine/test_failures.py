@@ -2,57 +2,72 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import itertools
 import os
 import signal
 
 import pytest
 
+import codesign.engine.run as engine_run
+from codesign.engine import DraftSource
+from codesign.engine.partner import DraftLostError
+from codesign.engine.remote_draft import RemoteDraft
 from codesign.errors import InputError
 
 
-def kill_draft_after(calls: int):
-    """A progress callback that kills the draft process at its ``calls``-th call."""
-    count = 0
+@pytest.fixture
+def drafts(monkeypatch) -> list[RemoteDraft]:
+    """Every draft process that the test starts."""
+    started: list[RemoteDraft] = []
 
-    def progress(stage: str, done: int, total: int) -> None:
-        nonlocal count
-        count += 1
-        if count == calls:
-            (draft,) = multiprocessing.active_children()
-            assert draft.pid is not None
-            os.kill(draft.pid, signal.SIGKILL)
+    class Kept(RemoteDraft):
+        def __init__(self, setup) -> None:
+            started.append(self)
+            super().__init__(setup)
 
-    return progress
+    monkeypatch.setattr(engine_run, "RemoteDraft", Kept)
+    return started
 
 
-def test_a_killed_draft_process_loses_no_request_and_is_said(serve, make_requests):
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_killed_draft_process_loses_no_request_and_is_said(serve, make_requests, drafts):
     requests = make_requests(6)
     plain = serve("plain", requests)
-    ours = serve("async-tree-8x4x2", requests, progress=kill_draft_after(8))
+    calls = itertools.count()
+
+    def kill(stage: str, done: int, total: int) -> None:
+        if next(calls) == 8:
+            os.kill(drafts[0].pid, signal.SIGKILL)
+
+    ours = serve("async-tree-8x4x2", requests, progress=kill)
     assert ours.outputs == plain.outputs
     assert all(record.finish is not None for record in ours.records.requests)
     assert len(ours.records.notes) == 1
-    assert "draft process ended with code -9" in ours.records.notes[0]
+    assert "draft process ended, exit code -9" in ours.records.notes[0]
     assert ours.records.rounds[0].num_draft_tokens + ours.records.rounds[1].num_draft_tokens > 0
     assert ours.records.rounds[-1].num_draft_tokens == 0
 
 
 @pytest.mark.parametrize("policy", ["tree-8x4x2", "async-tree-8x4x2"])
-def test_an_interrupted_run_keeps_what_is_done(serve, make_requests, policy):
+def test_an_interrupted_run_keeps_what_is_done(serve, make_requests, drafts, policy):
     requests = make_requests(6)
     plain = serve("plain", requests)
-    calls = 0
+    calls = itertools.count()
 
     def interrupt(stage: str, done: int, total: int) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 10:
+        if next(calls) == 10:
             raise KeyboardInterrupt
 
     ours = serve(policy, requests, progress=interrupt)
     assert "unfinished" in ours.records.notes[0]
-    assert not multiprocessing.active_children()
+    assert not any(is_running(draft.pid) for draft in drafts)
     emitted = 0
     for request_id, tokens in ours.outputs.items():
         assert tokens == plain.outputs[request_id][: len(tokens)]
@@ -68,3 +83,13 @@ def test_a_request_that_can_never_fit_is_refused_before_anything_starts(serve, m
 def test_speculation_without_a_draft_is_refused(serve, make_requests):
     with pytest.raises(InputError, match="codesign models list"):
         serve("chain-3", make_requests(2), draft=None)
+
+
+def test_a_draft_that_cannot_load_is_reported_and_leaves_no_process(
+    serve, make_requests, drafts, tmp_path, capfd
+):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(DraftLostError, match="did not start, exit code 1"):
+        serve("async-tree-8x4x2", make_requests(2), draft=DraftSource(tmp_path, tmp_path))
+    assert not is_running(drafts[0].pid)
+    assert "config.json" in capfd.readouterr().err
