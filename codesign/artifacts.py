@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -215,7 +215,8 @@ def _replacing(path: Path) -> Iterator[Path]:
     except OSError as err:
         raise InputError(f"cannot write {path}: {err.strerror or err}") from err
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # its folder may not even be one
+            temporary.unlink(missing_ok=True)
 
 
 def _check_header(path: str | Path, payload: Any, kind: str) -> None:

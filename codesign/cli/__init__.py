@@ -36,7 +36,7 @@ VERBS = (
 
 _EXAMPLES = """\
 examples:
-  codesign plan --trace traces/steady.parquet
+  codesign plan --trace conv-twin
   codesign run --plan plan.json
 """
 

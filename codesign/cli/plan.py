@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   codesign plan --trace conv-twin --slice 0:60 --fit fit.json
-  codesign plan --trace steady.parquet --fit fit.json --slo-ttft-ms 1000 --slo-tpot-ms 50 \\
+  codesign plan --trace conv-twin --fit fit.json --slo-ttft-ms 1000 --slo-tpot-ms 50 \\
       --objective latency --out plans/steady.json
 """
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  codesign simulate --trace steady.parquet --fit fit --policy tree-8x4x2 --deployment 2
+  codesign simulate --trace conv-twin --fit fit --policy tree-8x4x2 --deployment 2
   codesign simulate --trace conv-twin --slice 0:60 --fit fit --policy async-tree-8x4x2 \\
       --deployment 1+1 --max-batch 4 --slo-tpot-ms 50 --out runs/simulated --json
 """
