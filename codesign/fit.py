@@ -246,8 +246,8 @@ def fit_slowdown(target: pd.DataFrame) -> float:
     if not {True, False} <= set(medians.columns) or medians.dropna().empty:
         raise InputError(f"no target forward was timed both alone and beside the draft. {_FIX}")
     both = medians.dropna()
-    lost = 1.0 - both[False] / both[True]
-    return float(np.clip(np.median(lost.to_numpy(np.float64)), 0.0, _MAX_SLOWDOWN))
+    lost = np.asarray(1.0 - both[False] / both[True], np.float64)
+    return float(np.clip(np.median(lost), 0.0, _MAX_SLOWDOWN))
 
 
 def acceptance_error(profile: AcceptanceProfile) -> float:

@@ -1,0 +1,136 @@
+"""``codesign fit``: turn a profile into step-time and acceptance models."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from codesign.cli.output import add_output_arguments, emit, table
+
+if TYPE_CHECKING:
+    from codesign.fit import Fit
+
+_EXAMPLES = """\
+examples:
+  codesign fit profile --out fit.json
+  codesign fit profile --out fit.json --json
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``codesign fit``."""
+    parser = subparsers.add_parser(
+        "fit",
+        help="turn a profile into step-time and acceptance models",
+        description="Fit step times, acceptance and the draft's calibration to a profile, and say "
+        "how far off each is on measurements that it has not seen.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("profile", metavar="PROFILE", help="folder that codesign profile wrote")
+    output = parser.add_argument_group("files")
+    output.add_argument(
+        "--out",
+        default="fit.json",
+        metavar="FILE",
+        help="the fit; the recorded acceptance is put beside it (fit.json)",
+    )
+    add_output_arguments(parser)
+    parser.set_defaults(func=make_fit)
+
+
+def make_fit(args: argparse.Namespace) -> None:
+    """Fit a profile and print how good the fit is."""
+    from pathlib import Path
+
+    from codesign.fit import PROFILE_FILE, STEPS_FILE, fit_profile
+
+    folder, out = Path(args.profile), Path(args.out)
+    fit = fit_profile(folder)
+    fit.save(out, inputs={"profile": folder / PROFILE_FILE, "steps": folder / STEPS_FILE})
+    emit(args, {"out": out, **_payload(fit)}, lambda: f"{_as_text(fit)}\nwrote {out}")
+
+
+def _payload(fit: Fit) -> dict[str, Any]:
+    acceptance = fit.acceptance
+    return {
+        "target": fit.target,
+        "draft": fit.draft,
+        "temperature": fit.temperature,
+        "origin": fit.origin,
+        "costs": fit.costs,
+        "errors": fit.errors,
+        "steps": fit.steps,
+        "calibration": fit.calibration_fit,
+        "acceptance": {
+            "num_tokens": acceptance.num_tokens,
+            "top_1": acceptance.hit_rate(1),
+            "top_4": acceptance.hit_rate(4),
+            "by_category": {
+                name: {"top_1": acceptance.hit_rate(1, name), "top_4": acceptance.hit_rate(4, name)}
+                for name in acceptance.categories
+            },
+        },
+    }
+
+
+def _as_text(fit: Fit) -> str:
+    title = f"{fit.target} with draft {fit.draft} at temperature {fit.temperature:g}"
+    return "\n".join([title, "", _step_table(fit), "", _constant_table(fit), "", _token_table(fit)])
+
+
+def _step_table(fit: Fit) -> str:
+    """Milliseconds at 1, 4 and 8 rows; prefills, which have more, at 64 and 256."""
+    rows = []
+    for name, step in fit.steps.items():
+        label, _, op = name.partition("/")
+        at = [64, 256, None] if "prefill" in op else [1, 4, 8]
+        times = [None if n is None else step.time(n) * 1e3 for n in at]
+        errors = [
+            f"{held.median:.1%} / {held.max:.0%}" + (" *" if form == step.form else "")
+            for form, held in (("line", step.line), ("table", step.table))
+        ]
+        what = f"{op} (64, 256 rows)" if "prefill" in op else op
+        rows.append([label, what, step.time.alpha * 1e6, *times, *errors])
+    return table(
+        ["workers", "step", "us/context", "1 row ms", "4 rows ms", "8 rows ms", "line", "table"],
+        rows,
+        "step times; line, table: median / largest held-out error of each form, * chosen",
+    )
+
+
+def _constant_table(fit: Fit) -> str:
+    rows = [
+        [
+            label,
+            cost.reroot * 1e3,
+            cost.link * 1e3 if "+" in label else None,
+            cost.slowdown if "+" in label else None,
+        ]
+        for label, cost in fit.costs.items()
+    ]
+    return table(
+        ["workers", "re-root ms", "message ms", "target's loss per second of drafting"], rows
+    )
+
+
+def _token_table(fit: Fit) -> str:
+    acceptance, checked = fit.acceptance, fit.calibration_fit
+    rows = [
+        [name, acceptance.hit_rate(1, group), acceptance.hit_rate(4, group), c.slope, c.intercept]
+        for name, group, c in (
+            ("all", None, fit.calibration),
+            *((name, name, c) for name, c in fit.calibration_by_category.items()),
+        )
+    ]
+    text = table(
+        ["prompts", "in top 1", "in top 4", "slope", "intercept"],
+        rows,
+        f"agreement over {acceptance.num_tokens:,} tokens, and calibration of confidences",
+    )
+    if checked is None:
+        return text
+    after = "-" if checked.error_after is None else f"{checked.error_after:.3f}"
+    return (
+        f"{text}\ncalibration error {checked.error_before:.3f} before, {after} after, on requests "
+        "not fitted to"
+    )

@@ -1,0 +1,222 @@
+"""Steps of the engine, one at a time, at any batch and context, with a clock around them.
+
+The workers are the engine's own, so bookkeeping, sampling, the walk and KV moves are timed along
+with the forward. Only what a step finds is staged: KV rows hold noise, and trees hold made-up
+tokens, because neither changes the time. Staging is never timed.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import torch
+
+from codesign.engine.draft_worker import DraftWorker
+from codesign.engine.drafter import ModelDrafter, NgramDrafter
+from codesign.engine.kv_cache import KVCache
+from codesign.engine.model import Decoder
+from codesign.engine.rows import causal_rows
+from codesign.engine.target_worker import TargetWorker
+from codesign.policy.protocol import (
+    Admission,
+    Candidates,
+    RequestCandidates,
+    RequestVerdict,
+    TargetSide,
+    Verdict,
+)
+from codesign.policy.speculation import SpeculationSpec, build_speculation
+from codesign.policy.walk import Sampling
+from codesign.profile_steps import StepShape
+
+SPARE_ROWS = 128  # behind the longest context: tree rows
+MAX_PREFILLS = 4  # prompts in one forward
+_ENDLESS = 1 << 30  # output tokens; no staged request ever finishes
+_ALPHABET = 61  # few tokens, so that n-grams repeat
+
+
+class TargetBench(TargetWorker):
+    """A target worker whose requests can be put at any context.
+
+    Args:
+        decoder: The target.
+        sampling: As the engine will sample.
+        num_requests: Largest batch.
+        max_context: Longest context, prompt lengths included.
+    """
+
+    def __init__(
+        self, decoder: Decoder, *, sampling: Sampling, num_requests: int, max_context: int
+    ) -> None:
+        cache = _noisy_cache(decoder, num_requests + MAX_PREFILLS, max_context + SPARE_ROWS)
+        super().__init__(decoder, cache, sampling=sampling)
+        self._slots = {i: cache.take() for i in range(num_requests)}
+        self._vocab = decoder.shape.vocab
+        self._next: dict[tuple[int, int], int] = {}  # what follows the root: (request, context)
+
+    def seconds(self, shape: StepShape) -> float:
+        """Time one step."""
+        if shape.op == "prefill":
+            return self._prefill_seconds(shape)
+        missing = [
+            i for i in range(shape.requests) if (i, shape.context) not in self._next
+        ]  # root-only round, not timed
+        if missing:
+            self._stage(shape)
+            for verdict in self.verify(None)[1]:
+                self._next[verdict.request_id, shape.context] = verdict.tokens[0]
+        self._stage(shape)
+        candidates = Candidates(0, tuple([self._tree(i, shape) for i in range(shape.requests)]))
+        start = perf_counter()
+        self.verify(candidates)
+        return perf_counter() - start
+
+    def _stage(self, shape: StepShape) -> None:
+        self.side = TargetSide()
+        for request_id in range(shape.requests):
+            tokens = _tokens(request_id, shape.context + 1, self._vocab)
+            self.side.admit(Admission(request_id, tokens, _ENDLESS))
+            _set_length(self.cache, self._slots[request_id], shape.context)
+
+    def _tree(self, request_id: int, shape: StepShape) -> RequestCandidates:
+        """A tree of which one draft token, the last row, is accepted: KV rows must move."""
+        root = _tokens(request_id, shape.context + 1, self._vocab)[-1]
+        true = self._next[request_id, shape.context]
+        others = [(true + i) % self._vocab for i in range(1, shape.rows - 1)]
+        tokens = [root, *others, true][: shape.rows]
+        parents = [-1, *[i // 2 for i in range(len(others))], 0][: shape.rows]
+        return RequestCandidates(request_id, shape.context + 1, tuple(tokens), tuple(parents))
+
+    def _prefill_seconds(self, shape: StepShape) -> float:
+        self.side = TargetSide()
+        ids = range(len(self._slots), len(self._slots) + shape.requests)
+        admissions = [Admission(i, _tokens(i, shape.rows, self._vocab), _ENDLESS) for i in ids]
+        start = perf_counter()
+        self.prefill(admissions)
+        seconds = perf_counter() - start
+        for i in ids:
+            self.cache.free(self._slots.pop(i))
+        return seconds
+
+
+class _StagedModel(ModelDrafter):
+    """A model drafter that can pretend to have run on any number of rows."""
+
+    def stage(self, request_id: int, tokens: tuple[int, ...]) -> None:
+        """Put a request's slab at ``len(tokens)`` rows."""
+        if request_id not in self._slots:
+            self._slots[request_id] = self.cache.take()
+        _set_length(self.cache, self._slots[request_id], len(tokens))
+
+
+class _StagedNgrams(NgramDrafter):
+    """An n-gram drafter whose slabs can be set."""
+
+    def stage(self, request_id: int, tokens: tuple[int, ...]) -> None:
+        """Make a request's slab hold ``tokens``."""
+        self._slabs[request_id] = list(tokens)
+
+
+class DraftBench:
+    """A draft worker whose requests can be put at any context.
+
+    Args:
+        decoder: The draft model; None for n-grams.
+        num_requests: Largest batch.
+        max_context: Longest context, prompt lengths included.
+    """
+
+    def __init__(self, decoder: Decoder | None, *, num_requests: int, max_context: int) -> None:
+        self._num_requests = num_requests
+        self._drafter = _StagedNgrams()
+        self._vocab = _ALPHABET
+        if decoder is not None:
+            num_slots = num_requests + MAX_PREFILLS
+            cache = _noisy_cache(decoder, num_slots, max_context + SPARE_ROWS)
+            self._drafter = _StagedModel(decoder, cache)
+            self._vocab = decoder.shape.vocab
+
+    def seconds(self, shape: StepShape) -> float:
+        """Time one step."""
+        if shape.op == "draft":
+            return self._expansion_seconds(shape)
+        return self._prefill_seconds(shape) if shape.op == "draft_prefill" else self._reroot(shape)
+
+    def _expansion_seconds(self, shape: StepShape) -> float:
+        """One overlapped expansion of ``shape.rows`` leaves per request, the root's children."""
+        worker = self._worker(rows=max(shape.rows + 1, 2), width=shape.rows)
+        self._stage(worker, shape, expansions=1)
+        start = perf_counter()
+        worker.overlap()
+        return perf_counter() - start
+
+    def _prefill_seconds(self, shape: StepShape) -> float:
+        worker = self._worker(rows=2, width=1)  # a tree that is done after one forward
+        ids = range(self._num_requests, self._num_requests + shape.requests)
+        admitted = [Admission(i, _tokens(i, shape.rows, self._vocab), _ENDLESS) for i in ids]
+        _, times = worker.answer(Verdict(0, admitted=tuple(admitted)))
+        self._drafter.release(ids)
+        return times.answered - times.rerooted
+
+    def _reroot(self, shape: StepShape) -> float:
+        """A whole answer without a forward: re-root, KV moves, choice of candidates."""
+        worker = self._worker(rows=shape.rows, width=shape.rows // 2)
+        self._stage(worker, shape, expansions=3)
+        entries = []
+        for request_id in range(shape.requests):
+            tree = worker.side.tree(request_id)
+            token = tree.tokens[shape.rows // 2]  # not the first child: rows must move
+            entries.append(RequestVerdict(request_id, tree.base_len, (token,)))
+        _, times = worker.answer(Verdict(0, tuple(entries)))
+        assert times.num_expansions == 0, "the staged tree was too small"
+        return times.answered - times.received
+
+    def _worker(self, *, rows: int, width: int) -> DraftWorker:
+        spec = SpeculationSpec(kind="tree", is_async=True, rows=rows, width=width, expansions=1)
+        return DraftWorker(build_speculation(spec), self._drafter)
+
+    def _stage(self, worker: DraftWorker, shape: StepShape, *, expansions: int) -> None:
+        """Admit requests of ``shape.context`` tokens and pretend that forwards were run."""
+        side, fanout = worker.side, worker.side.policy.fanout
+        for request_id in range(shape.requests):
+            tokens = _tokens(request_id, shape.context, self._vocab)
+            side.admit(Admission(request_id, tokens, _ENDLESS))
+        slabs: dict[int, tuple[int, ...]] = {}
+        log_probs = [-1.0 - 0.1 * i for i in range(fanout)]
+        for _ in range(expansions):
+            for rows in side.overlap_expansion():
+                slabs[rows.request_id] = slabs.get(rows.request_id, ()) + rows.tokens
+                children = [list(range(fanout))] * len(rows.nodes)
+                side.expanded(rows, children, [log_probs] * len(rows.nodes))
+        for request_id, slab in slabs.items():
+            self._drafter.stage(request_id, slab)
+
+
+def _noisy_cache(decoder: Decoder, num_slots: int, max_tokens: int) -> KVCache:
+    """A cache whose memory is really there: pages that were never written all read as one."""
+    shape = decoder.shape
+    cache = KVCache(shape, num_slots=num_slots, max_tokens=max_tokens)
+    generator = torch.Generator().manual_seed(0)
+    noise = 0.1 * torch.randn(max_tokens, shape.kv_heads, shape.head_dim, generator=generator)
+    slots = [cache.take() for _ in range(num_slots)]
+    for slot in slots:
+        _set_length(cache, slot, max_tokens)
+        for layer in range(shape.layers):
+            cache.append(layer, slot, noise, noise)
+    for slot in reversed(slots):
+        cache.free(slot)
+    return cache
+
+
+def _set_length(cache: KVCache, slot: int, length: int) -> None:
+    missing = length - cache.length(slot)
+    if missing > 0:
+        cache.extend(causal_rows(slot, [0] * missing))
+    else:
+        cache.truncate(slot, length)
+
+
+def _tokens(request_id: int, count: int, vocab: int) -> tuple[int, ...]:
+    """Made-up tokens of a request: aperiodic, of a small alphabet."""
+    limit = min(vocab, _ALPHABET)
+    return tuple([(request_id + i * i + i // 7) % limit for i in range(count)])

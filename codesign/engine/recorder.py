@@ -1,0 +1,133 @@
+"""Acceptance on real text: plain decoding with the target, then the draft's opinion of every token.
+
+The target's tokens come from the engine itself. The draft sees prompt and output in one causal
+forward per request: its prediction at each position is the one it would make in a run that had
+come so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pandas as pd
+import torch
+
+from codesign.calibration import ABSENT_LOG_PROB
+from codesign.config import Deployment
+from codesign.engine.drafter import NgramDrafter
+from codesign.engine.kv_cache import KVCache
+from codesign.engine.model import Decoder
+from codesign.engine.rows import causal_rows
+from codesign.engine.run import run_candidate
+from codesign.plan import Candidate
+from codesign.policy.protocol import ExpansionRows
+from codesign.policy.speculation import SpeculationSpec
+from codesign.policy.walk import Sampling
+from codesign.prompts import BoundRequest
+
+TOP_K = 16  # ranks that are kept
+MAX_BATCH = 8
+
+Progress = Callable[[str, int, int], None]
+Ranked = tuple[list[int], list[float]]  # tokens and log probabilities, likeliest first
+
+
+def record_acceptance(
+    requests: Sequence[BoundRequest],
+    *,
+    target: Decoder,
+    draft: Decoder | None,
+    sampling: Sampling,
+    num_workers: int,
+    progress: Progress | None = None,
+) -> pd.DataFrame:
+    """Decode the requests without speculation and rank every emitted token.
+
+    Args:
+        requests: Prompts, and how many tokens to emit after each; stop tokens are ignored.
+        target: The target.
+        draft: The draft model; None for n-grams.
+        sampling: How the target samples, keyed as in any run.
+        num_workers: CPU threads of the target.
+        progress: Passed on to the engine.
+
+    Returns:
+        One row per emitted token: request, category, position in the output, rank of the token
+        among the draft's likeliest (-1 when it is not there), their log probabilities.
+
+    Raises:
+        KeyboardInterrupt: If decoding was interrupted.
+    """
+    run = run_candidate(
+        Candidate(Deployment(num_workers), SpeculationSpec(), MAX_BATCH),
+        requests,
+        target=target,
+        draft=None,
+        sampling=sampling,
+        max_kv_tokens=sum(len(r.prompt_ids) + r.max_new_tokens + 1 for r in requests),
+        progress=progress,
+    )
+    if any(len(run.outputs[r.request_id]) < r.max_new_tokens for r in requests):
+        raise KeyboardInterrupt
+    parts = []
+    for request in requests:
+        output = run.outputs[request.request_id]
+        ranked = list(_predictions(request, output, draft))
+        parts.append(
+            pd.DataFrame(
+                {
+                    "request": request.request_id,
+                    "category": request.category,
+                    "position": range(len(output)),
+                    "rank": [
+                        tokens.index(token) if token in tokens else -1
+                        for token, (tokens, _) in zip(output, ranked, strict=True)
+                    ],
+                    "log_probs": [log_probs for _, log_probs in ranked],
+                }
+            )
+        )
+    return pd.concat(parts, ignore_index=True).astype({"rank": "int8"})
+
+
+def _predictions(
+    request: BoundRequest, output: Sequence[int], draft: Decoder | None
+) -> Iterator[Ranked]:
+    """What the draft expects at each position of the output, given everything before it."""
+    if draft is None:
+        return _ngram_predictions(request, output)
+    return _model_predictions(request, output, draft)
+
+
+@torch.inference_mode()
+def _model_predictions(
+    request: BoundRequest, output: Sequence[int], draft: Decoder
+) -> Iterator[Ranked]:
+    path = [*request.prompt_ids, *output[:-1]]
+    cache = KVCache(draft.shape, num_slots=1, max_tokens=len(path))
+    hidden_TD = draft.forward(causal_rows(cache.take(), path), cache)
+    logits_LV = draft.logits(hidden_TD[len(request.prompt_ids) - 1 :])
+    best = torch.log_softmax(logits_LV, dim=-1).topk(min(TOP_K, logits_LV.shape[-1]), dim=-1)
+    tokens_LK = best.indices if draft.token_map is None else draft.token_map[best.indices]
+    return iter(list(zip(tokens_LK.tolist(), best.values.tolist(), strict=True)))
+
+
+def _ngram_predictions(request: BoundRequest, output: Sequence[int]) -> Iterator[Ranked]:
+    """The n-gram drafter along the path; what it leaves open is padded with absent tokens."""
+    drafter = NgramDrafter()
+    new: tuple[int, ...] = request.prompt_ids
+    context = 0
+    for token in output:
+        rows = ExpansionRows(
+            request_id=request.request_id,
+            tokens=new,
+            positions=tuple(range(context, context + len(new))),
+            nodes=(0,),
+            visible=None,
+            context=context,
+        )
+        [(tokens, log_probs)] = drafter.forward([rows], TOP_K)
+        missing = TOP_K - len(tokens[0])
+        yield tokens[0], log_probs[0] + [ABSENT_LOG_PROB] * missing
+        context += len(new)
+        new = (token,)

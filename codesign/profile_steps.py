@@ -1,0 +1,172 @@
+"""Which steps a profile times, and in which order.
+
+Shapes are spread over batch, rows and context; a pass times each once, in a new random order, so
+that a machine that slows down or speeds up does so for all alike. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Literal
+
+import numpy as np
+
+Op = Literal["target", "prefill", "draft", "draft_prefill", "reroot"]
+
+CONTEXTS = (32, 128, 256, 512)
+PROMPTS = (16, 64, 128, 256, 512)
+MAX_REQUESTS = 8
+# (requests, rows of each). Row counts lie on both sides of those where a forward gets dearer.
+_TARGET = (
+    *((1, n) for n in (1, 2, 4, 6, 8, 9, 12, 16, 24, 32)),
+    *((2, n) for n in (1, 4, 8)),
+    (3, 3),
+    *((4, n) for n in (1, 2, 4, 8)),
+    (6, 8),
+    *((8, n) for n in (1, 2, 4, 8)),
+)
+_TARGET_BESIDE = ((1, 1), (1, 4), (1, 8), (4, 1), (4, 4), (4, 8))
+_DRAFT = (
+    *((1, n) for n in (1, 2, 4, 8, 16)),
+    *((2, n) for n in (1, 4)),
+    *((4, n) for n in (1, 2, 4)),
+    *((8, n) for n in (1, 2, 4)),
+)
+_DRAFT_ALONE = ((1, 1), (1, 4), (4, 4))
+_REROOT = ((1, 8), (2, 8), (4, 8))
+_SLOW_PASSES = 3  # prefills are long: they are timed in the first passes only
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """One step to time.
+
+    Attributes:
+        op: Which step.
+        requests: Requests in it.
+        rows: Rows of each request; for prefills its prompt tokens.
+        context: KV rows of each request before it.
+    """
+
+    op: Op
+    requests: int
+    rows: int
+    context: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Shapes that are timed under the same circumstances.
+
+    Attributes:
+        shapes: What to time.
+        beside: The partner runs at the same time.
+        prepare: Brings the circumstances about.
+    """
+
+    shapes: tuple[StepShape, ...]
+    beside: bool
+    prepare: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long to measure: passes go on until the seconds are used up, within bounds."""
+
+    seconds: float
+    min_passes: int
+    max_passes: int
+
+
+def contexts_within(max_positions: int, spare: int) -> tuple[int, ...]:
+    """Contexts to time on a model with so many positions; at least one."""
+    return tuple(c for c in CONTEXTS if c + spare <= max_positions) or (max_positions // 2,)
+
+
+def target_shapes(contexts: Sequence[int], *, beside: bool, lean: bool) -> tuple[StepShape, ...]:
+    """Verifications, and prefills unless ``beside``."""
+    verify = _spread("target", _TARGET_BESIDE if beside else _TARGET, contexts, lean=lean)
+    return verify if beside else (*verify, *_prefills("prefill", contexts, lean=lean))
+
+
+def draft_shapes(contexts: Sequence[int], *, few: bool, lean: bool) -> tuple[StepShape, ...]:
+    """Expansions, prefills and re-rooting; or just a few expansions."""
+    if few:
+        return _spread("draft", _DRAFT_ALONE, contexts, lean=True)
+    context = contexts[:2][-1]
+    return (
+        *_spread("draft", _DRAFT, contexts, lean=lean),
+        *_prefills("draft_prefill", contexts, lean=lean),
+        *[StepShape("reroot", requests, rows, context) for requests, rows in _REROOT],
+    )
+
+
+def time_groups(
+    groups: Sequence[Group],
+    seconds_of: Callable[[StepShape], float],
+    *,
+    effort: Effort,
+    seed: int,
+    tick: Callable[[float], None],
+) -> Iterator[dict[str, Any]]:
+    """Time every group once per pass; the rows of steps.parquet, but for the deployment.
+
+    Args:
+        groups: What to time.
+        seconds_of: Runs one step and returns its seconds.
+        effort: When to stop.
+        seed: Of the order within a pass.
+        tick: Called after each timing with the share of the work done, 0 to 1.
+    """
+    generator = np.random.default_rng(seed)
+    start = perf_counter()
+    for group in groups:  # warm up: the largest of each kind, not recorded
+        group.prepare()
+        for shape in {s.op: s for s in sorted(group.shapes, key=_size)}.values():
+            seconds_of(shape)
+    for number in range(effort.max_passes):
+        if number >= effort.min_passes and perf_counter() - start > effort.seconds:
+            break
+        for group in groups:
+            group.prepare()
+            chosen = [s for s in group.shapes if number < _SLOW_PASSES or "prefill" not in s.op]
+            for index in generator.permutation(len(chosen)).tolist():
+                yield _row(chosen[index], group.beside, seconds_of(chosen[index]))
+                used = (perf_counter() - start) / effort.seconds
+                tick(min(max(used, number / effort.max_passes), 1.0))
+
+
+def _row(shape: StepShape, beside: bool, seconds: float) -> dict[str, Any]:
+    return {
+        "op": shape.op,
+        "rows": shape.requests * shape.rows,
+        "requests": shape.requests,
+        "context": shape.requests * shape.context,
+        "beside": beside,
+        "seconds": seconds,
+    }
+
+
+def _size(shape: StepShape) -> int:
+    return shape.requests * (shape.rows + shape.context)
+
+
+def _spread(
+    op: Op, pairs: Sequence[tuple[int, int]], contexts: Sequence[int], *, lean: bool
+) -> tuple[StepShape, ...]:
+    """Each (requests, rows) at one context (lean) or two, a different one each time."""
+    shapes = []
+    for index, (requests, rows) in enumerate(pairs):
+        picks = {index % len(contexts)}
+        if not lean or rows == 1:  # one row per request: every plain round is like this
+            picks.add((index + 2) % len(contexts))
+        shapes += [StepShape(op, requests, rows, contexts[i]) for i in sorted(picks)]
+    return tuple(shapes)
+
+
+def _prefills(op: Op, contexts: Sequence[int], *, lean: bool) -> tuple[StepShape, ...]:
+    lengths = [n for n in PROMPTS if n <= contexts[-1]][: 4 if lean else None]
+    several = [StepShape(op, 4, 16), StepShape(op, 2, lengths[-1] // 2)]
+    return (*[StepShape(op, 1, n) for n in lengths], *several)

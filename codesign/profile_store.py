@@ -1,0 +1,114 @@
+"""The folder that a profile is written to, and the parts of one that is not complete yet.
+
+A part is a table that is written when it is measured. ``finish`` turns all parts into the files
+that codesign.fit reads. Must not import torch.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from codesign.artifacts import header, read_json, read_table, write_json, write_table
+from codesign.errors import InputError
+from codesign.fit import ACCEPTANCE_FILE, PROFILE_FILE, STEP_COLUMNS, STEPS_FILE
+from codesign.policy.walk import Sampling
+
+ACCEPTANCE_PART = "acceptance"
+_PARTS = "parts"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSettings:
+    """What to measure.
+
+    Attributes:
+        target: Name or directory of the target.
+        draft: Name or directory of the draft, or "ngram".
+        workers: CPU threads to use in all.
+        sampling: How the target samples; its seed also orders the measurements.
+        is_quick: Fewer shapes and repetitions.
+    """
+
+    target: str
+    draft: str
+    workers: int
+    sampling: Sampling = field(default_factory=Sampling)
+    is_quick: bool = False
+
+
+class PartStore:
+    """Finished parts on disk, and the profile that they become."""
+
+    def __init__(self, out: Path, settings: ProfileSettings) -> None:
+        self._out = out
+        self._settings = asdict(settings)
+
+    def finished(self) -> dict[str, Any] | None:
+        """The profile, if it is complete and has these settings."""
+        if not (self._out / PROFILE_FILE).exists():
+            return None
+        about = read_json(self._out / PROFILE_FILE, kind="profile")
+        self._check(about)
+        return about
+
+    def open(self, *, resume: bool) -> None:
+        """Drop what is there, or check that it can be continued."""
+        folder = self._out / _PARTS
+        (self._out / PROFILE_FILE).unlink(missing_ok=True)
+        if not resume:
+            shutil.rmtree(folder, ignore_errors=True)
+        for path in sorted(folder.glob("*.parquet")):
+            self._check(read_table(path, kind="profile")[1])
+
+    def has(self, name: str) -> bool:
+        """Whether a part is done."""
+        return self._path(name).exists()
+
+    def put(self, name: str, frame: pd.DataFrame) -> None:
+        """Keep a part."""
+        write_table(self._path(name), frame, self._header())
+
+    def finish(self, names: list[str], notes: list[str]) -> dict[str, Any]:
+        """Write the three files of the profile and drop the parts."""
+        frames = {name: read_table(self._path(name), kind="profile")[0] for name in names}
+        recorded = frames.pop(ACCEPTANCE_PART)
+        steps = pd.concat(list(frames.values()), ignore_index=True).loc[:, list(STEP_COLUMNS)]
+        about = {
+            **self._header(),
+            "target": self._settings["target"],
+            "draft": self._settings["draft"],
+            "workers": self._settings["workers"],
+            "temperature": self._settings["sampling"]["temperature"],
+            "top_k": self._settings["sampling"]["top_k"],
+            "top_p": self._settings["sampling"]["top_p"],
+            "K": len(recorded["log_probs"].iloc[0]),
+            "num_timings": len(steps),
+            "num_tokens": len(recorded),
+            "notes": notes,
+        }
+        write_table(self._out / STEPS_FILE, steps, about)
+        write_table(self._out / ACCEPTANCE_FILE, recorded, about)
+        write_json(self._out / PROFILE_FILE, about)
+        shutil.rmtree(self._out / _PARTS)
+        return about
+
+    def _path(self, name: str) -> Path:
+        return self._out / _PARTS / f"{name}.parquet"
+
+    def _header(self) -> dict[str, Any]:
+        seed = self._settings["sampling"]["seed"]
+        return {**header("profile", seed=seed), "settings": self._settings}
+
+    def _check(self, meta: dict[str, Any]) -> None:
+        found = meta.get("settings")
+        if found != self._settings:
+            changed = [k for k, v in self._settings.items() if (found or {}).get(k) != v]
+            raise InputError(
+                f"{self._out} was measured with another {', '.join(changed)}. "
+                "Start over: codesign profile without --resume"
+            )
