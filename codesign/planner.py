@@ -119,7 +119,7 @@ def search(
             that binds, and what would fit.
         InputError: If the fit does not cover the machine or a request does not fit the KV limit.
     """
-    cache = cache or SearchCache("")
+    cache = SearchCache("") if cache is None else cache  # an empty one is falsy
     candidates, notes = search_space(
         question.fit.costs,
         workers=question.workers,

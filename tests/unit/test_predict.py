@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import pandas as pd
+import pytest
+
+from codesign.config import SLO, Deployment
+from codesign.errors import InputError
+from codesign.plan import Candidate
+from codesign.policy.speculation import parse_policy
+from codesign.predict import (
+    Outcome,
+    check_fits,
+    extrapolation_note,
+    interval_over_seeds,
+    misses,
+    outcome_of,
+    score,
+    step_error,
+    time_error,
+)
+from codesign.records import RequestRecord, RoundRecord, RunRecords
+
+PLAIN = Candidate(Deployment(2), parse_policy("plain"), 1)
+CHAIN = Candidate(Deployment(2), parse_policy("chain-3"), 1)
+
+
+def outcome(seed=0, *, max_rows=1, **figures) -> Outcome:
+    return Outcome(PLAIN.label, seed, figures, {"target": 0.03, "draft": 0.01}, max_rows)
+
+
+def finished(request_id, first, finish, output=11) -> RequestRecord:
+    return RequestRecord(
+        request_id, "", 0.0, 5, output, admitted=0.0, first_token=first, finish=finish
+    )
+
+
+def test_an_interval_of_one_simulation_is_the_error_of_the_fit():
+    interval = interval_over_seeds([2.0], 0.1)
+    assert (interval.low, interval.value, interval.high) == pytest.approx((1.8, 2.0, 2.2))
+
+
+def test_the_spread_of_few_seeds_is_widened_as_students_t_demands():
+    interval = interval_over_seeds([1.0, 2.0, 3.0], 0.0)
+    # 0.95 quantile of t with 2 degrees of freedom: 2.91999; standard deviation 1.
+    assert interval.high - interval.value == pytest.approx(2.91999 * math.sqrt(4 / 3), rel=1e-5)
+
+
+def test_spread_and_error_add_in_quadrature():
+    spread = interval_over_seeds([1.0, 2.0, 3.0], 0.0).high - 2.0
+    both = interval_over_seeds([1.0, 2.0, 3.0], 0.5).high - 2.0
+    assert both == pytest.approx(math.hypot(spread, 1.0))
+
+
+def test_the_error_of_a_round_weighs_target_and_draft_by_their_time(machine_fit):
+    assert step_error(machine_fit, CHAIN, {"target": 0.03, "draft": 0.01}) == pytest.approx(
+        (0.03 * 0.02 + 0.01 * 0.04) / 0.04
+    )
+
+
+def test_the_error_of_acceptance_counts_for_speculation_and_not_for_plain(machine_fit):
+    machine_fit.errors["acceptance"] = 0.03
+    try:
+        assert time_error(machine_fit, PLAIN, {"target": 1.0}) == pytest.approx(0.02)
+        assert time_error(machine_fit, CHAIN, {"target": 1.0}) == pytest.approx(
+            math.hypot(0.02, 0.03)
+        )
+    finally:
+        del machine_fit.errors["acceptance"]
+
+
+def test_a_prediction_is_feasible_when_the_mean_over_the_seeds_meets_the_target(machine_fit):
+    outcomes = [outcome(0, tpot_slo=0.04), outcome(1, tpot_slo=0.06)]
+    assert score(PLAIN, outcomes, machine_fit, SLO(tpot=0.05)).is_feasible
+    assert not score(PLAIN, outcomes, machine_fit, SLO(tpot=0.049)).is_feasible
+
+
+def test_what_never_came_makes_a_prediction_infeasible_and_is_left_out_of_it(machine_fit):
+    late = [outcome(ttft_slo=math.inf)]
+    scored = score(PLAIN, late, machine_fit, SLO(ttft=100.0))
+    assert not scored.is_feasible
+    assert "ttft_slo" not in scored.predicted
+    assert misses(late, SLO(ttft=100.0)) == {"ttft": math.inf, "tpot": 0.0}
+
+
+def test_attainment_is_also_computed_with_longer_and_shorter_latencies(machine_fit):
+    # TPOT 0.1, 0.2 and 0.097 s for a target of 0.1 s: with 2 % more time the first one misses.
+    requests = [finished(0, 1.0, 2.0), finished(1, 1.0, 3.0), finished(2, 1.0, 1.97)]
+    values = {field.name: 0 for field in fields(RoundRecord)} | {"target": 1.0}
+    records = RunRecords(requests, [RoundRecord(**values)], 3.0, [])
+    made = outcome_of(records, PLAIN, machine_fit, slo=SLO(tpot=0.1), seed=0)
+    interval = score(PLAIN, [made], machine_fit, SLO(tpot=0.1)).predicted["slo_attainment"]
+    assert (interval.low, interval.value, interval.high) == pytest.approx((1 / 3, 2 / 3, 2 / 3))
+
+
+def test_shares_stay_between_0_and_1(machine_fit):
+    outcomes = [outcome(s, slo_attainment=v) for s, v in enumerate((0.2, 1.0, 1.0))]
+    interval = score(PLAIN, outcomes, machine_fit, SLO()).predicted["slo_attainment"]
+    assert interval.low >= 0
+    assert interval.high == 1.0
+
+
+def test_rows_beyond_the_measured_ones_are_called_extrapolated(machine_fit):
+    assert extrapolation_note(PLAIN, [outcome(max_rows=32)], machine_fit) == ""
+    note = extrapolation_note(PLAIN, [outcome(max_rows=33)], machine_fit)
+    assert "33 rows" in note
+    assert "extrapolated" in note
+
+
+def test_requests_too_long_for_the_kv_limit_are_counted_and_the_flags_named():
+    requests = pd.DataFrame({"prompt_tokens": [100, 900], "output_tokens": [100, 100]})
+    check_fits(requests, 1016, 16)
+    with pytest.raises(InputError, match=r"1 of 2 requests .* longest 1,016.*--max-prompt"):
+        check_fits(requests, 1015, 16)

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+import codesign.prepared_trace
+from codesign.errors import InputError
+from codesign.prepared_trace import DEFAULT_MAX_REQUESTS, prepare_trace
+from codesign.prompts import CATEGORIES, bind_prompts, load_prompts
+from codesign.traces import Trace
+
+
+class WordTokenizer:
+    """A token per word, and a template of two tokens before and one after the user's text."""
+
+    def __init__(self, directory):
+        pass
+
+    def chat(self, messages):
+        return [1, 2, *(3 + len(word) for word in messages[0]["content"].split()), 0]
+
+
+@pytest.fixture
+def words(monkeypatch):
+    monkeypatch.setattr(codesign.prepared_trace, "Tokenizer", WordTokenizer)
+    monkeypatch.setattr(codesign.prepared_trace, "resolve_model", lambda name: name)
+
+
+def made(num=5, *, prompt=400, category="") -> Trace:
+    requests = pd.DataFrame(
+        {
+            "arrival": [0.5 * i for i in range(num)],
+            "prompt_tokens": [prompt] * num,
+            "output_tokens": [20] * num,
+            "category": [category] * num,
+        }
+    )
+    return Trace("made", requests, "made", ("first note",), "0" * 64)
+
+
+def test_without_the_target_the_lengths_stay_and_the_notes_say_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("CODESIGN_HOME", str(tmp_path))
+    prepared = prepare_trace(made(), "smollm2-135m", seed=0)
+    assert prepared.requests["prompt_tokens"].tolist() == [400] * 5
+    assert "the trace's own" in prepared.notes[-1]
+    assert "codesign models fetch smollm2-135m" in prepared.notes[-1]
+
+
+def test_prompts_are_bound_to_lengths_that_the_engine_will_see(words):
+    prepared = prepare_trace(made(prompt=2), "any", seed=3)
+    assert (prepared.requests["prompt_tokens"] > 2).all()
+    assert "longer prompt" in prepared.notes[-1]
+    encode = WordTokenizer(None)
+    bound = bind_prompts(
+        prepared.requests,
+        load_prompts("run"),
+        lambda text: encode.chat([{"content": text}]),
+        seed=3,
+    )
+    assert [b.prompt_tokens for b in bound] == prepared.requests["prompt_tokens"].tolist()
+
+
+def test_requests_without_a_category_get_one_and_others_keep_theirs(monkeypatch, tmp_path):
+    monkeypatch.setenv("CODESIGN_HOME", str(tmp_path))
+    trace = made(30)
+    trace.requests.loc[3, "category"] = "code"
+    for seed in range(3):
+        category = prepare_trace(trace, "smollm2-135m", seed=seed).requests["category"]
+        assert set(category) <= set(CATEGORIES)
+        assert category[3] == "code"
+        assert len(set(category)) > 2
+
+
+def test_a_trace_with_categories_keeps_them(monkeypatch, tmp_path):
+    monkeypatch.setenv("CODESIGN_HOME", str(tmp_path))
+    prepared = prepare_trace(made(category="code"), "smollm2-135m", seed=0)
+    assert set(prepared.requests["category"]) == {"code"}
+    assert not any("drawn" in note for note in prepared.notes)
+
+
+def test_a_long_trace_is_cut_and_the_notes_say_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("CODESIGN_HOME", str(tmp_path))
+    long = made(DEFAULT_MAX_REQUESTS + 1)
+    prepared = prepare_trace(long, "smollm2-135m", seed=0)
+    assert len(prepared) == DEFAULT_MAX_REQUESTS
+    assert any(f"only the first {DEFAULT_MAX_REQUESTS}" in note for note in prepared.notes)
+    assert len(prepare_trace(long, "smollm2-135m", seed=0, max_requests=7)) == 7
+
+
+def test_a_category_that_no_prompt_has_is_refused(words):
+    with pytest.raises(InputError, match="poetry"):
+        prepare_trace(made(category="poetry"), "any", seed=0)

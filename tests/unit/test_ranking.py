@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+
+from codesign.config import SLO, Deployment
+from codesign.plan import Candidate, Interval, ScoredCandidate
+from codesign.policy.speculation import parse_policy
+from codesign.predict import Outcome
+from codesign.ranking import Entry, explain, find_ties, rank
+
+
+def entry(policy, *, goodput=(1.0, 1.0), latency=(1.0, 1.0), tpot=(0.1, 0.1), miss=0.5) -> Entry:
+    """A candidate with a value per seed of each figure."""
+    candidate = Candidate(Deployment(2), parse_policy(policy), 4)
+    outcomes = tuple(
+        Outcome(candidate.label, seed, {"goodput": g, "latency_mean": x, "tpot_mean": t}, {}, 1)
+        for seed, (g, x, t) in enumerate(zip(goodput, latency, tpot, strict=True))
+    )
+    predicted = {
+        name: Interval(sum(v) / len(v), min(v), max(v))
+        for name, v in (("goodput", goodput), ("latency_mean", latency), ("tpot_mean", tpot))
+    }
+    spans = {"target": 0.03, "draft": 0.01}
+    scored = ScoredCandidate(candidate, predicted, spans, "fitted", is_feasible=miss <= 1)
+    return Entry(candidate, outcomes, scored, miss)
+
+
+def order(entries, objective="goodput"):
+    return [e.candidate.speculation.label for e in rank(entries, objective)]
+
+
+def test_the_one_that_serves_most_comes_first():
+    assert order([entry("plain", goodput=(1, 1)), entry("chain-3", goodput=(2, 2))])[0] == "chain-3"
+
+
+def test_at_equal_goodput_the_shorter_latency_wins():
+    assert order([entry("plain"), entry("chain-3", latency=(0.8, 0.8))])[0] == "chain-3"
+
+
+def test_the_latency_objective_looks_at_tpot_before_goodput():
+    entries = [entry("plain", goodput=(2, 2)), entry("chain-3", tpot=(0.05, 0.05))]
+    assert order(entries, "latency") == ["chain-3", "plain"]
+    assert order(entries, "goodput") == ["plain", "chain-3"]
+
+
+def test_a_gain_that_nobody_would_notice_goes_to_the_simpler_plan():
+    entries = [entry("tree-8x2x2", latency=(0.995, 0.995)), entry("chain-3"), entry("plain")]
+    assert order(entries) == ["plain", "chain-3", "tree-8x2x2"]
+
+
+def test_a_gain_that_depends_on_the_seed_goes_to_the_simpler_plan():
+    lucky = entry("tree-8x2x2", latency=(0.6, 1.02))
+    assert order([lucky, entry("plain")])[0] == "plain"
+    steady = entry("tree-8x2x2", latency=(0.8, 0.98))
+    assert order([steady, entry("plain")])[0] == "tree-8x2x2"
+
+
+def test_plans_that_miss_the_slo_come_last_nearest_first():
+    entries = [
+        entry("chain-3", goodput=(9, 9), miss=2.0),
+        entry("chain-2", goodput=(9, 9), miss=1.2),
+        entry("plain", goodput=(0.1, 0.1), miss=1.0),
+    ]
+    assert order(entries) == ["plain", "chain-2", "chain-3"]
+
+
+def test_ties_are_those_whose_intervals_overlap_in_both_criteria():
+    ranked = [
+        entry("chain-3", latency=(0.8, 0.9)).scored,
+        entry("chain-2", latency=(0.85, 0.95)).scored,
+        entry("chain-1", latency=(1.0, 1.1)).scored,
+        entry("plain", latency=(0.8, 0.9), miss=1.5).scored,
+    ]
+    assert find_ties(ranked, "goodput") == (ranked[1].label,)
+
+
+def test_the_reason_names_the_share_of_verification_and_the_gain():
+    ranked = [entry("chain-3", tpot=(0.06, 0.06)).scored, entry("plain").scored]
+    reason = explain(ranked, SLO())
+    assert "verification takes 75% of a round" in reason
+    assert "40% below plain" in reason
+    assert "no target binds" in reason
+
+
+@pytest.mark.parametrize(("ttft", "tpot", "binds"), [(1.0, 0.2, "TTFT"), (4.0, 0.11, "TPOT")])
+def test_the_reason_names_the_target_with_the_least_room(ttft, tpot, binds):
+    best = entry("plain").scored
+    predicted = {"ttft_slo": Interval(0.9, 0.9, 0.9), "tpot_slo": Interval(0.1, 0.1, 0.1)}
+    scored = ScoredCandidate(best.candidate, predicted, best.spans, "fitted", is_feasible=True)
+    assert f"{binds} p90 binds first, at 9" in explain([scored], SLO(ttft=ttft, tpot=tpot))

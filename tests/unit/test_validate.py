@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from codesign.artifacts import header, write_table
+from codesign.config import SLO, Deployment
+from codesign.errors import InputError
+from codesign.metrics import summarise, tpot
+from codesign.plan import Candidate, FileRef, Interval, Plan, ScoredCandidate
+from codesign.policy.speculation import parse_policy
+from codesign.policy.walk import Sampling
+from codesign.run_directory import write_run
+from codesign.sim import simulate
+from codesign.validate import CHECKED, Comparison, validate
+
+POLICIES = ("plain", "chain-3", "tree-8x2x2", "async-tree-8x2x3")
+
+
+def candidate(policy: str) -> Candidate:
+    spec = parse_policy(policy)
+    return Candidate(Deployment(1, 1) if spec.is_async else Deployment(2), spec, 4)
+
+
+@pytest.fixture
+def plan(tmp_path, machine_fit) -> Plan:
+    rng = np.random.default_rng(1)
+    requests = pd.DataFrame(
+        {
+            "arrival": np.concatenate([[0.0], np.cumsum(rng.exponential(0.5, 11))]),
+            "prompt_tokens": rng.integers(20, 80, 12),
+            "output_tokens": rng.integers(16, 48, 12),
+            "category": rng.choice(["chat", "code"], 12),
+        }
+    )
+    write_table(tmp_path / "trace.parquet", requests, header("trace", seed=None))
+    machine_fit.save(tmp_path / "fit.json")
+    chosen = ScoredCandidate(candidate("tree-8x2x2"), {}, {}, "fitted", is_feasible=True)
+    return Plan(
+        target="target",
+        draft="draft",
+        slo=SLO(ttft=1.0, tpot=0.05),
+        objective="goodput",
+        sampling=Sampling(),
+        max_kv_tokens=4096,
+        trace=FileRef.of(tmp_path / "trace.parquet"),
+        num_requests=12,
+        fit=FileRef.of(tmp_path / "fit.json"),
+        seed=0,
+        num_seeds=3,
+        chosen=chosen,
+    )
+
+
+@pytest.fixture
+def make_run(plan, machine_fit, tmp_path):
+    """Write a "measured" run: another simulation, with all times stretched."""
+
+    def make(policy: str, *, stretch=1.0, seed=99, requests=None, change=None, name=None):
+        served = plan.requests() if requests is None else requests
+        records = simulate(served, candidate(policy), machine_fit, max_kv_tokens=4096, seed=seed)
+        records.notes.clear()
+        for request in records.requests:
+            request.first_token = request.arrival + stretch * (
+                request.first_token - request.arrival
+            )
+            request.finish = request.arrival + stretch * (request.finish - request.arrival)
+        records.rounds = [
+            dataclasses.replace(r, target=stretch * r.target, draft=stretch * r.draft)
+            for r in records.rounds
+        ]
+        records.seconds *= stretch
+        if change:
+            change(records)
+        path = tmp_path / "runs" / (name or policy)
+        summary = {"candidate": candidate(policy).to_dict()}
+        write_run(path, records, origin="measured", summary=summary, seed=seed)
+        return path, records
+
+    return make
+
+
+def test_a_run_that_behaves_as_predicted_is_within_the_tolerance(plan, machine_fit, make_run):
+    paths = [make_run(policy)[0] for policy in POLICIES]
+    validation = validate(plan, machine_fit, paths)
+    assert validation.outside(0.15) == []
+    assert [run.candidate.speculation.label for run in validation.runs] == list(POLICIES)
+    assert {run.origin for run in validation.runs} == {"measured"}
+
+
+def test_a_run_that_is_slower_than_predicted_is_found(plan, machine_fit, make_run):
+    path, records = make_run("plain", stretch=1.5)
+    validation = validate(plan, machine_fit, [path])
+    (run,) = validation.runs
+    error = run.figure("tpot_mean").error
+    assert error == pytest.approx(1 / 1.5 - 1, abs=1e-6)
+    assert run.figure("tpot_mean").measured == summarise(records, plan.slo).tpot_mean
+    assert not run.figure("tpot_mean").is_inside
+    assert {figure.name for _, figure in validation.outside(0.15)} == {"tpot_mean", "throughput"}
+    assert validation.outside(0.60) == []
+
+
+def test_the_largest_error_comes_first(plan, machine_fit, make_run):
+    paths = [make_run("plain", stretch=1.3)[0], make_run("chain-3", stretch=2.0)[0]]
+    outside = validate(plan, machine_fit, paths).outside(0.1)
+    assert outside[0][0].candidate.speculation.label == "chain-3"
+    sizes = [abs(figure.error) for _, figure in outside]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_another_acceptance_length_is_found_as_such(plan, machine_fit, make_run):
+    def accept_less(records):
+        for request in records.requests:
+            request.num_rounds *= 2
+
+    validation = validate(plan, machine_fit, [make_run("chain-3", change=accept_less)[0]])
+    names = {figure.name for _, figure in validation.outside(0.15)}
+    assert names == {"acceptance_length"}
+    assert names < set(CHECKED)
+
+
+def test_requests_are_joined_one_by_one(plan, machine_fit, make_run):
+    path, records = make_run("plain", stretch=1.25)
+    table = validate(plan, machine_fit, [path]).runs[0].requests
+    assert table["request_id"].tolist() == list(range(12))
+    assert table["measured_tpot"].tolist() == [tpot(request) for request in records.requests]
+    # Plain decoding draws nothing, so each request is predicted exactly.
+    np.testing.assert_allclose(table["measured_tpot"] / table["predicted_tpot"], 1.25)
+    error = validate(plan, machine_fit, [path]).runs[0].request_error("tpot")
+    assert error == pytest.approx(0.2)
+
+
+def test_spans_are_compared_one_by_one(plan, machine_fit, make_run):
+    def slow_links(records):
+        records.rounds = [
+            dataclasses.replace(r, link_there=3 * r.link_there) for r in records.rounds
+        ]
+
+    path, _ = make_run("async-tree-8x2x3", seed=0, change=slow_links)
+    spans = {span.name: span for span in validate(plan, machine_fit, [path]).runs[0].spans}
+    assert spans["link_there"].error == pytest.approx(-2 / 3, abs=0.02)
+    assert spans["link_back"].error == pytest.approx(0.0, abs=0.05)
+    assert spans["target"].error == pytest.approx(0.0, abs=0.05)
+
+
+def test_the_ranking_counts_pairs_and_the_regret_of_the_choice(plan, machine_fit, make_run):
+    paths = [make_run("plain")[0], make_run("tree-8x2x2", stretch=3.0)[0]]
+    by_tpot = next(
+        ranking
+        for ranking in validate(plan, machine_fit, paths).rankings
+        if ranking.figure == "tpot_mean"
+    )
+    assert by_tpot.predicted[0].startswith("tree")
+    assert by_tpot.measured[0].startswith("plain")
+    assert (by_tpot.num_pairs, by_tpot.num_tied, by_tpot.num_wrong) == (1, 0, 1)
+    assert by_tpot.regret > 0.5
+    right = validate(plan, machine_fit, [make_run("plain")[0], make_run("tree-8x2x2")[0]])
+    by_tpot = next(r for r in right.rankings if r.figure == "tpot_mean")
+    assert (by_tpot.num_wrong, by_tpot.regret) == (0, 0.0)
+
+
+def test_pairs_that_were_predicted_to_be_equal_are_not_held_against_the_ranking(
+    plan, machine_fit, make_run
+):
+    slower = make_run("plain", stretch=1.2, name="again")[0]
+    validation = validate(plan, machine_fit, [make_run("plain")[0], slower])
+    assert validation.rankings == ()  # two runs of one candidate are no pair
+
+
+def test_a_run_of_some_of_the_requests_is_compared_on_these(plan, machine_fit, make_run):
+    path, _ = make_run("chain-3", requests=plan.requests().iloc[:5])
+    (run,) = validate(plan, machine_fit, [path]).runs
+    assert len(run.requests) == 5
+    assert "served 5 of the plan's 12 requests" in run.notes
+
+
+def test_prompts_of_another_length_are_predicted_as_served(plan, machine_fit, make_run):
+    longer = plan.requests().assign(prompt_tokens=lambda t: t["prompt_tokens"] + 200)
+    (run,) = validate(plan, machine_fit, [make_run("plain", requests=longer)[0]]).runs
+    assert any("12 prompts are not as long as planned" in note for note in run.notes)
+    assert run.figure("ttft_p50").error == pytest.approx(0.0, abs=1e-9)
+
+
+def test_unfinished_and_early_ended_requests_are_noted(plan, machine_fit, make_run):
+    def cut(records):
+        records.requests[0].finish = None
+        records.requests[1].output_tokens -= 3
+
+    (run,) = validate(plan, machine_fit, [make_run("plain", change=cut)[0]]).runs
+    assert "1 of 12 requests did not finish" in run.notes
+    assert "1 answers ended before the length that was planned for" in run.notes
+
+
+def test_a_run_of_another_trace_is_refused(plan, machine_fit, make_run):
+    moved = plan.requests().assign(arrival=lambda t: t["arrival"] * 2)
+    with pytest.raises(InputError, match="another trace"):
+        validate(plan, machine_fit, [make_run("plain", requests=moved)[0]])
+    more = pd.concat([plan.requests(), plan.requests()], ignore_index=True)
+    with pytest.raises(InputError, match="other requests"):
+        validate(plan, machine_fit, [make_run("plain", requests=more)[0]])
+
+
+def test_a_folder_without_a_run_is_refused(plan, machine_fit, tmp_path):
+    with pytest.raises(InputError, match=r"run\.json does not exist"):
+        validate(plan, machine_fit, [tmp_path / "nothing"])
+
+
+def test_progress_counts_all_simulations(plan, machine_fit, make_run):
+    seen = []
+    validate(
+        plan,
+        machine_fit,
+        [make_run("plain")[0], make_run("chain-3")[0]],
+        progress=lambda stage, done, total: seen.append((done, total)),
+    )
+    assert seen == [(i, 6) for i in range(1, 7)]
+
+
+def test_the_error_is_relative_to_the_measurement():
+    assert Comparison("x", Interval(90, 80, 100), 100).error == pytest.approx(-0.1)
+    assert Comparison("x", Interval(90, 80, 100), 0).error is None
