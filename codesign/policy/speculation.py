@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any, Literal
 
 from codesign.errors import InputError
@@ -328,7 +329,6 @@ class SpecServe(Speculation):
         return self._sum_confidence / self._num_confidence
 
     def begin(self, trees: Sequence[DraftTree]) -> None:
-        self._steps = 0
         self._best = self._estimate(trees, steps=0, chances=_draft_chances(trees))
         self._worth = [len(tree) for tree in trees]
 
@@ -339,7 +339,7 @@ class SpecServe(Speculation):
             return stop
         # By length, not by ``done``: verified only in part, a chain may live on in the next round.
         leaves = [tree.leaves(1) if len(tree) <= self._spec.max_depth else [] for tree in trees]
-        if self._spec.adaptive_drafter or self._spec.slo_aware:
+        if any(leaves) and (self._spec.adaptive_drafter or self._spec.slo_aware):
             chances = _draft_chances(trees)
             chances += [
                 math.exp(tree.log_weights[leaf[0]]) * self.mean_confidence
@@ -381,16 +381,23 @@ class SpecServe(Speculation):
         return chosen
 
     def _best_prefix(self, trees: Sequence[DraftTree], chances: list[float]) -> int:
+        context = _context(trees)
         goodputs = [
-            self._estimate(trees, steps=self._steps, chances=chances[:n])
-            for n in range(len(chances) + 1)
+            self._goodput(
+                batch=len(trees),
+                context=context,
+                steps=self._steps,
+                draft_tokens=n,
+                accepted=accepted,
+            )
+            for n, accepted in enumerate(accumulate(chances, initial=0.0))
         ]
         return max(range(len(goodputs)), key=goodputs.__getitem__)
 
     def _estimate(self, trees: Sequence[DraftTree], *, steps: int, chances: list[float]) -> float:
         return self._goodput(
             batch=len(trees),
-            context=sum(tree.base_len - 1 for tree in trees),
+            context=_context(trees),
             steps=steps,
             draft_tokens=len(chances),
             accepted=sum(chances),
@@ -427,6 +434,10 @@ def build_speculation(
             "specserve needs fitted step times: codesign fit PROFILE, then codesign plan --fit FIT"
         )
     return SpecServe(spec, goodput, calibration)
+
+
+def _context(trees: Sequence[DraftTree]) -> int:
+    return sum(tree.base_len - 1 for tree in trees)
 
 
 def _draft_chances(trees: Sequence[DraftTree]) -> list[float]:

@@ -73,6 +73,7 @@ def random_tree(seed: int, nodes: int, max_depth: int = 6) -> DraftTree:
 def assert_same(tree: DraftTree, paths: PathTree) -> None:
     found = {token_path(tree, n): tree.log_weights[n] for n in range(len(tree))}
     assert len(found) == len(tree), "two nodes on one path"
+    assert list(found) == list(paths.weights), "not in creation order"
     assert found == pytest.approx(paths.weights, abs=1e-9)
     by_slot = {tree.slots[n]: token_path(tree, n) for n in range(len(tree)) if tree.slots[n] >= 0}
     assert [by_slot[slot] for slot in range(tree.num_expanded)] == paths.ran
@@ -107,13 +108,14 @@ def test_tree_stays_the_set_of_its_paths_through_growth_and_reroots(seed, rounds
     tree = DraftTree(0, base_len=3, max_depth=max_depth)
     paths = PathTree(3, max_depth)
     for _ in range(rounds):
-        for _ in range(rng.randint(0, 3)):
+        for _ in range(rng.randint(0, 7)):
             grow(tree, rng, rng.randint(1, 4), paths)
             assert_same(tree, paths)
             assert_sound(tree)
         if tree.max_depth == 0:
             break
-        node = rng.randrange(len(tree))
+        near = [n for n in range(len(tree)) if tree.depths[n] == 1 and tree.children[n]]
+        node = rng.choice(near) if near and rng.random() < 0.5 else rng.randrange(len(tree))
         verified = list(token_path(tree, node))
         if not verified or (rng.random() < 0.4 and len(verified) < tree.max_depth):
             verified.append(rng.randrange(VOCABULARY + 1))

@@ -348,6 +348,20 @@ def test_goodput_has_one_maximum_over_the_length(confidence, batch, context, coe
     assert all(b <= a + tolerance for a, b in itertools.pairwise(curve[peak:]))
 
 
+def test_context_is_the_kv_rows_before_the_forward():
+    asked = []
+
+    def seconds(rows: float, context: float) -> float:
+        asked.append((rows, context))
+        return 0.02
+
+    policy = specserve("specserve-1-no-drafter-no-prior", Goodput(seconds, seconds))
+    trees = new_trees(2, base_len=10)
+    draft(policy, trees, [0.9, 0.9])
+    # Two roots and two draft tokens behind 2 x 9 rows; the draft runs the two roots.
+    assert set(asked) == {(2, 18), (4, 18)}
+
+
 # SpecServe's drafter.
 
 

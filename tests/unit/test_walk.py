@@ -42,6 +42,14 @@ def test_walk_of_a_root_alone_emits_one_token():
     assert walk((7,), (-1,), {0: 7}.__getitem__, limit=9) == Walk((7,), (0,), is_stopped=False)
 
 
+def test_walk_follows_a_token_that_repeats_the_root():
+    assert walk((7, 7, 7), (-1, 0, 1), {0: 7, 1: 7, 2: 7}.__getitem__, limit=9).accepted == (
+        0,
+        1,
+        2,
+    )
+
+
 def test_walk_samples_visited_rows_only_and_each_once():
     visited = []
 
@@ -90,6 +98,12 @@ def test_noise_is_the_published_generator_s_output():
     outputs = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     uniform = [((x >> 12) + 0.5) / 2**52 for x in outputs]
     assert gumbel_row(0, 3) == pytest.approx([-math.log(-math.log(u)) for u in uniform])
+
+
+def test_noise_is_finite_at_both_ends_of_the_generator():
+    golden = 0x9E3779B97F4A7C15
+    assert gumbel_row(2**64 - golden, 1)[0] == pytest.approx(-math.log(53 * math.log(2)))  # from 0
+    assert np.isfinite(gumbel_row(0, 1_000_000)).all()
 
 
 def test_keys_stay_what_they_were_in_earlier_versions():
@@ -245,6 +259,13 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p, tokens):
 @pytest.mark.parametrize(("top_p", "size"), [(0.01, 1), (0.25, 2), (0.5, 4), (0.51, 5), (0.99, 8)])
 def test_top_p_of_a_flat_law_keeps_just_enough(top_p, size):
     assert len(kept(np.zeros(8), top_p=top_p)) == size
+
+
+def test_top_p_of_a_long_flat_law_keeps_the_first_tokens():
+    assert kept(np.zeros(1000), top_p=0.25) == list(range(250))
+    two_levels = np.where(np.arange(1000) % 2, 0.0, 1.0)  # even tokens are likelier
+    mass = 250 * math.e / (500 * math.e + 500)
+    assert kept(two_levels, top_p=mass - 1e-6) == list(range(0, 500, 2))
 
 
 def test_top_p_keeps_the_likeliest_token_of_a_flat_law():
