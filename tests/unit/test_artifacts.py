@@ -180,4 +180,4 @@ def test_gpus_are_read_from_nvidia_smi(monkeypatch, tmp_path):
 def test_a_folder_that_is_a_file_is_one_clear_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot write"):
-        write_json(tmp_path / "file" / "plan.json", header("plan", seed=None))
+        artifacts.write_json(tmp_path / "file" / "plan.json", {})
