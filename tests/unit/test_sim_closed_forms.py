@@ -207,15 +207,24 @@ def test_a_request_of_one_token_ends_with_its_prefill_under_every_policy():
         assert records.rounds == []
 
 
-def test_specserve_does_not_speculate_when_a_step_would_break_the_target():
-    fit = make_fit(iid(0.9))
+@pytest.mark.parametrize(
+    ("slack", "reroot", "speculates"),
+    [
+        (None, 0.0, True),
+        (DRAFT * 0.5, 0.0, False),
+        (DRAFT * 1.5, 0.0, True),
+        (DRAFT * 1.5, DRAFT, False),  # re-rooting is part of a round
+    ],
+)
+def test_specserve_does_not_speculate_when_a_round_would_break_the_target(
+    slack, reroot, speculates
+):
     candidate = Candidate(Deployment(2), parse_policy("specserve-5"), 1)
-    arguments = {"max_kv_tokens": ROOMY, "seed": 1}
+    slo = SLO(tpot=None if slack is None else TARGET + slack)
+    fit = make_fit(iid(0.9), reroot=reroot)
     trace = make_trace(2, output=60)
-    free = simulate(trace, candidate, fit, **arguments)
-    tight = simulate(trace, candidate, fit, slo=SLO(tpot=TARGET + DRAFT / 2), **arguments)
-    assert sum(r.num_draft_tokens for r in free.rounds) > 0
-    assert sum(r.num_draft_tokens for r in tight.rounds) == 0
+    records = simulate(trace, candidate, fit, slo=slo, max_kv_tokens=ROOMY, seed=1)
+    assert (sum(r.num_draft_tokens for r in records.rounds) > 0) == speculates
 
 
 def test_progress_tells_of_every_finished_request():

@@ -19,12 +19,26 @@ from codesign.acceptance import AcceptanceProfile
 from codesign.config import Deployment
 from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost, StepTime
-from codesign.policy.protocol import Candidates, ExpansionRows
-from codesign.policy.speculation import parse_policy
+from codesign.policy.protocol import (
+    Admission,
+    Candidates,
+    DraftSide,
+    ExpansionRows,
+    RequestVerdict,
+    Verdict,
+)
+from codesign.policy.speculation import build_speculation, parse_policy
 from codesign.records import RunRecords
 from codesign.sim import simulate
+from codesign.sim.acceptance import SyntheticDrafter
 from codesign.sim.cluster import DraftAnswer, exposed_wait, slowed
-from codesign.sim.drafting import BULK_ROWS, Forwards, draft_seconds
+from codesign.sim.drafting import (
+    BULK_ROWS,
+    DraftWorkers,
+    Forwards,
+    SimulatedRequest,
+    draft_seconds,
+)
 
 POLICIES = ("plain", "chain-3", "threshold-4@0.5", "tree-6x3x2", "async-tree-6x3x2", "specserve-4")
 
@@ -166,6 +180,19 @@ def test_without_a_prefill_the_whole_exchange_is_exposed():
 def test_a_prefill_hides_what_came_first(waited, expected):
     wait = exposed_wait(answer(), make_cost(link=0.1, reroot=0.3), waited)
     assert (wait.link_there, wait.reroot, wait.draft, wait.link_back) == pytest.approx(expected)
+
+
+def test_a_finished_request_leaves_nothing_behind_on_the_draft_side():
+    records = run("chain-3")
+    simulated = {r.request_id: SimulatedRequest(r, 5) for r in records.requests}
+    side = DraftSide(build_speculation(parse_policy("chain-3")))
+    drafter = SyntheticDrafter(make_fit().acceptance, 1)
+    workers = DraftWorkers(side, drafter, make_cost(), simulated)
+    workers.receive(Verdict(0, (), (Admission(0, (0, 0), 5), Admission(1, (0,), 5))))
+    workers.draft()
+    workers.receive(Verdict(1, (RequestVerdict(0, 2, (1,), is_finished=True),)))
+    assert side.request_ids == (1,)
+    assert set(drafter._requests) == {1}
 
 
 def test_prompts_in_a_draft_forward_are_priced_as_a_prefill():
