@@ -28,7 +28,7 @@ from codesign.policy.protocol import (
     Verdict,
 )
 from codesign.policy.speculation import build_speculation, parse_policy
-from codesign.records import RunRecords
+from codesign.records import RequestRecord, RunRecords
 from codesign.sim import simulate
 from codesign.sim.acceptance import SyntheticDrafter
 from codesign.sim.cluster import DraftAnswer, exposed_wait, slowed
@@ -183,8 +183,9 @@ def test_a_prefill_hides_what_came_first(waited, expected):
 
 
 def test_a_finished_request_leaves_nothing_behind_on_the_draft_side():
-    records = run("chain-3")
-    simulated = {r.request_id: SimulatedRequest(r, 5) for r in records.requests}
+    simulated = {
+        number: SimulatedRequest(RequestRecord(number, "", 0.0, 2 - number), 5) for number in (0, 1)
+    }
     side = DraftSide(build_speculation(parse_policy("chain-3")))
     drafter = SyntheticDrafter(make_fit().acceptance, 1)
     workers = DraftWorkers(side, drafter, make_cost(), simulated)
