@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import codesign
+from codesign.plan import FAMILIES, Plan
+
+TRACE = (
+    "--trace", "conv-twin", "--slice", "0:60", "--rate-scale", "0.05",
+    "--max-prompt", "120", "--max-output", "32", "--max-requests", "8",
+)  # fmt: skip
+FEW = ("--policies", "plain,chain-3,tree-8x2x2,async-tree-8x2x2")
+
+
+@pytest.fixture
+def fit_file(machine_fit, tmp_path):
+    machine_fit.save(tmp_path / "fit.json")
+    return tmp_path / "fit.json"
+
+
+@pytest.fixture
+def plan(cli, fit_file, tmp_path):
+    """``codesign plan`` on a small trace, with no model in the cache."""
+
+    def run(*arguments, **rest):
+        home = str(tmp_path / "home")
+        flags = ("--fit", fit_file, "--workers", "2", *arguments)
+        return cli("plan", *TRACE, *flags, CODESIGN_HOME=home, **rest)
+
+    return run
+
+
+def test_plan_writes_a_plan_and_the_prepared_trace_and_prints_one_json_object(plan, tmp_path):
+    result = plan("--slo-tpot-ms", "100", "--out", "plans/p.json", "--json")
+    assert result.returncode == 0, result.stderr
+    payload = json.loads(result.stdout)
+    saved = Plan.load(tmp_path / "plans" / "p.json")
+    assert payload["chosen"]["candidate"]["label"] == saved.chosen.label
+    assert len(saved.requests()) == saved.num_requests == 8
+    assert saved.slo.tpot == 0.1
+    assert {scored.candidate.family for scored in saved.scored} == set(FAMILIES)
+    assert payload["num_feasible"] >= 1
+    assert not list((tmp_path / "plans").glob("*.jsonl"))
+
+
+def test_the_result_block_states_prediction_target_reason_and_next_command(plan):
+    result = plan(*FEW, "--slo-ttft-ms", "2000", "--slo-tpot-ms", "100")
+    assert result.returncode == 0, result.stderr
+    lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
+    for head in ("trace", "fit", "searched", "best", "why", "data", "note", "next"):
+        assert head in lines, result.stdout
+    tpot = next(line for line in result.stdout.splitlines() if "TPOT p90  " in line)
+    assert tpot.rstrip().endswith("ok")
+    assert "100 ms" in tpot
+    assert "codesign run --plan plan.json" in lines["next"]
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    for policy in ("plain on 2", "chain-3 on 2", "tree-8x2x2 on 2", "async-tree-8x2x2 on 1+1"):
+        assert policy in result.stdout
+
+
+def test_the_same_seed_gives_the_same_plan_but_for_the_time_of_day(plan, tmp_path):
+    plans = []
+    for name in ("a", "b"):
+        assert plan(*FEW, "--out", f"{name}/plan.json").returncode == 0
+        values = json.loads((tmp_path / name / "plan.json").read_text())
+        plans.append({k: values[k] for k in ("chosen", "alternatives", "ties", "reason")})
+    assert plans[0] == plans[1]
+
+
+def test_that_the_prompts_could_not_be_bound_is_said_in_the_notes(plan, tmp_path):
+    assert "models fetch" in plan(*FEW).stderr
+    assert any("models fetch" in note for note in Plan.load(tmp_path / "plan.json").notes)
+
+
+def test_an_slo_that_nothing_meets_is_exit_code_3_with_the_nearest_miss(plan, tmp_path):
+    result = plan(*FEW, "--slo-tpot-ms", "1")
+    assert result.returncode == 3
+    assert result.stdout == ""
+    message = result.stderr.splitlines()[-1]
+    assert "Nearest miss" in message
+    assert "TPOT p90" in message
+    assert not (tmp_path / "plan.json").exists()
+
+
+def test_without_a_fit_the_commands_that_make_one_are_named(cli):
+    result = cli("plan", "--trace", "conv-twin")
+    assert result.returncode == 4
+    assert "codesign profile" in result.stderr
+    assert "codesign fit" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (("--policies", "chain-three"), 4, "unknown policy 'chain-three'"),
+        (("--workers", "64"), 4, "no step times for 64 workers"),
+        (("--max-kv-tokens", "100"), 4, "--max-prompt"),
+        (("--objective", "fun"), 2, "--objective"),
+        (("--slo-percentile", "0"), 4, "percentile"),
+        (("--max-batch", "0"), 4, "max_batch"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_in_one_line(plan, flags, code, words):
+    result = plan(*flags, "--quiet")
+    assert result.returncode == code
+    assert words in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+
+
+def test_an_interrupted_search_says_what_it_kept_and_can_go_on(fit_file, tmp_path):
+    flags = ("--fit", str(fit_file), "--workers", "2", "--max-batch", "4")
+    command = [sys.executable, "-m", "codesign", "plan", *TRACE, *flags]
+    home = str(Path(codesign.__file__).parents[1])
+    environment = {**os.environ, "CODESIGN_HOME": str(tmp_path / "home"), "PYTHONPATH": home}
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    kept = tmp_path / "plan.search.jsonl"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (kept.exists() and kept.stat().st_size):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "--resume" in errors.splitlines()[-1]
+    num_kept = len(kept.read_text().splitlines())
+    assert num_kept >= 1
+    assert f"kept {num_kept} simulations" in errors
+    again = subprocess.run(
+        [*command, "--resume"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert again.returncode == 0, again.stderr
+    assert not kept.exists()
+    assert (tmp_path / "plan.json").exists()

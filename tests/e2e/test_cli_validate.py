@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from codesign.cli import main
+from codesign.run_directory import read_run, write_run
+
+TRACE = (
+    "--trace", "conv-twin", "--slice", "0:60", "--rate-scale", "0.05",
+    "--max-prompt", "120", "--max-output", "32", "--max-requests", "8",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made_once(machine_fit, tmp_path_factory):
+    """A plan, and two runs of it that the simulator made with another seed."""
+    folder = tmp_path_factory.mktemp("planned")
+    fit = str(folder / "fit.json")
+    machine_fit.save(fit)
+    code = main(
+        ["plan", *TRACE, "--fit", fit, "--workers", "2", "--policies", "plain,tree-8x2x2",
+         "--max-batch", "4", "--out", str(folder / "plan.json"), "--quiet"]
+    )  # fmt: skip
+    assert code == 0
+    for policy in ("plain", "tree-8x2x2"):
+        code = main(
+            ["simulate", "--trace", str(folder / "plan.trace.parquet"), "--fit", fit,
+             "--policy", policy, "--deployment", "2", "--max-batch", "4", "--seed", "9",
+             "--out", str(folder / "runs" / policy), "--quiet"]
+        )  # fmt: skip
+        assert code == 0
+    return folder
+
+
+@pytest.fixture
+def planned(made_once, tmp_path):
+    """The plan and the runs in the folder where ``cli`` runs."""
+    shutil.copytree(made_once, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def stretch(folder, factor: float) -> None:
+    """Make a run's requests take ``factor`` times as long."""
+    run = read_run(folder)
+    for request in run.records.requests:
+        request.finish = request.arrival + factor * (request.finish - request.arrival)
+    write_run(
+        folder,
+        run.records,
+        origin="measured",
+        summary={"candidate": run.summary["candidate"]},
+        seed=None,
+    )
+
+
+def test_validate_prints_both_sides_and_writes_a_report(cli, planned):
+    result = cli(
+        "validate", "--plan", "plan.json", "--run", "runs/plain", "runs/tree-8x2x2",
+        "--report", "out/report.html",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    for words in ("TPOT mean, ms", "acceptance length", "span: target", "inside", "ranking"):
+        assert words in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    assert "wrote out/report.html" in result.stderr
+    page = (planned / "out" / "report.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "tree-8x2x2 on 2, batch 4" in page
+
+
+def test_a_run_outside_the_tolerance_is_exit_code_6_with_the_worst_figure(cli, planned):
+    stretch(planned / "runs" / "plain", 2.0)
+    runs = ("--run", "runs/plain", "runs/tree-8x2x2")
+    result = cli("validate", "--plan", "plan.json", *runs, "--quiet", "--json")
+    assert result.returncode == 6
+    payload = json.loads(result.stdout)
+    assert payload["is_within_tolerance"] is False
+    assert payload["runs"][0]["figures"]["tpot_mean"]["error"] < -0.4
+    assert payload["runs"][1]["figures"]["tpot_mean"]["error"] > -0.15
+    assert len(result.stderr.splitlines()) == 1
+    assert "TPOT mean" in result.stderr
+    assert "plain on 2, batch 4" in result.stderr
+    assert cli("validate", "--plan", "plan.json", *runs, "--tolerance", "500").returncode == 0
+    assert cli("validate", "--plan", "plan.json", *runs, "--no-check").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (("--run", "nothing"), 4, "nothing/run.json does not exist"),
+        (("--run", "runs/plain", "--tolerance", "0"), 2, "--tolerance"),
+        (("--run", "runs/plain", "--report", "fit.json/x.html"), 4, "cannot write"),
+        ((), 2, "--run"),
+    ],
+)
+def test_what_cannot_be_validated_is_refused_in_one_line(cli, planned, flags, code, words):
+    result = cli("validate", "--plan", "plan.json", *flags, "--quiet")
+    assert result.returncode == code
+    assert words in result.stderr.splitlines()[-1]
+
+
+def test_a_fit_that_changed_after_planning_is_refused(cli, planned):
+    path = planned / "fit.json"
+    path.write_text(path.read_text() + "\n")
+    result = cli("validate", "--plan", "plan.json", "--run", "runs/plain")
+    assert result.returncode == 4
+    assert "has changed since the plan was made" in result.stderr
