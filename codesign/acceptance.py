@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("request", "category", "position", "rank", "log_probs")
 NOT_DRAFTED = -1  # rank of a token outside the draft model's top K
+ABSENT_LOG_PROB = -30.0  # fills up to K where a drafter names fewer tokens, as n-grams do
 _FIX = "Record again: codesign profile"
 
 
@@ -36,7 +37,8 @@ class Recording:
         request: Its number in the profile.
         ranks: (L,) int64 rank of the target's token among the draft model's top K at each output
             position, from 0; ``NOT_DRAFTED`` when it is not there.
-        log_probs: (L, K) float64 natural logarithms of the draft model's chances, descending.
+        log_probs: (L, K) float64 natural logarithms of the draft model's chances, descending;
+            ``ABSENT_LOG_PROB`` and below stand for no token.
     """
 
     request: int

@@ -19,13 +19,11 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from codesign.acceptance import AcceptanceProfile, Recording
+from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile, Recording
 from codesign.policy.cost import Calibration
 
 Floats = NDArray[np.float64]
 
-# Log probability that pads a recorded vector where the drafter names fewer than K tokens.
-ABSENT_LOG_PROB = -30.0
 _EDGE = 1e-6  # confidences are clipped to [1e-6, 1 - 1e-6], as the policies do
 _PRIOR = 1.0  # pull of the identity: only counts when every answer is the same
 _CATEGORY_PRIOR = 15.0  # pull of the overall fit: as much as about 100 tokens

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pandas as pd
 import torch
 
-from codesign.calibration import ABSENT_LOG_PROB
+from codesign.acceptance import ABSENT_LOG_PROB
 from codesign.config import Deployment
 from codesign.engine.drafter import NgramDrafter
 from codesign.engine.kv_cache import KVCache

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from codesign.acceptance import AcceptanceProfile
+from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile
 from codesign.policy.protocol import ExpansionRows
 
 TRUE_TOKEN = 1
@@ -31,8 +31,9 @@ class Recordings:
     """An acceptance profile as Python lists, for a loop without NumPy.
 
     Attributes:
-        log_probs: Per recorded token, all categories one after another, K log probabilities.
-        tokens: Per recorded token, K tokens for a node on the true path.
+        log_probs: Per recorded token, all categories one after another, the log probabilities of
+            the tokens that were named, K or fewer.
+        tokens: Per recorded token, as many tokens for a node on the true path.
         wrong_tokens: K tokens for a node off the true path.
         spans: Per category, and under "" for all, its recordings as (first, end) of ``log_probs``.
     """
@@ -56,8 +57,11 @@ def load_recordings(profile: AcceptanceProfile) -> Recordings:
         of_category = []
         for recording in group:
             of_category.append((len(log_probs), len(log_probs) + len(recording.ranks)))
-            log_probs += np.minimum(recording.log_probs, 0.0).tolist()
-            tokens += [by_rank[rank] for rank in recording.ranks.tolist()]
+            num_named = (recording.log_probs > ABSENT_LOG_PROB).sum(axis=1).tolist()
+            rows = np.minimum(recording.log_probs, 0.0).tolist()
+            log_probs += [row[:count] for row, count in zip(rows, num_named, strict=True)]
+            ranks = recording.ranks.tolist()
+            tokens += [by_rank[r][:count] for r, count in zip(ranks, num_named, strict=True)]
         spans[category] = tuple(of_category)
     spans[""] = tuple(span for of_category in spans.values() for span in of_category)
     return Recordings(log_probs, tokens, wrong, spans)
@@ -118,7 +122,7 @@ class SyntheticDrafter:
         del self._requests[request_id]
 
     def answer(self, rows: ExpansionRows) -> tuple[list[tuple[int, ...]], list[list[float]]]:
-        """Tokens and log probabilities below each node of an expansion, K each."""
+        """Tokens and log probabilities below each node of an expansion, K or fewer each."""
         request = self._requests[rows.request_id]
         recordings = self._recordings
         tokens: list[tuple[int, ...]] = []
@@ -131,7 +135,7 @@ class SyntheticDrafter:
                 tokens.append(recordings.tokens[at])
             else:
                 at = self._next_off_path(rows.request_id, request)
-                tokens.append(recordings.wrong_tokens)
+                tokens.append(recordings.wrong_tokens[: len(recordings.log_probs[at])])
             log_probs.append(recordings.log_probs[at])
             i += 1
         return tokens, log_probs
