@@ -40,7 +40,7 @@ NUM_SEEDS = 3
 _NUM_SIMULATED = 20  # best of the screen
 _NUM_FINALISTS = 6  # simulated with all seeds, besides the best of each family
 _MAX_LIMITS = 2  # batch limits per policy and split among the best of the screen
-_COMPARED = (SpeculationSpec(), SpeculationSpec(kind="chain", max_depth=3))  # always in the table
+COMPARED = (SpeculationSpec(), SpeculationSpec(kind="chain", max_depth=3))  # always in the table
 _NUM_NEAREST = 3  # candidates whose sustainable rate is looked for if nothing fits
 _MAX_HALVINGS = 10  # of the rate, until the machine counts as idle
 _NUM_BISECTIONS = 4
@@ -277,11 +277,11 @@ def _finalists(ordered: Sequence[Entry]) -> list[Entry]:
 
 
 def _representatives(ordered: Sequence[Candidate]) -> list[Candidate]:
-    """The first of each family and of each policy in _COMPARED."""
+    """The first of each family and of each policy in COMPARED."""
     found: dict[object, Candidate] = {}
     for candidate in ordered:
         found.setdefault(candidate.family, candidate)
-        if candidate.speculation in _COMPARED:
+        if candidate.speculation in COMPARED:
             found.setdefault(candidate.speculation, candidate)
     return list(found.values())
 

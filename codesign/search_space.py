@@ -85,7 +85,7 @@ def search_space(
     if missing:
         notes.append(
             f"not searched, no step times: {_enumerate(d.label for d in missing)}. Add them: "
-            f"codesign profile --deployments {','.join(d.label for d in missing)}"
+            f"codesign profile --workers {workers} --out profile, then codesign fit profile"
         )
     if workers == 1 and is_needed[True]:
         notes.append("not searched: asynchronous trees, which need at least 2 workers")
@@ -102,8 +102,9 @@ def _nothing_remains(
             f"step times for with {workers} workers: {labels}. Restrict --policies less"
         )
     return (
-        f"the fit has no step times for {workers} workers, only for {labels}. Profile this "
-        "machine: codesign profile, then codesign fit; or plan for the fit's: --workers N"
+        f"the fit has no step times for {workers} workers, only for {labels}. Measure them: "
+        f"codesign profile --workers {workers} --out profile, then codesign fit profile; or plan "
+        "for those of the fit: --workers N"
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import MAX_COLUMNS, add_output_arguments, emit, progress, say, table
+from codesign.cli.output import add_output_arguments, emit, progress, say
+from codesign.cli.plan_result import result_text
 from codesign.cli.trace import add_trace_arguments, trace_from_args
 from codesign.errors import InfeasibleError, InputError
 
@@ -13,18 +14,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from codesign.fit import Fit
-    from codesign.plan import Candidate, Interval, Plan, ScoredCandidate
+    from codesign.plan import Plan
     from codesign.planner import Answer
     from codesign.traces import Trace
 
 _EXAMPLES = """\
 examples:
-  codesign plan --trace conv-twin --slice 0:60 --fit fit.json
+  codesign plan --trace conv-twin --slice 0:60 --rate-scale 0.1 --max-prompt 256 --max-output 64
   codesign plan --trace conv-twin --fit fit.json --slo-ttft-ms 1000 --slo-tpot-ms 50 \\
       --objective latency --out plans/steady.json
 """
 
-_COLUMNS = ("plan", "TPOT p50", "p90 ms", "TTFT p90", "tokens/s", "accepted", "in SLO", "fits")
+_DEFAULT_FIT = "fit.json"  # where codesign fit writes
 
 
 def add_parser(subparsers: Any) -> None:
@@ -38,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add_trace_arguments(parser)
     machine = parser.add_argument_group("hardware")
-    machine.add_argument("--fit", metavar="FIT", help="what codesign fit wrote")
+    machine.add_argument("--fit", metavar="FIT", help="what codesign fit wrote (fit.json)")
     machine.add_argument("--workers", type=int, metavar="N", help="CPU threads (all)")
     machine.add_argument(
         "--max-kv-tokens", type=int, default=4096, metavar="N", help="KV rows in all (4096)"
@@ -100,7 +101,7 @@ def make_plan(args: argparse.Namespace) -> None:
         "num_feasible": answer.num_feasible,
         "search_seconds": seconds,
     }
-    emit(args, payload, lambda: _as_text(plan, prepared, fit, answer, seconds, out))
+    emit(args, payload, lambda: result_text(plan, prepared, fit, answer, seconds, out))
 
 
 def _load_fit(path: str | None) -> tuple[Fit, Path]:
@@ -108,11 +109,14 @@ def _load_fit(path: str | None) -> tuple[Fit, Path]:
 
     from codesign.fit import Fit
 
-    if path is None:
+    if path is None and not Path(_DEFAULT_FIT).is_file():
         raise InputError(
-            "no step times to plan with. Measure this machine: codesign profile, then codesign "
-            "fit; and name the result: --fit FIT"
+            "no step times to plan with. Measure this machine: codesign profile --out profile, "
+            "then codesign fit profile; or name a fit: --fit FIT"
         )
+    if path is None:
+        say(f"fit: {_DEFAULT_FIT}")
+        path = _DEFAULT_FIT
     file = Path(path)
     if file.is_dir():
         file = file / "fit.json"
@@ -194,107 +198,3 @@ def _as_plan(
         reason=answer.reason,
         notes=(*(f"trace: {note}" for note in prepared.notes), *answer.notes),
     )
-
-
-def _as_text(
-    plan: Plan, prepared: Trace, fit: Fit, answer: Answer, seconds: float, out: Path
-) -> str:
-    from codesign.traces import summarise
-
-    trace = summarise(prepared)
-    error = max(fit.errors.values(), default=None)
-    shown_error = "" if error is None else f", held-out error at most {error:.1%}"
-    feasible = "meet the SLO" if plan.slo.ttft or plan.slo.tpot else "no SLO set"
-    number = f"{answer.num_feasible} {feasible}" if plan.slo.ttft or plan.slo.tpot else feasible
-    lines = [
-        f"trace     {prepared.name:<18} {trace.num_requests:,} requests, {trace.rate:.2g} req/s, "
-        f"prompt p50 {trace.prompt.p50:,.0f}, output p50 {trace.output.p50:,.0f}",
-        f"fit       {plan.fit.path.name:<18} {plan.target} with {plan.draft or 'no draft'}"
-        f"{shown_error}",
-        f"searched  {answer.num_candidates:,} plans in {seconds:.1f} s, {answer.num_simulated} "
-        f"simulated, {number}",
-        "",
-        f"best      {plan.chosen.label}",
-        f"          {describe(plan.chosen.candidate)}",
-        *_figures(plan),
-        *_wrapped("why", plan.reason),
-    ]
-    if plan.ties:
-        more = f" and {len(plan.ties) - 3} more" if len(plan.ties) > 3 else ""
-        lines += _wrapped("ties", f"{'; '.join(plan.ties[:3])}{more}")
-    lines.append(f"data      step times and acceptance {plan.chosen.origin}; predictions simulated")
-    lines += [line for note in plan.notes for line in _wrapped("note", note)]
-    lines += ["", table(_COLUMNS, _family_rows(plan)), "", f"next      codesign run --plan {out}"]
-    return "\n".join(lines)
-
-
-def _wrapped(head: str, text: str) -> list[str]:
-    from textwrap import wrap
-
-    indent = " " * 10
-    return wrap(text, MAX_COLUMNS, initial_indent=f"{head:<10}", subsequent_indent=indent)
-
-
-def describe(candidate: Candidate) -> str:
-    """A candidate in words."""
-    spec, workers = candidate.speculation, candidate.deployment
-    how = {
-        "plain": "plain decoding, no draft",
-        "chain": f"chains of {spec.max_depth} draft tokens",
-        "threshold": f"chains of up to {spec.max_depth}, cut after the first unsure token",
-        "tree": f"trees of {spec.rows} rows, {spec.expansions} draft forwards of {spec.width}",
-        "specserve": f"chains of up to {spec.max_depth}, as long as goodput is predicted to rise",
-    }[spec.kind]
-    if workers.draft_workers:
-        where = f"target on {workers.target_workers} and draft on {workers.draft_workers} workers"
-        where += ", at the same time"
-    else:
-        where = f"{workers.target_workers} workers" + ("" if spec.kind == "plain" else ", in turn")
-    return f"{how}; {where}; at most {candidate.max_batch} requests at once"
-
-
-def _figures(plan: Plan) -> list[str]:
-    predicted, percent = plan.chosen.predicted, f"p{plan.slo.percentile:g}"
-    rows = [("", "predicted", "SLO", "")]
-    for name, target in (("ttft", plan.slo.ttft), ("tpot", plan.slo.tpot)):
-        if f"{name}_slo" in predicted:
-            value = predicted[f"{name}_slo"]
-            limit = "" if target is None else f"{1000 * target:g} ms"
-            verdict = "" if target is None else "ok" if value.value <= target else "missed"
-            rows.append((f"{name.upper()} {percent}", _shown(value, 1000.0, "ms"), limit, verdict))
-    for name, unit in (
-        ("throughput", "tokens/s"),
-        ("goodput", "req/s"),
-        ("acceptance_length", "tokens per round"),
-    ):
-        if name in predicted:
-            rows.append((name.replace("_", " "), _shown(predicted[name], 1.0, unit), "", ""))
-    return [f"  {a:<18}  {b:<34}  {c:<9} {d}".rstrip() for a, b, c, d in rows]
-
-
-def _shown(interval: Interval, factor: float, unit: str) -> str:
-    value, low, high = (factor * x for x in (interval.value, interval.low, interval.high))
-    return f"{value:,.4g} {unit}  [{low:,.4g}, {high:,.4g}]"
-
-
-def _family_rows(plan: Plan) -> list[list[object]]:
-    """The best of each family, best first."""
-    best: dict[str, ScoredCandidate] = {}
-    for scored in plan.scored:
-        best.setdefault(scored.candidate.family, scored)
-    rows: list[list[object]] = []
-    for scored in best.values():
-        values = {name: interval.value for name, interval in scored.predicted.items()}
-        times = [values.get(name) for name in ("tpot_p50", "tpot_p90", "ttft_p90")]
-        attained = values.get("slo_attainment")
-        rows.append(
-            [
-                scored.label,
-                *(None if value is None else 1000 * value for value in times),
-                values.get("throughput"),
-                values.get("acceptance_length"),
-                "-" if attained is None else f"{attained:.0%}",
-                "yes" if scored.is_feasible else "no",
-            ]
-        )
-    return rows
