@@ -27,7 +27,7 @@ _TARGET = (
     (6, 8),
     *((8, n) for n in (1, 2, 4, 8)),
 )
-_TARGET_BESIDE = ((1, 1), (1, 4), (1, 8), (4, 1), (4, 4), (4, 8))
+_TARGET_BESIDE = frozenset({(1, 1), (1, 4), (1, 8), (2, 4), (4, 1), (4, 4), (4, 8)})
 _DRAFT = (
     *((1, n) for n in (1, 2, 4, 8, 16)),
     *((2, n) for n in (1, 4)),
@@ -87,8 +87,10 @@ def contexts_within(max_positions: int, spare: int) -> tuple[int, ...]:
 
 def target_shapes(contexts: Sequence[int], *, beside: bool, lean: bool) -> tuple[StepShape, ...]:
     """Verifications, and prefills unless ``beside``."""
-    verify = _spread("target", _TARGET_BESIDE if beside else _TARGET, contexts, lean=lean)
-    return verify if beside else (*verify, *_prefills("prefill", contexts, lean=lean))
+    verify = _spread("target", _TARGET, contexts, lean=lean)
+    if beside:  # a choice of those that are timed alone, to be compared with them
+        return tuple([s for s in verify if (s.requests, s.rows) in _TARGET_BESIDE])
+    return (*verify, *_prefills("prefill", contexts, lean=lean))
 
 
 def draft_shapes(contexts: Sequence[int], *, few: bool, lean: bool) -> tuple[StepShape, ...]:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import pandas as pd
@@ -18,20 +17,15 @@ import torch
 
 from codesign.artifacts import hardware
 from codesign.config import Deployment
-from codesign.engine.draft_worker import DraftWorker
-from codesign.engine.drafter import NgramDrafter
+from codesign.engine.link import link_seconds
 from codesign.engine.measure import SPARE_ROWS, DraftBench, TargetBench
 from codesign.engine.model import Decoder, load_decoder
 from codesign.engine.neighbour import Neighbour, NeighbourSetup
 from codesign.engine.recorder import record_acceptance
-from codesign.engine.remote_draft import DraftSetup, RemoteDraft
 from codesign.engine.run import NGRAM, DraftSource
-from codesign.engine.wire import WireLimits
 from codesign.errors import HardwareError, InputError
 from codesign.model_shape import model_shape
 from codesign.models import resolve_model
-from codesign.policy.protocol import Admission, RequestVerdict, Verdict
-from codesign.policy.speculation import Speculation
 from codesign.profile_steps import (
     MAX_REQUESTS,
     Effort,
@@ -47,7 +41,6 @@ from codesign.prompts import BoundRequest, encode_user_turn, load_prompts
 from codesign.tokenizer import Tokenizer
 
 OUTPUT_TOKENS = 48  # recorded after each prompt
-_LINK_ROUNDS, _LINK_WARM_UP = 60, 10
 
 Progress = Callable[[str, int, int], None]
 Tick = Callable[[float], None]
@@ -300,37 +293,6 @@ def splits(workers: int) -> list[Deployment]:
         for draft in range(1, workers)
         if workers <= 4 or draft & (draft - 1) == 0
     ]
-
-
-def link_seconds(num_threads: int) -> list[float]:
-    """Seconds of one message between the processes, one way, once per round trip.
-
-    The draft process drafts nothing. Half of what is left of a round trip without its own time:
-    coding, sending and waking up, there and back.
-    """
-    requests, emitted = 4, (1, 2, 3)
-    partner = RemoteDraft(DraftSetup(_idle_worker, WireLimits(MAX_REQUESTS, 16), num_threads))
-    try:
-        admitted = tuple([Admission(i, (0,), 1 << 30) for i in range(requests)])
-        partner.send(Verdict(0, admitted=admitted))
-        partner.receive()
-        seconds = []
-        for number in range(_LINK_ROUNDS):
-            base_len = 1 + number * len(emitted)
-            entries = [RequestVerdict(i, base_len, emitted) for i in range(requests)]
-            start = perf_counter()
-            partner.send(Verdict(1 + number, tuple(entries)))
-            times = partner.receive().times
-            assert times is not None, "a draft process always says its times"
-            own = times.answered - times.received
-            seconds.append((perf_counter() - start - own) / 2)
-    finally:
-        partner.close()
-    return seconds[_LINK_WARM_UP:]
-
-
-def _idle_worker() -> DraftWorker:
-    return DraftWorker(Speculation(), NgramDrafter())
 
 
 def _check_vocabulary(target: Decoder, draft: Decoder) -> None:

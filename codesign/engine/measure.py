@@ -48,28 +48,38 @@ class TargetBench(TargetWorker):
     def __init__(
         self, decoder: Decoder, *, sampling: Sampling, num_requests: int, max_context: int
     ) -> None:
-        cache = _noisy_cache(decoder, num_requests + MAX_PREFILLS, max_context + SPARE_ROWS)
+        self._noise = _noise(decoder, max_context + SPARE_ROWS)
+        cache = _noisy_cache(decoder, self._noise, num_slots=num_requests + MAX_PREFILLS)
         super().__init__(decoder, cache, sampling=sampling)
         self._slots = {i: cache.take() for i in range(num_requests)}
         self._vocab = decoder.shape.vocab
+        self._num_layers = decoder.shape.layers
         self._next: dict[tuple[int, int], int] = {}  # what follows the root: (request, context)
 
     def seconds(self, shape: StepShape) -> float:
         """Time one step."""
         if shape.op == "prefill":
             return self._prefill_seconds(shape)
-        missing = [
-            i for i in range(shape.requests) if (i, shape.context) not in self._next
-        ]  # root-only round, not timed
-        if missing:
+        if any((i, shape.context) not in self._next for i in range(shape.requests)):
             self._stage(shape)
             for verdict in self.verify(None)[1]:
                 self._next[verdict.request_id, shape.context] = verdict.tokens[0]
+            self._restore(shape)
         self._stage(shape)
         candidates = Candidates(0, tuple([self._tree(i, shape) for i in range(shape.requests)]))
         start = perf_counter()
         self.verify(candidates)
-        return perf_counter() - start
+        seconds = perf_counter() - start
+        self._restore(shape)
+        return seconds
+
+    def _restore(self, shape: StepShape) -> None:
+        """Put back the noise that the step has overwritten, or a longer context would change."""
+        end = shape.context + shape.rows
+        for request_id in range(shape.requests):
+            slot = self._slots[request_id]
+            _set_length(self.cache, slot, shape.context)
+            _fill(self.cache, slot, self._noise[shape.context : end], self._num_layers)
 
     def _stage(self, shape: StepShape) -> None:
         self.side = TargetSide()
@@ -131,8 +141,8 @@ class DraftBench:
         self._drafter = _StagedNgrams()
         self._vocab = _ALPHABET
         if decoder is not None:
-            num_slots = num_requests + MAX_PREFILLS
-            cache = _noisy_cache(decoder, num_slots, max_context + SPARE_ROWS)
+            noise = _noise(decoder, max_context + SPARE_ROWS)
+            cache = _noisy_cache(decoder, noise, num_slots=num_requests + MAX_PREFILLS)
             self._drafter = _StagedModel(decoder, cache)
             self._vocab = decoder.shape.vocab
 
@@ -192,20 +202,28 @@ class DraftBench:
             self._drafter.stage(request_id, slab)
 
 
-def _noisy_cache(decoder: Decoder, num_slots: int, max_tokens: int) -> KVCache:
+def _noise(decoder: Decoder, num_rows: int) -> torch.Tensor:
+    """(num_rows, G, E) made-up keys, or values, of one layer."""
+    size = (num_rows, decoder.shape.kv_heads, decoder.shape.head_dim)
+    return 0.1 * torch.randn(size, generator=torch.Generator().manual_seed(0))
+
+
+def _noisy_cache(decoder: Decoder, noise: torch.Tensor, *, num_slots: int) -> KVCache:
     """A cache whose memory is really there: pages that were never written all read as one."""
-    shape = decoder.shape
-    cache = KVCache(shape, num_slots=num_slots, max_tokens=max_tokens)
-    generator = torch.Generator().manual_seed(0)
-    noise = 0.1 * torch.randn(max_tokens, shape.kv_heads, shape.head_dim, generator=generator)
+    cache = KVCache(decoder.shape, num_slots=num_slots, max_tokens=len(noise))
     slots = [cache.take() for _ in range(num_slots)]
     for slot in slots:
-        _set_length(cache, slot, max_tokens)
-        for layer in range(shape.layers):
-            cache.append(layer, slot, noise, noise)
+        _fill(cache, slot, noise, decoder.shape.layers)
     for slot in reversed(slots):
         cache.free(slot)
     return cache
+
+
+def _fill(cache: KVCache, slot: int, rows: torch.Tensor, num_layers: int) -> None:
+    """Append the same rows to every layer of a slab."""
+    _set_length(cache, slot, cache.length(slot) + len(rows))
+    for layer in range(num_layers):
+        cache.append(layer, slot, rows, rows)
 
 
 def _set_length(cache: KVCache, slot: int, length: int) -> None:

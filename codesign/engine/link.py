@@ -1,0 +1,46 @@
+"""Seconds of a message between the target's process and the draft's."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from codesign.engine.draft_worker import DraftWorker
+from codesign.engine.drafter import NgramDrafter
+from codesign.engine.remote_draft import DraftSetup, RemoteDraft
+from codesign.engine.wire import WireLimits
+from codesign.policy.protocol import Admission, RequestVerdict, Verdict
+from codesign.policy.speculation import Speculation
+
+_REQUESTS, _EMITTED = 4, (1, 2, 3)  # of each round
+_ROUNDS, _WARM_UP = 60, 10
+_LIMITS = WireLimits(max_batch=8, max_rows=16)
+
+
+def link_seconds(num_threads: int) -> list[float]:
+    """Seconds of one message between the processes, one way, once per round trip.
+
+    The draft process drafts nothing. Half of what is left of a round trip without its own time:
+    coding, sending and waking up, there and back.
+    """
+    partner = RemoteDraft(DraftSetup(_idle_worker, _LIMITS, num_threads))
+    try:
+        admitted = tuple([Admission(i, (0,), 1 << 30) for i in range(_REQUESTS)])
+        partner.send(Verdict(0, admitted=admitted))
+        partner.receive()
+        seconds = []
+        for number in range(_ROUNDS):
+            base_len = 1 + number * len(_EMITTED)
+            entries = [RequestVerdict(i, base_len, _EMITTED) for i in range(_REQUESTS)]
+            start = perf_counter()
+            partner.send(Verdict(1 + number, tuple(entries)))
+            times = partner.receive().times
+            assert times is not None, "a draft process always says its times"
+            own = times.answered - times.received
+            seconds.append((perf_counter() - start - own) / 2)
+    finally:
+        partner.close()
+    return seconds[_WARM_UP:]
+
+
+def _idle_worker() -> DraftWorker:
+    return DraftWorker(Speculation(), NgramDrafter())

@@ -1,0 +1,139 @@
+"""``codesign profile`` and ``codesign fit`` as a user types them, on a tiny random pair."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from codesign.fit import FORWARDS, STEP_COLUMNS, Fit
+
+
+@pytest.fixture(scope="module")
+def profile(tiny_models, tmp_path_factory) -> tuple[Path, dict]:
+    """A quick profile of the tiny pair on two workers, and what the command printed."""
+    out = tmp_path_factory.mktemp("profile") / "profile"
+    target, draft = tiny_models
+    words = ["--target", target, "--draft", draft, "--workers", "2", "--temperature", "0.5"]
+    done = subprocess.run(
+        [sys.executable, "-m", "codesign", "profile", *words, "--quick", "--out", out, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.returncode == 0, done.stderr
+    return out, json.loads(done.stdout)
+
+
+needs_two_cores = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPU cores")
+
+
+@needs_two_cores
+def test_a_profile_holds_every_step_of_every_deployment(profile):
+    out, printed = profile
+    steps = pd.read_parquet(out / "steps.parquet")
+    assert tuple(steps.columns) == STEP_COLUMNS
+    assert set(steps["deployment"]) == {"2", "1+1"}
+    found = {tuple(row) for row in steps[["deployment", "op", "beside"]].drop_duplicates().values}
+    wanted = {("2", op, False) for op in (*FORWARDS, "reroot")}
+    wanted |= {("1+1", "target", False), ("1+1", "target", True), ("1+1", "prefill", False)}
+    wanted |= {("1+1", op, True) for op in ("draft", "draft_prefill", "reroot")}
+    wanted |= {("1+1", "draft", False), ("1+1", "link", False)}
+    assert found == wanted
+    assert steps["seconds"].gt(0).all()
+    # Each shape is timed at least three times.
+    times = steps.groupby(["deployment", "op", "rows", "requests", "context", "beside"]).size()
+    assert times.min() >= 3
+    assert printed["num_timings"] == len(steps)
+    assert printed["temperature"] == 0.5
+    assert printed["next"] == f"codesign fit {out}"
+
+
+@needs_two_cores
+def test_recorded_acceptance_covers_the_profile_prompts(profile):
+    out, printed = profile
+    recorded = pd.read_parquet(out / "acceptance.parquet")
+    assert recorded["request"].nunique() == 24
+    assert set(recorded["category"]) >= {"chat", "code", "mathematics"}
+    assert recorded.groupby("request").size().eq(48).all()
+    assert recorded["log_probs"].map(len).eq(printed["K"]).all()
+
+
+@needs_two_cores
+def test_a_profile_becomes_a_fit_that_loads(cli, profile, tmp_path):
+    out, _ = profile
+    result = cli("fit", out, "--out", "fit.json", "--json")
+    assert result.returncode == 0, result.stderr
+    printed = json.loads(result.stdout)
+    fit = Fit.load(tmp_path / "fit.json")
+    assert list(fit.costs) == list(printed["costs"]) == ["2", "1+1"]
+    assert fit.costs["1+1"].link > 0
+    assert 0 <= fit.costs["1+1"].slowdown < 1
+    assert fit.temperature == 0.5
+    assert 0 < printed["acceptance"]["top_1"] <= printed["acceptance"]["top_4"] <= 1
+    assert {f"{label}/{op}" for label in fit.costs for op in FORWARDS} <= set(fit.errors)
+
+
+@needs_two_cores
+def test_the_text_of_a_fit_names_each_step_and_each_kind_of_prompt(cli, profile):
+    out, _ = profile
+    result = cli("fit", out)
+    assert result.returncode == 0, result.stderr
+    for word in ("target", "draft_prefill", "1+1", "held-out", "translation", "calibration error"):
+        assert word in result.stdout
+    assert max(map(len, result.stdout.splitlines()[1:-1])) <= 100
+
+
+@needs_two_cores
+def test_resuming_a_complete_profile_measures_nothing(cli, profile, tiny_models):
+    out, printed = profile
+    target, draft = tiny_models
+    words = ["--target", target, "--draft", draft, "--workers", "2", "--temperature", "0.5"]
+    result = cli("profile", *words, "--quick", "--out", out, "--resume", "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["created"] == printed["created"]
+    changed = cli("profile", *words[:-2], "--quick", "--out", out, "--resume")
+    assert changed.returncode == 4
+    assert "measured with another sampling" in changed.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--target", "smollm2-135m"], 4, "codesign models fetch smollm2-135m"),
+        (["--target", "nowhere", "--draft", "ngram"], 4, "nowhere"),
+        (["--target", "nowhere"], 2, "--draft ngram"),
+        (["--workers", "0"], 2, "--workers must be 1 or more"),
+        (["--workers", "5000", "--draft", "ngram"], 5, "5000 workers"),
+        (["--draft", "ngram", "--temperature", "-1"], 4, "temperature"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(cli, tmp_path, words, code, message):
+    result = cli("profile", *words, "--out", "profile", CODESIGN_HOME=str(tmp_path / "empty"))
+    assert result.returncode == code
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_without_torch_the_extra_to_install_is_named(tmp_path, monkeypatch, capsys):
+    import importlib.util
+
+    from codesign.cli import main
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["profile", "--draft", "ngram", "--out", str(tmp_path)]) == 5
+    assert "pip install 'codesign[engine]'" in capsys.readouterr().err
+
+
+def test_fitting_what_is_no_profile_names_the_command_that_makes_one(cli, tmp_path):
+    result = cli("fit", tmp_path)
+    assert result.returncode == 4
+    assert "codesign profile" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

@@ -1,0 +1,292 @@
+"""Fits of made-up profiles whose truth is known, and the file they are kept in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile, Recording
+from codesign.artifacts import header, write_json, write_table
+from codesign.calibration import calibration_error, fit_calibration
+from codesign.errors import InputError
+from codesign.fit import (
+    ACCEPTANCE_FILE,
+    FORWARDS,
+    PROFILE_FILE,
+    STEP_COLUMNS,
+    STEPS_FILE,
+    Fit,
+    acceptance_error,
+    fit_costs,
+    fit_profile,
+    fit_slowdown,
+)
+from codesign.step_fit import Shapes, fit_line, fit_step, fit_table, held_out
+
+ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
+CONTEXTS = (32, 128, 512)
+Truth = Callable[[int, int], float]
+
+
+def line(rows: int, context: int) -> float:
+    return 2e-6 * context + 1e-3 * rows + 0.04
+
+
+def kinked(rows: int, context: int) -> float:
+    """Flat up to 8 rows, twice as dear from 9 on."""
+    return 2e-6 * context + (0.04 if rows <= 8 else 0.08)
+
+
+def timings(
+    truth: Truth, *, label: str = "2", op: str = "target", beside: bool = False, noise: float = 0.01
+) -> pd.DataFrame:
+    generator = np.random.default_rng(0)
+    rows = [
+        (label, op, n, 1, c, beside, truth(n, c) * float(np.exp(generator.normal(0.0, noise))))
+        for n in ROWS
+        for c in CONTEXTS
+        for _ in range(5)
+    ]
+    return pd.DataFrame(rows, columns=list(STEP_COLUMNS))
+
+
+def constant(op: str, label: str, *seconds: float) -> pd.DataFrame:
+    return pd.DataFrame(
+        [(label, op, 1, 1, 0, False, s) for s in seconds], columns=list(STEP_COLUMNS)
+    )
+
+
+def whole_profile(*, loss: float = 0.2, link: float = 3e-4) -> pd.DataFrame:
+    parts = [timings(line, op=op) for op in FORWARDS]
+    parts += [timings(line, label="1+1", op=op) for op in FORWARDS]
+    parts.append(
+        timings(lambda n, c: line(n, c) / (1.0 - loss), label="1+1", op="target", beside=True)
+    )
+    parts += [
+        timings(lambda n, c: 3.0 * line(n, c), label="1+1", op=op, beside=True)
+        for op in ("draft", "draft_prefill")
+    ]
+    parts += [constant("reroot", "2", 1e-4, 2e-4, 9e-4), constant("reroot", "1+1", 2e-4)]
+    parts.append(constant("link", "1+1", link, link * 0.9, link * 50))
+    return pd.concat(parts, ignore_index=True)
+
+
+def recorded(
+    *, slope: float = 1.0, intercept: float = 0.0, requests: int = 20, tokens: int = 400
+) -> AcceptanceProfile:
+    """Recordings of a draft whose confidences are worth what slope and intercept say."""
+    generator = np.random.default_rng(1)
+    by_category: dict[str, list[Recording]] = {"chat": [], "code": []}
+    for request in range(requests):
+        chance = generator.uniform(0.05, 0.95, tokens)
+        score = slope * np.log(chance / (1 - chance)) + intercept
+        agreed = generator.random(tokens) < 1 / (1 + np.exp(-score))
+        log_probs = np.full((tokens, 4), -25.0)
+        log_probs[:, 0] = np.log(chance)
+        recording = Recording(request, np.where(agreed, 0, -1), log_probs)
+        by_category["chat" if request % 2 else "code"].append(recording)
+    return AcceptanceProfile({name: tuple(group) for name, group in by_category.items()})
+
+
+def write_profile(folder: Path, steps: pd.DataFrame) -> Path:
+    about = {
+        **header("profile", seed=0),
+        "target": "smollm2-135m",
+        "draft": "ngram",
+        "temperature": 0.7,
+    }
+    write_table(folder / STEPS_FILE, steps, about)
+    write_table(folder / ACCEPTANCE_FILE, recorded(tokens=60).to_table(), about)
+    write_json(folder / PROFILE_FILE, about)
+    return folder
+
+
+def test_a_line_is_chosen_where_time_is_a_line():
+    step = fit_step(timings(line))
+    assert step.form == "line"
+    assert step.time.gamma == pytest.approx(1e-3, rel=0.1)
+    assert step.time.seconds[0] == pytest.approx(0.04, rel=0.05)
+    assert step.error < 0.02
+
+
+def test_a_table_is_chosen_on_a_kinked_curve_and_the_line_is_honest_about_its_error():
+    step = fit_step(timings(kinked))
+    assert step.form == "table"
+    assert step.line.median > 0.1 > 0.03 > step.table.median
+    assert step.time(8, 128) == pytest.approx(kinked(8, 128), rel=0.03)
+    assert step.time(12, 128) == pytest.approx(kinked(12, 128), rel=0.03)
+
+
+def test_the_held_out_error_of_a_wrong_form_is_not_hidden_by_fitting_to_it():
+    shapes = Shapes.of(timings(kinked, noise=0.0))
+    worst = max(abs(fit_line(shapes)(n, c) / kinked(n, c) - 1) for n in ROWS for c in CONTEXTS)
+    assert held_out(shapes, fit_line).max > worst
+    assert held_out(shapes, fit_table).max < worst
+
+
+def test_no_coefficient_is_negative_when_time_falls_with_rows():
+    time = fit_step(timings(lambda n, c: 0.1 - 1e-3 * n)).time
+    assert time.alpha >= 0
+    assert time.gamma >= 0
+    assert list(time.seconds) == sorted(time.seconds)
+
+
+def test_one_wild_shape_hardly_moves_the_rest():
+    steps = timings(line, noise=0.005)
+    steps.loc[(steps["rows"] == 6) & (steps["context"] == 128), "seconds"] *= 4.0
+    assert fit_step(steps).time(16, 128) == pytest.approx(line(16, 128), rel=0.03)
+
+
+def test_too_few_shapes_or_a_time_of_zero_are_refused():
+    steps = timings(line)
+    with pytest.raises(InputError, match="2 shapes were measured, a fit needs 3"):
+        fit_step(steps[(steps["rows"] == 1) & (steps["context"] <= 128)])
+    with pytest.raises(InputError, match="not above 0"):
+        fit_step(steps.assign(seconds=0.0))
+
+
+def test_link_slowdown_and_the_drafts_time_beside_the_target_are_recovered():
+    costs, fits, errors = fit_costs(whole_profile(loss=0.2, link=3e-4))
+    assert list(costs) == ["2", "1+1"]
+    assert (costs["2"].link, costs["2"].slowdown) == (0.0, 0.0)
+    assert costs["1+1"].link == 3e-4
+    assert costs["1+1"].slowdown == pytest.approx(0.2, abs=0.02)
+    assert costs["1+1"].target(4, 128) == pytest.approx(line(4, 128), rel=0.03)
+    assert costs["1+1"].draft(4, 128) == pytest.approx(3 * line(4, 128), rel=0.03)
+    assert costs["2"].reroot == 2e-4
+    assert {"2/target", "1+1/draft", "1+1/link", "2/reroot"} <= set(errors)
+    assert fits["2/target"].num_shapes == len(ROWS) * len(CONTEXTS)
+
+
+def test_a_target_that_is_faster_beside_its_partner_has_no_slowdown():
+    steps = pd.concat([timings(line), timings(lambda n, c: 0.9 * line(n, c), beside=True)])
+    assert fit_slowdown(steps) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        ("draft", "no timings of draft in deployment 1\\+1 beside its partner"),
+        ("link", "no timings of link in deployment 1\\+1"),
+    ],
+)
+def test_a_missing_measurement_is_named_and_never_guessed(op, message):
+    steps = whole_profile()
+    with pytest.raises(InputError, match=message):
+        fit_costs(steps[~((steps["op"] == op) & (steps["deployment"] == "1+1"))])
+
+
+def test_a_calibration_is_recovered_within_its_standard_error():
+    fitted = fit_calibration(recorded(slope=0.6, intercept=-0.8, tokens=500))
+    # 10,000 tokens: standard errors are about 0.017 and 0.023 by the Fisher information.
+    assert fitted.overall.slope == pytest.approx(0.6, abs=0.06)
+    assert fitted.overall.intercept == pytest.approx(-0.8, abs=0.08)
+    assert fitted.error_before > 0.1
+    assert fitted.error_after is not None
+    assert fitted.error_after < 0.03
+
+
+def test_calibrated_confidences_keep_their_calibration():
+    fitted = fit_calibration(recorded())
+    assert fitted.overall.slope == pytest.approx(1.0, abs=0.12)
+    assert fitted.overall.intercept == pytest.approx(0.0, abs=0.1)
+
+
+def test_a_category_with_few_tokens_stays_near_the_overall_calibration():
+    many = recorded(slope=0.6, intercept=-0.8).recordings["chat"]
+    always = Recording(99, np.zeros(3, np.int64), np.log(np.full((3, 4), 0.2)))
+    fitted = fit_calibration(AcceptanceProfile({"chat": many, "rare": (always,)}))
+    rare, overall = fitted.by_category["rare"], fitted.overall
+    assert abs(rare.intercept - overall.intercept) < 0.3
+    assert rare.intercept > overall.intercept  # but it has moved towards its own tokens
+
+
+def test_unanimous_answers_do_not_run_away():
+    log_probs = np.log(np.tile([0.6, 0.2, 0.1, 0.05], (200, 1)))
+    recordings = tuple([Recording(i, np.zeros(200, np.int64), log_probs) for i in range(2)])
+    fitted = fit_calibration(AcceptanceProfile({"chat": recordings}))
+    assert np.isfinite(fitted.overall.slope)
+    assert fitted.overall.intercept > 0
+
+
+def test_positions_where_nothing_was_named_do_not_count_for_the_calibration():
+    named = recorded(requests=2, tokens=50)
+    absent = Recording(7, np.full(50, -1), np.full((50, 4), ABSENT_LOG_PROB))
+    both = AcceptanceProfile({**named.recordings, "summary": (absent,)})
+    fitted = fit_calibration(both)
+    assert fitted.num_tokens == 100
+    assert fitted.overall == fit_calibration(named).overall
+    assert fitted.by_category["summary"] == fitted.overall
+
+
+def test_one_request_leaves_nothing_to_hold_out():
+    one = AcceptanceProfile({"chat": recorded().recordings["chat"][:1]})
+    assert fit_calibration(one).error_after is None
+
+
+def test_calibration_error_is_the_gap_between_chance_and_frequency():
+    chances = np.array([0.25] * 4 + [0.75] * 4)
+    agreed = np.array([1.0, 0, 0, 0, 1, 1, 1, 1])
+    assert calibration_error(chances, agreed) == pytest.approx(0.5 * 0.0 + 0.5 * 0.25)
+
+
+def test_acceptance_error_falls_with_the_number_of_requests():
+    few, many = recorded(requests=4, tokens=40), recorded(requests=60, tokens=40)
+    assert 0 < acceptance_error(many) < acceptance_error(few) < 0.5
+
+
+def test_a_fit_survives_its_file(tmp_path):
+    fit = fit_profile(write_profile(tmp_path / "profile", whole_profile()))
+    fit.save(tmp_path / "fit.json", inputs={"profile": tmp_path / "profile" / PROFILE_FILE})
+    again = Fit.load(tmp_path / "fit.json")
+    for name in Fit.__dataclass_fields__:
+        if name != "acceptance":
+            assert getattr(again, name) == getattr(fit, name)
+    pd.testing.assert_frame_equal(again.acceptance.to_table(), fit.acceptance.to_table())
+    assert (again.target, again.draft, again.temperature) == ("smollm2-135m", "ngram", 0.7)
+    assert 0 < again.errors["acceptance"] < 1
+
+
+def test_two_fits_in_one_folder_keep_their_own_acceptance(tmp_path):
+    fit = fit_profile(write_profile(tmp_path, whole_profile()))
+    fit.save(tmp_path / "one.json")
+    fit.save(tmp_path / "two.json")
+    assert Fit.load(tmp_path / "one.json").errors == Fit.load(tmp_path / "two.json").errors
+
+
+def test_a_fit_with_another_acceptance_beside_it_is_refused(tmp_path):
+    fit = fit_profile(write_profile(tmp_path, whole_profile()))
+    fit.save(tmp_path / "fit.json")
+    write_table(tmp_path / "fit.acceptance.parquet", recorded().to_table(), header("fit", seed=1))
+    with pytest.raises(InputError, match=r"is not the one .* Fit again: codesign fit"):
+        Fit.load(tmp_path / "fit.json")
+
+
+def test_an_incomplete_fit_is_refused(tmp_path):
+    fit = fit_profile(write_profile(tmp_path, whole_profile()))
+    fit.save(tmp_path / "fit.json")
+    payload = json.loads((tmp_path / "fit.json").read_text())
+    del payload["costs"]["1+1"]["draft"]
+    (tmp_path / "fit.json").write_text(json.dumps(payload))
+    with pytest.raises(InputError, match=r"is incomplete .*'draft'.* Fit again: codesign fit"):
+        Fit.load(tmp_path / "fit.json")
+
+
+def test_a_profile_that_is_missing_broken_or_of_another_version_names_the_command(tmp_path):
+    with pytest.raises(InputError, match=r"does not exist.*codesign profile"):
+        fit_profile(tmp_path / "nowhere")
+    folder = write_profile(tmp_path / "profile", whole_profile())
+    (folder / STEPS_FILE).write_bytes(b"PAR1 no more")
+    with pytest.raises(InputError, match=r"not a Parquet file.*codesign profile"):
+        fit_profile(folder)
+    write_profile(folder, whole_profile().drop(columns="beside"))
+    with pytest.raises(InputError, match=r"lacks beside.*codesign profile"):
+        fit_profile(folder)
+    write_json(folder / PROFILE_FILE, {**header("profile", seed=0), "schema_version": 999})
+    with pytest.raises(InputError, match=r"schema version 999.*codesign profile"):
+        fit_profile(folder)

@@ -1,0 +1,347 @@
+"""What a profile measures: the steps, their order, the recorded tokens, and going on later."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile
+from codesign.config import Deployment
+from codesign.engine.link import link_seconds
+from codesign.engine.measure import DraftBench, TargetBench
+from codesign.engine.model import load_decoder
+from codesign.engine.recorder import TOP_K, record_acceptance
+from codesign.errors import HardwareError, InputError
+from codesign.policy.walk import Sampling
+from codesign.profile_steps import (
+    Effort,
+    Group,
+    StepShape,
+    contexts_within,
+    draft_shapes,
+    target_shapes,
+    time_groups,
+)
+from codesign.profile_store import ACCEPTANCE_PART, PartStore, ProfileSettings
+from codesign.profiler import make_profile, splits
+from codesign.prompts import BoundRequest
+
+SETTINGS = ProfileSettings("target", "ngram", 2)
+ONE_PASS = Effort(seconds=1e9, min_passes=1, max_passes=1)
+
+
+@pytest.fixture(scope="module")
+def decoders(tiny_models):
+    torch.set_num_threads(1)
+    return load_decoder(tiny_models[0]), load_decoder(tiny_models[1])
+
+
+def requests(count: int = 3, max_new_tokens: int = 12) -> list[BoundRequest]:
+    generator = np.random.default_rng(0)
+    return [
+        BoundRequest(
+            i, 0.0, "chat", tuple(generator.integers(0, 30, 20 + i).tolist()), max_new_tokens
+        )
+        for i in range(count)
+    ]
+
+
+# Which steps, in which order.
+
+
+def test_shapes_cover_batches_rows_and_contexts():
+    shapes = target_shapes((32, 128, 256, 512), beside=False, lean=False)
+    verify = [s for s in shapes if s.op == "target"]
+    assert {s.context for s in verify} == {32, 128, 256, 512}
+    assert {1, 4, 8} <= {s.requests for s in verify}
+    assert {1, 2, 4, 6, 8, 12, 16, 24, 32} <= {s.requests * s.rows for s in verify}
+    assert {s.rows for s in shapes if s.op == "prefill"} >= {16, 64, 128, 256, 512}
+    assert len(set(shapes)) == len(shapes)
+    lean = target_shapes((32, 128, 256, 512), beside=False, lean=True)
+    assert len(lean) < len(shapes)
+
+
+def test_every_shape_timed_beside_a_partner_is_timed_alone_too():
+    for contexts in ((32, 128, 256, 512), (32, 128)):
+        alone = set(target_shapes(contexts, beside=False, lean=True))
+        beside = set(target_shapes(contexts, beside=True, lean=True))
+        assert beside < alone
+        assert len(beside) >= 6
+
+
+def test_a_short_model_is_timed_at_contexts_that_it_has():
+    assert contexts_within(4096, 128) == (32, 128, 256, 512)
+    assert contexts_within(300, 128) == (32, 128)
+    assert contexts_within(64, 128) == (32,)
+
+
+def test_a_pass_times_each_shape_once_in_an_order_of_the_seed():
+    shapes = draft_shapes((32, 128), few=False, lean=False)
+    orders = []
+    for seed in (0, 0, 1):
+        seen: list[StepShape] = []
+
+        def seconds_of(shape: StepShape, seen=seen) -> float:
+            seen.append(shape)
+            return 0.5
+
+        group = Group(shapes, beside=True, prepare=lambda: None)
+        rows = list(
+            time_groups([group], seconds_of, effort=ONE_PASS, seed=seed, tick=lambda s: None)
+        )
+        assert len(rows) == len(shapes)
+        assert {row["beside"] for row in rows} == {True}
+        timed = seen[-len(shapes) :]  # before them: the warm-up
+        assert Counter(timed) == Counter(shapes)
+        orders.append(timed)
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_circumstances_alternate_from_pass_to_pass_and_long_prefills_stop_early():
+    log: list[str] = []
+    alone = Group((StepShape("prefill", 1, 64),), False, lambda: log.append("rest"))
+    beside = Group((StepShape("target", 2, 4, 32),), True, lambda: log.append("busy"))
+    effort = Effort(seconds=1e9, min_passes=1, max_passes=5)
+    rows = list(
+        time_groups([alone, beside], lambda s: 1.0, effort=effort, seed=0, tick=lambda s: None)
+    )
+    assert log == ["rest", "busy"] * 6  # one for the warm-up
+    assert Counter(row["op"] for row in rows) == {"target": 5, "prefill": 3}
+    assert rows[1] == {
+        "op": "target",
+        "rows": 8,
+        "requests": 2,
+        "context": 64,
+        "beside": True,
+        "seconds": 1.0,
+    }
+
+
+def test_measuring_ends_with_its_seconds_but_not_before_the_fewest_passes():
+    group = Group((StepShape("target", 1, 1, 32),), False, lambda: None)
+    effort = Effort(seconds=1e-9, min_passes=3, max_passes=50)
+    shares: list[float] = []
+    rows = time_groups([group], lambda s: 1.0, effort=effort, seed=0, tick=shares.append)
+    assert len(list(rows)) == 3
+    assert max(shares) <= 1.0
+
+
+def test_splits_are_all_up_to_four_workers_and_then_powers_of_two():
+    assert splits(1) == []
+    assert [s.label for s in splits(2)] == ["1+1"]
+    assert [s.label for s in splits(4)] == ["3+1", "2+2", "1+3"]
+    assert [s.label for s in splits(12)] == ["11+1", "10+2", "8+4", "4+8"]
+    assert all(s.num_workers == 12 for s in splits(12))
+    assert isinstance(splits(2)[0], Deployment)
+
+
+# Single steps.
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_staged_verification_runs_the_rows_it_says_and_accepts_one_draft_token(
+    decoders, temperature
+):
+    bench = TargetBench(decoders[0], sampling=Sampling(temperature), num_requests=3, max_context=64)
+    seen = []
+    verify = bench.verify
+
+    def spy(candidates):
+        rows, verdicts = verify(candidates)
+        seen.append((rows, verdicts))
+        return rows, verdicts
+
+    bench.verify = spy  # type: ignore[method-assign]
+    for shape in (
+        StepShape("target", 3, 5, 64),
+        StepShape("target", 1, 2, 16),
+        StepShape("target", 2, 1, 32),
+        StepShape("target", 3, 5, 64),
+    ):
+        assert bench.seconds(shape) > 0
+        rows, verdicts = seen[-1]
+        assert [len(r.tokens) for r in rows] == [shape.rows] * shape.requests
+        assert [r.context for r in rows] == [shape.context] * shape.requests
+        assert [len(v.tokens) for v in verdicts] == [min(shape.rows, 2)] * shape.requests
+        assert not any(v.is_finished for v in verdicts)
+
+
+def test_prefills_of_any_size_leave_no_slab_behind(decoders):
+    bench = TargetBench(decoders[0], sampling=Sampling(), num_requests=2, max_context=64)
+    before = bench.cache.num_free
+    for shape in (StepShape("prefill", 1, 64), StepShape("prefill", 4, 16)):
+        assert bench.seconds(shape) > 0
+    assert bench.cache.num_free == before
+    assert bench.seconds(StepShape("target", 2, 4, 64)) > 0
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram"])
+def test_every_draft_step_runs_at_every_shape_the_profile_asks_for(decoders, drafter):
+    decoder = decoders[1] if drafter == "model" else None
+    bench = DraftBench(decoder, num_requests=8, max_context=128)
+    for shape in draft_shapes((32, 128), few=False, lean=False):
+        assert 0 < bench.seconds(shape) < 5.0
+        assert 0 < bench.seconds(shape) < 5.0  # staging again gives the same state
+
+
+def test_a_message_takes_microseconds_to_milliseconds():
+    seconds = link_seconds(1)
+    assert len(seconds) == 50
+    assert 1e-6 < np.median(seconds) < 0.1
+
+
+# Recorded tokens.
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_target_as_its_own_draft_always_agrees_when_greedy(decoders, temperature):
+    target, _ = decoders
+    frame = record_acceptance(
+        requests(),
+        target=target,
+        draft=target,
+        sampling=Sampling(temperature, seed=3),
+        num_workers=1,
+    )
+    assert len(frame) == 3 * 12
+    profile = AcceptanceProfile.from_table(frame)
+    if temperature == 0.0:
+        assert profile.hit_rate(1) == 1.0
+    else:
+        assert 0.0 < profile.hit_rate(1) < 1.0
+    assert profile.top_k == TOP_K
+
+
+def test_recorded_ranks_are_those_of_the_drafts_own_predictions_step_by_step(decoders):
+    from codesign.engine.kv_cache import KVCache
+    from codesign.engine.rows import causal_rows
+
+    target, draft = decoders
+    [request] = requests(count=1)
+    frame = record_acceptance(
+        [request], target=target, draft=draft, sampling=Sampling(), num_workers=1
+    )
+    path = list(request.prompt_ids)
+    for rank, log_probs in zip(frame["rank"], frame["log_probs"], strict=True):
+        best = []
+        for model in (target, draft):
+            cache = KVCache(model.shape, num_slots=1, max_tokens=len(path))
+            hidden = model.forward(causal_rows(cache.take(), path), cache)
+            best.append(torch.log_softmax(model.logits(hidden[-1:])[0], -1).sort(descending=True))
+        token = int(best[0].indices[0])  # the target's greedy choice, decoded anew
+        ranks = best[1].indices.tolist()
+        assert rank == (ranks.index(token) if ranks.index(token) < TOP_K else -1)
+        assert log_probs == pytest.approx(best[1].values[:TOP_K].tolist(), abs=1e-4)
+        path.append(token)
+
+
+def test_ngrams_are_recorded_along_the_path_and_padded_where_they_say_nothing(decoders):
+    target, _ = decoders
+    frame = record_acceptance(
+        requests(), target=target, draft=None, sampling=Sampling(), num_workers=1
+    )
+    profile = AcceptanceProfile.from_table(frame)
+    log_probs = np.stack(frame["log_probs"].tolist())
+    ranks = frame["rank"].to_numpy()
+    named = (log_probs > ABSENT_LOG_PROB).sum(axis=1)
+    assert (ranks < np.maximum(named, 1)).all()
+    assert (ranks[named == 0] == -1).all()
+    assert named.max() < TOP_K
+    assert profile.top_k == TOP_K
+
+
+def test_the_simulator_drafts_only_what_was_named():
+    from codesign.acceptance import Recording
+    from codesign.sim.acceptance import load_recordings
+
+    log_probs = np.log(np.array([[0.6, 0.2, 0.1], [0.5, 0.4, 0.05]]))
+    log_probs[0, 1:] = ABSENT_LOG_PROB
+    recording = Recording(0, np.array([0, -1]), log_probs)
+    recordings = load_recordings(AcceptanceProfile({"chat": (recording,)}))
+    assert [len(row) for row in recordings.log_probs] == [1, 3]
+    assert [len(row) for row in recordings.tokens] == [1, 3]
+
+
+# Parts on disk.
+
+
+def part(op: str = "target") -> pd.DataFrame:
+    row = {"op": op, "rows": 1, "requests": 1, "context": 32, "beside": False, "seconds": 0.1}
+    return pd.DataFrame([{**row, "deployment": "2"}])
+
+
+def recorded() -> pd.DataFrame:
+    row = {"request": 0, "category": "chat", "position": 0, "rank": 0}
+    return pd.DataFrame([{**row, "log_probs": [-0.1, -3.0]}])
+
+
+def test_parts_are_kept_until_the_profile_is_complete(tmp_path):
+    store = PartStore(tmp_path, SETTINGS)
+    store.open(resume=False)
+    store.put("2", part())
+    again = PartStore(tmp_path, SETTINGS)
+    again.open(resume=True)
+    assert again.has("2")
+    assert not again.has(ACCEPTANCE_PART)
+    again.put(ACCEPTANCE_PART, recorded())
+    about = again.finish(["2", ACCEPTANCE_PART], ["a note"])
+    assert (about["K"], about["num_timings"], about["notes"]) == (2, 1, ["a note"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "acceptance.parquet",
+        "profile.json",
+        "steps.parquet",
+    ]
+    finished = PartStore(tmp_path, SETTINGS).finished()
+    assert finished is not None
+    assert finished["target"] == "target"
+
+
+def test_parts_of_other_settings_are_not_mixed_in(tmp_path):
+    store = PartStore(tmp_path, SETTINGS)
+    store.open(resume=False)
+    store.put("2", part())
+    other = PartStore(tmp_path, ProfileSettings("target", "other", 2))
+    with pytest.raises(InputError, match="measured with another draft"):
+        other.open(resume=True)
+    other.open(resume=False)
+    assert not other.has("2")
+
+
+def test_a_new_profile_takes_the_place_of_an_old_one_from_its_first_moment(tmp_path):
+    store = PartStore(tmp_path, SETTINGS)
+    store.open(resume=False)
+    for name, frame in (("2", part()), (ACCEPTANCE_PART, recorded())):
+        store.put(name, frame)
+    store.finish(["2", ACCEPTANCE_PART], [])
+    PartStore(tmp_path, SETTINGS).open(resume=False)
+    assert not (tmp_path / "profile.json").exists()
+
+
+def test_an_interruption_keeps_the_parts_that_were_measured(tmp_path, tiny_models, monkeypatch):
+    import codesign.profiler as profiler
+
+    def interrupted(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(profiler, "record_acceptance", interrupted)
+    settings = ProfileSettings(str(tiny_models[0]), "ngram", 1, is_quick=True)
+    with pytest.raises(KeyboardInterrupt, match=r"kept 1 of 2 parts in .* --resume"):
+        make_profile(settings, tmp_path)
+    monkeypatch.undo()
+    measured = (tmp_path / "parts" / "1.parquet").stat().st_mtime_ns
+    shares: list[tuple[str, int, int]] = []
+    about = make_profile(settings, tmp_path, resume=True, progress=lambda *a: shares.append(a))
+    assert about["num_tokens"] == 24 * 48
+    assert shares[-1][1] == shares[-1][2]
+    assert measured < (tmp_path / "steps.parquet").stat().st_mtime_ns
+    assert make_profile(settings, tmp_path, resume=True) == about
+
+
+def test_more_workers_than_cores_are_refused(tmp_path: Path):
+    with pytest.raises(HardwareError, match="9999 workers were asked for"):
+        make_profile(ProfileSettings("target", "ngram", 9999), tmp_path)
