@@ -14,9 +14,19 @@ from codesign.errors import InfeasibleError, InputError
 from codesign.metrics import summarise
 from codesign.plan import FAMILIES, Candidate
 from codesign.planner import Question, search, shortlist
+from codesign.policy.cost import RoundCost, StepTime
 from codesign.policy.speculation import parse_policy
 from codesign.predict import Outcome
-from codesign.screen import Screened, Workload, estimate, observe, screen, typical_requests
+from codesign.screen import (
+    Behaviour,
+    Screened,
+    Workload,
+    estimate,
+    observe,
+    round_seconds,
+    screen,
+    typical_requests,
+)
 from codesign.search_cache import SearchCache, search_key
 from codesign.search_space import search_space
 from codesign.sim import simulate
@@ -200,6 +210,63 @@ def test_the_screen_agrees_with_the_simulator_when_requests_come_one_by_one(mach
     for screened in screen(candidates, requests, machine_fit, objective="latency", seed=0):
         records = simulate(requests, screened.candidate, machine_fit, max_kv_tokens=4096, seed=0)
         assert screened.tpot == pytest.approx(_decoding_tpot(records), rel=0.12)
+
+
+COST = RoundCost(
+    target=StepTime.linear(alpha=0.0, gamma=0.001, delta=0.01),
+    draft=StepTime.linear(alpha=0.0, gamma=0.0, delta=0.004),
+    prefill=StepTime.linear(alpha=0.0, gamma=0.001, delta=0.0),
+    draft_prefill=StepTime.linear(alpha=0.0, gamma=0.0002, delta=0.0),
+    reroot=0.0005,
+    link=0.0002,
+    slowdown=0.1,
+)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "batch", "seconds"),
+    [
+        # rows, then draft forwards awaited, overlapped
+        (Behaviour(1.0, 1.0, 0.0, 0.0, 1.0), 2, 0.012),
+        (Behaviour(2.0, 4.0, 3.0, 0.0, 1.0), 2, 0.018 + 3 * 0.004 + 0.0005),
+        # verification hides two forwards and is slowed by them
+        (Behaviour(2.0, 4.0, 0.0, 2.0, 1.0), 1, 0.014 + 0.1 * 0.008 + 0.0005 + 0.0004),
+        # five forwards take longer than the verification
+        (Behaviour(2.0, 4.0, 0.0, 5.0, 1.0), 1, 0.020 + 0.0005 + 0.0004),
+        # half of the requests miss: of two, one or both do in three rounds of four
+        (Behaviour(2.0, 4.0, 0.5, 2.0, 1.0), 2, 0.018 + 0.0008 + 0.75 * 0.004 + 0.0009),
+    ],
+)
+def test_the_seconds_of_a_round_by_hand(behaviour, batch, seconds):
+    assert round_seconds(behaviour, COST, batch=batch, context=100) == pytest.approx(seconds)
+
+
+def test_a_serial_draft_prefills_in_turn_and_an_asynchronous_one_beside():
+    workload = Workload(rate=0.001, prompt_tokens=100, output_tokens=1)
+    serial, apart = Behaviour(1.0, 1.0, 1.0, 0.0, 1.0), Behaviour(1.0, 1.0, 0.0, 1.0, 1.0)
+    for behaviour, policy, deployment, prefill in (
+        (serial, "tree-4x1x1", Deployment(2), 0.12),
+        (apart, "async-tree-4x1x1", Deployment(1, 1), 0.1),
+    ):
+        candidate = Candidate(deployment, parse_policy(policy), 1)
+        guess = estimate(candidate, behaviour, COST, workload)
+        assert guess.load == pytest.approx(0.001 * (prefill + guess.tpot))
+
+
+@pytest.mark.parametrize("policy", ["tree-8x2x3", "async-tree-8x2x3", "chain-3", "plain"])
+def test_behaviour_counts_every_draft_forward_once(machine_fit, policy):
+    spec = parse_policy(policy)
+    deployment = Deployment(1, 1) if spec.is_async else Deployment(2)
+    candidate = Candidate(deployment, spec, 1)
+    behaviour = observe(candidate, typical_requests(trace(), 0), machine_fit, 0)
+    most = {"chain": 3, "tree": 3, "plain": 0}[spec.kind]
+    if spec.is_async:
+        assert behaviour.overlapped == most
+        assert 0 < behaviour.forwards < 2  # a miss now and then
+    else:
+        assert behaviour.overlapped == 0
+        assert most - 0.5 < behaviour.forwards <= most
+    assert 1 <= behaviour.emitted <= behaviour.rows <= spec.max_rows
 
 
 def test_a_queue_makes_a_small_batch_limit_slow(machine_fit):

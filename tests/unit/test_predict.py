@@ -86,13 +86,15 @@ def test_what_never_came_makes_a_prediction_infeasible_and_is_left_out_of_it(mac
 
 
 def test_attainment_is_also_computed_with_longer_and_shorter_latencies(machine_fit):
-    # TPOT 0.1, 0.2 and 0.097 s for a target of 0.1 s: with 2 % more time the first one misses.
-    requests = [finished(0, 1.0, 2.0), finished(1, 1.0, 3.0), finished(2, 1.0, 1.97)]
+    # For a target of 0.1 s: with 2 % more time the first one misses it, with 2 % less the third
+    # one meets it.
+    tpots = (0.1, 0.097, 0.101, 0.2)
+    requests = [finished(i, 1.0, 1.0 + 10 * tpot) for i, tpot in enumerate(tpots)]
     values = {field.name: 0 for field in fields(RoundRecord)} | {"target": 1.0}
     records = RunRecords(requests, [RoundRecord(**values)], 3.0, [])
     made = outcome_of(records, PLAIN, machine_fit, slo=SLO(tpot=0.1), seed=0)
     interval = score(PLAIN, [made], machine_fit, SLO(tpot=0.1)).predicted["slo_attainment"]
-    assert (interval.low, interval.value, interval.high) == pytest.approx((1 / 3, 2 / 3, 2 / 3))
+    assert (interval.low, interval.value, interval.high) == (0.25, 0.5, 0.75)
 
 
 def test_shares_stay_between_0_and_1(machine_fit):

@@ -157,6 +157,13 @@ def test_the_ranking_counts_pairs_and_the_regret_of_the_choice(plan, machine_fit
     assert by_tpot.measured[0].startswith("plain")
     assert (by_tpot.num_pairs, by_tpot.num_tied, by_tpot.num_wrong) == (1, 0, 1)
     assert by_tpot.regret > 0.5
+    by_throughput = next(
+        ranking
+        for ranking in validate(plan, machine_fit, paths).rankings
+        if ranking.figure == "throughput"
+    )
+    assert by_throughput.measured[0].startswith("plain")
+    assert by_throughput.regret > 0.3
     right = validate(plan, machine_fit, [make_run("plain")[0], make_run("tree-8x2x2")[0]])
     by_tpot = next(r for r in right.rankings if r.figure == "tpot_mean")
     assert (by_tpot.num_wrong, by_tpot.regret) == (0, 0.0)
@@ -165,9 +172,15 @@ def test_the_ranking_counts_pairs_and_the_regret_of_the_choice(plan, machine_fit
 def test_pairs_that_were_predicted_to_be_equal_are_not_held_against_the_ranking(
     plan, machine_fit, make_run
 ):
-    slower = make_run("plain", stretch=1.2, name="again")[0]
-    validation = validate(plan, machine_fit, [make_run("plain")[0], slower])
-    assert validation.rankings == ()  # two runs of one candidate are no pair
+    paths = [make_run("plain")[0], make_run("tree-8x2x2", stretch=3.0)[0]]
+    unsure = dataclasses.replace(machine_fit, errors={"2/target": 0.9})
+    for ranking in validate(plan, unsure, paths).rankings:
+        assert (ranking.num_pairs, ranking.num_tied, ranking.num_wrong) == (1, 1, 0)
+
+
+def test_two_runs_of_one_candidate_are_no_pair(plan, machine_fit, make_run):
+    again = make_run("plain", stretch=1.2, name="again")[0]
+    assert validate(plan, machine_fit, [make_run("plain")[0], again]).rankings == ()
 
 
 def test_a_run_of_some_of_the_requests_is_compared_on_these(plan, machine_fit, make_run):
