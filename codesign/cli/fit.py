@@ -89,12 +89,12 @@ def _step_table(fit: Fit) -> str:
             f"{held.median:.1%} / {held.max:.0%}" + (" *" if form == step.form else "")
             for form, held in (("line", step.line), ("table", step.table))
         ]
-        what = f"{op} (64, 256 rows)" if "prefill" in op else op
+        what = f"{op} (64, 256)" if "prefill" in op else op
         rows.append([label, what, step.time.alpha * 1e6, *times, *errors])
     return table(
         ["workers", "step", "us/context", "1 row ms", "4 rows ms", "8 rows ms", "line", "table"],
         rows,
-        "step times; line, table: median / largest held-out error of each form, * chosen",
+        "step times without context; line, table: median / largest held-out error, * chosen",
     )
 
 

@@ -1,14 +1,18 @@
 """A process that keeps one model busy while the other is timed in this process.
 
 What a draft loses by sharing memory bandwidth with the target, and the target by sharing it with
-the draft, is measured with a real neighbour, pinned to as many threads as the deployment gives it.
+the draft, is measured with a real neighbour of as many threads as the deployment gives it. Needs a
+system where pipes can be polled (not Windows).
 """
 
 from __future__ import annotations
 
-import multiprocessing
+import base64
+import pickle
+import select
+import subprocess
+import sys
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +30,7 @@ Side = Literal["target", "draft"]
 _REQUESTS, _ROWS, _CONTEXT = 2, 4, 128  # a round as busy as a laptop's usually is
 _START_SECONDS = 180.0  # importing torch and loading two models may take long
 _ANSWER_SECONDS = 60.0
+_REST = b"rest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,50 +51,62 @@ class NeighbourSetup:
 
 
 class Neighbour:
-    """The process, from here: ``keep`` it busy with a model, or ``rest``.
+    """The process, from here: ``keep`` it busy with a model, or let it ``rest``.
+
+    It reads a command a line and answers each with a line; when its input ends, so does it.
+
+    Args:
+        setup: What it loads.
 
     Raises:
         HardwareError: If it ends or does not answer.
     """
 
     def __init__(self, setup: NeighbourSetup) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, far_end = context.Pipe()
-        self._process = context.Process(target=_main, args=(setup, far_end), daemon=True)
-        self._process.start()
-        far_end.close()
-        self._wait(_START_SECONDS)
+        # A session of its own: Ctrl-C is for this process to handle.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "codesign.engine.neighbour"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            self._tell(base64.b64encode(pickle.dumps(setup)), _START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Its process number."""
+        return self._process.pid
 
     def keep(self, side: Side, *, num_threads: int) -> None:
         """Run steps of one model without a pause, until told otherwise."""
-        self._tell((side, num_threads))
+        self._tell(f"{side} {num_threads}".encode(), _ANSWER_SECONDS)
 
     def rest(self) -> None:
         """Do nothing until told otherwise."""
-        self._tell(None)
+        self._tell(_REST, _ANSWER_SECONDS)
 
     def close(self) -> None:
         """End the process."""
-        self._pipe.close()
-        self._process.join(timeout=5)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        self._process.kill()
+        self._process.communicate()  # closes both pipes and reaps
 
-    def _tell(self, command: tuple[Side, int] | None) -> None:
+    def _tell(self, command: bytes, seconds: float) -> None:
+        to, back = self._process.stdin, self._process.stdout
+        assert to is not None, "both pipes were asked for"
+        assert back is not None, "both pipes were asked for"
         try:
-            self._pipe.send(command)
-        except OSError as err:
+            to.write(command + b"\n")
+            to.flush()
+        except (BrokenPipeError, ValueError) as err:  # it has ended, or was closed
             raise HardwareError(_lost("ended")) from err
-        self._wait(_ANSWER_SECONDS)
-
-    def _wait(self, seconds: float) -> None:
-        try:
-            if not self._pipe.poll(seconds):
-                raise HardwareError(_lost(f"did not answer in {seconds:.0f} s"))
-            self._pipe.recv()
-        except (EOFError, OSError) as err:
-            raise HardwareError(_lost("ended")) from err
+        if not select.select([back], [], [], seconds)[0]:
+            raise HardwareError(_lost(f"did not answer in {seconds:.0f} s"))
+        if not back.readline():
+            raise HardwareError(_lost("ended"))
 
 
 def _lost(what: str) -> str:
@@ -99,37 +116,41 @@ def _lost(what: str) -> str:
     )
 
 
-def _main(setup: NeighbourSetup, pipe: Connection) -> None:
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the other process's to handle
+def _main() -> None:
+    """Load both models, then do as the input says."""
+    commands, answers = sys.stdin.buffer, sys.stdout.buffer
+    setup: NeighbourSetup = pickle.loads(base64.b64decode(commands.readline()))
     target = load_decoder(setup.target)
+    size = {"num_requests": _REQUESTS, "max_context": setup.context}
     benches = {
-        "target": TargetBench(
-            target,
-            sampling=setup.sampling,
-            num_requests=_REQUESTS,
-            max_context=setup.context,
-        ),
-        "draft": DraftBench(
-            setup.draft.load(target), num_requests=_REQUESTS, max_context=setup.context
-        ),
+        "target": TargetBench(target, sampling=setup.sampling, **size),
+        "draft": DraftBench(setup.draft.load(target), **size),
     }
-    command: tuple[Side, int] | None = None
-    try:
-        pipe.send("ready")
-        while True:
-            if command is None or pipe.poll():
-                command = pipe.recv()
-                if command is not None:
-                    torch.set_num_threads(command[1])
-                    _step(benches, command[0], setup.context)  # busy from before the answer on
-                pipe.send("done")
-            else:
-                _step(benches, command[0], setup.context)
-    except (EOFError, OSError):  # the other end is gone: so are we
-        return
+    work: tuple[TargetBench | DraftBench, StepShape] | None = None
+    answer = True
+    while True:
+        if answer:
+            answers.write(b"done\n")
+            answers.flush()
+        # A command comes only after the answer to the last: nothing hides in the buffer.
+        answer = work is None or bool(select.select([commands], [], [], 0.0)[0])
+        if answer:
+            command = commands.readline().strip()
+            if not command:  # the other end is gone: so are we
+                return
+            work = None if command == _REST else _work(benches, command, setup.context)
+        if work is not None:
+            work[0].seconds(work[1])  # before the answer: it is busy when it says so
 
 
-def _step(benches: dict[str, TargetBench | DraftBench], side: Side, context: int) -> None:
-    benches[side].seconds(StepShape(side, _REQUESTS, _ROWS, context))
+def _work(
+    benches: dict[str, TargetBench | DraftBench], command: bytes, context: int
+) -> tuple[TargetBench | DraftBench, StepShape]:
+    side, num_threads = command.decode().split()
+    torch.set_num_threads(int(num_threads))
+    op = "target" if side == "target" else "draft"
+    return benches[side], StepShape(op, _REQUESTS, _ROWS, context)
+
+
+if __name__ == "__main__":
+    _main()

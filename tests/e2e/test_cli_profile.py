@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from time import sleep
 
 import pandas as pd
 import pytest
@@ -102,6 +104,31 @@ def test_resuming_a_complete_profile_measures_nothing(cli, profile, tiny_models)
     changed = cli("profile", *words[:-2], "--quick", "--out", out, "--resume")
     assert changed.returncode == 4
     assert "measured with another sampling" in changed.stderr
+
+
+@needs_two_cores
+def test_ctrl_c_keeps_the_finished_parts_and_says_how_to_go_on(tiny_models, tmp_path):
+    target, draft = tiny_models
+    words = ["--target", target, "--draft", draft, "--workers", "2", "--quick", "--out", tmp_path]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "codesign", "profile", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    first = tmp_path / "parts" / "2.parquet"
+    for _ in range(600):
+        if first.exists() or running.poll() is not None:
+            break
+        sleep(0.1)
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert f"parts in {tmp_path}. Go on with the same command and --resume" in errors
+    assert "Traceback" not in errors
+    assert first.exists()
+    assert not (tmp_path / "profile.json").exists()
 
 
 @pytest.mark.parametrize(

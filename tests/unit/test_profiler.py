@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections import Counter
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pandas as pd
@@ -15,7 +18,9 @@ from codesign.config import Deployment
 from codesign.engine.link import link_seconds
 from codesign.engine.measure import DraftBench, TargetBench
 from codesign.engine.model import load_decoder
+from codesign.engine.neighbour import Neighbour, NeighbourSetup
 from codesign.engine.recorder import TOP_K, record_acceptance
+from codesign.engine.run import DraftSource
 from codesign.errors import HardwareError, InputError
 from codesign.policy.walk import Sampling
 from codesign.profile_steps import (
@@ -193,6 +198,46 @@ def test_a_message_takes_microseconds_to_milliseconds():
     seconds = link_seconds(1)
     assert len(seconds) == 50
     assert 1e-6 < np.median(seconds) < 0.1
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_a_neighbour_is_busy_when_told_to_be_and_idle_when_not(tiny_models):
+    directory = tiny_models[0]
+    neighbour = Neighbour(
+        NeighbourSetup(directory, DraftSource("ngram", directory), Sampling(), context=32)
+    )
+    try:
+        used = {}
+        for name, begin in (
+            ("rest", neighbour.rest),
+            ("target", lambda: neighbour.keep("target", num_threads=1)),
+            ("draft", lambda: neighbour.keep("draft", num_threads=1)),
+            ("rest again", neighbour.rest),
+        ):
+            begin()
+            before = cpu_seconds(neighbour.pid)
+            sleep(0.5)
+            used[name] = cpu_seconds(neighbour.pid) - before
+    finally:
+        neighbour.close()
+    assert min(used["target"], used["draft"]) > 0.05  # however busy the machine is
+    assert max(used["rest"], used["rest again"]) <= 0.02
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_neighbour_that_is_gone_is_reported_with_the_way_on(tiny_models):
+    directory = tiny_models[0]
+    setup = NeighbourSetup(directory, DraftSource("ngram", directory), Sampling(), context=32)
+    neighbour = Neighbour(setup)
+    neighbour.close()
+    with pytest.raises(HardwareError, match="--resume"):
+        neighbour.rest()
+    with pytest.raises(HardwareError, match="ended"):
+        Neighbour(dataclasses.replace(setup, target=directory / "nowhere"))
 
 
 # Recorded tokens.
