@@ -262,18 +262,9 @@ class _Measurer:
         return self._neighbour
 
     def _link(self, split: Deployment) -> pd.DataFrame:
-        seconds = link_seconds(split.draft_workers)
-        return pd.DataFrame(
-            {
-                "deployment": split.label,
-                "op": "link",
-                "rows": 0,
-                "requests": 0,
-                "context": 0,
-                "beside": False,
-                "seconds": seconds,
-            }
-        )
+        nothing = {"rows": 0, "requests": 0, "context": 0, "beside": False}
+        frame = pd.DataFrame({"seconds": link_seconds(split.draft_workers)})
+        return frame.assign(deployment=split.label, op="link", **nothing)
 
     def _acceptance(self, tick: Tick) -> pd.DataFrame:
         return record_acceptance(

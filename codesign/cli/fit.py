@@ -89,12 +89,11 @@ def _step_table(fit: Fit) -> str:
             f"{held.median:.1%} / {held.max:.0%}" + (" *" if form == step.form else "")
             for form, held in (("line", step.line), ("table", step.table))
         ]
-        what = f"{op} (64, 256)" if "prefill" in op else op
-        rows.append([label, what, step.time.alpha * 1e6, *times, *errors])
+        rows.append([label, op, step.time.alpha * 1e6, *times, *errors])
     return table(
-        ["workers", "step", "us/context", "1 row ms", "4 rows ms", "8 rows ms", "line", "table"],
+        ["workers", "step", "us/context", "1 (64) ms", "4 (256) ms", "8 ms", "line", "table"],
         rows,
-        "step times without context; line, table: median / largest held-out error, * chosen",
+        "step times of 1, 4, 8 rows (prefill: 64, 256); line, table: median / max held-out error, * chosen",
     )
 
 
