@@ -45,6 +45,7 @@ SHOWN = {
     "num_emitted_tokens": ("tokens emitted", "", 1.0),
 }
 
+_LITTLE = 0.002  # of a round
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --soft: #60666d; --line: #d9dde2;
   --page: #ffffff; --card: #f6f7f9; --good: #1a7f4b; --bad: #b3261e; }
@@ -106,8 +107,10 @@ def html_report(validation: Validation, plan: Plan, *, tolerance: float, fit: Fi
 
 
 def shown_comparisons(run: RunComparison) -> list[Comparison]:
-    """Figures and spans of a run, without spans that neither side has."""
-    return [*run.figures, *(c for c in run.spans if c.predicted.value or c.measured)]
+    """Figures and spans of a run, without spans that are next to nothing on both sides."""
+    little = _LITTLE * sum(span.measured for span in run.spans)
+    spans = [s for s in run.spans if max(s.predicted.value, s.measured) > little]
+    return [*run.figures, *spans]
 
 
 def error_text(comparison: Comparison) -> str:

@@ -17,6 +17,7 @@ from codesign.errors import InputError
 from codesign.metrics import summarise, tpot, ttft
 from codesign.plan import Candidate, Interval, Plan
 from codesign.predict import interval_over_seeds, score, simulate_outcome, step_error
+from codesign.ranking import NOTICEABLE
 from codesign.records import SPANS, RoundRecord, RunRecords
 from codesign.run_directory import StoredRun, read_run
 
@@ -72,6 +73,7 @@ class RunComparison:
         figures: Those of FIGURES that both sides have.
         spans: Mean seconds per round of each span.
         rounds: Means over the rounds, ROUND_FIGURES.
+        by_seed: Predicted figures of RANKED, one value per seed.
         requests: Joined by request: request_id, category, and predicted (mean over the seeds) and
             measured ttft and tpot in seconds.
         notes: What a reader must know about this run.
@@ -83,6 +85,7 @@ class RunComparison:
     figures: tuple[Comparison, ...]
     spans: tuple[Comparison, ...]
     rounds: tuple[Comparison, ...]
+    by_seed: dict[str, tuple[float, ...]]
     requests: pd.DataFrame
     notes: tuple[str, ...]
 
@@ -114,7 +117,9 @@ class Ranking:
         predicted: Labels, best first.
         measured: Labels, best first.
         num_pairs: Pairs of candidates.
-        num_tied: Pairs whose predicted intervals overlap, so that no order was predicted.
+        num_tied: Pairs without a predicted order: the difference is not noticeable (below 1 %), or
+            its sign depends on the seed. Candidates share seeds and the fit's error, so that a pair
+            can be told apart although the intervals of both overlap.
         num_wrong: Other pairs that were measured the other way round.
         regret: What the plan's choice loses to the best measured candidate, relative to that; None
             if the choice was not run.
@@ -219,6 +224,10 @@ def _compare(
         rounds=_round_means(
             ROUND_FIGURES, simulated, run.records, {"seconds": error, "prefill": error}
         ),
+        by_seed={
+            name: tuple(o.figures[name] for o in outcomes if name in o.figures)
+            for name, _ in RANKED
+        },
         requests=_join(simulated, run.records),
         notes=tuple(notes),
     )
@@ -307,8 +316,9 @@ def _rank(runs: Sequence[RunComparison], figure: str, more_is_better: bool, chos
     measured = {
         label: float(np.mean([c.measured for c in group])) for label, group in grouped.items()
     }
+    by_seed = {run.label: run.by_seed[figure] for run in runs if figure in run.by_seed}
     pairs = list(combinations(sorted(grouped), 2))
-    apart = [(a, b) for a, b in pairs if not predicted[a].overlaps(predicted[b])]
+    apart = [(a, b) for a, b in pairs if _is_apart(by_seed[a], by_seed[b])]
     wrong = [
         (a, b)
         for a, b in apart
@@ -325,6 +335,14 @@ def _rank(runs: Sequence[RunComparison], figure: str, more_is_better: bool, chos
         num_wrong=len(wrong),
         regret=loss,
     )
+
+
+def _is_apart(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether one is larger than the other with every seed, and noticeably so."""
+    gains = [(a - b) / b for a, b in zip(one, other, strict=True) if b]
+    if not gains or min(gains) <= 0 <= max(gains):
+        return False
+    return abs(float(np.mean(gains))) > NOTICEABLE
 
 
 def _size(comparison: Comparison) -> float:

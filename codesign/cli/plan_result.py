@@ -43,7 +43,7 @@ def result_text(
         f"simulated, {number}",
         "",
         f"best      {plan.chosen.label}",
-        f"          {describe(plan.chosen.candidate)}",
+        *_wrapped("", describe(plan.chosen.candidate)),
         *_figures(plan),
         *_wrapped("why", plan.reason),
     ]
@@ -81,7 +81,7 @@ def describe(candidate: Candidate) -> str:
         "plain": "plain decoding, no draft",
         "chain": f"chains of {spec.max_depth} draft tokens",
         "threshold": f"chains of up to {spec.max_depth}, cut after the first unsure token",
-        "tree": f"trees of {spec.rows} rows, {spec.expansions} draft forwards of {spec.width}",
+        "tree": f"trees of {spec.rows} rows, {spec.expansions} x {spec.width} leaves drafted",
         "specserve": f"chains of up to {spec.max_depth}, as long as goodput is predicted to rise",
     }[spec.kind]
     if workers.draft_workers:

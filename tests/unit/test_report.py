@@ -13,7 +13,7 @@ from codesign.config import SLO, Deployment
 from codesign.plan import Candidate, FileRef, Interval, Plan, ScoredCandidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
-from codesign.report import SHOWN, figure_text, html_report, ranking_text
+from codesign.report import SHOWN, figure_text, html_report, ranking_text, shown_comparisons
 from codesign.validate import (
     FIGURES,
     RANKED,
@@ -72,8 +72,10 @@ def run(candidate, *, measured_tpot=0.02) -> RunComparison:
         spans=(
             Comparison("target", Interval(0.018, 0.017, 0.019), 0.0185),
             Comparison("draft", Interval(0.002, 0.0019, 0.0021), 0.0022),
+            Comparison("link_there", Interval(0.0, 0.0, 0.0), 0.00001),
         ),
         rounds=(Comparison("batch", Interval(1.5, 1.4, 1.6), 1.55),),
+        by_seed={},
         requests=requests,
         notes=("a <note> & more",),
     )
@@ -147,6 +149,12 @@ def test_the_verdict_says_whether_the_tolerance_holds(plan, no_charts):
     assert '<td class="bad">-50.0 %</td>' in bad
 
 
+def test_spans_that_are_next_to_nothing_are_left_out_of_the_tables():
+    names = [comparison.name for comparison in shown_comparisons(run(PLAIN))]
+    assert "draft" in names
+    assert "link_there" not in names
+
+
 def test_text_of_others_cannot_become_markup(plan, no_charts):
     page = html_report(validation(run(PLAIN)), plan, tolerance=0.15, fit=None)
     assert "a &lt;note&gt; &amp; more" in page
@@ -155,7 +163,9 @@ def test_text_of_others_cannot_become_markup(plan, no_charts):
 
 def test_a_run_without_rounds_still_makes_a_page(plan, machine_fit):
     pytest.importorskip("altair")
-    bare = RunComparison(Path("r"), PLAIN, "measured", (), (), (), run(PLAIN).requests.iloc[:0], ())
+    bare = RunComparison(
+        Path("r"), PLAIN, "measured", (), (), (), {}, run(PLAIN).requests.iloc[:0], ()
+    )
     parsed(html_report(validation(bare), plan, tolerance=0.15, fit=machine_fit))
 
 

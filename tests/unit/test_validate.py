@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.run_directory import write_run
 from codesign.sim import simulate
-from codesign.validate import CHECKED, Comparison, validate
+from codesign.validate import CHECKED, Comparison, RunComparison, _rank, validate
 
 POLICIES = ("plain", "chain-3", "tree-8x2x2", "async-tree-8x2x3")
 
@@ -169,13 +170,35 @@ def test_the_ranking_counts_pairs_and_the_regret_of_the_choice(plan, machine_fit
     assert (by_tpot.num_wrong, by_tpot.regret) == (0, 0.0)
 
 
-def test_pairs_that_were_predicted_to_be_equal_are_not_held_against_the_ranking(
-    plan, machine_fit, make_run
-):
-    paths = [make_run("plain")[0], make_run("tree-8x2x2", stretch=3.0)[0]]
-    unsure = dataclasses.replace(machine_fit, errors={"2/target": 0.9})
-    for ranking in validate(plan, unsure, paths).rankings:
-        assert (ranking.num_pairs, ranking.num_tied, ranking.num_wrong) == (1, 1, 0)
+@pytest.mark.parametrize(
+    ("one", "other", "tied"),
+    [
+        ((1.0, 1.1), (1.2, 1.3), 0),  # clearly faster
+        ((1.0, 1.1), (1.005, 1.105), 1),  # nobody would notice
+        ((1.0, 1.5), (1.2, 1.3), 1),  # depends on the seed
+    ],
+)
+def test_pairs_that_were_predicted_to_be_equal_are_not_held_against_the_ranking(one, other, tied):
+    """Measured the other way round: wrong, unless no order was predicted."""
+    runs = [_bare("plain", one, 2.0), _bare("chain-3", other, 1.0)]
+    ranking = _rank(runs, "tpot_mean", more_is_better=False, chosen=runs[0].label)
+    assert (ranking.num_pairs, ranking.num_tied, ranking.num_wrong) == (1, tied, 1 - tied)
+    assert ranking.regret == pytest.approx(1.0)
+
+
+def _bare(policy, by_seed, measured) -> RunComparison:
+    predicted = Interval(float(np.mean(by_seed)), 0.0, 9.0)
+    return RunComparison(
+        path=Path(policy),
+        candidate=candidate(policy),
+        origin="measured",
+        figures=(Comparison("tpot_mean", predicted, measured),),
+        spans=(),
+        rounds=(),
+        by_seed={"tpot_mean": by_seed},
+        requests=pd.DataFrame(),
+        notes=(),
+    )
 
 
 def test_two_runs_of_one_candidate_are_no_pair(plan, machine_fit, make_run):
