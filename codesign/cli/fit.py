@@ -79,7 +79,7 @@ def _as_text(fit: Fit) -> str:
 
 
 def _step_table(fit: Fit) -> str:
-    """Milliseconds at 1, 4 and 8 rows; prefills, which have more, at 64 and 256."""
+    """Milliseconds without context at 1, 4 and 8 rows; of prefills at 64 and 256."""
     rows = []
     for name, step in fit.steps.items():
         label, _, op = name.partition("/")
@@ -93,7 +93,7 @@ def _step_table(fit: Fit) -> str:
     return table(
         ["workers", "step", "us/context", "1 (64) ms", "4 (256) ms", "8 ms", "line", "table"],
         rows,
-        "step times of 1, 4, 8 rows (prefill: 64, 256); line, table: median / max held-out error, * chosen",
+        "times of 1, 4, 8 rows (prefills: 64, 256); median / max held-out error of forms, * chosen",
     )
 
 
