@@ -26,7 +26,7 @@ from codesign.errors import InputError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from codesign.tokenizer import Tokenizer
+    from codesign.models.tokenizer import Tokenizer
 
 CATEGORIES = ("chat", "code", "mathematics", "translation", "summary", "retrieval")
 SPLITS = ("profile", "run")

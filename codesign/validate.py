@@ -16,8 +16,8 @@ import numpy as np
 from codesign.errors import InputError
 from codesign.metrics import summarise, tpot, ttft
 from codesign.plan import Candidate, Interval, Plan
-from codesign.predict import interval_over_seeds, score, simulate_outcome, step_error
-from codesign.ranking import NOTICEABLE
+from codesign.planner.predict import interval_over_seeds, score, simulate_outcome, step_error
+from codesign.planner.ranking import NOTICEABLE
 from codesign.records import SPANS, RoundRecord, RunRecords
 from codesign.run_directory import StoredRun, read_run
 

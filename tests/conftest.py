@@ -53,7 +53,7 @@ def cli(tmp_path: Path) -> Cli:
 def target_dir() -> Path:
     """The real default target, from the user's cache; fetched once if a network allows."""
     from codesign.errors import HardwareError
-    from codesign.model_fetch import fetch_model
+    from codesign.models.fetch import fetch_model
 
     try:
         return fetch_model("smollm2-135m").path
@@ -112,7 +112,7 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
     from codesign.engine.weights import random_tensors
-    from codesign.model_shape import model_shape
+    from codesign.models.shape import model_shape
 
     letters = ["[UNK]", *"abcdefghijklmnopqrstuvwxyz ,.:-\n"]
     config = {

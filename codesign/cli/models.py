@@ -10,8 +10,8 @@ from codesign.cli.output import add_output_arguments, emit, progress, say, table
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from codesign.model_card import ModelCard
     from codesign.models import ModelEntry
+    from codesign.models.card import ModelCard
 
 _EXAMPLES = """\
 examples:
@@ -99,7 +99,7 @@ def list_all(args: argparse.Namespace) -> None:
 
 def show(args: argparse.Namespace) -> None:
     """Print one model's architecture, size, tokenizer and matching draft."""
-    from codesign.model_card import describe_model
+    from codesign.models.card import describe_model
 
     card = describe_model(args.name)
     emit(args, {"model": card}, lambda: _card_text(card))
@@ -109,8 +109,8 @@ def fetch(args: argparse.Namespace) -> None:
     """Download a model into the cache."""
     from pathlib import Path
 
-    from codesign.model_fetch import fetch_model
     from codesign.models import models_dir
+    from codesign.models.fetch import fetch_model
 
     if not args.quiet:
         say(f"{args.source} goes to {models_dir()}")
@@ -126,7 +126,7 @@ def import_directory(args: argparse.Namespace) -> None:
     """Check a local directory and enter it into the cache."""
     from pathlib import Path
 
-    from codesign.model_import import import_model
+    from codesign.models.importing import import_model
 
     path = import_model(Path(args.directory), name=args.name, copy=args.copy)
     how = "copied" if args.copy else "linked"

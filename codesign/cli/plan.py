@@ -73,7 +73,7 @@ def make_plan(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from codesign.plan import FileRef
-    from codesign.prepared_trace import prepare_trace
+    from codesign.planner.prepared_trace import prepare_trace
     from codesign.traces import write_parquet
 
     fit, fit_file = _load_fit(args.fit)
@@ -126,7 +126,7 @@ def _load_fit(path: str | None) -> tuple[Fit, Path]:
 def _search(args: argparse.Namespace, fit: Fit, fit_ref: Any, prepared: Trace, out: Path) -> Answer:
     from codesign.artifacts import hardware
     from codesign.planner import Question, search
-    from codesign.search_cache import SearchCache, search_key
+    from codesign.planner.search_cache import SearchCache, search_key
 
     slo = _slo(args)
     question = Question(

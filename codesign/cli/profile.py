@@ -10,7 +10,7 @@ from codesign.cli.output import add_output_arguments, emit, progress, say
 from codesign.errors import HardwareError
 
 if TYPE_CHECKING:
-    from codesign.profile_store import ProfileSettings
+    from codesign.profiler.store import ProfileSettings
 
 _EXAMPLES = """\
 examples:
@@ -71,7 +71,7 @@ def measure(args: argparse.Namespace) -> None:
         )
     # Threads that wait must not spin on the core of the other process. Read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from codesign.profiler import make_profile
+    from codesign.profiler.session import make_profile
 
     settings = _settings(args)
     out = Path(args.out)
@@ -95,7 +95,7 @@ def _settings(args: argparse.Namespace) -> ProfileSettings:
     from codesign.errors import UsageError
     from codesign.models import DRAFTS
     from codesign.policy.walk import Sampling
-    from codesign.profile_store import ProfileSettings
+    from codesign.profiler.store import ProfileSettings
 
     workers = hardware()["cores"] if args.workers is None else args.workers
     if workers < 1:

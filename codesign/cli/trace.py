@@ -170,7 +170,7 @@ def _pair(flag: str, text: str, form: str) -> tuple[float, float]:
 
 def list_all(args: argparse.Namespace) -> None:
     """Print bundled, cached and fetchable traces."""
-    from codesign.trace_catalog import PUBLISHED, TWINS, cached_path
+    from codesign.traces.catalog import PUBLISHED, TWINS, cached_path
 
     rows = [
         {"name": twin, "state": "bundled", "bytes": None, "about": f"synthetic, preset {preset}"}
@@ -202,7 +202,7 @@ def show(args: argparse.Namespace) -> None:
 
 def synth(args: argparse.Namespace) -> None:
     """Make a synthetic trace and print its statistics."""
-    from codesign.trace_synth import synthesise
+    from codesign.traces.synth import synthesise
 
     trace = synthesise(
         args.preset,
@@ -219,7 +219,7 @@ def synth(args: argparse.Namespace) -> None:
 
 def fetch(args: argparse.Namespace) -> None:
     """Download a published trace into the cache."""
-    from codesign.trace_fetch import fetch_trace
+    from codesign.traces.fetch import fetch_trace
 
     with progress(args) as report:
         fetched = fetch_trace(args.name, progress=report)

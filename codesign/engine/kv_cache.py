@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from codesign.engine.rows import RowBatch
-from codesign.model_shape import ModelShape
+from codesign.models.shape import ModelShape
 
 
 class CapacityError(RuntimeError):

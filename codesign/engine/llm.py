@@ -10,12 +10,12 @@ from codesign.config import Deployment
 from codesign.engine.model import load_decoder
 from codesign.engine.run import NGRAM, DraftSource, run_candidate
 from codesign.models import DRAFTS, resolve_model
+from codesign.models.tokenizer import Tokenizer
 from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest, encode_user_turn
 from codesign.records import RunRecords
-from codesign.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from codesign.kernels import (
     swiglu,
     tree_attention,
 )
-from codesign.model_shape import ModelShape, model_shape
+from codesign.models.shape import ModelShape, model_shape
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"

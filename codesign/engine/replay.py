@@ -14,12 +14,12 @@ from codesign.engine.serve import Progress
 from codesign.errors import HardwareError
 from codesign.fit import Fit
 from codesign.metrics import Metrics, summarise
-from codesign.model_shape import model_shape
 from codesign.models import resolve_model
+from codesign.models.shape import model_shape
+from codesign.models.tokenizer import Tokenizer
 from codesign.plan import Plan, ScoredCandidate
 from codesign.prompts import BoundRequest, bind_prompts, encode_user_turn, load_prompts
 from codesign.run_directory import read_run, write_run
-from codesign.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

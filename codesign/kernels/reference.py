@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from codesign.model_shape import Llama3Scaling, Rope
+from codesign.models.shape import Llama3Scaling, Rope
 
 
 def linear(x_TK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 import safetensors.numpy
 from tokenizers import Tokenizer, models
 
-from codesign.model_shape import model_shape
+from codesign.models.shape import model_shape
 
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"],

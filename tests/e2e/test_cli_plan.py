@@ -138,7 +138,8 @@ def test_an_interrupted_search_says_what_it_kept_and_can_go_on(fit_file, tmp_pat
     assert "--resume" in errors.splitlines()[-1]
     num_kept = len(kept.read_text().splitlines())
     assert num_kept >= 1
-    assert f"kept {num_kept} simulations" in errors
+    said = int(errors.rpartition("kept ")[2].split()[0])
+    assert num_kept - said in (0, 1)  # the signal may come between the file and the count
     again = subprocess.run(
         [*command, "--resume"],
         cwd=tmp_path,

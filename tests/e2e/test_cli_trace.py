@@ -10,7 +10,7 @@ import pytest
 from codesign import cli as command_line
 from codesign.cli.trace import add_trace_arguments, trace_from_args
 from codesign.errors import UsageError
-from codesign.trace_catalog import TWINS, bundled_path
+from codesign.traces.catalog import TWINS, bundled_path
 
 OFFLINE = {"https_proxy": "http://127.0.0.1:1", "HTTPS_PROXY": "http://127.0.0.1:1"}
 SMALL = "arrival,prompt_tokens,output_tokens\n0,10,20\n0,600,30\n2,50,40\n2,60,50\n"

@@ -15,7 +15,7 @@ from codesign.config import Deployment
 from codesign.engine import DraftSource, EngineRun, run_candidate
 from codesign.engine.model import Decoder, load_decoder
 from codesign.engine.weights import random_tensors
-from codesign.model_shape import model_shape
+from codesign.models.shape import model_shape
 from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.prompts import BoundRequest

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codesign.step_fit import Shapes, fit_line, fit_table, held_out
+from codesign.fit.steps import Shapes, fit_line, fit_table, held_out
 
 SHAPES = [(n, c) for n in (1, 2, 4, 8, 12, 16, 32) for c in (32, 128, 512)]
 ROWS = np.array([n for n, _ in SHAPES], np.float64)

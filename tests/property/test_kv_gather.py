@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from codesign.engine.kv_cache import KVCache  # noqa: E402
 from codesign.engine.rows import causal_rows  # noqa: E402
-from codesign.model_shape import ModelShape, Rope  # noqa: E402
+from codesign.models.shape import ModelShape, Rope  # noqa: E402
 
 SHAPE = ModelShape(
     family="llama",

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codesign.errors import InputError
-from codesign.trace_catalog import TWINS
-from codesign.trace_synth import synthesise
 from codesign.traces import Trace, load_trace, summarise, write_csv, write_parquet
+from codesign.traces.catalog import TWINS
+from codesign.traces.synth import synthesise
 
 BLOCK = 512
 

@@ -12,7 +12,6 @@ import pytest
 
 from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile, Recording
 from codesign.artifacts import header, write_json, write_table
-from codesign.calibration import calibration_error, fit_calibration
 from codesign.errors import InputError
 from codesign.fit import (
     ACCEPTANCE_FILE,
@@ -26,7 +25,8 @@ from codesign.fit import (
     fit_profile,
     fit_slowdown,
 )
-from codesign.step_fit import Shapes, fit_line, fit_step, fit_table, held_out
+from codesign.fit.calibration import calibration_error, fit_calibration
+from codesign.fit.steps import Shapes, fit_line, fit_step, fit_table, held_out
 
 ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 CONTEXTS = (32, 128, 512)

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from codesign.engine.kv_cache import CapacityError, KVCache  # noqa: E402
 from codesign.engine.rows import RowBatch, causal_rows, join_rows  # noqa: E402
-from codesign.model_shape import ModelShape, Rope  # noqa: E402
+from codesign.models.shape import ModelShape, Rope  # noqa: E402
 
 SHAPE = ModelShape(
     family="llama",

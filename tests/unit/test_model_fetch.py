@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from codesign.errors import InputError
-from codesign.model_fetch import check_default_target
+from codesign.models.fetch import check_default_target
+from codesign.models.tokenizer import Tokenizer
 from codesign.prompts import load_prompts
-from codesign.tokenizer import Tokenizer
 
 EVALUATION = Path(__file__).parents[2] / "../shared/data/model/eval_gen.jsonl.xz"
 NUM_PUBLISHED = 4  # shortest rows: one forward pass each

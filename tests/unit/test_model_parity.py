@@ -27,7 +27,7 @@ from codesign.engine.model import (  # noqa: E402
 from codesign.engine.rows import RowBatch, causal_rows, join_rows  # noqa: E402
 from codesign.engine.weights import random_tensors, read_tensors  # noqa: E402
 from codesign.errors import InputError  # noqa: E402
-from codesign.model_shape import ModelShape, Rope  # noqa: E402
+from codesign.models.shape import ModelShape, Rope  # noqa: E402
 
 TOLERANCE = 1e-5
 SIZES = {

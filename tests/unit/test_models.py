@@ -18,11 +18,13 @@ import safetensors.numpy
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models as raw_models
 
-from codesign import model_card, model_fetch, models
+from codesign import models
 from codesign.errors import HardwareError, InputError
-from codesign.gguf_convert import convert_gguf, unpermute_rows
-from codesign.model_import import check_checkpoint, import_model, installing, read_header
 from codesign.models import Llama3Scaling, ModelShape, Rope, model_shape
+from codesign.models import card as model_card
+from codesign.models import fetch as model_fetch
+from codesign.models.gguf_convert import convert_gguf, unpermute_rows
+from codesign.models.importing import check_checkpoint, import_model, installing, read_header
 
 LLAMA = {
     "model_type": "llama",
@@ -269,7 +271,7 @@ def test_unpermute_is_the_inverse_of_the_interleaving():
 
 
 def test_converted_tokenizer_splits_digits_and_keeps_special_tokens_whole(tmp_path):
-    from codesign.tokenizer import Tokenizer
+    from codesign.models.tokenizer import Tokenizer
 
     source = write_model(tmp_path / "source", LLAMA)
     write_gguf(tmp_path / "tiny.gguf", source)

@@ -14,10 +14,8 @@ from codesign.errors import InfeasibleError, InputError
 from codesign.metrics import summarise
 from codesign.plan import FAMILIES, Candidate
 from codesign.planner import Question, search, shortlist
-from codesign.policy.cost import RoundCost, StepTime
-from codesign.policy.speculation import parse_policy
-from codesign.predict import Outcome
-from codesign.screen import (
+from codesign.planner.predict import Outcome
+from codesign.planner.screen import (
     Behaviour,
     Screened,
     Workload,
@@ -27,8 +25,10 @@ from codesign.screen import (
     screen,
     typical_requests,
 )
-from codesign.search_cache import SearchCache, search_key
-from codesign.search_space import search_space
+from codesign.planner.search_cache import SearchCache, search_key
+from codesign.planner.search_space import search_space
+from codesign.policy.cost import RoundCost, StepTime
+from codesign.policy.speculation import parse_policy
 from codesign.sim import simulate
 
 

@@ -9,8 +9,7 @@ import pytest
 from codesign.config import SLO, Deployment
 from codesign.errors import InputError
 from codesign.plan import Candidate
-from codesign.policy.speculation import parse_policy
-from codesign.predict import (
+from codesign.planner.predict import (
     Outcome,
     check_fits,
     extrapolation_note,
@@ -21,6 +20,7 @@ from codesign.predict import (
     step_error,
     time_error,
 )
+from codesign.policy.speculation import parse_policy
 from codesign.records import RequestRecord, RoundRecord, RunRecords
 
 PLAIN = Candidate(Deployment(2), parse_policy("plain"), 1)

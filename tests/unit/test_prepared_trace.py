@@ -3,9 +3,9 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-import codesign.prepared_trace
+import codesign.planner.prepared_trace
 from codesign.errors import InputError
-from codesign.prepared_trace import DEFAULT_MAX_REQUESTS, prepare_trace
+from codesign.planner.prepared_trace import DEFAULT_MAX_REQUESTS, prepare_trace
 from codesign.prompts import CATEGORIES, bind_prompts, load_prompts
 from codesign.traces import Trace
 
@@ -22,8 +22,8 @@ class WordTokenizer:
 
 @pytest.fixture
 def words(monkeypatch):
-    monkeypatch.setattr(codesign.prepared_trace, "Tokenizer", WordTokenizer)
-    monkeypatch.setattr(codesign.prepared_trace, "resolve_model", lambda name: name)
+    monkeypatch.setattr(codesign.planner.prepared_trace, "Tokenizer", WordTokenizer)
+    monkeypatch.setattr(codesign.planner.prepared_trace, "resolve_model", lambda name: name)
 
 
 def made(num=5, *, prompt=400, category="") -> Trace:

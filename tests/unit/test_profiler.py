@@ -15,15 +15,16 @@ import torch
 
 from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile
 from codesign.config import Deployment
-from codesign.engine.link import link_seconds
-from codesign.engine.measure import DraftBench, TargetBench
 from codesign.engine.model import load_decoder
-from codesign.engine.neighbour import Neighbour, NeighbourSetup
-from codesign.engine.recorder import TOP_K, record_acceptance
 from codesign.engine.run import DraftSource
 from codesign.errors import HardwareError, InputError
 from codesign.policy.walk import Sampling
-from codesign.profile_steps import (
+from codesign.profiler.bench import DraftBench, TargetBench
+from codesign.profiler.link import link_seconds
+from codesign.profiler.neighbour import Neighbour, NeighbourSetup
+from codesign.profiler.recorder import TOP_K, record_acceptance
+from codesign.profiler.session import make_profile, splits
+from codesign.profiler.steps import (
     Effort,
     Group,
     StepShape,
@@ -32,8 +33,7 @@ from codesign.profile_steps import (
     target_shapes,
     time_groups,
 )
-from codesign.profile_store import ACCEPTANCE_PART, PartStore, ProfileSettings
-from codesign.profiler import make_profile, splits
+from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
 from codesign.prompts import BoundRequest
 
 SETTINGS = ProfileSettings("target", "ngram", 2)
@@ -368,7 +368,7 @@ def test_a_new_profile_takes_the_place_of_an_old_one_from_its_first_moment(tmp_p
 
 
 def test_an_interruption_keeps_the_parts_that_were_measured(tmp_path, tiny_models, monkeypatch):
-    import codesign.profiler as profiler
+    import codesign.profiler.session as profiler
 
     def interrupted(*args: object, **options: object) -> None:
         raise KeyboardInterrupt

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from codesign.errors import InputError
+from codesign.models.tokenizer import Tokenizer
 from codesign.prompts import (
     CATEGORIES,
     SPLITS,
@@ -18,7 +19,6 @@ from codesign.prompts import (
     encode_user_turn,
     load_prompts,
 )
-from codesign.tokenizer import Tokenizer
 
 HEAD, TAIL = [1, 2, 3], [4, 5]
 

@@ -4,9 +4,9 @@ import pytest
 
 from codesign.config import SLO, Deployment
 from codesign.plan import Candidate, Interval, ScoredCandidate
+from codesign.planner.predict import Outcome
+from codesign.planner.ranking import Entry, explain, find_ties, rank
 from codesign.policy.speculation import parse_policy
-from codesign.predict import Outcome
-from codesign.ranking import Entry, explain, find_ties, rank
 
 
 def entry(policy, *, goodput=(1.0, 1.0), latency=(1.0, 1.0), tpot=(0.1, 0.1), miss=0.5) -> Entry:

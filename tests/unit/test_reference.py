@@ -18,7 +18,7 @@ from codesign.kernels import (  # noqa: E402
     swiglu,
     tree_attention,
 )
-from codesign.model_shape import Llama3Scaling, Rope  # noqa: E402
+from codesign.models.shape import Llama3Scaling, Rope  # noqa: E402
 
 
 def random(*size: int, seed: int = 0):

@@ -4,7 +4,7 @@ import pytest
 
 from codesign.errors import InputError
 from codesign.plan import FAMILIES
-from codesign.search_space import default_policies, search_space, splits
+from codesign.planner.search_space import default_policies, search_space, splits
 
 
 def test_every_family_is_tried_and_every_candidate_uses_all_workers():

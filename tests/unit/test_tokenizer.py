@@ -12,7 +12,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 
 from codesign.errors import InputError
-from codesign.tokenizer import Tokenizer
+from codesign.models.tokenizer import Tokenizer
 
 EVALUATION = Path(__file__).parents[2] / "../shared/data/model/eval_gen.jsonl.xz"
 TEMPLATE = """\

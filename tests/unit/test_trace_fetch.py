@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from codesign.errors import HardwareError, InputError
-from codesign.trace_catalog import PublishedTrace
-from codesign.trace_fetch import fetch_trace
+from codesign.traces.catalog import PublishedTrace
+from codesign.traces.fetch import fetch_trace
 
 BODY = bytes(range(256)) * 40
 SUM = hashlib.sha256(BODY).hexdigest()
@@ -68,7 +68,7 @@ def published(server, tmp_path, monkeypatch):
     known = PublishedTrace("mine", url, "a trace", "none", SUM, "publisher", len(BODY))
 
     def publish(**changes):
-        monkeypatch.setattr("codesign.trace_catalog.PUBLISHED", (replace(known, **changes),))
+        monkeypatch.setattr("codesign.traces.catalog.PUBLISHED", (replace(known, **changes),))
         return tmp_path / "traces" / "trace.csv"
 
     publish()

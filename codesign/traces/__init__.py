@@ -21,9 +21,9 @@ import numpy as np
 
 from codesign.artifacts import SCHEMA_VERSION, header, sha256, write_table
 from codesign.errors import InputError
-from codesign.trace_catalog import bundled_path, cached_path, find_published, find_twin
-from codesign.trace_checks import BLOCK_TOKENS
-from codesign.trace_formats import CSV_MARK, read_requests
+from codesign.traces.catalog import bundled_path, cached_path, find_published, find_twin
+from codesign.traces.checks import BLOCK_TOKENS
+from codesign.traces.formats import CSV_MARK, read_requests
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codesign.errors import InputError
-from codesign.model_import import read_header
-from codesign.model_shape import ModelShape, model_shape
 from codesign.models import DEFAULT_TARGET, DRAFTS, directory_bytes, draft_dir, resolve_model
-from codesign.tokenizer import Tokenizer
+from codesign.models.importing import read_header
+from codesign.models.shape import ModelShape, model_shape
+from codesign.models.tokenizer import Tokenizer
 
 # The shipped draft has no embedding of its own: it reads its target's, so it fits every model
 # of this width whose ids mean the same.

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from codesign.artifacts import SCHEMA_VERSION, read_table
 from codesign.errors import InputError
-from codesign.trace_checks import FIX, Rows, check_blocks, dates_to_seconds, seconds, whole_numbers
+from codesign.traces.checks import FIX, Rows, check_blocks, dates_to_seconds, seconds, whole_numbers
 
 CSV_MARK = "# codesign trace "  # first line of our CSV, followed by one JSON object
 _MAX_HEADER = 2**16

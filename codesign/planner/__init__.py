@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from codesign.config import SLO
 from codesign.errors import InfeasibleError
 from codesign.plan import Candidate, ScoredCandidate
-from codesign.policy.speculation import SpeculationSpec
-from codesign.predict import (
+from codesign.planner.predict import (
     Outcome,
     check_fits,
     extrapolation_note,
@@ -23,10 +22,11 @@ from codesign.predict import (
     score,
     simulate_outcome,
 )
-from codesign.ranking import Entry, explain, find_ties, rank
-from codesign.screen import Screened, screen
-from codesign.search_cache import SearchCache
-from codesign.search_space import search_space
+from codesign.planner.ranking import Entry, explain, find_ties, rank
+from codesign.planner.screen import Screened, screen
+from codesign.planner.search_cache import SearchCache
+from codesign.planner.search_space import search_space
+from codesign.policy.speculation import SpeculationSpec
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,8 +12,8 @@ import numpy as np
 
 from codesign.errors import HardwareError, InputError
 from codesign.models import resolve_model
+from codesign.models.tokenizer import Tokenizer
 from codesign.prompts import CATEGORIES, bind_prompts, binding_note, encode_user_turn, load_prompts
-from codesign.tokenizer import Tokenizer
 from codesign.traces import Trace
 
 DEFAULT_MAX_REQUESTS = 200

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from codesign.artifacts import cache_dir
 from codesign.errors import InputError
-from codesign.model_shape import FAMILIES, Llama3Scaling, ModelShape, Rope, model_shape
+from codesign.models.shape import FAMILIES, Llama3Scaling, ModelShape, Rope, model_shape
 
 __all__ = [
     "DEFAULT_TARGET",
@@ -95,7 +95,7 @@ def draft_dir(name: str = DEFAULT_TARGET) -> Path:
         InputError: If no draft is shipped under that name.
     """
     draft = DRAFTS.get(name, name)
-    path = Path(__file__).parent / "data" / "drafts" / draft
+    path = Path(__file__).parents[1] / "data" / "drafts" / draft
     if draft not in DRAFTS.values() or not path.is_dir():
         raise InputError(
             f"no draft model is shipped for {name!r}; shipped: {', '.join(DRAFTS.values())}. "
@@ -114,7 +114,7 @@ def list_models() -> list[ModelEntry]:
                 note = FETCHABLE.get(path.name, str(path.resolve()) if path.is_symlink() else "")
                 entries.append(ModelEntry(path.name, origin, path, directory_bytes(path), note))
     for target, draft in sorted(DRAFTS.items()):
-        path = Path(__file__).parent / "data" / "drafts" / draft
+        path = Path(__file__).parents[1] / "data" / "drafts" / draft
         if path.is_dir():
             note = f"draft distilled from {target}"
             entries.append(ModelEntry(draft, "shipped", path, directory_bytes(path), note))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from codesign.config import SLO
 from codesign.errors import InputError
 from codesign.plan import Candidate
-from codesign.predict import Outcome
+from codesign.planner.predict import Outcome
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,12 +66,12 @@ class SearchCache:
         return self._outcomes.get((candidate.label, seed))
 
     def put(self, outcome: Outcome) -> None:
-        """Keep an outcome."""
-        self._outcomes[outcome.label, outcome.seed] = outcome
+        """Keep an outcome: in the file first, so that none is counted that is not there."""
         if self._path is not None:
             line = json.dumps({"key": self._key, **asdict(outcome)})
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
+        self._outcomes[outcome.label, outcome.seed] = outcome
 
     def remove(self) -> None:
         """Delete the file: the search is done."""

@@ -27,7 +27,7 @@ from codesign.policy.protocol import (
 )
 from codesign.policy.speculation import SpeculationSpec, build_speculation
 from codesign.policy.walk import Sampling
-from codesign.profile_steps import StepShape
+from codesign.profiler.steps import StepShape
 
 SPARE_ROWS = 128  # behind the longest context: tree rows
 MAX_PREFILLS = 4  # prompts in one forward

@@ -22,9 +22,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from codesign.errors import InputError
-from codesign.trace_catalog import TWINS, find_twin
-from codesign.trace_checks import BLOCK_TOKENS
 from codesign.traces import CATEGORIES, Trace, csv_text
+from codesign.traces.catalog import TWINS, find_twin
+from codesign.traces.checks import BLOCK_TOKENS
 
 Floats = NDArray[np.float64]
 

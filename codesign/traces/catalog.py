@@ -180,7 +180,7 @@ def bundled_path(twin: str) -> Path:
     Raises:
         InputError: If neither is there.
     """
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     for folder in (package.parent / "traces", package / "_traces"):
         path = folder / f"{twin}.csv"
         if path.is_file():

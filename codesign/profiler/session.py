@@ -17,16 +17,17 @@ import torch
 
 from codesign.artifacts import hardware
 from codesign.config import Deployment
-from codesign.engine.link import link_seconds
-from codesign.engine.measure import SPARE_ROWS, DraftBench, TargetBench
 from codesign.engine.model import Decoder, load_decoder
-from codesign.engine.neighbour import Neighbour, NeighbourSetup
-from codesign.engine.recorder import record_acceptance
 from codesign.engine.run import NGRAM, DraftSource
 from codesign.errors import HardwareError, InputError
-from codesign.model_shape import model_shape
 from codesign.models import resolve_model
-from codesign.profile_steps import (
+from codesign.models.shape import model_shape
+from codesign.models.tokenizer import Tokenizer
+from codesign.profiler.bench import SPARE_ROWS, DraftBench, TargetBench
+from codesign.profiler.link import link_seconds
+from codesign.profiler.neighbour import Neighbour, NeighbourSetup
+from codesign.profiler.recorder import record_acceptance
+from codesign.profiler.steps import (
     MAX_REQUESTS,
     Effort,
     Group,
@@ -36,9 +37,8 @@ from codesign.profile_steps import (
     target_shapes,
     time_groups,
 )
-from codesign.profile_store import ACCEPTANCE_PART, PartStore, ProfileSettings
+from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
 from codesign.prompts import BoundRequest, encode_user_turn, load_prompts
-from codesign.tokenizer import Tokenizer
 
 OUTPUT_TOKENS = 48  # recorded after each prompt
 

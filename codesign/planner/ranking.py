@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from codesign.config import SLO
 from codesign.plan import Candidate, ScoredCandidate
-from codesign.predict import Outcome
+from codesign.planner.predict import Outcome
 
 NOTICEABLE = 0.01  # relative gain that a simpler plan is given up for
 

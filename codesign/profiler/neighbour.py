@@ -18,12 +18,12 @@ from typing import Literal
 
 import torch
 
-from codesign.engine.measure import DraftBench, TargetBench
 from codesign.engine.model import load_decoder
 from codesign.engine.run import DraftSource
 from codesign.errors import HardwareError
 from codesign.policy.walk import Sampling
-from codesign.profile_steps import StepShape
+from codesign.profiler.bench import DraftBench, TargetBench
+from codesign.profiler.steps import StepShape
 
 Side = Literal["target", "draft"]
 
@@ -65,7 +65,7 @@ class Neighbour:
     def __init__(self, setup: NeighbourSetup) -> None:
         # A session of its own: Ctrl-C is for this process to handle.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "codesign.engine.neighbour"],
+            [sys.executable, "-m", "codesign.profiler.neighbour"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

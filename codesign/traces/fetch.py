@@ -17,7 +17,7 @@ from pathlib import Path
 from codesign import __version__
 from codesign.artifacts import sha256
 from codesign.errors import HardwareError, InputError
-from codesign.trace_catalog import PUBLISHED, PublishedTrace, cached_path, find_published
+from codesign.traces.catalog import PUBLISHED, PublishedTrace, cached_path, find_published
 
 Progress = Callable[[str, int, int], None]
 

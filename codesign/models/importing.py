@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from codesign.errors import InputError
-from codesign.model_shape import ModelShape, model_shape
 from codesign.models import models_dir
+from codesign.models.shape import ModelShape, model_shape
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FLOAT_TYPES = ("F32", "BF16", "F16")

@@ -18,10 +18,10 @@ import numpy as np
 
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, read_json, read_table, sha256, write_json, write_table
-from codesign.calibration import CalibrationFit, fit_calibration
 from codesign.errors import InputError
+from codesign.fit.calibration import CalibrationFit, fit_calibration
+from codesign.fit.steps import HeldOut, StepFit, fit_step
 from codesign.policy.cost import Calibration, RoundCost, StepTime
-from codesign.step_fit import HeldOut, StepFit, fit_step
 
 if TYPE_CHECKING:
     import pandas as pd
