@@ -13,6 +13,7 @@ Must not import torch.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -138,6 +139,35 @@ def bind_prompts(
         bound.append(BoundRequest(row, float(arrival), category, ids, int(output)))
     _check_positions(bound, max_positions=max_positions)
     return bound
+
+
+def every_prompt(
+    prompts: Sequence[Prompt],
+    encode_chat: EncodeChat,
+    *,
+    lengths: Sequence[int],
+    max_new_tokens: int,
+) -> list[BoundRequest]:
+    """Return each prompt once for each length, lengthened as ``bind_prompts`` does, all at time 0.
+
+    Args:
+        prompts: What to ask.
+        encode_chat: See ``EncodeChat``.
+        lengths: Prompt tokens; a prompt that is longer is kept whole.
+        max_new_tokens: Of each request.
+    """
+    pool = _encode_pool(prompts, encode_chat)
+    pairs = itertools.product(lengths, range(len(prompts)))
+    return [
+        BoundRequest(
+            request_id=i,
+            arrival=0.0,
+            category=prompts[chosen].category,
+            prompt_ids=_lengthen(pool, chosen=chosen, first_filler=chosen + 1, num_tokens=length),
+            max_new_tokens=max_new_tokens,
+        )
+        for i, (length, chosen) in enumerate(pairs)
+    ]
 
 
 def binding_note(trace_requests: pd.DataFrame, bound: Sequence[BoundRequest]) -> str:

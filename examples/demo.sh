@@ -1,20 +1,33 @@
 #!/usr/bin/env bash
-# The whole idea on a laptop: a trace is planned, the plan runs on a real engine with real
-# language models, and the prediction is held against the measurement. `make demo` runs this.
+# The whole idea on a laptop: a trace is planned, the plan runs on a real engine with real language
+# models, and the prediction is held against the measurement. `make demo` runs this.
+#
+#   TRACE=file-or-name    another trace, for example TRACE=azure-conv once it is fetched
+#   OUT=folder            where everything goes (demo)
 set -euo pipefail
 cd "$(dirname "$0")/.."
-out=${1:-demo}
+trace=${TRACE:-conv-twin}
+out=${OUT:-demo}
+# Two CPU cores decode some 25 tokens a second, so the traffic is thinned out and cut to size. Every
+# command says so.
+workload=(--slice 0:60 --rate-scale 0.2 --max-prompt 96 --max-output 32
+  --max-requests 18)
 mkdir -p "$out"
 
 step() {
-  printf '\n== %s\n' "$*"
+  printf '\n$ %s\n' "$*"
   "$@"
 }
 
-step codesign trace show traces/low.parquet
+SECONDS=0
+step codesign trace show "$trace" "${workload[@]}"
 step codesign models fetch smollm2-135m
-step codesign profile --out "$out/profile"
-step codesign fit --profile "$out/profile" --out "$out/fit.json"
-step codesign plan --trace traces/low.parquet --fit "$out/fit.json" --out "$out/plan.json"
-step codesign run --plan "$out/plan.json" --out "$out/run"
-step codesign validate --run "$out/run" --report "$out/report.html"
+step codesign profile --quick --out "$out/profile"
+step codesign fit "$out/profile" --out "$out/fit.json"
+step codesign plan --trace "$trace" "${workload[@]}" --fit "$out/fit.json" --objective latency --max-batch 2 \
+  --slo-ttft-ms 20000 --slo-tpot-ms 80 --out "$out/plan.json"
+step codesign run --plan "$out/plan.json" --baselines --out "$out/runs"
+step codesign validate --plan "$out/plan.json" --run "$out"/runs/* --no-check \
+  --report "$out/report.html"
+printf '\nDone in %d s. Open %s/report.html, or read on: README.md, docs/architecture.md\n' \
+  "$SECONDS" "$out"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from codesign.cli.output import add_output_arguments, emit, progress, say
 from codesign.cli.plan_result import result_text
 from codesign.cli.trace import add_trace_arguments, trace_from_args
-from codesign.errors import InfeasibleError, InputError
+from codesign.errors import InfeasibleError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,8 +39,10 @@ def add_parser(subparsers: Any) -> None:
     )
     add_trace_arguments(parser)
     machine = parser.add_argument_group("hardware")
-    machine.add_argument("--fit", metavar="FIT", help="what codesign fit wrote (fit.json)")
-    machine.add_argument("--workers", type=int, metavar="N", help="CPU threads (all)")
+    machine.add_argument(
+        "--fit", metavar="FIT", help="what codesign fit wrote (fit.json, else shipped)"
+    )
+    machine.add_argument("--workers", type=int, metavar="N", help="CPU threads (as in the fit)")
     machine.add_argument(
         "--max-kv-tokens", type=int, default=4096, metavar="N", help="KV rows in all (4096)"
     )
@@ -108,12 +110,14 @@ def _load_fit(path: str | None) -> tuple[Fit, Path]:
     from pathlib import Path
 
     from codesign.fit import Fit
+    from codesign.fit.shipped import DEFAULT_FIT, machine_of
 
     if path is None and not Path(_DEFAULT_FIT).is_file():
-        raise InputError(
-            "no step times to plan with. Measure this machine: codesign profile --out profile, "
-            "then codesign fit profile; or name a fit: --fit FIT"
+        say(
+            f"fit: the one that ships with the package ({machine_of(DEFAULT_FIT)}). For this "
+            "machine: codesign profile --out profile, then codesign fit profile"
         )
+        return Fit.load(DEFAULT_FIT), DEFAULT_FIT
     if path is None:
         say(f"fit: {_DEFAULT_FIT}")
         path = _DEFAULT_FIT
@@ -123,8 +127,12 @@ def _load_fit(path: str | None) -> tuple[Fit, Path]:
     return Fit.load(file), file
 
 
+def _measured_workers(fit: Fit) -> int:
+    """Workers of the largest deployment that was measured."""
+    return max(sum(map(int, label.split("+"))) for label in fit.costs)
+
+
 def _search(args: argparse.Namespace, fit: Fit, fit_ref: Any, prepared: Trace, out: Path) -> Answer:
-    from codesign.artifacts import hardware
     from codesign.planner import Question, search
     from codesign.planner.search_cache import SearchCache, search_key
 
@@ -134,7 +142,7 @@ def _search(args: argparse.Namespace, fit: Fit, fit_ref: Any, prepared: Trace, o
         fit=fit,
         slo=slo,
         objective=args.objective,
-        workers=hardware()["cores"] if args.workers is None else args.workers,
+        workers=_measured_workers(fit) if args.workers is None else args.workers,
         max_batch=args.max_batch,
         policies=tuple(args.policies.split(",")) if args.policies else (),
         max_kv_tokens=args.max_kv_tokens,

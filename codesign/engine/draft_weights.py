@@ -87,7 +87,7 @@ def load_draft_state(directory: Path) -> dict[str, Tensor]:
         elif name == TOKEN_MAP:
             state[name] = tensor.long()
         elif not name.endswith(SCALE_SUFFIX):
-            state[name] = tensor.float()
+            state[name] = tensor.to(torch.float32, copy=True)  # never a view of the file
     _check_token_map(path, state)
     return state
 

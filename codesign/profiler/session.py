@@ -20,6 +20,7 @@ from codesign.config import Deployment
 from codesign.engine.model import Decoder, load_decoder
 from codesign.engine.run import NGRAM, DraftSource
 from codesign.errors import HardwareError, InputError
+from codesign.fit.shipped import shipped_acceptance
 from codesign.models import resolve_model
 from codesign.models.shape import model_shape
 from codesign.models.tokenizer import Tokenizer
@@ -38,9 +39,10 @@ from codesign.profiler.steps import (
     time_groups,
 )
 from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
-from codesign.prompts import BoundRequest, encode_user_turn, load_prompts
+from codesign.prompts import BoundRequest, encode_user_turn, every_prompt, load_prompts
 
 OUTPUT_TOKENS = 48  # recorded after each prompt
+RECORDED_LENGTHS = (1, 128, 256)  # prompt tokens; no prompt is cut, so 1 is its own length
 
 Progress = Callable[[str, int, int], None]
 Tick = Callable[[float], None]
@@ -148,12 +150,7 @@ class _Measurer:
             self._neighbour.close()
 
     def _bind(self, target_dir: Path, positions: int) -> list[BoundRequest]:
-        encode = encode_user_turn(Tokenizer(target_dir))
-        prompts = load_prompts("profile")
-        bound = [
-            BoundRequest(i, 0.0, prompt.category, tuple(encode(prompt.text)), OUTPUT_TOKENS)
-            for i, prompt in enumerate(prompts)
-        ]
+        bound = _recorded_requests(target_dir, is_quick=self._settings.is_quick)
         short = [r for r in bound if len(r.prompt_ids) + OUTPUT_TOKENS <= positions]
         if not short:
             raise InputError(
@@ -267,6 +264,16 @@ class _Measurer:
         return frame.assign(deployment=split.label, op="link", **nothing)
 
     def _acceptance(self, tick: Tick) -> pd.DataFrame:
+        settings = self._settings
+        if settings.is_quick and settings.sampling.top_p == 1.0 and settings.sampling.top_k == 0:
+            temperature = settings.sampling.temperature
+            shipped = shipped_acceptance(settings.target, settings.draft, temperature)
+            if shipped is not None:
+                self.notes.append(
+                    f"acceptance: {len(shipped):,} tokens that ship with the package, as they do "
+                    "not depend on the machine; to record again: codesign profile without --quick"
+                )
+                return shipped
         return record_acceptance(
             self._requests,
             target=self._target,
@@ -284,6 +291,16 @@ def splits(workers: int) -> list[Deployment]:
         for draft in range(1, workers)
         if workers <= 4 or draft & (draft - 1) == 0
     ]
+
+
+def _recorded_requests(target_dir: Path, *, is_quick: bool) -> list[BoundRequest]:
+    """Each prompt of the profile's half as it is, and in a full profile also in longer contexts."""
+    return every_prompt(
+        load_prompts("profile"),
+        encode_user_turn(Tokenizer(target_dir)),
+        lengths=RECORDED_LENGTHS[:1] if is_quick else RECORDED_LENGTHS,
+        max_new_tokens=OUTPUT_TOKENS,
+    )
 
 
 def _check_vocabulary(target: Decoder, draft: Decoder) -> None:

@@ -24,6 +24,7 @@ TRUE_TOKEN = 1
 PROMPT_TOKEN = 0
 _FIRST_WRONG_TOKEN = 2
 _OFF_PATH_DRAWS = 256  # drawn at once, per request
+_EMPTY_DRAWS = 32  # until then an off-path draw without any proposal is drawn again
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,19 @@ class SyntheticDrafter:
         return tokens, log_probs
 
     def _next_off_path(self, request_id: int, request: _Replay) -> int:
-        """A recorded token of the category, each equally likely."""
+        """A recorded token of the category, each equally likely among those with a proposal.
+
+        A draft model always proposes something. Look-up does not, but the node is here because it
+        copies earlier text, and that text goes on.
+        """
+        at = self._draw_off_path(request_id, request)
+        for _ in range(_EMPTY_DRAWS):
+            if self._recordings.log_probs[at]:
+                break
+            at = self._draw_off_path(request_id, request)
+        return at
+
+    def _draw_off_path(self, request_id: int, request: _Replay) -> int:
         if not request.drawn:
             if request.off_path is None:
                 request.off_path = _stream(self._off_path, request_id)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import codesign
+from codesign.fit.shipped import DEFAULT_FIT
 from codesign.plan import FAMILIES, Plan
 
 TRACE = (
@@ -90,11 +91,13 @@ def test_an_slo_that_nothing_meets_is_exit_code_3_with_the_nearest_miss(plan, tm
     assert not (tmp_path / "plan.json").exists()
 
 
-def test_without_a_fit_the_commands_that_make_one_are_named(cli):
-    result = cli("plan", "--trace", "conv-twin")
-    assert result.returncode == 4
-    assert "codesign profile" in result.stderr
-    assert "codesign fit" in result.stderr
+def test_without_a_fit_the_shipped_one_is_taken_and_said(cli, tmp_path):
+    lengths = ("--max-prompt", "64", "--max-output", "16", "--max-requests", "8")
+    result = cli("plan", "--trace", "conv-twin", *lengths, "--policies", "plain,chain-3")
+    assert result.returncode == 0, result.stderr
+    assert "ships with the package" in result.stderr
+    assert "codesign profile --out profile" in result.stderr
+    assert Plan.load(tmp_path / "plan.json").fit.path.resolve() == DEFAULT_FIT.resolve()
 
 
 @pytest.mark.parametrize(
