@@ -44,8 +44,8 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help=f"also run the best of {', '.join(_BASELINES)} that the plan holds",
     )
-    hardware = parser.add_argument_group("hardware")
-    hardware.add_argument("--workers", type=int, default=None, help="CPU cores (default: all)")
+    machine = parser.add_argument_group("hardware")
+    machine.add_argument("--workers", type=int, metavar="N", help="CPU cores (all)")
     output = parser.add_argument_group("files")
     output.add_argument("--out", type=Path, default=Path("runs"), help="folder (default: runs)")
     output.add_argument("--resume", action="store_true", help="keep runs that are whole already")
@@ -83,6 +83,7 @@ def _wanted(plan: Plan, args: argparse.Namespace) -> list[ScoredCandidate]:
 
 
 def _load(plan: Plan, args: argparse.Namespace) -> Replay:
+    from codesign.artifacts import hardware
     from codesign.errors import HardwareError
 
     try:
@@ -91,7 +92,7 @@ def _load(plan: Plan, args: argparse.Namespace) -> Replay:
         raise HardwareError(
             f"the engine needs {error.name}, which is not installed: pip install 'codesign[engine]'"
         ) from error
-    return Replay(plan, args.plan, num_workers=args.workers or os.cpu_count() or 1)
+    return Replay(plan, args.plan, num_workers=args.workers or hardware()["cores"])
 
 
 def _run_all(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import tempfile
@@ -80,7 +79,9 @@ class RemoteDraft:
         # A plain subprocess: unlike multiprocessing's "spawn" it does not run the user's script
         # again, so no script needs an ``if __name__ == "__main__"``.
         command = [sys.executable, "-m", "codesign.engine.draft_process", str(folder)]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        # A session of its own: Ctrl-C is the target's to handle, from the first moment.
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        self._outgoing: list[tuple[dist.Work | None, torch.Tensor]] = []
         try:
             self._wait_until_ready(folder)
             _join(folder, TARGET_RANK, START_TIMEOUT)
@@ -94,7 +95,7 @@ class RemoteDraft:
             if self._process.poll() is not None or monotonic() > deadline:
                 raise DraftLostError(
                     f"draft process did not start{self._exit_code()}; the reason stands above. "
-                    "Try the draft alone: codesign run --candidate chain-3"
+                    "Try it in one process: codesign run --plan PLAN --candidate chain-3"
                 )
             sleep(0.02)
 
@@ -104,15 +105,23 @@ class RemoteDraft:
         return self._process.pid
 
     def send(self, verdict: Verdict) -> None:
-        """Send a verdict, and prompts if there are any."""
+        """Send a verdict, and prompts if there are any, without waiting until they are received."""
         message, prompts = encode_verdict(verdict, self._limits)
         self._sent = perf_counter()
         try:
-            dist.send(torch.from_numpy(message), DRAFT_RANK)
-            if len(prompts):
-                dist.send(torch.from_numpy(prompts), DRAFT_RANK)
+            self._finish_sending()
+            for words in (message, prompts) if len(prompts) else (message,):
+                tensor = torch.from_numpy(words)
+                self._outgoing.append((dist.isend(tensor, DRAFT_RANK), tensor))
         except RuntimeError as error:
             raise DraftLostError(self._cause(error)) from error
+
+    def _finish_sending(self) -> None:
+        """Wait until the draft has taken what was sent; the tensors must live until then."""
+        while self._outgoing:
+            work, _ = self._outgoing.pop(0)
+            if work is not None:
+                work.wait(ANSWER_TIMEOUT)
 
     def receive(self) -> Answer:
         """Wait for the candidates."""
@@ -125,13 +134,14 @@ class RemoteDraft:
     def close(self) -> None:
         """Tell the draft process to end, and end it if it does not."""
         with contextlib.suppress(DraftLostError):
-            if self._process.poll() is None and dist.is_initialized():
+            if self._process.poll() is None and dist.is_initialized() and not self._outgoing:
                 self.send(Verdict(0, is_last=True))
         try:
             self._process.wait(timeout=END_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._outgoing.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
         self._folder.cleanup()
@@ -141,6 +151,7 @@ class RemoteDraft:
             work = dist.irecv(message, DRAFT_RANK)
             assert work is not None
             work.wait(timeout)
+            self._finish_sending()
         except RuntimeError as error:
             raise DraftLostError(self._cause(error)) from error
 
@@ -163,31 +174,37 @@ def _join(folder: Path, rank: int, timeout: timedelta) -> None:
 
 def serve_draft(folder: Path) -> None:
     """Be the draft process: answer verdicts until the last one, or until the target is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the target's to handle
     setup: DraftSetup = pickle.loads((folder / SETUP_FILE).read_bytes())
     torch.set_num_threads(setup.num_threads)
     worker = setup.build()
     (folder / READY_FILE).touch()
-    with contextlib.suppress(RuntimeError):  # the target is gone: so are we
-        _join(folder, DRAFT_RANK, IDLE_TIMEOUT)
-        _answer_verdicts(worker, setup)
-        dist.destroy_process_group()
+    _join(folder, DRAFT_RANK, IDLE_TIMEOUT)
+    _answer_verdicts(worker, setup)
+    dist.destroy_process_group()
 
 
 def _answer_verdicts(worker: DraftWorker, setup: DraftSetup) -> None:
-    message = torch.zeros(setup.limits.verdict_words, dtype=torch.int32)
-    while True:
+    while (verdict := _next_verdict(setup.limits)) is not None and not verdict.is_last:
+        if setup.delay is not None:
+            sleep(setup.delay(verdict.round))
+        candidates, times = worker.answer(verdict)
+        reply = torch.from_numpy(encode_candidates(candidates, times, setup.limits))
+        work = dist.isend(reply, TARGET_RANK)
+        worker.overlap()  # the target may take the reply later: it may be prefilling
+        with contextlib.suppress(RuntimeError):  # the next verdict's absence will tell
+            if work is not None:
+                work.wait()
+
+
+def _next_verdict(limits: WireLimits) -> Verdict | None:
+    """The next verdict; None when the target is gone."""
+    message = torch.zeros(limits.verdict_words, dtype=torch.int32)
+    try:
         dist.recv(message, TARGET_RANK)
         words = message.numpy()
         prompts = torch.zeros(prompt_words(words), dtype=torch.int32)
         if len(prompts):
             dist.recv(prompts, TARGET_RANK)
-        verdict = decode_verdict(words, prompts.numpy())
-        if verdict.is_last:
-            return
-        if setup.delay is not None:
-            sleep(setup.delay(verdict.round))
-        candidates, times = worker.answer(verdict)
-        reply = encode_candidates(candidates, times, setup.limits)
-        dist.send(torch.from_numpy(reply), TARGET_RANK)
-        worker.overlap()
+    except RuntimeError:
+        return None
+    return decode_verdict(words, prompts.numpy())

@@ -132,10 +132,10 @@ class Replay:
         plan_hash = stored.summary["inputs"].get("plan", {}).get("sha256")
         if stored.summary.get("label") != scored.label or plan_hash != sha256(self.plan_path):
             return None
+        if stored.outputs is None or stored.records.notes:  # interrupted, or its draft was lost
+            return None
         metrics = summarise(stored.records, self.plan.slo)
-        run = MeasuredRun(
-            scored, metrics, tuple(stored.records.notes), stored.outputs or {}, directory
-        )
+        run = MeasuredRun(scored, metrics, (), stored.outputs, directory)
         return run if run.is_complete else None
 
 
@@ -162,10 +162,17 @@ def differing_requests(runs: Sequence[MeasuredRun]) -> list[int]:
     return [
         request_id
         for request_id, tokens in runs[0].outputs.items()
-        if any(not _agree(tokens, run.outputs[request_id]) for run in runs[1:])
+        if any(
+            not _agree(
+                tokens, run.outputs[request_id], whole=runs[0].is_complete and run.is_complete
+            )
+            for run in runs[1:]
+        )
     ]
 
 
-def _agree(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two outputs are equal as far as both go: a run may have been interrupted."""
-    return all(a == b for a, b in zip(one, other, strict=False))
+def _agree(one: Sequence[int], other: Sequence[int], *, whole: bool) -> bool:
+    """Whether two outputs are equal; as far as both go where a run was interrupted."""
+    return (len(one) == len(other) or not whole) and all(
+        a == b for a, b in zip(one, other, strict=False)
+    )

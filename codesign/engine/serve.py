@@ -78,8 +78,9 @@ class Server:
         except KeyboardInterrupt:
             left = len(self._requests) - self._num_finished
             self._notes.append(f"interrupted: {left} of {len(self._requests)} requests unfinished")
-        seconds = self._now()
-        self._partner.close()
+        finally:
+            seconds = self._now()
+            self._partner.close()
         return RunRecords(list(self._records.values()), self._rounds, seconds, self._notes)
 
     def _now(self) -> float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import signal
 
 import pytest
+import torch
 
 import codesign.engine.run as engine_run
 from codesign.engine import DraftSource
@@ -93,3 +95,15 @@ def test_a_draft_that_cannot_load_is_reported_and_leaves_no_process(
         serve("async-tree-8x4x2", make_requests(2), draft=DraftSource(tmp_path, tmp_path))
     assert not is_running(drafts[0].pid)
     assert "config.json" in capfd.readouterr().err
+
+
+def test_an_error_in_the_draft_process_is_not_taken_for_a_normal_end(
+    serve, make_requests, drafts, capfd
+):
+    requests = make_requests(3)
+    # A stand-in for any error of torch in a forward: chunk(..., 0) in round 0 is a RuntimeError.
+    broken = functools.partial(torch.chunk, torch.zeros(3))
+    ours = serve("async-tree-8x4x2", requests, draft_delay=broken)
+    assert "draft process ended, exit code 1" in ours.records.notes[0]
+    assert ours.outputs == serve("plain", requests).outputs
+    assert "RuntimeError" in capfd.readouterr().err

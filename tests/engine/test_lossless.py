@@ -15,6 +15,7 @@ from codesign.policy.walk import Sampling
 SAMPLINGS = {
     "greedy": Sampling(),
     "0.7": Sampling(temperature=0.7, seed=3),
+    "1.0": Sampling(temperature=1.0, seed=4),
     "1.0, top-p": Sampling(temperature=1.0, top_p=0.9, seed=4),
 }
 SERIAL = ["chain-1", "chain-3", "chain-5", "threshold-5@0.4", "tree-8x4x2", "tree-4x1x3"]
@@ -43,15 +44,17 @@ def test_serial_speculation_changes_no_token(serve, make_requests, policy, sampl
     assert len(ours.records.rounds) < len(plain.records.rounds)
 
 
+@pytest.mark.parametrize("max_batch", [1, 4])
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize(
-    "policy", ["specserve-5", "specserve-5-no-drafter", "specserve-4-no-prior"]
+    "policy",
+    ["specserve-5", "specserve-5-no-drafter", "specserve-4-no-prior", "specserve-5-no-slo"],
 )
-def test_adaptive_speculation_changes_no_token(serve, make_requests, policy, sampling):
+def test_adaptive_speculation_changes_no_token(serve, make_requests, policy, sampling, max_batch):
     requests = make_requests(6)
     setup = PolicySetup(parse_policy(policy), cost=COST, slo_tpot=0.05)
-    plain = serve("plain", requests, sampling=sampling)
-    ours = serve(policy, requests, sampling=sampling, setup=setup)
+    plain = serve("plain", requests, sampling=sampling, max_batch=max_batch)
+    ours = serve(policy, requests, sampling=sampling, setup=setup, max_batch=max_batch)
     assert ours.outputs == plain.outputs
     assert ours.records.rounds[2].num_draft_tokens > 0
 
@@ -61,7 +64,8 @@ def test_adaptive_speculation_changes_no_token(serve, make_requests, policy, sam
 def test_disaggregated_speculation_changes_no_token(serve, make_requests, sampling, max_batch):
     requests = make_requests(5)
     plain = serve("plain", requests, max_batch=max_batch, sampling=sampling)
-    delays = [random.Random(0).choice([0.0, 0.0, 0.003, 0.01]) for _ in range(400)]
+    chance = random.Random(0)
+    delays = [chance.choice([0.0, 0.0, 0.003, 0.01]) for _ in range(400)]
     ours = serve(
         "async-tree-8x4x2",
         requests,
