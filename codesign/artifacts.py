@@ -84,7 +84,15 @@ def write_json(path: str | Path, payload: Mapping[str, Any]) -> None:
     Raises:
         InputError: If the path cannot be written.
     """
-    text = to_json(payload, indent=2) + "\n"
+    write_text(path, to_json(payload, indent=2) + "\n")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write ``text`` as UTF-8, its folder too if it is missing; atomic.
+
+    Raises:
+        InputError: If the path cannot be written.
+    """
     with _replacing(Path(path)) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

@@ -16,7 +16,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from codesign.artifacts import header, read_json, read_table, write_json, write_table
+from codesign.artifacts import (
+    header,
+    read_json,
+    read_table,
+    write_json,
+    write_table,
+    write_text,
+)
 from codesign.errors import InputError
 from codesign.records import RequestRecord, RoundRecord, RunRecords
 
@@ -83,7 +90,7 @@ def write_run(
             json.dumps({"request_id": request_id, "tokens": list(tokens)}) + "\n"
             for request_id, tokens in sorted(outputs.items())
         ]
-        (folder / "outputs.jsonl").write_text("".join(lines), encoding="utf-8")
+        write_text(folder / "outputs.jsonl", "".join(lines))
     body = {"origin": origin, "seconds": records.seconds, "notes": records.notes, **summary}
     write_json(folder / "run.json", {**run_header, **body})
 

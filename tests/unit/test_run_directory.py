@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from codesign.errors import InputError
@@ -81,3 +83,20 @@ def test_a_folder_that_cannot_be_made_is_an_input_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot write"):
         write(tmp_path / "file" / "run")
+
+
+def test_a_write_of_the_outputs_that_fails_is_an_input_error_and_leaves_no_part(
+    tmp_path, monkeypatch
+):
+    write_whole = Path.write_text
+
+    def full_disk(path, text, **rest):
+        if "outputs" in path.name:
+            write_whole(path, text[:5], **rest)
+            raise OSError(28, "No space left on device")
+        return write_whole(path, text, **rest)
+
+    monkeypatch.setattr(Path, "write_text", full_disk)
+    with pytest.raises(InputError, match=r"cannot write .*outputs\.jsonl: No space left"):
+        write(tmp_path, outputs={0: [5, 1, 9, 2]})
+    assert {path.suffix for path in tmp_path.iterdir()} == {".parquet"}
