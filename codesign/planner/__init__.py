@@ -211,7 +211,8 @@ class _Simulations:
             f"none of {len(ordered)} simulated plans meets the SLO. Nearest miss: "
             f"{nearest.candidate.label}: {_shown(target, slo, by_target[target])}"
         )
-        rates = [(self._sustained_rate(entry), entry) for entry in ordered[:_NUM_NEAREST]]
+        likely = {entry.candidate.label: entry for entry in (nearest, *ordered[:_NUM_NEAREST])}
+        rates = [(self._sustained_rate(entry), entry) for entry in likely.values()]
         rate, fitting = max(rates, key=lambda pair: pair[0])
         if rate > 0:
             plan = "it" if fitting is nearest else fitting.candidate.label
@@ -220,8 +221,10 @@ class _Simulations:
         flags = [
             f"--slo-{name}-ms {math.ceil(1050 * ratio * (getattr(slo, name) or 0.0))}"
             for name, ratio in idle.items()
-            if ratio > 1
+            if 1 < ratio < math.inf
         ]
+        if not flags:
+            return f"{line}. An idle machine never reaches it. Shorter answers may: --max-output N"
         return f"{line}. An idle machine misses it too; it would meet {' '.join(flags)}"
 
     def _at_rate(self, candidate: Candidate, factor: float) -> Outcome:
@@ -241,7 +244,7 @@ class _Simulations:
         for _ in range(_NUM_BISECTIONS if low else 0):
             middle = (low + high) / 2
             low, high = (middle, high) if fits(middle) else (low, middle)
-        return math.floor(low * 1000) / 1000
+        return _rounded_down(low)
 
 
 def shortlist(screened: Sequence[Screened]) -> list[Candidate]:
@@ -284,6 +287,14 @@ def _representatives(ordered: Sequence[Candidate]) -> list[Candidate]:
         if candidate.speculation in COMPARED:
             found.setdefault(candidate.speculation, candidate)
     return list(found.values())
+
+
+def _rounded_down(rate: float) -> float:
+    """To the two digits that are printed, never up: the printed rate must fit as well."""
+    if rate <= 0:
+        return 0.0
+    step = 10.0 ** (math.floor(math.log10(rate)) - 1)
+    return math.floor(rate / step) * step
 
 
 def _shown(target: str, slo: SLO, ratio: float) -> str:

@@ -112,6 +112,53 @@ def test_a_target_that_an_idle_machine_misses_is_answered_with_one_that_it_meets
     assert search(few(question, "plain", slo=SLO(tpot=looser), requests=idle)).num_feasible
 
 
+def made_simulations(question, monkeypatch, ratio):
+    """Simulations whose TPOT is ``ratio(label, factor)`` times the target, and two of them."""
+    simulations = codesign.planner._Simulations(question, SearchCache(""), None)
+    tpot = question.slo.tpot
+    last = question.requests["arrival"].iloc[-1]
+
+    def outcome(candidate, requests, seed):
+        factor = float(last / requests["arrival"].iloc[-1])
+        figures = {"tpot_slo": tpot * ratio(candidate.label, factor)}
+        return Outcome(candidate.label, seed, figures, {}, 1)
+
+    monkeypatch.setattr(simulations, "simulate", outcome)
+    labels = ("plain", "chain-1", "chain-2", "chain-3")
+    candidates = [Candidate(Deployment(2), parse_policy(label), 1) for label in labels]
+    return simulations, simulations.run("simulate", candidates, [0])
+
+
+def test_the_nearest_miss_is_among_those_whose_rate_is_looked_for(question, monkeypatch):
+    """Order and nearness differ: only the last one, which is the nearest, fits at a lower rate."""
+
+    def ratio(label, factor):
+        return 0.9 + factor if label.startswith("chain-3") else 5.0
+
+    simulations, ordered = made_simulations(few(question, slo=SLO(tpot=0.02)), monkeypatch, ratio)
+    line = simulations.nearest_miss(ordered)
+    assert "Nearest miss: chain-3 on 2" in line
+    rate = float(re.search(r"At ([\d.]+) times this arrival rate it fits", line)[1])
+    assert 0.05 < rate <= 0.1
+
+
+def test_a_rate_of_a_thousandth_is_said_and_not_rounded_to_none(question, monkeypatch):
+    asked = few(question, slo=SLO(tpot=0.02))
+    simulations, ordered = made_simulations(
+        asked, monkeypatch, lambda label, factor: 2.0 if factor > 0.001 else 0.5
+    )
+    assert "At 0.00097 times this arrival rate it fits" in simulations.nearest_miss(ordered)
+
+
+def test_a_target_that_even_an_idle_machine_never_reaches_ends_in_a_whole_sentence(
+    question, monkeypatch
+):
+    asked = few(question, slo=SLO(tpot=0.02))
+    simulations, ordered = made_simulations(asked, monkeypatch, lambda label, factor: np.inf)
+    line = simulations.nearest_miss(ordered)
+    assert line.endswith("An idle machine never reaches it. Shorter answers may: --max-output N")
+
+
 def test_only_plans_that_meet_the_slo_are_chosen(question):
     tight = SLO(ttft=0.3, percentile=100)
     answer = search(few(question, "plain", "tree-8x2x2", "async-tree-8x2x2", slo=tight))
@@ -164,6 +211,16 @@ def test_what_was_kept_for_another_question_is_not_used(tmp_path):
     assert SearchCache("other", path, resume=True).get(plain, 0) is None
     assert SearchCache("one", path, resume=True).get(plain, 0).figures == {"goodput": 1.0}
     assert SearchCache("one", path).get(plain, 0) is None  # without resume it starts anew
+
+
+def test_an_outcome_that_cannot_be_kept_is_named_and_not_counted(tmp_path):
+    folder = tmp_path / "gone"
+    cache = SearchCache("one", folder / "kept.jsonl")
+    (folder / "kept.jsonl").unlink()
+    folder.rmdir()
+    with pytest.raises(InputError, match=r"cannot write .*kept\.jsonl"):
+        cache.put(Outcome("plain on 2, batch 1", 0, {"goodput": 1.0}, {}, 1))
+    assert len(cache) == 0
 
 
 @pytest.mark.parametrize("change", ["requests", "fit", "slo", "kv"])
