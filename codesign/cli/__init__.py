@@ -36,7 +36,8 @@ VERBS = (
 
 _EXAMPLES = """\
 examples:
-  codesign plan --trace conv-twin
+  codesign plan --trace conv-twin --rate-scale 0.1 --max-prompt 128 --max-output 48 \\
+      --max-requests 20
   codesign run --plan plan.json
 """
 

@@ -29,6 +29,21 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
+def non_negative(text: str) -> int:
+    """An argparse type: a whole number of 0 or above, as seeds must be.
+
+    Raises:
+        argparse.ArgumentTypeError: If the text is anything else.
+    """
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"must be a whole number of 0 or above, not '{text}'")
+    return number
+
+
 def emit(
     args: argparse.Namespace, payload: Mapping[str, Any], text: str | Callable[[], str]
 ) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import add_output_arguments, emit, progress, say
+from codesign.cli.fit_argument import add_fit_argument, fit_from_args
+from codesign.cli.output import add_output_arguments, emit, non_negative, progress, say
 from codesign.cli.plan_result import result_text
 from codesign.cli.trace import add_trace_arguments, trace_from_args
 from codesign.errors import InfeasibleError
@@ -25,8 +26,6 @@ examples:
       --objective latency --out plans/steady.json
 """
 
-_DEFAULT_FIT = "fit.json"  # where codesign fit writes
-
 
 def add_parser(subparsers: Any) -> None:
     """Add ``codesign plan``."""
@@ -39,9 +38,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add_trace_arguments(parser)
     machine = parser.add_argument_group("hardware")
-    machine.add_argument(
-        "--fit", metavar="FIT", help="what codesign fit wrote (fit.json, else shipped)"
-    )
+    add_fit_argument(machine)
     machine.add_argument("--workers", type=int, metavar="N", help="CPU threads (as in the fit)")
     machine.add_argument(
         "--max-kv-tokens", type=int, default=4096, metavar="N", help="KV rows in all (4096)"
@@ -61,7 +58,9 @@ def add_parser(subparsers: Any) -> None:
     )
     search.add_argument("--max-batch", type=int, default=8, metavar="N", help="largest limit (8)")
     search.add_argument("--policies", metavar="LABEL,...", help="only these, as plain,chain-3")
-    search.add_argument("--seed", type=int, default=0, help="of prompts and simulations (0)")
+    search.add_argument(
+        "--seed", type=non_negative, default=0, help="of prompts and simulations (0)"
+    )
     search.add_argument("--resume", action="store_true", help="use what an interrupted search kept")
     files = parser.add_argument_group("files")
     files.add_argument("--out", default="plan.json", metavar="FILE", help="plan (plan.json)")
@@ -78,7 +77,7 @@ def make_plan(args: argparse.Namespace) -> None:
     from codesign.planner.prepared_trace import prepare_trace
     from codesign.traces import write_parquet
 
-    fit, fit_file = _load_fit(args.fit)
+    fit, fit_file = fit_from_args(args)
     trace = trace_from_args(args)
     prepared = prepare_trace(trace, fit.target, seed=args.seed, max_requests=args.max_requests)
     for note in prepared.notes[len(trace.notes) :]:
@@ -104,27 +103,6 @@ def make_plan(args: argparse.Namespace) -> None:
         "search_seconds": seconds,
     }
     emit(args, payload, lambda: result_text(plan, prepared, fit, answer, seconds, out))
-
-
-def _load_fit(path: str | None) -> tuple[Fit, Path]:
-    from pathlib import Path
-
-    from codesign.fit import Fit
-    from codesign.fit.shipped import DEFAULT_FIT, machine_of
-
-    if path is None and not Path(_DEFAULT_FIT).is_file():
-        say(
-            f"fit: the one that ships with the package ({machine_of(DEFAULT_FIT)}). For this "
-            "machine: codesign profile --out profile, then codesign fit profile"
-        )
-        return Fit.load(DEFAULT_FIT), DEFAULT_FIT
-    if path is None:
-        say(f"fit: {_DEFAULT_FIT}")
-        path = _DEFAULT_FIT
-    file = Path(path)
-    if file.is_dir():
-        file = file / "fit.json"
-    return Fit.load(file), file
 
 
 def _measured_workers(fit: Fit) -> int:
@@ -193,7 +171,7 @@ def _as_plan(
         draft=fit.draft,
         slo=_slo(args),
         objective=args.objective,
-        sampling=Sampling(temperature=fit.temperature, seed=args.seed),
+        sampling=Sampling(fit.temperature, fit.top_k, fit.top_p, args.seed),
         max_kv_tokens=args.max_kv_tokens,
         trace=trace_ref,
         num_requests=len(prepared),

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import add_output_arguments, emit, progress, say
+from codesign.cli.output import add_output_arguments, emit, non_negative, progress, say
 from codesign.errors import HardwareError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
     sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
     sampling.add_argument("--top-k", type=int, default=0, help="likeliest tokens, 0 for all (0)")
     sampling.add_argument("--top-p", type=float, default=1.0, help="share of the chance (1)")
-    sampling.add_argument("--seed", type=int, default=0, help="of noise and order (0)")
+    sampling.add_argument("--seed", type=non_negative, default=0, help="of noise and order (0)")
     output = parser.add_argument_group("files")
     output.add_argument("--out", required=True, metavar="DIR", help="folder of the profile")
     output.add_argument(

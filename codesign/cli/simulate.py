@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import add_output_arguments, emit, progress, say, table
+from codesign.cli.fit_argument import add_fit_argument, fit_from_args
+from codesign.cli.output import add_output_arguments, emit, non_negative, progress, say, table
 from codesign.cli.trace import add_trace_arguments, trace_from_args
 from codesign.errors import UsageError
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  codesign simulate --trace conv-twin --fit fit --policy tree-8x4x2 --deployment 2
-  codesign simulate --trace conv-twin --slice 0:60 --fit fit --policy async-tree-8x4x2 \\
+  codesign simulate --trace conv-twin --fit fit.json --policy tree-8x4x2 --deployment 2
+  codesign simulate --trace conv-twin --slice 0:60 --fit fit.json --policy async-tree-8x4x2 \\
       --deployment 1+1 --max-batch 4 --slo-tpot-ms 50 --out runs/simulated --json
 """
 
@@ -35,7 +35,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add_trace_arguments(parser)
     machine = parser.add_argument_group("hardware")
-    machine.add_argument("--fit", required=True, metavar="FIT", help="what codesign fit wrote")
+    add_fit_argument(machine)
     machine.add_argument(
         "--deployment",
         default="1",
@@ -55,7 +55,7 @@ def add_parser(subparsers: Any) -> None:
         help="plain, chain-3, threshold-5@0.4, tree-8x4x2 (rows x width x expansions), "
         "async-tree-8x4x2 or specserve-5 (plain)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the acceptance draws (0)")
+    parser.add_argument("--seed", type=non_negative, default=0, help="of the acceptance draws (0)")
     targets = parser.add_argument_group("SLO")
     targets.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="time to first token")
     targets.add_argument("--slo-tpot-ms", type=float, metavar="MS", help="time per later token")
@@ -67,12 +67,11 @@ def add_parser(subparsers: Any) -> None:
 
 def predict(args: argparse.Namespace) -> None:
     """Simulate one candidate and print its metrics."""
-    from codesign.fit import Fit
     from codesign.metrics import summarise
     from codesign.sim import simulate
 
     candidate, slo = _candidate(args), _slo(args)
-    fit = Fit.load(args.fit)
+    fit, fit_file = fit_from_args(args)
     trace = trace_from_args(args)
     with progress(args) as report:
         records = simulate(
@@ -96,9 +95,13 @@ def predict(args: argparse.Namespace) -> None:
     if args.out is not None:
         from codesign.run_directory import write_run
 
-        inputs = {"fit": Path(args.fit)} if Path(args.fit).is_file() else {}
         write_run(
-            args.out, records, origin="simulated", summary=payload, seed=args.seed, inputs=inputs
+            args.out,
+            records,
+            origin="simulated",
+            summary=payload,
+            seed=args.seed,
+            inputs={"fit": fit_file},
         )
         say(f"wrote {args.out}")
     emit(args, {**payload, "out": args.out}, lambda: _as_text(candidate, metrics, slo, fit.origin))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import add_output_arguments, emit, progress, say, table
+from codesign.cli.output import add_output_arguments, emit, non_negative, progress, say, table
 from codesign.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _add_synth(actions: Any) -> None:
         epilog=_EXAMPLES,
     )
     parser.add_argument("preset", metavar="PRESET", help="steady, bursty or low")
-    parser.add_argument("--seed", type=int, default=1, help="of all random numbers (1)")
+    parser.add_argument("--seed", type=non_negative, default=1, help="of all random numbers (1)")
     parser.add_argument("--duration", type=float, metavar="S", help="seconds (600)")
     parser.add_argument("--requests", type=int, metavar="N", help="instead of --duration")
     parser.add_argument("--rate", type=float, metavar="R", help="requests/s (the published rate)")
@@ -135,7 +135,10 @@ def _add_changes(group: Any) -> None:
     group.add_argument("--max-output", type=int, metavar="N", help="cut outputs to N tokens")
     group.add_argument("--max-requests", type=int, metavar="N", help="only the first N requests")
     group.add_argument(
-        "--jitter", type=int, metavar="SEED", help="spread equal time stamps over their tick"
+        "--jitter",
+        type=non_negative,
+        metavar="SEED",
+        help="spread equal time stamps over their tick",
     )
 
 

@@ -48,6 +48,8 @@ class Fit:
         acceptance: Recorded agreement of draft and target.
         errors: Median held-out relative error of each "deployment/op", and under "acceptance"
             the relative standard error of the tokens emitted per round.
+        top_k: As temperature: likeliest tokens that the target sampled from, 0 for all.
+        top_p: As temperature: share of the chance that it sampled from.
         origin: "fitted": from measurements, not from a data sheet.
         steps: How each forward was fitted, by "deployment/op".
         calibration_fit: How well the calibration does; None where it is not known.
@@ -61,6 +63,8 @@ class Fit:
     calibration_by_category: dict[str, Calibration]
     acceptance: AcceptanceProfile
     errors: dict[str, float]
+    top_k: int = 0
+    top_p: float = 1.0
     origin: str = "fitted"
     steps: dict[str, StepFit] = field(default_factory=dict)
     calibration_fit: CalibrationFit | None = None
@@ -83,6 +87,8 @@ class Fit:
             "target": self.target,
             "draft": self.draft,
             "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
             "origin": self.origin,
             "costs": {label: asdict(cost) for label, cost in self.costs.items()},
             "calibration": asdict(self.calibration),
@@ -129,6 +135,8 @@ def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
         "target": payload["target"],
         "draft": payload["draft"],
         "temperature": payload["temperature"],
+        "top_k": payload.get("top_k", 0),  # fits of the first day do not say
+        "top_p": payload.get("top_p", 1.0),
         "costs": {label: _read_cost(cost) for label, cost in payload["costs"].items()},
         "calibration": Calibration(**payload["calibration"]),
         "calibration_by_category": {
@@ -188,6 +196,8 @@ def fit_profile(directory: str | Path) -> Fit:
         target=about["target"],
         draft=about["draft"],
         temperature=about["temperature"],
+        top_k=about.get("top_k", 0),
+        top_p=about.get("top_p", 1.0),
         costs=costs,
         calibration=calibration.overall,
         calibration_by_category=calibration.by_category,

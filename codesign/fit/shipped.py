@@ -16,6 +16,8 @@ from codesign.fit import Fit
 if TYPE_CHECKING:
     import pandas as pd
 
+    from codesign.policy.walk import Sampling
+
 _FOLDER = Path(__file__).parents[1] / "data" / "fits"
 DEFAULT_FIT = _FOLDER / "smollm2-135m-cpu" / "fit.json"
 
@@ -26,14 +28,20 @@ def machine_of(path: Path) -> str:
     return f"{meta['hardware']['cpu']}, measured {meta['created'][:10]}"
 
 
-def shipped_acceptance(target: str, draft: str, temperature: float) -> pd.DataFrame | None:
-    """Recorded acceptance of a pair at a temperature, if the package has it.
+def shipped_acceptance(target: str, draft: str, sampling: Sampling) -> pd.DataFrame | None:
+    """Recorded acceptance of a pair for a way to sample, if the package has it.
+
+    Args:
+        target: Name of the target.
+        draft: Name of the draft.
+        sampling: Its temperature, top_k and top_p must be those of the record; the seed need not.
 
     Returns:
         Columns as in a profile's acceptance.parquet; None if nothing fits.
     """
     for fit in _shipped():
-        if (fit.target, fit.draft, fit.temperature) == (target, draft, temperature):
+        recorded = (fit.target, fit.draft, fit.temperature, fit.top_k, fit.top_p)
+        if recorded == (target, draft, sampling.temperature, sampling.top_k, sampling.top_p):
             return fit.acceptance.to_table()
     return None
 

@@ -265,9 +265,8 @@ class _Measurer:
 
     def _acceptance(self, tick: Tick) -> pd.DataFrame:
         settings = self._settings
-        if settings.is_quick and settings.sampling.top_p == 1.0 and settings.sampling.top_k == 0:
-            temperature = settings.sampling.temperature
-            shipped = shipped_acceptance(settings.target, settings.draft, temperature)
+        if settings.is_quick:
+            shipped = shipped_acceptance(settings.target, settings.draft, settings.sampling)
             if shipped is not None:
                 self.notes.append(
                     f"acceptance: {len(shipped):,} tokens that ship with the package, as they do "

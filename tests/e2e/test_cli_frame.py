@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -90,6 +91,32 @@ def test_unknown_flag_is_a_usage_error_in_one_line(cli):
         "",
         "codesign env: unrecognized arguments: --jsn. See: codesign --help\n",
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "plan --trace conv-twin --seed -1",
+        "simulate --trace conv-twin --seed -1",
+        "trace synth steady --out twin.csv --seed -1",
+        "trace show conv-twin --jitter -1",
+        "profile --out profile --seed -1",
+    ],
+)
+def test_a_seed_below_0_is_a_usage_error_in_one_line(cli, words):
+    result = cli(*words.split())
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "must be a whole number of 0 or above, not '-1'" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_first_example_of_the_help_works_as_printed(cli, tmp_path):
+    _, _, examples = cli("--help").stdout.partition("examples:\n")
+    first = shlex.split(examples.replace("\\\n", " ").splitlines()[0])
+    assert first[:2] == ["codesign", "plan"]
+    result = cli(*first[1:])
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "plan.json").exists()
 
 
 def test_flags_cannot_be_abbreviated(cli):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 import codesign
 from codesign.fit.shipped import DEFAULT_FIT
 from codesign.plan import FAMILIES, Plan
+from codesign.policy.walk import Sampling
 
 TRACE = (
     "--trace", "conv-twin", "--slice", "0:60", "--rate-scale", "0.05",
@@ -98,6 +100,14 @@ def test_without_a_fit_the_shipped_one_is_taken_and_said(cli, tmp_path):
     assert "ships with the package" in result.stderr
     assert "codesign profile --out profile" in result.stderr
     assert Plan.load(tmp_path / "plan.json").fit.path.resolve() == DEFAULT_FIT.resolve()
+
+
+def test_the_plan_samples_as_the_profile_did(plan, machine_fit, tmp_path):
+    sampled = dataclasses.replace(machine_fit, temperature=0.7, top_k=40, top_p=0.9)
+    sampled.save(tmp_path / "fit.json")
+    flags = ("--fit", "fit.json", "--policies", "plain,chain-3", "--seed", "3")
+    assert plan(*flags).returncode == 0
+    assert Plan.load(tmp_path / "plan.json").sampling == Sampling(0.7, 40, 0.9, 3)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 
 from codesign.acceptance import AcceptanceProfile
-from codesign.artifacts import read_table
+from codesign.artifacts import read_table, sha256
 from codesign.fit import Fit
+from codesign.fit.shipped import DEFAULT_FIT
 from codesign.metrics import summarise
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.run_directory import read_run
@@ -64,6 +65,20 @@ def test_text_names_the_candidate_and_where_its_times_come_from(cli, inputs):
     assert "async-tree-4x2x1 on 1+1, batch 2; step times fitted" in found.stdout
     assert "acceptance length" in found.stdout
     assert max(map(len, found.stdout.splitlines())) <= 100
+
+
+def test_without_the_flag_the_fit_is_that_of_the_folder_else_the_shipped_one(cli, inputs, tmp_path):
+    words = [*inputs[:3], "--deployment", "2", "--policy", "chain-3", "--out", "run", "--json"]
+    here = cli(*words)
+    assert here.returncode == 0, here.stderr
+    assert here.stderr.splitlines()[0] == "fit: fit.json"
+    (tmp_path / "fit.json").unlink()
+    shipped = cli(*words)
+    assert shipped.returncode == 0, shipped.stderr
+    assert "ships with the package" in shipped.stderr
+    assert json.loads(shipped.stdout)["metrics"] != json.loads(here.stdout)["metrics"]
+    _, meta = read_table(tmp_path / "run" / "rounds.parquet", kind="rounds")
+    assert meta["inputs"]["fit"]["sha256"] == sha256(DEFAULT_FIT)
 
 
 @pytest.mark.parametrize(

@@ -98,3 +98,10 @@ def test_progress_on_a_terminal_is_a_bar_per_stage(monkeypatch):
     assert "measuring" in screen.getvalue()
     assert "2/2" in screen.getvalue()
     assert "3/3" in screen.getvalue()
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "one", ""])
+def test_a_seed_is_a_whole_number_of_0_or_above(text):
+    assert output.non_negative("0") == 0
+    with pytest.raises(argparse.ArgumentTypeError, match=f"0 or above, not '{text}'"):
+        output.non_negative(text)

@@ -5,6 +5,7 @@ import itertools
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT, machine_of, shipped_acceptance
 from codesign.models import DEFAULT_TARGET, DRAFTS
+from codesign.policy.walk import Sampling
 
 
 def test_the_shipped_fit_covers_the_default_pair_in_one_process_and_in_two():
@@ -22,11 +23,13 @@ def test_step_times_of_the_shipped_fit_are_those_of_a_machine():
         assert all(cost.target(n) > 4 * cost.draft(n) for n in (1, 4, 8))
 
 
-def test_shipped_acceptance_is_found_for_its_pair_alone():
-    table = shipped_acceptance(DEFAULT_TARGET, DRAFTS[DEFAULT_TARGET], 0.0)
+def test_shipped_acceptance_is_found_for_its_pair_and_its_sampling_alone():
+    pair = (DEFAULT_TARGET, DRAFTS[DEFAULT_TARGET])
+    table = shipped_acceptance(*pair, Sampling(seed=7))
     assert table is not None
     assert len(table) > 3000
     assert 0.6 < (table["rank"] == 0).mean() < 0.9
     assert table["category"].nunique() == 6
-    assert shipped_acceptance(DEFAULT_TARGET, DRAFTS[DEFAULT_TARGET], 0.7) is None
-    assert shipped_acceptance(DEFAULT_TARGET, "ngram", 0.0) is None
+    for other in (Sampling(0.7), Sampling(top_k=5), Sampling(top_p=0.9)):
+        assert shipped_acceptance(*pair, other) is None
+    assert shipped_acceptance(DEFAULT_TARGET, "ngram", Sampling()) is None
