@@ -66,11 +66,18 @@ class SearchCache:
         return self._outcomes.get((candidate.label, seed))
 
     def put(self, outcome: Outcome) -> None:
-        """Keep an outcome: in the file first, so that none is counted that is not there."""
+        """Keep an outcome: in the file first, so that none is counted that is not there.
+
+        Raises:
+            InputError: If the file cannot be written.
+        """
         if self._path is not None:
             line = json.dumps({"key": self._key, **asdict(outcome)})
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            try:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+            except OSError as err:
+                raise InputError(f"cannot write {self._path}: {err.strerror}") from err
         self._outcomes[outcome.label, outcome.seed] = outcome
 
     def remove(self) -> None:

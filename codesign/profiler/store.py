@@ -57,9 +57,20 @@ class PartStore:
         return about
 
     def open(self, *, resume: bool) -> None:
-        """Drop what is there, or check that it can be continued."""
+        """Drop what is there, or check that it can be continued.
+
+        Raises:
+            InputError: If the folder is a file, or what is there cannot be replaced or was
+                measured with other settings.
+        """
         folder = self._out / _PARTS
-        (self._out / PROFILE_FILE).unlink(missing_ok=True)
+        try:
+            (self._out / PROFILE_FILE).unlink(missing_ok=True)
+        except OSError as err:
+            raise InputError(
+                f"{self._out} cannot hold a profile, which is a folder: {err.strerror}. "
+                "Name another: codesign profile --out DIR"
+            ) from err
         if not resume:
             shutil.rmtree(folder, ignore_errors=True)
         for path in sorted(folder.glob("*.parquet")):

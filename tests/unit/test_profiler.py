@@ -346,6 +346,16 @@ def test_parts_are_kept_until_the_profile_is_complete(tmp_path):
     assert finished["target"] == "target"
 
 
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_file_cannot_be_the_folder_of_a_profile(tmp_path, resume):
+    (tmp_path / "taken").write_text("mine")
+    store = PartStore(tmp_path / "taken", SETTINGS)
+    assert store.finished() is None
+    with pytest.raises(InputError, match=r"taken cannot hold a profile.*--out DIR"):
+        store.open(resume=resume)
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
 def test_parts_of_other_settings_are_not_mixed_in(tmp_path):
     store = PartStore(tmp_path, SETTINGS)
     store.open(resume=False)
