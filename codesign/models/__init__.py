@@ -1,8 +1,8 @@
 """Models by name: where they lie, what shape they have, what belongs to whom.
 
 A model is a Hugging Face directory: in the cache under its name, or anywhere as a path. Its
-shape (model_shape.py) is offered here too. Getting a model into the cache is the business of
-model_fetch.py and model_import.py.
+shape (models/shape.py) is offered here too. Getting a model into the cache is the business of
+models/fetch.py and models/importing.py.
 
 Must not import torch.
 """

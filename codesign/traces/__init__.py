@@ -1,6 +1,6 @@
 """Request traces: when each request arrives, how long its prompt and its answer are.
 
-``load_trace`` reads a published file (see ``trace_formats``), one of ours, or a bundled twin by
+``load_trace`` reads a published file (see ``traces.formats``), one of ours, or a bundled twin by
 name. Every change to a trace returns a new one with a note, so that no result is shown without
 what was done to its input. Imports no torch; prints nothing.
 """

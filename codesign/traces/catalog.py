@@ -12,7 +12,7 @@ from typing import Literal
 from codesign.artifacts import cache_dir
 from codesign.errors import InputError
 
-# Name of the twin to the preset of trace_synth that makes it.
+# Name of the twin to the preset of traces.synth that makes it.
 TWINS = {"conv-twin": "steady", "code-twin": "bursty", "mooncake-twin": "low"}
 
 # Both are pinned: a commit of the repository, a tag of the releases.
