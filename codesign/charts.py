@@ -41,7 +41,7 @@ def predicted_against_measured(
     rows = [
         _point(run.label, comparison, factor)
         for run in runs
-        if (comparison := run.figure(figure)) is not None
+        if (comparison := run.figure(figure)) is not None and not math.isnan(comparison.measured)
     ]
     return _scatter(rows, title, with_names=True)
 

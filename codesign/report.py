@@ -144,6 +144,12 @@ def _verdict(validation: Validation, tolerance: float) -> str:
     outside = validation.outside(tolerance)
     figures = ", ".join(SHOWN[name][0] for name in CHECKED)
     number = f"{len(validation.runs)} run" + ("s" if len(validation.runs) != 1 else "")
+    if unfinished := validation.unfinished:
+        return (
+            f'<p class="verdict bad">{number}: {len(unfinished)} with requests that did not finish '
+            f"({escape(', '.join(run.label for run in unfinished))}), which cannot be held against "
+            "a prediction of a whole run.</p>"
+        )
     if not outside:
         return (
             f'<p class="verdict">{number}: {figures} are all within {tolerance:.0%} of the '
@@ -183,8 +189,7 @@ def _title(name: str) -> str:
 def _cells(comparison: Comparison | None, tolerance: float) -> str:
     if comparison is None:
         return "<td>-</td>" * 3
-    is_bad = comparison.name in CHECKED and abs(comparison.error or 0.0) > tolerance
-    name = comparison.name
+    is_bad, name = comparison.is_too_far(tolerance), comparison.name
     return (
         f"<td>{figure_text(name, comparison.predicted.value)}</td>"
         f"<td>{figure_text(name, comparison.measured)}</td>"

@@ -5,6 +5,7 @@ Errors are relative to the measurement: (predicted - measured) / measured. Impor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -43,7 +44,7 @@ DEFAULT_TOLERANCE = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One figure, predicted and measured."""
+    """One figure, predicted and measured; NaN if the run has none to measure."""
 
     name: str
     predicted: Interval
@@ -51,10 +52,19 @@ class Comparison:
 
     @property
     def error(self) -> float | None:
-        """Relative to the measurement; None if that is 0."""
-        if self.measured == 0:
+        """Relative to the measurement; None if that is 0 or missing."""
+        if self.measured == 0 or math.isnan(self.measured):
             return None
         return (self.predicted.value - self.measured) / self.measured
+
+    @property
+    def size(self) -> float:
+        """Of the error, without its sign; infinite if there is nothing to relate it to."""
+        return math.inf if self.error is None else abs(self.error)
+
+    def is_too_far(self, tolerance: float) -> bool:
+        """Whether the figure is checked and its error not within ``tolerance``."""
+        return self.name in CHECKED and not self.size <= tolerance
 
     @property
     def is_inside(self) -> bool:
@@ -70,13 +80,15 @@ class RunComparison:
         path: Folder of the run.
         candidate: What served.
         origin: "measured", or "simulated" if the run is a simulation itself.
-        figures: Those of FIGURES that both sides have.
+        figures: Those of FIGURES that both sides have, and those of CHECKED that were predicted.
         spans: Mean seconds per round of each span.
         rounds: Means over the rounds, ROUND_FIGURES.
         by_seed: Predicted figures of RANKED, one value per seed.
         requests: Joined by request: request_id, category, and predicted (mean over the seeds) and
             measured ttft and tpot in seconds.
         notes: What a reader must know about this run.
+        num_unfinished: Requests without an end. The simulations ran to the end, so that such a run
+            is outside any tolerance and takes no part in a ranking.
     """
 
     path: Path
@@ -88,6 +100,7 @@ class RunComparison:
     by_seed: dict[str, tuple[float, ...]]
     requests: pd.DataFrame
     notes: tuple[str, ...]
+    num_unfinished: int = 0
 
     @property
     def label(self) -> str:
@@ -149,9 +162,18 @@ class Validation:
             (run, figure)
             for run in self.runs
             for figure in run.figures
-            if figure.name in CHECKED and _size(figure) > tolerance
+            if figure.is_too_far(tolerance)
         ]
-        return sorted(found, key=lambda pair: -_size(pair[1]))
+        return sorted(found, key=lambda pair: -pair[1].size)
+
+    @property
+    def unfinished(self) -> tuple[RunComparison, ...]:
+        """Runs with requests that did not finish."""
+        return tuple(run for run in self.runs if run.num_unfinished)
+
+    def is_within(self, tolerance: float) -> bool:
+        """Whether every run is whole and every checked figure within ``tolerance``."""
+        return not self.unfinished and not self.outside(tolerance)
 
 
 def validate(
@@ -209,10 +231,11 @@ def _compare(
         progress("simulate", len(simulated), plan.num_seeds)
     predicted = score(candidate, outcomes, fit, plan.slo)
     measured = summarise(run.records, plan.slo)
+    values = {name: getattr(measured, name) for name in FIGURES}
     figures = [
-        Comparison(name, predicted.predicted[name], getattr(measured, name))
-        for name in FIGURES
-        if name in predicted.predicted and getattr(measured, name) is not None
+        Comparison(name, predicted.predicted[name], math.nan if value is None else value)
+        for name, value in values.items()
+        if name in predicted.predicted and (value is not None or name in CHECKED)
     ]
     error = step_error(fit, candidate, predicted.spans)
     return RunComparison(
@@ -230,6 +253,7 @@ def _compare(
         },
         requests=_join(simulated, run.records),
         notes=tuple(notes),
+        num_unfinished=measured.num_requests - measured.num_finished,
     )
 
 
@@ -258,7 +282,10 @@ def _served(planned: pd.DataFrame, run: StoredRun, path: Path) -> tuple[pd.DataF
         notes.append(f"{num_cut:,} answers ended before the length that was planned for")
     num_unfinished = sum(r.finish is None for r in records)
     if num_unfinished:
-        notes.append(f"{num_unfinished:,} of {len(records):,} requests did not finish")
+        notes.append(
+            f"{num_unfinished:,} of {len(records):,} requests did not finish; predicted as if all "
+            "had, so the figures cannot be compared"
+        )
     return requests.assign(prompt_tokens=prompt_tokens), notes
 
 
@@ -310,7 +337,7 @@ def _rank(runs: Sequence[RunComparison], figure: str, more_is_better: bool, chos
     grouped: dict[str, list[Comparison]] = {}
     for run in runs:
         comparison = run.figure(figure)
-        if comparison is not None:
+        if comparison is not None and comparison.error is not None and not run.num_unfinished:
             grouped.setdefault(run.label, []).append(comparison)
     predicted = {label: group[0].predicted for label, group in grouped.items()}
     measured = {
@@ -343,7 +370,3 @@ def _is_apart(one: Sequence[float], other: Sequence[float]) -> bool:
     if not gains or min(gains) <= 0 <= max(gains):
         return False
     return abs(float(np.mean(gains))) > NOTICEABLE
-
-
-def _size(comparison: Comparison) -> float:
-    return abs(comparison.error or 0.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codesign.cli.output import add_output_arguments, emit, progress, say, table
-from codesign.errors import InputError, UsageError, ValidationError
+from codesign.errors import UsageError, ValidationError
 
 if TYPE_CHECKING:
     from codesign.fit import Fit
@@ -63,8 +63,16 @@ def compare(args: argparse.Namespace) -> None:
     if args.report is not None:
         _write_report(args.report, validation, plan, fit, tolerance)
     outside = validation.outside(tolerance)
-    emit(args, _payload(validation, outside, args), lambda: _as_text(validation, plan, tolerance))
-    if outside and not args.no_check:
+    emit(args, _payload(validation, args), lambda: _as_text(validation, plan, tolerance))
+    if args.no_check:
+        return
+    if validation.unfinished:
+        run = validation.unfinished[0]
+        raise ValidationError(
+            f"{run.label}: {run.num_unfinished:,} of {len(run.requests):,} requests did not "
+            "finish, so that the run cannot be validated. Complete it: codesign run --resume"
+        )
+    if outside:
         run, worst = outside[0]
         raise ValidationError(
             f"{len(outside)} figures are more than {args.tolerance:g} % off, most of all "
@@ -77,14 +85,10 @@ def _write_report(
     path: str, validation: Validation, plan: Plan, fit: Fit, tolerance: float
 ) -> None:
     from codesign import charts
+    from codesign.artifacts import write_text
     from codesign.report import html_report
 
-    page = html_report(validation, plan, tolerance=tolerance, fit=fit)
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(page, encoding="utf-8")
-    except OSError as err:
-        raise InputError(f"cannot write {path}: {err.strerror}") from err
+    write_text(path, html_report(validation, plan, tolerance=tolerance, fit=fit))
     say(f"wrote {path}")
     if not charts.available():
         say("the report has no charts; to get them: pip install 'codesign[report]'")
@@ -101,13 +105,11 @@ def _line(comparison: Comparison) -> str:
     )
 
 
-def _payload(
-    validation: Validation, outside: list[Any], args: argparse.Namespace
-) -> dict[str, Any]:
+def _payload(validation: Validation, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "plan": args.plan,
         "tolerance_percent": args.tolerance,
-        "is_within_tolerance": not outside,
+        "is_within_tolerance": validation.is_within(args.tolerance / 100.0),
         "runs": [_run_payload(run) for run in validation.runs],
         "rankings": validation.rankings,
         "chosen": validation.chosen,
@@ -120,6 +122,7 @@ def _run_payload(run: RunComparison) -> dict[str, Any]:
         "run": run.path,
         "label": run.label,
         "origin": run.origin,
+        "num_unfinished": run.num_unfinished,
         "figures": {c.name: _comparison_payload(c) for c in run.figures},
         "spans": {c.name: _comparison_payload(c) for c in run.spans},
         "rounds": {c.name: _comparison_payload(c) for c in run.rounds},
@@ -153,18 +156,18 @@ def _as_text(validation: Validation, plan: Plan, tolerance: float) -> str:
         lines.append(f"ranking   {ranking.figure}: {ranking_text(ranking)}")
     number = len(validation.outside(tolerance))
     verdict = f"{number} outside" if number else "all within"
+    if validation.unfinished:
+        lines.append(f"unfinished  {', '.join(run.label for run in validation.unfinished)}")
     lines.append(f"checked   acceptance length, mean TPOT, throughput: {verdict} {tolerance:.0%}")
     return "\n".join(lines)
 
 
 def _run_lines(run: RunComparison, tolerance: float) -> list[str]:
     from codesign.report import SHOWN, error_text, figure_text, shown_comparisons
-    from codesign.validate import CHECKED
 
     rows = []
     for comparison in shown_comparisons(run):
         name, interval = comparison.name, comparison.predicted
-        is_bad = name in CHECKED and abs(comparison.error or 0.0) > tolerance
         title, unit, _ = SHOWN[name]
         rows.append(
             [
@@ -174,7 +177,7 @@ def _run_lines(run: RunComparison, tolerance: float) -> list[str]:
                 figure_text(name, comparison.measured),
                 error_text(comparison),
                 "inside" if comparison.is_inside else "outside",
-                "TOO FAR" if is_bad else "",
+                "TOO FAR" if comparison.is_too_far(tolerance) else "",
             ]
         )
     head = f"{run.label}   {run.path} ({run.origin})"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -87,6 +88,23 @@ def test_a_run_outside_the_tolerance_is_exit_code_6_with_the_worst_figure(cli, p
     assert cli("validate", "--plan", "plan.json", *runs, "--no-check").returncode == 0
 
 
+def test_a_run_that_was_cut_short_is_exit_code_6_and_said_plainly(cli, planned):
+    run = read_run(planned / "runs" / "plain")
+    run.records.requests[3].finish = None
+    summary = {"candidate": run.summary["candidate"]}
+    write_run(planned / "runs" / "plain", run.records, origin="measured", summary=summary, seed=0)
+    words = ("validate", "--plan", "plan.json", "--run", "runs/plain", "--tolerance", "900")
+    result = cli(*words, "--quiet", "--json")
+    assert result.returncode == 6
+    assert "1 of 8 requests did not finish" in result.stderr
+    assert "codesign run --resume" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    payload = json.loads(result.stdout)
+    assert payload["is_within_tolerance"] is False
+    assert payload["runs"][0]["num_unfinished"] == 1
+    assert cli(*words, "--no-check").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [
@@ -108,3 +126,23 @@ def test_a_fit_that_changed_after_planning_is_refused(cli, planned):
     result = cli("validate", "--plan", "plan.json", "--run", "runs/plain")
     assert result.returncode == 4
     assert "has changed since the plan was made" in result.stderr
+
+
+def test_a_report_that_cannot_be_written_whole_leaves_the_old_one(planned, monkeypatch, capsys):
+    old = planned / "report.html"
+    old.write_text("old")
+    write_whole = Path.write_text
+
+    def full_disk(path, text, **rest):
+        if "report" in path.name:
+            write_whole(path, text[:5], **rest)
+            raise OSError(28, "No space left on device")
+        return write_whole(path, text, **rest)
+
+    monkeypatch.chdir(planned)
+    monkeypatch.setattr(Path, "write_text", full_disk)
+    words = ["--plan", "plan.json", "--run", "runs/plain", "--report", "report.html", "--quiet"]
+    assert main(["validate", *words]) == 4
+    assert "No space left" in capsys.readouterr().err
+    assert old.read_text() == "old"
+    assert not list(planned.glob("*.tmp"))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -124,6 +125,23 @@ def test_the_page_follows_light_and_dark(plan, machine_fit):
     assert "currentColor" in svg
     assert "#010203" not in svg
     assert 'fill="white"' not in svg
+
+
+def test_a_figure_that_was_not_measured_is_red_and_left_out_of_the_charts(plan, machine_fit):
+    page = html_report(
+        validation(run(PLAIN), run(CHAIN, measured_tpot=np.nan)),
+        plan, tolerance=9.0, fit=machine_fit,
+    )  # fmt: skip
+    assert page.count('<td class="bad">-</td>') == 2  # in the overview and in the run's own table
+    assert "verdict bad" in page
+    parsed(page)
+
+
+def test_a_run_with_unfinished_requests_is_named_in_the_verdict(plan):
+    cut = dataclasses.replace(run(CHAIN), num_unfinished=1)
+    page = html_report(validation(run(PLAIN), cut), plan, tolerance=9.0, fit=None)
+    assert "verdict bad" in page
+    assert f"did not finish ({CHAIN.label})" in page
 
 
 def test_without_the_report_extra_the_page_has_tables_and_says_how_to_get_charts(plan, no_charts):

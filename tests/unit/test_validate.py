@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import numpy as np
@@ -226,8 +227,50 @@ def test_unfinished_and_early_ended_requests_are_noted(plan, machine_fit, make_r
         records.requests[1].output_tokens -= 3
 
     (run,) = validate(plan, machine_fit, [make_run("plain", change=cut)[0]]).runs
-    assert "1 of 12 requests did not finish" in run.notes
+    assert any(note.startswith("1 of 12 requests did not finish") for note in run.notes)
     assert "1 answers ended before the length that was planned for" in run.notes
+
+
+def test_a_run_with_an_unfinished_request_is_not_within_any_tolerance(plan, machine_fit, make_run):
+    def cut(records):
+        records.requests[0].finish = None
+
+    paths = [make_run("plain")[0], make_run("chain-3", change=cut)[0]]
+    validation = validate(plan, machine_fit, paths)
+    assert validation.outside(9.0) == []
+    assert [run.num_unfinished for run in validation.runs] == [0, 1]
+    assert validation.unfinished == validation.runs[1:]
+    assert not validation.is_within(9.0)
+    assert validation.rankings == ()  # a run that was cut short is no measurement to rank
+    assert validate(plan, machine_fit, paths[:1]).is_within(0.15)
+
+
+def test_a_checked_figure_that_was_not_measured_is_outside_the_tolerance(
+    plan, machine_fit, make_run
+):
+    def lose_all(records):
+        for request in records.requests:
+            request.num_rounds = 0
+            request.finish = None
+
+    validation = validate(plan, machine_fit, [make_run("plain", change=lose_all)[0]])
+    missing = {figure.name: figure for _, figure in validation.outside(9.0)}
+    assert set(missing) == {"acceptance_length", "tpot_mean"}
+    assert missing["tpot_mean"].error is None
+    assert missing["tpot_mean"].size == math.inf
+    assert not missing["tpot_mean"].is_inside
+
+
+def test_a_checked_figure_that_was_measured_as_zero_is_outside_the_tolerance(
+    plan, machine_fit, make_run
+):
+    def emit_nothing(records):
+        for request in records.requests:
+            request.output_tokens = 0
+
+    validation = validate(plan, machine_fit, [make_run("plain", change=emit_nothing)[0]])
+    assert validation.runs[0].figure("throughput").measured == 0.0
+    assert "throughput" in {figure.name for _, figure in validation.outside(9.0)}
 
 
 def test_a_run_of_another_trace_is_refused(plan, machine_fit, make_run):
