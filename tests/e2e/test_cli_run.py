@@ -1,0 +1,174 @@
+"""``codesign run``, and ``codesign validate`` after it, as typed, on a tiny random pair."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import codesign
+from codesign.cli import main
+from codesign.run_directory import read_run
+
+pytestmark = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPU cores")
+
+POLICIES = ("plain", "chain-3", "tree-4x2x2", "async-tree-4x2x2")
+SECONDS = 3  # from the first arrival to the last
+
+
+def codesign_words(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "codesign", *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(codesign.__file__).parents[1])}
+
+
+@pytest.fixture(scope="module")
+def planned(machine_fit, tiny_models, tmp_path_factory) -> Path:
+    """A folder with a plan for the tiny pair: seven requests, one each half second."""
+    folder = tmp_path_factory.mktemp("run")
+    target, draft = map(str, tiny_models)
+    dataclasses.replace(machine_fit, target=target, draft=draft).save(folder / "fit.json")
+    rows = [f"2024-05-10 00:00:0{i / 2:.6f},{20 + 3 * i},{10 + i}" for i in range(2 * SECONDS + 1)]
+    table = "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows])
+    (folder / "trace.csv").write_text(table + "\n")
+    code = main(
+        ["plan", "--trace", str(folder / "trace.csv"), "--fit", str(folder / "fit.json"),
+         "--workers", "2", "--policies", ",".join(POLICIES), "--max-batch", "2",
+         "--out", str(folder / "plan.json"), "--quiet"]
+    )  # fmt: skip
+    assert code == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ran(planned) -> tuple[Path, dict]:
+    """The plan's choice and all baselines, run once, and what the command printed."""
+    done = subprocess.run(
+        codesign_words("run", "--plan", "plan.json", "--baselines", "--out", "runs", "--json"),
+        cwd=planned, env=environment(), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return planned, json.loads(done.stdout)
+
+
+def in_folder(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        codesign_words(*arguments), cwd=folder, env=environment(),
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+def test_the_choice_and_all_baselines_are_run_and_no_token_differs(ran):
+    folder, printed = ran
+    assert printed["differing_requests"] == []
+    policies = {run["label"].split()[0] for run in printed["runs"]}
+    assert policies == set(POLICIES)
+    for run in printed["runs"]:
+        stored = read_run(folder / run["directory"])
+        assert stored.origin == "measured"
+        assert stored.summary["label"] == run["label"]
+        assert [len(stored.outputs[i]) for i in range(7)] == [10 + i for i in range(7)]
+        assert all(r.finish > r.arrival for r in stored.records.requests)
+        assert run["metrics"]["num_finished"] == 7
+        # The last arrival is replayed by the wall clock.
+        assert stored.records.seconds >= SECONDS
+
+
+def test_speculation_accepts_something_and_plain_decoding_nothing(ran):
+    _, printed = ran
+    lengths = {r["label"].split()[0]: r["metrics"]["acceptance_length"] for r in printed["runs"]}
+    assert lengths.pop("plain") == 1.0
+    assert min(lengths.values()) > 1.0
+
+
+def test_resume_keeps_whole_runs_and_candidate_takes_a_policy(ran):
+    folder, printed = ran
+    (chain,) = (r for r in printed["runs"] if r["label"].startswith("chain-3"))
+    files = [folder / run["directory"] / "run.json" for run in printed["runs"]]
+    before = [path.stat().st_mtime_ns for path in files]
+    words = ("run", "--plan", "plan.json", "--candidate", "chain-3", "--out", "runs", "--resume")
+    again = in_folder(folder, *words, "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["runs"] == [chain]
+    assert [path.stat().st_mtime_ns for path in files] == before
+
+
+def test_validate_takes_the_runs_and_ends_with_0_or_6(ran):
+    folder, printed = ran
+    runs = [run["directory"] for run in printed["runs"]]
+    words = ("validate", "--plan", "plan.json", "--run", *runs, "--json", "--quiet")
+    result = in_folder(folder, *words)
+    payload = json.loads(result.stdout)
+    # The fit is of a made-up machine: only its verdict and the exit code must agree.
+    assert result.returncode == (0 if payload["is_within_tolerance"] else 6), result.stderr
+    assert [run["origin"] for run in payload["runs"]] == ["measured"] * len(runs)
+    assert all(run["num_unfinished"] == 0 for run in payload["runs"])
+    assert "Traceback" not in result.stderr
+
+
+def test_ctrl_c_keeps_what_is_finished_and_resume_completes_it(planned):
+    command = codesign_words(
+        "run", "--plan", "plan.json", "--candidate", "plain", "--candidate", "chain-3",
+        "--out", "cut", "--json",
+    )  # fmt: skip
+    running = subprocess.Popen(
+        command, cwd=planned, env=environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and running.poll() is None:
+        if list((planned / "cut").glob("plain*/run.json")):
+            break
+        time.sleep(0.02)
+    time.sleep(SECONDS / 3)  # the second run has begun
+    running.send_signal(signal.SIGINT)
+    printed, errors = running.communicate(timeout=60)
+    assert running.returncode == 130, errors
+    assert "Traceback" not in errors
+    (plain,) = (planned / "cut").glob("plain*")
+    (chain,) = (planned / "cut").glob("chain-3*")
+    stored = read_run(chain)
+    assert any(note.startswith("interrupted: ") for note in stored.records.notes)
+    num_left = sum(request.finish is None for request in stored.records.requests)
+    assert 0 < num_left <= 7
+    assert json.loads(printed)["runs"][1]["metrics"]["num_finished"] == 7 - num_left
+
+    checked = in_folder(planned, "validate", "--plan", "plan.json", "--run", chain, "--quiet")
+    assert checked.returncode == 6
+    assert f"{num_left} of 7 requests did not finish" in checked.stderr
+
+    kept = (plain / "run.json").stat().st_mtime_ns
+    again = subprocess.run(
+        [*command, "--resume"], cwd=planned, env=environment(),
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    assert (plain / "run.json").stat().st_mtime_ns == kept
+    assert json.loads(again.stdout)["differing_requests"] == []
+    assert all(r.finish is not None for r in read_run(chain).records.requests)
+    assert read_run(chain).records.notes == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (("--plan", "nowhere.json"), 4, "nowhere.json does not exist"),
+        (("--plan", "plan.json", "--candidate", "chain-9"), 4, "no candidate 'chain-9'"),
+        (("--plan", "plan.json", "--workers", "1"), 5, "codesign plan --workers 1"),
+    ],
+)
+def test_what_cannot_be_run_is_said_in_one_line(planned, flags, code, words):
+    result = in_folder(planned, "run", *flags, "--out", "refused", "--quiet")
+    assert result.returncode == code
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert not (planned / "refused").exists()
