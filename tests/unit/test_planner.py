@@ -213,16 +213,6 @@ def test_what_was_kept_for_another_question_is_not_used(tmp_path):
     assert SearchCache("one", path).get(plain, 0) is None  # without resume it starts anew
 
 
-def test_an_outcome_that_cannot_be_kept_is_named_and_not_counted(tmp_path):
-    folder = tmp_path / "gone"
-    cache = SearchCache("one", folder / "kept.jsonl")
-    (folder / "kept.jsonl").unlink()
-    folder.rmdir()
-    with pytest.raises(InputError, match=r"cannot write .*kept\.jsonl"):
-        cache.put(Outcome("plain on 2, batch 1", 0, {"goodput": 1.0}, {}, 1))
-    assert len(cache) == 0
-
-
 @pytest.mark.parametrize("change", ["requests", "fit", "slo", "kv"])
 def test_the_key_of_a_search_depends_on_all_that_its_simulations_do(change):
     base = (trace(), "fit", SLO(tpot=0.1), 4096)
