@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 # From simple to involved: at equal predictions the simpler one is chosen.
 FAMILIES = ("plain", "chain", "threshold", "specserve", "tree", "async-tree")
-OBJECTIVES = ("goodput", "latency")
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,6 @@ ROUND_FIGURES = (
     "seconds", "prefill", "batch", "rows", "context", "num_expansions", "draft_rows",
     "num_emitted_tokens",
 )  # fmt: skip
-DEFAULT_TOLERANCE = 0.15
 
 
 @dataclass(frozen=True, slots=True)
