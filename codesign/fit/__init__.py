@@ -151,12 +151,11 @@ def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_time(values: Mapping[str, Any]) -> StepTime:
     rows, seconds = tuple(values["rows"]), tuple(values["seconds"])
-    return StepTime(alpha=values["alpha"], rows=rows, seconds=seconds, gamma=values["gamma"])
+    return StepTime(**{**values, "rows": rows, "seconds": seconds})
 
 
 def _read_cost(values: Mapping[str, Any]) -> RoundCost:
-    scalars = {name: values[name] for name in ("reroot", "link", "slowdown")}
-    return RoundCost(**{name: _read_time(values[name]) for name in FORWARDS}, **scalars)
+    return RoundCost(**{**values, **{name: _read_time(values[name]) for name in FORWARDS}})
 
 
 def _read_step(values: Mapping[str, Any]) -> StepFit:

@@ -2,7 +2,8 @@
 
 Both papers write a forward as T = alpha * context + gamma * rows + delta. On some machines the cost
 of a row is not constant (a matrix-vector product becomes a matrix product), so ``gamma * rows`` may
-be replaced by a table over rows, whichever predicts held-out measurements better (codesign.fit).
+be replaced by a table over rows where the line is off by more than 5 % (codesign.fit). Long prompts
+add a term for rows times context, as each row of a chunk attends to all that stands before it.
 
 Source:
     SpecServe, equations 2 to 6 (papers' form).
@@ -12,11 +13,23 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+
+
+class _Segments:
+    """Slots of what a ``StepTime`` works out once, kept out of its fields and its file."""
+
+    __slots__ = ("_first", "_inner", "_segments")
+
+    _first: float  # fewer rows than these cost as much as these
+    _inner: tuple[int, ...]  # knots between two segments
+    _segments: tuple[tuple[float, float, float], ...]  # (rows, seconds, seconds per row) each
 
 
 @dataclass(frozen=True, slots=True)
-class StepTime:
-    """Seconds of one forward: ``alpha * context + f(rows)``.
+class StepTime(_Segments):
+    """Seconds of one forward: ``alpha * context + cross * rows * context + f(rows)``.
 
     Attributes:
         alpha: Seconds per token of context that the rows attend to.
@@ -24,29 +37,44 @@ class StepTime:
         seconds: Seconds at each knot without context. Linear between knots; beyond the last knot
             the last slope goes on (with a single knot: ``gamma``).
         gamma: Seconds per row beyond a single knot.
+        cross: Seconds per row and token of context: attention of a chunk of a long prompt over
+            what stands before it. Of one request: rows of others do not attend to its context.
     """
 
     alpha: float
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
     gamma: float = 0.0
+    cross: float = 0.0
+
+    def __post_init__(self) -> None:
+        if len(self.rows) == 1:
+            first, segments = -inf, ((float(self.rows[0]), self.seconds[0], self.gamma),)
+        else:
+            first = float(self.rows[0])
+            segments = tuple(
+                (float(r0), s0, (s1 - s0) / (r1 - r0))
+                for (r0, s0), (r1, s1) in pairwise(zip(self.rows, self.seconds, strict=True))
+            )
+        object.__setattr__(self, "_first", first)
+        object.__setattr__(self, "_inner", self.rows[1:-1])
+        object.__setattr__(self, "_segments", segments)
+
+    def __reduce__(self) -> tuple[type[StepTime], tuple[object, ...]]:
+        # What dataclasses generate restores the fields only.
+        return StepTime, (self.alpha, self.rows, self.seconds, self.gamma, self.cross)
 
     @classmethod
-    def linear(cls, *, alpha: float, gamma: float, delta: float) -> StepTime:
+    def linear(cls, *, alpha: float, gamma: float, delta: float, cross: float = 0.0) -> StepTime:
         """The papers' form, ``alpha * context + gamma * rows + delta``."""
-        return cls(alpha=alpha, rows=(0,), seconds=(delta,), gamma=gamma)
+        return cls(alpha=alpha, rows=(0,), seconds=(delta,), gamma=gamma, cross=cross)
 
     def __call__(self, rows: float, context: float = 0.0) -> float:
         """Seconds of a forward of ``rows`` rows that attend to ``context`` tokens in all."""
-        return self.alpha * context + self._row_seconds(rows)
-
-    def _row_seconds(self, rows: float) -> float:
-        if len(self.rows) == 1:
-            return self.seconds[0] + self.gamma * (rows - self.rows[0])
-        right = min(max(bisect_right(self.rows, rows), 1), len(self.rows) - 1)
-        r0, r1 = self.rows[right - 1], self.rows[right]
-        s0, s1 = self.seconds[right - 1], self.seconds[right]
-        return s0 + (s1 - s0) * (max(rows, self.rows[0]) - r0) / (r1 - r0)
+        r0, s0, slope = self._segments[bisect_right(self._inner, rows)]
+        first = self._first
+        seconds = s0 + slope * ((rows if rows > first else first) - r0) + self.alpha * context
+        return seconds + self.cross * rows * context if self.cross else seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +90,9 @@ class RoundCost:
         link: Seconds of one message, one way; 0 when both models share a process.
         slowdown: Seconds that the target loses for each second in which the draft model runs beside
             it (shared memory bandwidth); 0 on separate GPUs.
+        kv_tokens: KV rows that fit one replica, the smaller of target's and draft's side with the
+            weights of both counted; None where nobody knows.
+        kv_transfer: Seconds per prompt token that moves from a prefill pool to this deployment.
     """
 
     target: StepTime
@@ -71,6 +102,8 @@ class RoundCost:
     reroot: float = 0.0
     link: float = 0.0
     slowdown: float = 0.0
+    kv_tokens: int | None = None
+    kv_transfer: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import pickle
+from dataclasses import asdict, replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +50,18 @@ def test_two_knots_on_a_line_agree_with_the_linear_form():
     table = StepTime(alpha=1e-6, rows=(1, 9), seconds=(line(1), line(9)))
     for rows in (1, 2, 9, 30):
         assert table(rows, 77) == pytest.approx(line(rows, 77))
+
+
+def test_a_chunk_pays_for_each_row_times_what_stands_before_it():
+    step = StepTime(alpha=1e-6, rows=(1, 9), seconds=(0.01, 0.02), cross=1e-8)
+    assert step(5, 1000) == pytest.approx(0.015 + 1e-3 + 1e-8 * 5 * 1000)
+    assert step(5) == pytest.approx(0.015)
+
+
+def test_a_step_time_survives_a_trip_to_another_process_and_a_change_of_one_field():
+    step = replace(TABLE, cross=1e-9)
+    assert pickle.loads(pickle.dumps(step))(5, 70) == step(5, 70) != TABLE(5, 70)
+    assert set(asdict(step)) == {"alpha", "rows", "seconds", "gamma", "cross"}
 
 
 @given(
