@@ -16,8 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
-from scipy.special import expit
 
 from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile, Recording
 from codesign.policy.cost import Calibration
@@ -53,6 +51,8 @@ class CalibrationFit:
 
 def fit_calibration(profile: AcceptanceProfile) -> CalibrationFit:
     """Fit the calibration of an acceptance profile, overall and by category."""
+    from scipy.special import expit  # scipy takes 0.5 s to import; whoever reads a fit needs none
+
     requests = [r for group in profile.recordings.values() for r in group]
     score_N, agreed_N = _observations(requests)
     overall = _fit(score_N, agreed_N, Calibration(), _PRIOR)
@@ -89,6 +89,9 @@ def _observations(requests: list[Recording] | tuple[Recording, ...]) -> tuple[Fl
 
 def _fit(score_N: Floats, agreed_N: Floats, prior: Calibration, strength: float) -> Calibration:
     """Most likely slope (at least 0) and intercept, with a normal prior around ``prior``."""
+    from scipy.optimize import minimize
+    from scipy.special import expit
+
     centre = np.array([prior.slope, prior.intercept])
 
     def loss(coefficients: Floats) -> tuple[float, Floats]:
@@ -106,6 +109,8 @@ def _fit(score_N: Floats, agreed_N: Floats, prior: Calibration, strength: float)
 
 def _held_out_error(requests: list[Recording]) -> float | None:
     """Calibration error when each request's chances come from a fit to the others."""
+    from scipy.special import expit
+
     folds = min(_FOLDS, len(requests))
     if folds < 2:
         return None
