@@ -162,8 +162,7 @@ def _read_step(values: Mapping[str, Any]) -> StepFit:
     return StepFit(
         time=_read_time(values["time"]),
         form=values["form"],
-        line=HeldOut(**values["line"]),
-        table=HeldOut(**values["table"]),
+        held_out={form: HeldOut(**error) for form, error in values["held_out"].items()},
         num_shapes=values["num_shapes"],
     )
 
@@ -226,7 +225,8 @@ def fit_costs(
         for op in FORWARDS:
             beside = is_split and op.startswith("draft")
             name = f"{label}/{op}"
-            fits[name] = fit_step(_timings(part, label, op, beside=beside))
+            timings = _timings(part, label, op, beside=beside)
+            fits[name] = fit_step(timings, is_prefill=op.endswith("prefill"))
             errors[name] = fits[name].error
         constants = {}
         for op in ("reroot", "link") if is_split else ("reroot",):

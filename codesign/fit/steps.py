@@ -1,8 +1,9 @@
-"""From timings of forwards to ``StepTime``: a line or a table, whichever predicts unseen shapes.
+"""From timings of forwards to ``StepTime``: the papers' line, or a form that predicts better.
 
-A shape is (rows, requests, context); its time is the median over repetitions. Both forms are
-non-negative least squares on relative residuals, with shapes that fit badly weighted down. Which
-form is better, and how good it is, is measured by leaving out one shape at a time.
+A shape is (rows, requests, context); its time is the median over repetitions. All forms are
+non-negative least squares on relative residuals, with shapes that fit badly weighted down. How
+good a form is, is measured by leaving out one shape at a time. The line stays as long as its error
+there is at most 5 %; else the form with the smallest error is taken.
 
 Must not import torch.
 """
@@ -23,10 +24,13 @@ from codesign.policy.cost import StepTime
 if TYPE_CHECKING:
     import pandas as pd
 
-Form = Literal["line", "table"]
+Form = Literal["line", "quadratic", "piecewise", "table"]
 Floats = NDArray[np.float64]
 
 MIN_SHAPES = 3  # fewer leave nothing to hold out
+MAX_LINE_ERROR = 0.05  # mean held-out error up to which the papers' line stays
+_MAX_BENDS = 4  # of the piecewise form
+_REACH = 1 << 18  # rows up to which a fitted parabola is written out; longer prompts go on straight
 _HUBER = 1.345  # residuals beyond this many standard deviations weigh less
 _REWEIGHTS = 4
 
@@ -47,21 +51,19 @@ class StepFit:
     Attributes:
         time: The chosen form.
         form: Which one that is.
-        line: Held-out error of the papers' form.
-        table: Held-out error of the table over rows.
+        held_out: Error of each form that was tried.
         num_shapes: Shapes that were measured.
     """
 
     time: StepTime
     form: Form
-    line: HeldOut
-    table: HeldOut
+    held_out: dict[Form, HeldOut]
     num_shapes: int
 
     @property
     def error(self) -> float:
         """Median held-out relative error of the chosen form."""
-        return (self.line if self.form == "line" else self.table).median
+        return self.held_out[self.form].median
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +92,13 @@ class Shapes:
         return Shapes(self.rows[keep], self.context[keep], self.seconds[keep])
 
 
-def fit_step(steps: pd.DataFrame) -> StepFit:
-    """Fit both forms and choose the one with the smaller mean held-out error.
+def fit_step(steps: pd.DataFrame, *, is_prefill: bool = False) -> StepFit:
+    """Fit every form and choose one: the line unless it is off by more than ``MAX_LINE_ERROR``.
 
     Args:
         steps: One row per timing of one kind of step: rows, requests, context, seconds.
+        is_prefill: Whether the rows are prompts: then a parabola, attention within the prompt, is
+            tried too, and taken wherever it predicts better than the line.
 
     Raises:
         InputError: If there are fewer than ``MIN_SHAPES`` shapes, or a time is not above 0.
@@ -107,10 +111,19 @@ def fit_step(steps: pd.DataFrame) -> StepFit:
         )
     if not (np.isfinite(shapes.seconds).all() and shapes.seconds.min() > 0):
         raise InputError("a measured time is not above 0 seconds. Measure again: codesign profile")
-    line, table = held_out(shapes, fit_line), held_out(shapes, fit_table)
-    form: Form = "table" if table.mean < line.mean else "line"
-    time = fit_table(shapes) if form == "table" else fit_line(shapes)
-    return StepFit(time, form, line, table, len(shapes.seconds))
+    forms: dict[Form, Callable[[Shapes], StepTime]] = {
+        "line": fit_line,
+        "piecewise": fit_piecewise,
+        "table": fit_table,
+    }
+    if is_prefill:
+        forms["quadratic"] = fit_quadratic
+    errors: dict[Form, HeldOut] = {name: held_out(shapes, fit) for name, fit in forms.items()}
+    smooth: list[Form] = ["line", "quadratic"] if is_prefill else ["line"]
+    form: Form = min(smooth, key=lambda name: errors[name].mean)
+    if errors[form].mean > MAX_LINE_ERROR:
+        form = min(errors, key=lambda name: errors[name].mean)
+    return StepFit(forms[form](shapes), form, errors, len(shapes.seconds))
 
 
 def fit_line(shapes: Shapes) -> StepTime:
@@ -118,6 +131,35 @@ def fit_line(shapes: Shapes) -> StepTime:
     design = np.column_stack([shapes.context, shapes.rows, np.ones_like(shapes.rows)])
     alpha, gamma, delta = _solve(design, shapes.seconds).tolist()
     return StepTime.linear(alpha=alpha, gamma=gamma, delta=delta)
+
+
+def fit_quadratic(shapes: Shapes) -> StepTime:
+    """A line, and ``cross`` seconds for each pair of a row and a token that it attends to.
+
+    A row of a prompt attends to the context before the prompt and to the rows before it, so that
+    whole prompts, measured without context, tell what a chunk of a prompt pays for its context.
+    """
+    pairs = shapes.rows * (shapes.context + shapes.rows / 2.0)
+    design = np.column_stack([pairs, shapes.rows, np.ones_like(pairs)])
+    cross, gamma, delta = _solve(design, shapes.seconds).tolist()
+    knots = [0] + [int(n) for n in np.unique(np.geomspace(1, _REACH, 73).round())]
+    seconds = tuple(delta + gamma * n + cross * n * n / 2.0 for n in knots)
+    return StepTime(alpha=0.0, rows=tuple(knots), seconds=seconds, cross=cross)
+
+
+def fit_piecewise(shapes: Shapes) -> StepTime:
+    """``alpha * context + f(rows)``, f straight between a few bends and steeper after each."""
+    measured = np.unique(shapes.rows)
+    inner = measured[1:-1]
+    picks = np.linspace(0, len(inner) - 1, min(_MAX_BENDS, len(inner))).round().astype(np.int64)
+    bends = np.unique(inner[picks]) if len(inner) else inner
+    after = np.maximum(shapes.rows[:, None] - bends[None, :], 0.0)
+    ones = np.ones_like(shapes.rows)
+    design = np.column_stack([shapes.context, ones, shapes.rows, after])
+    alpha, delta, gamma, *steeper = _solve(design, shapes.seconds).tolist()
+    knots = np.unique([0.0, *bends, measured[-1], measured[-1] + 1.0])
+    seconds = delta + gamma * knots + np.maximum(knots[:, None] - bends, 0.0) @ np.array(steeper)
+    return StepTime(alpha, tuple(int(n) for n in knots), tuple(seconds.tolist()))
 
 
 def fit_table(shapes: Shapes) -> StepTime:

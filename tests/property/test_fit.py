@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codesign.fit.steps import Shapes, fit_line, fit_table, held_out
+from codesign.fit.steps import (
+    Shapes,
+    fit_line,
+    fit_piecewise,
+    fit_quadratic,
+    fit_table,
+    held_out,
+)
 
 SHAPES = [(n, c) for n in (1, 2, 4, 8, 12, 16, 32) for c in (32, 128, 512)]
 ROWS = np.array([n for n, _ in SHAPES], np.float64)
@@ -60,7 +67,7 @@ def test_a_noisy_line_is_recovered_within_a_few_times_the_noise(alpha, gamma, de
 @given(st.lists(st.floats(1e-4, 1.0), min_size=len(SHAPES), max_size=len(SHAPES)))
 def test_whatever_was_measured_times_are_above_zero_and_rise_with_rows_and_context(seconds):
     shapes = Shapes(ROWS, CONTEXT, np.array(seconds))
-    for time in (fit_line(shapes), fit_table(shapes)):
+    for time in [fit(shapes) for fit in (fit_line, fit_quadratic, fit_piecewise, fit_table)]:
         at = [time(n, 100) for n in range(1, 65)]
         assert at[0] >= 0
         assert all(b >= a - 1e-12 for a, b in itertools.pairwise(at))

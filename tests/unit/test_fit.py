@@ -26,7 +26,7 @@ from codesign.fit import (
     fit_slowdown,
 )
 from codesign.fit.calibration import calibration_error, fit_calibration
-from codesign.fit.steps import Shapes, fit_line, fit_step, fit_table, held_out
+from codesign.fit.steps import MAX_LINE_ERROR, Shapes, fit_line, fit_step, fit_table, held_out
 
 ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 CONTEXTS = (32, 128, 512)
@@ -40,6 +40,11 @@ def line(rows: int, context: int) -> float:
 def kinked(rows: int, context: int) -> float:
     """Flat up to 8 rows, twice as dear from 9 on."""
     return 2e-6 * context + (0.04 if rows <= 8 else 0.08)
+
+
+def bent(rows: int, context: int) -> float:
+    """Nearly flat up to 12 rows, then dearer row by row."""
+    return 2e-6 * context + 0.04 + 1e-4 * rows + 4e-3 * max(rows - 12, 0)
 
 
 def timings(
@@ -119,9 +124,37 @@ def test_a_line_is_chosen_where_time_is_a_line():
 def test_a_table_is_chosen_on_a_kinked_curve_and_the_line_is_honest_about_its_error():
     step = fit_step(timings(kinked))
     assert step.form == "table"
-    assert step.line.median > 0.1 > 0.03 > step.table.median
+    assert step.held_out["line"].median > 0.1 > 0.03 > step.held_out["table"].median
     assert step.time(8, 128) == pytest.approx(kinked(8, 128), rel=0.03)
     assert step.time(12, 128) == pytest.approx(kinked(12, 128), rel=0.03)
+
+
+def test_the_line_stays_where_it_is_off_by_less_than_5_percent_even_if_another_form_fits_better():
+    step = fit_step(timings(lambda n, c: line(n, c) * (1.0 if n <= 8 else 1.07), noise=0.0))
+    assert step.form == "line"
+    assert step.held_out["table"].mean < step.held_out["line"].mean <= MAX_LINE_ERROR
+
+
+def test_a_bent_line_is_followed_between_the_rows_that_were_measured():
+    step = fit_step(timings(bent, noise=0.0))
+    assert step.form == "piecewise"
+    assert step.time(20, 128) == pytest.approx(bent(20, 128), rel=0.02)
+    assert step.time(64, 128) == pytest.approx(bent(64, 128), rel=0.05)
+
+
+def test_a_prefill_learns_from_whole_prompts_what_a_chunk_pays_for_its_context():
+    def prefill(rows: int, context: int) -> float:
+        return 0.002 + 1e-4 * rows + 4e-8 * rows * (context + rows / 2)
+
+    rows = [(n, 0) for n in (16, 64, 128, 512, 2048, 4096)]
+    data = [("2", "prefill", n, 1, c, False, prefill(n, c)) for n, c in rows]
+    step = fit_step(pd.DataFrame(data, columns=list(STEP_COLUMNS)), is_prefill=True)
+    assert step.form == "quadratic"
+    assert step.time.cross == pytest.approx(4e-8, rel=0.02)
+    assert step.time(512, 8192) == pytest.approx(prefill(512, 8192), rel=0.02)
+    assert step.time(32_768) == pytest.approx(prefill(32_768, 0), rel=0.02)
+    chunks = sum(step.time(512, at) - step.time(0) for at in range(0, 8192, 512)) + step.time(0)
+    assert chunks == pytest.approx(step.time(8192), rel=0.02)
 
 
 def test_the_held_out_error_of_a_wrong_form_is_not_hidden_by_fitting_to_it():
