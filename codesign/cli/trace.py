@@ -20,6 +20,7 @@ examples:
   codesign trace show conv-twin
   codesign trace show AzureLLMInferenceTrace_code.csv --slice 600:300 --rate-scale 0.5
   codesign trace synth bursty --duration 3600 --out bursty.parquet
+  codesign trace show azure-conv --out conv.jsonl
   codesign trace fetch azure-conv
 """
 
@@ -61,7 +62,7 @@ def _add_show(actions: Any) -> None:
     )
     parser.add_argument("trace", metavar="TRACE", help="a file, or a name from trace list")
     _add_changes(parser.add_argument_group("changes to the trace"))
-    parser.add_argument("--out", metavar="FILE", help="write the trace as .parquet or .csv")
+    _add_out(parser)
     add_output_arguments(parser)
     parser.set_defaults(func=show)
 
@@ -80,9 +81,17 @@ def _add_synth(actions: Any) -> None:
     parser.add_argument("--requests", type=int, metavar="N", help="instead of --duration")
     parser.add_argument("--rate", type=float, metavar="R", help="requests/s (the published rate)")
     parser.add_argument("--cv", type=float, help="of the gaps between arrivals (the published cv)")
-    parser.add_argument("--out", metavar="FILE", help="write the trace as .parquet or .csv")
+    _add_out(parser)
     add_output_arguments(parser)
     parser.set_defaults(func=synth)
+
+
+def _add_out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="write the trace as .parquet or .csv (ours), or as .jsonl (Mooncake, for other tools)",
+    )
 
 
 def _add_fetch(actions: Any) -> None:
@@ -232,12 +241,10 @@ def fetch(args: argparse.Namespace) -> None:
 
 
 def _report(args: argparse.Namespace, trace: Trace) -> None:
-    from codesign.traces import summarise, write_csv, write_parquet
+    from codesign.traces import summarise
 
     if args.out is not None:
-        if not args.out.endswith((".parquet", ".csv")):
-            raise UsageError(f"--out takes a name that ends in .parquet or .csv, not '{args.out}'")
-        (write_csv if args.out.endswith(".csv") else write_parquet)(trace, args.out)
+        _write(trace, args.out)
     summary = summarise(trace)
     payload = {
         "name": trace.name,
@@ -248,6 +255,20 @@ def _report(args: argparse.Namespace, trace: Trace) -> None:
         "out": args.out,
     }
     emit(args, payload, lambda: _show_text(trace, summary, args.out))
+
+
+def _write(trace: Trace, out: str) -> None:
+    from codesign.traces import write_csv, write_parquet
+    from codesign.traces.mooncake import write_mooncake
+
+    if out.endswith(".jsonl"):
+        if "hash_ids" not in trace.requests:
+            say(f"trace {trace.name}: no prefix blocks, so every prompt in {out} gets its own")
+        write_mooncake(trace, out)
+    elif out.endswith((".parquet", ".csv")):
+        (write_csv if out.endswith(".csv") else write_parquet)(trace, out)
+    else:
+        raise UsageError(f"--out takes a name that ends in .parquet, .csv or .jsonl, not '{out}'")
 
 
 def _list_text(rows: list[dict[str, Any]]) -> str:

@@ -6,7 +6,8 @@ Formats, told apart by content and not by file name; gzip is accepted for all bu
   digits and CRLF, 2024 an offset (``+00:00``) and whole seconds without a fraction.
 - BurstGPT: CSV ``Timestamp`` (seconds), ``Request tokens``, ``Response tokens``, other columns
   ignored. Failed requests have 0 response tokens (its README); they are dropped with a note.
-- Mooncake: JSON Lines ``timestamp`` (ms), ``input_length``, ``output_length``, ``hash_ids``.
+- Mooncake: JSON Lines ``timestamp`` (ms), ``input_length``, ``output_length``, ``hash_ids``; ours
+  (``traces.mooncake``) may add ``category``.
 - Ours: CSV ``arrival,prompt_tokens,output_tokens[,category][,hash_ids]``, and Parquet.
 
 The checks are in ``traces.checks``. Imports no torch.
@@ -245,6 +246,9 @@ def _read_mooncake(path: Path, is_gzip: bool) -> Parsed:
     requests = _assemble(arrival, prompt, output)
     if any("hash_ids" in record for record in records):
         _add_blocks(rows, requests, _json_blocks(rows, records))
+    if any("category" in record for record in records):
+        names = _column(rows, records, "category")
+        requests["category"] = pd.Series(list(map(str, names)), dtype=object)
     return Parsed(requests)
 
 

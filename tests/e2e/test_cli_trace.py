@@ -124,6 +124,16 @@ def test_synth_without_out_says_that_nothing_was_written(cli, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_out_with_jsonl_writes_mooncake_lines_and_says_that_prefixes_are_not_known(cli, tmp_path):
+    result = cli("trace", "show", "conv-twin", "--max-requests", "2", "--out", "a.jsonl")
+    assert result.returncode == 0
+    assert "no prefix blocks" in result.stderr
+    first = json.loads((tmp_path / "a.jsonl").read_text().splitlines()[0])
+    assert {"timestamp", "input_length", "output_length", "hash_ids"} <= set(first)
+    shown = json.loads(cli("trace", "show", "a.jsonl", "--json").stdout)
+    assert shown["summary"]["num_requests"] == 2
+
+
 def test_a_bad_row_is_exit_4_and_one_line(cli, tmp_path):
     (tmp_path / "bad.csv").write_text(SMALL + "3,0,1\n", encoding="ascii")
     result = cli("trace", "show", "bad.csv")
@@ -140,7 +150,7 @@ def test_a_bad_row_is_exit_4_and_one_line(cli, tmp_path):
         (("show", "small.csv", "--slice", "9:1"), 4, "it lasts 2.0 s"),
         (("show", "small.csv", "--length-scale", "a:b"), 2, "--length-scale takes X or X:Y"),
         (("show", "small.csv", "--rate-scale", "0"), 4, "scale of rate must be a positive"),
-        (("show", "small.csv", "--out", "x.txt"), 2, "ends in .parquet or .csv"),
+        (("show", "small.csv", "--out", "x.txt"), 2, "ends in .parquet, .csv or .jsonl"),
         (("synth", "stormy"), 4, "one of steady, bursty, low"),
         (("fetch", "no-such"), 4, "no published trace 'no-such'"),
         ((), 2, "ACTION"),
