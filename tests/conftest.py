@@ -76,7 +76,6 @@ def machine_fit() -> Fit:
         temperature=0.0,
         costs={"2": _cost(1.0), "1+1": _cost(1.5, link=0.0002, slowdown=0.1)},
         calibration=Calibration(),
-        calibration_by_category={},
         acceptance=AcceptanceProfile(acceptance),
         errors={"2/target": 0.02, "2/draft": 0.04, "1+1/target": 0.02, "1+1/draft": 0.04},
     )

@@ -115,22 +115,21 @@ def _constant_table(fit: Fit) -> str:
 
 def _token_table(fit: Fit) -> str:
     acceptance, checked = fit.acceptance, fit.calibration_fit
-    rows = [
-        [name, acceptance.hit_rate(1, group), acceptance.hit_rate(4, group), c.slope, c.intercept]
-        for name, group, c in (
-            ("all", None, fit.calibration),
-            *((name, name, c) for name, c in fit.calibration_by_category.items()),
-        )
-    ]
+    kinds = [("all", None), *((name, name) for name in acceptance.categories)]
     text = table(
-        ["prompts", "in top 1", "in top 4", "slope", "intercept"],
-        rows,
-        f"agreement over {acceptance.num_tokens:,} tokens, and calibration of confidences",
+        ["prompts", "in top 1", "in top 4"],
+        [
+            [name, acceptance.hit_rate(1, kind), acceptance.hit_rate(4, kind)]
+            for name, kind in kinds
+        ],
+        f"agreement over {acceptance.num_tokens:,} tokens",
     )
     if checked is None:
         return text
     after = "-" if checked.error_after is None else f"{checked.error_after:.3f}"
+    slope, intercept = fit.calibration.slope, fit.calibration.intercept
     return (
-        f"{text}\ncalibration error {checked.error_before:.3f} before, {after} after, on requests "
-        "not fitted to"
+        f"{text}\nconfidences are calibrated with slope {slope:.3g} and intercept {intercept:.3g}:\n"
+        f"calibration error {checked.error_before:.3f} before, {after} after, on requests not "
+        "fitted to"
     )

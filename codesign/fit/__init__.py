@@ -44,7 +44,6 @@ class Fit:
         temperature: That acceptance was recorded at.
         costs: Step times by deployment label, for example "2" and "1+1".
         calibration: Of the draft's confidences.
-        calibration_by_category: The same for each kind of prompt.
         acceptance: Recorded agreement of draft and target.
         errors: Median held-out relative error of each "deployment/op", and under "acceptance"
             the relative standard error of the tokens emitted per round.
@@ -60,7 +59,6 @@ class Fit:
     temperature: float
     costs: dict[str, RoundCost]
     calibration: Calibration
-    calibration_by_category: dict[str, Calibration]
     acceptance: AcceptanceProfile
     errors: dict[str, float]
     top_k: int = 0
@@ -92,9 +90,6 @@ class Fit:
             "origin": self.origin,
             "costs": {label: asdict(cost) for label, cost in self.costs.items()},
             "calibration": asdict(self.calibration),
-            "calibration_by_category": {
-                name: asdict(c) for name, c in self.calibration_by_category.items()
-            },
             "acceptance": {"path": beside.name, "sha256": sha256(beside)},
             "errors": self.errors,
             "steps": {name: asdict(step) for name, step in self.steps.items()},
@@ -139,9 +134,6 @@ def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
         "top_p": payload.get("top_p", 1.0),
         "costs": {label: _read_cost(cost) for label, cost in payload["costs"].items()},
         "calibration": Calibration(**payload["calibration"]),
-        "calibration_by_category": {
-            name: Calibration(**c) for name, c in payload["calibration_by_category"].items()
-        },
         "errors": payload["errors"],
         "origin": payload["origin"],
         "steps": {name: _read_step(step) for name, step in payload["steps"].items()},
@@ -168,9 +160,7 @@ def _read_step(values: Mapping[str, Any]) -> StepFit:
 
 
 def _read_calibration(values: Mapping[str, Any]) -> CalibrationFit:
-    by_category = {name: Calibration(**c) for name, c in values["by_category"].items()}
-    overall = Calibration(**values["overall"])
-    return CalibrationFit(**{**values, "overall": overall, "by_category": by_category})
+    return CalibrationFit(**{**values, "calibration": Calibration(**values["calibration"])})
 
 
 def fit_profile(directory: str | Path) -> Fit:
@@ -197,8 +187,7 @@ def fit_profile(directory: str | Path) -> Fit:
         top_k=about.get("top_k", 0),
         top_p=about.get("top_p", 1.0),
         costs=costs,
-        calibration=calibration.overall,
-        calibration_by_category=calibration.by_category,
+        calibration=calibration.calibration,
         acceptance=acceptance,
         errors={**errors, "acceptance": acceptance_error(acceptance)},
         steps=fits,

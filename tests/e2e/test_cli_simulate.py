@@ -31,7 +31,6 @@ def inputs(tmp_path):
         temperature=0.0,
         costs={"2": cost, "1+1": cost},
         calibration=Calibration(),
-        calibration_by_category={},
         acceptance=AcceptanceProfile.independent([0.6, 0.2], num_tokens=500, seed=1),
         errors={},
     )

@@ -219,8 +219,8 @@ def test_a_missing_measurement_is_named_and_never_guessed(op, message):
 def test_a_calibration_is_recovered_within_its_standard_error():
     fitted = fit_calibration(recorded(slope=0.6, intercept=-0.8, tokens=500))
     # 10,000 tokens: standard errors are about 0.017 and 0.023 by the Fisher information.
-    assert fitted.overall.slope == pytest.approx(0.6, abs=0.06)
-    assert fitted.overall.intercept == pytest.approx(-0.8, abs=0.08)
+    assert fitted.calibration.slope == pytest.approx(0.6, abs=0.06)
+    assert fitted.calibration.intercept == pytest.approx(-0.8, abs=0.08)
     assert fitted.error_before > 0.1
     assert fitted.error_after is not None
     assert fitted.error_after < 0.03
@@ -228,25 +228,16 @@ def test_a_calibration_is_recovered_within_its_standard_error():
 
 def test_calibrated_confidences_keep_their_calibration():
     fitted = fit_calibration(recorded())
-    assert fitted.overall.slope == pytest.approx(1.0, abs=0.12)
-    assert fitted.overall.intercept == pytest.approx(0.0, abs=0.1)
-
-
-def test_a_category_with_few_tokens_stays_near_the_overall_calibration():
-    many = recorded(slope=0.6, intercept=-0.8).recordings["chat"]
-    always = Recording(99, np.zeros(3, np.int64), np.log(np.full((3, 4), 0.2)))
-    fitted = fit_calibration(AcceptanceProfile({"chat": many, "rare": (always,)}))
-    rare, overall = fitted.by_category["rare"], fitted.overall
-    assert abs(rare.intercept - overall.intercept) < 0.3
-    assert rare.intercept > overall.intercept  # but it has moved towards its own tokens
+    assert fitted.calibration.slope == pytest.approx(1.0, abs=0.12)
+    assert fitted.calibration.intercept == pytest.approx(0.0, abs=0.1)
 
 
 def test_unanimous_answers_do_not_run_away():
     log_probs = np.log(np.tile([0.6, 0.2, 0.1, 0.05], (200, 1)))
     recordings = tuple([Recording(i, np.zeros(200, np.int64), log_probs) for i in range(2)])
     fitted = fit_calibration(AcceptanceProfile({"chat": recordings}))
-    assert np.isfinite(fitted.overall.slope)
-    assert fitted.overall.intercept > 0
+    assert np.isfinite(fitted.calibration.slope)
+    assert fitted.calibration.intercept > 0
 
 
 def test_positions_where_nothing_was_named_do_not_count_for_the_calibration():
@@ -255,8 +246,7 @@ def test_positions_where_nothing_was_named_do_not_count_for_the_calibration():
     both = AcceptanceProfile({**named.recordings, "summary": (absent,)})
     fitted = fit_calibration(both)
     assert fitted.num_tokens == 100
-    assert fitted.overall == fit_calibration(named).overall
-    assert fitted.by_category["summary"] == fitted.overall
+    assert fitted.calibration == fit_calibration(named).calibration
 
 
 def test_one_request_leaves_nothing_to_hold_out():
