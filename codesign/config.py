@@ -1,10 +1,15 @@
-"""Nouns of a deployment: the service-level objective and the split of the machine."""
+"""Nouns of a deployment: latency targets, the split of the machine, and how it is shared."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from codesign.errors import InputError
+
+Routing = Literal["round-robin", "least-loaded", "prefix-aware"]
+ROUTINGS: tuple[Routing, ...] = ("round-robin", "least-loaded", "prefix-aware")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +43,15 @@ class Deployment:
         draft_workers: The draft's own workers, in a process of its own; 0 when the draft model
             shares the target's workers and runs in turn with it (serial), or when there is no
             draft.
+        replicas: Copies of the above, each with requests of its own.
+        prefill_workers: Workers that only run prompts, for all replicas; 0 when prompts run where
+            their answers are decoded.
     """
 
     target_workers: int
     draft_workers: int = 0
+    replicas: int = 1
+    prefill_workers: int = 0
 
     def __post_init__(self) -> None:
         if self.target_workers < 1 or self.draft_workers < 0:
@@ -49,15 +59,80 @@ class Deployment:
                 f"need at least 1 target worker and no fewer than 0 draft workers, got "
                 f"{self.target_workers} and {self.draft_workers}"
             )
+        if self.replicas < 1 or self.prefill_workers < 0:
+            raise InputError(
+                f"need at least 1 replica and no fewer than 0 prefill workers, got "
+                f"{self.replicas} and {self.prefill_workers}"
+            )
 
     @property
     def num_workers(self) -> int:
         """Workers in all."""
-        return self.target_workers + self.draft_workers
+        return self.replicas * (self.target_workers + self.draft_workers) + self.prefill_workers
+
+    @property
+    def unit(self) -> Deployment:
+        """One replica without the prefill workers: what step times are known for."""
+        return replace(self, replicas=1, prefill_workers=0)
 
     @property
     def label(self) -> str:
-        """For example "2" (all for one process) or "1+1" (target + draft)."""
-        if self.draft_workers == 0:
-            return str(self.target_workers)
-        return f"{self.target_workers}+{self.draft_workers}"
+        """For example "2" (all for one process), "3+1" (target + draft), "2x3+1/p2".
+
+        The last is two replicas of three and one, and two workers for prompts.
+        """
+        split = f"{self.target_workers}+{self.draft_workers}" if self.draft_workers else None
+        times = f"{self.replicas}x" if self.replicas > 1 else ""
+        prompts = f"/p{self.prefill_workers}" if self.prefill_workers else ""
+        return f"{times}{split or self.target_workers}{prompts}"
+
+
+def parse_deployment(label: str) -> Deployment:
+    """The deployment that a label such as "2", "3+1", "2x4" or "2x3+1/p2" names.
+
+    Raises:
+        InputError: If it is not such a label.
+    """
+    match = re.fullmatch(r"(?:(\d+)x)?(\d+)(?:\+(\d+))?(?:/p(\d+))?", label)
+    if match is None:
+        raise InputError(
+            f"unknown split {label!r}; write 4 (one group), 3+1 (target + draft), 2x4 or 2x3+1 "
+            "(replicas), 2x3+1/p2 (and 2 workers for prompts)"
+        )
+    replicas, target, draft, prefill = match.groups()
+    return Deployment(int(target), int(draft or 0), int(replicas or 1), int(prefill or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How a replica shares its memory and its steps between requests.
+
+    The defaults are what the engine on a CPU does.
+
+    Attributes:
+        max_kv_tokens: KV rows of one replica; None for what the fit says its memory holds.
+        prefill_chunk: Most prompt tokens that share a step with decoding; None to run whole
+            prompts between rounds.
+        prefix_cache: Keep the KV rows of prompts for later requests with the same prefix blocks.
+        preemption: Take KV rows as requests grow, and evict the youngest request when they run
+            out; otherwise the rows of the whole answer are reserved when a request is admitted.
+        routing: Which replica a request goes to.
+    """
+
+    max_kv_tokens: int | None = None
+    prefill_chunk: int | None = None
+    prefix_cache: bool = False
+    preemption: bool = False
+    routing: Routing = "round-robin"
+
+    def __post_init__(self) -> None:
+        for name in ("max_kv_tokens", "prefill_chunk"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name.replace('_', ' ')} must be at least 1, got {value}")
+        if self.routing not in ROUTINGS:
+            raise InputError(f"unknown routing {self.routing!r}; one of {', '.join(ROUTINGS)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for a plan file."""
+        return asdict(self)

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from codesign.config import SLO
-from codesign.records import SPANS, RequestRecord, RoundRecord, RunRecords
+from codesign.records import SPANS, RequestRecord, RoundLog, RunRecords
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Metrics:
         acceptance_rate: Draft tokens accepted over draft tokens verified.
         slo_attainment: Share of all requests that finished and met every target.
         goodput: Such requests per second.
-        mean_batch: Requests per round.
+        mean_batch: Requests per round; steps that only run prompts are not counted.
         spans: Mean seconds per round of each span (records.SPANS).
     """
 
@@ -116,7 +118,7 @@ def summarise(records: RunRecords, slo: SLO | None = None) -> Metrics:
         records: Simulated or measured.
         slo: Targets for ``slo_attainment`` and ``goodput``; without any, finishing is enough.
     """
-    requests, rounds = records.requests, records.rounds
+    requests, batch = records.requests, records.rounds.column("batch")
     ttfts, tpots = _defined(map(ttft, requests)), _defined(map(tpot, requests))
     num_good = sum(meets_slo(request, slo or SLO()) for request in requests)
     return Metrics(
@@ -143,14 +145,15 @@ def summarise(records: RunRecords, slo: SLO | None = None) -> Metrics:
         ),
         slo_attainment=_ratio(num_good, len(requests)),
         goodput=_ratio(num_good, records.seconds),
-        mean_batch=_ratio(sum(r.batch for r in rounds), len(rounds)),
-        spans=mean_spans(rounds),
+        mean_batch=_ratio(batch.sum(), np.count_nonzero(batch)),
+        spans=mean_spans(records.rounds),
     )
 
 
-def mean_spans(rounds: Sequence[RoundRecord]) -> dict[str, float | None]:
-    """Mean seconds per round of each span; None without rounds."""
-    return {span: _ratio(sum(getattr(r, span) for r in rounds), len(rounds)) for span in SPANS}
+def mean_spans(rounds: RoundLog) -> dict[str, float | None]:
+    """Mean seconds per round of each span; None without rounds. Prompt-only steps do not count."""
+    num_rounds = np.count_nonzero(rounds.column("batch"))
+    return {span: _ratio(rounds.column(span).sum(), num_rounds) for span in SPANS}
 
 
 def _defined(values: Iterable[float | None]) -> list[float]:
@@ -162,4 +165,4 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _ratio(total: float, count: float) -> float | None:
-    return total / count if count > 0 else None
+    return float(total) / float(count) if count > 0 else None

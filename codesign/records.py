@@ -5,8 +5,13 @@ Times are seconds since the start of the run.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,6 +33,9 @@ class RequestRecord:
         num_rounds: Rounds that it took part in.
         num_draft_tokens: Draft tokens verified, roots not counted.
         num_accepted_tokens: Draft tokens accepted, bonus tokens not counted.
+        replica: The replica that served it.
+        cached_tokens: Prompt tokens whose KV rows another request had left behind.
+        num_preemptions: Times that it lost its KV rows and was computed again.
     """
 
     request_id: int
@@ -41,6 +49,9 @@ class RequestRecord:
     num_rounds: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    replica: int = 0
+    cached_tokens: int = 0
+    num_preemptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +59,9 @@ class RoundRecord:
     """One round of the batch. The five spans add up to its time on the critical path.
 
     Attributes:
-        round: Number, from 0.
+        round: Number, from 0, of its replica.
         start: When the target had emitted the round before (or had waited for work).
-        batch: Requests in it.
+        batch: Requests in it; 0 for a step that only runs prompts.
         rows: Rows that the target verified, roots included.
         context: Sum of the requests' KV rows before the round.
         num_expansions: Draft forwards made for it, overlapped ones included.
@@ -58,7 +69,8 @@ class RoundRecord:
         num_draft_tokens: Draft tokens verified.
         num_accepted_tokens: Draft tokens accepted.
         num_emitted_tokens: Tokens emitted, bonus tokens included.
-        prefill: Seconds of prefill between ``start`` and the round proper.
+        prefill: Seconds of prefill between ``start`` and the round proper; seconds that prompt
+            rows add to the forward where they share it.
         prefill_tokens: Prompt tokens prefilled.
         target: Span: target forward, sampling and walk.
         link_there: Span: verdict on its way to the draft.
@@ -66,6 +78,7 @@ class RoundRecord:
         reroot: Span: re-rooting trees and moving KV rows, on the critical path.
         draft: Span: drafting that the target waits for: all of it when serial, what a re-root miss
             or a late overlapped forward exposes when asynchronous ("miss" in the papers).
+        replica: The replica that ran it.
     """
 
     round: int
@@ -85,6 +98,7 @@ class RoundRecord:
     link_back: float
     reroot: float
     draft: float
+    replica: int = 0
 
     @property
     def seconds(self) -> float:
@@ -93,6 +107,85 @@ class RoundRecord:
 
 
 SPANS = ("target", "draft", "reroot", "link_there", "link_back")
+
+
+class RoundLog(Sequence[RoundRecord]):
+    """Rounds in the order in which they were written, kept as numbers: an hour has 100,000s."""
+
+    _NAMES = tuple(field.name for field in fields(RoundRecord))
+    _IS_COUNT = tuple(field.type == "int" for field in fields(RoundRecord))
+
+    def __init__(self, rounds: Iterable[RoundRecord] = ()) -> None:
+        self._values = array("d")
+        for record in rounds:
+            self.append(record)
+
+    def append(self, record: RoundRecord) -> None:
+        """Add a round."""
+        self._values.extend([getattr(record, name) for name in self._NAMES])
+
+    def append_values(self, values: Sequence[float]) -> None:
+        """Add a round by the values of RoundRecord's fields, in their order."""
+        self._values.extend(values)
+
+    @classmethod
+    def from_table(cls, table: pd.DataFrame) -> RoundLog:
+        """The rounds in a table with a column per field.
+
+        Raises:
+            KeyError: If a column is missing.
+        """
+        log = cls()
+        columns = [table[name].to_numpy(np.float64) for name in cls._NAMES]
+        log._values.frombytes(np.column_stack(columns).tobytes())
+        return log
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        """(rounds,) values of one field or of ``seconds``, counts as well; a copy."""
+        if name == "seconds":
+            return sum([self.column(span) for span in SPANS], np.zeros(len(self)))
+        return self._matrix()[:, self._NAMES.index(name)].copy()
+
+    def to_table(self) -> pd.DataFrame:
+        """One row per round; column per field of RoundRecord."""
+        import pandas as pd
+
+        columns = zip(self._NAMES, self._IS_COUNT, self._matrix().T, strict=True)
+        return pd.DataFrame(
+            {name: v.astype(np.int64 if is_count else np.float64) for name, is_count, v in columns}
+        )
+
+    def _matrix(self) -> NDArray[np.float64]:
+        return np.array(self._values).reshape(-1, len(self._NAMES))
+
+    def _record(self, index: int) -> RoundRecord:
+        width = len(self._NAMES)
+        values = self._values[index * width : (index + 1) * width]
+        return RoundRecord(
+            *(int(v) if is_count else v for v, is_count in zip(values, self._IS_COUNT, strict=True))
+        )
+
+    def __len__(self) -> int:
+        return len(self._values) // len(self._NAMES)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RoundLog) and self._values == other._values
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  # rounds are still added
+
+    def __iter__(self) -> Iterator[RoundRecord]:
+        return (self._record(index) for index in range(len(self)))
+
+    @overload
+    def __getitem__(self, index: int) -> RoundRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[RoundRecord]: ...
+    def __getitem__(self, index: int | slice) -> RoundRecord | list[RoundRecord]:
+        if isinstance(index, slice):
+            return [self._record(i) for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError("no such round")
+        return self._record(index % len(self))
 
 
 @dataclass(slots=True)
@@ -107,20 +200,17 @@ class RunRecords:
     """
 
     requests: list[RequestRecord]
-    rounds: list[RoundRecord]
+    rounds: RoundLog
     seconds: float
     notes: list[str]
 
     def request_table(self) -> pd.DataFrame:
         """One row per request; column per field of RequestRecord."""
-        return _table(RequestRecord, self.requests)
+        import pandas as pd
+
+        names = [field.name for field in fields(RequestRecord)]
+        return pd.DataFrame([asdict(request) for request in self.requests], columns=names)
 
     def round_table(self) -> pd.DataFrame:
         """One row per round; column per field of RoundRecord."""
-        return _table(RoundRecord, self.rounds)
-
-
-def _table(row_type: type, rows: list[Any]) -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.DataFrame([asdict(row) for row in rows], columns=[f.name for f in fields(row_type)])
+        return self.rounds.to_table()

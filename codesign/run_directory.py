@@ -25,7 +25,7 @@ from codesign.artifacts import (
     write_text,
 )
 from codesign.errors import InputError
-from codesign.records import RequestRecord, RoundRecord, RunRecords
+from codesign.records import RequestRecord, RoundLog, RoundRecord, RunRecords
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,8 +106,8 @@ def read_run(directory: str | Path) -> StoredRun:
     requests, _ = read_table(folder / "requests.parquet", kind="requests")
     rounds, _ = read_table(folder / "rounds.parquet", kind="rounds")
     records = RunRecords(
-        _rows(requests, RequestRecord, folder),
-        _rows(rounds, RoundRecord, folder),
+        _read_requests(requests, folder),
+        _read_rounds(rounds, folder),
         float(summary["seconds"]),
         list(summary["notes"]),
     )
@@ -124,15 +124,26 @@ def _clear(folder: Path) -> None:
         raise InputError(f"cannot write into {folder}: {err.strerror or err}") from err
 
 
-def _rows(frame: pd.DataFrame, row_type: type, folder: Path) -> list[Any]:
+def _read_requests(frame: pd.DataFrame, folder: Path) -> list[RequestRecord]:
+    names = _check_columns(frame, RequestRecord, folder)
+    columns = [frame[name].astype(object).where(frame[name].notna(), None) for name in names]
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [RequestRecord(*row) for row in rows]
+
+
+def _read_rounds(frame: pd.DataFrame, folder: Path) -> RoundLog:
+    _check_columns(frame, RoundRecord, folder)
+    return RoundLog.from_table(frame)
+
+
+def _check_columns(frame: pd.DataFrame, row_type: type, folder: Path) -> list[str]:
     names = [field.name for field in fields(row_type)]
     missing = [name for name in names if name not in frame]
     if missing:
         raise InputError(
             f"a table in {folder} lacks {', '.join(missing)}. Make it again: codesign run"
         )
-    columns = [frame[name].astype(object).where(frame[name].notna(), None) for name in names]
-    return [row_type(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    return names
 
 
 def _read_outputs(path: Path) -> dict[int, list[int]] | None:

@@ -19,7 +19,7 @@ from codesign.metrics import summarise, tpot, ttft
 from codesign.plan import Candidate, Interval, Plan
 from codesign.planner.predict import interval_over_seeds, score, simulate_outcome, step_error
 from codesign.planner.ranking import NOTICEABLE
-from codesign.records import SPANS, RoundRecord, RunRecords
+from codesign.records import SPANS, RoundLog, RunRecords
 from codesign.run_directory import StoredRun, read_run
 
 if TYPE_CHECKING:
@@ -309,8 +309,8 @@ def _round_means(
     )
 
 
-def _mean(rounds: Sequence[RoundRecord], name: str) -> float:
-    return float(np.mean([getattr(record, name) for record in rounds]))
+def _mean(rounds: RoundLog, name: str) -> float:
+    return float(rounds.column(name).mean())
 
 
 def _join(simulated: Sequence[RunRecords], measured: RunRecords) -> pd.DataFrame:

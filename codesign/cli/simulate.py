@@ -67,6 +67,7 @@ def add_parser(subparsers: Any) -> None:
 
 def predict(args: argparse.Namespace) -> None:
     """Simulate one candidate and print its metrics."""
+    from codesign.config import Serving
     from codesign.metrics import summarise
     from codesign.sim import simulate
 
@@ -79,7 +80,7 @@ def predict(args: argparse.Namespace) -> None:
             candidate,
             fit,
             slo=slo,
-            max_kv_tokens=args.max_kv_tokens,
+            serving=Serving(max_kv_tokens=args.max_kv_tokens),
             seed=args.seed,
             progress=report,
         )

@@ -15,7 +15,7 @@ from codesign.engine.target_worker import TargetWorker
 from codesign.policy.batching import Batcher
 from codesign.policy.protocol import Admission, RequestVerdict, Verdict, VerifyRows
 from codesign.prompts import BoundRequest
-from codesign.records import RequestRecord, RoundRecord, RunRecords
+from codesign.records import RequestRecord, RoundLog, RoundRecord, RunRecords
 
 Progress = Callable[[str, int, int], None]
 
@@ -59,7 +59,7 @@ class Server:
         self._progress = progress
         self._num_finished = 0
         self._pending: list[RequestVerdict] = []
-        self._rounds: list[RoundRecord] = []
+        self._rounds = RoundLog()
         self._notes: list[str] = []
         self._origin = 0.0
         self.outputs: dict[int, list[int]] = {r.request_id: [] for r in requests}

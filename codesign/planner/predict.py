@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codesign.config import SLO
+from codesign.config import SLO, Serving
 from codesign.errors import InputError
 from codesign.metrics import Metrics, slo_values, summarise
 from codesign.plan import Candidate, Interval, ScoredCandidate
@@ -75,7 +75,8 @@ def simulate_outcome(
     """
     from codesign.sim import simulate
 
-    records = simulate(requests, candidate, fit, slo=slo, max_kv_tokens=max_kv_tokens, seed=seed)
+    serving = Serving(max_kv_tokens=max_kv_tokens)
+    records = simulate(requests, candidate, fit, slo=slo, serving=serving, seed=seed)
     return outcome_of(records, candidate, fit, slo=slo, seed=seed), records
 
 
@@ -93,7 +94,7 @@ def outcome_of(
     for side, factor in (("worse", 1.0 / (1.0 + error)), ("better", 1.0 + error)):
         shifted = _figures(summarise(records, _scaled(slo, factor)))
         figures |= {f"{name}_{side}": shifted[name] for name in SHARES if name in shifted}
-    max_rows = max((r.rows for r in records.rounds), default=0)
+    max_rows = int(records.rounds.column("rows").max(initial=0))
     return Outcome(candidate.label, seed, figures, spans, max_rows)
 
 

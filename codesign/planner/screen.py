@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from codesign.config import Serving
 from codesign.plan import Candidate
 from codesign.policy.speculation import SpeculationSpec
 
@@ -155,7 +156,7 @@ def observe(candidate: Candidate, typical: pd.DataFrame, fit: Fit, seed: int) ->
     alone = Candidate(candidate.deployment, candidate.speculation, max_batch=1)
     longest = np.max(np.asarray(typical["prompt_tokens"] + typical["output_tokens"], np.int64))
     room = int(longest) + alone.speculation.max_rows
-    records = simulate(typical, alone, fit, slo=None, max_kv_tokens=room, seed=seed)
+    records = simulate(typical, alone, fit, serving=Serving(max_kv_tokens=room), seed=seed)
     rounds = records.rounds
     num_rounds = max(sum(r.batch for r in rounds), 1)
     num_emitted = sum(r.output_tokens - 1 for r in records.requests)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codesign.config import SLO, Deployment
+from codesign.config import SLO, Deployment, Serving
 from codesign.errors import InputError
 from codesign.policy.batching import Batcher, BatchLimits, QueuedRequest
 from codesign.policy.cost import RoundCost
@@ -38,7 +38,7 @@ def simulate(
     fit: Fit,
     *,
     slo: SLO | None = None,
-    max_kv_tokens: int,
+    serving: Serving,
     seed: int,
     progress: Progress | None = None,
 ) -> RunRecords:
@@ -51,7 +51,7 @@ def simulate(
         candidate: Deployment, speculation policy and batch limit.
         fit: Step times, calibration and recorded acceptance.
         slo: Its TPOT target steers SpecServe; nothing else depends on it.
-        max_kv_tokens: KV rows that the machine holds.
+        serving: How memory and steps are shared.
         seed: Of the acceptance draws, which depend on the request and the position alone: two
             candidates are compared on the same draws.
         progress: Called as ``progress("simulate", finished requests, all requests)``.
@@ -62,7 +62,7 @@ def simulate(
     spec = candidate.speculation
     cost = _cost_of(fit, candidate.deployment)
     simulated = _read_requests(requests)
-    batcher = _batcher(simulated, BatchLimits(candidate.max_batch, max_kv_tokens), spec)
+    batcher = _batcher(simulated, BatchLimits(candidate.max_batch, _kv_tokens(serving, cost)), spec)
     draft = None
     if spec.kind != "plain":
         goodput = Goodput(
@@ -103,6 +103,14 @@ def _cost_of(fit: Fit, deployment: Deployment) -> RoundCost:
             f"{', '.join(fit.costs)}. Fix: codesign profile, then codesign fit"
         )
     return fit.costs[deployment.label]
+
+
+def _kv_tokens(serving: Serving, cost: RoundCost) -> int:
+    """KV rows of one replica."""
+    known = [n for n in (serving.max_kv_tokens, cost.kv_tokens) if n is not None]
+    if not known:
+        raise InputError("the fit does not say how many KV rows fit. Fix: --max-kv-tokens N")
+    return min(known)
 
 
 def _read_requests(requests: pd.DataFrame) -> dict[int, SimulatedRequest]:

@@ -23,7 +23,7 @@ from codesign.policy.protocol import (
     Verdict,
     VerifyRows,
 )
-from codesign.records import RoundRecord
+from codesign.records import RoundLog, RoundRecord
 from codesign.sim.acceptance import PROMPT_TOKEN, TRUE_TOKEN
 from codesign.sim.drafting import DraftWorkers, Forwards, SimulatedRequest
 
@@ -107,7 +107,7 @@ class Cluster:
         is_apart: bool,
         on_finish: Callable[[], None] | None = None,
     ) -> None:
-        self.rounds: list[RoundRecord] = []
+        self.rounds = RoundLog()
         self._env = simpy.Environment(initial_time=0.0)
         self._requests = requests
         self._batcher = batcher

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from codesign.acceptance import AcceptanceProfile
-from codesign.config import SLO, Deployment
+from codesign.config import SLO, Deployment, Serving
 from codesign.metrics import summarise
 from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost, StepTime
@@ -74,7 +74,9 @@ def test_a_frozen_simulation_is_unchanged(name, frozen):
     policy, deployment = CASES[name]
     slo = SLO(ttft=0.5, tpot=0.06)
     candidate = Candidate(deployment, parse_policy(policy), max_batch=3)
-    records = simulate(make_trace(), candidate, make_fit(), slo=slo, max_kv_tokens=330, seed=12)
+    records = simulate(
+        make_trace(), candidate, make_fit(), slo=slo, serving=Serving(max_kv_tokens=330), seed=12
+    )
     requests = {
         field: " ".join(f"{getattr(r, field):.9g}" for r in records.requests)
         for field in REQUEST_FIELDS

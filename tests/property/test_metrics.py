@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from codesign.config import SLO
 from codesign.metrics import meets_slo, percentile, slo_values, summarise, tpot, ttft
-from codesign.records import RequestRecord, RunRecords
+from codesign.records import RequestRecord, RoundLog, RunRecords
 
 times = st.floats(0.0, 100.0, allow_nan=False)
 
@@ -48,7 +48,7 @@ def test_meeting_a_percentile_target_means_that_share_of_requests_meets_it(
 
 @given(st.lists(requests(), max_size=30), st.floats(0.1, 1000.0))
 def test_percentiles_are_ordered_and_shares_lie_between_0_and_1(records, seconds):
-    metrics = summarise(RunRecords(records, [], seconds, []), SLO(ttft=10.0, tpot=1.0))
+    metrics = summarise(RunRecords(records, RoundLog(), seconds, []), SLO(ttft=10.0, tpot=1.0))
     for name in ("ttft", "tpot"):
         values = [getattr(metrics, f"{name}_p{p}") for p in (50, 90, 99)]
         assert all(v is None for v in values) or values == sorted(values)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codesign.acceptance import AcceptanceProfile
-from codesign.config import SLO, Deployment
+from codesign.config import SLO, Deployment, Serving
 from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import parse_policy
@@ -62,7 +62,12 @@ def runs(draw: st.DrawFn) -> tuple[pd.DataFrame, Candidate, int, RunRecords]:
     max_kv_tokens = longest + draw(st.integers(0, 100))
     slo = SLO(tpot=draw(st.sampled_from([None, 0.05])))
     records = simulate(
-        trace, candidate, fit, slo=slo, max_kv_tokens=max_kv_tokens, seed=draw(st.integers(0, 9))
+        trace,
+        candidate,
+        fit,
+        slo=slo,
+        serving=Serving(max_kv_tokens=max_kv_tokens),
+        seed=draw(st.integers(0, 9)),
     )
     return trace, candidate, max_kv_tokens, records
 

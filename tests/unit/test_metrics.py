@@ -7,7 +7,7 @@ import pytest
 
 from codesign.config import SLO
 from codesign.metrics import Metrics, meets_slo, percentile, slo_values, summarise, tpot, ttft
-from codesign.records import RequestRecord, RoundRecord, RunRecords
+from codesign.records import RequestRecord, RoundLog, RoundRecord, RunRecords
 
 
 def request(arrival=0.0, first=1.0, finish=3.0, output=5, **rest) -> RequestRecord:
@@ -70,7 +70,7 @@ def test_summary_of_two_requests_by_hand():
                 num_accepted_tokens=3),
     ]  # fmt: skip
     rounds = [round_record(batch=2, target=0.2, draft=0.1), round_record(batch=1, target=0.4)]
-    metrics = summarise(RunRecords(requests, rounds, 8.0, []), SLO(ttft=1.5, tpot=1.0))
+    metrics = summarise(RunRecords(requests, RoundLog(rounds), 8.0, []), SLO(ttft=1.5, tpot=1.0))
     assert metrics.ttft_mean == 1.5
     assert metrics.tpot_mean == 0.75
     assert metrics.latency_mean == 5.5
@@ -86,13 +86,13 @@ def test_summary_of_two_requests_by_hand():
 
 def test_a_request_that_never_started_takes_nothing_from_the_acceptance_length():
     waiting = request(first=None, finish=None, output=0)
-    metrics = summarise(RunRecords([request(num_rounds=4), waiting], [], 8.0, []))
+    metrics = summarise(RunRecords([request(num_rounds=4), waiting], RoundLog(), 8.0, []))
     assert metrics.acceptance_length == 1.0
     assert metrics.slo_attainment == 0.5
 
 
 def test_figures_of_an_empty_run_are_none_and_not_nan():
-    metrics = summarise(RunRecords([], [], 0.0, []))
+    metrics = summarise(RunRecords([], RoundLog(), 0.0, []))
     counts = ("num_requests", "num_finished", "seconds", "spans")
     for field in fields(Metrics):
         if field.name not in counts:

@@ -21,7 +21,7 @@ from codesign.planner.predict import (
     time_error,
 )
 from codesign.policy.speculation import parse_policy
-from codesign.records import RequestRecord, RoundRecord, RunRecords
+from codesign.records import RequestRecord, RoundLog, RoundRecord, RunRecords
 
 PLAIN = Candidate(Deployment(2), parse_policy("plain"), 1)
 CHAIN = Candidate(Deployment(2), parse_policy("chain-3"), 1)
@@ -90,8 +90,8 @@ def test_attainment_is_also_computed_with_longer_and_shorter_latencies(machine_f
     # one meets it.
     tpots = (0.1, 0.097, 0.101, 0.2)
     requests = [finished(i, 1.0, 1.0 + 10 * tpot) for i, tpot in enumerate(tpots)]
-    values = {field.name: 0 for field in fields(RoundRecord)} | {"target": 1.0}
-    records = RunRecords(requests, [RoundRecord(**values)], 3.0, [])
+    values = {f.name: 0 for f in fields(RoundRecord)} | {"target": 1.0, "batch": 1}
+    records = RunRecords(requests, RoundLog([RoundRecord(**values)]), 3.0, [])
     made = outcome_of(records, PLAIN, machine_fit, slo=SLO(tpot=0.1), seed=0)
     interval = score(PLAIN, [made], machine_fit, SLO(tpot=0.1)).predicted["slo_attainment"]
     assert (interval.low, interval.value, interval.high) == (0.25, 0.5, 0.75)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from codesign.errors import InputError
-from codesign.records import RequestRecord, RoundRecord, RunRecords
+from codesign.records import RequestRecord, RoundLog, RoundRecord, RunRecords
 from codesign.run_directory import read_run, write_run
 
 
@@ -16,7 +16,9 @@ def small_run() -> RunRecords:
     waiting = RequestRecord(1, "", 0.9, 12)
     first = RoundRecord(0, 0.5, 1, 4, 10, 3, 13, 3, 1, 2, 0.25, 10, 0.2, 0.0, 0.0, 0.1, 0.03)
     second = RoundRecord(1, 1.1, 1, 4, 12, 3, 3, 3, 0, 1, 0.0, 0, 0.3, 0.01, 0.02, 0.1, 0.03)
-    return RunRecords([done, waiting], [first, second], 1.5, ["interrupted: 1 of 2 unfinished"])
+    return RunRecords(
+        [done, waiting], RoundLog([first, second]), 1.5, ["interrupted: 1 of 2 unfinished"]
+    )
 
 
 def write(folder, records=None, **changes):
@@ -44,7 +46,7 @@ def test_numbers_come_back_as_python_numbers_and_missing_times_as_none(tmp_path)
 
 
 def test_a_run_without_rounds_or_finished_requests_comes_back(tmp_path):
-    empty = RunRecords([RequestRecord(0, "", 0.0, 3)], [], 0.0, [])
+    empty = RunRecords([RequestRecord(0, "", 0.0, 3)], RoundLog(), 0.0, [])
     write(tmp_path, empty)
     assert read_run(tmp_path).records == empty
 

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from codesign.acceptance import AcceptanceProfile
-from codesign.config import SLO, Deployment
+from codesign.config import SLO, Deployment, Serving
 from codesign.errors import InputError
 from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost, StepTime
@@ -63,7 +63,7 @@ def run(
     spec = parse_policy(policy)
     deployment = Deployment(1, 1) if spec.is_async else Deployment(2)
     candidate = Candidate(deployment, spec, max_batch)
-    return simulate(trace, candidate, fit, max_kv_tokens=ROOMY, seed=seed)
+    return simulate(trace, candidate, fit, serving=Serving(max_kv_tokens=ROOMY), seed=seed)
 
 
 def test_waiting_time_without_speculation_is_that_of_an_m_d_1_queue():
@@ -204,7 +204,7 @@ def test_a_request_of_one_token_ends_with_its_prefill_under_every_policy():
         records = run(make_trace(5, output=1), policy, make_fit(iid(0.6)), max_batch=2)
         assert [r.output_tokens for r in records.requests] == [1] * 5
         assert all(r.finish == r.first_token for r in records.requests)
-        assert records.rounds == []
+        assert len(records.rounds) == 0
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_specserve_does_not_speculate_when_a_round_would_break_the_target(
     slo = SLO(tpot=None if slack is None else TARGET + slack)
     fit = make_fit(iid(0.9), reroot=reroot)
     trace = make_trace(2, output=60)
-    records = simulate(trace, candidate, fit, slo=slo, max_kv_tokens=ROOMY, seed=1)
+    records = simulate(trace, candidate, fit, slo=slo, serving=Serving(max_kv_tokens=ROOMY), seed=1)
     assert (sum(r.num_draft_tokens for r in records.rounds) > 0) == speculates
 
 
@@ -235,7 +235,7 @@ def test_progress_tells_of_every_finished_request():
         trace,
         candidate,
         make_fit(iid(0.5)),
-        max_kv_tokens=ROOMY,
+        serving=Serving(max_kv_tokens=ROOMY),
         seed=1,
         progress=lambda *call: calls.append(call),
     )
@@ -245,16 +245,26 @@ def test_progress_tells_of_every_finished_request():
 def test_a_deployment_that_was_not_measured_is_refused():
     candidate = Candidate(Deployment(4), parse_policy("plain"), 1)
     with pytest.raises(InputError, match=r"no step times for deployment 4.*codesign profile"):
-        simulate(make_trace(1, output=2), candidate, make_fit(iid(0.5)), max_kv_tokens=9, seed=1)
+        simulate(
+            make_trace(1, output=2),
+            candidate,
+            make_fit(iid(0.5)),
+            serving=Serving(max_kv_tokens=9),
+            seed=1,
+        )
 
 
 def test_a_request_that_can_never_run_is_refused():
     candidate = Candidate(Deployment(2), parse_policy("chain-3"), 1)
     trace = make_trace(1, output=10, prompt=20)
     fit = make_fit(iid(0.5))
-    assert simulate(trace, candidate, fit, max_kv_tokens=34, seed=1).requests[0].finish
+    assert (
+        simulate(trace, candidate, fit, serving=Serving(max_kv_tokens=34), seed=1)
+        .requests[0]
+        .finish
+    )
     with pytest.raises(InputError, match="needs 34 KV rows"):
-        simulate(trace, candidate, fit, max_kv_tokens=33, seed=1)
+        simulate(trace, candidate, fit, serving=Serving(max_kv_tokens=33), seed=1)
 
 
 def test_an_empty_prompt_is_refused():

@@ -16,7 +16,7 @@ import pytest
 
 import codesign
 from codesign.acceptance import AcceptanceProfile
-from codesign.config import Deployment
+from codesign.config import Deployment, Serving
 from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.protocol import (
@@ -76,7 +76,9 @@ def run(policy: str, *, seed: int = 1, max_batch: int = 3) -> RunRecords:
     spec = parse_policy(policy)
     deployment = Deployment(1, 1) if spec.is_async else Deployment(2)
     candidate = Candidate(deployment, spec, max_batch)
-    return simulate(make_trace(), candidate, make_fit(), max_kv_tokens=400, seed=seed)
+    return simulate(
+        make_trace(), candidate, make_fit(), serving=Serving(max_kv_tokens=400), seed=seed
+    )
 
 
 def table_bytes(records: RunRecords) -> bytes:
@@ -125,7 +127,9 @@ def test_two_policies_see_the_same_true_path():
         spec = parse_policy(policy)
         trace = pd.DataFrame({"arrival": [0.0], "prompt_tokens": 9, "output_tokens": 500})
         candidate = Candidate(Deployment(2), spec, 1)
-        records = simulate(trace, candidate, make_fit(), max_kv_tokens=10**6, seed=8)
+        records = simulate(
+            trace, candidate, make_fit(), serving=Serving(max_kv_tokens=10**6), seed=8
+        )
         guesses, position = {}, 1
         for r in records.rounds:
             guesses[position] = r.num_emitted_tokens > 1

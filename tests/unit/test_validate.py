@@ -9,12 +9,13 @@ import pandas as pd
 import pytest
 
 from codesign.artifacts import header, write_table
-from codesign.config import SLO, Deployment
+from codesign.config import SLO, Deployment, Serving
 from codesign.errors import InputError
 from codesign.metrics import summarise, tpot
 from codesign.plan import Candidate, FileRef, Interval, Plan, ScoredCandidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
+from codesign.records import RoundLog
 from codesign.run_directory import write_run
 from codesign.sim import simulate
 from codesign.validate import CHECKED, Comparison, RunComparison, _rank, validate
@@ -63,17 +64,19 @@ def make_run(plan, machine_fit, tmp_path):
 
     def make(policy: str, *, stretch=1.0, seed=99, requests=None, change=None, name=None):
         served = plan.requests() if requests is None else requests
-        records = simulate(served, candidate(policy), machine_fit, max_kv_tokens=4096, seed=seed)
+        records = simulate(
+            served, candidate(policy), machine_fit, serving=Serving(max_kv_tokens=4096), seed=seed
+        )
         records.notes.clear()
         for request in records.requests:
             request.first_token = request.arrival + stretch * (
                 request.first_token - request.arrival
             )
             request.finish = request.arrival + stretch * (request.finish - request.arrival)
-        records.rounds = [
+        records.rounds = RoundLog(
             dataclasses.replace(r, target=stretch * r.target, draft=stretch * r.draft)
             for r in records.rounds
-        ]
+        )
         records.seconds *= stretch
         if change:
             change(records)
@@ -137,9 +140,9 @@ def test_requests_are_joined_one_by_one(plan, machine_fit, make_run):
 
 def test_spans_are_compared_one_by_one(plan, machine_fit, make_run):
     def slow_links(records):
-        records.rounds = [
+        records.rounds = RoundLog(
             dataclasses.replace(r, link_there=3 * r.link_there) for r in records.rounds
-        ]
+        )
 
     path, _ = make_run("async-tree-8x2x3", seed=0, change=slow_links)
     spans = {span.name: span for span in validate(plan, machine_fit, [path]).runs[0].spans}
