@@ -93,7 +93,7 @@ def write_text(path: str | Path, text: str) -> None:
     Raises:
         InputError: If the path cannot be written.
     """
-    with _replacing(Path(path)) as temporary:
+    with replacing(Path(path)) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
@@ -126,7 +126,7 @@ def write_table(path: str | Path, frame: pd.DataFrame, meta: Mapping[str, Any]) 
 
     rows = pa.Table.from_pandas(frame, preserve_index=False)
     metadata = {**(rows.schema.metadata or {}), _METADATA_KEY: to_json(meta).encode()}
-    with _replacing(Path(path)) as temporary:
+    with replacing(Path(path)) as temporary:
         pq.write_table(rows.replace_schema_metadata(metadata), temporary)
 
 
@@ -214,8 +214,12 @@ def _plain(value: Any) -> Any:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Yield a sibling to write; it takes the place of ``path`` if the body does not raise."""
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a sibling to write; it takes the place of ``path`` if the body does not raise.
+
+    Raises:
+        InputError: If the path cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -31,6 +31,7 @@ VERBS = (
     ("plan", "search for the plan that meets the SLO on a trace"),
     ("run", "serve a trace on the real engine with a plan"),
     ("validate", "hold the prediction against the measurement"),
+    ("timeline", "write runs as a timeline that Perfetto opens"),
     ("env", "show versions, hardware and folders for a bug report"),
 )
 

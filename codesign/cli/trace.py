@@ -154,11 +154,11 @@ def _add_changes(group: Any) -> None:
 def _changed_trace(args: argparse.Namespace) -> Trace:
     from codesign.traces import load_trace
 
-    window = None if args.slice is None else _pair("--slice", args.slice, "START:DURATION")
+    window = None if args.slice is None else parse_pair("--slice", args.slice, "START:DURATION")
     scales = (1.0, 1.0)
     if args.length_scale is not None:
         text = args.length_scale
-        scales = _pair("--length-scale", text if ":" in text else f"{text}:{text}", "X or X:Y")
+        scales = parse_pair("--length-scale", text if ":" in text else f"{text}:{text}", "X or X:Y")
     trace = load_trace(args.trace)
     if args.jitter is not None:
         trace = trace.spread_ticks(args.jitter)
@@ -172,7 +172,12 @@ def _changed_trace(args: argparse.Namespace) -> Trace:
     return trace if args.max_requests is None else trace.head(args.max_requests)
 
 
-def _pair(flag: str, text: str, form: str) -> tuple[float, float]:
+def parse_pair(flag: str, text: str, form: str) -> tuple[float, float]:
+    """Return the two numbers of a flag such as START:DURATION.
+
+    Raises:
+        UsageError: If they are not such.
+    """
     try:
         first, second = map(float, text.split(":"))
     except ValueError as err:

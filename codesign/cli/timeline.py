@@ -1,0 +1,67 @@
+"""``codesign timeline``: write runs as a timeline that Perfetto opens."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from codesign.cli.output import add_output_arguments, emit
+from codesign.cli.trace import parse_pair
+
+_EXAMPLES = """\
+examples:
+  codesign timeline runs/simulated --out timeline.json
+  codesign timeline runs/simulated runs/measured --slice 0:30 --out timeline.json.gz
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``codesign timeline``."""
+    parser = subparsers.add_parser(
+        "timeline",
+        help="write runs as a timeline that Perfetto opens",
+        description="Write runs, simulated or measured, as one Chrome trace, laid over each other "
+        "from the start of each run. Open it at ui.perfetto.dev or in chrome://tracing.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUNDIR",
+        help="folders of codesign run, or of codesign simulate --out",
+    )
+    parser.add_argument(
+        "--slice",
+        metavar="START:DURATION",
+        help="only these seconds; whole hours make files that no viewer likes",
+    )
+    output = parser.add_argument_group("files")
+    output.add_argument(
+        "--out",
+        default="timeline.json",
+        metavar="FILE",
+        help="the trace, compressed if it ends in .gz (timeline.json)",
+    )
+    add_output_arguments(parser)
+    parser.set_defaults(func=export)
+
+
+def export(args: argparse.Namespace) -> None:
+    """Write the timeline and say how much is in it."""
+    from codesign.run_directory import read_run
+    from codesign.timeline import TimelineRun, write_timeline
+
+    window = None
+    if args.slice is not None:
+        window = parse_pair("--slice", args.slice, "START:DURATION")
+    runs = []
+    for folder in args.runs:
+        stored = read_run(folder)
+        label = stored.summary.get("label", folder)
+        runs.append(TimelineRun(f"{label} ({stored.origin}, {folder})", stored.records))
+    num_events = write_timeline(args.out, runs, window=window)
+    payload = {"out": args.out, "num_events": num_events, "runs": [run.name for run in runs]}
+    text = (
+        f"wrote {args.out}: {num_events:,} events of {len(runs)} runs; open it at ui.perfetto.dev"
+    )
+    emit(args, payload, text)
