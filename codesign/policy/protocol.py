@@ -25,18 +25,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from codesign.policy.speculation import Speculation
+from codesign.policy.interface import Progress, Speculation
 from codesign.policy.tree import DraftTree
 from codesign.policy.walk import Walk, walk
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request that joins: its first ``tokens`` (prompt) and how many tokens it may emit."""
+    """A request that joins: its first ``tokens`` (prompt) and how many tokens it may emit.
+
+    ``slo_tpot`` is its own target of seconds per token, None for the run's.
+    """
 
     request_id: int
     tokens: tuple[int, ...]
     max_new_tokens: int
+    slo_tpot: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +62,22 @@ class RequestVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One message from the target to the draft."""
+    """One message from the target to the draft.
+
+    Attributes:
+        round: Its number.
+        requests: What was emitted since the last one.
+        admitted: Requests that join.
+        is_last: The draft may end.
+        now: Seconds since the start of the run, by the target's clock: neither side has one. Read
+            by policies that need each request's progress alone.
+    """
 
     round: int
     requests: tuple[RequestVerdict, ...] = ()
     admitted: tuple[Admission, ...] = ()
     is_last: bool = False
+    now: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +125,8 @@ class ExpansionRows:
         visible: Tree slots that each row sees besides the prefix, its own included; None when the
             rows just follow one another (catching up with committed tokens, then the root).
         context: KV rows before this forward.
+        ages: Per node, features of its own in a row that a draft head reads; empty for draft
+            models that read none (codesign/policy/features.py).
     """
 
     request_id: int
@@ -119,15 +135,22 @@ class ExpansionRows:
     nodes: tuple[int, ...]
     visible: tuple[tuple[int, ...], ...] | None
     context: int
+    ages: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
 class _Drafted:
-    """Draft state of one request: committed tokens, rows in the prefix, and the tree."""
+    """Draft state of one request: committed tokens, rows in the prefix, and the tree.
+
+    And its progress: when its first token was told, the tokens committed then, its own target.
+    """
 
     committed: list[int]
     prefix_len: int
     tree: DraftTree
+    slo_tpot: float | None
+    first_at: float | None = None
+    first_len: int = 0
 
 
 class DraftSide:
@@ -136,6 +159,7 @@ class DraftSide:
     def __init__(self, policy: Speculation) -> None:
         self.policy = policy
         self._requests: dict[int, _Drafted] = {}
+        self._now = 0.0
 
     @property
     def request_ids(self) -> tuple[int, ...]:
@@ -156,12 +180,14 @@ class DraftSide:
 
     def admit(self, admission: Admission) -> None:
         """Start a request; its prompt is run together with its first expansion."""
-        tree = DraftTree(
+        tree = self.policy.tree_type(
             admission.tokens[-1],
             base_len=len(admission.tokens),
             max_depth=max(admission.max_new_tokens - 1, 0),
         )
-        self._requests[admission.request_id] = _Drafted(list(admission.tokens), 0, tree)
+        self._requests[admission.request_id] = _Drafted(
+            list(admission.tokens), 0, tree, admission.slo_tpot
+        )
 
     def receive(self, verdict: Verdict) -> tuple[list[KVMove], list[int]]:
         """Take in a verdict.
@@ -171,6 +197,7 @@ class DraftSide:
         """
         moves: list[KVMove] = []
         finished: list[int] = []
+        self._now = verdict.now
         for admission in verdict.admitted:
             self.admit(admission)
         for entry in verdict.requests:
@@ -189,11 +216,23 @@ class DraftSide:
         reroot = request.tree.reroot(entry.tokens)
         request.committed += entry.tokens
         request.prefix_len += len(reroot.promoted)
+        if request.first_at is None:
+            request.first_at, request.first_len = self._now, len(request.committed)
         return KVMove(entry.request_id, base, reroot.promoted + reroot.kept)
 
     def begin(self) -> None:
         """A round starts: tell the policy."""
-        self.policy.begin(self._trees())
+        if not self.policy.needs_progress:
+            self.policy.begin(self._trees())
+            return
+        progress = [self._progress(request) for request in self._requests.values()]
+        self.policy.begin(self._trees(), progress)
+
+    def _progress(self, request: _Drafted) -> Progress:
+        if request.first_at is None:
+            return Progress(slo_tpot=request.slo_tpot)
+        tokens = len(request.committed) - request.first_len
+        return Progress(self._now - request.first_at, tokens, request.slo_tpot)
 
     def next_expansion(self, done: int) -> list[ExpansionRows]:
         """Rows of the next draft forward before candidates are sent; none when that is enough."""
@@ -262,6 +301,7 @@ class DraftSide:
             nodes=tuple(nodes),
             visible=None if nodes[0] == 0 else tuple([tuple(tree.visible_slots(n)) for n in nodes]),
             context=context,
+            ages=tree.feature_ages(nodes),
         )
 
 

@@ -135,6 +135,13 @@ class DraftTree:
         self.slots += [UNEXPANDED] * count
         self.children += [_NO_CHILDREN] * count
 
+    def feature_ages(self, nodes: Sequence[int]) -> tuple[int, ...]:
+        """Features of its own in a row that the draft model reads per node; empty if it reads none.
+
+        See codesign/policy/features.py.
+        """
+        return ()
+
     def best(self, rows: int) -> list[int]:
         """The ``rows`` nodes with the largest path weight: always a connected tree."""
         return self._heaviest(range(len(self)), rows)
@@ -199,3 +206,17 @@ class DraftTree:
         self.slots = [new_slot.get(self.slots[n], UNEXPANDED) for n in keep]
         self.num_expanded = len(kept_slots)
         return tuple(kept_slots)
+
+
+class RerunTree(DraftTree):
+    """A tree whose nodes may be run again: a node without a KV row may have children already."""
+
+    def add_children(self, node: int, tokens: Sequence[int], log_probs: Sequence[float]) -> None:
+        """See DraftTree.add_children; tokens that are there already stay, with what is below."""
+        known = self.children[node]
+        if not known:
+            super().add_children(node, tokens, log_probs)
+            return
+        new = [pair for pair in zip(tokens, log_probs, strict=True) if pair[0] not in known]
+        super().add_children(node, [token for token, _ in new], [chance for _, chance in new])
+        self.children[node] = known | self.children[node]

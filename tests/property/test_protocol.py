@@ -56,6 +56,21 @@ POLICIES = (
     "specserve-4-no-drafter-no-slo",
     "specserve-4-no-prior-no-slo",
     "specserve-4-no-drafter-no-prior-no-slo",
+    "static-tree-3x2x1",
+    "static-tree-1x1x1",
+    "turbospec-4",
+    "adaserve-3x2x12",
+    "adaserve-4x3x40",
+    "inflight-tree-8x4x2",
+    "inflight-tree-5x2x3",
+    "pearl-1",
+    "pearl-4",
+    "amusd-6",
+    "pipeinfer-4x2x3",
+    "pipeinfer-8x4x2",
+    "ssd-1x1",
+    "ssd-3x2",
+    "ssd-4x3",
 )
 
 

@@ -147,10 +147,10 @@ def test_policy_without_a_meaning_is_refused(label, message):
         parse_policy(label)
 
 
-def test_only_known_kinds_and_only_trees_run_asynchronously():
+def test_unknown_kinds_and_asynchronous_serial_ones_are_refused():
     with pytest.raises(InputError, match="unknown policy 'beam'"):
         SpeculationSpec(kind="beam")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="only trees run asynchronously, not chain"):
+    with pytest.raises(InputError, match="chain does not run asynchronously"):
         SpeculationSpec(kind="chain", max_depth=3, is_async=True)
 
 

@@ -1,0 +1,71 @@
+"""Predicted seconds and tokens per second of a round, for policies that choose by them.
+
+Must not import torch or read a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+SHORTEST_DRAFT = 1e-6  # seconds of a draft forward, where a fit says less
+
+
+class Goodput:
+    """SpecServe's estimator: tokens per second of a round, -1 where it would break the SLO.
+
+    Args:
+        draft_seconds: ``f(rows, context)`` of one draft forward.
+        target_seconds: ``f(rows, context)`` of the target forward.
+        overhead: Seconds per round beside the forwards.
+        slo_tpot: Seconds per token that every step must keep, as a request may get one token
+            only; None when there is no target.
+
+    Source:
+        SpecServe, Algorithm 3 and equations 3 to 9, with each request's context read once per step
+        and counted as in StepTime's fit: KV rows before the forward.
+    """
+
+    def __init__(
+        self,
+        draft_seconds: Callable[[float, float], float],
+        target_seconds: Callable[[float, float], float],
+        *,
+        overhead: float = 0.0,
+        slo_tpot: float | None = None,
+    ) -> None:
+        self._draft_seconds = draft_seconds
+        self._target_seconds = target_seconds
+        self._overhead = overhead
+        self.slo_tpot = slo_tpot
+
+    def without_slo(self) -> Goodput:
+        """The same estimator without a TPOT target."""
+        return Goodput(self._draft_seconds, self._target_seconds, overhead=self._overhead)
+
+    def seconds(self, *, batch: int, context: int, steps: int, draft_tokens: int) -> float:
+        """Seconds of a serial round: its arguments are those of a call."""
+        seconds = self._target_seconds(batch + draft_tokens, context) + self._overhead
+        return seconds + sum(self._draft_seconds(batch, context + batch * j) for j in range(steps))
+
+    def num_beside(self, *, batch: int, context: int, draft_tokens: int) -> int:
+        """Draft forwards of one row per request that fit beside the target's forward."""
+        verifying = self._target_seconds(batch + draft_tokens, context)
+        drafting = self._draft_seconds(batch, context + draft_tokens)
+        return int(verifying / max(drafting, SHORTEST_DRAFT))
+
+    def __call__(
+        self, *, batch: int, context: int, steps: int, draft_tokens: int, accepted: float
+    ) -> float:
+        """Expected tokens per second of a round.
+
+        Args:
+            batch: Requests; each emits one token at least.
+            context: Sum of the requests' KV rows before the round.
+            steps: Draft forwards made.
+            draft_tokens: Draft tokens verified, roots not counted.
+            accepted: Expected number of accepted draft tokens.
+        """
+        seconds = self.seconds(batch=batch, context=context, steps=steps, draft_tokens=draft_tokens)
+        if draft_tokens and self.slo_tpot is not None and seconds > self.slo_tpot:
+            return -1.0
+        return (batch + accepted) / seconds

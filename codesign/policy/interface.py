@@ -1,0 +1,121 @@
+"""What a speculation policy is: the questions that a round asks it.
+
+A policy sees the draft trees of all requests in the batch. It says which leaves the draft model
+runs on next, and which nodes the target verifies. Chains are trees of width 1. Whatever it decides,
+the output is unchanged: the target decides tokens by walking (policy/walk.py).
+
+Must not import torch or read a clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from codesign.policy.cost import Calibration
+from codesign.policy.tree import UNEXPANDED, DraftTree
+
+MAX_TREE_ROWS = 128  # expanded nodes per request, so that draft KV slabs have a fixed size
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a request has come, for policies that serve each to its own target.
+
+    Attributes:
+        elapsed: Seconds since its first token.
+        tokens: Tokens emitted since then, the first one not counted.
+        slo_tpot: Its own target of seconds per token; None for the run's.
+    """
+
+    elapsed: float = 0.0
+    tokens: int = 0
+    slo_tpot: float | None = None
+
+
+class Speculation:
+    """Plain autoregression, and what the other policies share.
+
+    A round: ``begin``; while ``leaves`` names any, the draft model runs on them; ``select`` names
+    the nodes to verify; an asynchronous policy then names ``overlap_leaves`` while the target
+    verifies. Named leaves of a tree are all its root alone, or begin with its root and follow one
+    another, or leave out its root.
+
+    Attributes:
+        fanout: Most children of a node.
+        overlap: Draft forwards beside the target's verification; may change from round to round.
+        is_batch_coupled: What one request drafts or verifies depends on the others of the batch,
+            or on predicted times.
+        needs_progress: ``begin`` wants each request's Progress.
+        tree_type: Class of the draft trees.
+    """
+
+    fanout: int = 1
+    overlap: int = 0
+    is_batch_coupled: bool = False
+    needs_progress: bool = False
+    tree_type: type[DraftTree] = DraftTree
+
+    def __init__(self, calibration: Calibration | None = None) -> None:
+        self._calibration = calibration or Calibration()
+
+    def weigh(self, log_probs: Sequence[float]) -> list[float]:
+        """Calibrated log chance of acceptance of each draft log probability; at most 0."""
+        if self._calibration.is_identity:
+            return list(log_probs)
+        return [_calibrated(log_prob, self._calibration) for log_prob in log_probs]
+
+    def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
+        """A round starts; the trees are already re-rooted.
+
+        Args:
+            trees: One per request.
+            progress: One per request if ``needs_progress``, else none.
+        """
+
+    def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
+        """Leaves of each tree to run next, after ``done`` expansions; all empty to stop."""
+        return [[] for _ in trees]
+
+    def overlap_leaves(self, trees: Sequence[DraftTree]) -> list[list[int]]:
+        """Leaves of each tree to run while the target verifies; called ``overlap`` times."""
+        return [[] for _ in trees]
+
+    def select(self, trees: Sequence[DraftTree]) -> list[list[int]]:
+        """Nodes of each tree that the target verifies, root included, connected."""
+        return [[0] for _ in trees]
+
+
+def last_confidence(tree: DraftTree) -> float:
+    """Chance of a chain's last token given its parent, as the draft model sees it."""
+    parent = tree.parents[-1]
+    return math.exp(tree.log_weights[-1] - tree.log_weights[parent])
+
+
+def context_rows(trees: Sequence[DraftTree]) -> int:
+    """KV rows of all requests before a forward over their roots."""
+    return sum(tree.base_len - 1 for tree in trees)
+
+
+def likeliest_path(tree: DraftTree, node: int = 0) -> list[int]:
+    """Nodes from ``node`` along each one's first child, which is its likeliest."""
+    nodes = [node]
+    while children := tree.children[node]:
+        node = next(iter(children.values()))
+        nodes.append(node)
+    return nodes
+
+
+def to_run(tree: DraftTree, nodes: Sequence[int]) -> list[int]:
+    """Those of ``nodes`` without a KV row that may have children; none if the slab is full."""
+    slots, depths, deepest = tree.slots, tree.depths, tree.max_depth
+    open_nodes = [n for n in nodes if slots[n] == UNEXPANDED and depths[n] < deepest]
+    return open_nodes if tree.num_expanded + len(open_nodes) <= MAX_TREE_ROWS else []
+
+
+def _calibrated(log_prob: float, calibration: Calibration) -> float:
+    confidence = min(max(math.exp(log_prob), 1e-6), 1.0 - 1e-6)
+    logit = math.log(confidence) - math.log1p(-confidence)
+    score = calibration.slope * logit + calibration.intercept
+    return -math.log1p(math.exp(-score)) if score > -30 else score

@@ -1,0 +1,117 @@
+"""Draft trees: of a fixed shape, best-first, and best-first with the verified nodes in mind.
+
+Must not import torch or read a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from codesign.policy.cost import Calibration
+from codesign.policy.interface import MAX_TREE_ROWS, Speculation, to_run
+from codesign.policy.spec import SpeculationSpec
+from codesign.policy.tree import UNEXPANDED, DraftTree
+
+
+class StaticTree(Speculation):
+    """A tree of the same shape every round: so many children of each node at each level.
+
+    Source:
+        SpecInfer, arXiv:2305.09781: expansion configuration. Width 1 at every level is a chain.
+    """
+
+    def __init__(self, widths: Sequence[int], calibration: Calibration | None = None) -> None:
+        super().__init__(calibration)
+        self._widths = tuple(widths)
+        self.fanout = max(widths)
+
+    def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
+        return [self._next_level(tree) for tree in trees]
+
+    def _next_level(self, tree: DraftTree) -> list[int]:
+        for level in self._levels(tree)[: len(self._widths)]:
+            if nodes := to_run(tree, level):
+                return nodes
+        return []
+
+    def _levels(self, tree: DraftTree) -> list[list[int]]:
+        """Nodes of the shape, root first, as far as they are drafted."""
+        levels = [[0]]
+        for width in self._widths:
+            levels.append(
+                [child for n in levels[-1] for child in list(tree.children[n].values())[:width]]
+            )
+        return levels
+
+    def select(self, trees: Sequence[DraftTree]) -> list[list[int]]:
+        return [[node for level in self._levels(tree) for node in level] for tree in trees]
+
+
+class BestTree(Speculation):
+    """SwiftSpec's tree: run the ``width`` heaviest leaves, verify the ``rows`` heaviest nodes.
+
+    Serial: ``expansions`` forwards, then verify. Asynchronous: the forwards overlap the
+    verification, and before sending only as many run as it takes to have ``rows`` nodes (after a
+    miss: one).
+
+    Source:
+        SwiftSpec, Algorithm 1.
+    """
+
+    def __init__(self, spec: SpeculationSpec, calibration: Calibration | None = None) -> None:
+        super().__init__(calibration)
+        self._rows = spec.rows
+        self._width = spec.width
+        self._required = 0 if spec.is_async else spec.expansions
+        self.overlap = spec.expansions if spec.is_async else 0
+        # At most this many of one node's children can be among the next heaviest leaves or rows.
+        self.fanout = max(spec.width, spec.rows - 1)
+
+    def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
+        return [
+            self._heaviest(tree) if done < self._required or len(tree) < self._rows else []
+            for tree in trees
+        ]
+
+    def overlap_leaves(self, trees: Sequence[DraftTree]) -> list[list[int]]:
+        return [self._heaviest(tree) for tree in trees]
+
+    def _heaviest(self, tree: DraftTree) -> list[int]:
+        return tree.leaves(min(self._width, MAX_TREE_ROWS - tree.num_expanded))
+
+    def select(self, trees: Sequence[DraftTree]) -> list[list[int]]:
+        return [tree.best(self._rows) for tree in trees]
+
+
+class InFlightTree(BestTree):
+    """BestTree that grows below the nodes under verification before it grows deeper elsewhere.
+
+    The next root is the first token beside the verified nodes: a child of one of them. So leaves
+    among them are run first, then their children that were not sent (each a possible root, which
+    has its rows ready once it was run), then all others; the heaviest first in each group.
+    BestTree would go deeper below the likeliest of these roots and leave others without rows.
+    """
+
+    def __init__(self, spec: SpeculationSpec, calibration: Calibration | None = None) -> None:
+        super().__init__(spec, calibration)
+        self._sent: list[set[int]] = []
+
+    def select(self, trees: Sequence[DraftTree]) -> list[list[int]]:
+        chosen = super().select(trees)
+        self._sent = [set(nodes) for nodes in chosen]
+        return chosen
+
+    def overlap_leaves(self, trees: Sequence[DraftTree]) -> list[list[int]]:
+        return [self._nearest(tree, sent) for tree, sent in zip(trees, self._sent, strict=True)]
+
+    def _nearest(self, tree: DraftTree, sent: set[int]) -> list[int]:
+        if tree.slots[0] == UNEXPANDED:
+            return self._heaviest(tree)  # the root, alone
+        weights, parents = tree.log_weights, tree.parents
+
+        def rank(node: int) -> tuple[int, float]:
+            group = 0 if node in sent else 1 if parents[node] in sent else 2
+            return group, -weights[node]
+
+        width = min(self._width, MAX_TREE_ROWS - tree.num_expanded)
+        return sorted(tree.leaves(len(tree)), key=rank)[:width]
