@@ -1,20 +1,33 @@
-"""``codesign fit``: turn a profile into step-time and acceptance models."""
+"""``codesign fit``: turn a profile into step-time and acceptance models.
+
+With ``--acceptance-from``, acceptance comes from what another server published instead.
+"""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import add_output_arguments, emit, table
+from codesign.cli.output import add_output_arguments, emit, say, table
+from codesign.errors import UsageError
 
 if TYPE_CHECKING:
     from codesign.fit import Fit
+    from codesign.importers import AcceptanceSummary
+    from codesign.importers.run_model import RunModel
 
 _EXAMPLES = """\
 examples:
   codesign fit profile --out fit.json
   codesign fit profile --out fit.json --json
+  codesign fit --steps-from fit.json --acceptance-from metrics.txt --out served.json
+
+--acceptance-from reads vLLM's /metrics; SGLang's /server_info, responses (meta_info) or log;
+AIPerf's profile_export_aiperf.json, profile_export.jsonl or server_metrics_export.json. What these
+do not say, ranks beyond the first and confidences, is taken from the recordings of --steps-from.
 """
+
+_SHOWN_CHAINS = (1, 2, 3, 4, 5, 8)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -26,7 +39,21 @@ def add_parser(subparsers: Any) -> None:
         "how far off each is on measurements that it has not seen.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("profile", metavar="PROFILE", help="folder that codesign profile wrote")
+    parser.add_argument(
+        "profile", nargs="?", metavar="PROFILE", help="folder that codesign profile wrote"
+    )
+    elsewhere = parser.add_argument_group("acceptance measured elsewhere, instead of PROFILE")
+    elsewhere.add_argument(
+        "--acceptance-from", metavar="FILE", help="figures of vLLM, SGLang or AIPerf (see below)"
+    )
+    elsewhere.add_argument(
+        "--steps-from",
+        metavar="FIT",
+        help="fit with the step times (fit.json, else the one that ships)",
+    )
+    elsewhere.add_argument(
+        "--chain", type=int, metavar="N", help="draft tokens per round, where FILE does not say"
+    )
     output = parser.add_argument_group("files")
     output.add_argument(
         "--out",
@@ -39,15 +66,83 @@ def add_parser(subparsers: Any) -> None:
 
 
 def make_fit(args: argparse.Namespace) -> None:
-    """Fit a profile and print how good the fit is."""
+    """Fit a profile, or import acceptance, and print how good the fit is."""
     from pathlib import Path
 
     from codesign.fit import PROFILE_FILE, STEPS_FILE, fit_profile
 
+    if args.acceptance_from is not None:
+        _import_acceptance(args)
+        return
+    if args.profile is None or args.steps_from is not None or args.chain is not None:
+        raise UsageError(
+            "give PROFILE (codesign fit profile), or --acceptance-from FILE with --steps-from FIT "
+            "and --chain N if needed"
+        )
     folder, out = Path(args.profile), Path(args.out)
     fit = fit_profile(folder)
     fit.save(out, inputs={"profile": folder / PROFILE_FILE, "steps": folder / STEPS_FILE})
     emit(args, {"out": out, **_payload(fit)}, lambda: f"{_as_text(fit)}\nwrote {out}")
+
+
+def _import_acceptance(args: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from codesign.cli.fit_argument import fit_from_args
+    from codesign.importers import imported_fit, read_summary, run_model
+
+    if args.profile is not None:
+        raise UsageError("give PROFILE or --acceptance-from FILE, not both")
+    steps, steps_file = fit_from_args(argparse.Namespace(fit=args.steps_from))
+    summary = read_summary(args.acceptance_from, chain=args.chain)
+    out = Path(args.out)
+    if out.resolve() == steps_file.resolve():
+        raise UsageError(f"--out {out} would replace the fit that the step times come from")
+    for note in summary.notes:
+        say(f"{args.acceptance_from}: {note}")
+    fit, model = imported_fit(steps, summary), run_model(steps, summary)
+    fit.save(out, inputs={"steps": steps_file, "acceptance": Path(args.acceptance_from)})
+    payload = {
+        "out": out,
+        "target": fit.target,
+        "draft": fit.draft,
+        "origin": fit.origin,
+        "acceptance_origin": fit.acceptance_origin,
+        "summary": summary,
+        "hits_after_run": model.hits,
+        "acceptance_error": fit.errors["acceptance"],
+        "calibration": fit.calibration,
+    }
+    emit(args, payload, lambda: f"{_imported_text(steps, summary, model)}\nwrote {out}")
+
+
+def _imported_text(steps: Fit, summary: AcceptanceSummary, model: RunModel) -> str:
+    """Tokens per round of chains, measured there and as the model has them."""
+    from codesign.importers.run_model import template_shape
+
+    before = template_shape(steps.acceptance, max(_SHOWN_CHAINS))
+    chains = sorted({*_SHOWN_CHAINS, summary.chain})
+    rows = [
+        [
+            chain,
+            summary.length if chain == summary.chain else None,
+            model.acceptance_length(chain),
+            before.acceptance_length(chain),
+        ]
+        for chain in chains
+    ]
+    counted = "" if summary.num_rounds is None else f" over {summary.num_rounds:,.0f} rounds"
+    heads = ["draft tokens", "measured there", "this fit", "step times' fit"]
+    return "\n".join(
+        [
+            f"{summary.source}: {summary.length:.3f} tokens per round{counted}",
+            "",
+            table(heads, rows, "tokens per round of a chain, bonus token included"),
+            "",
+            "ranks beyond the first and confidences: of recorded tokens that agreed, or did not",
+            f"models and step times: {steps.target} with {steps.draft}, {steps.origin}",
+        ]
+    )
 
 
 def _payload(fit: Fit) -> dict[str, Any]:
@@ -129,7 +224,7 @@ def _token_table(fit: Fit) -> str:
     after = "-" if checked.error_after is None else f"{checked.error_after:.3f}"
     slope, intercept = fit.calibration.slope, fit.calibration.intercept
     return (
-        f"{text}\nconfidences are calibrated with slope {slope:.3g} and intercept {intercept:.3g}:\n"
+        f"{text}\nconfidences are calibrated with slope {slope:.3g}, intercept {intercept:.3g}:\n"
         f"calibration error {checked.error_before:.3f} before, {after} after, on requests not "
         "fitted to"
     )

@@ -64,7 +64,8 @@ def _origin(plan: Plan, fit: Fit) -> str:
         if (name := f"{label}/{op}") in fit.errors
     ]
     shown = f" (held-out error: {', '.join(errors)})" if errors else ""
-    return f"step times {plan.chosen.origin}{shown}, acceptance recorded, predictions simulated"
+    times = f"step times {plan.chosen.origin}{shown}"
+    return f"{times}, acceptance {fit.acceptance_origin}, predictions simulated"
 
 
 def _wrapped(head: str, text: str) -> list[str]:

@@ -91,6 +91,7 @@ def predict(args: argparse.Namespace) -> None:
         "trace": {"name": trace.name, "sha256": trace.sha256, "notes": list(trace.notes)},
         "slo": slo,
         "data": fit.origin,
+        "acceptance": fit.acceptance_origin,
         "metrics": metrics.to_dict(),
     }
     if args.out is not None:
@@ -105,7 +106,8 @@ def predict(args: argparse.Namespace) -> None:
             inputs={"fit": fit_file},
         )
         say(f"wrote {args.out}")
-    emit(args, {**payload, "out": args.out}, lambda: _as_text(candidate, metrics, slo, fit.origin))
+    data = f"step times {fit.origin}, acceptance {fit.acceptance_origin}"
+    emit(args, {**payload, "out": args.out}, lambda: _as_text(candidate, metrics, slo, data))
 
 
 def _candidate(args: argparse.Namespace) -> Candidate:
@@ -134,7 +136,7 @@ def _slo(args: argparse.Namespace) -> SLO:
     )
 
 
-def _as_text(candidate: Candidate, metrics: Metrics, slo: SLO, origin: str) -> str:
+def _as_text(candidate: Candidate, metrics: Metrics, slo: SLO, data: str) -> str:
     def milliseconds(seconds: float | None) -> float | None:
         return None if seconds is None else seconds * 1000.0
 
@@ -158,7 +160,7 @@ def _as_text(candidate: Candidate, metrics: Metrics, slo: SLO, origin: str) -> s
     ]
     return "\n".join(
         [
-            f"predicted for {candidate.label}; step times {origin}",
+            f"predicted for {candidate.label}; {data}",
             table(["", *_PARTS, "SLO"], times),
             table(["figure", "value"], figures),
             table(["span of a round", "mean ms"], spans),

@@ -50,6 +50,7 @@ class Fit:
         top_k: As temperature: likeliest tokens that the target sampled from, 0 for all.
         top_p: As temperature: share of the chance that it sampled from.
         origin: "fitted": from measurements, not from a data sheet.
+        acceptance_origin: "recorded": token by token; or what it was imported from.
         steps: How each forward was fitted, by "deployment/op".
         calibration_fit: How well the calibration does; None where it is not known.
     """
@@ -64,6 +65,7 @@ class Fit:
     top_k: int = 0
     top_p: float = 1.0
     origin: str = "fitted"
+    acceptance_origin: str = "recorded"
     steps: dict[str, StepFit] = field(default_factory=dict)
     calibration_fit: CalibrationFit | None = None
 
@@ -88,6 +90,7 @@ class Fit:
             "top_k": self.top_k,
             "top_p": self.top_p,
             "origin": self.origin,
+            "acceptance_origin": self.acceptance_origin,
             "costs": {label: asdict(cost) for label, cost in self.costs.items()},
             "calibration": asdict(self.calibration),
             "acceptance": {"path": beside.name, "sha256": sha256(beside)},
@@ -136,6 +139,7 @@ def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
         "calibration": Calibration(**payload["calibration"]),
         "errors": payload["errors"],
         "origin": payload["origin"],
+        "acceptance_origin": payload.get("acceptance_origin", "recorded"),
         "steps": {name: _read_step(step) for name, step in payload["steps"].items()},
         "calibration_fit": None if checked is None else _read_calibration(checked),
     }
