@@ -1,4 +1,8 @@
-"""``--fit``: the flag of the verbs that predict, and the fit that it stands for."""
+"""The flags of the verbs that predict which say what is known of a machine: a fit, or a device.
+
+``--fit`` names what was measured. ``--device`` with ``--gpus``, ``--target`` and ``--draft`` asks
+"what if" of GPUs that nobody profiled.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from codesign.cli.output import say
+from codesign.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,30 +18,55 @@ if TYPE_CHECKING:
     from codesign.fit import Fit
 
 DEFAULT_FILE = "fit.json"  # where codesign fit writes
+_PAIR = ("gpus", "target", "draft")
 
 
 def add_fit_argument(group: Any) -> None:
-    """Add ``--fit`` to a parser or one of its groups."""
+    """Add ``--fit`` and its alternative to a parser or one of its groups."""
     group.add_argument(
         "--fit", metavar="FIT", help=f"what codesign fit wrote ({DEFAULT_FILE}, else shipped)"
+    )
+    group.add_argument(
+        "--device",
+        metavar="GPU",
+        help="instead of --fit: GPUs by data sheet, as h100, with --gpus, --target and --draft",
+    )
+    group.add_argument("--gpus", type=int, metavar="N", help="how many of --device")
+    group.add_argument(
+        "--target", metavar="MODEL", help="on --device: llama-3-70b, llama-3-70b:int4 or a folder"
+    )
+    group.add_argument("--draft", metavar="MODEL", help="on --device, as llama-3.2-3b:int4")
+    group.add_argument(
+        "--acceptance",
+        type=float,
+        metavar="P",
+        help="on --device: chance that a first draft token is taken (as the shipped recordings)",
     )
 
 
 def fit_from_args(args: argparse.Namespace) -> tuple[Fit, Path]:
-    """The fit that ``--fit`` names, and its file; what was taken without the flag is said.
+    """The fit that ``--fit`` or ``--device`` stands for, and its file.
+
+    What was taken without either flag is said.
 
     Returns:
-        Without the flag fit.json of this folder, else the fit that ships with the package. A
-        folder stands for the fit.json in it.
+        Without a flag fit.json of this folder, else the fit that ships with the package. A folder
+        stands for the fit.json in it.
 
     Raises:
-        InputError: If the file is missing or broken.
+        InputError: If the file is missing or broken, or a device or model is unknown.
+        UsageError: If flags contradict each other or one is missing.
     """
     from pathlib import Path
 
     from codesign.fit import Fit
     from codesign.fit.shipped import DEFAULT_FIT, machine_of
 
+    if getattr(args, "device", None) is not None:
+        return _what_if(args)
+    stray = [name for name in (*_PAIR, "acceptance") if getattr(args, name, None) is not None]
+    if stray:
+        raise UsageError(f"--{stray[0]} needs --device; what a fit holds stands in its file")
     file = Path(DEFAULT_FILE if args.fit is None else args.fit)
     if args.fit is None and not file.is_file():
         say(
@@ -49,3 +79,23 @@ def fit_from_args(args: argparse.Namespace) -> tuple[Fit, Path]:
     elif file.is_dir():
         file = file / DEFAULT_FILE
     return Fit.load(file), file
+
+
+def _what_if(args: argparse.Namespace) -> tuple[Fit, Path]:
+    from codesign.fit.what_if import kept_fit, what_if_fit
+
+    missing = [name for name in _PAIR if getattr(args, name) is None]
+    if args.fit is not None or missing:
+        raise UsageError(
+            "--device takes the place of --fit"
+            if args.fit is not None
+            else f"--device needs --{missing[0]}; as: --device h100 --gpus 8 "
+            "--target llama-3.1-70b:int4 --draft llama-3.2-1b:int4"
+        )
+    fit = what_if_fit(args.device, args.gpus, args.target, args.draft, acceptance=args.acceptance)
+    say(
+        f"fit: roofline of {args.gpus} x {args.device} (data sheets, not measured); acceptance "
+        f"{fit.acceptance_origin}"
+    )
+    dial = "recorded" if args.acceptance is None else f"{args.acceptance:g}"
+    return kept_fit(fit, f"{args.gpus}x{args.device}-{fit.target}-{fit.draft}-{dial}")

@@ -30,7 +30,8 @@ Floats = NDArray[np.float64]
 MIN_SHAPES = 3  # fewer leave nothing to hold out
 MAX_LINE_ERROR = 0.05  # mean held-out error up to which the papers' line stays
 _MAX_BENDS = 4  # of the piecewise form
-_REACH = 1 << 18  # rows up to which a fitted parabola is written out; longer prompts go on straight
+# A parabola written out: within 0.5 % between knots, straight on beyond 262,144 rows.
+_PROMPT_KNOTS = (0, *sorted({round(2.0 ** (i / 4.0)) for i in range(73)}))
 _HUBER = 1.345  # residuals beyond this many standard deviations weigh less
 _REWEIGHTS = 4
 
@@ -142,9 +143,13 @@ def fit_quadratic(shapes: Shapes) -> StepTime:
     pairs = shapes.rows * (shapes.context + shapes.rows / 2.0)
     design = np.column_stack([pairs, shapes.rows, np.ones_like(pairs)])
     cross, gamma, delta = _solve(design, shapes.seconds).tolist()
-    knots = [0] + [int(n) for n in np.unique(np.geomspace(1, _REACH, 73).round())]
-    seconds = tuple(delta + gamma * n + cross * n * n / 2.0 for n in knots)
-    return StepTime(alpha=0.0, rows=tuple(knots), seconds=seconds, cross=cross)
+    return prompt_time(alpha=0.0, gamma=gamma, delta=delta, cross=cross)
+
+
+def prompt_time(*, alpha: float, gamma: float, delta: float, cross: float) -> StepTime:
+    """Seconds of prompt rows of which each attends to the context and to the rows before it."""
+    seconds = tuple(delta + gamma * n + cross * n * n / 2.0 for n in _PROMPT_KNOTS)
+    return StepTime(alpha=alpha, rows=_PROMPT_KNOTS, seconds=seconds, cross=cross)
 
 
 def fit_piecewise(shapes: Shapes) -> StepTime:

@@ -96,3 +96,30 @@ def test_a_wrong_input_is_one_line_and_its_exit_code(cli, inputs, arguments, cod
     assert found.returncode == code, found.stderr
     assert message in found.stderr.splitlines()[-1]
     assert found.stdout == ""
+
+
+def test_a_device_and_a_pair_stand_in_for_a_fit(cli, tmp_path):
+    hardware = ["--device", "h100", "--gpus", "8", "--target", "llama-3-70b:int4"]
+    arguments = ["--trace", "conv-twin", "--slice", "0:2", "--max-kv-tokens", "100000", "--json"]
+    what_if = [*hardware, "--draft", "llama-3.2-3b:int4", "--acceptance", "0.7"]
+    split = ["--deployment", "6+2", "--policy", "async-tree-8x4x4"]
+    result = cli("simulate", *arguments, *what_if, *split)
+    assert result.returncode == 0, result.stderr
+    assert "roofline of 8 x h100 (data sheets, not measured)" in result.stderr
+    printed = json.loads(result.stdout)
+    assert printed["data"] == "roofline"
+    assert 0.002 < printed["metrics"]["tpot_mean"] < 0.05
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "h100"], "--device needs --gpus"),
+        (["--gpus", "8"], "--gpus needs --device"),
+        (["--device", "h100", "--fit", "fit.json"], "--device takes the place of --fit"),
+    ],
+)
+def test_half_a_device_or_two_sources_of_step_times_are_refused(cli, arguments, message):
+    result = cli("simulate", "--trace", "conv-twin", *arguments)
+    assert result.returncode == 2
+    assert message in result.stderr

@@ -1,0 +1,89 @@
+"""Fits for hardware and pairs of models that nobody measured, from a few words on a command line.
+
+Must not import torch.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from codesign.acceptance import AcceptanceProfile
+from codesign.artifacts import cache_dir
+from codesign.errors import InputError
+from codesign.fit import Fit
+from codesign.fit.devices import load_device
+from codesign.fit.priced_model import parse_model
+from codesign.fit.roofline import roofline_fit
+from codesign.fit.shipped import DEFAULT_FIT
+
+# Tokens per verification of one pair on six datasets are 2.74 to 3.92 (SwiftSpec, Table 6): what a
+# pair loses or gains on other prompts, and so at least what another pair may.
+OTHER_PAIR_ERROR = 0.18
+DIALLED_ERROR = 0.02  # of the model of runs on recordings, whatever the length of a chain
+_SHAPE_DEPTH = 3  # hits in a row after which the chance of the next one does not rise
+
+
+def what_if_fit(
+    device: str, gpus: int, target: str, draft: str, *, acceptance: float | None = None
+) -> Fit:
+    """The roofline fit of so many GPUs and a pair of models.
+
+    Args:
+        device: As in data/devices.json.
+        gpus: How many.
+        target: Name of a shape or a folder with a config.json, and the weights ("NAME:int4").
+        draft: The same.
+        acceptance: Chance that the target takes the draft's likeliest token, right after a token
+            of the target's own; None for the recordings of the pair that ships with the package.
+
+    Raises:
+        InputError: If a name is unknown, a number is out of range, or the models do not fit.
+    """
+    recorded = Fit.load(DEFAULT_FIT)
+    profile, error = recorded.acceptance, OTHER_PAIR_ERROR
+    origin = f"recorded for {recorded.target} with {recorded.draft}, not for this pair"
+    if acceptance is not None:
+        profile, error = dialled_acceptance(recorded.acceptance, acceptance), DIALLED_ERROR
+        origin = f"made up: {acceptance:g} of first draft tokens"
+    return roofline_fit(
+        load_device(device),
+        gpus,
+        parse_model(target),
+        parse_model(draft),
+        profile,
+        acceptance_error=error,
+        acceptance_origin=origin,
+    )
+
+
+def dialled_acceptance(recorded: AcceptanceProfile, rate: float) -> AcceptanceProfile:
+    """Made-up recordings in which a share of first draft tokens is taken; hits come in runs.
+
+    Args:
+        recorded: How fast the chance of a hit rises in a run, ranks beyond the first, and
+            confidences, are as here.
+        rate: Chance that the target takes the draft's likeliest token at the start of a round.
+
+    Raises:
+        InputError: If the rate is no chance.
+    """
+    from codesign.importers.run_model import RunModel, template_shape
+
+    if not 0.01 <= rate <= 0.99:
+        raise InputError(f"acceptance must lie in [0.01, 0.99], got {rate:g}")
+    shape = template_shape(recorded, _SHAPE_DEPTH)
+    return RunModel.from_length(1.0 + rate, chain=1, shape=shape).recordings(recorded, seed=0)
+
+
+def kept_fit(fit: Fit, name: str) -> tuple[Fit, Path]:
+    """Keep a fit in the cache, so that a plan can name its file; the same fit keeps its file."""
+    file = cache_dir() / "rooflines" / f"{re.sub(r'[^A-Za-z0-9._+-]+', '-', name)}.json"
+    try:
+        kept = Fit.load(file)
+        if (kept.costs, kept.errors) == (fit.costs, fit.errors):
+            return kept, file
+    except InputError:
+        pass  # not there yet, or of another version
+    fit.save(file)
+    return fit, file
