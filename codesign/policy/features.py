@@ -5,7 +5,7 @@ target's features are there for verified tokens alone; below them the head reads
 has predicted itself, and agrees with the target less the more of them it reads. Assumptions:
 
 - Each own feature in a row leaves ``feature_decay`` of the acceptance (SpeculationSpec). The
-  simulator applies it to acceptance that was recorded with true features (ExpansionRows.ages).
+  simulator applies it to acceptance that was recorded with true features (ExpansionRows.trust).
 - Every verdict costs one forward over the newly verified tokens and the root, with true features,
   before anything is sent: serial or not, the head cannot go on without it.
 - Asynchronous: what was drafted below the new root meanwhile is kept, with the choices at the root
@@ -18,6 +18,7 @@ Runs in the simulator only. Must not import torch or read a clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from codesign.policy.cost import Calibration
 from codesign.policy.spec import SpeculationSpec
@@ -30,20 +31,34 @@ _DROPPED = -100.0  # log chance of a branch that the root's second run does not 
 class FeatureTree(RerunTree):
     """A tree whose rows count how many features in a row the head has predicted itself.
 
+    Args:
+        decay: Share of the acceptance that each of these features leaves.
+        is_kept: A subtree survives a verdict. Otherwise the tree is drafted anew, as EAGLE does.
+
     Attributes:
         ages: Per node that was run, that number; 0 for the root.
-        is_kept: Whether a subtree survives a verdict.
     """
 
-    is_kept = True
+    def __init__(
+        self,
+        root_token: int,
+        *,
+        base_len: int,
+        max_depth: int,
+        decay: float = 1.0,
+        is_kept: bool = True,
+    ) -> None:
+        self._decay = decay
+        self._is_kept = is_kept
+        super().__init__(root_token, base_len=base_len, max_depth=max_depth)
 
     def _reset(self, root_token: int) -> None:
         super()._reset(root_token)
         self.ages = [0]
 
-    def feature_ages(self, nodes: Sequence[int]) -> tuple[int, ...]:
-        """Own features in a row that each of these rows reads."""
-        return tuple(self.ages[node] for node in nodes)
+    def trust(self, nodes: Sequence[int]) -> tuple[float, ...]:
+        """Share of the acceptance that is left for the children of each node."""
+        return tuple(self._decay ** self.ages[node] for node in nodes)
 
     def expand(self, nodes: Sequence[int]) -> None:
         """See DraftTree.expand."""
@@ -74,7 +89,7 @@ class FeatureTree(RerunTree):
         found = super().reroot(verified)
         if not found.is_hit:
             return Reroot(False, promoted, ())
-        if not self.is_kept:
+        if not self._is_kept:
             self._reset(self.tokens[0])
             return Reroot(False, promoted, ())
         if self.slots[0] == UNEXPANDED:
@@ -94,12 +109,6 @@ class FeatureTree(RerunTree):
         return kept
 
 
-class FreshFeatureTree(FeatureTree):
-    """A feature tree that is drafted anew after every verdict, as EAGLE does."""
-
-    is_kept = False
-
-
 class EagleTree(BestTree):
     """A best-first tree of a draft head that needs the target's features.
 
@@ -109,7 +118,7 @@ class EagleTree(BestTree):
 
     def __init__(self, spec: SpeculationSpec, calibration: Calibration | None = None) -> None:
         super().__init__(spec, calibration)
-        self.tree_type = FeatureTree if spec.is_async else FreshFeatureTree
+        self.tree_type = partial(FeatureTree, decay=spec.feature_decay, is_kept=spec.is_async)
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
         more = super().leaves(trees, done)

@@ -10,7 +10,7 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from codesign.policy.cost import Calibration
@@ -48,14 +48,14 @@ class Speculation:
         is_batch_coupled: What one request drafts or verifies depends on the others of the batch,
             or on predicted times.
         needs_progress: ``begin`` wants each request's Progress.
-        tree_type: Class of the draft trees.
+        tree_type: Makes the draft trees: DraftTree, a subclass, or one with its arguments bound.
     """
 
     fanout: int = 1
     overlap: int = 0
     is_batch_coupled: bool = False
     needs_progress: bool = False
-    tree_type: type[DraftTree] = DraftTree
+    tree_type: Callable[..., DraftTree] = DraftTree
 
     def __init__(self, calibration: Calibration | None = None) -> None:
         self._calibration = calibration or Calibration()

@@ -125,8 +125,8 @@ class ExpansionRows:
         visible: Tree slots that each row sees besides the prefix, its own included; None when the
             rows just follow one another (catching up with committed tokens, then the root).
         context: KV rows before this forward.
-        ages: Per node, features of its own in a row that a draft head reads; empty for draft
-            models that read none (codesign/policy/features.py).
+        trust: Per node, share of its acceptance that is left to a draft head that reads features
+            of its own (codesign/policy/features.py); empty for other draft models.
     """
 
     request_id: int
@@ -135,7 +135,7 @@ class ExpansionRows:
     nodes: tuple[int, ...]
     visible: tuple[tuple[int, ...], ...] | None
     context: int
-    ages: tuple[int, ...] = ()
+    trust: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
@@ -301,7 +301,7 @@ class DraftSide:
             nodes=tuple(nodes),
             visible=None if nodes[0] == 0 else tuple([tuple(tree.visible_slots(n)) for n in nodes]),
             context=context,
-            ages=tree.feature_ages(nodes),
+            trust=tree.trust(nodes),
         )
 
 

@@ -135,11 +135,8 @@ class DraftTree:
         self.slots += [UNEXPANDED] * count
         self.children += [_NO_CHILDREN] * count
 
-    def feature_ages(self, nodes: Sequence[int]) -> tuple[int, ...]:
-        """Features of its own in a row that the draft model reads per node; empty if it reads none.
-
-        See codesign/policy/features.py.
-        """
+    def trust(self, nodes: Sequence[int]) -> tuple[float, ...]:
+        """Share of acceptance left per node; empty but in codesign/policy/features.py."""
         return ()
 
     def best(self, rows: int) -> list[int]:

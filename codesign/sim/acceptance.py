@@ -19,6 +19,7 @@ import numpy as np
 
 from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile
 from codesign.policy.protocol import ExpansionRows
+from codesign.policy.walk import noise_key
 
 TRUE_TOKEN = 1
 PROMPT_TOKEN = 0
@@ -98,6 +99,7 @@ class SyntheticDrafter:
 
     def __init__(self, profile: AcceptanceProfile, seed: int) -> None:
         self._recordings = load_recordings(profile)
+        self._seed = seed
         # One stream per cause, so that a policy that looks off the path more often changes no path.
         self._on_path, self._off_path = np.random.SeedSequence(seed).spawn(2)
         self._requests: dict[int, _Replay] = {}
@@ -133,13 +135,23 @@ class SyntheticDrafter:
             # Only nodes on the true path have a child with the true token, and the root is on it.
             if node == 0 or rows.tokens[i] == TRUE_TOKEN:
                 at = request.path[rows.positions[i] + 1 - request.prompt_tokens]
-                tokens.append(recordings.tokens[at])
+                found = recordings.tokens[at]
+                if rows.trust and self._is_lost(rows, i, rows.trust[len(tokens)]):
+                    found = recordings.wrong_tokens[: len(found)]
+                tokens.append(found)
             else:
                 at = self._next_off_path(rows.request_id, request)
                 tokens.append(recordings.wrong_tokens[: len(recordings.log_probs[at])])
             log_probs.append(recordings.log_probs[at])
             i += 1
         return tokens, log_probs
+
+    def _is_lost(self, rows: ExpansionRows, row: int, trust: float) -> bool:
+        """Whether a draft head has lost the true token to features of its own.
+
+        One draw per position: with more trust it is found wherever it was with less.
+        """
+        return noise_key(self._seed, rows.request_id, rows.positions[row]) >= trust * 2.0**64
 
     def _next_off_path(self, request_id: int, request: _Replay) -> int:
         """A recorded token of the category, each equally likely among those with a proposal.
