@@ -73,11 +73,15 @@ def _mix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def request_key(seed: int, request_id: int) -> int:
+    """64-bit key of all noise of one request."""
+    key = _mix64((seed + _GOLDEN) & _MASK)
+    return _mix64((key ^ (request_id + _GOLDEN)) & _MASK)
+
+
 def noise_key(seed: int, request_id: int, position: int) -> int:
     """64-bit key of the noise row for one position of one request."""
-    key = _mix64((seed + _GOLDEN) & _MASK)
-    key = _mix64((key ^ (request_id + _GOLDEN)) & _MASK)
-    return _mix64((key ^ (position * _GOLDEN)) & _MASK)
+    return _mix64((request_key(seed, request_id) ^ (position * _GOLDEN)) & _MASK)
 
 
 def gumbel_row(key: int, size: int) -> NDArray[np.float64]:

@@ -1,0 +1,123 @@
+"""Sampling with keyed noise and the walk, on the device: codesign/policy/walk.py for many rows.
+
+``walk.gumbel_row`` hashes (key, token) with SplitMix64; the same integers come out here, in int64
+arithmetic that wraps, so noise agrees to the last bits of a logarithm. Every rank of a tensor
+parallel group may sample its own part of the vocabulary: the largest of the parts' largest is the
+sample, unless top-k or top-p need the whole row.
+
+Letters in shapes: T rows, V tokens (of one rank), P longest path, W ranks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from codesign.policy.walk import Sampling
+
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as a signed 64-bit integer
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Logical shift to the right of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix64(x: Tensor) -> Tensor:
+    """Finaliser of SplitMix64 on int64."""
+    x = (x ^ _shifted(x, 30)) * _FIRST
+    x = (x ^ _shifted(x, 27)) * _SECOND
+    return x ^ _shifted(x, 31)
+
+
+def row_keys(key_low_T: Tensor, key_high_T: Tensor, positions_T: Tensor) -> Tensor:
+    """Noise keys of the tokens that follow the rows, (T,) int64: ``walk.noise_key``.
+
+    Args:
+        key_low_T: Low words of the requests' keys (``walk.request_key``), int32.
+        key_high_T: High words.
+        positions_T: Position of each row; the token after it is one further.
+    """
+    request_T = (key_high_T.long() << 32) | (key_low_T.long() & 0xFFFFFFFF)
+    return _mix64(request_T ^ ((positions_T.long() + 1) * _GOLDEN))
+
+
+def gumbel_rows(keys_T: Tensor, size: int, *, first_token: int = 0) -> Tensor:
+    """Noise of tokens ``first_token`` and on, (T, size) float64: ``walk.gumbel_row``."""
+    tokens = torch.arange(first_token + 1, first_token + size + 1, device=keys_T.device)
+    hashed = _mix64(tokens * _GOLDEN + keys_T[:, None])
+    uniform = (_shifted(hashed, 12).double() + 0.5) * 2.0**-52
+    return -torch.log(-torch.log(uniform))
+
+
+def shape_rows(logits_TV: Tensor, sampling: Sampling) -> Tensor:
+    """``walk.shape_logits`` for rows of whole logits: float64, -inf outside top-k and top-p."""
+    scaled = logits_TV.double() / sampling.temperature
+    if 0 < sampling.top_k < scaled.shape[-1]:
+        kth = scaled.topk(sampling.top_k, dim=-1).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < kth, -torch.inf)
+    if sampling.top_p < 1.0:
+        ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
+        probs = torch.exp(ordered - ordered[:, :1])
+        before = probs.cumsum(-1) - probs
+        dropped = before >= sampling.top_p * probs.sum(-1, keepdim=True)
+        scaled = scaled.masked_fill(dropped.scatter(1, order, dropped), -torch.inf)
+    return scaled
+
+
+def needs_whole_rows(sampling: Sampling) -> bool:
+    """Whether a sample cannot be taken from the parts of a vocabulary one by one."""
+    return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1.0)
+
+
+def best_tokens(
+    logits_TV: Tensor, keys_T: Tensor, sampling: Sampling, *, first_token: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Each row's sample among these tokens, and its score, by which parts compare.
+
+    Args:
+        logits_TV: float32, of tokens ``first_token`` and on.
+        keys_T: From ``row_keys``.
+        sampling: Temperature 0 takes the first of the largest logits.
+        first_token: Token of column 0.
+
+    Returns:
+        Scores (T,), float32 at temperature 0 and else float64, and tokens (T,) int64.
+    """
+    scores_TV = logits_TV
+    if sampling.temperature > 0:
+        noise_TV = gumbel_rows(keys_T, logits_TV.shape[-1], first_token=first_token)
+        scores_TV = shape_rows(logits_TV, sampling) + noise_TV
+    best_T = scores_TV.argmax(dim=-1)
+    return scores_TV.gather(1, best_T[:, None])[:, 0], best_T + first_token
+
+
+def accepted_rows(
+    tokens_T: Tensor,
+    sampled_T: Tensor,
+    *,
+    parents_T: Tensor,
+    firsts_T: Tensor,
+    path_TP: Tensor,
+    depths_T: Tensor,
+) -> Tensor:
+    """Rows on the accepted paths, (T,) bool: those whose whole path was sampled.
+
+    Siblings are distinct, so one path of each tree remains. Stop tokens and limits are not looked
+    at: they end the request, whose rows nobody reads again.
+
+    Args:
+        tokens_T: Candidate of each row.
+        sampled_T: Token that the target emits after each row.
+        parents_T: Row of the parent, -1 for a root.
+        firsts_T: Row of the request's root.
+        path_TP: Path of each row, counted from its root's row, itself last.
+        depths_T: Depth of each row.
+    """
+    matches_T = (parents_T < 0) | (sampled_T[parents_T.long().clamp(min=0)] == tokens_T)
+    steps = torch.arange(path_TP.shape[1], device=path_TP.device)
+    beyond_TP = steps > depths_T[:, None]
+    rows_TP = (firsts_T[:, None] + path_TP).long().masked_fill(beyond_TP, 0)
+    return (matches_T[rows_TP] | beyond_TP).all(dim=1)

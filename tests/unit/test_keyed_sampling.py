@@ -1,0 +1,108 @@
+"""Sampling and the walk for many rows at once give what codesign/policy/walk.py gives for each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codesign.kernels.keyed_sampling import accepted_rows, best_tokens, row_keys
+from codesign.policy.walk import Sampling, noise_key, request_key, sample_token, walk
+
+REQUESTS = (0, 7, 123456)
+
+
+def keys_of(seed: int, positions: torch.Tensor) -> torch.Tensor:
+    words = np.array([request_key(seed, r) for r in REQUESTS], np.uint64).view(np.int32)
+    low, high = torch.from_numpy(words.reshape(-1, 2).copy()).unbind(1)
+    return row_keys(low, high, positions)
+
+
+def test_keys_are_those_of_the_walk():
+    positions = torch.tensor([0, 41, 100000], dtype=torch.int32)
+    keys = [int(key) % (1 << 64) for key in keys_of(5, positions)]
+    assert keys == [noise_key(5, r, int(p) + 1) for r, p in zip(REQUESTS, positions, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(),
+        Sampling(0.7, seed=2),
+        Sampling(1.3, top_k=20, seed=3),
+        Sampling(1.0, top_p=0.8, seed=4),
+        Sampling(0.9, top_k=50, top_p=0.6, seed=5),
+    ],
+    ids=str,
+)
+def test_tokens_are_those_of_the_walk(sampling):
+    generator = torch.Generator().manual_seed(0)
+    for first in range(40):
+        logits = 3 * torch.randn(3, 500, generator=generator)
+        positions = torch.tensor([first, first + 9, 2 * first], dtype=torch.int32)
+        tokens = best_tokens(logits, keys_of(sampling.seed, positions), sampling)[1]
+        assert tokens.tolist() == [
+            sample_token(logits[i].numpy(), sampling, request_id=r, position=int(positions[i]) + 1)
+            for i, r in enumerate(REQUESTS)
+        ]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, seed=2)], ids=str)
+def test_parts_of_the_vocabulary_agree_with_the_whole(sampling):
+    logits = torch.randn(3, 600, generator=torch.Generator().manual_seed(1))
+    logits[0, [10, 599]] = logits[0].max() + 1  # a tie goes to the first
+    keys = keys_of(2, torch.tensor([1, 2, 3], dtype=torch.int32))
+    whole = best_tokens(logits, keys, sampling)[1]
+    parts = [
+        best_tokens(logits[:, at : at + 200], keys, sampling, first_token=at)
+        for at in (0, 200, 400)
+    ]
+    scores = torch.stack([score for score, _ in parts], 1)
+    tokens = torch.stack([token for _, token in parts], 1)
+    assert tokens.gather(1, scores.argmax(1, keepdim=True))[:, 0].tolist() == whole.tolist()
+
+
+@st.composite
+def trees(draw):
+    """Tokens and parents of a tree with distinct siblings, and a sample after each row."""
+    size = draw(st.integers(1, 12))
+    tokens, parents = [0], [-1]
+    for row in range(1, size):
+        parent = draw(st.integers(0, row - 1))
+        taken = {t for t, p in zip(tokens, parents, strict=True) if p == parent}
+        free = sorted(set(range(size + 2)) - taken)
+        tokens.append(draw(st.sampled_from(free)))
+        parents.append(parent)
+    return tokens, parents, [draw(st.integers(0, 4)) for _ in range(size)]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(trees(), min_size=1, max_size=3))
+def test_accepted_rows_are_the_walks(forest):
+    tokens, parents, sampled, firsts, paths, expected = [], [], [], [], [], []
+    for tree_tokens, tree_parents, samples in forest:
+        first = len(tokens)
+        walked = walk(tree_tokens, tree_parents, samples.__getitem__, limit=99)
+        expected += [first + row for row in walked.accepted]
+        local: list[list[int]] = []
+        for row, parent in enumerate(tree_parents):
+            local.append([row] if parent < 0 else [*local[parent], row])
+        tokens += tree_tokens
+        parents += [first + p if p >= 0 else -1 for p in tree_parents]
+        sampled += samples
+        firsts += [first] * len(tree_tokens)
+        paths += local
+    path_TP = torch.zeros(len(tokens), 16, dtype=torch.int32)
+    for row, path in enumerate(paths):
+        path_TP[row, : len(path)] = torch.tensor(path)
+    accepted = accepted_rows(
+        torch.tensor(tokens),
+        torch.tensor(sampled),
+        parents_T=torch.tensor(parents, dtype=torch.int32),
+        firsts_T=torch.tensor(firsts, dtype=torch.int32),
+        path_TP=path_TP,
+        depths_T=torch.tensor([len(path) - 1 for path in paths]),
+    )
+    assert accepted.nonzero()[:, 0].tolist() == expected

@@ -1,0 +1,149 @@
+"""Flat-row attention: what it sees, that tree rows give plain decoding's bits, and the kernels.
+
+The Triton kernels run in Triton's interpreter where Triton is installed: slow, but the same code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+import pytest
+import torch
+
+from codesign.kernels import row_attention as ops
+
+HEADS, GROUPS, HEAD_DIM, TOKENS = 6, 2, 16, 400
+
+
+@pytest.fixture
+def slabs():
+    generator = torch.Generator().manual_seed(0)
+    size = (3, 2, GROUPS, TOKENS, HEAD_DIM)  # layers, slabs
+    return tuple(torch.randn(size, generator=generator) for _ in range(2))
+
+
+def seen_rows(slots, positions, prefixes, paths) -> ops.SeenRows:
+    table = torch.zeros(len(slots), 12, dtype=torch.int32)
+    for row, path in enumerate(paths):
+        table[row, : len(path)] = torch.tensor(path)
+    columns = [torch.tensor(c, dtype=torch.int32) for c in (slots, positions, prefixes)]
+    return ops.SeenRows(*columns, table)
+
+
+def queries(rows: int) -> torch.Tensor:
+    return torch.randn(rows, HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(1))
+
+
+TREE = ([0, 0, 0, 1], [299, 300, 3, 130], [299, 298, 4, 128], [(0,), (0, 2, 5), (), (1, 0, 4)])
+
+
+def by_hand(q_HE, keys_GME, values_GME, rows):
+    out = []
+    for head, q_E in enumerate(q_HE):
+        group = head * GROUPS // HEADS
+        weights = torch.softmax(keys_GME[group, rows] @ q_E * HEAD_DIM**-0.5, 0)
+        out.append(weights @ values_GME[group, rows])
+    return torch.stack(out)
+
+
+def test_a_row_sees_its_prefix_and_then_its_path(slabs):
+    keys, values = slabs[0][0], slabs[1][0]
+    seen, q = seen_rows(*TREE), queries(4)
+    out = ops.row_attention(q, keys, values, seen, None)
+    expected_rows = [
+        [*range(299), 299],
+        [*range(298), 298, 300, 303],
+        [0, 1, 2, 3],
+        [*range(128), 129, 128, 132],
+    ]
+    for row, rows in enumerate(expected_rows):
+        assert ops.seen_row_indices(seen, row).tolist() == rows
+        slot = TREE[0][row]
+        expected = by_hand(q[row], keys[slot], values[slot], rows)
+        torch.testing.assert_close(out[row], expected, rtol=1e-5, atol=1e-5)
+
+
+def moved_to_prefix(slab: torch.Tensor) -> torch.Tensor:
+    """The slab after rows 298, 300 and 303 of TREE's second row joined the prefix."""
+    moved = slab.clone()
+    moved[0, :, 298:301] = slab[0][:, [298, 300, 303]]
+    return moved
+
+
+def test_a_tree_row_gives_the_bits_of_plain_decoding(slabs):
+    keys, values = slabs[0][0], slabs[1][0]
+    q = queries(4)
+    tree = ops.row_attention(q, keys, values, seen_rows(*TREE), None)[1]
+    plain = seen_rows([0], [300], [300], [(0,)])
+    alone = ops.row_attention(q[1:2], moved_to_prefix(keys), moved_to_prefix(values), plain, None)
+    assert torch.equal(tree, alone[0])
+
+
+def test_moves_happen_in_order_and_only_as_many_as_told(slabs):
+    keys, values = (slab.clone() for slab in slabs)
+    moves = torch.tensor([[0, 5, 3], [0, 6, 5], [1, 9, 2], [0, 0, 7]], dtype=torch.int32)
+    ops.move_rows(keys, values, moves, torch.tensor([3], dtype=torch.int32))
+    for new, old in zip((keys, values), slabs, strict=True):
+        expected = old.clone()
+        expected[:, 0, :, [3, 5]] = old[:, 0, :, [5, 6]]
+        expected[:, 1, :, 2] = old[:, 1, :, 9]
+        assert torch.equal(new, expected)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The Triton kernels in the interpreter."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("needs triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor, scope) -> None:
+        patch(tensor, scope)  # NumPy 2.4 turns no array of one entry into an integer by itself
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+    import codesign.kernels.row_attention_triton as module
+
+    yield importlib.reload(module)
+    monkeypatch.undo()
+    importlib.reload(module)  # other tests may have a GPU
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_attention_kernel_agrees_and_gives_plain_decodings_bits(slabs, kernels):
+    keys, values = slabs[0][0], slabs[1][0]
+    seen, q = seen_rows(*TREE), queries(4)
+    scratch = ops.Scratch.make(4, HEADS, HEAD_DIM, TOKENS, torch.device("cpu"))
+    ours = kernels.attend(q, keys, values, seen, scratch)
+    torch.testing.assert_close(
+        ours, ops.row_attention(q, keys, values, seen, None), rtol=1e-4, atol=1e-4
+    )
+    plain = seen_rows([0], [300], [300], [(0,)])
+    alone = kernels.attend(q[1:2], moved_to_prefix(keys), moved_to_prefix(values), plain, scratch)
+    assert torch.equal(ours[1], alone[0])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_kernels_that_write_slabs_agree(slabs, kernels):
+    rows = 5
+    generator = torch.Generator().manual_seed(2)
+    qkv = torch.randn(rows, (HEADS + 2 * GROUPS) * HEAD_DIM, generator=generator)
+    angles = torch.randn(rows, HEAD_DIM // 2, generator=generator)
+    slots = torch.tensor([0, 1, 1, 0, 1], dtype=torch.int32)
+    places = torch.tensor([7, 0, 3, 399, 4], dtype=torch.int32)
+    results = []
+    for op, move in (
+        (ops.rotate_and_append, ops.move_rows),
+        (kernels.rotate_and_append, kernels.move_rows),
+    ):
+        keys, values = (slab.clone() for slab in slabs)
+        q = op(qkv, angles.cos(), angles.sin(), keys[1], values[1], slots, places, heads=HEADS)
+        moves = torch.tensor([(0, 20 + 2 * i, 10 + i) for i in range(40)], dtype=torch.int32)
+        move(keys, values, moves, torch.tensor([37], dtype=torch.int32))
+        results.append((q, keys, values))
+    for ours, theirs in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
