@@ -107,26 +107,36 @@ class RoundRecord:
 
 
 SPANS = ("target", "draft", "reroot", "link_there", "link_back")
+_PAGE = 8192  # rounds that are packed at once
 
 
 class RoundLog(Sequence[RoundRecord]):
-    """Rounds in the order in which they were written, kept as numbers: an hour has 100,000s."""
+    """Rounds in the order in which they were written, kept as columns: an hour has 100,000s.
+
+    The last rounds are one flat array, earlier ones pages of columns, each as small as its values
+    allow: a single value if all are equal.
+    """
 
     _NAMES = tuple(field.name for field in fields(RoundRecord))
     _IS_COUNT = tuple(field.type == "int" for field in fields(RoundRecord))
 
     def __init__(self, rounds: Iterable[RoundRecord] = ()) -> None:
-        self._values = array("d")
+        self._pages: list[list[NDArray[np.generic]]] = []
+        self._last = array("d")
         for record in rounds:
             self.append(record)
 
     def append(self, record: RoundRecord) -> None:
         """Add a round."""
-        self._values.extend([getattr(record, name) for name in self._NAMES])
+        self.append_values([getattr(record, name) for name in self._NAMES])
 
     def append_values(self, values: Sequence[float]) -> None:
         """Add a round by the values of RoundRecord's fields, in their order."""
-        self._values.extend(values)
+        self._last.extend(values)
+        if len(self._last) == _PAGE * len(self._NAMES):
+            matrix = np.array(self._last).reshape(_PAGE, len(self._NAMES))
+            self._pages.append(list(map(_packed, matrix.T, self._IS_COUNT)))
+            self._last = array("d")
 
     @classmethod
     def from_table(cls, table: pd.DataFrame) -> RoundLog:
@@ -136,56 +146,59 @@ class RoundLog(Sequence[RoundRecord]):
             KeyError: If a column is missing.
         """
         log = cls()
-        columns = [table[name].to_numpy(np.float64) for name in cls._NAMES]
-        log._values.frombytes(np.column_stack(columns).tobytes())
+        columns = [table[name].to_numpy(np.float64).tolist() for name in cls._NAMES]
+        for values in zip(*columns, strict=True):
+            log.append_values(values)
         return log
 
     def column(self, name: str) -> NDArray[np.float64]:
         """(rounds,) values of one field or of ``seconds``, counts as well; a copy."""
         if name == "seconds":
             return sum([self.column(span) for span in SPANS], np.zeros(len(self)))
-        return self._matrix()[:, self._NAMES.index(name)].copy()
+        at, width = self._NAMES.index(name), len(self._NAMES)
+        pages = [np.broadcast_to(page[at], _PAGE) for page in self._pages]
+        return np.concatenate([*pages, np.array(self._last[at::width])], dtype=np.float64)
 
     def to_table(self) -> pd.DataFrame:
         """One row per round; column per field of RoundRecord."""
         import pandas as pd
 
-        columns = zip(self._NAMES, self._IS_COUNT, self._matrix().T, strict=True)
         return pd.DataFrame(
-            {name: v.astype(np.int64 if is_count else np.float64) for name, is_count, v in columns}
-        )
-
-    def _matrix(self) -> NDArray[np.float64]:
-        return np.array(self._values).reshape(-1, len(self._NAMES))
-
-    def _record(self, index: int) -> RoundRecord:
-        width = len(self._NAMES)
-        values = self._values[index * width : (index + 1) * width]
-        return RoundRecord(
-            *(int(v) if is_count else v for v, is_count in zip(values, self._IS_COUNT, strict=True))
+            {
+                name: self.column(name).astype(np.int64 if is_count else np.float64)
+                for name, is_count in zip(self._NAMES, self._IS_COUNT, strict=True)
+            }
         )
 
     def __len__(self) -> int:
-        return len(self._values) // len(self._NAMES)
+        return _PAGE * len(self._pages) + len(self._last) // len(self._NAMES)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RoundLog) and self._values == other._values
+        return isinstance(other, RoundLog) and list(self) == list(other)
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]  # rounds are still added
 
     def __iter__(self) -> Iterator[RoundRecord]:
-        return (self._record(index) for index in range(len(self)))
+        columns = [self.column(name) for name in self._NAMES]
+        lists = [
+            (c.astype(np.int64) if is_count else c).tolist()
+            for c, is_count in zip(columns, self._IS_COUNT, strict=True)
+        ]
+        return (RoundRecord(*values) for values in zip(*lists, strict=True))
 
     @overload
     def __getitem__(self, index: int) -> RoundRecord: ...
     @overload
     def __getitem__(self, index: slice) -> list[RoundRecord]: ...
     def __getitem__(self, index: int | slice) -> RoundRecord | list[RoundRecord]:
-        if isinstance(index, slice):
-            return [self._record(i) for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError("no such round")
-        return self._record(index % len(self))
+        return list(self)[index]
+
+
+def _packed(column: NDArray[np.float64], is_count: bool) -> NDArray[np.generic]:
+    """A copy of a page's column, in few bytes."""
+    if (column == column[0]).all():
+        return column[:1].copy()
+    return column.astype(np.int32 if is_count and column.max() < 2**31 else np.float64)
 
 
 @dataclass(slots=True)

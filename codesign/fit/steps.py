@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from codesign.errors import InputError
 from codesign.policy.cost import StepTime
@@ -194,6 +193,8 @@ def held_out(shapes: Shapes, fit: Callable[[Shapes], StepTime]) -> HeldOut:
 
 def _solve(design_SP: Floats, seconds_S: Floats) -> Floats:
     """(P,) non-negative coefficients; relative residuals, Huber weights by reweighting."""
+    from scipy.optimize import nnls
+
     relative_SP = design_SP / seconds_S[:, None]
     scale_P = np.linalg.norm(relative_SP, axis=0)  # columns differ by many powers of ten
     scale_P[scale_P == 0.0] = 1.0

@@ -6,7 +6,10 @@ Must not import torch or read a clock; the caller passes the time in.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from codesign.policy.kv_memory import PREFIX_BLOCK, PrefixCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +18,7 @@ class BatchLimits:
 
     Attributes:
         max_batch: Most requests that run at once.
-        max_kv_tokens: Most KV rows of all running requests, at their longest.
+        max_kv_tokens: Most KV rows of all running requests and of the prefix cache.
     """
 
     max_batch: int
@@ -29,21 +32,43 @@ class QueuedRequest:
     Attributes:
         request_id: Its number; breaks ties of arrival.
         arrival: Seconds since the start of the run.
-        kv_tokens: KV rows it needs at its longest: prompt, output and one round's tree.
+        kv_tokens: KV rows that must be free for it to join: at its longest (prompt, output and one
+            round's tree), or of its prompt and one round if rows are taken as requests grow.
+        blocks: Hash ids of the whole blocks that its prompt begins with; none without a cache.
     """
 
     request_id: int
     arrival: float
     kv_tokens: int
+    blocks: tuple[int, ...] = ()
+
+    @property
+    def shared_tokens(self) -> int:
+        """KV rows that belong to the prefix cache, not to the request."""
+        return PREFIX_BLOCK * len(self.blocks)
 
 
 class Batcher:
-    """A queue in order of arrival, and the requests that run."""
+    """A queue in order of arrival, and the requests that run.
 
-    def __init__(self, requests: list[QueuedRequest], limits: BatchLimits) -> None:
+    Args:
+        requests: Known from the start, in any order; more may be added.
+        limits: Bounds of the batch.
+        cache: Prefix blocks, if they are kept.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[QueuedRequest],
+        limits: BatchLimits,
+        cache: PrefixCache | None = None,
+    ) -> None:
         self._waiting = deque(sorted(requests, key=lambda r: (r.arrival, r.request_id)))
-        self._running: dict[int, int] = {}
+        self._running: dict[int, QueuedRequest] = {}
+        self._reserved = 0  # rows of the running requests beside the prefix cache's
         self._limits = limits
+        self.cache = cache
+        self._cached: dict[int, int] = {}
 
     @property
     def is_done(self) -> bool:
@@ -56,29 +81,96 @@ class Batcher:
         return len(self._running)
 
     @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._waiting)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that wait or run."""
+        return len(self._waiting) + len(self._running)
+
+    @property
     def next_arrival(self) -> float | None:
         """Arrival of the first request that waits, in seconds since the start of the run."""
         return self._waiting[0].arrival if self._waiting else None
 
-    def admit(self, now: float) -> list[int]:
+    def add(self, request: QueuedRequest) -> None:
+        """A request arrives, after all that wait."""
+        self._waiting.append(request)
+
+    def admit(self, now: float, *, kv_in_use: int | None = None) -> list[int]:
         """Requests that join the batch at time ``now``.
 
         A request alone in the batch is admitted whatever it needs: the caller has checked that it
         fits the machine at all.
+
+        Args:
+            now: Seconds since the start of the run.
+            kv_in_use: KV rows of the running requests beside the prefix cache's, where these are
+                taken as requests grow; None where each request's ``kv_tokens`` are reserved.
         """
-        admitted = []
-        while self._waiting and self._waiting[0].arrival <= now:
-            head = self._waiting[0]
-            used = sum(self._running.values())
+        admitted: list[int] = []
+        waiting = self._waiting
+        used = self._reserved if kv_in_use is None else kv_in_use
+        while waiting and waiting[0].arrival <= now:
+            head = waiting[0]
             if len(self._running) >= self._limits.max_batch:
                 break
-            if self._running and used + head.kv_tokens > self._limits.max_kv_tokens:
+            own = head.kv_tokens - head.shared_tokens
+            if self._running and not self._fits(head, used + own):
                 break
-            self._waiting.popleft()
-            self._running[head.request_id] = head.kv_tokens
+            waiting.popleft()
+            used += own
+            self._start(head)
+            self.is_over(used)  # idle prefix blocks make room
             admitted.append(head.request_id)
         return admitted
 
+    def _fits(self, request: QueuedRequest, used: int) -> bool:
+        if self.cache is not None:
+            used += self.cache.held_tokens + self.cache.to_hold(request.blocks)
+        return used <= self._limits.max_kv_tokens
+
+    def _start(self, request: QueuedRequest) -> None:
+        self._running[request.request_id] = request
+        self._reserved += request.kv_tokens - request.shared_tokens
+        if self.cache is not None:
+            self._cached[request.request_id] = PREFIX_BLOCK * self.cache.match(request.blocks)
+            self.cache.hold(request.blocks)
+
+    def cached_tokens(self, request_id: int) -> int:
+        """Prompt tokens that a running request found in the prefix cache when it was admitted."""
+        return self._cached.get(request_id, 0)
+
+    def is_over(self, kv_in_use: int) -> bool:
+        """Whether running requests need more KV rows than there are; idle blocks make room first.
+
+        Args:
+            kv_in_use: As for ``admit``.
+        """
+        room = self._limits.max_kv_tokens - kv_in_use
+        if self.cache is None:
+            return room < 0
+        room -= self.cache.held_tokens
+        if self.cache.idle_tokens > room:
+            self.cache.shrink(max(room, 0))
+        return room < 0
+
+    @property
+    def youngest(self) -> int:
+        """The running request that was admitted last: the first to lose its rows."""
+        return next(reversed(self._running))
+
+    def put_back(self, request: QueuedRequest) -> None:
+        """A running request loses its KV rows and waits again, before all others."""
+        self.finish(request.request_id)
+        self._waiting.appendleft(request)
+
     def finish(self, request_id: int) -> None:
         """A running request is over; its KV rows are free."""
-        del self._running[request_id]
+        request = self._running.pop(request_id)
+        self._reserved -= request.kv_tokens - request.shared_tokens
+        if self.cache is not None:
+            del self._cached[request_id]
+            self.cache.release(request.blocks)

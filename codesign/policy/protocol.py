@@ -366,6 +366,10 @@ class TargetSide:
             stop_tokens,
         )
 
+    def evict(self, request_id: int) -> None:
+        """Forget a request that loses its KV rows; it may come back with a longer prompt."""
+        del self._requests[request_id]
+
     def commit_first(self, request_id: int, token: int) -> RequestVerdict:
         """Commit the token that the prefill's last row gave."""
         request = self._requests[request_id]

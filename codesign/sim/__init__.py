@@ -1,35 +1,52 @@
-"""Discrete-event model of one deployment: what the engine would do, in predicted seconds.
+"""Discrete-event model of a deployment: what the engine would do, in predicted seconds.
 
 The policy, the round protocol and the batcher are the engine's own (codesign.policy). Only the
 models are replaced: forwards take the fitted time, and the draft model agrees with the target as
 often as it did in the recordings.
+
+    cluster   arrivals, routing, a pool for prompts
+    replica   admission, prompts, rounds, eviction: one event per step
+    played    the policy's objects in every round
+    taped     rounds that these objects made before, for policies that treat requests one by one
+    timing    when the parts of a round run
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
+import simpy
 
+from codesign.acceptance import AcceptanceProfile
 from codesign.config import SLO, Deployment, Serving
 from codesign.errors import InputError
-from codesign.policy.batching import Batcher, BatchLimits, QueuedRequest
-from codesign.policy.cost import RoundCost
+from codesign.policy.batching import Batcher, BatchLimits
+from codesign.policy.cost import Calibration, RoundCost
+from codesign.policy.kv_memory import PREFIX_BLOCK, PrefixCache
 from codesign.policy.protocol import DraftSide
 from codesign.policy.speculation import Goodput, SpeculationSpec, build_speculation
-from codesign.records import RequestRecord, RunRecords
-from codesign.sim.acceptance import SyntheticDrafter
-from codesign.sim.cluster import Cluster
-from codesign.sim.drafting import DraftWorkers, SimulatedRequest
+from codesign.records import RequestRecord, RoundLog, RunRecords
+from codesign.sim.acceptance import Luck, Stretches, SyntheticDrafter
+from codesign.sim.cluster import PromptPool, Router, arrivals
+from codesign.sim.played import PlayedBatch
+from codesign.sim.replica import Replica, Shared, SimulatedRequest
+from codesign.sim.taped import TapedBatch
+from codesign.sim.tapes import Tapes, make_tapes
+from codesign.sim.timing import ApartTiming, TogetherTiming
+from codesign.sim.work import Batch
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from codesign.fit import Fit
     from codesign.plan import Candidate
+    from codesign.policy.speculation import Speculation
 
 Progress = Callable[[str, int, int], None]
+_REPORTS = 200  # of progress in a simulation
 
 
 def simulate(
@@ -37,8 +54,8 @@ def simulate(
     candidate: Candidate,
     fit: Fit,
     *,
-    slo: SLO | None = None,
     serving: Serving,
+    slo: SLO | None = None,
     seed: int,
     progress: Progress | None = None,
 ) -> RunRecords:
@@ -46,12 +63,12 @@ def simulate(
 
     Args:
         requests: Rows in any order with arrival (seconds), prompt_tokens, output_tokens and, if
-            known, category. A request's number is its row's, from 0. It emits exactly
+            known, category and hash_ids. A request's number is its row's, from 0. It emits exactly
             output_tokens tokens.
-        candidate: Deployment, speculation policy and batch limit.
+        candidate: Deployment, speculation policy and batch limit of each replica.
         fit: Step times, calibration and recorded acceptance.
-        slo: Its TPOT target steers SpecServe; nothing else depends on it.
         serving: How memory and steps are shared.
+        slo: Its TPOT target steers policies that serve an SLO; nothing else depends on it.
         seed: Of the acceptance draws, which depend on the request and the position alone: two
             candidates are compared on the same draws.
         progress: Called as ``progress("simulate", finished requests, all requests)``.
@@ -59,50 +76,158 @@ def simulate(
     Raises:
         InputError: If the fit lacks the deployment, or a request can never run.
     """
-    spec = candidate.speculation
-    cost = _cost_of(fit, candidate.deployment)
-    simulated = _read_requests(requests)
-    batcher = _batcher(simulated, BatchLimits(candidate.max_batch, _kv_tokens(serving, cost)), spec)
-    draft = None
-    if spec.kind != "plain":
-        goodput = Goodput(
-            cost.draft,
-            cost.target,
-            overhead=cost.reroot,
-            slo_tpot=slo.tpot if slo else None,
+    deployment, spec = candidate.deployment, candidate.speculation
+    cost = _cost_of(fit, deployment.unit.label)
+    max_kv_tokens = _kv_tokens(serving, cost)
+    simulated = _read_requests(requests, with_blocks=serving.prefix_cache)
+    _check_sizes(simulated, spec, max_kv_tokens)
+    env = simpy.Environment(initial_time=0.0)
+    counter = _FinishCounter(env, progress, len(simulated))
+    shared = Shared(env, simulated, RoundLog(), counter)
+    make_batch = _batch_maker(candidate, fit, cost, serving, slo, simulated, seed)
+    replicas = []
+    for number in range(deployment.replicas):
+        keeps = serving.prefix_cache and not deployment.prefill_workers
+        batcher = Batcher(
+            (),
+            BatchLimits(candidate.max_batch, max_kv_tokens),
+            PrefixCache() if keeps else None,
         )
-        policy = build_speculation(spec, goodput=goodput, calibration=fit.calibration)
-        drafter = SyntheticDrafter(fit.acceptance, seed)
-        draft = DraftWorkers(DraftSide(policy), drafter, cost, simulated)
-    is_apart = candidate.deployment.draft_workers > 0
-    counter = _FinishCounter(progress, len(simulated))
-    cluster = Cluster(simulated, batcher, cost, draft, is_apart=is_apart, on_finish=counter)
-    seconds = cluster.run()
+        is_apart = deployment.draft_workers > 0
+        timing = (
+            ApartTiming(cost) if is_apart else TogetherTiming(cost, is_plain=spec.kind == "plain")
+        )
+        replica = Replica(
+            number,
+            shared,
+            batcher,
+            make_batch(),
+            timing,
+            cost,
+            round_rows=spec.max_rows,
+            prefill_chunk=serving.prefill_chunk,
+            takes_rows=serving.preemption,
+        )
+        env.process(replica.run())
+        replicas.append(replica)
+    router = Router(replicas, serving.routing, patience=max(candidate.max_batch // 2, 1))
+    give = router.give
+    if deployment.prefill_workers:
+        pool = _prompt_pool(env, fit, deployment, cost, serving, router, counter)
+        env.process(pool.run())
+        give = pool.give
+    env.process(arrivals(env, list(simulated.values()), give))
+    if simulated:
+        env.run(counter.all_finished)
     records = [request.record for request in simulated.values()]
-    return RunRecords(records, cluster.rounds, seconds, notes=["simulated"])
+    seconds = max((record.finish or 0.0 for record in records), default=0.0)
+    return RunRecords(records, shared.rounds, seconds, notes=["simulated"])
 
 
 class _FinishCounter:
-    """Passes the number of finished requests on."""
+    """Counts finished requests, passes their number on, and knows when all are."""
 
-    def __init__(self, progress: Progress | None, total: int) -> None:
+    def __init__(self, env: simpy.Environment, progress: Progress | None, total: int) -> None:
+        self.all_finished = env.event()
         self._progress = progress
         self._done = 0
         self._total = total
+        self._every = max(total // _REPORTS, 1)
 
     def __call__(self) -> None:
         self._done += 1
-        if self._progress is not None:
+        if self._progress and (self._done % self._every == 0 or self._done == self._total):
             self._progress("simulate", self._done, self._total)
+        if self._done == self._total:
+            self.all_finished.succeed()
 
 
-def _cost_of(fit: Fit, deployment: Deployment) -> RoundCost:
-    if deployment.label not in fit.costs:
+def _batch_maker(
+    candidate: Candidate,
+    fit: Fit,
+    cost: RoundCost,
+    serving: Serving,
+    slo: SLO | None,
+    requests: dict[int, SimulatedRequest],
+    seed: int,
+) -> Callable[[], Batch]:
+    """What makes the batch of each replica."""
+    spec = candidate.speculation
+    policy = None if spec.kind == "plain" else _policy(spec, fit, cost, slo)
+    profile = fit.acceptance
+    known = {r.record.category for r in requests.values()} & set(profile.recordings)
+    categories = ("", *sorted(known - {""}))
+    kinds = [r.record.category if r.record.category in known else "" for r in requests.values()]
+    stretches = Stretches(profile, categories)
+    outputs = [request.output_tokens for request in requests.values()]
+    luck = Luck(stretches, kinds, outputs, seed)
+    is_together = candidate.deployment.draft_workers == 0
+    early = not (is_together or serving.prefill_chunk or candidate.deployment.prefill_workers)
+    rows = spec.max_rows
+    if policy is not None and policy.is_batch_coupled:
+
+        def play() -> Batch:
+            side = DraftSide(_policy(spec, fit, cost, slo))
+            drafter = SyntheticDrafter(profile, seed, luck.path)
+            return PlayedBatch(side, drafter, round_rows=rows, hears_early=early)
+
+        return play
+    overlap = 0 if policy is None else policy.overlap
+    tapes = _tapes(spec, overlap, profile, fit.calibration, categories, hears_early=early)
+    return lambda: TapedBatch(tapes, luck, round_rows=rows, hears_early=early)
+
+
+def _policy(spec: SpeculationSpec, fit: Fit, cost: RoundCost, slo: SLO | None) -> Speculation:
+    goodput = Goodput(
+        cost.draft, cost.target, overhead=cost.reroot, slo_tpot=slo.tpot if slo else None
+    )
+    return build_speculation(spec, goodput=goodput, calibration=fit.calibration)
+
+
+@functools.lru_cache(maxsize=128)
+def _tapes(
+    spec: SpeculationSpec,
+    overlap: int,
+    profile: AcceptanceProfile,
+    calibration: Calibration,
+    categories: tuple[str, ...],
+    *,
+    hears_early: bool,
+) -> Tapes:
+    """Tapes of a policy, kept because a planner simulates it on many deployments."""
+    policy = None if spec.kind == "plain" else build_speculation(spec, calibration=calibration)
+    stretches = Stretches(profile, categories)
+    return make_tapes(policy, profile, stretches, round_rows=spec.max_rows, hears_early=hears_early)
+
+
+def _prompt_pool(
+    env: simpy.Environment,
+    fit: Fit,
+    deployment: Deployment,
+    cost: RoundCost,
+    serving: Serving,
+    router: Router,
+    on_finish: Callable[[], None],
+) -> PromptPool:
+    prompts = _cost_of(fit, str(deployment.prefill_workers))
+    return PromptPool(
+        env,
+        prompts,
+        transfer=cost.kv_transfer,
+        cache=PrefixCache() if serving.prefix_cache else None,
+        max_kv_tokens=_kv_tokens(serving, prompts),
+        give=router.give,
+        on_finish=on_finish,
+    )
+
+
+def _cost_of(fit: Fit, label: str) -> RoundCost:
+    if label not in fit.costs:
         raise InputError(
-            f"the fit has no step times for deployment {deployment.label}, only for "
+            f"the fit has no step times for deployment {label}, only for "
             f"{', '.join(fit.costs)}. Fix: codesign profile, then codesign fit"
         )
-    return fit.costs[deployment.label]
+    return fit.costs[label]
 
 
 def _kv_tokens(serving: Serving, cost: RoundCost) -> int:
@@ -113,32 +238,35 @@ def _kv_tokens(serving: Serving, cost: RoundCost) -> int:
     return min(known)
 
 
-def _read_requests(requests: pd.DataFrame) -> dict[int, SimulatedRequest]:
+def _read_requests(requests: pd.DataFrame, *, with_blocks: bool) -> dict[int, SimulatedRequest]:
     arrival = np.asarray(requests["arrival"], np.float64).tolist()
     prompt = np.asarray(requests["prompt_tokens"], np.int64).tolist()
     output = np.asarray(requests["output_tokens"], np.int64).tolist()
     category = requests["category"].tolist() if "category" in requests else [""] * len(arrival)
+    with_blocks = with_blocks and "hash_ids" in requests
+    hash_ids = requests["hash_ids"].tolist() if with_blocks else [()] * len(arrival)
     if prompt and min(*prompt, *output) < 1:
         raise InputError("every request needs at least 1 prompt token and 1 output token")
-    rows = zip(category, arrival, prompt, output, strict=True)
+    rows = zip(category, arrival, prompt, output, hash_ids, strict=True)
     return {
         number: SimulatedRequest(
-            RequestRecord(number, kind if isinstance(kind, str) else "", at, num_prompt), num_output
+            RequestRecord(number, kind if isinstance(kind, str) else "", at, num_prompt),
+            num_output,
+            tuple(blocks[: num_prompt // PREFIX_BLOCK]),
+            prompt_left=num_prompt,
         )
-        for number, (kind, at, num_prompt, num_output) in enumerate(rows)
+        for number, (kind, at, num_prompt, num_output, blocks) in enumerate(rows)
     }
 
 
-def _batcher(
-    requests: dict[int, SimulatedRequest], limits: BatchLimits, spec: SpeculationSpec
-) -> Batcher:
-    queued = []
+def _check_sizes(
+    requests: dict[int, SimulatedRequest], spec: SpeculationSpec, max_kv_tokens: int
+) -> None:
+    """Each request must fit the machine when it is alone."""
     for number, request in requests.items():
-        kv_tokens = request.record.prompt_tokens + request.max_new_tokens + spec.max_rows
-        if kv_tokens > limits.max_kv_tokens:
+        kv_tokens = request.record.prompt_tokens + request.output_tokens + spec.max_rows
+        if kv_tokens > max_kv_tokens:
             raise InputError(
                 f"request {number} needs {kv_tokens} KV rows with {spec.label}, the machine holds "
-                f"{limits.max_kv_tokens}. Fix: --max-prompt and --max-output, or --max-kv-tokens"
+                f"{max_kv_tokens}. Fix: --max-prompt and --max-output, or --max-kv-tokens"
             )
-        queued.append(QueuedRequest(number, request.record.arrival, kv_tokens))
-    return Batcher(queued, limits)

@@ -7,12 +7,14 @@ tokens. Elsewhere a random recorded vector is taken, and no child carries ``TRUE
 policy sees real confidences, and the target's walk accepts what the recorded target would have.
 
 What is drawn depends on the seed, the request and the output position alone, never on the schedule
-or the policy: two plans are compared on the same draws.
+or the policy: two plans are compared on the same draws. A request of a trace plays *stretches*,
+runs of recorded tokens that are drawn once for all simulations (codesign.sim.tapes says why).
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +28,9 @@ PROMPT_TOKEN = 0
 _FIRST_WRONG_TOKEN = 2
 _OFF_PATH_DRAWS = 256  # drawn at once, per request
 _EMPTY_DRAWS = 32  # until then an off-path draw without any proposal is drawn again
+STRETCH_TOKENS = 64  # tokens that a stretch stands for
+STRETCHES = 96  # of each kind of prompt
+_STRETCH_SEED = 20_261_121
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +94,109 @@ class _Replay:
     drawn: list[int] = field(default_factory=list)
 
 
+class Stretches:
+    """Runs of recorded tokens, STRETCHES for each kind of prompt, the same in every simulation.
+
+    Args:
+        profile: What was recorded.
+        categories: Kinds of prompt that are asked for.
+    """
+
+    def __init__(self, profile: AcceptanceProfile, categories: Sequence[str]) -> None:
+        self._recordings = load_recordings(profile)
+        self._firsts = {kind: STRETCHES * i for i, kind in enumerate(categories)}
+        self._paths: dict[int, list[int]] = {}
+        self.categories = tuple(categories)
+
+    def __len__(self) -> int:
+        return STRETCHES * len(self._firsts)
+
+    def first(self, category: str) -> int:
+        """Number of the first stretch of a kind of prompt."""
+        return self._firsts[category]
+
+    def category(self, stretch: int) -> str:
+        """Kind of prompt of a stretch."""
+        return self.categories[stretch // STRETCHES]
+
+    def path(self, stretch: int, length: int) -> list[int]:
+        """Recorded tokens of a stretch; longer ones begin like shorter ones."""
+        found = self._paths.get(stretch, [])
+        if len(found) < length:
+            kind = self.category(stretch)
+            spans = self._recordings.spans.get(kind, self._recordings.spans[""])
+            key = (*kind.encode(), stretch % STRETCHES)
+            generator = np.random.default_rng(np.random.SeedSequence(_STRETCH_SEED, spawn_key=key))
+            self._paths[stretch] = found = _draw_path(spans, generator, length)
+        return found[:length]
+
+
+class Luck:
+    """Which stretches each request of a trace plays.
+
+    Args:
+        stretches: What there is.
+        categories: Kind of prompt of each request.
+        output_tokens: Tokens that each emits.
+        seed: Of the draws.
+    """
+
+    def __init__(
+        self,
+        stretches: Stretches,
+        categories: Sequence[str],
+        output_tokens: Sequence[int],
+        seed: int,
+    ) -> None:
+        self._stretches = stretches
+        # A third more than their tokens take, as a stretch that goes on another lacks its start.
+        needed = np.asarray(output_tokens, np.int64) * 4 // (3 * STRETCH_TOKENS) + 2
+        self._ends = np.concatenate(([0], np.cumsum(needed))).tolist()
+        drawn = np.random.default_rng(seed).integers(STRETCHES, size=self._ends[-1])
+        firsts = np.array([stretches.first(kind) for kind in categories], np.int64)
+        self._chosen = (drawn + np.repeat(firsts, needed)).tolist()
+
+    def stretches(self, request_id: int, emitted_before: int = 0) -> list[int]:
+        """Stretches of a request, from the one that it is in after ``emitted_before`` tokens."""
+        first = self._ends[request_id] + emitted_before // STRETCH_TOKENS
+        return self._chosen[first : self._ends[request_id + 1]]
+
+    def path(self, request_id: int, length: int, emitted_before: int = 0) -> list[int]:
+        """Recorded token that each of ``length`` output positions replays."""
+        path: list[int] = []
+        for stretch in self.stretches(request_id, emitted_before):
+            path += self._stretches.path(stretch, min(STRETCH_TOKENS, length - len(path)))
+        return path
+
+
+Paths = Callable[[int, int, int], list[int]]  # (request, length, emitted before) -> recorded tokens
+
+
 class SyntheticDrafter:
     """Answers expansions as the recorded draft model would.
 
     Args:
         profile: What was recorded.
         seed: Of all draws.
+        paths: What each request replays on its true path; drawn anew if None.
     """
 
-    def __init__(self, profile: AcceptanceProfile, seed: int) -> None:
+    def __init__(self, profile: AcceptanceProfile, seed: int, paths: Paths | None = None) -> None:
         self._recordings = load_recordings(profile)
         self._seed = seed
+        self._paths = paths
         # One stream per cause, so that a policy that looks off the path more often changes no path.
         self._on_path, self._off_path = np.random.SeedSequence(seed).spawn(2)
         self._requests: dict[int, _Replay] = {}
 
     def admit(
-        self, request_id: int, *, category: str, prompt_tokens: int, output_tokens: int
+        self,
+        request_id: int,
+        *,
+        category: str,
+        prompt_tokens: int,
+        output_tokens: int,
+        emitted_before: int = 0,
     ) -> None:
         """Draw what a request replays.
 
@@ -114,10 +205,13 @@ class SyntheticDrafter:
             category: Recordings of this kind; of all kinds if there are none.
             prompt_tokens: Length of its prompt.
             output_tokens: Tokens that it will emit.
+            emitted_before: Tokens that it had emitted before it was evicted.
         """
         spans = self._recordings.spans.get(category, self._recordings.spans[""])
-        on_path = _stream(self._on_path, request_id)
-        path = _draw_path(spans, on_path, output_tokens)
+        if self._paths is not None:
+            path = self._paths(request_id, output_tokens, emitted_before)
+        else:
+            path = _draw_path(spans, _stream(self._on_path, request_id), output_tokens)
         self._requests[request_id] = _Replay(prompt_tokens, path, spans)
 
     def finish(self, request_id: int) -> None:

@@ -19,26 +19,14 @@ from codesign.acceptance import AcceptanceProfile
 from codesign.config import Deployment, Serving
 from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost, StepTime
-from codesign.policy.protocol import (
-    Admission,
-    Candidates,
-    DraftSide,
-    ExpansionRows,
-    RequestVerdict,
-    Verdict,
-)
+from codesign.policy.protocol import DraftSide
 from codesign.policy.speculation import build_speculation, parse_policy
-from codesign.records import RequestRecord, RunRecords
+from codesign.records import RunRecords
 from codesign.sim import simulate
 from codesign.sim.acceptance import SyntheticDrafter
-from codesign.sim.cluster import DraftAnswer, exposed_wait, slowed
-from codesign.sim.drafting import (
-    BULK_ROWS,
-    DraftWorkers,
-    Forwards,
-    SimulatedRequest,
-    draft_seconds,
-)
+from codesign.sim.played import BULK_ROWS, PlayedBatch
+from codesign.sim.timing import ApartTiming, draft_seconds, slowed
+from codesign.sim.work import Entering, Work
 
 POLICIES = ("plain", "chain-3", "threshold-4@0.5", "tree-6x3x2", "async-tree-6x3x2", "specserve-4")
 
@@ -123,23 +111,25 @@ def test_the_seed_of_the_process_does_not_matter():
 def test_two_policies_see_the_same_true_path():
     # One request at a time: the rounds say at which output positions the first draft token was
     # right (a round emits two tokens or more) and at which it was wrong.
-    def first_guesses(policy: str) -> dict[int, bool]:
+    def first_guesses(policy: str) -> dict[tuple[int, int], bool]:
         spec = parse_policy(policy)
-        trace = pd.DataFrame({"arrival": [0.0], "prompt_tokens": 9, "output_tokens": 500})
+        trace = pd.DataFrame({"arrival": [0.0] * 12, "prompt_tokens": 9, "output_tokens": 60})
         candidate = Candidate(Deployment(2), spec, 1)
         records = simulate(
             trace, candidate, make_fit(), serving=Serving(max_kv_tokens=10**6), seed=8
         )
-        guesses, position = {}, 1
+        guesses, request, position = {}, 0, 1
         for r in records.rounds:
-            guesses[position] = r.num_emitted_tokens > 1
+            guesses[request, position] = r.num_emitted_tokens > 1
             position += r.num_emitted_tokens
+            if position == 60:
+                request, position = request + 1, 1
         return guesses
 
     short, long = first_guesses("chain-1"), first_guesses("chain-3")
-    common = (short.keys() & long.keys()) - {max(short), max(long)}  # the limit cuts the last
+    common = [key for key in sorted(short.keys() & long.keys()) if key[1] < 55]
     assert len(common) > 100
-    assert [short[p] for p in sorted(common)] == [long[p] for p in sorted(common)]
+    assert [short[p] for p in common] == [long[p] for p in common]
     assert len({short[p] for p in common}) == 2
 
 
@@ -159,55 +149,77 @@ def test_a_slowed_forward_loses_the_slowdown_for_each_second_that_both_run(slowd
     assert seconds == pytest.approx(alone + slowdown * min(beside, seconds))
 
 
-def answer(**changes: Any) -> DraftAnswer:
-    values = {"late": 0.5, "link_there": 0.1, "drafting": Forwards(1, 4, 2.0)}
-    rest = {"sent": 0.0, "grown": Forwards(), "overlapped": 0.0}
-    return DraftAnswer(Candidates(0), **{**values, **rest, **changes})
+def apart_spans(cost: RoundCost, *, late: float, prefill: float) -> tuple[float, ...]:
+    """Spans before the target's, of a round with one forward of 20 s and a busy draft."""
+    timing = ApartTiming(cost)
+    busy = Work(1, 1, 0, overlapped=[(1, 0)])
+    timing.spans(-100.0, 0.0, busy)
+    timing._draft_free = late
+    spans = timing.spans(0.0, prefill, Work(1, 1, 0, drafting=[(1, 0)]))
+    return spans.link_there, spans.reroot, spans.draft, spans.link_back
+
+
+EXCHANGE = make_cost(
+    link=1.0, reroot=3.0, draft=StepTime.linear(alpha=0.0, gamma=0.0, delta=20.0), slowdown=0.0
+)
 
 
 def test_without_a_prefill_the_whole_exchange_is_exposed():
-    wait = exposed_wait(answer(), make_cost(link=0.1, reroot=0.3), 0.5 + 0.1 + 0.3 + 2.0 + 0.1)
-    assert (wait.link_there, wait.reroot, wait.link_back) == pytest.approx((0.1, 0.3, 0.1))
-    assert wait.draft == pytest.approx(2.5)
+    assert apart_spans(EXCHANGE, late=0.0, prefill=0.0) == pytest.approx((1, 3, 20, 1))
+    # A draft that is busy for 5 s more hears nothing before; the link's second passes meanwhile.
+    assert apart_spans(EXCHANGE, late=5.0, prefill=0.0) == pytest.approx((0, 3, 25, 1))
 
 
 @pytest.mark.parametrize(
-    ("waited", "expected"),
+    ("prefill", "expected"),
     [
-        (0.0, (0.0, 0.0, 0.0, 0.0)),
-        (0.05, (0.0, 0.0, 0.0, 0.05)),
-        (1.1, (0.0, 0.0, 1.0, 0.1)),
-        (2.2, (0.0, 0.1, 2.0, 0.1)),
-        (2.45, (0.05, 0.3, 2.0, 0.1)),
+        (99.0, (0.0, 0.0, 0.0, 0.0)),
+        (24.5, (0.0, 0.0, 0.0, 0.5)),
+        (14.0, (0.0, 0.0, 10.0, 1.0)),
+        (2.0, (0.0, 2.0, 20.0, 1.0)),
+        (0.5, (0.5, 3.0, 20.0, 1.0)),
     ],
 )
-def test_a_prefill_hides_what_came_first(waited, expected):
-    wait = exposed_wait(answer(), make_cost(link=0.1, reroot=0.3), waited)
-    assert (wait.link_there, wait.reroot, wait.draft, wait.link_back) == pytest.approx(expected)
+def test_a_prefill_hides_what_came_first(prefill, expected):
+    assert apart_spans(EXCHANGE, late=0.0, prefill=prefill) == pytest.approx(expected)
 
 
-def test_a_finished_request_leaves_nothing_behind_on_the_draft_side():
-    simulated = {
-        number: SimulatedRequest(RequestRecord(number, "", 0.0, 2 - number), 5) for number in (0, 1)
-    }
-    side = DraftSide(build_speculation(parse_policy("chain-3")))
-    drafter = SyntheticDrafter(make_fit().acceptance, 1)
-    workers = DraftWorkers(side, drafter, make_cost(), simulated)
-    workers.receive(Verdict(0, (), (Admission(0, (0, 0), 5), Admission(1, (0,), 5))))
-    workers.draft()
-    workers.receive(Verdict(1, (RequestVerdict(0, 2, (1,), is_finished=True),)))
-    assert side.request_ids == (1,)
-    assert set(drafter._requests) == {1}
+def played(policy: str) -> PlayedBatch:
+    side = DraftSide(build_speculation(parse_policy(policy)))
+    return PlayedBatch(side, SyntheticDrafter(make_fit().acceptance, 1), round_rows=4)
+
+
+def test_a_finished_or_evicted_request_leaves_nothing_behind_on_the_draft_side():
+    batch = played("chain-3")
+    batch.begin([Entering(n, "", 2, 5 + 30 * n) for n in range(3)], 0.0)
+    finished = batch.end()[1]
+    assert batch.drop(1) >= 2
+    while 0 not in finished:
+        batch.begin([], 0.0)
+        finished += batch.end()[1]
+    batch.begin([], 0.0)
+    assert batch._side.request_ids == (2,)
+    assert set(batch._drafter._requests) == {2}
+    assert set(batch._requests) == {2}
+
+
+def test_kv_rows_of_a_played_batch_are_those_of_its_requests():
+    batch = played("chain-3")
+    batch.begin([Entering(0, "", 20, 30), Entering(1, "", 5, 30, shared_tokens=3)], 0.0)
+    emitted, _ = batch.end()
+    assert batch.kv_tokens == 25 - 3 + emitted + 2 * 4
+    batch.drop(0)
+    assert batch.kv_tokens == 5 - 3 + batch._tallies[1].num_accepted_tokens + 1 + 4
 
 
 def test_prompts_in_a_draft_forward_are_priced_as_a_prefill():
-    def rows(num_missing: int, num_nodes: int, context: int) -> ExpansionRows:
-        count = num_missing + num_nodes
-        return ExpansionRows(0, (0,) * count, (0,) * count, (0,) * num_nodes, None, context)
-
     cost = make_cost()
-    caught_up, prompt = rows(BULK_ROWS - 1, 1, 100), rows(BULK_ROWS, 1, 7)
-    assert draft_seconds(cost, [caught_up]) == cost.draft(BULK_ROWS, 100)
-    assert draft_seconds(cost, [prompt]) == cost.draft_prefill(BULK_ROWS + 1, 7)
-    mixed = draft_seconds(cost, [rows(0, 3, 50), prompt, rows(1, 2, 30)])
-    assert mixed == cost.draft(6, 80) + cost.draft_prefill(BULK_ROWS + 1, 7)
+    work = Work(2, 8, 0, drafting=[(3, 50), (0, 0)], prompt_rows=30, prompt_context=7)
+    assert draft_seconds(cost, work) == cost.draft(3, 50) + cost.draft_prefill(30, 7)
+
+    def first_work(prompt_tokens: int) -> Work:
+        return played("chain-1").begin([Entering(0, "", prompt_tokens, 9)], 0.0)
+
+    caught_up, prompt = first_work(BULK_ROWS - 1), first_work(BULK_ROWS)
+    assert (caught_up.drafting, caught_up.prompt_rows) == ([(BULK_ROWS, 0)], 0)
+    assert (prompt.drafting, prompt.prompt_rows) == ([(0, 0)], BULK_ROWS + 1)

@@ -1,0 +1,193 @@
+"""A batch that plays the policy's own objects in every round.
+
+They are those of the engine: DraftSide, TargetSide, the policy, the two messages. Only the models
+are missing; codesign.sim.acceptance answers for the draft model, and the target emits TRUE_TOKEN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from codesign.policy.protocol import (
+    Admission,
+    Candidates,
+    DraftSide,
+    ExpansionRows,
+    RequestVerdict,
+    TargetSide,
+    Verdict,
+    VerifyRows,
+)
+from codesign.sim.acceptance import PROMPT_TOKEN, TRUE_TOKEN, SyntheticDrafter
+from codesign.sim.work import Entering, Tally, Work
+
+# Committed tokens without a KV row that make an expansion a prefill. After a miss there are one or
+# two, after an admission there is a prompt.
+BULK_ROWS = 16
+
+
+class PlayedBatch:
+    """Requests that decode together.
+
+    Args:
+        side: The draft's state; None for plain decoding.
+        drafter: Its model; None for plain decoding.
+        round_rows: Most rows of a request in a round.
+        hears_early: The draft hears of a request before its first token is known, and so answers
+            for the prompt alone in its first round, as an asynchronous draft does that runs the
+            prompt beside the target.
+    """
+
+    def __init__(
+        self,
+        side: DraftSide | None,
+        drafter: SyntheticDrafter | None,
+        *,
+        round_rows: int,
+        hears_early: bool = False,
+    ) -> None:
+        self._side = side
+        self._drafter = drafter
+        self._round_rows = round_rows
+        self._hears_early = hears_early
+        self._target = TargetSide()
+        self._requests: dict[int, Entering] = {}
+        self._tallies: dict[int, Tally] = {}
+        self._news: list[RequestVerdict] = []  # emitted, not yet told to the draft
+        self._rows: list[VerifyRows] = []
+        self._context = 0
+        self._shared = 0
+        self._num_verdicts = 0
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in the batch."""
+        return len(self._requests)
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV rows that the batch needs in its next round, prefix cache not counted."""
+        return self._context + self._round_rows * len(self._requests) - self._shared
+
+    def begin(self, entering: Sequence[Entering], now: float) -> Work:
+        """Requests join; say what the round does."""
+        admissions = [self._admission(request) for request in entering]
+        if self._hears_early:
+            self._tell(admissions, now)
+            self._commit_first(admissions)
+        else:
+            self._commit_first(admissions)
+            self._tell(admissions, now)
+        work = Work(len(self._requests), 0, self._context)
+        candidates = self._draft(work)
+        self._rows = self._target.verify_rows(candidates)
+        work.rows = sum([len(entry.tokens) for entry in self._rows])
+        self._grow(work)
+        return work
+
+    def end(self) -> tuple[int, list[int]]:
+        """The round is over: tokens emitted, and the requests that are finished."""
+        num_emitted, finished = 0, []
+        for rows in self._rows:
+            verdict, _ = self._target.judge(rows, _sample)
+            emitted = len(verdict.tokens)
+            tally = self._tallies[rows.request_id]
+            tally.num_rounds += 1
+            tally.num_draft_tokens += len(rows.tokens) - 1
+            tally.num_accepted_tokens += emitted - 1
+            num_emitted += emitted
+            self._context += emitted
+            self._news.append(verdict)
+            if verdict.is_finished:
+                finished.append(rows.request_id)
+                self._forget(rows.request_id, verdict.base_len + emitted - 1)
+        return num_emitted, finished
+
+    def drop(self, request_id: int) -> int:
+        """Evict a request between rounds; return the tokens that it has emitted since it came."""
+        num_emitted = len(self._target.output(request_id))
+        base_len = self._requests[request_id].prompt_tokens + num_emitted
+        self._target.evict(request_id)
+        self._news.append(RequestVerdict(request_id, base_len, (), is_finished=True))
+        self._forget(request_id, base_len - 1)
+        return num_emitted
+
+    def tally(self, request_id: int) -> Tally:
+        """What a finished or evicted request has been through; forgets it."""
+        return self._tallies.pop(request_id)
+
+    def _forget(self, request_id: int, context: int) -> None:
+        self._context -= context
+        self._shared -= self._requests.pop(request_id).shared_tokens
+
+    def _admission(self, request: Entering) -> Admission:
+        self._requests[request.request_id] = request
+        self._tallies[request.request_id] = Tally()
+        self._context += request.prompt_tokens
+        self._shared += request.shared_tokens
+        prompt = (PROMPT_TOKEN,) * request.prompt_tokens
+        return Admission(request.request_id, prompt, request.output_tokens)
+
+    def _commit_first(self, admissions: Sequence[Admission]) -> None:
+        for admission in admissions:
+            self._target.admit(admission)
+            self._news.append(self._target.commit_first(admission.request_id, TRUE_TOKEN))
+
+    def _tell(self, admissions: Sequence[Admission], now: float) -> None:
+        """Send the draft everything that is new."""
+        if self._side is None or self._drafter is None:
+            return
+        for admission in admissions:
+            request = self._requests[admission.request_id]
+            self._drafter.admit(
+                request.request_id,
+                category=request.category,
+                prompt_tokens=request.prompt_tokens,
+                output_tokens=request.output_tokens,
+                emitted_before=request.emitted_before,
+            )
+        verdict = Verdict(self._num_verdicts, tuple(self._news), tuple(admissions), now=now)
+        self._news.clear()
+        self._num_verdicts += 1
+        _, finished = self._side.receive(verdict)
+        for request_id in finished:
+            self._drafter.finish(request_id)
+
+    def _draft(self, work: Work) -> Candidates | None:
+        """Run the forwards that the candidates need."""
+        if self._side is None:
+            self._news.clear()
+            return None
+        self._side.begin()
+        while rows := self._side.next_expansion(len(work.drafting)):
+            work.drafting.append(self._forward(rows, work))
+        return self._side.candidates(self._num_verdicts - 1)
+
+    def _grow(self, work: Work) -> None:
+        """Run the forwards that overlap the target's verification."""
+        if self._side is None:
+            return
+        for _ in range(self._side.policy.overlap):
+            if rows := self._side.overlap_expansion():
+                work.overlapped.append(self._forward(rows, work))
+
+    def _forward(self, expansion: Sequence[ExpansionRows], work: Work) -> tuple[int, int]:
+        """Answer one draft forward; rows and context without the prompts in it."""
+        assert self._side is not None
+        assert self._drafter is not None
+        num_rows = context = 0
+        for rows in expansion:
+            tokens, log_probs = self._drafter.answer(rows)
+            self._side.expanded(rows, tokens, log_probs)
+            if len(rows.tokens) - len(rows.nodes) < BULK_ROWS:
+                num_rows += len(rows.tokens)
+                context += rows.context
+            else:
+                cached = self._requests[rows.request_id].cached_tokens
+                work.prompt_rows += max(len(rows.tokens) - cached, 1)
+                work.prompt_context += rows.context + cached
+        return num_rows, context
+
+
+def _sample(row: int) -> int:
+    return TRUE_TOKEN

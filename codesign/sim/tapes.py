@@ -1,0 +1,151 @@
+"""Rounds that a policy has made on the recordings, to be played back for the requests of a trace.
+
+A *stretch* is a run of recorded tokens; which tokens it holds does not depend on the policy. A
+*tape* is what one policy, played by its own objects for one request alone, does on a stretch: one
+row per round. A simulated request plays stretches one after another, the same ones under every
+policy, so that plans are compared on the same luck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codesign.acceptance import AcceptanceProfile
+from codesign.policy.protocol import DraftSide
+from codesign.policy.speculation import Speculation
+from codesign.sim.acceptance import STRETCH_TOKENS, Stretches, SyntheticDrafter
+from codesign.sim.played import PlayedBatch
+from codesign.sim.work import Entering, Work
+
+_MARGIN = 160  # tokens beyond a stretch, so that no tree is cut short by the end of the request
+Rounds = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tapes:
+    """All stretches of one kind of prompt under one policy.
+
+    Attributes:
+        rounds: (N, 2 + 3 * (drafting + overlapped)) rounds, stretch after stretch: rows verified,
+            tokens emitted, then per draft forward its rows, whether the request takes part (0 or
+            1), and its KV rows less the target's. First the forwards before the candidates.
+        ends: (stretches + 1,) row at which each stretch begins, and N.
+        num_drafting: Most forwards before the candidates.
+        num_overlapped: Most forwards beside the verification.
+        warm_up: Rounds at the start of a stretch that only a request's start has.
+        is_chain: One child per node and nothing overlapped: near its end a request verifies fewer
+            rows, exactly one less per missing token.
+    """
+
+    rounds: Rounds
+    ends: NDArray[np.int64]
+    num_drafting: int
+    num_overlapped: int
+    warm_up: int
+    is_chain: bool
+
+    def play(self, stretches: Sequence[int], num_tokens: int) -> Rounds:
+        """Rounds that emit ``num_tokens`` tokens; a copy, cut where the request ends.
+
+        Args:
+            stretches: At least one; played again from the first if they do not suffice.
+            num_tokens: Tokens after the first one; at least 1.
+        """
+        parts, left = [], num_tokens
+        for number, stretch in enumerate(cycle(stretches)):
+            first, end = self.ends[stretch], self.ends[stretch + 1]
+            part = self.rounds[first + (self.warm_up if number else 0) : end]
+            emitted = np.cumsum(part[:, 1])
+            if emitted[-1] < left:
+                parts.append(part)
+                left -= int(emitted[-1])
+                continue
+            count = int(np.searchsorted(emitted, left)) + 1
+            parts.append(part[:count])
+            break
+        rounds = np.concatenate(parts)
+        self._cut(rounds, num_tokens)
+        return rounds
+
+    def _cut(self, rounds: Rounds, num_tokens: int) -> None:
+        """No request emits, or proposes, more than it may."""
+        emitted = rounds[:, 1]
+        left = num_tokens - np.cumsum(emitted) + emitted  # before each round
+        emitted[-1] = left[-1]
+        if self.is_chain:
+            np.minimum(rounds[:, 0], left, out=rounds[:, 0])
+            for j in range(self.num_drafting):
+                rounds[left - 1 <= j, 2 + 3 * j : 5 + 3 * j] = 0
+        elif left[-1] == 1:
+            rounds[-1, 0] = 1
+            rounds[-1, 2:] = 0
+
+
+def make_tapes(
+    policy: Speculation | None,
+    profile: AcceptanceProfile,
+    stretches: Stretches,
+    *,
+    round_rows: int,
+    hears_early: bool,
+) -> Tapes:
+    """Play a policy on every stretch.
+
+    Args:
+        policy: None for plain decoding. It must not be batch-coupled.
+        profile: What was recorded.
+        stretches: Runs of it.
+        round_rows: Most rows of a request in a round.
+        hears_early: As for PlayedBatch.
+    """
+    if policy is None:
+        ends = np.arange(len(stretches) + 1) * STRETCH_TOKENS
+        return Tapes(np.ones((int(ends[-1]), 2), np.int64), ends, 0, 0, 0, is_chain=True)
+
+    def path(stretch: int, length: int, emitted_before: int) -> list[int]:
+        return stretches.path(stretch, length)
+
+    drafter = SyntheticDrafter(profile, 0, path)
+    rounds: list[tuple[Work, int]] = []
+    ends = [0]
+    for stretch in range(len(stretches)):
+        side = DraftSide(policy)
+        batch = PlayedBatch(side, drafter, round_rows=round_rows, hears_early=hears_early)
+        rounds += _play_alone(batch, stretch, stretches.category(stretch))
+        ends.append(len(rounds))
+    num_drafting = max(len(work.drafting) for work, _ in rounds)
+    num_overlapped = max(len(work.overlapped) for work, _ in rounds)
+    is_chain = policy.fanout == 1 and not num_overlapped
+    table = np.zeros((len(rounds), 2 + 3 * (num_drafting + num_overlapped)), np.int64)
+    for row, (work, emitted) in zip(table, rounds, strict=True):
+        row[:2] = work.rows, emitted
+        for first, forwards in ((0, work.drafting), (num_drafting, work.overlapped)):
+            for j, (num_rows, context) in enumerate(forwards, start=first):
+                row[2 + 3 * j : 5 + 3 * j] = num_rows, 1, context - work.context
+    return Tapes(
+        table,
+        np.array(ends),
+        num_drafting,
+        num_overlapped,
+        warm_up=0 if is_chain else 2 if hears_early else 1,
+        is_chain=is_chain,
+    )
+
+
+def _play_alone(batch: PlayedBatch, stretch: int, category: str) -> list[tuple[Work, int]]:
+    """Rounds, and tokens that each emits, of one request that plays one stretch."""
+    entering = [Entering(stretch, category, 1, 1 + STRETCH_TOKENS + _MARGIN)]
+    rounds: list[tuple[Work, int]] = []
+    num_emitted = 0
+    while num_emitted < STRETCH_TOKENS:
+        work = batch.begin(entering, 0.0)
+        emitted, _ = batch.end()
+        rounds.append((work, emitted))
+        num_emitted += emitted
+        entering = []
+    return rounds

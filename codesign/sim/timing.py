@@ -1,0 +1,127 @@
+"""When the parts of a round run, in seconds: serial on one group of workers, or two in lockstep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codesign.policy.cost import RoundCost
+from codesign.sim.work import Work
+
+
+@dataclass(slots=True)
+class Spans:
+    """What the target waited for and did in a round, in seconds; as in records.RoundRecord."""
+
+    target: float
+    link_there: float = 0.0
+    link_back: float = 0.0
+    reroot: float = 0.0
+    draft: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """All of them."""
+        return self.target + self.link_there + self.link_back + self.reroot + self.draft
+
+
+def draft_seconds(cost: RoundCost, work: Work) -> float:
+    """Seconds of the draft forwards that the candidates need, prompts included."""
+    seconds = sum([cost.draft(*forward) for forward in work.drafting if forward[0]])
+    if work.prompt_rows:
+        seconds += cost.draft_prefill(work.prompt_rows, work.prompt_context)
+    return seconds
+
+
+class TogetherTiming:
+    """Draft and target take turns on the same workers."""
+
+    def __init__(self, cost: RoundCost, *, is_plain: bool) -> None:
+        self._cost = cost
+        self._is_plain = is_plain
+
+    def spans(self, start: float, prefill: float, work: Work) -> Spans:
+        """Spans of a round that starts at ``start`` with ``prefill`` seconds of prompts."""
+        target = self._cost.target(work.rows, work.context)
+        if self._is_plain:
+            return Spans(target)
+        return Spans(target, reroot=self._cost.reroot, draft=draft_seconds(self._cost, work))
+
+    def run_prompt(self, start: float, rows: int, context: float) -> float:
+        """The draft runs prompt rows in a step of the target; seconds that the step gets longer."""
+        return 0.0 if self._is_plain else self._cost.draft_prefill(rows, context)
+
+
+class ApartTiming:
+    """Draft and target on workers of their own, one verdict and one answer a round.
+
+    The verdict leaves at the start of the round. The draft takes it once its overlapped forwards
+    are done, re-roots, makes the forwards that it must, answers, and goes on to the overlapped
+    forwards of this round. The target runs prompts meanwhile, then waits for the answer.
+    """
+
+    def __init__(self, cost: RoundCost) -> None:
+        self._cost = cost
+        self._draft_free = 0.0
+
+    def spans(self, start: float, prefill: float, work: Work) -> Spans:
+        """Spans of a round that starts at ``start`` with ``prefill`` seconds of prompts."""
+        cost = self._cost
+        late = max(self._draft_free - start, 0.0)
+        heard = max(start + cost.link, self._draft_free)
+        link_there = heard - start - late
+        drafting = draft_seconds(cost, work)
+        answered = heard + cost.reroot + drafting
+        ready = start + prefill
+        received = max(answered + cost.link, ready)
+        overlapped = sum([cost.draft(*forward) for forward in work.overlapped])
+        self._draft_free = answered + overlapped
+        target = cost.target(work.rows, work.context)
+        if overlapped:
+            target = slowed(target, max(self._draft_free - received, 0.0), cost.slowdown)
+        # What a prefill has hidden is what came first.
+        left = received - ready
+        spans = []
+        for seconds in (cost.link, drafting, cost.reroot, link_there, late):
+            spans.append(min(left, seconds))
+            left -= spans[-1]
+        link_back, waiting, reroot, link_there, late = spans
+        return Spans(target, link_there, link_back, reroot, waiting + late)
+
+    def run_prompt(self, start: float, rows: int, context: float) -> float:
+        """The draft runs prompt rows in a step of the target; seconds that the step gets longer."""
+        seconds = self._cost.draft_prefill(rows, context)
+        self._draft_free = max(self._draft_free, start) + seconds
+        return 0.0
+
+
+def slowed(seconds: float, beside: float, slowdown: float) -> float:
+    """Seconds of a forward that shares the machine with ``beside`` seconds of the other model.
+
+    Args:
+        seconds: Of the forward alone.
+        beside: Seconds for which the other model will go on from now.
+        slowdown: Seconds lost for each second of both.
+    """
+    stretched = seconds + slowdown * beside
+    return stretched if beside <= stretched else seconds / (1.0 - slowdown)
+
+
+def shared_step(
+    cost: RoundCost, work: Work | None, prompt_rows: int, prompt_context: float
+) -> float:
+    """Seconds that prompt rows add to the forward of a round which they share.
+
+    Weights are read once for both, so a forward of all rows costs what a prefill of as many does,
+    and the decoding rows' context on top.
+
+    Args:
+        cost: Of the deployment.
+        work: The round; None if nobody decodes.
+        prompt_rows: Prompt tokens in the step.
+        prompt_context: KV rows before them, averaged over these tokens.
+    """
+    if work is None:
+        return cost.prefill(prompt_rows, prompt_context)
+    alone = cost.target(work.rows, work.context)
+    together = cost.prefill(prompt_rows + work.rows, prompt_context)
+    return max(together + cost.target.alpha * work.context - alone, 0.0)

@@ -1,0 +1,98 @@
+"""What a round of the batch has to do, before anyone has priced it.
+
+A batch is the requests that decode together. There are two kinds: one plays the policy's objects
+in every round (codesign.sim.played), one plays back rounds that these objects have made before
+(codesign.sim.taped), which is a hundred times faster and only right for policies that treat each
+request by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(slots=True)
+class Entering:
+    """A request whose prompt has been run and that decodes from now on.
+
+    Attributes:
+        request_id: Its number in the trace.
+        category: Kind of prompt, "" if unknown.
+        prompt_tokens: Tokens that were run: the prompt, and after an eviction what was emitted.
+        output_tokens: Tokens that it still emits; the first one came with the prompt.
+        cached_tokens: Of ``prompt_tokens``, those that the draft finds in its prefix cache, too.
+        emitted_before: Tokens emitted before an eviction.
+        shared_tokens: KV rows of the prefix cache that it uses.
+    """
+
+    request_id: int
+    category: str
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+    emitted_before: int = 0
+    shared_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Work:
+    """One round of the batch.
+
+    Attributes:
+        batch: Requests in it.
+        rows: Rows that the target verifies, roots included.
+        context: Sum of the requests' KV rows before the round.
+        drafting: (rows, context) of each draft forward before the candidates are sent.
+        overlapped: The same of the forwards beside the verification.
+        prompt_rows: Prompt rows that the first draft forward runs besides.
+        prompt_context: KV rows before these.
+    """
+
+    batch: int
+    rows: int
+    context: int
+    drafting: list[tuple[int, int]] = field(default_factory=list)
+    overlapped: list[tuple[int, int]] = field(default_factory=list)
+    prompt_rows: int = 0
+    prompt_context: int = 0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a request has been through: tokens as in records.RequestRecord."""
+
+    num_rounds: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+
+class Batch(Protocol):
+    """Requests that decode together."""
+
+    def begin(self, entering: Sequence[Entering], now: float) -> Work:
+        """Requests join; say what the round does. Only called if there are any afterwards."""
+        ...
+
+    def end(self) -> tuple[int, Sequence[int]]:
+        """The round is over: tokens emitted, and the requests that are finished."""
+        ...
+
+    def drop(self, request_id: int) -> int:
+        """Evict a request between rounds; return the tokens that it has emitted since it came."""
+        ...
+
+    def tally(self, request_id: int) -> Tally:
+        """What a finished or evicted request has been through; forgets it."""
+        ...
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in the batch."""
+        ...
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV rows that the batch needs in its next round, prefix cache not counted."""
+        ...
