@@ -56,6 +56,7 @@ class BoundRequest:
         category: Category of the prompt it got.
         prompt_ids: Token ids, chat template included.
         max_new_tokens: The trace's output length.
+        slo_tpot: Its own target of seconds per token; None for the run's.
     """
 
     request_id: int
@@ -63,6 +64,7 @@ class BoundRequest:
     category: str
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
+    slo_tpot: float | None = None
 
     @property
     def prompt_tokens(self) -> int:

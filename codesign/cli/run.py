@@ -70,9 +70,12 @@ def run_plan(args: argparse.Namespace) -> int:
 
 def _wanted(plan: Plan, args: argparse.Namespace) -> list[ScoredCandidate]:
     from codesign.errors import InputError
+    from codesign.policy.speculation import check_runs_in_engine
 
     names = list(args.candidate) or [""]
     wanted = [plan.find(name) for name in names]
+    for scored in wanted:  # before models are loaded
+        check_runs_in_engine(scored.candidate.speculation)
     if args.baselines:
         for name in _BASELINES:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from codesign.cli.fit_argument import add_fit_argument, fit_from_args
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
+  codesign simulate --list-policies
   codesign simulate --trace conv-twin --fit fit.json --policy tree-8x4x2 --deployment 2
   codesign simulate --trace conv-twin --slice 0:60 --fit fit.json --policy async-tree-8x4x2 \\
       --deployment 1+1 --max-batch 4 --slo-tpot-ms 50 --out runs/simulated --json
@@ -33,7 +35,7 @@ def add_parser(subparsers: Any) -> None:
         description="Predict how one policy on one split of the machine serves a trace.",
         epilog=_EXAMPLES,
     )
-    add_trace_arguments(parser)
+    add_trace_arguments(parser, required=False)
     machine = parser.add_argument_group("hardware")
     add_fit_argument(machine)
     machine.add_argument(
@@ -52,8 +54,10 @@ def add_parser(subparsers: Any) -> None:
         "--policy",
         default="plain",
         metavar="LABEL",
-        help="plain, chain-3, threshold-5@0.4, tree-8x4x2 (rows x width x expansions), "
-        "async-tree-8x4x2 or specserve-5 (plain)",
+        help="plain, chain-3, tree-8x4x2, async-tree-8x4x2, specserve-5, ... (plain)",
+    )
+    parser.add_argument(
+        "--list-policies", action="store_true", help="list every kind of policy and where it runs"
     )
     parser.add_argument("--seed", type=non_negative, default=0, help="of the acceptance draws (0)")
     targets = parser.add_argument_group("SLO")
@@ -66,7 +70,62 @@ def add_parser(subparsers: Any) -> None:
 
 
 def predict(args: argparse.Namespace) -> None:
-    """Simulate one candidate and print its metrics."""
+    """Simulate one candidate and print its metrics, or list the policies there are."""
+    if args.list_policies:
+        _list_policies(args)
+    elif args.trace is None:
+        raise UsageError(
+            "the following arguments are required: --trace. See: codesign simulate --help"
+        )
+    else:
+        _predict(args)
+
+
+def _list_policies(args: argparse.Namespace) -> None:
+    from codesign.policy.speculation import FAMILIES
+
+    policies = [
+        {
+            "pattern": family.pattern,
+            "example": family.spec.label,
+            "summary": family.summary,
+            "source": family.source,
+            "draft_has_own_workers": family.spec.is_async,
+            "needs_step_times": family.spec.needs_step_times,
+            "runs_in": ["simulator", "engine"] if family.spec.runs_in_engine else ["simulator"],
+        }
+        for family in FAMILIES
+    ]
+    emit(args, {"policies": policies}, lambda: _policies_text(policies))
+
+
+def _policies_text(policies: Sequence[dict[str, Any]]) -> str:
+    from textwrap import fill
+
+    def entry(policy: dict[str, Any]) -> str:
+        facts = [
+            "simulator and engine" if "engine" in policy["runs_in"] else "simulator only",
+            "draft on workers of its own" if policy["draft_has_own_workers"] else "",
+            "decides by step times" if policy["needs_step_times"] else "",
+            policy["source"],
+        ]
+        head, indent = f"{policy['pattern']:<24}", " " * 24
+        return "\n".join(
+            [
+                fill(policy["summary"], 100, initial_indent=head, subsequent_indent=indent),
+                fill(
+                    "; ".join(filter(None, facts)),
+                    100,
+                    initial_indent=indent,
+                    subsequent_indent=indent,
+                ),
+            ]
+        )
+
+    return "\n".join(map(entry, policies))
+
+
+def _predict(args: argparse.Namespace) -> None:
     from codesign.config import Serving
     from codesign.metrics import summarise
     from codesign.sim import simulate

@@ -29,6 +29,7 @@ from codesign.policy.speculation import (
     Speculation,
     SpeculationSpec,
     build_speculation,
+    check_runs_in_engine,
 )
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
@@ -43,9 +44,9 @@ class PolicySetup:
 
     Attributes:
         spec: The policy.
-        cost: Step times, needed by SpecServe alone.
+        cost: Step times, for policies that decide by them.
         calibration: Of the draft's confidences.
-        slo_tpot: Seconds per token that SpecServe must keep; None for no target.
+        slo_tpot: Seconds per token that SpecServe and AdaServe must keep; None for no target.
     """
 
     spec: SpeculationSpec
@@ -117,7 +118,7 @@ def run_candidate(
         requests: With token ids and arrivals in seconds.
         target: The loaded target.
         draft: Where the draft comes from; None is allowed for plain decoding alone.
-        setup: Overrides what ``candidate.speculation`` alone would build (SpecServe's step times).
+        setup: Overrides what ``candidate.speculation`` alone would build (step times, an SLO).
         sampling: Greedy by default.
         stop_tokens: Tokens that end a request; none to follow the trace's output lengths.
         max_kv_tokens: KV rows of all running requests at their longest.
@@ -127,9 +128,11 @@ def run_candidate(
         progress: Called as ``progress("serve", finished, total)``.
 
     Raises:
-        InputError: If a request can never fit, or a draft is needed and missing.
+        InputError: If a request can never fit, a draft is needed and missing, or the policy runs in
+            the simulator only.
     """
     spec = candidate.speculation
+    check_runs_in_engine(spec)
     longest = _longest(requests, spec, max_kv_tokens)
     torch.set_num_threads(candidate.deployment.target_workers)
     batcher = Batcher(

@@ -112,7 +112,7 @@ class Server:
         self._write_round(this, rows, verdicts, ready, answer)
 
     def _send(self, admitted: Sequence[Admission]) -> None:
-        verdict = Verdict(len(self._rounds), tuple(self._pending), tuple(admitted))
+        verdict = Verdict(len(self._rounds), tuple(self._pending), tuple(admitted), now=self._now())
         try:
             self._partner.send(verdict)
         except DraftLostError as lost:
@@ -140,7 +140,9 @@ class Server:
         for request_id in self._batcher.admit(now):
             request = self._requests[request_id]
             self._records[request_id].admitted = now
-            admitted.append(Admission(request_id, request.prompt_ids, request.max_new_tokens))
+            admitted.append(
+                Admission(request_id, request.prompt_ids, request.max_new_tokens, request.slo_tpot)
+            )
         return admitted
 
     def _prefill(self, this: _Round, admitted: Sequence[Admission]) -> list[RequestVerdict]:

@@ -1,6 +1,7 @@
 """Verdicts and candidates as int32 tensors of fixed size, so that a message is one transfer.
 
-Prompts of admitted requests vary in length: when there are any, a second tensor follows.
+Prompts of admitted requests vary in length: when there are any, a second tensor follows. Times and
+targets of single requests are not sent: policies that read them draft in the target's process.
 """
 
 from __future__ import annotations

@@ -62,6 +62,11 @@ def parse_policy(label: str) -> SpeculationSpec:
     )
 
 
+def summarise_policy(spec: SpeculationSpec) -> str:
+    """What a policy does, in a line."""
+    return next(family.summary for family in FAMILIES if family.spec.family == spec.family)
+
+
 def check_runs_in_engine(spec: SpeculationSpec) -> None:
     """Refuse a policy that exists in the simulator alone.
 
@@ -148,9 +153,10 @@ FAMILIES: tuple[Family, ...] = (  # from simple to involved
         lambda depth: SpeculationSpec(kind="turbospec", max_depth=int(depth)),
     ),
     Family(
-        "specserve-K[-no-drafter][-no-prior][-no-slo]",
+        "specserve-K[-no-PART]..",
         "specserve-5",
-        "up to K tokens while goodput is predicted to rise, verify those that pay",
+        "up to K tokens while goodput is predicted to rise, verify those that pay "
+        "(PART: drafter, prior, slo)",
         "SpecServe, arXiv:2503.05096",
         rf"specserve-(\d+)((?:-no-(?:{'|'.join(_PARTS)}))*)",
         _specserve,

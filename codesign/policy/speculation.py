@@ -15,7 +15,13 @@ from codesign.policy.cost import Calibration
 from codesign.policy.features import EagleTree
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import MAX_TREE_ROWS, Progress, Speculation, last_confidence
-from codesign.policy.labels import FAMILIES, Family, check_runs_in_engine, parse_policy
+from codesign.policy.labels import (
+    FAMILIES,
+    Family,
+    check_runs_in_engine,
+    parse_policy,
+    summarise_policy,
+)
 from codesign.policy.parallel import MicroBatches, Outcomes
 from codesign.policy.spec import KINDS, Kind, SpeculationSpec
 from codesign.policy.trees import BestTree, InFlightTree, StaticTree
@@ -35,6 +41,7 @@ __all__ = [
     "check_runs_in_engine",
     "last_confidence",
     "parse_policy",
+    "summarise_policy",
 ]
 
 

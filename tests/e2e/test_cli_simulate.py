@@ -13,6 +13,7 @@ from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
 from codesign.metrics import summarise
 from codesign.policy.cost import Calibration, RoundCost, StepTime
+from codesign.policy.speculation import FAMILIES, parse_policy
 from codesign.run_directory import read_run
 
 
@@ -123,3 +124,37 @@ def test_half_a_device_or_two_sources_of_step_times_are_refused(cli, arguments, 
     result = cli("simulate", "--trace", "conv-twin", *arguments)
     assert result.returncode == 2
     assert message in result.stderr
+
+
+def test_list_policies_names_every_family_its_source_and_where_it_runs(cli):
+    found = cli("simulate", "--list-policies", "--json")
+    assert found.returncode == 0, found.stderr
+    policies = json.loads(found.stdout)["policies"]
+    assert len(policies) == len(FAMILIES) == 16
+    for policy in policies:
+        assert parse_policy(policy["example"]).label == policy["example"]
+        assert policy["summary"]
+    simulated = {p["pattern"] for p in policies if p["runs_in"] == ["simulator"]}
+    assert simulated == {"eagle-RxWxE[@X]", "async-eagle-RxWxE[@X]"}
+    text = cli("simulate", "--list-policies").stdout
+    for policy in policies:
+        assert policy["pattern"] in text
+    assert "simulator only; EAGLE-2, arXiv:2406.16858" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_simulate_without_a_trace_or_a_list_is_a_usage_error_in_one_line(cli):
+    found = cli("simulate", "--policy", "plain")
+    assert found.returncode == 2
+    assert "--trace" in found.stderr
+    assert len(found.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("label", [f.example for f in FAMILIES])
+def test_every_policy_is_simulated_from_the_command_line(cli, inputs, label):
+    deployment = "1+1" if parse_policy(label).is_async else "2"
+    found = cli(*inputs, deployment, "--policy", label, "--slo-tpot-ms", "60", "--json")
+    assert found.returncode == 0, found.stderr
+    metrics = json.loads(found.stdout)["metrics"]
+    assert metrics["num_finished"] == 3
+    assert metrics["acceptance_length"] >= 1.0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
 from codesign.engine import NGRAM, DraftSource, PolicySetup
+from codesign.errors import InputError
 from codesign.policy.cost import RoundCost, StepTime
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
@@ -18,7 +20,15 @@ SAMPLINGS = {
     "1.0": Sampling(temperature=1.0, seed=4),
     "1.0, top-p": Sampling(temperature=1.0, top_p=0.9, seed=4),
 }
-SERIAL = ["chain-1", "chain-3", "chain-5", "threshold-5@0.4", "tree-8x4x2", "tree-4x1x3"]
+SERIAL = [
+    "chain-1",
+    "chain-3",
+    "chain-5",
+    "threshold-5@0.4",
+    "tree-8x4x2",
+    "tree-4x1x3",
+    "static-tree-3x2x1",
+]
 
 
 def step_time(seconds: float) -> StepTime:
@@ -48,7 +58,14 @@ def test_serial_speculation_changes_no_token(serve, make_requests, policy, sampl
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize(
     "policy",
-    ["specserve-5", "specserve-5-no-drafter", "specserve-4-no-prior", "specserve-5-no-slo"],
+    [
+        "specserve-5",
+        "specserve-5-no-drafter",
+        "specserve-4-no-prior",
+        "specserve-5-no-slo",
+        "turbospec-4",
+        "adaserve-4x2x24",
+    ],
 )
 def test_adaptive_speculation_changes_no_token(serve, make_requests, policy, sampling, max_batch):
     requests = make_requests(6)
@@ -76,6 +93,36 @@ def test_disaggregated_speculation_changes_no_token(serve, make_requests, sampli
     assert ours.outputs == plain.outputs
     assert not ours.records.notes
     assert len(ours.records.rounds) < len(plain.records.rounds)
+
+
+@pytest.mark.parametrize(
+    "policy", ["inflight-tree-8x4x2", "pearl-4", "amusd-6", "pipeinfer-4x2x3", "ssd-3x2"]
+)
+def test_every_way_to_draft_beside_the_verification_changes_no_token(serve, make_requests, policy):
+    requests = make_requests(5)
+    sampling = SAMPLINGS["0.7"]
+    setup = PolicySetup(parse_policy(policy), cost=COST)
+    plain = serve("plain", requests, sampling=sampling)
+    ours = serve(policy, requests, sampling=sampling, setup=setup)
+    assert ours.outputs == plain.outputs
+    assert not ours.records.notes
+    assert len(ours.records.rounds) < len(plain.records.rounds)
+
+
+def test_a_request_s_own_target_decides_who_gets_rows_first(serve, make_requests):
+    requests = make_requests(4, max_new_tokens=40)
+    hurried = [replace(r, slo_tpot=1e-6 if r.request_id == 2 else 1e6) for r in requests]
+    setup = PolicySetup(parse_policy("adaserve-4x2x8"), cost=COST)
+    run = serve("adaserve-4x2x8", hurried, setup=setup)
+    drafted = [record.num_draft_tokens / record.num_rounds for record in run.records.requests]
+    assert drafted[2] == max(drafted)
+    assert drafted[2] > 2 * min(drafted)
+    assert run.outputs == serve("plain", requests).outputs
+
+
+def test_a_policy_of_the_simulator_alone_is_refused(serve, make_requests):
+    with pytest.raises(InputError, match=r"eagle-8x4x2@0\.96 runs in the simulator only"):
+        serve("eagle-8x4x2", make_requests(1))
 
 
 @pytest.mark.parametrize("policy", ["chain-5", "tree-8x4x2", "async-tree-6x3x2"])
