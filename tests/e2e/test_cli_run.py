@@ -15,6 +15,10 @@ import pytest
 
 import codesign
 from codesign.cli import main
+from codesign.config import Deployment
+from codesign.errors import InputError
+from codesign.plan import Candidate, Plan
+from codesign.policy.speculation import parse_policy
 from codesign.run_directory import read_run
 
 pytestmark = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two CPU cores")
@@ -81,6 +85,17 @@ def test_the_choice_and_all_baselines_are_run_and_no_token_differs(ran):
         assert run["metrics"]["num_finished"] == 7
         # The last arrival is replayed by the wall clock.
         assert stored.records.seconds >= SECONDS
+
+
+def test_a_policy_of_the_simulator_alone_is_refused_before_models_are_loaded(planned):
+    plan = Plan.load(planned / "plan.json")
+    candidate = Candidate(Deployment(2), parse_policy("eagle-4x2x2"), 2)
+    chosen = dataclasses.replace(plan.chosen, candidate=candidate)
+    dataclasses.replace(plan, chosen=chosen).save(planned / "eagle.json")
+    found = in_folder(planned, "run", "--plan", "eagle.json")
+    assert found.returncode == InputError.exit_code
+    assert "eagle-4x2x2@0.96 runs in the simulator only" in found.stderr
+    assert len(found.stderr.splitlines()) == 1
 
 
 def test_speculation_accepts_something_and_plain_decoding_nothing(ran):

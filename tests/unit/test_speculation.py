@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from codesign.errors import InputError
 from codesign.policy.cost import Calibration, StepTime
 from codesign.policy.speculation import (
+    FAMILIES,
     INITIAL_CONFIDENCE,
     MAX_TREE_ROWS,
     Goodput,
@@ -87,17 +89,30 @@ def all_specs() -> list[SpeculationSpec]:
             )
             for drafter, prior, slo in switches
         ),
+        *(family.spec for family in FAMILIES),
+        parse_policy("static-tree-4"),
+        parse_policy("static-tree-1x2x3x4"),
+        parse_policy("eagle-8x4x2@1.0"),
+        parse_policy("async-eagle-8x4x2@0.123"),
     ]
 
 
 @pytest.mark.parametrize("spec", all_specs(), ids=lambda spec: spec.label)
 def test_label_and_dictionary_lead_back_to_the_policy(spec):
     assert parse_policy(spec.label) == spec
-    assert SpeculationSpec(**spec.to_dict()) == spec
+    assert SpeculationSpec(**json.loads(json.dumps(spec.to_dict()))) == spec
+    assert len({spec, parse_policy(spec.label)}) == 1
+
+
+def test_a_plan_of_the_first_version_is_still_read():
+    values = parse_policy("tree-8x4x2").to_dict()
+    del values["widths"], values["feature_decay"]
+    assert SpeculationSpec(**values) == parse_policy("tree-8x4x2")
 
 
 def test_labels_are_distinct():
-    labels = [spec.label for spec in all_specs()]
+    specs = set(all_specs())
+    labels = [spec.label for spec in specs]
     assert len(set(labels)) == len(labels)
     assert {"plain", "chain-3", "threshold-5@0.4", "tree-8x4x2", "async-tree-8x4x2"} < set(labels)
     assert "specserve-7-no-drafter-no-prior-no-slo" in labels
@@ -123,6 +138,14 @@ def test_labels_are_distinct():
         "specserve-5-no-",
         "specserve-5-no-tree",
         "eagle-3",
+        "eagle-8x4x2@high",
+        "async-pearl-4",
+        "static-tree",
+        "static-tree-",
+        "static-tree-2x",
+        "adaserve-4x2",
+        "ssd-4",
+        "amusd-",
     ],
 )
 def test_unknown_label_is_an_input_error_with_examples(label):
@@ -140,6 +163,19 @@ def test_unknown_label_is_an_input_error_with_examples(label):
         ("async-tree-8x4x0", "expansions >= 1"),
         ("threshold-3@1.5", r"threshold must be in \[0, 1\], got 1.5"),
         ("threshold-3@nan", "threshold must be in"),
+        ("static-tree-0", "a static-tree needs widths >= 1"),
+        ("static-tree-2x0", "a static-tree needs widths >= 1"),
+        ("static-tree-64x2x1", "needs 193 draft KV rows per request and round, at most 128"),
+        ("inflight-tree-1x2x3", "an inflight-tree needs rows >= 2"),
+        ("pipeinfer-4x2x0", "pipeinfer needs rows >= 2, width >= 1 and expansions >= 1"),
+        ("pearl-0", "pearl needs max_depth >= 1"),
+        ("pearl-64", "needs 129 draft KV rows"),
+        ("turbospec-0", "turbospec needs max_depth >= 1"),
+        ("adaserve-4x0x9", "adaserve needs width >= 1"),
+        ("adaserve-4x2x1", "adaserve needs width >= 1 and rows >= 2, got 2, 1"),
+        ("ssd-3x0", "ssd needs outcomes >= 1"),
+        ("ssd-8x2", "ssd-8x2 needs 153 draft KV rows per request and round, at most 128"),
+        ("eagle-8x4x2@1.5", r"feature_decay must be in \[0, 1\], got 1.5"),
     ],
 )
 def test_policy_without_a_meaning_is_refused(label, message):
@@ -152,18 +188,41 @@ def test_unknown_kinds_and_asynchronous_serial_ones_are_refused():
         SpeculationSpec(kind="beam")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="chain does not run asynchronously"):
         SpeculationSpec(kind="chain", max_depth=3, is_async=True)
+    with pytest.raises(InputError, match="pearl runs asynchronously only"):
+        SpeculationSpec(kind="pearl", max_depth=3)
 
 
 @pytest.mark.parametrize(
-    ("label", "rows"), [("plain", 1), ("chain-3", 4), ("tree-8x4x2", 8), ("specserve-5", 6)]
+    ("label", "rows"),
+    [
+        ("plain", 1),
+        ("chain-3", 4),
+        ("tree-8x4x2", 8),
+        ("specserve-5", 6),
+        ("static-tree-3x2x1", 1 + 3 + 6 + 6),
+        ("adaserve-4x2x32", 9),
+        ("adaserve-4x2x5", 5),
+        ("ssd-4x3", 5),
+        ("pearl-4", 5),
+        ("eagle-8x4x2", 8),
+    ],
 )
 def test_max_rows_counts_the_root(label, rows):
     assert parse_policy(label).max_rows == rows
 
 
-def test_specserve_needs_step_times():
-    with pytest.raises(InputError, match="needs fitted step times: codesign fit"):
-        build_speculation(parse_policy("specserve-5"))
+@pytest.mark.parametrize("label", ["specserve-5", "turbospec-5", "adaserve-4x2x9", "amusd"])
+def test_policies_that_decide_by_step_times_need_them(label):
+    spec = parse_policy(label)
+    assert spec.needs_step_times
+    with pytest.raises(InputError, match=f"{spec.kind} needs fitted step times: codesign fit"):
+        build_speculation(spec)
+
+
+def test_all_other_policies_are_built_without_step_times():
+    for family in FAMILIES:
+        if not family.spec.needs_step_times:
+            build_speculation(family.spec)
 
 
 # Plain, chains.
