@@ -68,8 +68,7 @@ class TapedBatch:
 
     def begin(self, entering: Sequence[Entering], now: float) -> Work:
         """Requests join; say what the round does."""
-        for request in entering:
-            self._add(request)
+        drafted = [request for request in entering if self._add(request)]
         row = self._row()
         self._emitted = row[_EMITTED]
         work = Work(len(self._requests), row[_ROWS], row[_CONTEXT])
@@ -77,10 +76,10 @@ class TapedBatch:
             return work
         forwards = row[_FORWARDS:]
         for j in range(self._num_forwards):
-            if forwards[2 * j] or (j == 0 and entering):
+            if forwards[2 * j] or (j == 0 and drafted):
                 part = work.drafting if j < self._num_drafting else work.overlapped
                 part.append((forwards[2 * j], forwards[2 * j + 1]))
-        for request in entering:
+        for request in drafted:
             work.prompt_rows += max(
                 request.prompt_tokens + self._root_rows - request.cached_tokens, 1
             )
@@ -123,7 +122,8 @@ class TapedBatch:
         rows, emitted = playing.rounds[:, :2].sum(axis=0).tolist()
         return Tally(num_rounds, rows - num_rounds, emitted - num_rounds)
 
-    def _add(self, request: Entering) -> None:
+    def _add(self, request: Entering) -> bool:
+        """Put a request's rounds into the ledger; whether the draft runs its prompt."""
         tapes = self._tapes
         stretches = self._luck.stretches(request.request_id, request.emitted_before)
         tape = tapes.play(stretches, request.output_tokens - 1)
@@ -137,12 +137,14 @@ class TapedBatch:
         if self._num_forwards:
             rounds[:, _FORWARDS::2] = tape[:, 2::3]
             rounds[:, _FORWARDS + 1 :: 2] = tape[:, 3::3] * context[:, None] + tape[:, 4::3]
-        if self._num_drafting:
+        is_drafted = self._num_drafting > 0 and tape[0, 3] > 0
+        if is_drafted:
             rounds[0, _FORWARDS : _FORWARDS + 2] = 0  # it runs with the prompt, priced apart
         self._ledger.add(self._round, rounds)
         self._known_row = None
         self._ends.setdefault(self._round + len(rounds) - 1, []).append(request.request_id)
         self._requests[request.request_id] = _Playing(self._round, rounds)
+        return is_drafted
 
 
 class _Ledger:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codesign.acceptance import AcceptanceProfile
-from codesign.config import SLO, Deployment, Serving
+from codesign.config import ROUTINGS, SLO, Deployment, Serving
 from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import parse_policy
@@ -143,3 +143,73 @@ def test_requests_join_in_order_of_arrival(run):
     ordered = sorted(records.requests, key=lambda r: (r.arrival, r.request_id))
     admitted = [r.admitted for r in ordered]
     assert admitted == sorted(admitted)
+
+
+@st.composite
+def served(draw: st.DrawFn) -> tuple[pd.DataFrame, Candidate, int, RunRecords]:
+    """Runs with everything that a server can do: chunks, a cache, eviction, replicas, a pool."""
+    trace = pd.DataFrame(draw(requests), columns=["arrival", "prompt_tokens", "output_tokens"])
+    trace["prompt_tokens"] *= draw(st.sampled_from([1, 30]))
+    blocks = st.lists(st.integers(0, 3), min_size=8, max_size=8)
+    trace["hash_ids"] = [draw(blocks)[: n // 512 + 1] for n in trace["prompt_tokens"]]
+    spec = parse_policy(draw(st.sampled_from(POLICIES)))
+    deployment = Deployment(
+        1,
+        1 if spec.is_async else 0,
+        replicas=draw(st.integers(1, 3)),
+        prefill_workers=draw(st.integers(0, 1)),
+    )
+    candidate = Candidate(deployment, spec, draw(st.integers(1, 4)))
+    fit: Any = SimpleNamespace(
+        costs={label: draw(costs()) for label in ("1", "1+1")},
+        calibration=Calibration(),
+        acceptance=PROFILE,
+    )
+    longest = int((trace["prompt_tokens"] + trace["output_tokens"]).max()) + spec.max_rows
+    max_kv_tokens = longest + draw(st.integers(0, 200))
+    serving = Serving(
+        max_kv_tokens=max_kv_tokens,
+        prefill_chunk=draw(st.sampled_from([None, 1, 64])),
+        prefix_cache=draw(st.booleans()),
+        preemption=draw(st.booleans()),
+        routing=draw(st.sampled_from(ROUTINGS)),
+    )
+    records = simulate(trace, candidate, fit, serving=serving, seed=draw(st.integers(0, 9)))
+    return trace, candidate, max_kv_tokens, records
+
+
+@given(served())
+def test_whatever_the_server_does_no_request_is_lost_and_no_token_is_emitted_twice(run):
+    trace, _, _, records = run
+    assert [r.output_tokens for r in records.requests] == trace["output_tokens"].tolist()
+    assert all(r.finish is not None for r in records.requests)
+    by_prompts = len(trace) + sum(r.num_preemptions for r in records.requests)
+    emitted = int(records.rounds.column("num_emitted_tokens").sum())
+    # An evicted request's prompt may have been incomplete; then it emitted nothing.
+    assert trace["output_tokens"].sum() - by_prompts <= emitted
+    assert emitted <= trace["output_tokens"].sum() - len(trace)
+    in_requests = sum(r.num_accepted_tokens for r in records.requests)
+    assert in_requests == records.rounds.column("num_accepted_tokens").sum()
+
+
+@given(served())
+def test_whatever_the_server_does_each_replica_does_one_step_at_a_time(run):
+    _, candidate, _, records = run
+    for r in records.requests:
+        assert r.arrival - EPSILON <= r.admitted < r.first_token <= r.finish <= records.seconds
+        assert r.cached_tokens < r.prompt_tokens
+    ends = dict.fromkeys(range(candidate.deployment.replicas), -EPSILON)
+    for r in records.rounds:
+        assert r.start >= ends[r.replica] - EPSILON
+        assert min(r.prefill, r.target, r.draft, r.reroot, r.link_there, r.link_back) >= 0.0
+        ends[r.replica] = r.start + r.prefill + r.seconds
+
+
+@given(served())
+def test_whatever_the_server_does_memory_and_batch_limits_are_kept(run):
+    _, candidate, max_kv_tokens, records = run
+    for r in records.rounds:
+        assert 0 <= r.batch <= candidate.max_batch
+        assert r.rows <= r.batch * candidate.speculation.max_rows
+        if all(request.cached_tokens == 0 for request in records.requests):
+            assert r.context + r.rows <= max_kv_tokens or r.batch == 1

@@ -1,0 +1,237 @@
+"""What a server does beside decoding: chunks of prompts, prefix cache, eviction, routing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from codesign.acceptance import AcceptanceProfile
+from codesign.config import Serving, parse_deployment
+from codesign.errors import InputError
+from codesign.metrics import summarise, ttft
+from codesign.plan import Candidate
+from codesign.policy.cost import Calibration, RoundCost, StepTime
+from codesign.policy.speculation import parse_policy
+from codesign.records import RunRecords
+from codesign.sim import simulate
+
+PROFILE = AcceptanceProfile.independent([0.6, 0.2], num_tokens=800, seed=2)
+STEP, TOKEN, FIRST = 0.02, 1e-3, 0.01  # seconds of a decoding step, a prompt token, a prefill
+
+
+def make_cost(**changes: Any) -> RoundCost:
+    steps = {
+        "target": StepTime.linear(alpha=0.0, gamma=0.0, delta=STEP),
+        "draft": StepTime.linear(alpha=0.0, gamma=0.0, delta=0.002),
+        "prefill": StepTime.linear(alpha=0.0, gamma=TOKEN, delta=FIRST),
+        "draft_prefill": StepTime.linear(alpha=0.0, gamma=1e-4, delta=0.001),
+    }
+    return RoundCost(**{**steps, "reroot": 1e-4, "link": 2e-4, **changes})
+
+
+def run(
+    trace: dict[str, Any],
+    *,
+    deployment: str = "2",
+    policy: str = "plain",
+    max_batch: int = 8,
+    cost: RoundCost | None = None,
+    **serving: Any,
+) -> RunRecords:
+    fit: Any = SimpleNamespace(
+        costs=dict.fromkeys(("2", "1", "1+1"), cost or make_cost()),
+        calibration=Calibration(),
+        acceptance=PROFILE,
+    )
+    candidate = Candidate(parse_deployment(deployment), parse_policy(policy), max_batch)
+    return simulate(
+        pd.DataFrame(trace),
+        candidate,
+        fit,
+        serving=Serving(**{"max_kv_tokens": 100_000, **serving}),
+        seed=0,
+    )
+
+
+def busy(num: int = 40, seed: int = 1) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {
+        "arrival": np.cumsum(rng.exponential(0.05, num)),
+        "prompt_tokens": rng.integers(10, 200, num),
+        "output_tokens": rng.integers(2, 60, num),
+    }
+
+
+def test_a_long_prompt_does_not_stall_decoding_when_it_comes_in_chunks():
+    trace = {"arrival": [0.0, 0.1], "prompt_tokens": [10, 4_000], "output_tokens": [400, 2]}
+    whole, chunked = run(trace), run(trace, prefill_chunk=100)
+    gaps = [max(r.prefill + r.seconds for r in records.rounds) for records in (whole, chunked)]
+    assert gaps[0] == pytest.approx(FIRST + 4_000 * TOKEN + STEP)
+    assert gaps[1] <= FIRST + 101 * TOKEN + 1e-9
+    assert sum(r.prefill_tokens for r in chunked.rounds) == 4_010
+
+
+def test_a_chunk_shares_the_forward_with_the_rows_that_decode():
+    # One forward of 100 prompt rows and 1 decoding row, not one forward of each.
+    trace = {"arrival": [0.0, 0.1], "prompt_tokens": [10, 1_000], "output_tokens": [400, 2]}
+    rounds = [r for r in run(trace, prefill_chunk=100).rounds if r.prefill_tokens == 100]
+    assert len(rounds) == 10
+    for r in rounds:
+        assert r.prefill + r.seconds == pytest.approx(max(STEP, FIRST + 101 * TOKEN))
+
+
+def test_steps_that_only_run_prompts_are_written_and_counted_apart():
+    trace = {"arrival": [0.0], "prompt_tokens": [250], "output_tokens": [3]}
+    records = run(trace, prefill_chunk=100)
+    assert [r.batch for r in records.rounds] == [0, 0, 0, 1, 1]
+    assert summarise(records).mean_batch == 1.0
+    assert records.requests[0].first_token == pytest.approx(3 * FIRST + 250 * TOKEN)
+
+
+def test_prompt_blocks_of_an_earlier_request_are_not_run_again():
+    trace = {
+        "arrival": [0.0, 5.0, 10.0, 15.0],
+        "prompt_tokens": [1_200, 1_200, 1_024, 1_100],
+        "output_tokens": 3,
+        "hash_ids": [[1, 2, 3], [1, 2, 9], [1, 2], [8, 2, 3]],
+    }
+    cached = run(trace, prefix_cache=True)
+    # Whole blocks of 512 only; at least one token of a prompt is always run.
+    assert [r.cached_tokens for r in cached.requests] == [0, 1_024, 1_023, 0]
+    assert ttft(cached.requests[1]) == pytest.approx(FIRST + 176 * TOKEN)
+    assert all(r.cached_tokens == 0 for r in run(trace).requests)
+
+
+def test_idle_prefix_blocks_make_room_least_recently_used_first():
+    trace = {
+        "arrival": [0.0, 5.0, 10.0, 15.0, 20.0],
+        "prompt_tokens": 600,
+        "output_tokens": 3,
+        "hash_ids": [[1], [2], [1], [3], [2]],
+    }
+    roomy = run(trace, prefix_cache=True)
+    tight = run(trace, prefix_cache=True, max_kv_tokens=1_300)
+    assert [r.cached_tokens for r in roomy.requests] == [0, 0, 512, 0, 512]
+    assert [r.cached_tokens for r in tight.requests] == [0, 0, 512, 0, 0]
+
+
+def test_requests_that_share_a_prefix_share_its_rows():
+    shared = {"arrival": [0.0] * 4, "prompt_tokens": 1_100, "output_tokens": 20}
+    alone = {**shared, "hash_ids": [[1, 2], [3, 4], [5, 6], [7, 8]]}
+    shared = {**shared, "hash_ids": [[1, 2]] * 4}
+    for trace, most in ((alone, 1), (shared, 4)):
+        records = run(trace, prefix_cache=True, max_kv_tokens=1_600)
+        assert max(r.batch for r in records.rounds) == most
+
+
+def test_eviction_loses_no_token_and_computes_the_request_again():
+    trace = busy()
+    tight = run(trace, preemption=True, max_kv_tokens=500, prefill_chunk=64)
+    evicted = [r for r in tight.requests if r.num_preemptions]
+    assert evicted
+    assert [r.output_tokens for r in tight.requests] == trace["output_tokens"].tolist()
+    assert sum(r.prefill_tokens for r in tight.rounds) > trace["prompt_tokens"].sum()
+    emitted = sum(r.num_emitted_tokens for r in tight.rounds)
+    prefilled = len(tight.requests) + sum(r.num_preemptions for r in tight.requests)
+    assert trace["output_tokens"].sum() - prefilled <= emitted < trace["output_tokens"].sum()
+
+
+def test_kv_rows_never_exceed_the_memory_when_they_are_taken_as_requests_grow():
+    records = run(busy(80), policy="chain-3", preemption=True, max_kv_tokens=700)
+    assert max(r.context + r.batch * 4 for r in records.rounds) <= 700
+    reserved = run(busy(80), policy="chain-3", max_kv_tokens=700)
+    assert summarise(records).mean_batch > summarise(reserved).mean_batch
+
+
+def test_replicas_serve_in_turn_or_by_load():
+    long, short = 300, 5
+    outputs = [long, short] * 6
+    trace = {"arrival": np.arange(12) * 0.3, "prompt_tokens": 10, "output_tokens": outputs}
+    turn = run(trace, deployment="2x2", routing="round-robin", max_batch=2)
+    assert [r.replica for r in turn.requests] == [0, 1] * 6
+    load = run(trace, deployment="2x2", routing="least-loaded", max_batch=2)
+    assert {r.replica for r in load.requests if r.output_tokens == long} == {0, 1}
+    assert summarise(load).ttft_mean < summarise(turn).ttft_mean
+    assert set(load.rounds.column("replica")) == {0, 1}
+
+
+def test_two_replicas_are_two_servers_with_every_second_request():
+    trace = busy(30)
+    both = run(trace, deployment="2x2")
+    for number in (0, 1):
+        half = {name: values[number::2] for name, values in trace.items()}
+        alone = run(half)
+        finish = [r.finish for r in both.requests if r.replica == number]
+        assert finish == pytest.approx([r.finish for r in alone.requests])
+
+
+def test_prefix_aware_routing_finds_the_replica_that_knows_the_prompt():
+    trace = {
+        "arrival": np.arange(12) * 1.0,
+        "prompt_tokens": 600,
+        "output_tokens": 3,
+        "hash_ids": [[i % 3] for i in range(12)],
+    }
+    hits = {
+        routing: sum(
+            r.cached_tokens > 0
+            for r in run(trace, deployment="2x2", routing=routing, prefix_cache=True).requests
+        )
+        for routing in ("round-robin", "prefix-aware")
+    }
+    assert hits == {"round-robin": 6, "prefix-aware": 9}
+
+
+def test_a_crowded_replica_loses_its_pull():
+    trace = {
+        "arrival": np.arange(40) * 0.01,
+        "prompt_tokens": 600,
+        "output_tokens": 200,
+        "hash_ids": [[1]] * 40,
+    }
+    records = run(trace, deployment="2x2", routing="prefix-aware", prefix_cache=True, max_batch=4)
+    assert {r.replica for r in records.requests} == {0, 1}
+
+
+def test_a_prompt_pool_runs_prompts_beside_decoding_and_sends_their_rows():
+    cost = make_cost(kv_transfer=1e-4)
+    trace = {"arrival": [0.0, 1.0], "prompt_tokens": [10, 2_000], "output_tokens": [400, 20]}
+    apart = run(trace, deployment="1/p1", cost=cost)
+    first, second = apart.requests
+    assert max(r.prefill + r.seconds for r in apart.rounds) == pytest.approx(STEP)  # no stall
+    assert second.first_token == pytest.approx(1.0 + FIRST + 2_000 * TOKEN)
+    joined = second.first_token + 2_000 * 1e-4
+    assert joined <= second.finish - 19 * STEP <= joined + STEP + 1e-9
+    assert first.finish == pytest.approx(FIRST + 10 * TOKEN + 10 * 1e-4 + 399 * STEP)
+
+
+def test_a_prompt_pool_serves_one_prompt_after_another():
+    trace = {"arrival": [0.0] * 3, "prompt_tokens": 100, "output_tokens": [1, 1, 5]}
+    prefill = FIRST + 100 * TOKEN
+    records = run(trace, deployment="1/p1")
+    assert [r.first_token for r in records.requests] == pytest.approx(
+        [prefill * i for i in (1, 2, 3)]
+    )
+    assert [r.finish == r.first_token for r in records.requests] == [True, True, False]
+
+
+def test_the_draft_pays_for_prompts_too():
+    trace = {"arrival": [0.0], "prompt_tokens": [5_000], "output_tokens": [30]}
+    free = make_cost(draft_prefill=StepTime.linear(alpha=0.0, gamma=0.0, delta=0.0))
+    paid = make_cost(draft_prefill=StepTime.linear(alpha=0.0, gamma=1e-3, delta=0.0))
+    for serving in ({}, {"prefill_chunk": 500}):
+        seconds = [run(trace, policy="chain-2", cost=c, **serving).seconds for c in (free, paid)]
+        assert seconds[1] - seconds[0] == pytest.approx(5.0, rel=0.01)
+
+
+def test_the_memory_of_the_deployment_is_the_limit_where_none_is_given():
+    trace = busy(10)
+    with pytest.raises(InputError, match="--max-kv-tokens"):
+        run(trace, max_kv_tokens=None)
+    small = make_cost(kv_tokens=60)
+    with pytest.raises(InputError, match="the machine holds 60"):
+        run(trace, max_kv_tokens=None, cost=small)
