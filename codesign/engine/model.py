@@ -10,20 +10,22 @@ E head size, S rows of a slab in use, V rows of the head.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from codesign.engine.checkpoint import open_rank
 from codesign.engine.draft_weights import TOKEN_MAP, load_draft_state
 from codesign.engine.kv_cache import KVCache
+from codesign.engine.rank_weights import LayerWeights, RankWeights, StateReader
 from codesign.engine.rows import RowBatch
 from codesign.engine.weights import random_tensors, read_tensors
 from codesign.errors import InputError
 from codesign.kernels import (
-    PlainLinear,
-    SkinnyLinear,
+    LinearMap,
     pack_linear,
     pad_rows,
     padded_rows,
@@ -40,16 +42,28 @@ EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 
 
+class Collective(Protocol):
+    """What a decoder asks of the other ranks that hold parts of it."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Return the sum of every rank's ``x``."""
+        ...
+
+    def all_gather(self, x_Tv: Tensor) -> Tensor:
+        """Return the ranks' columns side by side, (T, size v), in the order of ranks."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Layer:
     input_norm: Tensor
-    qkv: PlainLinear | SkinnyLinear
+    qkv: LinearMap
     q_norm: Tensor | None
     k_norm: Tensor | None
-    out: PlainLinear | SkinnyLinear
+    out: LinearMap
     mlp_norm: Tensor
-    gate_up: PlainLinear | SkinnyLinear
-    down: PlainLinear | SkinnyLinear
+    gate_up: LinearMap
+    down: LinearMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,38 +78,32 @@ class _Span:
 
 
 class Decoder:
-    """A decoder with its weights on one device.
+    """A decoder, or one rank's part of one, with its weights on one device.
 
     Args:
-        shape: Sizes and switches.
-        state: Tensors by their Hugging Face names; see ``ModelShape.tensors``.
-        device: Where the weights go.
-        dtype: What they are converted to.
-        token_map: (V,) int64, head row -> token id, where the head has fewer rows than the
-            vocabulary; None if they are the same.
+        weights: The rank's weights.
+        collective: The other ranks; None if there are none.
 
     Attributes:
-        shape: As given.
-        token_map: As given.
+        shape: Sizes and switches; heads and channels are the rank's own.
+        token_map: (V,) int64, head row -> token id, where the head has fewer rows than the
+            vocabulary; None if they are the same.
     """
 
-    def __init__(
-        self,
-        shape: ModelShape,
-        state: Mapping[str, Tensor],
-        *,
-        device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
-        token_map: Tensor | None = None,
-    ) -> None:
-        self.shape = shape
-        self.token_map = token_map
-        weights = {name: tensor.to(device, dtype) for name, tensor in state.items()}
-        self.embedding_VD = weights[EMBEDDING]
-        self._head = pack_linear(weights.get(HEAD, self.embedding_VD))
-        self._norm = weights["model.norm.weight"]
-        self._layers = [_layer(weights, f"model.layers.{i}.") for i in range(shape.layers)]
-        self._frequency_F = rotary_frequencies(shape.rope, shape.head_dim).to(device)
+    def __init__(self, weights: RankWeights, *, collective: Collective | None = None) -> None:
+        assert (weights.sharding.size > 1) == (collective is not None), "ranks need a collective"
+        ends = weights.ends()
+        self.shape = weights.shape
+        self.token_map = ends.token_map
+        self.embedding_VD = ends.embedding
+        self._head = pack_linear(ends.head)
+        self._num_tokens = ends.num_tokens
+        self._norm = ends.norm
+        layers = range(self.shape.layers)
+        self._layers = [_layer(weights.layer(i), weights.dtype) for i in layers]
+        frequency_F = rotary_frequencies(self.shape.rope, self.shape.head_dim)
+        self._frequency_F = frequency_F.to(weights.device)
+        self._collective = collective
 
     @torch.inference_mode()
     def forward(self, batch: RowBatch, cache: KVCache) -> Tensor:
@@ -113,9 +121,9 @@ class Decoder:
         tables = (tables[0].to(self._norm.dtype), tables[1].to(self._norm.dtype))
         x_TD = self.embedding_VD[pad_rows(batch.tokens, size)]
         for index, layer in enumerate(self._layers):
-            x_TD = x_TD + self._attention(index, layer, x_TD, tables, spans, cache)
+            x_TD = x_TD + self._whole(self._attention(index, layer, x_TD, tables, spans, cache))
             h_TD = rms_norm(x_TD, layer.mlp_norm, self.shape.eps)
-            x_TD = x_TD + layer.down(swiglu(layer.gate_up(h_TD)))
+            x_TD = x_TD + self._whole(layer.down(swiglu(layer.gate_up(h_TD))))
         return rms_norm(x_TD[:num_rows], self._norm, self.shape.eps)
 
     @torch.inference_mode()
@@ -123,7 +131,13 @@ class Decoder:
         """Return the head's float32 logits of hidden states from ``forward``, (T, V)."""
         num_rows = hidden_TD.shape[0]
         size = padded_rows(num_rows) if hidden_TD.device.type == "cpu" else num_rows
-        return self._head(pad_rows(hidden_TD, size))[:num_rows].float().contiguous()
+        logits_TV = self._head(pad_rows(hidden_TD, size))[:num_rows].float()
+        if self._collective is not None:
+            logits_TV = self._collective.all_gather(logits_TV)
+        return logits_TV[:, : self._num_tokens].contiguous()
+
+    def _whole(self, part_TD: Tensor) -> Tensor:
+        return part_TD if self._collective is None else self._collective.all_reduce(part_TD)
 
     def _attention(
         self,
@@ -165,9 +179,28 @@ def load_decoder(
     Raises:
         InputError: If its family is not supported, or a file or tensor is missing or broken.
     """
-    shape = model_shape(Path(directory))
-    state = read_tensors(directory, shape.tensors())
-    return Decoder(shape, state, device=device, dtype=dtype)
+    return Decoder(open_rank(directory, device=device, dtype=dtype))
+
+
+def state_decoder(
+    shape: ModelShape,
+    state: Mapping[str, Tensor],
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    token_map: Tensor | None = None,
+) -> Decoder:
+    """Return a decoder of tensors in memory.
+
+    Args:
+        shape: Sizes and switches.
+        state: Tensors by their Hugging Face names; see ``ModelShape.tensors``.
+        device: Where the weights go.
+        dtype: What they are converted to.
+        token_map: See ``Decoder``.
+    """
+    reader = StateReader(shape, state, token_map=token_map)
+    return Decoder(RankWeights(reader, device=device, dtype=dtype))
 
 
 def load_draft_decoder(
@@ -230,37 +263,30 @@ def draft_decoder(
     if missing := sorted(wanted - set(state)):
         raise InputError(f"the draft holds no tensor {missing[0]} ({len(missing)} missing)")
     own = {name: tensor for name, tensor in state.items() if name != TOKEN_MAP}
-    return Decoder(
-        shape,
+    return state_decoder(
+        replace(shape, tie=False),  # the head is the draft's own
         own | {EMBEDDING: embedding_VD},
         device=embedding_VD.device,
         dtype=dtype,
-        token_map=state[TOKEN_MAP].to(embedding_VD.device, torch.int64),
+        token_map=state[TOKEN_MAP].to(torch.int64),
     )
 
 
 def random_decoder(shape: ModelShape, seed: int, *, dtype: torch.dtype = torch.float32) -> Decoder:
     """Return a decoder with random weights, for tests and for timing without a checkpoint."""
-    return Decoder(shape, random_tensors(shape.tensors(), seed), dtype=dtype)
+    return state_decoder(shape, random_tensors(shape.tensors(), seed), dtype=dtype)
 
 
-def _layer(weights: Mapping[str, Tensor], at: str) -> _Layer:
-    """Fuse one layer's tensors: q, k and v in one map, gate and up in another."""
-    qkv = [f"{at}self_attn.{name}_proj" for name in "qkv"]
-    biases = [weights[f"{name}.bias"] for name in qkv if f"{name}.bias" in weights]
-    gate_up = [weights[f"{at}mlp.{name}_proj.weight"] for name in ("gate", "up")]
+def _layer(weights: LayerWeights, dtype: torch.dtype) -> _Layer:
     return _Layer(
-        input_norm=weights[f"{at}input_layernorm.weight"],
-        qkv=pack_linear(
-            torch.cat([weights[f"{name}.weight"] for name in qkv]),
-            torch.cat(biases) if biases else None,
-        ),
-        q_norm=weights.get(f"{at}self_attn.q_norm.weight"),
-        k_norm=weights.get(f"{at}self_attn.k_norm.weight"),
-        out=pack_linear(weights[f"{at}self_attn.o_proj.weight"]),
-        mlp_norm=weights[f"{at}post_attention_layernorm.weight"],
-        gate_up=pack_linear(torch.cat(gate_up)),
-        down=pack_linear(weights[f"{at}mlp.down_proj.weight"]),
+        input_norm=weights.input_norm,
+        qkv=pack_linear(weights.qkv, weights.qkv_bias, dtype=dtype),
+        q_norm=weights.q_norm,
+        k_norm=weights.k_norm,
+        out=pack_linear(weights.out, dtype=dtype),
+        mlp_norm=weights.mlp_norm,
+        gate_up=pack_linear(weights.gate_up, dtype=dtype),
+        down=pack_linear(weights.down, dtype=dtype),
     )
 
 

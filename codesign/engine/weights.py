@@ -1,7 +1,7 @@
 """Tensors of Hugging Face checkpoints: one safetensors file, or shards with an index.
 
-Reads the tensors asked for and nothing else; makes random ones for tests. Imports torch; knows
-no model family.
+Reads the parts of tensors asked for and nothing else; makes random ones for tests. Imports
+torch; knows no model family.
 """
 
 from __future__ import annotations
@@ -10,16 +10,43 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from codesign.errors import InputError
+from codesign.models.quantization import TensorSpec
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-REAL_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+REAL_TYPES = ("F32", "F16", "BF16", "F64")
+INTEGER_TYPES = ("I32", "I64")
+
+
+class TensorFiles:
+    """The safetensors files of a checkpoint, opened but not read.
+
+    Every tensor's name, shape and type is checked at once; values are mapped into memory and
+    read part by part, so that a rank touches only its own.
+
+    Args:
+        directory: Holds ``model.safetensors``, or shards and their index.
+        expected: Name and shape of every tensor that may be asked for.
+
+    Raises:
+        InputError: If a file or a tensor is missing, broken, of another shape or type.
+    """
+
+    def __init__(self, directory: Path | str, expected: Mapping[str, TensorSpec]) -> None:
+        self._slices: dict[str, Any] = {}
+        for path, names in _files(Path(directory), list(expected)).items():
+            self._slices |= _open(path, {name: expected[name] for name in names})
+
+    def read(self, name: str, *spans: tuple[int, int]) -> Tensor:
+        """Return a tensor, or from each of its first dimensions the entries [start, stop)."""
+        return self._slices[name][tuple(slice(*span) for span in spans) or ...]
 
 
 def read_tensors(directory: Path | str, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
@@ -33,11 +60,8 @@ def read_tensors(directory: Path | str, sizes: Mapping[str, tuple[int, ...]]) ->
         InputError: If a file or a tensor is missing, broken, of another shape, or not of a
             floating-point type (quantised).
     """
-    directory = Path(directory)
-    tensors: dict[str, Tensor] = {}
-    for path, names in _files(directory, list(sizes)).items():
-        tensors.update(_read_file(path, {name: sizes[name] for name in names}))
-    return tensors
+    files = TensorFiles(directory, {name: TensorSpec(size) for name, size in sizes.items()})
+    return {name: files.read(name) for name in sizes}
 
 
 def random_tensors(sizes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
@@ -73,27 +97,35 @@ def _files(directory: Path, names: list[str]) -> dict[Path, list[str]]:
     return files
 
 
-def _read_file(path: Path, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+def _open(path: Path, expected: Mapping[str, TensorSpec]) -> dict[str, Any]:
+    """Return a lazy slice of each tensor; the slices keep the file open."""
     try:
-        with safe_open(path, framework="pt") as file:
-            held = set(file.keys())
-            missing = [name for name in sizes if name not in held]
-            if missing:
-                raise InputError(
-                    f"{path} holds no tensor {missing[0]} ({len(missing)} missing); "
-                    "config.json and weights are not of one model"
-                )
-            tensors = {name: file.get_tensor(name) for name in sizes}
+        file = safe_open(path, framework="pt")
+        held = set(file.keys())
+        missing = [name for name in expected if name not in held]
+        if missing:
+            raise InputError(
+                f"{path} holds no tensor {missing[0]} ({len(missing)} missing); "
+                "config.json and weights are not of one model"
+            )
+        slices = {name: file.get_slice(name) for name in expected}
     except (OSError, SafetensorError) as err:
         raise InputError(f"{path} cannot be read: {err}. Download or copy it again") from err
-    for name, tensor in tensors.items():
-        if tuple(tensor.shape) != tuple(sizes[name]):
-            raise InputError(
-                f"{path}: {name} is {tuple(tensor.shape)}, config.json asks for {sizes[name]}"
-            )
-        if tensor.dtype not in REAL_TYPES:
-            raise InputError(
-                f"{path}: {name} is {tensor.dtype}; quantised weights are not supported. "
-                "Use the checkpoint in bfloat16 or float32"
-            )
-    return tensors
+    for name, spec in expected.items():
+        _check(path, name, slices[name], spec)
+    return slices
+
+
+def _check(path: Path, name: str, found: Any, spec: TensorSpec) -> None:
+    size, kind = tuple(found.get_shape()), found.get_dtype()
+    if size != spec.size:
+        raise InputError(f"{path}: {name} is {size}, config.json asks for {spec.size}")
+    if kind not in (INTEGER_TYPES if spec.is_integer else REAL_TYPES):
+        reason = (
+            "its config.json says that it holds integers"
+            if spec.is_integer
+            else "quantised weights are not supported without a quantization_config"
+        )
+        raise InputError(
+            f"{path}: {name} is {kind}; {reason}. Use the checkpoint in bfloat16 or float32"
+        )

@@ -2,7 +2,8 @@
 
 Letters in shapes: T rows, D hidden size, H query heads, G key/value heads (H is a multiple of
 G), E head size, F = E / 2 rotary frequencies, S rows of a slab (prefix, tree, new rows),
-n rows of one request, I intermediate size, N outputs and K inputs of a linear map.
+n rows of one request, I intermediate size, N outputs and K inputs of a linear map, U groups of
+g inputs of an int4 one.
 
 Imports torch and nothing of the engine.
 """
@@ -10,12 +11,14 @@ Imports torch and nothing of the engine.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from codesign.kernels.int4 import Int4Weight, unpack_nibbles
 from codesign.models.shape import Llama3Scaling, Rope
 
 
@@ -34,6 +37,47 @@ class PlainLinear:
     def __call__(self, x_TK: Tensor) -> Tensor:
         """Return ``x @ weight.T + bias``, (T, N)."""
         return linear(x_TK, self.weight_NK, self.bias_N)
+
+
+def int4_linear(x_TK: Tensor, weight: Int4Weight, bias_N: Tensor | None = None) -> Tensor:
+    """Return ``x @ weight.T + bias`` of an int4 matrix, (T, N), in the type of ``x``.
+
+    The integers are multiplied in float32; scale and zero point are applied to the sums of a
+    group: ``scale * (sum(q * x) - zero * sum(x))``. That rounds less than weights that were
+    brought to bfloat16 first.
+    """
+    rows, group = weight.rows, weight.group
+    x_UTg = x_TK.to(torch.float32).view(x_TK.shape[0], -1, group).transpose(0, 1)
+    q_UgN = unpack_nibbles(weight.packed).to(torch.float32).view(rows, -1, group).permute(1, 2, 0)
+    zeros_U1N = weight.zeros.to(torch.float32).t()[:, None]
+    scales_U1N = weight.scales.to(torch.float32).t()[:, None]
+    sums_UTN = torch.bmm(x_UTg, q_UgN) - zeros_U1N * x_UTg.sum(-1, keepdim=True)
+    out_TN = (scales_U1N * sums_UTN).sum(0)
+    if bias_N is not None:
+        out_TN = out_TN + bias_N
+    return out_TN.to(x_TK.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainInt4Linear:
+    """An int4 linear map as a callable (T, K) -> (T, N)."""
+
+    weight: Int4Weight
+    bias_N: Tensor | None = None
+
+    def __call__(self, x_TK: Tensor) -> Tensor:
+        """Return ``x @ weight.T + bias``, (T, N)."""
+        return int4_linear(x_TK, self.weight, self.bias_N)
+
+
+def sum_of_ranks(parts_TD: Sequence[Tensor], residual_TD: Tensor | None) -> Tensor:
+    """Return ``residual`` plus the ranks' partial results, added in rank order in float32."""
+    sum_TD = torch.zeros_like(parts_TD[0], dtype=torch.float32)
+    for part_TD in parts_TD:
+        sum_TD += part_TD
+    if residual_TD is not None:
+        sum_TD += residual_TD
+    return sum_TD.to(parts_TD[0].dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -21,10 +21,12 @@ from typing import Any
 
 from codesign.errors import InputError
 from codesign.models import models_dir
+from codesign.models.quantization import TensorSpec, expected_tensors, read_quantization
 from codesign.models.shape import ModelShape, model_shape
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FLOAT_TYPES = ("F32", "BF16", "F16")
+_INTEGER_TYPES = ("I32", "I64")
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _ABANDONED_AFTER = 3600.0  # seconds; an installation takes a minute
 _INDEX = "model.safetensors.index.json"
@@ -68,7 +70,7 @@ def check_checkpoint(directory: Path) -> ModelShape:
     found: dict[str, dict[str, Any]] = {}
     for file in _weight_files(directory):
         found.update(read_header(file))
-    expected = shape.tensors()
+    expected = expected_tensors(shape, read_quantization(directory, shape))
     missing = sorted(expected.keys() - found.keys())
     if missing:
         raise InputError(
@@ -76,7 +78,7 @@ def check_checkpoint(directory: Path) -> ModelShape:
         )
     for name, entry in found.items():
         if name in expected:
-            _check_tensor(name, entry, size=expected[name], directory=directory)
+            _check_tensor(name, entry, spec=expected[name], directory=directory)
         elif not _is_redundant(name, shape=shape):
             raise InputError(f"{directory} holds a tensor {name} that a {shape.family} lacks")
     return shape
@@ -161,18 +163,17 @@ def _weight_files(directory: Path) -> list[Path]:
     return [directory / shard for shard in sorted(set(shards))]
 
 
-def _check_tensor(
-    name: str, entry: dict[str, Any], *, size: tuple[int, ...], directory: Path
-) -> None:
-    if tuple(entry["shape"]) != size:
+def _check_tensor(name: str, entry: dict[str, Any], *, spec: TensorSpec, directory: Path) -> None:
+    if tuple(entry["shape"]) != spec.size:
         raise InputError(
             f"{directory}: tensor {name} has shape {entry['shape']}, config.json asks for "
-            f"{list(size)}"
+            f"{list(spec.size)}"
         )
-    if entry["dtype"] not in _FLOAT_TYPES:
+    types = _INTEGER_TYPES if spec.is_integer else _FLOAT_TYPES
+    if entry["dtype"] not in types:
         raise InputError(
             f"{directory}: tensor {name} is stored as {entry['dtype']}; supported: "
-            f"{', '.join(_FLOAT_TYPES)}"
+            f"{', '.join(types)}"
         )
 
 

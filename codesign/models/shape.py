@@ -125,7 +125,7 @@ def model_shape(directory: Path) -> ModelShape:
             pass differs from the supported families' in any way that it states.
     """
     path = Path(directory) / "config.json"
-    config = _read_config(path)
+    config = read_config(path)
     family = _family(config, path=path)
     _check_plain(config, path=path)
     try:
@@ -153,7 +153,12 @@ def model_shape(directory: Path) -> ModelShape:
         raise InputError(f"{path} holds a value that is no number: {err}") from err
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """Return what a config.json holds.
+
+    Raises:
+        InputError: If the file is missing or no JSON object.
+    """
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as err:
@@ -181,7 +186,6 @@ def _check_plain(config: dict[str, Any], *, path: Path) -> None:
         "mlp_bias": (None, False),
         "use_sliding_window": (None, False),
         "hidden_act": (None, "silu"),
-        "quantization_config": (None,),
     }
     for key, accepted in plain.items():
         if config.get(key) not in accepted:

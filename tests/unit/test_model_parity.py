@@ -23,6 +23,7 @@ from codesign.engine.model import (  # noqa: E402
     load_decoder,
     load_draft_decoder,
     random_decoder,
+    state_decoder,
 )
 from codesign.engine.rows import RowBatch, causal_rows, join_rows  # noqa: E402
 from codesign.engine.weights import random_tensors, read_tensors  # noqa: E402
@@ -254,7 +255,7 @@ def test_weights_in_bfloat16_are_computed_in_float32(tmp_path: Path):
     halved = {name: tensor.to(torch.bfloat16) for name, tensor in state.items()}
     save_file(halved, tmp_path / "model.safetensors")
     got = run(load_decoder(tmp_path), PREFIX)
-    want = run(Decoder(load_decoder(tmp_path).shape, halved), PREFIX)
+    want = run(state_decoder(load_decoder(tmp_path).shape, halved), PREFIX)
     assert got.dtype == torch.float32
     assert torch.equal(got, want)
     assert 1e-4 < float((got - expected(model, PREFIX)).abs().max()) < 0.5
@@ -282,7 +283,9 @@ def test_a_draft_shares_the_targets_embedding_and_names_few_tokens():
     assert draft.token_map is not None
     assert draft.token_map.tolist() == MAPPED
     state = random_tensors(replace(SHAPE, tie=False).tensors(), 5)
-    whole = Decoder(SHAPE, state | {"model.embed_tokens.weight": target.embedding_VD})
+    whole = state_decoder(
+        replace(SHAPE, tie=False), state | {"model.embed_tokens.weight": target.embedding_VD}
+    )
     assert_close(run(draft, PREFIX), run(whole, PREFIX)[:, MAPPED])
 
 

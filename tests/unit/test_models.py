@@ -143,7 +143,6 @@ def test_llama_3_rope_scaling_is_read_in_both_spellings(tmp_path, spelling):
         ({"attention_bias": True}, "attention_bias"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"hidden_act": "gelu"}, "gelu"),
-        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
         ({"num_key_value_heads": 3}, "3 key-value heads"),
         ({"hidden_size": "wide"}, "wide"),
     ],

@@ -1,0 +1,161 @@
+"""Opening a model directory: which reader its files need.
+
+A directory holds a Hugging Face checkpoint (floating point, AutoAWQ or compressed-tensors int4),
+a shipped draft (int8 rows, its target's embedding), or the recipe of an inflated model.
+
+Letters in shapes: N outputs, K inputs of a matrix.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from codesign.engine.draft_weights import TOKEN_MAP, load_draft_state
+from codesign.engine.inflate import InflatedReader
+from codesign.engine.rank_weights import (
+    EMBEDDING,
+    HEAD,
+    Matrix,
+    RankWeights,
+    WeightReader,
+)
+from codesign.engine.weights import TensorFiles, read_tensors
+from codesign.errors import InputError
+from codesign.kernels.int4 import Int4Weight, pack_nibbles, unpack_nibbles
+from codesign.models import DRAFTS, resolve_model
+from codesign.models.quantization import Quantization, expected_tensors, read_quantization
+from codesign.models.recipe import read_recipe
+from codesign.models.shape import ModelShape, model_shape
+from codesign.models.sharding import Cut
+
+# Column of the eight that a word holds, by nibble from the lowest, in AutoAWQ's files.
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def open_rank(
+    directory: Path | str,
+    *,
+    size: int = 1,
+    rank: int = 0,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.bfloat16,
+) -> RankWeights:
+    """Return one rank's weights of the model in a directory; a layer is read when asked for.
+
+    Args:
+        directory: A Hugging Face directory, or one that ``codesign models inflate`` wrote.
+        size: Tensor parallel degree, any.
+        rank: 0 to size - 1.
+        device: Where tensors go; an inflated model is built there.
+        dtype: What floating-point tensors are converted to.
+
+    Raises:
+        InputError: If its family or format is not supported, or a file is missing or broken.
+    """
+    reader = open_reader(Path(directory), device=device)
+    return RankWeights(reader, size=size, rank=rank, device=device, dtype=dtype)
+
+
+def open_reader(directory: Path, *, device: torch.device | str = "cpu") -> WeightReader:
+    """Return what reads, or makes, the weights of a directory. See ``open_rank``."""
+    recipe = read_recipe(directory)
+    if recipe is None:
+        shape = model_shape(directory)
+        return CheckpointReader(directory, shape, read_quantization(directory, shape))
+    source = resolve_model(recipe.source)
+    if (target := draft_target(recipe.source)) is None:
+        shape = model_shape(source)
+        state, token_map = read_tensors(source, shape.tensors()), None
+    else:
+        shape, state, token_map = _shipped_draft(source, resolve_model(target))
+    big = model_shape(directory)
+    return InflatedReader(recipe, shape, state, big=big, token_map=token_map, device=device)
+
+
+def draft_target(name: str) -> str | None:
+    """Return whose shipped draft is called so; None if it is no shipped draft."""
+    return next((target for target, draft in DRAFTS.items() if draft == name), None)
+
+
+def _shipped_draft(draft: Path, target: Path) -> tuple[ModelShape, dict[str, Tensor], Tensor]:
+    shape, state = model_shape(draft), load_draft_state(draft)
+    name = f"{EMBEDDING}.weight"
+    state |= read_tensors(target, {name: model_shape(target).tensors()[name]})
+    return shape, state, state.pop(TOKEN_MAP)
+
+
+class CheckpointReader:
+    """Weights in the safetensors files of a Hugging Face directory."""
+
+    def __init__(
+        self, directory: Path, shape: ModelShape, quantization: Quantization | None
+    ) -> None:
+        self.shape = shape
+        self.group = None if quantization is None else quantization.group
+        self.num_head_rows = self.num_tokens = shape.vocab
+        self.token_map: Tensor | None = None
+        self._quantization = quantization
+        self._files = TensorFiles(directory, expected_tensors(shape, quantization))
+
+    def matrix(self, name: str, rows: Cut, columns: Cut) -> Matrix:
+        """See ``WeightReader.matrix``."""
+        if self._quantization is None or name in (EMBEDDING, HEAD):
+            spans = (rows.start, rows.stop), (columns.start, columns.stop)
+            return self._files.read(f"{name}.weight", *spans)
+        if self._quantization.method == "awq":
+            return self._awq(name, rows, columns, self._quantization.group)
+        return self._packed(name, rows, columns, self._quantization)
+
+    def vector(self, name: str, entries: Cut) -> Tensor:
+        """See ``WeightReader.vector``."""
+        return self._files.read(name, (entries.start, entries.stop))
+
+    def _awq(self, name: str, rows: Cut, columns: Cut, group: int) -> Int4Weight:
+        words, outputs = _divided(rows, 8, name), (rows.start, rows.stop)
+        groups, inputs = _divided(columns, group, name), (columns.start, columns.stop)
+        q_KN = unpack_awq(self._files.read(f"{name}.qweight", inputs, words))
+        zeros_UN = unpack_awq(self._files.read(f"{name}.qzeros", groups, words))
+        scales_UN = self._files.read(f"{name}.scales", groups, outputs)
+        return Int4Weight(
+            pack_nibbles(q_KN.t()), _half(scales_UN.t(), name), zeros_UN.t().contiguous()
+        )
+
+    def _packed(self, name: str, rows: Cut, columns: Cut, how: Quantization) -> Int4Weight:
+        outputs, words = (rows.start, rows.stop), _divided(columns, 8, name)
+        groups = _divided(columns, how.group, name)
+        scales_NU = self._files.read(f"{name}.weight_scale", outputs, groups)
+        if how.symmetric:
+            zeros_NU = torch.full(scales_NU.shape, 8, dtype=torch.uint8)
+        else:
+            span = _divided(rows, 8, name)
+            words_NU = self._files.read(f"{name}.weight_zero_point", span, groups)
+            zeros_NU = unpack_nibbles(words_NU.t()).t().contiguous()
+        packed_NW = self._files.read(f"{name}.weight_packed", outputs, words)
+        return Int4Weight(packed_NW.to(torch.int32), _half(scales_NU, name), zeros_NU)
+
+
+def pack_awq(q: Tensor) -> Tensor:
+    """Return int32 words of values 0..15, eight columns to a word in AutoAWQ's order."""
+    return pack_nibbles(q.unflatten(-1, (-1, 8))[..., AWQ_ORDER].flatten(-2))
+
+
+def unpack_awq(words: Tensor) -> Tensor:
+    """Return the values of AutoAWQ's words, columns in their order, uint8."""
+    places = [AWQ_ORDER.index(column) for column in range(8)]
+    return unpack_nibbles(words).unflatten(-1, (-1, 8))[..., places].flatten(-2)
+
+
+def _divided(cut: Cut, by: int, name: str) -> tuple[int, int]:
+    assert cut.start % by == cut.stop % by == 0, f"{name}: {cut} cuts through {by}"
+    return cut.start // by, cut.stop // by
+
+
+def _half(scales: Tensor, name: str) -> Tensor:
+    """Bring scales to float16; bfloat16 ones beyond its range cannot be kept."""
+    half = scales.to(torch.float16)
+    if not bool(half.isfinite().all()):
+        raise InputError(f"{name}: a scale is beyond 65504, which int4 weights cannot have")
+    return half.contiguous()
