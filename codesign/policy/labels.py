@@ -190,7 +190,7 @@ FAMILIES: tuple[Family, ...] = (  # from simple to involved
     Family(
         "inflight-tree-RxWxE",
         "inflight-tree-8x4x2",
-        "async-tree that first runs every place where the verified tree may be left",
+        "async-tree that is ready for every next root before it grows deeper",
         "this project",
         rf"inflight-tree-{_SHAPE}",
         lambda *shape: _shaped("inflight-tree", True, shape),

@@ -84,12 +84,11 @@ class BestTree(Speculation):
 
 
 class InFlightTree(BestTree):
-    """BestTree that grows below the nodes under verification before it grows deeper elsewhere.
+    """BestTree that is ready for every next root before it grows deeper below the likeliest.
 
-    The next root is the first token beside the verified nodes: a child of one of them. So leaves
-    among them are run first, then their children that were not sent (each a possible root, which
-    has its rows ready once it was run), then all others; the heaviest first in each group.
-    BestTree would go deeper below the likeliest of these roots and leave others without rows.
+    The next root is the first token beside the verified nodes, a child of one of them: it has its
+    rows at once if it was run. So the nodes under verification and their children come first, the
+    heaviest before others, and only then what lies deeper. BestTree goes by weight alone.
     """
 
     def __init__(self, spec: SpeculationSpec, calibration: Calibration | None = None) -> None:
@@ -109,9 +108,8 @@ class InFlightTree(BestTree):
             return self._heaviest(tree)  # the root, alone
         weights, parents = tree.log_weights, tree.parents
 
-        def rank(node: int) -> tuple[int, float]:
-            group = 0 if node in sent else 1 if parents[node] in sent else 2
-            return group, -weights[node]
+        def rank(node: int) -> tuple[bool, float]:
+            return node not in sent and parents[node] not in sent, -weights[node]
 
         width = min(self._width, MAX_TREE_ROWS - tree.num_expanded)
         return sorted(tree.leaves(len(tree)), key=rank)[:width]
