@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 Origin = Literal["simulated", "measured"]
 
+_ADDED = ("replica", "cached_tokens", "num_preemptions")  # 0 in runs from before replicas
+
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
@@ -125,25 +127,26 @@ def _clear(folder: Path) -> None:
 
 
 def _read_requests(frame: pd.DataFrame, folder: Path) -> list[RequestRecord]:
-    names = _check_columns(frame, RequestRecord, folder)
+    frame, names = _complete(frame, RequestRecord, folder)
     columns = [frame[name].astype(object).where(frame[name].notna(), None) for name in names]
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [RequestRecord(*row) for row in rows]
 
 
 def _read_rounds(frame: pd.DataFrame, folder: Path) -> RoundLog:
-    _check_columns(frame, RoundRecord, folder)
-    return RoundLog.from_table(frame)
+    return RoundLog.from_table(_complete(frame, RoundRecord, folder)[0])
 
 
-def _check_columns(frame: pd.DataFrame, row_type: type, folder: Path) -> list[str]:
+def _complete(frame: pd.DataFrame, row_type: type, folder: Path) -> tuple[pd.DataFrame, list[str]]:
+    """The frame with a column for each field, and their names."""
     names = [field.name for field in fields(row_type)]
+    frame = frame.assign(**{n: 0 for n in _ADDED if n in names and n not in frame})
     missing = [name for name in names if name not in frame]
     if missing:
         raise InputError(
             f"a table in {folder} lacks {', '.join(missing)}. Make it again: codesign run"
         )
-    return names
+    return frame, names
 
 
 def _read_outputs(path: Path) -> dict[int, list[int]] | None:

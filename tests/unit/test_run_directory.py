@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from codesign.artifacts import read_table, write_table
 from codesign.errors import InputError
 from codesign.records import RequestRecord, RoundLog, RoundRecord, RunRecords
 from codesign.run_directory import read_run, write_run
@@ -43,6 +44,16 @@ def test_numbers_come_back_as_python_numbers_and_missing_times_as_none(tmp_path)
     assert (waiting.admitted, waiting.first_token, waiting.finish) == (None, None, None)
     assert type(done.request_id) is int
     assert type(done.finish) is float
+
+
+def test_a_run_from_before_replicas_comes_back(tmp_path):
+    write(tmp_path)
+    for name in ("requests", "rounds"):
+        frame, meta = read_table(tmp_path / f"{name}.parquet", kind=name)
+        added = [c for c in ("replica", "cached_tokens", "num_preemptions") if c in frame]
+        assert added
+        write_table(tmp_path / f"{name}.parquet", frame.drop(columns=added), meta)
+    assert read_run(tmp_path).records == small_run()
 
 
 def test_a_run_without_rounds_or_finished_requests_comes_back(tmp_path):

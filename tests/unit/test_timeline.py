@@ -8,10 +8,15 @@ import json
 from collections import defaultdict
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from codesign.config import Serving, parse_deployment
 from codesign.errors import InputError
+from codesign.plan import Candidate
+from codesign.policy.speculation import parse_policy
 from codesign.records import RequestRecord, RoundLog, RoundRecord, RunRecords
+from codesign.sim import simulate
 from codesign.timeline import TimelineRun, timeline_events, write_timeline
 
 SPANS = ("prefill", "link_there", "reroot", "draft", "link_back", "target")
@@ -115,6 +120,32 @@ def test_nothing_overlaps_in_a_lane(seed):
         slices.sort(key=lambda event: event["ts"])
         for before, after in itertools.pairwise(slices):
             assert before["ts"] + before["dur"] <= after["ts"] + 5e-4  # half a nanosecond
+
+
+@pytest.mark.parametrize(
+    ("policy", "deployment", "chunk"),
+    [("chain-3", "2x2", 64), ("async-tree-8x4x2", "2x1+1", 64), ("async-tree-8x4x2", "1+1", None)],
+)
+def test_a_simulated_run_fills_its_lanes_without_overlap(machine_fit, policy, deployment, chunk):
+    rng = np.random.default_rng(0)
+    requests = pd.DataFrame(
+        {
+            "arrival": np.cumsum(rng.exponential(0.2, 40)),
+            "prompt_tokens": rng.integers(10, 200, 40),
+            "output_tokens": rng.integers(1, 40, 40),
+        }
+    )
+    candidate = Candidate(parse_deployment(deployment), parse_policy(policy), 4)
+    serving = Serving(max_kv_tokens=1000, prefill_chunk=chunk, preemption=True)
+    run = simulate(requests, candidate, machine_fit, serving=serving, seed=0)
+    lanes = slices_by_lane(events_of(run))
+    for slices in lanes.values():
+        slices.sort(key=lambda event: event["ts"])
+        for before, after in itertools.pairwise(slices):
+            assert before["ts"] + before["dur"] <= after["ts"] + 5e-4
+    shown = sum(event["dur"] for slices in lanes.values() for event in slices)
+    wanted = sum(record.prefill + record.seconds for record in run.rounds)
+    assert shown == pytest.approx(1e6 * wanted, rel=1e-6)
 
 
 def test_clock_jitter_at_the_seam_of_two_rounds_makes_no_overlap():
