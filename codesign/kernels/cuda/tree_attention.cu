@@ -1,0 +1,456 @@
+// Attention of tree rows over slabs in one launch: queries and new keys rotated, new keys and values
+// written to the slabs, keys split over the blocks of a cluster, their results joined.
+//
+// A row at position p sees p + 1 slab rows, in order of position: rows [0, prefix), then
+// prefix + path. Positions are cut into blocks of 16; block i belongs to warp i % KW of cluster block
+// i / KW % C, and the warps' results are added in one order. So what a row adds up depends on its
+// own path alone: a row of a tree gives the bits that plain decoding gives.
+//
+// Blocks below every row's prefix are read once for all rows ("shared"). The slab rows behind them
+// ("tail": the rest of the prefix, the tree, the new rows) lie in shared memory as a whole, and each
+// token gathers its path from there by the row addresses of ldmatrix.
+//
+// Macros: E head size (64, 128), MT tiles of 16 query rows a block, C blocks of a cluster, TAIL rows,
+// STAGES tiles of keys and values in flight.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+
+constexpr int WARPS = 8, THREADS = 32 * WARPS, KW = WARPS / MT, KEYS = 16 * KW, ROWS = 16 * MT;
+constexpr int LD = E + 8;               // elements of a row in shared memory: no bank conflicts
+constexpr int OLD = E + 8;              // floats of a row of a warp's result
+constexpr int OWNED = ROWS / C, MAX_TOKENS = 256;
+constexpr int STAGE = KEYS * LD * 2;    // elements: keys, then values
+#define NONE __int_as_float(0xff800000)  // minus infinity: no key seen
+
+struct Rows {  // of the forward, on the device, int32
+  const int *slots, *positions, *prefixes, *paths, *places;
+  int num_rows, path_length;
+};
+
+struct Slabs {  // of one layer: (slab, kv head, row, E)
+  u16 *keys, *values;
+  int num_rows, heads, kv_heads;
+};
+
+struct Item {  // tokens [start, end) of a request whose rows are [first, last)
+  int start, end, first, last;
+};
+
+__device__ __forceinline__ u32 address_of(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void copy16(u32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copy4(u32 to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_oldest() { asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory"); }
+__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+__device__ __forceinline__ uint4 load_fresh(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ void load_tiles(u32 (&r)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void load_tiles_turned(u32 (&r)[4], u32 address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ u32 pair_of(float low, float high) {
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+__device__ __forceinline__ float low_half(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_half(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ __forceinline__ u32 address_in(u32 local, int block) {
+  u32 remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(block));
+  return remote;
+}
+
+// Elements [8 i, 8 i + 8) of both halves of a head, to be turned by a row's angles:
+// (a, b) -> (a cos - b sin, b cos + a sin). Loading and turning are apart so that loads overlap.
+struct Turn {
+  uint4 a, b;
+  float4 cos[2], sin[2];
+  __device__ __forceinline__ void load(const u16* head, const float* row_cos, const float* row_sin, int i) {
+    a = load_fresh(head + 8 * i), b = load_fresh(head + E / 2 + 8 * i);
+#pragma unroll
+    for (int k = 0; k < 2; k++) cos[k] = ((const float4*)(row_cos + 8 * i))[k], sin[k] = ((const float4*)(row_sin + 8 * i))[k];
+  }
+  __device__ __forceinline__ static void pair(u32 x, u32 y, float cos0, float cos1, float sin0, float sin1, u32& low, u32& high) {
+    low = pair_of(low_half(x) * cos0 - low_half(y) * sin0, high_half(x) * cos1 - high_half(y) * sin1);
+    high = pair_of(low_half(y) * cos0 + low_half(x) * sin0, high_half(y) * cos1 + high_half(x) * sin1);
+  }
+  __device__ __forceinline__ void turned(uint4& low, uint4& high) const {
+    pair(a.x, b.x, cos[0].x, cos[0].y, sin[0].x, sin[0].y, low.x, high.x);
+    pair(a.y, b.y, cos[0].z, cos[0].w, sin[0].z, sin[0].w, low.y, high.y);
+    pair(a.z, b.z, cos[1].x, cos[1].y, sin[1].x, sin[1].y, low.z, high.z);
+    pair(a.w, b.w, cos[1].z, cos[1].w, sin[1].z, sin[1].w, low.w, high.w);
+  }
+};
+
+struct State {  // of one warp: 16 query rows, its blocks of positions
+  float out[E / 8][4], top[2], sum[2];
+};
+
+// Scores of 16 query rows and the 16 keys whose rows the lanes give to ldmatrix; even and odd parts
+// of the head apart, for shorter chains.
+__device__ __forceinline__ void score(float (&s)[2][4], const u32 (&q)[E / 16][4], u32 key) {
+  float odd[2][4];
+#pragma unroll
+  for (int n = 0; n < 2; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) s[n][i] = odd[n][i] = 0.f;
+#pragma unroll
+  for (int k = 0; k < E / 16; k++) {
+    u32 b[4];
+    load_tiles(b, key + 32 * k);
+    multiply(k & 1 ? odd[0] : s[0], q[k], b[0], b[1]);
+    multiply(k & 1 ? odd[1] : s[1], q[k], b[2], b[3]);
+  }
+#pragma unroll
+  for (int n = 0; n < 2; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) s[n][i] += odd[n][i];
+}
+
+// Turns scores (times log2 e; NONE where a row does not see a key) into weights, as the A operand.
+__device__ __forceinline__ void weigh(State& st, float (&s)[2][4], u32 (&p)[4]) {
+  float shrink[2];
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float top = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+    top = fmaxf(top, st.top[r]);
+    const float base = top == NONE ? 0.f : top;  // nothing seen yet: all weights 0, not NaN
+    shrink[r] = power_of_two(st.top[r] - base);
+    st.top[r] = top;
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+      for (int i = 0; i < 2; i++) s[n][2 * r + i] = power_of_two(s[n][2 * r + i] - base);
+    st.sum[r] = st.sum[r] * shrink[r] + (s[0][2 * r] + s[0][2 * r + 1] + s[1][2 * r] + s[1][2 * r + 1]);
+  }
+  if (__any_sync(~0u, shrink[0] != 1.f || shrink[1] != 1.f)) {
+#pragma unroll
+    for (int n = 0; n < E / 8; n++) {
+      st.out[n][0] *= shrink[0], st.out[n][1] *= shrink[0];
+      st.out[n][2] *= shrink[1], st.out[n][3] *= shrink[1];
+    }
+  }
+  p[0] = pair_of(s[0][0], s[0][1]), p[1] = pair_of(s[0][2], s[0][3]);
+  p[2] = pair_of(s[1][0], s[1][1]), p[3] = pair_of(s[1][2], s[1][3]);
+}
+
+__device__ __forceinline__ void add_values(State& st, const u32 (&p)[4], u32 value) {
+#pragma unroll
+  for (int n = 0; n < E / 16; n++) {
+    u32 b[4];
+    load_tiles_turned(b, value + 32 * n);
+    multiply(st.out[2 * n], p, b[0], b[1]);
+    multiply(st.out[2 * n + 1], p, b[2], b[3]);
+  }
+}
+
+// The last set bit at or below a row: its run's first row. The first set bit above it, or `end`.
+__device__ __forceinline__ int bit_at_or_below(const u32* bits, int row) {
+  int word = row / 32;
+  u32 rest = bits[word] & (~0u >> (31 - row % 32));
+  while (rest == 0) rest = bits[--word];  // bit 0 is set
+  return word * 32 + 31 - __clz(rest);
+}
+__device__ __forceinline__ int bit_above(const u32* bits, int row, int end) {
+  for (int next = row + 1; next < end;) {
+    const u32 rest = bits[next / 32] >> (next % 32);
+    if (rest) return min(end, next + __ffs(rest) - 1);
+    next = (next / 32 + 1) * 32;
+  }
+  return end;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+tree_attention(const u16* qkv, const float* cos, const float* sin, const __grid_constant__ Slabs slabs,
+               const __grid_constant__ Rows rows, u16* out, float scale) {
+  extern __shared__ __align__(128) u16 memory[];
+  __shared__ int slots[MAX_TOKENS], positions[MAX_TOKENS], prefixes[MAX_TOKENS], places[MAX_TOKENS];
+  __shared__ u32 runs[MAX_TOKENS / 32], starts[MAX_TOKENS / 32];
+  __shared__ float tops[KW][ROWS], sums[KW][ROWS];
+  __shared__ float joined_tops[C][OWNED], joined_sums[C][OWNED];
+  u16* ring = memory;                                   // STAGES stages
+  u16* tail = ring + STAGES * STAGE;                    // TAIL keys, then TAIL values
+  u16* queries = tail + 2 * TAIL * LD;                  // ROWS rows
+  float* joined = (float*)(queries + ROWS * LD);        // (C, OWNED, E): results for this block's rows
+  int* paths = (int*)(joined + ROWS * E);               // (tokens, path_length)
+  float* results = (float*)memory;                      // (WARPS * 16, OLD), over ring and tail at the end
+
+  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, wm = warp % MT, wk = warp / MT;
+  const int rank = blockIdx.x, head = blockIdx.y;
+  const int group = slabs.heads / slabs.kv_heads, max_tokens = ROWS / group;
+  const int row_elements = (slabs.heads + 2 * slabs.kv_heads) * E;
+  cluster_arrive();  // before anything is stored into another block, that block must have started
+
+  // The requests of the forward: runs of rows in one slab; cut into items of max_tokens rows.
+  const int num_rows = rows.num_rows;
+  if (tid < num_rows) {
+    slots[tid] = rows.slots[tid], positions[tid] = rows.positions[tid];
+    prefixes[tid] = rows.prefixes[tid], places[tid] = rows.places[tid];
+  }
+  __syncthreads();
+  const bool begins = tid < num_rows && (tid == 0 || slots[tid] != slots[tid - 1] || places[tid] != places[tid - 1] + 1);
+  const u32 run_bits = __ballot_sync(~0u, begins);
+  if (lane == 0) runs[warp] = run_bits;
+  __syncthreads();
+  const bool cut = tid < num_rows && (tid - bit_at_or_below(runs, tid)) % max_tokens == 0;
+  const u32 cut_bits = __ballot_sync(~0u, cut);
+  if (lane == 0) starts[warp] = cut_bits;
+  __syncthreads();
+  int num_items = 0;
+  for (int w = 0; w < WARPS; w++) num_items += __popc(starts[w]);
+  bool previous_done = false, all_started = false;
+
+  for (int index = blockIdx.z; index < num_items; index += gridDim.z) {
+    Item item;
+    item.start = 0;
+    for (int i = 0; i < index; i++) item.start = bit_above(starts, item.start, num_rows);
+    item.end = bit_above(starts, item.start, num_rows);
+    item.first = bit_at_or_below(runs, item.start), item.last = bit_above(runs, item.start, num_rows);
+    const int tokens = item.end - item.start, context = places[item.first], slot = slots[item.first];
+    const int slab_end = places[item.last - 1] + 1;
+    int least = 0x7fffffff, seen = 0;  // the shortest prefix, and rows that the last token sees
+    for (int i = item.start + lane; i < item.end; i += 32) least = min(least, prefixes[i]), seen = max(seen, positions[i] + 1);
+    least = __reduce_min_sync(~0u, least), seen = __reduce_max_sync(~0u, seen);
+    const int tail_start = min(least, context) & ~15;
+    const int tail_rows = min(slab_end - tail_start, TAIL);
+    const int num_blocks = (seen + 15) / 16, num_tiles = (num_blocks + KW - 1) / KW;
+    const int first_tail = tail_start / KEYS;
+    const int my_tail = first_tail + (rank + C - first_tail % C) % C;  // this block's first tile with tail blocks
+    const bool has_tail = my_tail < num_tiles;
+    const size_t slab = ((size_t)slot * slabs.kv_heads + head) * slabs.num_rows * E;
+    const u16 *old_keys = slabs.keys + slab, *old_values = slabs.values + slab;
+
+    auto fetch = [&](int tile, int stage) {  // the shared blocks of a tile of positions
+      u32 to = address_of(ring + stage * STAGE);
+      for (int i = tid; i < KEYS * (E / 8); i += THREADS) {
+        const int key = i / (E / 8), at = i % (E / 8) * 8, row = tile * KEYS + key;
+        if (row < tail_start) {
+          copy16(to + (key * LD + at) * 2, old_keys + (size_t)row * E + at);
+          copy16(to + ((KEYS + key) * LD + at) * 2, old_values + (size_t)row * E + at);
+        }
+      }
+      commit();
+    };
+    if (has_tail) {
+      const int old_rows = min(context - tail_start, tail_rows);
+      for (int i = tid; i < old_rows * (E / 8); i += THREADS) {
+        const int row = i / (E / 8), at = i % (E / 8) * 8;
+        copy16(address_of(tail + row * LD + at), old_keys + (size_t)(tail_start + row) * E + at);
+        copy16(address_of(tail + (TAIL + row) * LD + at), old_values + (size_t)(tail_start + row) * E + at);
+      }
+      for (int i = tid; i < tokens * rows.path_length; i += THREADS)
+        copy4(address_of(paths + i), rows.paths + (size_t)item.start * rows.path_length + i);
+    }
+#pragma unroll
+    for (int i = 0; i < STAGES; i++) fetch(rank + i * C, i);
+    if (!previous_done) {
+      asm volatile("griddepcontrol.wait;" ::: "memory");
+      asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+      previous_done = true;
+    }
+
+    // Queries, and the new rows of the tail; one block writes the item's own rows to the slab, too.
+    constexpr int PARTS = E / 16, QUERY_PARTS = ROWS * PARTS;
+    const int new_parts = has_tail ? min(slab_end - context, tail_rows - (context - tail_start)) * PARTS : 0;
+    const bool writes = rank == first_tail % C;
+    for (int i = tid; i < max(QUERY_PARTS, new_parts); i += THREADS) {
+      const int part = i % PARTS, row = i / PARTS, token = row / group, source = item.first + row;
+      const bool is_query = i < QUERY_PARTS, is_new = i < new_parts;
+      Turn query = {}, key = {};
+      uint4 low, high, value0, value1;
+      if (is_query && token < tokens) {
+        const int from = item.start + token;
+        query.load(qkv + (size_t)from * row_elements + (head * group + row % group) * E, cos + (size_t)from * (E / 2),
+                   sin + (size_t)from * (E / 2), part);
+      }
+      if (is_new) {
+        const u16* from = qkv + (size_t)source * row_elements + (slabs.heads + head) * E;
+        key.load(from, cos + (size_t)source * (E / 2), sin + (size_t)source * (E / 2), part);
+        from += slabs.kv_heads * E + part * 16;
+        value0 = load_fresh(from), value1 = load_fresh(from + 8);
+      }
+      if (is_query) {
+        query.turned(low, high);
+        *(uint4*)(queries + row * LD + part * 8) = low;
+        *(uint4*)(queries + row * LD + E / 2 + part * 8) = high;
+      }
+      if (is_new) {
+        key.turned(low, high);
+        const int to = context - tail_start + row;
+        *(uint4*)(tail + to * LD + part * 8) = low;
+        *(uint4*)(tail + to * LD + E / 2 + part * 8) = high;
+        *(uint4*)(tail + (TAIL + to) * LD + part * 16) = value0;
+        *(uint4*)(tail + (TAIL + to) * LD + part * 16 + 8) = value1;
+        if (writes && source >= item.start && source < item.end && context + row < slabs.num_rows) {
+          const size_t at = slab + (size_t)(context + row) * E;
+          *(uint4*)(slabs.keys + at + part * 8) = low;
+          *(uint4*)(slabs.keys + at + E / 2 + part * 8) = high;
+          *(uint4*)(slabs.values + at + part * 16) = value0;
+          *(uint4*)(slabs.values + at + part * 16 + 8) = value1;
+        }
+      }
+    }
+    __syncthreads();
+
+    u32 q[E / 16][4];
+#pragma unroll
+    for (int k = 0; k < E / 16; k++)
+      load_tiles(q[k], address_of(queries + (wm * 16 + (lane & 15)) * LD + k * 16 + (lane >> 4) * 8));
+    const int key_lane = (lane & 7) + (lane >> 4) * 8, key_part = (lane >> 3 & 1) * 8;
+    const int value_lane = lane & 15, value_part = (lane >> 4) * 8;
+    State st;
+#pragma unroll
+    for (int n = 0; n < E / 8; n++) st.out[n][0] = st.out[n][1] = st.out[n][2] = st.out[n][3] = 0.f;
+    st.top[0] = st.top[1] = NONE, st.sum[0] = st.sum[1] = 0.f;
+
+    int stage = 0;
+    for (int tile = rank; tile < num_tiles; tile += C) {
+      wait_for_oldest();
+      __syncthreads();
+      const int block = tile * KW + wk;
+      float s[2][4];
+      u32 p[4];
+      if (block * 16 < tail_start) {  // seen by all rows
+        const u16* keys = ring + stage * STAGE + wk * 16 * LD;
+        score(s, q, address_of(keys + key_lane * LD + key_part));
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+          for (int i = 0; i < 4; i++) s[n][i] *= scale;
+        weigh(st, s, p);
+        add_values(st, p, address_of(keys + (KEYS + value_lane) * LD + value_part));
+      } else if (block < num_blocks) {
+        // Every token has its own keys: it fills in the scores of its rows, and adds for them.
+        const int row0 = wm * 16 + (lane >> 2), token0 = row0 / group, token1 = (row0 + 8) / group;
+        const int first = wm * 16 / group, last = min(tokens - 1, (wm * 16 + 15) / group);
+        auto address = [&](int token, int i) {  // element offset of position block * 16 + i
+          const int position = block * 16 + i, prefix = prefixes[item.start + token], step = position - prefix;
+          if (position > positions[item.start + token]) return 0;
+          const bool in_path = step >= 0 && step < rows.path_length;
+          const int row = in_path ? prefix + paths[token * rows.path_length + step] : position;
+          return min(max(row - tail_start, 0), tail_rows - 1) * LD;
+        };
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+#pragma unroll
+          for (int i = 0; i < 4; i++) s[n][i] = NONE;
+        for (int token = first; token <= last; token++) {
+          const int count = positions[item.start + token] + 1 - block * 16;
+          if (count <= 0) continue;
+          float own[2][4];
+          score(own, q, address_of(tail + address(token, key_lane) + key_part));
+#pragma unroll
+          for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+              if (8 * n + 2 * (lane & 3) + (i & 1) < count && (i < 2 ? token0 : token1) == token) s[n][i] = own[n][i] * scale;
+        }
+        weigh(st, s, p);
+        for (int token = first; token <= last; token++) {
+          if (positions[item.start + token] < block * 16) continue;
+          const u32 own[4] = {token0 == token ? p[0] : 0, token1 == token ? p[1] : 0, token0 == token ? p[2] : 0, token1 == token ? p[3] : 0};
+          add_values(st, own, address_of(tail + TAIL * LD + address(token, value_lane) + value_part));
+        }
+      }
+      __syncthreads();
+      fetch(tile + STAGES * C, stage);
+      stage = stage + 1 == STAGES ? 0 : stage + 1;
+    }
+
+    // Each warp's result to shared memory; the blocks' sums to the block that owns the row.
+    wait_copies();
+    __syncthreads();
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float sum = st.sum[r];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const int row = wm * 16 + (lane >> 2) + 8 * r;
+      if ((lane & 3) == 0) tops[wk][row] = st.top[r], sums[wk][row] = sum;
+      float* result = results + (size_t)(wk * ROWS + row) * OLD + 2 * (lane & 3);
+#pragma unroll
+      for (int n = 0; n < E / 8; n++) *(float2*)(result + 8 * n) = make_float2(st.out[n][2 * r], st.out[n][2 * r + 1]);
+    }
+    if (!all_started) cluster_wait();
+    all_started = true;
+    __syncthreads();
+    for (int i = tid; i < ROWS * (E / 4); i += THREADS) {
+      const int row = i / (E / 4), at = i % (E / 4) * 4;
+      float top = NONE;
+#pragma unroll
+      for (int k = 0; k < KW; k++) top = fmaxf(top, tops[k][row]);
+      const float base = top == NONE ? 0.f : top;
+      float4 v = make_float4(0, 0, 0, 0);
+      float sum = 0.f;
+#pragma unroll
+      for (int k = 0; k < KW; k++) {
+        const float weight = power_of_two(tops[k][row] - base);
+        const float4 r = *(const float4*)(results + (size_t)(k * ROWS + row) * OLD + at);
+        v.x += weight * r.x, v.y += weight * r.y, v.z += weight * r.z, v.w += weight * r.w;
+        sum += weight * sums[k][row];
+      }
+      const int owner = row / OWNED, place = row % OWNED;
+      const u32 to = address_in(address_of(joined + (rank * OWNED + place) * E + at), owner);
+      asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+      if (at == 0) {
+        asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address_in(address_of(&joined_tops[rank][place]), owner)), "f"(top) : "memory");
+        asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address_in(address_of(&joined_sums[rank][place]), owner)), "f"(sum) : "memory");
+      }
+    }
+    cluster_arrive();
+    cluster_wait();
+
+    for (int i = tid; i < OWNED * (E / 2); i += THREADS) {
+      const int place = i / (E / 2), at = i % (E / 2) * 2, row = rank * OWNED + place, token = row / group;
+      float top = NONE;
+#pragma unroll
+      for (int c = 0; c < C; c++) top = fmaxf(top, joined_tops[c][place]);
+      const float base = top == NONE ? 0.f : top;
+      float low = 0.f, high = 0.f, sum = 0.f;
+#pragma unroll
+      for (int c = 0; c < C; c++) {
+        const float weight = power_of_two(joined_tops[c][place] - base);
+        const float2 v = *(const float2*)(joined + (c * OWNED + place) * E + at);
+        low += weight * v.x, high += weight * v.y, sum += weight * joined_sums[c][place];
+      }
+      const float scale_down = sum > 0.f ? 1.f / sum : 0.f;
+      if (row < max_tokens * group && token < tokens)
+        *(u32*)(out + ((size_t)(item.start + token) * slabs.heads + head * group + row % group) * E + at) =
+            pair_of(low * scale_down, high * scale_down);
+    }
+    if (index + gridDim.z < num_items) {  // others' results of the next item must not meet this one's
+      cluster_arrive();
+      cluster_wait();
+    }
+  }
+  if (!all_started) cluster_wait();
+}

@@ -1,0 +1,150 @@
+"""Attention of tree rows in one launch: rotation, KV write, split keys and their joining.
+
+The same as ``row_attention.rotate_and_append`` and then ``row_attention.row_attention``, which run
+where the CUDA kernel cannot; see there for what a row sees, and ``cuda/tree_attention.cu`` for how
+the keys are shared out. Imports torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import torch
+from torch import Tensor
+
+from codesign.kernels.cuda_module import CudaKernel, load_kernel
+from codesign.kernels.row_attention import Scratch, SeenRows, rotate_and_append, row_attention
+
+MAX_ROWS = 256  # of a forward: one thread looks at each
+MAX_TAIL = 160  # slab rows from the last full 16 of a request's prefix to its last new row
+_SMALL_TAIL = 32  # leaves room for more keys in flight
+_TILES = 2  # of 16 query rows, a block
+_CLUSTER = 16  # blocks that share out the keys of one tile of rows
+_THREADS = 256
+
+
+class _Slabs(ctypes.Structure):
+    _fields_ = (
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int32),
+        ("heads", ctypes.c_int32),
+        ("kv_heads", ctypes.c_int32),
+    )
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = (
+        ("slots", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("prefixes", ctypes.c_void_p),
+        ("paths", ctypes.c_void_p),
+        ("places", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int32),
+        ("path_length", ctypes.c_int32),
+    )
+
+
+def fits(*, rows: int, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> bool:
+    """Return whether the CUDA kernel takes forwards of this size on this device."""
+    return (
+        device.type == "cuda"
+        and torch.cuda.get_device_capability(device)[0] == 9
+        and rows <= MAX_ROWS
+        and head_dim in (64, 128)
+        and heads // kv_heads <= 16 * _TILES
+    )
+
+
+def tree_attention(
+    qkv_TN: Tensor,
+    cos_TF: Tensor,
+    sin_TF: Tensor,
+    keys_BGME: Tensor,
+    values_BGME: Tensor,
+    seen: SeenRows,
+    kv_rows_T: Tensor,
+    *,
+    heads: int,
+    max_tail: int = MAX_TAIL,
+    scratch: Scratch | None = None,
+    out_TN: Tensor | None = None,
+    pdl: bool = False,
+) -> Tensor:
+    """Return attention of new rows, (T, H * E); their keys and values go to their slabs.
+
+    On a GPU the rows of a request are neighbours, their ``kv_rows_T`` consecutive, and its slab
+    rows from the last full 16 of the shortest prefix to the last new row at most ``max_tail``.
+
+    Args:
+        qkv_TN: Query heads, key heads, value heads of every row, not rotated.
+        cos_TF: Cosine of each row's angles, float32.
+        sin_TF: Sine of the same.
+        keys_BGME: Slabs of one layer, contiguous.
+        values_BGME: The same.
+        seen: Which slab rows each row sees; new rows can be among them.
+        kv_rows_T: int32, slab row that each row's key and value go to.
+        heads: Query heads H.
+        max_tail: See above; at most ``MAX_TAIL``, and 15 more than a request's tree and new rows.
+        scratch: For the kernels that run where this one cannot.
+        out_TN: Where the result goes; None: a new tensor.
+        pdl: Allow the launch before the kernel in front has ended (CUDA only).
+    """
+    rows = qkv_TN.shape[0]
+    _, kv_heads, slab_rows, head_dim = keys_BGME.shape
+    device = qkv_TN.device
+    if out_TN is None:
+        out_TN = qkv_TN.new_empty(rows, heads * head_dim)
+    if not fits(rows=rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim, device=device):
+        tables = (cos_TF, sin_TF, keys_BGME, values_BGME, seen.slots_T, kv_rows_T)
+        q_THE = rotate_and_append(qkv_TN, *tables, heads=heads)
+        attended = row_attention(q_THE, keys_BGME, values_BGME, seen, scratch)
+        return out_TN.copy_(attended.flatten(1))
+    assert qkv_TN.dtype == keys_BGME.dtype == torch.bfloat16, "only bfloat16 is attended"
+    assert qkv_TN.shape[1] == (heads + 2 * kv_heads) * head_dim, f"{qkv_TN.shape[1]} columns"
+    tensors = (qkv_TN, cos_TF, sin_TF, keys_BGME, values_BGME, out_TN, seen.path_TP, kv_rows_T)
+    assert all(tensor.is_contiguous() for tensor in tensors), "layout"
+    group, path_length = heads // kv_heads, seen.path_TP.shape[1]
+    max_tokens = 16 * _TILES // group
+    # As many items at a time as the device has room for; a block takes several if there are more.
+    items = max(-(-rows // max_tokens), min(rows, 132 // (_CLUSTER * kv_heads)))
+    tail, stages = (_SMALL_TAIL, 4) if max_tail <= _SMALL_TAIL else (MAX_TAIL, 2)
+    _kernel(head_dim, tail, stages).launch(
+        (_CLUSTER, kv_heads, items),
+        _THREADS,
+        [
+            qkv_TN,
+            cos_TF,
+            sin_TF,
+            _Slabs(keys_BGME.data_ptr(), values_BGME.data_ptr(), slab_rows, heads, kv_heads),
+            _Rows(
+                seen.slots_T.data_ptr(),
+                seen.positions_T.data_ptr(),
+                seen.prefixes_T.data_ptr(),
+                seen.path_TP.data_ptr(),
+                kv_rows_T.data_ptr(),
+                rows,
+                path_length,
+            ),
+            out_TN,
+            math.log2(math.e) / math.sqrt(head_dim),
+        ],
+        shared_bytes=_shared_bytes(head_dim, tail, stages, path_words=max_tokens * path_length),
+        cluster=_CLUSTER,
+        pdl=pdl,
+    )
+    return out_TN
+
+
+def _kernel(head_dim: int, tail: int, stages: int) -> CudaKernel:
+    defines = {"E": head_dim, "MT": _TILES, "C": _CLUSTER, "TAIL": tail, "STAGES": stages}
+    return load_kernel("tree_attention.cu", "tree_attention", defines)
+
+
+def _shared_bytes(head_dim: int, tail: int, stages: int, *, path_words: int) -> int:
+    """Bytes of the kernel's dynamic shared memory; the order is that of the source."""
+    row = (head_dim + 8) * 2
+    ring = stages * 16 * (8 // _TILES) * 2 * row
+    queries, joined = 16 * _TILES * row, 16 * _TILES * head_dim * 4
+    return ring + 2 * tail * row + queries + joined + path_words * 4
