@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.common import Timing, graph_time, write_result
 from codesign.kernels import row_attention as two_kernels
-from codesign.kernels.tree_attention import tree_attention
+from codesign.kernels.fused_attention import fused_attention
 
 READ_BANDWIDTH = 4.2e12  # bytes per second, measured on an H200
 COLD_BYTES = 250e6
@@ -69,9 +69,9 @@ class Layers:
         """Keys and values of a layer, (1, G, M, E) each."""
         return self.keys[i % self.num_layers], self.values[i % self.num_layers]
 
-    def ours(self, i: int, *, pdl: bool = False) -> None:
+    def ours(self, i: int, *, pdl: bool = False, max_tail: int = ROWS + 15) -> None:
         """One launch: rotation, KV write, attention."""
-        tree_attention(
+        fused_attention(
             self.qkv,
             self.cos,
             self.sin,
@@ -79,6 +79,7 @@ class Layers:
             self.seen,
             self.places,
             heads=self.heads,
+            max_tail=max_tail,
             out_TN=self.out,
             pdl=pdl,
         )

@@ -1,7 +1,7 @@
 """Attention of tree rows in one launch: rotation, KV write, split keys and their joining.
 
 The same as ``row_attention.rotate_and_append`` and then ``row_attention.row_attention``, which run
-where the CUDA kernel cannot; see there for what a row sees, and ``cuda/tree_attention.cu`` for how
+where the CUDA kernel cannot; see there for what a row sees, and ``cuda/fused_attention.cu`` for how
 the keys are shared out. Imports torch.
 """
 
@@ -22,6 +22,8 @@ _SMALL_TAIL = 32  # leaves room for more keys in flight
 _TILES = 2  # of 16 query rows, a block
 _CLUSTER = 16  # blocks that share out the keys of one tile of rows
 _THREADS = 256
+_MAX_STAGES = 4  # tiles of keys and values in flight
+_SHARED_BYTES = 220 << 10  # of a Hopper multiprocessor, beside what the kernel declares
 
 
 class _Slabs(ctypes.Structure):
@@ -57,7 +59,7 @@ def fits(*, rows: int, heads: int, kv_heads: int, head_dim: int, device: torch.d
     )
 
 
-def tree_attention(
+def fused_attention(
     qkv_TN: Tensor,
     cos_TF: Tensor,
     sin_TF: Tensor,
@@ -109,7 +111,8 @@ def tree_attention(
     max_tokens = 16 * _TILES // group
     # As many items at a time as the device has room for; a block takes several if there are more.
     items = max(-(-rows // max_tokens), min(rows, 132 // (_CLUSTER * kv_heads)))
-    tail, stages = (_SMALL_TAIL, 4) if max_tail <= _SMALL_TAIL else (MAX_TAIL, 2)
+    tail = _SMALL_TAIL if max_tail <= _SMALL_TAIL else MAX_TAIL
+    stages, shared_bytes = _shared_memory(head_dim, tail, path_words=max_tokens * path_length)
     _kernel(head_dim, tail, stages).launch(
         (_CLUSTER, kv_heads, items),
         _THREADS,
@@ -130,7 +133,7 @@ def tree_attention(
             out_TN,
             math.log2(math.e) / math.sqrt(head_dim),
         ],
-        shared_bytes=_shared_bytes(head_dim, tail, stages, path_words=max_tokens * path_length),
+        shared_bytes=shared_bytes,
         cluster=_CLUSTER,
         pdl=pdl,
     )
@@ -139,12 +142,14 @@ def tree_attention(
 
 def _kernel(head_dim: int, tail: int, stages: int) -> CudaKernel:
     defines = {"E": head_dim, "MT": _TILES, "C": _CLUSTER, "TAIL": tail, "STAGES": stages}
-    return load_kernel("tree_attention.cu", "tree_attention", defines)
+    return load_kernel("fused_attention.cu", "fused_attention", defines)
 
 
-def _shared_bytes(head_dim: int, tail: int, stages: int, *, path_words: int) -> int:
-    """Bytes of the kernel's dynamic shared memory; the order is that of the source."""
+def _shared_memory(head_dim: int, tail: int, *, path_words: int) -> tuple[int, int]:
+    """Return tiles of keys in flight and bytes of dynamic shared memory, as the source has them."""
     row = (head_dim + 8) * 2
-    ring = stages * 16 * (8 // _TILES) * 2 * row
+    stage = 16 * (8 // _TILES) * 2 * row
     queries, joined = 16 * _TILES * row, 16 * _TILES * head_dim * 4
-    return ring + 2 * tail * row + queries + joined + path_words * 4
+    fixed = 2 * tail * row + queries + joined + path_words * 4
+    stages = min(_MAX_STAGES, (_SHARED_BYTES - fixed) // stage)
+    return stages, fixed + stages * stage

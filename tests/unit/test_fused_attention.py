@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from codesign.kernels.fused_attention import MAX_TAIL, fits, fused_attention
 from codesign.kernels.row_attention import Scratch, SeenRows
-from codesign.kernels.tree_attention import MAX_TAIL, fits, tree_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SLAB_ROWS = 2048 if DEVICE == "cuda" else 640
@@ -43,7 +43,7 @@ class Case:
     def run(self, **options) -> Tensor:
         rows, heads, head_dim = self.qkv_TN.shape[0], self.heads, self.keys.shape[3]
         scratch = Scratch.make(rows, heads, head_dim, self.keys.shape[2], self.qkv_TN.device)
-        return tree_attention(
+        return fused_attention(
             self.qkv_TN,
             self.cos_TF,
             self.sin_TF,

@@ -190,7 +190,7 @@ __device__ __forceinline__ int bit_above(const u32* bits, int row, int end) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-tree_attention(const u16* qkv, const float* cos, const float* sin, const __grid_constant__ Slabs slabs,
+fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid_constant__ Slabs slabs,
                const __grid_constant__ Rows rows, u16* out, float scale) {
   extern __shared__ __align__(128) u16 memory[];
   __shared__ int slots[MAX_TOKENS], positions[MAX_TOKENS], prefixes[MAX_TOKENS], places[MAX_TOKENS];
