@@ -154,7 +154,7 @@ class Player:
         return sum(len(rows.tokens) for rows in expansion)
 
 
-def play(label: str, *, chances=CHANCES, num_tokens: int = 6000, **options) -> list[Round]:
+def play(label: str, *, chances=CHANCES, num_tokens: int = 3000, **options) -> list[Round]:
     return Player(parse_policy(label), chances, outputs=[num_tokens], **options).play()
 
 
@@ -175,7 +175,7 @@ def test_every_family_is_played_here():
 
 
 @pytest.mark.parametrize("label", LABELS)
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(
     seed=st.integers(0, 2**32),
     chances=st.lists(st.floats(0.0, 0.25), min_size=1, max_size=4),
@@ -249,7 +249,7 @@ def test_a_static_tree_accepts_its_widths_level_by_level():
     expected = 1 + first * (1 + second * (1 + third))
     assert mean_emitted(rounds) == pytest.approx(expected, rel=0.03)
     whole = [r for r in rounds[2:-3] if len(r.drafting) == 3]
-    assert len(whole) > 1000
+    assert len(whole) > 500
     assert (
         {r.rows for r in whole} == {1 + 4 + 8 + 8} == {parse_policy("static-tree-4x2x1").max_rows}
     )
@@ -261,7 +261,7 @@ def test_a_static_tree_accepts_its_widths_level_by_level():
 
 @pytest.mark.parametrize("length", [1, 2, 4, 7])
 def test_pearl_alternates_between_pre_and_post_verification(length):
-    rounds = play(f"pearl-{length}", num_tokens=12_000)
+    rounds = play(f"pearl-{length}", num_tokens=6000)
     # Pre-verify emits 1 token and leads to post-verify if the first drafted token was right;
     # post-verify emits a geometric sum and stays if all ``length`` tokens were.
     stay = ALPHA**length
@@ -296,7 +296,7 @@ def test_a_free_chain_waits_for_one_forward_after_a_miss_and_for_none_after_a_hi
 
 @pytest.mark.parametrize(("length", "outcomes"), [(1, 1), (2, 1), (3, 2), (4, 3)])
 def test_ssd_s_hit_rate_is_the_chance_of_the_enumerated_outcomes(length, outcomes):
-    rounds = play(f"ssd-{length}x{outcomes}", num_tokens=9000)
+    rounds = play(f"ssd-{length}x{outcomes}", num_tokens=5000)
     beside = sum(CHANCES[1 : 1 + outcomes])  # the target leaves the chain for one of these
     behind = sum(CHANCES[:outcomes])  # or accepts it whole and goes on with one of these
     expected = sum(ALPHA**j * beside for j in range(length)) + ALPHA**length * behind
