@@ -35,6 +35,11 @@ SEARCH = (
     "cli", "default", "--model-path", "meta-llama/Meta-Llama-3.1-70B", "--total-gpus", "8",
     "--system", "h200_sxm", "--isl", "4000", "--osl", "500", "--ttft", "1000", "--tpot", "50",
 )  # fmt: skip
+PLAN = (
+    "--device", "h100", "--gpus", "8", "--target", "llama-3.1-70b", "--draft", "llama-3.2-1b",
+    "--slo-ttft-ms", "1000", "--slo-tpot-ms", "50", "--prefill-chunk", "8192", "--prefix-cache",
+    "--preemption", "--quiet", "--json",
+)  # fmt: skip
 KV_TOKENS = 24_576  # little enough that the hour needs preemption
 # For Mooncake's prompts; and Dynamo's default, whose default timing slows with the share in use.
 MANY_KV_TOKENS = 1_048_576
@@ -113,6 +118,10 @@ def cases(bench: Bench) -> list[Case]:
     def search() -> list[str]:
         return [str(installed_peer("aiconfigurator", bench.work) / "aiconfigurator"), *SEARCH]
 
+    def plan() -> list[str]:
+        files = ("--trace", bench.trace("conv"), "--out", str(bench.work / "plan.json"))
+        return [sys.executable, "-m", "codesign", "plan", *files, *PLAN]
+
     big = MANY_KV_TOKENS
     return [
         ours("conv-plain", "conv", "plain"),
@@ -128,6 +137,7 @@ def cases(bench: Bench) -> list[Case]:
              max_kv_tokens=big),
         ours("conv-10-plain", "conv-10", "plain"),
         ours("conv-10-chain-3", "conv-10", "chain-3"),
+        Case("plan-conv", "codesign plan: conv on 8 H100", plan, GOALS["plan-conv"]),
         Case("help", "codesign --help", lambda: [sys.executable, "-m", "codesign", "--help"],
              GOALS["help"]),
         Case("dynamo-conv", "Dynamo replay: conv, 1 worker", dynamo("conv", 1)),
@@ -147,6 +157,7 @@ GOALS: dict[str, tuple[float | None, float | None]] = {
     "conv-async-tree": (8.0, None),
     "conv-4-replicas": (8.0, None),
     "mooncake": (10.0, None),
+    "plan-conv": (62.0, None),
     "help": (0.3, None),
 }
 INSTALL_GOAL = 300.0  # MB

@@ -55,7 +55,7 @@ def measure(command: list[str], folder: Path) -> dict[str, Any]:
         "cpu": usage.ru_utime + usage.ru_stime,
         "peak_mb": usage.ru_maxrss / 1024,
         "load_before": load,
-        "said": said,
+        "said": {k: v for k, v in said.items() if k == "seconds" or not isinstance(v, list | dict)},
     }
 
 
