@@ -2,17 +2,18 @@
 
 The small model lives in the first layers and in some dimensions of the residual stream; the
 others ("junk") are zero there, because its layers write none of them, so a norm sees only the
-small model: norm weights absorb sqrt(d / D), and eps is scaled. The other layers read everything
-but write junk dimensions only; the head reads real ones only. So behind the last norm the logits
-are the small model's times one positive factor per row.
+small model: norm weights absorb the square root of its share, and eps is scaled. The other layers
+read everything but write junk dimensions only; the head reads real ones only. So behind the last
+norm the logits are the small model's times one positive factor per row.
 
-Dimensions and channels of the small model are spread over quantisation groups, as few to a group
-as there is room for: a group's other columns meet zeros, so each scale serves few real weights.
-Blocks that must stay zero have scale 0. Key-value heads and channels are spread over the whole
-width, so that every tensor parallel rank has some.
+Four bits would not leave much of a small model. There is room to spare, so every real dimension,
+channel and value has a copy of 1/16 of its size, whose weights hold what rounding left over of
+the first ones: a step 16 times finer, with the same scale and the zero point 8. Few of them share
+a quantisation group. Blocks that must stay zero have scale 0. Heads and channels are spread over
+the whole width, so that every tensor parallel rank has some.
 
-Letters in shapes: N outputs and K inputs of a big matrix, n real rows, D and d hidden sizes,
-E and e head sizes.
+Letters in shapes: N outputs, K inputs and U groups of a big matrix; n and k those of the small
+one; D and d hidden sizes, E and e head sizes.
 """
 
 from __future__ import annotations
@@ -25,93 +26,37 @@ from torch import Tensor
 
 from codesign.engine.degrade import degrade
 from codesign.engine.junk import Junk
+from codesign.engine.placement import entries_of, place
 from codesign.engine.rank_weights import EMBEDDING, HEAD, NORM, Matrix
-from codesign.kernels.int4 import (
-    PER_WORD,
-    Int4Weight,
-    pack_nibbles,
-    quantize_int4,
-    unpack_nibbles,
-)
-from codesign.models.recipe import GROUP, Recipe, check_fit
+from codesign.kernels.int4 import PER_WORD, Int4Weight, pack_nibbles, unpack_nibbles
+from codesign.models.recipe import FINE, GROUP, Recipe
 from codesign.models.shape import ModelShape
 from codesign.models.sharding import Cut
 
-_ROOM = (32, 64, 128)  # real columns of a group
 # Junk layers write this much of their input's scale into junk dimensions: over 50 layers it adds
 # up to a few percent of a small model's residual stream, so the factor of the logits stays near 1.
 _JUNK_GAIN = 0.25
 _WRITERS = ("o_proj", "down_proj")
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where the small model's dimensions lie in the big one; int64 indices, ascending.
-
-    Attributes:
-        hidden: (d,) in the residual stream.
-        channels: (i,) in the feed-forward.
-        q_rows: (heads e,) rows of the query projection, columns of the output projection.
-        kv_rows: (kv heads e,) rows of the key and the value projection.
-        q_heads: (heads,) big query heads.
-        kv_heads: (kv heads,) big key-value heads.
-    """
-
-    hidden: Tensor
-    channels: Tensor
-    q_rows: Tensor
-    kv_rows: Tensor
-    q_heads: Tensor
-    kv_heads: Tensor
-
-
-def place(small: ModelShape, big: ModelShape) -> Placement:
-    """Return where a small model goes in a big one.
-
-    Raises:
-        InputError: If it does not fit.
-    """
-    check_fit(small, big)
-    kv_heads = torch.arange(small.kv_heads) * big.kv_heads // small.kv_heads
-    ratio = torch.arange(small.heads // small.kv_heads)
-    q_heads = (kv_heads[:, None] * (big.heads // big.kv_heads) + ratio).flatten()
-    # Frequency i of e / 2 is frequency i * E / e of E / 2; a head's two halves hold the same.
-    factor, half = big.head_dim // small.head_dim, small.head_dim // 2
-    first = torch.arange(half) * factor
-    inside = torch.cat((first, first + big.head_dim // 2))
-    return Placement(
-        hidden=_spread(small.hidden, big.hidden, evenly=False),
-        channels=_spread(small.intermediate, big.intermediate, evenly=True),
-        q_rows=(q_heads[:, None] * big.head_dim + inside).flatten(),
-        kv_rows=(kv_heads[:, None] * big.head_dim + inside).flatten(),
-        q_heads=q_heads,
-        kv_heads=kv_heads,
-    )
-
-
-def _spread(count: int, whole: int, *, evenly: bool) -> Tensor:
-    """Return ``count`` indices below ``whole``, as few in a quantisation group as possible."""
-    groups = whole // GROUP
-    room = next(room for room in _ROOM if -(-count // room) <= groups)
-    used = -(-count // room)
-    index = torch.arange(used) * groups // used if evenly else torch.arange(used)
-    return (index[:, None] * GROUP + torch.arange(room)).flatten()[:count]
+_ZERO = 8
+_SMALLEST = 2.0**-10  # a 16th of it is still exact in float16
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A small matrix in its place: real rows over the whole width.
+    """A small matrix in its place.
 
     Attributes:
-        rows: (n,) big rows.
-        zero_rows: Big rows that must be zero.
-        columns: (K,) bool, real ones.
-        weight: (n, K); groups without a real column have scale 0.
+        parts: Big rows, (n,) each, and what their scales are divided by.
+        zero_rows: Big rows that must be zero where no part is.
+        columns: (k,) real columns.
+        fine: (k,) their copies; None if there is no room.
+        weight: (n, K); q is the zero point outside real columns, groups without one have scale 0.
     """
 
-    rows: Tensor
+    parts: tuple[tuple[Tensor, int], ...]
     zero_rows: Tensor
     columns: Tensor
+    fine: Tensor | None
     weight: Int4Weight
 
 
@@ -148,19 +93,17 @@ class InflatedReader:
         self.small, left = degrade(small, state, recipe.degradation, seed=recipe.seed)
         self._state = left
         self._device = torch.device(device)
-        where = place(self.small, big)
-        names = Placement.__dataclass_fields__
-        self._at = Placement(**{name: getattr(where, name).to(device) for name in names})
+        self._at = place(self.small, big, device=self._device)
         self._junk = Junk(recipe.seed, device)
-        self._shrink = (small.hidden / big.hidden) ** 0.5
+        self._shrink = (small.hidden * (1 + FINE**-2) / big.hidden) ** 0.5
 
     def matrix(self, name: str, rows: Cut, columns: Cut) -> Matrix:
         """See ``WeightReader.matrix``; int4, the embedding and the head bfloat16."""
         if name == EMBEDDING:
-            return self._table(name, self.small.vocab, rows, columns)
+            return self._table(name, self.small.vocab, rows, columns, is_head=False)
         if name == HEAD:
             source = EMBEDDING if self.small.tie else HEAD
-            return self._table(source, self.num_tokens, rows, columns)
+            return self._table(source, self.num_tokens, rows, columns, is_head=True)
         layer, kind = _parsed(name)
         width = self._width(kind)
         gain = _JUNK_GAIN if kind in _WRITERS else 1.0
@@ -168,8 +111,9 @@ class InflatedReader:
         if layer < self.small.layers:
             self._overlay(made, self._placed(name, kind), rows, columns, writes=kind in _WRITERS)
         elif kind in _WRITERS:
-            inside, local = _inside(self._at.hidden, rows)
-            made.scales[local[inside]] = 0
+            for real in (self._at.hidden, self._at.hidden_fine):
+                inside, local = _inside(real, rows)
+                made.scales[local[inside]] = 0
         return made
 
     def vector(self, name: str, entries: Cut) -> Tensor:
@@ -179,10 +123,10 @@ class InflatedReader:
         made = self._junk.vector(name, entries, low=low, high=high)
         layer = self.shape.layers if name == f"{NORM}.weight" else _parsed(name)[0]
         if is_norm and (layer < self.small.layers or layer == self.shape.layers):
-            made[self._at.hidden] = self._norm(name)
+            made[self._at.hidden] = made[self._at.hidden_fine] = self._norm(name)
         elif not is_norm and layer < self.small.layers:
             heads = self._at.q_heads if ".q_proj." in name else self._at.kv_heads
-            inside, local = _inside(_entries(heads, self.shape.head_dim), entries)
+            inside, local = _inside(entries_of(heads, self.shape.head_dim), entries)
             made[local[inside]] = 0  # the small model has no biases
         return made
 
@@ -201,7 +145,11 @@ class InflatedReader:
             else:
                 kind = _parsed(stem)[1]
                 placed = self._placed(stem, kind)
-                state[name] = placed.weight.dequantize()[:, placed.columns] / self._boost(kind)
+                whole = placed.weight.dequantize()
+                weight = whole[:, placed.columns]
+                if placed.fine is not None:
+                    weight = weight + whole[:, placed.fine] / FINE
+                state[name] = weight / self._boost(kind)
         return state
 
     def _rounded(self, name: str) -> Tensor:
@@ -221,7 +169,9 @@ class InflatedReader:
         widths = {"o_proj": shape.heads * shape.head_dim, "down_proj": shape.intermediate}
         return widths.get(kind, shape.hidden)
 
-    def _table(self, source: str, num_real: int, rows: Cut, columns: Cut) -> Tensor:
+    def _table(
+        self, source: str, num_real: int, rows: Cut, columns: Cut, *, is_head: bool
+    ) -> Tensor:
         """Return rows of the embedding or the head: real rows in real columns, then junk rows."""
         junk = Cut(max(rows.start, num_real), max(rows.stop, num_real), 0)
         made = torch.zeros(
@@ -230,7 +180,10 @@ class InflatedReader:
         first = min(rows.stop, num_real) - rows.start
         if first > 0:
             part = self._state[f"{source}.weight"][rows.start : rows.start + first]
-            made[:first, self._at.hidden] = part.to(self._device, torch.bfloat16)
+            real = part.to(self._device, torch.bfloat16)
+            made[:first, self._at.hidden] = real
+            if not is_head:
+                made[:first, self._at.hidden_fine] = real / FINE
         if junk.num_real:
             made[-junk.num_real :] = self._junk.matrix(
                 source, junk, columns, whole_columns=self.shape.hidden
@@ -238,29 +191,35 @@ class InflatedReader:
         return made
 
     def _placed(self, name: str, kind: str) -> _Placed:
-        at, size, width = self._at, self.shape.head_dim, self._width(kind)
-        none = at.hidden[:0]
+        at, size = self._at, self.shape.head_dim
+        columns, fine = at.hidden, at.hidden_fine
+        zero_rows = at.hidden[:0]
         if kind in _WRITERS:
-            rows, zero_rows = at.hidden, none
-            columns = at.q_rows if kind == "o_proj" else at.channels
+            parts = ((at.hidden, 1), (at.hidden_fine, FINE))
+            columns, fine = at.channels, at.channels_fine
+            if kind == "o_proj":
+                columns, fine = at.q_rows, at.out_fine
+        elif kind in ("gate_proj", "up_proj"):
+            parts = ((at.channels, 1), (at.channels_fine, FINE if kind == "up_proj" else 1))
+            zero_rows = entries_of(torch.unique(at.channels // GROUP), GROUP)
+        elif kind == "q_proj":
+            parts = tuple((rows, 1) for rows in at.q_copies)
+            zero_rows = entries_of(at.q_heads, size)
+        elif kind == "k_proj":
+            parts = tuple((rows, 1) for rows in at.k_copies)
         else:
-            columns = at.hidden
-            if kind in ("gate_proj", "up_proj"):
-                groups = torch.unique(at.channels // GROUP)
-                rows, zero_rows = at.channels, _entries(groups, GROUP)
-            elif kind == "k_proj":
-                rows, zero_rows = at.kv_rows, none
-            else:
-                heads, rows = (
-                    (at.q_heads, at.q_rows) if kind == "q_proj" else (at.kv_heads, at.kv_rows)
+            parts = (
+                ((at.kv_rows, 1),)
+                if at.v_fine is None
+                else (
+                    (at.kv_rows, 1),
+                    (at.v_fine, FINE),
                 )
-                zero_rows = _entries(heads, size)
+            )
+            zero_rows = entries_of(at.kv_heads, size)
         small = self._state[f"{name}.weight"].to(self._device, torch.float32)
-        real = torch.zeros(width, dtype=torch.bool, device=self._device)
-        real[columns] = True
-        wide = small.new_zeros(small.shape[0], width)
-        wide[:, columns] = small * self._boost(kind)
-        return _Placed(rows, zero_rows, real, quantize_int4(wide, group=GROUP, real_K=real))
+        weight = _quantized(small * self._boost(kind), columns, fine, width=self._width(kind))
+        return _Placed(parts, zero_rows, columns, fine, weight)
 
     def _overlay(
         self, made: Int4Weight, placed: _Placed, rows: Cut, columns: Cut, *, writes: bool
@@ -274,29 +233,54 @@ class InflatedReader:
         made.scales[local[inside]] = 0
         if writes:
             made.scales.zero_()
-        inside, local = _inside(placed.rows, rows)
-        local, weight = local[inside], placed.weight
         groups = slice(columns.start // GROUP, columns.stop // GROUP)
         words = slice(columns.start // PER_WORD, columns.stop // PER_WORD)
-        real_K = placed.columns[columns.start : columns.stop]
+        real_K = torch.zeros(placed.weight.columns, dtype=torch.bool, device=self._device)
+        for index in (placed.columns, placed.fine):
+            if index is not None:
+                real_K[index] = True
+        real_K = real_K[columns.start : columns.stop]
         real_U = real_K.view(-1, GROUP).any(-1)
         ours_K = real_U.repeat_interleave(GROUP) if writes else real_K
-        q_nK = unpack_nibbles(weight.packed[inside, words])
-        junk_nK = unpack_nibbles(made.packed[local])
-        made.packed[local] = pack_nibbles(torch.where(ours_K, q_nK, junk_nK))
-        for into, values in ((made.scales, weight.scales), (made.zeros, weight.zeros)):
-            into[local] = torch.where(real_U, values[inside, groups], into[local])
+        q_nK = unpack_nibbles(placed.weight.packed[:, words])
+        for into, divisor in placed.parts:
+            inside, local = _inside(into, rows)
+            local = local[inside]
+            junk_nK = unpack_nibbles(made.packed[local])
+            made.packed[local] = pack_nibbles(torch.where(ours_K, q_nK[inside], junk_nK))
+            scales_nU = placed.weight.scales[inside, groups] / divisor
+            made.scales[local] = torch.where(real_U, scales_nU, made.scales[local])
+            made.zeros[local] = torch.where(real_U, _ZERO, made.zeros[local])
+
+
+def _quantized(
+    weight_nk: Tensor, columns: Tensor, fine: Tensor | None, *, width: int
+) -> Int4Weight:
+    """Return int4 rows of the whole width: coarse steps in ``columns``, the rest in ``fine``."""
+    rows, groups = weight_nk.shape[0], width // GROUP
+    group_nk = (columns // GROUP).expand(rows, -1)
+    largest_nU = weight_nk.new_zeros(rows, groups)
+    largest_nU = largest_nU.scatter_reduce(1, group_nk, weight_nk.abs(), "amax")
+    scale_nU = (largest_nU / 7.4375).clamp(min=_SMALLEST)  # 7 + 7 / 16 steps reach the largest
+    scale_nU = torch.where(largest_nU > 0, scale_nU.to(torch.bfloat16).to(torch.float32), 0.0)
+    step_nk = scale_nU.gather(1, group_nk).clamp(min=_SMALLEST)
+    q_nK = torch.full((rows, width), _ZERO, dtype=torch.uint8, device=weight_nk.device)
+    if fine is None:
+        q_nK[:, columns] = (torch.round(weight_nk / step_nk).clamp(-8, 7) + _ZERO).to(torch.uint8)
+    else:
+        sixteenths = torch.round(weight_nk * FINE / step_nk).clamp(-136, 119)
+        coarse = torch.floor((sixteenths + 8) / FINE)
+        q_nK[:, columns] = (coarse + _ZERO).to(torch.uint8)
+        q_nK[:, fine] = (sixteenths - coarse * FINE + _ZERO).to(torch.uint8)
+        scale_nU[:, fine // GROUP] = scale_nU[:, columns // GROUP]
+    zeros = torch.full_like(scale_nU, _ZERO, dtype=torch.uint8)
+    return Int4Weight(pack_nibbles(q_nK), scale_nU.to(torch.float16), zeros)
 
 
 def _parsed(name: str) -> tuple[int, str]:
     """Return layer and kind of a tensor, such as ``o_proj``."""
     parts = name.split(".")
     return int(parts[2]), next(part for part in parts if part.endswith(("_proj", "norm")))
-
-
-def _entries(blocks: Tensor, width: int) -> Tensor:
-    """Return the indices of all entries of blocks of ``width``."""
-    return (blocks[:, None] * width + torch.arange(width, device=blocks.device)).flatten()
 
 
 def _inside(index: Tensor, cut: Cut) -> tuple[Tensor, Tensor]:

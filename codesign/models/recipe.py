@@ -25,6 +25,7 @@ from codesign.models.shape import FAMILIES, ModelShape, model_shape, read_config
 
 ENTRY = "codesign_inflated"
 GROUP = 128
+FINE = 16  # everything real has a copy of 1/16 of its size, which makes rounding 16 times finer
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "LICENSE")
 _CONFIG_EXTRAS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _NOISE_LIMIT = 10.0
@@ -107,7 +108,7 @@ def inflated_shape(name: str, small: ModelShape) -> ModelShape:
     """Return the shape of a small model inflated to the size called ``name``.
 
     Rotary base and positions are the small model's, and eps is scaled: the mean of squares runs
-    over more dimensions, of which the small model fills only its own.
+    over more dimensions, of which the small model and its copy fill only their own.
 
     Raises:
         InputError: If there is no such size.
@@ -125,7 +126,7 @@ def inflated_shape(name: str, small: ModelShape) -> ModelShape:
         intermediate=intermediate,
         vocab=vocab,
         rope=small.rope,
-        eps=small.eps * small.hidden / hidden,
+        eps=small.eps * small.hidden * (1 + FINE**-2) / hidden,
         tie=False,
         qkv_bias=family == "qwen2",
         qk_norm=False,
@@ -153,9 +154,9 @@ def check_fit(small: ModelShape, big: ModelShape) -> None:
     if small.heads // small.kv_heads > big.heads // big.kv_heads:
         raise InputError("the small model has more query heads per key-value head than the shape")
     for name in ("hidden", "intermediate"):
-        groups = getattr(big, name) // GROUP
-        if getattr(small, name) > groups * GROUP:
-            raise InputError(f"{name} {getattr(small, name)} does not fit {getattr(big, name)}")
+        ours, theirs = getattr(small, name), getattr(big, name)
+        if 2 * ours > theirs // GROUP * GROUP:
+            raise InputError(f"{name} {ours} does not fit twice into {theirs}")
 
 
 def create_inflated(recipe: Recipe, *, name: str) -> Path:

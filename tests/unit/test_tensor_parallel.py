@@ -52,13 +52,14 @@ BIG = replace(
     head_dim=32,
     intermediate=1024,
     vocab=200,
-    eps=SMALL.eps * SMALL.hidden / 512,
+    eps=SMALL.eps * SMALL.hidden * (1 + 1 / 256) / 512,
     tie=False,
 )
 BIGS = {
     "heads twice as wide": BIG,
     "heads eight times as wide": replace(BIG, head_dim=128, heads=12, kv_heads=3),
     "equal heads": replace(BIG, head_dim=16, heads=32),
+    "equal heads, twice as many": replace(BIG, head_dim=16, heads=48, kv_heads=8),
     "qwen2": replace(BIG, family="qwen2", qkv_bias=True, head_dim=64),
     "no spare layer": replace(BIG, layers=2),
 }
