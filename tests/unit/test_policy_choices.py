@@ -110,6 +110,27 @@ def test_needed_rows_end_where_the_expected_tokens_reach_the_need():
     assert policy._serve(trees[1], policy._ranked(trees[1]), [0], policy._needs[1], 10) == 0
 
 
+def test_the_request_that_is_owed_most_is_served_first_when_rows_are_scarce():
+    progress = [Progress(0.2, 2), Progress(0.9, 2), Progress(0.2, 2)]
+    policy, trees = adaserve("adaserve-4x2x7"), [new_tree() for _ in range(3)]
+    draft(policy, trees, [[0.3, 0.2]] * 3, progress)
+    first, owed, last = (len(nodes) - 1 for nodes in policy.select(trees))
+    assert (first, owed, last) == (2, 2, 0)  # all that its beam holds, then what is left
+
+
+def test_turbospec_decodes_plainly_unless_a_tenth_is_gained():
+    # At its start rate of 0.7 a token takes 1.7 times plain's tokens in 1 + draft / 20 ms.
+    for draft_seconds, length in ((0.0124, 0), (0.0100, 1)):
+        drafting = StepTime.linear(alpha=0.0, gamma=0.0, delta=draft_seconds)
+        gain = 1.7 * 0.020 / (0.020 + draft_seconds)
+        assert (gain > 1.1) == bool(length)
+        assert gain > 1.0
+        policy = build_speculation(parse_policy("turbospec-1"), goodput=Goodput(drafting, TARGET))
+        tree = new_tree()
+        policy.begin([tree])
+        assert len(policy.leaves([tree], 0)[0]) == length
+
+
 def test_without_a_target_rows_go_by_chance_alone():
     policy, trees = adaserve("adaserve-3x2x8", slo_tpot=None), [new_tree(), new_tree()]
     draft(policy, trees, [[0.3, 0.2], [0.9, 0.05]], [Progress(9.0, 1), Progress(0.0, 1)])
@@ -190,6 +211,9 @@ def test_a_row_trusts_its_features_less_the_more_of_them_are_the_head_s_own():
     grow(tree, 0, 0.6, 0.3)
     (known, fresh) = (tree.children[0][token] for token in (0, 1))
     assert tree.trust([known]) == (0.25,)  # run before the verdict, two features from the target's
+    below = tree.children[known][0]
+    grow(tree, below, 0.6, 0.3)
+    assert tree.trust([below]) == (0.125,)  # its features stand on that one's
     grow(tree, fresh, 0.6, 0.3)
     assert tree.trust([fresh]) == (0.5,)
 
