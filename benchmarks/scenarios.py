@@ -1,0 +1,173 @@
+"""What the scripts that check the papers and answer their questions simulate alike."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from codesign.acceptance import AcceptanceProfile
+from codesign.config import SLO, Serving, parse_deployment
+from codesign.fit import Fit
+from codesign.fit.shipped import DEFAULT_FIT
+from codesign.fit.what_if import dialled_acceptance
+from codesign.metrics import Metrics, summarise
+from codesign.plan import Candidate
+from codesign.policy.cost import Calibration, RoundCost, StepTime
+from codesign.policy.speculation import parse_policy
+from codesign.records import RunRecords
+from codesign.sim import simulate
+
+SEED = 1
+_APART = 1e4  # seconds between requests that shall never meet
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Decoding of one request at a time: tokens per round, tokens per second, mean spans."""
+
+    compression: float
+    tokens_per_second: float
+    spans: dict[str, float]
+
+
+@functools.cache
+def recorded() -> AcceptanceProfile:
+    """The recordings that ship with the package."""
+    return Fit.load(DEFAULT_FIT).acceptance
+
+
+@functools.lru_cache(maxsize=32)
+def dialled(rate: float) -> AcceptanceProfile:
+    """Made-up acceptance in runs: ``rate`` of first draft tokens is taken."""
+    return dialled_acceptance(recorded(), rate)
+
+
+def constant(milliseconds: float) -> StepTime:
+    """A forward whose time does not depend on its rows, as papers print them."""
+    return StepTime.linear(alpha=0.0, gamma=0.0, delta=milliseconds / 1e3)
+
+
+def with_host(step: StepTime, seconds: float) -> StepTime:
+    """The same step with time of the host before each."""
+    return replace(step, seconds=tuple(s + seconds for s in step.seconds))
+
+
+def fit_of(costs: dict[str, RoundCost], acceptance: AcceptanceProfile) -> Fit:
+    """A fit of given costs."""
+    return Fit(
+        target="",
+        draft="",
+        temperature=0.0,
+        costs=costs,
+        calibration=Calibration(),
+        acceptance=acceptance,
+        errors={},
+        origin="made up",
+    )
+
+
+def serve(
+    requests: pd.DataFrame, fit: Fit, policy: str, deployment: str, *, max_batch: int
+) -> tuple[Metrics, RunRecords]:
+    """Simulate one candidate."""
+    candidate = Candidate(parse_deployment(deployment), parse_policy(policy), max_batch)
+    serving = Serving(max_kv_tokens=None if _knows_memory(fit, deployment) else 10_000_000)
+    records = simulate(requests, candidate, fit, slo=SLO(), serving=serving, seed=SEED)
+    return summarise(records, SLO()), records
+
+
+def _knows_memory(fit: Fit, deployment: str) -> bool:
+    return fit.costs[parse_deployment(deployment).unit.label].kv_tokens is not None
+
+
+def decode_alone(
+    fit: Fit, policy: str, deployment: str, *, requests: int = 24, tokens: int = 400
+) -> Speed:
+    """Serve requests one at a time, as a latency benchmark at batch 1 does."""
+    frame = pd.DataFrame(
+        {
+            "arrival": np.arange(requests) * _APART,
+            "prompt_tokens": 100,
+            "output_tokens": tokens,
+            "category": "",
+        }
+    )
+    metrics, _ = serve(frame, fit, policy, deployment, max_batch=1)
+    assert metrics.tpot_mean is not None
+    spans = {name: value for name, value in metrics.spans.items() if value is not None}
+    return Speed(metrics.acceptance_length or 1.0, 1.0 / metrics.tpot_mean, spans)
+
+
+def closed_batch(batch: int, *, waves: int = 4, prompt: int = 512, output: int = 256) -> Any:
+    """Requests that keep a batch of one size full: all there at once, ``waves`` times as many."""
+    count = batch * waves
+    return pd.DataFrame(
+        {
+            "arrival": np.zeros(count),
+            "prompt_tokens": prompt,
+            "output_tokens": output,
+            "category": "",
+        }
+    )
+
+
+def bisect_rate(reach: Any, wanted: float, *, steps: int = 9) -> float | None:
+    """Dialled acceptance at which ``reach(rate)``, rising, is ``wanted``; None if it never is."""
+    low, high = 0.30, 0.985
+    if reach(high) < wanted:
+        return None
+    for _ in range(steps):
+        middle = (low + high) / 2
+        low, high = (middle, high) if reach(middle) < wanted else (low, middle)
+    return (low + high) / 2
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table; floats with three significant digits."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(_cell(value) for value in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def reflow(text: str) -> str:
+    """Paragraphs within 100 columns; headings, tables and code as they are."""
+    blocks = [
+        block
+        if block.startswith(("#", "|", "    "))
+        else textwrap.fill(" ".join(block.split()), 100, break_on_hyphens=False)
+        for block in text.split("\n\n")
+    ]
+    return "\n\n".join(blocks)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return str(value)
+
+
+def percent(ours: float, paper: float) -> str:
+    """Relative difference."""
+    return f"{ours / paper - 1.0:+.1%}"
+
+
+def sibling(name: str) -> ModuleType:
+    """Another script of this folder, wherever it is called from."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[name]
