@@ -19,6 +19,10 @@ class DraftLostError(HardwareError):
     """The draft process no longer answers; the run goes on without speculation."""
 
 
+class TargetLostError(HardwareError):
+    """A process that holds a part of the target is gone; the run ends with what it has."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """Candidates, and where their time went.

@@ -133,10 +133,10 @@ def run_candidate(
     """
     spec = candidate.speculation
     check_runs_in_engine(spec)
-    longest = _longest(requests, spec, max_kv_tokens)
+    longest = longest_request(requests, spec, max_kv_tokens)
     torch.set_num_threads(candidate.deployment.target_workers)
     batcher = Batcher(
-        [QueuedRequest(r.request_id, r.arrival, _kv_tokens(r, spec)) for r in requests],
+        [QueuedRequest(r.request_id, r.arrival, kv_tokens(r, spec)) for r in requests],
         BatchLimits(candidate.max_batch, max_kv_tokens),
     )
     cache = KVCache(target.shape, num_slots=candidate.max_batch, max_tokens=longest, check=check)
@@ -161,21 +161,28 @@ def _shares_target(directory: Path) -> bool:
     return "codesign_draft" in json.loads((directory / "config.json").read_text())
 
 
-def _kv_tokens(request: BoundRequest, spec: SpeculationSpec) -> int:
+def kv_tokens(request: BoundRequest, spec: SpeculationSpec) -> int:
+    """KV rows that a request needs at its longest."""
     return len(request.prompt_ids) + request.max_new_tokens + spec.max_rows
 
 
-def _longest(requests: Sequence[BoundRequest], spec: SpeculationSpec, max_kv_tokens: int) -> int:
-    """KV rows of the longest request."""
+def longest_request(
+    requests: Sequence[BoundRequest], spec: SpeculationSpec, max_kv_tokens: int
+) -> int:
+    """KV rows of the longest request.
+
+    Raises:
+        InputError: If there is none, or it does not fit.
+    """
     if not requests:
         raise InputError("no requests to serve. Take a longer slice: codesign plan --slice 0:600")
-    longest = max(requests, key=lambda r: _kv_tokens(r, spec))
-    if _kv_tokens(longest, spec) > max_kv_tokens:
+    longest = max(requests, key=lambda r: kv_tokens(r, spec))
+    if kv_tokens(longest, spec) > max_kv_tokens:
         raise InputError(
-            f"request {longest.request_id} needs {_kv_tokens(longest, spec)} KV tokens, the limit "
+            f"request {longest.request_id} needs {kv_tokens(longest, spec)} KV tokens, the limit "
             f"is {max_kv_tokens}. Shorten the trace: codesign plan --max-prompt N --max-output N"
         )
-    return _kv_tokens(longest, spec)
+    return kv_tokens(longest, spec)
 
 
 def _partner(

@@ -9,15 +9,38 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter, sleep
+from typing import Protocol
 
-from codesign.engine.partner import Answer, DraftLostError, NoDraft, Partner
-from codesign.engine.target_worker import TargetWorker
+from codesign.engine.partner import Answer, DraftLostError, NoDraft, Partner, TargetLostError
 from codesign.policy.batching import Batcher
-from codesign.policy.protocol import Admission, RequestVerdict, Verdict, VerifyRows
+from codesign.policy.protocol import (
+    Admission,
+    Candidates,
+    RequestVerdict,
+    TargetSide,
+    Verdict,
+    VerifyRows,
+)
 from codesign.prompts import BoundRequest
 from codesign.records import RequestRecord, RoundLog, RoundRecord, RunRecords
 
 Progress = Callable[[str, int, int], None]
+
+
+class Target(Protocol):
+    """The target's half of a round, on a CPU (TargetWorker) or on GPUs (GroupTarget)."""
+
+    side: TargetSide
+
+    def prefill(self, admissions: Sequence[Admission]) -> list[RequestVerdict]:
+        """Run prompts and commit the token after each."""
+        ...
+
+    def verify(
+        self, candidates: Candidates | None
+    ) -> tuple[list[VerifyRows], list[RequestVerdict]]:
+        """Run every request's tree (or last token) and commit what the walk yields."""
+        ...
 
 
 @dataclass(slots=True)
@@ -45,7 +68,7 @@ class Server:
 
     def __init__(
         self,
-        worker: TargetWorker,
+        worker: Target,
         partner: Partner,
         batcher: Batcher,
         requests: Sequence[BoundRequest],
@@ -69,15 +92,19 @@ class Server:
         }
 
     def run(self) -> RunRecords:
-        """Serve everything. An interruption ends the run with what is finished so far."""
+        """Serve everything.
+
+        An interruption, or the loss of a part of the target, ends the run with what is finished.
+        """
         self._origin = perf_counter()
         try:
             while not self._batcher.is_done:
                 self._wait_for_work()
                 self._round()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, TargetLostError) as end:
             left = len(self._requests) - self._num_finished
-            self._notes.append(f"interrupted: {left} of {len(self._requests)} requests unfinished")
+            cause = "interrupted" if isinstance(end, KeyboardInterrupt) else str(end)
+            self._notes.append(f"{cause}: {left} of {len(self._requests)} requests unfinished")
         finally:
             seconds = self._now()
             self._partner.close()

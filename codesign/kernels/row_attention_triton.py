@@ -1,11 +1,11 @@
+# pyright: reportCallIssue=false
+# ruff: noqa: ANN001 (Triton compiles by parameter annotations, and takes launch options beside)
 """Triton kernels of ``row_attention``; see there for what they compute and the letters.
 
 Every size that changes from step to step is read from device memory. Imported where a GPU is.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
@@ -64,20 +64,20 @@ def attend(
 
 @triton.jit
 def _attend_chunk(
-    q: Any,
-    keys: Any,
-    values: Any,
-    slots: Any,
-    positions: Any,
-    prefixes: Any,
-    paths: Any,
-    out: Any,
-    scores: Any,
-    q_stride: Any,
-    slab_stride: Any,
-    head_stride: Any,
-    path_stride: Any,
-    scale: Any,
+    q,
+    keys,
+    values,
+    slots,
+    positions,
+    prefixes,
+    paths,
+    out,
+    scores,
+    q_stride,
+    slab_stride,
+    head_stride,
+    path_stride,
+    scale,
     GROUP: tl.constexpr,
     PADDED: tl.constexpr,
     E: tl.constexpr,
@@ -131,11 +131,11 @@ def _attend_chunk(
 
 @triton.jit
 def _join_chunks(
-    parts: Any,
-    scores: Any,
-    positions: Any,
-    out: Any,
-    num_chunks: Any,
+    parts,
+    scores,
+    positions,
+    out,
+    num_chunks,
     E: tl.constexpr,
     CHUNK: tl.constexpr,
 ) -> None:
@@ -197,17 +197,17 @@ def rotate_and_append(
 
 @triton.jit
 def _rotate_and_append(
-    qkv: Any,
-    cos: Any,
-    sin: Any,
-    keys: Any,
-    values: Any,
-    slots: Any,
-    kv_rows: Any,
-    q_out: Any,
-    qkv_stride: Any,
-    slab_stride: Any,
-    head_stride: Any,
+    qkv,
+    cos,
+    sin,
+    keys,
+    values,
+    slots,
+    kv_rows,
+    q_out,
+    qkv_stride,
+    slab_stride,
+    head_stride,
     H: tl.constexpr,
     G: tl.constexpr,
     HALF: tl.constexpr,
@@ -259,13 +259,13 @@ def move_rows(
 
 @triton.jit
 def _move_rows(
-    keys: Any,
-    values: Any,
-    moves: Any,
-    num_moves: Any,
-    layer_stride: Any,
-    slab_stride: Any,
-    head_stride: Any,
+    keys,
+    values,
+    moves,
+    num_moves,
+    layer_stride,
+    slab_stride,
+    head_stride,
     E: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:

@@ -1,0 +1,170 @@
+"""One rank's forward over a step's rows: fixed shapes, everything else read from device memory.
+
+The same code runs eagerly on a CPU and inside a CUDA graph. Ops come from codesign.kernels.
+
+Letters in shapes: T rows, D hidden size, H query heads and G key/value heads of the rank, E head
+size, F = E / 2, v head rows of the rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from codesign.engine.gpu.slabs import Slabs, seen_rows
+from codesign.engine.gpu.step_rows import DeviceRows
+from codesign.engine.gpu.tensor_group import TensorGroup
+from codesign.engine.rank_weights import Matrix, RankWeights
+from codesign.kernels import PlainLinear, rms_norm, rotary_frequencies, swiglu
+from codesign.kernels.int4 import Int4Weight
+from codesign.kernels.reference import int4_linear
+from codesign.kernels.row_attention import Scratch, rotate_and_append, row_attention
+
+Linear = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    input_norm: Tensor
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class RankForward:
+    """A model's part on one rank.
+
+    Args:
+        weights: Read layer by layer.
+        group: The ranks that hold the model.
+
+    Attributes:
+        shape: The rank's part: its heads and channels.
+        first_token: Head row of the whole model that logit 0 of this rank stands for.
+        token_map: Head row of the whole model -> token, or None if they are the same.
+    """
+
+    def __init__(self, weights: RankWeights, group: TensorGroup) -> None:
+        self.shape = weights.shape
+        self.group = group
+        self._layers = [_layer(weights, index) for index in range(weights.shape.layers)]
+        ends = weights.ends()
+        self.embedding_VD = ends.embedding
+        self._norm = ends.norm
+        self._head_vD = ends.head
+        self._num_real = ends.num_real
+        self.first_token = ends.head_start
+        self.token_map = ends.token_map
+        frequency_F = rotary_frequencies(self.shape.rope, self.shape.head_dim)
+        self._frequency_F = frequency_F.to(ends.embedding.device)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return self.embedding_VD.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations, keys and values."""
+        return self.embedding_VD.dtype
+
+    def hidden(self, rows: DeviceRows, slabs: Slabs, scratch: Scratch | None) -> Tensor:
+        """Write the rows' keys and values to their slabs and return last hidden states, (T, D)."""
+        seen = seen_rows(rows)
+        slots, places = rows.slots_T, rows.kv_rows_T
+
+        def attend(index: int, qkv_TN: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
+            keys, values = slabs.keys_LBGME[index], slabs.values_LBGME[index]
+            q_THE = rotate_and_append(
+                qkv_TN, cos_TF, sin_TF, keys, values, slots, places, heads=self.shape.heads
+            )
+            return row_attention(q_THE, keys, values, seen, scratch)
+
+        return self._run(rows.tokens_T.long(), rows.positions_T, attend)
+
+    def prompt_hidden(self, tokens_T: Tensor, slot: int, slabs: Slabs) -> Tensor:
+        """Run a whole prompt into an empty slab and return its last hidden state, (1, D)."""
+        count = tokens_T.shape[0]
+        places = torch.arange(count, device=tokens_T.device)
+        slots = torch.full_like(places, slot)
+
+        def attend(index: int, qkv_TN: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
+            keys, values = slabs.keys_LBGME[index], slabs.values_LBGME[index]
+            q_THE = rotate_and_append(
+                qkv_TN, cos_TF, sin_TF, keys, values, slots, places, heads=self.shape.heads
+            )
+            out_1HTE = F.scaled_dot_product_attention(
+                q_THE.transpose(0, 1)[None],
+                keys[slot, :, :count][None],
+                values[slot, :, :count][None],
+                is_causal=True,
+                enable_gqa=self.shape.heads != self.shape.kv_heads,
+            )
+            return out_1HTE[0].transpose(0, 1)
+
+        return self._run(tokens_T, places, attend)[-1:]
+
+    def logits(self, hidden_TD: Tensor) -> Tensor:
+        """Float32 logits of the rank's head rows, (T, v); -inf where a row stands for no token."""
+        if hidden_TD.is_cuda and hidden_TD.dtype != torch.float32:
+            logits = torch.mm(hidden_TD, self._head_vD.t(), out_dtype=torch.float32)
+        else:
+            logits = F.linear(hidden_TD, self._head_vD).float()
+        logits[:, self._num_real :] = -torch.inf
+        return logits
+
+    def _run(
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        attend: Callable[[int, Tensor, Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        angle_TF = positions_T[:, None].float() * self._frequency_F
+        cos_TF, sin_TF = angle_TF.cos(), angle_TF.sin()
+        eps, reduce = self.shape.eps, self.group.all_reduce
+        x_TD = self.embedding_VD[tokens_T]
+        for index, layer in enumerate(self._layers):
+            qkv_TN = self._head_norms(layer, layer.qkv(rms_norm(x_TD, layer.input_norm, eps)))
+            out_THE = attend(index, qkv_TN, cos_TF, sin_TF)
+            x_TD = x_TD + reduce(layer.out(out_THE.flatten(1)))
+            h_TD = rms_norm(x_TD, layer.mlp_norm, eps)
+            x_TD = x_TD + reduce(layer.down(swiglu(layer.gate_up(h_TD))))
+        return rms_norm(x_TD, self._norm, eps)
+
+    def _head_norms(self, layer: _Layer, qkv_TN: Tensor) -> Tensor:
+        if layer.q_norm is None or layer.k_norm is None:
+            return qkv_TN
+        heads, kv_heads = self.shape.heads, self.shape.kv_heads
+        parts = qkv_TN.view(qkv_TN.shape[0], -1, self.shape.head_dim)
+        q, k, v = parts.split((heads, kv_heads, kv_heads), dim=1)
+        q = rms_norm(q, layer.q_norm, self.shape.eps)
+        k = rms_norm(k, layer.k_norm, self.shape.eps)
+        return torch.cat((q, k, v), dim=1).flatten(1)
+
+
+def _layer(weights: RankWeights, index: int) -> _Layer:
+    layer = weights.layer(index)
+    return _Layer(
+        input_norm=layer.input_norm,
+        qkv=_linear(layer.qkv, layer.qkv_bias),
+        q_norm=layer.q_norm,
+        k_norm=layer.k_norm,
+        out=_linear(layer.out),
+        mlp_norm=layer.mlp_norm,
+        gate_up=_linear(layer.gate_up),
+        down=_linear(layer.down),
+    )
+
+
+def _linear(matrix: Matrix, bias: Tensor | None = None) -> Linear:
+    if isinstance(matrix, Int4Weight):
+        return lambda x_TK: int4_linear(x_TK, matrix, bias)
+    return PlainLinear(matrix, bias)

@@ -1,0 +1,113 @@
+"""The pair link: verdicts and candidates between the leaders of target and draft.
+
+The messages are those of wire.py, in a mailbox each way. The host decides both of them, so they go
+from host to host; on one machine that is shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter, sleep
+
+import numpy as np
+
+from codesign.engine.draft_worker import DraftWorker
+from codesign.engine.gpu.mailbox import Mailbox, Words
+from codesign.engine.partner import Answer
+from codesign.engine.wire import (
+    WireLimits,
+    decode_candidates,
+    decode_verdict,
+    encode_candidates,
+    encode_verdict,
+)
+from codesign.policy.protocol import Verdict
+
+
+def verdict_mailbox_words(limits: WireLimits, max_prompt_tokens: int) -> int:
+    """Words of the longest verdict, prompts of a whole batch behind it."""
+    return limits.verdict_words + limits.max_batch * max_prompt_tokens
+
+
+class LinkedDraft:
+    """The target's end: a ``Partner`` whose draft runs on other ranks.
+
+    Args:
+        verdicts: To the draft's leader.
+        candidates: From there.
+        limits: Message sizes.
+        on_close: Called once when the draft is no longer needed.
+    """
+
+    is_async = True
+
+    def __init__(
+        self,
+        verdicts: Mailbox,
+        candidates: Mailbox,
+        limits: WireLimits,
+        on_close: Callable[[], None],
+    ) -> None:
+        self._verdicts = verdicts
+        self._candidates = candidates
+        self._limits = limits
+        self._on_close = on_close
+        self._is_open = True
+        self._sent = 0.0
+
+    def send(self, verdict: Verdict) -> None:
+        """See ``Partner.send``."""
+        words = _verdict_words(verdict, self._limits)
+        self._sent = perf_counter()
+        self._verdicts.send(words)
+
+    def receive(self) -> Answer:
+        """See ``Partner.receive``."""
+        words = self._candidates.receive()
+        received = perf_counter()
+        candidates, times = decode_candidates(words)
+        return Answer(candidates, self._sent, times, received)
+
+    def close(self) -> None:
+        """See ``Partner.close``."""
+        if self._is_open:
+            self._is_open = False
+            self._on_close()
+
+
+def serve_verdicts(
+    worker: DraftWorker,
+    verdicts: Mailbox,
+    candidates: Mailbox,
+    limits: WireLimits,
+    delay: Callable[[int], float] | None = None,
+) -> None:
+    """Be the draft's leader: answer verdicts until the last one.
+
+    Args:
+        worker: Grows the trees.
+        verdicts: From the target's leader.
+        candidates: To it.
+        limits: Message sizes.
+        delay: Seconds to sleep before each answer, by round; for tests of timing.
+    """
+    while True:
+        words = verdicts.receive()
+        verdict = decode_verdict(words[: limits.verdict_words], words[limits.verdict_words :])
+        if verdict.is_last:
+            return
+        if delay is not None:
+            sleep(delay(verdict.round))
+        answer, times = worker.answer(verdict)
+        candidates.send(encode_candidates(answer, times, limits))
+        worker.overlap()
+
+
+def last_verdict_words(limits: WireLimits) -> Words:
+    """The message that ends the draft's leader."""
+    return _verdict_words(Verdict(0, is_last=True), limits)
+
+
+def _verdict_words(verdict: Verdict, limits: WireLimits) -> Words:
+    message, prompts = encode_verdict(verdict, limits)
+    return np.concatenate((message, prompts)) if len(prompts) else message

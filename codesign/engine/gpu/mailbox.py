@@ -1,0 +1,162 @@
+"""Messages of int32 words between processes: through shared memory on one host, else over gloo.
+
+A mailbox has one writer and one or more readers, and holds one message: the writer waits until
+every reader has taken the last one. In shared memory a message is there about two microseconds
+after it was sent; both ends spin for a while before they sleep.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+Words = NDArray[np.int32]
+Watch = Callable[[], None]  # raises when the other end is gone
+
+NAP = 50e-6
+WATCH_EVERY = 0.05
+_SENT, _LENGTH, _TAKEN = 0, 1, 2  # int64 words before the message; one "taken" per reader
+
+
+class Mailbox(Protocol):
+    """One end of a one-way channel."""
+
+    def send(self, words: Words) -> None:
+        """Hand over a message, after the last one was taken."""
+        ...
+
+    def receive(self) -> Words:
+        """Wait for the next message."""
+        ...
+
+
+def shared_memory_is_ordered() -> bool:
+    """Whether this processor shows another one's writes in their order, which mailboxes need."""
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+class SharedMailbox:
+    """A mailbox in a file of shared memory.
+
+    Args:
+        path: The file; the first of its ends to come makes it.
+        max_words: Longest message.
+        num_readers: Readers, each with a number of its own.
+        reader: Number of this end's reader; None for the writer.
+        spin: Seconds to spin before naps; short where processes outnumber processors.
+        watch: Called now and then while waiting; may raise.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_words: int,
+        num_readers: int = 1,
+        reader: int | None = None,
+        spin: float = 0.05,
+        watch: Watch | None = None,
+    ) -> None:
+        head = 8 * (_TAKEN + num_readers)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(descriptor, head + 4 * max_words)
+            self._memory = mmap.mmap(descriptor, head + 4 * max_words)
+        finally:
+            os.close(descriptor)
+        self._counts = np.frombuffer(self._memory, np.int64, _TAKEN + num_readers)
+        self._words = np.frombuffer(self._memory, np.int32, max_words, offset=head)
+        self._taken = _TAKEN if reader is None else _TAKEN + reader
+        self._spin = spin
+        self._watch = watch
+
+    def send(self, words: Words) -> None:
+        """See ``Mailbox.send``."""
+        counts = self._counts
+        sent = int(counts[_SENT])
+        self._wait(lambda: bool((counts[_TAKEN:] == sent).all()))
+        self._words[: len(words)] = words
+        counts[_LENGTH] = len(words)
+        counts[_SENT] = sent + 1  # last: it is what readers look at
+
+    def receive(self) -> Words:
+        """See ``Mailbox.receive``."""
+        counts, at = self._counts, self._taken
+        taken = int(counts[at])
+        self._wait(lambda: counts[_SENT] != taken)
+        words = self._words[: int(counts[_LENGTH])].copy()
+        counts[at] = taken + 1
+        return words
+
+    def _wait(self, is_there: Callable[[], bool]) -> None:
+        start = look_at = perf_counter()
+        while not is_there():
+            now = perf_counter()
+            if now - start > self._spin:
+                sleep(NAP)
+            if self._watch is not None and now > look_at:
+                self._watch()
+                look_at = now + WATCH_EVERY
+
+
+class GlooMailbox:
+    """A mailbox between hosts: point-to-point messages of torch.distributed over gloo.
+
+    Args:
+        writer: Global rank of the writer.
+        readers: Global ranks of the readers.
+        group: Its gloo group; None for the default one.
+        watch: Called while waiting; may raise.
+    """
+
+    def __init__(
+        self,
+        *,
+        writer: int,
+        readers: Sequence[int],
+        group: dist.ProcessGroup | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self._writer = writer
+        self._readers = tuple(readers)
+        self._group = group
+        self._watch = watch
+        self._outgoing: list[tuple[dist.Work, torch.Tensor]] = []
+
+    def send(self, words: Words) -> None:
+        """See ``Mailbox.send``."""
+        for work, _ in self._outgoing:
+            self._finish(work)
+        self._outgoing = []
+        for part in (torch.tensor([len(words)], dtype=torch.int32), torch.tensor(words)):
+            for reader in self._readers:
+                work = dist.isend(part, reader, group=self._group)
+                assert work is not None
+                self._outgoing.append((work, part))
+
+    def receive(self) -> Words:
+        """See ``Mailbox.receive``."""
+        return self._receive(int(self._receive(1)[0]))
+
+    def _receive(self, count: int) -> Words:
+        part = torch.zeros(count, dtype=torch.int32)
+        work = dist.irecv(part, self._writer, group=self._group)
+        assert work is not None
+        self._finish(work)
+        return part.numpy()
+
+    def _finish(self, work: dist.Work) -> None:
+        # A peer that died closes its connection, which ends the wait with an error.
+        if self._watch is not None:
+            self._watch()
+        work.wait()

@@ -1,0 +1,184 @@
+"""One model on one rank: takes step messages, answers with a few words.
+
+On a GPU each row bucket is one CUDA graph from the copy of the message to the device to the copy
+of the answer back; a step is one launch. On a CPU the same calls run one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from codesign.engine.gpu.forward import RankForward
+from codesign.engine.gpu.heads import StepHead, TargetHead
+from codesign.engine.gpu.slabs import Slabs
+from codesign.engine.gpu.step_rows import (
+    BUCKET,
+    BUCKETS,
+    HEADER,
+    KIND,
+    DeviceRows,
+    Words,
+    max_step_words,
+    pack_step,
+    step_words,
+)
+from codesign.kernels.keyed_sampling import row_keys
+from codesign.kernels.row_attention import Scratch
+
+STEP, PROMPT, END = range(3)  # kinds of message
+SLOT_WORD, COUNT_WORD, LOW_WORD, HIGH_WORD = 3, 4, 5, 6  # of a prompt's header
+PATIENCE = 0.05  # seconds between two looks after the other ranks
+
+
+def prompt_message(tokens: Sequence[int], slot: int, noise_key: int) -> Words:
+    """Message for ``ModelRank``: run a prompt into an empty slab."""
+    message = np.zeros(HEADER + len(tokens), np.int32)
+    message[KIND], message[SLOT_WORD], message[COUNT_WORD] = PROMPT, slot, len(tokens)
+    message[LOW_WORD : HIGH_WORD + 1] = np.array([noise_key], np.uint64).view(np.int32)
+    message[HEADER:] = tokens
+    return message
+
+
+def end_message() -> Words:
+    """Message that ends a follower."""
+    message = np.zeros(HEADER, np.int32)
+    message[KIND] = END
+    return message
+
+
+@dataclass(slots=True)
+class _Step:
+    """A bucket's step: run it, then read the answer."""
+
+    run: Callable[[], None]
+    answer: torch.Tensor  # on the host
+    scratch: Scratch | None
+
+
+class ModelRank:
+    """A model's part on this rank, with its slabs.
+
+    Args:
+        forward: The model's part.
+        slabs: Its keys and values.
+        head: What follows a forward.
+        max_moves: Most slab rows that a message may move.
+    """
+
+    def __init__(
+        self, forward: RankForward, slabs: Slabs, head: StepHead, *, max_moves: int = 0
+    ) -> None:
+        self.forward = forward
+        self.slabs = slabs
+        self.head = head
+        self._max_moves = max_moves
+        on_gpu = forward.device.type == "cuda"
+        words = max_step_words(max_moves)
+        self._staging = torch.zeros(words, dtype=torch.int32, pin_memory=on_gpu)
+        self._buffer = torch.zeros(words, dtype=torch.int32, device=forward.device)
+        self._done = torch.cuda.Event() if on_gpu else None
+        self._steps: dict[int, _Step] = {}
+
+    @property
+    def is_target(self) -> bool:
+        """Whether prompts are answered with a token."""
+        return isinstance(self.head, TargetHead)
+
+    @torch.inference_mode()
+    def prepare(self, buckets: Sequence[int] = BUCKETS) -> None:
+        """Capture the graphs of ``buckets``; every rank of the group does so at the same time."""
+        for bucket in buckets:
+            if bucket not in self._steps:
+                self._steps[bucket] = self._make_step(bucket)
+
+    def _make_step(self, bucket: int) -> _Step:
+        on_gpu = self._done is not None
+        answer = torch.zeros(self.head.words(bucket), dtype=torch.int32, pin_memory=on_gpu)
+        scratch = None
+        if on_gpu:
+            shape, device = self.forward.shape, self.forward.device
+            tokens = self.slabs.max_tokens
+            scratch = Scratch.make(bucket, shape.heads, shape.head_dim, tokens, device)
+        words = step_words(bucket, self._max_moves)
+        rows = DeviceRows.of(self._buffer[:words], bucket)
+
+        def run() -> None:
+            self._buffer[:words].copy_(self._staging[:words], non_blocking=True)
+            if self._max_moves:
+                self.slabs.move(rows.moves, rows.num_moves_1)
+            self.slabs.label(rows)
+            hidden_TD = self.forward.hidden(rows, self.slabs, scratch)
+            out = self.head.finish(self.forward, rows, self.slabs, hidden_TD)
+            answer.copy_(out, non_blocking=True)
+
+        return _Step(self._captured(run, bucket) if on_gpu else run, answer, scratch)
+
+    def _captured(self, run: Callable[[], None], bucket: int) -> Callable[[], None]:
+        idle = pack_step((), bucket=bucket, scratch_slot=self.slabs.scratch_slot)
+        self._staging[: len(idle)] = torch.from_numpy(idle)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # compiles kernels and sets up collectives
+            run()
+            run()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            run()
+        return graph.replay
+
+    @torch.inference_mode()
+    def answer(self, message: Words, while_waiting: Callable[[], None] | None = None) -> Words:
+        """Run a message and wait for its answer.
+
+        Args:
+            message: From ``pack_step`` or ``prompt_message``.
+            while_waiting: Called now and then; may raise to end the wait.
+        """
+        if message[KIND] == PROMPT:
+            return self._run_prompt(message)
+        bucket = int(message[BUCKET])
+        if bucket not in self._steps:
+            self._steps[bucket] = self._make_step(bucket)
+        step = self._steps[bucket]
+        self._staging.numpy()[: len(message)] = message
+        step.run()
+        if self._done is not None:
+            self._done.record()
+            self._wait(self._done, while_waiting)
+        return step.answer.numpy().copy()
+
+    def _wait(self, done: torch.cuda.Event, while_waiting: Callable[[], None] | None) -> None:
+        """Poll, so that a rank that died ends the wait on a collective with it."""
+        look_at = perf_counter() + PATIENCE
+        while not done.query():
+            if while_waiting is not None and perf_counter() > look_at:
+                while_waiting()
+                look_at = perf_counter() + PATIENCE
+
+    def _run_prompt(self, message: Words) -> Words:
+        """Run a prompt; the target answers with the token after it, the draft with nothing."""
+        device, count = self.forward.device, int(message[COUNT_WORD])
+        words = torch.from_numpy(message).to(device)
+        tokens_T, slot = words[HEADER : HEADER + count].long(), int(message[SLOT_WORD])
+        self.slabs.label_prompt(tokens_T, slot)
+        hidden_1D = self.forward.prompt_hidden(tokens_T, slot, self.slabs)
+        if not isinstance(self.head, TargetHead):
+            return np.zeros(0, np.int32)
+        last = torch.tensor([count - 1], device=device)
+        keys_1 = row_keys(words[LOW_WORD, None], words[HIGH_WORD, None], last)
+        return self.head.sample(self.forward, hidden_1D, keys_1).to("cpu", torch.int32).numpy()
+
+    def close(self) -> None:
+        """Drop the graphs: NCCL's communicators do not end while one of them holds a collective."""
+        self._steps.clear()
+
+    def num_faults(self) -> int:
+        """Rows that a checked step saw in the wrong place; 0 without ``check``."""
+        return int(self.slabs.num_faults_1)

@@ -1,0 +1,87 @@
+"""Leader and followers of a rank group: the leader decides, the followers replay.
+
+A follower holds no policy, no requests and no clock. It takes the leader's messages one after
+another and runs the same steps, so that the collectives inside them meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from time import sleep
+
+from codesign.engine.gpu.mailbox import Mailbox, Watch
+from codesign.engine.gpu.model_rank import END, ModelRank, end_message
+from codesign.engine.gpu.step_rows import KIND, MODEL, Words
+from codesign.engine.partner import DraftLostError, TargetLostError
+
+
+class GroupLeader:
+    """The leader's handle of one model on all ranks of its group.
+
+    Args:
+        rank: The leader's own part.
+        mailbox: To the followers; None in a group of one.
+        model: Which of the ranks' models this is.
+        watch: Called now and then during waits; raises when a rank is gone.
+
+    Attributes:
+        is_in_step: The last message was not answered: ranks may wait for each other for ever.
+    """
+
+    def __init__(
+        self,
+        rank: ModelRank,
+        mailbox: Mailbox | None = None,
+        *,
+        model: int = 0,
+        watch: Watch | None = None,
+    ) -> None:
+        self.rank = rank
+        self._mailbox = mailbox
+        self._model = model
+        self._watch = watch
+        self.is_in_step = False
+
+    @property
+    def scratch_slot(self) -> int:
+        """Slab of padding rows."""
+        return self.rank.slabs.scratch_slot
+
+    def ask(self, message: Words) -> Words:
+        """Run a message on every rank and return the leader's answer."""
+        message[MODEL] = self._model
+        self.is_in_step = True
+        if self._mailbox is not None:
+            self._mailbox.send(message)
+        try:
+            answer = self.rank.answer(message, self._watch)
+        except RuntimeError:  # a collective breaks before the end of its rank is known
+            self._watch_for_a_second()
+            raise
+        self.is_in_step = False
+        return answer
+
+    def end(self) -> None:
+        """Let the followers go, those that are still there."""
+        if self._mailbox is not None:
+            with contextlib.suppress(TargetLostError, DraftLostError):
+                self._mailbox.send(end_message())
+
+    def _watch_for_a_second(self) -> None:
+        for _ in range(20):
+            if self._watch is not None:
+                self._watch()
+            sleep(0.05)
+
+
+def follow(mailbox: Mailbox, models: Mapping[int, ModelRank], watch: Watch | None = None) -> None:
+    """Be a follower until the leader says that it is over.
+
+    Args:
+        mailbox: From the leader.
+        models: This rank's part of each model, by number.
+        watch: Called now and then during waits; raises when the leader is gone.
+    """
+    while (message := mailbox.receive())[KIND] != END:
+        models[int(message[MODEL])].answer(message, watch)

@@ -1,0 +1,301 @@
+"""One rank of a run: join the others, load this rank's models, serve or follow.
+
+The same function runs in the target leader's process, in ranks that it starts itself on one host,
+and in ranks that torchrun starts on several.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from codesign.engine.checkpoint import open_rank
+from codesign.engine.draft_weights import TOKEN_MAP, load_draft_state
+from codesign.engine.draft_worker import DraftWorker
+from codesign.engine.drafter import Drafter, NgramDrafter
+from codesign.engine.gpu.forward import RankForward
+from codesign.engine.gpu.heads import DraftHead, StepHead, TargetHead
+from codesign.engine.gpu.link import serve_verdicts, verdict_mailbox_words
+from codesign.engine.gpu.mailbox import (
+    GlooMailbox,
+    Mailbox,
+    SharedMailbox,
+    Watch,
+    shared_memory_is_ordered,
+)
+from codesign.engine.gpu.model_rank import ModelRank
+from codesign.engine.gpu.rank_group import GroupLeader, follow
+from codesign.engine.gpu.rank_setup import RankSetup
+from codesign.engine.gpu.slabs import Slabs
+from codesign.engine.gpu.step_rows import (
+    BUCKETS,
+    HEADER,
+    MAX_PATH,
+    bucket_of,
+    max_step_words,
+)
+from codesign.engine.gpu.tensor_group import ProcessGroupRank, SingleRank, TensorGroup
+from codesign.engine.gpu.workers import GroupDrafter
+from codesign.engine.rank_weights import EMBEDDING, RankWeights, StateReader
+from codesign.engine.weights import read_tensors
+from codesign.models.shape import model_shape
+
+JOIN_TIMEOUT = timedelta(seconds=600)  # loading and capturing large models takes minutes
+TARGET_MODEL, DRAFT_MODEL = 0, 1
+SPARE_SPIN, SHARED_SPIN = 0.05, 0.0005  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One process of a run, with its models loaded.
+
+    Attributes:
+        setup: The run.
+        rank: Global number.
+        models: Its part of each model, by TARGET_MODEL and DRAFT_MODEL.
+        leaders: What this rank leads.
+    """
+
+    setup: RankSetup
+    rank: int
+    models: dict[int, ModelRank]
+    leaders: list[GroupLeader] = field(default_factory=list)
+
+    def mailbox(
+        self, name: str, writer: int, readers: range, max_words: int, watch: Watch | None
+    ) -> Mailbox:
+        """This rank's end of a mailbox; every end must be made, in the same order."""
+        folder = self.setup.folder
+        if folder is None or not shared_memory_is_ordered():
+            return GlooMailbox(writer=writer, readers=tuple(readers), watch=watch)
+        reader = None if self.rank == writer else readers.index(self.rank)
+        crowded = (os.cpu_count() or 1) <= 2 * self.setup.num_ranks
+        return SharedMailbox(
+            folder / name,
+            max_words=max_words,
+            num_readers=len(readers),
+            reader=reader,
+            spin=SHARED_SPIN if crowded else SPARE_SPIN,
+            watch=watch,
+        )
+
+    def leader(self, model: int, followers: Mailbox | None, watch: Watch | None) -> GroupLeader:
+        """Lead one of this rank's models."""
+        leader = GroupLeader(self.models[model], followers, model=model, watch=watch)
+        self.leaders.append(leader)
+        return leader
+
+    def group_mailbox(self, *, draft: bool, watch: Watch | None) -> Mailbox | None:
+        """From the leader of this rank's group to its followers; None in a group of one."""
+        ranks = self.setup.group_ranks(draft=draft)
+        if len(ranks) == 1:
+            return None
+        tokens = max(self.setup.target_tokens, self.setup.draft_tokens)
+        words = max(max_step_words(self._max_moves), HEADER + tokens)
+        name = "draft-group" if draft else "target-group"
+        return self.mailbox(name, ranks[0], ranks[1:], words, watch)
+
+    def pair_mailboxes(self, watch: Watch | None) -> tuple[Mailbox, Mailbox]:
+        """Verdicts and candidates, for the leaders of target and draft."""
+        setup, limits = self.setup, self.setup.limits
+        to_draft = verdict_mailbox_words(limits, setup.draft_tokens)
+        target, draft = range(setup.leader, setup.leader + 1), range(1)
+        verdicts = self.mailbox("verdicts", target[0], draft, to_draft, watch)
+        candidates = self.mailbox("candidates", 0, target, limits.candidate_words, watch)
+        return verdicts, candidates
+
+    def leave(self) -> None:
+        """Part from the other ranks, unless one of them was lost within a step."""
+        if any(leader.is_in_step for leader in self.leaders):
+            return
+        for model in self.models.values():
+            model.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    @property
+    def _max_moves(self) -> int:
+        return self.setup.num_slots * MAX_PATH
+
+
+def join(setup: RankSetup, rank: int) -> None:
+    """Meet the other ranks; nothing to do when there are none."""
+    if setup.num_ranks == 1:
+        return
+    on_gpu = setup.device == "cuda"
+    if setup.folder is None:
+        method = "env://"
+    else:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host: no name look-ups
+        method = f"file://{setup.folder / 'rendezvous'}"
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        init_method=method,
+        rank=rank,
+        world_size=setup.num_ranks,
+        timeout=JOIN_TIMEOUT,
+    )
+
+
+def select_device(setup: RankSetup, rank: int) -> torch.device:
+    """The device of a rank: its own GPU, or the CPU."""
+    if setup.device == "cpu":
+        torch.set_num_threads(1)
+        return torch.device("cpu")
+    local = int(os.environ.get("LOCAL_RANK", rank))
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def load_weights(setup: RankSetup, rank: int, device: torch.device) -> dict[int, RankWeights]:
+    """Open this rank's part of each of its models."""
+    dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[setup.dtype]
+    weights: dict[int, RankWeights] = {}
+    if not setup.drafts(rank):
+        ranks = setup.group_ranks(draft=False)
+        weights[TARGET_MODEL] = open_rank(
+            setup.target, size=len(ranks), rank=ranks.index(rank), device=device, dtype=dtype
+        )
+    if setup.has_draft_model and rank in (ranks := setup.group_ranks(draft=True)):
+        assert setup.draft is not None
+        weights[DRAFT_MODEL] = open_draft_rank(
+            Path(setup.draft),
+            setup.target,
+            size=len(ranks),
+            rank=ranks.index(rank),
+            device=device,
+            dtype=dtype,
+        )
+    return weights
+
+
+def open_draft_rank(
+    directory: Path,
+    target: Path,
+    *,
+    size: int,
+    rank: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> RankWeights:
+    """A draft's weights: a model of its own, or a shipped one, which has its target's embedding."""
+    if "codesign_draft" not in json.loads((directory / "config.json").read_text()):
+        return open_rank(directory, size=size, rank=rank, device=device, dtype=dtype)
+    name = f"{EMBEDDING}.weight"
+    state = load_draft_state(directory)
+    state |= read_tensors(target, {name: model_shape(target).tensors()[name]})
+    shape = replace(model_shape(directory), tie=False)
+    reader = StateReader(shape, state, token_map=state.pop(TOKEN_MAP))
+    return RankWeights(reader, size=size, rank=rank, device=device, dtype=dtype)
+
+
+def load_rank(
+    setup: RankSetup, rank: int, *, before_join: Callable[[], None] | None = None
+) -> Rank:
+    """Load this rank's models, join the others, and capture graphs together with them.
+
+    Args:
+        setup: The run.
+        rank: Global number.
+        before_join: Called once this rank's files are open.
+    """
+    device = select_device(setup, rank)
+    weights = load_weights(setup, rank, device)
+    if setup.folder is not None:
+        (setup.folder / f"ready-{rank}").touch()
+    if before_join is not None:
+        before_join()
+    join(setup, rank)
+    groups = _tensor_groups(setup, rank)
+    models = {}
+    for model, part in weights.items():
+        forward = RankForward(part, groups[model])
+        models[model] = _model_rank(setup, model, forward)
+    for model, buckets in _buckets(setup).items():
+        if model in models:
+            models[model].prepare(buckets)
+    return Rank(setup, rank, models)
+
+
+def _tensor_groups(setup: RankSetup, rank: int) -> dict[int, TensorGroup]:
+    """This rank's group for each model; torch.distributed wants every rank to make every group."""
+    groups: dict[int, TensorGroup] = {}
+    for model, is_draft in ((TARGET_MODEL, False), (DRAFT_MODEL, True)):
+        ranks = setup.group_ranks(draft=is_draft)
+        group: TensorGroup = SingleRank()
+        if len(ranks) > 1:
+            made = dist.new_group(list(ranks))
+            if rank in ranks:
+                assert isinstance(made, dist.ProcessGroup)
+                group = ProcessGroupRank(made)
+        groups[model] = group
+    return groups
+
+
+def _model_rank(setup: RankSetup, model: int, forward: RankForward) -> ModelRank:
+    is_draft = model == DRAFT_MODEL
+    tokens = setup.draft_tokens if is_draft else setup.target_tokens
+    head: StepHead = TargetHead(setup.sampling)
+    if is_draft:
+        head = DraftHead(setup.policy.build().fanout)
+    slabs = Slabs(
+        forward.shape,
+        num_slots=setup.num_slots,
+        max_tokens=max(tokens, BUCKETS[-1]),  # scratch holds a row of padding each
+        dtype=forward.dtype,
+        device=forward.device,
+        check=setup.check,
+    )
+    return ModelRank(forward, slabs, head, max_moves=setup.num_slots * MAX_PATH * is_draft)
+
+
+def _buckets(setup: RankSetup) -> dict[int, list[int]]:
+    """Buckets that a run will use; others are captured when they turn up."""
+    target = min(setup.num_slots * setup.max_rows, BUCKETS[-1])
+    draft = min(setup.num_slots * max(setup.policy.spec.width, 2), BUCKETS[-1])
+    return {
+        TARGET_MODEL: _up_to(bucket_of(target, setup.smallest_bucket), setup.smallest_bucket),
+        DRAFT_MODEL: _up_to(bucket_of(draft), BUCKETS[0]),
+    }
+
+
+def _up_to(largest: int, smallest: int) -> list[int]:
+    return [bucket for bucket in BUCKETS if smallest <= bucket <= largest]
+
+
+def draft_worker(setup: RankSetup, leader: GroupLeader | None) -> DraftWorker:
+    """The draft's half of a round, on a rank group or without a model."""
+    policy = setup.policy.build()
+    drafter: Drafter = NgramDrafter()
+    if leader is not None:
+        drafter = GroupDrafter(leader, num_slots=setup.num_slots, choices=policy.fanout)
+    return DraftWorker(policy, drafter)
+
+
+def serve_rank(setup: RankSetup, rank: int, watch: Watch | None = None) -> None:
+    """Be any rank but the target's leader, until the run is over.
+
+    Args:
+        setup: The run.
+        rank: Global number.
+        watch: Called now and then during waits; raises when the run is gone.
+    """
+    this = load_rank(setup, rank)
+    is_draft = setup.drafts(rank)
+    followers = this.group_mailbox(draft=is_draft, watch=watch)
+    if is_draft and rank == 0:
+        verdicts, candidates = this.pair_mailboxes(watch)
+        leader = this.leader(DRAFT_MODEL, followers, watch) if this.models else None
+        serve_verdicts(draft_worker(setup, leader), verdicts, candidates, setup.limits, setup.delay)
+        if leader is not None:
+            leader.end()
+    elif followers is not None:
+        follow(followers, this.models, watch)
+    this.leave()

@@ -1,0 +1,180 @@
+"""Run a candidate on rank groups: the same loop, policy and records as on a CPU.
+
+Way of one round: serve.py (loop) -> workers.GroupTarget -> rank_group.GroupLeader -> model_rank
+(one graph) on every rank of the target; link.LinkedDraft <-> the draft's leader (ranks.serve_rank)
+-> workers.GroupDrafter -> the draft's ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from codesign.engine.gpu.launch import LocalRanks, TorchrunRanks, torchrun_rank
+from codesign.engine.gpu.link import LinkedDraft, last_verdict_words
+from codesign.engine.gpu.mailbox import Mailbox
+from codesign.engine.gpu.rank_group import GroupLeader
+from codesign.engine.gpu.rank_setup import RankSetup
+from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank, draft_worker, load_rank
+from codesign.engine.gpu.workers import GroupTarget
+from codesign.engine.partner import DraftLostError, LocalDraft, NoDraft, Partner
+from codesign.engine.run import EngineRun, PolicySetup, kv_tokens, longest_request
+from codesign.engine.serve import Progress, Server
+from codesign.errors import HardwareError, InputError
+from codesign.plan import Candidate
+from codesign.policy.batching import Batcher, BatchLimits, QueuedRequest
+from codesign.policy.interface import MAX_TREE_ROWS
+from codesign.policy.walk import Sampling
+from codesign.prompts import BoundRequest
+
+Ranks = LocalRanks | TorchrunRanks
+
+
+def rank_setup(
+    candidate: Candidate,
+    requests: Sequence[BoundRequest],
+    *,
+    target: Path,
+    draft: Path | str | None,
+    policy: PolicySetup | None = None,
+    sampling: Sampling | None = None,
+    max_kv_tokens: int = 4096,
+    device: str = "cuda",
+    dtype: str = "bfloat16",
+    smallest_bucket: int = 8,
+    check: bool = False,
+    draft_delay: Callable[[int], float] | None = None,
+) -> RankSetup:
+    """What the ranks of a candidate's run must know.
+
+    Raises:
+        InputError: If a request can never fit, or a draft is needed and missing.
+    """
+    spec, deployment = candidate.speculation, candidate.deployment
+    longest = longest_request(requests, spec, max_kv_tokens)
+    if spec.kind == "plain":
+        draft = None
+    elif draft is None:
+        raise InputError(f"{candidate.label} needs a draft. Choose one: codesign models list")
+    return RankSetup(
+        target=target,
+        draft=draft,
+        target_ranks=deployment.target_workers,
+        draft_ranks=deployment.draft_workers if draft is not None else 0,
+        policy=policy or PolicySetup(spec),
+        sampling=sampling or Sampling(),
+        num_slots=candidate.max_batch,
+        target_tokens=longest,
+        draft_tokens=longest + MAX_TREE_ROWS,
+        max_rows=spec.max_rows,
+        smallest_bucket=smallest_bucket,
+        device=device,
+        dtype=dtype,
+        check=check,
+        delay=draft_delay,
+    )
+
+
+def run_on_ranks(
+    setup: RankSetup,
+    candidate: Candidate,
+    requests: Sequence[BoundRequest],
+    *,
+    stop_tokens: frozenset[int] = frozenset(),
+    max_kv_tokens: int = 4096,
+    progress: Progress | None = None,
+    inspect: Callable[[Rank], None] | None = None,
+) -> EngineRun:
+    """Serve ``requests`` as the target's leader, in this process.
+
+    Under torchrun every other rank calls ``ranks.serve_rank`` with the same setup; otherwise the
+    other ranks are started here.
+
+    Args:
+        setup: From ``rank_setup``.
+        candidate: Its policy and batch limit.
+        requests: With token ids and arrivals in seconds.
+        stop_tokens: Tokens that end a request.
+        max_kv_tokens: KV rows of all running requests at their longest.
+        progress: Called as ``progress("serve", finished, total)``.
+        inspect: Called with this rank after the run; for tests and benchmarks.
+
+    Raises:
+        HardwareError: If there are fewer GPUs than ranks, or a rank does not start.
+    """
+    spec = candidate.speculation
+    batcher = Batcher(
+        [QueuedRequest(r.request_id, r.arrival, kv_tokens(r, spec)) for r in requests],
+        BatchLimits(candidate.max_batch, max_kv_tokens),
+    )
+    with _started(setup) as (ranks, setup):
+        this = load_rank(setup, setup.leader, before_join=ranks.wait_until_loaded)
+        followers = this.group_mailbox(draft=False, watch=ranks.check_target)
+        leader = this.leader(TARGET_MODEL, followers, ranks.check_target)
+        worker = GroupTarget(
+            leader,
+            num_slots=setup.num_slots,
+            sampling=setup.sampling,
+            stop_tokens=stop_tokens,
+            smallest_bucket=setup.smallest_bucket,
+        )
+        partner = _partner(this, ranks, followers)
+        server = Server(worker, partner, batcher, requests, progress=progress)
+        records = server.run()
+        if inspect is not None:
+            inspect(this)
+        leader.end()
+        this.leave()
+    return EngineRun(records, server.outputs)
+
+
+@contextlib.contextmanager
+def _started(setup: RankSetup) -> Iterator[tuple[Ranks, RankSetup]]:
+    """The other ranks, running; they are gone at the end, whatever happened."""
+    if torchrun_rank() is not None:
+        yield TorchrunRanks(), setup
+        return
+    if setup.device == "cuda" and torch.cuda.device_count() < setup.num_ranks:
+        raise HardwareError(
+            f"the plan needs {setup.num_ranks} GPUs, found {torch.cuda.device_count()}. "
+            f"Plan again: codesign plan --workers {torch.cuda.device_count()}"
+        )
+    # Shared memory: the mailboxes are files in this folder.
+    memory = Path("/dev/shm")
+    parent = memory if memory.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="codesign-", dir=parent) as folder:
+        setup = replace(setup, folder=Path(folder))
+        ranks = LocalRanks(setup)
+        try:
+            yield ranks, setup
+        finally:
+            ranks.close()
+            if dist.is_initialized():  # a rank was lost: what it left undone must not be waited for
+                assert dist.group.WORLD is not None
+                dist.group.WORLD.abort()
+                dist.destroy_process_group()
+
+
+def _partner(this: Rank, ranks: Ranks, followers: Mailbox | None) -> Partner:
+    setup = this.setup
+    if setup.draft is None:
+        return NoDraft()
+    if setup.draft_ranks == 0:
+        leader: GroupLeader | None = None
+        if setup.has_draft_model:
+            leader = this.leader(DRAFT_MODEL, followers, ranks.check_target)
+        return LocalDraft(draft_worker(setup, leader))
+    verdicts, candidates = this.pair_mailboxes(ranks.check_draft)
+
+    def end() -> None:
+        with contextlib.suppress(DraftLostError):
+            verdicts.send(last_verdict_words(setup.limits))
+        ranks.end_draft()
+
+    return LinkedDraft(verdicts, candidates, setup.limits, end)

@@ -1,0 +1,213 @@
+"""The rows of one forward as a flat int32 message: written on the host, read by the graph.
+
+One layout per row bucket. The leader of a rank group fills it, its followers get a copy, and every
+rank copies it into the same device buffer: nothing in a captured graph changes between replays.
+
+Layout: header, ``COLUMNS`` of T words each, paths (T x MAX_PATH), moves (3 words each). What a row
+sees is given in order of position: slab rows [0, prefix), then ``prefix + path``. So a row of a
+tree reads its keys in the very order in which plain decoding does, and rounds as it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from codesign.policy.protocol import ExpansionRows, VerifyRows
+from codesign.policy.speculation import MAX_TREE_ROWS
+
+Words = NDArray[np.int32]
+
+BUCKETS = (8, 16, 32, 64, 128)  # a forward over 1 row costs what one over 8 does
+MAX_PATH = MAX_TREE_ROWS + 8
+HEADER = 8
+MODEL, KIND, BUCKET, NUM_MOVES = range(4)  # words of the header
+COLUMNS = (
+    "tokens",
+    "positions",
+    "slots",  # slab of the row's request
+    "kv_rows",  # slab row that the row's key and value go to
+    "prefixes",  # slab rows that every row of the request sees
+    "parents",  # row of the parent, -1 for a root
+    "firsts",  # row of the request's root
+    "key_low",  # the request's noise key
+    "key_high",
+)
+TOKEN, POSITION, SLOT, KV_ROW, PREFIX, PARENT, FIRST, KEY_LOW, KEY_HIGH = range(len(COLUMNS))
+
+
+def bucket_of(num_rows: int, smallest: int = BUCKETS[0]) -> int:
+    """The smallest bucket that holds ``num_rows`` rows and is not below ``smallest``."""
+    for bucket in BUCKETS:
+        if bucket >= max(num_rows, smallest):
+            return bucket
+    raise ValueError(f"{num_rows} rows in one forward; the largest bucket has {BUCKETS[-1]}")
+
+
+def step_words(bucket: int, num_moves: int = 0) -> int:
+    """int32 words of a step's message."""
+    return HEADER + bucket * (len(COLUMNS) + MAX_PATH) + 3 * num_moves
+
+
+def max_step_words(max_moves: int) -> int:
+    """Words of the largest message."""
+    return step_words(BUCKETS[-1], max_moves)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A slab row that goes to another place: ``source`` to ``target`` of one slab."""
+
+    slot: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRows:
+    """Rows of one request, for a target or a draft alike.
+
+    Attributes:
+        slot: Slab.
+        tokens: (n,) tokens.
+        positions: (n,) absolute positions.
+        context: Slab rows before this forward; row i goes to slab row ``context + i``.
+        prefixes: (n,) slab rows that each row sees, whatever the tree.
+        paths: (n,) tree rows that each sees after these, counted from its prefix, root first.
+        parents: (n,) row of each parent within the request, -1 for a root.
+        noise_key: 64-bit key of the request's noise.
+    """
+
+    slot: int
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    context: int
+    prefixes: Sequence[int]
+    paths: Sequence[Sequence[int]]
+    parents: Sequence[int]
+    noise_key: int = 0
+
+
+def rows_to_verify(rows: VerifyRows, slot: int, noise_key: int) -> RequestRows:
+    """The target's rows of one request: a tree behind its whole prefix."""
+    return RequestRows(
+        slot,
+        rows.tokens,
+        rows.positions,
+        rows.context,
+        (rows.context,) * len(rows.tokens),
+        rows.ancestors(),
+        rows.parents,
+        noise_key,
+    )
+
+
+def rows_to_expand(rows: ExpansionRows, slot: int, *, skip: int = 0) -> RequestRows:
+    """The draft's rows of one request, without the first ``skip``, which are in the slab already.
+
+    Leaves of a tree see tree rows of earlier forwards; rows that catch up see all before them.
+    """
+    tokens, positions = rows.tokens[skip:], rows.positions[skip:]
+    context = rows.context + skip
+    count = len(tokens)
+    if rows.visible is None:
+        prefixes: Sequence[int] = range(context + 1, context + count + 1)
+        paths: Sequence[Sequence[int]] = ((),) * count
+    else:
+        tree_rows = rows.visible[-1][-1] + 1 - count  # expanded before this forward
+        prefixes = (context - tree_rows,) * count
+        paths = rows.visible
+    return RequestRows(slot, tokens, positions, context, prefixes, paths, (-1,) * count)
+
+
+def pack_step(
+    requests: Sequence[RequestRows],
+    *,
+    bucket: int,
+    scratch_slot: int,
+    moves: Sequence[Move] = (),
+) -> Words:
+    """The message of one step; rows that fill the bucket live in the scratch slab.
+
+    Args:
+        requests: In the order of the answer.
+        bucket: Rows of the forward.
+        scratch_slot: Slab that nobody owns.
+        moves: Slab rows to move before the forward, in this order.
+    """
+    message = np.zeros(step_words(bucket, len(moves)), np.int32)
+    message[BUCKET], message[NUM_MOVES] = bucket, len(moves)
+    columns, paths, move_words = _parts(message, bucket)
+    columns[SLOT] = scratch_slot
+    columns[KV_ROW] = paths[:, 0] = np.arange(bucket)
+    columns[PARENT] = -1
+    at = 0
+    for request in requests:
+        _pack_request(request, columns[:, at : at + len(request.tokens)], paths[at:], at)
+        at += len(request.tokens)
+    if moves:
+        move_words[:] = [(move.slot, move.source, move.target) for move in moves]
+    return message
+
+
+def _pack_request(request: RequestRows, columns: Words, paths: Words, first: int) -> None:
+    count = len(request.tokens)
+    columns[TOKEN] = request.tokens
+    columns[POSITION] = request.positions
+    columns[SLOT] = request.slot
+    columns[KV_ROW] = np.arange(request.context, request.context + count)
+    columns[PREFIX] = request.prefixes
+    columns[PARENT] = [first + parent if parent >= 0 else -1 for parent in request.parents]
+    columns[FIRST] = first
+    key = np.array([request.noise_key], np.uint64).view(np.int32)
+    columns[KEY_LOW], columns[KEY_HIGH] = key[0], key[1]
+    for i, path in enumerate(request.paths):
+        seen = request.positions[i] + 1 - request.prefixes[i]
+        assert len(path) == seen, f"row {i} at {request.positions[i]} sees {len(path)} tree rows"
+        paths[i, : len(path)] = path
+
+
+def _parts(message: Words, bucket: int) -> tuple[Words, Words, Words]:
+    """Columns (9, T), paths (T, MAX_PATH) and moves (N, 3) of a message, as views."""
+    start = HEADER + bucket * len(COLUMNS)
+    end = start + bucket * MAX_PATH
+    columns = message[HEADER:start].reshape(len(COLUMNS), bucket)
+    return columns, message[start:end].reshape(bucket, MAX_PATH), message[end:].reshape(-1, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """A step's message on the device, as views of the buffer that every message is copied to.
+
+    Letters: T rows of the bucket, P = MAX_PATH.
+    """
+
+    tokens_T: Tensor
+    positions_T: Tensor
+    slots_T: Tensor
+    kv_rows_T: Tensor
+    prefixes_T: Tensor
+    parents_T: Tensor
+    firsts_T: Tensor
+    key_low_T: Tensor
+    key_high_T: Tensor
+    path_TP: Tensor
+    num_moves_1: Tensor
+    moves: Tensor  # flat, 3 words each
+
+    @classmethod
+    def of(cls, buffer: Tensor, bucket: int) -> DeviceRows:
+        """Views of an int32 buffer that holds a message for ``bucket`` rows."""
+        start = HEADER + bucket * len(COLUMNS)
+        end = start + bucket * MAX_PATH
+        columns = buffer[HEADER:start].view(len(COLUMNS), bucket)
+        return cls(
+            *columns.unbind(0),
+            path_TP=buffer[start:end].view(bucket, MAX_PATH),
+            num_moves_1=buffer[NUM_MOVES : NUM_MOVES + 1],
+            moves=buffer[end:],
+        )
