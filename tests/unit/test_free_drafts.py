@@ -1,0 +1,86 @@
+"""Free drafts are impossible: every part of speculation takes time in the simulation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from codesign.acceptance import AcceptanceProfile
+from codesign.config import Serving, parse_deployment
+from codesign.fit import Fit
+from codesign.metrics import Metrics, summarise
+from codesign.plan import Candidate
+from codesign.policy.cost import Calibration, RoundCost, StepTime
+from codesign.policy.speculation import parse_policy
+from codesign.sim import simulate
+
+FREE = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.0)
+TARGET = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.006)
+PREFILL = StepTime.linear(alpha=0.0, gamma=1e-5, delta=0.006)
+NOTHING = RoundCost(TARGET, FREE, PREFILL, FREE, kv_tokens=4000)
+# First draft tokens are taken in 0.8 of rounds whatever came before: 2.95 tokens a round of three.
+PROFILE = AcceptanceProfile.independent([0.8, 0.1], num_tokens=20_000, seed=0)
+PARTS = {
+    "draft forwards": {"draft": replace(FREE, seconds=(0.0005,))},
+    "verified rows": {"target": replace(TARGET, gamma=0.0002)},
+    "host work": {"reroot": 0.0005},
+}
+
+
+def served(policy: str, cost: RoundCost, deployment: str = "1", *, batch: int = 1) -> Metrics:
+    requests = pd.DataFrame(
+        {
+            "arrival": np.zeros(40) if batch > 1 else np.arange(40) * 100.0,
+            "prompt_tokens": 200,
+            "output_tokens": 200,
+            "category": "",
+        }
+    )
+    fit = Fit("", "", 0.0, {deployment: cost}, Calibration(), PROFILE, {})
+    candidate = Candidate(parse_deployment(deployment), parse_policy(policy), batch)
+    return summarise(simulate(requests, candidate, fit, serving=Serving(), seed=2))
+
+
+def tpot(policy: str, cost: RoundCost, deployment: str = "1") -> float:
+    found = served(policy, cost, deployment).tpot_mean
+    assert found is not None
+    return found
+
+
+def test_only_drafts_that_cost_nothing_gain_as_much_as_they_emit():
+    metrics = served("chain-3", NOTHING)
+    gain = tpot("plain", NOTHING) / metrics.tpot_mean
+    assert gain == pytest.approx(metrics.acceptance_length, rel=0.02)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_each_part_of_a_round_takes_time(part):
+    dear = replace(NOTHING, **PARTS[part])
+    assert tpot("chain-3", dear) > 1.03 * tpot("chain-3", NOTHING)
+    gain = tpot("plain", dear) / tpot("chain-3", dear)
+    assert gain < 0.97 * served("chain-3", dear).acceptance_length
+
+
+def test_messages_take_time_where_the_draft_has_workers_of_its_own():
+    near, far = (replace(NOTHING, link=seconds) for seconds in (0.0, 0.0005))
+    policy = "async-tree-4x2x3"
+    assert tpot(policy, far, "1+1") == pytest.approx(
+        tpot(policy, near, "1+1") + 0.001 / served(policy, near, "1+1").acceptance_length, rel=0.02
+    )
+
+
+def test_a_drafts_prompt_takes_time():
+    dear = replace(NOTHING, draft_prefill=PREFILL)
+    free = served("chain-3", NOTHING)
+    assert served("chain-3", dear).tpot_mean > free.tpot_mean
+    assert served("chain-3", dear).seconds > free.seconds
+
+
+def test_a_drafts_kv_rows_leave_room_for_fewer_requests():
+    roomy, tight = NOTHING, replace(NOTHING, kv_tokens=2000)
+    batches = [served("chain-3", cost, batch=32).mean_batch for cost in (roomy, tight)]
+    assert batches[1] < 0.7 * batches[0]
+    assert served("chain-3", tight, batch=32).seconds > served("chain-3", roomy, batch=32).seconds
