@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from benchmarks.common import write_result
-from codesign.plan import Candidate
 from codesign.config import Deployment
 from codesign.engine import EngineRun
 from codesign.engine.gpu.forward import RankForward
@@ -34,6 +33,7 @@ from codesign.engine.gpu.tensor_group import SingleRank
 from codesign.engine.rank_weights import RankWeights, StateReader
 from codesign.models.shape import ModelShape, model_shape
 from codesign.models.tokenizer import Tokenizer
+from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest, encode_user_turn, load_prompts

@@ -12,10 +12,10 @@ import time
 
 import pytest
 
-from codesign.plan import Candidate
 from codesign.config import Deployment
 from codesign.engine.gpu.launch import LocalRanks
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
+from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from codesign.plan import Candidate
 from codesign.config import Deployment
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
 from codesign.engine.weights import random_tensors
 from codesign.kernels import row_attention as ops
 from codesign.models.shape import model_shape
+from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
