@@ -1,0 +1,528 @@
+// Skinny GEMM core for Hopper: out[m, n] = sum_k x[m, k] * weight[n, k] for at most 8 * NT rows m.
+//
+// Weights are the tensor cores' A operand (16 output features), rows of x the B operand (8 a tile).
+// Three roles. The *producer* warp streams packed weights into a ring in shared memory, and starts
+// before the previous kernel's results are waited for. Each *consumer* warp keeps the x of its own
+// 128 columns in registers and multiplies it with every weight tile of the block. *Reducer* warps add
+// the consumers' partial sums of a tile and run the epilogue, so that no consumer ever waits for one.
+//
+// Columns are cut into chunks of WARPS groups of 128. The blocks of a cluster take chunks in turn and
+// add their sums through distributed shared memory; a block with several chunks adds in its own.
+//
+// The RMSNorm in front of a linear map is fused: W * (h * w_norm), and rsqrt(mean h^2 + eps)
+// multiplied after the product; the sum of squares falls out of loading h.
+//
+// Macros: BITS 4 or 16; NT 1, 2 or 4 (8, 16 or 32 rows); WARPS consumers; TILES a consumer multiplies
+// at a time (1, 2, 4); BLOCKS an SM must hold. packing.py has the layout of a record. No CUDA header.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#ifndef BLOCKS
+#define BLOCKS 1
+#endif
+#define GROUP 128
+#define RECORD (BITS == 4 ? 1088 : 4096)
+// Steps whose partial sums are in flight, each with a reducer warp of its own: a barrier whose phases
+// a waiting warp skips could take an older phase for the one it waits for.
+#define SLOTS (NT * TILES <= 2 ? 3 : 2)
+#define THREADS (32 * (WARPS + 1 + SLOTS))
+#define ONES 0x3f803f80u  // two bf16
+
+__device__ __forceinline__ u32 shared_address(const void* p) {
+  return (u32)__cvta_generic_to_shared(p);
+}
+__device__ __forceinline__ void barrier_init(u32 bar, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(u32 bar, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u32 bar) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+// Wait for the phase of that parity to complete. A wait of seconds is a bug: trap, do not hang.
+__device__ __forceinline__ void barrier_wait(u32 bar, int parity) {
+  for (u32 tries = 0;; tries++) {
+    u32 done;
+    asm volatile(
+        "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+    if (done) return;
+    if (tries > (1u << 22)) asm volatile("trap;");
+  }
+}
+__device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32 bar, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(bar), "l"(policy) : "memory");
+}
+__device__ __forceinline__ u64 evict_first() {
+  u64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+// Wait until the kernels before this one are complete and their writes visible.
+__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// Let the next kernel's CTAs start (they wait in turn for this kernel's end).
+__device__ __forceinline__ void release_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// Without making writes visible: only that every block has come this far.
+__device__ __forceinline__ void cluster_meet() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
+}
+__device__ __forceinline__ int cluster_size() {
+  int n;
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
+  return n;
+}
+__device__ __forceinline__ int cluster_rank() {
+  int n;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(n));
+  return n;
+}
+__device__ __forceinline__ u32 remote_address(u32 local, int rank) {
+  u32 remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
+  return remote;
+}
+__device__ __forceinline__ float4 load_remote4(u32 address) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ float load_remote(u32 address) {
+  float v;
+  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint4 load_shared4(u32 address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+  return v;
+}
+__device__ __forceinline__ uint2 load_shared2(u32 address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+  return v;
+}
+// Past the first-level cache: a previous kernel that still ran when this one started wrote it.
+__device__ __forceinline__ uint4 load_fresh4(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ float load_fresh_bf16(const u16* p) {
+  u16 v;
+  asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
+  return __uint_as_float((u32)v << 16);
+}
+__device__ __forceinline__ float low_bf16(u32 pair) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_bf16(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ __forceinline__ u32 multiply_bf16(u32 a, u32 b) {
+  u32 r;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+__device__ __forceinline__ u16 to_bf16(float v) {
+  u16 r;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(v));
+  return r;
+}
+__device__ __forceinline__ void split_half(u32 pair, float& low, float& high) {
+  asm("{\n .reg .b16 l, h;\n mov.b32 {l, h}, %2;\n cvt.f32.f16 %0, l;\n cvt.f32.f16 %1, h;\n}" : "=f"(low), "=f"(high) : "r"(pair));
+}
+// Two codes, 16 bits apart, as the bf16 pair (128 + code): exact, one instruction.
+__device__ __forceinline__ u32 code_pair(u32 word) {
+  u32 r;
+  asm("lop3.b32 %0, %1, 0x000f000f, 0x43004300, 0xea;" : "=r"(r) : "r"(word));
+  return r;
+}
+__device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+struct Gemm {
+  const u8* weight;  // (tiles, groups, RECORD)
+  const u16* x;      // (rows, columns) bf16
+  const u16* norm;   // (columns,) bf16, or null
+  int rows, columns, tiles, groups, stages, part_tiles;
+  float eps;
+};
+
+// A finished tile, in one warp. Lane 4 g + t holds v[n] = features row + g (v[n][0], v[n][1]) and
+// row + g + 8 (v[n][2], v[n][3]) of rows of x 8 n + 2 t and 8 n + 2 t + 1.
+struct Tile {
+  int row, lane;
+  float v[NT][4];
+};
+
+struct Consumer {
+  u32 b[NT][16];      // x of this warp's group as B fragments
+  float sums[NT][2];  // sum of that x over the group, for this lane's two rows
+  float squares[NT];  // of row lane / 4, this lane's columns
+};
+
+// Load the x of a group, times the norm's weight.
+__device__ __forceinline__ void load_rows(const Gemm& a, int group, Consumer& w, int lane) {
+  const int row = lane >> 2, t = lane & 3;
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int k = group * GROUP + (i >> 1) * 64 + t * 16 + (i & 1) * 8;
+      uint4 v = make_uint4(0, 0, 0, 0);
+      if (8 * n + row < a.rows && k < a.columns) v = load_fresh4(a.x + (size_t)(8 * n + row) * a.columns + k);
+      u32* b = &w.b[n][i * 4];
+      b[0] = v.x, b[1] = v.y, b[2] = v.z, b[3] = v.w;
+    }
+  if (a.norm) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int k = group * GROUP + (i >> 1) * 64 + t * 16 + (i & 1) * 8;
+      uint4 v = make_uint4(0, 0, 0, 0);
+      if (k < a.columns) v = *(const uint4*)(a.norm + k);
+      const u32 s[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int n = 0; n < NT; n++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+          u32& b = w.b[n][i * 4 + j];
+          w.squares[n] += low_bf16(b) * low_bf16(b);
+          w.squares[n] += high_bf16(b) * high_bf16(b);
+          b = multiply_bf16(b, s[j]);
+        }
+    }
+  }
+  if (BITS == 4) {  // sums over the group: a product with ones
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+      float c[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+      for (int s = 0; s < 8; s++) mma(c, ONES, ONES, ONES, ONES, w.b[n][2 * s], w.b[n][2 * s + 1]);
+      w.sums[n][0] = c[0], w.sums[n][1] = c[1];
+    }
+  }
+}
+
+// TILES records (16 features x 128 columns each, WARPS records apart), as a warp holds them.
+struct Records {
+#if BITS == 4
+  uint4 q[TILES][2];
+  uint2 ends[TILES];  // scales of rows g and g + 8, and 128 + zero of both
+#else
+  uint4 q[TILES][8];
+#endif
+};
+
+__device__ __forceinline__ void load_records(u32 record, int lane, Records& r) {
+#pragma unroll
+  for (int i = 0; i < TILES; i++) {
+    const u32 from = record + i * WARPS * RECORD;
+#pragma unroll
+    for (int j = 0; j < sizeof(r.q[0]) / 16; j++) r.q[i][j] = load_shared4(from + j * 512 + lane * 16);
+#if BITS == 4
+    r.ends[i] = load_shared2(from + 1024 + (lane >> 2) * 8);
+#endif
+  }
+}
+
+// acc[i] = record i times x.
+__device__ __forceinline__ void multiply_records(const Records& r, const Consumer& w, float (&acc)[TILES][NT][4]) {
+#pragma unroll
+  for (int i = 0; i < TILES; i++)
+#pragma unroll
+    for (int n = 0; n < NT; n++) acc[i][n][0] = acc[i][n][1] = acc[i][n][2] = acc[i][n][3] = 0.f;
+#pragma unroll
+  for (int s = 0; s < 8; s++)
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+#if BITS == 4
+      const uint4 quad = r.q[i][s >> 2];
+      const u32 v = (s & 3) == 0 ? quad.x : (s & 3) == 1 ? quad.y : (s & 3) == 2 ? quad.z : quad.w;
+      const uint4 f = make_uint4(code_pair(v), code_pair(v >> 4), code_pair(v >> 8), code_pair(v >> 12));
+#else
+      const uint4 f = r.q[i][s];
+#endif
+#pragma unroll
+      for (int n = 0; n < NT; n++) mma(acc[i][n], f.x, f.y, f.z, f.w, w.b[n][2 * s], w.b[n][2 * s + 1]);
+    }
+#if BITS == 4
+#pragma unroll
+  for (int i = 0; i < TILES; i++) {
+    float s0, s1, z0, z1;
+    split_half(r.ends[i].x, s0, s1);
+    split_half(r.ends[i].y, z0, z1);
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+      acc[i][n][0] = s0 * (acc[i][n][0] - z0 * w.sums[n][0]);
+      acc[i][n][1] = s0 * (acc[i][n][1] - z0 * w.sums[n][1]);
+      acc[i][n][2] = s1 * (acc[i][n][2] - z1 * w.sums[n][0]);
+      acc[i][n][3] = s1 * (acc[i][n][3] - z1 * w.sums[n][1]);
+    }
+  }
+#endif
+}
+
+// The factors of the fused norm for this lane's rows of x, from the blocks' sums of squares.
+__device__ __forceinline__ void norm_factors(const Gemm& a, u32 total, int blocks, int lane, float (&factor)[NT][2]) {
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      float sum = 0.f;
+      for (int r = 0; r < blocks; r++) sum += load_remote(remote_address(total + 4 * (8 * n + 2 * (lane & 3) + i), r));
+      factor[n][i] = rsqrtf(__fdividef(sum, (float)a.columns) + a.eps);
+    }
+}
+
+template <class Epilogue>
+__device__ __forceinline__ void finish_tile(const typename Epilogue::Args& e, Tile& tile, const float (&factor)[NT][2]) {
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) tile.v[n][i] *= factor[n][i & 1];
+  Epilogue::finish(e, tile);
+}
+
+// Where everything lies in a block's shared memory, and what the block works on.
+struct Plan {
+  int size, rank;                          // blocks of the cluster, this block's place
+  int first_tile, num_tiles, steps;        // tiles of the cluster; steps of a chunk
+  int chunks;                              // of this block
+  float4 *partial, *part;                  // (SLOTS, TILES, NT, WARPS, 32); (part_tiles, NT, 32)
+  float *squares, *total;                  // (WARPS, 8 NT); (8 NT,)
+  u32 ring, full, empty, partial_full, partial_empty, norm_ready;
+};
+#define STAGE (TILES * WARPS * RECORD)
+
+__device__ __forceinline__ Plan make_plan(const Gemm& a, u8* memory) {
+  Plan p;
+  p.size = cluster_size(), p.rank = cluster_rank();
+  const int clusters = gridDim.x / p.size, cluster = blockIdx.x / p.size;
+  p.first_tile = (int)((long long)a.tiles * cluster / clusters);
+  p.num_tiles = (int)((long long)a.tiles * (cluster + 1) / clusters) - p.first_tile;
+  p.steps = (p.num_tiles + TILES - 1) / TILES;
+  p.chunks = ((a.groups + WARPS - 1) / WARPS - p.rank + p.size - 1) / p.size;
+  p.ring = shared_address(memory);
+  p.partial = (float4*)(memory + a.stages * STAGE);
+  p.part = p.partial + SLOTS * TILES * WARPS * NT * 32;
+  p.squares = (float*)(p.part + a.part_tiles * NT * 32);
+  p.total = p.squares + WARPS * 8 * NT;
+  p.full = shared_address(p.total + 8 * NT), p.empty = p.full + 8 * a.stages;
+  p.partial_full = p.empty + 8 * a.stages, p.partial_empty = p.partial_full + 8 * SLOTS;
+  p.norm_ready = p.partial_empty + 8 * SLOTS;
+  return p;
+}
+
+__device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
+  const u64 policy = evict_first();
+  int slot = 0, phase = 1;  // a fresh barrier counts as having completed the phase before
+  for (int c = 0; c < p.chunks; c++) {
+    const int group = (p.rank + c * p.size) * WARPS, count = min(WARPS, a.groups - group);
+    const u8* from = a.weight + ((size_t)p.first_tile * a.groups + group) * RECORD;
+    for (int s = 0; s < p.steps; s++) {
+      barrier_wait(p.empty + 8 * slot, phase);
+      const int tiles = min(TILES, p.num_tiles - s * TILES);
+      barrier_expect(p.full + 8 * slot, tiles * count * RECORD);
+      for (int i = 0; i < tiles; i++, from += (size_t)a.groups * RECORD)
+        bulk_copy(p.ring + slot * STAGE + i * WARPS * RECORD, from, count * RECORD, p.full + 8 * slot, policy);
+      if (++slot == a.stages) slot = 0, phase ^= 1;
+    }
+  }
+}
+
+// Sum of squares of every row over this block's columns, to `total`.
+__device__ __forceinline__ void share_squares(const Plan& p, const Consumer& w, int warp, int lane) {
+#pragma unroll
+  for (int n = 0; n < NT; n++) {
+    float s = w.squares[n];
+    s += __shfl_xor_sync(~0u, s, 1);
+    s += __shfl_xor_sync(~0u, s, 2);
+    if ((lane & 3) == 0) p.squares[warp * 8 * NT + 8 * n + (lane >> 2)] = s;
+  }
+  asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory");
+  if (warp == 0) {
+    if (lane < 8 * NT) {
+      float s = 0;
+#pragma unroll
+      for (int i = 0; i < WARPS; i++) s += p.squares[i * 8 * NT + lane];
+      p.total[lane] = s;
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(p.norm_ready);
+  }
+}
+
+__device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, int lane) {
+  Consumer w;
+#pragma unroll
+  for (int n = 0; n < NT; n++) w.squares[n] = 0.f;
+  const u32 mine = p.ring + warp * RECORD;
+  float4* const to = p.partial + warp * 32 + lane;
+  int slot = 0, phase = 0;
+  u32 taken = ~0u;  // bit i: parity of partial_empty[i] to wait for
+  wait_for_previous();
+  for (int c = 0; c < p.chunks; c++) {
+    const int group = (p.rank + c * p.size) * WARPS + warp;
+    load_rows(a, group, w, lane);
+    if (c == 0 && warp == 0) release_next();
+    if (c == p.chunks - 1 && a.norm) share_squares(p, w, warp, lane);
+    int place = 0;
+    for (int s = 0; s < p.steps; s++) {
+      Records r;
+      barrier_wait(p.full + 8 * slot, phase);
+      load_records(mine + slot * STAGE, lane, r);  // stale records behind the last tile: nobody adds them
+      __syncwarp();
+      if (lane == 0) barrier_arrive(p.empty + 8 * slot);
+      if (++slot == a.stages) slot = 0, phase ^= 1;
+      float acc[TILES][NT][4];
+      if (group < a.groups) {
+        multiply_records(r, w, acc);
+      } else {  // the record is stale
+#pragma unroll
+        for (int i = 0; i < TILES * NT * 4; i++) (&acc[0][0][0])[i] = 0.f;
+      }
+      barrier_wait(p.partial_empty + 8 * place, taken >> place & 1);
+      taken ^= 1u << place;
+#pragma unroll
+      for (int i = 0; i < TILES; i++)
+#pragma unroll
+        for (int n = 0; n < NT; n++)
+          to[((place * TILES + i) * NT + n) * WARPS * 32] = make_float4(acc[i][n][0], acc[i][n][1], acc[i][n][2], acc[i][n][3]);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(p.partial_full + 8 * place);
+      if (++place == SLOTS) place = 0;
+    }
+  }
+}
+
+// Reducer `place` adds the tiles of steps place, place + SLOTS, ... of every chunk.
+template <class Epilogue>
+__device__ __forceinline__ void reduce(const Gemm& a, const Plan& p, const typename Epilogue::Args& e, int place, int lane) {
+  const bool defer = p.size > 1 || Epilogue::kDefer;
+  const float4* const from = p.partial + place * TILES * NT * WARPS * 32 + lane;
+  float factor[NT][2];
+#pragma unroll
+  for (int n = 0; n < NT; n++) factor[n][0] = factor[n][1] = 1.f;
+  if (!defer) wait_for_previous();  // the epilogue reads and writes what earlier kernels may use
+  int phase = 0;
+  for (int c = 0; c < p.chunks; c++) {
+    const bool last = c == p.chunks - 1;
+    if (last && a.norm && !defer) {
+      barrier_wait(p.norm_ready, 0);
+      norm_factors(a, shared_address(p.total), 1, lane, factor);
+    }
+    for (int s = place; s < p.steps; s += SLOTS, phase ^= 1) {
+      float sums[TILES][NT][4];
+      barrier_wait(p.partial_full + 8 * place, phase);
+#pragma unroll
+      for (int i = 0; i < TILES; i++)
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+          float4 sum = from[(i * NT + n) * WARPS * 32];
+#pragma unroll
+          for (int w = 1; w < WARPS; w++) {
+            const float4 v = from[((i * NT + n) * WARPS + w) * 32];
+            sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+          }
+          sums[i][n][0] = sum.x, sums[i][n][1] = sum.y, sums[i][n][2] = sum.z, sums[i][n][3] = sum.w;
+        }
+      __syncwarp();
+      if (lane == 0) barrier_arrive(p.partial_empty + 8 * place);
+#pragma unroll
+      for (int i = 0; i < TILES; i++) {
+        const int index = s * TILES + i;
+        if (index >= p.num_tiles) break;
+        Tile tile;
+        tile.row = (p.first_tile + index) * 16, tile.lane = lane;
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+          float4* kept = p.part + (index * NT + n) * 32 + lane;  // this lane alone touches it
+          float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
+          if (c > 0) v = *kept;
+          tile.v[n][0] = sums[i][n][0] + v.x, tile.v[n][1] = sums[i][n][1] + v.y;
+          tile.v[n][2] = sums[i][n][2] + v.z, tile.v[n][3] = sums[i][n][3] + v.w;
+          if (!last || defer) *kept = make_float4(tile.v[n][0], tile.v[n][1], tile.v[n][2], tile.v[n][3]);
+        }
+        if (last && !defer) finish_tile<Epilogue>(e, tile, factor);
+      }
+    }
+  }
+}
+
+// Add the sums of a cluster's blocks and finish its tiles, shared out to blocks and warps.
+template <class Epilogue>
+__device__ __forceinline__ void finish_together(const Gemm& a, const Plan& p, const typename Epilogue::Args& e, int warp, int lane) {
+  const int first = warp * p.size + p.rank, stride = WARPS * p.size;
+  float factor[NT][2];
+#pragma unroll
+  for (int n = 0; n < NT; n++) factor[n][0] = factor[n][1] = 1.f;
+  if (a.norm) norm_factors(a, shared_address(p.total), p.size, lane, factor);
+  for (int index = first; index < p.num_tiles; index += stride) {
+    Tile tile;
+    tile.row = (p.first_tile + index) * 16, tile.lane = lane;
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+      const u32 address = shared_address(p.part + (index * NT + n) * 32 + lane);
+      tile.v[n][0] = tile.v[n][1] = tile.v[n][2] = tile.v[n][3] = 0.f;
+      for (int r = 0; r < p.size; r++) {
+        const float4 v = load_remote4(remote_address(address, r));
+        tile.v[n][0] += v.x, tile.v[n][1] += v.y, tile.v[n][2] += v.z, tile.v[n][3] += v.w;
+      }
+      if (Epilogue::kDefer) p.part[(index * NT + n) * 32 + lane] = make_float4(tile.v[n][0], tile.v[n][1], tile.v[n][2], tile.v[n][3]);
+    }
+    if constexpr (Epilogue::kDefer) Epilogue::send(e, tile);
+    else finish_tile<Epilogue>(e, tile, factor);
+  }
+  if constexpr (Epilogue::kDefer) {
+    for (int index = first; index < p.num_tiles; index += stride) {
+      Tile tile;
+      tile.row = (p.first_tile + index) * 16, tile.lane = lane;
+#pragma unroll
+      for (int n = 0; n < NT; n++) {
+        const float4 v = p.part[(index * NT + n) * 32 + lane];
+        tile.v[n][0] = v.x, tile.v[n][1] = v.y, tile.v[n][2] = v.z, tile.v[n][3] = v.w;
+      }
+      finish_tile<Epilogue>(e, tile, factor);
+    }
+  }
+}
+
+// Epilogue: a struct with Args; finish(args, tile) for each finished tile; kDefer: keep all tiles of
+// the block, then send(args, tile) for all, then finish(args, tile) for all, same warp and lane (send's
+// tile is without the norm's factor); kWhole: instead whole(args, sums in shared memory ...) once.
+template <class Epilogue>
+__device__ __forceinline__ void gemm_main(const Gemm& a, const typename Epilogue::Args& e) {
+  extern __shared__ __align__(128) u8 memory[];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const Plan p = make_plan(a, memory);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < a.stages; i++) barrier_init(p.full + 8 * i, 1), barrier_init(p.empty + 8 * i, WARPS);
+    for (int i = 0; i < SLOTS; i++) barrier_init(p.partial_full + 8 * i, WARPS), barrier_init(p.partial_empty + 8 * i, 1);
+    barrier_init(p.norm_ready, 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  if (warp < WARPS) {
+    consume(a, p, warp, lane);
+  } else if (warp == WARPS) {
+    if (lane == 0) produce(a, p);
+    __syncwarp();
+  } else {
+    reduce<Epilogue>(a, p, e, warp - WARPS - 1, lane);
+  }
+  if (p.size == 1 && !Epilogue::kDefer) return;
+  if (p.size > 1) cluster_barrier(); else __syncthreads();
+  if (warp < WARPS) {
+    if constexpr (Epilogue::kWhole) Epilogue::whole(a, p, e, warp, lane);
+    else finish_together<Epilogue>(a, p, e, warp, lane);
+  }
+  if (p.size > 1) cluster_meet();  // others may still read this block's shared memory
+}

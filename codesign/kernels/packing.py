@@ -1,0 +1,165 @@
+"""Weights in the order in which the tensor cores read them, packed once when a model is loaded.
+
+A *tile* is 16 output rows, a *group* 128 columns; a *record* holds one tile of one group and is
+read from memory as one piece. Within a group, lane ``4 g + t`` of a warp (g in 0..7, t in 0..3)
+holds rows g and g + 8 and, in step ``4 c + w`` (c in 0..1, w in 0..3), the four columns from
+``64 c + 16 t + 4 w`` on. So a lane's columns are contiguous in x, and an output row and the one
+eight below it end in one thread: ``gate_up_order`` puts a gate and its up there.
+
+int4 record, 1088 bytes: words (c, g, t, w), nibble ``half + 2 pair + 4 odd`` of a word is the code
+of row ``g + 8 half``, column ``64 c + 16 t + 4 w + 2 pair + odd``; then for each g four float16:
+the scales of rows g and g + 8, and 128 + zero of both (the kernel multiplies 128 + code).
+bf16 record, 4096 bytes: (c, w, g, t, pair, half, odd).
+
+Letters in shapes: N outputs, K inputs, T tiles, S groups, R bytes of a record.
+
+Imports torch and nothing of the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from codesign.errors import InputError
+from codesign.kernels.int4 import Int4Weight, unpack_nibbles
+
+TILE, GROUP = 16, 128
+RECORD_BYTES = {4: 1088, 16: 4096}
+_CODE_BYTES = 1024
+# Rows that are packed at a time: the intermediate takes about ten bytes a weight.
+_PIECE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """The weight of a linear map, (N, K), ready for the kernels.
+
+    Attributes:
+        data: (T, S, R) uint8.
+        num_rows: N; rows of the last tile beyond it are zero.
+        num_columns: K; columns of the last group beyond it are zero.
+        bits: 4 (codes with scale and zero point per group) or 16 (bfloat16).
+    """
+
+    data: Tensor
+    num_rows: int
+    num_columns: int
+    bits: int
+
+    def __post_init__(self) -> None:
+        tiles, groups = -(-self.num_rows // TILE), -(-self.num_columns // GROUP)
+        assert self.data.shape == (tiles, groups, RECORD_BYTES[self.bits]), f"{self.data.shape}"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a product reads."""
+        return self.data.numel()
+
+    def to(self, device: torch.device | str) -> PackedLinear:
+        """Return the weight on a device."""
+        return PackedLinear(self.data.to(device), self.num_rows, self.num_columns, self.bits)
+
+
+def pack_int4(weight: Int4Weight, *, order: Tensor | None = None) -> PackedLinear:
+    """Return a weight with groups of 128 columns in packed form.
+
+    Args:
+        weight: As read from a checkpoint.
+        order: (N,) int64; row i of the packed weight is row ``order[i]``. None keeps the order.
+
+    Raises:
+        InputError: If the groups are of another width.
+    """
+    if weight.group != GROUP:
+        raise InputError(
+            f"the int4 kernels need groups of {GROUP} columns, found {weight.group}; "
+            f"quantise the model with groups of {GROUP}"
+        )
+    rows, columns = weight.rows, weight.columns
+    if order is None:
+        order = torch.arange(rows, device=weight.packed.device)
+    pieces = []
+    for piece in order.split(_PIECE):
+        part = Int4Weight(weight.packed[piece], weight.scales[piece], weight.zeros[piece])
+        part = part.pad(-(-part.rows // TILE) * TILE, columns, group=GROUP)
+        pieces.append(torch.cat((_code_words(part), _scale_words(part)), dim=-1))
+    return PackedLinear(torch.cat(pieces), rows, columns, 4)
+
+
+def pack_bf16(weight_NK: Tensor, *, order: Tensor | None = None) -> PackedLinear:
+    """Return a weight in packed form, rounded to bfloat16.
+
+    Args:
+        weight_NK: K a multiple of 8.
+        order: As in ``pack_int4``.
+
+    Raises:
+        InputError: If K is not a multiple of 8.
+    """
+    rows, columns = weight_NK.shape
+    if columns % 8:
+        raise InputError(f"the kernels need a multiple of 8 columns, found {columns}")
+    if order is None:
+        order = torch.arange(rows, device=weight_NK.device)
+    pieces = []
+    for piece in order.split(_PIECE):
+        part = weight_NK[piece].to(torch.bfloat16)
+        part = F.pad(part, (0, -columns % GROUP, 0, -len(piece) % TILE))
+        split = part.view(
+            -1, 2, 8, part.shape[1] // GROUP, 2, 4, 4, 2, 2
+        )  # T half g S c t w pair odd
+        record = split.permute(0, 3, 4, 6, 2, 5, 7, 1, 8).contiguous()
+        pieces.append(record.view(torch.uint8).reshape(*record.shape[:2], RECORD_BYTES[16]))
+    return PackedLinear(torch.cat(pieces), rows, columns, 16)
+
+
+def gate_up_order(num_channels: int) -> Tensor:
+    """Return the order of rows [gates, ups] that puts a gate and its up into one thread.
+
+    Args:
+        num_channels: Gates; a multiple of 8.
+    """
+    if num_channels % 8:
+        raise InputError(f"the kernels need a multiple of 8 channels, found {num_channels}")
+    gates = torch.arange(num_channels).view(-1, 1, 8)
+    return torch.cat((gates, gates + num_channels), dim=1).flatten()
+
+
+def unpack(weight: PackedLinear, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the (N, K) values, rows in packed order, rounded once to ``dtype``."""
+    tiles, groups, _ = weight.data.shape
+    if weight.bits == 16:
+        split = weight.data.view(torch.bfloat16).view(tiles, groups, 2, 4, 8, 4, 2, 2, 2)
+        values = split.permute(0, 7, 4, 1, 2, 5, 3, 6, 8).to(dtype)  # T half g S c t w pair odd
+    else:
+        codes = weight.data[..., :_CODE_BYTES]
+        nibbles = torch.stack((codes & 15, codes >> 4), dim=-1)
+        split = nibbles.view(tiles, groups, 2, 8, 4, 4, 2, 2, 2)  # T S c g t w odd pair half
+        codes = split.permute(0, 8, 3, 1, 2, 4, 5, 7, 6).to(torch.float32)
+        ends = weight.data[..., _CODE_BYTES:].contiguous().view(torch.float16).to(torch.float32)
+        scale, zero = ends.view(tiles, groups, 8, 2, 2).permute(3, 0, 4, 2, 1)  # T half g S
+        spread = (..., None, None, None, None, None)
+        values = ((codes - (zero[spread] - 128)) * scale[spread]).to(dtype)
+    dense = values.reshape(tiles * TILE, groups * GROUP)
+    return dense[: weight.num_rows, : weight.num_columns]
+
+
+def _code_words(weight: Int4Weight) -> Tensor:
+    """(T, S, 1024) uint8: the codes of whole tiles."""
+    q = unpack_nibbles(weight.packed)
+    split = q.view(-1, 2, 8, weight.columns // GROUP, 2, 4, 4, 2, 2)  # T half g S c t w pair odd
+    # nibble of a word: half + 2 pair + 4 odd; two nibbles a byte, the lower one first
+    nibbles = split.permute(0, 3, 4, 2, 5, 6, 8, 7, 1).reshape(split.shape[0], split.shape[3], -1)
+    return nibbles[..., 0::2] | (nibbles[..., 1::2] << 4)
+
+
+def _scale_words(weight: Int4Weight) -> Tensor:
+    """(T, S, 64) uint8: for each g scales of rows g and g + 8, then 128 + zero of both."""
+    both = torch.stack((weight.scales, (weight.zeros.to(torch.float16) + 128)))
+    split = both.view(2, -1, 2, 8, both.shape[-1])  # kind T half g S
+    words = split.permute(1, 4, 3, 0, 2).contiguous()  # T S g kind half
+    return words.view(torch.uint8).reshape(*words.shape[:2], -1)

@@ -1,0 +1,124 @@
+"""How a skinny GEMM is cut over warps, blocks and clusters: sizes only, no torch.
+
+The cut along the columns fixes the order of additions, so it depends on the weight alone: a row's
+result is the same bits whatever the number of rows beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SHARED_BYTES = 227 << 10  # of a Hopper SM, what one block may use
+_RESERVED = 1 << 10  # of every block on the SM, beside what it asks for
+MAX_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """Launch shape of one GEMM.
+
+    Attributes:
+        warps: Warps side by side along the columns, a group of 128 each.
+        tiles: Tiles of 16 features that a warp multiplies at a time: 1, 2 or 4.
+        cluster: Blocks that share a tile's columns.
+        blocks: Blocks an SM is to hold.
+        max_stages: Most stages of the ring.
+    """
+
+    warps: int
+    tiles: int
+    cluster: int = 1
+    blocks: int = 1
+    max_stages: int = 16
+
+    def slots(self, num_row_tiles: int) -> int:
+        """Steps whose partial sums are in flight, and reducer warps, as in gemm_core.cuh."""
+        return 3 if num_row_tiles * self.tiles <= 2 else 2
+
+    def threads(self, num_row_tiles: int) -> int:
+        """Threads of a block: consumers, the warp that fills the ring, reducers."""
+        return 32 * (self.warps + 1 + self.slots(num_row_tiles))
+
+    def clusters(self, num_sms: int) -> int:
+        """Clusters of the grid; those of four and more do not fill every part of the chip."""
+        usable = num_sms * self.blocks // self.cluster
+        return usable if self.cluster <= 2 else min(usable, 120 * self.blocks // self.cluster)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Shared memory of one launch, in bytes and tiles."""
+
+    clusters: int
+    stages: int
+    part_tiles: int
+    shared_bytes: int
+
+
+def row_tiles(num_rows: int) -> int:
+    """Return how many tiles of 8 rows of x a launch works on: 1, 2 or 4."""
+    return 1 if num_rows <= 8 else 2 if num_rows <= 16 else 4
+
+
+def layout(
+    tiling: Tiling,
+    *,
+    tiles: int,
+    groups: int,
+    record_bytes: int,
+    num_row_tiles: int,
+    num_sms: int,
+    keep: bool = False,
+) -> Layout:
+    """Return a launch's shared memory: as deep a ring as fits.
+
+    Args:
+        tiling: How the work is cut.
+        tiles: Tiles of 16 features.
+        groups: Groups of 128 columns.
+        record_bytes: Bytes of one tile of one group.
+        num_row_tiles: From ``row_tiles``.
+        num_sms: Of the device.
+        keep: The epilogue needs all sums of a block at once.
+    """
+    clusters = max(1, min(tiling.clusters(num_sms), tiles))
+    chunks = -(-groups // tiling.warps)
+    accumulates = keep or tiling.cluster > 1 or chunks > tiling.cluster
+    part_tiles = -(-tiles // clusters) if accumulates else 0
+    slots = tiling.slots(num_row_tiles)
+    fixed = 512 * num_row_tiles * (slots * tiling.tiles * tiling.warps + part_tiles)
+    fixed += 32 * num_row_tiles * (tiling.warps + 1) + 16 * slots + 8
+    room = (SHARED_BYTES + _RESERVED) // tiling.blocks - _RESERVED - fixed
+    stage = tiling.tiles * tiling.warps * record_bytes + 16
+    stages = min(tiling.max_stages, room // stage)
+    return Layout(clusters, stages, part_tiles, fixed + stages * stage)
+
+
+def choose(*, tiles: int, groups: int, bits: int, num_sms: int = 132) -> Tiling:
+    """Return the tiling for a weight.
+
+    Whole tiles to blocks if they share out evenly, else tiles cut along the columns over a
+    cluster; chunks as large as the warps of a block hold.
+    """
+    limit = 16 if bits == 4 else 8
+    best: tuple[float, Tiling] | None = None
+    for cluster in (1, 2, 4):
+        for warps in range(min(limit, groups), 0, -1):
+            chunks = -(-groups // warps)
+            if chunks % cluster:
+                continue
+            tiling = Tiling(warps, 2 if bits == 4 else 1, cluster)
+            cost = _cost(tiling, tiles=tiles, groups=groups, num_sms=num_sms)
+            if best is None or cost < best[0] - 1e-9:
+                best = cost, tiling
+    assert best is not None
+    return best[1]
+
+
+def _cost(tiling: Tiling, *, tiles: int, groups: int, num_sms: int) -> float:
+    """Groups that the busiest block multiplies, with an estimate of its fixed steps in groups."""
+    steps = -(-tiles // min(tiling.clusters(num_sms), tiles))
+    chunks = -(-groups // tiling.warps) // tiling.cluster
+    work = steps * chunks * tiling.warps
+    fixed = 8.0 * chunks + (16.0 if tiling.cluster > 1 else 0.0)
+    return work * (1.0 + 2.0 / tiling.warps) + fixed

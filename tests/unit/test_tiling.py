@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from codesign.kernels.tiling import SHARED_BYTES, choose, layout, row_tiles
+
+RECORD = {4: 1088, 16: 4096}
+
+
+@given(
+    tiles=st.integers(1, 10_000),
+    groups=st.integers(1, 256),
+    bits=st.sampled_from((4, 16)),
+    rows=st.integers(1, 32),
+)
+def test_every_shape_gets_a_ring_of_two_stages_that_fits(tiles, groups, bits, rows):
+    tiling = choose(tiles=tiles, groups=groups, bits=bits)
+    chunks = -(-groups // tiling.warps)
+    assert chunks % tiling.cluster == 0, "a block of the cluster would have no columns"
+    plan = layout(
+        tiling,
+        tiles=tiles,
+        groups=groups,
+        record_bytes=RECORD[bits],
+        num_row_tiles=row_tiles(rows),
+        num_sms=132,
+    )
+    assert plan.shared_bytes <= SHARED_BYTES
+    assert plan.clusters * tiling.cluster <= 132 * tiling.blocks
+    assert tiling.threads(row_tiles(rows)) <= 640, "more leave too few registers a thread"
+    kept = tiling.cluster > 1 or chunks > 1
+    assert plan.part_tiles * plan.clusters >= tiles * kept
+    # A vocabulary on one GPU may keep more sums than fit beside the ring.
+    assert plan.stages >= 2 or (kept and plan.part_tiles * row_tiles(rows) > 128)
+
+
+def test_the_cut_along_the_columns_does_not_depend_on_the_rows():
+    tiling = choose(tiles=896, groups=64, bits=4)
+    assert 64 % tiling.warps == 0
+    assert choose(tiles=896, groups=64, bits=4) == tiling
