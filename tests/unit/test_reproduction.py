@@ -83,3 +83,13 @@ def test_the_document_has_every_section_and_names_the_command(papers):
     assert "python benchmarks/reproduce_papers.py" in text
     for title, _ in papers.SECTIONS.values():
         assert f"## {title}" in text
+
+
+def test_every_open_question_is_answered_with_the_command_that_answers_it(papers):
+    questions = papers.sibling("questions").QUESTIONS
+    text = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
+    assert len(questions) == 4
+    for name, question in questions.items():
+        assert f"## {question.title}" in text
+        assert f"python benchmarks/questions.py {name}" in text
+        assert question.found[:40] in " ".join(text.split())
