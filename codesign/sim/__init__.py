@@ -30,7 +30,7 @@ from codesign.policy.protocol import DraftSide
 from codesign.policy.speculation import Goodput, SpeculationSpec, build_speculation
 from codesign.records import RequestRecord, RoundLog, RunRecords
 from codesign.sim.acceptance import Luck, Stretches, SyntheticDrafter
-from codesign.sim.cluster import PromptPool, Router, arrivals
+from codesign.sim.cluster import Arrivals, PromptPool, Router
 from codesign.sim.played import PlayedBatch
 from codesign.sim.replica import Replica, Shared, SimulatedRequest
 from codesign.sim.taped import TapedBatch
@@ -83,7 +83,10 @@ def simulate(
     _check_sizes(simulated, spec, max_kv_tokens)
     env = simpy.Environment(initial_time=0.0)
     counter = _FinishCounter(env, progress, len(simulated))
-    shared = Shared(env, simulated, RoundLog(), counter)
+    arrivals = Arrivals(env, simulated.values())
+    # Between arrivals replicas do not hear of each other; a prompt pool sends requests any time.
+    next_event = env.peek if deployment.prefill_workers else lambda: arrivals.next_at
+    shared = Shared(env, simulated, RoundLog(), counter, next_event)
     make_batch = _batch_maker(candidate, fit, cost, serving, slo, simulated, seed)
     replicas = []
     for number in range(deployment.replicas):
@@ -116,7 +119,7 @@ def simulate(
         pool = _prompt_pool(env, fit, deployment, cost, serving, router, counter)
         env.process(pool.run())
         give = pool.give
-    env.process(arrivals(env, list(simulated.values()), give))
+    env.process(arrivals.run(give))
     if simulated:
         env.run(counter.all_finished)
     records = [request.record for request in simulated.values()]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import math
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 import simpy
@@ -16,13 +17,27 @@ Process = Generator[simpy.Event, Any, None]
 Give = Callable[[SimulatedRequest], None]
 
 
-def arrivals(env: simpy.Environment, requests: Sequence[SimulatedRequest], give: Give) -> Process:
-    """Hand each request on when it arrives."""
-    for request in sorted(requests, key=lambda r: (r.record.arrival, r.record.request_id)):
-        wait = request.record.arrival - env.now
-        if wait > 0:
-            yield env.timeout(wait)
-        give(request)
+class Arrivals:
+    """Hands each request on when it arrives.
+
+    Attributes:
+        next_at: When the next one does; infinite after the last.
+    """
+
+    def __init__(self, env: simpy.Environment, requests: Iterable[SimulatedRequest]) -> None:
+        self._env = env
+        self._requests = sorted(requests, key=lambda r: (r.record.arrival, r.record.request_id))
+        self.next_at = self._requests[0].record.arrival if self._requests else math.inf
+
+    def run(self, give: Give) -> Process:
+        """Hand them to ``give``."""
+        env = self._env
+        for request in self._requests:
+            self.next_at = request.record.arrival
+            if self.next_at > env.now:
+                yield env.timeout(self.next_at - env.now)
+            give(request)
+        self.next_at = math.inf
 
 
 class Router:

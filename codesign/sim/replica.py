@@ -81,12 +81,14 @@ class Shared:
         requests: By number.
         rounds: Where rounds are written.
         on_finish: Called when a request is over.
+        next_event: When something from outside a replica happens next, at the earliest.
     """
 
     env: simpy.Environment
     requests: dict[int, SimulatedRequest]
     rounds: RoundLog
     on_finish: Callable[[], None]
+    next_event: Callable[[], float]
 
 
 class Replica:
@@ -154,7 +156,7 @@ class Replica:
 
     def run(self) -> Process:
         """Serve for ever; waits when there is nothing to do."""
-        env = self._env
+        env, next_event = self._env, self._shared.next_event
         while True:
             if self.batcher.num_waiting:
                 self._admit()
@@ -166,7 +168,7 @@ class Replica:
             if self._takes_rows:
                 self._make_room()
             end = self._now + self._step()
-            if end >= env.peek():  # else nothing happens before: no event is needed
+            if end >= next_event():  # else nothing happens before: no event is needed
                 yield env.timeout(end - env.now)
             self._now = end
             self._finish_round()
