@@ -24,7 +24,7 @@ from codesign.errors import CodesignError, UsageError
 
 VERBS = (
     ("trace", "list, inspect, synthesise or fetch request traces"),
-    ("models", "list, fetch, import or inspect the language models"),
+    ("models", "list, fetch, import, quantise or inflate the language models"),
     ("profile", "measure step times and acceptance on this machine"),
     ("fit", "turn a profile into step-time and acceptance models"),
     ("simulate", "predict how one plan serves a trace"),

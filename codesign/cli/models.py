@@ -1,10 +1,11 @@
-"""``codesign models``: list, inspect, fetch and import the language models."""
+"""``codesign models``: list, inspect, fetch, import, quantise and inflate language models."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from codesign.cli import models_make
 from codesign.cli.output import add_output_arguments, emit, progress, say, table
 
 if TYPE_CHECKING:
@@ -17,15 +18,17 @@ _EXAMPLES = """\
 examples:
   codesign models fetch smollm2-135m
   codesign models import ./Llama-3.2-1B-Instruct --name llama-1b
+  codesign models quantize ./Llama-3.2-1B-Instruct --out ./Llama-3.2-1B-int4
+  codesign models inflate --target --shape llama-3-70b
 """
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add ``codesign models`` and its four actions."""
+    """Add ``codesign models`` and its actions."""
     parser = subparsers.add_parser(
         "models",
-        help="list, fetch, import or inspect the language models",
-        description="List, fetch, import or inspect the language models.",
+        help="list, fetch, import, quantise or inflate the language models",
+        description="List, fetch, import, inspect, quantise or inflate the language models.",
         epilog=_EXAMPLES,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -33,6 +36,8 @@ def add_parser(subparsers: Any) -> None:
     _add_show(actions)
     _add_fetch(actions)
     _add_import(actions)
+    models_make.add_quantize(actions)
+    models_make.add_inflate(actions)
 
 
 def _add_list(actions: Any) -> None:
@@ -168,6 +173,8 @@ def _card_text(card: ModelCard) -> str:
         f"positions   {shape.max_positions:,}, rope theta {shape.rope.theta:g}{scaling}",
         f"vocabulary  {shape.vocab:,}",
     ]
+    if card.recipe is not None:
+        lines.insert(1, f"inflated    {card.recipe.source} inside, seed {card.recipe.seed}")
     if tokenizer is None:
         lines.append("tokenizer   none of its own")
     else:

@@ -13,6 +13,7 @@ from pathlib import Path
 from codesign.errors import InputError
 from codesign.models import DEFAULT_TARGET, DRAFTS, directory_bytes, draft_dir, resolve_model
 from codesign.models.importing import read_header
+from codesign.models.recipe import Recipe, read_recipe
 from codesign.models.shape import ModelShape, model_shape
 from codesign.models.tokenizer import Tokenizer
 
@@ -40,6 +41,7 @@ class ModelCard:
     Attributes:
         parameters: Values in the checkpoint; for a draft its own, without what it reads of its
             target.
+        recipe: What an inflated model is made of; None for an ordinary one.
         tokenizer: None if the directory has none (the shipped draft uses its target's).
         draft: The shipped draft that this model can be the target of, or None.
         draft_note: Why, in words.
@@ -49,6 +51,7 @@ class ModelCard:
     path: Path
     num_bytes: int
     shape: ModelShape
+    recipe: Recipe | None
     parameters: int
     tokenizer: TokenizerCard | None
     draft: str | None
@@ -63,13 +66,17 @@ def describe_model(name_or_path: str | Path) -> ModelCard:
     """
     path = resolve_model(name_or_path)
     shape = model_shape(path)
+    recipe = read_recipe(path)
     tokenizer = _tokenizer_card(path)
-    draft, note = _find_draft(path, shape=shape, tokenizer=tokenizer)
+    draft, note = None, "inflate one of the same small model: codesign models inflate --draft"
+    if recipe is None:
+        draft, note = _find_draft(path, shape=shape, tokenizer=tokenizer)
     return ModelCard(
         name=str(name_or_path),
         path=path,
         num_bytes=directory_bytes(path),
         shape=shape,
+        recipe=recipe,
         parameters=_own_parameters(path) if _is_draft(path) else shape.parameters,
         tokenizer=tokenizer,
         draft=draft,

@@ -108,3 +108,27 @@ def test_a_fetched_target_is_shown_and_a_second_fetch_does_nothing(cli, target_d
     shown = cli("models", "show", "smollm2-135m").stdout
     assert "parameters  134.5 million" in shown
     assert "49,152 ids, with chat template, ends: 2" in shown
+
+
+def test_an_inflated_draft_is_a_recipe_and_is_shown(cli, target_dir, tmp_path):
+    home = tmp_path / "home"
+    (home / "models").mkdir(parents=True)
+    (home / "models" / "smollm2-135m").symlink_to(target_dir)
+    shape = ("--shape", "llama-3.2-1b")
+    made = cli("models", "inflate", "--draft", *shape, "--json", CODESIGN_HOME=str(home))
+    assert made.returncode == 0, made.stderr
+    result = json.loads(made.stdout)
+    assert result["recipe"]["source"] == "smollm2-135m-draft"
+    assert sum(f.stat().st_size for f in Path(result["path"]).iterdir()) < 10e6
+    shown = cli("models", "show", result["name"], CODESIGN_HOME=str(home))
+    assert "inflated    smollm2-135m-draft inside, seed 0" in shown.stdout
+    assert "16 of width 2048" in shown.stdout
+
+
+def test_a_small_model_too_deep_for_a_shape_is_refused_with_the_way_out(cli, target_dir, tmp_path):
+    home = tmp_path / "home"
+    (home / "models").mkdir(parents=True)
+    (home / "models" / "smollm2-135m").symlink_to(target_dir)
+    made = cli("models", "inflate", "--target", "--shape", "llama-3.2-3b", CODESIGN_HOME=str(home))
+    assert made.returncode == 4
+    assert "30 layers, the shape 28; leave 2 out with --drop-layers" in made.stderr
