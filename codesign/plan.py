@@ -14,137 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codesign.artifacts import header, read_json, read_table, sha256, write_json
-from codesign.config import SLO, Deployment
+from codesign.candidate import FAMILIES, Candidate, Interval, ScoredCandidate
+from codesign.config import SLO, Serving
 from codesign.errors import InputError
-from codesign.policy.speculation import SpeculationSpec
+from codesign.policy.cost import RoundCost
 from codesign.policy.walk import Sampling
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# From simple to involved: at equal predictions the simpler one is chosen.
-FAMILIES = ("plain", "chain", "threshold", "specserve", "tree", "async-tree")
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A prediction and the range in which the measurement is expected."""
-
-    value: float
-    low: float
-    high: float
-
-    def contains(self, measured: float) -> bool:
-        """Whether a measurement lies in the range."""
-        return self.low <= measured <= self.high
-
-    def overlaps(self, other: Interval) -> bool:
-        """Whether two predictions cannot be told apart."""
-        return self.low <= other.high and other.low <= self.high
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One way to serve: split of the machine, speculation policy, batch limit."""
-
-    deployment: Deployment
-    speculation: SpeculationSpec
-    max_batch: int
-
-    def __post_init__(self) -> None:
-        if self.max_batch < 1:
-            raise InputError(f"max_batch must be at least 1, got {self.max_batch}")
-        is_split = self.deployment.draft_workers > 0
-        if is_split != self.speculation.is_async:
-            needs = "workers of its own" if self.speculation.is_async else "no workers of its own"
-            raise InputError(
-                f"the draft of {self.speculation.label} needs {needs}, got deployment "
-                f"{self.deployment.label}"
-            )
-
-    @property
-    def label(self) -> str:
-        """Name that is unique within a plan, for example "tree-8x4x2 on 2, batch 4"."""
-        return f"{self.speculation.label} on {self.deployment.label}, batch {self.max_batch}"
-
-    @property
-    def family(self) -> str:
-        """One of FAMILIES."""
-        return "async-tree" if self.speculation.is_async else self.speculation.kind
-
-    @property
-    def complexity(self) -> tuple[int, int, int]:
-        """Sort key, simpler first."""
-        spec = self.speculation
-        work = spec.max_rows + spec.width * spec.expansions
-        return FAMILIES.index(self.family), work, self.max_batch
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for a plan file or run.json; the label is for readers."""
-        return {"label": self.label, **asdict(self)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Candidate:
-        """What ``to_dict`` wrote.
-
-        Raises:
-            InputError: If a field is missing, unknown or out of range.
-        """
-        try:
-            return cls(
-                deployment=Deployment(**values["deployment"]),
-                speculation=SpeculationSpec(**values["speculation"]),
-                max_batch=values["max_batch"],
-            )
-        except (KeyError, TypeError) as err:
-            raise InputError(f"not a candidate: {err}. Plan again: codesign plan") from err
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredCandidate:
-    """A candidate and what the simulator predicts for it.
-
-    Attributes:
-        candidate: What was simulated.
-        predicted: Figures of ``metrics.Metrics`` by name, and "ttft_slo" and "tpot_slo", the values
-            at the SLO's percentile. Seconds, tokens per second, requests per second, shares.
-        spans: Mean seconds per round of each span.
-        origin: Where the step times come from: "measured", "fitted" or "roofline".
-        is_feasible: Whether it meets the SLO.
-    """
-
-    candidate: Candidate
-    predicted: dict[str, Interval]
-    spans: dict[str, float]
-    origin: str
-    is_feasible: bool
-
-    @property
-    def label(self) -> str:
-        """Label of the candidate."""
-        return self.candidate.label
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**asdict(self), "candidate": self.candidate.to_dict()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> ScoredCandidate:
-        """What ``to_dict`` wrote.
-
-        Raises:
-            InputError: If a field is missing or unknown.
-        """
-        try:
-            return cls(
-                candidate=Candidate.from_dict(values["candidate"]),
-                predicted={name: Interval(**v) for name, v in values["predicted"].items()},
-                spans=dict(values["spans"]),
-                origin=values["origin"],
-                is_feasible=values["is_feasible"],
-            )
-        except (KeyError, TypeError, AttributeError) as err:
-            raise InputError(f"not a scored candidate: {err}. Plan again: codesign plan") from err
+__all__ = [
+    "FAMILIES", "Candidate", "Economics", "FileRef", "Interval", "Plan", "ScoredCandidate",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +56,42 @@ class FileRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Economics:
+    """Whether speculation pays on this machine for this trace, and how far it could pay.
+
+    Batches are requests that run at once on all workers together. The speculative side is the
+    chosen candidate or, if that is plain decoding, the best that speculates.
+
+    Attributes:
+        null_plan: Label of the best plan without a draft that gives all workers to the target.
+        speculative: Label of the candidate that the other figures are about.
+        gain: Decode speed (tokens per second of one request) over the null plan's, 1 for equal,
+            at the batch that was simulated.
+        crossover: Most running requests at which it decodes no slower than the null plan; 0 if it
+            never does, None if it always does up to the largest batch.
+        largest_batch: Up to which the crossover was looked for.
+        batch: Requests running at once on average, as simulated; where the next three hold.
+        break_even_length: Tokens per round from which speculation pays.
+        acceptance_length: Tokens per round as simulated.
+        break_even_rate: For chains, the chance of each token to be accepted that gives
+            ``break_even_length``; None for others and where no chance would.
+        oracle_gain: Decode speed over the null plan's if each round drafted exactly what will be
+            accepted.
+    """
+
+    null_plan: str
+    speculative: str
+    gain: float
+    crossover: int | None
+    largest_batch: int
+    batch: float
+    break_even_length: float
+    acceptance_length: float
+    break_even_rate: float | None
+    oracle_gain: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What to deploy on this machine for this trace.
 
@@ -184,7 +101,7 @@ class Plan:
         slo: Targets that the plan was made for.
         objective: "goodput" or "latency".
         sampling: How the target samples; the seed keys its noise.
-        max_kv_tokens: KV rows of all running requests together.
+        serving: How memory and steps are shared between requests.
         trace: Prepared trace (Parquet): exactly the requests that were simulated.
         num_requests: Rows of it.
         fit: Fit that the step times and acceptance came from.
@@ -195,6 +112,9 @@ class Plan:
         ties: Labels of alternatives that the prediction cannot tell from ``chosen``.
         reason: Why this one: what a round spends its time on, what binds.
         notes: What a reader must know about the trace and the search.
+        runner_up: Why the second one lost; "" if nothing else was simulated.
+        economics: Whether speculation pays; None if only plain decoding, or no plan without a
+            draft, was simulated.
     """
 
     target: str
@@ -202,7 +122,7 @@ class Plan:
     slo: SLO
     objective: str
     sampling: Sampling
-    max_kv_tokens: int
+    serving: Serving
     trace: FileRef
     num_requests: int
     fit: FileRef
@@ -213,6 +133,8 @@ class Plan:
     ties: tuple[str, ...] = ()
     reason: str = ""
     notes: tuple[str, ...] = ()
+    runner_up: str = ""
+    economics: Economics | None = None
 
     @property
     def scored(self) -> tuple[ScoredCandidate, ...]:
@@ -243,6 +165,24 @@ class Plan:
         labels = "; ".join(scored.label for scored in self.scored)
         raise InputError(f"the plan holds no candidate {name!r}; it holds: {labels}")
 
+    def max_kv_tokens(self, cost: RoundCost | None) -> int:
+        """KV rows of one replica.
+
+        Args:
+            cost: Step times of its deployment, if the fit has them.
+
+        Raises:
+            InputError: If neither the plan nor the fit says.
+        """
+        known = [self.serving.max_kv_tokens, None if cost is None else cost.kv_tokens]
+        rows = [number for number in known if number is not None]
+        if not rows:
+            raise InputError(
+                "neither the plan nor its fit says how many KV rows fit. Plan again: codesign plan "
+                "--max-kv-tokens N"
+            )
+        return min(rows)
+
     def requests(self) -> pd.DataFrame:
         """The requests to serve: arrival, prompt_tokens, output_tokens, category.
 
@@ -264,7 +204,7 @@ class Plan:
             "slo": asdict(self.slo),
             "objective": self.objective,
             "sampling": asdict(self.sampling),
-            "max_kv_tokens": self.max_kv_tokens,
+            "serving": self.serving.to_dict(),
             "trace": _written(self.trace, folder),
             "num_requests": self.num_requests,
             "fit": _written(self.fit, folder),
@@ -273,6 +213,8 @@ class Plan:
             "alternatives": [scored.to_dict() for scored in self.alternatives],
             "ties": self.ties,
             "reason": self.reason,
+            "runner_up": self.runner_up,
+            "economics": None if self.economics is None else asdict(self.economics),
             "notes": self.notes,
         }
         inputs = {"trace": self.trace.path, "fit": self.fit.path}
@@ -294,7 +236,7 @@ class Plan:
                 slo=SLO(**values["slo"]),
                 objective=values["objective"],
                 sampling=Sampling(**values["sampling"]),
-                max_kv_tokens=values["max_kv_tokens"],
+                serving=_serving(values),
                 trace=_read(values["trace"], folder),
                 num_requests=values["num_requests"],
                 fit=_read(values["fit"], folder),
@@ -305,11 +247,23 @@ class Plan:
                 ties=tuple(values["ties"]),
                 reason=values["reason"],
                 notes=tuple(values["notes"]),
+                runner_up=values.get("runner_up", ""),
+                economics=_economics(values.get("economics")),
             )
         except (KeyError, TypeError) as err:
             raise InputError(f"{path} is not a whole plan: {err}. Plan again: codesign plan") from (
                 err
             )
+
+
+def _serving(values: Mapping[str, Any]) -> Serving:
+    if "serving" not in values:  # a plan of the first version
+        return Serving(max_kv_tokens=values["max_kv_tokens"])
+    return Serving(**values["serving"])
+
+
+def _economics(values: Mapping[str, Any] | None) -> Economics | None:
+    return None if values is None else Economics(**values)
 
 
 def _scored(entries: Iterable[Mapping[str, Any]]) -> tuple[ScoredCandidate, ...]:

@@ -222,7 +222,7 @@ def _compare(
             candidate,
             fit,
             slo=plan.slo,
-            max_kv_tokens=plan.max_kv_tokens,
+            serving=plan.serving,
             seed=seed,
         )
         outcomes.append(outcome)

@@ -44,6 +44,21 @@ def non_negative(text: str) -> int:
     return number
 
 
+def positive(text: str) -> int:
+    """An argparse type: a whole number of 1 or above.
+
+    Raises:
+        argparse.ArgumentTypeError: If the text is anything else.
+    """
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or above, not '{text}'")
+    return number
+
+
 def emit(
     args: argparse.Namespace, payload: Mapping[str, Any], text: str | Callable[[], str]
 ) -> None:
@@ -118,14 +133,18 @@ def progress(args: argparse.Namespace) -> Iterator[Report]:
 
 def _plain_progress() -> Iterator[Report]:
     start = last = time.monotonic()
+    begun: dict[str, tuple[float, int]] = {}  # of each stage, when and how far it was first heard
 
     def report(stage: str, done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
+        since, before = begun.setdefault(stage, (now, done))
         if now - last >= _PIPE_INTERVAL:
             last = now
             share = f" ({done / total:.0%})" if total else ""
-            say(f"{stage}: {done:,} of {total:,}{share}, {now - start:.0f} s so far")
+            left = (now - since) * (total - done) / (done - before) if done > before else 0.0
+            ahead = f", about {left:.0f} s left" if left >= 1 else ""
+            say(f"{stage}: {done:,} of {total:,}{share}, {now - start:.0f} s so far{ahead}")
 
     yield report
     if last > start:

@@ -6,8 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from codesign.cli.fit_argument import add_fit_argument, fit_from_args
-from codesign.cli.output import add_output_arguments, emit, non_negative, progress, say
+from codesign.cli.output import add_output_arguments, emit, non_negative, positive, progress, say
 from codesign.cli.plan_result import result_text
+from codesign.cli.serving_arguments import add_serving_arguments, knows_memory, serving_from_args
 from codesign.cli.trace import add_trace_arguments, trace_from_args
 from codesign.errors import InfeasibleError
 
@@ -15,15 +16,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from codesign.fit import Fit
-    from codesign.plan import Plan
-    from codesign.planner import Answer
+    from codesign.plan import FileRef, Plan
+    from codesign.planner import Answer, Question
     from codesign.traces import Trace
 
 _EXAMPLES = """\
 examples:
   codesign plan --trace conv-twin --slice 0:60 --rate-scale 0.1 --max-prompt 256 --max-output 64
-  codesign plan --trace conv-twin --fit fit.json --slo-ttft-ms 1000 --slo-tpot-ms 50 \\
-      --objective latency --out plans/steady.json
+  codesign plan --trace azure-conv --device h100 --gpus 8 --target llama-3.1-70b \\
+      --draft llama-3.2-1b --slo-ttft-ms 1000 --slo-tpot-ms 50 --preemption --out conv.json
 """
 
 
@@ -39,10 +40,10 @@ def add_parser(subparsers: Any) -> None:
     add_trace_arguments(parser)
     machine = parser.add_argument_group("hardware")
     add_fit_argument(machine)
-    machine.add_argument("--workers", type=int, metavar="N", help="CPU threads (as in the fit)")
     machine.add_argument(
-        "--max-kv-tokens", type=int, default=4096, metavar="N", help="KV rows in all (4096)"
+        "--workers", type=int, metavar="N", help="CPU threads or GPUs (all of the fit)"
     )
+    add_serving_arguments(machine)
     targets = parser.add_argument_group("SLO")
     targets.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="time to first token")
     targets.add_argument("--slo-tpot-ms", type=float, metavar="MS", help="time per later token")
@@ -56,10 +57,24 @@ def add_parser(subparsers: Any) -> None:
         default="goodput",
         help="most requests/s that meet the SLO, or lowest mean TPOT (goodput)",
     )
-    search.add_argument("--max-batch", type=int, default=8, metavar="N", help="largest limit (8)")
+    search.add_argument(
+        "--max-batch",
+        type=positive,
+        metavar="N",
+        help="largest limit of a replica (256; 8 where the fit knows no memory)",
+    )
     search.add_argument("--policies", metavar="LABEL,...", help="only these, as plain,chain-3")
     search.add_argument(
         "--seed", type=non_negative, default=0, help="of prompts and simulations (0)"
+    )
+    search.add_argument(
+        "--executor",
+        choices=("local", "ray"),
+        default="local",
+        help="simulate on all cores of this machine or on a Ray cluster (local)",
+    )
+    search.add_argument(
+        "--processes", type=positive, metavar="N", help="simulations at a time (all cores)"
     )
     search.add_argument("--resume", action="store_true", help="use what an interrupted search kept")
     files = parser.add_argument_group("files")
@@ -79,16 +94,20 @@ def make_plan(args: argparse.Namespace) -> None:
 
     fit, fit_file = fit_from_args(args)
     trace = trace_from_args(args)
-    prepared = prepare_trace(trace, fit.target, seed=args.seed, max_requests=args.max_requests)
+    most = args.max_requests
+    if most is None and knows_memory(fit):
+        most = len(trace)
+    prepared = prepare_trace(trace, fit.target, seed=args.seed, max_requests=most)
     for note in prepared.notes[len(trace.notes) :]:
         say(f"trace {trace.name}: {note}")
     out = Path(args.out)
+    question = _question(args, fit, prepared)
     start = time.monotonic()
-    answer = _search(args, fit, FileRef.of(fit_file), prepared, out)
+    answer = _search(args, question, FileRef.of(fit_file), out)
     seconds = time.monotonic() - start
     trace_file = out.with_name(f"{out.stem}.trace.parquet")
     write_parquet(prepared, trace_file)
-    plan = _as_plan(args, fit, FileRef.of(fit_file), FileRef.of(trace_file), prepared, answer)
+    plan = _as_plan(question, FileRef.of(fit_file), FileRef.of(trace_file), prepared, answer)
     plan.save(out)
     payload = {
         "plan": out,
@@ -96,10 +115,14 @@ def make_plan(args: argparse.Namespace) -> None:
         "alternatives": [scored.to_dict() for scored in plan.alternatives],
         "ties": plan.ties,
         "reason": plan.reason,
+        "runner_up": plan.runner_up,
+        "economics": plan.economics,
         "notes": plan.notes,
+        "serving": plan.serving,
         "num_candidates": answer.num_candidates,
         "num_simulated": answer.num_simulated,
         "num_feasible": answer.num_feasible,
+        "screen_seconds": answer.screen_seconds,
         "search_seconds": seconds,
     }
     emit(args, payload, lambda: result_text(plan, prepared, fit, answer, seconds, out))
@@ -107,31 +130,40 @@ def make_plan(args: argparse.Namespace) -> None:
 
 def _measured_workers(fit: Fit) -> int:
     """Workers of the largest deployment that was measured."""
-    return max(sum(map(int, label.split("+"))) for label in fit.costs)
+    from codesign.config import parse_deployment
+
+    return max(parse_deployment(label).num_workers for label in fit.costs)
 
 
-def _search(args: argparse.Namespace, fit: Fit, fit_ref: Any, prepared: Trace, out: Path) -> Answer:
-    from codesign.planner import Question, search
-    from codesign.planner.search_cache import SearchCache, search_key
+def _question(args: argparse.Namespace, fit: Fit, prepared: Trace) -> Question:
+    from codesign.planner import Question
 
-    slo = _slo(args)
-    question = Question(
+    limit = 256 if knows_memory(fit) else 8
+    return Question(
         requests=prepared.requests,
         fit=fit,
-        slo=slo,
+        slo=_slo(args),
+        serving=serving_from_args(args, fit),
         objective=args.objective,
         workers=_measured_workers(fit) if args.workers is None else args.workers,
-        max_batch=args.max_batch,
+        max_batch=limit if args.max_batch is None else args.max_batch,
         policies=tuple(args.policies.split(",")) if args.policies else (),
-        max_kv_tokens=args.max_kv_tokens,
         seed=args.seed,
     )
+
+
+def _search(args: argparse.Namespace, question: Question, fit_ref: FileRef, out: Path) -> Answer:
+    from codesign.planner import search, task_of
+    from codesign.planner.executor import open_executor
+    from codesign.planner.search_cache import SearchCache, search_key
+
+    executor = open_executor(task_of(question), args.executor, processes=args.processes)
     kept = out.with_name(f"{out.stem}.search.jsonl")
-    key = search_key(prepared.requests, fit_ref.sha256, slo, args.max_kv_tokens)
+    key = search_key(question.requests, fit_ref.sha256, question.slo, question.serving)
     cache = SearchCache(key, kept, resume=args.resume)
     try:
         with progress(args) as report:
-            answer = search(question, cache=cache, progress=report)
+            answer = search(question, executor=executor, cache=cache, progress=report)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"kept {len(cache)} simulations in {kept}; go on with the same command and --resume"
@@ -155,32 +187,29 @@ def _slo(args: argparse.Namespace) -> Any:
 
 
 def _as_plan(
-    args: argparse.Namespace,
-    fit: Fit,
-    fit_ref: Any,
-    trace_ref: Any,
-    prepared: Trace,
-    answer: Answer,
+    question: Question, fit_ref: FileRef, trace_ref: FileRef, prepared: Trace, answer: Answer
 ) -> Plan:
     from codesign.plan import Plan
-    from codesign.planner import NUM_SEEDS
     from codesign.policy.walk import Sampling
 
+    fit = question.fit
     return Plan(
         target=fit.target,
         draft=fit.draft,
-        slo=_slo(args),
-        objective=args.objective,
-        sampling=Sampling(fit.temperature, fit.top_k, fit.top_p, args.seed),
-        max_kv_tokens=args.max_kv_tokens,
+        slo=question.slo,
+        objective=question.objective,
+        sampling=Sampling(fit.temperature, fit.top_k, fit.top_p, question.seed),
+        serving=question.serving,
         trace=trace_ref,
         num_requests=len(prepared),
         fit=fit_ref,
-        seed=args.seed,
-        num_seeds=NUM_SEEDS,
+        seed=question.seed,
+        num_seeds=question.num_seeds,
         chosen=answer.chosen,
         alternatives=answer.ranked[1:],
         ties=answer.ties,
         reason=answer.reason,
+        runner_up=answer.runner_up,
+        economics=answer.economics,
         notes=(*(f"trace: {note}" for note in prepared.notes), *answer.notes),
     )

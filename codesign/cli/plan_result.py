@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from codesign.fit import Fit
-    from codesign.plan import Candidate, Interval, Plan, ScoredCandidate
+    from codesign.plan import Candidate, Economics, Interval, Plan
     from codesign.planner import Answer
     from codesign.traces import Trace
 
-_COLUMNS = ("plan", "TPOT p50", "p90 ms", "TTFT p90", "tokens/s", "accepted", "in SLO", "fits")
+_COLUMNS = (
+    "plan", "TPOT p50", "p90 ms", "TTFT p90", "tokens/s", "accepted", "in SLO", "fits", "load"
+)  # fmt: skip
 
 
 def result_text(
@@ -39,25 +41,53 @@ def result_text(
         f"trace     {prepared.name:<18} {trace.num_requests:,} requests, {trace.rate:.2g} req/s, "
         f"prompt p50 {trace.prompt.p50:,.0f}, output p50 {trace.output.p50:,.0f}",
         f"fit       {plan.fit.path.name:<18} {plan.target} with {plan.draft or 'no draft'}",
-        f"searched  {answer.num_candidates:,} plans in {seconds:.1f} s, {answer.num_simulated} "
-        f"simulated, {number}",
+        f"searched  {answer.num_candidates:,} plans screened in {answer.screen_seconds:.1f} s, "
+        f"{answer.num_simulated} simulated in {seconds - answer.screen_seconds:.1f} s, "
+        f"{len(plan.scored)} on all requests, {number}",
         "",
         f"best      {plan.chosen.label}",
         *_wrapped("", describe(plan.chosen.candidate)),
         *_figures(plan),
         *_wrapped("why", plan.reason),
     ]
+    lines += _wrapped("second", plan.runner_up) if plan.runner_up else []
     if plan.ties:
         more = f" and {len(plan.ties) - 3} more" if len(plan.ties) > 3 else ""
         lines += _wrapped("ties", f"{'; '.join(plan.ties[:3])}{more}")
+    if plan.economics is not None:
+        lines += _wrapped("pays", pays_text(plan.economics))
     lines += _wrapped("data", _origin(plan, fit))
     lines += [line for note in plan.notes for line in _wrapped("note", note)]
     lines += ["", table(_COLUMNS, _family_rows(plan)), "", f"next      codesign run --plan {out}"]
     return "\n".join(lines)
 
 
+def pays_text(economics: Economics) -> str:
+    """Whether speculation pays, up to which load, from which acceptance on, and how far it could.
+
+    All of it in one sentence each.
+    """
+    name = economics.speculative
+    word = "faster" if economics.gain >= 1 else "slower"
+    ratio = economics.gain if economics.gain >= 1 else 1 / economics.gain
+    if economics.crossover is None:
+        load = f"speculate at every load up to {economics.largest_batch:,} running requests"
+    elif economics.crossover == 0:
+        load = "do not speculate, at any load"
+    else:
+        load = f"speculate up to {economics.crossover:,} running requests, not above"
+    rate = economics.break_even_rate
+    chance = "" if rate is None else f" (each draft token accepted with {rate:.0%})"
+    return (
+        f"{load}. With {economics.batch:.3g} running, {name} decodes {ratio:.3g} times {word} than "
+        f"{economics.null_plan}; it breaks even at {economics.break_even_length:.2f} tokens a "
+        f"round{chance} and has {economics.acceptance_length:.2f}; perfect foresight of the length "
+        f"would give {economics.oracle_gain:.3g} times"
+    )
+
+
 def _origin(plan: Plan, fit: Fit) -> str:
-    label = plan.chosen.candidate.deployment.label
+    label = plan.chosen.candidate.deployment.unit.label
     errors = [
         f"{op} {fit.errors[name]:.1%}"
         for op in ("target", "draft")
@@ -77,6 +107,8 @@ def _wrapped(head: str, text: str) -> list[str]:
 
 def describe(candidate: Candidate) -> str:
     """A candidate in words."""
+    from codesign.policy.speculation import summarise_policy
+
     spec, workers = candidate.speculation, candidate.deployment
     how = {
         "plain": "plain decoding, no draft",
@@ -84,13 +116,18 @@ def describe(candidate: Candidate) -> str:
         "threshold": f"chains of up to {spec.max_depth}, cut after the first unsure token",
         "tree": f"trees of {spec.rows} rows, {spec.expansions} x {spec.width} leaves drafted",
         "specserve": f"chains of up to {spec.max_depth}, as long as goodput is predicted to rise",
-    }[spec.kind]
+    }.get(spec.kind) or f"{spec.label} ({summarise_policy(spec)})"
     if workers.draft_workers:
         where = f"target on {workers.target_workers} and draft on {workers.draft_workers} workers"
         where += ", at the same time"
     else:
         where = f"{workers.target_workers} workers" + ("" if spec.kind == "plain" else ", in turn")
-    return f"{how}; {where}; at most {candidate.max_batch} requests at once"
+    if workers.replicas > 1:
+        where = f"{workers.replicas} replicas, each: {where}"
+    if workers.prefill_workers:
+        where += f"; prompts on {workers.prefill_workers} workers of their own"
+    each = " per replica" if workers.replicas > 1 else ""
+    return f"{how}; {where}; at most {candidate.max_batch} requests at once{each}"
 
 
 def _figures(plan: Plan) -> list[str]:
@@ -118,20 +155,13 @@ def _shown(interval: Interval, factor: float, unit: str) -> str:
 
 
 def _family_rows(plan: Plan) -> list[list[object]]:
-    """The best of each family, and the policies that are always compared; best first."""
-    from codesign.planner import COMPARED
+    """The first two, the best of each family, what is always compared; best first."""
+    from codesign.planner.halving import representatives
 
-    families: dict[str, ScoredCandidate] = {}
-    compared: dict[str, ScoredCandidate] = {}
-    for scored in plan.scored:
-        families.setdefault(scored.candidate.family, scored)
-        if scored.candidate.speculation in COMPARED:
-            compared.setdefault(scored.candidate.speculation.label, scored)
-    wanted = {scored.label for scored in (*families.values(), *compared.values())}
+    shown = representatives([scored.candidate for scored in plan.scored])
+    wanted = [plan.scored[index] for index in sorted({0, 1, *shown}) if index < len(plan.scored)]
     rows: list[list[object]] = []
-    for scored in plan.scored:
-        if scored.label not in wanted:
-            continue
+    for scored in wanted:
         values = {name: interval.value for name, interval in scored.predicted.items()}
         times = [values.get(name) for name in ("tpot_p50", "tpot_p90", "ttft_p90")]
         attained = values.get("slo_attainment")
@@ -143,6 +173,7 @@ def _family_rows(plan: Plan) -> list[list[object]]:
                 values.get("acceptance_length"),
                 "-" if attained is None else f"{attained:.0%}",
                 "yes" if scored.is_feasible else "no",
+                scored.saturation,
             ]
         )
     return rows

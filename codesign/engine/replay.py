@@ -11,7 +11,7 @@ from codesign.artifacts import sha256
 from codesign.engine.model import Decoder, load_decoder
 from codesign.engine.run import NGRAM, DraftSource, EngineRun, PolicySetup, run_candidate
 from codesign.engine.serve import Progress
-from codesign.errors import HardwareError
+from codesign.errors import HardwareError, InputError
 from codesign.fit import Fit
 from codesign.metrics import Metrics, summarise
 from codesign.models import resolve_model
@@ -86,6 +86,11 @@ class Replay:
         An interrupted run is written too, with what is finished and a note.
         """
         candidate, plan = scored.candidate, self.plan
+        if candidate.deployment != candidate.deployment.unit:
+            raise InputError(
+                f"{scored.label} has replicas or a pool for prompts, which the engine does not run "
+                "yet. Run another: codesign run --candidate LABEL"
+            )
         cost = self._fit.costs.get(candidate.deployment.label)
         if self._draft is not None and candidate.deployment.draft_workers == 0:
             self._local_draft = self._local_draft or self._draft.load(self._target)
@@ -98,7 +103,7 @@ class Replay:
                 candidate.speculation, cost, self._fit.calibration, slo_tpot=plan.slo.tpot
             ),
             sampling=plan.sampling,
-            max_kv_tokens=plan.max_kv_tokens,
+            max_kv_tokens=plan.max_kv_tokens(cost),
             local_draft=self._local_draft,
             progress=progress,
         )

@@ -6,44 +6,42 @@ luck and small differences count. Imports no torch; prints nothing.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from codesign.config import SLO
+from codesign.candidate import Candidate, ScoredCandidate
+from codesign.config import SLO, Serving
 from codesign.errors import InfeasibleError
-from codesign.plan import Candidate, ScoredCandidate
+from codesign.plan import Economics
+from codesign.planner.economics import weigh_speculation
+from codesign.planner.executor import Executor, Job, LocalExecutor, Task
+from codesign.planner.halving import COMPARED, Rung, entering, finalists, rungs, survivors
+from codesign.planner.nearest_miss import nearest_miss
 from codesign.planner.predict import (
     Outcome,
-    check_fits,
     extrapolation_note,
     misses,
     score,
-    simulate_outcome,
+    spread_over_seeds,
 )
-from codesign.planner.ranking import Entry, explain, find_ties, rank
-from codesign.planner.screen import Screened, screen
+from codesign.planner.ranking import Entry, explain, explain_runner_up, find_ties, rank
+from codesign.planner.screen import screen
 from codesign.planner.search_cache import SearchCache
 from codesign.planner.search_space import search_space
-from codesign.policy.speculation import SpeculationSpec
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from codesign.fit import Fit
 
+__all__ = ["COMPARED", "NUM_SEEDS", "Answer", "Question", "search", "task_of"]
+
 Progress = Callable[[str, int, int], None]
 
-DEFAULT_MAX_KV_TOKENS = 4096
 NUM_SEEDS = 3
-_NUM_SIMULATED = 20  # best of the screen
-_NUM_FINALISTS = 6  # simulated with all seeds, besides the best of each family
-_MAX_LIMITS = 2  # batch limits per policy and split among the best of the screen
-COMPARED = (SpeculationSpec(), SpeculationSpec(kind="chain", max_depth=3))  # always in the table
-_NUM_NEAREST = 3  # candidates whose sustainable rate is looked for if nothing fits
-_MAX_HALVINGS = 10  # of the rate, until the machine counts as idle
-_NUM_BISECTIONS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,12 +52,12 @@ class Question:
         requests: Prepared trace: arrival (s), prompt_tokens, output_tokens, category.
         fit: Step times and acceptance of the machine.
         slo: Targets.
+        serving: How memory and steps are shared; without a limit of KV rows the fit must say.
         objective: "goodput": most requests per second that meet the SLO, then the shortest
             latency; "latency": lowest mean TPOT.
         workers: Workers of the machine.
-        max_batch: Largest batch limit to try.
+        max_batch: Largest batch limit of a replica to try.
         policies: Labels that the search is restricted to; empty for all.
-        max_kv_tokens: KV rows of all running requests together.
         seed: First seed.
         num_seeds: Simulations of each finalist.
     """
@@ -67,11 +65,11 @@ class Question:
     requests: pd.DataFrame
     fit: Fit
     slo: SLO
+    serving: Serving
     objective: str = "goodput"
     workers: int = 1
     max_batch: int = 8
     policies: tuple[str, ...] = ()
-    max_kv_tokens: int = DEFAULT_MAX_KV_TOKENS
     seed: int = 0
     num_seeds: int = NUM_SEEDS
 
@@ -81,22 +79,28 @@ class Answer:
     """What the search found.
 
     Attributes:
-        ranked: Finalists, best first; the first meets the SLO.
+        ranked: What was simulated on the whole trace, best first; the first meets the SLO.
         ties: Labels of those that the prediction cannot tell from the first.
         reason: Why the first.
+        runner_up: Why the second one lost.
+        economics: Whether speculation pays; None if nothing could be compared.
         notes: What a reader must know.
         num_candidates: Size of the search space.
-        num_simulated: Candidates simulated on the trace.
-        num_feasible: Those of them that meet the SLO.
+        num_simulated: Candidates simulated on the trace or a stretch of it.
+        num_feasible: Those of ``ranked`` that meet the SLO.
+        screen_seconds: Wall time of the screen; no part of the answer's equality.
     """
 
     ranked: tuple[ScoredCandidate, ...]
     ties: tuple[str, ...]
     reason: str
+    runner_up: str
+    economics: Economics | None
     notes: tuple[str, ...]
     num_candidates: int
     num_simulated: int
     num_feasible: int
+    screen_seconds: float = field(default=0.0, compare=False)
 
     @property
     def chosen(self) -> ScoredCandidate:
@@ -104,204 +108,181 @@ class Answer:
         return self.ranked[0]
 
 
+def task_of(question: Question) -> Task:
+    """What an executor has to know of a question."""
+    return Task(question.requests, question.fit, question.slo, question.serving)
+
+
 def search(
-    question: Question, *, cache: SearchCache | None = None, progress: Progress | None = None
+    question: Question,
+    *,
+    executor: Executor | None = None,
+    cache: SearchCache | None = None,
+    progress: Progress | None = None,
 ) -> Answer:
-    """Find the best plan.
+    """Find the best plan. The same question gets the same answer, whatever executes it.
 
     Args:
         question: What is asked.
+        executor: Runs the simulations (see ``open_executor``); in this process by default.
         cache: Keeps finished simulations, so that an interrupted search can go on.
-        progress: Called with (stage, done, total); stages "screen", "simulate", "repeat".
+        progress: Called with (stage, done, total): "screen", in candidates, and "simulate", in
+            requests.
 
     Raises:
         InfeasibleError: If nothing meets the SLO; the message names the nearest miss, the target
             that binds, and what would fit.
         InputError: If the fit does not cover the machine or a request does not fit the KV limit.
     """
-    cache = SearchCache("") if cache is None else cache  # an empty one is falsy
-    candidates, notes = search_space(
+    with nullcontext(LocalExecutor(task_of(question)) if executor is None else executor) as chosen:
+        return _search(question, chosen, SearchCache("") if cache is None else cache, progress)
+
+
+def _search(
+    question: Question, executor: Executor, cache: SearchCache, progress: Progress | None
+) -> Answer:
+    requests = question.requests
+    start = time.monotonic()
+    space = search_space(
         question.fit.costs,
         workers=question.workers,
         max_batch=question.max_batch,
         policies=question.policies,
+        serving=question.serving,
+        requests=requests,
     )
-    most_rows = max(candidate.speculation.max_rows for candidate in candidates)
-    check_fits(question.requests, question.max_kv_tokens, most_rows)
     screened = screen(
-        candidates,
-        question.requests,
+        space.candidates,
+        requests,
         question.fit,
-        objective=question.objective,
-        seed=question.seed,
+        slo=question.slo,
+        serving=question.serving,
         progress=progress,
     )
-    simulations = _Simulations(question, cache, progress)
-    first = simulations.run("simulate", shortlist(screened), [question.seed])
-    ordered = rank(first, question.objective)
-    if not ordered[0].scored.is_feasible:
-        raise InfeasibleError(simulations.nearest_miss(ordered))
-    seeds = range(question.seed, question.seed + question.num_seeds)
-    finalists = [entry.candidate for entry in _finalists(ordered)]
-    ordered = rank(simulations.run("repeat", finalists, seeds), question.objective)
+    first = [
+        space.candidates[index]
+        for index in entering(screened, question.objective, question.slo.percentile, len(requests))
+    ]
+    screen_seconds = time.monotonic() - start
+    simulations = _Simulations(question, executor, cache, progress)
+    ordered = simulations.halve(first)
     best = ordered[0]
     if not best.scored.is_feasible:
-        raise InfeasibleError(simulations.nearest_miss(ordered))
+        raise InfeasibleError(nearest_miss(ordered, question.slo, simulations.at_rates))
+    ranked = tuple(entry.scored for entry in ordered)
     note = extrapolation_note(best.candidate, best.outcomes, question.fit)
     return Answer(
-        ranked=tuple(entry.scored for entry in ordered),
-        ties=find_ties([entry.scored for entry in ordered], question.objective),
-        reason=explain([entry.scored for entry in ordered], question.slo),
-        notes=(*notes, *([note] if note else [])),
-        num_candidates=len(candidates),
+        ranked=ranked,
+        ties=find_ties(ranked, question.objective),
+        reason=explain(ranked, question.slo),
+        runner_up=explain_runner_up(ranked, question.objective),
+        economics=weigh_speculation(ranked, question),
+        notes=(*space.notes, *([note] if note else [])),
+        num_candidates=len(space.candidates),
         num_simulated=len(first),
-        num_feasible=sum(entry.scored.is_feasible for entry in first),
+        num_feasible=sum(scored.is_feasible for scored in ranked),
+        screen_seconds=screen_seconds,
     )
 
 
 class _Simulations:
-    """Simulates candidates of one question, each seed once."""
+    """Simulates candidates of one question, each seed and stretch once."""
 
-    def __init__(self, question: Question, cache: SearchCache, progress: Progress | None) -> None:
+    def __init__(
+        self,
+        question: Question,
+        executor: Executor,
+        cache: SearchCache,
+        progress: Progress | None,
+    ) -> None:
         self._question = question
+        self._executor = executor
         self._cache = cache
         self._progress = progress
+        self._rungs = rungs(question.requests)
+        self._done = 0  # requests simulated
+        self._total = 0  # requests to simulate, as far as is known
 
-    def run(self, stage: str, candidates: Sequence[Candidate], seeds: Iterable[int]) -> list[Entry]:
-        """Entries of all candidates."""
-        entries = []
-        for done, candidate in enumerate(candidates, start=1):
-            entries.append(self.entry(candidate, [self._outcome(candidate, s) for s in seeds]))
-            if self._progress:
-                self._progress(stage, done, len(candidates))
-        return entries
-
-    def entry(self, candidate: Candidate, outcomes: Sequence[Outcome]) -> Entry:
-        """Combine the outcomes of one candidate."""
+    def halve(self, candidates: Sequence[Candidate]) -> list[Entry]:
+        """Candidates that came to the whole trace, best first."""
         question = self._question
-        scored = score(candidate, outcomes, question.fit, question.slo)
-        miss = max(misses(outcomes, question.slo).values())
-        return Entry(candidate, tuple(outcomes), scored, miss)
+        left, ordered = list(candidates), []
+        for rung in self._rungs:
+            self._expect(rung, len(left))
+            ordered = self._ranked(left, rung, [question.seed])
+            left = survivors(ordered, rung.num_kept)
+        left = finalists(ordered, len(question.requests))
+        if not ordered[0].scored.is_feasible:
+            return ordered
+        seeds = range(question.seed, question.seed + question.num_seeds)
+        repeated = {e.candidate: e for e in self._ranked(left, self._rungs[-1], seeds)}
+        return self._judged([(e.candidate, repeated.get(e.candidate, e).outcomes) for e in ordered])
 
-    def _outcome(self, candidate: Candidate, seed: int) -> Outcome:
-        outcome = self._cache.get(candidate, seed)
-        if outcome is None:
-            outcome = self.simulate(candidate, self._question.requests, seed)
-            self._cache.put(outcome)
-        return outcome
-
-    def simulate(self, candidate: Candidate, requests: pd.DataFrame, seed: int) -> Outcome:
-        """One simulation."""
-        return simulate_outcome(
-            requests,
-            candidate,
-            self._question.fit,
-            slo=self._question.slo,
-            max_kv_tokens=self._question.max_kv_tokens,
-            seed=seed,
-        )[0]
-
-    def nearest_miss(self, ordered: Sequence[Entry]) -> str:
-        """One line: which candidate comes nearest, what binds, what would fit."""
-        nearest = min(ordered, key=lambda entry: entry.miss)
-        slo = self._question.slo
-        by_target = misses(nearest.outcomes, slo)
-        target = max(by_target, key=by_target.__getitem__)
-        line = (
-            f"none of {len(ordered)} simulated plans meets the SLO. Nearest miss: "
-            f"{nearest.candidate.label}: {_shown(target, slo, by_target[target])}"
+    def at_rates(self, rates: Sequence[tuple[Candidate, float]]) -> list[list[Outcome]]:
+        """Outcomes by seed at other arrival rates; of a long trace, on its first stretch, once."""
+        rung, seed = self._rungs[0], self._question.seed
+        num = self._question.num_seeds if len(self._rungs) == 1 else 1
+        outcomes = self._run(
+            [
+                Job(candidate, seed + i, rung.first, rung.end, rate)
+                for candidate, rate in rates
+                for i in range(num)
+            ]
         )
-        likely = {entry.candidate.label: entry for entry in (nearest, *ordered[:_NUM_NEAREST])}
-        rates = [(self._sustained_rate(entry), entry) for entry in likely.values()]
-        rate, fitting = max(rates, key=lambda pair: pair[0])
-        if rate > 0:
-            plan = "it" if fitting is nearest else fitting.candidate.label
-            return f"{line}. At {rate:.2g} times this arrival rate {plan} fits (--rate-scale)"
-        idle = misses([self._at_rate(nearest.candidate, 0.5**_MAX_HALVINGS)], slo)
-        flags = [
-            f"--slo-{name}-ms {math.ceil(1050 * ratio * (getattr(slo, name) or 0.0))}"
-            for name, ratio in idle.items()
-            if 1 < ratio < math.inf
+        return [outcomes[i * num : (i + 1) * num] for i in range(len(rates))]
+
+    def _ranked(
+        self, candidates: Sequence[Candidate], rung: Rung, seeds: Sequence[int]
+    ) -> list[Entry]:
+        outcomes = self._run(
+            [Job(c, seed, rung.first, rung.end) for c in candidates for seed in seeds]
+        )
+        num = len(seeds)
+        return self._judged(
+            [(c, outcomes[i * num : (i + 1) * num]) for i, c in enumerate(candidates)]
+        )
+
+    def _judged(self, simulated: Sequence[tuple[Candidate, Sequence[Outcome]]]) -> list[Entry]:
+        """Entries in order; what was simulated once has the spread of what was repeated."""
+        question = self._question
+        spread = spread_over_seeds([outcomes for _, outcomes in simulated])
+        entries = [
+            Entry(
+                candidate,
+                tuple(outcomes),
+                score(candidate, outcomes, question.fit, question.slo, spread=spread),
+                max(misses(outcomes, question.slo).values()),
+            )
+            for candidate, outcomes in simulated
         ]
-        if not flags:
-            return f"{line}. An idle machine never reaches it. Shorter answers may: --max-output N"
-        return f"{line}. An idle machine misses it too; it would meet {' '.join(flags)}"
+        return rank(entries, question.objective)
 
-    def _at_rate(self, candidate: Candidate, factor: float) -> Outcome:
-        requests = self._question.requests
-        slower = requests.assign(arrival=requests["arrival"] / factor)
-        return self.simulate(candidate, slower, self._question.seed)
+    def _run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """Outcomes of jobs, in their order; from the cache where it has them."""
+        outcomes = {index: self._cache.get(job) for index, job in enumerate(jobs)}
+        missing = [index for index, outcome in outcomes.items() if outcome is None]
+        self._report(sum(job.num_requests for job in jobs) - _size(jobs, missing))
+        for number, outcome in self._executor.run([jobs[index] for index in missing]):
+            job = jobs[missing[number]]
+            outcomes[missing[number]] = outcome
+            self._cache.put(job, outcome)
+            self._report(job.num_requests)
+        return [outcome for outcome in outcomes.values() if outcome is not None]
 
-    def _sustained_rate(self, entry: Entry) -> float:
-        """Largest share of the trace's rate at which a candidate meets the SLO, 0 if none."""
+    def _expect(self, rung: Rung, num_candidates: int) -> None:
+        """Count the requests to simulate from a stretch on, as far as is known."""
+        left = self._rungs[self._rungs.index(rung) :]
+        sizes = [r.end - r.first for r in left]
+        kept = [num_candidates, *(r.num_kept for r in left)]
+        repeats = (self._question.num_seeds - 1) * kept[-1] * sizes[-1]
+        expected = sum(size * count for size, count in zip(sizes, kept[:-1], strict=True))
+        self._total = self._done + expected + repeats
 
-        def fits(factor: float) -> bool:
-            outcome = self._at_rate(entry.candidate, factor)
-            return max(misses([outcome], self._question.slo).values()) <= 1
-
-        low = next((0.5**i for i in range(1, _MAX_HALVINGS + 1) if fits(0.5**i)), 0.0)
-        high = 2 * low
-        for _ in range(_NUM_BISECTIONS if low else 0):
-            middle = (low + high) / 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return _rounded_down(low)
-
-
-def shortlist(screened: Sequence[Screened]) -> list[Candidate]:
-    """Candidates worth simulating: the best of the screen, and what every table must show.
-
-    That is the best of each family and of the policies that are always compared.
-    """
-    chosen: dict[str, Candidate] = {}
-    limits: dict[tuple[str, str], int] = {}
-    for entry in screened:
-        candidate = entry.candidate
-        kind = candidate.speculation.label, candidate.deployment.label
-        limits[kind] = limits.get(kind, 0) + 1
-        if len(chosen) < _NUM_SIMULATED and limits[kind] <= _MAX_LIMITS:
-            chosen[candidate.label] = candidate
-    for candidate in _representatives([entry.candidate for entry in screened]):
-        chosen.setdefault(candidate.label, candidate)
-    return list(chosen.values())
+    def _report(self, num_requests: int) -> None:
+        self._done += num_requests
+        if self._progress and num_requests:
+            self._progress("simulate", self._done, max(self._total, self._done))
 
 
-def _finalists(ordered: Sequence[Entry]) -> list[Entry]:
-    """The first few, the best of each family and of the policies that are always compared.
-
-    Of a policy on a split, only its best batch limit.
-    """
-    best: dict[tuple[str, str], Entry] = {}
-    for entry in ordered:
-        candidate = entry.candidate
-        best.setdefault((candidate.speculation.label, candidate.deployment.label), entry)
-    first = [entry.candidate.label for entry in list(best.values())[:_NUM_FINALISTS]]
-    wanted = {*first, *(c.label for c in _representatives([e.candidate for e in ordered]))}
-    return [entry for entry in ordered if entry.candidate.label in wanted]
-
-
-def _representatives(ordered: Sequence[Candidate]) -> list[Candidate]:
-    """The first of each family and of each policy in COMPARED."""
-    found: dict[object, Candidate] = {}
-    for candidate in ordered:
-        found.setdefault(candidate.family, candidate)
-        if candidate.speculation in COMPARED:
-            found.setdefault(candidate.speculation, candidate)
-    return list(found.values())
-
-
-def _rounded_down(rate: float) -> float:
-    """To the two digits that are printed, never up: the printed rate must fit as well."""
-    if rate <= 0:
-        return 0.0
-    step = 10.0 ** (math.floor(math.log10(rate)) - 1)
-    return math.floor(rate / step) * step
-
-
-def _shown(target: str, slo: SLO, ratio: float) -> str:
-    limit = getattr(slo, target)
-    name = f"{target.upper()} p{slo.percentile:g}"
-    if not math.isfinite(ratio):
-        return f"{name} is never reached, target {1000 * limit:g} ms"
-    return (
-        f"{name} {1000 * limit * ratio:,.0f} ms, target {1000 * limit:g} ms ({ratio - 1:.0%} over)"
-    )
+def _size(jobs: Sequence[Job], indices: Sequence[int]) -> int:
+    return sum(jobs[index].num_requests for index in indices)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.config import SLO, Serving
-from codesign.errors import InputError
-from codesign.metrics import Metrics, slo_values, summarise
-from codesign.plan import Candidate, Interval, ScoredCandidate
-from codesign.records import SPANS, RunRecords
+from codesign.metrics import Metrics, meets_slo, slo_values, summarise
+from codesign.planner.saturation import STABLE, saturation, worst
+from codesign.records import SPANS, RequestRecord, RunRecords
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +30,7 @@ TIMES = (
 )  # fmt: skip
 COUNTS = ("acceptance_length", "acceptance_rate", "mean_batch")
 SHARES = ("slo_attainment", "goodput")
+_MANY = 1000  # degrees of freedom of a spread that many seeds were averaged for
 _TAIL = 0.05  # chance of another run to lie beyond an interval, on each side
 
 
@@ -45,6 +46,8 @@ class Outcome:
             ("..._worse") or shorter ("..._better") by the fit's error.
         spans: Mean seconds per round.
         max_rows: Most rows of a target forward.
+        saturation: How the queue grew, one of ``saturation.VERDICTS``.
+        num_requests: Of the trace's stretch that was simulated.
     """
 
     label: str
@@ -52,6 +55,8 @@ class Outcome:
     figures: dict[str, float]
     spans: dict[str, float]
     max_rows: int
+    saturation: str = STABLE
+    num_requests: int = 0
 
 
 def simulate_outcome(
@@ -60,7 +65,7 @@ def simulate_outcome(
     fit: Fit,
     *,
     slo: SLO,
-    max_kv_tokens: int,
+    serving: Serving,
     seed: int,
 ) -> tuple[Outcome, RunRecords]:
     """Simulate a candidate once.
@@ -70,12 +75,11 @@ def simulate_outcome(
         candidate: What serves them.
         fit: Step times and acceptance.
         slo: Targets.
-        max_kv_tokens: KV rows of all running requests together.
+        serving: How memory and steps are shared.
         seed: Of the acceptance draws; the same for every candidate, so that they see the same luck.
     """
     from codesign.sim import simulate
 
-    serving = Serving(max_kv_tokens=max_kv_tokens)
     records = simulate(requests, candidate, fit, slo=slo, serving=serving, seed=seed)
     return outcome_of(records, candidate, fit, slo=slo, seed=seed), records
 
@@ -92,10 +96,25 @@ def outcome_of(
             figures[f"{name}_slo"] = value
     error = time_error(fit, candidate, spans)
     for side, factor in (("worse", 1.0 / (1.0 + error)), ("better", 1.0 + error)):
-        shifted = _figures(summarise(records, _scaled(slo, factor)))
-        figures |= {f"{name}_{side}": shifted[name] for name in SHARES if name in shifted}
-    max_rows = int(records.rounds.column("rows").max(initial=0))
-    return Outcome(candidate.label, seed, figures, spans, max_rows)
+        share = _share_in_slo(records.requests, slo, factor)
+        figures |= {f"slo_attainment_{side}": share}
+        if records.seconds > 0:
+            figures |= {f"goodput_{side}": share * len(records.requests) / records.seconds}
+    return Outcome(
+        candidate.label,
+        seed,
+        figures,
+        spans,
+        max_rows=int(records.rounds.column("rows").max(initial=0)),
+        saturation=saturation(records.requests),
+        num_requests=len(records.requests),
+    )
+
+
+def _share_in_slo(requests: Sequence[RequestRecord], slo: SLO, factor: float) -> float:
+    """Share of requests that meet the targets times a factor."""
+    scaled = _scaled(slo, factor)
+    return sum(meets_slo(request, scaled) for request in requests) / max(len(requests), 1)
 
 
 def step_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> float:
@@ -103,7 +122,7 @@ def step_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> fl
 
     The errors of target and draft forwards, weighted by their share of the round.
     """
-    label = candidate.deployment.label
+    label = candidate.deployment.unit.label
     parts = [
         (spans.get(op, 0.0), fit.errors[f"{label}/{op}"])
         for op in ("target", "draft")
@@ -123,7 +142,14 @@ def time_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> fl
     return math.hypot(step_error(fit, candidate, spans), acceptance_error(fit, candidate))
 
 
-def score(candidate: Candidate, outcomes: Sequence[Outcome], fit: Fit, slo: SLO) -> ScoredCandidate:
+def score(
+    candidate: Candidate,
+    outcomes: Sequence[Outcome],
+    fit: Fit,
+    slo: SLO,
+    *,
+    spread: Mapping[str, float] | None = None,
+) -> ScoredCandidate:
     """Combine simulations of one candidate into a prediction.
 
     The value of a figure is its mean over the seeds. Its interval is where 90 % of further runs lie
@@ -138,7 +164,10 @@ def score(candidate: Candidate, outcomes: Sequence[Outcome], fit: Fit, slo: SLO)
         outcomes: At least one, of different seeds.
         fit: As simulated with.
         slo: Targets; the mean over the seeds must meet them.
+        spread: What other candidates' seeds differ by (``spread_over_seeds``); stands in where
+            this one was simulated once.
     """
+    stand_in = spread or {}
     spans = {
         name: float(np.mean([o.spans[name] for o in outcomes]))
         for name in SPANS
@@ -151,19 +180,21 @@ def score(candidate: Candidate, outcomes: Sequence[Outcome], fit: Fit, slo: SLO)
         for name in names:
             values = _values(outcomes, name)
             if values and all(map(math.isfinite, values)):
-                predicted[name] = interval_over_seeds(values, error)
+                predicted[name] = interval_over_seeds(values, error, stand_in.get(name, 0.0))
     top = {"slo_attainment": 1.0, "goodput": math.inf}
     for name in SHARES:
         values, worse = _values(outcomes, name), _values(outcomes, f"{name}_worse")
         better = _values(outcomes, f"{name}_better")
         if values:
-            predicted[name] = _hull(interval_over_seeds(values, 0.0), [*worse, *better], top[name])
+            own = interval_over_seeds(values, 0.0, stand_in.get(name, 0.0))
+            predicted[name] = _hull(own, [*worse, *better], top[name])
     return ScoredCandidate(
         candidate,
         predicted,
         spans,
         fit.origin,
         is_feasible=max(misses(outcomes, slo).values()) <= 1,
+        saturation=worst([o.saturation for o in outcomes]),
     )
 
 
@@ -179,29 +210,13 @@ def misses(outcomes: Sequence[Outcome], slo: SLO) -> dict[str, float]:
 def extrapolation_note(candidate: Candidate, outcomes: Iterable[Outcome], fit: Fit) -> str:
     """One line if the simulation left the range of rows that was measured; else ""."""
     rows = max((o.max_rows for o in outcomes), default=0)
-    measured = fit.costs[candidate.deployment.label].target.rows
+    measured = fit.costs[candidate.deployment.unit.label].target.rows
     if len(measured) < 2 or rows <= measured[-1]:
         return ""
     return (
         f"{candidate.label}: verifies up to {rows} rows at once, measured were up to "
         f"{measured[-1]}; its times are extrapolated"
     )
-
-
-def check_fits(requests: pd.DataFrame, max_kv_tokens: int, max_rows: int) -> None:
-    """Refuse requests that do not fit the KV limit even alone.
-
-    Raises:
-        InputError: If there are any; it names the flags that help.
-    """
-    needs = np.asarray(requests["prompt_tokens"] + requests["output_tokens"], np.int64) + max_rows
-    too_long = int((needs > max_kv_tokens).sum())
-    if too_long:
-        raise InputError(
-            f"{too_long:,} of {len(requests):,} requests need more than {max_kv_tokens:,} KV rows, "
-            f"the longest {int(needs.max()):,}. Cut or scale them: --max-prompt N, --max-output N, "
-            "--length-scale X; or raise --max-kv-tokens"
-        )
 
 
 def _figures(metrics: Metrics) -> dict[str, float]:
@@ -213,17 +228,39 @@ def _values(outcomes: Iterable[Outcome], name: str) -> list[float]:
     return [o.figures[name] for o in outcomes if name in o.figures]
 
 
-def interval_over_seeds(values: Sequence[float], error: float) -> Interval:
-    """Mean, and where further runs lie, given also a relative error; see ``score``."""
+def interval_over_seeds(values: Sequence[float], error: float, spread: float = 0.0) -> Interval:
+    """Mean, and where further runs lie; see ``score``.
+
+    Args:
+        values: One per seed.
+        error: Relative error of the fit.
+        spread: Relative standard deviation over seeds, for when there is a single one.
+    """
     from scipy.special import stdtrit
 
     value, num = float(np.mean(values)), len(values)
-    spread = 0.0
     if num > 1:
-        quantile = float(stdtrit(num - 1, 1.0 - _TAIL))
-        spread = quantile * float(np.std(values, ddof=1)) * math.sqrt(1.0 + 1.0 / num)
-    half = math.hypot(spread, abs(value) * error)
+        deviation, freedom = float(np.std(values, ddof=1)), num - 1
+    else:
+        deviation, freedom = abs(value) * spread, _MANY
+    quantile = float(stdtrit(freedom, 1.0 - _TAIL)) if deviation else 0.0
+    half = math.hypot(quantile * deviation * math.sqrt(1.0 + 1.0 / num), abs(value) * error)
     return Interval(value, value - half, value + half)
+
+
+def spread_over_seeds(groups: Iterable[Sequence[Outcome]]) -> dict[str, float]:
+    """Relative standard deviation of each figure over seeds, on average over candidates.
+
+    Args:
+        groups: Outcomes by candidate; those of a single seed say nothing.
+    """
+    found: dict[str, list[float]] = {}
+    for outcomes in groups:
+        for name in (*TIMES, *COUNTS, *SHARES):
+            values = _values(outcomes, name)
+            if len(values) > 1 and all(map(math.isfinite, values)) and np.mean(values):
+                found.setdefault(name, []).append(float(np.std(values, ddof=1) / np.mean(values)))
+    return {name: math.sqrt(float(np.mean(np.square(v)))) for name, v in found.items()}
 
 
 def _hull(interval: Interval, values: Sequence[float], top: float) -> Interval:

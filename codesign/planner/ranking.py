@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from codesign.candidate import Candidate, ScoredCandidate
 from codesign.config import SLO
-from codesign.plan import Candidate, ScoredCandidate
 from codesign.planner.predict import Outcome
 
 NOTICEABLE = 0.01  # relative gain that a simpler plan is given up for
@@ -20,6 +20,15 @@ NOTICEABLE = 0.01  # relative gain that a simpler plan is given up for
 CRITERIA = {
     "goodput": (("goodput", True), ("latency_mean", False), ("tpot_mean", False)),
     "latency": (("tpot_mean", False), ("goodput", True), ("latency_mean", False)),
+}
+
+_WORDS = {"goodput": "goodput", "latency_mean": "mean latency", "tpot_mean": "mean TPOT"}
+_SPAN_WORDS = {
+    "target": "verifying",
+    "draft": "waiting for the draft",
+    "reroot": "re-rooting",
+    "link_there": "messages",
+    "link_back": "messages",
 }
 
 
@@ -111,6 +120,55 @@ def explain(ranked: Sequence[ScoredCandidate], slo: SLO) -> str:
     parts += _gain_over_plain(ranked)
     parts.append(_what_binds(best, slo))
     return "; ".join(parts)
+
+
+def explain_runner_up(ranked: Sequence[ScoredCandidate], objective: str) -> str:
+    """One line: by what the second candidate lost, and the cause; "" if there is none.
+
+    The second is the first one of another policy or deployment: that a batch limit more would do
+    the same is no news.
+    """
+    best = ranked[0]
+    other = next((s for s in ranked[1:] if _kind(s.candidate) != _kind(best.candidate)), None)
+    if other is None:
+        return ""
+    if not other.is_feasible:
+        return f"{other.label}: misses the SLO"
+    return f"{other.label}: {_lost_by(best, other, objective)}{_cause(best, other)}"
+
+
+def _kind(candidate: Candidate) -> tuple[object, object]:
+    return candidate.speculation, candidate.deployment
+
+
+def _lost_by(best: ScoredCandidate, other: ScoredCandidate, objective: str) -> str:
+    """The first criterion in which the best is noticeably better."""
+    for figure, more_is_better in CRITERIA[objective]:
+        if figure not in best.predicted or figure not in other.predicted:
+            continue
+        ours, theirs = best.predicted[figure].value, other.predicted[figure].value
+        loss = (ours - theirs) / ours if more_is_better else (theirs - ours) / ours
+        if loss > NOTICEABLE:
+            return f"{loss:.0%} {'less' if more_is_better else 'more'} {_WORDS[figure]}"
+    if other.candidate.complexity > best.candidate.complexity:
+        return "as good with every seed or below 1 % apart; the simpler plan was taken"
+    return "below 1 % apart"
+
+
+def _cause(best: ScoredCandidate, other: ScoredCandidate) -> str:
+    """What makes a token of the other one dearer: fewer tokens a round, or a longer round."""
+    parts = []
+    pairs = [s.predicted.get("acceptance_length") for s in (best, other)]
+    if pairs[0] and pairs[1] and pairs[1].value < pairs[0].value * (1 - NOTICEABLE):
+        parts.append(f"{pairs[1].value:.2f} instead of {pairs[0].value:.2f} tokens a round")
+    ours, theirs = sum(best.spans.values()), sum(other.spans.values())
+    if theirs > ours * (1 + NOTICEABLE):
+        span = max(other.spans, key=lambda name: other.spans[name] - best.spans.get(name, 0.0))
+        parts.append(
+            f"a round takes {1000 * theirs:.3g} instead of {1000 * ours:.3g} ms, most of it more "
+            f"{_SPAN_WORDS[span]}"
+        )
+    return f": {', '.join(parts)}" if parts else ""
 
 
 def _gain_over_plain(ranked: Sequence[ScoredCandidate]) -> list[str]:

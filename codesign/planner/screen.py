@@ -1,108 +1,61 @@
 """A rough score for every candidate, so that only the promising ones are simulated on the trace.
 
-How a policy behaves (tokens and forwards a round) is found once per policy, by simulating a few
-hundred rounds of typical requests one at a time; what that takes at each split of the machine and
-each batch limit is then arithmetic on the fitted step times. Imports no torch.
+How a policy behaves is found once per policy (codesign.planner.behaviour); what that takes on each
+deployment at each batch limit is arithmetic, for all candidates at once. The trace is cut into
+stretches, each served as if its rate went on for ever, with what is left over waiting for the next
+one. Imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from codesign.config import Serving
+from codesign.config import SLO, Deployment, Serving
 from codesign.plan import Candidate
+from codesign.planner.behaviour import Behaviour, chain_behaviour, observe_all, token_shares
+from codesign.planner.round_times import BehaviourTable, round_seconds, step_seconds
+from codesign.planner.search_space import kv_room
+from codesign.planner.workload import Workload, cached_share
+from codesign.policy.cost import RoundCost
 from codesign.policy.speculation import SpeculationSpec
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from codesign.fit import Fit
-    from codesign.policy.cost import RoundCost
 
-_NUM_TYPICAL = 8  # requests that show how a policy behaves
-_TYPICAL_OUTPUT = 48  # their longest output
-_LOAD_STEPS = 30  # iterations of the load's fixed point, which contracts quickly
-_FULL = 0.99  # load at which the queue's wait is capped
-_INSTANT = 1e-3  # seconds, the shortest trace
-
+Floats = NDArray[np.float64]
 Progress = Callable[[str, int, int], None]
 
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """A trace in five numbers.
-
-    Attributes:
-        rate: Requests per second; very large if all come at once.
-        prompt_tokens: Mean.
-        output_tokens: Mean.
-    """
-
-    rate: float
-    prompt_tokens: float
-    output_tokens: float
-
-    @classmethod
-    def of(cls, requests: pd.DataFrame) -> Workload:
-        """Means of a prepared trace."""
-        arrival = np.asarray(requests["arrival"], np.float64)
-        return cls(
-            rate=len(requests) / max(float(np.ptp(arrival)), _INSTANT),
-            prompt_tokens=float(np.mean(np.asarray(requests["prompt_tokens"]))),
-            output_tokens=float(np.mean(np.asarray(requests["output_tokens"]))),
-        )
-
-    @property
-    def context(self) -> float:
-        """KV rows of a request, on average over its life."""
-        return self.prompt_tokens + self.output_tokens / 2
+_FULL = 0.98  # load at which the queue's wait is capped
+_TPOT_SPREAD = 0.12  # of ln TPOT between requests: smooths the share that meets a target
+_TTFT_SPREAD = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Behaviour:
-    """What a policy does for one request in one round, on average.
-
-    Attributes:
-        emitted: Tokens emitted, bonus token included.
-        rows: Rows verified, root included.
-        forwards: Draft forwards that the target waits for.
-        overlapped: Draft forwards beside the verification.
-        draft_rows: Rows of a draft forward.
-    """
-
-    emitted: float
-    rows: float
-    forwards: float
-    overlapped: float
-    draft_rows: float
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Screened:
-    """A candidate's rough score.
+    """Rough scores of N candidates, in their order.
 
     Attributes:
-        candidate: What it is about.
-        load: Demand over capacity; above 1 the queue grows without end.
-        tpot: Seconds per token at the batch that the load leads to.
-        latency: Seconds from arrival to last token of an average request.
+        candidates: What they are about.
+        load: (N,) demand over capacity of the whole trace; above 1 the queue grows without end.
+        tpot: (N,) mean seconds per token.
+        latency: (N,) mean seconds from arrival to last token.
+        attained: (N,) share of requests that meet the SLO.
+        goodput: (N,) requests per second that do.
     """
 
-    candidate: Candidate
-    load: float
-    tpot: float
-    latency: float
-
-    def key(self, objective: str) -> tuple[float, float, tuple[int, int, int]]:
-        """Sort key, best first: capacity, then short latency (goodput); or fast tokens first."""
-        overload = round(max(self.load, 1.0), 2)
-        if objective == "goodput":
-            return overload, self.latency, self.candidate.complexity
-        return self.tpot, overload, self.candidate.complexity
+    candidates: Sequence[Candidate]
+    load: Floats
+    tpot: Floats
+    latency: Floats
+    attained: Floats
+    goodput: Floats
 
 
 def screen(
@@ -110,120 +63,267 @@ def screen(
     requests: pd.DataFrame,
     fit: Fit,
     *,
-    objective: str,
-    seed: int,
+    slo: SLO,
+    serving: Serving,
     progress: Progress | None = None,
-) -> list[Screened]:
-    """Score all candidates, best first.
+) -> Screened:
+    """Score all candidates.
 
     Args:
         candidates: The search space.
         requests: Prepared trace.
         fit: Step times and acceptance; holds every candidate's deployment.
-        objective: "goodput" or "latency".
-        seed: Of the draws of typical requests.
+        slo: Targets.
+        serving: Memory limit and prefix cache.
         progress: Called with ("screen", done, total).
     """
-    workload = Workload.of(requests)
-    typical = typical_requests(requests, seed)
-    behaviours: dict[SpeculationSpec, Behaviour] = {}
-    scored = []
-    for done, candidate in enumerate(candidates, start=1):
-        spec = candidate.speculation
-        if spec not in behaviours:
-            behaviours[spec] = observe(candidate, typical, fit, seed)
-        cost = fit.costs[candidate.deployment.label]
-        scored.append(estimate(candidate, behaviours[spec], cost, workload))
+    shares = token_shares(requests, fit.acceptance)
+    specs = list(dict.fromkeys(c.speculation for c in candidates))
+    behaviours = behaviours_of(specs, fit, shares)
+    groups: dict[Deployment, list[int]] = {}
+    for index, candidate in enumerate(candidates):
+        groups.setdefault(candidate.deployment, []).append(index)
+    workloads: dict[int, Workload] = {}
+    columns = np.empty((5, len(candidates)))
+    done = 0
+    for deployment, indices in groups.items():
+        replicas = deployment.replicas
+        if replicas not in workloads:
+            hits = cached_share(requests, replicas) if serving.prefix_cache else 0.0
+            workloads[replicas] = Workload.of(requests, cached_share=hits)
+        part = _Part.of(deployment, [candidates[i] for i in indices], fit, serving)
+        columns[:, indices] = part.score(workloads[replicas], behaviours, slo)
+        done += len(indices)
         if progress:
             progress("screen", done, len(candidates))
-    return sorted(scored, key=lambda s: s.key(objective))
+    return Screened(candidates, *columns)
 
 
-def typical_requests(requests: pd.DataFrame, seed: int) -> pd.DataFrame:
-    """A few requests of the trace, as if each came alone, with outputs cut short."""
-    rng = np.random.default_rng(seed)
-    rows = rng.choice(len(requests), size=_NUM_TYPICAL, replace=len(requests) < _NUM_TYPICAL)
-    chosen = requests.iloc[np.sort(rows)].reset_index(drop=True)
-    return chosen.assign(
-        arrival=0.0, output_tokens=chosen["output_tokens"].clip(lower=2, upper=_TYPICAL_OUTPUT)
-    )
+def behaviours_of(
+    specs: Sequence[SpeculationSpec], fit: Fit, shares: Mapping[str, float]
+) -> dict[SpeculationSpec, tuple[Behaviour, ...]]:
+    """Per policy what it may do in a round; one that adapts to the batch takes the best of several.
+
+    A policy whose length follows predicted goodput is at least as good as the best fixed length at
+    each batch size, no drafting included.
+    """
+    alone = [spec for spec in specs if not is_batch_coupled(spec)]
+    observed = observe_all(alone, fit, shares)
+    return {
+        spec: (observed[spec],)
+        if spec in observed
+        else tuple(
+            chain_behaviour(length, fit.acceptance, shares) for length in range(spec.max_depth + 1)
+        )
+        for spec in specs
+    }
 
 
-def observe(candidate: Candidate, typical: pd.DataFrame, fit: Fit, seed: int) -> Behaviour:
-    """Simulate typical requests one at a time and average over the rounds."""
-    from codesign.sim import simulate
-
-    alone = Candidate(candidate.deployment, candidate.speculation, max_batch=1)
-    longest = np.max(np.asarray(typical["prompt_tokens"] + typical["output_tokens"], np.int64))
-    room = int(longest) + alone.speculation.max_rows
-    records = simulate(typical, alone, fit, serving=Serving(max_kv_tokens=room), seed=seed)
-    rounds = records.rounds
-    num_rounds = max(sum(r.batch for r in rounds), 1)
-    num_emitted = sum(r.output_tokens - 1 for r in records.requests)
-    # Prompt rows ride on a request's first forward; they are priced as prefill.
-    num_forwards = sum(r.num_expansions for r in rounds)
-    num_prompt_rows = sum(r.prompt_tokens for r in records.requests) if num_forwards else 0
-    spec = candidate.speculation
-    overlapped = min(float(spec.expansions), num_forwards / num_rounds) if spec.is_async else 0.0
-    return Behaviour(
-        emitted=num_emitted / num_rounds,
-        rows=sum(r.rows for r in rounds) / num_rounds,
-        forwards=num_forwards / num_rounds - overlapped,
-        overlapped=overlapped,
-        draft_rows=max(sum(r.draft_rows for r in rounds) - num_prompt_rows, num_forwards)
-        / max(num_forwards, 1),
-    )
+def is_batch_coupled(spec: SpeculationSpec) -> bool:
+    """Whether a policy decides by the batch and by predicted seconds, not for a request alone."""
+    return spec.needs_step_times
 
 
-def estimate(
-    candidate: Candidate, behaviour: Behaviour, cost: RoundCost, workload: Workload
-) -> Screened:
-    """Load, time per token and latency of a candidate, by arithmetic.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Candidates of one deployment.
 
-    Source:
-        Wait in a queue with c servers: Sakasegawa, "An approximation formula
-        L = a * rho^b / (1 - rho)", 1977.
+    Attributes:
+        specs: Policies.
+        spec: (N,) index of each candidate's policy.
+        limit: (N,) most requests at once on a replica.
     """
 
-    def tpot_at(batch: float) -> float:
-        seconds = round_seconds(behaviour, cost, batch=batch, context=workload.context)
-        return seconds / behaviour.emitted
+    deployment: Deployment
+    cost: RoundCost
+    prompts: RoundCost
+    specs: Sequence[SpeculationSpec]
+    spec: NDArray[np.int64]
+    limit: Floats
+    room: int | None
 
-    prefill = cost.prefill(workload.prompt_tokens)
-    if behaviour.forwards and not behaviour.overlapped:  # serial: the draft prefills in turn
-        prefill += cost.draft_prefill(workload.prompt_tokens)
-    limit = candidate.max_batch
-    # Seconds per request when the batch is full: prefills come one by one, decoding is shared.
-    busy = prefill + workload.output_tokens * tpot_at(limit) / limit
-    load = workload.rate * busy
-    batch = 1.0
-    for _ in range(_LOAD_STEPS):
-        alive = workload.rate * (prefill + workload.output_tokens * tpot_at(batch))  # Little's law
-        batch = (batch + min(max(alive, 1.0), limit)) / 2
-    used = min(load, _FULL)
-    wait = busy * used ** ((2 * (limit + 1)) ** 0.5 - 1) / (1 - used)
-    latency = wait + prefill + workload.output_tokens * tpot_at(batch)
-    return Screened(candidate, load, tpot_at(batch), latency)
+    @classmethod
+    def of(
+        cls, deployment: Deployment, candidates: Sequence[Candidate], fit: Fit, serving: Serving
+    ) -> _Part:
+        cost = fit.costs[deployment.unit.label]
+        pool = deployment.prefill_workers
+        numbers: dict[SpeculationSpec, int] = {}
+        spec = [numbers.setdefault(c.speculation, len(numbers)) for c in candidates]
+        return cls(
+            deployment,
+            cost,
+            fit.costs[str(pool)] if pool else cost,
+            list(numbers),
+            np.array(spec),
+            np.array([c.max_batch for c in candidates], np.float64),
+            kv_room(cost, serving),
+        )
+
+    def score(
+        self,
+        workload: Workload,
+        behaviours: Mapping[SpeculationSpec, tuple[Behaviour, ...]],
+        slo: SLO,
+    ) -> Floats:
+        """(5, N) rows: load, tpot, latency, attained, goodput."""
+        grid = _batch_grid(self._most(workload).max())
+        options = [behaviours[spec] for spec in self.specs]
+        table = BehaviourTable.of([behaviour for each in options for behaviour in each])
+        seconds = round_seconds(
+            table,
+            self.cost,
+            batch=grid,
+            context=workload.context,
+            is_apart=self.deployment.draft_workers > 0,
+        )
+        firsts = np.cumsum([0, *map(len, options)])[:-1]
+        times = np.minimum.reduceat(seconds / table.emitted[:, None], firsts, axis=0)
+        queue = _Queue(grid, times[self.spec], self._most(workload), *self._prefill(workload))
+        return queue.serve(workload, self.deployment.replicas, slo)
+
+    def _most(self, workload: Workload) -> Floats:
+        """(N,) most requests that can run at once on a replica."""
+        most = np.minimum(self.limit, max(workload.num_requests / self.deployment.replicas, 1.0))
+        if self.room is not None:
+            most = np.minimum(most, max(self.room / workload.context, 1.0))
+        return most
+
+    def _prefill(self, workload: Workload) -> tuple[Floats, Floats]:
+        """(N, Q) seconds of a prompt: on the decoding workers, and in the pool."""
+        prompts = workload.prompts
+        target = step_seconds(self.prompts.prefill, prompts, 0.0)
+        draft = step_seconds(self.cost.draft_prefill, prompts, 0.0)
+        drafts = np.array([spec.kind != "plain" for spec in self.specs])[self.spec][:, None]
+        if self.deployment.prefill_workers:
+            pool = target + self.cost.kv_transfer * prompts
+            return drafts * draft, np.broadcast_to(pool, (len(self.spec), len(prompts)))
+        if self.deployment.draft_workers:
+            own = np.maximum(target, drafts * draft)
+        else:
+            own = target + drafts * draft
+        return own, np.zeros_like(own)
 
 
-def round_seconds(behaviour: Behaviour, cost: RoundCost, *, batch: float, context: float) -> float:
-    """Seconds of one round on the critical path.
+def _batch_grid(most: float) -> Floats:
+    """Batch sizes at which rounds are priced."""
+    sizes = [1.0]
+    while sizes[-1] < most:
+        sizes.append(min(np.ceil(sizes[-1] * 1.4), most))
+    return np.array(sizes)
+
+
+class _Queue:
+    """N candidates of one deployment that serve a trace.
 
     Args:
-        behaviour: Of the policy, per request.
-        cost: Step times of the deployment.
-        batch: Requests in the round.
-        context: KV rows of each.
+        grid: (B,) batch sizes.
+        times: (N, B) seconds per token of a request, at each batch size.
+        most: (N,) most requests at once.
+        prefill: (N, Q) seconds of a prompt on the workers that decode.
+        pool: (N, Q) seconds of a prompt in a pool of its own; 0 without one.
     """
-    target = cost.target(behaviour.rows * batch, context * batch)
-    if not behaviour.forwards and not behaviour.overlapped:
-        return target
-    draft = cost.draft(behaviour.draft_rows * batch, context * batch)
-    if not behaviour.overlapped:
-        return target + behaviour.forwards * draft + cost.reroot
-    # One request that needs a forward holds up the whole batch.
-    chance = 1.0 - (1.0 - min(behaviour.forwards, 1.0)) ** batch
-    waiting = chance * max(behaviour.forwards, 1.0) * draft
-    beside = behaviour.overlapped * draft
-    verifying = target + cost.slowdown * min(beside, target)
-    return max(verifying, beside) + waiting + cost.reroot + 2 * cost.link
+
+    def __init__(
+        self, grid: Floats, times: Floats, most: Floats, prefill: Floats, pool: Floats
+    ) -> None:
+        self._grid, self._times, self._most = grid, times, most
+        self._prefill, self._pool = prefill, pool
+        self._own = prefill.mean(axis=1)
+        self._apart = pool.mean(axis=1)
+
+    def serve(self, workload: Workload, replicas: int, slo: SLO) -> Floats:
+        """(5, N) rows: load, tpot, latency, attained, goodput."""
+        tokens = max(workload.output - 1.0, 1e-9)
+        # A full batch finishes a request in each ``own + tokens * time / batch`` seconds.
+        rates = 1.0 / (self._own[:, None] + tokens * self._times / self._grid)
+        full = _at(self._grid, rates, self._most)
+        full = np.minimum(full, 1.0 / np.maximum(replicas * self._apart, 1e-12))
+        stretch = workload.duration / len(workload.arrivals)
+        num = workload.num_requests
+        left = np.zeros_like(full)
+        sums = np.zeros((3, len(full)))
+        for arrivals in workload.arrivals:
+            demand = arrivals / replicas + left
+            served = np.minimum(demand, full * stretch)
+            before, left = left, demand - served
+            rate = np.minimum(demand / stretch, full)
+            backlog = (before + left) / 2 / full
+            sums += arrivals / num * self._stretch(workload, rate, full, backlog, slo, replicas)
+        latency, tpot, attained = sums
+        last = _at(self._grid, self._times, np.minimum(self._most, np.maximum(left, 1.0)))
+        drain = left / full + self._own + workload.last_output * last
+        goodput = num * attained / (workload.duration + drain)
+        load = num / replicas / workload.duration / full
+        return np.stack([load, tpot, latency, attained, goodput])
+
+    def _stretch(
+        self,
+        workload: Workload,
+        rate: Floats,
+        full: Floats,
+        backlog: Floats,
+        slo: SLO,
+        replicas: int,
+    ) -> Floats:
+        """(3, N) mean latency, mean time per token, share within the SLO, at a steady rate.
+
+        Source:
+            Wait in a queue with c servers: Sakasegawa, "An approximation formula
+            L = a * rho^b / (1 - rho)", 1977, with the usual factor for variable gaps and lengths.
+        """
+        tokens = max(workload.output - 1.0, 1e-9)
+        decoding = np.maximum(1.0 - rate * self._own, 0.02)  # share of time left by prefills
+        batch = self._batch_at(rate, tokens)
+        tpot = _at(self._grid, self._times, batch) / decoding
+        busy = np.minimum(rate / full, _FULL)
+        # Taking turns evens out the gaps that each replica sees.
+        variation = (workload.variation / replicas + workload.output_variation) / 2
+        service = self._own + tokens * tpot
+        slot = service / self._most * busy ** (np.sqrt(2 * (self._most + 1)) - 1) / (1 - busy)
+        slot = slot * variation + backlog
+        wait = tpot / 2
+        for seconds, load in ((self._own, rate), (self._apart, rate * replicas)):
+            used = np.minimum(load * seconds, _FULL)
+            wait = wait + used / (1 - used) * seconds / 2
+        if self._apart.any():  # the first token comes from the pool, before a slot is free
+            tpot = tpot + slot / tokens
+        else:
+            wait = wait + slot
+        first = wait[:, None] + self._prefill + self._pool
+        attained = np.ones_like(wait)
+        if slo.ttft is not None:
+            attained = _share_below(first, slo.ttft, _TTFT_SPREAD).mean(axis=1)
+        if slo.tpot is not None:
+            attained = attained * _share_below(tpot, slo.tpot, _TPOT_SPREAD)
+        return np.stack([first.mean(axis=1) + tokens * tpot, tpot, attained])
+
+    def _batch_at(self, rate: Floats, tokens: float) -> Floats:
+        """(N,) requests that run when requests finish at a rate: Little's law, turned round."""
+        decoding = np.maximum(1.0 - rate * self._own, 0.02)
+        # Requests per second that a batch would finish, against those asked for.
+        reached = self._grid / (tokens * self._times) * decoding[:, None]
+        right = np.clip((reached < rate[:, None]).sum(axis=1), 1, max(len(self._grid) - 1, 1))
+        if len(self._grid) == 1:
+            return np.ones_like(rate)
+        rows = np.arange(len(rate))
+        low, high = reached[rows, right - 1], reached[rows, right]
+        share = np.clip((rate - low) / np.maximum(high - low, 1e-12), 0.0, 1.0)
+        batch = self._grid[right - 1] + share * (self._grid[right] - self._grid[right - 1])
+        return np.minimum(batch, self._most)
+
+
+def _at(grid: Floats, values: Floats, size: Floats) -> Floats:
+    """(N,) values of each row at a batch size, linear between those of the grid."""
+    if len(grid) == 1:
+        return values[:, 0]
+    right = np.clip(np.searchsorted(grid, size), 1, len(grid) - 1)
+    rows = np.arange(len(values))
+    share = (size - grid[right - 1]) / (grid[right] - grid[right - 1])
+    return values[rows, right - 1] * (1 - share) + values[rows, right] * share
+
+
+def _share_below(values: Floats, limit: float, spread: float) -> Floats:
+    """Share below a limit of logistic values around the given ones."""
+    with np.errstate(over="ignore"):
+        return 1.0 / (1.0 + (values / limit) ** (1.0 / spread * 1.7))

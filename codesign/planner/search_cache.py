@@ -12,26 +12,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codesign.config import SLO
+from codesign.config import SLO, Serving
 from codesign.errors import InputError
-from codesign.plan import Candidate
+from codesign.planner.executor import Job
 from codesign.planner.predict import Outcome
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def search_key(requests: pd.DataFrame, fit_sha256: str, slo: SLO, max_kv_tokens: int) -> str:
+def search_key(requests: pd.DataFrame, fit_sha256: str, slo: SLO, serving: Serving) -> str:
     """Hash of what all simulations of a search depend on."""
     digest = hashlib.sha256()
-    for column in ("arrival", "prompt_tokens", "output_tokens", "category"):
-        digest.update("\0".join(map(str, requests[column])).encode())
-    digest.update(json.dumps([fit_sha256, asdict(slo), max_kv_tokens]).encode())
+    for column in ("arrival", "prompt_tokens", "output_tokens", "category", "hash_ids"):
+        if column in requests:
+            digest.update("\0".join(map(str, requests[column])).encode())
+    digest.update(json.dumps([fit_sha256, asdict(slo), serving.to_dict()]).encode())
     return digest.hexdigest()
 
 
 class SearchCache:
-    """Outcomes by candidate and seed, in memory and, with a path, in a file.
+    """Outcomes by candidate, seed and stretch of the trace, in memory and, with a path, in a file.
 
     Args:
         key: See ``search_key``; lines of the file with another key are ignored.
@@ -45,7 +46,7 @@ class SearchCache:
     def __init__(self, key: str, path: Path | None = None, *, resume: bool = False) -> None:
         self._key = key
         self._path = path
-        self._outcomes: dict[tuple[str, int], Outcome] = {}
+        self._outcomes: dict[tuple[str, int, int], Outcome] = {}
         if path is None:
             return
         try:
@@ -61,16 +62,22 @@ class SearchCache:
         """Outcomes at hand."""
         return len(self._outcomes)
 
-    def get(self, candidate: Candidate, seed: int) -> Outcome | None:
-        """What a candidate's simulation gave, if it was made."""
-        return self._outcomes.get((candidate.label, seed))
+    def get(self, job: Job) -> Outcome | None:
+        """What a simulation gave, if it was made; a search has one stretch of each length."""
+        if job.rate != 1.0:
+            return None
+        return self._outcomes.get((job.candidate.label, job.seed, job.num_requests))
 
-    def put(self, outcome: Outcome) -> None:
+    def put(self, job: Job, outcome: Outcome) -> None:
         """Keep an outcome: in the file first, so that none is counted that is not there.
+
+        What was simulated at another rate is not kept.
 
         Raises:
             InputError: If the file cannot be written.
         """
+        if job.rate != 1.0:
+            return
         if self._path is not None:
             line = json.dumps({"key": self._key, **asdict(outcome)})
             try:
@@ -78,7 +85,7 @@ class SearchCache:
                     file.write(line + "\n")
             except OSError as err:
                 raise InputError(f"cannot write {self._path}: {err.strerror}") from err
-        self._outcomes[outcome.label, outcome.seed] = outcome
+        self._keep(outcome)
 
     def remove(self) -> None:
         """Delete the file: the search is done."""
@@ -94,4 +101,7 @@ class SearchCache:
             except (ValueError, KeyError, TypeError, AttributeError):
                 continue  # the line that the interruption cut off
             if key == self._key:
-                self._outcomes[outcome.label, outcome.seed] = outcome
+                self._keep(outcome)
+
+    def _keep(self, outcome: Outcome) -> None:
+        self._outcomes[outcome.label, outcome.seed, outcome.num_requests] = outcome

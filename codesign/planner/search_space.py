@@ -5,20 +5,44 @@ Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
+from typing import TYPE_CHECKING
 
-from codesign.config import Deployment
+import numpy as np
+
+from codesign.config import Deployment, Serving
 from codesign.errors import InputError
 from codesign.plan import Candidate
 from codesign.policy.speculation import SpeculationSpec, parse_policy
 
-CHAIN_LENGTHS = (1, 2, 3, 4, 5)
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from codesign.policy.cost import RoundCost
+
+CHAIN_LENGTHS = (1, 2, 3, 4, 5, 6, 8)
 TREE_ROWS = (4, 8, 16)
 TREE_WIDTHS = (1, 2, 4)
 TREE_EXPANSIONS = (1, 2, 3, 4)
 ADAPTIVE_LENGTH = 5  # of threshold and specserve
-BATCH_LIMITS = (1, 2, 4, 8)
+BATCH_LIMITS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+MAX_PLAYED_TOKENS = 200_000  # output tokens of a trace up to which slow policies are searched, too
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """Candidates, what runs them, and a note for each part of the space that is left out.
+
+    Attributes:
+        candidates: Simple policies first.
+        notes: One line each.
+    """
+
+    candidates: tuple[Candidate, ...]
+    notes: tuple[str, ...]
 
 
 def default_policies() -> list[SpeculationSpec]:
@@ -40,63 +64,141 @@ def default_policies() -> list[SpeculationSpec]:
     return specs
 
 
-def splits(workers: int) -> list[Deployment]:
-    """All workers in one process, then each split between target and draft."""
-    apart = [Deployment(workers - draft, draft) for draft in range(1, workers)]
-    return [Deployment(workers), *apart]
+def deployments(workers: int) -> list[Deployment]:
+    """Every way to use all workers: one group, replicas, target and draft apart, prompts apart.
+
+    Tensor parallel groups that do not divide a model are left to the fit: it has no step times for
+    them. Those without a pool for prompts come first, larger groups before more replicas.
+    """
+    found = []
+    for prefill in range(workers):
+        for replicas in range(1, workers - prefill + 1):
+            unit, rest = divmod(workers - prefill, replicas)
+            if rest == 0:
+                found += [
+                    Deployment(unit - draft, draft, replicas, prefill) for draft in range(unit)
+                ]
+    return found
 
 
 def search_space(
-    measured: Collection[str],
+    costs: Mapping[str, RoundCost],
     *,
     workers: int,
     max_batch: int,
     policies: Sequence[str] = (),
-) -> tuple[list[Candidate], list[str]]:
-    """Candidates, and a note for each part of the space that is left out.
+    serving: Serving | None = None,
+    requests: pd.DataFrame | None = None,
+) -> SearchSpace:
+    """Candidates that use all workers and hold every request.
 
     Args:
-        measured: Labels of the deployments that the fit has step times for.
+        costs: Step times by label of what was measured, for example "4", "3+1".
         workers: Workers of the machine; every candidate uses all of them.
-        max_batch: Largest batch limit.
+        max_batch: Largest batch limit of a replica.
         policies: Labels to restrict the search to; none for ``default_policies``.
+        serving: Its limit of KV rows; otherwise what the step times say that the memory holds.
+        requests: Prepared trace, to leave out what cannot hold its longest request.
 
     Raises:
         InputError: If a label names no policy, or nothing remains.
     """
     specs = [parse_policy(label) for label in policies] or default_policies()
-    limits = [limit for limit in BATCH_LIMITS if limit <= max_batch]
-    if max_batch not in limits:
-        limits.append(max_batch)
-    usable = [d for d in splits(workers) if d.label in measured]
-    missing = [d for d in splits(workers) if d.label not in measured]
-    candidates = [
-        Candidate(deployment, spec, limit)
-        for spec in specs
-        for deployment in usable
-        if (deployment.draft_workers > 0) == spec.is_async
-        for limit in limits
-    ]
+    slow = [] if policies or requests is None else _too_slow(specs, requests)
+    specs = [spec for spec in specs if spec not in slow]
+    wanted = {spec.is_async for spec in specs}
+    shapes = [d for d in deployments(workers) if (d.draft_workers > 0) in wanted]
+    usable = [d for d in shapes if _is_known(d, costs)]
+    rooms = [kv_room(costs[d.unit.label], serving) for d in usable]
+    longest = 0 if requests is None else longest_request(requests)
+    limits = batch_limits(max_batch)
+    candidates: list[Candidate] = []
+    too_small: set[str] = set()
+    for spec, (deployment, room) in product(specs, list(zip(usable, rooms, strict=True))):
+        if (deployment.draft_workers > 0) != spec.is_async:
+            continue
+        if room is not None and longest + spec.max_rows > room:
+            too_small.add(deployment.label)
+            continue
+        candidates += [Candidate(deployment, spec, limit) for limit in limits]
     if not candidates:
-        raise InputError(_nothing_remains(measured, workers, specs))
+        raise InputError(_nothing_remains(costs, workers, specs, too_small, longest))
+    kept = {candidate.deployment.label for candidate in candidates}
+    notes = _notes(shapes, usable, workers, True in wanted)
+    if slow:
+        notes.append(
+            f"not searched on so long a trace, whose every round would be played: "
+            f"{_enumerate(s.label for s in slow)}. Search them: --policies LABEL,..., or a shorter "
+            "trace: --slice or --max-requests"
+        )
+    if too_small - kept:
+        names = _enumerate(sorted(too_small - kept))
+        notes.append(f"not searched, KV memory below the longest request ({longest:,}): {names}")
+    return SearchSpace(tuple(candidates), tuple(notes))
+
+
+def _too_slow(specs: Sequence[SpeculationSpec], requests: pd.DataFrame) -> list[SpeculationSpec]:
+    """Policies that decide by the whole batch: the simulator plays each of their rounds."""
+    tokens = int(np.asarray(requests["output_tokens"], np.int64).sum())
+    return [s for s in specs if s.needs_step_times] if tokens > MAX_PLAYED_TOKENS else []
+
+
+def batch_limits(max_batch: int) -> list[int]:
+    """The batch limits that are tried, the largest one last."""
+    return [*(limit for limit in BATCH_LIMITS if limit < max_batch), max_batch]
+
+
+def longest_request(requests: pd.DataFrame) -> int:
+    """KV rows of the longest prompt with its answer."""
+    both = np.asarray(requests["prompt_tokens"] + requests["output_tokens"], np.int64)
+    return int(both.max(initial=0))
+
+
+def kv_room(cost: RoundCost, serving: Serving | None) -> int | None:
+    """KV rows of one replica; None if neither the user nor the fit says."""
+    said = None if serving is None else serving.max_kv_tokens
+    known = [rows for rows in (said, cost.kv_tokens) if rows is not None]
+    return min(known) if known else None
+
+
+def _is_known(deployment: Deployment, costs: Mapping[str, RoundCost]) -> bool:
+    prompts = deployment.prefill_workers
+    return deployment.unit.label in costs and (not prompts or str(prompts) in costs)
+
+
+def _notes(
+    shapes: Sequence[Deployment], usable: Sequence[Deployment], workers: int, has_async: bool
+) -> list[str]:
+    """What was not measured, of the shapes that are one group or one split."""
+    known = {d.unit.label for d in usable}
+    missing = [d.label for d in shapes if d == d.unit and d.label not in known]
     notes = []
-    is_needed = {True: any(s.is_async for s in specs), False: not all(s.is_async for s in specs)}
-    missing = [d for d in missing if is_needed[d.draft_workers > 0]]
     if missing:
         notes.append(
-            f"not searched, no step times: {_enumerate(d.label for d in missing)}. Add them: "
-            f"codesign profile --workers {workers} --out profile, then codesign fit profile"
+            f"not searched, no step times: {_enumerate(missing)}. Add them: codesign profile "
+            f"--workers {workers} --out profile, then codesign fit profile"
         )
-    if workers == 1 and is_needed[True]:
+    if workers == 1 and has_async:
         notes.append("not searched: asynchronous trees, which need at least 2 workers")
-    return candidates, notes
+    return notes
 
 
 def _nothing_remains(
-    measured: Collection[str], workers: int, specs: Sequence[SpeculationSpec]
+    costs: Mapping[str, RoundCost],
+    workers: int,
+    specs: Sequence[SpeculationSpec],
+    too_small: Iterable[str],
+    longest: int,
 ) -> str:
-    labels = _enumerate(measured) or "nothing"
-    if any(d.label in measured for d in splits(workers)):
+    labels = _enumerate(costs) or "nothing"
+    names = _enumerate(sorted(too_small))
+    if names:
+        return (
+            f"the longest request needs {longest:,} KV rows and a round's draft, more than fit "
+            f"{names}. Cut or scale requests: --max-prompt N, --max-output N, --length-scale X; or "
+            "raise --max-kv-tokens"
+        )
+    if any(_is_known(d, costs) for d in deployments(workers)):
         return (
             f"none of the policies {_enumerate(s.label for s in specs)} runs on what the fit has "
             f"step times for with {workers} workers: {labels}. Restrict --policies less"

@@ -13,7 +13,7 @@ import pytest
 
 import codesign
 from codesign.fit.shipped import DEFAULT_FIT
-from codesign.plan import FAMILIES, Plan
+from codesign.plan import Plan
 from codesign.policy.walk import Sampling
 
 TRACE = (
@@ -49,7 +49,9 @@ def test_plan_writes_a_plan_and_the_prepared_trace_and_prints_one_json_object(pl
     assert payload["chosen"]["candidate"]["label"] == saved.chosen.label
     assert len(saved.requests()) == saved.num_requests == 8
     assert saved.slo.tpot == 0.1
-    assert {scored.candidate.family for scored in saved.scored} == set(FAMILIES)
+    assert {scored.candidate.family for scored in saved.scored} == {
+        "plain", "chain", "threshold", "specserve", "tree", "async-tree"
+    }  # fmt: skip
     assert payload["num_feasible"] >= 1
     assert not list((tmp_path / "plans").glob("*.jsonl"))
 
@@ -58,7 +60,7 @@ def test_the_result_block_states_prediction_target_reason_and_next_command(plan)
     result = plan(*FEW, "--slo-ttft-ms", "2000", "--slo-tpot-ms", "100")
     assert result.returncode == 0, result.stderr
     lines = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
-    for head in ("trace", "fit", "searched", "best", "why", "data", "note", "next"):
+    for head in ("trace", "fit", "searched", "best", "why", "second", "pays", "data", "next"):
         assert head in lines, result.stdout
     tpot = next(line for line in result.stdout.splitlines() if "TPOT p90  " in line)
     assert tpot.rstrip().endswith("ok")
@@ -114,11 +116,12 @@ def test_the_plan_samples_as_the_profile_did(plan, machine_fit, tmp_path):
     ("flags", "code", "words"),
     [
         (("--policies", "chain-three"), 4, "unknown policy 'chain-three'"),
-        (("--workers", "64"), 4, "no step times for 64 workers"),
+        (("--workers", "3"), 4, "no step times for 3 workers"),
         (("--max-kv-tokens", "100"), 4, "--max-prompt"),
         (("--objective", "fun"), 2, "--objective"),
         (("--slo-percentile", "0"), 4, "percentile"),
-        (("--max-batch", "0"), 4, "max_batch"),
+        (("--max-batch", "0"), 2, "--max-batch"),
+        (("--processes", "0"), 2, "--processes"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_in_one_line(plan, flags, code, words):

@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 
 from codesign.artifacts import header, write_table
-from codesign.config import SLO, Deployment
+from codesign.config import SLO, Deployment, Serving
 from codesign.errors import InputError
-from codesign.plan import Candidate, FileRef, Interval, Plan, ScoredCandidate
+from codesign.plan import Candidate, Economics, FileRef, Interval, Plan, ScoredCandidate
+from codesign.policy.cost import RoundCost, StepTime
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 
@@ -41,7 +42,7 @@ def plan(tmp_path):
         slo=SLO(ttft=1.0, percentile=95.0),
         objective="goodput",
         sampling=Sampling(temperature=0.7, seed=3),
-        max_kv_tokens=4096,
+        serving=Serving(max_kv_tokens=4096, prefill_chunk=512, routing="least-loaded"),
         trace=FileRef.of(folder / "trace.parquet"),
         num_requests=1,
         fit=FileRef.of(folder / "fit.json"),
@@ -52,6 +53,19 @@ def plan(tmp_path):
         ties=("tree-8x2x3 on 2, batch 4",),
         reason="verification takes 71 % of a round",
         notes=("only the first request",),
+        runner_up="tree-8x2x3 on 2, batch 4: 3% more mean latency",
+        economics=Economics(
+            null_plan="plain on 2, batch 4",
+            speculative="async-tree-8x2x3 on 1+1, batch 4",
+            gain=1.4,
+            crossover=24,
+            largest_batch=64,
+            batch=3.5,
+            break_even_length=1.6,
+            acceptance_length=2.2,
+            break_even_rate=None,
+            oracle_gain=2.5,
+        ),
     )
 
 
@@ -60,6 +74,38 @@ def test_a_plan_comes_back_as_it_was_saved(plan, tmp_path):
     plan.save(path)
     assert Plan.load(path) == plan
     assert list(Plan.load(path).simulation_seeds) == [7, 8, 9]
+
+
+def test_a_plan_of_the_first_version_is_read_with_its_limit_of_kv_rows(plan, tmp_path):
+    path = tmp_path / "made" / "plan.json"
+    plan.save(path)
+    values = json.loads(path.read_text())
+    for name in ("serving", "economics", "runner_up"):
+        del values[name]
+    for entry in (values["chosen"], *values["alternatives"]):
+        del entry["saturation"]
+    path.write_text(json.dumps({**values, "max_kv_tokens": 2048}))
+    old = Plan.load(path)
+    assert old.serving == Serving(max_kv_tokens=2048)
+    assert old.economics is None
+    assert old.chosen.saturation == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("of_plan", "of_fit", "rows"), [(4096, None, 4096), (None, 900, 900), (4096, 900, 900)]
+)
+def test_the_kv_rows_of_a_replica_are_the_plans_and_no_more_than_the_fit_says(
+    plan, of_plan, of_fit, rows
+):
+    step = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.01)
+    cost = RoundCost(step, step, step, step, kv_tokens=of_fit)
+    limited = dataclasses.replace(plan, serving=Serving(max_kv_tokens=of_plan))
+    assert limited.max_kv_tokens(cost) == rows
+
+
+def test_a_plan_that_knows_no_limit_of_kv_rows_says_how_to_set_one(plan):
+    with pytest.raises(InputError, match="--max-kv-tokens"):
+        dataclasses.replace(plan, serving=Serving()).max_kv_tokens(None)
 
 
 def test_a_plan_folder_can_be_moved(plan, tmp_path):

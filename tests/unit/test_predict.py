@@ -3,20 +3,18 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 
-import pandas as pd
 import pytest
 
 from codesign.config import SLO, Deployment
-from codesign.errors import InputError
 from codesign.plan import Candidate
 from codesign.planner.predict import (
     Outcome,
-    check_fits,
     extrapolation_note,
     interval_over_seeds,
     misses,
     outcome_of,
     score,
+    spread_over_seeds,
     step_error,
     time_error,
 )
@@ -111,8 +109,14 @@ def test_rows_beyond_the_measured_ones_are_called_extrapolated(machine_fit):
     assert "extrapolated" in note
 
 
-def test_requests_too_long_for_the_kv_limit_are_counted_and_the_flags_named():
-    requests = pd.DataFrame({"prompt_tokens": [100, 900], "output_tokens": [100, 100]})
-    check_fits(requests, 1016, 16)
-    with pytest.raises(InputError, match=r"1 of 2 requests .* longest 1,016.*--max-prompt"):
-        check_fits(requests, 1015, 16)
+def test_what_was_simulated_once_has_the_spread_of_what_was_repeated(machine_fit):
+    repeated = [[outcome(0, tpot_mean=0.9), outcome(1, tpot_mean=1.1)]]
+    spread = spread_over_seeds([*repeated, [outcome(0, tpot_mean=7.0)]])
+    assert spread["tpot_mean"] == pytest.approx(math.sqrt(0.02))
+    once = score(PLAIN, [outcome(tpot_mean=2.0)], machine_fit, SLO(), spread=spread)
+    # 0.95 quantile of the normal distribution, once for this run and once for the other.
+    half = math.hypot(1.6464 * 2.0 * math.sqrt(0.02) * math.sqrt(2), 2.0 * 0.025)
+    interval = once.predicted["tpot_mean"]
+    assert interval.high - interval.value == pytest.approx(half, rel=1e-3)
+    alone = score(PLAIN, [outcome(tpot_mean=2.0)], machine_fit, SLO()).predicted["tpot_mean"]
+    assert alone.high - alone.value == pytest.approx(2.0 * 0.025)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from codesign import charts
-from codesign.config import SLO, Deployment
+from codesign.config import SLO, Deployment, Serving
 from codesign.plan import Candidate, FileRef, Interval, Plan, ScoredCandidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
@@ -87,8 +87,9 @@ def plan() -> Plan:
     ref = FileRef(Path("x"), "0")
     return Plan(
         target="target", draft="draft", slo=SLO(tpot=0.05), objective="goodput",
-        sampling=Sampling(), max_kv_tokens=4096, trace=ref, num_requests=2, fit=ref, seed=0,
-        num_seeds=3, chosen=ScoredCandidate(PLAIN, {}, {}, "fitted", is_feasible=True),
+        sampling=Sampling(), serving=Serving(max_kv_tokens=4096), trace=ref, num_requests=2,
+        fit=ref, seed=0, num_seeds=3,
+        chosen=ScoredCandidate(PLAIN, {}, {}, "fitted", is_feasible=True),
     )  # fmt: skip
 
 

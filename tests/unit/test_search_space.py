@@ -1,67 +1,151 @@
 from __future__ import annotations
 
+import dataclasses
+
+import pandas as pd
 import pytest
 
+from codesign.config import Serving
 from codesign.errors import InputError
-from codesign.plan import FAMILIES
-from codesign.planner.search_space import default_policies, search_space, splits
+from codesign.planner.search_space import (
+    MAX_PLAYED_TOKENS,
+    default_policies,
+    deployments,
+    kv_room,
+    search_space,
+)
+from codesign.policy.cost import RoundCost, StepTime
+
+STEP = StepTime.linear(alpha=0.0, gamma=0.001, delta=0.01)
+COST = RoundCost(STEP, STEP, STEP, STEP)
+
+
+def costs(*labels, kv_tokens=None):
+    return {label: dataclasses.replace(COST, kv_tokens=kv_tokens) for label in labels}
+
+
+def requests(prompt=100, output=50, num=3) -> pd.DataFrame:
+    columns = {"arrival": [0.0] * num, "prompt_tokens": [prompt] * num, "output_tokens": output}
+    return pd.DataFrame(columns)
 
 
 def test_every_family_is_tried_and_every_candidate_uses_all_workers():
-    candidates, notes = search_space(["2", "1+1"], workers=2, max_batch=8)
-    assert {c.family for c in candidates} == set(FAMILIES)
-    assert {c.deployment.num_workers for c in candidates} == {2}
-    assert len({c.label for c in candidates}) == len(candidates)
-    assert notes == []
+    space = search_space(costs("2", "1+1"), workers=2, max_batch=8)
+    families = {"plain", "chain", "threshold", "specserve", "tree", "async-tree"}
+    assert {c.family for c in space.candidates} == families
+    assert {c.deployment.num_workers for c in space.candidates} == {2}
+    assert len({c.label for c in space.candidates}) == len(space.candidates)
+    assert space.notes == ()
 
 
-def test_only_asynchronous_trees_are_tried_on_splits():
-    candidates, _ = search_space(["4", "3+1", "2+2", "1+3"], workers=4, max_batch=1)
-    for candidate in candidates:
+def test_only_asynchronous_policies_are_tried_on_splits():
+    space = search_space(costs("4", "3+1", "2+2", "1+3"), workers=4, max_batch=1)
+    for candidate in space.candidates:
         assert (candidate.deployment.draft_workers > 0) == candidate.speculation.is_async
-    assert {c.deployment.label for c in candidates} == {"4", "3+1", "2+2", "1+3"}
+    assert {c.deployment.label for c in space.candidates} == {"4", "3+1", "2+2", "1+3"}
 
 
-def test_splits_give_both_sides_at_least_one_worker():
-    assert [d.label for d in splits(3)] == ["3", "2+1", "1+2"]
-    assert [d.label for d in splits(1)] == ["1"]
+def test_every_way_to_use_all_workers_is_named_once():
+    labels = [d.label for d in deployments(4)]
+    assert labels == [
+        "4", "3+1", "2+2", "1+3", "2x2", "2x1+1", "4x1",
+        "3/p1", "2+1/p1", "1+2/p1", "3x1/p1",
+        "2/p2", "1+1/p2", "2x1/p2",
+        "1/p3",
+    ]  # fmt: skip
+    assert len({d.label for d in deployments(8)}) == len(deployments(8))
+    assert {d.num_workers for d in deployments(8)} == {8}
+    assert {"2x4", "4x2", "2x3+1", "6+2"} <= {d.label for d in deployments(8)}
+
+
+def test_replicas_and_prompt_pools_need_the_step_times_of_their_parts_alone():
+    space = search_space(costs("2", "1+1", "4"), workers=4, max_batch=1)
+    assert {c.deployment.label for c in space.candidates} == {
+        "4", "2x2", "2x1+1", "2/p2", "1+1/p2"
+    }  # fmt: skip
 
 
 def test_batch_limits_end_at_the_one_asked_for():
-    limits = {c.max_batch for c in search_space(["2"], workers=2, max_batch=6)[0]}
+    limits = {c.max_batch for c in search_space(costs("2"), workers=2, max_batch=6).candidates}
     assert limits == {1, 2, 4, 6}
 
 
 def test_a_split_without_measurements_is_named_with_the_command_that_adds_it():
-    candidates, notes = search_space(["3", "2+1"], workers=3, max_batch=1)
-    assert {c.deployment.label for c in candidates} == {"3", "2+1"}
-    assert len(notes) == 1
-    assert "1+2" in notes[0]
-    assert "codesign profile" in notes[0]
+    space = search_space(costs("3", "2+1"), workers=3, max_batch=1)
+    assert {c.deployment.label for c in space.candidates} == {"3", "2+1"}
+    assert len(space.notes) == 1
+    assert "1+2" in space.notes[0]
+    assert "codesign profile" in space.notes[0]
 
 
 def test_a_split_that_no_policy_needs_is_not_called_missing():
-    assert search_space(["2"], workers=2, max_batch=1, policies=["plain", "chain-3"])[1] == []
+    policies = ["plain", "chain-3"]
+    assert search_space(costs("2"), workers=2, max_batch=1, policies=policies).notes == ()
 
 
 def test_one_worker_cannot_be_split_and_the_notes_say_so():
-    _, notes = search_space(["1"], workers=1, max_batch=1)
+    notes = search_space(costs("1"), workers=1, max_batch=1).notes
     assert any("at least 2 workers" in note for note in notes)
 
 
 def test_a_fit_of_another_machine_is_refused_with_what_it_holds():
-    with pytest.raises(InputError, match=r"no step times for 8 workers, only for 2, 1\+1"):
-        search_space(["2", "1+1"], workers=8, max_batch=1)
+    with pytest.raises(InputError, match=r"no step times for 7 workers, only for 4, 3\+2"):
+        search_space(costs("4", "3+2"), workers=7, max_batch=1)
 
 
 def test_policies_that_cannot_run_here_are_refused():
     with pytest.raises(InputError, match="async-tree-8x2x2"):
-        search_space(["2"], workers=2, max_batch=1, policies=["async-tree-8x2x2"])
+        search_space(costs("2"), workers=2, max_batch=1, policies=["async-tree-8x2x2"])
 
 
 def test_the_search_can_be_restricted_to_named_policies():
-    candidates, _ = search_space(["2"], workers=2, max_batch=1, policies=["chain-7", "plain"])
-    assert {c.speculation.label for c in candidates} == {"chain-7", "plain"}
+    space = search_space(costs("2"), workers=2, max_batch=1, policies=["chain-7", "plain"])
+    assert {c.speculation.label for c in space.candidates} == {"chain-7", "plain"}
+
+
+def test_what_cannot_hold_the_longest_request_is_left_out_and_named():
+    small, large = costs("1", "1+1", kv_tokens=160), costs("2", kv_tokens=400)
+    space = search_space(small | large, workers=2, max_batch=1, requests=requests())
+    labels = {c.label for c in space.candidates}
+    assert "plain on 2x1, batch 1" in labels  # 150 tokens and a row
+    assert "tree-8x2x2 on 2x1, batch 1" in labels
+    assert "tree-16x2x2 on 2x1, batch 1" not in labels  # 166 rows
+    assert "tree-16x2x2 on 2, batch 1" in labels
+    longer = search_space(small | large, workers=2, max_batch=1, requests=requests(160))
+    assert {c.deployment.label for c in longer.candidates} == {"2"}
+    assert any("KV memory" in note and "2x1" in note for note in longer.notes)
+
+
+def test_a_request_that_fits_nowhere_is_refused_with_the_flags_that_help():
+    with pytest.raises(InputError, match=r"longest request needs 5,050 .*--max-prompt"):
+        search_space(costs("2", kv_tokens=400), workers=2, max_batch=1, requests=requests(5000))
+
+
+def test_the_smaller_of_the_users_limit_and_the_memory_holds():
+    cost = costs("2", kv_tokens=400)["2"]
+    assert kv_room(cost, None) == 400
+    assert kv_room(cost, Serving(max_kv_tokens=300)) == 300
+    assert kv_room(cost, Serving(max_kv_tokens=500)) == 400
+    assert kv_room(COST, Serving()) is None
+
+
+def test_policies_whose_every_round_is_played_need_a_short_trace_or_to_be_asked_for():
+    long = requests(num=MAX_PLAYED_TOKENS // 50 + 1)
+    space = search_space(costs("2"), workers=2, max_batch=1, requests=long)
+    assert "specserve" not in {c.family for c in space.candidates}
+    assert any("specserve-5" in note and "--policies" in note for note in space.notes)
+    asked = search_space(
+        costs("2"), workers=2, max_batch=1, requests=long, policies=["specserve-5"]
+    )
+    assert {c.family for c in asked.candidates} == {"specserve"}
+    short = search_space(costs("2"), workers=2, max_batch=1, requests=requests())
+    assert "specserve" in {c.family for c in short.candidates}
+
+
+def test_eight_workers_have_at_least_5000_candidates():
+    labels = [d.label for d in deployments(8) if d == d.unit]
+    labels += ["1", "2", "4", "2+1", "3+1", "2+2", "1+1"]
+    assert len(search_space(costs(*labels), workers=8, max_batch=256).candidates) >= 5000
 
 
 def test_no_policy_is_tried_twice():

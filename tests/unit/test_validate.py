@@ -48,7 +48,7 @@ def plan(tmp_path, machine_fit) -> Plan:
         slo=SLO(ttft=1.0, tpot=0.05),
         objective="goodput",
         sampling=Sampling(),
-        max_kv_tokens=4096,
+        serving=Serving(max_kv_tokens=4096),
         trace=FileRef.of(tmp_path / "trace.parquet"),
         num_requests=12,
         fit=FileRef.of(tmp_path / "fit.json"),

@@ -1,0 +1,143 @@
+"""One way to serve, and what is predicted for it: nouns of simulator, planner and engine.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from codesign.config import Deployment
+from codesign.errors import InputError
+from codesign.policy.speculation import FAMILIES as POLICY_FAMILIES
+from codesign.policy.speculation import SpeculationSpec
+
+# From simple to involved: at equal predictions the simpler one is chosen.
+FAMILIES = tuple(family.spec.family for family in POLICY_FAMILIES)
+UNKNOWN = "unknown"  # saturation in plans of the first version
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A prediction and the range in which the measurement is expected."""
+
+    value: float
+    low: float
+    high: float
+
+    def contains(self, measured: float) -> bool:
+        """Whether a measurement lies in the range."""
+        return self.low <= measured <= self.high
+
+    def overlaps(self, other: Interval) -> bool:
+        """Whether two predictions cannot be told apart."""
+        return self.low <= other.high and other.low <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to serve: split of the machine, speculation policy, batch limit."""
+
+    deployment: Deployment
+    speculation: SpeculationSpec
+    max_batch: int
+
+    def __post_init__(self) -> None:
+        if self.max_batch < 1:
+            raise InputError(f"max_batch must be at least 1, got {self.max_batch}")
+        is_split = self.deployment.draft_workers > 0
+        if is_split != self.speculation.is_async:
+            needs = "workers of its own" if self.speculation.is_async else "no workers of its own"
+            raise InputError(
+                f"the draft of {self.speculation.label} needs {needs}, got deployment "
+                f"{self.deployment.label}"
+            )
+
+    @property
+    def label(self) -> str:
+        """Name that is unique within a plan, for example "tree-8x4x2 on 2, batch 4"."""
+        return f"{self.speculation.label} on {self.deployment.label}, batch {self.max_batch}"
+
+    @property
+    def family(self) -> str:
+        """One of FAMILIES."""
+        return self.speculation.family
+
+    @property
+    def complexity(self) -> tuple[int, int, int]:
+        """Sort key, simpler first."""
+        spec = self.speculation
+        work = spec.max_rows + spec.width * spec.expansions
+        return FAMILIES.index(self.family), work, self.max_batch
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for a plan file or run.json; the label is for readers."""
+        return {"label": self.label, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Candidate:
+        """What ``to_dict`` wrote.
+
+        Raises:
+            InputError: If a field is missing, unknown or out of range.
+        """
+        try:
+            return cls(
+                deployment=Deployment(**values["deployment"]),
+                speculation=SpeculationSpec(**values["speculation"]),
+                max_batch=values["max_batch"],
+            )
+        except (KeyError, TypeError) as err:
+            raise InputError(f"not a candidate: {err}. Plan again: codesign plan") from err
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredCandidate:
+    """A candidate and what the simulator predicts for it.
+
+    Attributes:
+        candidate: What was simulated.
+        predicted: Figures of ``metrics.Metrics`` by name, and "ttft_slo" and "tpot_slo", the values
+            at the SLO's percentile. Seconds, tokens per second, requests per second, shares.
+        spans: Mean seconds per round of each span.
+        origin: Where the step times come from: "measured", "fitted" or "roofline".
+        is_feasible: Whether it meets the SLO.
+        saturation: How it bears the load: "stable", "backlogged" or "overloaded".
+    """
+
+    candidate: Candidate
+    predicted: dict[str, Interval]
+    spans: dict[str, float]
+    origin: str
+    is_feasible: bool
+    saturation: str = UNKNOWN
+
+    @property
+    def label(self) -> str:
+        """Label of the candidate."""
+        return self.candidate.label
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "candidate": self.candidate.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ScoredCandidate:
+        """What ``to_dict`` wrote.
+
+        Raises:
+            InputError: If a field is missing or unknown.
+        """
+        try:
+            return cls(
+                candidate=Candidate.from_dict(values["candidate"]),
+                predicted={name: Interval(**v) for name, v in values["predicted"].items()},
+                spans=dict(values["spans"]),
+                origin=values["origin"],
+                is_feasible=values["is_feasible"],
+                saturation=values.get("saturation", UNKNOWN),
+            )
+        except (KeyError, TypeError, AttributeError) as err:
+            raise InputError(f"not a scored candidate: {err}. Plan again: codesign plan") from err

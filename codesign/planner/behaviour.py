@@ -1,0 +1,246 @@
+"""What a policy does in one round, found once per policy: for arithmetic on thousands of plans.
+
+Plain decoding and chains follow from the recordings in closed form. Every other policy is the real
+object of codesign.policy, run over a sample of recorded rounds without a clock. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile
+from codesign.policy.cost import Calibration
+from codesign.policy.protocol import DraftSide
+from codesign.policy.speculation import SpeculationSpec, build_speculation
+from codesign.sim.acceptance import STRETCHES, Stretches, SyntheticDrafter
+from codesign.sim.played import PlayedBatch
+from codesign.sim.work import Entering, Work
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from codesign.fit import Fit
+
+NUM_ROUNDS = 150  # observed of each policy
+_ROUNDS_EACH = 25  # of one request: recordings are short, and kinds of prompt differ
+_WARM_UP = 2  # rounds in which a draft still reads the prompt, or has not drafted beside yet
+_MAX_TOKENS = 1024  # more than any request emits here
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """What a policy does for one request in one round, on average.
+
+    Attributes:
+        emitted: Tokens emitted, bonus token included.
+        rows: Rows verified, root included.
+        awaited: (F,) chance that the request needs a first, second, ... draft forward that the
+            target waits for.
+        awaited_rows: (F,) rows of such a forward, if it is needed.
+        overlapped: Draft forwards beside the verification.
+        overlapped_rows: Rows of one of them.
+    """
+
+    emitted: float
+    rows: float
+    awaited: tuple[float, ...] = ()
+    awaited_rows: tuple[float, ...] = ()
+    overlapped: float = 0.0
+    overlapped_rows: float = 1.0
+
+
+def token_shares(requests: pd.DataFrame, profile: AcceptanceProfile) -> dict[str, float]:
+    """Share of the output tokens of each recorded category; "" for those that were not recorded."""
+    tokens = np.asarray(requests["output_tokens"], np.float64)
+    kinds = requests["category"].tolist() if "category" in requests else [""] * len(tokens)
+    names = [kind if kind in profile.recordings else "" for kind in kinds]
+    known, index = np.unique(np.array(names, dtype=str), return_inverse=True)
+    sums = np.bincount(index, weights=tokens)
+    return dict(zip(known.tolist(), (sums / sums.sum()).tolist(), strict=True))
+
+
+def observe_all(
+    specs: Sequence[SpeculationSpec], fit: Fit, shares: Mapping[str, float]
+) -> dict[SpeculationSpec, Behaviour]:
+    """The behaviour of each policy that decides for each request alone.
+
+    Args:
+        specs: Policies.
+        fit: Its recordings and its calibration.
+        shares: See ``token_shares``.
+    """
+    weighed = weighed_profile(fit.acceptance, fit.calibration)
+    stretches = Stretches(weighed, sorted(shares))
+    found: dict[SpeculationSpec, Behaviour] = {}
+    for spec in specs:
+        if spec.kind in ("plain", "chain"):
+            found[spec] = chain_behaviour(spec.max_depth, fit.acceptance, shares)
+        else:
+            found[spec] = observe(spec, weighed, stretches, shares)
+    return found
+
+
+def weighed_profile(profile: AcceptanceProfile, calibration: Calibration) -> AcceptanceProfile:
+    """The recordings with calibrated chances, so that no policy has to weigh the same ones again.
+
+    ``Speculation.weigh`` does the same one vector at a time; that is half of a round's work.
+    """
+    if calibration.is_identity:
+        return profile
+    recordings = {
+        kind: tuple(
+            replace(r, log_probs=_weighed(r.log_probs, calibration).reshape(r.log_probs.shape))
+            for r in group
+        )
+        for kind, group in profile.recordings.items()
+    }
+    return AcceptanceProfile(recordings)
+
+
+def _weighed(log_probs: NDArray[np.float64], calibration: Calibration) -> NDArray[np.float64]:
+    confidence = np.clip(np.exp(log_probs), 1e-6, 1.0 - 1e-6)
+    logit = np.log(confidence) - np.log1p(-confidence)
+    chances = -np.logaddexp(0.0, -(calibration.slope * logit + calibration.intercept))
+    return np.where(log_probs > ABSENT_LOG_PROB, chances, log_probs)
+
+
+def chain_behaviour(
+    length: int, profile: AcceptanceProfile, shares: Mapping[str, float]
+) -> Behaviour:
+    """Chains of a fixed length, 0 for plain decoding: replayed on every recorded token."""
+    rounds = sum(
+        share / _tokens_per_round(agreement_runs(profile, kind), length)
+        for kind, share in shares.items()
+    )
+    ones = (1.0,) * length
+    return Behaviour(emitted=1.0 / rounds, rows=length + 1.0, awaited=ones, awaited_rows=ones)
+
+
+def agreement_runs(
+    profile: AcceptanceProfile, kind: str, fanout: int = 1
+) -> list[NDArray[np.int64]]:
+    """Per recording and position, how many tokens in a row from there a perfect draft could have.
+
+    Args:
+        profile: What was recorded.
+        kind: Category; "" for all.
+        fanout: Ranks of the draft's choices that may carry the target's token.
+    """
+    groups = profile.recordings.values() if kind == "" else [profile.recordings[kind]]
+    return [_runs((r.ranks >= 0) & (r.ranks < fanout)) for group in groups for r in group]
+
+
+def _runs(agreed: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """(N,) length of the run of True that starts at each position, 0 where there is False."""
+    positions = np.arange(len(agreed))
+    ends = np.where(agreed, len(agreed), positions)
+    return np.minimum.accumulate(ends[::-1])[::-1] - positions
+
+
+def _tokens_per_round(runs: Sequence[NDArray[np.int64]], length: int) -> float:
+    """Mean tokens per round when chains of ``length`` replay recordings to their ends."""
+    if length == 0:
+        return 1.0
+    tokens = rounds = 0
+    for run in runs:
+        steps = (np.minimum(run, length) + 1).tolist()
+        at = 0
+        while at < len(steps):
+            at += steps[at]
+            rounds += 1
+        tokens += at  # a chain that reaches beyond the end would have found more
+    return tokens / rounds
+
+
+def observe(
+    spec: SpeculationSpec,
+    weighed: AcceptanceProfile,
+    stretches: Stretches,
+    shares: Mapping[str, float],
+) -> Behaviour:
+    """Run the policy's own object over a sample of recorded rounds.
+
+    Args:
+        spec: The policy.
+        weighed: See ``weighed_profile``.
+        stretches: Runs of it that simulations play, too; of each that is used, the beginning.
+        shares: See ``token_shares``.
+    """
+
+    def path(stretch: int, length: int, emitted_before: int) -> list[int]:
+        return stretches.path(stretch, length)
+
+    drafter = SyntheticDrafter(weighed, 0, path)
+    counts = _Counts()
+    chosen: Counter[str] = Counter()
+    for kind in _spread(shares, NUM_ROUNDS // _ROUNDS_EACH):
+        batch = PlayedBatch(
+            DraftSide(build_speculation(spec)),
+            drafter,
+            round_rows=spec.max_rows,
+            hears_early=spec.is_async,
+        )
+        stretch = stretches.first(kind) + chosen[kind] % STRETCHES
+        chosen[kind] += 1
+        entering = [Entering(stretch, kind, 1, _MAX_TOKENS)]
+        for number in range(_ROUNDS_EACH + _WARM_UP):
+            work = batch.begin(entering, 0.0)
+            emitted, finished = batch.end()
+            if finished:
+                break
+            entering = []
+            if number >= _WARM_UP:
+                counts.add(work, emitted)
+    return counts.behaviour()
+
+
+def _spread(shares: Mapping[str, float], number: int) -> list[str]:
+    """Categories of the sampled requests, each as often as its share says."""
+    kinds, weights = zip(*sorted(shares.items()), strict=True)
+    marks = (np.arange(number) + 0.5) / number
+    return [kinds[i] for i in np.searchsorted(np.cumsum(weights), marks).clip(max=len(kinds) - 1)]
+
+
+class _Counts:
+    """Sums over observed rounds."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.emitted = 0
+        self.rows = 0
+        self.awaited: list[int] = []  # rounds that needed a first, second, ... forward
+        self.awaited_rows: list[int] = []
+        self.overlapped = 0
+        self.overlapped_rows = 0
+
+    def add(self, work: Work, emitted: int) -> None:
+        """A round of one request."""
+        self.rounds += 1
+        self.rows += work.rows
+        self.emitted += emitted
+        self.overlapped += len(work.overlapped)
+        self.overlapped_rows += sum(rows for rows, _ in work.overlapped)
+        for index, (num_rows, _) in enumerate(work.drafting):
+            if index == len(self.awaited):
+                self.awaited.append(0)
+                self.awaited_rows.append(0)
+            self.awaited[index] += 1
+            self.awaited_rows[index] += num_rows
+
+    def behaviour(self) -> Behaviour:
+        """Means."""
+        pairs = zip(self.awaited_rows, self.awaited, strict=True)
+        return Behaviour(
+            emitted=self.emitted / self.rounds,
+            rows=self.rows / self.rounds,
+            awaited=tuple(count / self.rounds for count in self.awaited),
+            awaited_rows=tuple(rows / count for rows, count in pairs),
+            overlapped=self.overlapped / self.rounds,
+            overlapped_rows=self.overlapped_rows / max(self.overlapped, 1),
+        )

@@ -1,0 +1,204 @@
+"""Whether speculation pays: against plain decoding at each load, and against perfect foresight.
+
+The null plan gives all workers to the target and drafts nothing. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codesign.acceptance import AcceptanceProfile
+from codesign.candidate import Candidate, ScoredCandidate
+from codesign.plan import Economics
+from codesign.planner.behaviour import Behaviour, agreement_runs, token_shares
+from codesign.planner.round_times import BehaviourTable, round_seconds
+from codesign.planner.screen import behaviours_of
+from codesign.planner.search_space import kv_room
+from codesign.planner.workload import Workload
+
+if TYPE_CHECKING:
+    from codesign.fit import Fit
+    from codesign.planner import Question
+
+_MAX_ORACLE = 16  # draft tokens of a round with perfect foresight
+_MAX_RECORDED = 20_000  # recorded tokens that the oracle looks at, per kind of prompt
+_BISECTIONS = 40
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decoding:
+    """How fast one candidate decodes when a number of requests run on all its workers.
+
+    Attributes:
+        candidate: Its deployment and policy.
+        fit: Step times.
+        behaviours: What it may do in a round; the best of them is done.
+        context: KV rows of a request.
+    """
+
+    candidate: Candidate
+    fit: Fit
+    behaviours: Sequence[Behaviour]
+    context: float
+
+    def seconds_per_token(self, running: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(B,) seconds per token of one request, at each number of running requests."""
+        table = BehaviourTable.of(self.behaviours)
+        return (self._rounds(table, running) / table.emitted[:, None]).min(axis=0)
+
+    def round_seconds(self, running: float) -> float:
+        """Seconds of a round of the behaviour that is the fastest there."""
+        table = BehaviourTable.of(self.behaviours)
+        seconds = self._rounds(table, np.array([running]))[:, 0]
+        return float(seconds[np.argmin(seconds / table.emitted)])
+
+    def foreseeing(self) -> Decoding:
+        """The same with one behaviour per length that perfect foresight may choose."""
+        is_apart = self.candidate.deployment.draft_workers > 0
+        chains = [
+            Behaviour(n + 1.0, n + 1.0, overlapped=float(n))
+            if is_apart
+            else Behaviour(n + 1.0, n + 1.0, awaited=(1.0,) * n, awaited_rows=(1.0,) * n)
+            for n in range(_MAX_ORACLE + 1)
+        ]
+        return Decoding(self.candidate, self.fit, chains, self.context)
+
+    def round_seconds_by_behaviour(self, running: float) -> NDArray[np.float64]:
+        """(P,) seconds of a round of each behaviour."""
+        return self._rounds(BehaviourTable.of(self.behaviours), np.array([running]))[:, 0]
+
+    def _rounds(self, table: BehaviourTable, running: NDArray[np.float64]) -> NDArray[np.float64]:
+        deployment = self.candidate.deployment
+        return round_seconds(
+            table,
+            self.fit.costs[deployment.unit.label],
+            batch=np.maximum(running / deployment.replicas, 1.0),
+            context=self.context,
+            is_apart=deployment.draft_workers > 0,
+        )
+
+
+def weigh_speculation(ranked: Sequence[ScoredCandidate], question: Question) -> Economics | None:
+    """Economics of the best candidate that speculates.
+
+    Args:
+        ranked: Predictions, best first.
+        question: What was asked.
+
+    Returns:
+        None if no candidate speculates, or none does not.
+    """
+    null = next((s for s in ranked if s.candidate.family == "plain"), None)
+    best = next((s for s in ranked if s.candidate.family != "plain"), None)
+    if null is None or best is None:
+        return None
+    fit, requests = question.fit, question.requests
+    shares = token_shares(requests, fit.acceptance)
+    specs = [s.candidate.speculation for s in (null, best)]
+    behaviours = behaviours_of(specs, fit, shares)
+    context = Workload.of(requests).context
+    plain, drafting = (
+        Decoding(s.candidate, fit, behaviours[s.candidate.speculation], context)
+        for s in (null, best)
+    )
+    largest = max(min(_most_running(s.candidate, question, context) for s in (null, best)), 1)
+    running = np.arange(1.0, largest + 1.0)
+    pays = drafting.seconds_per_token(running) <= plain.seconds_per_token(running)
+    predicted = best.predicted
+    batch = predicted["mean_batch"].value if "mean_batch" in predicted else 1.0
+    batch = max(batch, 1.0) * best.candidate.deployment.replicas
+    plain_seconds = float(plain.seconds_per_token(np.array([batch]))[0])
+    seconds = drafting.round_seconds(batch)
+    emitted = seconds / float(drafting.seconds_per_token(np.array([batch]))[0])
+    needed = seconds / plain_seconds
+    chain = best.candidate.speculation
+    return Economics(
+        null_plan=null.label,
+        speculative=best.label,
+        gain=emitted / needed,
+        crossover=None if pays[-1] else int(running[pays].max(initial=0.0)),
+        largest_batch=int(largest),
+        batch=batch,
+        break_even_length=needed,
+        acceptance_length=emitted,
+        break_even_rate=chance_for(needed, chain.max_depth) if chain.kind == "chain" else None,
+        oracle_gain=plain_seconds / oracle_seconds(drafting, batch, fit.acceptance, shares),
+    )
+
+
+def _most_running(candidate: Candidate, question: Question, context: float) -> int:
+    """Requests that fit the workers at once, at the largest batch limit that was tried."""
+    deployment = candidate.deployment
+    room = kv_room(question.fit.costs[deployment.unit.label], question.serving)
+    each = question.max_batch
+    if room is not None:
+        each = min(each, int(room / context))
+    return each * deployment.replicas
+
+
+def chance_for(length: float, depth: int) -> float | None:
+    """Chance of each token of a chain to be accepted that gives a mean number of tokens per round.
+
+    Args:
+        length: Tokens per round, bonus token included.
+        depth: Draft tokens.
+
+    Returns:
+        None if no chance does.
+
+    Source:
+        Leviathan et al., arXiv:2211.17192, equation 1.
+    """
+    if not 1.0 <= length <= depth + 1:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(_BISECTIONS):
+        chance = (low + high) / 2
+        reached = sum(chance**i for i in range(depth + 1))
+        low, high = (chance, high) if reached < length else (low, chance)
+    return (low + high) / 2
+
+
+def oracle_seconds(
+    drafting: Decoding, batch: float, profile: AcceptanceProfile, shares: Mapping[str, float]
+) -> float:
+    """Seconds per token if each round drafted exactly what will be accepted, and the best part.
+
+    Each recording is cut into rounds so that the sum of their times is least. All requests of the
+    batch are taken to draft as much, and a forward beside the verification costs only what it is
+    longer: a bound, not a plan. Trees may follow any of their ranks.
+
+    Args:
+        drafting: The speculative candidate.
+        batch: Running requests.
+        profile: Recorded acceptance.
+        shares: Of the output tokens of each kind of prompt.
+    """
+    seconds = drafting.foreseeing().round_seconds_by_behaviour(batch)
+    spec = drafting.candidate.speculation
+    fanout = 1 if spec.max_depth else max(spec.rows - 1, spec.width)  # as wide as its tree may be
+    total = 0.0
+    for kind, share in shares.items():
+        tokens = spent = 0.0
+        for runs in agreement_runs(profile, kind, fanout):
+            tokens += len(runs)
+            spent += _least_seconds(np.minimum(runs, _MAX_ORACLE), seconds)
+            if tokens >= _MAX_RECORDED:
+                break
+        total += share * spent / tokens
+    return total
+
+
+def _least_seconds(runs: NDArray[np.int64], seconds: NDArray[np.float64]) -> float:
+    """Least time to emit a recording: the best cut into rounds, from its end to its beginning."""
+    num = len(runs)
+    left = np.zeros(num + _MAX_ORACLE + 2)  # beyond the end nothing is left to do
+    for at in range(num - 1, -1, -1):
+        most = int(runs[at]) + 1
+        left[at] = (seconds[:most] + left[at + 1 : at + 1 + most]).min()
+    return float(left[0])

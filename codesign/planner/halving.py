@@ -1,0 +1,163 @@
+"""Successive halving: many candidates on a short stretch of the trace, the best of them on more.
+
+A short trace is simulated as a whole. Sizes follow from the number of requests alone, never from
+a clock, so that the same question gets the same plan on any machine. Imports no torch.
+
+Source:
+    Jamieson and Talwalkar, arXiv:1502.07943.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from codesign.candidate import Candidate
+from codesign.config import Deployment
+from codesign.planner.ranking import Entry
+from codesign.planner.screen import Screened
+from codesign.policy.speculation import SpeculationSpec
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SHORT = 2000  # requests up to which every simulation is of the whole trace
+_PARTS = (16, 4, 1)  # the stretches of a longer trace are a 16th, a quarter, and all of it
+_NUM_ENTERING = (20, 40)  # best of the screen: of a short trace, of a long one
+_NUM_KEPT = (20, 6)  # after a 16th of a long trace, after a quarter
+_NUM_FINALISTS = (6, 2)  # simulated with every seed: of a short trace, of a long one
+_MAX_LIMITS = 2  # batch limits per policy and deployment among those that enter
+COMPARED = (SpeculationSpec(), SpeculationSpec(kind="chain", max_depth=3))  # always in the table
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One stretch of the trace.
+
+    Attributes:
+        first: Its first request.
+        end: The request behind its last.
+        num_kept: Candidates that are simulated on the next stretch; after the last one, with
+            every seed.
+    """
+
+    first: int
+    end: int
+    num_kept: int
+
+
+def rungs(requests: pd.DataFrame) -> list[Rung]:
+    """Growing stretches of a trace, the last one all of it."""
+    num = len(requests)
+    if num <= _SHORT:
+        return [Rung(0, num, _NUM_FINALISTS[0])]
+    kept = (*_NUM_KEPT, _NUM_FINALISTS[1])
+    arrival = np.asarray(requests["arrival"], np.float64)
+    return [
+        Rung(*typical_stretch(arrival, num // part), count)
+        for part, count in zip(_PARTS, kept, strict=True)
+    ]
+
+
+def typical_stretch(arrival: np.ndarray, length: int) -> tuple[int, int]:
+    """(first, end) of the stretch of ``length`` requests whose rate is nearest the trace's own."""
+    num = len(arrival)
+    if length >= num:
+        return 0, num
+    firsts = np.arange(0, num - length + 1, max(length // 8, 1))
+    seconds = np.maximum(arrival[firsts + length - 1] - arrival[firsts], 1e-9)
+    whole = max(float(arrival[-1] - arrival[0]), 1e-9) * length / num
+    first = int(firsts[np.argmin(np.abs(np.log(seconds / whole)))])
+    return first, first + length
+
+
+def entering(screened: Screened, objective: str, percentile: float, num_requests: int) -> list[int]:
+    """Candidates worth simulating: the best of the screen, and what every table must show.
+
+    The screen can be wrong about what meets the SLO and about queues, so half of the places go by
+    the objective and the rest by other orders of the same scores. At most two batch limits of a
+    policy on a deployment.
+    """
+    wanted = _NUM_ENTERING[num_requests > _SHORT]
+    orders = screen_orders(screened, objective, percentile)
+    others = chain.from_iterable(zip(*orders[1:], strict=True))
+    chosen: dict[int, None] = {}
+    limits: dict[tuple[SpeculationSpec, Deployment], int] = {}
+    for index in chain.from_iterable(zip(orders[0], others, strict=False)):
+        candidate = screened.candidates[index]
+        kind = candidate.speculation, candidate.deployment
+        if len(chosen) < wanted and index not in chosen and limits.get(kind, 0) < _MAX_LIMITS:
+            limits[kind] = limits.get(kind, 0) + 1
+            chosen[index] = None
+    for place in representatives([screened.candidates[i] for i in orders[0]]):
+        chosen.setdefault(orders[0][place])
+    return list(chosen)
+
+
+def screen_orders(screened: Screened, objective: str, percentile: float) -> list[list[int]]:
+    """Candidates best first, by the objective and then by other views of the same scores."""
+    misses = screened.attained < percentile / 100.0 - 1e-9
+    goodput = np.round(screened.goodput / max(float(screened.goodput.max()), 1e-12), 2)
+    limits = np.array([c.max_batch for c in screened.candidates])
+    costs = np.array([c.complexity[:2] for c in screened.candidates]).T
+    ends = (*costs[::-1], limits)
+    served, late = -goodput, screened.latency
+    if objective == "goodput":
+        keys = [
+            (late, served, misses),
+            (late, served),
+            (screened.tpot, np.round(served, 1), misses),
+        ]
+    else:
+        keys = [
+            (served, screened.tpot, misses),
+            (served, screened.tpot),
+            (late, np.round(served, 1), misses),
+        ]
+    return [np.lexsort((*ends, *key)).tolist() for key in keys]
+
+
+def representatives(ordered: Sequence[Candidate]) -> list[int]:
+    """The first of each family, of each policy in COMPARED, and of no draft in one group."""
+    found: dict[object, int] = {}
+    for index, candidate in enumerate(ordered):
+        found.setdefault(candidate.family, index)
+        if candidate.speculation in COMPARED:
+            found.setdefault(candidate.speculation, index)
+        if is_null(candidate):
+            found.setdefault("null", index)
+    return sorted(set(found.values()))
+
+
+def is_null(candidate: Candidate) -> bool:
+    """Whether all workers are one group of the target, without a draft."""
+    whole = Deployment(candidate.deployment.num_workers)
+    return candidate.speculation.kind == "plain" and candidate.deployment == whole
+
+
+def survivors(ordered: Sequence[Entry], num_kept: int) -> list[Candidate]:
+    """The first few, each policy on a deployment once, and what every table must show."""
+    best: dict[tuple[SpeculationSpec, Deployment], int] = {}
+    for index, entry in enumerate(ordered):
+        best.setdefault((entry.candidate.speculation, entry.candidate.deployment), index)
+    first = list(best.values())[:num_kept]
+    shown = representatives([entry.candidate for entry in ordered])
+    return [ordered[index].candidate for index in sorted({*first, *shown})]
+
+
+def finalists(ordered: Sequence[Entry], num_requests: int) -> list[Candidate]:
+    """Candidates to simulate with every seed.
+
+    Of a long trace only the first few and the best plan without a draft: there luck evens out, and
+    what the seeds of these differ by stands for the others.
+    """
+    is_long = num_requests > _SHORT
+    if not is_long:
+        return survivors(ordered, _NUM_FINALISTS[0])
+    first = [entry.candidate for entry in ordered[: _NUM_FINALISTS[1]]]
+    plain = [e.candidate for e in ordered if e.candidate.family == "plain"][:1]
+    return list(dict.fromkeys([*first, *plain]))

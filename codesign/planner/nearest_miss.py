@@ -1,0 +1,95 @@
+"""What to say when nothing meets the SLO: the nearest plan, what binds, and what would fit.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from codesign.candidate import Candidate
+from codesign.config import SLO
+from codesign.planner.predict import Outcome, misses
+from codesign.planner.ranking import Entry
+
+# Simulates candidates, each with the arrival rate times a factor; outcomes by seed of each.
+AtRates = Callable[[Sequence[tuple[Candidate, float]]], list[list[Outcome]]]
+
+_NUM_NEAREST = 3  # candidates whose sustainable rate is looked for
+_MAX_HALVINGS = 10  # of the rate, until the machine counts as idle
+_NUM_BISECTIONS = 4
+
+
+def nearest_miss(ordered: Sequence[Entry], slo: SLO, simulate: AtRates) -> str:
+    """One line: which candidate comes nearest, what binds, what would fit.
+
+    Args:
+        ordered: What was simulated, best first; nothing meets the SLO.
+        slo: Targets.
+        simulate: Outcomes at other arrival rates.
+    """
+    nearest = min(ordered, key=lambda entry: entry.miss)
+    by_target = misses(nearest.outcomes, slo)
+    target = max(by_target, key=by_target.__getitem__)
+    line = (
+        f"none of {len(ordered)} simulated plans meets the SLO. Nearest miss: "
+        f"{nearest.candidate.label}: {_shown(target, slo, by_target[target])}"
+    )
+    likely = {entry.candidate.label: entry for entry in (nearest, *ordered[:_NUM_NEAREST])}
+    entries = list(likely.values())
+    rates = sustained_rates([entry.candidate for entry in entries], slo, simulate)
+    best = max(range(len(rates)), key=rates.__getitem__)
+    if rates[best] > 0:
+        plan = "it" if entries[best] is nearest else entries[best].candidate.label
+        return f"{line}. At {rates[best]:.2g} times this arrival rate {plan} fits (--rate-scale)"
+    idle = misses(simulate([(nearest.candidate, 0.5**_MAX_HALVINGS)])[0], slo)
+    flags = [
+        f"--slo-{name}-ms {math.ceil(1050 * ratio * (getattr(slo, name) or 0.0))}"
+        for name, ratio in idle.items()
+        if 1 < ratio < math.inf
+    ]
+    if not flags:
+        return f"{line}. An idle machine never reaches it. Shorter answers may: --max-output N"
+    return f"{line}. An idle machine misses it too; it would meet {' '.join(flags)}"
+
+
+def sustained_rates(candidates: Sequence[Candidate], slo: SLO, simulate: AtRates) -> list[float]:
+    """Largest share of the trace's rate at which each candidate meets the SLO, 0 if none.
+
+    Only rates of two digits are tried: what is printed has been simulated.
+    """
+
+    def fit(rates: Sequence[tuple[int, float]]) -> list[bool]:
+        simulated = simulate([(candidates[index], rate) for index, rate in rates])
+        return [max(misses(outcomes, slo).values()) <= 1 for outcomes in simulated]
+
+    low = dict.fromkeys(range(len(candidates)), 0.0)
+    for halving in range(1, _MAX_HALVINGS + 1):
+        open_ones = [(i, _rounded_down(0.5**halving)) for i, rate in low.items() if not rate]
+        for (index, rate), fits in zip(open_ones, fit(open_ones), strict=True):
+            low[index] = rate if fits else 0.0
+    high = {index: 2 * rate for index, rate in low.items() if rate}
+    for _ in range(_NUM_BISECTIONS):
+        middle = [(i, _rounded_down((low[i] + high[i]) / 2)) for i in high]
+        for (index, rate), fits in zip(middle, fit(middle), strict=True):
+            low[index], high[index] = (rate, high[index]) if fits else (low[index], rate)
+    return list(low.values())
+
+
+def _rounded_down(rate: float) -> float:
+    """To two digits."""
+    if rate <= 0:
+        return 0.0
+    step = 10.0 ** (math.floor(math.log10(rate)) - 1)
+    return math.floor(rate / step) * step
+
+
+def _shown(target: str, slo: SLO, ratio: float) -> str:
+    limit = getattr(slo, target)
+    name = f"{target.upper()} p{slo.percentile:g}"
+    if not math.isfinite(ratio):
+        return f"{name} is never reached, target {1000 * limit:g} ms"
+    return (
+        f"{name} {1000 * limit * ratio:,.0f} ms, target {1000 * limit:g} ms ({ratio - 1:.0%} over)"
+    )

@@ -1,0 +1,109 @@
+"""Seconds of a round for many plans at once: fitted step times as NumPy arithmetic.
+
+The simulator prices the same forwards one by one; here each policy on each deployment is priced at
+a grid of batch sizes. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from codesign.planner.behaviour import Behaviour
+from codesign.policy.cost import RoundCost, StepTime
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BehaviourTable:
+    """Behaviours of P policies as columns.
+
+    Attributes:
+        emitted: (P,) as in ``Behaviour``; likewise rows, overlapped and overlapped_rows.
+        awaited: (P, F) as in ``Behaviour``, filled up with 0; likewise awaited_rows, with 1.
+    """
+
+    emitted: Floats
+    rows: Floats
+    awaited: Floats
+    awaited_rows: Floats
+    overlapped: Floats
+    overlapped_rows: Floats
+
+    @classmethod
+    def of(cls, behaviours: Sequence[Behaviour]) -> BehaviourTable:
+        """One row per behaviour."""
+        most = max([len(b.awaited) for b in behaviours], default=0)
+        shape = len(behaviours), most
+
+        def filled(values: tuple[float, ...], end: float) -> list[float]:
+            return [*values, *[end] * (most - len(values))]
+
+        return cls(
+            emitted=np.array([b.emitted for b in behaviours], np.float64),
+            rows=np.array([b.rows for b in behaviours], np.float64),
+            awaited=np.array([filled(b.awaited, 0.0) for b in behaviours]).reshape(shape),
+            awaited_rows=np.array([filled(b.awaited_rows, 1.0) for b in behaviours]).reshape(shape),
+            overlapped=np.array([b.overlapped for b in behaviours], np.float64),
+            overlapped_rows=np.array([b.overlapped_rows for b in behaviours], np.float64),
+        )
+
+
+def step_seconds(
+    time: StepTime, rows: ArrayLike, context: ArrayLike, requests: ArrayLike = 1.0
+) -> Floats:
+    """``StepTime`` for arrays.
+
+    Args:
+        time: Fitted.
+        rows: Rows of the forward, of all its requests.
+        context: KV rows before it, of all its requests.
+        requests: Among which both are shared equally; rows attend to their own request's context.
+    """
+    counts = np.asarray(rows, np.float64)
+    if len(time.rows) == 1:
+        seconds = time.seconds[0] + time.gamma * (counts - time.rows[0])
+    else:
+        (r0, r1), (s0, s1) = time.rows[-2:], time.seconds[-2:]
+        beyond = np.maximum(counts - r1, 0.0) * (s1 - s0) / (r1 - r0)
+        seconds = np.interp(counts, time.rows, time.seconds) + beyond
+    seconds = seconds + time.alpha * np.asarray(context, np.float64)
+    if time.cross:
+        seconds = seconds + time.cross * counts * np.asarray(context) / np.asarray(requests)
+    return seconds
+
+
+def round_seconds(
+    table: BehaviourTable, cost: RoundCost, *, batch: ArrayLike, context: float, is_apart: bool
+) -> Floats:
+    """Seconds of one round on the critical path.
+
+    Args:
+        table: (P,) policies.
+        cost: Step times of the deployment.
+        batch: (B,) requests in the round.
+        context: KV rows of each.
+        is_apart: The draft has workers of its own.
+
+    Returns:
+        (P, B) seconds.
+    """
+    size = np.atleast_1d(np.asarray(batch, np.float64))
+    all_context = context * size
+    target = step_seconds(cost.target, table.rows[:, None] * size, all_context, size)
+    # A forward that one request needs holds up the whole batch: (P, F, B).
+    needs = 1.0 - (1.0 - table.awaited[:, :, None]) ** size
+    users = np.maximum(table.awaited[:, :, None] * size / np.maximum(needs, 1e-12), 1.0)
+    draft_rows = table.awaited_rows[:, :, None] * users
+    awaited = (needs * step_seconds(cost.draft, draft_rows, context * users, users)).sum(axis=1)
+    drafts = (table.awaited.sum(axis=1) + table.overlapped > 0)[:, None]
+    if not is_apart:
+        return target + awaited + np.where(drafts, cost.reroot, 0.0)
+    one = step_seconds(cost.draft, table.overlapped_rows[:, None] * size, all_context, size)
+    beside = table.overlapped[:, None] * one
+    slowed = np.minimum(target + cost.slowdown * beside, target / (1.0 - cost.slowdown))
+    return np.maximum(slowed + 2.0 * cost.link, beside) + awaited + cost.reroot

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from codesign.acceptance import AcceptanceProfile
+from codesign.candidate import Candidate, Interval, ScoredCandidate
+from codesign.config import SLO, Deployment, Serving
+from codesign.fit import Fit
+from codesign.planner import Question
+from codesign.planner.behaviour import chain_behaviour
+from codesign.planner.economics import Decoding, chance_for, oracle_seconds, weigh_speculation
+from codesign.policy.cost import Calibration, RoundCost, StepTime
+from codesign.policy.speculation import parse_policy
+
+CHANCE = 0.7
+
+
+def made_fit(gamma=0.001) -> Fit:
+    """A row costs ``gamma`` beside 10 ms a forward, a draft forward 1 ms."""
+    cost = RoundCost(
+        target=StepTime.linear(alpha=0.0, gamma=gamma, delta=0.01),
+        draft=StepTime.linear(alpha=0.0, gamma=0.0, delta=0.001),
+        prefill=StepTime.linear(alpha=0.0, gamma=0.0, delta=0.01),
+        draft_prefill=StepTime.linear(alpha=0.0, gamma=0.0, delta=0.001),
+    )
+    profile = AcceptanceProfile.independent([CHANCE], num_tokens=20_000, seed=1)
+    return Fit("t", "d", 0.0, {"2": cost}, Calibration(), profile, {})
+
+
+def scored(policy, batch) -> ScoredCandidate:
+    candidate = Candidate(Deployment(2), parse_policy(policy), 64)
+    figures = {"mean_batch": Interval(batch, batch, batch)}
+    return ScoredCandidate(candidate, figures, {}, "fitted", is_feasible=True)
+
+
+def weighed(*policies, gamma=0.001, batch=2.0, max_batch=64):
+    requests = pd.DataFrame({"arrival": [0.0], "prompt_tokens": [10], "output_tokens": [10]})
+    question = Question(
+        requests, made_fit(gamma), SLO(), Serving(max_kv_tokens=10**6),
+        workers=2, max_batch=max_batch,
+    )  # fmt: skip
+    return weigh_speculation([scored(policy, batch) for policy in policies], question)
+
+
+def tokens(depth, chance=CHANCE):
+    return sum(chance**i for i in range(depth + 1))
+
+
+def test_the_crossover_is_where_a_chain_decodes_as_fast_as_plain():
+    # (10 + 4 B + 3) / 2.533 = 10 + B  =>  B = 8.4 without noise
+    found = weighed("chain-3", "plain")
+    by_hand = (10 * tokens(3) - 13) / (4 - tokens(3))
+    assert found.crossover == pytest.approx(by_hand, abs=1)
+    assert found.largest_batch == 64
+
+
+def test_free_rows_pay_at_every_load_and_dear_ones_at_none():
+    assert weighed("chain-3", "plain", gamma=0.0).crossover is None
+    assert weighed("chain-3", "plain", gamma=1.0).crossover == 0
+
+
+def test_gain_and_break_even_by_hand():
+    found = weighed("plain", "chain-3", batch=2.0)
+    assert found.speculative.startswith("chain-3")
+    assert found.null_plan.startswith("plain")
+    assert found.break_even_length == pytest.approx(21 / 12)
+    assert found.acceptance_length == pytest.approx(tokens(3), rel=0.02)
+    assert found.gain == pytest.approx(tokens(3) * 12 / 21, rel=0.02)
+    assert tokens(3, found.break_even_rate) == pytest.approx(21 / 12)
+
+
+def test_nothing_is_weighed_without_a_plain_and_a_speculative_plan():
+    assert weighed("plain") is None
+    assert weighed("chain-3") is None
+
+
+def test_no_chance_gives_more_tokens_than_a_chain_has():
+    assert chance_for(4.5, 3) is None
+    assert chance_for(0.5, 3) is None
+    assert chance_for(4.0, 3) == pytest.approx(1.0)
+    assert chance_for(1.0, 3) == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8])
+def test_foresight_is_never_slower_than_a_fixed_length(depth):
+    fit = made_fit()
+    candidate = Candidate(Deployment(2), parse_policy(f"chain-{depth}"), 64)
+    behaviour = chain_behaviour(depth, fit.acceptance, {"": 1.0})
+    drafting = Decoding(candidate, fit, [behaviour], 15.0)
+    for batch in (1.0, 8.0, 32.0):
+        oracle = oracle_seconds(drafting, batch, fit.acceptance, {"": 1.0})
+        assert oracle < float(drafting.seconds_per_token(np.array([batch]))[0])
+
+
+def test_foresight_with_free_rows_drafts_exactly_the_runs():
+    """With 16 tokens at most: mean seconds of a run's round over its tokens."""
+    fit = made_fit(gamma=0.0)
+    candidate = Candidate(Deployment(2), parse_policy("chain-3"), 64)
+    behaviour = chain_behaviour(3, fit.acceptance, {"": 1.0})
+    drafting = Decoding(candidate, fit, [behaviour], 15.0)
+    mean_run = CHANCE / (1 - CHANCE)
+    expected = (0.010 + 0.001 * mean_run) / (mean_run + 1)
+    found = oracle_seconds(drafting, 1.0, fit.acceptance, {"": 1.0})
+    assert found == pytest.approx(expected, rel=0.02)

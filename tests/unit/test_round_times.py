@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from codesign.planner.behaviour import Behaviour
+from codesign.planner.round_times import BehaviourTable, round_seconds, step_seconds
+from codesign.policy.cost import RoundCost, StepTime
+
+COST = RoundCost(
+    target=StepTime.linear(alpha=0.0, gamma=0.001, delta=0.01),
+    draft=StepTime.linear(alpha=0.0, gamma=0.0, delta=0.004),
+    prefill=StepTime.linear(alpha=0.0, gamma=0.001, delta=0.0),
+    draft_prefill=StepTime.linear(alpha=0.0, gamma=0.0002, delta=0.0),
+    reroot=0.0005,
+    link=0.0002,
+    slowdown=0.1,
+)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "batch", "is_apart", "seconds"),
+    [
+        (Behaviour(1.0, 1.0), 2, False, 0.012),
+        (Behaviour(2.0, 4.0, (1.0,) * 3, (1.0,) * 3), 2, False, 0.018 + 3 * 0.004 + 0.0005),
+        # a cut chain: of two requests, one or both go on in three rounds of four
+        (Behaviour(2.0, 4.0, (1.0, 0.5), (1.0, 1.0)), 2, False, 0.018 + 1.75 * 0.004 + 0.0005),
+        # verification hides two forwards and is slowed by them
+        (Behaviour(2.0, 4.0, overlapped=2.0), 1, True, 0.014 + 0.0008 + 0.0005 + 0.0004),
+        # five forwards take longer than the verification and its messages
+        (Behaviour(2.0, 4.0, overlapped=5.0), 1, True, 0.020 + 0.0005),
+        # half of the requests miss
+        (Behaviour(2.0, 4.0, (0.5,), (1.0,), 2.0), 2, True, 0.018 + 0.0008 + 0.003 + 0.0009),
+    ],
+)
+def test_the_seconds_of_a_round_by_hand(behaviour, batch, is_apart, seconds):
+    table = BehaviourTable.of([behaviour])
+    found = round_seconds(table, COST, batch=batch, context=100, is_apart=is_apart)
+    assert found.shape == (1, 1)
+    assert found[0, 0] == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        StepTime.linear(alpha=1e-6, gamma=0.001, delta=0.01),
+        StepTime(1e-6, (2, 8, 16), (0.01, 0.03, 0.04), cross=1e-8),
+    ],
+)
+def test_steps_of_one_request_take_as_long_as_in_the_simulator(time):
+    rows, context = np.array([1.0, 2.0, 5.0, 16.0, 40.0]), np.array([0.0, 10.0, 99.0, 7.0, 800.0])
+    expected = [time(r, c) for r, c in zip(rows, context, strict=True)]
+    assert step_seconds(time, rows, context) == pytest.approx(expected)
+
+
+def test_policies_and_batches_are_priced_as_each_alone():
+    behaviours = [Behaviour(1.0, 1.0), Behaviour(2.5, 4.0, (1.0, 0.4, 0.1), (1.5, 1.0, 1.0))]
+    both = round_seconds(
+        BehaviourTable.of(behaviours), COST, batch=[1, 3, 9], context=50, is_apart=False
+    )
+    for index, behaviour in enumerate(behaviours):
+        for column, batch in enumerate([1, 3, 9]):
+            alone = round_seconds(
+                BehaviourTable.of([behaviour]), COST, batch=batch, context=50, is_apart=False
+            )
+            assert both[index, column] == pytest.approx(alone[0, 0])

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+
+from codesign.planner.saturation import saturation, worst
+from codesign.records import RequestRecord
+
+
+def served(waits, *, gap=1.0, pace=0.1, output=11, stall=0.0) -> list[RequestRecord]:
+    """One request each ``gap`` seconds; each runs for ten tokens at ``pace`` and waits before."""
+    records = []
+    for number, wait in enumerate(waits):
+        arrival = number * gap
+        first = arrival + wait + 0.1
+        records.append(
+            RequestRecord(
+                number, "", arrival, 5, output,
+                admitted=arrival + wait,
+                first_token=first,
+                finish=first + (output - 1) * pace + stall * number,
+            )
+        )  # fmt: skip
+    return records
+
+
+def test_requests_that_hardly_wait_are_stable():
+    assert saturation(served([0.01 * (i % 7) for i in range(100)])) == "stable"
+
+
+def test_a_queue_that_grows_to_the_end_is_overloaded():
+    assert saturation(served([0.5 * i for i in range(100)])) == "overloaded"
+
+
+def test_a_queue_that_went_away_was_a_backlog():
+    waits = [5.0 if 30 <= i < 50 else 0.0 for i in range(100)]
+    assert saturation(served(waits)) == "backlogged"
+
+
+def test_what_piles_up_behind_a_prompt_pool_is_overloaded_though_all_were_admitted():
+    assert saturation(served([0.0] * 100, stall=0.5)) == "overloaded"
+
+
+def test_a_run_with_unfinished_requests_is_overloaded():
+    records = served([0.0] * 10)
+    records[3].finish = None
+    assert saturation(records) == "overloaded"
+
+
+def test_the_order_of_the_records_does_not_matter():
+    records = served([0.5 * i for i in range(100)])
+    assert saturation(records[::-1]) == "overloaded"
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [(["stable", "overloaded", "backlogged"], "overloaded"), (["stable"], "stable")],
+)
+def test_the_worst_of_several_seeds_counts(verdicts, expected):
+    assert worst(verdicts) == expected
