@@ -113,7 +113,7 @@ def simulate(
         )
         env.process(replica.run())
         replicas.append(replica)
-    router = Router(replicas, serving.routing, patience=max(candidate.max_batch // 2, 1))
+    router = Router(replicas, serving.routing)
     give = router.give
     if deployment.prefill_workers:
         pool = _prompt_pool(env, fit, deployment, cost, serving, router, counter)

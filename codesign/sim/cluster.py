@@ -44,14 +44,14 @@ class Router:
     """Decides which replica serves a request.
 
     "round-robin" takes turns. "least-loaded" takes the replica with the fewest requests.
-    "prefix-aware" takes the one that has most of the prompt in its prefix cache, unless it has
-    ``patience`` requests more than the least loaded one.
+    "prefix-aware" takes the one that has most of the prompt in its prefix cache, of those that have
+    at most a quarter and two requests more than the least loaded one: a system prompt that all
+    requests share must not send all of them to one replica.
     """
 
-    def __init__(self, replicas: Sequence[Replica], routing: Routing, *, patience: int) -> None:
+    def __init__(self, replicas: Sequence[Replica], routing: Routing) -> None:
         self._replicas = replicas
         self._routing: Routing = routing
-        self._patience = patience
         self._num_routed = 0
 
     def give(self, request: SimulatedRequest) -> None:
@@ -68,7 +68,7 @@ class Router:
         if self._routing == "prefix-aware":
             matches = [
                 -1
-                if load > least + self._patience or replica.batcher.cache is None
+                if load > 1.25 * least + 2 or replica.batcher.cache is None
                 else replica.batcher.cache.match(request.blocks)
                 for replica, load in zip(replicas, loads, strict=True)
             ]
