@@ -27,7 +27,7 @@ from codesign.errors import InputError
 from codesign.kernels.int4 import Int4Weight, pack_nibbles, unpack_nibbles
 from codesign.models import DRAFTS, resolve_model
 from codesign.models.quantization import Quantization, expected_tensors, read_quantization
-from codesign.models.recipe import read_recipe
+from codesign.models.recipe import read_recipe, weights_sha256
 from codesign.models.shape import ModelShape, model_shape
 from codesign.models.sharding import Cut
 
@@ -66,6 +66,11 @@ def open_reader(directory: Path, *, device: torch.device | str = "cpu") -> Weigh
         shape = model_shape(directory)
         return CheckpointReader(directory, shape, read_quantization(directory, shape))
     source = resolve_model(recipe.source)
+    if weights_sha256(recipe.source) != recipe.source_sha256:
+        raise InputError(
+            f"{directory} was inflated from another {recipe.source} than {source}. Inflate it "
+            "again under a new name: codesign models inflate"
+        )
     if (target := draft_target(recipe.source)) is None:
         shape = model_shape(source)
         state, token_map = read_tensors(source, shape.tensors()), None
