@@ -31,6 +31,7 @@ class DeviceExchange(ctypes.Structure):
         ("inbox", ctypes.c_uint64 * MAX_WORLD),
         ("calls", ctypes.c_uint64),
         ("lost", ctypes.c_uint64),
+        ("report", ctypes.c_uint64),
         ("rank", ctypes.c_int32),
         ("bytes", ctypes.c_int32),
         ("patience", ctypes.c_uint64),
@@ -68,12 +69,14 @@ class Exchange:
         if inbox is None:
             return
         self._calls = torch.zeros(1, dtype=torch.int32, device=inbox.device)
+        self._lost = torch.zeros_like(self._calls)
         # Kernels write it and the host reads it, without a copy.
-        self._lost = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+        self._report = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self.on_device = DeviceExchange(
             inbox=(ctypes.c_uint64 * MAX_WORLD)(*inboxes),
             calls=self._calls.data_ptr(),
             lost=self._lost.data_ptr(),
+            report=self._report.data_ptr(),
             rank=rank,
             bytes=max_elements * ELEMENT_BYTES,
             patience=int(patience * 1e9),
@@ -92,6 +95,7 @@ class Exchange:
         counter = (calls << 16) & 0xFFFFFFFF
         self._calls.fill_(counter - (1 << 32) if counter >> 31 else counter)
         self._lost.zero_()
+        self._report.zero_()
         self._line_up()
 
     def _line_up(self) -> None:
@@ -107,7 +111,7 @@ class Exchange:
         Raises:
             PeerLostError: If a packet did not come in time. Results since then are void.
         """
-        if self.on_device is not None and (lost := int(self._lost[0])):
+        if self.on_device is not None and (lost := int(self._report[0])):
             raise PeerLostError(
                 f"rank {self.rank} waited {self.on_device.patience / 1e9:g} s in vain for rank "
                 f"{lost - 1} of its tensor-parallel group; start the run again"

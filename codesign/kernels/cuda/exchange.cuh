@@ -22,7 +22,8 @@ constexpr u32 EMPTY = 0xffffffffu, OTHER_NAN = 0x7fff7fffu, CALL = 1u << 16;
 struct Exchange {
   unsigned char* inbox[8];  // every rank's slots, as this GPU addresses them: [half][source][bytes]
   u32* calls;               // this rank's counter
-  u32* lost;                // 0, or 1 + a rank that a packet was missing from; the host reads it, too
+  u32* lost;                // 0, or 1 + a rank that a packet was missing from
+  u32* report;              // the same where the host reads it; too far away to be polled
   int rank, bytes;          // of one half and source
   u64 patience;             // nanoseconds until a missing packet counts as lost
 };
@@ -112,7 +113,7 @@ __device__ __forceinline__ void receive_packets(const Exchange& e, u32 half, int
       if (now - start > e.patience) {
 #pragma unroll
         for (int r = 0; r < WORLD; r++)
-          if (!is_full(p[r])) *(volatile u32*)e.lost = 1u + r;
+          if (!is_full(p[r])) *(volatile u32*)e.lost = *(volatile u32*)e.report = 1u + r;
       }
       if (*(volatile u32*)e.lost) break;
     }

@@ -1,0 +1,209 @@
+"""The all-reduce of tensor parallelism, alone and in the GEMM's epilogue, against NCCL and PyTorch.
+
+    python -m benchmarks.bench_collectives [--gpus N] [--out DIRECTORY]
+
+One process a GPU on one host. Times are medians over graph replays; of all ranks the slowest
+counts. Weights are used in turn (more than the second-level cache holds). The floor of the
+all-reduce is its wire time one way at 450 GB/s; that of a GEMM the reading of its weight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric_memory
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from benchmarks.common import graph_time, write_result
+from codesign.kernels.all_reduce import all_reduce_add
+from codesign.kernels.gemm import linear
+from codesign.kernels.gemm_all_reduce import linear_all_reduce
+from codesign.kernels.int4 import Int4Weight
+from codesign.kernels.packing import PackedLinear, pack_int4
+from codesign.kernels.reference import sum_of_ranks
+from codesign.kernels.symmetric import Exchange, open_exchange
+
+READ_BANDWIDTH, WIRE_BANDWIDTH = 4.2e12, 450e9
+COLD_BYTES = 250e6
+SIZES = [(8, 2048), (8, 4096), (8, 8192), (16, 8192), (32, 8192)]
+# model, op, inputs over all ranks, outputs
+LAYERS = [
+    ("llama-70b", "o", 8192, 8192),
+    ("llama-70b", "down", 28_672, 8192),
+    ("llama-8b", "o", 4096, 4096),
+    ("llama-8b", "down", 14_336, 4096),
+    ("llama-3.2-1b", "down", 8192, 2048),
+]
+Call = Callable[[int], Any]
+
+
+class Bench:
+    """One rank's measurements; rank 0 keeps the rows."""
+
+    def __init__(self, exchange: Exchange, group: dist.ProcessGroup) -> None:
+        self.exchange, self.group = exchange, group
+        self.rows: list[dict[str, Any]] = []
+
+    def measure(self, what: dict[str, Any], version: str, call: Call, floor: float) -> None:
+        """Time a version on all ranks at once."""
+
+        def line_up() -> None:
+            dist.barrier(self.group)
+            torch.cuda.synchronize()
+
+        timing = graph_time(call, before=line_up)
+        values = torch.tensor([timing.median, timing.low, timing.high], device="cuda")
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.group)
+        self.exchange.check()
+        median, low, high = (round(value * 1e6, 3) for value in values.tolist())
+        times = {"us": median, "us_p10": low, "us_p90": high, "floor_us": round(floor * 1e6, 3)}
+        self.rows.append(what | {"version": version} | times)
+        if self.exchange.rank == 0:
+            name = " ".join(str(value) for value in what.values())
+            print(f"{name:34} {version:26} {median:8.2f} us, floor {floor * 1e6:.2f}", flush=True)
+
+    def all_reduces(self, rows: int, hidden: int) -> None:
+        """The collective alone."""
+        part = torch.randn(rows, hidden, device="cuda").to(torch.bfloat16)
+        residual, out = torch.zeros_like(part), torch.empty_like(part)
+        shared = symmetric_memory.empty(rows * hidden, dtype=torch.bfloat16, device=part.device)
+        symmetric_memory.rendezvous(shared, self.group)
+        shared.copy_(part.flatten())
+        name = self.group.group_name
+        self.check_sum(part)
+
+        def ours(i: int, *, pdl: bool = False) -> None:
+            all_reduce_add(part, residual, exchange=self.exchange, out_TD=out, pdl=pdl)
+
+        what = {"op": "all-reduce", "rows": rows, "hidden": hidden, "kib": part.nbytes // 1024}
+        floor = part.nbytes * (self.exchange.world - 1) / WIRE_BANDWIDTH
+        ops = torch.ops.symm_mem
+        for version, call in {
+            "ours, residual added": ours,
+            "ours, PDL": lambda i: ours(i, pdl=True),
+            "symm_mem one-shot": lambda i: ops.one_shot_all_reduce(shared, "sum", name),
+            "symm_mem two-shot": lambda i: ops.two_shot_all_reduce_(shared, "sum", name),
+            "NCCL": lambda i: dist.all_reduce(part, group=self.group),
+        }.items():
+            part.normal_()
+            shared.normal_()
+            self.measure(what, version, call, floor)
+
+    def check_sum(self, part: Tensor) -> None:
+        """Compare one call with the definition, bit by bit."""
+        parts = [torch.empty_like(part) for _ in range(self.exchange.world)]
+        dist.all_gather(parts, part, group=self.group)
+        found = all_reduce_add(part, parts[0], exchange=self.exchange)
+        assert torch.equal(found, sum_of_ranks(parts, parts[0])), "not the sum of the ranks"
+
+    def layers(self, model: str, op: str, inputs: int, outputs: int) -> None:
+        """A row-parallel map with its all-reduce, fused and not."""
+        world = self.exchange.world
+        columns = -(-inputs // (128 * world)) * 128
+        weights = random_weights(outputs, columns)
+        x = torch.randn(8, columns, device="cuda").to(torch.bfloat16)
+        residual, out = (torch.zeros(8, outputs, device="cuda", dtype=x.dtype) for _ in range(2))
+        shared = symmetric_memory.empty(8 * outputs, dtype=x.dtype, device=x.device)
+        symmetric_memory.rendezvous(shared, self.group)
+        name = self.group.group_name
+
+        def weight(i: int) -> PackedLinear:
+            return weights[i % len(weights)]
+
+        def fused(i: int) -> None:
+            linear_all_reduce(x, weight(i), residual, exchange=self.exchange, out_MN=out)
+
+        def apart(i: int) -> None:
+            part = linear(x, weight(i), out=shared.view(8, outputs))
+            all_reduce_add(part, residual, exchange=self.exchange, out_TD=out, pdl=True)
+
+        def with_symmetric_memory(i: int) -> None:
+            linear(x, weight(i), out=shared.view(8, outputs))
+            torch.ops.symm_mem.one_shot_all_reduce(shared, "sum", name)
+
+        def with_nccl(i: int) -> None:
+            linear(x, weight(i), out=out)
+            dist.all_reduce(out, group=self.group)
+
+        fused(0)
+        found = out.clone()
+        apart(0)
+        assert torch.equal(found, out), "fused and unfused differ"
+        what = {"op": op, "model": model, "tensor_parallel": world, "inputs": columns}
+        floor = weights[0].num_bytes / READ_BANDWIDTH
+        for version, call in {
+            "fused": fused,
+            "GEMM, then ours": apart,
+            "GEMM, then symm_mem": with_symmetric_memory,
+            "GEMM, then NCCL": with_nccl,
+            "GEMM alone": lambda i: linear(x, weight(i), out=out),
+        }.items():
+            self.measure(what, version, call, floor)
+
+
+def random_weights(outputs: int, columns: int) -> list[PackedLinear]:
+    """Enough copies of a random int4 weight to keep the cache cold."""
+    groups = columns // 128
+    packed = torch.randint(-(1 << 31), (1 << 31) - 1, (outputs, columns // 8), device="cuda")
+    weight = pack_int4(
+        Int4Weight(
+            packed.to(torch.int32),
+            torch.rand(outputs, groups, device="cuda").half() * 0.01,
+            torch.randint(0, 16, (outputs, groups), device="cuda", dtype=torch.uint8),
+        )
+    )
+    copies = max(2, int(COLD_BYTES / weight.num_bytes))
+    return [weight, *(copy_of(weight) for _ in range(copies - 1))]
+
+
+def copy_of(weight: PackedLinear) -> PackedLinear:
+    """The same weight in other memory."""
+    return PackedLinear(weight.data.clone(), weight.num_rows, weight.num_columns, weight.bits)
+
+
+def run_rank(rank: int, world: int, port: int, out: Path | None) -> None:
+    """What each process does."""
+    torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank)
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("nccl", address, rank=rank, world_size=world, device_id=device)
+    group = dist.group.WORLD
+    assert group is not None, "no process group"
+    torch.manual_seed(rank)
+    bench = Bench(open_exchange(group, max_elements=32 * 8192, device=device), group)
+    for rows, hidden in SIZES:
+        bench.all_reduces(rows, hidden)
+    torch.manual_seed(0)
+    for layer in LAYERS:
+        bench.layers(*layer)
+    if rank == 0:
+        note = "medians over replays of 50 calls, slowest rank; bf16, residual added, 8 rows"
+        name = f"collectives_tp{world}"
+        print(write_result(name, bench.rows, directory=out, note=note), flush=True)
+    dist.barrier(group)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Start a process a GPU."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gpus", type=int, default=torch.cuda.device_count())
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(run_rank, (arguments.gpus, port, arguments.out), nprocs=arguments.gpus)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""A row-parallel linear map and the sum over its tensor-parallel group, in one launch.
+
+The GEMM is ``gemm.linear``'s, tile by tile the same bits; its epilogue is ``all_reduce_add``, so
+the result is theirs, one after the other. Imports torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from codesign.kernels.all_reduce import all_reduce_add
+from codesign.kernels.cuda_module import CudaKernel, load_kernel
+from codesign.kernels.gemm import linear, num_sms
+from codesign.kernels.packing import RECORD_BYTES, TILE, PackedLinear
+from codesign.kernels.symmetric import DeviceExchange, Exchange
+from codesign.kernels.tiling import MAX_ROWS, Tiling, choose, layout, row_tiles
+
+
+class _Epilogue(ctypes.Structure):
+    _fields_ = (
+        ("hidden", ctypes.c_void_p),
+        ("residual", ctypes.c_void_p),
+        ("rows", ctypes.c_int32),
+        ("features", ctypes.c_int32),
+        ("exchange", DeviceExchange),
+    )
+
+
+def linear_all_reduce(
+    x_MK: Tensor,
+    weight: PackedLinear,
+    residual_MN: Tensor | None,
+    *,
+    exchange: Exchange,
+    out_MN: Tensor | None = None,
+    tiling: Tiling | None = None,
+    pdl: bool = True,
+) -> Tensor:
+    """Return ``residual + sum over ranks of x @ weight.T``, (M, N) bfloat16, the same everywhere.
+
+    Args:
+        x_MK: This rank's columns, contiguous bfloat16.
+        weight: This rank's columns of the map, packed.
+        residual_MN: Added to the sum, the same on every rank; None adds nothing.
+        exchange: The group's, made for M (rounded up to 8, 16 or 32) times N elements.
+        out_MN: Where the result goes; may be ``residual_MN``. None: a new tensor.
+        tiling: How to cut the GEMM; None chooses as ``linear`` does.
+        pdl: Let the kernel load weights while the one in front of it still runs.
+    """
+    rows, features = x_MK.shape[0], weight.num_rows
+    count = row_tiles(rows)
+    tiles, groups = weight.data.shape[:2]
+    fits = rows <= MAX_ROWS and 8 * count * tiles * TILE <= exchange.max_elements
+    if not x_MK.is_cuda or not fits:
+        partial_MN = linear(x_MK, weight, tiling=tiling, pdl=pdl)
+        return all_reduce_add(partial_MN, residual_MN, exchange=exchange, out_TD=out_MN, pdl=pdl)
+    if out_MN is None:
+        out_MN = x_MK.new_empty(rows, features)
+    assert x_MK.dtype == out_MN.dtype == torch.bfloat16, f"rows are {x_MK.dtype}"
+    assert x_MK.is_contiguous(), "rows are not contiguous"
+    assert out_MN.is_contiguous(), "out is not contiguous"
+    sms = num_sms(x_MK.device.index or 0)
+    if tiling is None:
+        tiling = choose(tiles=tiles, groups=groups, bits=weight.bits, num_sms=sms)
+    plan = layout(
+        tiling,
+        tiles=tiles,
+        groups=groups,
+        record_bytes=RECORD_BYTES[weight.bits],
+        num_row_tiles=count,
+        num_sms=sms,
+        keep=True,
+    )
+    residual = None if residual_MN is None else residual_MN.data_ptr()
+    assert exchange.on_device is not None, "the exchange is not on a GPU"
+    epilogue = _Epilogue(out_MN.data_ptr(), residual, rows, features, exchange.on_device)
+    _kernel(weight.bits, count, tiling, exchange.world).launch(
+        (plan.clusters * tiling.cluster,),
+        tiling.threads(count),
+        [weight.data, x_MK, epilogue, x_MK.shape[1], tiles, groups, plan.stages, plan.part_tiles],
+        shared_bytes=plan.shared_bytes,
+        cluster=tiling.cluster,
+        pdl=pdl,
+    )
+    return out_MN
+
+
+@cache
+def _kernel(bits: int, count: int, tiling: Tiling, world: int) -> CudaKernel:
+    defines = {
+        "BITS": bits,
+        "NT": count,
+        "WARPS": tiling.warps,
+        "TILES": tiling.tiles,
+        "BLOCKS": tiling.blocks,
+        "WORLD": world,
+    }
+    return load_kernel("gemm_all_reduce.cu", "gemm_all_reduce", defines)
