@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _SHORT = 2000  # requests up to which every simulation is of the whole trace
 _PARTS = (16, 4, 1)  # the stretches of a longer trace are a 16th, a quarter, and all of it
-_NUM_ENTERING = (20, 40)  # best of the screen: of a short trace, of a long one
+_NUM_ENTERING = (40, 40)  # best of the screen: of a short trace, of a long one
 _NUM_KEPT = (20, 6)  # after a 16th of a long trace, after a quarter
 _NUM_FINALISTS = (6, 2)  # simulated with every seed: of a short trace, of a long one
 _MAX_LIMITS = 2  # batch limits per policy and deployment among those that enter
@@ -95,6 +95,9 @@ def entering(screened: Screened, objective: str, percentile: float, num_requests
             chosen[index] = None
     for place in representatives([screened.candidates[i] for i in orders[0]]):
         chosen.setdefault(orders[0][place])
+    if num_requests <= _SHORT:  # cheap to simulate, and luck with few requests is hard to foresee
+        first_of = {screened.candidates[i].deployment: i for i in reversed(orders[0])}
+        chosen |= dict.fromkeys(first_of.values())
     return list(chosen)
 
 
