@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from codesign.cli.fit_argument import add_fit_argument, fit_from_args
 from codesign.cli.output import add_output_arguments, emit, non_negative, progress, say, table
+from codesign.cli.serving_arguments import add_serving_arguments, serving_from_args
 from codesign.cli.trace import add_trace_arguments, trace_from_args
-from codesign.errors import UsageError
+from codesign.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from codesign.config import SLO, Deployment
@@ -42,14 +43,12 @@ def add_parser(subparsers: Any) -> None:
         "--deployment",
         default="1",
         metavar="SPLIT",
-        help="workers of the target, or of target + draft: 2 or 1+1 (1)",
+        help="workers of the target, or of target + draft: 2, 1+1, 2x3+1, 4/p2 (1)",
     )
     machine.add_argument(
         "--max-batch", type=int, default=4, metavar="N", help="requests at once (4)"
     )
-    machine.add_argument(
-        "--max-kv-tokens", type=int, default=4096, metavar="N", help="KV rows in all (4096)"
-    )
+    add_serving_arguments(machine)
     parser.add_argument(
         "--policy",
         default="plain",
@@ -126,7 +125,6 @@ def _policies_text(policies: Sequence[dict[str, Any]]) -> str:
 
 
 def _predict(args: argparse.Namespace) -> None:
-    from codesign.config import Serving
     from codesign.metrics import summarise
     from codesign.sim import simulate
 
@@ -139,7 +137,7 @@ def _predict(args: argparse.Namespace) -> None:
             candidate,
             fit,
             slo=slo,
-            serving=Serving(max_kv_tokens=args.max_kv_tokens),
+            serving=serving_from_args(args, fit),
             seed=args.seed,
             progress=report,
         )
@@ -177,13 +175,12 @@ def _candidate(args: argparse.Namespace) -> Candidate:
 
 
 def _deployment(text: str) -> Deployment:
-    from codesign.config import Deployment
+    from codesign.config import parse_deployment
 
     try:
-        target, _, draft = text.partition("+")
-        return Deployment(int(target), int(draft or 0))
-    except ValueError as err:
-        raise UsageError(f"--deployment takes 2 or 1+1, not '{text}'") from err
+        return parse_deployment(text)
+    except InputError as err:
+        raise UsageError(f"--deployment: {err}") from err
 
 
 def _slo(args: argparse.Namespace) -> SLO:

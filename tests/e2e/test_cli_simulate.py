@@ -85,7 +85,7 @@ def test_without_the_flag_the_fit_is_that_of_the_folder_else_the_shipped_one(cli
     ("arguments", "code", "message"),
     [
         (("4",), 4, "no step times for deployment 4, only for 2, 1+1"),
-        (("two",), 2, "--deployment takes 2 or 1+1, not 'two'"),
+        (("two",), 2, "--deployment: unknown split 'two'"),
         (("2", "--policy", "chain"), 4, "unknown policy 'chain'"),
         (("2", "--policy", "async-tree-4x2x1"), 4, "needs workers of its own"),
         (("2", "--max-kv-tokens", "40"), 4, "the machine holds 40"),
