@@ -145,14 +145,14 @@ def summarise(records: RunRecords, slo: SLO | None = None) -> Metrics:
         ),
         slo_attainment=_ratio(num_good, len(requests)),
         goodput=_ratio(num_good, records.seconds),
-        mean_batch=_ratio(batch.sum(), np.count_nonzero(batch)),
+        mean_batch=_ratio(batch.sum(), int(np.count_nonzero(batch))),
         spans=mean_spans(records.rounds),
     )
 
 
 def mean_spans(rounds: RoundLog) -> dict[str, float | None]:
     """Mean seconds per round of each span; None without rounds. Prompt-only steps do not count."""
-    num_rounds = np.count_nonzero(rounds.column("batch"))
+    num_rounds = int(np.count_nonzero(rounds.column("batch")))
     return {span: _ratio(rounds.column(span).sum(), num_rounds) for span in SPANS}
 
 

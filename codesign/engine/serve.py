@@ -229,6 +229,7 @@ class Server:
                 num_emitted_tokens=num_emitted,
                 prefill=this.prefill,
                 prefill_tokens=this.prefill_tokens,
+                replica=0,
                 **spans,
             )
         )
