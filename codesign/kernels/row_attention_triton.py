@@ -1,4 +1,4 @@
-# pyright: reportCallIssue=false
+# pyright: reportCallIssue=false, reportMissingImports=false, reportIndexIssue=false, reportGeneralTypeIssues=false
 # ruff: noqa: ANN001 (Triton compiles by parameter annotations, and takes launch options beside)
 """Triton kernels of ``row_attention``; see there for what they compute and the letters.
 
