@@ -212,8 +212,6 @@ class _Simulations:
             ordered = self._ranked(left, rung, [question.seed])
             left = survivors(ordered, rung.num_kept)
         left = finalists(ordered, len(question.requests))
-        if not ordered[0].scored.is_feasible:
-            return ordered
         seeds = range(question.seed, question.seed + question.num_seeds)
         repeated = {e.candidate: e for e in self._ranked(left, self._rungs[-1], seeds)}
         return self._judged([(e.candidate, repeated.get(e.candidate, e).outcomes) for e in ordered])

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile
-from codesign.policy.cost import Calibration
+from codesign.acceptance import AcceptanceProfile
 from codesign.policy.protocol import DraftSide
 from codesign.policy.speculation import SpeculationSpec, build_speculation
-from codesign.sim.acceptance import STRETCHES, Stretches, SyntheticDrafter
+from codesign.sim.acceptance import Stretches, SyntheticDrafter, weighed_profile
 from codesign.sim.played import PlayedBatch
 from codesign.sim.work import Entering, Work
 
@@ -86,30 +85,6 @@ def observe_all(
     return found
 
 
-def weighed_profile(profile: AcceptanceProfile, calibration: Calibration) -> AcceptanceProfile:
-    """The recordings with calibrated chances, so that no policy has to weigh the same ones again.
-
-    ``Speculation.weigh`` does the same one vector at a time; that is half of a round's work.
-    """
-    if calibration.is_identity:
-        return profile
-    recordings = {
-        kind: tuple(
-            replace(r, log_probs=_weighed(r.log_probs, calibration).reshape(r.log_probs.shape))
-            for r in group
-        )
-        for kind, group in profile.recordings.items()
-    }
-    return AcceptanceProfile(recordings)
-
-
-def _weighed(log_probs: NDArray[np.float64], calibration: Calibration) -> NDArray[np.float64]:
-    confidence = np.clip(np.exp(log_probs), 1e-6, 1.0 - 1e-6)
-    logit = np.log(confidence) - np.log1p(-confidence)
-    chances = -np.logaddexp(0.0, -(calibration.slope * logit + calibration.intercept))
-    return np.where(log_probs > ABSENT_LOG_PROB, chances, log_probs)
-
-
 def chain_behaviour(
     length: int, profile: AcceptanceProfile, shares: Mapping[str, float]
 ) -> Behaviour:
@@ -168,7 +143,7 @@ def observe(
 
     Args:
         spec: The policy.
-        weighed: See ``weighed_profile``.
+        weighed: See ``sim.acceptance.weighed_profile``.
         stretches: Runs of it that simulations play, too; of each that is used, the beginning.
         shares: See ``token_shares``.
     """
@@ -186,7 +161,7 @@ def observe(
             round_rows=spec.max_rows,
             hears_early=spec.is_async,
         )
-        stretch = stretches.first(kind) + chosen[kind] % STRETCHES
+        stretch = stretches.first(kind) + chosen[kind] % stretches.count(kind)
         chosen[kind] += 1
         entering = [Entering(stretch, kind, 1, _MAX_TOKENS)]
         for number in range(_ROUNDS_EACH + _WARM_UP):

@@ -17,6 +17,7 @@ from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.config import SLO, Serving
 from codesign.metrics import Metrics, meets_slo, slo_values, summarise
 from codesign.planner.saturation import STABLE, saturation, worst
+from codesign.planner.student_t import student_t_quantile
 from codesign.records import SPANS, RequestRecord, RunRecords
 
 if TYPE_CHECKING:
@@ -236,14 +237,12 @@ def interval_over_seeds(values: Sequence[float], error: float, spread: float = 0
         error: Relative error of the fit.
         spread: Relative standard deviation over seeds, for when there is a single one.
     """
-    from scipy.special import stdtrit
-
     value, num = float(np.mean(values)), len(values)
     if num > 1:
         deviation, freedom = float(np.std(values, ddof=1)), num - 1
     else:
         deviation, freedom = abs(value) * spread, _MANY
-    quantile = float(stdtrit(freedom, 1.0 - _TAIL)) if deviation else 0.0
+    quantile = student_t_quantile(freedom, 1.0 - _TAIL) if deviation else 0.0
     half = math.hypot(quantile * deviation * math.sqrt(1.0 + 1.0 / num), abs(value) * error)
     return Interval(value, value - half, value + half)
 

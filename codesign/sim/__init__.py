@@ -29,7 +29,7 @@ from codesign.policy.kv_memory import PREFIX_BLOCK, PrefixCache
 from codesign.policy.protocol import DraftSide
 from codesign.policy.speculation import Goodput, SpeculationSpec, build_speculation
 from codesign.records import RequestRecord, RoundLog, RunRecords
-from codesign.sim.acceptance import Luck, Stretches, SyntheticDrafter
+from codesign.sim.acceptance import Luck, Stretches, SyntheticDrafter, weighed_profile
 from codesign.sim.cluster import Arrivals, PromptPool, Router
 from codesign.sim.played import PlayedBatch
 from codesign.sim.replica import Replica, Shared, SimulatedRequest
@@ -159,8 +159,8 @@ def _batch_maker(
     policy = None if spec.kind == "plain" else _policy(spec, fit, cost, slo)
     profile = fit.acceptance
     known = {r.record.category for r in requests.values()} & set(profile.recordings)
-    categories = ("", *sorted(known - {""}))
     kinds = [r.record.category if r.record.category in known else "" for r in requests.values()]
+    categories = tuple(sorted(set(kinds)))
     stretches = Stretches(profile, categories)
     outputs = [request.output_tokens for request in requests.values()]
     luck = Luck(stretches, kinds, outputs, seed)
@@ -198,9 +198,14 @@ def _tapes(
     hears_early: bool,
 ) -> Tapes:
     """Tapes of a policy, kept because a planner simulates it on many deployments."""
-    policy = None if spec.kind == "plain" else build_speculation(spec, calibration=calibration)
-    stretches = Stretches(profile, categories)
-    return make_tapes(policy, profile, stretches, round_rows=spec.max_rows, hears_early=hears_early)
+    weighed = weighed_profile(profile, calibration)
+    return make_tapes(
+        None if spec.kind == "plain" else build_speculation(spec),
+        weighed,
+        Stretches(weighed, categories),
+        round_rows=spec.max_rows,
+        hears_early=hears_early,
+    )
 
 
 def _prompt_pool(

@@ -14,12 +14,16 @@ runs of recorded tokens that are drawn once for all simulations (codesign.sim.ta
 from __future__ import annotations
 
 import functools
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile
+from codesign.policy.cost import Calibration
 from codesign.policy.protocol import ExpansionRows
 from codesign.policy.walk import noise_key
 
@@ -29,8 +33,9 @@ _FIRST_WRONG_TOKEN = 2
 _OFF_PATH_DRAWS = 256  # drawn at once, per request
 _EMPTY_DRAWS = 32  # until then an off-path draw without any proposal is drawn again
 STRETCH_TOKENS = 64  # tokens that a stretch stands for
-STRETCHES = 96  # of each kind of prompt
-_STRETCH_SEED = 20_261_121
+_MOST_STRETCHES = 96  # of a kind of prompt
+_FEWEST_STRETCHES = 8
+_TIMES_RECORDED = 2  # stretches of a kind hold each token recorded of it about so often
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,10 @@ class _Replay:
 
 
 class Stretches:
-    """Runs of recorded tokens, STRETCHES for each kind of prompt, the same in every simulation.
+    """Runs of recorded tokens of each kind of prompt, the same in every simulation.
+
+    Their starts are spread evenly over what was recorded and each runs on into the next recording,
+    so that all of them together agree as often as the recordings did.
 
     Args:
         profile: What was recorded.
@@ -104,31 +112,46 @@ class Stretches:
 
     def __init__(self, profile: AcceptanceProfile, categories: Sequence[str]) -> None:
         self._recordings = load_recordings(profile)
-        self._firsts = {kind: STRETCHES * i for i, kind in enumerate(categories)}
-        self._paths: dict[int, list[int]] = {}
         self.categories = tuple(categories)
+        self._counts = [self._number_of(kind) for kind in categories]
+        self._firsts = [0, *accumulate(self._counts)]
+        self._paths: dict[int, list[int]] = {}
 
     def __len__(self) -> int:
-        return STRETCHES * len(self._firsts)
+        return self._firsts[-1]
 
     def first(self, category: str) -> int:
         """Number of the first stretch of a kind of prompt."""
-        return self._firsts[category]
+        return self._firsts[self.categories.index(category)]
+
+    def count(self, category: str) -> int:
+        """Stretches of a kind of prompt."""
+        return self._counts[self.categories.index(category)]
 
     def category(self, stretch: int) -> str:
         """Kind of prompt of a stretch."""
-        return self.categories[stretch // STRETCHES]
+        return self.categories[bisect_right(self._firsts, stretch) - 1]
 
     def path(self, stretch: int, length: int) -> list[int]:
         """Recorded tokens of a stretch; longer ones begin like shorter ones."""
         found = self._paths.get(stretch, [])
         if len(found) < length:
             kind = self.category(stretch)
-            spans = self._recordings.spans.get(kind, self._recordings.spans[""])
-            key = (*kind.encode(), stretch % STRETCHES)
-            generator = np.random.default_rng(np.random.SeedSequence(_STRETCH_SEED, spawn_key=key))
-            self._paths[stretch] = found = _draw_path(spans, generator, length)
+            first, num_tokens = self._recorded(kind)
+            place = 2 * (stretch - self.first(kind)) + 1
+            start = place * num_tokens // (2 * self.count(kind))
+            found = [first + (start + i) % num_tokens for i in range(length)]
+            self._paths[stretch] = found
         return found[:length]
+
+    def _recorded(self, category: str) -> tuple[int, int]:
+        """First recorded token of a kind, and how many there are, recording after recording."""
+        spans = self._recordings.spans.get(category, self._recordings.spans[""])
+        return spans[0][0], spans[-1][1] - spans[0][0]
+
+    def _number_of(self, category: str) -> int:
+        wanted = -(-_TIMES_RECORDED * self._recorded(category)[1] // STRETCH_TOKENS)
+        return min(max(wanted, _FEWEST_STRETCHES), _MOST_STRETCHES)
 
 
 class Luck:
@@ -152,9 +175,11 @@ class Luck:
         # A third more than their tokens take, as a stretch that goes on another lacks its start.
         needed = np.asarray(output_tokens, np.int64) * 4 // (3 * STRETCH_TOKENS) + 2
         self._ends = np.concatenate(([0], np.cumsum(needed))).tolist()
-        drawn = np.random.default_rng(seed).integers(STRETCHES, size=self._ends[-1])
+        drawn = np.random.default_rng(seed).random(self._ends[-1])
         firsts = np.array([stretches.first(kind) for kind in categories], np.int64)
-        self._chosen = (drawn + np.repeat(firsts, needed)).tolist()
+        counts = np.array([stretches.count(kind) for kind in categories], np.int64)
+        within = (drawn * np.repeat(counts, needed)).astype(np.int64)
+        self._chosen = (within + np.repeat(firsts, needed)).tolist()
 
     def stretches(self, request_id: int, emitted_before: int = 0) -> list[int]:
         """Stretches of a request, from the one that it is in after ``emitted_before`` tokens."""
@@ -167,6 +192,31 @@ class Luck:
         for stretch in self.stretches(request_id, emitted_before):
             path += self._stretches.path(stretch, min(STRETCH_TOKENS, length - len(path)))
         return path
+
+
+@functools.lru_cache(maxsize=4)
+def weighed_profile(profile: AcceptanceProfile, calibration: Calibration) -> AcceptanceProfile:
+    """The recordings with calibrated chances, so that no policy has to weigh the same ones again.
+
+    ``Speculation.weigh`` does the same one vector at a time; that is half of a round's work.
+    """
+    if calibration.is_identity:
+        return profile
+    recordings = {
+        kind: tuple(
+            replace(r, log_probs=_weighed(r.log_probs, calibration).reshape(r.log_probs.shape))
+            for r in group
+        )
+        for kind, group in profile.recordings.items()
+    }
+    return AcceptanceProfile(recordings)
+
+
+def _weighed(log_probs: NDArray[np.float64], calibration: Calibration) -> NDArray[np.float64]:
+    confidence = np.clip(np.exp(log_probs), 1e-6, 1.0 - 1e-6)
+    logit = np.log(confidence) - np.log1p(-confidence)
+    chances = -np.logaddexp(0.0, -(calibration.slope * logit + calibration.intercept))
+    return np.where(log_probs > ABSENT_LOG_PROB, chances, log_probs)
 
 
 Paths = Callable[[int, int, int], list[int]]  # (request, length, emitted before) -> recorded tokens

@@ -22,10 +22,11 @@ from codesign.policy.speculation import build_speculation, parse_policy
 from codesign.policy.trees import BestTree
 from codesign.records import RunRecords
 from codesign.sim import simulate
-from codesign.sim.acceptance import STRETCH_TOKENS, STRETCHES, Luck, Stretches
+from codesign.sim.acceptance import STRETCH_TOKENS, Luck, Stretches
 from codesign.sim.tapes import Tapes, make_tapes
 
 PROFILE = AcceptanceProfile.independent([0.5, 0.2, 0.1, 0.05], num_tokens=3_000, seed=5)
+NUM_STRETCHES = len(Stretches(PROFILE, ("",)))
 PLAIN_SERVING = Serving(max_kv_tokens=700)
 FULL_SERVING = Serving(max_kv_tokens=300, prefill_chunk=24, preemption=True)
 
@@ -112,7 +113,7 @@ def tapes() -> dict[str, Tapes]:
 
 @given(
     label=st.sampled_from(["chain-3", "tree-6x2x3", "async-tree-6x2x3"]),
-    chosen=st.lists(st.integers(0, STRETCHES - 1), min_size=1, max_size=4),
+    chosen=st.lists(st.integers(0, NUM_STRETCHES - 1), min_size=1, max_size=4),
     num_tokens=st.integers(1, 400),
 )
 def test_a_request_plays_exactly_its_tokens_and_never_proposes_more(
