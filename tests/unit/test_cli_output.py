@@ -69,8 +69,8 @@ def test_progress_in_a_pipe_is_a_line_each_ten_seconds_and_one_at_the_end(monkey
             now[0] += 1.0
             report("searching", step, 25)
     assert capsys.readouterr().err.splitlines() == [
-        "searching: 10 of 25 (40%), 10 s so far",
-        "searching: 20 of 25 (80%), 20 s so far",
+        "searching: 10 of 25 (40%), 10 s so far, about 15 s left",
+        "searching: 20 of 25 (80%), 20 s so far, about 5 s left",
         "done in 25 s",
     ]
 
