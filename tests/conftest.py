@@ -20,6 +20,9 @@ from codesign.policy.cost import Calibration, RoundCost, StepTime
 
 # Before anything imports torch or NumPy's BLAS; child processes inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Before anything imports Triton, whose newer releases settle on the interpreter at import.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Shared machines stall: a deadline would fail a test for what its neighbour does.
 settings.register_profile("dev", deadline=None, max_examples=50)
