@@ -26,6 +26,8 @@ Floats = NDArray[np.float64]
 
 _EDGE = 1e-6  # confidences are clipped to [1e-6, 1 - 1e-6], as the policies do
 _PRIOR = 1.0  # pull of the identity: only counts when every answer is the same
+_MAX_STEPS = 50  # of Newton's method, which needs about six
+_EXACT = 1e-10  # coefficients that move by less are found
 _FOLDS = 5
 _BINS = 10
 
@@ -50,13 +52,11 @@ class CalibrationFit:
 
 def fit_calibration(profile: AcceptanceProfile) -> CalibrationFit:
     """Fit the calibration of an acceptance profile."""
-    from scipy.special import expit
-
     requests = [r for group in profile.recordings.values() for r in group]
     score_N, agreed_N = _observations(requests)
     return CalibrationFit(
         calibration=_fit(score_N, agreed_N),
-        error_before=calibration_error(expit(score_N), agreed_N),
+        error_before=calibration_error(_sigmoid(score_N), agreed_N),
         error_after=_held_out_error(requests),
         num_tokens=len(score_N),
     )
@@ -82,29 +82,46 @@ def _observations(requests: list[Recording] | tuple[Recording, ...]) -> tuple[Fl
 
 def _fit(score_N: Floats, agreed_N: Floats) -> Calibration:
     """Most likely slope (at least 0) and intercept, with a normal prior around the identity."""
-    from scipy.optimize import minimize
-    from scipy.special import expit
-
     identity = Calibration()
-    centre = np.array([identity.slope, identity.intercept])
-
-    def loss(coefficients: Floats) -> tuple[float, Floats]:
-        logit_N = coefficients[0] * score_N + coefficients[1]
-        away = coefficients - centre
-        value = np.logaddexp(0.0, logit_N).sum() - agreed_N @ logit_N
-        residual_N = expit(logit_N) - agreed_N
-        gradient = np.array([residual_N @ score_N, residual_N.sum()]) + _PRIOR * away
-        return float(value + 0.5 * _PRIOR * away @ away), gradient
-
-    found = minimize(loss, centre, jac=True, method="L-BFGS-B", bounds=[(0.0, None), (None, None)])
-    slope, intercept = found.x.tolist()
+    ones_N = np.ones_like(score_N)
+    slope, intercept = _regress(
+        np.column_stack([score_N, ones_N]), agreed_N, np.array([identity.slope, identity.intercept])
+    ).tolist()
+    if slope < 0.0:  # the loss is convex, so that the best slope that may be is the nearest
+        slope = 0.0
+        intercept = _regress(ones_N[:, None], agreed_N, np.array([identity.intercept])).item()
     return Calibration(slope, intercept)
+
+
+def _regress(design_NP: Floats, agreed_N: Floats, centre_P: Floats) -> Floats:
+    """(P,) coefficients of the logit, pulled to ``centre_P``: Newton's method, steps halved."""
+
+    def loss(found_P: Floats) -> float:
+        logit_N, away_P = design_NP @ found_P, found_P - centre_P
+        likelihood = agreed_N @ logit_N - np.logaddexp(0.0, logit_N).sum()
+        return float(0.5 * _PRIOR * away_P @ away_P - likelihood)
+
+    found_P = centre_P
+    for _ in range(_MAX_STEPS):
+        chance_N = _sigmoid(design_NP @ found_P)
+        slope_P = design_NP.T @ (chance_N - agreed_N) + _PRIOR * (found_P - centre_P)
+        curvature_PP = (design_NP.T * (chance_N * (1.0 - chance_N))) @ design_NP
+        step_P = np.linalg.solve(curvature_PP + _PRIOR * np.eye(len(centre_P)), slope_P)
+        now = loss(found_P)
+        while np.abs(step_P).max() > _EXACT and loss(found_P - step_P) > now:
+            step_P = step_P / 2.0
+        if np.abs(step_P).max() <= _EXACT:
+            break
+        found_P = found_P - step_P
+    return found_P
+
+
+def _sigmoid(logit_N: Floats) -> Floats:
+    return 0.5 + 0.5 * np.tanh(0.5 * logit_N)  # in this form nothing overflows
 
 
 def _held_out_error(requests: list[Recording]) -> float | None:
     """Calibration error when each request's chances come from a fit to the others."""
-    from scipy.special import expit
-
     folds = min(_FOLDS, len(requests))
     if folds < 2:
         return None
@@ -113,6 +130,6 @@ def _held_out_error(requests: list[Recording]) -> float | None:
         others = [r for i, r in enumerate(requests) if i % folds != fold]
         calibration = _fit(*_observations(others))
         score_N, agreed_N = _observations(requests[fold::folds])
-        chances.append(expit(calibration.slope * score_N + calibration.intercept))
+        chances.append(_sigmoid(calibration.slope * score_N + calibration.intercept))
         answers.append(agreed_N)
     return calibration_error(np.concatenate(chances), np.concatenate(answers))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from codesign.errors import InputError
+from codesign.errors import HardwareError, InputError
 from codesign.policy.cost import StepTime
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def fit_step(steps: pd.DataFrame, *, is_prefill: bool = False) -> StepFit:
 
     Raises:
         InputError: If there are fewer than ``MIN_SHAPES`` shapes, or a time is not above 0.
+        HardwareError: If scipy is not installed.
     """
     shapes = Shapes.of(steps)
     if len(shapes.seconds) < MIN_SHAPES:
@@ -193,8 +194,7 @@ def held_out(shapes: Shapes, fit: Callable[[Shapes], StepTime]) -> HeldOut:
 
 def _solve(design_SP: Floats, seconds_S: Floats) -> Floats:
     """(P,) non-negative coefficients; relative residuals, Huber weights by reweighting."""
-    from scipy.optimize import nnls
-
+    nnls = _nnls()
     relative_SP = design_SP / seconds_S[:, None]
     scale_P = np.linalg.norm(relative_SP, axis=0)  # columns differ by many powers of ten
     scale_P[scale_P == 0.0] = 1.0
@@ -210,3 +210,14 @@ def _solve(design_SP: Floats, seconds_S: Floats) -> Floats:
         bound = _HUBER * spread
         root_weight_S = np.sqrt(np.minimum(1.0, bound / np.maximum(residual_S, bound)))
     return solution_P / scale_P
+
+
+def _nnls() -> Callable[[Floats, Floats], tuple[Floats, float]]:
+    try:
+        from scipy.optimize import nnls
+    except ImportError as err:
+        raise HardwareError(
+            "fitting a profile needs scipy, which is not installed. "
+            "Install it: pip install 'codesign[fit]'"
+        ) from err
+    return nnls

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.optimize import minimize
 
 from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile, Recording
 from codesign.artifacts import header, write_json, write_table
-from codesign.errors import InputError
+from codesign.errors import HardwareError, InputError
 from codesign.fit import (
     ACCEPTANCE_FILE,
     FORWARDS,
@@ -230,6 +232,31 @@ def test_calibrated_confidences_keep_their_calibration():
     fitted = fit_calibration(recorded())
     assert fitted.calibration.slope == pytest.approx(1.0, abs=0.12)
     assert fitted.calibration.intercept == pytest.approx(0.0, abs=0.1)
+
+
+@pytest.mark.parametrize(("slope", "intercept"), [(0.6, -0.8), (1.0, 0.0), (2.5, 3.0), (-1.0, 0.5)])
+def test_a_calibration_is_the_most_likely_one(slope, intercept):
+    profile = recorded(slope=slope, intercept=intercept, requests=4)
+    requests = [r for group in profile.recordings.values() for r in group]
+    log_prob = np.concatenate([r.log_probs[:, 0] for r in requests])
+    agreed = np.concatenate([r.ranks == 0 for r in requests]).astype(np.float64)
+    score = log_prob - np.log1p(-np.exp(log_prob))
+
+    def loss(found: np.ndarray) -> float:
+        logit = found[0] * score + found[1]
+        prior = 0.5 * ((found[0] - 1.0) ** 2 + found[1] ** 2)
+        return float(np.logaddexp(0.0, logit).sum() - agreed @ logit + prior)
+
+    found = fit_calibration(profile).calibration
+    best = minimize(loss, [1.0, 0.0], method="L-BFGS-B", bounds=[(0.0, None), (None, None)])
+    assert loss(np.array([found.slope, found.intercept])) <= best.fun + 1e-9
+    assert (found.slope, found.intercept) == pytest.approx(best.x, abs=1e-3)
+
+
+def test_fitting_a_profile_without_scipy_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(HardwareError, match=r"needs scipy.*pip install 'codesign\[fit\]'"):
+        fit_step(timings(line))
 
 
 def test_unanimous_answers_do_not_run_away():
