@@ -42,7 +42,6 @@ _MADE_BY = {
     "report": "codesign validate",
 }
 _RUN_COMMAND = "codesign run"  # kinds of a run: the summary and its tables
-_METADATA_KEY = b"codesign"
 
 
 def header(
@@ -121,13 +120,11 @@ def write_table(path: str | Path, frame: pd.DataFrame, meta: Mapping[str, Any]) 
     Raises:
         InputError: If the path cannot be written.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from codesign import parquet
 
-    rows = pa.Table.from_pandas(frame, preserve_index=False)
-    metadata = {**(rows.schema.metadata or {}), _METADATA_KEY: to_json(meta).encode()}
+    text = to_json(meta)
     with replacing(Path(path)) as temporary:
-        pq.write_table(rows.replace_schema_metadata(metadata), temporary)
+        parquet.write(temporary, frame, text)
 
 
 def read_table(path: str | Path, *, kind: str) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -136,19 +133,17 @@ def read_table(path: str | Path, *, kind: str) -> tuple[pd.DataFrame, dict[str, 
     Raises:
         InputError: If it is missing, not Parquet, of another kind or another schema version.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    from codesign import parquet
 
     try:
-        with pq.ParquetFile(path) as file:  # pq.read_table imports pyarrow.dataset, 0.2 s
-            rows = file.read()
+        frame, text = parquet.read(Path(path))
     except OSError as err:
         raise _unreadable(path, kind, err) from err
-    except pa.ArrowInvalid as err:
+    except ValueError as err:
         raise InputError(f"{path} is not a Parquet file. {_make_one(kind)}") from err
-    meta = json.loads((rows.schema.metadata or {}).get(_METADATA_KEY, b"null"))
+    meta = json.loads(text or "null")
     _check_header(path, meta, kind)
-    return rows.to_pandas(), meta
+    return frame, meta
 
 
 def sha256(path: str | Path) -> str:

@@ -17,6 +17,6 @@ def _version(name: str) -> str | None:
 
 
 if __name__ == "__main__":
-    packages = ("numpy", "pandas", "pyarrow", "scipy", "simpy")
+    packages = ("numpy", "pandas", "fastparquet", "simpy")
     versions = {name: _version(name) for name in packages}
     print(json.dumps({"hardware": hardware(), "codesign": __version__, "versions": versions}))

@@ -8,7 +8,8 @@ from typing import Any
 from codesign.cli.output import add_output_arguments, emit
 
 _PACKAGES = {
-    "core": ("numpy", "scipy", "pandas", "pyarrow", "simpy", "rich"),
+    "core": ("numpy", "pandas", "fastparquet", "simpy", "rich"),
+    "fit": ("scipy",),
     "engine": ("torch", "safetensors", "tokenizers", "jinja2", "gguf"),
     "report": ("altair", "vl-convert-python"),
     "app": ("streamlit",),

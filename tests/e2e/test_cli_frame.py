@@ -60,7 +60,7 @@ def test_help_imports_nothing_heavy(words):
         check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    heavy = {"numpy", "torch", "pandas", "pyarrow", "scipy", "simpy", "rich", "altair"}
+    heavy = {"numpy", "torch", "pandas", "fastparquet", "scipy", "simpy", "rich", "altair"}
     assert heavy & set(json.loads(answer.stderr)) == set()
 
 

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from time import sleep
 
-import pandas as pd
 import pytest
 
+from codesign.artifacts import read_table
 from codesign.fit import FORWARDS, STEP_COLUMNS, Fit
 
 
@@ -40,7 +40,7 @@ needs_two_cores = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs tw
 @needs_two_cores
 def test_a_profile_holds_every_step_of_every_deployment(profile):
     out, printed = profile
-    steps = pd.read_parquet(out / "steps.parquet")
+    steps = read_table(out / "steps.parquet", kind="profile")[0]
     assert tuple(steps.columns) == STEP_COLUMNS
     assert set(steps["deployment"]) == {"2", "1+1"}
     found = {tuple(row) for row in steps[["deployment", "op", "beside"]].drop_duplicates().values}
@@ -61,7 +61,7 @@ def test_a_profile_holds_every_step_of_every_deployment(profile):
 @needs_two_cores
 def test_recorded_acceptance_covers_the_profile_prompts(profile):
     out, printed = profile
-    recorded = pd.read_parquet(out / "acceptance.parquet")
+    recorded = read_table(out / "acceptance.parquet", kind="profile")[0]
     assert recorded["request"].nunique() == 24
     assert set(recorded["category"]) >= {"chat", "code", "mathematics"}
     assert recorded.groupby("request").size().eq(48).all()

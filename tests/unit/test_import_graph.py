@@ -101,6 +101,17 @@ def test_only_engine_kernels_and_profiler_import_torch(module):
         assert [name for name in IMPORTS[module] if is_under(name, ["torch"])] == []
 
 
+def test_the_large_packages_that_the_core_does_without_stay_where_they_are():
+    large = {"scipy": {"codesign.fit.steps"}, "pyarrow": set(), "altair": {"codesign.charts"}}
+    found = {
+        package: {
+            module for module in SOURCES if any(is_under(n, [package]) for n in IMPORTS[module])
+        }
+        for package in large
+    }
+    assert found == large
+
+
 @pytest.mark.parametrize("module", SOURCES)
 def test_nobody_imports_the_command_line_or_the_app(module):
     allowed = ("codesign.cli", "codesign.__main__")
