@@ -34,7 +34,7 @@ class Arrivals:
         env = self._env
         for request in self._requests:
             self.next_at = request.record.arrival
-            if self.next_at > env.now:
+            while self.next_at > env.now:  # the clock may round to just before it
                 yield env.timeout(self.next_at - env.now)
             give(request)
         self.next_at = math.inf

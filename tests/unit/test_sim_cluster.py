@@ -223,3 +223,13 @@ def test_prompts_in_a_draft_forward_are_priced_as_a_prefill():
     caught_up, prompt = first_work(BULK_ROWS - 1), first_work(BULK_ROWS)
     assert (caught_up.drafting, caught_up.prompt_rows) == ([(BULK_ROWS, 0)], 0)
     assert (prompt.drafting, prompt.prompt_rows) == ([(0, 0)], BULK_ROWS + 1)
+
+
+def test_a_request_whose_arrival_the_clock_rounds_down_is_served():
+    arrivals = [2.2988072518532445, 2.0**-52]  # the clock's sum of the gap is one digit short
+    trace = pd.DataFrame({"arrival": arrivals, "prompt_tokens": 1, "output_tokens": 1})
+    records = simulate(
+        trace, Candidate(Deployment(2), parse_policy("plain"), 1), make_fit(),
+        serving=Serving(max_kv_tokens=400), seed=1,
+    )  # fmt: skip
+    assert all(r.finish > r.arrival for r in records.requests)
