@@ -165,23 +165,24 @@ class Plan:
         labels = "; ".join(scored.label for scored in self.scored)
         raise InputError(f"the plan holds no candidate {name!r}; it holds: {labels}")
 
-    def max_kv_tokens(self, cost: RoundCost | None) -> int:
+    def max_kv_tokens(self, cost: RoundCost | None, *, has_draft: bool) -> int:
         """KV rows of one replica.
 
         Args:
             cost: Step times of its deployment, if the fit has them.
+            has_draft: Whether a draft needs room beside the target.
 
         Raises:
             InputError: If neither the plan nor the fit says.
         """
-        known = [self.serving.max_kv_tokens, None if cost is None else cost.kv_tokens]
-        rows = [number for number in known if number is not None]
-        if not rows:
+        limit = self.serving.max_kv_tokens
+        rows = limit if cost is None else cost.kv_room(limit, has_draft=has_draft)
+        if rows is None:
             raise InputError(
                 "neither the plan nor its fit says how many KV rows fit. Plan again: codesign plan "
                 "--max-kv-tokens N"
             )
-        return min(rows)
+        return rows
 
     def requests(self) -> pd.DataFrame:
         """The requests to serve: arrival, prompt_tokens, output_tokens, category.

@@ -87,7 +87,7 @@ class LLM:
             draft=self._draft,
             sampling=sampling,
             stop_tokens=frozenset(self._tokenizer.eos_ids),
-            max_kv_tokens=max_batch * (longest + max_new_tokens + spec.max_rows),
+            max_kv_tokens=max_batch * (longest + max_new_tokens + spec.kv_rows),
         )
         token_ids = tuple(tuple(run.outputs[r.request_id]) for r in requests)
         texts = tuple(self._tokenizer.decode(ids) for ids in token_ids)

@@ -103,7 +103,7 @@ class Replay:
                 candidate.speculation, cost, self._fit.calibration, slo_tpot=plan.slo.tpot
             ),
             sampling=plan.sampling,
-            max_kv_tokens=plan.max_kv_tokens(cost),
+            max_kv_tokens=plan.max_kv_tokens(cost, has_draft=candidate.speculation.has_draft),
             local_draft=self._local_draft,
             progress=progress,
         )

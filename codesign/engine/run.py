@@ -163,7 +163,7 @@ def _shares_target(directory: Path) -> bool:
 
 def kv_tokens(request: BoundRequest, spec: SpeculationSpec) -> int:
     """KV rows that a request needs at its longest."""
-    return len(request.prompt_ids) + request.max_new_tokens + spec.max_rows
+    return len(request.prompt_ids) + request.max_new_tokens + spec.kv_rows
 
 
 def longest_request(

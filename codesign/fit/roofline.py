@@ -149,12 +149,17 @@ class Forward:
 
 
 def kv_rows(target: Forward, draft: Forward, *, is_apart: bool) -> int:
-    """KV rows that fit, both models' weights counted; 0 or less if the weights do not."""
+    """KV rows that fit, both models' weights counted; 0 if the weights do not."""
     target_kv, draft_kv = target.model.kv_bytes(target.gpus), draft.model.kv_bytes(draft.gpus)
     if is_apart:
-        return int(min(target.free_bytes / target_kv, draft.free_bytes / draft_kv))
+        return max(int(min(target.free_bytes / target_kv, draft.free_bytes / draft_kv)), 0)
     free = target.free_bytes - draft.model.memory_bytes(draft.gpus)
-    return int(free / (target_kv + draft_kv))
+    return max(int(free / (target_kv + draft_kv)), 0)
+
+
+def plain_kv_rows(target: Forward) -> int:
+    """KV rows that fit without a draft; 0 if the weights do not."""
+    return max(int(target.free_bytes / target.model.kv_bytes(target.gpus)), 0)
 
 
 def round_cost(target: Forward, draft: Forward, *, is_apart: bool) -> RoundCost:
@@ -169,6 +174,7 @@ def round_cost(target: Forward, draft: Forward, *, is_apart: bool) -> RoundCost:
         reroot=software.reroot,
         link=software.host[device.link] if is_apart else 0.0,
         kv_tokens=kv_rows(target, draft, is_apart=is_apart),
+        plain_kv_tokens=plain_kv_rows(target),
         kv_transfer=moved / (LINK_SHARE * device.link_bandwidth),
     )
 
@@ -185,6 +191,8 @@ def roofline_fit(
     software: Software = DEFAULT_SOFTWARE,
 ) -> Fit:
     """A fit for every split of ``gpus`` GPUs whose memory holds the weights.
+
+    GPUs that hold the target alone are in it, too: plain decoding needs no more.
 
     Args:
         device: One GPU.
@@ -207,7 +215,7 @@ def roofline_fit(
         on_target = Forward(target, device, target_gpus, software)
         on_draft = Forward(draft, device, draft_gpus or target_gpus, software)
         cost = round_cost(on_target, on_draft, is_apart=draft_gpus > 0)
-        if cost.kv_tokens is None or cost.kv_tokens < 1:
+        if not cost.kv_room(None, has_draft=draft_gpus > 0):
             continue
         label = f"{target_gpus}+{draft_gpus}" if draft_gpus else str(target_gpus)
         costs[label] = cost

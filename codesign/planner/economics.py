@@ -18,7 +18,6 @@ from codesign.plan import Economics
 from codesign.planner.behaviour import Behaviour, agreement_runs, token_shares
 from codesign.planner.round_times import BehaviourTable, round_seconds
 from codesign.planner.screen import behaviours_of
-from codesign.planner.search_space import kv_room
 from codesign.planner.workload import Workload
 
 if TYPE_CHECKING:
@@ -134,7 +133,8 @@ def weigh_speculation(ranked: Sequence[ScoredCandidate], question: Question) -> 
 def _most_running(candidate: Candidate, question: Question, context: float) -> int:
     """Requests that fit the workers at once, at the largest batch limit that was tried."""
     deployment = candidate.deployment
-    room = kv_room(question.fit.costs[deployment.unit.label], question.serving)
+    cost, has_draft = question.fit.costs[deployment.unit.label], candidate.speculation.has_draft
+    room = cost.kv_room(question.serving.max_kv_tokens, has_draft=has_draft)
     each = question.max_batch
     if room is not None:
         each = min(each, int(room / context))

@@ -19,7 +19,6 @@ from codesign.config import SLO, Deployment, Serving
 from codesign.plan import Candidate
 from codesign.planner.behaviour import Behaviour, chain_behaviour, observe_all, token_shares
 from codesign.planner.round_times import BehaviourTable, round_seconds, step_seconds
-from codesign.planner.search_space import kv_room
 from codesign.planner.workload import Workload, cached_share
 from codesign.policy.cost import RoundCost
 from codesign.policy.speculation import SpeculationSpec
@@ -132,6 +131,7 @@ class _Part:
         specs: Policies.
         spec: (N,) index of each candidate's policy.
         limit: (N,) most requests at once on a replica.
+        room: (N,) KV rows of a replica.
     """
 
     deployment: Deployment
@@ -140,7 +140,7 @@ class _Part:
     specs: Sequence[SpeculationSpec]
     spec: NDArray[np.int64]
     limit: Floats
-    room: int | None
+    room: Floats
 
     @classmethod
     def of(
@@ -150,6 +150,8 @@ class _Part:
         pool = deployment.prefill_workers
         numbers: dict[SpeculationSpec, int] = {}
         spec = [numbers.setdefault(c.speculation, len(numbers)) for c in candidates]
+        rooms = [cost.kv_room(serving.max_kv_tokens, has_draft=drafts) for drafts in (False, True)]
+        rooms = [np.inf if room is None else room for room in rooms]
         return cls(
             deployment,
             cost,
@@ -157,7 +159,7 @@ class _Part:
             list(numbers),
             np.array(spec),
             np.array([c.max_batch for c in candidates], np.float64),
-            kv_room(cost, serving),
+            np.array([rooms[c.speculation.has_draft] for c in candidates], np.float64),
         )
 
     def score(
@@ -185,9 +187,7 @@ class _Part:
     def _most(self, workload: Workload) -> Floats:
         """(N,) most requests that can run at once on a replica."""
         most = np.minimum(self.limit, max(workload.num_requests / self.deployment.replicas, 1.0))
-        if self.room is not None:
-            most = np.minimum(most, max(self.room / workload.context, 1.0))
-        return most
+        return np.minimum(most, np.maximum(self.room / workload.context, 1.0))
 
     def _prefill(self, workload: Workload) -> tuple[Floats, Floats]:
         """(N, Q) seconds of a prompt: on the decoding workers, and in the pool."""

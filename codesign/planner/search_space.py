@@ -109,15 +109,16 @@ def search_space(
     wanted = {spec.is_async for spec in specs}
     shapes = [d for d in deployments(workers) if (d.draft_workers > 0) in wanted]
     usable = [d for d in shapes if _is_known(d, costs)]
-    rooms = [kv_room(costs[d.unit.label], serving) for d in usable]
+    limit = None if serving is None else serving.max_kv_tokens
     longest = 0 if requests is None else longest_request(requests)
     limits = batch_limits(max_batch)
     candidates: list[Candidate] = []
     too_small: set[str] = set()
-    for spec, (deployment, room) in product(specs, list(zip(usable, rooms, strict=True))):
+    for spec, deployment in product(specs, usable):
         if (deployment.draft_workers > 0) != spec.is_async:
             continue
-        if room is not None and longest + spec.max_rows > room:
+        room = costs[deployment.unit.label].kv_room(limit, has_draft=spec.has_draft)
+        if room is not None and longest + spec.kv_rows > room:
             too_small.add(deployment.label)
             continue
         candidates += [Candidate(deployment, spec, limit) for limit in limits]
@@ -152,13 +153,6 @@ def longest_request(requests: pd.DataFrame) -> int:
     """KV rows of the longest prompt with its answer."""
     both = np.asarray(requests["prompt_tokens"] + requests["output_tokens"], np.int64)
     return int(both.max(initial=0))
-
-
-def kv_room(cost: RoundCost, serving: Serving | None) -> int | None:
-    """KV rows of one replica; None if neither the user nor the fit says."""
-    said = None if serving is None else serving.max_kv_tokens
-    known = [rows for rows in (said, cost.kv_tokens) if rows is not None]
-    return min(known) if known else None
 
 
 def _is_known(deployment: Deployment, costs: Mapping[str, RoundCost]) -> bool:

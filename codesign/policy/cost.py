@@ -92,6 +92,7 @@ class RoundCost:
             it (shared memory bandwidth); 0 on separate GPUs.
         kv_tokens: KV rows that fit one replica, the smaller of target's and draft's side with the
             weights of both counted; None where nobody knows.
+        plain_kv_tokens: KV rows that fit without a draft; None for as many as ``kv_tokens``.
         kv_transfer: Seconds per prompt token that moves from a prefill pool to this deployment.
     """
 
@@ -103,7 +104,16 @@ class RoundCost:
     link: float = 0.0
     slowdown: float = 0.0
     kv_tokens: int | None = None
+    plain_kv_tokens: int | None = None
     kv_transfer: float = 0.0
+
+    def kv_room(self, limit: int | None, *, has_draft: bool) -> int | None:
+        """KV rows of one replica: what fits, at most ``limit``; None if neither is known."""
+        fit = self.kv_tokens
+        if not has_draft and self.plain_kv_tokens is not None:
+            fit = self.plain_kv_tokens
+        known = [rows for rows in (limit, fit) if rows is not None]
+        return min(known, default=None)
 
 
 @dataclass(frozen=True, slots=True)

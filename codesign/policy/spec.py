@@ -165,8 +165,20 @@ class SpeculationSpec:
         return 1 + self.max_depth if self.kind == "ssd" else self.max_depth
 
     @property
+    def has_draft(self) -> bool:
+        """Whether anything is drafted."""
+        return self.kind != "plain"
+
+    @property
+    def kv_rows(self) -> int:
+        """KV rows per request and round, of the model that needs more; one limit serves both."""
+        return max(self.max_rows, self.draft_kv_rows)
+
+    @property
     def draft_kv_rows(self) -> int:
-        """KV rows of the draft per request and round that its shape asks for, at least."""
+        """KV rows of the draft per request and round; what stays of a tree may add some to them."""
+        if self.kind in SHAPED:
+            return min(self.width * self.expansions, MAX_TREE_ROWS)
         if self.kind == "static-tree":
             return 1 + sum(accumulate(self.widths[:-1], mul))
         if self.kind == "ssd":

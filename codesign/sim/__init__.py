@@ -78,7 +78,7 @@ def simulate(
     """
     deployment, spec = candidate.deployment, candidate.speculation
     cost = _cost_of(fit, deployment.unit.label)
-    max_kv_tokens = _kv_tokens(serving, cost)
+    max_kv_tokens = _kv_tokens(serving, cost, has_draft=spec.has_draft)
     simulated = _read_requests(requests, with_blocks=serving.prefix_cache)
     _check_sizes(simulated, spec, max_kv_tokens)
     env = simpy.Environment(initial_time=0.0)
@@ -107,7 +107,7 @@ def simulate(
             make_batch(),
             timing,
             cost,
-            round_rows=spec.max_rows,
+            round_rows=spec.kv_rows,
             prefill_chunk=serving.prefill_chunk,
             takes_rows=serving.preemption,
         )
@@ -166,7 +166,7 @@ def _batch_maker(
     luck = Luck(stretches, kinds, outputs, seed)
     is_together = candidate.deployment.draft_workers == 0
     early = not (is_together or serving.prefill_chunk or candidate.deployment.prefill_workers)
-    rows = spec.max_rows
+    rows = spec.kv_rows
     if policy is not None and policy.is_batch_coupled:
 
         def play() -> Batch:
@@ -223,7 +223,7 @@ def _prompt_pool(
         prompts,
         transfer=cost.kv_transfer,
         cache=PrefixCache() if serving.prefix_cache else None,
-        max_kv_tokens=_kv_tokens(serving, prompts),
+        max_kv_tokens=_kv_tokens(serving, prompts, has_draft=False),
         give=router.give,
         on_finish=on_finish,
     )
@@ -238,12 +238,12 @@ def _cost_of(fit: Fit, label: str) -> RoundCost:
     return fit.costs[label]
 
 
-def _kv_tokens(serving: Serving, cost: RoundCost) -> int:
+def _kv_tokens(serving: Serving, cost: RoundCost, *, has_draft: bool) -> int:
     """KV rows of one replica."""
-    known = [n for n in (serving.max_kv_tokens, cost.kv_tokens) if n is not None]
-    if not known:
+    rows = cost.kv_room(serving.max_kv_tokens, has_draft=has_draft)
+    if rows is None:
         raise InputError("the fit does not say how many KV rows fit. Fix: --max-kv-tokens N")
-    return min(known)
+    return rows
 
 
 def _read_requests(requests: pd.DataFrame, *, with_blocks: bool) -> dict[int, SimulatedRequest]:
@@ -272,7 +272,7 @@ def _check_sizes(
 ) -> None:
     """Each request must fit the machine when it is alone."""
     for number, request in requests.items():
-        kv_tokens = request.record.prompt_tokens + request.output_tokens + spec.max_rows
+        kv_tokens = request.record.prompt_tokens + request.output_tokens + spec.kv_rows
         if kv_tokens > max_kv_tokens:
             raise InputError(
                 f"request {number} needs {kv_tokens} KV rows with {spec.label}, the machine holds "

@@ -32,7 +32,7 @@ class PlayedBatch:
     Args:
         side: The draft's state; None for plain decoding.
         drafter: Its model; None for plain decoding.
-        round_rows: Most rows of a request in a round.
+        round_rows: Most KV rows of a request in a round.
         hears_early: The draft hears of a request before its first token is known, and so answers
             for the prompt alone in its first round, as an asynchronous draft does that runs the
             prompt beside the target.

@@ -101,7 +101,7 @@ class Replica:
         batch: Requests that decode.
         timing: When the parts of a round run.
         cost: Seconds of prompts.
-        round_rows: Most rows of a request in a round.
+        round_rows: Most KV rows of a request in a round.
         prefill_chunk: Most prompt tokens in a step that decodes; None to run whole prompts between
             rounds.
         takes_rows: KV rows are taken as requests grow, and requests evicted when they run out.

@@ -34,7 +34,7 @@ class TapedBatch:
     Args:
         tapes: What the policy does.
         luck: Which stretches each request plays.
-        round_rows: Most rows of a request in a round.
+        round_rows: Most KV rows of a request in a round.
         hears_early: As for PlayedBatch.
     """
 

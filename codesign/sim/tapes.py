@@ -100,7 +100,7 @@ def make_tapes(
         policy: None for plain decoding. It must not be batch-coupled.
         profile: What was recorded.
         stretches: Runs of it.
-        round_rows: Most rows of a request in a round.
+        round_rows: Most KV rows of a request in a round.
         hears_early: As for PlayedBatch.
     """
     if policy is None:

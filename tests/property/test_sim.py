@@ -58,7 +58,7 @@ def runs(draw: st.DrawFn) -> tuple[pd.DataFrame, Candidate, int, RunRecords]:
     fit: Any = SimpleNamespace(
         costs={deployment.label: draw(costs())}, calibration=Calibration(), acceptance=PROFILE
     )
-    longest = int((trace["prompt_tokens"] + trace["output_tokens"]).max()) + spec.max_rows
+    longest = int((trace["prompt_tokens"] + trace["output_tokens"]).max()) + spec.kv_rows
     max_kv_tokens = longest + draw(st.integers(0, 100))
     slo = SLO(tpot=draw(st.sampled_from([None, 0.05])))
     records = simulate(
@@ -124,7 +124,7 @@ def test_spans_add_up_to_the_time_between_rounds(run):
 @given(runs())
 def test_limits_of_batch_and_kv_memory_are_kept(run):
     _, candidate, max_kv_tokens, records = run
-    max_rows = candidate.speculation.max_rows
+    max_rows, kv_rows = candidate.speculation.max_rows, candidate.speculation.kv_rows
     for r in records.rounds:
         assert 1 <= r.batch <= candidate.max_batch
         assert r.rows <= r.batch * max_rows
@@ -133,7 +133,7 @@ def test_limits_of_batch_and_kv_memory_are_kept(run):
             r for r in records.requests if r.admitted <= joining.admitted < r.finish - EPSILON
         ]
         assert len(inside) <= candidate.max_batch
-        needs = [r.prompt_tokens + r.output_tokens + max_rows for r in inside]
+        needs = [r.prompt_tokens + r.output_tokens + kv_rows for r in inside]
         assert sum(needs) <= max_kv_tokens
 
 
@@ -165,7 +165,7 @@ def served(draw: st.DrawFn) -> tuple[pd.DataFrame, Candidate, int, RunRecords]:
         calibration=Calibration(),
         acceptance=PROFILE,
     )
-    longest = int((trace["prompt_tokens"] + trace["output_tokens"]).max()) + spec.max_rows
+    longest = int((trace["prompt_tokens"] + trace["output_tokens"]).max()) + spec.kv_rows
     max_kv_tokens = longest + draw(st.integers(0, 200))
     serving = Serving(
         max_kv_tokens=max_kv_tokens,

@@ -84,3 +84,20 @@ def test_a_drafts_kv_rows_leave_room_for_fewer_requests():
     batches = [served("chain-3", cost, batch=32).mean_batch for cost in (roomy, tight)]
     assert batches[1] < 0.7 * batches[0]
     assert served("chain-3", tight, batch=32).seconds > served("chain-3", roomy, batch=32).seconds
+
+
+def test_plain_decoding_has_the_room_that_a_draft_would_take():
+    cost = replace(NOTHING, kv_tokens=2000, plain_kv_tokens=4000)
+    shared = served("plain", replace(cost, plain_kv_tokens=None), batch=32)
+    alone = served("plain", cost, batch=32)
+    assert alone.mean_batch > 1.4 * shared.mean_batch
+    assert alone.seconds < shared.seconds
+    tight = replace(cost, plain_kv_tokens=None)
+    assert served("chain-3", cost, batch=32) == served("chain-3", tight, batch=32)
+
+
+def test_the_kv_rows_of_outcomes_that_may_not_come_true_leave_room_for_fewer_requests():
+    cost = replace(NOTHING, kv_tokens=900)  # two requests of 400 and 25 rows, one of 400 and 65
+    few, many = (served(f"ssd-4x{n}", cost, "1+1", batch=32) for n in (1, 3))
+    assert few.mean_batch == pytest.approx(2.0, abs=0.1)
+    assert many.mean_batch == 1.0

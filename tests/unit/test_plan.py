@@ -100,12 +100,12 @@ def test_the_kv_rows_of_a_replica_are_the_plans_and_no_more_than_the_fit_says(
     step = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.01)
     cost = RoundCost(step, step, step, step, kv_tokens=of_fit)
     limited = dataclasses.replace(plan, serving=Serving(max_kv_tokens=of_plan))
-    assert limited.max_kv_tokens(cost) == rows
+    assert limited.max_kv_tokens(cost, has_draft=True) == rows
 
 
 def test_a_plan_that_knows_no_limit_of_kv_rows_says_how_to_set_one(plan):
     with pytest.raises(InputError, match="--max-kv-tokens"):
-        dataclasses.replace(plan, serving=Serving()).max_kv_tokens(None)
+        dataclasses.replace(plan, serving=Serving()).max_kv_tokens(None, has_draft=True)
 
 
 def test_a_plan_folder_can_be_moved(plan, tmp_path):

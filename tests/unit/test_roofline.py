@@ -174,6 +174,7 @@ def test_a_drafts_weights_and_kv_rows_take_room_from_the_target():
     apart = round_cost(target, draft, is_apart=True)
     alone = target.free_bytes / target.model.kv_bytes(4)
     assert together.kv_tokens < apart.kv_tokens <= alone
+    assert together.plain_kv_tokens == apart.plain_kv_tokens == int(alone)
     assert (together.link, apart.link > 0) == (0.0, True)
     assert together.kv_transfer == target.model.kv_bytes(4) / (0.8 * 450e9)
 

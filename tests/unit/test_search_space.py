@@ -5,13 +5,11 @@ import dataclasses
 import pandas as pd
 import pytest
 
-from codesign.config import Serving
 from codesign.errors import InputError
 from codesign.planner.search_space import (
     MAX_PLAYED_TOKENS,
     default_policies,
     deployments,
-    kv_room,
     search_space,
 )
 from codesign.policy.cost import RoundCost, StepTime
@@ -122,11 +120,30 @@ def test_a_request_that_fits_nowhere_is_refused_with_the_flags_that_help():
 
 
 def test_the_smaller_of_the_users_limit_and_the_memory_holds():
-    cost = costs("2", kv_tokens=400)["2"]
-    assert kv_room(cost, None) == 400
-    assert kv_room(cost, Serving(max_kv_tokens=300)) == 300
-    assert kv_room(cost, Serving(max_kv_tokens=500)) == 400
-    assert kv_room(COST, Serving()) is None
+    cost = dataclasses.replace(COST, kv_tokens=400, plain_kv_tokens=600)
+    for limit, rooms in ((None, (400, 600)), (300, (300, 300)), (500, (400, 500))):
+        assert (cost.kv_room(limit, has_draft=True), cost.kv_room(limit, has_draft=False)) == rooms
+    assert COST.kv_room(None, has_draft=False) is None
+    same = dataclasses.replace(COST, kv_tokens=400)
+    assert same.kv_room(None, has_draft=False) == 400
+
+
+def test_memory_that_holds_the_target_alone_is_searched_without_a_draft():
+    small = dataclasses.replace(COST, kv_tokens=0, plain_kv_tokens=400)
+    space = search_space({"1": small}, workers=1, max_batch=1, requests=requests())
+    assert {c.speculation.label for c in space.candidates} == {"plain"}
+    with pytest.raises(InputError, match="KV rows and a round's draft"):
+        search_space(
+            {"1": small}, workers=1, max_batch=1, policies=["chain-1"], requests=requests()
+        )
+
+
+def test_outcomes_that_ssd_drafts_need_room_too():
+    cost = costs("1+1", kv_tokens=200)
+    space = search_space(
+        cost, workers=2, max_batch=1, policies=["ssd-4x1", "ssd-4x3"], requests=requests()
+    )
+    assert [c.speculation.label for c in space.candidates] == ["ssd-4x1"]  # 25 rows against 65
 
 
 def test_policies_whose_every_round_is_played_need_a_short_trace_or_to_be_asked_for():

@@ -211,6 +211,15 @@ def test_max_rows_counts_the_root(label, rows):
     assert parse_policy(label).max_rows == rows
 
 
+@pytest.mark.parametrize(
+    ("label", "rows"),
+    [("plain", 1), ("chain-3", 4), ("tree-8x4x2", 8), ("tree-4x4x4", 16), ("async-tree-8x9x8", 72),
+     ("static-tree-4x2x1", 21), ("pearl-4", 9), ("ssd-4x3", 65), ("adaserve-6x4x5", 21)],
+)  # fmt: skip
+def test_kv_rows_are_those_of_the_model_that_needs_more(label, rows):
+    assert parse_policy(label).kv_rows == rows
+
+
 @pytest.mark.parametrize("label", ["specserve-5", "turbospec-5", "adaserve-4x2x9", "amusd"])
 def test_policies_that_decide_by_step_times_need_them(label):
     spec = parse_policy(label)
