@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codesign.cli.output import add_output_arguments, emit, progress, say, table
 
 if TYPE_CHECKING:
-    from codesign.engine.replay import MeasuredRun, Replay
+    from codesign.engine.gpu.rank_engine import RankEngine
+    from codesign.engine.replay import Engine, MeasuredRun, Replay
     from codesign.plan import Plan, ScoredCandidate
 
 _BASELINES = ("plain", "chain-3", "tree", "async-tree")
@@ -18,6 +20,8 @@ _EXAMPLES = """\
 examples:
   codesign run --plan plan.json
   codesign run --plan plan.json --baselines --out runs
+  codesign run --plan plan.json --device cuda
+  torchrun --nnodes 2 --nproc-per-node 4 -m codesign run --plan plan.json --device cuda
 """
 
 
@@ -45,7 +49,22 @@ def add_parser(subparsers: Any) -> None:
         help=f"also run the best of {', '.join(_BASELINES)} that the plan holds",
     )
     machine = parser.add_argument_group("hardware")
-    machine.add_argument("--workers", type=int, metavar="N", help="CPU cores (all)")
+    machine.add_argument(
+        "--device",
+        choices=("cpu", "cuda", "cpu-ranks"),
+        default="cpu",
+        help="cpu: a plan's workers are threads (default); cuda: they are GPUs, with a process "
+        "each; cpu-ranks: the same processes on the CPU, to try a plan for GPUs",
+    )
+    machine.add_argument("--workers", type=int, metavar="N", help="CPU cores for cpu (all)")
+    machine.add_argument(
+        "--padded-rows",
+        type=int,
+        default=8,
+        choices=(8, 16, 32, 64, 128),
+        help="fewest rows of a target forward on cuda (8): where this covers the largest batch and "
+        "tree, all runs round alike and give the same tokens",
+    )
     output = parser.add_argument_group("files")
     output.add_argument("--out", type=Path, default=Path("runs"), help="folder (default: runs)")
     output.add_argument("--resume", action="store_true", help="keep runs that are whole already")
@@ -56,16 +75,57 @@ def add_parser(subparsers: Any) -> None:
 def run_plan(args: argparse.Namespace) -> int:
     """Run the chosen candidate, or those asked for; 130 when interrupted."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: processes share the cores
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _check_torchrun(args)
+        if os.environ["RANK"] != "0":
+            return _follow(args)
+    return _lead(args)
+
+
+def _check_torchrun(args: argparse.Namespace) -> None:
+    from codesign.errors import UsageError
+
+    if args.device == "cpu":
+        raise UsageError("torchrun starts ranks, which --device cpu has not: add --device cuda")
+    if args.resume:
+        raise UsageError("--resume looks at one machine's files: leave it out under torchrun")
+
+
+def _follow(args: argparse.Namespace) -> int:
+    """Be a process of torchrun that leads nothing; the first one says what goes wrong."""
+    import signal
+
+    from codesign.errors import CodesignError
+    from codesign.plan import Plan
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the first one's to handle
+    args.quiet = True
+    try:
+        plan = Plan.load(args.plan)
+        wanted = _wanted(plan, args)
+        replay = _replay(plan, wanted, args)
+        engine = _rank_engine(plan, wanted, args)
+        engine.follow(replay, [scored.candidate for scored in wanted])
+    except CodesignError as error:
+        return error.exit_code
+    return 0
+
+
+def _lead(args: argparse.Namespace) -> int:
     from codesign.plan import Plan
 
     plan = Plan.load(args.plan)
     wanted = _wanted(plan, args)
-    replay = _load(plan, args)
-    runs = _run_all(replay, wanted, args)
+    replay, engine = _load(plan, wanted, args)
+    runs = _run_all(replay, engine, wanted, args)
     payload = {"plan": str(args.plan), "runs": [_as_dict(run) for run in runs]}
     payload["differing_requests"] = _differing(runs)
     emit(args, payload, lambda: _as_text(plan, runs, args))
-    return 0 if len(runs) == len(wanted) and all(run.is_complete for run in runs) else 130
+    whole = len(runs) == len(wanted) and all(run.is_complete for run in runs)
+    if not whole and args.device == "cuda":
+        sys.stdout.flush()
+        os._exit(130)  # a kernel that waits for a lost rank would keep this process for ever
+    return 0 if whole else 130
 
 
 def _wanted(plan: Plan, args: argparse.Namespace) -> list[ScoredCandidate]:
@@ -85,8 +145,20 @@ def _wanted(plan: Plan, args: argparse.Namespace) -> list[ScoredCandidate]:
     return list({scored.label: scored for scored in wanted}.values())
 
 
-def _load(plan: Plan, args: argparse.Namespace) -> Replay:
+def _load(
+    plan: Plan, wanted: list[ScoredCandidate], args: argparse.Namespace
+) -> tuple[Replay, Engine]:
     from codesign.artifacts import hardware
+
+    replay = _replay(plan, wanted, args)
+    if args.device != "cpu":
+        return replay, _rank_engine(plan, wanted, args)
+    from codesign.engine.replay import CpuEngine
+
+    return replay, CpuEngine(plan, num_workers=args.workers or hardware()["cores"])
+
+
+def _replay(plan: Plan, wanted: list[ScoredCandidate], args: argparse.Namespace) -> Replay:
     from codesign.errors import HardwareError
 
     try:
@@ -95,11 +167,23 @@ def _load(plan: Plan, args: argparse.Namespace) -> Replay:
         raise HardwareError(
             f"the engine needs {error.name}, which is not installed: pip install 'codesign[engine]'"
         ) from error
-    return Replay(plan, args.plan, num_workers=args.workers or hardware()["cores"])
+    replay = Replay(plan, args.plan)
+    for scored in wanted:  # before models are loaded
+        replay.policy(scored.candidate)
+    return replay
+
+
+def _rank_engine(plan: Plan, wanted: list[ScoredCandidate], args: argparse.Namespace) -> RankEngine:
+    from codesign.engine.gpu.rank_engine import RankEngine
+
+    device = args.device.removesuffix("-ranks")
+    engine = RankEngine(plan, device=device, padded_rows=args.padded_rows)
+    engine.check([scored.candidate for scored in wanted])
+    return engine
 
 
 def _run_all(
-    replay: Replay, wanted: list[ScoredCandidate], args: argparse.Namespace
+    replay: Replay, engine: Engine, wanted: list[ScoredCandidate], args: argparse.Namespace
 ) -> list[MeasuredRun]:
     from codesign.engine.replay import run_directories
 
@@ -110,6 +194,7 @@ def _run_all(
             with progress(args) as report:
                 run = replay.run(
                     scored,
+                    engine,
                     directory,
                     progress=lambda _, done, total, label=scored.label: report(label, done, total),
                 )

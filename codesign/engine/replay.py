@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from codesign.artifacts import sha256
 from codesign.engine.model import Decoder, load_decoder
@@ -17,7 +18,8 @@ from codesign.metrics import Metrics, summarise
 from codesign.models import resolve_model
 from codesign.models.shape import model_shape
 from codesign.models.tokenizer import Tokenizer
-from codesign.plan import Plan, ScoredCandidate
+from codesign.plan import Candidate, Plan, ScoredCandidate
+from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest, bind_prompts, encode_user_turn, load_prompts
 from codesign.run_directory import read_run, write_run
 
@@ -46,65 +48,129 @@ class MeasuredRun:
         return self.metrics.num_finished == self.metrics.num_requests
 
 
-class Replay:
-    """A plan with its models loaded.
+class Engine(Protocol):
+    """Models of a plan on the hardware that serves them."""
+
+    def serve(
+        self,
+        candidate: Candidate,
+        requests: Sequence[BoundRequest],
+        policy: PolicySetup,
+        *,
+        sampling: Sampling,
+        max_kv_tokens: int,
+        progress: Progress | None = None,
+    ) -> EngineRun:
+        """Serve ``requests`` with a candidate; an interrupted run ends with a note."""
+        ...
+
+
+class CpuEngine:
+    """The threads of this machine's CPU.
 
     Args:
-        plan: What to run.
-        plan_path: Its file, named in the records.
+        plan: Which models.
         num_workers: CPU cores that may be used.
 
     Raises:
         HardwareError: If the machine has fewer cores than the plan's split needs.
-        InputError: If a model is not there, or the plan's files have changed.
+        InputError: If a model is not there.
     """
 
-    def __init__(self, plan: Plan, plan_path: Path, *, num_workers: int) -> None:
+    def __init__(self, plan: Plan, *, num_workers: int) -> None:
         needed = max(s.candidate.deployment.num_workers for s in plan.scored)
         if needed > num_workers:
             raise HardwareError(
                 f"the plan needs {needed} CPU cores, found {num_workers}. "
                 f"Plan again: codesign plan --workers {num_workers}"
             )
-        self.plan = plan
-        self.plan_path = plan_path
-        self._fit = Fit.load(plan.fit.check())
         target_dir = resolve_model(plan.target)
-        self.requests = bound_requests(plan, target_dir)
         self._target = load_decoder(target_dir)
         self._draft: DraftSource | None = None
         if plan.draft:
-            draft = plan.draft if plan.draft == NGRAM else resolve_model(plan.draft)
-            self._draft = DraftSource(draft, target_dir)
+            self._draft = DraftSource(draft_of(plan), target_dir)
         self._local_draft: Decoder | None = None
 
+    def serve(
+        self,
+        candidate: Candidate,
+        requests: Sequence[BoundRequest],
+        policy: PolicySetup,
+        *,
+        sampling: Sampling,
+        max_kv_tokens: int,
+        progress: Progress | None = None,
+    ) -> EngineRun:
+        """See ``Engine.serve``."""
+        if self._draft is not None and candidate.deployment.draft_workers == 0:
+            self._local_draft = self._local_draft or self._draft.load(self._target)
+        return run_candidate(
+            candidate,
+            requests,
+            target=self._target,
+            draft=self._draft,
+            setup=policy,
+            sampling=sampling,
+            max_kv_tokens=max_kv_tokens,
+            local_draft=self._local_draft,
+            progress=progress,
+        )
+
+
+class Replay:
+    """A plan's requests, to be served by an engine.
+
+    Args:
+        plan: What to run.
+        plan_path: Its file, named in the records.
+
+    Raises:
+        InputError: If the target is not there, or the plan's files have changed.
+    """
+
+    def __init__(self, plan: Plan, plan_path: Path) -> None:
+        self.plan = plan
+        self.plan_path = plan_path
+        self._fit = Fit.load(plan.fit.check())
+        self.requests = bound_requests(plan, resolve_model(plan.target))
+
+    def policy(self, candidate: Candidate) -> tuple[PolicySetup, int]:
+        """What a candidate's policy is built from, and the KV rows that it may use.
+
+        Raises:
+            InputError: If the engines cannot run it.
+        """
+        deployment, plan = candidate.deployment, self.plan
+        if deployment != deployment.unit:
+            raise InputError(
+                f"{candidate.label} has replicas or a pool for prompts, which the engine does not "
+                "run yet. Run another: codesign run --candidate LABEL"
+            )
+        cost = self._fit.costs.get(deployment.label)
+        policy = PolicySetup(
+            candidate.speculation, cost, self._fit.calibration, slo_tpot=plan.slo.tpot
+        )
+        return policy, plan.max_kv_tokens(cost, has_draft=candidate.speculation.has_draft)
+
     def run(
-        self, scored: ScoredCandidate, directory: Path, *, progress: Progress | None = None
+        self,
+        scored: ScoredCandidate,
+        engine: Engine,
+        directory: Path,
+        *,
+        progress: Progress | None = None,
     ) -> MeasuredRun:
-        """Replay the plan's requests with one candidate and write its run directory.
+        """Serve the plan's requests with one candidate and write its run directory.
 
         An interrupted run is written too, with what is finished and a note.
         """
-        candidate, plan = scored.candidate, self.plan
-        if candidate.deployment != candidate.deployment.unit:
-            raise InputError(
-                f"{scored.label} has replicas or a pool for prompts, which the engine does not run "
-                "yet. Run another: codesign run --candidate LABEL"
-            )
-        cost = self._fit.costs.get(candidate.deployment.label)
-        if self._draft is not None and candidate.deployment.draft_workers == 0:
-            self._local_draft = self._local_draft or self._draft.load(self._target)
-        run = run_candidate(
-            candidate,
+        policy, max_kv_tokens = self.policy(scored.candidate)
+        run = engine.serve(
+            scored.candidate,
             self.requests,
-            target=self._target,
-            draft=self._draft,
-            setup=PolicySetup(
-                candidate.speculation, cost, self._fit.calibration, slo_tpot=plan.slo.tpot
-            ),
-            sampling=plan.sampling,
-            max_kv_tokens=plan.max_kv_tokens(cost, has_draft=candidate.speculation.has_draft),
-            local_draft=self._local_draft,
+            policy,
+            sampling=self.plan.sampling,
+            max_kv_tokens=max_kv_tokens,
             progress=progress,
         )
         return self._write(scored, run, directory)
@@ -142,6 +208,11 @@ class Replay:
         metrics = summarise(stored.records, self.plan.slo)
         run = MeasuredRun(scored, metrics, (), stored.outputs, directory)
         return run if run.is_complete else None
+
+
+def draft_of(plan: Plan) -> Path | str:
+    """A plan's draft: a directory, or NGRAM."""
+    return plan.draft if plan.draft == NGRAM else resolve_model(plan.draft)
 
 
 def bound_requests(plan: Plan, target_dir: Path) -> list[BoundRequest]:

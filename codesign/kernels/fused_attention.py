@@ -99,10 +99,10 @@ def fused_attention(
     if out_TN is None:
         out_TN = qkv_TN.new_empty(rows, heads * head_dim)
     if not fits(rows=rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim, device=device):
-        tables = (cos_TF, sin_TF, keys_BGME, values_BGME, seen.slots_T, kv_rows_T)
-        q_THE = rotate_and_append(qkv_TN, *tables, heads=heads)
-        attended = row_attention(q_THE, keys_BGME, values_BGME, seen, scratch)
-        return out_TN.copy_(attended.flatten(1))
+        tables = (cos_TF, sin_TF, keys_BGME, values_BGME)
+        return out_TN.copy_(
+            attention_in_two(qkv_TN, *tables, seen, kv_rows_T, heads=heads, scratch=scratch)
+        )
     assert qkv_TN.dtype == keys_BGME.dtype == torch.bfloat16, "only bfloat16 is attended"
     assert qkv_TN.shape[1] == (heads + 2 * kv_heads) * head_dim, f"{qkv_TN.shape[1]} columns"
     tensors = (qkv_TN, cos_TF, sin_TF, keys_BGME, values_BGME, out_TN, seen.path_TP, kv_rows_T)
@@ -139,6 +139,25 @@ def fused_attention(
         pdl=pdl,
     )
     return out_TN
+
+
+def attention_in_two(
+    qkv_TN: Tensor,
+    cos_TF: Tensor,
+    sin_TF: Tensor,
+    keys_BGME: Tensor,
+    values_BGME: Tensor,
+    seen: SeenRows,
+    kv_rows_T: Tensor,
+    *,
+    heads: int,
+    scratch: Scratch | None = None,
+) -> Tensor:
+    """``fused_attention`` as rotation and then attention, for any device, type and size."""
+    q_THE = rotate_and_append(
+        qkv_TN, cos_TF, sin_TF, keys_BGME, values_BGME, seen.slots_T, kv_rows_T, heads=heads
+    )
+    return row_attention(q_THE, keys_BGME, values_BGME, seen, scratch).flatten(1)
 
 
 def _cluster(kv_heads: int, max_tokens: int) -> int:

@@ -16,13 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from codesign.engine.gpu.slabs import Slabs, seen_rows
-from codesign.engine.gpu.step_rows import DeviceRows
+from codesign.engine.gpu.step_rows import BUCKETS, DeviceRows
 from codesign.engine.gpu.tensor_group import TensorGroup
 from codesign.engine.rank_weights import Matrix, RankWeights
 from codesign.kernels import PlainLinear, rms_norm, rotary_frequencies, swiglu
+from codesign.kernels.fused_attention import attention_in_two, fits, fused_attention
 from codesign.kernels.int4 import Int4Weight
 from codesign.kernels.reference import int4_linear
-from codesign.kernels.row_attention import Scratch, rotate_and_append, row_attention
+from codesign.kernels.row_attention import Scratch, rotate_and_append
 
 Linear = Callable[[Tensor], Tensor]
 
@@ -45,6 +46,7 @@ class RankForward:
     Args:
         weights: Read layer by layer.
         group: The ranks that hold the model.
+        fused: Attend with one kernel where there is one for this GPU and model.
 
     Attributes:
         shape: The rank's part: its heads and channels.
@@ -52,7 +54,7 @@ class RankForward:
         token_map: Head row of the whole model -> token, or None if they are the same.
     """
 
-    def __init__(self, weights: RankWeights, group: TensorGroup) -> None:
+    def __init__(self, weights: RankWeights, group: TensorGroup, *, fused: bool = True) -> None:
         self.shape = weights.shape
         self.group = group
         self._layers = [_layer(weights, index) for index in range(weights.shape.layers)]
@@ -65,6 +67,16 @@ class RankForward:
         self.token_map = ends.token_map
         frequency_F = rotary_frequencies(self.shape.rope, self.shape.head_dim)
         self._frequency_F = frequency_F.to(ends.embedding.device)
+        self._attention = fused_attention if fused and self._can_fuse() else attention_in_two
+
+    def _can_fuse(self) -> bool:
+        return self.dtype == torch.bfloat16 and fits(
+            rows=BUCKETS[-1],
+            heads=self.shape.heads,
+            kv_heads=self.shape.kv_heads,
+            head_dim=self.shape.head_dim,
+            device=self.device,
+        )
 
     @property
     def device(self) -> torch.device:
@@ -79,14 +91,19 @@ class RankForward:
     def hidden(self, rows: DeviceRows, slabs: Slabs, scratch: Scratch | None) -> Tensor:
         """Write the rows' keys and values to their slabs and return last hidden states, (T, D)."""
         seen = seen_rows(rows)
-        slots, places = rows.slots_T, rows.kv_rows_T
 
         def attend(index: int, qkv_TN: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
-            keys, values = slabs.keys_LBGME[index], slabs.values_LBGME[index]
-            q_THE = rotate_and_append(
-                qkv_TN, cos_TF, sin_TF, keys, values, slots, places, heads=self.shape.heads
+            return self._attention(
+                qkv_TN,
+                cos_TF,
+                sin_TF,
+                slabs.keys_LBGME[index],
+                slabs.values_LBGME[index],
+                seen,
+                rows.kv_rows_T,
+                heads=self.shape.heads,
+                scratch=scratch,
             )
-            return row_attention(q_THE, keys, values, seen, scratch)
 
         return self._run(rows.tokens_T.long(), rows.positions_T, attend)
 
@@ -108,7 +125,7 @@ class RankForward:
                 is_causal=True,
                 enable_gqa=self.shape.heads != self.shape.kv_heads,
             )
-            return out_1HTE[0].transpose(0, 1)
+            return out_1HTE[0].transpose(0, 1).flatten(1)
 
         return self._run(tokens_T, places, attend)[-1:]
 
@@ -129,14 +146,13 @@ class RankForward:
     ) -> Tensor:
         angle_TF = positions_T[:, None].float() * self._frequency_F
         cos_TF, sin_TF = angle_TF.cos(), angle_TF.sin()
-        eps, reduce = self.shape.eps, self.group.all_reduce
+        eps, add = self.shape.eps, self.group.add
         x_TD = self.embedding_VD[tokens_T]
         for index, layer in enumerate(self._layers):
             qkv_TN = self._head_norms(layer, layer.qkv(rms_norm(x_TD, layer.input_norm, eps)))
-            out_THE = attend(index, qkv_TN, cos_TF, sin_TF)
-            x_TD = x_TD + reduce(layer.out(out_THE.flatten(1)))
+            x_TD = add(layer.out(attend(index, qkv_TN, cos_TF, sin_TF)), x_TD)
             h_TD = rms_norm(x_TD, layer.mlp_norm, eps)
-            x_TD = x_TD + reduce(layer.down(swiglu(layer.gate_up(h_TD))))
+            x_TD = add(layer.down(swiglu(layer.gate_up(h_TD))), x_TD)
         return rms_norm(x_TD, self._norm, eps)
 
     def _head_norms(self, layer: _Layer, qkv_TN: Tensor) -> Tensor:

@@ -1,18 +1,23 @@
 """Start the other ranks of a run on this host, notice when one is gone, and end them.
 
 Under torchrun the ranks are there already: ``TorchrunRanks`` is the same handle without processes.
+torchrun ends all of them as soon as one fails.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
+from typing import NoReturn
 
 from codesign.engine.gpu.rank_setup import RankSetup
+from codesign.engine.gpu.watch import Watch
 from codesign.engine.partner import DraftLostError, TargetLostError
 from codesign.errors import HardwareError
 
@@ -64,14 +69,22 @@ class LocalRanks:
                     )
                 sleep(0.02)
 
-    def check_draft(self) -> None:
-        """Raise DraftLostError when a draft rank is gone."""
+    @property
+    def of_draft(self) -> Watch:
+        """For waits on the draft."""
+        return Watch("the draft", DraftLostError, self._setup.silence, self._check_draft)
+
+    @property
+    def of_target(self) -> Watch:
+        """For waits on the target's followers."""
+        return Watch("target ranks", TargetLostError, self._setup.silence, self._check_target)
+
+    def _check_draft(self) -> None:
         for rank, process in self._processes.items():
             if self._setup.drafts(rank) and process.poll() is not None:
                 raise DraftLostError(f"draft rank {rank} ended{_exit_code(process)}")
 
-    def check_target(self) -> None:
-        """Raise TargetLostError when a target rank is gone."""
+    def _check_target(self) -> None:
         for rank, process in self._processes.items():
             if not self._setup.drafts(rank) and process.poll() is not None:
                 raise TargetLostError(f"target rank {rank} ended{_exit_code(process)}")
@@ -96,28 +109,70 @@ class LocalRanks:
 
 
 class TorchrunRanks:
-    """Ranks that torchrun started and will end when one of them fails."""
+    """Ranks that torchrun started and will end when one of them fails.
+
+    Args:
+        setup: The run.
+    """
+
+    def __init__(self, setup: RankSetup) -> None:
+        self._setup = setup
+        self._before = signal.signal(signal.SIGTERM, _end_of_run)
+
+    @property
+    def of_draft(self) -> Watch:
+        """For waits on the draft."""
+        return Watch("the draft", DraftLostError, self._setup.silence)
+
+    @property
+    def of_target(self) -> Watch:
+        """For waits on the target's followers."""
+        return Watch("target ranks", TargetLostError, self._setup.silence)
 
     def wait_until_loaded(self) -> None:
         """Joining waits."""
-
-    def check_draft(self) -> None:
-        """torchrun watches."""
-
-    def check_target(self) -> None:
-        """torchrun watches."""
 
     def end_draft(self) -> None:
         """They end themselves."""
 
     def close(self) -> None:
-        """They end themselves."""
+        """They end themselves; what was measured is written before torchrun loses patience."""
+        signal.signal(signal.SIGTERM, self._before)
 
 
-def torchrun_rank() -> int | None:
-    """This process's global rank if torchrun started it, else None."""
-    rank = os.environ.get("RANK")
-    return int(rank) if rank is not None and "TORCHELASTIC_RUN_ID" in os.environ else None
+def _end_of_run(number: int, frame: object) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise TargetLostError("torchrun ended the run, for a rank of it was lost")
+
+
+@dataclass(frozen=True, slots=True)
+class TorchrunProcess:
+    """This process among those that torchrun started.
+
+    Attributes:
+        number: Global.
+        count: Of all.
+    """
+
+    number: int
+    count: int
+
+    @classmethod
+    def this(cls) -> TorchrunProcess | None:
+        """This process, if torchrun started it."""
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            return None
+        return cls(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+
+    def rank(self, setup: RankSetup) -> int | None:
+        """Its rank in a run; None if the run has fewer ranks.
+
+        The first process leads the target, and the draft's ranks come last: what a user sees and
+        what is written comes from the first, whatever the split.
+        """
+        if self.number >= setup.num_ranks:
+            return None
+        return (self.number + setup.leader) % setup.num_ranks
 
 
 def read_setup(folder: Path) -> RankSetup:

@@ -11,6 +11,7 @@ import mmap
 import os
 import platform
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Protocol
@@ -20,11 +21,13 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from codesign.engine.gpu.watch import Watch
+
 Words = NDArray[np.int32]
-Watch = Callable[[], None]  # raises when the other end is gone
 
 NAP = 50e-6
 WATCH_EVERY = 0.05
+DAY = 86400.0  # between two messages a trace may be silent
 _SENT, _LENGTH, _TAKEN = 0, 1, 2  # int64 words before the message; one "taken" per reader
 
 
@@ -54,7 +57,7 @@ class SharedMailbox:
         num_readers: Readers, each with a number of its own.
         reader: Number of this end's reader; None for the writer.
         spin: Seconds to spin before naps; short where processes outnumber processors.
-        watch: Called now and then while waiting; may raise.
+        watch: Of the other ends.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class SharedMailbox:
             if now - start > self._spin:
                 sleep(NAP)
             if self._watch is not None and now > look_at:
-                self._watch()
+                self._watch.look(now - start)
                 look_at = now + WATCH_EVERY
 
 
@@ -116,7 +119,7 @@ class GlooMailbox:
         writer: Global rank of the writer.
         readers: Global ranks of the readers.
         group: Its gloo group; None for the default one.
-        watch: Called while waiting; may raise.
+        watch: Of the other ends.
     """
 
     def __init__(
@@ -140,9 +143,7 @@ class GlooMailbox:
         self._outgoing = []
         for part in (torch.tensor([len(words)], dtype=torch.int32), torch.tensor(words)):
             for reader in self._readers:
-                work = dist.isend(part, reader, group=self._group)
-                assert work is not None
-                self._outgoing.append((work, part))
+                self._outgoing.append((self._start(dist.isend, part, reader), part))
 
     def receive(self) -> Words:
         """See ``Mailbox.receive``."""
@@ -150,13 +151,27 @@ class GlooMailbox:
 
     def _receive(self, count: int) -> Words:
         part = torch.zeros(count, dtype=torch.int32)
-        work = dist.irecv(part, self._writer, group=self._group)
-        assert work is not None
-        self._finish(work)
+        self._finish(self._start(dist.irecv, part, self._writer))
         return part.numpy()
+
+    def _start(
+        self, call: Callable[..., dist.Work | None], part: torch.Tensor, peer: int
+    ) -> dist.Work:
+        try:
+            work = call(part, peer, group=self._group)
+        except RuntimeError as error:  # the connection is closed already
+            if self._watch is None:
+                raise
+            self._watch.broken(error)
+        assert work is not None
+        return work
 
     def _finish(self, work: dist.Work) -> None:
         # A peer that died closes its connection, which ends the wait with an error.
-        if self._watch is not None:
-            self._watch()
-        work.wait()
+        limit = self._watch.limit if self._watch is not None else None
+        try:
+            work.wait(timedelta(seconds=limit or DAY))
+        except RuntimeError as error:
+            if self._watch is None:
+                raise
+            self._watch.broken(error)

@@ -27,6 +27,7 @@ from codesign.engine.gpu.step_rows import (
     pack_step,
     step_words,
 )
+from codesign.engine.gpu.watch import Watch
 from codesign.kernels.keyed_sampling import row_keys
 from codesign.kernels.row_attention import Scratch
 
@@ -134,35 +135,37 @@ class ModelRank:
         return graph.replay
 
     @torch.inference_mode()
-    def answer(self, message: Words, while_waiting: Callable[[], None] | None = None) -> Words:
+    def answer(self, message: Words, watch: Watch | None = None) -> Words:
         """Run a message and wait for its answer.
 
         Args:
             message: From ``pack_step`` or ``prompt_message``.
-            while_waiting: Called now and then; may raise to end the wait.
+            watch: Of the other ranks of the group.
         """
         if message[KIND] == PROMPT:
-            return self._run_prompt(message)
+            return self._run_prompt(message, watch)
         bucket = int(message[BUCKET])
         if bucket not in self._steps:
             self._steps[bucket] = self._make_step(bucket)
         step = self._steps[bucket]
         self._staging.numpy()[: len(message)] = message
         step.run()
-        if self._done is not None:
-            self._done.record()
-            self._wait(self._done, while_waiting)
+        self._wait(watch)
         return step.answer.numpy().copy()
 
-    def _wait(self, done: torch.cuda.Event, while_waiting: Callable[[], None] | None) -> None:
-        """Poll, so that a rank that died ends the wait on a collective with it."""
-        look_at = perf_counter() + PATIENCE
-        while not done.query():
-            if while_waiting is not None and perf_counter() > look_at:
-                while_waiting()
-                look_at = perf_counter() + PATIENCE
+    def _wait(self, watch: Watch | None) -> None:
+        """Poll the GPU, so that a rank that died ends the wait on a collective with it."""
+        if self._done is None:
+            return
+        self._done.record()
+        start = look_at = perf_counter()
+        while not self._done.query():
+            if watch is not None and (now := perf_counter()) > look_at:
+                watch.look(now - start)
+                look_at = now + PATIENCE
+        self.forward.group.check()
 
-    def _run_prompt(self, message: Words) -> Words:
+    def _run_prompt(self, message: Words, watch: Watch | None) -> Words:
         """Run a prompt; the target answers with the token after it, the draft with nothing."""
         device, count = self.forward.device, int(message[COUNT_WORD])
         words = torch.from_numpy(message).to(device)
@@ -170,10 +173,13 @@ class ModelRank:
         self.slabs.label_prompt(tokens_T, slot)
         hidden_1D = self.forward.prompt_hidden(tokens_T, slot, self.slabs)
         if not isinstance(self.head, TargetHead):
+            self._wait(watch)
             return np.zeros(0, np.int32)
         last = torch.tensor([count - 1], device=device)
         keys_1 = row_keys(words[LOW_WORD, None], words[HIGH_WORD, None], last)
-        return self.head.sample(self.forward, hidden_1D, keys_1).to("cpu", torch.int32).numpy()
+        token_1 = self.head.sample(self.forward, hidden_1D, keys_1)
+        self._wait(watch)
+        return token_1.to("cpu", torch.int32).numpy()
 
     def close(self) -> None:
         """Drop the graphs: NCCL's communicators do not end while one of them holds a collective."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from time import sleep
 
-from codesign.engine.gpu.mailbox import Mailbox, Watch
+from codesign.engine.gpu.mailbox import Mailbox
 from codesign.engine.gpu.model_rank import END, ModelRank, end_message
 from codesign.engine.gpu.step_rows import KIND, MODEL, Words
+from codesign.engine.gpu.watch import Watch, is_broken_collective
 from codesign.engine.partner import DraftLostError, TargetLostError
 
 
@@ -23,7 +23,7 @@ class GroupLeader:
         rank: The leader's own part.
         mailbox: To the followers; None in a group of one.
         model: Which of the ranks' models this is.
-        watch: Called now and then during waits; raises when a rank is gone.
+        watch: Of the followers.
 
     Attributes:
         is_in_step: The last message was not answered: ranks may wait for each other for ever.
@@ -56,9 +56,10 @@ class GroupLeader:
             self._mailbox.send(message)
         try:
             answer = self.rank.answer(message, self._watch)
-        except RuntimeError:  # a collective breaks before the end of its rank is known
-            self._watch_for_a_second()
-            raise
+        except RuntimeError as error:
+            if self._watch is None or not is_broken_collective(error):
+                raise
+            self._watch.broken(error)
         self.is_in_step = False
         return answer
 
@@ -68,12 +69,6 @@ class GroupLeader:
             with contextlib.suppress(TargetLostError, DraftLostError):
                 self._mailbox.send(end_message())
 
-    def _watch_for_a_second(self) -> None:
-        for _ in range(20):
-            if self._watch is not None:
-                self._watch()
-            sleep(0.05)
-
 
 def follow(mailbox: Mailbox, models: Mapping[int, ModelRank], watch: Watch | None = None) -> None:
     """Be a follower until the leader says that it is over.
@@ -81,7 +76,7 @@ def follow(mailbox: Mailbox, models: Mapping[int, ModelRank], watch: Watch | Non
     Args:
         mailbox: From the leader.
         models: This rank's part of each model, by number.
-        watch: Called now and then during waits; raises when the leader is gone.
+        watch: Of the leader.
     """
     while (message := mailbox.receive())[KIND] != END:
         models[int(message[MODEL])].answer(message, watch)

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
 from pathlib import Path
 
 from codesign.engine.gpu.launch import read_setup
 from codesign.engine.gpu.ranks import serve_rank
+from codesign.engine.gpu.watch import is_broken_collective
+from codesign.engine.partner import DraftLostError, TargetLostError
 
 
-def _watch_parent(parent: int) -> None:
+def _check_parent(parent: int) -> None:
     if os.getppid() != parent:
         os._exit(1)  # the run is gone; a collective may still hang
 
 
+def main() -> None:
+    """Serve; when others are lost, end without a word: the run's leader says what happened."""
+    parent = os.getppid()
+    faulthandler.register(signal.SIGUSR1)  # shows where a rank waits
+    try:
+        serve_rank(read_setup(Path(sys.argv[1])), int(sys.argv[2]), lambda: _check_parent(parent))
+    except (DraftLostError, TargetLostError):
+        os._exit(1)
+    except RuntimeError as error:
+        if not is_broken_collective(error):
+            raise
+        os._exit(1)
+
+
 if __name__ == "__main__":
-    _parent = os.getppid()
-    serve_rank(read_setup(Path(sys.argv[1])), int(sys.argv[2]), lambda: _watch_parent(_parent))
+    main()

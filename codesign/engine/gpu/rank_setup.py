@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from codesign.engine.gpu.watch import SILENCE
 from codesign.engine.run import NGRAM, PolicySetup
 from codesign.engine.wire import WireLimits
 from codesign.policy.walk import Sampling
@@ -35,6 +36,9 @@ class RankSetup:
         dtype: "bfloat16" or "float32".
         folder: Where ranks of one host meet; None if started by torchrun.
         check: Carry (position, token) with every KV row and count rows in wrong places.
+        silence: Seconds without an answer after which a rank counts as lost.
+        fused: Use the kernels that were made for this GPU; False to compare with.
+        number: Of this run among those that the same processes of torchrun serve.
         delay: Seconds that the draft sleeps before each answer, by round; for tests of timing.
     """
 
@@ -53,6 +57,9 @@ class RankSetup:
     dtype: str = "bfloat16"
     folder: Path | None = None
     check: bool = False
+    silence: float = SILENCE
+    fused: bool = True
+    number: int = 0
     delay: Callable[[int], float] | None = None
 
     @property

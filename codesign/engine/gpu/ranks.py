@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from codesign.engine.checkpoint import open_rank
 from codesign.engine.draft_weights import TOKEN_MAP, load_draft_state
@@ -27,7 +29,6 @@ from codesign.engine.gpu.mailbox import (
     GlooMailbox,
     Mailbox,
     SharedMailbox,
-    Watch,
     shared_memory_is_ordered,
 )
 from codesign.engine.gpu.model_rank import ModelRank
@@ -42,9 +43,12 @@ from codesign.engine.gpu.step_rows import (
     max_step_words,
 )
 from codesign.engine.gpu.tensor_group import ProcessGroupRank, SingleRank, TensorGroup
+from codesign.engine.gpu.watch import Watch
 from codesign.engine.gpu.workers import GroupDrafter
+from codesign.engine.partner import DraftLostError, TargetLostError
 from codesign.engine.rank_weights import EMBEDDING, RankWeights, StateReader
 from codesign.engine.weights import read_tensors
+from codesign.kernels.symmetric import open_exchange
 from codesign.models.shape import model_shape
 
 JOIN_TIMEOUT = timedelta(seconds=600)  # loading and capturing large models takes minutes
@@ -131,13 +135,13 @@ def join(setup: RankSetup, rank: int) -> None:
         return
     on_gpu = setup.device == "cuda"
     if setup.folder is None:
-        method = "env://"
+        store = next(rendezvous("env://"))[0]
     else:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host: no name look-ups
-        method = f"file://{setup.folder / 'rendezvous'}"
+        store = next(rendezvous(f"file://{setup.folder}/rendezvous", rank, setup.num_ranks))[0]
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        init_method=method,
+        store=PrefixStore(f"run-{setup.number}", store),
         rank=rank,
         world_size=setup.num_ranks,
         timeout=JOIN_TIMEOUT,
@@ -149,7 +153,7 @@ def select_device(setup: RankSetup, rank: int) -> torch.device:
     if setup.device == "cpu":
         torch.set_num_threads(1)
         return torch.device("cpu")
-    local = int(os.environ.get("LOCAL_RANK", rank))
+    local = rank if setup.folder is not None else int(os.environ.get("LOCAL_RANK", rank))
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
 
@@ -213,10 +217,11 @@ def load_rank(
     if before_join is not None:
         before_join()
     join(setup, rank)
-    groups = _tensor_groups(setup, rank)
+    groups = _process_groups(setup)
     models = {}
     for model, part in weights.items():
-        forward = RankForward(part, groups[model])
+        group = _tensor_group(setup, groups[model], part, device)
+        forward = RankForward(part, group, fused=setup.fused)
         models[model] = _model_rank(setup, model, forward)
     for model, buckets in _buckets(setup).items():
         if model in models:
@@ -224,19 +229,39 @@ def load_rank(
     return Rank(setup, rank, models)
 
 
-def _tensor_groups(setup: RankSetup, rank: int) -> dict[int, TensorGroup]:
-    """This rank's group for each model; torch.distributed wants every rank to make every group."""
-    groups: dict[int, TensorGroup] = {}
+def _process_groups(setup: RankSetup) -> dict[int, dist.ProcessGroup | None]:
+    """The ranks of each model; torch.distributed wants every rank to make every group."""
+    groups: dict[int, dist.ProcessGroup | None] = {}
+    # Of GPUs it is the leader who notices silence; NCCL would end the process.
+    limit = JOIN_TIMEOUT if setup.device == "cuda" else timedelta(seconds=setup.silence)
     for model, is_draft in ((TARGET_MODEL, False), (DRAFT_MODEL, True)):
         ranks = setup.group_ranks(draft=is_draft)
-        group: TensorGroup = SingleRank()
-        if len(ranks) > 1:
-            made = dist.new_group(list(ranks))
-            if rank in ranks:
-                assert isinstance(made, dist.ProcessGroup)
-                group = ProcessGroupRank(made)
-        groups[model] = group
+        made = dist.new_group(list(ranks), timeout=limit) if len(ranks) > 1 else None
+        groups[model] = made if isinstance(made, dist.ProcessGroup) else None
     return groups
+
+
+def _tensor_group(
+    setup: RankSetup, group: dist.ProcessGroup | None, weights: RankWeights, device: torch.device
+) -> TensorGroup:
+    """A model's ranks, with shared memory for their sums where the kernel for it runs."""
+    if group is None:
+        return SingleRank()
+    if not setup.fused or not _shares_memory(setup, device):
+        return ProcessGroupRank(group)
+    elements = BUCKETS[-1] * weights.shape.hidden
+    return ProcessGroupRank(group, open_exchange(group, max_elements=elements, device=device))
+
+
+def _shares_memory(setup: RankSetup, device: torch.device) -> bool:
+    """Whether all ranks are of one host, and their sums go through its memory."""
+    if device.type == "cpu":
+        return True  # the same call, over gloo
+    one_host = setup.folder is not None or (
+        os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+    )
+    is_hopper = torch.cuda.get_device_capability(device) == (9, 0)
+    return one_host and is_hopper and setup.dtype == "bfloat16"
 
 
 def _model_rank(setup: RankSetup, model: int, forward: RankForward) -> ModelRank:
@@ -279,23 +304,32 @@ def draft_worker(setup: RankSetup, leader: GroupLeader | None) -> DraftWorker:
     return DraftWorker(policy, drafter)
 
 
-def serve_rank(setup: RankSetup, rank: int, watch: Watch | None = None) -> None:
+def serve_rank(setup: RankSetup, rank: int, check: Callable[[], None] | None = None) -> None:
     """Be any rank but the target's leader, until the run is over.
 
     Args:
         setup: The run.
         rank: Global number.
-        watch: Called now and then during waits; raises when the run is gone.
+        check: Called now and then during waits; raises when the run is gone.
+
+    Raises:
+        DraftLostError: If a rank of the draft's group is lost.
+        TargetLostError: If the leader is.
     """
     this = load_rank(setup, rank)
     is_draft = setup.drafts(rank)
-    followers = this.group_mailbox(draft=is_draft, watch=watch)
+    # Between two messages a trace may be silent for long.
+    of_leader = Watch("the leader", TargetLostError, check=check)
     if is_draft and rank == 0:
-        verdicts, candidates = this.pair_mailboxes(watch)
-        leader = this.leader(DRAFT_MODEL, followers, watch) if this.models else None
+        of_group = Watch("draft ranks", DraftLostError, setup.silence, check)
+        followers = this.group_mailbox(draft=True, watch=of_group)
+        verdicts, candidates = this.pair_mailboxes(of_leader)
+        leader = this.leader(DRAFT_MODEL, followers, of_group) if this.models else None
         serve_verdicts(draft_worker(setup, leader), verdicts, candidates, setup.limits, setup.delay)
         if leader is not None:
             leader.end()
-    elif followers is not None:
-        follow(followers, this.models, watch)
+    else:
+        messages = this.group_mailbox(draft=is_draft, watch=of_leader)
+        if messages is not None:
+            follow(messages, this.models, of_leader)
     this.leave()

@@ -16,12 +16,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from codesign.engine.gpu.launch import LocalRanks, TorchrunRanks, torchrun_rank
+from codesign.engine.gpu.launch import LocalRanks, TorchrunProcess, TorchrunRanks
 from codesign.engine.gpu.link import LinkedDraft, last_verdict_words
 from codesign.engine.gpu.mailbox import Mailbox
 from codesign.engine.gpu.rank_group import GroupLeader
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank, draft_worker, load_rank
+from codesign.engine.gpu.watch import SILENCE
 from codesign.engine.gpu.workers import GroupTarget
 from codesign.engine.partner import DraftLostError, LocalDraft, NoDraft, Partner
 from codesign.engine.run import EngineRun, PolicySetup, kv_tokens, longest_request
@@ -49,6 +50,9 @@ def rank_setup(
     dtype: str = "bfloat16",
     smallest_bucket: int = 8,
     check: bool = False,
+    silence: float = SILENCE,
+    fused: bool = True,
+    number: int = 0,
     draft_delay: Callable[[int], float] | None = None,
 ) -> RankSetup:
     """What the ranks of a candidate's run must know.
@@ -77,6 +81,9 @@ def rank_setup(
         device=device,
         dtype=dtype,
         check=check,
+        silence=silence,
+        fused=fused,
+        number=number,
         delay=draft_delay,
     )
 
@@ -93,8 +100,8 @@ def run_on_ranks(
 ) -> EngineRun:
     """Serve ``requests`` as the target's leader, in this process.
 
-    Under torchrun every other rank calls ``ranks.serve_rank`` with the same setup; otherwise the
-    other ranks are started here.
+    Under torchrun every other rank calls ``ranks.serve_rank`` with the same setup (see
+    ``launch.TorchrunProcess``); otherwise the other ranks are started here.
 
     Args:
         setup: From ``rank_setup``.
@@ -115,8 +122,8 @@ def run_on_ranks(
     )
     with _started(setup) as (ranks, setup):
         this = load_rank(setup, setup.leader, before_join=ranks.wait_until_loaded)
-        followers = this.group_mailbox(draft=False, watch=ranks.check_target)
-        leader = this.leader(TARGET_MODEL, followers, ranks.check_target)
+        followers = this.group_mailbox(draft=False, watch=ranks.of_target)
+        leader = this.leader(TARGET_MODEL, followers, ranks.of_target)
         worker = GroupTarget(
             leader,
             num_slots=setup.num_slots,
@@ -137,8 +144,13 @@ def run_on_ranks(
 @contextlib.contextmanager
 def _started(setup: RankSetup) -> Iterator[tuple[Ranks, RankSetup]]:
     """The other ranks, running; they are gone at the end, whatever happened."""
-    if torchrun_rank() is not None:
-        yield TorchrunRanks(), setup
+    if TorchrunProcess.this() is not None:
+        ranks = TorchrunRanks(setup)
+        try:
+            yield ranks, setup
+        finally:
+            _abandon()
+            ranks.close()
         return
     if setup.device == "cuda" and torch.cuda.device_count() < setup.num_ranks:
         raise HardwareError(
@@ -155,10 +167,15 @@ def _started(setup: RankSetup) -> Iterator[tuple[Ranks, RankSetup]]:
             yield ranks, setup
         finally:
             ranks.close()
-            if dist.is_initialized():  # a rank was lost: what it left undone must not be waited for
-                assert dist.group.WORLD is not None
-                dist.group.WORLD.abort()
-                dist.destroy_process_group()
+            _abandon()
+
+
+def _abandon() -> None:
+    """After a rank was lost: do not wait for what it left undone."""
+    if dist.is_initialized():
+        assert dist.group.WORLD is not None
+        dist.group.WORLD.abort()
+        dist.destroy_process_group()
 
 
 def _partner(this: Rank, ranks: Ranks, followers: Mailbox | None) -> Partner:
@@ -168,9 +185,9 @@ def _partner(this: Rank, ranks: Ranks, followers: Mailbox | None) -> Partner:
     if setup.draft_ranks == 0:
         leader: GroupLeader | None = None
         if setup.has_draft_model:
-            leader = this.leader(DRAFT_MODEL, followers, ranks.check_target)
+            leader = this.leader(DRAFT_MODEL, followers, ranks.of_target)
         return LocalDraft(draft_worker(setup, leader))
-    verdicts, candidates = this.pair_mailboxes(ranks.check_draft)
+    verdicts, candidates = this.pair_mailboxes(ranks.of_draft)
 
     def end() -> None:
         with contextlib.suppress(DraftLostError):

@@ -1,7 +1,8 @@
 """The ranks that hold one model together, and the two collectives of a forward.
 
-A group of one does nothing. Larger groups use torch.distributed: NCCL between GPUs, where the calls
-are captured into CUDA graphs, gloo between processes on a CPU.
+A group of one does nothing. Larger groups add up through ``kernels.all_reduce``, one kernel over
+memory that the GPUs write into each other, or over NCCL where they cannot: between hosts, and on
+GPUs that the kernel was not made for. Both are captured into CUDA graphs. On a CPU it is gloo.
 
 Letters in shapes: T rows, v columns of one rank, W ranks.
 """
@@ -14,6 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from codesign.kernels.all_reduce import all_reduce_add
+from codesign.kernels.symmetric import Exchange
+
 
 class TensorGroup(Protocol):
     """A tensor parallel group, seen from one rank."""
@@ -21,12 +25,16 @@ class TensorGroup(Protocol):
     size: int
     rank: int
 
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over ranks, the same bits on each; ``x`` may be overwritten."""
+    def add(self, partial_TD: Tensor, residual_TD: Tensor) -> Tensor:
+        """The sum over ranks and the residual, the same bits on each; may overwrite the first."""
         ...
 
     def all_gather(self, x_Tv: Tensor) -> Tensor:
         """Every rank's columns side by side, (T, W v)."""
+        ...
+
+    def check(self) -> None:
+        """Raise if a kernel waited in vain for another rank."""
         ...
 
 
@@ -35,27 +43,43 @@ class SingleRank:
 
     size, rank = 1, 0
 
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """``x`` itself."""
-        return x
+    def add(self, partial_TD: Tensor, residual_TD: Tensor) -> Tensor:
+        """See ``TensorGroup.add``."""
+        return residual_TD + partial_TD
 
     def all_gather(self, x_Tv: Tensor) -> Tensor:
         """``x`` itself."""
         return x_Tv
 
+    def check(self) -> None:
+        """Nobody to wait for."""
+
 
 class ProcessGroupRank:
-    """One rank of a torch.distributed group."""
+    """One rank of a torch.distributed group.
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    Args:
+        group: The ranks.
+        exchange: Memory that they share, for sums; None to sum by torch.distributed.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, exchange: Exchange | None = None) -> None:
         self.size = group.size()
         self.rank = group.rank()
         self._group = group
+        self._exchange = exchange
 
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """See ``TensorGroup.all_reduce``."""
-        dist.all_reduce(x, group=self._group)
-        return x
+    def add(self, partial_TD: Tensor, residual_TD: Tensor) -> Tensor:
+        """See ``TensorGroup.add``."""
+        if self._exchange is not None:
+            return all_reduce_add(partial_TD, residual_TD, exchange=self._exchange)
+        dist.all_reduce(partial_TD, group=self._group)
+        return residual_TD + partial_TD
+
+    def check(self) -> None:
+        """See ``TensorGroup.check``."""
+        if self._exchange is not None:
+            self._exchange.check()
 
     def all_gather(self, x_Tv: Tensor) -> Tensor:
         """See ``TensorGroup.all_gather``."""

@@ -1,0 +1,140 @@
+"""A plan's models on rank groups: a process a GPU, started here or by torchrun."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from codesign.engine.gpu.launch import TorchrunProcess
+from codesign.engine.gpu.rank_setup import RankSetup
+from codesign.engine.gpu.ranks import serve_rank
+from codesign.engine.gpu.run import rank_setup, run_on_ranks
+from codesign.engine.gpu.watch import is_broken_collective
+from codesign.engine.partner import TargetLostError
+from codesign.engine.replay import Replay, draft_of
+from codesign.engine.run import EngineRun, PolicySetup
+from codesign.engine.serve import Progress
+from codesign.errors import HardwareError
+from codesign.models import resolve_model
+from codesign.plan import Candidate, Plan
+from codesign.policy.walk import Sampling
+from codesign.prompts import BoundRequest
+
+DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
+
+
+class RankEngine:
+    """Serves a plan's candidates, one after another; an ``Engine`` for ``Replay``.
+
+    Args:
+        plan: Which models.
+        device: "cuda", or "cpu": the same code over gloo, a process a worker.
+        padded_rows: Fewest rows of a target's forward; at equal rows runs round alike.
+
+    Attributes:
+        process: This process, if torchrun started it.
+
+    Raises:
+        InputError: If a model is not there.
+    """
+
+    def __init__(self, plan: Plan, *, device: str, padded_rows: int = 8) -> None:
+        self._target = resolve_model(plan.target)
+        self._draft: Path | str | None = draft_of(plan) if plan.draft else None
+        self._device = device
+        self._padded_rows = padded_rows
+        self._number = 0
+        self.process = TorchrunProcess.this()
+
+    def check(self, candidates: Sequence[Candidate]) -> None:
+        """Refuse what this machine cannot run, before anything is loaded.
+
+        Raises:
+            HardwareError: If there are fewer GPUs, or processes of torchrun, than ranks.
+        """
+        needed = max(candidate.deployment.num_workers for candidate in candidates)
+        if self.process is not None and self.process.count < needed:
+            raise HardwareError(
+                f"the plan needs {needed} ranks, torchrun started {self.process.count}. "
+                f"Start again: torchrun --nproc-per-node {needed} -m codesign run"
+            )
+        if self._device == "cpu":
+            return
+        found = torch.cuda.device_count()
+        here = needed if self.process is None else int(os.environ["LOCAL_WORLD_SIZE"])
+        if found < here:
+            fix = f"Plan again: codesign plan --workers {found}"
+            if not found:
+                fix = "Try it on this machine's CPU: codesign run --device cpu-ranks"
+            raise HardwareError(f"the plan needs {here} GPUs on this machine, found {found}. {fix}")
+
+    def serve(
+        self,
+        candidate: Candidate,
+        requests: Sequence[BoundRequest],
+        policy: PolicySetup,
+        *,
+        sampling: Sampling,
+        max_kv_tokens: int,
+        progress: Progress | None = None,
+    ) -> EngineRun:
+        """See ``Engine.serve``."""
+        setup = self._setup(candidate, requests, policy, sampling, max_kv_tokens)
+        try:
+            return run_on_ranks(
+                setup, candidate, requests, max_kv_tokens=max_kv_tokens, progress=progress
+            )
+        except torch.cuda.OutOfMemoryError as error:
+            raise HardwareError(
+                f"{candidate.label} does not fit on these GPUs. Plan with more of them, or with "
+                "fewer KV rows: codesign plan --max-kv-tokens N"
+            ) from error
+
+    def follow(self, replay: Replay, candidates: Sequence[Candidate]) -> None:
+        """Be another of torchrun's processes while its first one runs the same candidates.
+
+        Raises:
+            TargetLostError: If the leader is lost.
+            DraftLostError: If this process leads the draft and loses a rank of it.
+        """
+        assert self.process is not None, "only processes of torchrun follow"
+        for candidate in candidates:
+            policy, max_kv_tokens = replay.policy(candidate)
+            sampling = replay.plan.sampling
+            setup = self._setup(candidate, replay.requests, policy, sampling, max_kv_tokens)
+            rank = self.process.rank(setup)
+            if rank is None:
+                continue
+            try:
+                serve_rank(setup, rank)
+            except RuntimeError as error:
+                if not is_broken_collective(error):
+                    raise
+                raise TargetLostError(f"rank {rank} lost the others of its group") from error
+
+    def _setup(
+        self,
+        candidate: Candidate,
+        requests: Sequence[BoundRequest],
+        policy: PolicySetup,
+        sampling: Sampling,
+        max_kv_tokens: int,
+    ) -> RankSetup:
+        setup = rank_setup(
+            candidate,
+            requests,
+            target=self._target,
+            draft=self._draft,
+            policy=policy,
+            sampling=sampling,
+            max_kv_tokens=max_kv_tokens,
+            device=self._device,
+            dtype=DTYPES[self._device],
+            smallest_bucket=self._padded_rows,
+        )
+        self._number += 1
+        return replace(setup, number=self._number)

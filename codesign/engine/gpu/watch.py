@@ -1,0 +1,57 @@
+"""Waiting for other ranks: how long, and which error says that they are gone.
+
+A rank can be gone (its process ended, its connections closed) or hang (nothing comes). Both end
+every wait on it: the first within a second, the second after ``limit`` seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic, sleep
+from typing import NoReturn
+
+import torch.distributed as dist
+
+from codesign.engine.partner import DraftLostError, TargetLostError
+
+SILENCE = 60.0  # seconds without an answer after which a rank counts as lost
+CAUSE_SECONDS = 1.0  # a connection breaks before the end of its process can be seen
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Looks after the ranks at the other end of a wait.
+
+    Attributes:
+        who: Their name in the error.
+        lost: The error.
+        limit: Seconds of silence after which they count as lost; None where silence is right.
+        check: Raises if a process of theirs has ended, where that can be seen.
+    """
+
+    who: str
+    lost: type[DraftLostError] | type[TargetLostError]
+    limit: float | None = None
+    check: Callable[[], None] | None = None
+
+    def look(self, waited: float) -> None:
+        """Raise if the others are lost, ``waited`` seconds into a wait."""
+        if self.check is not None:
+            self.check()
+        if self.limit is not None and waited > self.limit:
+            raise self.lost(f"{self.who} gave no answer within {self.limit:g} s")
+
+    def broken(self, error: BaseException) -> NoReturn:
+        """A connection broke or timed out: raise what is the cause of it."""
+        deadline = monotonic() + CAUSE_SECONDS
+        while self.check is not None and monotonic() < deadline:
+            self.check()
+            sleep(0.05)
+        reason = str(error).partition("\n")[0].rpartition("] ")[2]
+        raise self.lost(f"{self.who} cannot be reached: {reason}") from error
+
+
+def is_broken_collective(error: BaseException) -> bool:
+    """Whether an error of torch says that another rank is gone, and not that this one erred."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
