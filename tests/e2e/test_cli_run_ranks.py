@@ -1,0 +1,235 @@
+"""``codesign run`` on rank groups as typed, over gloo: processes of its own, and under torchrun."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import codesign
+from codesign.artifacts import header, write_table
+from codesign.candidate import ScoredCandidate
+from codesign.config import SLO, Deployment, Serving
+from codesign.errors import HardwareError, InputError, UsageError
+from codesign.plan import Candidate, FileRef, Plan
+from codesign.policy.speculation import parse_policy
+from codesign.policy.walk import Sampling
+from codesign.run_directory import read_run
+
+CANDIDATES = ("plain on 1", "plain on 2", "tree-4x2x2 on 2", "async-tree-4x2x2 on 1+1")
+NUM_REQUESTS = 4
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": str(Path(codesign.__file__).parents[1]),
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+
+
+def scored(label: str) -> ScoredCandidate:
+    policy, _, split = label.partition(" on ")
+    target, _, draft = split.partition("+")
+    deployment = Deployment(int(target), int(draft or 0))
+    return ScoredCandidate(Candidate(deployment, parse_policy(policy), 2), {}, {}, "fitted", True)
+
+
+@pytest.fixture(scope="module")
+def planned(machine_fit, tiny_models, tmp_path_factory) -> Path:
+    """A folder with a plan for the tiny pair that holds every way to split two ranks."""
+    import pandas as pd
+
+    folder = tmp_path_factory.mktemp("ranks")
+    target, draft = map(str, tiny_models)
+    dataclasses.replace(machine_fit, target=target, draft=draft).save(folder / "fit.json")
+    trace = pd.DataFrame(
+        {
+            "arrival": [0.0] * NUM_REQUESTS,
+            "prompt_tokens": [20, 9, 31, 14],
+            "output_tokens": [16, 24, 12, 20],
+            "category": ["chat"] * NUM_REQUESTS,
+        }
+    )
+    write_table(folder / "trace.parquet", trace, header("trace", seed=0))
+    chosen, *others = map(scored, CANDIDATES)
+    plan = Plan(
+        target=target, draft=draft, slo=SLO(), objective="latency", sampling=Sampling(),
+        serving=Serving(max_kv_tokens=2048), trace=FileRef.of(folder / "trace.parquet"),
+        num_requests=NUM_REQUESTS, fit=FileRef.of(folder / "fit.json"), seed=0, num_seeds=1,
+        chosen=chosen, alternatives=tuple(others),
+    )  # fmt: skip
+    plan.save(folder / "plan.json")
+    return folder
+
+
+def run(folder: Path, *words: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+    python = [sys.executable, *launcher, "-m", "codesign", "run", "--plan", "plan.json", *words]
+    return subprocess.run(
+        python, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=150,
+        check=False,
+    )  # fmt: skip
+
+
+def wanted(*labels: str) -> list[str]:
+    return [word for label in labels for word in ("--candidate", f"{label}, batch 2")]
+
+
+def torchrun(processes: int) -> tuple[str, ...]:
+    return ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
+
+
+def test_a_plan_runs_on_rank_groups_and_no_token_differs(planned):
+    words = ("--device", "cpu-ranks", "--padded-rows", "32", "--out", "here", "--json", "--quiet")
+    done = run(planned, *wanted(*CANDIDATES), *words)
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert printed["differing_requests"] == []
+    assert [r["label"].partition(",")[0] for r in printed["runs"]] == list(CANDIDATES)
+    for found in printed["runs"]:
+        stored = read_run(planned / found["directory"])
+        assert stored.origin == "measured"
+        assert stored.records.notes == []
+        assert [len(stored.outputs[i]) for i in range(NUM_REQUESTS)] == [16, 24, 12, 20]
+        speculates = not found["label"].startswith("plain")
+        assert (found["metrics"]["acceptance_length"] > 1.0) == speculates
+
+
+def test_rank_groups_need_no_simulator_and_no_app(planned):
+    (planned / "blocked").mkdir()
+    for name in ("simpy", "streamlit", "ray"):
+        (planned / "blocked" / f"{name}.py").write_text("raise ImportError('not on this machine')")
+    environment = {**ENVIRONMENT}
+    environment["PYTHONPATH"] = f"{planned / 'blocked'}{os.pathsep}{environment['PYTHONPATH']}"
+    words = ("run", "--plan", "plan.json", *wanted("plain on 1"), "--device", "cpu-ranks")
+    done = subprocess.run(
+        [sys.executable, "-m", "codesign", *words, "--out", "bare", "--quiet"],
+        cwd=planned, env=environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_torchrun_starts_the_same_run(planned):
+    """The first process leads, whatever the split; a process too many stays idle."""
+    labels = ("plain on 1", "tree-4x2x2 on 2", "async-tree-4x2x2 on 1+1")
+    words = ("--device", "cpu-ranks", "--padded-rows", "32", "--out", "torchrun", "--json")
+    done = run(planned, *wanted(*labels), *words, "--quiet", launcher=torchrun(2))
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert printed["differing_requests"] == []
+    assert len(printed["runs"]) == len(labels)
+    assert all(r["metrics"]["num_finished"] == NUM_REQUESTS for r in printed["runs"])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_two_nodes_meet_through_torchrun(planned):
+    labels = ("tree-4x2x2 on 2", "async-tree-4x2x2 on 1+1")
+    words = ("--device", "cpu-ranks", "--padded-rows", "32", "--out", "nodes", "--json", "--quiet")
+    port = free_port()
+    nodes = []
+    for node in range(2):
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank",
+            str(node), "--nproc-per-node", "1", "--master-addr", "127.0.0.1",
+            "--master-port", str(port), "-m", "codesign", "run", "--plan", "plan.json",
+            *wanted(*labels), *words,
+        ]  # fmt: skip
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        nodes.append(subprocess.Popen(command, cwd=planned, env=ENVIRONMENT, **pipes))
+    printed = [node.communicate(timeout=150) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], printed
+    assert printed[1][0] == ""
+    assert json.loads(printed[0][0])["differing_requests"] == []
+
+
+def test_a_process_that_torchrun_loses_ends_the_run_with_what_is_done(planned):
+    """The first process writes what is finished before torchrun ends it."""
+    words = ("--device", "cpu-ranks", "--out", "lost", "--json")
+    command = [sys.executable, *torchrun(2), "-m", "codesign", "run", "--plan", "long.json"]
+    long_plan(planned)
+    running = subprocess.Popen(
+        [*command, *wanted("plain on 2"), *words], cwd=planned, env=ENVIRONMENT,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    follower = wait_for_follower(running.pid)
+    time.sleep(4)  # it has begun to serve
+    os.kill(follower, signal.SIGKILL)
+    at = time.monotonic()
+    printed, errors = running.communicate(timeout=60)
+    assert time.monotonic() - at < 20
+    assert running.returncode != 0
+    (directory,) = (planned / "lost").iterdir()
+    stored = read_run(directory)
+    (note,) = stored.records.notes
+    assert "requests unfinished" in note
+    assert "lost" in note or "target ranks cannot be reached" in note
+    assert json.loads(printed)["runs"][0]["notes"] == [note], errors
+
+
+def long_plan(folder: Path) -> None:
+    """The plan with outputs so long that a run takes a while."""
+    from codesign.artifacts import read_table
+
+    frame, _ = read_table(folder / "trace.parquet", kind="trace")
+    frame["output_tokens"] = 900
+    write_table(folder / "long.parquet", frame, header("trace", seed=0))
+    plan = Plan.load(folder / "plan.json")
+    dataclasses.replace(plan, trace=FileRef.of(folder / "long.parquet")).save(folder / "long.json")
+
+
+def wait_for_follower(agent: int) -> int:
+    """Process number of torchrun's second process, once it runs."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for found in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
+            words = Path(f"/proc/{found}/environ").read_bytes().split(b"\0")
+            if b"RANK=1" in words:
+                return int(found)
+        time.sleep(0.1)
+    raise AssertionError("torchrun started no second process")
+
+
+@pytest.mark.parametrize(
+    ("words", "launcher", "error", "says"),
+    [
+        (("--device", "cuda"), (), HardwareError, "needs 2 GPUs on this machine, found 0"),
+        (("--device", "cpu-ranks"), torchrun(1), HardwareError, "needs 2 ranks, torchrun started"),
+        ((), torchrun(1), UsageError, "add --device cuda"),
+    ],
+    ids=["too few GPUs", "too few processes", "torchrun without ranks"],
+)
+def test_what_cannot_run_is_said_in_one_line(planned, words, launcher, error, says):
+    if "cuda" in words:
+        torch = pytest.importorskip("torch")
+        if torch.cuda.is_available():
+            pytest.skip("this machine has GPUs")
+    done = run(planned, *wanted("tree-4x2x2 on 2"), *words, "--out", "no", launcher=launcher)
+    assert done.returncode == (error.exit_code if not launcher else 1)  # torchrun's own is 1
+    assert len([line for line in done.stderr.splitlines() if says in line]) == 1
+    assert not (planned / "no").exists()
+
+
+def test_replicas_are_refused(planned):
+    plan = Plan.load(planned / "plan.json")
+    candidate = Candidate(Deployment(1, replicas=2), parse_policy("plain"), 2)
+    chosen = dataclasses.replace(plan.chosen, candidate=candidate)
+    dataclasses.replace(plan, chosen=chosen).save(planned / "replicas.json")
+    words = ["run", "--plan", "replicas.json", "--device", "cpu-ranks", "--out", "no"]
+    done = subprocess.run(
+        [sys.executable, "-m", "codesign", *words], cwd=planned, env=ENVIRONMENT,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == InputError.exit_code
+    assert "replicas or a pool for prompts" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
