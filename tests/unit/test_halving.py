@@ -1,0 +1,168 @@
+"""Successive halving against made-up simulations whose best candidate is known."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from codesign.config import SLO, Serving
+from codesign.planner import Answer, Question, search
+from codesign.planner.executor import Job
+from codesign.planner.halving import is_null, rungs, typical_stretch
+from codesign.planner.predict import Outcome
+
+POLICIES = (
+    "plain", "chain-1", "chain-2", "chain-3", "chain-5", "tree-4x2x2", "tree-8x2x2",
+    "async-tree-4x1x2", "async-tree-4x2x2",
+)  # fmt: skip
+SPANS = {"target": 0.03, "draft": 0.01, "reroot": 0.0, "link_there": 0.0, "link_back": 0.0}
+
+
+def tpot_of(job: Job) -> float:
+    """Any number, but of a candidate always the same: no luck, and no truth in the screen."""
+    return 0.02 + zlib.crc32(job.candidate.label.encode()) / 2**32
+
+
+def worst_without_draft(job: Job) -> float:
+    return tpot_of(job) + (10.0 if job.candidate.family == "plain" else 0.0)
+
+
+class MadeUp:
+    """An executor that looks figures up instead of simulating."""
+
+    def __init__(self, tpot=tpot_of) -> None:
+        self.tpot = tpot
+        self.jobs: list[Job] = []
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[tuple[int, Outcome]]:
+        self.jobs += jobs
+        for number, job in enumerate(jobs):
+            tpot = self.tpot(job)
+            figures = {
+                "tpot_mean": tpot, "tpot_slo": tpot, "ttft_slo": 0.1, "latency_mean": 20 * tpot,
+                "goodput": 1 / tpot, "mean_batch": 1.0, "acceptance_length": 2.0,
+            }  # fmt: skip
+            yield (
+                number,
+                Outcome(
+                    job.candidate.label, job.seed, figures, SPANS, 8, num_requests=job.num_requests
+                ),
+            )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error) -> None: ...
+
+
+def requests(num: int) -> pd.DataFrame:
+    rng = np.random.default_rng(3)
+    return pd.DataFrame(
+        {
+            "arrival": np.cumsum(rng.exponential(2.0, num)),
+            "prompt_tokens": rng.integers(20, 80, num),
+            "output_tokens": rng.integers(12, 40, num),
+            "category": "chat",
+        }
+    )
+
+
+@pytest.fixture(params=[40, 6000], ids=["short", "long"])
+def question(request, machine_fit) -> Question:
+    return Question(
+        requests(request.param), machine_fit, SLO(tpot=100.0), Serving(max_kv_tokens=4096),
+        objective="latency", workers=2, max_batch=8, policies=POLICIES, num_seeds=2,
+    )  # fmt: skip
+
+
+def answered(question: Question, tpot=tpot_of) -> tuple[Answer, MadeUp]:
+    executor = MadeUp(tpot)
+    return search(question, executor=executor), executor
+
+
+def test_the_best_of_what_was_simulated_is_chosen(question):
+    answer, executor = answered(question)
+    best = min(map(tpot_of, executor.jobs))
+    assert answer.chosen.predicted["tpot_mean"].value == pytest.approx(best, rel=0.011)
+    assert len({job.candidate for job in executor.jobs}) >= len(POLICIES)
+
+
+def test_the_table_is_in_order(question):
+    ranked = answered(question)[0].ranked
+    values = [scored.predicted["tpot_mean"].value for scored in ranked]
+    assert all(a <= b * 1.0101 for a, b in pairwise(values))
+
+
+def test_plain_decoding_on_all_workers_is_never_dropped(question):
+    answer, executor = answered(question, worst_without_draft)
+    null = [s for s in answer.ranked if is_null(s.candidate)]
+    assert null
+    assert null[0].predicted["tpot_mean"].value > 10.0
+    num = len(question.requests)
+    whole = [job for job in executor.jobs if is_null(job.candidate) and job.num_requests == num]
+    assert whole  # on the whole trace, too
+
+
+def test_the_same_question_gets_the_same_answer_and_the_same_simulations(question):
+    one, other = answered(question), answered(question)
+    assert one[0] == other[0]
+    assert one[1].jobs == other[1].jobs
+
+
+def test_a_candidate_that_only_the_whole_trace_shows_to_be_bad_is_not_chosen(question):
+    num = len(question.requests)
+    first = answered(question)[0].chosen.candidate
+
+    def trap(job: Job) -> float:
+        is_bad = job.candidate == first and job.num_requests == num
+        return 50.0 if is_bad else tpot_of(job)
+
+    answer = answered(question, trap)[0]
+    assert answer.chosen.candidate != first
+    assert first in {scored.candidate for scored in answer.ranked}
+
+
+def test_a_candidate_that_misses_the_slo_is_not_chosen_however_fast_the_others_are(question):
+    def slow(job: Job) -> float:
+        return tpot_of(job) if job.candidate.family == "plain" else 200.0
+
+    answer = answered(question, slow)[0]
+    assert answer.chosen.candidate.family == "plain"
+    assert answer.num_feasible < len(answer.ranked)
+
+
+def test_fewer_candidates_are_left_on_longer_stretches(question):
+    jobs = answered(question)[1].jobs
+    counts: dict[int, set] = {}
+    for job in jobs:
+        counts.setdefault(job.num_requests, set()).add(job.candidate)
+    sizes = [len(counts[length]) for length in sorted(counts)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert max(counts) == len(question.requests)
+    if len(question.requests) > 2000:
+        assert sizes[0] > 2 * sizes[-1]
+
+
+def test_stretches_grow_to_the_whole_trace_and_lie_in_it():
+    for num in (1, 17, 6000, 19_366):
+        found = rungs(requests(num))
+        lengths = [rung.end - rung.first for rung in found]
+        assert lengths == sorted(lengths)
+        assert (found[-1].first, found[-1].end) == (0, num)
+        assert all(0 <= rung.first < rung.end <= num for rung in found)
+
+
+def test_a_typical_stretch_has_the_rate_of_the_trace():
+    quiet, busy = np.full(400, 4.0), np.full(400, 0.1)
+    usual = np.full(400, 1.0)
+    arrival = np.cumsum(np.concatenate([quiet, usual, busy, usual * 1.3]))
+    first, end = typical_stretch(arrival, 200)
+    assert end - first == 200
+    seconds = arrival[end - 1] - arrival[first]
+    assert 200 / seconds == pytest.approx(len(arrival) / arrival[-1], rel=0.35)
+    assert typical_stretch(arrival, 5000) == (0, 1600)
