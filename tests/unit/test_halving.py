@@ -10,11 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from codesign.config import SLO, Serving
+from codesign.candidate import Candidate, ScoredCandidate
+from codesign.config import SLO, Deployment, Serving
 from codesign.planner import Answer, Question, search
 from codesign.planner.executor import Job
-from codesign.planner.halving import is_null, rungs, typical_stretch
+from codesign.planner.halving import is_null, rungs, survivors, typical_stretch
 from codesign.planner.predict import Outcome
+from codesign.planner.ranking import Entry
+from codesign.policy.speculation import parse_policy
 
 POLICIES = (
     "plain", "chain-1", "chain-2", "chain-3", "chain-5", "tree-4x2x2", "tree-8x2x2",
@@ -146,6 +149,18 @@ def test_fewer_candidates_are_left_on_longer_stretches(question):
     assert max(counts) == len(question.requests)
     if len(question.requests) > 2000:
         assert sizes[0] > 2 * sizes[-1]
+
+
+def test_the_best_few_go_on_each_policy_once_with_the_best_of_each_family_and_the_null_plan():
+    labels = ["tree-8x2x2", "tree-8x2x2", "tree-4x2x2", "tree-4x1x2", "tree-4x4x2", "chain-2",
+              "chain-5", "chain-3", "plain"]  # fmt: skip
+    found = [
+        Candidate(Deployment(2), parse_policy(label), limit)
+        for limit, label in enumerate(labels, start=1)
+    ]
+    ordered = [Entry(c, (), ScoredCandidate(c, {}, {}, "fitted", True), 0.0) for c in found]
+    kept = [c.max_batch for c in survivors(ordered, 3)]
+    assert kept == [1, 3, 4, 6, 8, 9]
 
 
 def test_stretches_grow_to_the_whole_trace_and_lie_in_it():
