@@ -18,7 +18,16 @@ from codesign.errors import InfeasibleError
 from codesign.plan import Economics
 from codesign.planner.economics import weigh_speculation
 from codesign.planner.executor import Executor, Job, LocalExecutor, Task
-from codesign.planner.halving import COMPARED, Rung, entering, finalists, rungs, survivors
+from codesign.planner.halving import (
+    COMPARED,
+    NUM_CLIMBS,
+    Rung,
+    entering,
+    finalists,
+    neighbours,
+    rungs,
+    survivors,
+)
 from codesign.planner.nearest_miss import nearest_miss
 from codesign.planner.predict import (
     Outcome,
@@ -165,7 +174,7 @@ def _search(
     ]
     screen_seconds = time.monotonic() - start
     simulations = _Simulations(question, executor, cache, progress)
-    ordered = simulations.halve(first)
+    ordered = simulations.halve(first, space.candidates)
     best = ordered[0]
     if not best.scored.is_feasible:
         raise InfeasibleError(nearest_miss(ordered, question.slo, simulations.at_rates))
@@ -179,7 +188,7 @@ def _search(
         economics=weigh_speculation(ranked, question),
         notes=(*space.notes, *([note] if note else [])),
         num_candidates=len(space.candidates),
-        num_simulated=len(first),
+        num_simulated=simulations.num_simulated,
         num_feasible=sum(scored.is_feasible for scored in ranked),
         screen_seconds=screen_seconds,
     )
@@ -200,21 +209,44 @@ class _Simulations:
         self._cache = cache
         self._progress = progress
         self._rungs = rungs(question.requests)
+        self.num_simulated = 0  # candidates
         self._done = 0  # requests simulated
         self._total = 0  # requests to simulate, as far as is known
 
-    def halve(self, candidates: Sequence[Candidate]) -> list[Entry]:
-        """Candidates that came to the whole trace, best first."""
+    def halve(self, candidates: Sequence[Candidate], space: Sequence[Candidate]) -> list[Entry]:
+        """Candidates that came to the whole trace, best first.
+
+        Args:
+            candidates: What is simulated first.
+            space: Where their neighbours are found.
+        """
         question = self._question
         left, ordered = list(candidates), []
-        for rung in self._rungs:
+        self.num_simulated = len(left)
+        for number, rung in enumerate(self._rungs):
             self._expect(rung, len(left))
             ordered = self._ranked(left, rung, [question.seed])
+            if number == 0:
+                ordered = self._climbed(ordered, rung, space)
             left = survivors(ordered, rung.num_kept)
         left = finalists(ordered, len(question.requests))
         seeds = range(question.seed, question.seed + question.num_seeds)
         repeated = {e.candidate: e for e in self._ranked(left, self._rungs[-1], seeds)}
         return self._judged([(e.candidate, repeated.get(e.candidate, e).outcomes) for e in ordered])
+
+    def _climbed(self, ordered: list[Entry], rung: Rung, space: Sequence[Candidate]) -> list[Entry]:
+        """With the neighbours of the best few, and theirs if these are better."""
+        for _ in range(NUM_CLIMBS):
+            added = neighbours(ordered, space)
+            if not added:
+                break
+            self._total += len(added) * (rung.end - rung.first)
+            jobs = [Job(c, self._question.seed, rung.first, rung.end) for c in added]
+            outcomes = [(outcome,) for outcome in self._run(jobs)]
+            known = [(entry.candidate, entry.outcomes) for entry in ordered]
+            ordered = self._judged([*known, *zip(added, outcomes, strict=True)])
+            self.num_simulated += len(added)
+        return ordered
 
     def at_rates(self, rates: Sequence[tuple[Candidate, float]]) -> list[list[Outcome]]:
         """Outcomes by seed at other arrival rates; of a long trace, on its first stretch, once."""

@@ -10,7 +10,7 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,9 @@ _PARTS = (16, 4, 1)  # the stretches of a longer trace are a 16th, a quarter, an
 _NUM_ENTERING = (40, 40)  # best of the screen: of a short trace, of a long one
 _NUM_KEPT = (20, 6)  # after a 16th of a long trace, after a quarter
 _NUM_FINALISTS = (6, 2)  # simulated with every seed: of a short trace, of a long one
-_MAX_LIMITS = 2  # batch limits per policy and deployment among those that enter
+_MAX_LIMITS = 3  # batch limits per policy and deployment among those that enter
+_NUM_CLIMBING = 4  # best plans whose neighbouring batch limits are simulated, too
+NUM_CLIMBS = 3  # times that it is looked at who they are
 COMPARED = (SpeculationSpec(), SpeculationSpec(kind="chain", max_depth=3))  # always in the table
 
 
@@ -79,7 +81,7 @@ def entering(screened: Screened, objective: str, percentile: float, num_requests
     """Candidates worth simulating: the best of the screen, and what every table must show.
 
     The screen can be wrong about what meets the SLO and about queues, so half of the places go by
-    the objective and the rest by other orders of the same scores. At most two batch limits of a
+    the objective and the rest by other orders of the same scores. At most three batch limits of a
     policy on a deployment.
     """
     wanted = _NUM_ENTERING[num_requests > _SHORT]
@@ -99,6 +101,26 @@ def entering(screened: Screened, objective: str, percentile: float, num_requests
         first_of = {screened.candidates[i].deployment: i for i in reversed(orders[0])}
         chosen |= dict.fromkeys(first_of.values())
     return list(chosen)
+
+
+def neighbours(ordered: Sequence[Entry], space: Sequence[Candidate]) -> list[Candidate]:
+    """The best few plans at the next smaller and the next larger batch limit.
+
+    Queues and their luck are what the screen knows least, and the limit is what they depend on.
+
+    Args:
+        ordered: What was simulated, best first.
+        space: All candidates.
+    """
+    limits = sorted({candidate.max_batch for candidate in space})
+    simulated = {entry.candidate for entry in ordered}
+    wanted = set()
+    for entry in ordered[:_NUM_CLIMBING]:
+        at = limits.index(entry.candidate.max_batch)
+        wanted |= {
+            replace(entry.candidate, max_batch=limit) for limit in limits[max(at - 1, 0) : at + 2]
+        }
+    return [candidate for candidate in space if candidate in wanted - simulated]
 
 
 def screen_orders(screened: Screened, objective: str, percentile: float) -> list[list[int]]:

@@ -10,14 +10,15 @@ from codesign.acceptance import AcceptanceProfile
 from codesign.config import SLO, Serving
 from codesign.fit import Fit
 from codesign.planner.executor import Job, Task, run_job
-from codesign.planner.halving import entering
+from codesign.planner.halving import NUM_CLIMBS, entering, neighbours
 from codesign.planner.predict import misses, score
 from codesign.planner.ranking import CRITERIA, NOTICEABLE, Entry, rank
 from codesign.planner.screen import screen
 from codesign.planner.search_space import search_space
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 
-NUM_PROBLEMS = 30
+NUM_PROBLEMS = 200
+NUM_PARTS = 4  # so that none takes longer than a test may
 NUM_PROFILES = 5  # drafts; their policies are played once for all problems
 POLICIES = ("plain", "chain-1", "chain-2", "chain-4", "tree-4x2x2", "async-tree-4x2x2")
 SERVING = Serving(max_kv_tokens=3000)
@@ -72,14 +73,13 @@ def made_problem(number: int):
     return fit, requests, slo, ("goodput", "latency")[number % 2]
 
 
-def best_and_kept(number: int, monkeypatch) -> tuple[list[Entry], set[str], str]:
-    """All candidates simulated, best first; labels that the screen keeps; the objective."""
+def simulated(number: int):
+    """Every candidate simulated, best first; those that a search would simulate; the objective."""
     fit, requests, slo, objective = made_problem(number)
     space = search_space(
         fit.costs, workers=4, max_batch=16, policies=POLICIES, serving=SERVING, requests=requests
     )
     screened = screen(space.candidates, requests, fit, slo=slo, serving=SERVING)
-    kept = entering(screened, objective, slo.percentile, len(requests))
     task = Task(requests, fit, slo, SERVING)
     entries = []
     for candidate in space.candidates:
@@ -87,7 +87,12 @@ def best_and_kept(number: int, monkeypatch) -> tuple[list[Entry], set[str], str]
         scored = score(candidate, [outcome], fit, slo)
         miss = max(misses([outcome], slo).values())
         entries.append(Entry(candidate, (outcome,), scored, miss))
-    return rank(entries, objective), {space.candidates[i].label for i in kept}, objective
+    ordered = rank(entries, objective)
+    entered = entering(screened, objective, slo.percentile, len(requests))
+    kept = {space.candidates[i] for i in entered}
+    for _ in range(NUM_CLIMBS):
+        kept |= set(neighbours([e for e in ordered if e.candidate in kept], space.candidates))
+    return ordered, kept, objective
 
 
 def loss(best: Entry, kept: Entry, objective: str) -> float:
@@ -104,23 +109,18 @@ def loss(best: Entry, kept: Entry, objective: str) -> float:
     return 0.0
 
 
-def losses(numbers, monkeypatch) -> dict[int, float]:
-    found = {}
-    for number in numbers:
-        ordered, labels, objective = best_and_kept(number, monkeypatch)
-        assert len(labels) <= len(ordered) // 3
-        first = next(entry for entry in ordered if entry.candidate.label in labels)
-        found[number] = loss(ordered[0], first, objective)
-    return found
-
-
 @pytest.mark.slow
-def test_the_screen_keeps_a_plan_near_the_best_of_random_problems(monkeypatch):
-    """The best that it keeps is rarely noticeably (1 %) worse than the best of all, and not far.
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+def test_a_search_simulates_the_best_plan_of_random_problems(part):
+    """What it leaves out is never noticeably (1 %) better, although it is two thirds of all.
 
     Short traces are the hard ones: with 25 to 50 requests, luck decides between batch limits.
     """
-    found = losses(range(NUM_PROBLEMS), monkeypatch)
-    dropped = {number: value for number, value in found.items() if value > 0}
-    assert len(dropped) <= 0.15 * NUM_PROBLEMS, dropped
-    assert max(dropped.values(), default=0.0) <= 0.1, dropped
+    dropped = {}
+    for number in range(part, NUM_PROBLEMS, NUM_PARTS):
+        ordered, kept, objective = simulated(number)
+        assert len(kept) <= len(ordered) // 3
+        first = next(entry for entry in ordered if entry.candidate in kept)
+        if (worse := loss(ordered[0], first, objective)) > 0:
+            dropped[number] = worse
+    assert not dropped
