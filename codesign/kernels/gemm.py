@@ -22,7 +22,7 @@ from codesign.kernels import packed_reference
 from codesign.kernels.cuda_module import CudaKernel, load_kernel
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import RECORD_BYTES, PackedLinear
-from codesign.kernels.tiling import MAX_ROWS, Tiling, choose, layout, row_tiles
+from codesign.kernels.tiling import MAX_ROWS, Layout, Tiling, choose, layout, row_tiles
 
 # Above, a dense product of dequantised weights reads fewer bytes than one pass per 32 rows.
 _MOST_ROWS = 256
@@ -108,9 +108,24 @@ def _run(call: _Call, tiling: Tiling | None, *, pdl: bool) -> None:
     if tiling is None:
         tiles, groups = weight.data.shape[:2]
         tiling = _choose(tiles, groups, weight.bits, x.device.index or 0)
-    for start in range(0, x.shape[0], MAX_ROWS):
-        rows = slice(start, min(start + MAX_ROWS, x.shape[0]))
+    most = MAX_ROWS
+    while _layout(weight, most, tiling, x.device).stages < 2 and most > 8:
+        most //= 2  # the sums of fewer rows leave room for a ring
+    for start in range(0, x.shape[0], most):
+        rows = slice(start, min(start + most, x.shape[0]))
         _launch(call, rows, tiling, pdl=pdl)
+
+
+def _layout(weight: PackedLinear, num_rows: int, tiling: Tiling, device: torch.device) -> Layout:
+    tiles, groups = weight.data.shape[:2]
+    return layout(
+        tiling,
+        tiles=tiles,
+        groups=groups,
+        record_bytes=RECORD_BYTES[weight.bits],
+        num_row_tiles=row_tiles(num_rows),
+        num_sms=num_sms(device.index or 0),
+    )
 
 
 def _launch(call: _Call, rows: slice, tiling: Tiling, *, pdl: bool) -> None:
@@ -119,14 +134,7 @@ def _launch(call: _Call, rows: slice, tiling: Tiling, *, pdl: bool) -> None:
     residual = None if call.residual_MN is None else call.residual_MN[rows]
     tiles, groups = weight.data.shape[:2]
     count = row_tiles(x.shape[0])
-    plan = layout(
-        tiling,
-        tiles=tiles,
-        groups=groups,
-        record_bytes=RECORD_BYTES[weight.bits],
-        num_row_tiles=count,
-        num_sms=num_sms(x.device.index or 0),
-    )
+    plan = _layout(weight, x.shape[0], tiling, x.device)
     assert plan.stages >= 2, f"{tiling} leaves no room for a ring"
     args = [weight.data, x, None if norm is None else norm.weight_K, out, call.bias_N, residual]
     args += [x.shape[0], x.shape[1], out.shape[1], tiles, groups]
@@ -161,5 +169,6 @@ def _kernel(bits: int, count: int, tiling: Tiling, activation: int) -> CudaKerne
         "TILES": tiling.tiles,
         "BLOCKS": tiling.blocks,
         "ACTIVATION": activation,
+        "DELAYS": int(tiling.delays),
     }
     return load_kernel("gemm.cu", "gemm", defines)

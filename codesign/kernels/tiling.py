@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHARED_BYTES = 227 << 10  # of a Hopper SM, what one block may use
+_MOST_STAGES = 16
 _RESERVED = 1 << 10  # of every block on the SM, beside what it asks for
 MAX_ROWS = 32
 
@@ -22,14 +23,17 @@ class Tiling:
         tiles: Tiles of 16 features that a warp multiplies at a time: 1, 2 or 4.
         cluster: Blocks that share a tile's columns.
         blocks: Blocks an SM is to hold.
-        max_stages: Most stages of the ring.
+        launched: Of those, how many a launch fills; in the room that is left, the blocks of the
+            next launch start early and fill their rings. 0 for all.
+        delays: Let every role of the kernel dawdle at random, for tests.
     """
 
     warps: int
     tiles: int
     cluster: int = 1
     blocks: int = 1
-    max_stages: int = 16
+    launched: int = 0
+    delays: bool = False
 
     def slots(self, num_row_tiles: int) -> int:
         """Steps whose partial sums are in flight, and reducer warps, as in gemm_core.cuh."""
@@ -41,8 +45,9 @@ class Tiling:
 
     def clusters(self, num_sms: int) -> int:
         """Clusters of the grid; those of four and more do not fill every part of the chip."""
-        usable = num_sms * self.blocks // self.cluster
-        return usable if self.cluster <= 2 else min(usable, 120 * self.blocks // self.cluster)
+        blocks = self.launched or self.blocks
+        usable = num_sms * blocks // self.cluster
+        return usable if self.cluster <= 2 else min(usable, 120 * blocks // self.cluster)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,7 @@ def layout(
     fixed += 32 * num_row_tiles * (tiling.warps + 1) + 16 * slots + 8
     room = (SHARED_BYTES + _RESERVED) // tiling.blocks - _RESERVED - fixed
     stage = tiling.tiles * tiling.warps * record_bytes + 16
-    stages = min(tiling.max_stages, room // stage)
+    stages = min(_MOST_STAGES, room // stage)
     return Layout(clusters, stages, part_tiles, fixed + stages * stage)
 
 

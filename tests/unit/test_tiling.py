@@ -14,25 +14,27 @@ RECORD = {4: 1088, 16: 4096}
     bits=st.sampled_from((4, 16)),
     rows=st.integers(1, 32),
 )
-def test_every_shape_gets_a_ring_of_two_stages_that_fits(tiles, groups, bits, rows):
+def test_eight_rows_of_every_shape_get_a_ring_of_two_stages_that_fits(tiles, groups, bits, rows):
     tiling = choose(tiles=tiles, groups=groups, bits=bits)
     chunks = -(-groups // tiling.warps)
     assert chunks % tiling.cluster == 0, "a block of the cluster would have no columns"
-    plan = layout(
-        tiling,
-        tiles=tiles,
-        groups=groups,
-        record_bytes=RECORD[bits],
-        num_row_tiles=row_tiles(rows),
-        num_sms=132,
-    )
-    assert plan.shared_bytes <= SHARED_BYTES
-    assert plan.clusters * tiling.cluster <= 132 * tiling.blocks
-    assert tiling.threads(row_tiles(rows)) <= 640, "more leave too few registers a thread"
     kept = tiling.cluster > 1 or chunks > 1
-    assert plan.part_tiles * plan.clusters >= tiles * kept
-    # A vocabulary on one GPU may keep more sums than fit beside the ring.
-    assert plan.stages >= 2 or (kept and plan.part_tiles * row_tiles(rows) > 128)
+    for most in (rows, 8):
+        count = row_tiles(most)
+        plan = layout(
+            tiling,
+            tiles=tiles,
+            groups=groups,
+            record_bytes=RECORD[bits],
+            num_row_tiles=count,
+            num_sms=132,
+        )
+        assert plan.shared_bytes <= SHARED_BYTES
+        assert plan.clusters * tiling.cluster <= 132 * tiling.blocks
+        assert tiling.threads(count) * tiling.blocks <= 768, "more leave too few registers a thread"
+        assert plan.part_tiles * plan.clusters >= tiles * kept
+    # Of more rows as many are run at a time as leave room for a ring.
+    assert plan.stages >= 2 or plan.part_tiles > 128, "a vocabulary keeps too many sums"
 
 
 def test_the_cut_along_the_columns_does_not_depend_on_the_rows():

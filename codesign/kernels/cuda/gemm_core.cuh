@@ -13,7 +13,8 @@
 // multiplied after the product; the sum of squares falls out of loading h.
 //
 // Macros: BITS 4 or 16; NT 1, 2 or 4 (8, 16 or 32 rows); WARPS consumers; TILES a consumer multiplies
-// at a time (1, 2, 4); BLOCKS an SM must hold. packing.py has the layout of a record. No CUDA header.
+// at a time (1, 2, 4); BLOCKS an SM must hold; DELAYS 1: every role dawdles at random, for tests.
+// packing.py has the layout of a record. No CUDA header.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -30,6 +31,8 @@ typedef unsigned long long u64;
 #define SLOTS (NT * TILES <= 2 ? 3 : 2)
 #define THREADS (32 * (WARPS + 1 + SLOTS))
 #define ONES 0x3f803f80u  // two bf16
+// Registers are left to load the next chunk's x while this one's is multiplied.
+#define AHEAD (NT == 1 && TILES <= 2 && BLOCKS == 1)
 
 __device__ __forceinline__ u32 shared_address(const void* p) {
   return (u32)__cvta_generic_to_shared(p);
@@ -53,6 +56,17 @@ __device__ __forceinline__ void barrier_wait(u32 bar, int parity) {
     if (done) return;
     if (tries > (1u << 22)) asm volatile("trap;");
   }
+}
+// Sleep for up to 2 us, one time in four.
+__device__ __forceinline__ void dawdle() {
+#if DELAYS
+  u32 now;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
+  now = (now ^ (threadIdx.x / 32 + 64 * blockIdx.x) * 0x9e3779b9u) * 0x85ebca6bu;
+  now ^= now >> 15;
+  if ((now & 3) == 0) asm volatile("nanosleep.u32 %0;" ::"r"((now >> 8) & 2047));
+  __syncwarp(__activemask());
+#endif
 }
 __device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32 bar, u64 policy) {
   asm volatile(
@@ -169,18 +183,28 @@ struct Consumer {
   float squares[NT];  // of row lane / 4, this lane's columns
 };
 
-// Load the x of a group, times the norm's weight.
-__device__ __forceinline__ void load_rows(const Gemm& a, int group, Consumer& w, int lane) {
+// This lane's part of the x of a group, as in memory.
+__device__ __forceinline__ void fetch_rows(const Gemm& a, int group, int lane, uint4 (&raw)[NT][4]) {
   const int row = lane >> 2, t = lane & 3;
 #pragma unroll
   for (int n = 0; n < NT; n++)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const int k = group * GROUP + (i >> 1) * 64 + t * 16 + (i & 1) * 8;
-      uint4 v = make_uint4(0, 0, 0, 0);
-      if (8 * n + row < a.rows && k < a.columns) v = load_fresh4(a.x + (size_t)(8 * n + row) * a.columns + k);
+      raw[n][i] = make_uint4(0, 0, 0, 0);
+      if (8 * n + row < a.rows && k < a.columns) raw[n][i] = load_fresh4(a.x + (size_t)(8 * n + row) * a.columns + k);
+    }
+}
+
+// Make it B fragments, times the norm's weight.
+__device__ __forceinline__ void take_rows(const Gemm& a, int group, const uint4 (&raw)[NT][4], Consumer& w, int lane) {
+  const int t = lane & 3;
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
       u32* b = &w.b[n][i * 4];
-      b[0] = v.x, b[1] = v.y, b[2] = v.z, b[3] = v.w;
+      b[0] = raw[n][i].x, b[1] = raw[n][i].y, b[2] = raw[n][i].z, b[3] = raw[n][i].w;
     }
   if (a.norm) {
 #pragma unroll
@@ -203,10 +227,13 @@ __device__ __forceinline__ void load_rows(const Gemm& a, int group, Consumer& w,
   if (BITS == 4) {  // sums over the group: a product with ones
 #pragma unroll
     for (int n = 0; n < NT; n++) {
-      float c[4] = {0.f, 0.f, 0.f, 0.f};
+      float c[4] = {0.f, 0.f, 0.f, 0.f}, d[4] = {0.f, 0.f, 0.f, 0.f};  // two chains
 #pragma unroll
-      for (int s = 0; s < 8; s++) mma(c, ONES, ONES, ONES, ONES, w.b[n][2 * s], w.b[n][2 * s + 1]);
-      w.sums[n][0] = c[0], w.sums[n][1] = c[1];
+      for (int s = 0; s < 8; s += 2) {
+        mma(c, ONES, ONES, ONES, ONES, w.b[n][2 * s], w.b[n][2 * s + 1]);
+        mma(d, ONES, ONES, ONES, ONES, w.b[n][2 * s + 2], w.b[n][2 * s + 3]);
+      }
+      w.sums[n][0] = c[0] + d[0], w.sums[n][1] = c[1] + d[1];
     }
   }
 }
@@ -221,14 +248,14 @@ struct Records {
 #endif
 };
 
-__device__ __forceinline__ void load_records(u32 record, int lane, Records& r) {
+// `codes` and `ends`: addresses of this lane's first piece of either.
+__device__ __forceinline__ void load_records(u32 codes, u32 ends, Records& r) {
 #pragma unroll
   for (int i = 0; i < TILES; i++) {
-    const u32 from = record + i * WARPS * RECORD;
 #pragma unroll
-    for (int j = 0; j < sizeof(r.q[0]) / 16; j++) r.q[i][j] = load_shared4(from + j * 512 + lane * 16);
+    for (int j = 0; j < sizeof(r.q[0]) / 16; j++) r.q[i][j] = load_shared4(codes + i * WARPS * RECORD + j * 512);
 #if BITS == 4
-    r.ends[i] = load_shared2(from + 1024 + (lane >> 2) * 8);
+    r.ends[i] = load_shared2(ends + i * WARPS * RECORD);
 #endif
   }
 }
@@ -328,6 +355,7 @@ __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
     const int group = (p.rank + c * p.size) * WARPS, count = min(WARPS, a.groups - group);
     const u8* from = a.weight + ((size_t)p.first_tile * a.groups + group) * RECORD;
     for (int s = 0; s < p.steps; s++) {
+      dawdle();
       barrier_wait(p.empty + 8 * slot, phase);
       const int tiles = min(TILES, p.num_tiles - s * TILES);
       barrier_expect(p.full + 8 * slot, tiles * count * RECORD);
@@ -364,28 +392,32 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
   Consumer w;
 #pragma unroll
   for (int n = 0; n < NT; n++) w.squares[n] = 0.f;
-  const u32 mine = p.ring + warp * RECORD;
+  u32 mine = p.ring + warp * RECORD + lane * 16, ends = p.ring + warp * RECORD + 1024 + (lane >> 2) * 8;
+  asm volatile("" : "+r"(mine), "+r"(ends));  // keep them instead of computing them at every step
   float4* const to = p.partial + warp * 32 + lane;
-  int slot = 0, phase = 0;
+  const u32 stages = 8 * a.stages;
+  u32 stage = 0, bar = p.full, phase = 0;
   u32 taken = ~0u;  // bit i: parity of partial_empty[i] to wait for
   wait_for_previous();
+  uint4 raw[NT][4];
+  if (AHEAD) fetch_rows(a, p.rank * WARPS + warp, lane, raw);
   for (int c = 0; c < p.chunks; c++) {
     const int group = (p.rank + c * p.size) * WARPS + warp;
-    load_rows(a, group, w, lane);
+    if (!AHEAD) fetch_rows(a, group, lane, raw);
+    take_rows(a, group, raw, w, lane);
+    if (AHEAD && c + 1 < p.chunks) fetch_rows(a, group + p.size * WARPS, lane, raw);
     if (c == 0 && warp == 0) release_next();
     if (c == p.chunks - 1 && a.norm) share_squares(p, w, warp, lane);
     int place = 0;
     for (int s = 0; s < p.steps; s++) {
-      Records r;
-      barrier_wait(p.full + 8 * slot, phase);
-      load_records(mine + slot * STAGE, lane, r);  // stale records behind the last tile: nobody adds them
-      __syncwarp();
-      if (lane == 0) barrier_arrive(p.empty + 8 * slot);
-      if (++slot == a.stages) slot = 0, phase ^= 1;
       float acc[TILES][NT][4];
+      dawdle();
+      barrier_wait(bar, phase);
       if (group < a.groups) {
+        Records r;
+        load_records(mine + stage, ends + stage, r);  // stale records behind the last tile: nobody adds them
         multiply_records(r, w, acc);
-      } else {  // the record is stale
+      } else {
 #pragma unroll
         for (int i = 0; i < TILES * NT * 4; i++) (&acc[0][0][0])[i] = 0.f;
       }
@@ -396,8 +428,14 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
 #pragma unroll
         for (int n = 0; n < NT; n++)
           to[((place * TILES + i) * NT + n) * WARPS * 32] = make_float4(acc[i][n][0], acc[i][n][1], acc[i][n][2], acc[i][n][3]);
+      dawdle();
       __syncwarp();
-      if (lane == 0) barrier_arrive(p.partial_full + 8 * place);
+      // The stage is freed here, behind stores that need its contents. A release right behind the loads
+      // orders them before other threads' accesses, not before the copy engine's: loads still under way
+      // then found the next records.
+      if (lane == 0) barrier_arrive(bar + stages), barrier_arrive(p.partial_full + 8 * place);
+      stage += STAGE, bar += 8;
+      if (bar == p.empty) stage = 0, bar = p.full, phase ^= 1;
       if (++place == SLOTS) place = 0;
     }
   }
@@ -421,6 +459,7 @@ __device__ __forceinline__ void reduce(const Gemm& a, const Plan& p, const typen
     }
     for (int s = place; s < p.steps; s += SLOTS, phase ^= 1) {
       float sums[TILES][NT][4];
+      dawdle();
       barrier_wait(p.partial_full + 8 * place, phase);
 #pragma unroll
       for (int i = 0; i < TILES; i++)
@@ -434,6 +473,7 @@ __device__ __forceinline__ void reduce(const Gemm& a, const Plan& p, const typen
           }
           sums[i][n][0] = sum.x, sums[i][n][1] = sum.y, sums[i][n][2] = sum.z, sums[i][n][3] = sum.w;
         }
+      dawdle();
       __syncwarp();
       if (lane == 0) barrier_arrive(p.partial_empty + 8 * place);
 #pragma unroll

@@ -1,0 +1,203 @@
+"""Every interleaving of the roles of cuda/gemm_core.cuh, in a small model of them.
+
+A producer fills a ring with a copy engine of its own pace, consumers read a stage and hand their
+sum to a reducer through a slot. Barriers count arrivals and have a phase bit; a wait compares it. A
+load from the ring is issued at one time and has its value at a later one, unless something that
+needs the value lies between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+STALE = -1
+
+
+class ProtocolError(Exception):
+    """What the protocol must exclude."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """One block.
+
+    Attributes:
+        steps: Tiles of each chunk.
+        stages: Of the ring.
+        consumers: Warps that read each stage.
+        slots: Of partial sums.
+        reducers: Warps that take turns at the slots; as many as slots is one each.
+        frees_early: A consumer frees a stage behind its load and not behind a use of it.
+    """
+
+    steps: tuple[int, ...]
+    stages: int = 2
+    consumers: int = 2
+    slots: int = 2
+    reducers: int = 2
+    frees_early: bool = False
+
+    @property
+    def uses(self) -> list[int]:
+        """The slot of each step: every chunk begins with the first."""
+        return [step % self.slots for count in self.steps for step in range(count)]
+
+    def start(self) -> State:
+        """Nothing has happened."""
+        return State(
+            filled=0,
+            landed=0,
+            consumer=((0, 0),) * self.consumers,
+            loads=((STALE, STALE),) * self.consumers,
+            ring=(STALE,) * self.stages,
+            partial=((STALE,) * self.consumers,) * self.slots,
+            full=(0,) * self.stages,
+            empty=(0,) * self.stages,
+            partial_full=(0,) * self.slots,
+            partial_empty=(0,) * self.slots,
+            reducer=(0,) * self.reducers,
+        )
+
+    def moves(self, state: State) -> Iterator[State]:
+        """States that one step of one role leads to."""
+        yield from self.producer_moves(state)
+        for warp in range(self.consumers):
+            yield from self.consumer_moves(state, warp)
+        for warp in range(self.reducers):
+            yield from self.reducer_moves(state, warp)
+
+    def producer_moves(self, state: State) -> Iterator[State]:
+        """Ask for a copy; a copy lands."""
+        step, total = state.filled, len(self.uses)
+        stage, lap = step % self.stages, step // self.stages
+        if step < total and passes(state.empty[stage], self.consumers, (lap + 1) % 2):
+            yield replace(state, filled=step + 1)
+        if state.landed < state.filled:
+            stage = state.landed % self.stages
+            yield replace(
+                state,
+                landed=state.landed + 1,
+                ring=put(state.ring, stage, state.landed),
+                full=put(state.full, stage, state.full[stage] + 1),
+            )
+
+    def consumer_moves(self, state: State, warp: int) -> Iterator[State]:
+        """0: load a stage; 1: free it early; 2: store the sum; 3: hand it over, free the stage."""
+        step, at = state.consumer[warp]
+        loading, pending = state.loads[warp]
+        if pending != STALE:  # the value of a load arrives
+            value = state.ring[pending]
+            yield replace(state, loads=put(state.loads, warp, (value, STALE)))
+        if step == len(self.uses):
+            return
+        stage, lap, slot = step % self.stages, step // self.stages, self.uses[step]
+        after = replace(state, consumer=put(state.consumer, warp, (step, at + 1)))
+        freed = put(state.empty, stage, state.empty[stage] + 1)
+        if at == 0 and passes(state.full[stage], 1, lap % 2):
+            yield replace(after, loads=put(state.loads, warp, (STALE, stage)))
+        elif at == 1:
+            yield replace(after, empty=freed) if self.frees_early else after
+        elif at == 2 and pending == STALE:
+            parity = (self.uses[:step].count(slot) + 1) % 2
+            if passes(state.partial_empty[slot], 1, parity):
+                sums = put(state.partial[slot], warp, loading)
+                yield replace(after, partial=put(state.partial, slot, sums))
+        elif at == 3:
+            handed = put(state.partial_full, slot, state.partial_full[slot] + 1)
+            empty = state.empty if self.frees_early else freed
+            place = put(state.consumer, warp, (step + 1, 0))
+            yield replace(after, partial_full=handed, empty=empty, consumer=place)
+
+    def reducer_moves(self, state: State, warp: int) -> Iterator[State]:
+        """Add a slot's sums."""
+        mine = [
+            step
+            for step, slot in enumerate(self.uses)
+            if (slot if self.reducers == self.slots else step) % self.reducers == warp
+        ]
+        if state.reducer[warp] == len(mine):
+            return
+        step = mine[state.reducer[warp]]
+        slot = self.uses[step]
+        if passes(state.partial_full[slot], self.consumers, self.uses[:step].count(slot) % 2):
+            if any(value != step for value in state.partial[slot]):
+                raise ProtocolError(f"step {step} was added from {state.partial[slot]}")
+            yield replace(
+                state,
+                reducer=put(state.reducer, warp, state.reducer[warp] + 1),
+                partial_empty=put(state.partial_empty, slot, state.partial_empty[slot] + 1),
+            )
+
+    def explore(self) -> int:
+        """Return the number of states, all of them sound.
+
+        Raises:
+            ProtocolError: If a wrong value is added, or all can wait for each other.
+        """
+        seen, waiting = {self.start()}, [self.start()]
+        while waiting:
+            state = waiting.pop()
+            following = set(self.moves(state))
+            if not following and sum(state.reducer) != len(self.uses):
+                raise ProtocolError("all wait for each other")
+            fresh = following - seen
+            seen |= fresh
+            waiting.extend(fresh)
+        return len(seen)
+
+
+@dataclass(frozen=True)
+class State:
+    """Progress of every role, what memory holds, and the arrivals that each barrier has seen."""
+
+    filled: int
+    landed: int
+    consumer: tuple[tuple[int, int], ...]
+    loads: tuple[tuple[int, int], ...]  # value; stage of a load under way
+    ring: tuple[int, ...]
+    partial: tuple[tuple[int, ...], ...]
+    full: tuple[int, ...]
+    empty: tuple[int, ...]
+    partial_full: tuple[int, ...]
+    partial_empty: tuple[int, ...]
+    reducer: tuple[int, ...]
+
+
+def passes(arrivals: int, count: int, parity: int) -> bool:
+    """Whether a wait for the phase of that parity ends, as mbarrier.try_wait.parity decides."""
+    return (arrivals // count) % 2 != parity
+
+
+def put(values: tuple, index: int, value: object) -> tuple:
+    """The tuple with one value replaced."""
+    return (*values[:index], value, *values[index + 1 :])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Model((3,)),
+        Model((3, 3)),
+        Model((4, 2), stages=3),
+        Model((5,), consumers=1, slots=3, reducers=3),
+        Model((1, 1, 1)),
+    ],
+    ids=str,
+)
+def test_the_roles_are_sound(model: Model):
+    assert model.explore() > 50
+
+
+def test_a_stage_freed_right_behind_its_loads_gives_the_next_records():
+    """What gave a wrong tile in three launches out of four with one tile a step."""
+    with pytest.raises(ProtocolError, match="step 0 was added from"):
+        Model((3,), frees_early=True).explore()
+
+
+def test_reducers_in_turn_at_a_slot_take_an_old_phase():
+    """Why each slot has one reducer: a phase bit cannot tell a phase from the one before last."""
+    with pytest.raises(ProtocolError, match="was added from"):
+        Model((4,), slots=1, reducers=2).explore()
