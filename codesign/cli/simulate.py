@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   codesign simulate --list-policies
-  codesign simulate --trace conv-twin --fit fit.json --policy tree-8x4x2 --deployment 2
-  codesign simulate --trace conv-twin --slice 0:60 --fit fit.json --policy async-tree-8x4x2 \\
-      --deployment 1+1 --max-batch 4 --slo-tpot-ms 50 --out runs/simulated --json
+  codesign simulate --trace conv-twin --rate-scale 0.1 --max-prompt 256 --max-output 64 \\
+      --policy tree-8x4x2 --deployment 2 --out runs/simulated
+  codesign simulate --trace conv-twin --device h100 --gpus 8 --target llama-3.1-70b \\
+      --draft llama-3.2-1b --deployment 2x3+1 --policy async-tree-8x4x2 --max-batch 32 \\
+      --preemption --routing least-loaded --json
 """
 
 _PARTS = ("mean", "p50", "p90", "p99")

@@ -125,7 +125,8 @@ def search_space(
     if not candidates:
         raise InputError(_nothing_remains(costs, workers, specs, too_small, longest))
     kept = {candidate.deployment.label for candidate in candidates}
-    notes = _notes(shapes, usable, workers, True in wanted)
+    is_priced = all(cost.kv_tokens is not None for cost in costs.values())
+    notes = _notes(shapes, usable, workers, True in wanted, is_priced=is_priced)
     if slow:
         notes.append(
             f"not searched on so long a trace, whose every round would be played: "
@@ -161,13 +162,23 @@ def _is_known(deployment: Deployment, costs: Mapping[str, RoundCost]) -> bool:
 
 
 def _notes(
-    shapes: Sequence[Deployment], usable: Sequence[Deployment], workers: int, has_async: bool
+    shapes: Sequence[Deployment],
+    usable: Sequence[Deployment],
+    workers: int,
+    has_async: bool,
+    *,
+    is_priced: bool,
 ) -> list[str]:
-    """What was not measured, of the shapes that are one group or one split."""
+    """What was not measured, of the shapes that are one group or one split.
+
+    A fit that knows memory prices every split that holds the weights: others need no profile.
+    """
     known = {d.unit.label for d in usable}
     missing = [d.label for d in shapes if d == d.unit and d.label not in known]
     notes = []
-    if missing:
+    if missing and is_priced:
+        notes.append(f"not searched, no memory for the weights: {_enumerate(missing)}")
+    elif missing:
         notes.append(
             f"not searched, no step times: {_enumerate(missing)}. Add them: codesign profile "
             f"--workers {workers} --out profile, then codesign fit profile"

@@ -76,6 +76,11 @@ def test_a_split_without_measurements_is_named_with_the_command_that_adds_it():
     assert "codesign profile" in space.notes[0]
 
 
+def test_a_split_whose_memory_is_too_small_is_not_said_to_lack_a_profile():
+    space = search_space(costs("4", "3+1", kv_tokens=400), workers=4, max_batch=1)
+    assert "not searched, no memory for the weights: 2+2, 1+3" in space.notes
+
+
 def test_a_split_that_no_policy_needs_is_not_called_missing():
     policies = ["plain", "chain-3"]
     assert search_space(costs("2"), workers=2, max_batch=1, policies=policies).notes == ()
