@@ -244,7 +244,7 @@ def interval_over_seeds(values: Sequence[float], error: float, spread: float = 0
         deviation, freedom = abs(value) * spread, _MANY
     quantile = student_t_quantile(freedom, 1.0 - _TAIL) if deviation else 0.0
     half = math.hypot(quantile * deviation * math.sqrt(1.0 + 1.0 / num), abs(value) * error)
-    return Interval(value, value - half, value + half)
+    return Interval(value, max(value - half, 0.0), value + half)  # no figure is below 0
 
 
 def spread_over_seeds(groups: Iterable[Sequence[Outcome]]) -> dict[str, float]:

@@ -52,6 +52,12 @@ def test_spread_and_error_add_in_quadrature():
     assert both == pytest.approx(math.hypot(spread, 1.0))
 
 
+def test_no_interval_reaches_below_nothing():
+    interval = interval_over_seeds([0.1, 3.0], 0.0)
+    assert (interval.low, interval.value) == (0.0, 1.55)
+    assert interval.high > 3.0
+
+
 def test_the_error_of_a_round_weighs_target_and_draft_by_their_time(machine_fit):
     assert step_error(machine_fit, CHAIN, {"target": 0.03, "draft": 0.01}) == pytest.approx(
         (0.03 * 0.02 + 0.01 * 0.04) / 0.04
