@@ -192,11 +192,11 @@ class RandomState(dict[str, torch.Tensor]):
         return tensor.normal_(std=tensor.shape[-1] ** -0.5) if tensor.ndim == 2 else tensor.fill_(1)
 
 
-def big_shape(name: str, *, is_draft: bool) -> dict[str, Any]:
+def big_shape(name: str, *, is_draft: bool, fused: bool = True) -> dict[str, Any]:
     """Step times of a random bf16 model of a published shape on one GPU."""
     shape = model_shape(SHAPES / name)
     weights = RankWeights(StateReader(shape, RandomState(shape)), device="cuda")
-    forward = RankForward(weights, SingleRank())
+    forward = RankForward(weights, SingleRank(), fused=fused)
     slabs = Slabs(
         forward.shape, num_slots=1, max_tokens=2048, dtype=forward.dtype, device=forward.device
     )

@@ -89,16 +89,17 @@ class LocalRanks:
             if not self._setup.drafts(rank) and process.poll() is not None:
                 raise TargetLostError(f"target rank {rank} ended{_exit_code(process)}")
 
-    def end_draft(self) -> None:
-        """End the draft's processes, asked or not."""
-        self._end([rank for rank in self._processes if self._setup.drafts(rank)])
+    def end_draft(self, *, at_once: bool = False) -> None:
+        """End the draft's processes; ``at_once`` if they will not do it themselves."""
+        ranks = [rank for rank in self._processes if self._setup.drafts(rank)]
+        self._end(ranks, 0.0 if at_once else END_SECONDS)
 
     def close(self) -> None:
         """End all processes, asked or not."""
-        self._end(list(self._processes))
+        self._end(list(self._processes), END_SECONDS)
 
-    def _end(self, ranks: list[int]) -> None:
-        deadline = monotonic() + END_SECONDS
+    def _end(self, ranks: list[int], seconds: float) -> None:
+        deadline = monotonic() + seconds
         for rank in ranks:
             process = self._processes[rank]
             try:
@@ -132,7 +133,7 @@ class TorchrunRanks:
     def wait_until_loaded(self) -> None:
         """Joining waits."""
 
-    def end_draft(self) -> None:
+    def end_draft(self, *, at_once: bool = False) -> None:
         """They end themselves."""
 
     def close(self) -> None:

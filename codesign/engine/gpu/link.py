@@ -6,14 +6,15 @@ from host to host; on one machine that is shared memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter, sleep
 
 import numpy as np
 
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.gpu.mailbox import Mailbox, Words
-from codesign.engine.partner import Answer
+from codesign.engine.partner import Answer, DraftLostError
 from codesign.engine.wire import (
     WireLimits,
     decode_candidates,
@@ -36,7 +37,7 @@ class LinkedDraft:
         verdicts: To the draft's leader.
         candidates: From there.
         limits: Message sizes.
-        on_close: Called once when the draft is no longer needed.
+        on_close: Called once when the draft is no longer needed, with whether it was lost.
     """
 
     is_async = True
@@ -46,24 +47,27 @@ class LinkedDraft:
         verdicts: Mailbox,
         candidates: Mailbox,
         limits: WireLimits,
-        on_close: Callable[[], None],
+        on_close: Callable[[bool], None],
     ) -> None:
         self._verdicts = verdicts
         self._candidates = candidates
         self._limits = limits
         self._on_close = on_close
         self._is_open = True
+        self._is_lost = False
         self._sent = 0.0
 
     def send(self, verdict: Verdict) -> None:
         """See ``Partner.send``."""
         words = _verdict_words(verdict, self._limits)
         self._sent = perf_counter()
-        self._verdicts.send(words)
+        with self._noted():
+            self._verdicts.send(words)
 
     def receive(self) -> Answer:
         """See ``Partner.receive``."""
-        words = self._candidates.receive()
+        with self._noted():
+            words = self._candidates.receive()
         received = perf_counter()
         candidates, times = decode_candidates(words)
         return Answer(candidates, self._sent, times, received)
@@ -72,7 +76,15 @@ class LinkedDraft:
         """See ``Partner.close``."""
         if self._is_open:
             self._is_open = False
-            self._on_close()
+            self._on_close(self._is_lost)
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        try:
+            yield
+        except DraftLostError:
+            self._is_lost = True
+            raise
 
 
 def serve_verdicts(

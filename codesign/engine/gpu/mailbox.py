@@ -42,6 +42,10 @@ class Mailbox(Protocol):
         """Wait for the next message."""
         ...
 
+    def flush(self) -> None:
+        """Wait until the last message is on its way: this end may go then."""
+        ...
+
 
 def shared_memory_is_ordered() -> bool:
     """Whether this processor shows another one's writes in their order, which mailboxes need."""
@@ -101,6 +105,9 @@ class SharedMailbox:
         counts[at] = taken + 1
         return words
 
+    def flush(self) -> None:
+        """The memory stays."""
+
     def _wait(self, is_there: Callable[[], bool]) -> None:
         start = look_at = perf_counter()
         while not is_there():
@@ -138,9 +145,7 @@ class GlooMailbox:
 
     def send(self, words: Words) -> None:
         """See ``Mailbox.send``."""
-        for work, _ in self._outgoing:
-            self._finish(work)
-        self._outgoing = []
+        self.flush()
         for part in (torch.tensor([len(words)], dtype=torch.int32), torch.tensor(words)):
             for reader in self._readers:
                 self._outgoing.append((self._start(dist.isend, part, reader), part))
@@ -148,6 +153,12 @@ class GlooMailbox:
     def receive(self) -> Words:
         """See ``Mailbox.receive``."""
         return self._receive(int(self._receive(1)[0]))
+
+    def flush(self) -> None:
+        """See ``Mailbox.flush``."""
+        for work, _ in self._outgoing:
+            self._finish(work)
+        self._outgoing = []
 
     def _receive(self, count: int) -> Words:
         part = torch.zeros(count, dtype=torch.int32)

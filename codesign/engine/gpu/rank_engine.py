@@ -19,6 +19,7 @@ from codesign.engine.replay import Replay, draft_of
 from codesign.engine.run import EngineRun, PolicySetup
 from codesign.engine.serve import Progress
 from codesign.errors import HardwareError
+from codesign.kernels.symmetric import PeerLostError
 from codesign.models import resolve_model
 from codesign.plan import Candidate, Plan
 from codesign.policy.walk import Sampling
@@ -111,7 +112,7 @@ class RankEngine:
                 continue
             try:
                 serve_rank(setup, rank)
-            except RuntimeError as error:
+            except (RuntimeError, PeerLostError) as error:
                 if not is_broken_collective(error):
                     raise
                 raise TargetLostError(f"rank {rank} lost the others of its group") from error

@@ -14,6 +14,7 @@ from codesign.engine.gpu.model_rank import END, ModelRank, end_message
 from codesign.engine.gpu.step_rows import KIND, MODEL, Words
 from codesign.engine.gpu.watch import Watch, is_broken_collective
 from codesign.engine.partner import DraftLostError, TargetLostError
+from codesign.kernels.symmetric import PeerLostError
 
 
 class GroupLeader:
@@ -56,7 +57,7 @@ class GroupLeader:
             self._mailbox.send(message)
         try:
             answer = self.rank.answer(message, self._watch)
-        except RuntimeError as error:
+        except (RuntimeError, PeerLostError) as error:
             if self._watch is None or not is_broken_collective(error):
                 raise
             self._watch.broken(error)
@@ -64,10 +65,11 @@ class GroupLeader:
         return answer
 
     def end(self) -> None:
-        """Let the followers go, those that are still there."""
-        if self._mailbox is not None:
+        """Let the followers go, unless one of them is lost already."""
+        if self._mailbox is not None and not self.is_in_step:
             with contextlib.suppress(TargetLostError, DraftLostError):
                 self._mailbox.send(end_message())
+                self._mailbox.flush()
 
 
 def follow(mailbox: Mailbox, models: Mapping[int, ModelRank], watch: Watch | None = None) -> None:

@@ -12,9 +12,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _abort_process_group
 
 from codesign.engine.gpu.launch import LocalRanks, TorchrunProcess, TorchrunRanks
 from codesign.engine.gpu.link import LinkedDraft, last_verdict_words
@@ -35,6 +37,7 @@ from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
 
 Ranks = LocalRanks | TorchrunRanks
+ABORT_SECONDS = 3.0
 
 
 def rank_setup(
@@ -171,11 +174,11 @@ def _started(setup: RankSetup) -> Iterator[tuple[Ranks, RankSetup]]:
 
 
 def _abandon() -> None:
-    """After a rank was lost: do not wait for what it left undone."""
+    """After a rank was lost: do not wait for what it left undone, nor long for NCCL to see it."""
     if dist.is_initialized():
-        assert dist.group.WORLD is not None
-        dist.group.WORLD.abort()
-        dist.destroy_process_group()
+        thread = Thread(target=_abort_process_group, daemon=True)
+        thread.start()
+        thread.join(ABORT_SECONDS)
 
 
 def _partner(this: Rank, ranks: Ranks, followers: Mailbox | None) -> Partner:
@@ -189,9 +192,11 @@ def _partner(this: Rank, ranks: Ranks, followers: Mailbox | None) -> Partner:
         return LocalDraft(draft_worker(setup, leader))
     verdicts, candidates = this.pair_mailboxes(ranks.of_draft)
 
-    def end() -> None:
-        with contextlib.suppress(DraftLostError):
-            verdicts.send(last_verdict_words(setup.limits))
-        ranks.end_draft()
+    def end(is_lost: bool) -> None:
+        if not is_lost:
+            with contextlib.suppress(DraftLostError):
+                verdicts.send(last_verdict_words(setup.limits))
+                verdicts.flush()
+        ranks.end_draft(at_once=is_lost)
 
     return LinkedDraft(verdicts, candidates, setup.limits, end)

@@ -14,6 +14,7 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from codesign.engine.partner import DraftLostError, TargetLostError
+from codesign.kernels.symmetric import PeerLostError
 
 SILENCE = 60.0  # seconds without an answer after which a rank counts as lost
 CAUSE_SECONDS = 1.0  # a connection breaks before the end of its process can be seen
@@ -53,5 +54,5 @@ class Watch:
 
 
 def is_broken_collective(error: BaseException) -> bool:
-    """Whether an error of torch says that another rank is gone, and not that this one erred."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error)
+    """Whether an error says that another rank is gone, and not that this one erred."""
+    return isinstance(error, dist.DistError | PeerLostError) or "gloo" in str(error)

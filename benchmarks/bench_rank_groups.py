@@ -1,0 +1,470 @@
+"""Rank groups as users start them: every split of two GPUs, torchrun, killed ranks, kernels.
+
+    python -m benchmarks.bench_rank_groups [--out DIRECTORY] [--device cpu]
+
+Nothing is downloaded: models are random, a draft is its target with noise, so acceptance means
+nothing here. Each stage is a process with a time limit; past it, the stacks of its ranks go to the
+log beside the results. Tokens are compared with plain decoding at the same padded rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import monotonic, perf_counter, sleep
+from typing import Any
+
+import torch
+
+from benchmarks.bench_gpu_engine import RandomState, big_shape
+from codesign.config import Deployment, Serving
+from codesign.engine import EngineRun
+from codesign.engine.gpu import launch
+from codesign.engine.gpu.ranks import Rank
+from codesign.engine.gpu.run import rank_setup, run_on_ranks
+from codesign.engine.gpu.step_rows import RequestRows, bucket_of, pack_step
+from codesign.engine.run import NGRAM
+from codesign.engine.weights import random_tensors
+from codesign.models.shape import model_shape
+from codesign.plan import Candidate
+from codesign.policy.speculation import parse_policy
+from codesign.policy.walk import Sampling
+from codesign.prompts import BoundRequest
+
+SHAPES = Path(__file__).parents[1] / "codesign" / "data" / "shapes"
+MODELS = {"cuda": ("smollm2-135m", "llama-3.2-1b"), "cpu": ("tiny",)}
+TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "vocab_size": 61,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+NOISE = 0.03  # of a draft's weights, in standard deviations
+ROWS = 32  # padded rows of runs that are compared
+LETTERS = ["[UNK]", *"abcdefghijklmnopqrstuvwxyz ,.:-\n"]
+
+
+def main() -> None:
+    """Make the models, run the stages, write the rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--limit", type=float, default=45.0, help="seconds of a stage")
+    parser.add_argument("--only", nargs="+", help="these stages")
+    parser.add_argument("--stage", help="be this stage; its rows go to standard output")
+    parser.add_argument("--models", type=Path, help="keep the models in this folder")
+    args = parser.parse_args()
+    if args.stage:
+        STAGES[args.stage](Stage(args.models, args.device))
+        return
+    rows, log = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        models = args.models or Path(folder)
+        if not (models / "plan.json").exists():
+            start = perf_counter()
+            for name in MODELS[args.device]:
+                make_pair(models, name, args.device)
+            make_plan(models, MODELS[args.device][0])
+            print(f"models made in {perf_counter() - start:.1f} s", flush=True)
+        for stage in args.only or [s for s in STAGES if args.device == "cuda" or s != "shapes"]:
+            found, said = run_stage(stage, models, args.device, args.limit)
+            rows += found
+            log.append(f"== {stage}\n{said}")
+            write(rows, log, args.out or Path(), args.device)
+
+
+class Stage:
+    """Serves on ranks of this host and prints a row for each run."""
+
+    def __init__(self, models: Path, device: str) -> None:
+        self.models, self.device = models, device
+        self.dtype = "bfloat16" if device == "cuda" else "float32"
+
+    def serve(
+        self, model: str, policy: str, *, target_ranks: int = 1, draft_ranks: int = 0,
+        batch: int = 1, rows: int = ROWS, count: int = 8, tokens: int = 128, ngram: bool = False,
+        sampling: Sampling | None = None, against: EngineRun | None = None, **options: Any,
+    ) -> EngineRun:  # fmt: skip
+        """Serve random prompts; print speed and how many requests differ from another run."""
+        requests = random_requests(self.models / model, count, tokens)
+        candidate = Candidate(Deployment(target_ranks, draft_ranks), parse_policy(policy), batch)
+        inspect = options.pop("inspect", None)
+        setup = rank_setup(
+            candidate, requests, target=self.models / model,
+            draft=NGRAM if ngram else self.models / f"{model}-draft",
+            sampling=sampling or Sampling(), max_kv_tokens=1 << 16, smallest_bucket=rows,
+            device=self.device, dtype=self.dtype, silence=20.0, **options,
+        )  # fmt: skip
+        steps: dict[str, float] = {}
+
+        def look(rank: Rank) -> None:
+            if inspect is not None:
+                inspect(rank)
+            elif rows == 8:
+                steps["us"] = step_microseconds(rank)
+
+        start = perf_counter()
+        run = run_on_ranks(setup, candidate, requests, max_kv_tokens=1 << 16, inspect=look)
+        rounds = run.records.rounds
+        quiet = rounds.column("prefill") == 0
+        seconds = float(sum(rounds.column(s)[quiet].sum() for s in SPANS))
+        self.say(
+            run=f"{model}: {policy} on {candidate.deployment.label}, batch {batch}, {rows} rows",
+            temperature=setup.sampling.temperature,
+            fused=setup.fused,
+            start_and_run_seconds=round(perf_counter() - start, 2),
+            decode_tokens_per_second=round(
+                float(rounds.column("num_emitted_tokens")[quiet].sum()) / max(seconds, 1e-9), 1
+            ),
+            span_ms_median={
+                s: round(1e3 * statistics.median(rounds.column(s)[quiet].tolist() or [0.0]), 4)
+                for s in SPANS
+            },
+            accepted=round(
+                float(rounds.column("num_emitted_tokens").sum() / rounds.column("batch").sum()), 3
+            ),
+            target_step_us_at_8_rows_context_500=steps.get("us"),
+            differing=None if against is None else differing(run, against),
+            notes=run.records.notes,
+        )
+        return run
+
+    def say(self, **row: Any) -> None:
+        """One row of the results."""
+        print("ROW " + json.dumps(row), flush=True)
+
+
+SPANS = ("draft", "link_there", "target", "link_back", "reroot")
+
+
+def differing(run: EngineRun, other: EngineRun) -> str:
+    """How many requests differ, and where the first difference lies."""
+    pairs = [(run.outputs[i], other.outputs[i]) for i in run.outputs]
+    places = [
+        next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+        for a, b in pairs
+        if a != b
+    ]
+    return f"{len(places)} of {len(pairs)}" + (f", first at {min(places)}" if places else "")
+
+
+def step_microseconds(rank: Rank) -> float:
+    """Median time of a target step of 8 rows behind 500, on all of its ranks."""
+    leader = rank.leaders[0]
+    slab = rank.models[0].slabs.max_tokens
+    context = min(500, slab - 8)
+    request = RequestRows(
+        slot=0, tokens=(1,) * 8, positions=(context, *(context + 1,) * 7), context=context,
+        prefixes=(context,) * 8, paths=((0,), *((0, i) for i in range(1, 8))),
+        parents=(-1, *(0,) * 7),
+    )  # fmt: skip
+    message = pack_step([request], bucket=bucket_of(8), scratch_slot=leader.scratch_slot)
+    times = []
+    for _ in range(220):
+        at = perf_counter()
+        leader.ask(message)
+        times.append(perf_counter() - at)
+    return round(1e6 * statistics.median(times[20:]), 1)
+
+
+def one_gpu(stage: Stage) -> None:
+    """Plain and serial speculation on one GPU, with and without fused attention."""
+    for name in MODELS[stage.device]:
+        for fused in (True, False):
+            plain = stage.serve(name, "plain", fused=fused)
+            stage.serve(name, "tree-8x4x2", fused=fused, against=plain)
+            stage.serve(name, "plain", rows=8, count=3, tokens=520, fused=fused)
+    warm = Sampling(temperature=0.7, seed=3)
+    name = MODELS[stage.device][0]
+    plain = stage.serve(name, "plain", sampling=warm, batch=4, count=16, tokens=64)
+    stage.serve(
+        name, "tree-4x2x2", sampling=warm, batch=4, count=16, tokens=64, against=plain, check=True
+    )
+
+
+def shapes(stage: Stage) -> None:
+    """Steps of published shapes on one GPU, with and without fused attention."""
+    for fused in (True, False):
+        for name, is_draft in (("llama-3.2-1b", True), ("llama-3.1-8b", False)):
+            stage.say(fused=fused, **big_shape(name, is_draft=is_draft, fused=fused))
+
+
+def two_target_ranks(stage: Stage) -> None:
+    """A target on two ranks, its sums through shared memory; and against one rank."""
+    name, *others = MODELS[stage.device]
+    alone = stage.serve(name, "plain")
+    plain = stage.serve(name, "plain", target_ranks=2, against=alone)
+    stage.serve(name, "tree-8x4x2", target_ranks=2, against=plain)
+    for other in (name, *others):
+        stage.serve(other, "plain", target_ranks=2, rows=8, count=3, tokens=520)
+    warm: dict[str, Any] = {"sampling": Sampling(temperature=0.7, seed=3), "target_ranks": 2}
+    plain = stage.serve(name, "plain", batch=4, count=16, tokens=64, **warm)
+    stage.serve(name, "tree-4x2x2", batch=4, count=16, tokens=64, against=plain, **warm)
+
+
+def two_target_ranks_by_nccl(stage: Stage) -> None:
+    """The same without the kernels made for these GPUs, to compare their times."""
+    for name in MODELS[stage.device]:
+        stage.serve(name, "plain", target_ranks=2, rows=8, count=3, tokens=520, fused=False)
+
+
+def one_and_one(stage: Stage) -> None:
+    """An asynchronous tree with a GPU each."""
+    name = MODELS[stage.device][0]
+    for sampling in (Sampling(), Sampling(temperature=0.7, seed=3)):
+        plain = stage.serve(name, "plain", sampling=sampling, count=16)
+        stage.serve(
+            name, "async-tree-8x4x3", draft_ranks=1, sampling=sampling, count=16, against=plain
+        )
+
+
+def lose(stage: Stage, number: int, split: tuple[int, int]) -> None:
+    """Kill or stop the rank that this process does not lead, after some rounds."""
+    name = MODELS[stage.device][0]
+    started: list[launch.LocalRanks] = []
+    start_ranks = launch.LocalRanks.__init__
+
+    def kept(ranks: launch.LocalRanks, setup: Any) -> None:
+        started.append(ranks)
+        start_ranks(ranks, setup)
+
+    calls, at = 0, 0.0
+
+    def progress(_: str, done: int, total: int) -> None:
+        nonlocal calls, at
+        calls += 1
+        if calls == 40:
+            at = monotonic()
+            for pid in started[-1].pids.values():
+                os.kill(pid, number)
+
+    requests = random_requests(stage.models / name, 4, 200)
+    policy = "async-tree-8x4x3" if split[1] else "plain"
+    candidate = Candidate(Deployment(*split), parse_policy(policy), 1)
+    setup = rank_setup(
+        candidate, requests, target=stage.models / name, draft=stage.models / f"{name}-draft",
+        max_kv_tokens=1 << 16, device=stage.device, dtype=stage.dtype, silence=4.0,
+    )  # fmt: skip
+    launch.LocalRanks.__init__ = kept
+    try:
+        run = run_on_ranks(setup, candidate, requests, max_kv_tokens=1 << 16, progress=progress)
+    finally:
+        launch.LocalRanks.__init__ = start_ranks
+    stage.say(
+        run=f"{name}: {policy} on {candidate.deployment.label}, {signal.Signals(number).name}",
+        seconds_to_the_end=round(monotonic() - at, 2),
+        finished=sum(r.finish is not None for r in run.records.requests),
+        tokens=sum(map(len, run.outputs.values())),
+        notes=run.records.notes,
+    )
+    os._exit(0)  # as the command line does: a kernel may wait for the lost rank
+
+
+def command_line(stage: Stage) -> None:
+    """``codesign run`` by itself and under torchrun."""
+    device = "cuda" if stage.device == "cuda" else "cpu-ranks"
+    labels = ("plain on 1", "plain on 2", "tree-8x4x2 on 2", "async-tree-8x4x3 on 1+1")
+    wanted = [word for label in labels for word in ("--candidate", f"{label}, batch 2")]
+    words = ["-m", "codesign", "run", "--plan", str(stage.models / "plan.json"), *wanted]
+    words += ["--device", device, "--padded-rows", str(ROWS), "--json", "--quiet", "--out"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    for name, launcher in (("codesign run", []), ("torchrun -m codesign run", torchrun)):
+        start = perf_counter()
+        done = subprocess.run(
+            [sys.executable, *launcher, *words, str(stage.models / f"runs-{len(launcher)}")],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        print(done.stderr, file=sys.stderr)
+        found = json.loads(done.stdout) if done.stdout.startswith("{") else {}
+        stage.say(
+            run=name,
+            exit_code=done.returncode,
+            seconds=round(perf_counter() - start, 2),
+            differing=found.get("differing_requests"),
+            runs=[
+                {
+                    "label": r["label"],
+                    "throughput": r["metrics"]["throughput"],
+                    "tpot_mean_ms": 1e3 * r["metrics"]["tpot_mean"],
+                    "acceptance_length": r["metrics"]["acceptance_length"],
+                    "notes": r["notes"],
+                }
+                for r in found.get("runs", ())
+            ],
+        )
+
+
+STAGES: dict[str, Callable[[Stage], None]] = {
+    "two_target_ranks": two_target_ranks,
+    "two_target_ranks_by_nccl": two_target_ranks_by_nccl,
+    "one_and_one": one_and_one,
+    "command_line": command_line,
+    "killed_target": partial(lose, number=signal.SIGKILL, split=(2, 0)),
+    "killed_draft": partial(lose, number=signal.SIGKILL, split=(1, 1)),
+    "hung_target": partial(lose, number=signal.SIGSTOP, split=(2, 0)),
+    "hung_draft": partial(lose, number=signal.SIGSTOP, split=(1, 1)),
+    "one_gpu": one_gpu,
+    "shapes": shapes,
+}
+
+
+def run_stage(
+    stage: str, models: Path, device: str, limit: float
+) -> tuple[list[dict[str, Any]], str]:
+    """Rows of a stage, and what it said; its ranks say where they hang when time is up."""
+    command = [sys.executable, "-X", "faulthandler", "-m", "benchmarks.bench_rank_groups"]
+    command += ["--stage", stage, "--models", str(models), "--device", device]
+    log = models / f"{stage}.log"
+    start = monotonic()
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        )
+        late = ""
+        try:
+            printed, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            late = f"not done after {limit:g} s"
+            family = descendants(process.pid)
+            for pid in family:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR1)
+            sleep(1.0)
+            for pid in family:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            printed, _ = process.communicate()
+    said = log.read_text()
+    rows = [json.loads(line[4:]) for line in printed.splitlines() if line.startswith("ROW ")]
+    code = process.returncode
+    rows = [{"stage": stage, **row} for row in rows]
+    seconds = round(monotonic() - start, 1)
+    rows.append({"stage": stage, "exit_code": code, "stage_seconds": seconds, "late": late})
+    for row in rows:
+        print(json.dumps(row), flush=True)
+    if code:
+        print(said[-3000:], flush=True)
+    return rows, said
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and those that it started, children first."""
+    found = []
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            found += descendants(int(child))
+    return [*found, pid]
+
+
+def make_pair(models: Path, name: str, device: str) -> None:
+    """Write a random target and a draft that is the same with noise."""
+    from safetensors.torch import save_file
+    from tokenizers import Regex, Tokenizer, pre_tokenizers
+    from tokenizers import models as kinds
+
+    config = TINY if name == "tiny" else json.loads((SHAPES / name / "config.json").read_text())
+    tokenizer = Tokenizer(kinds.WordLevel({c: i for i, c in enumerate(LETTERS)}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}: "
+    for folder in (models / name, models / f"{name}-draft"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    shape = model_shape(models / name)
+    sizes = shape.tensors()
+    torch.manual_seed(0)
+    drawn = RandomState(shape)
+    state = random_tensors(sizes, seed=0) if device == "cpu" else {k: drawn[k] for k in sizes}
+    spread = "embed_tokens" if config["tie_word_embeddings"] else "lm_head"
+    state = {k: (v * (4.0 if spread in k else 1.0)).to(device, dtype) for k, v in state.items()}
+    noisy = {
+        k: v + NOISE * v.float().std().to(dtype) * torch.randn_like(v) if v.ndim == 2 else v
+        for k, v in state.items()
+    }
+    for folder, part in ((models / name, state), (models / f"{name}-draft", noisy)):
+        save_file({k: v.cpu().contiguous() for k, v in part.items()}, folder / "model.safetensors")
+
+
+def make_plan(models: Path, name: str) -> None:
+    """Write a plan with every split of two ranks, by hand: no machine was fitted for it."""
+    import pandas as pd
+
+    from codesign.artifacts import header, write_table
+    from codesign.candidate import ScoredCandidate
+    from codesign.config import SLO
+    from codesign.fit import Fit
+    from codesign.plan import FileRef, Plan
+
+    shipped = Path(__file__).parents[1] / "codesign" / "data" / "fits" / "smollm2-135m-cpu"
+    fit = replace(
+        Fit.load(shipped / "fit.json"),
+        target=str(models / name),
+        draft=str(models / f"{name}-draft"),
+    )
+    fit.save(models / "fit.json")
+    trace = pd.DataFrame(
+        {"arrival": 0.0, "prompt_tokens": [40, 90, 150, 60] * 2, "output_tokens": [100] * 8,
+         "category": "chat"}
+    )  # fmt: skip
+    write_table(models / "trace.parquet", trace, header("trace", seed=0))
+    splits = [("plain", 1, 0), ("plain", 2, 0), ("tree-8x4x2", 2, 0), ("async-tree-8x4x3", 1, 1)]
+    scored = [
+        ScoredCandidate(
+            Candidate(Deployment(target, draft), parse_policy(policy), 2), {}, {}, "fitted",
+            is_feasible=True,
+        )
+        for policy, target, draft in splits
+    ]  # fmt: skip
+    Plan(
+        target=fit.target, draft=fit.draft, slo=SLO(), objective="latency", sampling=Sampling(),
+        serving=Serving(max_kv_tokens=4096), trace=FileRef.of(models / "trace.parquet"),
+        num_requests=len(trace), fit=FileRef.of(models / "fit.json"), seed=0, num_seeds=1,
+        chosen=scored[0], alternatives=tuple(scored[1:]),
+    ).save(models / "plan.json")  # fmt: skip
+
+
+def random_requests(target: Path, count: int, tokens: int) -> list[BoundRequest]:
+    """Prompts of random tokens, all there at once."""
+    generator = torch.Generator().manual_seed(2)
+    vocabulary = model_shape(target).vocab
+    lengths = [1 + 37 * i % 200 for i in range(count)]
+    prompts = [torch.randint(0, vocabulary, (n,), generator=generator) for n in lengths]
+    return [BoundRequest(i, 0.0, "", tuple(p.tolist()), tokens) for i, p in enumerate(prompts)]
+
+
+def write(rows: Sequence[dict[str, Any]], log: Sequence[str], out: Path, device: str) -> None:
+    """The rows so far, and the log."""
+    out.mkdir(parents=True, exist_ok=True)
+    if device == "cuda":
+        from benchmarks.common import write_result
+
+        note = "random models; a draft is its target with noise; spans in ms without prefill"
+        write_result("rank_groups", rows, directory=out, note=note)
+    else:
+        (out / "rank_groups_cpu.json").write_text(json.dumps(list(rows), indent=1))
+    (out / "rank_groups.log").write_text("\n".join(log))
+
+
+if __name__ == "__main__":
+    main()
