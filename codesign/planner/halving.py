@@ -9,6 +9,7 @@ Source:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -31,6 +32,8 @@ _NUM_ENTERING = (40, 40)  # best of the screen: of a short trace, of a long one
 _NUM_KEPT = (20, 6)  # after a 16th of a long trace, after a quarter
 _NUM_FINALISTS = (6, 2)  # simulated with every seed: of a short trace, of a long one
 _MAX_LIMITS = 3  # batch limits per policy and deployment among those that enter
+_MAX_SHARE = 0.2  # of those that enter on one deployment: the screen errs alike on all of these
+_SAME = 0.002  # relative difference of scores below which a batch limit is never reached
 _NUM_CLIMBING = 4  # best plans whose neighbouring batch limits are simulated, too
 NUM_CLIMBS = 3  # times that it is looked at who they are
 COMPARED = (SpeculationSpec(), SpeculationSpec(kind="chain", max_depth=3))  # always in the table
@@ -81,26 +84,41 @@ def entering(screened: Screened, objective: str, percentile: float, num_requests
     """Candidates worth simulating: the best of the screen, and what every table must show.
 
     The screen can be wrong about what meets the SLO and about queues, so half of the places go by
-    the objective and the rest by other orders of the same scores. At most three batch limits of a
-    policy on a deployment.
+    the objective and the rest by other orders of the same scores. Not too many of
+    one deployment, nor of one policy there, and the best of every deployment.
     """
     wanted = _NUM_ENTERING[num_requests > _SHORT]
     orders = screen_orders(screened, objective, percentile)
     others = chain.from_iterable(zip(*orders[1:], strict=True))
     chosen: dict[int, None] = {}
-    limits: dict[tuple[SpeculationSpec, Deployment], int] = {}
+    kinds: dict[tuple[SpeculationSpec, Deployment], list[int]] = {}
+    shares: Counter[Deployment] = Counter()
     for index in chain.from_iterable(zip(orders[0], others, strict=False)):
         candidate = screened.candidates[index]
-        kind = candidate.speculation, candidate.deployment
-        if len(chosen) < wanted and index not in chosen and limits.get(kind, 0) < _MAX_LIMITS:
-            limits[kind] = limits.get(kind, 0) + 1
+        alike = kinds.setdefault((candidate.speculation, candidate.deployment), [])
+        if (
+            len(chosen) < wanted
+            and index not in chosen
+            and len(alike) < _MAX_LIMITS
+            and shares[candidate.deployment] < _MAX_SHARE * wanted
+            and not any(_is_same(screened, index, other) for other in alike)
+        ):
+            alike.append(index)
+            shares[candidate.deployment] += 1
             chosen[index] = None
     for place in representatives([screened.candidates[i] for i in orders[0]]):
         chosen.setdefault(orders[0][place])
-    if num_requests <= _SHORT:  # cheap to simulate, and luck with few requests is hard to foresee
-        first_of = {screened.candidates[i].deployment: i for i in reversed(orders[0])}
-        chosen |= dict.fromkeys(first_of.values())
+    first_of = {screened.candidates[i].deployment: i for i in reversed(orders[0])}
+    chosen |= dict.fromkeys(first_of.values())
     return list(chosen)
+
+
+def _is_same(screened: Screened, one: int, other: int) -> bool:
+    """Whether a batch limit makes no difference, because neither is ever reached."""
+    return all(
+        abs(scores[one] - scores[other]) <= _SAME * scores[other]
+        for scores in (screened.goodput, screened.latency)
+    )
 
 
 def neighbours(ordered: Sequence[Entry], space: Sequence[Candidate]) -> list[Candidate]:
