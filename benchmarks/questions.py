@@ -244,8 +244,8 @@ QUESTIONS = {
     "eagle": Question(
         "Does asynchrony pay for drafts that need the target's features?",
         "SwiftSpec, section 6, sets EAGLE aside.",
-        "No: the asynchronous head is 18 to 35 % slower than the serial one on all GPUs, where an "
-        "independent draft model gains 21 to 36 %. The forward that needs the target's features "
+        "No: the asynchronous head is 19 to 36 % slower than the serial one on all GPUs, where an "
+        "independent draft model gains 20 to 33 %. The forward that needs the target's features "
         "stays on the critical path, the target gives GPUs away, and the forwards that are hidden "
         "are cheap for so small a head.",
         eagle,
@@ -253,7 +253,7 @@ QUESTIONS = {
     "batch": Question(
         "From which batch size are the draft's GPUs better given to the target?",
         "SwiftSpec serves one request; SpecServe shares the target's GPUs.",
-        "From about 8 running requests: up to 4 the split leads by 5 to 10 %, at 8 drafting "
+        "From about 8 running requests: up to 4 the split leads by 2 to 11 %, at 8 drafting "
         "in turn on all GPUs is ahead by 3 %, at 64 the split is no better than plain "
         "decoding on 8, and at 128 two plain replicas beat everything.",
         batch,
@@ -274,7 +274,7 @@ QUESTIONS = {
         "No, not as a strict priority: running every possible next root first keeps the "
         "tree at two levels, so that it emits at most two tokens a round and longer "
         "drafting gains nothing. Best-first, which goes deeper below the likeliest root, is "
-        "ahead by 14 to 51 % with four forwards and more, and equal with two.",
+        "ahead by 13 to 51 % with four forwards and more, and equal with two.",
         inflight,
     ),
 }
