@@ -108,7 +108,7 @@ def _run(call: _Call, tiling: Tiling | None, *, pdl: bool) -> None:
     if tiling is None:
         tiles, groups = weight.data.shape[:2]
         tiling = _choose(tiles, groups, weight.bits, x.device.index or 0)
-    most = MAX_ROWS
+    most = MAX_ROWS if tiling.span == 1 else MAX_ROWS // 2  # x takes the registers
     while _layout(weight, most, tiling, x.device).stages < 2 and most > 8:
         most //= 2  # the sums of fewer rows leave room for a ring
     for start in range(0, x.shape[0], most):
@@ -167,6 +167,7 @@ def _kernel(bits: int, count: int, tiling: Tiling, activation: int) -> CudaKerne
         "NT": count,
         "WARPS": tiling.warps,
         "TILES": tiling.tiles,
+        "SPAN": tiling.span,
         "BLOCKS": tiling.blocks,
         "ACTIVATION": activation,
         "DELAYS": int(tiling.delays),

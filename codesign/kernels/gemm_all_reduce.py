@@ -96,6 +96,7 @@ def _kernel(bits: int, count: int, tiling: Tiling, world: int) -> CudaKernel:
         "NT": count,
         "WARPS": tiling.warps,
         "TILES": tiling.tiles,
+        "SPAN": tiling.span,
         "BLOCKS": tiling.blocks,
         "WORLD": world,
     }

@@ -1,0 +1,245 @@
+"""The linear maps of a decoder layer in CUDA graphs, against the memory's floor and PyTorch's own.
+
+    python -m benchmarks.bench_kernels [--rows 1 8 16] [--sweep] [--out DIRECTORY]
+
+Weights are used in turn, more bytes than the second-level cache holds. Norm, SwiGLU and residual
+are fused where a layer has them; the baselines are the product alone: cuBLAS over bfloat16 weights
+and PyTorch's int4 product. Every kernel is compared with float64 before it is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.common import Timing, graph_time, write_result
+from codesign.kernels import gemm, packed_reference
+from codesign.kernels.packed_reference import Norm
+from codesign.kernels.packing import GROUP, TILE, PackedLinear
+from codesign.kernels.tiling import Tiling, choose, layout, row_tiles
+
+READ_BANDWIDTH = 4.2e12  # bytes per second, measured on an H200
+COLD_BYTES = 220e6
+PIECE = 256  # tiles that the reference unpacks at a time
+# name: hidden size, query columns, key and value columns, channels of the MLP; of one rank
+MODELS = {
+    "llama-70b TP4": (8192, 2048, 256, 7168),
+    "llama-8b TP1": (4096, 4096, 1024, 14336),
+    "llama-3.2-3b TP1": (3072, 3072, 1024, 8192),
+    "llama-3.2-1b TP1": (2048, 2048, 512, 8192),
+}
+WARPS = ((16, 1), (14, 1), (12, 1), (8, 1), (8, 2), (7, 2), (6, 2), (8, 4), (7, 4), (6, 4), (4, 4))
+
+
+@dataclass(frozen=True)
+class Map:
+    """A linear map and what is fused with it."""
+
+    model: str
+    op: str
+    columns: int  # K
+    features: int  # N
+    norm: bool = False
+    residual: bool = False
+
+    @property
+    def tiles(self) -> int:
+        """Of 16 features."""
+        return -(-self.features // TILE)
+
+    @property
+    def groups(self) -> int:
+        """Of 128 columns."""
+        return -(-self.columns // GROUP)
+
+
+def maps() -> Iterator[Map]:
+    """The maps of a layer of every model."""
+    for model, (hidden, query, keys, channels) in MODELS.items():
+        yield Map(model, "qkv", hidden, query + 2 * keys, norm=True)
+        yield Map(model, "o", query, hidden, residual=True)
+        yield Map(model, "gate_up", hidden, 2 * channels, norm=True)
+        yield Map(model, "down", channels, hidden, residual=True)
+
+
+class Case:
+    """Weights of enough layers to keep the cache cold, rows, and the result in float64."""
+
+    def __init__(self, of: Map, rows: int) -> None:
+        self.of, self.rows = of, rows
+        size = of.tiles * of.groups * 1088
+        self.weights = [random_weight(of) for _ in range(max(4, int(COLD_BYTES / size)))]
+        self.x = torch.randn(rows, of.columns, device="cuda").to(torch.bfloat16)
+        self.norm = None
+        if of.norm:
+            self.norm = Norm(torch.randn(of.columns, device="cuda").to(torch.bfloat16), 1e-5)
+        outputs = of.features // 2 if of.op == "gate_up" else of.features
+        self.out = torch.empty(rows, outputs, device="cuda", dtype=torch.bfloat16)
+        self.residual = torch.randn_like(self.out) if of.residual else None
+        self.expected = self.reference()
+
+    def reference(self) -> Tensor:
+        """What the first weight gives, (M, N) or (M, I) float64."""
+        weight = self.weights[0]
+        pieces = []
+        for start in range(0, self.of.tiles, PIECE):
+            data = weight.data[start : start + PIECE]
+            features = min(PIECE * TILE, self.of.features - start * TILE)
+            piece = PackedLinear(data, features, self.of.columns, 4)
+            op = packed_reference.gate_up if self.of.op == "gate_up" else packed_reference.linear
+            pieces.append(op(self.x, piece, norm=self.norm))
+        out = torch.cat(pieces, dim=1)
+        return out if self.residual is None else out + self.residual.double()
+
+    def call(self, i: int, *, tiling: Tiling | None = None, pdl: bool = True) -> None:
+        """One launch over the i-th weight."""
+        weight = self.weights[i % len(self.weights)]
+        options: dict[str, Any] = {"norm": self.norm, "out": self.out, "tiling": tiling, "pdl": pdl}
+        if self.of.op == "gate_up":
+            gemm.gate_up(self.x, weight, **options)
+        else:
+            gemm.linear(self.x, weight, residual_MN=self.residual, **options)
+
+    def error(self, tiling: Tiling | None) -> float:
+        """Relative error of the first weight's result."""
+        self.out.fill_(torch.nan)
+        self.call(0, tiling=tiling)
+        return float((self.out.double() - self.expected).norm() / self.expected.norm())
+
+    def time(self, call: Callable[[int], object], replays: int) -> Timing:
+        """Graph of as many calls as there are weights, at least 24."""
+        return graph_time(call, calls=max(24, len(self.weights)), replays=replays)
+
+    def measured(self, tiling: Tiling | None, *, pdl: bool = True, replays: int = 20) -> dict:
+        """A row of the result."""
+        error = self.error(tiling)
+        assert error < 5e-3, f"{self.of} with {tiling}: relative error {error}"
+        timing = self.time(lambda i: self.call(i, tiling=tiling, pdl=pdl), replays)
+        return self.row("ours" if pdl else "ours, no PDL", timing) | {
+            "tiling": str(tiling or self.chosen()),
+            "relative_error": round(error, 6),
+        }
+
+    def chosen(self) -> Tiling:
+        """What ``choose`` takes."""
+        return choose(tiles=self.of.tiles, groups=self.of.groups, bits=4)
+
+    def row(self, kernel: str, timing: Timing) -> dict[str, Any]:
+        """What every row has."""
+        weight_bytes = self.weights[0].num_bytes
+        floor = weight_bytes / READ_BANDWIDTH
+        return {
+            "model": self.of.model,
+            "op": self.of.op,
+            "rows": self.rows,
+            "kernel": kernel,
+            "weight_bytes": weight_bytes,
+            "floor_us": round(floor * 1e6, 3),
+            "ratio": round(timing.median / floor, 3),
+            **timing.microseconds,
+        }
+
+    def baselines(self) -> list[dict[str, Any]]:
+        """The product alone: cuBLAS over bfloat16, PyTorch's int4."""
+        columns, features = self.of.columns, self.of.features
+        count = max(4, int(COLD_BYTES / (2 * columns * features)))
+        size = (count, features, columns)
+        dense = torch.randn(size, device="cuda", dtype=torch.bfloat16)
+        timing = self.time(lambda i: torch.mm(self.x, dense[i % count].t()), 12)
+        rows = [self.row("torch bf16 (cuBLAS)", timing)]
+        codes = torch.randint(0, 256, (features, columns // 2), device="cuda", dtype=torch.uint8)
+        packed = [
+            torch.ops.aten._convert_weight_to_int4pack(codes, 8) for _ in range(len(self.weights))
+        ]
+        ends = torch.rand(self.of.groups, features, 2, device="cuda").to(torch.bfloat16)
+        timing = self.time(
+            lambda i: torch.ops.aten._weight_int4pack_mm(
+                self.x, packed[i % len(packed)], GROUP, ends
+            ),
+            12,
+        )
+        return [*rows, self.row("torch int4 (tinygemm)", timing)]
+
+
+def random_weight(of: Map) -> PackedLinear:
+    """Random codes, scales and zero points."""
+    size = (of.tiles, of.groups, 1088)
+    data = torch.randint(0, 256, size, device="cuda", dtype=torch.uint8)
+    scales = (torch.rand(*size[:2], 8, 2, device="cuda") * 0.02).half()
+    zeros = (torch.randint(0, 16, (*size[:2], 8, 2), device="cuda") + 128).half()
+    ends = torch.cat((scales, zeros), -1).view(torch.uint8)
+    data[..., 1024:] = ends.view(*size[:2], 64)
+    return PackedLinear(data, of.features, of.columns, 4)
+
+
+def candidates(of: Map, rows: int) -> Iterator[Tiling]:
+    """Tilings that leave no block and no warp without columns."""
+    for warps, span in WARPS:
+        for tiles in (1, 2, 4) if span == 1 else (1, 2):
+            for cluster in (1, 2, 4):
+                tilings = [Tiling(warps, tiles, cluster, span=span)]
+                if warps <= 8 and span <= 2 and tiles * span <= 2 and rows <= 8:
+                    tilings.append(Tiling(warps, tiles, cluster, 2, 1, span))
+                for tiling in tilings:
+                    chunks = of.groups / tiling.width
+                    if chunks == int(chunks) and chunks % cluster == 0 and fits(of, rows, tiling):
+                        yield tiling
+
+
+def fits(of: Map, rows: int, tiling: Tiling) -> bool:
+    """Whether a ring of two stages fits."""
+    plan = layout(
+        tiling,
+        tiles=of.tiles,
+        groups=of.groups,
+        record_bytes=1088,
+        num_row_tiles=row_tiles(rows),
+        num_sms=gemm.num_sms(0),
+    )
+    return plan.stages >= 2
+
+
+def main() -> None:
+    """Time everything and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16])
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--sweep", action="store_true", help="time every tiling, too")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    results: list[dict[str, Any]] = []
+    for of in maps():
+        if of.model not in args.models:
+            continue
+        for rows in args.rows:
+            case = Case(of, rows)
+            found = [case.measured(None), case.measured(None, pdl=False)]
+            if rows == 8:
+                found += case.baselines()
+            if args.sweep:
+                found += [case.measured(t, replays=8) for t in candidates(of, rows)]
+            results += found
+            show(found)
+    note = "medians in CUDA graphs, weights in turn; floor: weight bytes / 4.2 TB/s"
+    print(write_result("kernels", results, directory=args.out, note=note))
+
+
+def show(found: list[dict[str, Any]]) -> None:
+    """Print the rows of one case: first what is chosen and the baselines, then the best tilings."""
+    first = found[0]
+    print(f"{first['model']} {first['op']} rows {first['rows']} floor {first['floor_us']:.2f} us")
+    named = [row for row in found if row["kernel"] != "ours" or row is first]
+    swept = sorted((row for row in found if row not in named), key=lambda row: row["us"])
+    for row in named + swept[:5]:
+        print(f"  {row['us']:8.2f} {row['kernel']} {row.get('tiling', '')}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Every tiling of the packed GEMM on a Hopper GPU, over and over: races show as wrong tiles.
+
+python -m pytest tests/gpu/test_gemm.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from codesign.kernels import gemm, packed_reference
+from codesign.kernels.int4 import quantize_int4
+from codesign.kernels.packed_reference import Norm
+from codesign.kernels.packing import PackedLinear, gate_up_order, pack_bf16, pack_int4
+from codesign.kernels.tiling import Tiling, choose, layout, row_tiles
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability(0)[0] == 9
+pytestmark = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+REPEATS = 200
+# Columns and features: whole and ragged tiles, chunks and groups.
+SHAPES = [(2048, 8192), (8192, 2560), (7168, 1024), (1000, 1000), (576, 48), (128, 16)]
+TILINGS = [
+    Tiling(16, 1),
+    Tiling(16, 2, 4),
+    Tiling(16, 4, 2),
+    Tiling(14, 2, 2),
+    Tiling(5, 2),
+    Tiling(8, 1, 1, 2),
+    Tiling(8, 2, 4, 2, 1),
+    Tiling(7, 2, 2, 2),
+    Tiling(8, 1, 2, span=4),
+    Tiling(8, 2, 2, span=2),
+    Tiling(7, 1, 2, span=4),
+    Tiling(3, 1, 1, span=2),
+]
+
+
+def case(columns: int, features: int) -> tuple[PackedLinear, Tensor, Norm]:
+    """A random weight, 16 rows and a norm."""
+    torch.manual_seed(columns + features)
+    dense = torch.randn(features, columns, device="cuda")
+    weight = pack_bf16(dense) if columns % 128 else pack_int4(quantize_int4(dense, group=128))
+    x = torch.randn(16, columns, device="cuda").to(torch.bfloat16)
+    return weight, x, Norm(torch.randn(columns, device="cuda").to(torch.bfloat16), 1e-5)
+
+
+def legal(tiling: Tiling, weight: PackedLinear, rows: int) -> bool:
+    """Whether every block has columns, and its ring room."""
+    tiles, groups, record = weight.data.shape
+    plan = layout(
+        tiling,
+        tiles=tiles,
+        groups=groups,
+        record_bytes=record,
+        num_row_tiles=row_tiles(rows),
+        num_sms=gemm.num_sms(0),
+    )
+    return -(-groups // tiling.width) >= tiling.cluster and plan.stages >= 2
+
+
+def tilings(weight: PackedLinear, rows: int) -> Iterator[Tiling]:
+    """Those of the list that run this weight, and the chosen one."""
+    tiles, groups, _ = weight.data.shape
+    yield choose(tiles=tiles, groups=groups, bits=weight.bits)
+    yield from (tiling for tiling in TILINGS if legal(tiling, weight, rows))
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    """Relative; not a number if an element was not written."""
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize(("columns", "features"), SHAPES)
+def test_every_tiling_and_number_of_rows_agrees_with_float64(columns: int, features: int):
+    weight, x, norm = case(columns, features)
+    bias = torch.randn(features, device="cuda").to(torch.bfloat16)
+    residual = torch.randn(16, features, device="cuda").to(torch.bfloat16)
+    fused = {"norm": norm, "bias_N": bias}
+    expected = packed_reference.linear(x, weight, residual_MN=residual, **fused)
+    for rows in range(1, 17):
+        for tiling in tilings(weight, rows):
+            out = torch.full_like(residual[:rows], torch.nan)
+            options = {"residual_MN": residual[:rows], "out": out, "tiling": tiling, **fused}
+            gemm.linear(x[:rows], weight, pdl=bool(rows % 2), **options)
+            assert error(out, expected[:rows]) < 5e-3, (tiling, rows)
+
+
+@pytest.mark.parametrize(("columns", "features"), SHAPES[:3])
+@pytest.mark.parametrize("delays", [False, True])
+def test_a_thousand_launches_give_the_same_bits(columns: int, features: int, delays: bool):
+    weight, x, _ = case(columns, features)
+    for listed in tilings(weight, 8):
+        tiling = replace(listed, delays=delays)
+        first = gemm.linear(x[:8], weight, tiling=tiling)
+        out, wrong = torch.empty_like(first), torch.zeros((), device="cuda", dtype=torch.int64)
+        for repeat in range(REPEATS):
+            out.fill_(torch.nan)
+            gemm.linear(x[:8], weight, out=out, tiling=tiling, pdl=bool(repeat % 2))
+            wrong += (out.view(torch.int16) != first.view(torch.int16)).sum()
+        assert wrong == 0, tiling
+        assert error(first, packed_reference.linear(x[:8], weight)) < 5e-3, tiling
+
+
+@pytest.mark.parametrize(("columns", "features"), SHAPES[:3])
+def test_a_row_has_the_same_bits_alone_and_among_others(columns: int, features: int):
+    weight, x, norm = case(columns, features)
+    alone = gemm.linear(x[:1], weight, norm=norm)
+    for rows in (3, 8, 9, 16):
+        assert torch.equal(gemm.linear(x[:rows], weight, norm=norm)[:1], alone), rows
+
+
+def test_swiglu_takes_interleaved_rows():
+    torch.manual_seed(5)
+    whole = quantize_int4(torch.randn(2048, 1024, device="cuda"), group=128)
+    weight = pack_int4(whole, order=gate_up_order(1024).cuda())
+    x = torch.randn(40, 1024, device="cuda").to(torch.bfloat16)
+    for rows in (1, 8, 16, 40):
+        expected = packed_reference.gate_up(x[:rows], weight)
+        assert error(gemm.gate_up(x[:rows], weight), expected) < 5e-3
