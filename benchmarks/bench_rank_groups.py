@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -74,16 +75,16 @@ def main() -> None:
     parser.add_argument("--models", type=Path, help="keep the models in this folder")
     args = parser.parse_args()
     if args.stage:
+        faulthandler.register(signal.SIGUSR1)
         STAGES[args.stage](Stage(args.models, args.device))
         return
     rows, log = [], []
     with tempfile.TemporaryDirectory() as folder:
         models = args.models or Path(folder)
-        if not (models / "plan.json").exists():
+        if not (models / MODELS[args.device][-1]).exists():
             start = perf_counter()
             for name in MODELS[args.device]:
                 make_pair(models, name, args.device)
-            make_plan(models, MODELS[args.device][0])
             print(f"models made in {perf_counter() - start:.1f} s", flush=True)
         for stage in args.only or [s for s in STAGES if args.device == "cuda" or s != "shapes"]:
             found, said = run_stage(stage, models, args.device, args.limit)
@@ -281,6 +282,7 @@ def lose(stage: Stage, number: int, split: tuple[int, int]) -> None:
 
 def command_line(stage: Stage) -> None:
     """``codesign run`` by itself and under torchrun."""
+    make_plan(stage.models, MODELS[stage.device][0])
     device = "cuda" if stage.device == "cuda" else "cpu-ranks"
     labels = ("plain on 1", "plain on 2", "tree-8x4x2 on 2", "async-tree-8x4x3 on 1+1")
     wanted = [word for label in labels for word in ("--candidate", f"{label}, batch 2")]

@@ -117,11 +117,27 @@ def test_acceptance_is_that_of_the_cpu_engine(serve, serve_ranks, make_requests)
         ]
 
 
-class Killer:
-    """Kills a rank after some progress; rank numbers as in ``LocalRanks.pids``."""
+def test_groups_of_one_process_never_share_a_name(serve_ranks, make_requests):
+    """Memory that GPUs share is remembered by the name of its group."""
+    names = []
+    for policy in ("plain", "tree-8x4x2", "plain"):
+        serve_ranks(
+            policy,
+            make_requests(1, max_new_tokens=2),
+            target_ranks=2,
+            inspect=lambda rank: names.extend(m.forward.group.name for m in rank.models.values()),
+        )
+    assert names[1] == names[2], "target and draft of the same ranks share a group"
+    assert len(set(names)) == 3
 
-    def __init__(self, monkeypatch, rank: int, *, after: int) -> None:
-        self._rank, self._left = rank, after
+
+class Killer:
+    """Signals a rank after some progress; rank numbers as in ``LocalRanks.pids``."""
+
+    def __init__(
+        self, monkeypatch, rank: int, *, after: int, sign: signal.Signals = signal.SIGKILL
+    ) -> None:
+        self._rank, self._left, self._sign = rank, after, sign
         self._ranks: list[LocalRanks] = []
         start = LocalRanks.__init__
 
@@ -135,7 +151,7 @@ class Killer:
         self._left -= 1
         if self._left == 0:
             self.at = time.monotonic()
-            os.kill(self._ranks[-1].pids[self._rank], signal.SIGKILL)
+            os.kill(self._ranks[-1].pids[self._rank], self._sign)
 
 
 def test_a_killed_draft_rank_loses_no_request(serve_ranks, make_requests, monkeypatch):
@@ -156,6 +172,41 @@ def test_a_killed_target_rank_ends_the_run_soon_with_what_is_done(
     ours = serve_ranks("plain", requests, target_ranks=2, progress=killer, inspect=None)
     assert time.monotonic() - killer.at < 10
     assert "target rank 1 ended, exit code -9: 5 of 5 requests unfinished" in ours.records.notes[0]
+    assert any(ours.outputs.values())
+    for request_id, tokens in ours.outputs.items():
+        assert tokens == plain.outputs[request_id][: len(tokens)]
+
+
+def test_a_hung_draft_rank_loses_no_request(serve_ranks, make_requests, monkeypatch):
+    requests = make_requests(4)
+    plain = serve_ranks("plain", requests)
+    killer = Killer(monkeypatch, 0, after=8, sign=signal.SIGSTOP)
+    ours = serve_ranks("async-tree-8x4x2", requests, draft_ranks=1, progress=killer, silence=1.0)
+    assert ours.outputs == plain.outputs
+    assert "the draft gave no answer within 1 s" in ours.records.notes[0]
+
+
+def test_a_hung_follower_of_the_draft_loses_no_request(serve_ranks, make_requests, monkeypatch):
+    """Its leader notices; so does the target, whichever is first."""
+    requests = make_requests(4)
+    plain = serve_ranks("plain", requests)
+    killer = Killer(monkeypatch, 1, after=8, sign=signal.SIGSTOP)
+    ours = serve_ranks("async-tree-8x4x2", requests, draft_ranks=2, progress=killer, silence=1.0)
+    assert ours.outputs == plain.outputs
+    assert "draft lost in round" in ours.records.notes[0]
+
+
+def test_a_hung_target_rank_ends_the_run_soon_with_what_is_done(
+    serve_ranks, make_requests, monkeypatch
+):
+    requests = make_requests(4)
+    plain = serve_ranks("plain", requests)
+    killer = Killer(monkeypatch, 1, after=8, sign=signal.SIGSTOP)
+    ours = serve_ranks(
+        "plain", requests, target_ranks=2, progress=killer, inspect=None, silence=1.0
+    )
+    assert time.monotonic() - killer.at < 10
+    assert "4 of 4 requests unfinished" in ours.records.notes[0]
     assert any(ours.outputs.values())
     for request_id, tokens in ours.outputs.items():
         assert tokens == plain.outputs[request_id][: len(tokens)]

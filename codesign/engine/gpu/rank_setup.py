@@ -38,7 +38,7 @@ class RankSetup:
         check: Carry (position, token) with every KV row and count rows in wrong places.
         silence: Seconds without an answer after which a rank counts as lost.
         fused: Use the kernels that were made for this GPU; False to compare with.
-        number: Of this run among those that the same processes of torchrun serve.
+        number: Of this run among those that the same processes serve.
         delay: Seconds that the draft sleeps before each answer, by round; for tests of timing.
     """
 

@@ -10,19 +10,17 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from codesign.engine.checkpoint import open_rank
 from codesign.engine.draft_weights import TOKEN_MAP, load_draft_state
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.drafter import Drafter, NgramDrafter
 from codesign.engine.gpu.forward import RankForward
+from codesign.engine.gpu.groups import join, select_device, tensor_groups
 from codesign.engine.gpu.heads import DraftHead, StepHead, TargetHead
 from codesign.engine.gpu.link import serve_verdicts, verdict_mailbox_words
 from codesign.engine.gpu.mailbox import (
@@ -42,16 +40,13 @@ from codesign.engine.gpu.step_rows import (
     bucket_of,
     max_step_words,
 )
-from codesign.engine.gpu.tensor_group import ProcessGroupRank, SingleRank, TensorGroup
 from codesign.engine.gpu.watch import Watch
 from codesign.engine.gpu.workers import GroupDrafter
 from codesign.engine.partner import DraftLostError, TargetLostError
 from codesign.engine.rank_weights import EMBEDDING, RankWeights, StateReader
 from codesign.engine.weights import read_tensors
-from codesign.kernels.symmetric import open_exchange
 from codesign.models.shape import model_shape
 
-JOIN_TIMEOUT = timedelta(seconds=600)  # loading and capturing large models takes minutes
 TARGET_MODEL, DRAFT_MODEL = 0, 1
 SPARE_SPIN, SHARED_SPIN = 0.05, 0.0005  # seconds
 
@@ -129,35 +124,6 @@ class Rank:
         return self.setup.num_slots * MAX_PATH
 
 
-def join(setup: RankSetup, rank: int) -> None:
-    """Meet the other ranks; nothing to do when there are none."""
-    if setup.num_ranks == 1:
-        return
-    on_gpu = setup.device == "cuda"
-    if setup.folder is None:
-        store = next(rendezvous("env://"))[0]
-    else:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host: no name look-ups
-        store = next(rendezvous(f"file://{setup.folder}/rendezvous", rank, setup.num_ranks))[0]
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        store=PrefixStore(f"run-{setup.number}", store),
-        rank=rank,
-        world_size=setup.num_ranks,
-        timeout=JOIN_TIMEOUT,
-    )
-
-
-def select_device(setup: RankSetup, rank: int) -> torch.device:
-    """The device of a rank: its own GPU, or the CPU."""
-    if setup.device == "cpu":
-        torch.set_num_threads(1)
-        return torch.device("cpu")
-    local = rank if setup.folder is not None else int(os.environ.get("LOCAL_RANK", rank))
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
-
-
 def load_weights(setup: RankSetup, rank: int, device: torch.device) -> dict[int, RankWeights]:
     """Open this rank's part of each of its models."""
     dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[setup.dtype]
@@ -217,51 +183,18 @@ def load_rank(
     if before_join is not None:
         before_join()
     join(setup, rank)
-    groups = _process_groups(setup)
+    hidden = max((part.shape.hidden for part in weights.values()), default=0)
+    groups = tensor_groups(setup, rank, hidden, device)
     models = {}
     for model, part in weights.items():
-        group = _tensor_group(setup, groups[model], part, device)
-        forward = RankForward(part, group, fused=setup.fused)
+        forward = RankForward(
+            part, groups[setup.group_ranks(draft=model == DRAFT_MODEL)], fused=setup.fused
+        )
         models[model] = _model_rank(setup, model, forward)
     for model, buckets in _buckets(setup).items():
         if model in models:
             models[model].prepare(buckets)
     return Rank(setup, rank, models)
-
-
-def _process_groups(setup: RankSetup) -> dict[int, dist.ProcessGroup | None]:
-    """The ranks of each model; torch.distributed wants every rank to make every group."""
-    groups: dict[int, dist.ProcessGroup | None] = {}
-    # Of GPUs it is the leader who notices silence; NCCL would end the process.
-    limit = JOIN_TIMEOUT if setup.device == "cuda" else timedelta(seconds=setup.silence)
-    for model, is_draft in ((TARGET_MODEL, False), (DRAFT_MODEL, True)):
-        ranks = setup.group_ranks(draft=is_draft)
-        made = dist.new_group(list(ranks), timeout=limit) if len(ranks) > 1 else None
-        groups[model] = made if isinstance(made, dist.ProcessGroup) else None
-    return groups
-
-
-def _tensor_group(
-    setup: RankSetup, group: dist.ProcessGroup | None, weights: RankWeights, device: torch.device
-) -> TensorGroup:
-    """A model's ranks, with shared memory for their sums where the kernel for it runs."""
-    if group is None:
-        return SingleRank()
-    if not setup.fused or not _shares_memory(setup, device):
-        return ProcessGroupRank(group)
-    elements = BUCKETS[-1] * weights.shape.hidden
-    return ProcessGroupRank(group, open_exchange(group, max_elements=elements, device=device))
-
-
-def _shares_memory(setup: RankSetup, device: torch.device) -> bool:
-    """Whether all ranks are of one host, and their sums go through its memory."""
-    if device.type == "cpu":
-        return True  # the same call, over gloo
-    one_host = setup.folder is not None or (
-        os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
-    )
-    is_hopper = torch.cuda.get_device_capability(device) == (9, 0)
-    return one_host and is_hopper and setup.dtype == "bfloat16"
 
 
 def _model_rank(setup: RankSetup, model: int, forward: RankForward) -> ModelRank:

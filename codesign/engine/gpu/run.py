@@ -8,6 +8,7 @@ Way of one round: serve.py (loop) -> workers.GroupTarget -> rank_group.GroupLead
 from __future__ import annotations
 
 import contextlib
+import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -38,6 +39,7 @@ from codesign.prompts import BoundRequest
 
 Ranks = LocalRanks | TorchrunRanks
 ABORT_SECONDS = 3.0
+_NUMBERS = itertools.count()  # of runs that this process starts
 
 
 def rank_setup(
@@ -164,7 +166,7 @@ def _started(setup: RankSetup) -> Iterator[tuple[Ranks, RankSetup]]:
     memory = Path("/dev/shm")
     parent = memory if memory.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="codesign-", dir=parent) as folder:
-        setup = replace(setup, folder=Path(folder))
+        setup = replace(setup, folder=Path(folder), number=next(_NUMBERS))
         ranks = LocalRanks(setup)
         try:
             yield ranks, setup

@@ -61,11 +61,15 @@ class ProcessGroupRank:
     Args:
         group: The ranks.
         exchange: Memory that they share, for sums; None to sum by torch.distributed.
+
+    Attributes:
+        name: Of the group, in its process.
     """
 
     def __init__(self, group: dist.ProcessGroup, exchange: Exchange | None = None) -> None:
         self.size = group.size()
         self.rank = group.rank()
+        self.name = group.group_name
         self._group = group
         self._exchange = exchange
 

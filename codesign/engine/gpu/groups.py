@@ -1,0 +1,109 @@
+"""Meet the other ranks of a run, and make the groups that hold a model together."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from codesign.engine.gpu.rank_setup import RankSetup
+from codesign.engine.gpu.step_rows import BUCKETS
+from codesign.engine.gpu.tensor_group import ProcessGroupRank, SingleRank, TensorGroup
+from codesign.kernels.symmetric import open_exchange
+
+JOIN_TIMEOUT = timedelta(seconds=600)  # loading and capturing large models takes minutes
+
+
+def join(setup: RankSetup, rank: int) -> None:
+    """Meet the other ranks; nothing to do when there are none."""
+    if setup.num_ranks == 1:
+        return
+    on_gpu = setup.device == "cuda"
+    if setup.folder is None:
+        store = next(rendezvous("env://"))[0]
+    else:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host: no name look-ups
+        store = next(rendezvous(f"file://{setup.folder}/rendezvous", rank, setup.num_ranks))[0]
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        store=PrefixStore(f"run-{setup.number}", store),
+        rank=rank,
+        world_size=setup.num_ranks,
+        timeout=JOIN_TIMEOUT,
+    )
+
+
+def select_device(setup: RankSetup, rank: int) -> torch.device:
+    """The device of a rank: its own GPU, or the CPU."""
+    if setup.device == "cpu":
+        torch.set_num_threads(1)
+        return torch.device("cpu")
+    local = rank if setup.folder is not None else int(os.environ.get("LOCAL_RANK", rank))
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def tensor_groups(
+    setup: RankSetup, rank: int, hidden: int, device: torch.device
+) -> dict[range, TensorGroup]:
+    """The groups that this rank is in; models on the same ranks share one.
+
+    Args:
+        setup: The run.
+        rank: Global number.
+        hidden: Of this rank's largest model.
+        device: Of this rank.
+    """
+    groups: dict[range, TensorGroup] = {}
+    _skip_group_names(setup)
+    # torch.distributed wants every rank to make every group.
+    for ranks in {setup.group_ranks(draft=False): 0, setup.group_ranks(draft=True): 0}:
+        made = _process_group(setup, ranks)
+        if rank in ranks:
+            groups[ranks] = _tensor_group(setup, made, BUCKETS[-1] * hidden, device)
+    return groups
+
+
+def _skip_group_names(setup: RankSetup) -> None:
+    """Let no group have the name of an earlier run's: torch counts them from 0 in each run.
+
+    A process that serves several runs keeps the shared memory of a name, and where to ask for it.
+    """
+    if setup.num_ranks > 1:
+        for _ in range(2 * setup.number):
+            dist.new_group([0], backend="gloo")
+
+
+def _process_group(setup: RankSetup, ranks: range) -> dist.ProcessGroup | None:
+    if len(ranks) == 1:
+        return None
+    # Of GPUs it is the leader who notices silence; NCCL would end the process.
+    limit = JOIN_TIMEOUT if setup.device == "cuda" else timedelta(seconds=setup.silence)
+    made = dist.new_group(list(ranks), timeout=limit)
+    return made if isinstance(made, dist.ProcessGroup) else None
+
+
+def _tensor_group(
+    setup: RankSetup, group: dist.ProcessGroup | None, elements: int, device: torch.device
+) -> TensorGroup:
+    """Ranks of a model, with shared memory for their sums where the kernel for it runs."""
+    if group is None:
+        return SingleRank()
+    if not setup.fused or not _shares_memory(setup, device):
+        return ProcessGroupRank(group)
+    return ProcessGroupRank(group, open_exchange(group, max_elements=elements, device=device))
+
+
+def _shares_memory(setup: RankSetup, device: torch.device) -> bool:
+    """Whether all ranks are of one host, and their sums go through its memory."""
+    if device.type == "cpu":
+        return True  # the same call, over gloo
+    one_host = setup.folder is not None or (
+        os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+    )
+    is_hopper = torch.cuda.get_device_capability(device) == (9, 0)
+    return one_host and is_hopper and setup.dtype == "bfloat16"
