@@ -34,7 +34,7 @@ MODELS = {
     "llama-3.2-3b TP1": (3072, 3072, 1024, 8192),
     "llama-3.2-1b TP1": (2048, 2048, 512, 8192),
 }
-WARPS = ((16, 1), (14, 1), (12, 1), (8, 1), (8, 2), (7, 2), (6, 2), (8, 4), (7, 4), (6, 4), (4, 4))
+WARPS = (16, 14, 12, 8, 7, 6)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,8 @@ class Case:
 
     def chosen(self) -> Tiling:
         """What ``choose`` takes."""
-        return choose(tiles=self.of.tiles, groups=self.of.groups, bits=4)
+        count = row_tiles(self.rows)
+        return choose(tiles=self.of.tiles, groups=self.of.groups, bits=4, num_row_tiles=count)
 
     def row(self, kernel: str, timing: Timing) -> dict[str, Any]:
         """What every row has."""
@@ -180,14 +181,14 @@ def random_weight(of: Map) -> PackedLinear:
 
 def candidates(of: Map, rows: int) -> Iterator[Tiling]:
     """Tilings that leave no block and no warp without columns."""
-    for warps, span in WARPS:
-        for tiles in (1, 2, 4) if span == 1 else (1, 2):
+    for warps in WARPS:
+        for tiles in (1, 2, 4):
             for cluster in (1, 2, 4):
-                tilings = [Tiling(warps, tiles, cluster, span=span)]
-                if warps <= 8 and span <= 2 and tiles * span <= 2 and rows <= 8:
-                    tilings.append(Tiling(warps, tiles, cluster, 2, 1, span))
+                tilings = [Tiling(warps, tiles, cluster)]
+                if warps <= 8 and tiles <= 2 and rows <= 8:
+                    tilings.append(Tiling(warps, tiles, cluster, 2, 1))
                 for tiling in tilings:
-                    chunks = of.groups / tiling.width
+                    chunks = of.groups / tiling.warps
                     if chunks == int(chunks) and chunks % cluster == 0 and fits(of, rows, tiling):
                         yield tiling
 

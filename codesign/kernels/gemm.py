@@ -105,36 +105,38 @@ def _run(call: _Call, tiling: Tiling | None, *, pdl: bool) -> None:
     assert x.is_contiguous(), "rows are not contiguous"
     assert out.is_contiguous(), "out is not contiguous"
     assert x.shape[1] == weight.num_columns, f"{x.shape[1]} columns for {weight.num_columns}"
-    if tiling is None:
-        tiles, groups = weight.data.shape[:2]
-        tiling = _choose(tiles, groups, weight.bits, x.device.index or 0)
-    most = MAX_ROWS if tiling.span == 1 else MAX_ROWS // 2  # x takes the registers
-    while _layout(weight, most, tiling, x.device).stages < 2 and most > 8:
+    most = MAX_ROWS
+    while most > 8 and _layout(weight, most, tiling, x.device)[1].stages < 2:
         most //= 2  # the sums of fewer rows leave room for a ring
     for start in range(0, x.shape[0], most):
         rows = slice(start, min(start + most, x.shape[0]))
         _launch(call, rows, tiling, pdl=pdl)
 
 
-def _layout(weight: PackedLinear, num_rows: int, tiling: Tiling, device: torch.device) -> Layout:
+def _layout(
+    weight: PackedLinear, num_rows: int, tiling: Tiling | None, device: torch.device
+) -> tuple[Tiling, Layout]:
+    """The given tiling or the chosen one, and its shared memory."""
     tiles, groups = weight.data.shape[:2]
-    return layout(
+    count, sms = row_tiles(num_rows), num_sms(device.index or 0)
+    tiling = tiling or _choose(tiles, groups, weight.bits, count, sms)
+    return tiling, layout(
         tiling,
         tiles=tiles,
         groups=groups,
         record_bytes=RECORD_BYTES[weight.bits],
-        num_row_tiles=row_tiles(num_rows),
-        num_sms=num_sms(device.index or 0),
+        num_row_tiles=count,
+        num_sms=sms,
     )
 
 
-def _launch(call: _Call, rows: slice, tiling: Tiling, *, pdl: bool) -> None:
+def _launch(call: _Call, rows: slice, tiling: Tiling | None, *, pdl: bool) -> None:
     """One launch over at most ``MAX_ROWS`` rows."""
     x, out, weight, norm = call.x_MK[rows], call.out[rows], call.weight, call.norm
     residual = None if call.residual_MN is None else call.residual_MN[rows]
     tiles, groups = weight.data.shape[:2]
     count = row_tiles(x.shape[0])
-    plan = _layout(weight, x.shape[0], tiling, x.device)
+    tiling, plan = _layout(weight, x.shape[0], tiling, x.device)
     assert plan.stages >= 2, f"{tiling} leaves no room for a ring"
     args = [weight.data, x, None if norm is None else norm.weight_K, out, call.bias_N, residual]
     args += [x.shape[0], x.shape[1], out.shape[1], tiles, groups]
@@ -150,8 +152,8 @@ def _launch(call: _Call, rows: slice, tiling: Tiling, *, pdl: bool) -> None:
 
 
 @cache
-def _choose(tiles: int, groups: int, bits: int, device: int) -> Tiling:
-    return choose(tiles=tiles, groups=groups, bits=bits, num_sms=num_sms(device))
+def _choose(tiles: int, groups: int, bits: int, count: int, sms: int) -> Tiling:
+    return choose(tiles=tiles, groups=groups, bits=bits, num_row_tiles=count, num_sms=sms)
 
 
 @cache
@@ -167,7 +169,6 @@ def _kernel(bits: int, count: int, tiling: Tiling, activation: int) -> CudaKerne
         "NT": count,
         "WARPS": tiling.warps,
         "TILES": tiling.tiles,
-        "SPAN": tiling.span,
         "BLOCKS": tiling.blocks,
         "ACTIVATION": activation,
         "DELAYS": int(tiling.delays),

@@ -65,7 +65,9 @@ def linear_all_reduce(
     assert out_MN.is_contiguous(), "out is not contiguous"
     sms = num_sms(x_MK.device.index or 0)
     if tiling is None:
-        tiling = choose(tiles=tiles, groups=groups, bits=weight.bits, num_sms=sms)
+        tiling = choose(
+            tiles=tiles, groups=groups, bits=weight.bits, num_row_tiles=count, num_sms=sms
+        )
     plan = layout(
         tiling,
         tiles=tiles,
@@ -96,7 +98,6 @@ def _kernel(bits: int, count: int, tiling: Tiling, world: int) -> CudaKernel:
         "NT": count,
         "WARPS": tiling.warps,
         "TILES": tiling.tiles,
-        "SPAN": tiling.span,
         "BLOCKS": tiling.blocks,
         "WORLD": world,
     }

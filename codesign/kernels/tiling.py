@@ -19,13 +19,12 @@ class Tiling:
     """Launch shape of one GEMM.
 
     Attributes:
-        warps: Warps side by side along the columns, ``span`` groups of 128 each.
+        warps: Warps side by side along the columns, a group of 128 each.
         tiles: Tiles of 16 features that a warp multiplies at a time: 1, 2 or 4.
         cluster: Blocks that share a tile's columns.
         blocks: Blocks an SM is to hold.
         launched: Of those, how many a launch fills; in the room that is left, the blocks of the
             next launch start early and fill their rings. 0 for all.
-        span: Groups of a warp: more cost registers for x and save hand-overs of sums.
         delays: Let every role of the kernel dawdle at random, for tests.
     """
 
@@ -34,13 +33,7 @@ class Tiling:
     cluster: int = 1
     blocks: int = 1
     launched: int = 0
-    span: int = 1
     delays: bool = False
-
-    @property
-    def width(self) -> int:
-        """Groups of a chunk."""
-        return self.warps * self.span
 
     def slots(self, num_row_tiles: int) -> int:
         """Steps whose partial sums are in flight, and reducer warps, as in gemm_core.cuh."""
@@ -94,24 +87,38 @@ def layout(
         keep: The epilogue needs all sums of a block at once.
     """
     clusters = max(1, min(tiling.clusters(num_sms), tiles))
-    chunks = -(-groups // tiling.width)
+    chunks = -(-groups // tiling.warps)
     accumulates = keep or tiling.cluster > 1 or chunks > tiling.cluster
     part_tiles = -(-tiles // clusters) if accumulates else 0
     slots = tiling.slots(num_row_tiles)
     fixed = 512 * num_row_tiles * (slots * tiling.tiles * tiling.warps + part_tiles)
     fixed += 32 * num_row_tiles * (tiling.warps + 1) + 16 * slots + 8
     room = (SHARED_BYTES + _RESERVED) // tiling.blocks - _RESERVED - fixed
-    stage = tiling.tiles * tiling.width * record_bytes + 16
+    stage = tiling.tiles * tiling.warps * record_bytes + 16
     stages = min(_MOST_STAGES, room // stage)
     return Layout(clusters, stages, part_tiles, fixed + stages * stage)
 
 
-def choose(*, tiles: int, groups: int, bits: int, num_sms: int = 132) -> Tiling:
-    """Return the tiling for a weight.
+# Fastest on an H200 at 8 rows, and at 16, of the tilings that cut the columns alike: maps of a
+# 70B model over four GPUs, by tiles and groups (benchmarks/bench_kernels.py --sweep).
+_MEASURED = {
+    (160, 64): (Tiling(8, 2, 4, 2, 1), Tiling(8, 2, 4)),  # qkv
+    (512, 16): (Tiling(16, 1), Tiling(16, 1)),  # o
+    (896, 64): (Tiling(16, 2, 4), Tiling(16, 2, 4)),  # gate_up
+    (512, 56): (Tiling(14, 4, 2), Tiling(14, 2, 2)),  # down
+}
 
-    Whole tiles to blocks if they share out evenly, else tiles cut along the columns over a
-    cluster; chunks as large as the warps of a block hold.
+
+def choose(
+    *, tiles: int, groups: int, bits: int, num_row_tiles: int = 1, num_sms: int = 132
+) -> Tiling:
+    """Return the tiling for a weight; warps and cluster are the same for every number of rows.
+
+    Without a measurement: whole tiles to blocks if they share out evenly, else tiles cut along the
+    columns over a cluster; chunks as large as the warps of a block hold.
     """
+    if bits == 4 and num_sms == 132 and (tiles, groups) in _MEASURED:
+        return _MEASURED[tiles, groups][num_row_tiles > 1]
     limit = 16 if bits == 4 else 8
     best: tuple[float, Tiling] | None = None
     for cluster in (1, 2, 4):

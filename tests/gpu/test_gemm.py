@@ -32,10 +32,8 @@ TILINGS = [
     Tiling(8, 1, 1, 2),
     Tiling(8, 2, 4, 2, 1),
     Tiling(7, 2, 2, 2),
-    Tiling(8, 1, 2, span=4),
-    Tiling(8, 2, 2, span=2),
-    Tiling(7, 1, 2, span=4),
-    Tiling(3, 1, 1, span=2),
+    Tiling(14, 4, 2),
+    Tiling(3, 1),
 ]
 
 
@@ -59,13 +57,13 @@ def legal(tiling: Tiling, weight: PackedLinear, rows: int) -> bool:
         num_row_tiles=row_tiles(rows),
         num_sms=gemm.num_sms(0),
     )
-    return -(-groups // tiling.width) >= tiling.cluster and plan.stages >= 2
+    return -(-groups // tiling.warps) >= tiling.cluster and plan.stages >= 2
 
 
 def tilings(weight: PackedLinear, rows: int) -> Iterator[Tiling]:
     """Those of the list that run this weight, and the chosen one."""
     tiles, groups, _ = weight.data.shape
-    yield choose(tiles=tiles, groups=groups, bits=weight.bits)
+    yield choose(tiles=tiles, groups=groups, bits=weight.bits, num_row_tiles=row_tiles(rows))
     yield from (tiling for tiling in TILINGS if legal(tiling, weight, rows))
 
 

@@ -37,7 +37,22 @@ def test_eight_rows_of_every_shape_get_a_ring_of_two_stages_that_fits(tiles, gro
     assert plan.stages >= 2 or plan.part_tiles > 128, "a vocabulary keeps too many sums"
 
 
-def test_the_cut_along_the_columns_does_not_depend_on_the_rows():
-    tiling = choose(tiles=896, groups=64, bits=4)
-    assert 64 % tiling.warps == 0
-    assert choose(tiles=896, groups=64, bits=4) == tiling
+@given(
+    shape=st.sampled_from(((160, 64), (512, 16), (896, 64), (512, 56), (384, 32), (1792, 32))),
+    rows=st.integers(1, 32),
+)
+def test_the_cut_along_the_columns_does_not_depend_on_the_rows(shape, rows):
+    tiles, groups = shape
+    one = choose(tiles=tiles, groups=groups, bits=4)
+    many = choose(tiles=tiles, groups=groups, bits=4, num_row_tiles=row_tiles(rows))
+    assert (one.warps, one.cluster) == (many.warps, many.cluster)
+    assert groups % one.warps == 0
+    plan = layout(
+        many,
+        tiles=tiles,
+        groups=groups,
+        record_bytes=RECORD[4],
+        num_row_tiles=row_tiles(min(rows, 16)),
+        num_sms=132,
+    )
+    assert plan.stages >= 2

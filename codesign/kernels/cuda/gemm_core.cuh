@@ -3,17 +3,17 @@
 // Weights are the tensor cores' A operand (16 output features), rows of x the B operand (8 a tile).
 // Three roles. The *producer* warp streams packed weights into a ring in shared memory, and starts
 // before the previous kernel's results are waited for. Each *consumer* warp keeps the x of its own
-// SPAN groups of 128 columns in registers and multiplies it with every weight tile of the block. *Reducer* warps add
+// 128 columns in registers and multiplies it with every weight tile of the block. *Reducer* warps add
 // the consumers' partial sums of a tile and run the epilogue, so that no consumer ever waits for one.
 //
-// Columns are cut into chunks of WARPS * SPAN groups of 128. The blocks of a cluster take chunks in turn and
+// Columns are cut into chunks of WARPS groups of 128. The blocks of a cluster take chunks in turn and
 // add their sums through distributed shared memory; a block with several chunks adds in its own.
 //
 // The RMSNorm in front of a linear map is fused: W * (h * w_norm), and rsqrt(mean h^2 + eps)
 // multiplied after the product; the sum of squares falls out of loading h.
 //
 // Macros: BITS 4 or 16; NT 1, 2 or 4 (8, 16 or 32 rows); WARPS consumers; TILES a consumer multiplies
-// at a time (1, 2, 4); SPAN groups of a consumer; BLOCKS an SM must hold; DELAYS 1: every role dawdles at random, for tests.
+// at a time (1, 2, 4); BLOCKS an SM must hold; DELAYS 1: every role dawdles at random, for tests.
 // packing.py has the layout of a record. No CUDA header.
 
 typedef unsigned char u8;
@@ -24,9 +24,6 @@ typedef unsigned long long u64;
 #ifndef BLOCKS
 #define BLOCKS 1
 #endif
-#ifndef SPAN
-#define SPAN 1
-#endif
 #define GROUP 128
 #define RECORD (BITS == 4 ? 1088 : 4096)
 // Steps whose partial sums are in flight, each with a reducer warp of its own: a barrier whose phases
@@ -35,9 +32,7 @@ typedef unsigned long long u64;
 #define THREADS (32 * (WARPS + 1 + SLOTS))
 #define ONES 0x3f803f80u  // two bf16
 // Registers are left to load the next chunk's x while this one's is multiplied.
-#define AHEAD (NT == 1 && TILES <= 2 && SPAN == 1 && BLOCKS == 1)
-#define CHAINS (NT == 1 ? SPAN : 1)  // groups that a consumer multiplies at a time
-#define WIDTH (WARPS * SPAN)         // groups of a chunk
+#define AHEAD (NT == 1 && TILES <= 2 && BLOCKS == 1)
 
 __device__ __forceinline__ u32 shared_address(const void* p) {
   return (u32)__cvta_generic_to_shared(p);
@@ -183,9 +178,9 @@ struct Tile {
 };
 
 struct Consumer {
-  u32 b[SPAN][NT][16];      // x of this warp's groups as B fragments
-  float sums[SPAN][NT][2];  // sum of that x over the group, for this lane's two rows
-  float squares[NT];        // of row lane / 4, this lane's columns
+  u32 b[NT][16];      // x of this warp's group as B fragments
+  float sums[NT][2];  // sum of that x over the group, for this lane's two rows
+  float squares[NT];  // of row lane / 4, this lane's columns
 };
 
 // This lane's part of the x of a group, as in memory.
@@ -201,14 +196,14 @@ __device__ __forceinline__ void fetch_rows(const Gemm& a, int group, int lane, u
     }
 }
 
-// Make it the B fragments of the warp's group j, times the norm's weight.
-__device__ __forceinline__ void take_rows(const Gemm& a, int group, int j, const uint4 (&raw)[NT][4], Consumer& w, int lane) {
+// Make it B fragments, times the norm's weight.
+__device__ __forceinline__ void take_rows(const Gemm& a, int group, const uint4 (&raw)[NT][4], Consumer& w, int lane) {
   const int t = lane & 3;
 #pragma unroll
   for (int n = 0; n < NT; n++)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      u32* b = &w.b[j][n][i * 4];
+      u32* b = &w.b[n][i * 4];
       b[0] = raw[n][i].x, b[1] = raw[n][i].y, b[2] = raw[n][i].z, b[3] = raw[n][i].w;
     }
   if (a.norm) {
@@ -222,7 +217,7 @@ __device__ __forceinline__ void take_rows(const Gemm& a, int group, int j, const
       for (int n = 0; n < NT; n++)
 #pragma unroll
         for (int q = 0; q < 4; q++) {
-          u32& b = w.b[j][n][i * 4 + q];
+          u32& b = w.b[n][i * 4 + q];
           w.squares[n] += low_bf16(b) * low_bf16(b);
           w.squares[n] += high_bf16(b) * high_bf16(b);
           b = multiply_bf16(b, s[q]);
@@ -235,84 +230,74 @@ __device__ __forceinline__ void take_rows(const Gemm& a, int group, int j, const
       float c[4] = {0.f, 0.f, 0.f, 0.f}, d[4] = {0.f, 0.f, 0.f, 0.f};  // two chains
 #pragma unroll
       for (int s = 0; s < 8; s += 2) {
-        mma(c, ONES, ONES, ONES, ONES, w.b[j][n][2 * s], w.b[j][n][2 * s + 1]);
-        mma(d, ONES, ONES, ONES, ONES, w.b[j][n][2 * s + 2], w.b[j][n][2 * s + 3]);
+        mma(c, ONES, ONES, ONES, ONES, w.b[n][2 * s], w.b[n][2 * s + 1]);
+        mma(d, ONES, ONES, ONES, ONES, w.b[n][2 * s + 2], w.b[n][2 * s + 3]);
       }
-      w.sums[j][n][0] = c[0] + d[0], w.sums[j][n][1] = c[1] + d[1];
+      w.sums[n][0] = c[0] + d[0], w.sums[n][1] = c[1] + d[1];
     }
   }
 }
 
-// Records (16 features x 128 columns each) as a warp holds them: of TILES tiles, WIDTH records apart.
+// TILES records (16 features x 128 columns each, WARPS records apart), as a warp holds them.
 struct Records {
 #if BITS == 4
-  uint4 q[TILES][CHAINS][2];
-  uint2 ends[TILES][CHAINS];  // scales of rows g and g + 8, and 128 + zero of both
+  uint4 q[TILES][2];
+  uint2 ends[TILES];  // scales of rows g and g + 8, and 128 + zero of both
 #else
-  uint4 q[TILES][CHAINS][8];
+  uint4 q[TILES][8];
 #endif
 };
 
 // `codes` and `ends`: addresses of this lane's first piece of either.
 __device__ __forceinline__ void load_records(u32 codes, u32 ends, Records& r) {
 #pragma unroll
-  for (int i = 0; i < TILES; i++)
+  for (int i = 0; i < TILES; i++) {
 #pragma unroll
-    for (int h = 0; h < CHAINS; h++) {
-      const u32 at = (i * WIDTH + h) * RECORD;
-#pragma unroll
-      for (int j = 0; j < sizeof(r.q[0][0]) / 16; j++) r.q[i][h][j] = load_shared4(codes + at + j * 512);
+    for (int j = 0; j < sizeof(r.q[0]) / 16; j++) r.q[i][j] = load_shared4(codes + i * WARPS * RECORD + j * 512);
 #if BITS == 4
-      r.ends[i][h] = load_shared2(ends + at);
+    r.ends[i] = load_shared2(ends + i * WARPS * RECORD);
 #endif
-    }
+  }
 }
 
-// acc[i] += records of tile i times x of the warp's groups first, first + 1, ...; `real` of them exist.
-__device__ __forceinline__ void multiply_records(const Records& r, const Consumer& w, int first, int real, float (&acc)[TILES][NT][4]) {
-  float c[TILES][CHAINS][NT][4];
+// acc[i] += record i times x.
+__device__ __forceinline__ void multiply_records(const Records& r, const Consumer& w, float (&acc)[TILES][NT][4]) {
+  float c[TILES][NT][4];
 #pragma unroll
-  for (int i = 0; i < TILES * CHAINS * NT * 4; i++) (&c[0][0][0][0])[i] = 0.f;
+  for (int i = 0; i < TILES * NT * 4; i++) (&c[0][0][0])[i] = 0.f;
 #pragma unroll
   for (int s = 0; s < 8; s++)
 #pragma unroll
-    for (int i = 0; i < TILES; i++)
-#pragma unroll
-      for (int h = 0; h < CHAINS; h++) {
-#if BITS == 4
-        const uint4 quad = r.q[i][h][s >> 2];
-        const u32 v = (s & 3) == 0 ? quad.x : (s & 3) == 1 ? quad.y : (s & 3) == 2 ? quad.z : quad.w;
-        const uint4 f = make_uint4(code_pair(v), code_pair(v >> 4), code_pair(v >> 8), code_pair(v >> 12));
-#else
-        const uint4 f = r.q[i][h][s];
-#endif
-#pragma unroll
-        for (int n = 0; n < NT; n++) mma(c[i][h][n], f.x, f.y, f.z, f.w, w.b[first + h][n][2 * s], w.b[first + h][n][2 * s + 1]);
-      }
-#pragma unroll
-  for (int h = 0; h < CHAINS; h++) {
-    if (SPAN > 1 && first + h >= real) break;  // the record is stale
-#pragma unroll
     for (int i = 0; i < TILES; i++) {
 #if BITS == 4
-      float s0, s1, z0, z1;
-      split_half(r.ends[i][h].x, s0, s1);
-      split_half(r.ends[i][h].y, z0, z1);
+      const uint4 quad = r.q[i][s >> 2];
+      const u32 v = (s & 3) == 0 ? quad.x : (s & 3) == 1 ? quad.y : (s & 3) == 2 ? quad.z : quad.w;
+      const uint4 f = make_uint4(code_pair(v), code_pair(v >> 4), code_pair(v >> 8), code_pair(v >> 12));
+#else
+      const uint4 f = r.q[i][s];
+#endif
 #pragma unroll
-      for (int n = 0; n < NT; n++) {
-        const float* sums = w.sums[first + h][n];
-        acc[i][n][0] = fmaf(s0, fmaf(-z0, sums[0], c[i][h][n][0]), acc[i][n][0]);
-        acc[i][n][1] = fmaf(s0, fmaf(-z0, sums[1], c[i][h][n][1]), acc[i][n][1]);
-        acc[i][n][2] = fmaf(s1, fmaf(-z1, sums[0], c[i][h][n][2]), acc[i][n][2]);
-        acc[i][n][3] = fmaf(s1, fmaf(-z1, sums[1], c[i][h][n][3]), acc[i][n][3]);
-      }
+      for (int n = 0; n < NT; n++) mma(c[i][n], f.x, f.y, f.z, f.w, w.b[n][2 * s], w.b[n][2 * s + 1]);
+    }
+#pragma unroll
+  for (int i = 0; i < TILES; i++) {
+#if BITS == 4
+    float s0, s1, z0, z1;
+    split_half(r.ends[i].x, s0, s1);
+    split_half(r.ends[i].y, z0, z1);
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+      acc[i][n][0] = fmaf(s0, fmaf(-z0, w.sums[n][0], c[i][n][0]), acc[i][n][0]);
+      acc[i][n][1] = fmaf(s0, fmaf(-z0, w.sums[n][1], c[i][n][1]), acc[i][n][1]);
+      acc[i][n][2] = fmaf(s1, fmaf(-z1, w.sums[n][0], c[i][n][2]), acc[i][n][2]);
+      acc[i][n][3] = fmaf(s1, fmaf(-z1, w.sums[n][1], c[i][n][3]), acc[i][n][3]);
+    }
 #else
 #pragma unroll
-      for (int n = 0; n < NT; n++)
+    for (int n = 0; n < NT; n++)
 #pragma unroll
-        for (int q = 0; q < 4; q++) acc[i][n][q] += c[i][h][n][q];
+      for (int q = 0; q < 4; q++) acc[i][n][q] += c[i][n][q];
 #endif
-    }
   }
 }
 
@@ -346,7 +331,7 @@ struct Plan {
   float *squares, *total;                  // (WARPS, 8 NT); (8 NT,)
   u32 ring, full, empty, partial_full, partial_empty, norm_ready;
 };
-#define STAGE (TILES * WIDTH * RECORD)
+#define STAGE (TILES * WARPS * RECORD)
 
 __device__ __forceinline__ Plan make_plan(const Gemm& a, u8* memory) {
   Plan p;
@@ -355,7 +340,7 @@ __device__ __forceinline__ Plan make_plan(const Gemm& a, u8* memory) {
   p.first_tile = (int)((long long)a.tiles * cluster / clusters);
   p.num_tiles = (int)((long long)a.tiles * (cluster + 1) / clusters) - p.first_tile;
   p.steps = (p.num_tiles + TILES - 1) / TILES;
-  p.chunks = ((a.groups + WIDTH - 1) / WIDTH - p.rank + p.size - 1) / p.size;
+  p.chunks = ((a.groups + WARPS - 1) / WARPS - p.rank + p.size - 1) / p.size;
   p.ring = shared_address(memory);
   p.partial = (float4*)(memory + a.stages * STAGE);
   p.part = p.partial + SLOTS * TILES * WARPS * NT * 32;
@@ -371,7 +356,7 @@ __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
   const u64 policy = evict_first();
   int slot = 0, phase = 1;  // a fresh barrier counts as having completed the phase before
   for (int c = 0; c < p.chunks; c++) {
-    const int group = (p.rank + c * p.size) * WIDTH, count = min(WIDTH, a.groups - group);
+    const int group = (p.rank + c * p.size) * WARPS, count = min(WARPS, a.groups - group);
     const u8* from = a.weight + ((size_t)p.first_tile * a.groups + group) * RECORD;
     for (int s = 0; s < p.steps; s++) {
       dawdle();
@@ -379,7 +364,7 @@ __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
       const int tiles = min(TILES, p.num_tiles - s * TILES);
       barrier_expect(p.full + 8 * slot, tiles * count * RECORD);
       for (int i = 0; i < tiles; i++, from += (size_t)a.groups * RECORD)
-        bulk_copy(p.ring + slot * STAGE + i * WIDTH * RECORD, from, count * RECORD, p.full + 8 * slot, policy);
+        bulk_copy(p.ring + slot * STAGE + i * WARPS * RECORD, from, count * RECORD, p.full + 8 * slot, policy);
       if (++slot == a.stages) slot = 0, phase ^= 1;
     }
   }
@@ -411,7 +396,7 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
   Consumer w;
 #pragma unroll
   for (int n = 0; n < NT; n++) w.squares[n] = 0.f;
-  u32 mine = p.ring + warp * SPAN * RECORD + lane * 16, ends = p.ring + warp * SPAN * RECORD + 1024 + (lane >> 2) * 8;
+  u32 mine = p.ring + warp * RECORD + lane * 16, ends = p.ring + warp * RECORD + 1024 + (lane >> 2) * 8;
   asm volatile("" : "+r"(mine), "+r"(ends));  // keep them instead of computing them at every step
   float4* const to = p.partial + warp * 32 + lane;
   const u32 stages = 8 * a.stages;
@@ -419,15 +404,12 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
   u32 taken = ~0u;  // bit i: parity of partial_empty[i] to wait for
   wait_for_previous();
   uint4 raw[NT][4];
-  if (AHEAD) fetch_rows(a, p.rank * WIDTH + warp, lane, raw);
+  if (AHEAD) fetch_rows(a, p.rank * WARPS + warp, lane, raw);
   for (int c = 0; c < p.chunks; c++) {
-    const int group = (p.rank + c * p.size) * WIDTH + warp * SPAN;
-#pragma unroll
-    for (int j = 0; j < SPAN; j++) {
-      if (!AHEAD) fetch_rows(a, group + j, lane, raw);
-      take_rows(a, group + j, j, raw, w, lane);
-    }
-    if (AHEAD && c + 1 < p.chunks) fetch_rows(a, group + p.size * WIDTH, lane, raw);
+    const int group = (p.rank + c * p.size) * WARPS + warp;
+    if (!AHEAD) fetch_rows(a, group, lane, raw);
+    take_rows(a, group, raw, w, lane);
+    if (AHEAD && c + 1 < p.chunks) fetch_rows(a, group + p.size * WARPS, lane, raw);
     if (c == 0 && warp == 0) release_next();
     if (c == p.chunks - 1 && a.norm) share_squares(p, w, warp, lane);
     int place = 0;
@@ -438,12 +420,9 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
       dawdle();
       barrier_wait(bar, phase);
       if (group < a.groups) {
-#pragma unroll
-        for (int j = 0; j < SPAN; j += CHAINS) {
-          Records r;  // stale behind the last tile: nobody adds it
-          load_records(mine + stage + j * RECORD, ends + stage + j * RECORD, r);
-          multiply_records(r, w, j, a.groups - group, acc);
-        }
+        Records r;  // stale behind the last tile: nobody adds it
+        load_records(mine + stage, ends + stage, r);
+        multiply_records(r, w, acc);
       }
       barrier_wait(p.partial_empty + 8 * place, taken >> place & 1);
       taken ^= 1u << place;
