@@ -167,9 +167,11 @@ class PlayedBatch:
         """Run the forwards that overlap the target's verification."""
         if self._side is None:
             return
+        before = work.prompt_rows
         for _ in range(self._side.policy.overlap):
             if rows := self._side.overlap_expansion():
                 work.overlapped.append(self._forward(rows, work))
+        work.is_prompt_overlapped = work.prompt_rows > before
 
     def _forward(self, expansion: Sequence[ExpansionRows], work: Work) -> tuple[int, int]:
         """Answer one draft forward; rows and context without the prompts in it."""

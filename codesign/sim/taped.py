@@ -79,6 +79,7 @@ class TapedBatch:
             if forwards[2 * j] or (j == 0 and drafted):
                 part = work.drafting if j < self._num_drafting else work.overlapped
                 part.append((forwards[2 * j], forwards[2 * j + 1]))
+        work.is_prompt_overlapped = not self._num_drafting
         for request in drafted:
             work.prompt_rows += max(
                 request.prompt_tokens + self._root_rows - request.cached_tokens, 1
@@ -137,7 +138,8 @@ class TapedBatch:
         if self._num_forwards:
             rounds[:, _FORWARDS::2] = tape[:, 2::3]
             rounds[:, _FORWARDS + 1 :: 2] = tape[:, 3::3] * context[:, None] + tape[:, 4::3]
-        is_drafted = self._num_drafting > 0 and tape[0, 3] > 0
+        # The first forward, before the candidates or (PEARL, PipeInfer) beside the verification.
+        is_drafted = self._num_forwards > 0 and tape[0, 3] > 0
         if is_drafted:
             rounds[0, _FORWARDS : _FORWARDS + 2] = 0  # it runs with the prompt, priced apart
         self._ledger.add(self._round, rounds)

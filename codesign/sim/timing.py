@@ -24,12 +24,19 @@ class Spans:
         return self.target + self.link_there + self.link_back + self.reroot + self.draft
 
 
-def draft_seconds(cost: RoundCost, work: Work) -> float:
-    """Seconds of the draft forwards that the candidates need, prompts included."""
-    seconds = sum([cost.draft(*forward) for forward in work.drafting if forward[0]])
+def draft_seconds(cost: RoundCost, work: Work) -> tuple[float, float]:
+    """Seconds of the draft forwards before the candidates and beside the verification.
+
+    Prompts are in one of the two. A forward of prompts alone costs nothing besides.
+    """
+    before, beside = (
+        sum([cost.draft(*forward) for forward in forwards if forward[0]])
+        for forwards in (work.drafting, work.overlapped)
+    )
+    prompts = 0.0
     if work.prompt_rows:
-        seconds += cost.draft_prefill(work.prompt_rows, work.prompt_context)
-    return seconds
+        prompts = cost.draft_prefill(work.prompt_rows, work.prompt_context)
+    return (before, beside + prompts) if work.is_prompt_overlapped else (before + prompts, beside)
 
 
 class TogetherTiming:
@@ -44,7 +51,8 @@ class TogetherTiming:
         target = self._cost.target(work.rows, work.context)
         if self._is_plain:
             return Spans(target)
-        return Spans(target, reroot=self._cost.reroot, draft=draft_seconds(self._cost, work))
+        drafting, _ = draft_seconds(self._cost, work)
+        return Spans(target, reroot=self._cost.reroot, draft=drafting)
 
     def run_prompt(self, start: float, rows: int, context: float) -> float:
         """The draft runs prompt rows in a step of the target; seconds that the step gets longer."""
@@ -69,11 +77,10 @@ class ApartTiming:
         late = max(self._draft_free - start, 0.0)
         heard = max(start + cost.link, self._draft_free)
         link_there = heard - start - late
-        drafting = draft_seconds(cost, work)
+        drafting, overlapped = draft_seconds(cost, work)
         answered = heard + cost.reroot + drafting
         ready = start + prefill
         received = max(answered + cost.link, ready)
-        overlapped = sum([cost.draft(*forward) for forward in work.overlapped])
         self._draft_free = answered + overlapped
         target = cost.target(work.rows, work.context)
         if overlapped:

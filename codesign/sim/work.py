@@ -48,6 +48,7 @@ class Work:
         overlapped: The same of the forwards beside the verification.
         prompt_rows: Prompt rows that the first draft forward runs besides.
         prompt_context: KV rows before these.
+        is_prompt_overlapped: That forward is one beside the verification.
     """
 
     batch: int
@@ -57,6 +58,7 @@ class Work:
     overlapped: list[tuple[int, int]] = field(default_factory=list)
     prompt_rows: int = 0
     prompt_context: int = 0
+    is_prompt_overlapped: bool = False
 
 
 @dataclass(slots=True)
