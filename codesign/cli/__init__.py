@@ -32,6 +32,7 @@ VERBS = (
     ("run", "serve a trace on the real engine with a plan"),
     ("validate", "hold the prediction against the measurement"),
     ("timeline", "write runs as a timeline that Perfetto opens"),
+    ("dashboard", "open the what-if dashboard in a browser"),
     ("env", "show versions, hardware and folders for a bug report"),
 )
 
@@ -63,7 +64,8 @@ def build_parser(verb: str | None = None) -> Parser:
         description="Simulate, plan, run and validate LLM speculative decoding.",
         epilog=_EXAMPLES,
     )
-    parser.add_argument("--version", action="version", version=f"codesign {__version__}")
+    # Two names, because argparse is as wide as the longest option here: a verb needs the room.
+    parser.add_argument("-V", "--version", action="version", version=f"codesign {__version__}")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, help_line in VERBS:
         if name == verb:

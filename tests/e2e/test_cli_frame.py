@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import statistics
 import subprocess
@@ -44,7 +45,7 @@ def test_help_answers_within_its_budget(cli):
 def test_help_lists_every_verb_with_what_it_does(cli):
     listed = cli("--help").stdout
     for name, help_line in command_line.VERBS:
-        assert f"    {name:<10}{help_line}\n" in listed
+        assert re.search(rf"^    {name} +{re.escape(help_line)}$", listed, re.MULTILINE)
 
 
 def test_no_words_at_all_is_help(cli):
@@ -72,6 +73,7 @@ def test_every_verb_has_its_module_and_two_examples(cli, verb):
 
 
 def test_version_is_that_of_the_package(cli):
+    assert cli("-V").stdout == cli("--version").stdout
     assert cli("--version").stdout == f"codesign {command_line.__version__}\n"
 
 
