@@ -162,15 +162,21 @@ class Batcher:
         """The running request that was admitted last: the first to lose its rows."""
         return next(reversed(self._running))
 
-    def put_back(self, request: QueuedRequest) -> None:
-        """A running request loses its KV rows and waits again, before all others."""
-        self.finish(request.request_id)
+    def put_back(self, request: QueuedRequest, *, computed_tokens: int | None = None) -> None:
+        """A running request loses its KV rows and waits again, before all others.
+
+        Args:
+            request: As it waits now.
+            computed_tokens: Leading tokens of its prompt that have been run; None for all.
+        """
+        self.finish(request.request_id, computed_tokens=computed_tokens)
         self._waiting.appendleft(request)
 
-    def finish(self, request_id: int) -> None:
-        """A running request is over; its KV rows are free."""
+    def finish(self, request_id: int, *, computed_tokens: int | None = None) -> None:
+        """A running request is over; its KV rows are free, but for prefix blocks that were run."""
         request = self._running.pop(request_id)
         self._reserved -= request.kv_tokens - request.shared_tokens
         if self.cache is not None:
             del self._cached[request_id]
-            self.cache.release(request.blocks)
+            num_computed = None if computed_tokens is None else computed_tokens // PREFIX_BLOCK
+            self.cache.release(request.blocks, num_computed=num_computed)

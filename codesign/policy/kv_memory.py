@@ -51,15 +51,24 @@ class PrefixCache:
             self._idle.pop(block, None)
             self._held[block] = self._held.get(block, 0) + 1
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """The request is over. Of its blocks the last are evicted first: they are rarer."""
-        for block in reversed(blocks):
+    def release(self, blocks: Sequence[int], *, num_computed: int | None = None) -> None:
+        """The request is over. Of its blocks the last are evicted first: they are rarer.
+
+        Args:
+            blocks: As it was held with.
+            num_computed: Leading blocks whose rows are there; the others were never run. All if
+                None.
+        """
+        last = len(blocks) if num_computed is None else num_computed
+        for number in range(len(blocks) - 1, -1, -1):
+            block = blocks[number]
             count = self._held[block]
             if count > 1:
                 self._held[block] = count - 1
             else:
                 del self._held[block]
-                self._idle[block] = None
+                if number < last:
+                    self._idle[block] = None
 
     def shrink(self, max_idle_tokens: int) -> None:
         """Evict until at most ``max_idle_tokens`` rows are idle."""

@@ -204,6 +204,7 @@ class Replica:
 
     def _evict(self, request: SimulatedRequest) -> None:
         number = request.record.request_id
+        computed = request.prompt_tokens - request.prompt_left
         if request in self._prompts:
             self._prompts.remove(request)
             self._prompt_kv -= self._own_rows(request)
@@ -216,7 +217,7 @@ class Replica:
             self._count(request.record, self._batch.tally(number))
         request.record.num_preemptions += 1
         request.prompt_left = request.prompt_tokens
-        self.batcher.put_back(self._queued(request))
+        self.batcher.put_back(self._queued(request), computed_tokens=computed)
 
     def _step(self) -> float:
         """Decide what the next step does; return its seconds."""

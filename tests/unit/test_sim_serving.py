@@ -140,6 +140,22 @@ def test_eviction_loses_no_token_and_computes_the_request_again():
     assert trace["output_tokens"].sum() - prefilled <= emitted < trace["output_tokens"].sum()
 
 
+def test_blocks_of_a_prompt_that_was_evicted_before_they_were_run_are_not_in_the_cache():
+    trace = {
+        "arrival": [0.0, 5.0],
+        "prompt_tokens": [1_024, 4_608],
+        "output_tokens": [900, 50],
+        "hash_ids": [[1, 2], list(range(10, 19))],
+    }
+    records = run(trace, preemption=True, prefix_cache=True, prefill_chunk=8, max_kv_tokens=6_100)
+    assert records.requests[1].num_preemptions == 1
+    ran = sum(r.prefill_tokens for r in records.rounds)
+    rerun = records.requests[1].prompt_tokens - records.requests[1].cached_tokens
+    before = ran - 1_024 - rerun  # before the eviction
+    assert 0 < before < 4_608
+    assert records.requests[1].cached_tokens <= before  # what was not run cannot be found
+
+
 def test_kv_rows_never_exceed_the_memory_when_they_are_taken_as_requests_grow():
     records = run(busy(80), policy="chain-3", preemption=True, max_kv_tokens=700)
     assert max(r.context + r.batch * 4 for r in records.rounds) <= 700
