@@ -18,26 +18,22 @@ from torch import Tensor
 from codesign.engine.gpu.slabs import Slabs, seen_rows
 from codesign.engine.gpu.step_rows import BUCKETS, DeviceRows
 from codesign.engine.gpu.tensor_group import TensorGroup
-from codesign.engine.rank_weights import Matrix, RankWeights
-from codesign.kernels import PlainLinear, rms_norm, rotary_frequencies, swiglu
+from codesign.engine.rank_weights import RankWeights
+from codesign.kernels import rms_norm, rotary_frequencies
 from codesign.kernels.fused_attention import attention_in_two, fits, fused_attention
-from codesign.kernels.int4 import Int4Weight
-from codesign.kernels.reference import int4_linear
+from codesign.kernels.packed_linear import LinearMap, linear_map, swiglu_map
+from codesign.kernels.packed_reference import Norm
 from codesign.kernels.row_attention import Scratch, rotate_and_append
-
-Linear = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    input_norm: Tensor
-    qkv: Linear
+    qkv: LinearMap  # of normed rows
     q_norm: Tensor | None
     k_norm: Tensor | None
-    out: Linear
-    mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    out: LinearMap
+    swiglu: LinearMap  # of normed rows
+    down: LinearMap
 
 
 class RankForward:
@@ -146,14 +142,13 @@ class RankForward:
     ) -> Tensor:
         angle_TF = positions_T[:, None].float() * self._frequency_F
         cos_TF, sin_TF = angle_TF.cos(), angle_TF.sin()
-        eps, add = self.shape.eps, self.group.add
+        add = self.group.add
         x_TD = self.embedding_VD[tokens_T]
         for index, layer in enumerate(self._layers):
-            qkv_TN = self._head_norms(layer, layer.qkv(rms_norm(x_TD, layer.input_norm, eps)))
+            qkv_TN = self._head_norms(layer, layer.qkv(x_TD))
             x_TD = add(layer.out(attend(index, qkv_TN, cos_TF, sin_TF)), x_TD)
-            h_TD = rms_norm(x_TD, layer.mlp_norm, eps)
-            x_TD = add(layer.down(swiglu(layer.gate_up(h_TD))), x_TD)
-        return rms_norm(x_TD, self._norm, eps)
+            x_TD = add(layer.down(layer.swiglu(x_TD)), x_TD)
+        return rms_norm(x_TD, self._norm, self.shape.eps)
 
     def _head_norms(self, layer: _Layer, qkv_TN: Tensor) -> Tensor:
         if layer.q_norm is None or layer.k_norm is None:
@@ -167,20 +162,12 @@ class RankForward:
 
 
 def _layer(weights: RankWeights, index: int) -> _Layer:
-    layer = weights.layer(index)
+    layer, eps = weights.layer(index), weights.shape.eps
     return _Layer(
-        input_norm=layer.input_norm,
-        qkv=_linear(layer.qkv, layer.qkv_bias),
+        qkv=linear_map(layer.qkv, layer.qkv_bias, norm=Norm(layer.input_norm, eps)),
         q_norm=layer.q_norm,
         k_norm=layer.k_norm,
-        out=_linear(layer.out),
-        mlp_norm=layer.mlp_norm,
-        gate_up=_linear(layer.gate_up),
-        down=_linear(layer.down),
+        out=linear_map(layer.out),
+        swiglu=swiglu_map(layer.gate_up, norm=Norm(layer.mlp_norm, eps)),
+        down=linear_map(layer.down),
     )
-
-
-def _linear(matrix: Matrix, bias: Tensor | None = None) -> Linear:
-    if isinstance(matrix, Int4Weight):
-        return lambda x_TK: int4_linear(x_TK, matrix, bias)
-    return PlainLinear(matrix, bias)
