@@ -92,6 +92,23 @@ class Economics:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """A term of the fit that, off by its own error, would make another plan better.
+
+    Attributes:
+        term: For example "draft step of 3+1" or "tokens per round".
+        change: Its error, relative, with the sign that hurts.
+        rival: Label of the plan that would then be best.
+        regret: By which share the chosen plan would then be worse, in what decides between them.
+    """
+
+    term: str
+    change: float
+    rival: str
+    regret: float
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What to deploy on this machine for this trace.
 
@@ -99,7 +116,7 @@ class Plan:
         target: Target model, a name or a directory.
         draft: Draft model; "" if the fit has none.
         slo: Targets that the plan was made for.
-        objective: "goodput" or "latency".
+        objective: "goodput", "latency" or "fewest".
         sampling: How the target samples; the seed keys its noise.
         serving: How memory and steps are shared between requests.
         trace: Prepared trace (Parquet): exactly the requests that were simulated.
@@ -115,6 +132,7 @@ class Plan:
         runner_up: Why the second one lost; "" if nothing else was simulated.
         economics: Whether speculation pays; None if only plain decoding, or no plan without a
             draft, was simulated.
+        doubts: What would change the choice if it were off by its error, the worst first.
     """
 
     target: str
@@ -135,6 +153,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     runner_up: str = ""
     economics: Economics | None = None
+    doubts: tuple[Doubt, ...] = ()
 
     @property
     def scored(self) -> tuple[ScoredCandidate, ...]:
@@ -216,6 +235,7 @@ class Plan:
             "reason": self.reason,
             "runner_up": self.runner_up,
             "economics": None if self.economics is None else asdict(self.economics),
+            "doubts": [asdict(doubt) for doubt in self.doubts],
             "notes": self.notes,
         }
         inputs = {"trace": self.trace.path, "fit": self.fit.path}
@@ -250,6 +270,7 @@ class Plan:
                 notes=tuple(values["notes"]),
                 runner_up=values.get("runner_up", ""),
                 economics=_economics(values.get("economics")),
+                doubts=tuple(Doubt(**doubt) for doubt in values.get("doubts", ())),
             )
         except (KeyError, TypeError) as err:
             raise InputError(f"{path} is not a whole plan: {err}. Plan again: codesign plan") from (

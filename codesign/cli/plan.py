@@ -53,9 +53,10 @@ def add_parser(subparsers: Any) -> None:
     search = parser.add_argument_group("search")
     search.add_argument(
         "--objective",
-        choices=("goodput", "latency"),
+        choices=("goodput", "latency", "fewest"),
         default="goodput",
-        help="most requests/s that meet the SLO, or lowest mean TPOT (goodput)",
+        help="most requests/s that meet the SLO, lowest mean TPOT, or fewest workers that meet the "
+        "SLO (goodput)",
     )
     search.add_argument(
         "--max-batch",
@@ -117,6 +118,7 @@ def make_plan(args: argparse.Namespace) -> None:
         "reason": plan.reason,
         "runner_up": plan.runner_up,
         "economics": plan.economics,
+        "doubts": plan.doubts,
         "notes": plan.notes,
         "serving": plan.serving,
         "num_candidates": answer.num_candidates,
@@ -155,15 +157,19 @@ def _question(args: argparse.Namespace, fit: Fit, prepared: Trace) -> Question:
 def _search(args: argparse.Namespace, question: Question, fit_ref: FileRef, out: Path) -> Answer:
     from codesign.planner import search, task_of
     from codesign.planner.executor import open_executor
+    from codesign.planner.fewest import FEWEST, search_fewest
     from codesign.planner.search_cache import SearchCache, search_key
 
-    executor = open_executor(task_of(question), args.executor, processes=args.processes)
     kept = out.with_name(f"{out.stem}.search.jsonl")
     key = search_key(question.requests, fit_ref.sha256, question.slo, question.serving)
     cache = SearchCache(key, kept, resume=args.resume)
     try:
-        with progress(args) as report:
-            answer = search(question, executor=executor, cache=cache, progress=report)
+        with (
+            open_executor(task_of(question), args.executor, processes=args.processes) as executor,
+            progress(args) as report,
+        ):
+            find = search_fewest if question.objective == FEWEST else search
+            answer = find(question, executor=executor, cache=cache, progress=report)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"kept {len(cache)} simulations in {kept}; go on with the same command and --resume"
@@ -211,5 +217,6 @@ def _as_plan(
         reason=answer.reason,
         runner_up=answer.runner_up,
         economics=answer.economics,
+        doubts=answer.doubts,
         notes=(*(f"trace: {note}" for note in prepared.notes), *answer.notes),
     )

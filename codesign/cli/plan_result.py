@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from codesign.planner import Answer
     from codesign.traces import Trace
 
+_MOST_DOUBTS = 2
 _COLUMNS = (
     "plan", "TPOT p50", "p90 ms", "TTFT p90", "tokens/s", "accepted", "in SLO", "fits", "load"
 )  # fmt: skip
@@ -56,6 +57,7 @@ def result_text(
         lines += _wrapped("ties", f"{'; '.join(plan.ties[:3])}{more}")
     if plan.economics is not None:
         lines += _wrapped("pays", pays_text(plan.economics))
+    lines += _wrapped("doubt", doubt_text(plan)) if plan.doubts else []
     lines += _wrapped("data", _origin(plan, fit))
     lines += [line for note in plan.notes for line in _wrapped("note", note)]
     lines += ["", table(_COLUMNS, _family_rows(plan)), "", f"next      codesign run --plan {out}"]
@@ -84,6 +86,21 @@ def pays_text(economics: Economics) -> str:
         f"round{chance} and has {economics.acceptance_length:.2f}; perfect foresight of the length "
         f"would give {economics.oracle_gain:.3g} times"
     )
+
+
+def doubt_text(plan: Plan) -> str:
+    """What would change the choice, and what to do about it."""
+    named = [
+        f"{d.term} {abs(d.change):.0%} {'above' if d.change > 0 else 'below'} the fit: {d.rival} "
+        f"would be {d.regret:.0%} better"
+        for d in plan.doubts[:_MOST_DOUBTS]
+    ]
+    fix = (
+        "codesign profile on such a machine"
+        if plan.chosen.origin == "roofline"
+        else "codesign profile"
+    )
+    return f"{'; '.join(named)}. What settles it: {fix}"
 
 
 def _origin(plan: Plan, fit: Fit) -> str:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from codesign.candidate import Candidate, ScoredCandidate
 from codesign.config import SLO, Serving
 from codesign.errors import InfeasibleError
-from codesign.plan import Economics
+from codesign.plan import Doubt, Economics
 from codesign.planner.economics import weigh_speculation
 from codesign.planner.executor import Executor, Job, LocalExecutor, Task
 from codesign.planner.halving import (
@@ -40,6 +39,7 @@ from codesign.planner.ranking import Entry, explain, explain_runner_up, find_tie
 from codesign.planner.screen import screen
 from codesign.planner.search_cache import SearchCache
 from codesign.planner.search_space import search_space
+from codesign.planner.sensitivity import find_doubts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +63,7 @@ class Question:
         slo: Targets.
         serving: How memory and steps are shared; without a limit of KV rows the fit must say.
         objective: "goodput": most requests per second that meet the SLO, then the shortest
-            latency; "latency": lowest mean TPOT.
+            latency; "latency": lowest mean TPOT; "fewest": as goodput, for ``fewest``.
         workers: Workers of the machine.
         max_batch: Largest batch limit of a replica to try.
         policies: Labels that the search is restricted to; empty for all.
@@ -93,6 +93,7 @@ class Answer:
         reason: Why the first.
         runner_up: Why the second one lost.
         economics: Whether speculation pays; None if nothing could be compared.
+        doubts: Terms of the fit whose error would change the choice.
         notes: What a reader must know.
         num_candidates: Size of the search space.
         num_simulated: Candidates simulated on the trace or a stretch of it.
@@ -105,6 +106,7 @@ class Answer:
     reason: str
     runner_up: str
     economics: Economics | None
+    doubts: tuple[Doubt, ...]
     notes: tuple[str, ...]
     num_candidates: int
     num_simulated: int
@@ -133,7 +135,8 @@ def search(
 
     Args:
         question: What is asked.
-        executor: Runs the simulations (see ``open_executor``); in this process by default.
+        executor: Runs the simulations (see ``open_executor``), entered by the caller; in this
+            process by default.
         cache: Keeps finished simulations, so that an interrupted search can go on.
         progress: Called with (stage, done, total): "screen", in candidates, and "simulate", in
             requests.
@@ -143,8 +146,9 @@ def search(
             that binds, and what would fit.
         InputError: If the fit does not cover the machine or a request does not fit the KV limit.
     """
-    with nullcontext(LocalExecutor(task_of(question)) if executor is None else executor) as chosen:
-        return _search(question, chosen, SearchCache("") if cache is None else cache, progress)
+    if executor is None:
+        executor = LocalExecutor(task_of(question))  # of one process: nothing to close
+    return _search(question, executor, SearchCache("") if cache is None else cache, progress)
 
 
 def _search(
@@ -186,6 +190,7 @@ def _search(
         reason=explain(ranked, question.slo),
         runner_up=explain_runner_up(ranked, question.objective),
         economics=weigh_speculation(ranked, question),
+        doubts=find_doubts(ranked, question),
         notes=(*space.notes, *([note] if note else [])),
         num_candidates=len(space.candidates),
         num_simulated=simulations.num_simulated,

@@ -201,7 +201,7 @@ class LocalExecutor:
             self._others = {child.pid for child in multiprocessing.active_children()}
             self._pool = ProcessPoolExecutor(
                 self._processes,
-                # A progress bar and Parquet run threads, with which no process may be forked.
+                # A progress bar runs a thread, with which no process may be forked.
                 mp_context=multiprocessing.get_context("spawn"),
                 initializer=_start_worker,
                 initargs=(self._task,),

@@ -149,7 +149,7 @@ def screen_orders(screened: Screened, objective: str, percentile: float) -> list
     costs = np.array([c.complexity[:2] for c in screened.candidates]).T
     ends = (*costs[::-1], limits)
     served, late = -goodput, screened.latency
-    if objective == "goodput":
+    if objective != "latency":
         keys = [
             (late, served, misses),
             (late, served),

@@ -20,6 +20,7 @@ NOTICEABLE = 0.01  # relative gain that a simpler plan is given up for
 CRITERIA = {
     "goodput": (("goodput", True), ("latency_mean", False), ("tpot_mean", False)),
     "latency": (("tpot_mean", False), ("goodput", True), ("latency_mean", False)),
+    "fewest": (("goodput", True), ("latency_mean", False), ("tpot_mean", False)),
 }
 
 _WORDS = {"goodput": "goodput", "latency_mean": "mean latency", "tpot_mean": "mean TPOT"}

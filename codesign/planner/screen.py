@@ -64,6 +64,7 @@ def screen(
     *,
     slo: SLO,
     serving: Serving,
+    behaviours: Mapping[SpeculationSpec, tuple[Behaviour, ...]] | None = None,
     progress: Progress | None = None,
 ) -> Screened:
     """Score all candidates.
@@ -74,11 +75,12 @@ def screen(
         fit: Step times and acceptance; holds every candidate's deployment.
         slo: Targets.
         serving: Memory limit and prefix cache.
+        behaviours: Of each policy; found here if None.
         progress: Called with ("screen", done, total).
     """
-    shares = token_shares(requests, fit.acceptance)
-    specs = list(dict.fromkeys(c.speculation for c in candidates))
-    behaviours = behaviours_of(specs, fit, shares)
+    if behaviours is None:
+        specs = list(dict.fromkeys(c.speculation for c in candidates))
+        behaviours = behaviours_of(specs, fit, token_shares(requests, fit.acceptance))
     groups: dict[Deployment, list[int]] = {}
     for index, candidate in enumerate(candidates):
         groups.setdefault(candidate.deployment, []).append(index)

@@ -69,6 +69,16 @@ class StepTime(_Segments):
         """The papers' form, ``alpha * context + gamma * rows + delta``."""
         return cls(alpha=alpha, rows=(0,), seconds=(delta,), gamma=gamma, cross=cross)
 
+    def scaled(self, factor: float) -> StepTime:
+        """The same step on a machine that takes ``factor`` times as long."""
+        return StepTime(
+            alpha=self.alpha * factor,
+            rows=self.rows,
+            seconds=tuple(s * factor for s in self.seconds),
+            gamma=self.gamma * factor,
+            cross=self.cross * factor,
+        )
+
     def __call__(self, rows: float, context: float = 0.0) -> float:
         """Seconds of a forward of ``rows`` rows that attend to ``context`` tokens in all."""
         r0, s0, slope = self._segments[bisect_right(self._inner, rows)]

@@ -80,6 +80,27 @@ def test_the_same_seed_gives_the_same_plan_but_for_the_time_of_day(plan, tmp_pat
     assert plans[0] == plans[1]
 
 
+@pytest.mark.slow
+def test_ray_makes_the_same_plan(plan, tmp_path):
+    pytest.importorskip("ray")
+    plans = []
+    for executor in ("local", "ray"):
+        out = f"{executor}/plan.json"
+        result = plan(*FEW, "--executor", executor, "--processes", "2", "--out", out)
+        assert result.returncode == 0, result.stderr
+        values = json.loads((tmp_path / out).read_text())
+        plans.append({k: values[k] for k in ("chosen", "alternatives", "ties", "reason")})
+    assert plans[0] == plans[1]
+
+
+def test_the_fewest_workers_are_found_and_said(plan):
+    result = plan(*FEW, "--slo-tpot-ms", "500", "--objective", "fewest")
+    assert result.returncode == 0, result.stderr
+    words = "2 workers are the fewest that meet the SLO (the fit has no plan for 1)"
+    assert words in " ".join(result.stdout.split())
+    assert plan(*FEW, "--objective", "fewest").returncode == 2
+
+
 def test_that_the_prompts_could_not_be_bound_is_said_in_the_notes(plan, tmp_path):
     assert "models fetch" in plan(*FEW).stderr
     assert any("models fetch" in note for note in Plan.load(tmp_path / "plan.json").notes)

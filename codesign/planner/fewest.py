@@ -1,0 +1,100 @@
+"""The fewest workers that serve a trace within the SLO, and the best plan on these.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from codesign.config import SLO
+from codesign.errors import InfeasibleError, InputError, UsageError
+from codesign.planner import Answer, Question, search
+from codesign.planner.executor import Executor
+from codesign.planner.screen import screen
+from codesign.planner.search_cache import SearchCache
+from codesign.planner.search_space import SearchSpace, search_space
+
+FEWEST = "fewest"  # the objective
+_HOPELESS = 0.5  # share of the requests wanted that the screen must find, to be worth simulating
+
+
+def search_fewest(
+    question: Question,
+    *,
+    executor: Executor | None = None,
+    cache: SearchCache | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Answer:
+    """The answer for the smallest number of workers that has one.
+
+    Numbers on which the screen finds less than half of the requests wanted within the SLO are not
+    simulated.
+
+    Args:
+        question: ``workers`` is the largest number to try; the SLO must name a target.
+        executor: As for ``search``.
+        cache: As for ``search``.
+        progress: As for ``search``.
+
+    Raises:
+        UsageError: If the SLO names no target: one worker always suffices.
+        InfeasibleError: If the largest number does not meet the SLO either.
+        InputError: As ``search``.
+    """
+    if question.slo == SLO(percentile=question.slo.percentile):
+        raise UsageError(
+            "the fewest workers are those that meet an SLO, and none is given. "
+            "Add --slo-ttft-ms MS or --slo-tpot-ms MS"
+        )
+    missed: list[str] = []
+    unknown: list[str] = []
+    for workers in range(1, question.workers):
+        smaller = replace(question, workers=workers)
+        space = _space(smaller)
+        if space is None:
+            unknown.append(str(workers))
+            continue
+        try:
+            if not _is_hopeless(space, smaller):
+                answer = search(smaller, executor=executor, cache=cache, progress=progress)
+                return _with_reason(answer, workers, missed, unknown)
+        except InfeasibleError:
+            pass
+        missed.append(str(workers))
+    answer = search(question, executor=executor, cache=cache, progress=progress)
+    return _with_reason(answer, question.workers, missed, unknown)
+
+
+def _space(question: Question) -> SearchSpace | None:
+    """The candidates; None if the fit prices no plan of so many workers, or memory holds none."""
+    try:
+        return search_space(
+            question.fit.costs,
+            workers=question.workers,
+            max_batch=question.max_batch,
+            policies=question.policies,
+            serving=question.serving,
+            requests=question.requests,
+        )
+    except InputError:
+        return None
+
+
+def _is_hopeless(space: SearchSpace, question: Question) -> bool:
+    screened = screen(
+        space.candidates,
+        question.requests,
+        question.fit,
+        slo=question.slo,
+        serving=question.serving,
+    )
+    return float(screened.attained.max()) < _HOPELESS * question.slo.percentile / 100.0
+
+
+def _with_reason(answer: Answer, workers: int, missed: list[str], unknown: list[str]) -> Answer:
+    reason = f"{workers} workers are the fewest that meet the SLO"
+    reason += f" (the fit has no plan for {', '.join(unknown)})" if unknown else ""
+    reason += f"; {', '.join(missed)} do not" if missed else ""
+    return replace(answer, reason=f"{reason}; {answer.reason}")

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from codesign.config import SLO, Serving
+from codesign.errors import InfeasibleError, UsageError
+from codesign.planner import Question, fewest, search
+from codesign.planner.fewest import search_fewest
+from codesign.policy.cost import RoundCost, StepTime
+
+
+@pytest.fixture
+def question(machine_fit):
+    """A machine on which n workers take 0.04 / n seconds a step, and replicas pay off."""
+
+    def cost(workers: int) -> RoundCost:
+        step = StepTime.linear(alpha=0.0, gamma=1e-4, delta=0.04 / workers)
+        return RoundCost(step, step, step, step)
+
+    fit = dataclasses.replace(machine_fit, costs={str(n): cost(n) for n in (1, 2, 4)}, errors={})
+    requests = pd.DataFrame(
+        {
+            "arrival": np.arange(20) * 1.0,
+            "prompt_tokens": 20,
+            "output_tokens": 30,
+            "category": "chat",
+        }
+    )
+    return Question(
+        requests,
+        fit,
+        SLO(tpot=0.025),
+        Serving(max_kv_tokens=4096),
+        objective="fewest",
+        workers=4,
+        max_batch=4,
+        policies=("plain",),
+    )
+
+
+def test_the_fewest_workers_that_meet_the_slo_are_taken(question):
+    answer = search_fewest(question)
+    assert answer.chosen.candidate.deployment.num_workers == 2
+    assert answer.reason.startswith("2 workers are the fewest that meet the SLO; 1 do not; ")
+    with pytest.raises(InfeasibleError):
+        search(dataclasses.replace(question, workers=1))
+
+
+def test_a_number_that_is_far_off_is_not_simulated(question, monkeypatch):
+    searched = []
+
+    def recorded(asked, **options):
+        searched.append(asked.workers)
+        return search(asked, **options)
+
+    monkeypatch.setattr(fewest, "search", recorded)
+    search_fewest(question)
+    assert searched == [2]
+
+
+def test_where_none_suffices_the_nearest_miss_of_all_workers_is_named(question):
+    with pytest.raises(InfeasibleError, match="on 4"):
+        search_fewest(dataclasses.replace(question, slo=SLO(tpot=0.005)))
+
+
+def test_without_a_target_there_is_nothing_to_meet(question):
+    with pytest.raises(UsageError, match="--slo-tpot-ms"):
+        search_fewest(dataclasses.replace(question, slo=SLO()))

@@ -1,0 +1,78 @@
+"""What would change the planner's choice: doubts are held against searches with the term moved."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pandas as pd
+import pytest
+
+from codesign.config import SLO, Serving
+from codesign.planner import Question, search
+
+POLICIES = ("plain", "chain-1", "chain-2", "chain-4")
+
+
+@pytest.fixture
+def question(machine_fit):
+    requests = pd.DataFrame(
+        {
+            "arrival": [2.0 * n for n in range(12)],
+            "prompt_tokens": 40,
+            "output_tokens": 40,
+            "category": "chat",
+        }
+    )
+    return Question(
+        requests,
+        dataclasses.replace(machine_fit, errors={}),
+        SLO(),
+        Serving(max_kv_tokens=4096),
+        objective="latency",
+        workers=2,
+        max_batch=2,
+        policies=POLICIES,
+    )
+
+
+def test_terms_without_an_error_leave_no_doubt(question):
+    assert search(question).doubts == ()
+
+
+def test_small_errors_leave_no_doubt_where_the_choice_is_clear(question):
+    fit = dataclasses.replace(question.fit, errors={"2/target": 1e-4, "2/draft": 1e-4})
+    assert search(dataclasses.replace(question, fit=fit)).doubts == ()
+
+
+@pytest.mark.parametrize(("op", "error"), [("draft", 0.9), ("target", 0.9)])
+def test_a_doubt_comes_true_when_the_term_is_off_by_its_error(question, op, error):
+    fit = dataclasses.replace(question.fit, errors={f"2/{op}": error})
+    answer = search(dataclasses.replace(question, fit=fit))
+    (doubt,) = answer.doubts
+    assert doubt.term == f"{op} step of 2"
+    assert abs(doubt.change) == error
+    cost = fit.costs["2"]
+    moved = dataclasses.replace(cost, **{op: getattr(cost, op).scaled(1.0 + doubt.change)})
+    machine = dataclasses.replace(fit, costs={**fit.costs, "2": moved})
+    after = {s.label: s for s in search(dataclasses.replace(question, fit=machine)).ranked}
+    ours, theirs = (
+        after[label].predicted["tpot_mean"].value for label in (answer.chosen.label, doubt.rival)
+    )
+    assert theirs < ours
+    assert (ours - theirs) / ours == pytest.approx(doubt.regret, abs=0.05)
+
+
+def test_fewer_tokens_per_round_speak_for_less_drafting(question):
+    fit = dataclasses.replace(question.fit, errors={"acceptance": 0.5})
+    answer = search(dataclasses.replace(question, fit=fit))
+    doubt = next(d for d in answer.doubts if d.term == "tokens per round")
+    assert doubt.change < 0
+    assert doubt.rival.startswith("plain")
+
+
+def test_the_worst_doubt_comes_first(question):
+    errors = {"2/target": 0.9, "2/draft": 0.9, "acceptance": 0.5}
+    fit = dataclasses.replace(question.fit, errors=errors)
+    regrets = [d.regret for d in search(dataclasses.replace(question, fit=fit)).doubts]
+    assert len(regrets) == 3
+    assert regrets == sorted(regrets, reverse=True)
