@@ -77,7 +77,7 @@ def simulate(
         InputError: If the fit lacks the deployment, or a request can never run.
     """
     deployment, spec = candidate.deployment, candidate.speculation
-    cost = _cost_of(fit, deployment.unit.label)
+    cost = cost_of(fit, deployment.unit.label)
     max_kv_tokens = _kv_tokens(serving, cost, has_draft=spec.has_draft)
     simulated = _read_requests(requests, with_blocks=serving.prefix_cache)
     _check_sizes(simulated, spec, max_kv_tokens)
@@ -156,31 +156,35 @@ def _batch_maker(
 ) -> Callable[[], Batch]:
     """What makes the batch of each replica."""
     spec = candidate.speculation
-    policy = None if spec.kind == "plain" else _policy(spec, fit, cost, slo)
+    policy = None if spec.kind == "plain" else policy_of(spec, fit, cost, slo)
     profile = fit.acceptance
-    known = {r.record.category for r in requests.values()} & set(profile.recordings)
-    kinds = [r.record.category if r.record.category in known else "" for r in requests.values()]
-    categories = tuple(sorted(set(kinds)))
-    stretches = Stretches(profile, categories)
+    kinds = [request.record.category for request in requests.values()]
     outputs = [request.output_tokens for request in requests.values()]
-    luck = Luck(stretches, kinds, outputs, seed)
-    is_together = candidate.deployment.draft_workers == 0
-    early = not (is_together or serving.prefill_chunk or candidate.deployment.prefill_workers)
+    luck = Luck.of(profile, kinds, outputs, seed)
+    early = hears_early(candidate, serving)
     rows = spec.kv_rows
     if policy is not None and policy.is_batch_coupled:
 
         def play() -> Batch:
-            side = DraftSide(_policy(spec, fit, cost, slo))
+            side = DraftSide(policy_of(spec, fit, cost, slo))
             drafter = SyntheticDrafter(profile, seed, luck.path)
             return PlayedBatch(side, drafter, round_rows=rows, hears_early=early)
 
         return play
     overlap = 0 if policy is None else policy.overlap
-    tapes = _tapes(spec, overlap, profile, fit.calibration, categories, hears_early=early)
+    tapes = _tapes(spec, overlap, profile, fit.calibration, luck.categories, hears_early=early)
     return lambda: TapedBatch(tapes, luck, round_rows=rows, hears_early=early)
 
 
-def _policy(spec: SpeculationSpec, fit: Fit, cost: RoundCost, slo: SLO | None) -> Speculation:
+def hears_early(candidate: Candidate, serving: Serving) -> bool:
+    """Whether a draft on workers of its own answers before a request's first token is known."""
+    deployment = candidate.deployment
+    is_together = deployment.draft_workers == 0
+    return not (is_together or serving.prefill_chunk or deployment.prefill_workers)
+
+
+def policy_of(spec: SpeculationSpec, fit: Fit, cost: RoundCost, slo: SLO | None) -> Speculation:
+    """The policy's own object, as a replica drives it."""
     goodput = Goodput(
         cost.draft, cost.target, overhead=cost.reroot, slo_tpot=slo.tpot if slo else None
     )
@@ -217,7 +221,7 @@ def _prompt_pool(
     router: Router,
     on_finish: Callable[[], None],
 ) -> PromptPool:
-    prompts = _cost_of(fit, str(deployment.prefill_workers))
+    prompts = cost_of(fit, str(deployment.prefill_workers))
     return PromptPool(
         env,
         prompts,
@@ -229,7 +233,12 @@ def _prompt_pool(
     )
 
 
-def _cost_of(fit: Fit, label: str) -> RoundCost:
+def cost_of(fit: Fit, label: str) -> RoundCost:
+    """Step times of a deployment.
+
+    Raises:
+        InputError: If the fit lacks it.
+    """
     if label not in fit.costs:
         raise InputError(
             f"the fit has no step times for deployment {label}, only for "

@@ -181,6 +181,24 @@ class Luck:
         within = (drawn * np.repeat(counts, needed)).astype(np.int64)
         self._chosen = (within + np.repeat(firsts, needed)).tolist()
 
+    @classmethod
+    def of(
+        cls,
+        profile: AcceptanceProfile,
+        categories: Sequence[str],
+        output_tokens: Sequence[int],
+        seed: int,
+    ) -> Luck:
+        """Of the requests of a trace; a kind that was not recorded plays all recordings."""
+        known = set(categories) & set(profile.recordings)
+        kinds = [kind if kind in known else "" for kind in categories]
+        return cls(Stretches(profile, sorted(set(kinds))), kinds, output_tokens, seed)
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """Kinds of prompt that there are stretches of."""
+        return self._stretches.categories
+
     def stretches(self, request_id: int, emitted_before: int = 0) -> list[int]:
         """Stretches of a request, from the one that it is in after ``emitted_before`` tokens."""
         first = self._ends[request_id] + emitted_before // STRETCH_TOKENS
