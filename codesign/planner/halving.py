@@ -33,6 +33,7 @@ _NUM_KEPT = (20, 6)  # after a 16th of a long trace, after a quarter
 _NUM_FINALISTS = (6, 2)  # simulated with every seed: of a short trace, of a long one
 _MAX_LIMITS = 3  # batch limits per policy and deployment among those that enter
 _MAX_SHARE = 0.2  # of those that enter on one deployment: the screen errs alike on all of these
+_HOPELESS = 0.8  # share of the best goodput below which no deployment of a long trace is tried
 _SAME = 0.002  # relative difference of scores below which a batch limit is never reached
 _NUM_CLIMBING = 4  # best plans whose neighbouring batch limits are simulated, too
 NUM_CLIMBS = 3  # times that it is looked at who they are
@@ -109,7 +110,8 @@ def entering(screened: Screened, objective: str, percentile: float, num_requests
     for place in representatives([screened.candidates[i] for i in orders[0]]):
         chosen.setdefault(orders[0][place])
     first_of = {screened.candidates[i].deployment: i for i in reversed(orders[0])}
-    chosen |= dict.fromkeys(first_of.values())
+    least = 0.0 if num_requests <= _SHORT else _HOPELESS * float(screened.goodput.max())
+    chosen |= dict.fromkeys(i for i in first_of.values() if screened.goodput[i] >= least)
     return list(chosen)
 
 
