@@ -42,6 +42,7 @@ from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
+from codesign.records import SPANS
 
 SHAPES = Path(__file__).parents[1] / "codesign" / "data" / "shapes"
 MODELS = {"cuda": ("smollm2-135m", "llama-3.2-1b"), "cpu": ("tiny",)}
@@ -152,9 +153,6 @@ class Stage:
     def say(self, **row: Any) -> None:
         """One row of the results."""
         print("ROW " + json.dumps(row), flush=True)
-
-
-SPANS = ("draft", "link_there", "target", "link_back", "reroot")
 
 
 def differing(run: EngineRun, other: EngineRun) -> str:
