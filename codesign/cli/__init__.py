@@ -29,6 +29,7 @@ VERBS = (
     ("fit", "turn a profile into step-time and acceptance models"),
     ("simulate", "predict how one plan serves a trace"),
     ("plan", "search for the plan that meets the SLO on a trace"),
+    ("export", "write a plan for vLLM, SGLang or TensorRT-LLM"),
     ("run", "serve a trace on the real engine with a plan"),
     ("validate", "hold the prediction against the measurement"),
     ("timeline", "write runs as a timeline that Perfetto opens"),

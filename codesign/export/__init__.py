@@ -1,0 +1,202 @@
+"""Plans as configurations of other engines: vLLM, SGLang, TensorRT-LLM.
+
+A candidate of a plan becomes the nearest setup that the engine can run, with a list of what it
+cannot and what was done instead, and with what our model predicts for it.
+
+    setup       nouns: what is served, what the engine is given, what is lost
+    models      checkpoints that the engine is to load
+    wishes      what each policy asks for
+    nearest     from a candidate to a setup: split, length, schedule
+    vllm, sglang, trtllm   from a setup to command lines and files
+    prediction  the simulator's word on the result
+
+Imports no torch and asks no network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from codesign.artifacts import read_json
+from codesign.errors import InputError
+from codesign.export import sglang, trtllm, vllm
+from codesign.export.models import NGRAM, EngineModel, check_pair, engine_model
+from codesign.export.nearest import Nearest, Problem, find_nearest
+from codesign.export.prediction import Forecast, Progress, better_candidate, forecast
+from codesign.export.setup import Configuration, Engine, Loss, Method
+
+if TYPE_CHECKING:
+    from codesign.candidate import ScoredCandidate
+    from codesign.fit import Fit
+    from codesign.plan import Plan
+
+__all__ = ["ENGINES", "Checkpoints", "Export", "export_plan"]
+
+ENGINES: dict[str, Engine] = {
+    engine.name: engine for engine in (vllm.ENGINE, sglang.ENGINE, trtllm.ENGINE)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Hugging Face names or folders that replace what the plan names; None to go by the plan.
+
+    Attributes:
+        target: Of the target.
+        draft: Of the draft.
+        head: EAGLE head of the target, for policies that draft with one.
+    """
+
+    target: str | None = None
+    draft: str | None = None
+    head: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Export:
+    """A candidate as a configuration of an engine.
+
+    Attributes:
+        engine: Which.
+        scored: The candidate.
+        nearest: What of it the engine can run.
+        configuration: What the engine is given.
+        forecast: Predictions for both; None where the fit has no step times for the export.
+        better: Label of a candidate of the plan that the engine runs as it is and that is
+            predicted to serve better than the export; "" if there is none.
+        losses: All that the engine cannot express.
+        notes: What a reader must know.
+    """
+
+    engine: Engine
+    scored: ScoredCandidate
+    nearest: Nearest
+    configuration: Configuration
+    forecast: Forecast | None
+    better: str
+    losses: tuple[Loss, ...]
+    notes: tuple[str, ...]
+
+
+def export_plan(
+    plan: Plan,
+    fit: Fit,
+    engine: Engine,
+    *,
+    candidate: str = "",
+    checkpoints: Checkpoints | None = None,
+    tensor_parallel: int | None = None,
+    progress: Progress | None = None,
+) -> Export:
+    """The nearest configuration of an engine.
+
+    Args:
+        plan: What to export from.
+        fit: The plan's.
+        engine: One of ENGINES.
+        candidate: See ``Plan.find``.
+        checkpoints: What to load instead of what the plan names.
+        tensor_parallel: GPUs of one copy; None for the size that decodes fastest.
+        progress: Called with ("simulate", done, total).
+
+    Raises:
+        InputError: If the candidate makes no sense on any engine: see docs/export.md.
+    """
+    given = Checkpoints() if checkpoints is None else checkpoints
+    scored = plan.find(candidate)
+    method = _method(plan, scored, engine)
+    target = engine_model("target", plan.target, given.target)
+    draft = _draft(plan, method, given, target)
+    is_padded = draft is not None and method == "draft" and check_pair(target, draft)
+    requests = plan.requests()
+    problem = Problem(
+        plan,
+        scored,
+        fit,
+        requests,
+        engine,
+        method,
+        target,
+        draft,
+        is_cpu=_is_cpu(plan, fit),
+        tensor_parallel=tensor_parallel,
+        is_vocab_padded=is_padded,
+    )
+    nearest = find_nearest(problem)
+    configuration = engine.write(nearest.setup)
+    found, better = None, ""
+    if nearest.candidate is not None:
+        note = ""
+        if nearest.setup.schedule:
+            note = "the length of its mean batch stands for the lengths by batch size"
+        found = forecast(
+            plan, scored, nearest.candidate, fit, requests, note=note, progress=progress
+        )
+        better = better_candidate(plan, engine, found, scored)
+    notes = [model.note for model in (target, draft) if model is not None and model.note]
+    return Export(
+        engine,
+        scored,
+        nearest,
+        configuration,
+        found,
+        better,
+        (*nearest.losses, *configuration.losses),
+        (*notes, *configuration.notes, *_plan_notes(plan, nearest)),
+    )
+
+
+def _method(plan: Plan, scored: ScoredCandidate, engine: Engine) -> Method:
+    spec = scored.candidate.speculation
+    if not spec.has_draft:
+        return "plain"
+    if spec.kind != "eagle":
+        return "ngram" if plan.draft == NGRAM else "draft"
+    # Heads trained on their own features lose nothing by reading them: EAGLE-3.
+    method: Method = "eagle3" if spec.feature_decay == 1.0 else "eagle"
+    if method not in engine.methods:
+        raise InputError(
+            f"{engine.title} loads EAGLE-3 heads only, and {spec.label} is an earlier one. Plan "
+            "with @1 (--policies eagle-RxWxE@1), or export to vllm or sglang"
+        )
+    return method
+
+
+def _draft(
+    plan: Plan, method: Method, given: Checkpoints, target: EngineModel
+) -> EngineModel | None:
+    if method in ("plain", "ngram"):
+        return None
+    if method == "draft":
+        if not plan.draft and given.draft is None:
+            raise InputError("the plan names no draft model: --draft-model NAME")
+        return engine_model("draft", plan.draft, given.draft)
+    if given.head is None:
+        raise InputError(
+            f"the plan's head for {target.name} is no checkpoint: name one that was trained for "
+            "it, as a Hugging Face name or a folder: --head NAME"
+        )
+    return EngineModel(given.head, target.shape)  # cut as its target is
+
+
+def _is_cpu(plan: Plan, fit: Fit) -> bool:
+    """Whether the plan's workers are threads: its fit was made on a machine without a GPU."""
+    if fit.origin == "roofline":
+        return False
+    return not read_json(plan.fit.path, kind="fit")["hardware"]["gpus"]
+
+
+def _plan_notes(plan: Plan, nearest: Nearest) -> list[str]:
+    setup = nearest.setup
+    notes = [
+        f"sized for requests of up to {setup.longest_request:,} tokens, the longest of the plan's "
+        "trace; longer ones are refused"
+    ]
+    if setup.method != "plain":
+        sampling = plan.sampling
+        how = (
+            "greedily" if sampling.temperature == 0 else f"at temperature {sampling.temperature:g}"
+        )
+        notes.append(f"the acceptance is of requests that sample {how}; ask for the same")
+    return notes

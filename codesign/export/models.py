@@ -1,0 +1,143 @@
+"""What an engine is to load: the plan's models as Hugging Face names or directories.
+
+Models that no other engine can load, and pairs that cannot work together, are refused here. Imports
+no torch and asks no network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from codesign.errors import InputError
+from codesign.fit.priced_model import known_models, parse_model
+from codesign.models import ModelShape, model_shape, resolve_model
+from codesign.models.shape import read_config
+
+NGRAM = "ngram"  # the drafter that needs no model
+PADDING = 0.01  # of a vocabulary: more than this is not padding of the same one
+
+# Shapes that come with the package, by the checkpoints on the Hugging Face hub that have them.
+HUB_NAMES = {
+    "deepseek-coder-1.3b": "deepseek-ai/deepseek-coder-1.3b-instruct",
+    "deepseek-coder-33b": "deepseek-ai/deepseek-coder-33b-instruct",
+    "deepseek-r1-distill-llama-70b": "deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
+    "deepseek-r1-distill-llama-8b": "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
+    "deepseek-r1-distill-qwen-1.5b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+    "deepseek-r1-distill-qwen-32b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",
+    "llama-2-13b": "meta-llama/Llama-2-13b-chat-hf",
+    "llama-2-70b": "meta-llama/Llama-2-70b-chat-hf",
+    "llama-2-7b": "meta-llama/Llama-2-7b-chat-hf",
+    "llama-3-70b": "meta-llama/Meta-Llama-3-70B-Instruct",
+    "llama-3.1-70b": "meta-llama/Llama-3.1-70B-Instruct",
+    "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct",
+    "llama-3.2-1b": "meta-llama/Llama-3.2-1B-Instruct",
+    "llama-3.2-3b": "meta-llama/Llama-3.2-3B-Instruct",
+    "qwen2-1.5b": "Qwen/Qwen2-1.5B-Instruct",
+    "qwen2-72b": "Qwen/Qwen2-72B-Instruct",
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "vicuna-33b": "lmsys/vicuna-33b-v1.3",
+    "vicuna-7b": "lmsys/vicuna-7b-v1.3",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModel:
+    """A model as an engine is told of it.
+
+    Attributes:
+        name: Hugging Face name or directory.
+        shape: Its sizes, if they are known here.
+        note: What was taken for granted; "" if nothing was.
+    """
+
+    name: str
+    shape: ModelShape | None = None
+    note: str = ""
+
+    def runs_on(self, gpus: int) -> bool:
+        """Whether so many GPUs can share one copy, as these engines cut it."""
+        shape = self.shape
+        if shape is None:
+            return gpus.bit_count() == 1
+        shares_kv = shape.kv_heads % gpus == 0 or gpus % shape.kv_heads == 0
+        return shape.heads % gpus == 0 and shares_kv and shape.intermediate % gpus == 0
+
+
+def engine_model(role: str, planned: str, given: str | None) -> EngineModel:
+    """The target or the draft.
+
+    Args:
+        role: "target" or "draft": names the flag that gives another checkpoint.
+        planned: As the plan names it: a name, with its kind of weights ("NAME:int4"), or a folder.
+        given: What the flag says.
+
+    Raises:
+        InputError: If no other engine can load it, or nobody knows where it is.
+    """
+    flag = f"--{role}-model"
+    name, _, weights = planned.partition(":") if not Path(planned).is_dir() else (planned, "", "")
+    if given is not None:
+        if (Path(given) / "config.json").is_file():
+            _check_loadable(Path(given), role, given)
+            return EngineModel(given, model_shape(Path(given)))
+        return EngineModel(given, _planned_shape(planned))
+    if weights not in ("", "bf16"):
+        raise InputError(
+            f"the plan serves {name} with {weights} weights: name a checkpoint quantised so, as a "
+            f"Hugging Face name or a folder: {flag} NAME"
+        )
+    if name in HUB_NAMES:
+        note = f"the plan's {name} is taken as {HUB_NAMES[name]}; another checkpoint: {flag} NAME"
+        return EngineModel(HUB_NAMES[name], _planned_shape(name), note)
+    try:
+        folder = resolve_model(name)
+    except InputError:
+        raise InputError(
+            f"nobody knows where the {role} {name!r} is: give a Hugging Face name or a folder with "
+            f"{flag} NAME"
+        ) from None
+    _check_loadable(folder, role, name)
+    return EngineModel(str(folder), model_shape(folder))
+
+
+def check_pair(target: EngineModel, draft: EngineModel) -> bool:
+    """Whether the vocabularies are one with paddings of different lengths; False if equal.
+
+    Raises:
+        InputError: If they are different ones.
+    """
+    if target.shape is None or draft.shape is None or target.shape.vocab == draft.shape.vocab:
+        return False
+    ours, theirs = target.shape.vocab, draft.shape.vocab
+    if target.shape.family == draft.shape.family and abs(ours - theirs) <= PADDING * ours:
+        return True
+    raise InputError(
+        f"{target.name} has {ours:,} tokens, {draft.name} {theirs:,}: they speak different "
+        "vocabularies. Take a draft of the target's family: --draft-model NAME, or plan again"
+    )
+
+
+def _planned_shape(planned: str) -> ModelShape | None:
+    """Sizes of a model by the plan's name; None where neither package nor cache has it."""
+    name = planned.partition(":")[0]
+    if name in known_models():
+        return parse_model(name).shape
+    try:
+        return model_shape(resolve_model(planned))
+    except InputError:
+        return None
+
+
+def _check_loadable(folder: Path, role: str, name: str) -> None:
+    """Refuse checkpoints in a form of this package's own."""
+    config = read_config(folder / "config.json")
+    own = next((key for key in config if key.startswith("codesign_")), None)
+    if own is not None:
+        why = (
+            "borrows its target's embedding" if own == "codesign_draft" else "is made from a recipe"
+        )
+        raise InputError(
+            f"{name} {why} ({own} in its config.json), so no other engine loads it. Name a "
+            f"checkpoint of its own: --{role}-model NAME"
+        )

@@ -1,0 +1,129 @@
+"""What our model predicts for an exported configuration, beside the plan's own candidate.
+
+The same simulations with the same seeds as in the plan: of the policy and the split that were
+exported, on the plan's machine, by this engine's rules for memory and steps. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from codesign.candidate import Candidate, Interval, ScoredCandidate
+from codesign.export.setup import Engine
+from codesign.export.wishes import wish_of
+from codesign.planner.predict import score, simulate_outcome
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from codesign.fit import Fit
+    from codesign.plan import Plan
+
+Progress = Callable[[str, int, int], None]
+
+FIGURES = ("tpot_mean", "ttft_mean", "throughput", "goodput", "acceptance_length")
+_MANY_TOKENS = 500_000  # of the answers: with more, one seed has to do
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Predictions of the plan's candidate and of what was exported.
+
+    Attributes:
+        label: Of the candidate that stands for the export.
+        planned: Figures of the plan's candidate.
+        exported: Figures of the export.
+        num_seeds: Simulations of the export.
+        note: How the stand-in differs from the export; "" if it does not.
+    """
+
+    label: str
+    planned: Mapping[str, Interval]
+    exported: Mapping[str, Interval]
+    num_seeds: int
+    note: str = ""
+
+    @property
+    def slower(self) -> float | None:
+        """Share by which a token takes longer than planned; below 0 if it is faster."""
+        if "tpot_mean" not in self.planned or "tpot_mean" not in self.exported:
+            return None
+        return self.exported["tpot_mean"].value / self.planned["tpot_mean"].value - 1.0
+
+
+def forecast(
+    plan: Plan,
+    scored: ScoredCandidate,
+    exported: Candidate,
+    fit: Fit,
+    requests: pd.DataFrame,
+    *,
+    note: str = "",
+    progress: Progress | None = None,
+) -> Forecast:
+    """Simulate the export as the plan was simulated, unless it is the plan's own candidate.
+
+    Args:
+        plan: Names targets, limits and seeds.
+        scored: The plan's candidate.
+        exported: What stands for the export.
+        fit: The plan's.
+        requests: The plan's.
+        note: See ``Forecast``.
+        progress: Called with ("simulate", done, total).
+    """
+    planned = _figures(scored.predicted)
+    if exported == scored.candidate:
+        return Forecast(exported.label, planned, planned, plan.num_seeds, note)
+    tokens = int(np.asarray(requests["output_tokens"], np.int64).sum())
+    seeds = list(plan.simulation_seeds)[: 1 if tokens > _MANY_TOKENS else None]
+    outcomes = []
+    for seed in seeds:
+        outcome, _ = simulate_outcome(
+            requests, exported, fit, slo=plan.slo, serving=plan.serving, seed=seed
+        )
+        outcomes.append(outcome)
+        if progress:
+            progress("simulate", len(outcomes), len(seeds))
+    found = score(exported, outcomes, fit, plan.slo)
+    return Forecast(exported.label, planned, _figures(found.predicted), len(seeds), note)
+
+
+def _figures(predicted: Mapping[str, Interval]) -> dict[str, Interval]:
+    return {name: predicted[name] for name in FIGURES if name in predicted}
+
+
+def better_candidate(plan: Plan, engine: Engine, found: Forecast, exported: ScoredCandidate) -> str:
+    """Label of the plan's best candidate that the engine runs as it is, if it beats the export.
+
+    Args:
+        plan: Its candidates, best first.
+        engine: Where to.
+        found: Predictions of the export.
+        exported: The candidate that was exported.
+    """
+    name, sign = ("goodput", 1.0) if plan.objective == "goodput" else ("tpot_mean", -1.0)
+    if name not in found.exported:
+        name, sign = "tpot_mean", -1.0
+    for other in plan.scored:
+        if other.label == exported.label or not runs_as_is(other.candidate, engine):
+            continue
+        if name in other.predicted and name in found.exported:
+            gain = sign * (other.predicted[name].value - found.exported[name].value)
+            return other.label if gain > 0 else ""
+    return ""
+
+
+def runs_as_is(candidate: Candidate, engine: Engine) -> bool:
+    """Whether an engine runs a candidate's policy and split without a change."""
+    spec = candidate.speculation
+    if spec.is_async or spec.kind == "eagle":
+        return False
+    wish = wish_of(spec, max_batch=candidate.max_batch)
+    if wish.shape is not None:
+        return "draft" in engine.trees and spec.kind == "tree"
+    return wish.is_fixed
