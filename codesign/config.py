@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -28,8 +29,8 @@ class SLO:
 
     def __post_init__(self) -> None:
         for name, value in (("ttft", self.ttft), ("tpot", self.tpot)):
-            if value is not None and value <= 0:
-                raise InputError(f"SLO {name} must be above 0 seconds, got {value}")
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"SLO {name} must be a number of seconds above 0, got {value}")
         if not 0 < self.percentile <= 100:
             raise InputError(f"SLO percentile must be in (0, 100], got {self.percentile}")
 

@@ -132,6 +132,7 @@ def _predict(args: argparse.Namespace) -> None:
 
     candidate, slo = _candidate(args), _slo(args)
     fit, fit_file = fit_from_args(args)
+    serving = serving_from_args(args, fit)
     trace = trace_from_args(args)
     with progress(args) as report:
         records = simulate(
@@ -139,7 +140,7 @@ def _predict(args: argparse.Namespace) -> None:
             candidate,
             fit,
             slo=slo,
-            serving=serving_from_args(args, fit),
+            serving=serving,
             seed=args.seed,
             progress=report,
         )
@@ -149,6 +150,7 @@ def _predict(args: argparse.Namespace) -> None:
         "label": candidate.label,
         "trace": {"name": trace.name, "sha256": trace.sha256, "notes": list(trace.notes)},
         "slo": slo,
+        "serving": serving.to_dict(),
         "data": fit.origin,
         "acceptance": fit.acceptance_origin,
         "metrics": metrics.to_dict(),

@@ -240,9 +240,15 @@ def cost_of(fit: Fit, label: str) -> RoundCost:
         InputError: If the fit lacks it.
     """
     if label not in fit.costs:
+        labels = ", ".join(fit.costs)
+        if fit.origin == "roofline":
+            raise InputError(
+                f"these GPUs hold the models as {labels}, not as {label}. Fix: one of these with "
+                "--deployment, or --gpus N, or int4 weights (--target NAME:int4)"
+            )
         raise InputError(
-            f"the fit has no step times for deployment {label}, only for "
-            f"{', '.join(fit.costs)}. Fix: codesign profile, then codesign fit"
+            f"the fit has no step times for deployment {label}, only for {labels}. Fix: one of "
+            "these with --deployment; or measure it: codesign profile, then codesign fit"
         )
     return fit.costs[label]
 

@@ -9,6 +9,7 @@ import pytest
 
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import read_table, sha256
+from codesign.config import Serving
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
 from codesign.metrics import summarise
@@ -43,7 +44,8 @@ def inputs(tmp_path):
 
 def test_json_is_one_object_and_the_run_folder_holds_the_same_figures(cli, inputs, tmp_path):
     slo = ("--slo-tpot-ms", "60", "--slo-ttft-ms", "400")
-    found = cli(*inputs, "2", "--policy", "tree-4x2x2", *slo, "--out", "run", "--json")
+    serving = ("--prefill-chunk", "16", "--preemption")
+    found = cli(*inputs, "2", "--policy", "tree-4x2x2", *slo, *serving, "--out", "run", "--json")
     assert found.returncode == 0, found.stderr
     payload = json.loads(found.stdout)
     assert payload["label"] == "tree-4x2x2 on 2, batch 4"
@@ -54,6 +56,9 @@ def test_json_is_one_object_and_the_run_folder_holds_the_same_figures(cli, input
     assert [r.output_tokens for r in stored.records.requests] == [30] * 3
     assert payload["metrics"]["tpot_mean"] == summarise(stored.records).tpot_mean
     assert stored.summary["metrics"] == payload["metrics"]
+    assert stored.summary["serving"] == payload["serving"]
+    limit = payload["serving"].pop("max_kv_tokens")  # what this fit does not say
+    assert Serving(limit, **payload["serving"]) == Serving(4096, 16, preemption=True)
     _, meta = read_table(tmp_path / "run" / "rounds.parquet", kind="rounds")
     assert meta["seed"] == 0
     assert set(meta["inputs"]) == {"fit"}
@@ -85,7 +90,9 @@ def test_without_the_flag_the_fit_is_that_of_the_folder_else_the_shipped_one(cli
     ("arguments", "code", "message"),
     [
         (("4",), 4, "no step times for deployment 4, only for 2, 1+1"),
+        (("4",), 4, "Fix: one of these with --deployment"),
         (("two",), 2, "--deployment: unknown split 'two'"),
+        (("2", "--slo-ttft-ms", "nan"), 4, "SLO ttft must be a number of seconds above 0"),
         (("2", "--policy", "chain"), 4, "unknown policy 'chain'"),
         (("2", "--policy", "async-tree-4x2x1"), 4, "needs workers of its own"),
         (("2", "--max-kv-tokens", "40"), 4, "the machine holds 40"),
@@ -103,6 +110,9 @@ def test_a_device_and_a_pair_stand_in_for_a_fit(cli, tmp_path):
     hardware = ["--device", "h100", "--gpus", "8", "--target", "llama-3-70b:int4"]
     arguments = ["--trace", "conv-twin", "--slice", "0:2", "--max-kv-tokens", "100000", "--json"]
     what_if = [*hardware, "--draft", "llama-3.2-3b:int4", "--acceptance", "0.7"]
+    beyond = cli("simulate", *arguments, *what_if, "--deployment", "9")
+    assert beyond.returncode == 4
+    assert "not as 9. Fix: one of these with --deployment, or --gpus N" in beyond.stderr
     split = ["--deployment", "6+2", "--policy", "async-tree-8x4x4"]
     result = cli("simulate", *arguments, *what_if, *split)
     assert result.returncode == 0, result.stderr

@@ -43,7 +43,10 @@ def make_cost(**changes: Any) -> RoundCost:
 def make_fit(profile: AcceptanceProfile, **changes: Any) -> Any:
     cost = make_cost(**changes)
     return SimpleNamespace(
-        costs={"2": cost, "1+1": cost}, calibration=Calibration(), acceptance=profile
+        costs={"2": cost, "1+1": cost},
+        origin="fitted",
+        calibration=Calibration(),
+        acceptance=profile,
     )
 
 
