@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from codesign import __version__
 from codesign.config import SLO, Serving
 from codesign.errors import InputError
 from codesign.planner.executor import Job
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 def search_key(requests: pd.DataFrame, fit_sha256: str, slo: SLO, serving: Serving) -> str:
     """Hash of what all simulations of a search depend on."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(__version__.encode())  # another version may simulate otherwise
     for column in ("arrival", "prompt_tokens", "output_tokens", "category", "hash_ids"):
         if column in requests:
             digest.update("\0".join(map(str, requests[column])).encode())
@@ -54,7 +55,8 @@ class SearchCache:
                 self._read(path)
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text("", encoding="utf-8")
+                path.write_text("", encoding="utf-8")  # says now if it cannot be written
+                path.unlink()  # a search that fails before it has kept anything leaves no file
         except OSError as err:
             raise InputError(f"cannot use {path}: {err.strerror}") from err
 
@@ -93,7 +95,11 @@ class SearchCache:
             self._path.unlink(missing_ok=True)
 
     def _read(self, path: Path) -> None:
-        for line in path.read_text(encoding="utf-8").splitlines():
+        text = path.read_text(encoding="utf-8")
+        if text and not text.endswith("\n"):
+            with path.open("a", encoding="utf-8") as file:
+                file.write("\n")  # so that the next line does not go on the cut one
+        for line in text.splitlines():
             try:
                 values = json.loads(line)
                 key = values.pop("key")
