@@ -43,8 +43,9 @@ def saturation(requests: Sequence[RequestRecord]) -> str:
     wait = admitted - arrival + stalled
     ran = finish - admitted - stalled
     length = float(arrival[-1] - arrival[0])
-    fifth = max(len(wait) // 5, 1)
-    middle, last = np.median(wait[2 * fifth : 3 * fifth + 1]), np.median(wait[-fifth:])
+    num = len(wait)
+    middle = np.median(wait[2 * num // 5 : 3 * num // 5 + 1])
+    last = np.median(wait[-max(num // 5, 1) :])
     served = float(np.median(ran))
     if last > max(_MAX_LEFT * length, served) and last > middle:
         return OVERLOADED

@@ -57,3 +57,10 @@ def test_the_order_of_the_records_does_not_matter():
 )
 def test_the_worst_of_several_seeds_counts(verdicts, expected):
     assert worst(verdicts) == expected
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_a_few_requests_that_wait_for_longer_and_longer_are_overloaded_too(num):
+    assert saturation(served([0.0] * num)) == "stable"
+    waits = [5.0 * i for i in range(num)]
+    assert saturation(served(waits)) == ("stable" if num == 1 else "overloaded")
