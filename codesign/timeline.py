@@ -31,7 +31,7 @@ from codesign.records import RequestRecord, RunRecords
 Event = dict[str, Any]
 
 # In the order of the protocol: span of a round, lane.
-_SPANS = (
+LANE_OF_SPAN = (
     ("prefill", "target"),
     ("link_there", "link"),
     ("reroot", "draft"),
@@ -39,7 +39,7 @@ _SPANS = (
     ("link_back", "link"),
     ("target", "target"),
 )
-_LANES = ("target", "draft", "link")
+LANES = ("target", "draft", "link")
 _ARGS = {
     "prefill": ("prefill_tokens",),
     "draft": ("num_expansions", "draft_rows"),
@@ -129,11 +129,11 @@ def _slices(
     pid: int, replica: int, suffix: str, columns: dict[str, NDArray[Any]]
 ) -> Iterator[Event]:
     """One slice per span that took time; lanes that have none are not there."""
-    edges = _edges(columns)
-    for lane in _LANES:
-        tid = _REQUEST_LANE + 1 + len(_LANES) * replica + _LANES.index(lane)
+    edges = span_edges(columns)
+    for lane in LANES:
+        tid = _REQUEST_LANE + 1 + len(LANES) * replica + LANES.index(lane)
         used = False
-        for span, of_lane in _SPANS:
+        for span, of_lane in LANE_OF_SPAN:
             if of_lane != lane:
                 continue
             begin, end = edges[span]
@@ -154,14 +154,14 @@ def _slices(
             yield _metadata(pid, "thread_sort_index", tid=tid, sort_index=tid)
 
 
-def _edges(
+def span_edges(
     columns: dict[str, NDArray[Any]],
 ) -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Begin and end of each span of each round, in whole nanoseconds."""
+    """(R,) begin and end of each span of a table of rounds, in whole nanoseconds."""
     at = columns["start"].astype(np.float64)
     following = np.append(np.rint(_NS * at[1:]), np.inf)
     edges = {}
-    for span, _ in _SPANS:
+    for span, _ in LANE_OF_SPAN:
         begin, at = at, at + columns[span]
         both = np.rint(_NS * np.stack([begin, at]))
         late = (both > following) & (both <= following + _JITTER_NS)
@@ -189,7 +189,7 @@ def _slice_args(span: str, columns: dict[str, NDArray[Any]], i: int) -> dict[str
 def _counters(pid: int, suffix: str, columns: dict[str, NDArray[Any]]) -> Iterator[Event]:
     """Requests and KV rows at the start of each round, and 0 where the replica waits for work."""
     begin = np.rint(_NS * columns["start"]).astype(np.int64)
-    end = _edges(columns)["target"][1]
+    end = span_edges(columns)["target"][1]
     idle = np.append(begin[1:] > end[:-1] + _JITTER_NS, True) if len(begin) else np.zeros(0, bool)
     for name, column in (("batch", "batch"), ("KV rows", "context")):
         for at, until, value, is_idle in zip(begin, end, columns[column], idle, strict=True):

@@ -1,0 +1,64 @@
+"""Finds the plans and runs that lie around, so that a page has something to show.
+
+Must not import streamlit or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from codesign.artifacts import read_json
+from codesign.errors import InputError
+
+RUN_FILE = "run.json"
+
+
+def plan_files(folder: Path) -> list[Path]:
+    """Plans in a folder and in the folders in it, plan.json first, then the newest."""
+    found = [p for pattern in ("*.json", "*/*.json") for p in folder.glob(pattern) if _is_plan(p)]
+    return sorted(found, key=lambda p: (len(p.parts), p.name != "plan.json", -p.stat().st_mtime))
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Folders of whole runs: the folder itself, or those in it and one level deeper.
+
+    Raises:
+        InputError: If there is none.
+    """
+    if (folder / RUN_FILE).is_file():
+        return [folder]
+    if not folder.is_dir():
+        raise InputError(f"{folder} does not exist. Make it: codesign run --plan plan.json")
+    patterns = (f"*/{RUN_FILE}", f"*/*/{RUN_FILE}")
+    found = sorted({path.parent for pattern in patterns for path in folder.glob(pattern)})
+    if not found:
+        raise InputError(
+            f"no run in {folder}: no {RUN_FILE}. Make one: codesign run --plan plan.json"
+        )
+    return found
+
+
+def plan_of_run(folder: Path, others: Iterable[Path] = ()) -> Path | None:
+    """The plan that a run was made with, as its run.json says, or one of ``others`` like it.
+
+    Raises:
+        InputError: If run.json is broken.
+    """
+    named = read_json(folder / RUN_FILE, kind="run").get("inputs", {}).get("plan", {}).get("path")
+    if named is None:
+        return None
+    path = Path(named)
+    above = [folder, *folder.resolve().parents]
+    tries = [path, *(base / path for base in above), *(base / path.name for base in above)]
+    return next((p for p in [*tries, *others] if p.is_file()), None)
+
+
+def _is_plan(path: Path) -> bool:
+    if path.stat().st_size > 50_000_000:
+        return False
+    try:
+        read_json(path, kind="plan")
+    except (InputError, UnicodeDecodeError):
+        return False
+    return True

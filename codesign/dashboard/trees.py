@@ -1,0 +1,249 @@
+"""The draft tree of a replayed round as a chart: what was verified, taken, kept and dropped.
+
+Must not import streamlit or torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from codesign.sim.replay import ReplayedRound
+
+# State, colour, shape: no two alike in either.
+_STATES = (
+    ("last emitted token", "#3f87d6", "square"),
+    ("accepted", "#3ea58a", "circle"),
+    ("the target's own token", "#8f74c9", "diamond"),
+    ("verified, rejected", "#c9618a", "cross"),
+    ("drafted, not sent", "#8a9199", "triangle-up"),
+    ("drafted meanwhile", "#e0892b", "triangle-right"),
+)
+_LEAF_HEIGHT, _LEAST_HEIGHT, _MOST_HEIGHT = 22, 150, 560
+_AROUND = 130  # legend and axis
+_LABELLED = ("accepted", "verified, rejected", "the target's own token")
+
+
+def tree_table(shown: ReplayedRound, *, with_proposals: bool = False) -> pd.DataFrame:
+    """One row per node that is drawn.
+
+    Args:
+        shown: A round.
+        with_proposals: Also leaves that the draft named and neither ran nor sent.
+
+    Returns:
+        Columns node, parent, depth, place (of the leaves from the top), state, fate ("kept" or
+        "dropped"), chance, label.
+    """
+    import pandas as pd
+
+    nodes = [n for n in range(len(shown.parents)) if with_proposals or _counts(shown, n)]
+    places = _places(shown, nodes)
+    rows = [
+        {
+            "node": node,
+            "parent": shown.parents[node],
+            "depth": shown.depths[node],
+            "place": places[node],
+            "state": _state(shown, node),
+            "fate": "kept" if node in shown.kept else "dropped",
+            "chance": shown.chances[node],
+        }
+        for node in nodes
+    ]
+    table = pd.DataFrame(rows)
+    is_labelled = table["state"].isin(_LABELLED)
+    percent = (100 * table["chance"]).round().astype(int).astype(str) + " %"
+    return table.assign(label=percent.where(is_labelled, ""))
+
+
+def tree_chart(shown: ReplayedRound, *, with_proposals: bool = False) -> Any:
+    """Nodes by depth; shape and colour say what became of a node, filling whether it is kept."""
+    import altair as alt
+
+    table = tree_table(shown, with_proposals=with_proposals)
+    states = [entry for entry in _STATES if (table["state"] == entry[0]).any()]
+    names = [name for name, _, _ in states]
+    across = {
+        "title": "draft tokens after the last emitted one",
+        "axis": alt.Axis(tickMinStep=1, format="d", grid=False),
+        "scale": alt.Scale(domain=[-0.2, float(table["depth"].max()) + 0.6], nice=False),
+    }
+    down = {"axis": None, "scale": alt.Scale(reverse=True, padding=14)}
+    x, y = alt.X("depth:Q", **across), alt.Y("place:Q", **down)
+    base = alt.Chart(table).encode(x=x, y=y)
+    edges = _edges(alt, table, shown, across, down)
+    nodes = base.encode(
+        shape=alt.Shape(
+            "state:N",
+            title=None,
+            scale=alt.Scale(domain=names, range=[shape for _, _, shape in states]),
+            legend=alt.Legend(orient="top", columns=2, labelLimit=0),
+        ),
+        color=alt.Color(
+            "state:N",
+            title=None,
+            scale=alt.Scale(domain=names, range=[colour for _, colour, _ in states]),
+        ),
+        tooltip=[
+            alt.Tooltip("state:N"),
+            alt.Tooltip("fate:N", title="after the verdict"),
+            alt.Tooltip("depth:Q"),
+            alt.Tooltip("chance:Q", title="chance of the path", format=".1%"),
+        ],
+    )
+    points = [
+        nodes.transform_filter(f"datum.fate == '{fate}'").mark_point(
+            size=110, strokeWidth=2, opacity=1.0, filled=fate == "kept"
+        )
+        for fate in ("dropped", "kept")
+    ]
+    labels = base.mark_text(dy=-14, fontSize=11, color="#808890").encode(
+        text="label:N"
+    )
+    height = min(max(_LEAF_HEIGHT * int(table["place"].max() + 1), _LEAST_HEIGHT), _MOST_HEIGHT)
+    return alt.layer(edges, *points, labels).properties(height=height + _AROUND)
+
+
+def round_table(rounds: list[ReplayedRound]) -> pd.DataFrame:
+    """One row per round: number from 1, nodes, verified, accepted, emitted, kept, verdict."""
+    import pandas as pd
+
+    return pd.DataFrame(
+        [
+            {
+                "round": r.number + 1,
+                "nodes": len(r.parents),
+                "verified": max(len(r.verified) - 1, 0),
+                "accepted": len(r.accepted),
+                "emitted": r.num_emitted,
+                "kept": len(r.kept),
+                "verdict": "hit" if r.is_hit else "miss",
+                "ms": 1e3 * r.spans.seconds,
+            }
+            for r in rounds
+        ]
+    )
+
+
+def round_chart(rounds: list[ReplayedRound], chosen: int) -> Any:
+    """Tokens that each round emitted, with hits and misses; ``chosen`` counts from 1."""
+    import altair as alt
+
+    table = round_table(rounds)
+    x = alt.X("round:Q", title="round of the request", axis=alt.Axis(format="d", tickMinStep=1))
+    base = alt.Chart(table)
+    colour = alt.Color(
+        "verdict:N",
+        title=None,
+        scale=alt.Scale(domain=["hit", "miss"], range=["#3ea58a", "#c9618a"]),
+        legend=alt.Legend(orient="top"),
+    )
+    shape = alt.Shape(
+        "verdict:N", title=None, scale=alt.Scale(domain=["hit", "miss"], range=["circle", "cross"])
+    )
+    stems = base.mark_rule(strokeWidth=2, opacity=0.5).encode(x=x, y="emitted:Q", color=colour)
+    points = base.mark_point(size=60, filled=True, opacity=1.0).encode(
+        x=x,
+        y=alt.Y("emitted:Q", title="tokens emitted", axis=alt.Axis(tickMinStep=1, format="d")),
+        color=colour,
+        shape=shape,
+        tooltip=["round", "verdict", "emitted", "verified", "accepted", "kept", "nodes"],
+    )
+    here = (
+        base.transform_filter(f"datum.round == {chosen}")
+        .mark_point(size=220, shape="square", strokeWidth=2, color="#808890", fillOpacity=0)
+        .encode(x=x, y="emitted:Q")
+    )
+    return (stems + points + here).properties(height=210)
+
+
+def round_sentence(shown: ReplayedRound, num_rounds: int) -> str:
+    """What happened in a round, in one line."""
+    head = f"Round {shown.number + 1} of {num_rounds}: "
+    if not shown.verified:
+        return head + (
+            "the draft answered for the prompt alone, before the first token was known; the target "
+            f"emitted {shown.num_emitted} token without it."
+        )
+    outcome = (
+        f"all {shown.num_emitted} emitted tokens were in the tree, {len(shown.kept)} of "
+        f"{len(shown.parents)} nodes stay"
+        if shown.is_hit
+        else "the target's own token was not in the tree, which starts anew"
+    )
+    return head + (
+        f"{len(shown.verified) - 1} draft tokens verified, {len(shown.accepted)} accepted; "
+        f"{outcome}."
+    )
+
+
+def _edges(
+    alt: Any,
+    table: pd.DataFrame,
+    shown: ReplayedRound,
+    across: dict[str, Any],
+    down: dict[str, Any],
+) -> Any:
+    parents = table.set_index("node")[["depth", "place"]]
+    inner = table[table["parent"] >= 0]
+    ends = parents.loc[inner["parent"]].to_numpy()
+    on_path = set(shown.accepted) | {n for n in shown.kept if shown.parents[n] not in shown.kept}
+    lines = inner.assign(
+        from_depth=ends[:, 0],
+        from_place=ends[:, 1],
+        is_path=inner["node"].isin(on_path),
+    )
+    return (
+        alt.Chart(lines)
+        .mark_rule(color="#808890")
+        .encode(
+            x=alt.X("from_depth:Q", **across),
+            x2="depth:Q",
+            y=alt.Y("from_place:Q", **down),
+            y2="place:Q",
+            size=alt.condition("datum.is_path", alt.value(3), alt.value(1)),
+            strokeDash=alt.condition(
+                "datum.fate == 'kept' || datum.is_path", alt.value([1, 0]), alt.value([3, 3])
+            ),
+        )
+    )
+
+
+def _counts(shown: ReplayedRound, node: int) -> bool:
+    return shown.has_kv[node] or node in shown.verified or node in shown.kept or node == 0
+
+
+def _state(shown: ReplayedRound, node: int) -> str:
+    if node == 0:
+        return "last emitted token"
+    if node in shown.accepted:
+        return "accepted"
+    if shown.is_hit and node in shown.kept and shown.parents[node] not in shown.kept:
+        return "the target's own token"
+    if node in shown.verified:
+        return "verified, rejected"
+    return "drafted, not sent" if node < shown.num_sent_from else "drafted meanwhile"
+
+
+def _places(shown: ReplayedRound, nodes: list[int]) -> dict[int, float]:
+    """Leaves one below the other, a parent in the middle of its children."""
+    children: dict[int, list[int]] = {node: [] for node in nodes}
+    for node in nodes:
+        if shown.parents[node] >= 0:
+            children[shown.parents[node]].append(node)
+    places: dict[int, float] = {}
+    order, stack = [], [nodes[0]]
+    while stack:
+        node = stack.pop()
+        order.append(node)
+        stack += reversed(children[node])
+    for row, leaf in enumerate(node for node in order if not children[node]):
+        places[leaf] = float(row)
+    for node in reversed(order):
+        if children[node]:
+            mine = [places[child] for child in children[node]]
+            places[node] = (mine[0] + mine[-1]) / 2.0
+    return places
