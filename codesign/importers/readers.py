@@ -42,6 +42,7 @@ _POOLED = "pooled_spec_decode_acceptance_histogram"
 _VLLM = "vllm:spec_decode_num_"
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?[ \t]+(\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_JSON_START = re.compile(r"\s*(\{|\[\s*\{)")  # lines of a log begin with "[2026-01-01 00:00:00]"
 _LOG_LENGTH = re.compile(r"accept len:\s*([0-9.]+)")
 
 Sample = tuple[str, Mapping[str, str], float]  # name without _total, labels, value
@@ -65,16 +66,17 @@ def read_summary(path: str | Path, *, chain: int | None = None) -> AcceptanceSum
     except OSError as err:
         raise InputError(f"cannot read {path}: {err.strerror or err}") from err
     try:
-        if text.lstrip()[:1] in ("{", "["):
+        if _JSON_START.match(text):
             return _read_json(path, text, chain)
         samples = list(_samples(text))
         if any(name.startswith(_VLLM) for name, _, _ in samples):
             return _vllm(f"vLLM counters ({path.name})", samples)
-        lengths = [value for name, _, value in samples if name == "sglang:spec_accept_length"]
+        gauges = [value for name, _, value in samples if name == "sglang:spec_accept_length"]
+        lengths = [value for value in gauges if value]  # 0 before the first round
         lengths += [float(length) for length in _LOG_LENGTH.findall(text)]
         if lengths:
             return _sglang_mean(path, lengths, chain)
-    except (KeyError, TypeError, ValueError, AttributeError) as err:
+    except (LookupError, TypeError, ValueError, AttributeError) as err:
         raise InputError(
             f"{path} has acceptance figures in an unknown form ({err!r}). Read are {_KNOWN}"
         ) from err
@@ -91,6 +93,8 @@ def _samples(text: str) -> Iterator[Sample]:
         try:
             number = float(value)
         except ValueError:
+            continue
+        if not math.isfinite(number):
             continue
         yield name.removesuffix("_total"), dict(_LABEL.findall(labels)), number
 

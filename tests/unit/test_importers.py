@@ -167,10 +167,13 @@ def test_sglang_accept_lengths_of_responses_are_weighted_by_their_rounds(tmp_pat
 
 def test_sglang_log_lines_and_gauge_are_averaged(tmp_path):
     line = "[2026-01-01 00:00:00] Decode batch, #running-req: 4, accept len: {}, accept rate: 0.5"
-    log = "\n".join(["starting", line.format("2.00"), line.format("3.00")])
-    assert read_summary(save(tmp_path, log), chain=3).length == 2.5
-    gauge = 'sglang:spec_accept_length{model_name="m"} 2.25\n'
-    assert read_summary(save(tmp_path, gauge), chain=3).length == 2.25
+    lines = [line.format("2.00"), line.format("3.00")]
+    for log in ("\n".join(lines), "\n".join(["starting", *lines])):  # "[" begins no JSON there
+        assert read_summary(save(tmp_path, log), chain=3).length == 2.5
+    gauge = 'sglang:spec_accept_length{tp_rank="%d"} %g\n'
+    for idle in ("", gauge % (1, 0.0)):  # a rank that has had no round
+        found = read_summary(save(tmp_path, gauge % (0, 2.25) + idle), chain=3)
+        assert found.length == 2.25
 
 
 @pytest.mark.parametrize(
@@ -190,6 +193,7 @@ def test_sglang_log_lines_and_gauge_are_averaged(tmp_path):
         ([{"spec_decode_acceptance": None}], "no request has spec_decode_acceptance"),
         ([{"meta_info": {"id": "x"}}], "no response has spec_accept_length"),
         ({"internal_states": [{}]}, "no avg_spec_accept_length"),
+        ({"decode": []}, "unknown form"),
         ({"internal_states": [{"avg_spec_accept_length": 2.0}]}, "Add --chain N"),
         ({"speculative_eagle_topk": 4, "internal_states": []}, "the server drafted trees"),
     ],
