@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import streamlit as st
 
-st.set_page_config(page_title="codesign", page_icon=":material/alt_route:", layout="wide")
 
-pages = [
-    st.Page("app_pages/what_if.py", title="What if", icon=":material/tune:", default=True),
-    st.Page("app_pages/plan.py", title="Plan", icon=":material/search:"),
-    st.Page("app_pages/timeline.py", title="Timeline", icon=":material/view_timeline:"),
-    st.Page("app_pages/validate.py", title="Validate", icon=":material/rule:"),
-    st.Page("app_pages/profiles.py", title="Profiles", icon=":material/speed:"),
-]
-st.navigation(pages, position="top").run()
+def main() -> None:
+    st.set_page_config(page_title="codesign", page_icon=":material/alt_route:", layout="wide")
+    pages = [
+        st.Page("app_pages/what_if.py", title="What if", icon=":material/tune:", default=True),
+        st.Page("app_pages/plan.py", title="Plan", icon=":material/search:"),
+        st.Page("app_pages/timeline.py", title="Timeline", icon=":material/view_timeline:"),
+        st.Page("app_pages/validate.py", title="Validate", icon=":material/rule:"),
+        st.Page("app_pages/profiles.py", title="Profiles", icon=":material/speed:"),
+    ]
+    st.navigation(pages, position="top").run()
+
+
+if __name__ == "__main__":  # a process that the search starts imports this file, and must not draw
+    main()

@@ -3,6 +3,138 @@
 from __future__ import annotations
 
 import streamlit as st
+from sidebar import LINK, choose_machine, choose_serving, choose_slo, choose_traffic
+
+from codesign.config import SLO
+from codesign.dashboard import what_if_charts as charts
+from codesign.dashboard.choices import Machine, all_workers, splits
+from codesign.dashboard.policies import families, label_of, sizes_of
+from codesign.dashboard.what_if import Asked, Prediction, known, predict
+from codesign.dashboard.words import against_plain, scope, tiles, verdict
+from codesign.errors import CodesignError
+from codesign.planner.search_space import BATCH_LIMITS
+
+
+def choose_policy() -> str:
+    st.subheader("Policy")
+    known_families = families()
+    names = list(known_families)
+    family = st.selectbox("Kind", names, index=names.index("tree"), key="policy", bind=LINK)
+    about = known_families[family]
+    st.caption(f"{about.summary}. {about.source}".rstrip(" ."))
+    sizes = {
+        size.key: st.slider(size.title, size.low, size.high, size.default, key=size.key, bind=LINK)
+        for size in sizes_of(family)
+    }
+    return label_of(family, sizes)
+
+
+def choose_split(machine: Machine, policy: str) -> str:
+    labels = splits(machine, policy, all_workers(machine))
+    return st.selectbox(
+        "Split of the machine", labels, key="split", bind=LINK,
+        help="8: one group. 7+1: target on 7, draft on 1. 2x4: two replicas of 4. 6/p2: two GPUs "
+        "for prompts alone.",
+    )  # fmt: skip
+
+
+def ask() -> Asked | None:
+    with st.sidebar:
+        traffic = choose_traffic()
+        slo = choose_slo()
+        machine = choose_machine()
+        policy = choose_policy()
+        split = choose_split(machine, policy)
+        max_batch = st.select_slider(
+            "Batch limit of a replica", BATCH_LIMITS, 64, key="batch", bind=LINK
+        )
+        serving = choose_serving()
+    if traffic is None:
+        return None
+    return Asked(traffic, machine, policy, split, max_batch, slo, serving)
+
+
+def show(prediction: Prediction, slo: SLO, limit: int) -> None:
+    meets = prediction.scored.is_feasible
+    st.markdown(
+        f"{':material/check_circle:' if meets else ':material/cancel:'} "
+        f"**{prediction.scored.label}.** {verdict(prediction, slo)} {against_plain(prediction)}"
+    )
+    with st.container(horizontal=True):
+        for tile in tiles(prediction, slo):
+            st.metric(
+                tile.label, tile.value, tile.note, delta_color="off", delta_arrow="off",
+                help=tile.explanation, border=True, width=186,
+            )  # fmt: skip
+    frames, percent = prediction.frames, slo.percentile
+    left, right = st.columns(2)
+    for place, name, target in ((left, "ttft", slo.ttft), (right, "tpot", slo.tpot)):
+        place.markdown(f"**{name.upper()} of requests**")
+        place.altair_chart(
+            charts.latency_chart(frames.latency, name, target, percent),
+            alt=f"Share of requests by {name.upper()}, with the target",
+        )
+    left.markdown("**Requests running**")
+    left.altair_chart(
+        charts.running_chart(frames.over_time, limit), alt="Requests running over time"
+    )
+    right.markdown("**Speculative length**")
+    right.altair_chart(
+        charts.tokens_chart(frames.over_time), alt="Tokens drafted and emitted a round over time"
+    )
+    left.markdown("**GPUs busy**")
+    left.altair_chart(
+        charts.busy_chart(frames.over_time), alt="Share of time each group computes, over time"
+    )
+    right.markdown("**Where a round's time goes**")
+    right.altair_chart(charts.spans_chart(frames.spans), alt="Mean time of each part of a round")
+    st.caption(scope(prediction))
+    for note in prediction.notes:
+        st.caption(f"Trace: {note}.")
+
+
+def answer(asked: Asked) -> None:
+    head, body = st.empty(), st.empty()
+    limit = asked.max_batch * asked.candidate.deployment.replicas
+    whole = known(asked, is_coarse=False)
+    if whole is None:
+        coarse = predict(asked, is_coarse=True)
+        with body.container():
+            show(coarse, asked.slo, limit)
+        if coarse.is_whole:
+            return
+        whole = refined(asked, head)
+    if whole is not None:
+        head.empty()
+        with body.container():
+            show(whole, asked.slo, limit)
+
+
+def refined(asked: Asked, place: st.delta_generator.DeltaGenerator) -> Prediction | None:
+    """The answer from the whole trace; None if the visitor has stopped it."""
+    with place.container(horizontal=True, vertical_alignment="center"):
+        if st.session_state.pop("stopped", False):
+            st.caption("A stretch of the trace only.")
+            st.button("Simulate all of it")
+            return None
+        bar = st.progress(0.0, "Simulating the whole trace")
+        st.button("Stop", on_click=lambda: st.session_state.update(stopped=True))
+    return predict(
+        asked,
+        is_coarse=False,
+        progress=lambda _, done, total: bar.progress(
+            min(done / total, 1.0), f"Simulating the whole trace: {done:,} of {total:,} requests"
+        ),
+    )
+
 
 st.title("What if")
-st.info("codesign simulate --trace conv-twin --policy tree-8x4x2 --deployment 2")
+try:
+    question = ask()
+    if question is None:
+        st.info("Name or upload a trace on the left. To see which there are:")
+        st.code("codesign trace list", language="shell")
+    else:
+        answer(question)
+except CodesignError as error:
+    st.error(str(error), icon=":material/error:")

@@ -18,6 +18,7 @@ from codesign.errors import InputError
 from codesign.models.shape import ModelShape, model_shape
 
 Weights = Literal["bf16", "fp8", "int8", "int4"]
+WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 
 _FOLDER = Path(__file__).parents[1] / "data" / "shapes"
 _BITS: dict[str, float] = {"bf16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.0}
@@ -123,9 +124,9 @@ def parse_model(text: str) -> PricedModel:
     name, colon, weights = text.rpartition(":")
     if not colon:
         name, weights = text, "bf16"
-    if weights not in get_args(Weights):
+    if weights not in WEIGHTS:
         raise InputError(
-            f"unknown weights {weights!r} of {name}; one of {', '.join(get_args(Weights))}"
+            f"unknown weights {weights!r} of {name}; one of {', '.join(WEIGHTS)}"
         )
     folder = _FOLDER / name.lower()
     if not (folder / "config.json").is_file():

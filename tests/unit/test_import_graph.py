@@ -109,7 +109,13 @@ def test_the_large_packages_that_the_core_does_without_stay_where_they_are():
         }
         for package in large
     }
+    found["altair"] -= {*modules_under("codesign.dashboard")}  # runs in Streamlit, which has it
     assert found == large
+
+
+@pytest.mark.parametrize("module", [m for m in SOURCES if not is_under(m, ["codesign.dashboard"])])
+def test_only_the_app_uses_what_the_dashboard_computes(module):
+    assert [name for name in IMPORTS[module] if is_under(name, ["codesign.dashboard"])] == []
 
 
 @pytest.mark.parametrize("module", SOURCES)

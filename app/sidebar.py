@@ -1,0 +1,143 @@
+"""Controls that several pages share. Every one of them is in the link of the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from codesign.config import ROUTINGS, SLO, Serving
+from codesign.dashboard.choices import (
+    SYNTHETIC,
+    Machine,
+    Traffic,
+    fits_here,
+    keep_upload,
+    traces_here,
+)
+from codesign.fit.devices import devices
+from codesign.fit.priced_model import WEIGHTS, known_models
+from codesign.traces.synth import PRESETS
+
+FILE, UPLOAD = "file on this machine", "upload"
+SHEETS = "GPUs by data sheet"
+LINK = "query-params"
+
+
+def choose_traffic() -> Traffic | None:
+    """The trace; None while a file is still to be named or uploaded."""
+    st.subheader("Traffic")
+    source = st.selectbox(
+        "Trace", [*traces_here(), SYNTHETIC, FILE, UPLOAD], key="trace", bind=LINK
+    )
+    if source == SYNTHETIC:
+        return _synthetic()
+    if source == FILE:
+        source = st.text_input("Path", key="path", bind=LINK, placeholder="conv.csv")
+    elif source == UPLOAD:
+        file = st.file_uploader("Azure, BurstGPT, Mooncake or codesign format")
+        source = "" if file is None else keep_upload(file.name, file.getvalue())
+    rate = st.slider("Rate, times", 0.1, 5.0, 1.0, 0.1, key="rate_scale", bind=LINK)
+    limits = _longest()
+    return Traffic(source, rate_scale=rate, **limits) if source else None
+
+
+def _synthetic() -> Traffic:
+    preset = st.selectbox(
+        "Statistics of", list(PRESETS), key="preset", bind=LINK,
+        format_func=lambda name: f"{name}: {PRESETS[name].about}",
+    )  # fmt: skip
+    known = PRESETS[preset]
+    rate = st.slider("Requests per second", 0.1, 50.0, 5.0, 0.1, key="rate", bind=LINK)
+    cv = None
+    if known.cv is not None:
+        cv = st.slider(
+            "Burstiness", 0.2, 6.0, 1.0, 0.1, key="cv", bind=LINK,
+            help="Standard deviation of the gaps between requests over their mean; 1 is random.",
+        )  # fmt: skip
+    prompt = st.slider("Mean prompt tokens", 16, 8192, 1024, 16, key="prompt_mean", bind=LINK)
+    output = st.slider("Mean output tokens", 8, 2048, 200, 8, key="output_mean", bind=LINK)
+    minutes = st.slider("Minutes", 1, 30, 10, key="minutes", bind=LINK)
+    return Traffic(
+        SYNTHETIC, preset=preset, rate=rate, cv=cv, prompt_mean=prompt, output_mean=output,
+        seconds=60.0 * minutes, **_longest(),
+    )  # fmt: skip
+
+
+def _longest() -> dict[str, int | None]:
+    with st.expander("Cut long requests"):
+        return {
+            "max_prompt": st.number_input(
+                "Longest prompt, tokens", 1, None, None, key="max_prompt", bind=LINK
+            ),
+            "max_output": st.number_input(
+                "Longest answer, tokens", 1, None, None, key="max_output", bind=LINK
+            ),
+        }
+
+
+def choose_machine() -> Machine:
+    """A fit, or GPUs and a pair of models."""
+    st.subheader("Machine and models")
+    fits = fits_here(Path.cwd())
+    fit = st.selectbox(
+        "Step times", [SHEETS, *fits], key="fit", bind=LINK,
+        format_func=lambda name: fits.get(name, name),
+    )  # fmt: skip
+    if fit != SHEETS:
+        return Machine(fit=fit)
+    names = list(devices())
+    left, right = st.columns(2)
+    device = left.selectbox(
+        "GPU", names, index=names.index("h100"), key="device", bind=LINK,
+    )  # fmt: skip
+    gpus = right.number_input("How many", 1, 16, 8, key="gpus", bind=LINK)
+    target = _model("Target", "llama-3.1-70b", "target")
+    draft = _model("Draft", "llama-3.2-1b", "draft")
+    acceptance = None
+    if st.toggle(
+        "Set the acceptance", key="set_acceptance", bind=LINK,
+        help="Otherwise the recordings that ship with the package stand in for this pair.",
+    ):  # fmt: skip
+        acceptance = st.slider(
+            "Chance of a first draft token", 0.05, 0.95, 0.7, 0.05, key="acceptance", bind=LINK
+        )
+    return Machine(device=device, gpus=gpus, target=target, draft=draft, acceptance=acceptance)
+
+
+def _model(title: str, default: str, key: str) -> str:
+    models = list(known_models())
+    left, right = st.columns([3, 2])
+    name = left.selectbox(title, models, index=models.index(default), key=key, bind=LINK)
+    weights = right.selectbox("Weights", WEIGHTS, key=f"{key}_weights", bind=LINK)
+    return name if weights == "bf16" else f"{name}:{weights}"
+
+
+def choose_slo() -> SLO:
+    """Targets; none where a field is empty."""
+    st.subheader("SLO")
+    left, middle, right = st.columns(3)
+    ttft = left.number_input("TTFT, ms", 1, None, 1000, 50, key="ttft", bind=LINK)
+    tpot = middle.number_input("TPOT, ms", 1, None, 50, 5, key="tpot", bind=LINK)
+    percent = right.number_input("Percentile", 1, 100, 90, key="percentile", bind=LINK)
+    return SLO(
+        ttft=None if ttft is None else ttft / 1000.0,
+        tpot=None if tpot is None else tpot / 1000.0,
+        percentile=float(percent),
+    )
+
+
+def choose_serving() -> Serving:
+    """How memory and steps are shared between requests."""
+    with st.expander("Serving"):
+        preemption = st.toggle(
+            "Take KV rows as requests grow", True, key="preemption", bind=LINK,
+            help="Otherwise the rows of the whole answer are reserved at admission.",
+        )  # fmt: skip
+        cache = st.toggle("Prefix cache", key="prefix_cache", bind=LINK)
+        chunk = st.number_input(
+            "Prompt tokens that share a step", 1, None, None, key="prefill_chunk", bind=LINK,
+            placeholder="whole prompts between steps",
+        )  # fmt: skip
+        routing = st.selectbox("Routing", ROUTINGS, key="routing", bind=LINK)
+    return Serving(prefill_chunk=chunk, prefix_cache=cache, preemption=preemption, routing=routing)

@@ -1,0 +1,216 @@
+"""What a visitor chose, as plain values: the traffic, the machine, the policy; and what there is.
+
+Choices are frozen and hashable, so that they are keys of caches and fit into a link. Files are read
+again when they have changed. Must not import streamlit or torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codesign.errors import InputError
+
+if TYPE_CHECKING:
+    from codesign.fit import Fit
+    from codesign.traces import Trace
+
+SYNTHETIC = "synthetic"
+_KEPT_TRACES = 6
+_KEPT_FITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """A trace and what is done to it.
+
+    Attributes:
+        source: Name of a trace, path of a file, or SYNTHETIC.
+        rate_scale: Factor on the arrival rate; of a file.
+        max_prompt: Longest prompt in tokens; None for no limit.
+        max_output: Likewise of the answer.
+        preset: Statistics of a synthetic trace: "steady", "bursty" or "low".
+        rate: Requests per second of a synthetic trace.
+        cv: Standard deviation over mean of its gaps; None for the preset's.
+        prompt_mean: Mean prompt tokens of a synthetic trace; None for the preset's.
+        output_mean: Likewise of answers.
+        seconds: Length of a synthetic trace.
+    """
+
+    source: str
+    rate_scale: float = 1.0
+    max_prompt: int | None = None
+    max_output: int | None = None
+    preset: str = "steady"
+    rate: float = 5.0
+    cv: float | None = None
+    prompt_mean: int | None = None
+    output_mean: int | None = None
+    seconds: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What is known of the machine and the models: a fit, or GPUs by their data sheets.
+
+    Attributes:
+        fit: Path of a fit; "" for GPUs by data sheet, which the other fields name.
+        device: As ``codesign plan --device``.
+        gpus: How many.
+        target: As ``--target``, with the weights after a colon.
+        draft: As ``--draft``.
+        acceptance: As ``--acceptance``; None for the recordings that ship with the package.
+    """
+
+    fit: str = ""
+    device: str = "h100"
+    gpus: int = 8
+    target: str = "llama-3.1-70b"
+    draft: str = "llama-3.2-1b"
+    acceptance: float | None = None
+
+
+def traces_here() -> list[str]:
+    """Names of the traces that need no download: the bundled ones, then those that were fetched."""
+    from codesign.traces.catalog import PUBLISHED, TWINS, cached_path
+
+    return [*TWINS, *(known.name for known in PUBLISHED if cached_path(known).is_file())]
+
+
+def fits_here(folder: Path) -> dict[str, str]:
+    """Fits by path, each with the words that a list shows: those of a folder, then the shipped.
+
+    Args:
+        folder: Looked into, and into its subfolders.
+    """
+    from codesign.fit.shipped import DEFAULT_FIT, machine_of
+
+    found = [path for pattern in ("fit.json", "*/fit.json") for path in folder.glob(pattern)]
+    named = {str(path): f"{path.relative_to(folder)}" for path in sorted(found)}
+    return {**named, str(DEFAULT_FIT): f"shipped: {machine_of(DEFAULT_FIT)}"}
+
+
+def keep_upload(name: str, data: bytes) -> str:
+    """Path of a file with what was uploaded; the same bytes keep their file.
+
+    Args:
+        name: As the visitor's file is called; errors name it.
+        data: Its content.
+    """
+    folder = Path(tempfile.gettempdir()) / f"codesign-uploads-{os.getuid()}"
+    path = folder / hashlib.sha256(data).hexdigest()[:16] / (Path(name).name or "trace")
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.write_bytes(data)
+    return str(path)
+
+
+def load_traffic(traffic: Traffic) -> Trace:
+    """The trace, scaled and cut.
+
+    Raises:
+        InputError: If it is missing, broken, or a number makes no sense.
+    """
+    if traffic.source == SYNTHETIC:
+        return _synthetic(traffic)
+    return _scaled(traffic, file_time(traffic.source))
+
+
+def load_machine(machine: Machine) -> Fit:
+    """The fit, read or worked out from data sheets.
+
+    Raises:
+        InputError: If it is missing or broken, or the models do not fit the machine.
+    """
+    return _machine(machine, file_time(machine.fit))
+
+
+def splits(machine: Machine, policy: str, workers: int) -> list[str]:
+    """Labels of the ways to divide the machine that a policy can run on.
+
+    Args:
+        machine: Its fit says which were measured or priced.
+        policy: Label.
+        workers: All of them are used.
+
+    Raises:
+        InputError: If there is none, or no such policy.
+    """
+    from codesign.planner.search_space import search_space
+
+    costs = load_machine(machine).costs
+    space = search_space(costs, workers=workers, max_batch=1, policies=(policy,))
+    return list(dict.fromkeys(c.deployment.label for c in space.candidates))
+
+
+def all_workers(machine: Machine) -> int:
+    """GPUs of the machine, or workers of the largest deployment that was measured."""
+    from codesign.config import parse_deployment
+
+    costs = load_machine(machine).costs
+    if not costs:
+        raise InputError(f"{machine.fit} holds no step times. Fit again: codesign fit")
+    return max(parse_deployment(label).num_workers for label in costs)
+
+
+def file_time(source: str) -> int:
+    """When a file was last written, in nanoseconds; 0 where the name is no file's."""
+    try:
+        return Path(source).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=2)
+def _read(source: str, stamp: int) -> Trace:
+    from codesign.traces import load_trace
+
+    try:
+        return load_trace(source)
+    except InputError as err:
+        # Say the name that the visitor gave, not where an upload was put.
+        raise InputError(str(err).replace(str(Path(source).parent) + os.sep, "")) from err
+
+
+@lru_cache(maxsize=_KEPT_TRACES)
+def _scaled(traffic: Traffic, stamp: int) -> Trace:
+    trace = _read(traffic.source, stamp).scale_rate(traffic.rate_scale)
+    return trace.scale_lengths(max_prompt=traffic.max_prompt, max_output=traffic.max_output)
+
+
+@lru_cache(maxsize=_KEPT_TRACES)
+def _synthetic(traffic: Traffic) -> Trace:
+    from codesign.traces.synth import synthesise
+
+    trace = synthesise(traffic.preset, duration=traffic.seconds, rate=traffic.rate, cv=traffic.cv)
+    factors = {
+        column: 1.0 if wanted is None else wanted / float(trace.requests[f"{column}_tokens"].mean())
+        for column, wanted in (("prompt", traffic.prompt_mean), ("output", traffic.output_mean))
+    }
+    return trace.scale_lengths(
+        prompt=factors["prompt"],
+        output=factors["output"],
+        max_prompt=traffic.max_prompt,
+        max_output=traffic.max_output,
+    )
+
+
+@lru_cache(maxsize=_KEPT_FITS)
+def _machine(machine: Machine, stamp: int) -> Fit:
+    from codesign.fit import Fit
+    from codesign.fit.what_if import what_if_fit
+
+    if machine.fit:
+        return Fit.load(machine.fit)
+    return what_if_fit(
+        machine.device,
+        machine.gpus,
+        machine.target,
+        machine.draft,
+        acceptance=machine.acceptance,
+    )

@@ -1,0 +1,251 @@
+"""One way to serve one trace: a coarse answer at once, then one from the whole trace.
+
+Must not import streamlit or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from codesign.candidate import Candidate, Interval, ScoredCandidate
+from codesign.config import SLO, Deployment, Serving, parse_deployment
+from codesign.dashboard.choices import (
+    Machine,
+    Traffic,
+    all_workers,
+    file_time,
+    load_machine,
+    load_traffic,
+)
+from codesign.dashboard.kept import Kept
+from codesign.dashboard.records_frames import Frames, frames_of
+from codesign.planner.halving import typical_stretch
+from codesign.planner.predict import interval_over_seeds, outcome_of, score, time_error
+from codesign.planner.screen import screen
+from codesign.policy.speculation import parse_policy
+from codesign.sim import simulate
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from codesign.fit import Fit
+    from codesign.planner.predict import Outcome
+
+Progress = Callable[[str, int, int], None]
+
+DEFAULT_MAX_KV_TOKENS = 4096  # where a fit does not say, as on a CPU
+NUM_SEEDS = 3
+COARSE, COARSE_PLAYED = 300, 60  # requests; of policies whose every round is played
+MOST = 20_000  # requests of the refined answer
+_KEPT = 64  # answers
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is asked: everything that the answer depends on."""
+
+    traffic: Traffic
+    machine: Machine
+    policy: str
+    split: str
+    max_batch: int
+    slo: SLO
+    serving: Serving
+
+    @property
+    def candidate(self) -> Candidate:
+        """The way to serve.
+
+        Raises:
+            InputError: If policy and split do not fit each other.
+        """
+        deployment = parse_deployment(self.split)
+        return Candidate(deployment, parse_policy(self.policy), self.max_batch)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prediction:
+    """What is predicted.
+
+    Attributes:
+        scored: Figures with intervals.
+        plain: The same of plain decoding on all workers; None where there is no such deployment,
+            or the plan is just that.
+        busy: Share of the run in which each group of workers computes: "target", "draft".
+        load: Demand over capacity, by the planner's arithmetic alone.
+        frames: Tables for charts.
+        num_requests: Simulated.
+        num_in_trace: Of the trace.
+        acceptance_origin: Where the acceptance comes from.
+        notes: What was done to the trace.
+    """
+
+    scored: ScoredCandidate
+    plain: ScoredCandidate | None
+    busy: dict[str, Interval]
+    load: Interval
+    frames: Frames
+    num_requests: int
+    num_in_trace: int
+    acceptance_origin: str
+    notes: tuple[str, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the whole trace was simulated."""
+        return self.num_requests == self.num_in_trace
+
+
+_answers: Kept[Prediction] = Kept(_KEPT)
+
+
+def known(asked: Asked, *, is_coarse: bool) -> Prediction | None:
+    """The answer, if this question has been answered before."""
+    return _answers.get(_key(asked, is_coarse))
+
+
+def serving_for(machine: Machine, serving: Serving) -> Serving:
+    """With a limit of KV rows where neither the visitor nor the fit has one."""
+    fit = load_machine(machine)
+    knows_memory = all(cost.kv_tokens is not None for cost in fit.costs.values())
+    if serving.max_kv_tokens is not None or knows_memory:
+        return serving
+    return replace(serving, max_kv_tokens=DEFAULT_MAX_KV_TOKENS)
+
+
+def predict(asked: Asked, *, is_coarse: bool, progress: Progress | None = None) -> Prediction:
+    """Simulate with several seeds.
+
+    Args:
+        asked: The question.
+        is_coarse: A stretch of a few hundred requests whose rate is nearest the trace's own;
+            otherwise the trace, or as long a stretch of it as ``MOST``.
+        progress: Called with (stage, done, total); an exception out of it ends the simulation.
+
+    Raises:
+        InputError: If something chosen does not exist, or a request can never run.
+    """
+    key = _key(asked, is_coarse)
+    return _answers.get(key) or _answers.put(key, _predict(asked, is_coarse, progress))
+
+
+def _predict(asked: Asked, is_coarse: bool, progress: Progress | None) -> Prediction:
+    candidate, fit = asked.candidate, load_machine(asked.machine)
+    trace = load_traffic(asked.traffic)
+    serving = serving_for(asked.machine, asked.serving)
+    requests = _stretch(trace.requests, _size(candidate, is_coarse=is_coarse))
+    job = _Job(requests, fit, asked.slo, serving)
+    others = _plain_candidates(asked, fit, candidate)
+    total = len(requests) * (_num_seeds(candidate) + len(others))
+    report = _Steps(progress, total)
+    simulated = [job.run(candidate, seed, report) for seed in range(_num_seeds(candidate))]
+    plain = [job.run(other, 0, report)[0] for other in others]
+    outcomes = [outcome for outcome, _ in simulated]
+    scored = score(candidate, outcomes, fit, asked.slo)
+    error = time_error(fit, candidate, scored.spans)
+    return Prediction(
+        scored=scored,
+        plain=score(others[0], plain, fit, asked.slo) if others else None,
+        busy=_busy([frames.busy for _, frames in simulated], error),
+        load=_load(candidate, job, error),
+        frames=Frames.over_seeds([frames for _, frames in simulated], error),
+        num_requests=len(requests),
+        num_in_trace=len(trace),
+        acceptance_origin=fit.acceptance_origin,
+        notes=trace.notes,
+    )
+
+
+def _key(asked: Asked, is_coarse: bool) -> object:
+    """Files that were written anew are other questions."""
+    return asked, is_coarse, file_time(asked.traffic.source), file_time(asked.machine.fit)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    """What every simulation of an answer shares."""
+
+    requests: pd.DataFrame
+    fit: Fit
+    slo: SLO
+    serving: Serving
+
+    def run(self, candidate: Candidate, seed: int, report: _Steps) -> tuple[Outcome, Frames]:
+        records = simulate(
+            self.requests,
+            candidate,
+            self.fit,
+            slo=self.slo,
+            serving=self.serving,
+            seed=seed,
+            progress=report.of_one(len(self.requests)),
+        )
+        cost = self.fit.costs[candidate.deployment.unit.label]
+        outcome = outcome_of(records, candidate, self.fit, slo=self.slo, seed=seed)
+        return outcome, frames_of(records, candidate.deployment, cost)
+
+
+class _Steps:
+    """Adds up the progress of several simulations, and tells each percent once."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total = progress, total
+        self._before = self._told = 0
+
+    def of_one(self, size: int) -> Progress | None:
+        """Progress of the next simulation."""
+        tell = self._progress
+        if tell is None:
+            return None
+        before, self._before = self._before, self._before + size
+
+        def add(stage: str, done: int, _: int) -> None:
+            if 100 * (before + done - self._told) >= self._total:
+                self._told = before + done
+                tell(stage, self._told, self._total)
+
+        return add
+
+
+def _size(candidate: Candidate, *, is_coarse: bool) -> int:
+    if not is_coarse:
+        return MOST
+    return COARSE_PLAYED if candidate.speculation.needs_step_times else COARSE
+
+
+def _num_seeds(candidate: Candidate) -> int:
+    """Plain decoding has no luck that could differ."""
+    return NUM_SEEDS if candidate.speculation.has_draft else 1
+
+
+def _stretch(requests: pd.DataFrame, size: int) -> pd.DataFrame:
+    first, end = typical_stretch(np.asarray(requests["arrival"], np.float64), size)
+    if end - first == len(requests):
+        return requests
+    part = requests.iloc[first:end].reset_index(drop=True)
+    return part.assign(arrival=part["arrival"] - part["arrival"].iloc[0])
+
+
+def _plain_candidates(asked: Asked, fit: Fit, candidate: Candidate) -> list[Candidate]:
+    """Plain decoding on all workers as one group, if there is such a deployment; a list of one."""
+    whole = Deployment(all_workers(asked.machine))
+    plain = Candidate(whole, parse_policy("plain"), candidate.max_batch)
+    return [plain] if whole.label in fit.costs and plain != candidate else []
+
+
+def _busy(shares: list[dict[str, float]], error: float) -> dict[str, Interval]:
+    found = {}
+    for name in shares[0]:
+        interval = interval_over_seeds([each[name] for each in shares], error)
+        found[name] = Interval(interval.value, interval.low, min(interval.high, 1.0))
+    return found
+
+
+def _load(candidate: Candidate, job: _Job, error: float) -> Interval:
+    screened = screen([candidate], job.requests, job.fit, slo=job.slo, serving=job.serving)
+    load = float(screened.load[0])
+    return Interval(load, load / (1.0 + error), load * (1.0 + error))

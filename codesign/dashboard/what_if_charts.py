@@ -1,0 +1,196 @@
+"""Charts of one prediction. Lines differ in dash as well as in colour, bars carry their numbers.
+
+Needs altair, which comes with Streamlit. Must not import streamlit or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from codesign.charts import SPAN_COLOURS
+from codesign.dashboard.records_frames import BOTH
+
+SPAN_NAMES = {
+    "prefill": "prompts before it",
+    "target": "target verifies",
+    "draft": "waiting for the draft",
+    "reroot": "re-rooting",
+    "link_there": "message to the draft",
+    "link_back": "message back",
+}
+GROUP_NAMES = {"target": "target's GPUs", "draft": "draft's GPUs", BOTH: "GPUs of both"}
+TOKEN_NAMES = {"drafted": "draft tokens verified", "emitted": "tokens emitted"}
+_COLOURS = {**SPAN_COLOURS, "prefill": "#7f8c1f"}
+_DASHES = ([1, 0], [6, 3], [2, 2])
+_LIMIT = "#c0392b"
+_GREY = "#8a8f98"
+_HEIGHT = 230
+
+
+def latency_chart(latency: pd.DataFrame, figure: str, limit: float | None, percent: float) -> Any:
+    """Share of requests by TTFT or TPOT, with the range that is expected, and the target.
+
+    Args:
+        latency: As ``records_frames.Frames.latency``.
+        figure: "ttft" or "tpot".
+        limit: The SLO's target in seconds; None for none.
+        percent: Share of requests that must meet it.
+    """
+    rows = latency[latency["figure"] == figure]
+    table = pd.DataFrame(
+        {
+            "share": rows["percent"] / 100.0,
+            "ms": 1000.0 * rows["value"],
+            "low": 1000.0 * rows["low"],
+            "high": 1000.0 * rows["high"],
+        }
+    )
+    table = table[table["low"] > 0]
+    title = f"{figure.upper()}, ms"
+    base = alt.Chart(table).encode(
+        y=alt.Y("share:Q", title="share of requests", axis=alt.Axis(format="%")),
+        tooltip=[
+            alt.Tooltip("share:Q", format=".0%", title="share of requests"),
+            alt.Tooltip("ms:Q", format=",.3~g", title=title),
+            alt.Tooltip("low:Q", format=",.3~g", title="from"),
+            alt.Tooltip("high:Q", format=",.3~g", title="to"),
+        ],
+    )
+    scale = alt.Scale(type="log", nice=False)
+    band = base.mark_area(opacity=0.25, orient="horizontal").encode(
+        x=alt.X("low:Q", scale=scale, title=title, axis=alt.Axis(tickCount=6)), x2="high:Q"
+    )
+    line = base.mark_line(strokeWidth=2, orient="horizontal").encode(
+        x=alt.X("ms:Q", scale=scale), order="share:Q"
+    )
+    layers = [band, line]
+    if limit is not None:
+        layers += _limit_layers(1000.0 * limit, percent / 100.0)
+    return alt.layer(*layers).properties(height=_HEIGHT)
+
+
+def _limit_layers(limit: float, share: float) -> list[Any]:
+    at = alt.Chart(pd.DataFrame({"ms": [limit], "share": [share], "text": [f"SLO {limit:g} ms"]}))
+    rule = at.mark_rule(color=_LIMIT, strokeDash=[5, 3], strokeWidth=1.5).encode(x="ms:Q")
+    point = at.mark_point(color=_LIMIT, shape="cross", size=70, filled=True).encode(
+        x="ms:Q", y="share:Q"
+    )
+    text = at.mark_text(color=_LIMIT, align="right", dx=-5, baseline="bottom", dy=2).encode(
+        x="ms:Q", y=alt.datum(0.02), text="text:N"
+    )
+    return [rule, point, text]
+
+
+def running_chart(over_time: pd.DataFrame, max_batch: int) -> Any:
+    """Requests that run at once over the length of the run, and how many may.
+
+    Args:
+        over_time: As ``records_frames.Frames.over_time``.
+        max_batch: Limit of all replicas together.
+    """
+    rows = over_time[over_time["series"] == "running"]
+    band, line = _band_and_line(rows, "requests running")
+    layers = [band, line]
+    if rows["high"].max() > 0.6 * max_batch:
+        table = pd.DataFrame({"limit": [max_batch], "text": [f"batch limit {max_batch}"]})
+        at = alt.Chart(table).encode(y="limit:Q")
+        layers.append(at.mark_rule(color=_GREY, strokeDash=[5, 3]))
+        layers.append(
+            at.mark_text(color=_GREY, align="left", baseline="bottom", dx=4).encode(
+                x=alt.value(0), text="text:N"
+            )
+        )
+    return alt.layer(*layers).properties(height=_HEIGHT)
+
+
+def tokens_chart(over_time: pd.DataFrame) -> Any:
+    """Draft tokens verified and tokens emitted, per request and round, over time."""
+    return _named_lines(over_time, TOKEN_NAMES, "tokens a round")
+
+
+def busy_chart(over_time: pd.DataFrame) -> Any:
+    """Share of the time in which each group of workers computes, over time."""
+    return _named_lines(over_time, GROUP_NAMES, "share of time busy", form="%")
+
+
+def spans_chart(spans: pd.DataFrame) -> Any:
+    """Bars of the mean spans of a round, each with its milliseconds and their range."""
+    shown = spans[spans["value"] > 0.002 * spans["value"].sum()]
+    table = pd.DataFrame(
+        {
+            "span": shown["span"],
+            "name": shown["span"].map(SPAN_NAMES),
+            "ms": 1000.0 * shown["value"],
+            "low": 1000.0 * shown["low"],
+            "high": 1000.0 * shown["high"],
+            "share": shown["value"] / shown["value"].sum(),
+        }
+    )
+    table["text"] = [
+        f"{ms:.3g} ms ({share:.0%})" for ms, share in zip(table["ms"], table["share"], strict=True)
+    ]
+    order = [SPAN_NAMES[name] for name in SPAN_NAMES]
+    base = alt.Chart(table).encode(
+        y=alt.Y("name:N", title=None, sort=order, axis=alt.Axis(labelLimit=200)),
+        tooltip=[
+            alt.Tooltip("name:N", title="span"),
+            alt.Tooltip("ms:Q", format=".3~g", title="ms"),
+            alt.Tooltip("low:Q", format=".3~g", title="from"),
+            alt.Tooltip("high:Q", format=".3~g", title="to"),
+        ],
+    )
+    room = float(table["high"].max()) * 1.35 if len(table) else 1.0  # for the numbers
+    bars = base.mark_bar(height={"band": 0.6}).encode(
+        x=alt.X("ms:Q", title="mean of a round, ms", scale=alt.Scale(domain=[0, room])),
+        color=alt.Color(
+            "span:N",
+            legend=None,
+            scale=alt.Scale(domain=list(_COLOURS), range=list(_COLOURS.values())),
+        ),
+    )
+    ranges = base.mark_rule(strokeWidth=1.5, color=_GREY).encode(x="low:Q", x2="high:Q")
+    text = base.mark_text(align="left", dx=6, color=_GREY).encode(x="high:Q", text="text:N")
+    return alt.layer(bars, ranges, text).properties(height=max(38 * len(table), 80))
+
+
+def _band_and_line(rows: pd.DataFrame, title: str) -> tuple[Any, Any]:
+    base = alt.Chart(rows[["time", "value", "low", "high"]]).encode(
+        x=alt.X("time:Q", title="seconds", scale=alt.Scale(nice=False)),
+        tooltip=[
+            alt.Tooltip("time:Q", format=",.0f", title="second"),
+            alt.Tooltip("value:Q", format=".3~g", title=title),
+        ],
+    )
+    band = base.mark_area(opacity=0.25).encode(y=alt.Y("low:Q", title=title), y2="high:Q")
+    return band, base.mark_line(strokeWidth=1.8).encode(y="value:Q")
+
+
+def _named_lines(
+    over_time: pd.DataFrame, names: Mapping[str, str], title: str, *, form: str = ""
+) -> Any:
+    rows = over_time[over_time["series"].isin(list(names))]
+    table = rows[["time", "value", "series"]].assign(name=rows["series"].map(dict(names)))
+    there = [names[key] for key in names if (rows["series"] == key).any()]
+    dash = alt.Scale(domain=there, range=[list(dash) for dash in _DASHES[: len(there)]])
+    legend = alt.Legend(orient="top", title=None, labelLimit=240, symbolStrokeWidth=2)
+    axis = alt.Axis(format=form) if form else alt.Undefined
+    return (
+        alt.Chart(table)
+        .mark_line(strokeWidth=1.8)
+        .encode(
+            x=alt.X("time:Q", title="seconds", scale=alt.Scale(nice=False)),
+            y=alt.Y("value:Q", title=title, axis=axis, scale=alt.Scale(zero=True)),
+            color=alt.Color("name:N", sort=there, legend=legend),
+            strokeDash=alt.StrokeDash("name:N", scale=dash, legend=legend),
+            tooltip=[
+                alt.Tooltip("name:N", title="line"),
+                alt.Tooltip("time:Q", format=",.0f", title="second"),
+                alt.Tooltip("value:Q", format=form or ".3~g", title=title),
+            ],
+        )
+        .properties(height=_HEIGHT)
+    )
