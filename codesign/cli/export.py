@@ -159,8 +159,8 @@ def _as_text(found: Export, args: argparse.Namespace) -> str:
     if found.better:
         lines += _wrapped(
             "better",
-            f"{engine.title} runs {found.better!r} as planned, and it is predicted to serve better "
-            f"than this: --candidate {found.better!r}",
+            f"{engine.title} runs the policy and the split of {found.better} as planned, and they "
+            f"are predicted to serve better than this: --candidate {found.better!r}",
         )
     return "\n".join(lines)
 
@@ -191,7 +191,8 @@ def _figure_text(forecast: Forecast) -> str:
     ):
         if name in forecast.exported and name in forecast.planned:
             here, there = (factor * f[name].value for f in (forecast.exported, forecast.planned))
-            parts.append(f"{title} {here:.4g} against {there:.4g} {unit}")
+            planned = "" if forecast.exported == forecast.planned else f" against {there:.4g}"
+            parts.append(f"{title} {here:.4g}{planned} {unit}")
     return ", ".join(parts)
 
 

@@ -6,7 +6,8 @@ cannot and what was done instead, and with what our model predicts for it.
     setup       nouns: what is served, what the engine is given, what is lost
     models      checkpoints that the engine is to load
     wishes      what each policy asks for
-    nearest     from a candidate to a setup: split, length, schedule
+    problem     a candidate, its fit and an engine
+    nearest     from these to a setup, with its groups of GPUs (groups) and lengths (lengths)
     vllm, sglang, trtllm   from a setup to command lines and files
     prediction  the simulator's word on the result
 
@@ -22,12 +23,13 @@ from codesign.artifacts import read_json
 from codesign.errors import InputError
 from codesign.export import sglang, trtllm, vllm
 from codesign.export.models import NGRAM, EngineModel, check_pair, engine_model
-from codesign.export.nearest import Nearest, Problem, find_nearest
-from codesign.export.prediction import Forecast, Progress, better_candidate, forecast
+from codesign.export.nearest import Nearest, find_nearest
+from codesign.export.prediction import Forecast, Progress, better_candidate, forecast, runs_as_is
+from codesign.export.problem import Problem
 from codesign.export.setup import Configuration, Engine, Loss, Method
 
 if TYPE_CHECKING:
-    from codesign.candidate import ScoredCandidate
+    from codesign.candidate import Candidate, ScoredCandidate
     from codesign.fit import Fit
     from codesign.plan import Plan
 
@@ -133,7 +135,7 @@ def export_plan(
         found = forecast(
             plan, scored, nearest.candidate, fit, requests, note=note, progress=progress
         )
-        better = better_candidate(plan, engine, found, scored)
+        better = better_candidate(plan, found, scored, lambda other: _runs(other, problem))
     notes = [model.note for model in (target, draft) if model is not None and model.note]
     return Export(
         engine,
@@ -145,6 +147,13 @@ def export_plan(
         (*nearest.losses, *configuration.losses),
         (*notes, *configuration.notes, *_plan_notes(plan, nearest)),
     )
+
+
+def _runs(other: Candidate, problem: Problem) -> bool:
+    """Whether the engine runs another candidate of the plan as it is."""
+    deployment = other.deployment
+    sizes = [n for n in (deployment.target_workers, deployment.prefill_workers) if n]
+    return runs_as_is(other, problem.engine) and (problem.is_cpu or problem.can_cut(*sizes))
 
 
 def _method(plan: Plan, scored: ScoredCandidate, engine: Engine) -> Method:

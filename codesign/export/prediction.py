@@ -16,6 +16,7 @@ from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.export.setup import Engine
 from codesign.export.wishes import wish_of
 from codesign.planner.predict import score, simulate_outcome
+from codesign.planner.ranking import NOTICEABLE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,33 +98,33 @@ def _figures(predicted: Mapping[str, Interval]) -> dict[str, Interval]:
     return {name: predicted[name] for name in FIGURES if name in predicted}
 
 
-def better_candidate(plan: Plan, engine: Engine, found: Forecast, exported: ScoredCandidate) -> str:
+def better_candidate(
+    plan: Plan, found: Forecast, exported: ScoredCandidate, runs: Callable[[Candidate], bool]
+) -> str:
     """Label of the plan's best candidate that the engine runs as it is, if it beats the export.
 
     Args:
         plan: Its candidates, best first.
-        engine: Where to.
         found: Predictions of the export.
         exported: The candidate that was exported.
+        runs: Whether the engine runs a candidate as it is.
     """
     name, sign = ("goodput", 1.0) if plan.objective == "goodput" else ("tpot_mean", -1.0)
     if name not in found.exported:
-        name, sign = "tpot_mean", -1.0
+        return ""
     for other in plan.scored:
-        if other.label == exported.label or not runs_as_is(other.candidate, engine):
+        if other.label == exported.label or not runs(other.candidate):
             continue
-        if name in other.predicted and name in found.exported:
-            gain = sign * (other.predicted[name].value - found.exported[name].value)
-            return other.label if gain > 0 else ""
+        if name in other.predicted:
+            gain = sign * (other.predicted[name].value / found.exported[name].value - 1.0)
+            return other.label if gain > NOTICEABLE else ""
     return ""
 
 
 def runs_as_is(candidate: Candidate, engine: Engine) -> bool:
-    """Whether an engine runs a candidate's policy and split without a change."""
+    """Whether an engine runs a candidate's policy without a change; EAGLE needs a head."""
     spec = candidate.speculation
     if spec.is_async or spec.kind == "eagle":
         return False
-    wish = wish_of(spec, max_batch=candidate.max_batch)
-    if wish.shape is not None:
-        return "draft" in engine.trees and spec.kind == "tree"
-    return wish.is_fixed
+    wish = wish_of(spec, batch=1)
+    return wish.is_fixed or (spec.kind == "tree" and "draft" in engine.trees)

@@ -35,20 +35,20 @@ class Wish:
     losses: tuple[Loss, ...] = ()
 
 
-def wish_of(spec: SpeculationSpec, *, max_batch: int) -> Wish:
-    """What a policy asks for when at most ``max_batch`` requests run on a copy."""
-    return WISHES[spec.kind](spec, max_batch)
+def wish_of(spec: SpeculationSpec, *, batch: int) -> Wish:
+    """What a policy asks for when ``batch`` requests run on a copy, as they do on average."""
+    return WISHES[spec.kind](spec, batch)
 
 
-def _plain(spec: SpeculationSpec, max_batch: int) -> Wish:
+def _plain(spec: SpeculationSpec, batch: int) -> Wish:
     return Wish(0, is_fixed=True)
 
 
-def _chain(spec: SpeculationSpec, max_batch: int) -> Wish:
+def _chain(spec: SpeculationSpec, batch: int) -> Wish:
     return Wish(spec.max_depth, is_fixed=True)
 
 
-def _threshold(spec: SpeculationSpec, max_batch: int) -> Wish:
+def _threshold(spec: SpeculationSpec, batch: int) -> Wish:
     loss = Loss(
         f"drafting stops after a token below confidence {spec.threshold:g}",
         "chains of one length",
@@ -56,12 +56,12 @@ def _threshold(spec: SpeculationSpec, max_batch: int) -> Wish:
     return Wish(spec.max_depth, losses=(loss,))
 
 
-def _turbospec(spec: SpeculationSpec, max_batch: int) -> Wish:
+def _turbospec(spec: SpeculationSpec, batch: int) -> Wish:
     loss = Loss("the length follows the acceptance seen lately", "the plan's acceptance, for good")
     return Wish(spec.max_depth, by_batch=True, losses=(loss,))
 
 
-def _specserve(spec: SpeculationSpec, max_batch: int) -> Wish:
+def _specserve(spec: SpeculationSpec, batch: int) -> Wish:
     loss = Loss(
         "each request drafts and verifies as far as its confidences pay",
         "one length for all requests of a step",
@@ -69,7 +69,7 @@ def _specserve(spec: SpeculationSpec, max_batch: int) -> Wish:
     return Wish(spec.max_depth, by_batch=True, losses=(loss,))
 
 
-def _static_tree(spec: SpeculationSpec, max_batch: int) -> Wish:
+def _static_tree(spec: SpeculationSpec, batch: int) -> Wish:
     loss = Loss(
         f"the same {'x'.join(map(str, spec.widths))} children on each level",
         "the likeliest nodes of as many rows",
@@ -80,24 +80,24 @@ def _static_tree(spec: SpeculationSpec, max_batch: int) -> Wish:
     return Wish(MAX_LENGTH, (depth, width, spec.max_rows), losses=(loss,))
 
 
-def _tree(spec: SpeculationSpec, max_batch: int) -> Wish:
+def _tree(spec: SpeculationSpec, batch: int) -> Wish:
     if spec.width == 1 and not spec.is_async:  # a chain by another name
         return Wish(min(spec.expansions, spec.rows - 1), is_fixed=True)
     return _shaped(spec, MAX_LENGTH)
 
 
-def _inflight(spec: SpeculationSpec, max_batch: int) -> Wish:
+def _inflight(spec: SpeculationSpec, batch: int) -> Wish:
     return _shaped(spec, MAX_LENGTH)
 
 
-def _pipeinfer(spec: SpeculationSpec, max_batch: int) -> Wish:
+def _pipeinfer(spec: SpeculationSpec, batch: int) -> Wish:
     loss = Loss("trees are drafted below those under verification", "one tree a round")
     return _shaped(spec, MAX_LENGTH, loss)
 
 
-def _eagle(spec: SpeculationSpec, max_batch: int) -> Wish:
+def _eagle(spec: SpeculationSpec, batch: int) -> Wish:
     if spec.width == 1 and not spec.is_async:
-        return _tree(spec, max_batch)
+        return _tree(spec, batch)
     return _shaped(spec, spec.expansions)
 
 
@@ -106,8 +106,8 @@ def _shaped(spec: SpeculationSpec, longest: int, *losses: Loss) -> Wish:
     return Wish(longest, shape, losses=losses)
 
 
-def _adaserve(spec: SpeculationSpec, max_batch: int) -> Wish:
-    rows = min(max(spec.rows // max_batch, 2), spec.max_rows)
+def _adaserve(spec: SpeculationSpec, batch: int) -> Wish:
+    rows = min(max(spec.rows // batch, 2), spec.max_rows)
     loss = Loss(
         f"{spec.rows} rows a step go first to requests behind their TPOT target",
         "as many rows for each request",
@@ -116,21 +116,21 @@ def _adaserve(spec: SpeculationSpec, max_batch: int) -> Wish:
     return Wish(spec.max_depth, shape, by_batch=True, max_rows=spec.rows, losses=(loss,))
 
 
-def _pearl(spec: SpeculationSpec, max_batch: int) -> Wish:
+def _pearl(spec: SpeculationSpec, batch: int) -> Wish:
     loss = Loss(
         "a round after a miss sends the root alone", "every round drafts before it verifies"
     )
     return Wish(min(spec.max_depth, MAX_LENGTH), losses=(loss,))
 
 
-def _amusd(spec: SpeculationSpec, max_batch: int) -> Wish:
+def _amusd(spec: SpeculationSpec, batch: int) -> Wish:
     loss = Loss(
         "as many tokens as could be drafted in the time are verified", "chains of one length"
     )
     return Wish(min(spec.max_depth, MAX_LENGTH), losses=(loss,))
 
 
-def _ssd(spec: SpeculationSpec, max_batch: int) -> Wish:
+def _ssd(spec: SpeculationSpec, batch: int) -> Wish:
     loss = Loss(
         f"chains for {spec.width} outcomes of each position are drafted beforehand",
         "a chain is drafted after each verdict",

@@ -1,0 +1,127 @@
+"""Groups of GPUs: which sizes the models can be cut for, hold them, and decode fastest.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from codesign.errors import InputError
+from codesign.export.lengths import Lengths
+from codesign.export.problem import Problem
+from codesign.export.setup import Loss
+from codesign.export.wishes import Wish
+from codesign.planner.search_space import longest_request
+
+if TYPE_CHECKING:
+    from codesign.fit import Fit
+
+
+def decoding_group(problem: Problem, wish: Wish, losses: list[Loss]) -> tuple[int, int | None]:
+    """GPUs of one copy, and the workers whose step times stand for them, if there are any.
+
+    A split is joined: the size of its GPUs that decodes fastest and holds the models.
+    """
+    deployment = problem.candidate.deployment
+    have = deployment.target_workers + deployment.draft_workers
+    known = problem.fit.costs
+    if problem.is_cpu:
+        size = 1 if problem.tensor_parallel is None else _sizes(problem, have)[0]
+        return size, have if str(have) in known else None
+    sizes = _sizes(problem, have)
+    fits = [size for size in sizes if str(size) in known and _room(problem, size) >= 0]
+    if not fits and (any(str(size) in known for size in sizes) or _knows_memory(problem.fit)):
+        raise InputError(_no_room(problem, sizes))
+    if not fits:
+        size, unit = sizes[-1], None
+    elif len(fits) == 1:
+        size = unit = fits[0]
+    else:
+        size = unit = min(fits, key=lambda s: _seconds(problem, wish, s))
+    idle = (have - size) * deployment.replicas
+    if idle:
+        losses.append(Loss(f"{have} GPUs for each copy", f"{size}, and {idle} idle"))
+    return size, unit
+
+
+def _sizes(problem: Problem, have: int) -> list[int]:
+    """Sizes of a group that the models can be cut for, small ones first."""
+    deployment, asked = problem.candidate.deployment, problem.tensor_parallel
+    if asked is not None and asked > have:
+        raise InputError(
+            f"{deployment.replicas} x {asked} GPUs are more than the plan has "
+            f"({deployment.label}): --tensor-parallel {have} at most"
+        )
+    least = 1 if problem.candidate.speculation.is_async else have
+    wanted = [asked] if asked is not None else list(range(least, have + 1))
+    sizes = [size for size in wanted if problem.can_cut(size)]
+    possible = [size for size in range(1, have + 1) if problem.can_cut(size)]
+    if not sizes and asked is None:  # the planned size cannot be cut: the next smaller one
+        sizes = possible[-1:]
+    if not sizes:
+        raise InputError(
+            f"the models' heads cannot be shared by {asked} GPUs: --tensor-parallel "
+            f"{' or '.join(map(str, possible))}"
+        )
+    return sizes
+
+
+def _seconds(problem: Problem, wish: Wish, size: int) -> float:
+    lengths = Lengths(problem, size, wish.longest)
+    return float(lengths.seconds(problem.running).min())
+
+
+def _room(problem: Problem, size: int) -> int:
+    """KV rows that the longest request leaves, below 0 if it does not fit; 0 if nobody knows."""
+    cost, spec = problem.fit.costs[str(size)], problem.candidate.speculation
+    room = cost.kv_room(problem.plan.serving.max_kv_tokens, has_draft=spec.has_draft)
+    if room is None:
+        return 0
+    return room - longest_request(problem.requests) - spec.kv_rows
+
+
+def _knows_memory(fit: Fit) -> bool:
+    return all(cost.kv_tokens is not None for cost in fit.costs.values())
+
+
+def _no_room(problem: Problem, sizes: Sequence[int]) -> str:
+    spec, longest = problem.candidate.speculation, longest_request(problem.requests)
+    known = [size for size in sizes if str(size) in problem.fit.costs]
+    what = "the target" if not spec.has_draft else "target and draft together"
+    if not known:
+        return (
+            f"the weights of {what} do not fit {sizes[-1]} GPUs. Export a candidate without a "
+            "draft: --candidate plain"
+        )
+    room = longest + spec.kv_rows + _room(problem, known[-1])
+    return (
+        f"{what} on {known[-1]} GPUs leave room for {room:,} KV rows, the longest request needs "
+        f"{longest:,} and a round's {spec.kv_rows}. Export a candidate without a draft: "
+        "--candidate plain"
+    )
+
+
+def prefill_group(problem: Problem, losses: list[Loss]) -> int:
+    """GPUs of the group that only runs prompts; 0 without one.
+
+    With a draft both sides must be told of it, so that both are cut for it.
+
+    Raises:
+        InputError: If no group of so many GPUs or fewer holds the models.
+    """
+    asked = problem.candidate.deployment.prefill_workers
+    if problem.is_cpu or not asked:
+        return asked
+    sizes = [size for size in range(asked, 0, -1) if problem.can_cut(size)]
+    if _knows_memory(problem.fit):
+        sizes = [size for size in sizes if str(size) in problem.fit.costs]
+    if not sizes:
+        raise InputError(
+            f"prompts run on {asked} GPUs, and no group of so many that the models' heads can be "
+            f"shared by holds the weights. Export a candidate without them: --candidate LABEL"
+        )
+    if sizes[0] < asked:
+        losses.append(Loss(f"{asked} GPUs for prompts", f"{sizes[0]}: no more can share the heads"))
+    return sizes[0]

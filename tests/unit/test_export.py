@@ -1,0 +1,479 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from codesign.acceptance import AcceptanceProfile
+from codesign.artifacts import header, to_json, write_table
+from codesign.candidate import POLICY_FAMILIES, Candidate, Interval, ScoredCandidate
+from codesign.config import SLO, Serving, parse_deployment
+from codesign.errors import InputError
+from codesign.export import ENGINES, Checkpoints, export_plan
+from codesign.export.lengths import Lengths
+from codesign.export.models import EngineModel
+from codesign.export.problem import Problem
+from codesign.export.setup import Command, flags
+from codesign.export.trtllm import to_yaml
+from codesign.export.wishes import WISHES
+from codesign.fit import Fit
+from codesign.fit.what_if import what_if_fit
+from codesign.plan import FileRef, Plan
+from codesign.planner.screen import screen
+from codesign.policy.cost import Calibration, RoundCost, StepTime
+from codesign.policy.speculation import KINDS, parse_policy
+from codesign.policy.walk import Sampling
+
+HEAD = Checkpoints(head="me/head")
+EXAMPLES = [family.example for family in POLICY_FAMILIES]
+
+
+@pytest.fixture(scope="module")
+def fit():
+    return what_if_fit("h100", 8, "llama-3.1-70b", "llama-3.2-1b")
+
+
+@pytest.fixture(scope="module")
+def make(fit, tmp_path_factory):
+    """A plan of one candidate or more for four short requests."""
+    folder = tmp_path_factory.mktemp("plan")
+    requests = pd.DataFrame(
+        {
+            "arrival": [0.0, 0.1, 0.2, 0.3],
+            "prompt_tokens": [900, 400, 700, 100],
+            "output_tokens": [20, 30, 10, 25],
+            "category": ["chat"] * 4,
+        }
+    )
+    write_table(folder / "trace.parquet", requests, header("trace", seed=None))
+    fit.save(folder / "fit.json")
+
+    def plan(*candidates, **changes):
+        made = Plan(
+            target=fit.target,
+            draft=fit.draft,
+            slo=SLO(),
+            objective="goodput",
+            sampling=Sampling(seed=0),
+            serving=Serving(),
+            trace=FileRef.of(folder / "trace.parquet"),
+            num_requests=4,
+            fit=FileRef.of(folder / "fit.json"),
+            seed=0,
+            num_seeds=1,
+            chosen=candidates[0],
+            alternatives=tuple(candidates[1:]),
+        )
+        return dataclasses.replace(made, **changes)
+
+    return plan
+
+
+def scored(policy, split="", *, max_batch=16, batch=3.0, tpot=0.02) -> ScoredCandidate:
+    spec = parse_policy(policy)
+    deployment = parse_deployment(split or ("6+2" if spec.is_async else "8"))
+    figures = {"mean_batch": batch, "tpot_mean": tpot, "goodput": 2.0, "acceptance_length": 2.4}
+    predicted = {name: Interval(value, value, value) for name, value in figures.items()}
+    return ScoredCandidate(
+        Candidate(deployment, spec, max_batch), predicted, {}, "roofline", is_feasible=True
+    )
+
+
+def exported(make, fit, policy, engine, split="", *, serving=None, slo=None, **changes):
+    changes = {"checkpoints": HEAD, **changes}
+    plan = make(scored(policy, split), serving=serving or Serving(), slo=slo or SLO())
+    return export_plan(plan, fit, ENGINES[engine], **changes)
+
+
+def speculative(found) -> dict:
+    """What each engine is told of speculation, in one dictionary."""
+    arguments = found.configuration.arguments
+    if "speculative_config" in arguments:
+        return arguments["speculative_config"]
+    return {name: v for name, v in arguments.items() if name.startswith("speculative_")}
+
+
+def test_every_kind_of_policy_has_a_wish():
+    assert set(WISHES) == set(KINDS)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("policy", EXAMPLES)
+def test_every_family_becomes_commands_that_name_both_models_or_is_refused(
+    make, fit, policy, engine
+):
+    spec = parse_policy(policy)
+    if spec.kind == "eagle" and engine == "trtllm":
+        with pytest.raises(InputError, match="EAGLE-3 heads only"):
+            exported(make, fit, policy, engine)
+        return
+    found = exported(make, fit, policy, engine)
+    [command] = found.configuration.commands
+    everything = " ".join(command.argv) + "".join(found.configuration.files.values())
+    draft = "me/head" if spec.kind == "eagle" else "meta-llama/Llama-3.2-1B-Instruct"
+    assert "meta-llama/Llama-3.1-70B-Instruct" in everything
+    assert (draft in everything) == spec.has_draft
+    assert bool(speculative(found)) == spec.has_draft
+    setup = found.nearest.setup
+    assert setup.num_gpus <= 8
+    assert (setup.depth > 0) == spec.has_draft
+    assert setup.rows <= 1 + setup.width * setup.depth * setup.width
+    own_gpus = [loss for loss in found.losses if "of its own" in loss.what]
+    assert bool(own_gpus) == spec.is_async
+    assert found.forecast is not None
+    assert found.forecast.exported["tpot_mean"].value > 0
+    to_json(found.configuration)
+
+
+@pytest.mark.parametrize("policy", [p for p in EXAMPLES if p != "plain"])
+def test_vllm_is_only_asked_for_chains(make, fit, policy):
+    config = speculative(exported(make, fit, policy, "vllm"))
+    assert config["num_speculative_tokens"] >= 1
+    names = {"method", "model", "num_speculative_tokens", "draft_tensor_parallel_size",
+             "num_speculative_tokens_per_batch_size"}  # fmt: skip
+    assert set(config) <= names
+
+
+@pytest.mark.parametrize(
+    ("policy", "steps", "topk", "tokens"),
+    [
+        ("chain-3", 3, 1, 4),
+        ("tree-8x4x2", 2, 4, 8),
+        ("tree-4x1x2", 2, 1, 3),  # two draft forwards of one leaf find two tokens
+        ("tree-3x1x6", 2, 1, 3),  # a chain of two fills three rows
+        ("tree-16x2x2", 2, 2, 7),  # 1 + 2 + 2 * 2 nodes are found
+        ("tree-4x4x4", 3, 4, 4),  # no path of four rows is longer than three
+        ("static-tree-3x2x1", 3, 3, 16),
+        ("static-tree-1x1", 2, 1, 3),
+        ("async-tree-8x4x2", 2, 4, 8),
+        ("inflight-tree-8x4x2", 2, 4, 8),
+        ("pipeinfer-4x2x3", 3, 2, 4),
+        ("adaserve-4x2x32", 4, 2, 9),  # 32 rows for three requests, of 4 x 2 nodes and a root
+        ("eagle-8x4x3@1", 3, 4, 8),
+    ],
+)
+def test_sglang_steps_topk_and_tokens_are_depth_width_and_rows(
+    make, fit, policy, steps, topk, tokens
+):
+    config = speculative(exported(make, fit, policy, "sglang"))
+    assert config["speculative_num_steps"] == steps
+    assert config["speculative_eagle_topk"] == topk
+    assert config["speculative_num_draft_tokens"] == tokens
+    method = "EAGLE3" if policy.startswith("eagle") else "STANDALONE"
+    assert config["speculative_algorithm"] == method
+
+
+def test_a_chain_is_what_it_is_on_all_engines_and_is_predicted_as_planned(make, fit):
+    for engine in ENGINES:
+        found = exported(make, fit, "chain-3", engine)
+        assert found.nearest.candidate == found.scored.candidate
+        assert found.forecast.slower == 0
+    assert speculative(exported(make, fit, "chain-3", "vllm")) == {
+        "method": "draft_model",
+        "model": "meta-llama/Llama-3.2-1B-Instruct",
+        "num_speculative_tokens": 3,
+        "draft_tensor_parallel_size": 8,
+    }
+    assert speculative(exported(make, fit, "chain-3", "trtllm")) == {
+        "decoding_type": "Draft_Target",
+        "max_draft_len": 3,
+        "speculative_model": "meta-llama/Llama-3.2-1B-Instruct",
+    }
+
+
+def test_trees_of_eagle_3_are_trees_on_tensorrt_llm_and_chains_on_vllm(make, fit):
+    tree = speculative(exported(make, fit, "eagle-8x4x3@1", "trtllm"))
+    assert tree["decoding_type"] == "Eagle3"
+    assert (tree["max_draft_len"], tree["dynamic_tree_max_topK"]) == (3, 4)
+    assert tree["max_total_draft_tokens"] == 7
+    found = exported(make, fit, "eagle-8x4x3@1", "vllm")
+    assert speculative(found)["method"] == "eagle3"
+    assert found.nearest.candidate.speculation.label.startswith("eagle-")
+    assert speculative(exported(make, fit, "eagle-8x4x3@0.9", "vllm"))["method"] == "eagle"
+
+
+def test_a_length_by_batch_size_falls_and_covers_every_batch(make, fit):
+    found = exported(make, fit, "specserve-5", "vllm")
+    config = speculative(found)
+    schedule = config["num_speculative_tokens_per_batch_size"]
+    assert schedule[0][0] == 1
+    assert schedule[-1][1] == 16
+    assert all(a[1] + 1 == b[0] and a[2] > b[2] for a, b in pairwise(schedule))
+    assert config["num_speculative_tokens"] == schedule[0][2]
+    kept = speculative(exported(make, fit, "specserve-5", "trtllm"))
+    assert kept["draft_len_schedule"] == {last: length for _, last, length in schedule}
+    assert kept["max_draft_len"] == schedule[0][2]
+    assert "by batch" not in str(exported(make, fit, "specserve-5", "sglang").configuration)
+
+
+def test_rows_for_all_requests_bound_the_length_at_each_batch(make, fit):
+    schedule = exported(make, fit, "adaserve-4x2x32", "vllm").nearest.setup.schedule
+    assert schedule[0].length > schedule[-1].length
+    assert all(part.last * (part.length + 1) <= 32 for part in schedule)
+
+
+def test_no_round_of_a_schedule_takes_longer_than_the_tpot_target(make, fit):
+    free = exported(make, fit, "specserve-5", "vllm").nearest.setup.schedule
+    held = exported(make, fit, "specserve-5", "vllm", slo=SLO(tpot=0.0215)).nearest.setup.schedule
+    without = exported(make, fit, "specserve-5-no-slo", "vllm", slo=SLO(tpot=0.0215))
+    assert without.nearest.setup.schedule == free
+    assert held == () or held[-1].length < free[-1].length
+
+
+def test_a_tree_becomes_the_chain_that_decodes_fastest(make, tmp_path):
+    """A target forward takes 10 ms, a draft forward 2, and 70 % of the tokens are accepted."""
+    cost = RoundCost(
+        target=StepTime.linear(alpha=0.0, gamma=0.0, delta=0.01),
+        draft=StepTime.linear(alpha=0.0, gamma=0.0, delta=0.002),
+        prefill=StepTime.linear(alpha=0.0, gamma=0.0, delta=0.01),
+        draft_prefill=StepTime.linear(alpha=0.0, gamma=0.0, delta=0.001),
+    )
+    profile = AcceptanceProfile.independent([0.7], num_tokens=20_000, seed=1)
+    costs = {"2": cost, "1+1": cost}
+    made = Fit("llama-2-7b", "llama-2-7b", 0.0, costs, Calibration(), profile, {})
+    made.save(tmp_path / "fit.json")
+    plan = make(
+        scored("async-tree-8x4x2", "1+1"),
+        target=made.target,
+        draft=made.draft,
+        fit=FileRef.of(tmp_path / "fit.json"),
+        serving=Serving(max_kv_tokens=10**6),
+    )
+    speeds = [sum(0.7**i for i in range(n + 1)) / (10 + 2 * n) for n in range(1, 9)]
+    found = export_plan(plan, made, ENGINES["vllm"])
+    assert found.nearest.setup.depth == 1 + int(np.argmax(speeds)) == 3
+    assert any(loss.instead == "chains of 3" for loss in found.losses)
+
+
+def test_a_split_that_cannot_be_cut_loses_gpus_and_says_so(make, fit):
+    found = exported(make, fit, "async-tree-8x4x2", "vllm", "5+1")
+    assert found.nearest.setup.tensor_parallel == 4
+    assert any(loss.instead == "4, and 2 idle" for loss in found.losses)
+    found = exported(make, fit, "chain-3", "vllm", "7")
+    assert found.nearest.setup.tensor_parallel == 4
+
+
+def test_copies_are_one_server_unless_the_lengths_would_be_ignored(make, fit):
+    one = exported(make, fit, "chain-3", "vllm", "2x4")
+    assert one.configuration.arguments["data_parallel_size"] == 2
+    assert len(one.configuration.commands) == 1
+    two = exported(make, fit, "specserve-5", "vllm", "2x4")
+    assert "data_parallel_size" not in two.configuration.arguments
+    gpus = [c.environment["CUDA_VISIBLE_DEVICES"] for c in two.configuration.commands]
+    assert gpus == ["0,1,2,3", "4,5,6,7"]
+    routed = exported(
+        make, fit, "chain-3", "sglang", "2x4", serving=Serving(routing="prefix-aware")
+    )
+    [command] = routed.configuration.commands
+    assert "sglang_router.launch_server" in command.argv
+    assert command.argv[-1] == "cache_aware"
+    assert len(exported(make, fit, "chain-3", "trtllm", "2x4").configuration.commands) == 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_pool_for_prompts_is_a_server_of_its_own_on_gpus_of_its_own(make, fit, engine):
+    found = exported(make, fit, "chain-3", engine, "4/p4")
+    roles = [command.role for command in found.configuration.commands]
+    assert roles[:2] == ["prefill", "decode 1"]
+    assert found.nearest.setup.decode_gpus == ((4, 5, 6, 7),)
+    assert found.nearest.setup.num_gpus == 8
+    if engine == "trtllm":
+        assert set(found.configuration.files) == {
+            "trtllm.yaml", "trtllm-prefill.yaml", "trtllm-front.yaml"
+        }  # fmt: skip
+
+
+def test_prompts_on_gpus_that_hold_no_copy_of_the_weights_are_refused(make, fit):
+    with pytest.raises(InputError, match="no group of so many"):
+        exported(make, fit, "chain-3", "vllm", "4/p3")
+
+
+def test_flags_of_serving_are_the_engines_words_for_them(make, fit):
+    serving = Serving(max_kv_tokens=32_000, prefill_chunk=512, prefix_cache=True, preemption=True)
+    arguments = exported(make, fit, "chain-3", "vllm", serving=serving).configuration.arguments
+    assert arguments["num_gpu_blocks_override"] == 2000
+    assert arguments["max_num_batched_tokens"] == 512 + 16 * 5  # rows and a draft slot each
+    assert arguments["enable_prefix_caching"] is True
+    assert arguments["max_model_len"] == 920
+    found = exported(make, fit, "chain-3", "sglang", serving=serving)
+    arguments = found.configuration.arguments
+    assert arguments["max_total_tokens"] == 32_000
+    assert arguments["chunked_prefill_size"] == 512
+    assert arguments["disable_radix_cache"] is False
+    assert any("chunks" in loss.what for loss in found.losses)
+    plain = exported(make, fit, "plain", "sglang", serving=serving)
+    assert plain.configuration.arguments["enable_mixed_chunk"] is True
+    arguments = exported(make, fit, "chain-3", "trtllm", serving=serving).configuration.arguments
+    assert arguments["kv_cache_config"] == {"enable_block_reuse": True, "max_tokens": 32_000}
+    assert arguments["scheduler_config"]["capacity_scheduler_policy"] == "MAX_UTILIZATION"
+    assert arguments["max_num_tokens"] == 512 + 16 * 4
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nothing_is_lost_where_nothing_is(make, fit, engine):
+    serving = Serving(prefill_chunk=512, preemption=engine != "trtllm")
+    found = exported(make, fit, "plain", engine, serving=serving)
+    assert found.losses == ()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_drafter_without_a_model_is_each_engines_own(make, fit, engine):
+    plan = make(scored("chain-4"), draft="ngram")
+    found = export_plan(plan, fit, ENGINES[engine])
+    config = json.loads(to_json(speculative(found)))
+    named = {"vllm": "ngram", "sglang": "NGRAM", "trtllm": "NGram"}[engine]
+    assert named in config.values()
+    assert "meta-llama/Llama-3.2-1B" not in str(config)
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "words"),
+    [
+        ("eagle-8x4x3@1", {"checkpoints": None}, "--head NAME"),
+        ("chain-3", {"tensor_parallel": 16}, "more than the plan has"),
+        ("chain-3", {"tensor_parallel": 3}, "--tensor-parallel 1 or 2 or 4 or 8"),
+    ],
+)
+def test_nonsense_is_refused_with_the_flag_that_mends_it(make, fit, policy, changes, words):
+    with pytest.raises(InputError, match=words):
+        exported(make, fit, policy, "vllm", **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"target": "my-model"}, "--target-model NAME"),
+        ({"draft": "my-model"}, "--draft-model NAME"),
+        ({"draft": ""}, "--draft-model NAME"),
+        ({"draft": "smollm2-135m-draft"}, "borrows its target's embedding"),
+        ({"draft": "qwen2-1.5b"}, "different vocabularies"),
+        ({"draft": "llama-2-7b"}, "different vocabularies"),
+        ({"target": "llama-3.1-70b:int4"}, "int4 weights"),
+    ],
+)
+def test_models_that_an_engine_cannot_load_together_are_refused(
+    make, fit, changes, words, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CODESIGN_HOME", str(tmp_path))
+    plan = make(scored("chain-3"), **changes)
+    with pytest.raises(InputError, match=words) as caught:
+        export_plan(plan, fit, ENGINES["vllm"])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_draft_whose_kv_rows_do_not_fit_is_refused(make, fit):
+    plan = make(scored("chain-3"), serving=Serving(max_kv_tokens=900))
+    with pytest.raises(InputError, match="900 KV rows, the longest request needs 920"):
+        export_plan(plan, fit, ENGINES["vllm"])
+    plan = make(scored("chain-3", "1"))
+    with pytest.raises(InputError, match="do not fit 1 GPUs"):
+        export_plan(plan, fit, ENGINES["vllm"])
+
+
+def test_paddings_of_one_vocabulary_are_no_different_ones(make):
+    fit = what_if_fit("h200", 4, "qwen2-72b", "qwen2-1.5b")
+    plan = make(scored("chain-3", "4"), target=fit.target, draft=fit.draft)
+    found = export_plan(plan, fit, ENGINES["vllm"])
+    assert speculative(found)["use_heterogeneous_vocab"] is True
+    assert any("padded" in loss.what for loss in found.losses)
+    assert any("vocabulary" in note for note in export_plan(plan, fit, ENGINES["trtllm"]).notes)
+
+
+def test_a_plan_of_cpu_threads_becomes_one_gpu_without_the_cpus_memory(make, machine_fit, tmp_path):
+    machine_fit.save(tmp_path / "fit.json")
+    plan = make(
+        scored("async-tree-4x4x4", "1+1", max_batch=1),
+        target=machine_fit.target,
+        draft=machine_fit.draft,
+        fit=FileRef.of(tmp_path / "fit.json"),
+        serving=Serving(max_kv_tokens=4096),
+    )
+    given = Checkpoints(draft="me/draft")
+    found = export_plan(plan, machine_fit, ENGINES["vllm"], checkpoints=given)
+    assert found.nearest.setup.tensor_parallel == 1
+    assert "num_gpu_blocks_override" not in found.configuration.arguments
+    assert any("threads of a CPU" in loss.what for loss in found.losses)
+    assert found.nearest.candidate.deployment.label == "2"
+    assert found.forecast.slower is not None
+
+
+def test_without_step_times_for_the_joined_group_the_plans_own_length_is_expected(
+    make, machine_fit, tmp_path
+):
+    split = dataclasses.replace(machine_fit, costs={"1+1": machine_fit.costs["1+1"]})
+    split.save(tmp_path / "fit.json")
+    plan = make(
+        scored("async-tree-4x4x4", "1+1"),
+        target=split.target,
+        draft=split.draft,
+        fit=FileRef.of(tmp_path / "fit.json"),
+        serving=Serving(max_kv_tokens=4096),
+    )
+    given = Checkpoints(draft="me/draft")
+    found = export_plan(plan, split, ENGINES["vllm"], checkpoints=given)
+    assert found.forecast is None
+    assert found.nearest.setup.depth == 2  # of 2.4 tokens a round
+
+
+def test_a_candidate_that_runs_as_it_is_and_serves_better_is_named(make, fit):
+    tree = scored("async-tree-8x4x2", tpot=0.02)
+    fast = dataclasses.replace(scored("chain-3"), predicted=scored("chain-3", tpot=1e-4).predicted)
+    slow = scored("chain-2", tpot=1.0)
+    engine = ENGINES["vllm"]
+    plan = make(tree, fast, objective="latency")
+    assert export_plan(plan, fit, engine).better == fast.label
+    plan = make(tree, slow, objective="latency")
+    assert export_plan(plan, fit, engine).better == ""
+    uncut = dataclasses.replace(scored("chain-3", "7"), predicted=fast.predicted)
+    assert export_plan(make(tree, uncut, objective="latency"), fit, engine).better == ""
+
+
+def test_another_candidate_is_found_by_its_label_and_its_models_by_their_flags(make, fit):
+    plan = make(scored("async-tree-8x4x2"), scored("chain-2"))
+    found = export_plan(
+        plan, fit, ENGINES["vllm"], candidate="chain", checkpoints=Checkpoints("a/b", "c/d")
+    )
+    assert found.configuration.commands[0].argv[:3] == ("vllm", "serve", "a/b")
+    assert speculative(found)["model"] == "c/d"
+    assert speculative(found)["num_speculative_tokens"] == 2
+
+
+def test_words_of_a_command_are_quoted_and_its_flags_stand_on_lines_of_their_own():
+    words = flags({"a_b": True, "c": False, "d": {"e": 1}, "f": "g h"}, negated=True)
+    assert words == ["--a-b", "--no-c", "--d", '{"e": 1}', "--f", "g h"]
+    assert "--c" not in flags({"c": False})
+    shell = Command("server", ("run", *words), {"X": "1"}).shell
+    assert shell.splitlines()[0] == "X=1 run \\"
+    assert "--f 'g h'" in shell
+    assert len(shell.splitlines()) == 5
+
+
+def test_yaml_reads_back_as_what_was_written():
+    yaml = pytest.importorskip("yaml")
+    values = {
+        "a": True,
+        "b": {"c": {4: 2, 8: 0}, "d": 'x "y" \\ #z'},
+        "urls": ["localhost:8001"],
+        "e": 3,
+    }
+    assert yaml.safe_load(to_yaml(values)) == values
+
+
+def test_arithmetic_of_a_schedule_is_that_of_the_screen(make, fit):
+    """The length at each batch is the one that the planner's own arithmetic ranks first."""
+    plan = make(scored("specserve-5"))
+    requests = plan.requests()
+    problem = Problem(
+        plan, plan.chosen, fit, requests, ENGINES["vllm"], "draft", EngineModel("t"), None
+    )
+    seconds = Lengths(problem, 8, 5).seconds(1.0)
+    chains = [
+        Candidate(parse_deployment("8"), parse_policy(f"chain-{n}" if n else "plain"), 1)
+        for n in range(6)
+    ]
+    tpot = screen(chains, requests, fit, slo=SLO(), serving=Serving()).tpot
+    assert np.argsort(seconds).tolist() == np.argsort(tpot).tolist()
