@@ -222,6 +222,24 @@ def test_what_cannot_run_is_said_in_one_line(planned, words, launcher, error, sa
     assert not (planned / "no").exists()
 
 
+def test_a_draft_of_an_unknown_kind_is_refused(planned, tiny_models, tmp_path):
+    for file in tiny_models[1].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["rope_scaling"] = {"rope_type": "yarn", "factor": 2.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plan = Plan.load(planned / "plan.json")
+    dataclasses.replace(plan, draft=str(tmp_path)).save(planned / "yarn.json")
+    words = ["run", "--plan", "yarn.json", "--device", "cpu-ranks", "--out", "no"]
+    done = subprocess.run(
+        [sys.executable, "-m", "codesign", *words], cwd=planned, env=ENVIRONMENT,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == InputError.exit_code
+    assert "asks for rope type 'yarn'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_replicas_are_refused(planned):
     plan = Plan.load(planned / "plan.json")
     candidate = Candidate(Deployment(1, replicas=2), parse_policy("plain"), 2)

@@ -16,11 +16,12 @@ from codesign.engine.gpu.run import rank_setup, run_on_ranks
 from codesign.engine.gpu.watch import is_broken_collective
 from codesign.engine.partner import TargetLostError
 from codesign.engine.replay import Replay, draft_of
-from codesign.engine.run import EngineRun, PolicySetup
+from codesign.engine.run import NGRAM, EngineRun, PolicySetup
 from codesign.engine.serve import Progress
 from codesign.errors import HardwareError
 from codesign.kernels.symmetric import PeerLostError
 from codesign.models import resolve_model
+from codesign.models.shape import model_shape
 from codesign.plan import Candidate, Plan
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
@@ -40,12 +41,15 @@ class RankEngine:
         process: This process, if torchrun started it.
 
     Raises:
-        InputError: If a model is not there.
+        InputError: If a model is not there, or is of a kind that is not supported.
     """
 
     def __init__(self, plan: Plan, *, device: str, padded_rows: int = 8) -> None:
         self._target = resolve_model(plan.target)
         self._draft: Path | str | None = draft_of(plan) if plan.draft else None
+        for directory in (self._target, self._draft):  # ranks would say it one after another
+            if directory is not None and directory != NGRAM:
+                model_shape(Path(directory))
         self._device = device
         self._padded_rows = padded_rows
         self._number = 0

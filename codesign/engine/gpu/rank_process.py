@@ -12,7 +12,7 @@ from codesign.engine.gpu.launch import read_setup
 from codesign.engine.gpu.ranks import serve_rank
 from codesign.engine.gpu.watch import is_broken_collective
 from codesign.engine.partner import DraftLostError, TargetLostError
-from codesign.kernels.symmetric import PeerLostError
+from codesign.errors import CodesignError
 
 
 def _check_parent(parent: int) -> None:
@@ -28,9 +28,11 @@ def main() -> None:
         serve_rank(read_setup(Path(sys.argv[1])), int(sys.argv[2]), lambda: _check_parent(parent))
     except (DraftLostError, TargetLostError):
         os._exit(1)
-    except (RuntimeError, PeerLostError) as error:
+    except (RuntimeError, CodesignError) as error:
         if not is_broken_collective(error):
-            raise
+            if not isinstance(error, CodesignError):
+                raise
+            sys.stderr.write(f"rank {sys.argv[2]}: {error}\n")
         os._exit(1)
 
 
