@@ -185,16 +185,15 @@ def _scaled(traffic: Traffic, stamp: int) -> Trace:
 
 @lru_cache(maxsize=_KEPT_TRACES)
 def _synthetic(traffic: Traffic) -> Trace:
+    from codesign.traces import summarise
     from codesign.traces.synth import synthesise
 
     trace = synthesise(traffic.preset, duration=traffic.seconds, rate=traffic.rate, cv=traffic.cv)
-    factors = {
-        column: 1.0 if wanted is None else wanted / float(trace.requests[f"{column}_tokens"].mean())
-        for column, wanted in (("prompt", traffic.prompt_mean), ("output", traffic.output_mean))
-    }
+    about = summarise(trace)
+    prompt, output = traffic.prompt_mean, traffic.output_mean
     return trace.scale_lengths(
-        prompt=factors["prompt"],
-        output=factors["output"],
+        prompt=1.0 if prompt is None else prompt / about.prompt.mean,
+        output=1.0 if output is None else output / about.output.mean,
         max_prompt=traffic.max_prompt,
         max_output=traffic.max_output,
     )

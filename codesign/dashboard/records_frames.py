@@ -129,7 +129,7 @@ def _over_time(
     where = np.clip((rounds.column("start") / width).astype(np.int64), 0, _NUM_BINS - 1)
 
     def total(values: Floats) -> Floats:
-        return np.bincount(where, weights=values, minlength=_NUM_BINS)
+        return np.bincount(where, weights=values, minlength=_NUM_BINS).astype(np.float64)
 
     batch = rounds.column("batch")
     lasting = rounds.column("seconds") + rounds.column("prefill")
@@ -155,10 +155,13 @@ def _spread(tables: Sequence[pd.DataFrame], keys: list[str], factor: float) -> p
     both = pd.concat(tables, ignore_index=True)
     others = [name for name in both.columns if name not in (*keys, "value")]
     groups = both.groupby(keys, sort=False)
-    columns = {
-        "value": groups["value"].mean(),
-        "low": groups["value"].min() / factor,
-        "high": groups["value"].max() * factor,
-        **{name: groups[name].mean() for name in others},
-    }
-    return pd.DataFrame(columns).reset_index()
+    ranges = groups["value"].agg(value="mean", low="min", high="max")
+    ranges["low"] /= factor
+    ranges["high"] *= factor
+    means = {name: groups[name].mean() for name in others}
+    return ranges.assign(**means).reset_index()
+
+
+def column(table: pd.DataFrame, name: str) -> Floats:
+    """Values of a column of numbers."""
+    return np.asarray(table[name], np.float64)

@@ -12,7 +12,7 @@ import altair as alt
 import pandas as pd
 
 from codesign.charts import SPAN_COLOURS
-from codesign.dashboard.records_frames import BOTH
+from codesign.dashboard.records_frames import BOTH, column
 
 SPAN_NAMES = {
     "prefill": "prompts before it",
@@ -29,6 +29,7 @@ _DASHES = ([1, 0], [6, 3], [2, 2])
 _LIMIT = "#c0392b"
 _GREY = "#8a8f98"
 _HEIGHT = 230
+_LITTLE = 0.002  # of a round
 
 
 def latency_chart(latency: pd.DataFrame, figure: str, limit: float | None, percent: float) -> Any:
@@ -40,7 +41,7 @@ def latency_chart(latency: pd.DataFrame, figure: str, limit: float | None, perce
         limit: The SLO's target in seconds; None for none.
         percent: Share of requests that must meet it.
     """
-    rows = latency[latency["figure"] == figure]
+    rows = latency.loc[latency["figure"] == figure]
     table = pd.DataFrame(
         {
             "share": rows["percent"] / 100.0,
@@ -49,7 +50,7 @@ def latency_chart(latency: pd.DataFrame, figure: str, limit: float | None, perce
             "high": 1000.0 * rows["high"],
         }
     )
-    table = table[table["low"] > 0]
+    table = table.loc[table["low"] > 0]
     title = f"{figure.upper()}, ms"
     base = alt.Chart(table).encode(
         y=alt.Y("share:Q", title="share of requests", axis=alt.Axis(format="%")),
@@ -92,10 +93,10 @@ def running_chart(over_time: pd.DataFrame, max_batch: int) -> Any:
         over_time: As ``records_frames.Frames.over_time``.
         max_batch: Limit of all replicas together.
     """
-    rows = over_time[over_time["series"] == "running"]
+    rows = over_time.loc[over_time["series"] == "running"]
     band, line = _band_and_line(rows, "requests running")
     layers = [band, line]
-    if rows["high"].max() > 0.6 * max_batch:
+    if column(rows, "high").max(initial=0.0) > 0.6 * max_batch:
         table = pd.DataFrame({"limit": [max_batch], "text": [f"batch limit {max_batch}"]})
         at = alt.Chart(table).encode(y="limit:Q")
         layers.append(at.mark_rule(color=_GREY, strokeDash=[5, 3]))
@@ -119,15 +120,16 @@ def busy_chart(over_time: pd.DataFrame) -> Any:
 
 def spans_chart(spans: pd.DataFrame) -> Any:
     """Bars of the mean spans of a round, each with its milliseconds and their range."""
-    shown = spans[spans["value"] > 0.002 * spans["value"].sum()]
+    total = column(spans, "value").sum()
+    shown = spans.loc[spans["value"] > _LITTLE * total]
     table = pd.DataFrame(
         {
             "span": shown["span"],
-            "name": shown["span"].map(SPAN_NAMES),
-            "ms": 1000.0 * shown["value"],
-            "low": 1000.0 * shown["low"],
-            "high": 1000.0 * shown["high"],
-            "share": shown["value"] / shown["value"].sum(),
+            "name": [SPAN_NAMES[name] for name in shown["span"]],
+            "ms": 1000.0 * column(shown, "value"),
+            "low": 1000.0 * column(shown, "low"),
+            "high": 1000.0 * column(shown, "high"),
+            "share": column(shown, "value") / max(total, 1e-12),
         }
     )
     table["text"] = [
@@ -143,7 +145,7 @@ def spans_chart(spans: pd.DataFrame) -> Any:
             alt.Tooltip("high:Q", format=".3~g", title="to"),
         ],
     )
-    room = float(table["high"].max()) * 1.35 if len(table) else 1.0  # for the numbers
+    room = 1.35 * column(table, "high").max(initial=1e-3)  # for the numbers
     bars = base.mark_bar(height={"band": 0.6}).encode(
         x=alt.X("ms:Q", title="mean of a round, ms", scale=alt.Scale(domain=[0, room])),
         color=alt.Color(
@@ -158,7 +160,7 @@ def spans_chart(spans: pd.DataFrame) -> Any:
 
 
 def _band_and_line(rows: pd.DataFrame, title: str) -> tuple[Any, Any]:
-    base = alt.Chart(rows[["time", "value", "low", "high"]]).encode(
+    base = alt.Chart(rows).encode(
         x=alt.X("time:Q", title="seconds", scale=alt.Scale(nice=False)),
         tooltip=[
             alt.Tooltip("time:Q", format=",.0f", title="second"),
@@ -172,9 +174,9 @@ def _band_and_line(rows: pd.DataFrame, title: str) -> tuple[Any, Any]:
 def _named_lines(
     over_time: pd.DataFrame, names: Mapping[str, str], title: str, *, form: str = ""
 ) -> Any:
-    rows = over_time[over_time["series"].isin(list(names))]
-    table = rows[["time", "value", "series"]].assign(name=rows["series"].map(dict(names)))
-    there = [names[key] for key in names if (rows["series"] == key).any()]
+    table = over_time.loc[over_time["series"].isin(list(names))]
+    table = table.assign(name=[names[key] for key in table["series"]])
+    there = [name for name in names.values() if name in set(table["name"])]
     dash = alt.Scale(domain=there, range=[list(dash) for dash in _DASHES[: len(there)]])
     legend = alt.Legend(orient="top", title=None, labelLimit=240, symbolStrokeWidth=2)
     axis = alt.Axis(format=form) if form else alt.Undefined
