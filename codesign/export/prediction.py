@@ -109,11 +109,14 @@ def better_candidate(
         exported: The candidate that was exported.
         runs: Whether the engine runs a candidate as it is.
     """
-    name, sign = ("goodput", 1.0) if plan.objective == "goodput" else ("tpot_mean", -1.0)
+    name, sign = ("tpot_mean", -1.0) if plan.objective == "latency" else ("goodput", 1.0)
+    workers = exported.candidate.deployment.num_workers
     if name not in found.exported:
         return ""
     for other in plan.scored:
-        if other.label == exported.label or not runs(other.candidate):
+        if other.label == exported.label or other.candidate.deployment.num_workers > workers:
+            continue
+        if not runs(other.candidate):
             continue
         if name in other.predicted:
             gain = sign * (other.predicted[name].value / found.exported[name].value - 1.0)

@@ -32,6 +32,8 @@ def configure(setup: Setup) -> Configuration:
         )
     if setup.prefill_gpus:
         notes.append("KV rows move through Mooncake: pip install mooncake-transfer-engine")
+        if setup.method == "draft":
+            notes.append("SGLang's pages do not say whether STANDALONE works with prompts apart")
         commands = _disaggregated(setup, arguments, policy)
     elif setup.replicas > 1:
         words = flags(arguments | {"dp_size": setup.replicas, "router_policy": policy})
@@ -122,7 +124,7 @@ def _losses(setup: Setup) -> list[Loss]:
 ENGINE = Engine(
     name="sglang",
     title="SGLang",
-    version="documentation of main and 0.5.23, read November 2026",
+    version="documentation of main at 16974b80f3 and 004813e1dd, read 2026-11-21",
     sources=(
         "docs.sglang.io/docs/advanced_features/speculative_decoding",
         "docs.sglang.io/docs/advanced_features/adaptive_speculative_decoding",

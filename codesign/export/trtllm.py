@@ -41,6 +41,8 @@ def configure(setup: Setup) -> Configuration:
         notes.append("draft_len_schedule is marked as a developer's interface")
     if setup.replicas > 1 and not setup.prefill_gpus:
         notes.append("each copy is a server of its own: put a load balancer before them")
+    if setup.prefill_gpus and setup.method == "draft":
+        notes.append("the guide does not say whether a draft model works with prompts apart")
     if setup.prefill_gpus:
         commands, files = _disaggregated(setup, config)
     else:
@@ -203,7 +205,7 @@ def _scalar(value: object) -> str:
 ENGINE = Engine(
     name="trtllm",
     title="TensorRT-LLM",
-    version="documentation of main and 1.4.0rc1, read November 2026",
+    version="documentation of 1.4.0rc1 and main, source of main at 0004396720, read 2026-11-21",
     sources=(
         "nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
         "nvidia.github.io/TensorRT-LLM/features/disagg-serving.html",

@@ -163,7 +163,7 @@ def _losses(setup: Setup) -> list[Loss]:
 ENGINE = Engine(
     name="vllm",
     title="vLLM",
-    version="documentation of main and 0.25.0 to 0.33, read November 2026",
+    version="documentation 0.25.0 and latest, source of main at 002e77c1f0, read 2026-11-21",
     sources=(
         "docs.vllm.ai/en/latest/features/speculative_decoding/dynamic_speculative_decoding",
         "docs.vllm.ai/en/latest/features/speculative_decoding/draft_model",
