@@ -14,12 +14,12 @@ from codesign.candidate import POLICY_FAMILIES, Candidate, Interval, ScoredCandi
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.errors import InputError
 from codesign.export import ENGINES, Checkpoints, export_plan
-from codesign.export.lengths import Lengths
+from codesign.export.lengths import Lengths, schedule_of
 from codesign.export.models import EngineModel
 from codesign.export.problem import Problem
-from codesign.export.setup import Command, flags
+from codesign.export.setup import BatchRange, Command, flags
 from codesign.export.trtllm import to_yaml
-from codesign.export.wishes import WISHES
+from codesign.export.wishes import WISHES, wish_of
 from codesign.fit import Fit
 from codesign.fit.what_if import what_if_fit
 from codesign.plan import FileRef, Plan
@@ -247,6 +247,29 @@ def test_a_tree_becomes_the_chain_that_decodes_fastest(make, tmp_path):
     found = export_plan(plan, made, ENGINES["vllm"])
     assert found.nearest.setup.depth == 1 + int(np.argmax(speeds)) == 3
     assert any(loss.instead == "chains of 3" for loss in found.losses)
+
+
+def test_a_tree_becomes_a_chain_even_where_plain_decoding_is_faster(make, fit):
+    """Whoever exports a plan that speculates is told of the better one, not given another."""
+    slow = dataclasses.replace(
+        fit, costs={"8": dataclasses.replace(fit.costs["8"], draft=fit.costs["8"].prefill)}
+    )
+    found = exported(make, slow, "async-tree-8x4x2", "vllm")
+    assert speculative(found)["num_speculative_tokens"] == 1
+
+
+def test_a_length_never_rises_with_the_batch_even_if_the_arithmetic_says_so(make, fit):
+    class Odd:
+        def best(self, running, **_):
+            return [4, 2, 3, 1][int(running) % 4]  # 2, 3, 1, 4, ... for 1, 2, 3, 4, ...
+
+    plan = make(scored("specserve-5", max_batch=6))
+    problem = Problem(
+        plan, plan.chosen, fit, plan.requests(), ENGINES["vllm"], "draft", EngineModel("t"), None
+    )
+    wish = wish_of(plan.chosen.candidate.speculation, batch=3)
+    found = schedule_of(problem, wish, Odd())
+    assert found == (BatchRange(1, 2, 2), BatchRange(3, 6, 1))
 
 
 def test_a_split_that_cannot_be_cut_loses_gpus_and_says_so(make, fit):
