@@ -27,15 +27,23 @@ SPAN_COLOURS = {
     "link_there": "#3ea58a",
     "link_back": "#c9618a",
 }
+# Runs are told apart by shape as well as by colour.
+_RUN_SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]
 _POINT = SPAN_COLOURS["target"]
 _INK = "#010203"  # stands for the page's text colour until the SVG is written
+_GREY = "#808890"  # can be read on white and on black
 _FONT = "system-ui, sans-serif"
 _WIDTH, _HEIGHT = 340, 280
 _NUM_BINS = 12  # of the calibration
 
 
 def predicted_against_measured(
-    runs: Sequence[RunComparison], figure: str, *, title: str, factor: float = 1.0
+    runs: Sequence[RunComparison],
+    figure: str,
+    *,
+    title: str,
+    factor: float = 1.0,
+    with_legend: bool = True,
 ) -> Any:
     """Scatter of one figure, a point per run with the predicted interval, and the identity."""
     rows = [
@@ -43,7 +51,7 @@ def predicted_against_measured(
         for run in runs
         if (comparison := run.figure(figure)) is not None and not math.isnan(comparison.measured)
     ]
-    return _scatter(rows, title, with_names=True)
+    return _scatter(rows, title, with_names=True, with_legend=with_legend)
 
 
 def requests_against_measured(
@@ -176,6 +184,11 @@ def svg(chart: Any) -> str:
     return text.replace(_INK, "currentColor").replace("rgb(1, 2, 3)", "currentColor")
 
 
+def on_page(chart: Any) -> Any:
+    """The chart for a page that may be light or dark: what takes the text's colour is grey."""
+    return _altair().Chart.from_json(chart.to_json().replace(_INK, _GREY))
+
+
 def available() -> bool:
     """Whether the packages that charts need are installed."""
     from importlib.util import find_spec
@@ -193,7 +206,9 @@ def _point(label: str, comparison: Comparison, factor: float) -> dict[str, Any]:
     }
 
 
-def _scatter(rows: Sequence[dict[str, Any]], title: str, *, with_names: bool) -> Any:
+def _scatter(
+    rows: Sequence[dict[str, Any]], title: str, *, with_names: bool, with_legend: bool = True
+) -> Any:
     alt = _altair()
     ends = [value for row in rows for key, value in row.items() if key != "run"]
     low, high = min(ends, default=0.0), max(ends, default=1.0)
@@ -209,14 +224,16 @@ def _scatter(rows: Sequence[dict[str, Any]], title: str, *, with_names: bool) ->
         x=alt.X("predicted:Q", scale=scale, title="predicted"),
         y=alt.Y("measured:Q", scale=scale, title="measured"),
     )
-    colour = alt.Color("run:N", title=None, legend=_run_legend(alt, rows), scale=_run_scale(alt))
+    legend = _run_legend(alt, rows) if with_legend else None
+    colour = alt.Color("run:N", title=None, legend=legend, scale=_run_scale(alt))
+    shape = alt.Shape("run:N", title=None, legend=legend, scale=alt.Scale(range=_RUN_SHAPES))
     if not with_names:
-        dots = base.mark_circle(size=28, opacity=0.6).encode(color=colour)
+        dots = base.mark_point(size=28, opacity=0.6, filled=True).encode(color=colour, shape=shape)
         return (identity + dots).properties(width=_WIDTH, height=_HEIGHT, title=title)
     bars = base.mark_rule(strokeWidth=2).encode(
         x=alt.X("low:Q", scale=scale), x2="high:Q", color=colour
     )
-    dots = base.mark_circle(size=70, opacity=1.0).encode(color=colour)
+    dots = base.mark_point(size=70, opacity=1.0, filled=True).encode(color=colour, shape=shape)
     return (identity + bars + dots).properties(width=_WIDTH, height=_HEIGHT, title=title)
 
 

@@ -106,9 +106,9 @@ def lane_chart(shown: pd.DataFrame, *, chosen_round: int | None = None) -> Any:
         f"{lane}, {side}"
         for lane in LANES
         for side in ("simulated", "measured")
-        if ((shown["lane"] == lane) & (shown["side"] == side)).any()
+        if f"{lane}, {side}" in set(shown["row"])
     ]
-    spans = [title for title in SPAN_TITLES.values() if (shown["span"] == title).any()]
+    spans = [title for title in SPAN_TITLES.values() if title in set(shown["span"])]
     colours = {SPAN_TITLES[name]: colour for name, colour in _COLOURS.items()}
     y = alt.Y(
         "row:N",
@@ -149,17 +149,18 @@ def lane_chart(shown: pd.DataFrame, *, chosen_round: int | None = None) -> Any:
 
 
 def _frame(alt: Any, shown: pd.DataFrame, chosen_round: int, y: Any) -> Any:
-    """Dashed lines where the chosen round of each side begins and ends."""
+    """Ticks where the chosen round of each side begins and ends, prompts before it included."""
+    import pandas as pd
+
     mine = shown[shown["of_request"] == chosen_round]
-    edges = mine.groupby("row", as_index=False).agg(begin=("begin", "min"), end=("end", "max"))
-    both = edges.melt(id_vars="row", value_vars=["begin", "end"], value_name="at")
-    first = mine.groupby("side").agg(begin=("begin", "min"), end=("end", "max"))
-    for side, span in first.iterrows():
-        is_side = both["row"].str.endswith(str(side))
-        both.loc[is_side & (both["variable"] == "begin"), "at"] = span["begin"]
-        both.loc[is_side & (both["variable"] == "end"), "at"] = span["end"]
+    edges = [
+        {"row": row, "at": at}
+        for side, spans in mine.groupby("side")
+        for row in sorted(set(shown[shown["side"] == side]["row"]))
+        for at in (spans["begin"].min(), spans["end"].max())
+    ]
     return (
-        alt.Chart(both)
+        alt.Chart(pd.DataFrame(edges, columns=["row", "at"]))
         .mark_tick(thickness=2, size=_LANE_HEIGHT - 2, color="#808890")
         .encode(x="at:Q", y=y)
     )

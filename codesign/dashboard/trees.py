@@ -64,12 +64,12 @@ def tree_chart(shown: ReplayedRound, *, with_proposals: bool = False) -> Any:
     import altair as alt
 
     table = tree_table(shown, with_proposals=with_proposals)
-    states = [entry for entry in _STATES if (table["state"] == entry[0]).any()]
+    states = [entry for entry in _STATES if entry[0] in set(table["state"])]
     names = [name for name, _, _ in states]
     across = {
         "title": "draft tokens after the last emitted one",
         "axis": alt.Axis(tickMinStep=1, format="d", grid=False),
-        "scale": alt.Scale(domain=[-0.2, float(table["depth"].max()) + 0.6], nice=False),
+        "scale": alt.Scale(domain=[-0.2, table["depth"].to_numpy().max() + 0.6], nice=False),
     }
     down = {"axis": None, "scale": alt.Scale(reverse=True, padding=14)}
     x, y = alt.X("depth:Q", **across), alt.Y("place:Q", **down)
@@ -100,10 +100,10 @@ def tree_chart(shown: ReplayedRound, *, with_proposals: bool = False) -> Any:
         )
         for fate in ("dropped", "kept")
     ]
-    labels = base.mark_text(dy=-14, fontSize=11, color="#808890").encode(
-        text="label:N"
+    labels = base.mark_text(dy=-14, fontSize=11, color="#808890").encode(text="label:N")
+    height = min(
+        max(_LEAF_HEIGHT * (table["place"].to_numpy().max() + 1), _LEAST_HEIGHT), _MOST_HEIGHT
     )
-    height = min(max(_LEAF_HEIGHT * int(table["place"].max() + 1), _LEAST_HEIGHT), _MOST_HEIGHT)
     return alt.layer(edges, *points, labels).properties(height=height + _AROUND)
 
 
@@ -169,8 +169,8 @@ def round_sentence(shown: ReplayedRound, num_rounds: int) -> str:
             f"emitted {shown.num_emitted} token without it."
         )
     outcome = (
-        f"all {shown.num_emitted} emitted tokens were in the tree, {len(shown.kept)} of "
-        f"{len(shown.parents)} nodes stay"
+        f"{'every emitted token' if shown.num_emitted > 1 else 'the emitted token'} was in the "
+        f"tree, {len(shown.kept)} of {len(shown.parents)} nodes stay"
         if shown.is_hit
         else "the target's own token was not in the tree, which starts anew"
     )
@@ -190,11 +190,11 @@ def _edges(
     parents = table.set_index("node")[["depth", "place"]]
     inner = table[table["parent"] >= 0]
     ends = parents.loc[inner["parent"]].to_numpy()
-    on_path = set(shown.accepted) | {n for n in shown.kept if shown.parents[n] not in shown.kept}
+    next_root = [n for n in shown.kept if shown.parents[n] not in shown.kept]
     lines = inner.assign(
         from_depth=ends[:, 0],
         from_place=ends[:, 1],
-        is_path=inner["node"].isin(on_path),
+        is_path=inner["node"].isin([*shown.accepted, *next_root]),
     )
     return (
         alt.Chart(lines)

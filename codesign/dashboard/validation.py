@@ -1,0 +1,211 @@
+"""Prediction against measurement as tables and charts, for any folder of runs.
+
+Must not import streamlit or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from codesign.charts import SPAN_COLOURS
+from codesign.report import SHOWN, figure_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from codesign.validate import RunComparison, Validation
+
+RUN_COLOURS = [*SPAN_COLOURS.values(), "#7f8c1f"]
+RUN_SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]
+RESIDUALS = (
+    "acceptance_length", "tpot_mean", "tpot_p90", "throughput", "ttft_p50", "mean_batch",
+)  # fmt: skip
+_MOST_POINTS = 3000  # requests in a chart; of more, evenly spread ones are drawn
+_GREY = "#808890"
+
+
+def residual_table(runs: Sequence[RunComparison]) -> pd.DataFrame:
+    """One row per run and figure: error and predicted interval, both relative to the measurement.
+
+    Returns:
+        Columns run, figure, error, low, high (shares), inside (whether the interval holds the
+        measurement), predicted, measured (texts).
+    """
+    import pandas as pd
+
+    rows = [
+        {
+            "run": run.label,
+            "figure": SHOWN[name][0],
+            "error": found.error,
+            "low": found.predicted.low / found.measured - 1.0,
+            "high": found.predicted.high / found.measured - 1.0,
+            "inside": "inside" if found.is_inside else "outside",
+            "predicted": f"{figure_text(name, found.predicted.value)} {SHOWN[name][1]}",
+            "measured": f"{figure_text(name, found.measured)} {SHOWN[name][1]}",
+        }
+        for run in runs
+        for name in RESIDUALS
+        if (found := run.figure(name)) is not None and found.error is not None
+    ]
+    return pd.DataFrame(rows)
+
+
+def residual_chart(runs: Sequence[RunComparison], *, tolerance: float) -> Any:
+    """Errors by figure, a mark per run on its predicted interval; the tolerance is shaded."""
+    import altair as alt
+    import pandas as pd
+
+    table = residual_table(runs)
+    figures = [SHOWN[name][0] for name in RESIDUALS if SHOWN[name][0] in set(table["figure"])]
+    labels = list(dict.fromkeys(table["run"]))
+    offset = alt.YOffset("run:N", sort=labels)
+    y = alt.Y("figure:N", sort=figures, title=None, axis=alt.Axis(labelLimit=160, grid=True))
+    across: Any = {"title": "predicted, relative to measured", "axis": alt.Axis(format="+%")}
+    base = alt.Chart(table).encode(y=y, yOffset=offset)
+    legend = alt.Legend(orient="top", columns=1, labelLimit=0)
+    colour = alt.Color("run:N", title=None, sort=labels, legend=legend, scale=_colours(alt, labels))
+    bars = base.mark_rule(strokeWidth=2).encode(
+        x=alt.X("low:Q", **across), x2="high:Q", color=colour
+    )
+    dots = base.mark_point(size=70, filled=True, opacity=1.0).encode(
+        x=alt.X("error:Q", **across),
+        color=colour,
+        shape=_shape(alt, labels, legend),
+        tooltip=_tooltip(alt, table),
+    )
+    band = alt.Chart(pd.DataFrame([{"low": -tolerance, "high": tolerance}]))
+    shade = band.mark_rect(color=_GREY, opacity=0.15).encode(
+        x=alt.X("low:Q", **across), x2="high:Q"
+    )
+    zero = alt.Chart(pd.DataFrame([{"at": 0.0}])).mark_rule(color=_GREY, strokeDash=[4, 4])
+    height = (10 + 11 * len(labels)) * len(figures) + 24 * len(labels) + 60
+    return (shade + zero.encode(x=alt.X("at:Q", **across)) + bars + dots).properties(height=height)
+
+
+def request_table(runs: Sequence[RunComparison], figure: str) -> pd.DataFrame:
+    """Single requests with both values of "ttft" or "tpot", thinned out evenly if they are many.
+
+    Returns:
+        Columns run, request, category, predicted, measured (milliseconds), error (share).
+    """
+    import pandas as pd
+
+    parts = []
+    for run in runs:
+        both = run.requests[["request_id", "category"]].assign(
+            run=run.label,
+            predicted=1e3 * run.requests[f"predicted_{figure}"],
+            measured=1e3 * run.requests[f"measured_{figure}"],
+        )
+        both = both[np.isfinite(both["predicted"]) & (both["measured"] > 0)]
+        both = both.assign(error=both["predicted"] / both["measured"] - 1.0)
+        parts.append(both.iloc[:: max(len(both) * len(runs) // _MOST_POINTS, 1)])
+    return pd.concat(parts, ignore_index=True).rename(columns={"request_id": "request"})
+
+
+def request_chart(runs: Sequence[RunComparison], figure: str) -> Any:
+    """Error of each request's "ttft" or "tpot" by its measured value, a colour and shape a run."""
+    import altair as alt
+    import pandas as pd
+
+    table = request_table(runs, figure)
+    labels = list(dict.fromkeys(run.label for run in runs))
+    legend = alt.Legend(orient="top", columns=1, labelLimit=0)
+    dots = (
+        alt.Chart(table)
+        .mark_point(size=36, filled=True, opacity=0.7)
+        .encode(
+            x=alt.X(
+                "measured:Q", title=f"measured {figure.upper()}, ms", scale=alt.Scale(zero=False)
+            ),
+            y=alt.Y("error:Q", title="error of the prediction", axis=alt.Axis(format="+%")),
+            color=alt.Color("run:N", title=None, legend=legend, scale=_colours(alt, labels)),
+            shape=_shape(alt, labels, legend),
+            tooltip=[
+                "run:N",
+                "request:Q",
+                alt.Tooltip("predicted:Q", title="predicted, ms", format=".4~g"),
+                alt.Tooltip("measured:Q", title="measured, ms", format=".4~g"),
+                alt.Tooltip("error:Q", format="+.1%"),
+            ],
+        )
+        .interactive()
+    )
+    zero = alt.Chart(pd.DataFrame([{"at": 0.0}])).mark_rule(color=_GREY, strokeDash=[4, 4])
+    return (dots + zero.encode(y="at:Q")).properties(height=300 + 24 * len(labels))
+
+
+def comparison_table(run: RunComparison, tolerance: float) -> pd.DataFrame:
+    """Every figure, span and round mean of one run, as texts for people."""
+    import pandas as pd
+
+    from codesign.report import error_text, shown_comparisons
+
+    rows = []
+    for found in (*shown_comparisons(run), *run.rounds):
+        title, unit, _ = SHOWN[found.name]
+        low, high = found.predicted.low, found.predicted.high
+        rows.append(
+            {
+                "figure": f"{title}, {unit}" if unit else title,
+                "predicted": figure_text(found.name, found.predicted.value),
+                "interval": f"{figure_text(found.name, low)} to {figure_text(found.name, high)}",
+                "measured": figure_text(found.name, found.measured),
+                "error": error_text(found),
+                "interval holds it": "yes" if found.is_inside else "no",
+                "check": "too far" if found.is_too_far(tolerance) else "",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def verdict(validation: Validation, tolerance: float) -> tuple[bool, str]:
+    """Whether every checked figure of every run is within the tolerance, and one sentence."""
+    number = len(validation.runs)
+    runs = f"{number} run" + ("" if number == 1 else "s")
+    if validation.unfinished:
+        labels = ", ".join(run.label for run in validation.unfinished)
+        return False, f"{runs}; not every request finished in {labels}: no verdict on these."
+    outside = validation.outside(tolerance)
+    if not outside:
+        return True, (
+            f"{runs}: acceptance length, mean TPOT and throughput are all within {tolerance:.0%} "
+            "of the measurement."
+        )
+    run, worst = outside[0]
+    return False, (
+        f"{runs}: {len(outside)} of {3 * number} checked figures are more than {tolerance:.0%} "
+        f"off, most of all {SHOWN[worst.name][0]} of {run.label}, {worst.error or 0.0:+.1%}."
+    )
+
+
+def calibration_sentence(before: float, after: float | None, num_tokens: int) -> str:
+    """What calibrating the draft's confidences gains."""
+    text = f"Expected calibration error over {num_tokens:,} recorded tokens: {before:.3f} as named"
+    if after is None:
+        return text + "; one recorded request is too few to tell what calibration gains."
+    return text + f", {after:.3f} calibrated, on requests that were not fitted to."
+
+
+def _colours(alt: Any, labels: Sequence[str]) -> Any:
+    return alt.Scale(domain=list(labels), range=RUN_COLOURS)
+
+
+def _shape(alt: Any, labels: Sequence[str], legend: Any) -> Any:
+    return alt.Shape(
+        "run:N",
+        title=None,
+        legend=legend,
+        scale=alt.Scale(domain=list(labels), range=RUN_SHAPES),
+    )
+
+
+def _tooltip(alt: Any, table: pd.DataFrame) -> list[Any]:
+    return [
+        alt.Tooltip(f"{name}:Q", format="+.1%") if name in ("error", "low", "high") else f"{name}:N"
+        for name in table.columns
+    ]
