@@ -117,8 +117,7 @@ def search_space(
     for spec, deployment in product(specs, usable):
         if (deployment.draft_workers > 0) != spec.is_async:
             continue
-        room = costs[deployment.unit.label].kv_room(limit, has_draft=spec.has_draft)
-        if room is not None and longest + spec.kv_rows > room:
+        if not _holds(deployment, spec, costs, limit, longest):
             too_small.add(deployment.label)
             continue
         candidates += [Candidate(deployment, spec, limit) for limit in limits]
@@ -159,6 +158,23 @@ def longest_request(requests: pd.DataFrame) -> int:
 def _is_known(deployment: Deployment, costs: Mapping[str, RoundCost]) -> bool:
     prompts = deployment.prefill_workers
     return deployment.unit.label in costs and (not prompts or str(prompts) in costs)
+
+
+def _holds(
+    deployment: Deployment,
+    spec: SpeculationSpec,
+    costs: Mapping[str, RoundCost],
+    limit: int | None,
+    longest: int,
+) -> bool:
+    """Whether the longest request fits a replica, and the workers for prompts if there are any."""
+    room = costs[deployment.unit.label].kv_room(limit, has_draft=spec.has_draft)
+    if room is not None and longest + spec.kv_rows > room:
+        return False
+    if not deployment.prefill_workers:
+        return True
+    room = costs[str(deployment.prefill_workers)].kv_room(limit, has_draft=False)
+    return room is None or longest <= room
 
 
 def _notes(

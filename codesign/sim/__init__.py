@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -86,7 +87,12 @@ def simulate(
     arrivals = Arrivals(env, simulated.values())
     # Between arrivals replicas do not hear of each other; a prompt pool sends requests any time.
     next_event = env.peek if deployment.prefill_workers else lambda: arrivals.next_at
+    pool = None
     shared = Shared(env, simulated, RoundLog(), counter, next_event)
+    if deployment.prefill_workers:
+        pool = _prompt_pool(env, fit, deployment, cost, serving, counter)
+        _check_prompts(simulated, pool.max_kv_tokens)
+        shared = replace(shared, on_taken=pool.taken)
     make_batch = _batch_maker(candidate, fit, cost, serving, slo, simulated, seed)
     replicas = []
     for number in range(deployment.replicas):
@@ -115,9 +121,8 @@ def simulate(
         replicas.append(replica)
     router = Router(replicas, serving.routing)
     give = router.give
-    if deployment.prefill_workers:
-        pool = _prompt_pool(env, fit, deployment, cost, serving, router, counter)
-        env.process(pool.run())
+    if pool is not None:
+        env.process(pool.run(router.give))
         give = pool.give
     env.process(arrivals.run(give))
     if simulated:
@@ -218,7 +223,6 @@ def _prompt_pool(
     deployment: Deployment,
     cost: RoundCost,
     serving: Serving,
-    router: Router,
     on_finish: Callable[[], None],
 ) -> PromptPool:
     prompts = cost_of(fit, str(deployment.prefill_workers))
@@ -228,7 +232,6 @@ def _prompt_pool(
         transfer=cost.kv_transfer,
         cache=PrefixCache() if serving.prefix_cache else None,
         max_kv_tokens=_kv_tokens(serving, prompts, has_draft=False),
-        give=router.give,
         on_finish=on_finish,
     )
 
@@ -292,4 +295,14 @@ def _check_sizes(
             raise InputError(
                 f"request {number} needs {kv_tokens} KV rows with {spec.label}, the machine holds "
                 f"{max_kv_tokens}. Fix: --max-prompt and --max-output, or --max-kv-tokens"
+            )
+
+
+def _check_prompts(requests: dict[int, SimulatedRequest], max_kv_tokens: int) -> None:
+    """Each prompt must fit the pool when it is alone."""
+    for number, request in requests.items():
+        if request.record.prompt_tokens > max_kv_tokens:
+            raise InputError(
+                f"request {number} has {request.record.prompt_tokens} prompt tokens, the workers "
+                f"for prompts hold {max_kv_tokens}. Fix: --max-prompt, or --deployment X/pN"
             )

@@ -81,14 +81,16 @@ class Router:
 class PromptPool:
     """Workers that only run prompts, one after another, and send the KV rows to a replica.
 
+    The rows stay here until a replica has admitted the request; a prompt waits until there is room
+    for its own.
+
     Args:
         env: The clock.
         cost: Seconds of prompts on these workers.
         transfer: Seconds per prompt token to move its KV rows to a replica.
         cache: Prefix blocks that stay here, if they are kept.
         max_kv_tokens: KV rows that the pool holds.
-        give: Where requests go when their prompt is complete and its rows have moved.
-        on_first: Called with a request that ends with its first token.
+        on_finish: Called when a request ends with its first token.
     """
 
     def __init__(
@@ -99,29 +101,33 @@ class PromptPool:
         transfer: float,
         cache: PrefixCache | None,
         max_kv_tokens: int,
-        give: Give,
         on_finish: Callable[[], None],
     ) -> None:
         self._env = env
         self._cost = cost
         self._transfer = transfer
         self._cache = cache
-        self._max_kv_tokens = max_kv_tokens
-        self._give = give
+        self.max_kv_tokens = max_kv_tokens
         self._on_finish = on_finish
         self._waiting = simpy.Store(env)
+        self._kept: dict[int, tuple[int, tuple[int, ...]]] = {}  # own rows and blocks, by request
+        self._own_rows = 0
+        self._freed: simpy.Event | None = None
 
     def give(self, request: SimulatedRequest) -> None:
         """A request arrives."""
         self._waiting.put(request)
 
-    def run(self) -> Process:
-        """Run prompts for ever."""
+    def run(self, give: Give) -> Process:
+        """Run prompts for ever; ``give`` gets a request once its prompt's rows have moved."""
         while True:
             request: SimulatedRequest = yield self._waiting.get()
             record = request.record
+            while self._kept and not self._has_room(request):
+                self._freed = self._env.event()
+                yield self._freed
             record.admitted = self._env.now
-            cached = self._take_cached(request)
+            cached = self._keep(request)
             record.cached_tokens = cached
             yield self._env.timeout(self._cost.prefill(record.prompt_tokens - cached, cached))
             record.first_token = self._env.now
@@ -129,21 +135,52 @@ class PromptPool:
             if request.output_tokens == 1:
                 record.output_tokens = 1
                 record.finish = self._env.now
+                self._free(record.request_id)
                 self._on_finish()
             else:
-                self._env.process(self._send(request))
+                self._env.process(self._send(request, give))
 
-    def _take_cached(self, request: SimulatedRequest) -> int:
-        """Prompt tokens that are in the cache; afterwards all of its blocks are."""
-        blocks, request.blocks = request.blocks, ()  # replicas get rows of their own
+    def taken(self, request_id: int, at: float) -> None:
+        """A replica has admitted a request at ``at``, now or later: its rows here are free then."""
+        self._env.process(self._free_at(request_id, at))
+
+    def _free_at(self, request_id: int, at: float) -> Process:
+        yield self._env.timeout(max(at - self._env.now, 0.0))
+        self._free(request_id)
+
+    def _free(self, request_id: int) -> None:
+        own, blocks = self._kept.pop(request_id)
+        self._own_rows -= own
+        if self._cache is not None:
+            self._cache.release(blocks)
+        if self._freed is not None:
+            self._freed.succeed()
+            self._freed = None
+
+    def _has_room(self, request: SimulatedRequest) -> bool:
+        rows = self._own_rows + _own_rows(request)
+        if self._cache is not None:
+            rows += self._cache.held_tokens + self._cache.to_hold(request.blocks)
+        return rows <= self.max_kv_tokens
+
+    def _keep(self, request: SimulatedRequest) -> int:
+        """Take rows for a prompt; return how many of its tokens are in the cache."""
+        own, blocks = _own_rows(request), request.blocks
+        request.blocks = ()  # replicas get rows of their own
+        self._kept[request.record.request_id] = own, blocks
+        self._own_rows += own
         if self._cache is None:
             return 0
         matched = PREFIX_BLOCK * self._cache.match(blocks)
         self._cache.hold(blocks)
-        self._cache.release(blocks)
-        self._cache.shrink(self._max_kv_tokens)
+        self._cache.shrink(max(self.max_kv_tokens - self._own_rows - self._cache.held_tokens, 0))
         return min(matched, request.record.prompt_tokens - 1)
 
-    def _send(self, request: SimulatedRequest) -> Process:
+    def _send(self, request: SimulatedRequest, give: Give) -> Process:
         yield self._env.timeout(self._transfer * request.record.prompt_tokens)
-        self._give(request)
+        give(request)
+
+
+def _own_rows(request: SimulatedRequest) -> int:
+    """KV rows of a prompt, prefix blocks not counted."""
+    return request.record.prompt_tokens - PREFIX_BLOCK * len(request.blocks)

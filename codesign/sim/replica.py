@@ -72,6 +72,10 @@ class _Running:
     complete: Sequence[SimulatedRequest] = ()
 
 
+def _nobody_asks(request_id: int, at: float) -> None:
+    """There is no pool for prompts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shared:
     """What all replicas of a run share.
@@ -82,6 +86,7 @@ class Shared:
         rounds: Where rounds are written.
         on_finish: Called when a request is over.
         next_event: When something from outside a replica happens next, at the earliest.
+        on_taken: Called with a request whose prompt has run elsewhere, and when it was admitted.
     """
 
     env: simpy.Environment
@@ -89,6 +94,7 @@ class Shared:
     rounds: RoundLog
     on_finish: Callable[[], None]
     next_event: Callable[[], float]
+    on_taken: Callable[[int, float], None] = _nobody_asks
 
 
 class Replica:
@@ -195,6 +201,7 @@ class Replica:
                 request.prompt_left = request.prompt_tokens - cached
                 self._prompts.append(request)
             else:
+                self._shared.on_taken(request_id, self._now)
                 self._enter(request, 0)
 
     def _make_room(self) -> None:

@@ -119,6 +119,18 @@ def test_what_cannot_hold_the_longest_request_is_left_out_and_named():
     assert any("KV memory" in note and "2x1" in note for note in longer.notes)
 
 
+def test_a_pool_for_prompts_that_cannot_hold_the_longest_request_is_left_out():
+    known = costs("2", kv_tokens=400) | costs("1", kv_tokens=140)
+    labels = [
+        {
+            c.deployment.label
+            for c in search_space(fit, workers=3, max_batch=1, requests=asked).candidates
+        }
+        for fit, asked in ((known | costs("3"), requests()), (known | costs("3"), requests(80)))
+    ]
+    assert labels == [{"3"}, {"3", "2/p1", "3x1", "1/p2", "2x1/p1"}]
+
+
 def test_a_request_that_fits_nowhere_is_refused_with_the_flags_that_help():
     with pytest.raises(InputError, match=r"longest request needs 5,050 .*--max-prompt"):
         search_space(costs("2", kv_tokens=400), workers=2, max_batch=1, requests=requests(5000))

@@ -235,6 +235,24 @@ def test_a_prompt_pool_serves_one_prompt_after_another():
     assert [r.finish == r.first_token for r in records.requests] == [True, True, False]
 
 
+def test_a_prompt_pool_keeps_rows_until_they_are_taken_and_runs_no_more_than_it_holds():
+    # One request decodes at a time, for 50 steps; the pool holds two prompts.
+    trace = {"arrival": [0.0] * 5, "prompt_tokens": 100, "output_tokens": 51}
+    served = {"deployment": "1/p1", "max_batch": 1}
+    roomy, tight = run(trace, **served), run(trace, **served, max_kv_tokens=200)
+    prefill, decode = FIRST + 100 * TOKEN, 50 * STEP
+    at_once = [prefill * i for i in range(1, 6)]
+    assert [r.first_token for r in roomy.requests] == pytest.approx(at_once)
+    # The fourth prompt begins when the second request is admitted, which is when the first ends.
+    taken = [prefill + decode * i for i in range(5)]
+    assert [r.first_token for r in tight.requests] == pytest.approx(
+        [*at_once[:3], taken[1] + prefill, taken[2] + prefill]
+    )
+    assert [r.finish for r in tight.requests] == pytest.approx([t + decode for t in taken])
+    with pytest.raises(InputError, match="the workers for prompts hold 80"):
+        run(trace, **served, cost=make_cost(kv_tokens=200, plain_kv_tokens=80), policy="chain-1")
+
+
 def test_the_draft_pays_for_prompts_too():
     trace = {"arrival": [0.0], "prompt_tokens": [5_000], "output_tokens": [30]}
     free = make_cost(draft_prefill=StepTime.linear(alpha=0.0, gamma=0.0, delta=0.0))
