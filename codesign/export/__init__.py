@@ -193,7 +193,7 @@ def _is_cpu(plan: Plan, fit: Fit) -> bool:
     """Whether the plan's workers are threads: its fit was made on a machine without a GPU."""
     if fit.origin == "roofline":
         return False
-    return not read_json(plan.fit.path, kind="fit")["hardware"]["gpus"]
+    return not read_json(plan.fit.path, kind="fit").get("hardware", {}).get("gpus")
 
 
 def _plan_notes(plan: Plan, nearest: Nearest) -> list[str]:

@@ -283,6 +283,8 @@ def test_a_split_that_cannot_be_cut_loses_gpus_and_says_so(make, fit):
 def test_copies_are_one_server_unless_the_lengths_would_be_ignored(make, fit):
     one = exported(make, fit, "chain-3", "vllm", "2x4")
     assert one.configuration.arguments["data_parallel_size"] == 2
+    assert one.configuration.arguments["enable_prefix_caching"] is False
+    assert "--no-enable-prefix-caching" in one.configuration.commands[0].argv
     assert len(one.configuration.commands) == 1
     two = exported(make, fit, "specserve-5", "vllm", "2x4")
     assert "data_parallel_size" not in two.configuration.arguments
