@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from codesign.fit import Fit
-    from codesign.plan import FileRef, Plan
+    from codesign.plan import FileRef
     from codesign.planner import Answer, Question
     from codesign.traces import Trace
 
@@ -90,8 +90,8 @@ def make_plan(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from codesign.plan import FileRef
+    from codesign.planner.plan_file import save_plan
     from codesign.planner.prepared_trace import prepare_trace
-    from codesign.traces import write_parquet
 
     fit, fit_file = fit_from_args(args)
     trace = trace_from_args(args)
@@ -106,10 +106,7 @@ def make_plan(args: argparse.Namespace) -> None:
     start = time.monotonic()
     answer = _search(args, question, FileRef.of(fit_file), out)
     seconds = time.monotonic() - start
-    trace_file = out.with_name(f"{out.stem}.trace.parquet")
-    write_parquet(prepared, trace_file)
-    plan = _as_plan(question, FileRef.of(fit_file), FileRef.of(trace_file), prepared, answer)
-    plan.save(out)
+    plan = save_plan(out, question, answer, trace=prepared, fit_file=fit_file)
     payload = {
         "plan": out,
         "chosen": plan.chosen.to_dict(),
@@ -189,34 +186,4 @@ def _slo(args: argparse.Namespace) -> Any:
         ttft=None if ttft is None else ttft / 1000.0,
         tpot=None if tpot is None else tpot / 1000.0,
         percentile=args.slo_percentile,
-    )
-
-
-def _as_plan(
-    question: Question, fit_ref: FileRef, trace_ref: FileRef, prepared: Trace, answer: Answer
-) -> Plan:
-    from codesign.plan import Plan
-    from codesign.policy.walk import Sampling
-
-    fit = question.fit
-    return Plan(
-        target=fit.target,
-        draft=fit.draft,
-        slo=question.slo,
-        objective=question.objective,
-        sampling=Sampling(fit.temperature, fit.top_k, fit.top_p, question.seed),
-        serving=question.serving,
-        trace=trace_ref,
-        num_requests=len(prepared),
-        fit=fit_ref,
-        seed=question.seed,
-        num_seeds=question.num_seeds,
-        chosen=answer.chosen,
-        alternatives=answer.ranked[1:],
-        ties=answer.ties,
-        reason=answer.reason,
-        runner_up=answer.runner_up,
-        economics=answer.economics,
-        doubts=answer.doubts,
-        notes=(*(f"trace: {note}" for note in prepared.notes), *answer.notes),
     )
