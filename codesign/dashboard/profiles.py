@@ -1,0 +1,322 @@
+"""What is known of which machine: fits with their points, floors of a forward, data sheets.
+
+Must not import streamlit or torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from codesign.artifacts import cache_dir, read_json, read_table
+from codesign.errors import InputError
+from codesign.fit import FORWARDS, STEPS_FILE
+from codesign.fit.devices import devices
+from codesign.fit.roofline import Forward, kv_rows, plain_kv_rows
+from codesign.fit.shipped import DEFAULT_FIT
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from codesign.fit import Fit
+    from codesign.policy.cost import StepTime
+
+OP_TITLES = {
+    "target": "target verifies",
+    "draft": "draft runs",
+    "prefill": "target reads a prompt",
+    "draft_prefill": "draft reads a prompt",
+}
+FLOOR_PARTS = (
+    ("weights at full bandwidth", "#3f87d6"),
+    ("bandwidth not reached", "#e0892b"),
+    ("layers, fixed", "#8f74c9"),
+    ("all-reduces", "#3ea58a"),
+)
+_CONTEXTS = ("no context", "up to 256", "up to 1,024", "more")
+_CONTEXT_ENDS = (0, 256, 1024)
+_GREY = "#808890"
+_GRID = 120  # points of a fitted line
+
+
+@dataclass(frozen=True, slots=True)
+class FitEntry:
+    """A fit that lies around.
+
+    Attributes:
+        path: Its file.
+        header: Its JSON.
+        is_shipped: It came with the package.
+    """
+
+    path: Path
+    header: Mapping[str, Any]
+    is_shipped: bool
+
+    @property
+    def machine(self) -> str:
+        """What its times are of; of a data sheet, its file says."""
+        if self.header["origin"] == "roofline":
+            return self.path.stem.partition("-")[0]
+        found = self.header["hardware"]
+        gpus = [gpu["name"] for gpu in found.get("gpus", ())]
+        return f"{len(gpus)} x {gpus[0]}" if gpus else f"{found['cpu']}, {found['cores']} cores"
+
+    @property
+    def label(self) -> str:
+        """One line for a choice."""
+        models = f"{self.header['target']} with {self.header['draft']}"
+        return f"{models} on {self.machine} ({self.header['origin']}, {self.path.name})"
+
+
+def known_fits(folder: Path) -> list[FitEntry]:
+    """Fits in a folder and the folders in it, the shipped ones, and data sheets asked for before.
+
+    Files that are no fit of this version are passed over.
+    """
+    shipped = sorted(DEFAULT_FIT.parents[1].glob("*/fit.json"))
+    places = [*sorted(folder.glob("fit*.json")), *sorted(folder.glob("*/fit*.json")), *shipped]
+    places += sorted((cache_dir() / "rooflines").glob("*.json"))
+    entries = []
+    for path in dict.fromkeys(places):
+        try:
+            entries.append(FitEntry(path, read_json(path, kind="fit"), path in shipped))
+        except InputError:
+            continue
+    return entries
+
+
+def coverage_table(entries: list[FitEntry]) -> pd.DataFrame:
+    """One row per fit: machine, models, where its numbers come from, splits, error."""
+    import pandas as pd
+
+    rows = []
+    for entry in entries:
+        head = entry.header
+        errors = [e for name, e in head["errors"].items() if name.endswith("/target")]
+        rows.append(
+            {
+                "machine": entry.machine,
+                "target": head["target"],
+                "draft": head["draft"],
+                "step times": head["origin"],
+                "acceptance": head.get("acceptance_origin", "recorded"),
+                "splits": ", ".join(head["costs"]),
+                "error of a target forward": f"{np.median(errors):.1%}" if errors else "",
+                "made": head["created"][:10],
+                "file": str(entry.path),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def profile_folder(entry: FitEntry) -> Path | None:
+    """The folder of timings that a fit was made from, if it is still there."""
+    named = entry.header.get("inputs", {}).get("steps", {}).get("path")
+    tries = [entry.path.parent / "profile"]
+    if named:
+        tries = [Path(named).parent, entry.path.parent / Path(named).parent.name, *tries]
+    return next((folder for folder in tries if (folder / STEPS_FILE).is_file()), None)
+
+
+def measured_points(folder: Path, deployment: str, op: str, time: StepTime) -> pd.DataFrame:
+    """Timings of one kind of step, a row per shape.
+
+    Args:
+        folder: Of the profile.
+        deployment: Label, for example "1+1".
+        op: One of FORWARDS.
+        time: Its fit, whose price of the context is taken off.
+
+    Returns:
+        Columns rows, requests, context, group (of contexts, in words), repetitions, seconds in ms:
+        ms, fastest, slowest (as measured), without_context (the median less the context's price).
+
+    Raises:
+        InputError: If the folder holds no timings.
+    """
+    steps, _ = read_table(folder / STEPS_FILE, kind="profile")
+    # As the fit does: a draft with workers of its own is timed beside the target.
+    beside = "+" in deployment and op.startswith("draft")
+    mine = steps[
+        (steps["deployment"] == deployment) & (steps["op"] == op) & (steps["beside"] == beside)
+    ]
+    shapes = mine.groupby(["rows", "requests", "context"])["seconds"]
+    table = shapes.agg(["median", "min", "max", "count"]).reset_index()
+    rows, context = table["rows"].to_numpy(np.float64), table["context"].to_numpy(np.float64)
+    paid = context * (time.alpha + time.cross * rows)
+    return table.assign(
+        group=[_CONTEXTS[i] for i in np.searchsorted(_CONTEXT_ENDS, context)],
+        ms=1e3 * table["median"],
+        fastest=1e3 * table["min"],
+        slowest=1e3 * table["max"],
+        repetitions=table["count"],
+        without_context=1e3 * (table["median"].to_numpy(np.float64) - paid),
+    ).drop(columns=["median", "min", "max", "count"])
+
+
+def step_chart(time: StepTime, points: pd.DataFrame | None, *, most_rows: int) -> Any:
+    """The fitted time by rows, without context, and the measured shapes less their context."""
+    import altair as alt
+    import pandas as pd
+
+    grid = np.unique(np.concatenate([np.linspace(1, most_rows, _GRID), np.arange(1, 17)]))
+    line = pd.DataFrame({"rows": grid, "ms": [1e3 * time(float(n), 0.0) for n in grid]})
+    x = alt.X(
+        "rows:Q",
+        title="rows of the forward",
+        scale=alt.Scale(type="symlog", constant=8),
+        axis=alt.Axis(values=[1, *(2**n for n in range(1, 20))], format=",d"),
+    )
+    curve = (
+        alt.Chart(line)
+        .mark_line(color=_GREY, strokeWidth=2)
+        .encode(x=x, y=alt.Y("ms:Q", title="ms, price of the context taken off"))
+    )
+    if points is None:
+        return curve.properties(height=340)
+    groups = [group for group in _CONTEXTS if group in set(points["group"])]
+    colours = ["#3f87d6", "#e0892b", "#3ea58a", "#c9618a"]
+    legend = alt.Legend(orient="top", columns=2, labelLimit=0)
+    dots = (
+        alt.Chart(points)
+        .mark_point(size=60, opacity=0.9, strokeWidth=2)
+        .encode(
+            x=x,
+            y="without_context:Q",
+            color=alt.Color(
+                "group:N",
+                title="KV rows before",
+                legend=legend,
+                scale=alt.Scale(domain=groups, range=colours),
+            ),
+            shape=alt.Shape(
+                "group:N",
+                title="KV rows before",
+                legend=legend,
+                scale=alt.Scale(
+                    domain=groups, range=["circle", "square", "triangle-up", "diamond"]
+                ),
+            ),
+            tooltip=[
+                "rows:Q",
+                "requests:Q",
+                "context:Q",
+                "repetitions:Q",
+                alt.Tooltip("ms:Q", title="median, ms", format=".3~g"),
+                alt.Tooltip("fastest:Q", title="fastest, ms", format=".3~g"),
+                alt.Tooltip("slowest:Q", title="slowest, ms", format=".3~g"),
+            ],
+        )
+    )
+    return (curve + dots).properties(height=400)
+
+
+def most_rows(time: StepTime, points: pd.DataFrame | None) -> int:
+    """How far to draw a line: to the last measured shape, or the last knot."""
+    if points is not None and len(points):
+        return int(points["rows"].to_numpy().max())
+    return min(max(time.rows[-1], 64), 4096)
+
+
+def held_out_table(fit: Fit, deployment: str) -> pd.DataFrame:
+    """One row per forward and form that was tried: error on shapes it had not seen."""
+    import pandas as pd
+
+    rows = [
+        {
+            "forward": OP_TITLES[op],
+            "form": form,
+            "taken": "yes" if form == step.form else "",
+            "mean error": f"{error.mean:.1%}",
+            "median": f"{error.median:.1%}",
+            "largest": f"{error.max:.1%}",
+            "shapes": step.num_shapes,
+        }
+        for op in FORWARDS
+        if (step := fit.steps.get(f"{deployment}/{op}")) is not None
+        for form, error in step.held_out.items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def forward_parts(forward: Forward) -> dict[str, float]:
+    """Seconds of a one-row forward without context, by FLOOR_PARTS; they add up to its delta."""
+    per_weight = forward.model.weight_bytes(forward.gpus)
+    floor = sum(per_weight.values()) / forward.device.memory_bandwidth
+    read = sum(size / forward.software.weight_share[kind] for kind, size in per_weight.items())
+    lost = read / forward.device.memory_bandwidth - floor
+    layers = forward.model.shape.layers * forward.software.layer
+    rest = forward.delta - floor - lost - layers if forward.gpus > 1 else 0.0
+    return dict(zip((name for name, _ in FLOOR_PARTS), (floor, lost, layers, rest), strict=True))
+
+
+def floor_table(forwards: list[Forward]) -> pd.DataFrame:
+    """One row per forward and part: gpus, part, order, ms; forwards that fit in memory alone."""
+    import pandas as pd
+
+    rows = [
+        {"gpus": forward.gpus, "part": part, "order": order, "ms": 1e3 * seconds}
+        for forward in forwards
+        if plain_kv_rows(forward)
+        for order, (part, seconds) in enumerate(forward_parts(forward).items())
+    ]
+    return pd.DataFrame(rows, columns=["gpus", "part", "order", "ms"])
+
+
+def floor_chart(table: pd.DataFrame) -> Any:
+    """Stacked parts of a forward by number of GPUs, the floor lowest."""
+    import altair as alt
+
+    names = [name for name, _ in FLOOR_PARTS]
+    bars = (
+        alt.Chart(table)
+        .mark_bar()
+        .encode(
+            y=alt.Y("gpus:O", title="GPUs"),
+            x=alt.X("sum(ms):Q", title="ms of a forward of one row"),
+            color=alt.Color(
+                "part:N",
+                title=None,
+                sort=names,
+                scale=alt.Scale(domain=names, range=[colour for _, colour in FLOOR_PARTS]),
+                legend=alt.Legend(orient="top", columns=2, labelLimit=0),
+            ),
+            order=alt.Order("order:O"),
+            tooltip=["gpus:O", "part:N", alt.Tooltip("sum(ms):Q", title="ms", format=".3~g")],
+        )
+    )
+    return bars.properties(height=34 * table["gpus"].nunique() + 120)
+
+
+def device_table() -> pd.DataFrame:
+    """Data sheets, one row per GPU."""
+    import pandas as pd
+
+    rows = [
+        {
+            "name": name,
+            "GPU": device.gpu,
+            "memory, GB": round(device.memory_bytes / 1e9),
+            "memory, TB/s": round(device.memory_bandwidth / 1e12, 2),
+            "bf16, TFLOPS": round(device.bf16_flops / 1e12),
+            "fp8, TFLOPS": None if device.fp8_flops is None else round(device.fp8_flops / 1e12),
+            "link": device.link,
+            "link, GB/s one way": round(device.link_bandwidth / 1e9),
+            "source": device.source,
+        }
+        for name, device in devices().items()
+    ]
+    return pd.DataFrame(rows)
+
+
+def room(target: Forward, draft: Forward) -> str:
+    """KV rows that the weights leave, with and without a draft on the same GPUs, in words."""
+    plain, both = plain_kv_rows(target), kv_rows(target, draft, is_apart=False)
+    if not plain:
+        return "the weights do not fit"
+    return f"{plain:,} KV rows alone, {both:,} with the draft beside it"
