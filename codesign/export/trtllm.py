@@ -29,8 +29,8 @@ def configure(setup: Setup) -> Configuration:
     losses, notes = _losses(setup), []
     if setup.method == "draft":
         notes.append(
-            "decoding_type is Draft_Target as the class has it; the guide and releases before 1.2 "
-            "write DraftTarget"
+            "decoding_type is Draft_Target, as the class of main and 1.4.0rc1 has it; the guide "
+            "and older releases write DraftTarget"
         )
     if setup.is_vocab_padded:
         notes.append(

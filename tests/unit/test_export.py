@@ -21,6 +21,7 @@ from codesign.export.setup import BatchRange, Command, flags
 from codesign.export.trtllm import to_yaml
 from codesign.export.wishes import WISHES, wish_of
 from codesign.fit import Fit
+from codesign.fit.priced_model import parse_model
 from codesign.fit.what_if import what_if_fit
 from codesign.plan import FileRef, Plan
 from codesign.planner.screen import screen
@@ -408,6 +409,13 @@ def test_paddings_of_one_vocabulary_are_no_different_ones(make):
     assert any("vocabulary" in note for note in export_plan(plan, fit, ENGINES["trtllm"]).notes)
 
 
+def test_a_group_must_divide_heads_key_value_heads_and_feed_forward():
+    """Qwen2-1.5B: 12 heads, 2 of keys and values, 8,960 channels."""
+    draft = EngineModel("Qwen/Qwen2-1.5B", parse_model("qwen2-1.5b").shape)
+    assert [n for n in range(1, 13) if draft.runs_on(n)] == [1, 2, 4]
+    assert [n for n in range(1, 9) if EngineModel("nobody/knows").runs_on(n)] == [1, 2, 4, 8]
+
+
 def test_a_plan_of_cpu_threads_becomes_one_gpu_without_the_cpus_memory(make, machine_fit, tmp_path):
     machine_fit.save(tmp_path / "fit.json")
     plan = make(
@@ -451,6 +459,11 @@ def test_a_candidate_that_runs_as_it_is_and_serves_better_is_named(make, fit):
     engine = ENGINES["vllm"]
     plan = make(tree, fast, objective="latency")
     assert export_plan(plan, fit, engine).better == fast.label
+    as_good = export_plan(plan, fit, engine).forecast.exported["tpot_mean"].value * 0.995
+    plan = make(tree, scored("chain-3", tpot=as_good), objective="latency")
+    assert export_plan(plan, fit, engine).better == ""
+    large = dataclasses.replace(fast, candidate=scored("chain-3", "2x8").candidate)
+    assert export_plan(make(tree, large, objective="latency"), fit, engine).better == ""
     plan = make(tree, slow, objective="latency")
     assert export_plan(plan, fit, engine).better == ""
     uncut = dataclasses.replace(scored("chain-3", "7"), predicted=fast.predicted)
