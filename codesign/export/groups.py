@@ -40,9 +40,8 @@ def decoding_group(problem: Problem, wish: Wish, losses: list[Loss]) -> tuple[in
         size = unit = fits[0]
     else:
         size = unit = min(fits, key=lambda s: _seconds(problem, wish, s))
-    idle = (have - size) * deployment.replicas
-    if idle:
-        losses.append(Loss(f"{have} GPUs for each copy", f"{size}, and {idle} idle"))
+    if size != have:
+        losses.append(Loss(f"{have} GPUs for each copy", str(size)))
     return size, unit
 
 
@@ -103,18 +102,35 @@ def _no_room(problem: Problem, sizes: Sequence[int]) -> str:
     )
 
 
-def prefill_group(problem: Problem, losses: list[Loss]) -> int:
+def prefill_group(problem: Problem, size: int, losses: list[Loss]) -> int:
     """GPUs of the group that only runs prompts; 0 without one.
 
-    With a draft both sides must be told of it, so that both are cut for it.
+    With a draft both sides must be told of it, so that both are cut for it. GPUs that the copies
+    leave over may join.
+
+    Args:
+        problem: Its split.
+        size: GPUs of one copy.
+        losses: What is lost is added here.
 
     Raises:
-        InputError: If no group of so many GPUs or fewer holds the models.
+        InputError: If no group that is left holds the models.
     """
-    asked = problem.candidate.deployment.prefill_workers
-    if problem.is_cpu or not asked:
+    deployment = problem.candidate.deployment
+    asked = deployment.prefill_workers
+    if problem.is_cpu:
         return asked
-    sizes = [size for size in range(asked, 0, -1) if problem.can_cut(size)]
+    left = deployment.num_workers - deployment.replicas * size
+    group = _nearest_group(problem, asked, left) if asked else 0
+    if group != asked:
+        losses.append(Loss(f"{asked} GPUs for prompts", str(group)))
+    if left > group:
+        losses.append(Loss(f"all {deployment.num_workers} GPUs work", f"{left - group} idle"))
+    return group
+
+
+def _nearest_group(problem: Problem, asked: int, left: int) -> int:
+    sizes = [size for size in range(1, left + 1) if problem.can_cut(size)]
     if _knows_memory(problem.fit):
         sizes = [size for size in sizes if str(size) in problem.fit.costs]
     if not sizes:
@@ -122,6 +138,4 @@ def prefill_group(problem: Problem, losses: list[Loss]) -> int:
             f"prompts run on {asked} GPUs, and no group of so many that the models' heads can be "
             f"shared by holds the weights. Export a candidate without them: --candidate LABEL"
         )
-    if sizes[0] < asked:
-        losses.append(Loss(f"{asked} GPUs for prompts", f"{sizes[0]}: no more can share the heads"))
-    return sizes[0]
+    return next((size for size in sizes if size >= asked), sizes[-1])

@@ -61,7 +61,7 @@ def find_nearest(problem: Problem) -> Nearest:
     if wish.by_batch and not schedule:
         losses.append(Loss("the length depends on how many requests run", f"{depth} at any batch"))
     losses += wish.losses
-    prefill = prefill_group(problem, losses)
+    prefill = prefill_group(problem, size, losses)
     setup = Setup(
         target=problem.target.name,
         draft="" if problem.draft is None or not depth else problem.draft.name,

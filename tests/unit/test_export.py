@@ -276,7 +276,9 @@ def test_a_length_never_rises_with_the_batch_even_if_the_arithmetic_says_so(make
 def test_a_split_that_cannot_be_cut_loses_gpus_and_says_so(make, fit):
     found = exported(make, fit, "async-tree-8x4x2", "vllm", "5+1")
     assert found.nearest.setup.tensor_parallel == 4
-    assert any(loss.instead == "4, and 2 idle" for loss in found.losses)
+    assert {("6 GPUs for each copy", "4"), ("all 6 GPUs work", "2 idle")} <= {
+        (loss.what, loss.instead) for loss in found.losses
+    }
     found = exported(make, fit, "chain-3", "vllm", "7")
     assert found.nearest.setup.tensor_parallel == 4
 
@@ -316,6 +318,14 @@ def test_a_pool_for_prompts_is_a_server_of_its_own_on_gpus_of_its_own(make, fit,
 def test_prompts_on_gpus_that_hold_no_copy_of_the_weights_are_refused(make, fit):
     with pytest.raises(InputError, match="no group of so many"):
         exported(make, fit, "chain-3", "vllm", "4/p3")
+
+
+def test_gpus_that_the_copies_leave_over_join_the_group_for_prompts(make, fit):
+    found = exported(make, fit, "async-tree-8x4x2", "vllm", "4+1/p3")
+    assert found.nearest.setup.prefill_gpus == 4
+    assert found.nearest.setup.decode_gpus == ((4, 5, 6, 7),)
+    assert found.nearest.candidate.deployment.label == "4/p4"
+    assert not any("idle" in loss.instead for loss in found.losses)
 
 
 def test_flags_of_serving_are_the_engines_words_for_them(make, fit):
