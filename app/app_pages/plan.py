@@ -1,10 +1,210 @@
-"""The search for the best way to serve a trace."""
+"""Plan: the search for the best way to serve a trace, watched, compared and taken away."""
 
 from __future__ import annotations
 
+import time
+
 import streamlit as st
+from sidebar import LINK, choose_machine, choose_serving, choose_slo, choose_traffic
+
+from codesign.cli.plan_result import describe, pays_text
+from codesign.dashboard import plan_charts as charts
+from codesign.dashboard.commands import plan_command
+from codesign.dashboard.exports import ENGINE_TITLES, export_text
+from codesign.dashboard.plan_tables import (
+    AXES,
+    TITLES,
+    candidate_table,
+    convergence_table,
+    inside,
+    side_by_side,
+    span_table,
+)
+from codesign.dashboard.planning import OBJECTIVES, Found, PlanAsked, find_plan, known_plan
+from codesign.errors import CodesignError
+
+OBJECTIVE_TITLES = {
+    "goodput": "most requests per second in the SLO",
+    "latency": "lowest mean TPOT",
+    "fewest": "fewest GPUs that meet the SLO",
+}
+DRAW_EVERY = 0.7  # seconds between two drawings of a search that goes on
+
+
+def ask() -> PlanAsked | None:
+    with st.sidebar:
+        traffic = choose_traffic()
+        slo = choose_slo()
+        machine = choose_machine()
+        st.subheader("Search")
+        objective = st.selectbox(
+            "Wanted", OBJECTIVES, key="objective", bind=LINK, format_func=OBJECTIVE_TITLES.get
+        )
+        most = st.number_input(
+            "Requests at most", 1, None, None, key="max_requests", bind=LINK,
+            placeholder="all; on a CPU 200",
+        )  # fmt: skip
+        labels = st.text_input(
+            "Only these policies", key="policies", bind=LINK, placeholder="plain,chain-3,tree-8x4x2"
+        )
+        serving = choose_serving()
+    if traffic is None:
+        return None
+    policies = tuple(label.strip() for label in labels.split(",") if label.strip())
+    return PlanAsked(traffic, machine, slo, serving, objective, most, policies)
+
+
+def watch_search(asked: PlanAsked) -> Found:
+    place = st.empty()
+    with place.container():
+        left, right = st.columns([4, 1], vertical_alignment="center")
+        bar = left.progress(0.0, "Screening all plans")
+        right.button("Stop")
+        chart = st.empty()
+    drawn = 0.0
+
+    def draw(seen: tuple) -> None:
+        nonlocal drawn
+        if time.monotonic() - drawn > DRAW_EVERY:
+            drawn = time.monotonic()
+            show_convergence(seen, asked.objective, chart)
+
+    stages = {"screen": "Screening all plans: {:,} of {:,}", "simulate": "Simulating: {:,} of {:,}"}
+    found = find_plan(
+        asked,
+        watch=draw,
+        progress=lambda stage, done, total: bar.progress(
+            min(done / max(total, 1), 1.0), stages[stage].format(done, total)
+        ),
+    )
+    place.empty()
+    return found
+
+
+def show_convergence(seen: tuple, objective: str, place: st.delta_generator.DeltaGenerator) -> None:
+    title = TITLES["tpot_mean" if objective == "latency" else "goodput"].title
+    place.altair_chart(
+        charts.convergence_chart(convergence_table(seen, objective), title),
+        alt="Every simulation of the search, and the best so far",
+    )
+
+
+def show_winner(found: Found) -> None:
+    plan, answer = found.plan, found.answer
+    st.markdown(f":material/check_circle: **{plan.chosen.label}**: "
+                f"{describe(plan.chosen.candidate)}.")  # fmt: skip
+    st.markdown(f"**Why:** {plan.reason}.")
+    if plan.runner_up:
+        st.markdown(f"**Second:** {plan.runner_up}.")
+    if plan.economics is not None:
+        st.markdown(f"**Does speculation pay?** {pays_text(plan.economics)}.")
+    if plan.ties:
+        st.markdown(f"**Not to be told apart from it:** {'; '.join(plan.ties[:4])}.")
+    st.caption(
+        f"{answer.num_candidates:,} plans screened, {answer.num_simulated} simulated, "
+        f"{len(plan.scored)} on all {plan.num_requests:,} requests. Step times "
+        f"{plan.chosen.origin}."
+    )
+    for note in plan.notes:
+        st.caption(f"{note}.")
+
+
+def show_front(found: Found) -> None:
+    st.subheader("Trade-offs")
+    table = candidate_table(found.plan)
+    axes = [name for name in AXES if name in table]
+    left, right = st.columns(2)
+    titles = {name: TITLES[name].title for name in axes}
+    x = left.selectbox("Across", axes, key="x", bind=LINK, format_func=titles.get)
+    y = right.selectbox(
+        "Up", axes, index=min(1, len(axes) - 1), key="y", bind=LINK, format_func=titles.get
+    )
+    event = st.altair_chart(
+        charts.pareto_chart(table, x, y, best=found.plan.chosen.label),
+        on_select="rerun",
+        alt=f"Plans by {titles[x]} and {titles[y]}, the best trade-offs joined by a line",
+    )
+    brushed = inside(table, dict(event.selection.get(charts.BRUSH, {})))
+    st.caption(
+        f"{len(brushed)} of {len(table)} plans below. Drag a rectangle in the chart to choose."
+    )
+    st.dataframe(
+        brushed,
+        hide_index=True,
+        column_order=["place", "plan", "meets", *TITLES, "load", "origin"],
+        column_config={
+            "place": st.column_config.NumberColumn("", width=40),
+            "plan": st.column_config.TextColumn("plan", pinned=True),
+            "meets": "meets the SLO",
+            **{name: st.column_config.NumberColumn(TITLES[name].title, format="%.4g")
+               for name in TITLES},
+        },
+    )  # fmt: skip
+
+
+def show_two(found: Found) -> None:
+    st.subheader("Compare two")
+    labels = [scored.label for scored in found.plan.scored]
+    if len(labels) < 2:
+        st.caption("The search simulated one plan only.")
+        return
+    left, right = st.columns(2)
+    one = left.selectbox("First", labels, key="first", bind=LINK)
+    other = right.selectbox("Second", labels, index=1, key="second", bind=LINK)
+    st.dataframe(side_by_side(found.plan, one, other), hide_index=True)
+    st.altair_chart(
+        charts.two_rounds_chart(span_table(found.plan, list(dict.fromkeys([one, other])))),
+        alt="Where a round's time goes in both plans",
+    )
+
+
+def show_files(found: Found) -> None:
+    st.subheader("Take it away")
+    with st.container(horizontal=True):
+        st.download_button(
+            "Download plan (zip)", found.bundle(), "plan.zip", on_click="ignore",
+            icon=":material/download:", type="primary",
+        )  # fmt: skip
+        st.download_button(
+            "plan.json alone", found.files["plan.json"], "plan.json", on_click="ignore",
+            mime="application/json",
+        )  # fmt: skip
+    st.caption("The zip holds the plan, its trace and its fit, which the plan refers to.")
+    st.code("unzip plan.zip\ncodesign run --plan plan.json --out runs/measured", language="shell")
+    engine = st.selectbox(
+        "Other engines", ["", *ENGINE_TITLES], key="engine", bind=LINK,
+        format_func=lambda name: ENGINE_TITLES.get(name, "choose one"),
+    )  # fmt: skip
+    if engine:
+        exported = export_text(found, engine)
+        st.code(exported.commands, language="shell")
+        for name, content in exported.files.items():
+            st.caption(name)
+            st.code(content)
+        for line in exported.losses:
+            st.caption(f":material/warning: {line}")
+
 
 st.title("Plan")
-st.caption("The search for the best way to serve a trace.")
-st.info("No plan yet. This command makes one")
-st.code("codesign plan --trace conv-twin --rate-scale 0.1 --out plan.json", language="shell")
+try:
+    question = ask()
+    if question is None:
+        st.info("Name or upload a trace on the left.")
+    else:
+        wanted = st.button("Search", type="primary", icon=":material/search:")
+        plan_found = known_plan(question)
+        if plan_found is None and wanted:
+            plan_found = watch_search(question)
+        if plan_found is None:
+            st.info("No plan for this question yet. Search here, or with the command:")
+            st.code(plan_command(question), language="shell")
+        else:
+            show_winner(plan_found)
+            show_front(plan_found)
+            show_two(plan_found)
+            show_files(plan_found)
+            with st.expander("How the search went"):
+                show_convergence(plan_found.seen, question.objective, st.empty())
+                st.code(plan_command(question), language="shell")
+except CodesignError as error:
+    st.error(str(error), icon=":material/error:")

@@ -1,0 +1,145 @@
+"""Charts of a search and its plan. Shapes and dashes differ as well as colours.
+
+Needs altair, which comes with Streamlit. Must not import streamlit or torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from codesign.charts import SPAN_COLOURS
+from codesign.dashboard.plan_tables import TITLES, on_front
+from codesign.dashboard.what_if_charts import SPAN_NAMES
+
+BRUSH = "brush"
+_HEIGHT = 380
+
+
+def pareto_chart(table: pd.DataFrame, x: str, y: str, *, best: str) -> Any:
+    """Candidates by two figures, with ranges, the front between them, and a brush.
+
+    Args:
+        table: As ``plan_tables.candidate_table``.
+        x: Figure.
+        y: Figure.
+        best: Label of the plan's choice.
+    """
+    shown = table.loc[table[[x, y]].notna().all(axis=1)]
+    shown = shown.assign(
+        front=np.where(on_front(shown, x, y), "on the front", "beaten in both"),
+        chosen=np.where(shown["plan"] == best, "chosen", shown["family"]),
+    )
+    axis_x = alt.X(f"{x}:Q", title=TITLES[x].title, scale=_scale(shown, x))
+    axis_y = alt.Y(f"{y}:Q", title=TITLES[y].title, scale=_scale(shown, y))
+    base = alt.Chart(shown)
+    ranges = base.transform_filter(alt.datum.front == "on the front")
+    layers = [
+        base.mark_line(strokeDash=[4, 3], color="#8a8f98", strokeWidth=1.2)
+        .transform_filter(alt.datum.front == "on the front")
+        .encode(x=axis_x, y=axis_y, order=f"{x}:Q"),
+        ranges.mark_rule(opacity=0.35).encode(
+            x=alt.X(f"{x}_low:Q", title=TITLES[x].title), x2=f"{x}_high:Q", y=axis_y
+        ),
+        ranges.mark_rule(opacity=0.35).encode(
+            y=alt.Y(f"{y}_low:Q", title=TITLES[y].title), y2=f"{y}_high:Q", x=axis_x
+        ),
+        base.mark_point(size=90, filled=True, opacity=0.9)
+        .encode(
+            x=axis_x,
+            y=axis_y,
+            color=alt.Color("family:N", title=None, legend=alt.Legend(orient="top", columns=4)),
+            shape=alt.Shape(
+                "meets:N",
+                title="meets the SLO",
+                scale=alt.Scale(domain=["yes", "no"], range=["circle", "cross"]),
+                legend=alt.Legend(orient="top"),
+            ),
+            opacity=alt.condition(alt.datum.front == "on the front", alt.value(1), alt.value(0.45)),
+            tooltip=[
+                alt.Tooltip("plan:N"),
+                alt.Tooltip(f"{x}:Q", format=",.3~g", title=TITLES[x].title),
+                alt.Tooltip(f"{y}:Q", format=",.3~g", title=TITLES[y].title),
+                alt.Tooltip("meets:N", title="meets the SLO"),
+                alt.Tooltip("front:N", title="trade-off"),
+            ],
+        )
+        .add_params(alt.selection_interval(name=BRUSH)),
+        base.transform_filter(alt.datum.chosen == "chosen")
+        .mark_text(align="left", dx=10, dy=-8, fontWeight="bold", color="#8a8f98")
+        .encode(x=axis_x, y=axis_y, text="chosen:N"),
+    ]
+    return alt.layer(*layers).properties(height=_HEIGHT)
+
+
+def _scale(table: pd.DataFrame, name: str) -> alt.Scale:
+    """Logarithmic where values differ by more than 20 times."""
+    values = np.asarray(table[name], np.float64)
+    if len(values) and values.min() > 0 and values.max() > 20 * values.min():
+        return alt.Scale(type="log", nice=False, padding=20)
+    return alt.Scale(zero=False, padding=20)
+
+
+def convergence_chart(table: pd.DataFrame, title: str) -> Any:
+    """Every simulation of the search in its order, and the best so far on each stretch.
+
+    Args:
+        table: As ``plan_tables.convergence_table``.
+        title: Of the figure.
+    """
+    stretches = list(dict.fromkeys(table["stretch"]))
+    colour = alt.Color(
+        "stretch:N", sort=stretches, title="simulated", legend=alt.Legend(orient="top")
+    )
+    base = alt.Chart(table).encode(x=alt.X("simulation:Q", title="simulation"))
+    points = base.mark_point(size=28).encode(
+        y=alt.Y("value:Q", title=title, scale=alt.Scale(zero=False)),
+        color=colour,
+        shape=alt.Shape("stretch:N", sort=stretches, title="simulated"),
+        tooltip=[
+            alt.Tooltip("plan:N"),
+            alt.Tooltip("value:Q", format=".3~g", title=title),
+            alt.Tooltip("stretch:N", title="simulated"),
+        ],
+    )
+    best = base.mark_line(interpolate="step-after", strokeWidth=1.8).encode(
+        y="best:Q", color=colour
+    )
+    return alt.layer(best, points).properties(height=230)
+
+
+def two_rounds_chart(spans: pd.DataFrame) -> Any:
+    """Where a round's time goes in two candidates, a bar each.
+
+    Args:
+        spans: As ``plan_tables.span_table``.
+    """
+    table = spans.assign(
+        name=[SPAN_NAMES[name] for name in spans["span"]],
+        order=[list(SPAN_COLOURS).index(name) for name in spans["span"]],
+    )
+    names = [SPAN_NAMES[name] for name in SPAN_COLOURS]
+    return (
+        alt.Chart(table)
+        .mark_bar(height={"band": 0.7})
+        .encode(
+            x=alt.X("sum(ms):Q", title="mean of a round, ms"),
+            y=alt.Y("plan:N", title=None, sort=None, axis=alt.Axis(labelLimit=260)),
+            color=alt.Color(
+                "name:N",
+                title=None,
+                scale=alt.Scale(domain=names, range=list(SPAN_COLOURS.values())),
+                legend=alt.Legend(orient="top", columns=3),
+            ),
+            order=alt.Order("order:O"),
+            tooltip=[
+                alt.Tooltip("plan:N"),
+                alt.Tooltip("name:N", title="part"),
+                alt.Tooltip("ms:Q", format=".3~g"),
+            ],
+        )
+        .properties(height=120)
+    )

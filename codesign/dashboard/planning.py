@@ -1,0 +1,202 @@
+"""The search for the best plan, watched; what it leaves behind, and the files to take away.
+
+Must not import streamlit or torch.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from codesign.artifacts import read_json
+from codesign.config import SLO, Serving
+from codesign.dashboard.choices import (
+    Machine,
+    Traffic,
+    all_workers,
+    file_time,
+    load_machine,
+    load_traffic,
+)
+from codesign.dashboard.kept import Kept
+from codesign.dashboard.what_if import serving_for
+from codesign.fit.what_if import kept_fit
+from codesign.planner import Answer, Question, search, task_of
+from codesign.planner.executor import Job, open_executor
+from codesign.planner.fewest import FEWEST, search_fewest
+from codesign.planner.plan_file import save_plan
+from codesign.planner.predict import Outcome
+from codesign.planner.prepared_trace import prepare_trace
+from codesign.planner.search_cache import SearchCache
+
+if TYPE_CHECKING:
+    from codesign.plan import Plan
+
+Progress = Callable[[str, int, int], None]
+
+OBJECTIVES = ("goodput", "latency", FEWEST)
+MAX_BATCH, MAX_BATCH_UNKNOWN_MEMORY = 256, 8
+_KEPT = 8  # plans
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAsked:
+    """What is asked of the planner.
+
+    Attributes:
+        traffic: Trace.
+        machine: Workers and models.
+        slo: Targets.
+        serving: How memory and steps are shared.
+        objective: One of OBJECTIVES.
+        max_requests: The trace is cut after so many; None for what ``codesign plan`` takes.
+        policies: Labels that the search is restricted to; empty for all.
+    """
+
+    traffic: Traffic
+    machine: Machine
+    slo: SLO
+    serving: Serving
+    objective: str = "goodput"
+    max_requests: int | None = None
+    policies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One simulation of the search.
+
+    Attributes:
+        number: From 1, in the order in which they ended.
+        label: Of the candidate.
+        num_requests: How long a stretch of the trace: the rung.
+        figures: As ``Outcome.figures``.
+    """
+
+    number: int
+    label: str
+    num_requests: int
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """A plan, and how it was found.
+
+    Attributes:
+        plan: As saved.
+        answer: Size of the search.
+        seen: Its simulations.
+        files: Content by name: plan.json and what it depends on.
+    """
+
+    plan: Plan
+    answer: Answer
+    seen: tuple[Seen, ...]
+    files: dict[str, bytes]
+
+    def bundle(self) -> bytes:
+        """A ZIP of the files: unpacked, ``codesign run --plan plan.json`` works in it."""
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in self.files.items():
+                archive.writestr(name, content)
+        return buffer.getvalue()
+
+
+_plans: Kept[Found] = Kept(_KEPT)
+
+
+def known_plan(asked: PlanAsked) -> Found | None:
+    """The plan, if this question has been answered before."""
+    return _plans.get(_key(asked))
+
+
+def find_plan(
+    asked: PlanAsked,
+    *,
+    watch: Callable[[tuple[Seen, ...]], None] | None = None,
+    progress: Progress | None = None,
+    processes: int | None = None,
+) -> Found:
+    """Search; an exception out of ``watch`` or ``progress`` ends it.
+
+    Args:
+        asked: The question.
+        watch: Called with all simulations so far, after each.
+        progress: As for ``codesign.planner.search``.
+        processes: Simulations at a time; None for all cores.
+
+    Raises:
+        InfeasibleError: If nothing meets the SLO.
+        InputError: If something chosen does not exist, or no plan holds a request.
+        UsageError: If the fewest workers are wanted without an SLO.
+    """
+    fit_file = _fit_file(asked.machine)
+    fit = load_machine(asked.machine)
+    knows_memory = all(cost.kv_tokens is not None for cost in fit.costs.values())
+    trace = load_traffic(asked.traffic)
+    most = len(trace) if asked.max_requests is None and knows_memory else asked.max_requests
+    prepared = prepare_trace(trace, fit.target, seed=0, max_requests=most)
+    question = Question(
+        requests=prepared.requests,
+        fit=fit,
+        slo=asked.slo,
+        serving=serving_for(asked.machine, asked.serving),
+        objective=asked.objective,
+        workers=all_workers(asked.machine),
+        max_batch=MAX_BATCH if knows_memory else MAX_BATCH_UNKNOWN_MEMORY,
+        policies=asked.policies,
+    )
+    cache = _Watched(watch)
+    find = search_fewest if asked.objective == FEWEST else search
+    with open_executor(task_of(question), processes=processes) as executor:
+        answer = find(question, executor=executor, cache=cache, progress=progress)
+    with tempfile.TemporaryDirectory() as folder:
+        copied = _copy_fit(fit_file, Path(folder))
+        plan_file = Path(folder) / "plan.json"
+        plan = save_plan(plan_file, question, answer, trace=prepared, fit_file=copied)
+        files = {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+    return _plans.put(_key(asked), Found(plan, answer, tuple(cache.seen), files))
+
+
+class _Watched(SearchCache):
+    """Tells of every simulation."""
+
+    def __init__(self, watch: Callable[[tuple[Seen, ...]], None] | None) -> None:
+        super().__init__("")
+        self.seen: list[Seen] = []
+        self._watch = watch
+
+    def put(self, job: Job, outcome: Outcome) -> None:
+        super().put(job, outcome)
+        number = len(self.seen) + 1
+        self.seen.append(Seen(number, outcome.label, job.num_requests, outcome.figures))
+        if self._watch is not None:
+            self._watch(tuple(self.seen))
+
+
+def _fit_file(machine: Machine) -> Path:
+    if machine.fit:
+        return Path(machine.fit)
+    dial = "recorded" if machine.acceptance is None else f"{machine.acceptance:g}"
+    fit = load_machine(machine)
+    name = f"{machine.gpus}x{machine.device}-{machine.target}-{machine.draft}-{dial}"
+    return kept_fit(fit, name)[1]
+
+
+def _copy_fit(fit_file: Path, folder: Path) -> Path:
+    """The fit and the acceptance beside it, in the plan's folder."""
+    beside = read_json(fit_file, kind="fit")["acceptance"]["path"]
+    shutil.copyfile(fit_file.parent / beside, folder / beside)
+    return Path(shutil.copyfile(fit_file, folder / fit_file.name))
+
+
+def _key(asked: PlanAsked) -> object:
+    return asked, file_time(asked.traffic.source), file_time(asked.machine.fit)
