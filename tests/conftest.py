@@ -84,6 +84,32 @@ def machine_fit() -> Fit:
     )
 
 
+@pytest.fixture(scope="session")
+def planned_folder(machine_fit: Fit, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with fit.json, plan.json and runs/ of two candidates, simulated with seed 9."""
+    from codesign.cli import main
+
+    folder = tmp_path_factory.mktemp("planned")
+    fit, plan = str(folder / "fit.json"), folder / "plan.json"
+    machine_fit.save(fit)
+    trace = ["--trace", "conv-twin", "--slice", "0:60", "--rate-scale", "0.05"]
+    trace += ["--max-prompt", "120", "--max-output", "32", "--max-requests", "8"]
+    policies = ("plain", "async-tree-8x2x2")
+    code = main(
+        ["plan", *trace, "--fit", fit, "--workers", "2", "--policies", ",".join(policies),
+         "--max-batch", "4", "--out", str(plan), "--quiet"]
+    )  # fmt: skip
+    assert code == 0
+    for policy, split in zip(policies, ("2", "1+1"), strict=True):
+        code = main(
+            ["simulate", "--trace", str(folder / "plan.trace.parquet"), "--fit", fit,
+             "--policy", policy, "--deployment", split, "--max-batch", "4", "--seed", "9",
+             "--out", str(folder / "runs" / policy), "--quiet"]
+        )  # fmt: skip
+        assert code == 0
+    return folder
+
+
 def _recording(rng: np.random.Generator, request: int) -> Recording:
     chances = np.sort(rng.dirichlet(np.full(16, 0.12), size=100), axis=1)[:, ::-1]
     chances = np.maximum(chances, 1e-6) * 0.99

@@ -126,12 +126,8 @@ def show() -> None:
         st.warning("No request with two tokens or more was served by both. Choose another run.")
         return
     with st.container(horizontal=True):
-        request_id = st.selectbox(
-            "Request",
-            ids,
-            format_func=lambda n: f"{n}: {records.requests[n].output_tokens} tokens",
-            key="request",
-            bind="query-params",
+        request_id = st.number_input(
+            "Request", ids[0], ids[-1], ids[0], key="request", bind="query-params"
         )
         count = st.slider(
             "Rounds in view", 3, 60, 8, key="rounds", bind="query-params", help="Then drag or zoom."

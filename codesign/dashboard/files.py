@@ -40,14 +40,14 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def plan_of_run(folder: Path, others: Iterable[Path] = ()) -> Path | None:
-    """The plan that a run was made with, as its run.json says, or one of ``others`` like it.
+    """The plan that a run was made with, as its run.json says; else the first of ``others``.
 
     Raises:
         InputError: If run.json is broken.
     """
     named = read_json(folder / RUN_FILE, kind="run").get("inputs", {}).get("plan", {}).get("path")
     if named is None:
-        return None
+        return next(iter(others), None)
     path = Path(named)
     above = [folder, *folder.resolve().parents]
     tries = [path, *(base / path for base in above), *(base / path.name for base in above)]

@@ -60,17 +60,22 @@ class FitEntry:
     @property
     def machine(self) -> str:
         """What its times are of; of a data sheet, its file says."""
-        if self.header["origin"] == "roofline":
+        if self._is_sheet:
             return self.path.stem.partition("-")[0]
         found = self.header["hardware"]
         gpus = [gpu["name"] for gpu in found.get("gpus", ())]
         return f"{len(gpus)} x {gpus[0]}" if gpus else f"{found['cpu']}, {found['cores']} cores"
 
     @property
+    def _is_sheet(self) -> bool:
+        return self.header["origin"] == "roofline"
+
+    @property
     def label(self) -> str:
-        """One line for a choice."""
+        """One line for a choice, unlike any other fit's."""
         models = f"{self.header['target']} with {self.header['draft']}"
-        return f"{models} on {self.machine} ({self.header['origin']}, {self.path.name})"
+        place = "shipped" if self.is_shipped else self.path.name if self._is_sheet else self.path
+        return f"{models} on {self.machine} ({self.header['origin']}, {place})"
 
 
 def known_fits(folder: Path) -> list[FitEntry]:
