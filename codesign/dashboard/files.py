@@ -50,7 +50,7 @@ def plan_of_run(folder: Path, others: Iterable[Path] = ()) -> Path | None:
         return next(iter(others), None)
     path = Path(named)
     above = [folder, *folder.resolve().parents]
-    tries = [path, *(base / path for base in above), *(base / path.name for base in above)]
+    tries = [*(base / path for base in above), *(base / path.name for base in above), path]
     return next((p for p in [*tries, *others] if p.is_file()), None)
 
 
