@@ -12,6 +12,7 @@ Source:
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -85,6 +86,23 @@ class StepTime(_Segments):
         first = self._first
         seconds = s0 + slope * ((rows if rows > first else first) - r0) + self.alpha * context
         return seconds + self.cross * rows * context if self.cross else seconds
+
+    def of_prompts(self, prompts: Sequence[tuple[int, int]], others: int = 0) -> float:
+        """Seconds of one forward over rows of several prompts, which do not attend to each other.
+
+        With ``cross``, ``f`` holds what the rows of a prompt pay for those before them, which grows
+        with their square: for two prompts it is paid twice, not four times.
+
+        Args:
+            prompts: Rows of each, and KV rows before them.
+            others: Rows of requests that decode in the same forward; without their context.
+        """
+        if not self.cross:
+            rows, context = (sum(numbers) for numbers in zip((others, 0), *prompts, strict=True))
+            return self(rows, context)
+        fixed = self(0.0)
+        parts = [self(rows, context) - fixed for rows, context in (*prompts, (others, 0)) if rows]
+        return fixed + sum(parts)
 
 
 @dataclass(frozen=True, slots=True)

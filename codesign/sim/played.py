@@ -167,11 +167,11 @@ class PlayedBatch:
         """Run the forwards that overlap the target's verification."""
         if self._side is None:
             return
-        before = work.prompt_rows
+        before = len(work.prompts)
         for _ in range(self._side.policy.overlap):
             if rows := self._side.overlap_expansion():
                 work.overlapped.append(self._forward(rows, work))
-        work.is_prompt_overlapped = work.prompt_rows > before
+        work.is_prompt_overlapped = len(work.prompts) > before
 
     def _forward(self, expansion: Sequence[ExpansionRows], work: Work) -> tuple[int, int]:
         """Answer one draft forward; rows and context without the prompts in it."""
@@ -186,8 +186,7 @@ class PlayedBatch:
                 context += rows.context
             else:
                 cached = self._requests[rows.request_id].cached_tokens
-                work.prompt_rows += max(len(rows.tokens) - cached, 1)
-                work.prompt_context += rows.context + cached
+                work.prompts.append((max(len(rows.tokens) - cached, 1), rows.context + cached))
         return num_rows, context
 
 

@@ -18,7 +18,7 @@ from codesign.policy.cost import RoundCost
 from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.records import RequestRecord, RoundLog
 from codesign.sim.timing import Spans, shared_step
-from codesign.sim.work import Batch, Entering, Tally, Work
+from codesign.sim.work import Batch, Entering, Prompts, Tally, Work
 
 Process = Generator[simpy.Event, Any, None]
 
@@ -51,7 +51,7 @@ class SimulatedRequest:
 class Timing(Protocol):
     """Says when the parts of a round run."""
 
-    def run_prompt(self, start: float, rows: int, context: float) -> float:
+    def run_prompts(self, start: float, prompts: Prompts) -> float:
         """The draft runs prompt rows in a step of the target; seconds that the step gets longer."""
         ...
 
@@ -251,9 +251,9 @@ class Replica:
         """Run all admitted prompts: seconds and tokens."""
         if not self._prompts:
             return 0.0, 0
-        num_tokens = sum([request.prompt_left for request in self._prompts])
-        context = sum([r.prompt_left * (r.prompt_tokens - r.prompt_left) for r in self._prompts])
-        seconds = self._cost.prefill(num_tokens, context / num_tokens)
+        prompts = [(r.prompt_left, r.prompt_tokens - r.prompt_left) for r in self._prompts]
+        num_tokens = sum([rows for rows, _ in prompts])
+        seconds = self._cost.prefill.of_prompts(prompts)
         for request in self._prompts:
             self._first_token(request, self._now + seconds, request.record.cached_tokens)
         self._prompts.clear()
@@ -261,13 +261,14 @@ class Replica:
 
     def _run_chunk(self, budget: int) -> float:
         """Run some prompt tokens in the same step as the round: seconds that they add."""
-        num_tokens, context = 0, 0
+        num_tokens = 0
+        prompts: list[tuple[int, int]] = []
         complete: list[SimulatedRequest] = []
         for request in self._prompts:
             count = min(request.prompt_left, budget - num_tokens)
             if not count:
                 break
-            context += count * (request.prompt_tokens - request.prompt_left)
+            prompts.append((count, request.prompt_tokens - request.prompt_left))
             num_tokens += count
             request.prompt_left -= count
             if not request.prompt_left:
@@ -275,9 +276,8 @@ class Replica:
         if not num_tokens:
             return 0.0
         running = self._now_running
-        mean_context = context / num_tokens
-        seconds = shared_step(self._cost, running and running.work, num_tokens, mean_context)
-        seconds += self._timing.run_prompt(self._now, num_tokens, mean_context)
+        seconds = shared_step(self._cost, running and running.work, prompts)
+        seconds += self._timing.run_prompts(self._now, prompts)
         if running is None:
             self._now_running = running = _Running(self._now, Work(0, 0, 0), Spans(0.0), 0.0, 0)
         running.prefill, running.prefill_tokens = seconds, num_tokens
@@ -351,7 +351,7 @@ class Replica:
                 work.rows,
                 work.context,
                 len(forwards),
-                sum([rows for rows, _ in forwards]) + work.prompt_rows,
+                sum([rows for rows, _ in forwards]) + sum([rows for rows, _ in work.prompts]),
                 work.rows - work.batch,
                 num_emitted - work.batch,
                 num_emitted,

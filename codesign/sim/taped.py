@@ -81,10 +81,8 @@ class TapedBatch:
                 part.append((forwards[2 * j], forwards[2 * j + 1]))
         work.is_prompt_overlapped = not self._num_drafting
         for request in drafted:
-            work.prompt_rows += max(
-                request.prompt_tokens + self._root_rows - request.cached_tokens, 1
-            )
-            work.prompt_context += request.cached_tokens
+            num_rows = request.prompt_tokens + self._root_rows - request.cached_tokens
+            work.prompts.append((max(num_rows, 1), request.cached_tokens))
         return work
 
     def end(self) -> tuple[int, list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codesign.policy.cost import RoundCost
-from codesign.sim.work import Work
+from codesign.sim.work import Prompts, Work
 
 
 @dataclass(slots=True)
@@ -33,9 +33,7 @@ def draft_seconds(cost: RoundCost, work: Work) -> tuple[float, float]:
         sum([cost.draft(*forward) for forward in forwards if forward[0]])
         for forwards in (work.drafting, work.overlapped)
     )
-    prompts = 0.0
-    if work.prompt_rows:
-        prompts = cost.draft_prefill(work.prompt_rows, work.prompt_context)
+    prompts = cost.draft_prefill.of_prompts(work.prompts) if work.prompts else 0.0
     return (before, beside + prompts) if work.is_prompt_overlapped else (before + prompts, beside)
 
 
@@ -54,9 +52,9 @@ class TogetherTiming:
         drafting, _ = draft_seconds(self._cost, work)
         return Spans(target, reroot=self._cost.reroot, draft=drafting)
 
-    def run_prompt(self, start: float, rows: int, context: float) -> float:
+    def run_prompts(self, start: float, prompts: Prompts) -> float:
         """The draft runs prompt rows in a step of the target; seconds that the step gets longer."""
-        return 0.0 if self._is_plain else self._cost.draft_prefill(rows, context)
+        return 0.0 if self._is_plain else self._cost.draft_prefill.of_prompts(prompts)
 
 
 class ApartTiming:
@@ -94,9 +92,9 @@ class ApartTiming:
         link_back, waiting, reroot, link_there, late = spans
         return Spans(target, link_there, link_back, reroot, waiting + late)
 
-    def run_prompt(self, start: float, rows: int, context: float) -> float:
+    def run_prompts(self, start: float, prompts: Prompts) -> float:
         """The draft runs prompt rows in a step of the target; seconds that the step gets longer."""
-        seconds = self._cost.draft_prefill(rows, context)
+        seconds = self._cost.draft_prefill.of_prompts(prompts)
         self._draft_free = max(self._draft_free, start) + seconds
         return 0.0
 
@@ -113,9 +111,7 @@ def slowed(seconds: float, beside: float, slowdown: float) -> float:
     return stretched if beside <= stretched else seconds / (1.0 - slowdown)
 
 
-def shared_step(
-    cost: RoundCost, work: Work | None, prompt_rows: int, prompt_context: float
-) -> float:
+def shared_step(cost: RoundCost, work: Work | None, prompts: Prompts) -> float:
     """Seconds that prompt rows add to the forward of a round which they share.
 
     Weights are read once for both, so a forward of all rows costs what a prefill of as many does,
@@ -124,11 +120,10 @@ def shared_step(
     Args:
         cost: Of the deployment.
         work: The round; None if nobody decodes.
-        prompt_rows: Prompt tokens in the step.
-        prompt_context: KV rows before them, averaged over these tokens.
+        prompts: Rows of each prompt in the step, and KV rows before them.
     """
     if work is None:
-        return cost.prefill(prompt_rows, prompt_context)
+        return cost.prefill.of_prompts(prompts)
     alone = cost.target(work.rows, work.context)
-    together = cost.prefill(prompt_rows + work.rows, prompt_context)
+    together = cost.prefill.of_prompts(prompts, work.rows)
     return max(together + cost.target.alpha * work.context - alone, 0.0)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+Prompts = Sequence[tuple[int, int]]  # rows of each, and KV rows before them
+
 
 @dataclass(slots=True)
 class Entering:
@@ -46,8 +48,8 @@ class Work:
         context: Sum of the requests' KV rows before the round.
         drafting: (rows, context) of each draft forward before the candidates are sent.
         overlapped: The same of the forwards beside the verification.
-        prompt_rows: Prompt rows that the first draft forward runs besides.
-        prompt_context: KV rows before these.
+        prompts: Rows of each prompt that the first draft forward runs besides, and KV rows before
+            them.
         is_prompt_overlapped: That forward is one beside the verification.
     """
 
@@ -56,8 +58,7 @@ class Work:
     context: int
     drafting: list[tuple[int, int]] = field(default_factory=list)
     overlapped: list[tuple[int, int]] = field(default_factory=list)
-    prompt_rows: int = 0
-    prompt_context: int = 0
+    prompts: list[tuple[int, int]] = field(default_factory=list)
     is_prompt_overlapped: bool = False
 
 

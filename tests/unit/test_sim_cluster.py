@@ -214,9 +214,9 @@ def test_kv_rows_of_a_played_batch_are_those_of_its_requests():
 
 def test_prompts_in_a_draft_forward_are_priced_as_a_prefill():
     cost = make_cost()
-    work = Work(2, 8, 0, drafting=[(3, 50), (0, 0)], prompt_rows=30, prompt_context=7)
+    work = Work(2, 8, 0, drafting=[(3, 50), (0, 0)], prompts=[(30, 7)])
     assert draft_seconds(cost, work) == (cost.draft(3, 50) + cost.draft_prefill(30, 7), 0.0)
-    beside = Work(2, 8, 0, [(3, 50)], [(4, 9), (0, 0)], 30, 7, is_prompt_overlapped=True)
+    beside = Work(2, 8, 0, [(3, 50)], [(4, 9), (0, 0)], [(30, 7)], is_prompt_overlapped=True)
     assert draft_seconds(cost, beside) == (
         cost.draft(3, 50), cost.draft(4, 9) + cost.draft_prefill(30, 7)
     )  # fmt: skip
@@ -225,8 +225,8 @@ def test_prompts_in_a_draft_forward_are_priced_as_a_prefill():
         return played("chain-1").begin([Entering(0, "", prompt_tokens, 9)], 0.0)
 
     caught_up, prompt = first_work(BULK_ROWS - 1), first_work(BULK_ROWS)
-    assert (caught_up.drafting, caught_up.prompt_rows) == ([(BULK_ROWS, 0)], 0)
-    assert (prompt.drafting, prompt.prompt_rows) == ([(0, 0)], BULK_ROWS + 1)
+    assert (caught_up.drafting, caught_up.prompts) == ([(BULK_ROWS, 0)], [])
+    assert (prompt.drafting, prompt.prompts) == ([(0, 0)], [(BULK_ROWS + 1, 0)])
 
 
 def test_a_request_whose_arrival_the_clock_rounds_down_is_served():

@@ -12,6 +12,7 @@ import pytest
 from codesign.acceptance import AcceptanceProfile
 from codesign.config import Serving, parse_deployment
 from codesign.errors import InputError
+from codesign.fit.steps import prompt_time
 from codesign.metrics import summarise, ttft
 from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost, StepTime
@@ -82,6 +83,22 @@ def test_a_chunk_shares_the_forward_with_the_rows_that_decode():
     assert len(rounds) == 10
     for r in rounds:
         assert r.prefill + r.seconds == pytest.approx(max(STEP, FIRST + 101 * TOKEN))
+
+
+@pytest.mark.parametrize("serving", [{}, {"prefill_chunk": 100_000}], ids=["whole", "chunks"])
+@pytest.mark.parametrize("policy", ["plain", "chain-2"])
+def test_prompts_in_one_forward_do_not_attend_to_each_other(policy, serving):
+    # With a cost per pair of a row and a row before it, eight prompts of 1,000 have an eighth of
+    # the pairs that one of 8,000 has.
+    pairs = prompt_time(alpha=0.0, gamma=0.0, delta=0.0, cross=1e-6)
+    free = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.0)
+    cost = make_cost(prefill=pairs, draft_prefill=pairs, target=free, draft=free, reroot=0.0)
+    eight = {"arrival": [0.0] * 8, "prompt_tokens": 1_000, "output_tokens": 9}
+    one = {"arrival": [0.0], "prompt_tokens": 8_000, "output_tokens": 9}
+    many, single = (run(t, cost=cost, policy=policy, **serving).seconds for t in (eight, one))
+    models = 1 if policy == "plain" else 2
+    assert single == pytest.approx(models * 1e-6 * 8_000**2 / 2, rel=0.03)
+    assert many == pytest.approx(single / 8, rel=0.03)
 
 
 def test_steps_that_only_run_prompts_are_written_and_counted_apart():
