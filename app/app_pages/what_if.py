@@ -8,6 +8,7 @@ from sidebar import LINK, choose_machine, choose_serving, choose_slo, choose_tra
 from codesign.config import SLO
 from codesign.dashboard import what_if_charts as charts
 from codesign.dashboard.choices import Machine, all_workers, splits
+from codesign.dashboard.commands import simulate_command
 from codesign.dashboard.policies import families, label_of, sizes_of
 from codesign.dashboard.what_if import Asked, Prediction, known, predict
 from codesign.dashboard.words import against_plain, scope, tiles, verdict
@@ -63,31 +64,28 @@ def show(prediction: Prediction, slo: SLO, limit: int) -> None:
     with st.container(horizontal=True):
         for tile in tiles(prediction, slo):
             st.metric(
-                tile.label, tile.value, tile.note, delta_color="off", delta_arrow="off",
-                help=tile.explanation, border=True, width=186,
+                tile.label, tile.value, tile.range, delta_color="off", delta_arrow="off",
+                delta_description=tile.origin, help=tile.explanation, border=True, width=164,
             )  # fmt: skip
     frames, percent = prediction.frames, slo.percentile
-    left, right = st.columns(2)
-    for place, name, target in ((left, "ttft", slo.ttft), (right, "tpot", slo.tpot)):
-        place.markdown(f"**{name.upper()} of requests**")
-        place.altair_chart(
-            charts.latency_chart(frames.latency, name, target, percent),
-            alt=f"Share of requests by {name.upper()}, with the target",
-        )
-    left.markdown("**Requests running**")
-    left.altair_chart(
-        charts.running_chart(frames.over_time, limit), alt="Requests running over time"
-    )
-    right.markdown("**Speculative length**")
-    right.altair_chart(
-        charts.tokens_chart(frames.over_time), alt="Tokens drafted and emitted a round over time"
-    )
-    left.markdown("**GPUs busy**")
-    left.altair_chart(
-        charts.busy_chart(frames.over_time), alt="Share of time each group computes, over time"
-    )
-    right.markdown("**Where a round's time goes**")
-    right.altair_chart(charts.spans_chart(frames.spans), alt="Mean time of each part of a round")
+    places = [column for _ in range(3) for column in st.columns(2)]
+    shown = (
+        ("TTFT of requests", charts.latency_chart(frames.latency, "ttft", slo.ttft, percent),
+         "Share of requests by TTFT, with the target"),
+        ("TPOT of requests", charts.latency_chart(frames.latency, "tpot", slo.tpot, percent),
+         "Share of requests by TPOT, with the target"),
+        ("Requests running", charts.running_chart(frames.over_time, limit),
+         "Requests running over time, and how many may"),
+        ("Speculative length", charts.tokens_chart(frames.over_time),
+         "Draft tokens verified and tokens emitted a round over time"),
+        ("GPUs busy", charts.busy_chart(frames.over_time),
+         "Share of time in which each group computes, over time"),
+        ("Where a round's time goes", charts.spans_chart(frames.spans),
+         "Mean time of each part of a round"),
+    )  # fmt: skip
+    for place, (title, chart, alt) in zip(places, shown, strict=True):
+        place.markdown(f"**{title}**")
+        place.altair_chart(chart, alt=alt)
     st.caption(scope(prediction))
     for note in prediction.notes:
         st.caption(f"Trace: {note}.")
@@ -136,5 +134,7 @@ try:
         st.code("codesign trace list", language="shell")
     else:
         answer(question)
+        with st.expander("The same on the command line"):
+            st.code(simulate_command(question), language="shell")
 except CodesignError as error:
     st.error(str(error), icon=":material/error:")

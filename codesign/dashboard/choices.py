@@ -121,6 +121,24 @@ def load_traffic(traffic: Traffic) -> Trace:
     return _scaled(traffic, file_time(traffic.source))
 
 
+def length_factors(traffic: Traffic) -> tuple[float, float]:
+    """What prompts and answers of a synthetic trace are multiplied by, for the means wanted.
+
+    Raises:
+        InputError: If a number makes no sense.
+    """
+    from codesign.traces import summarise
+
+    if traffic.prompt_mean is None and traffic.output_mean is None:
+        return 1.0, 1.0
+    about = summarise(_unscaled(traffic.preset, traffic.seconds, traffic.rate, traffic.cv))
+    prompt, output = traffic.prompt_mean, traffic.output_mean
+    return (
+        1.0 if prompt is None else prompt / about.prompt.mean,
+        1.0 if output is None else output / about.output.mean,
+    )
+
+
 def load_machine(machine: Machine) -> Fit:
     """The fit, read or worked out from data sheets.
 
@@ -185,18 +203,20 @@ def _scaled(traffic: Traffic, stamp: int) -> Trace:
 
 @lru_cache(maxsize=_KEPT_TRACES)
 def _synthetic(traffic: Traffic) -> Trace:
-    from codesign.traces import summarise
-    from codesign.traces.synth import synthesise
-
-    trace = synthesise(traffic.preset, duration=traffic.seconds, rate=traffic.rate, cv=traffic.cv)
-    about = summarise(trace)
-    prompt, output = traffic.prompt_mean, traffic.output_mean
-    return trace.scale_lengths(
-        prompt=1.0 if prompt is None else prompt / about.prompt.mean,
-        output=1.0 if output is None else output / about.output.mean,
+    prompt, output = length_factors(traffic)
+    return _unscaled(traffic.preset, traffic.seconds, traffic.rate, traffic.cv).scale_lengths(
+        prompt=prompt,
+        output=output,
         max_prompt=traffic.max_prompt,
         max_output=traffic.max_output,
     )
+
+
+@lru_cache(maxsize=_KEPT_TRACES)
+def _unscaled(preset: str, seconds: float, rate: float, cv: float | None) -> Trace:
+    from codesign.traces.synth import synthesise
+
+    return synthesise(preset, duration=seconds, rate=rate, cv=cv)
 
 
 @lru_cache(maxsize=_KEPT_FITS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from codesign.dashboard.choices import SYNTHETIC
+from codesign.dashboard.choices import SYNTHETIC, length_factors
 
 if TYPE_CHECKING:
     from codesign.config import SLO, Serving
@@ -56,6 +56,9 @@ def _command(traffic: Traffic, verb: str, words: list[str]) -> str:
 def _words(traffic: Traffic, machine: Machine, slo: SLO, serving: Serving) -> list[str]:
     source = _SYNTHETIC_FILE if traffic.source == SYNTHETIC else traffic.source
     words = ["--trace", source]
+    if traffic.source == SYNTHETIC:
+        prompt, output = length_factors(traffic)
+        words += ["--length-scale", f"{prompt:.4g}:{output:.4g}"]
     if traffic.rate_scale != 1.0:
         words += ["--rate-scale", f"{traffic.rate_scale:g}"]
     for name in ("max_prompt", "max_output"):

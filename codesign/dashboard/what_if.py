@@ -5,6 +5,7 @@ Must not import streamlit or torch.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ NUM_SEEDS = 3
 COARSE, COARSE_PLAYED = 300, 60  # requests; of policies whose every round is played
 MOST = 20_000  # requests of the refined answer
 _KEPT = 64  # answers
+_TELL_EVERY = 0.15  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +192,11 @@ class _Job:
 
 
 class _Steps:
-    """Adds up the progress of several simulations, and tells each percent once."""
+    """Adds up the progress of several simulations, and tells it some times a second."""
 
     def __init__(self, progress: Progress | None, total: int) -> None:
         self._progress, self._total = progress, total
-        self._before = self._told = 0
+        self._before, self._told = 0, 0.0
 
     def of_one(self, size: int) -> Progress | None:
         """Progress of the next simulation."""
@@ -204,9 +206,10 @@ class _Steps:
         before, self._before = self._before, self._before + size
 
         def add(stage: str, done: int, _: int) -> None:
-            if 100 * (before + done - self._told) >= self._total:
-                self._told = before + done
-                tell(stage, self._told, self._total)
+            now = time.monotonic()
+            if now - self._told >= _TELL_EVERY:
+                self._told = now
+                tell(stage, before + done, self._total)
 
         return add
 

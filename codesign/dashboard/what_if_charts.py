@@ -26,7 +26,7 @@ GROUP_NAMES = {"target": "target's GPUs", "draft": "draft's GPUs", BOTH: "GPUs o
 TOKEN_NAMES = {"drafted": "draft tokens verified", "emitted": "tokens emitted"}
 _COLOURS = {**SPAN_COLOURS, "prefill": "#7f8c1f"}
 _DASHES = ([1, 0], [6, 3], [2, 2])
-_LIMIT = "#c0392b"
+_LIMIT = "#d9534a"
 _GREY = "#8a8f98"
 _HEIGHT = 230
 _LITTLE = 0.002  # of a round
@@ -135,9 +135,9 @@ def spans_chart(spans: pd.DataFrame) -> Any:
     table["text"] = [
         f"{ms:.3g} ms ({share:.0%})" for ms, share in zip(table["ms"], table["share"], strict=True)
     ]
-    order = [SPAN_NAMES[name] for name in SPAN_NAMES]
+    axis = alt.Axis(labelLimit=200, labelOverlap=False)
     base = alt.Chart(table).encode(
-        y=alt.Y("name:N", title=None, sort=order, axis=alt.Axis(labelLimit=200)),
+        y=alt.Y("name:N", title=None, sort=list(SPAN_NAMES.values()), axis=axis),
         tooltip=[
             alt.Tooltip("name:N", title="span"),
             alt.Tooltip("ms:Q", format=".3~g", title="ms"),
@@ -156,7 +156,7 @@ def spans_chart(spans: pd.DataFrame) -> Any:
     )
     ranges = base.mark_rule(strokeWidth=1.5, color=_GREY).encode(x="low:Q", x2="high:Q")
     text = base.mark_text(align="left", dx=6, color=_GREY).encode(x="high:Q", text="text:N")
-    return alt.layer(bars, ranges, text).properties(height=max(38 * len(table), 80))
+    return alt.layer(bars, ranges, text).properties(height=max(46 * len(table), 90))
 
 
 def _band_and_line(rows: pd.DataFrame, title: str) -> tuple[Any, Any]:

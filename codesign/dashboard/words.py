@@ -25,14 +25,16 @@ class Tile:
 
     Attributes:
         label: What it is.
-        value: With its unit.
-        note: Its range and where it comes from.
+        value: In the unit that the label names.
+        range: Where nine of ten runs are expected.
+        origin: Where it comes from.
         explanation: In a sentence.
     """
 
     label: str
     value: str
-    note: str
+    range: str
+    origin: str
     explanation: str
 
 
@@ -50,22 +52,23 @@ def tiles(prediction: Prediction, slo: SLO) -> list[Tile]:
               "Share of requests that finish and meet every target."),
         _tile(scored, "goodput", "Goodput", 1.0, "req/s", origin,
               "Requests per second that meet every target."),
-        _tile(scored, "throughput", "Throughput", 1.0, "tokens/s", origin,
+        _tile(scored, "throughput", "Output", 1.0, "tokens/s", origin,
               "Output tokens per second of the run."),
-        _tile(scored, "acceptance_length", "Acceptance length", 1.0, "tokens", tokens,
-              "Tokens emitted per request and round, bonus token included."),
-        _tile(scored, "mean_batch", "Batch", 1.0, "requests", origin,
+        _tile(scored, "acceptance_length", "Accepted", 1.0, "tokens", tokens,
+              "Acceptance length: tokens emitted per request and round, bonus token included. "
+              f"Acceptance {prediction.acceptance_origin}."),
+        _tile(scored, "mean_batch", "Running", 1.0, "requests", origin,
               "Requests in a round of a replica, on average."),
     ]  # fmt: skip
     names = {"target": "Target busy", "draft": "Draft busy", BOTH: "GPUs busy"}
     shown += [
-        Tile(names[name], _number(100 * share.value, "%"), _note(share, 100.0, origin),
+        Tile(names[name] + ", %", _plain(100 * share.value), _range(share, 100.0), origin,
              "Share of the run in which these workers compute.")
         for name, share in prediction.busy.items()
     ]  # fmt: skip
     shown.append(
-        Tile("Load", _number(100 * prediction.load.value, "%"),
-             _note(prediction.load, 100.0, f"{origin}, rough"),
+        Tile("Load, %", _plain(100 * prediction.load.value), _range(prediction.load, 100.0),
+             "rough",
              "Demand over capacity, by the planner's arithmetic without a simulation. Above 100 % "
              "the queue grows for as long as requests come.")
     )  # fmt: skip
@@ -127,14 +130,10 @@ def scope(prediction: Prediction) -> str:
 
 
 def tokens_origin(acceptance_origin: str) -> str:
-    """Where counts of tokens come from, in a word or two."""
-    if acceptance_origin == "recorded":
+    """Where counts of tokens come from, in a word; the tile explains the rest."""
+    if acceptance_origin.startswith("recorded"):
         return "measured"
-    if acceptance_origin.startswith("made up"):
-        return "made up"
-    if acceptance_origin.startswith("recorded for"):
-        return "measured on another pair"
-    return acceptance_origin
+    return "made up" if acceptance_origin.startswith("made up") else "imported"
 
 
 def _tile(
@@ -149,17 +148,13 @@ def _tile(
     interval = scored.predicted.get(figure)
     if interval is None:
         return None
-    value = _number(factor * interval.value, unit)
-    return Tile(label, value, _note(interval, factor, origin), explanation)
+    value = _plain(factor * interval.value)
+    return Tile(f"{label}, {unit}", value, _range(interval, factor), origin, explanation)
 
 
-def _note(interval: Interval, factor: float, origin: str) -> str:
+def _range(interval: Interval, factor: float) -> str:
     low, high = (_plain(factor * end) for end in (interval.low, interval.high))
-    return f"{low} to {high}, {origin}"
-
-
-def _number(value: float, unit: str) -> str:
-    return f"{_plain(value)} {unit}"
+    return f"{low} to {high}"
 
 
 def _plain(value: float) -> str:
