@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import streamlit as st
 
 
 def main() -> None:
-    st.set_page_config(page_title="codesign", page_icon=":material/alt_route:", layout="wide")
+    # A picture of our own: icons of pages are fetched from another host.
+    icon = Path(__file__).with_name("icon.png")
+    st.set_page_config(page_title="codesign", page_icon=icon, layout="wide")
     pages = [
         st.Page("app_pages/what_if.py", title="What if", icon=":material/tune:", default=True),
         st.Page("app_pages/plan.py", title="Plan", icon=":material/search:"),
