@@ -255,7 +255,7 @@ QUESTIONS = {
         "SwiftSpec serves one request; SpecServe shares the target's GPUs.",
         "From about 8 running requests: up to 4 the split leads by 2 to 11 %, at 8 drafting "
         "in turn on all GPUs is ahead by 3 %, at 64 the split is no better than plain "
-        "decoding on 8, and at 128 two plain replicas beat everything.",
+        "decoding, and at 128 two plain replicas are level with the best of drafting.",
         batch,
     ),
     "link": Question(
