@@ -10,12 +10,15 @@ from codesign.cli.output import add_output_arguments, emit, non_negative, progre
 from codesign.errors import HardwareError
 
 if TYPE_CHECKING:
+    from codesign.config import Deployment
     from codesign.profiler.store import ProfileSettings
 
 _EXAMPLES = """\
 examples:
   codesign profile --out profile
   codesign profile --target smollm2-135m --draft ngram --workers 2 --quick --out profile-ngram
+  codesign profile --device cuda --workers 4 --out profile-gpus
+  codesign profile --device cuda --deployments 1,2,1+1,3+1 --out profile-gpus
 """
 
 
@@ -40,7 +43,23 @@ def add_parser(subparsers: Any) -> None:
     )
     machine = parser.add_argument_group("hardware")
     machine.add_argument(
-        "--workers", type=int, metavar="N", help="CPU threads in all (the cores of this process)"
+        "--device",
+        choices=("cpu", "cuda", "cpu-ranks"),
+        default="cpu",
+        help="cpu: workers are threads (default); cuda: they are GPUs, with a process each; "
+        "cpu-ranks: the same processes on the CPU",
+    )
+    machine.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="CPU threads, or GPUs, in all (the cores of this process, or its GPUs)",
+    )
+    machine.add_argument(
+        "--deployments",
+        metavar="LABEL,...",
+        help="measure these splits instead of all of N workers: 2 (both models on 2), 3+1 (target "
+        "on 3, draft on 1); not on a cpu",
     )
     sampling = parser.add_argument_group("sampling of the recorded text")
     sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
@@ -97,7 +116,12 @@ def _settings(args: argparse.Namespace) -> ProfileSettings:
     from codesign.policy.walk import Sampling
     from codesign.profiler.store import ProfileSettings
 
-    workers = hardware()["cores"] if args.workers is None else args.workers
+    deployments = _deployments(args)
+    workers = args.workers
+    if workers is None:
+        found = hardware()
+        workers = len(found["gpus"]) if args.device == "cuda" else found["cores"]
+        workers = max((d.num_workers for d in deployments), default=max(workers, 1))
     if workers < 1:
         raise UsageError(f"--workers must be 1 or more, not {workers}")
     draft = args.draft
@@ -118,4 +142,23 @@ def _settings(args: argparse.Namespace) -> ProfileSettings:
         workers=workers,
         sampling=Sampling(args.temperature, args.top_k, args.top_p, args.seed),
         is_quick=args.quick,
+        device=args.device,
+        deployments=tuple([d.label for d in deployments]),
     )
+
+
+def _deployments(args: argparse.Namespace) -> list[Deployment]:
+    from codesign.config import parse_deployment
+    from codesign.errors import UsageError
+
+    if args.deployments is None:
+        return []
+    if args.device == "cpu":
+        raise UsageError("--deployments needs ranks: add --device cuda, or cpu-ranks to try it")
+    if args.workers is not None:
+        raise UsageError("give --workers N or --deployments LABEL,..., not both")
+    found = [parse_deployment(label) for label in args.deployments.split(",")]
+    for deployment in found:
+        if deployment != deployment.unit:
+            raise UsageError(f"{deployment.label} has replicas; profile {deployment.unit.label}")
+    return list(dict.fromkeys(found))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 STEPS_FILE, ACCEPTANCE_FILE, PROFILE_FILE = "steps.parquet", "acceptance.parquet", "profile.json"
 STEP_COLUMNS = ("deployment", "op", "rows", "requests", "context", "beside", "seconds")
+KV_ROOMS = ("kv_tokens", "plain_kv_tokens")  # ops whose rows say what fits, in no time
 FORWARDS = ("target", "draft", "prefill", "draft_prefill")
 _MAX_SLOWDOWN = 0.95
 _CHAIN = 3  # draft tokens per round of the chain that stands for acceptance in ``errors``
@@ -221,17 +222,24 @@ def fit_costs(
             timings = _timings(part, label, op, beside=beside)
             fits[name] = fit_step(timings, is_prefill=op.endswith("prefill"))
             errors[name] = fits[name].error
-        constants = {}
+        constants: dict[str, Any] = {}
         for op in ("reroot", "link") if is_split else ("reroot",):
             seconds = _timings(part, label, op, beside=None)["seconds"].to_numpy(np.float64)
             constants[op] = float(np.median(seconds))
             errors[f"{label}/{op}"] = float(np.median(np.abs(seconds / constants[op] - 1.0)))
         if is_split:
             constants["slowdown"] = fit_slowdown(_timings(part, label, "target", beside=None))
+        constants |= _kv_rooms(part)
         costs[label] = RoundCost(**{op: fits[f"{label}/{op}"].time for op in FORWARDS}, **constants)
     if not costs:
         raise InputError(f"the profile has no timings. {_FIX}")
     return costs, fits, errors
+
+
+def _kv_rooms(part: pd.DataFrame) -> dict[str, int]:
+    """KV rows that fit, where the profile says so."""
+    found = part.loc[part["op"].isin(KV_ROOMS)].groupby("op")["rows"].min()
+    return {str(op): int(rows) for op, rows in found.items()}
 
 
 def fit_slowdown(target: pd.DataFrame) -> float:

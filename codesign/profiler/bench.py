@@ -7,12 +7,14 @@ tokens, because neither changes the time. Staging is never timed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
+from typing import Protocol
 
 import torch
 
 from codesign.engine.draft_worker import DraftWorker
-from codesign.engine.drafter import ModelDrafter, NgramDrafter
+from codesign.engine.drafter import Drafter, ModelDrafter, NgramDrafter
 from codesign.engine.kv_cache import KVCache
 from codesign.engine.model import Decoder
 from codesign.engine.rows import causal_rows
@@ -31,8 +33,8 @@ from codesign.profiler.steps import StepShape
 
 SPARE_ROWS = 128  # behind the longest context: tree rows
 MAX_PREFILLS = 4  # prompts in one forward
-_ENDLESS = 1 << 30  # output tokens; no staged request ever finishes
-_ALPHABET = 61  # few tokens, so that n-grams repeat
+ENDLESS = 1 << 30  # output tokens; no staged request ever finishes
+ALPHABET = 61  # few tokens, so that n-grams repeat
 
 
 class TargetBench(TargetWorker):
@@ -66,7 +68,9 @@ class TargetBench(TargetWorker):
                 self._next[verdict.request_id, shape.context] = verdict.tokens[0]
             self._restore(shape)
         self._stage(shape)
-        candidates = Candidates(0, tuple([self._tree(i, shape) for i in range(shape.requests)]))
+        candidates = staged_candidates(
+            shape, [self._next[i, shape.context] for i in range(shape.requests)], self._vocab
+        )
         start = perf_counter()
         self.verify(candidates)
         seconds = perf_counter() - start
@@ -84,23 +88,16 @@ class TargetBench(TargetWorker):
     def _stage(self, shape: StepShape) -> None:
         self.side = TargetSide()
         for request_id in range(shape.requests):
-            tokens = _tokens(request_id, shape.context + 1, self._vocab)
-            self.side.admit(Admission(request_id, tokens, _ENDLESS))
+            tokens = made_up_tokens(request_id, shape.context + 1, self._vocab)
+            self.side.admit(Admission(request_id, tokens, ENDLESS))
             _set_length(self.cache, self._slots[request_id], shape.context)
-
-    def _tree(self, request_id: int, shape: StepShape) -> RequestCandidates:
-        """A tree of which one draft token, the last row, is accepted: KV rows must move."""
-        root = _tokens(request_id, shape.context + 1, self._vocab)[-1]
-        true = self._next[request_id, shape.context]
-        others = [(true + i) % self._vocab for i in range(1, shape.rows - 1)]
-        tokens = [root, *others, true][: shape.rows]
-        parents = [-1, *[i // 2 for i in range(len(others))], 0][: shape.rows]
-        return RequestCandidates(request_id, shape.context + 1, tuple(tokens), tuple(parents))
 
     def _prefill_seconds(self, shape: StepShape) -> float:
         self.side = TargetSide()
         ids = range(len(self._slots), len(self._slots) + shape.requests)
-        admissions = [Admission(i, _tokens(i, shape.rows, self._vocab), _ENDLESS) for i in ids]
+        admissions = [
+            Admission(i, made_up_tokens(i, shape.rows, self._vocab), ENDLESS) for i in ids
+        ]
         start = perf_counter()
         self.prefill(admissions)
         seconds = perf_counter() - start
@@ -119,7 +116,7 @@ class _StagedModel(ModelDrafter):
         _set_length(self.cache, self._slots[request_id], len(tokens))
 
 
-class _StagedNgrams(NgramDrafter):
+class StagedNgrams(NgramDrafter):
     """An n-gram drafter whose slabs can be set."""
 
     def stage(self, request_id: int, tokens: tuple[int, ...]) -> None:
@@ -127,24 +124,27 @@ class _StagedNgrams(NgramDrafter):
         self._slabs[request_id] = list(tokens)
 
 
-class DraftBench:
+class StagedDrafter(Drafter, Protocol):
+    """A drafter that can pretend to have run."""
+
+    def stage(self, request_id: int, tokens: tuple[int, ...]) -> None:
+        """Make a request's slab hold as many rows as there are tokens."""
+        ...
+
+
+class DraftSteps:
     """A draft worker whose requests can be put at any context.
 
     Args:
-        decoder: The draft model; None for n-grams.
+        drafter: What answers it.
+        vocab: Tokens that the drafter knows.
         num_requests: Largest batch.
-        max_context: Longest context, prompt lengths included.
     """
 
-    def __init__(self, decoder: Decoder | None, *, num_requests: int, max_context: int) -> None:
+    def __init__(self, drafter: StagedDrafter, *, vocab: int, num_requests: int) -> None:
+        self._drafter = drafter
+        self._vocab = vocab
         self._num_requests = num_requests
-        self._drafter = _StagedNgrams()
-        self._vocab = _ALPHABET
-        if decoder is not None:
-            noise = _noise(decoder, max_context + SPARE_ROWS)
-            cache = _noisy_cache(decoder, noise, num_slots=num_requests + MAX_PREFILLS)
-            self._drafter = _StagedModel(decoder, cache)
-            self._vocab = decoder.shape.vocab
 
     def seconds(self, shape: StepShape) -> float:
         """Time one step."""
@@ -163,7 +163,7 @@ class DraftBench:
     def _prefill_seconds(self, shape: StepShape) -> float:
         worker = self._worker(rows=2, width=1)  # a tree that is done after one forward
         ids = range(self._num_requests, self._num_requests + shape.requests)
-        admitted = [Admission(i, _tokens(i, shape.rows, self._vocab), _ENDLESS) for i in ids]
+        admitted = [Admission(i, made_up_tokens(i, shape.rows, self._vocab), ENDLESS) for i in ids]
         _, times = worker.answer(Verdict(0, admitted=tuple(admitted)))
         self._drafter.release(ids)
         return times.answered - times.rerooted
@@ -189,8 +189,8 @@ class DraftBench:
         """Admit requests of ``shape.context`` tokens and pretend that forwards were run."""
         side, fanout = worker.side, worker.side.policy.fanout
         for request_id in range(shape.requests):
-            tokens = _tokens(request_id, shape.context, self._vocab)
-            side.admit(Admission(request_id, tokens, _ENDLESS))
+            tokens = made_up_tokens(request_id, shape.context, self._vocab)
+            side.admit(Admission(request_id, tokens, ENDLESS))
         slabs: dict[int, tuple[int, ...]] = {}
         log_probs = [-1.0 - 0.1 * i for i in range(fanout)]
         for _ in range(expansions):
@@ -200,6 +200,44 @@ class DraftBench:
                 side.expanded(rows, children, [log_probs] * len(rows.nodes))
         for request_id, slab in slabs.items():
             self._drafter.stage(request_id, slab)
+
+
+class DraftBench(DraftSteps):
+    """The draft worker of this process.
+
+    Args:
+        decoder: The draft model; None for n-grams.
+        num_requests: Largest batch.
+        max_context: Longest context, prompt lengths included.
+    """
+
+    def __init__(self, decoder: Decoder | None, *, num_requests: int, max_context: int) -> None:
+        drafter: StagedDrafter = StagedNgrams()
+        if decoder is not None:
+            noise = _noise(decoder, max_context + SPARE_ROWS)
+            cache = _noisy_cache(decoder, noise, num_slots=num_requests + MAX_PREFILLS)
+            drafter = _StagedModel(decoder, cache)
+        vocab = ALPHABET if decoder is None else decoder.shape.vocab
+        super().__init__(drafter, vocab=vocab, num_requests=num_requests)
+
+
+def staged_candidates(shape: StepShape, true: Sequence[int], vocab: int) -> Candidates:
+    """Trees of which one draft token, the last row, is accepted: KV rows must move.
+
+    Args:
+        shape: The verification.
+        true: What the target says after each request's root.
+        vocab: Tokens that it knows.
+    """
+    trees = []
+    for request_id, token in enumerate(true):
+        root = made_up_tokens(request_id, shape.context + 1, vocab)[-1]
+        others = [(token + i) % vocab for i in range(1, shape.rows - 1)]
+        tokens = [root, *others, token][: shape.rows]
+        parents = [-1, *[i // 2 for i in range(len(others))], 0][: shape.rows]
+        base_len = shape.context + 1
+        trees.append(RequestCandidates(request_id, base_len, tuple(tokens), tuple(parents)))
+    return Candidates(0, tuple(trees))
 
 
 def _noise(decoder: Decoder, num_rows: int) -> torch.Tensor:
@@ -234,7 +272,7 @@ def _set_length(cache: KVCache, slot: int, length: int) -> None:
         cache.truncate(slot, length)
 
 
-def _tokens(request_id: int, count: int, vocab: int) -> tuple[int, ...]:
+def made_up_tokens(request_id: int, count: int, vocab: int) -> tuple[int, ...]:
     """Made-up tokens of a request: aperiodic, of a small alphabet."""
-    limit = min(vocab, _ALPHABET)
+    limit = min(vocab, ALPHABET)
     return tuple([(request_id + i * i + i // 7) % limit for i in range(count)])

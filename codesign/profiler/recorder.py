@@ -7,7 +7,8 @@ come so far.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pandas as pd
 import torch
@@ -19,14 +20,21 @@ from codesign.engine.kv_cache import KVCache
 from codesign.engine.model import Decoder
 from codesign.engine.rows import causal_rows
 from codesign.engine.run import run_candidate
+from codesign.errors import InputError
+from codesign.fit.shipped import shipped_acceptance
+from codesign.models.tokenizer import Tokenizer
 from codesign.plan import Candidate
 from codesign.policy.protocol import ExpansionRows
 from codesign.policy.speculation import SpeculationSpec
 from codesign.policy.walk import Sampling
-from codesign.prompts import BoundRequest
+from codesign.profiler.store import ProfileSettings
+from codesign.prompts import BoundRequest, encode_user_turn, every_prompt, load_prompts
 
 TOP_K = 16  # ranks that are kept
 MAX_BATCH = 8
+
+OUTPUT_TOKENS = 48  # recorded after each prompt
+RECORDED_LENGTHS = (1, 128, 256)  # prompt tokens; no prompt is cut, so 1 is its own length
 
 Progress = Callable[[str, int, int], None]
 Ranked = tuple[list[int], list[float]]  # tokens and log probabilities, likeliest first
@@ -67,12 +75,32 @@ def record_acceptance(
         max_kv_tokens=sum(len(r.prompt_ids) + r.max_new_tokens + 1 for r in requests),
         progress=progress,
     )
-    if any(len(run.outputs[r.request_id]) < r.max_new_tokens for r in requests):
+    return ranked_tokens(
+        requests, run.outputs, lambda request, output: _predictions(request, output, draft)
+    )
+
+
+def ranked_tokens(
+    requests: Sequence[BoundRequest],
+    outputs: Mapping[int, Sequence[int]],
+    predictions: Callable[[BoundRequest, Sequence[int]], Iterator[Ranked]],
+) -> pd.DataFrame:
+    """Rank every emitted token among what a draft expected; see ``record_acceptance``.
+
+    Args:
+        requests: As they were decoded.
+        outputs: Tokens of each.
+        predictions: The draft's likeliest tokens at each position of an output.
+
+    Raises:
+        KeyboardInterrupt: If an output is not whole: decoding was interrupted.
+    """
+    if any(len(outputs[r.request_id]) < r.max_new_tokens for r in requests):
         raise KeyboardInterrupt
     parts = []
     for request in requests:
-        output = run.outputs[request.request_id]
-        ranked = list(_predictions(request, output, draft))
+        output = outputs[request.request_id]
+        ranked = list(predictions(request, output))
         parts.append(
             pd.DataFrame(
                 {
@@ -90,12 +118,53 @@ def record_acceptance(
     return pd.concat(parts, ignore_index=True).astype({"rank": "int8"})
 
 
+def recorded_requests(
+    target: Path, positions: int, *, is_quick: bool
+) -> tuple[list[BoundRequest], list[str]]:
+    """Each prompt of the profile's half as it is, and in a full profile also in longer contexts.
+
+    Returns:
+        Those that fit, and a note if some do not.
+
+    Raises:
+        InputError: If none does.
+    """
+    bound = every_prompt(
+        load_prompts("profile"),
+        encode_user_turn(Tokenizer(target)),
+        lengths=RECORDED_LENGTHS[:1] if is_quick else RECORDED_LENGTHS,
+        max_new_tokens=OUTPUT_TOKENS,
+    )
+    short = [r for r in bound if len(r.prompt_ids) + OUTPUT_TOKENS <= positions]
+    if not short:
+        raise InputError(
+            f"{target.name} has {positions} positions, fewer than the shortest prompt needs. "
+            "Choose another target: codesign models list"
+        )
+    missing = len(bound) - len(short)
+    note = f"{missing} of {len(bound)} prompts do not fit {positions} positions"
+    return short, [note] if missing else []
+
+
+def shipped_frame(settings: ProfileSettings, notes: list[str]) -> pd.DataFrame | None:
+    """What the package has recorded of a pair, if a quick profile may take it; says so."""
+    if not settings.is_quick:
+        return None
+    shipped = shipped_acceptance(settings.target, settings.draft, settings.sampling)
+    if shipped is not None:
+        notes.append(
+            f"acceptance: {len(shipped):,} tokens that ship with the package, as they do "
+            "not depend on the machine; to record again: codesign profile without --quick"
+        )
+    return shipped
+
+
 def _predictions(
     request: BoundRequest, output: Sequence[int], draft: Decoder | None
 ) -> Iterator[Ranked]:
     """What the draft expects at each position of the output, given everything before it."""
     if draft is None:
-        return _ngram_predictions(request, output)
+        return ngram_predictions(request, output)
     return _model_predictions(request, output, draft)
 
 
@@ -112,7 +181,7 @@ def _model_predictions(
     return iter(list(zip(tokens_LK.tolist(), best.values.tolist(), strict=True)))
 
 
-def _ngram_predictions(request: BoundRequest, output: Sequence[int]) -> Iterator[Ranked]:
+def ngram_predictions(request: BoundRequest, output: Sequence[int]) -> Iterator[Ranked]:
     """The n-gram drafter along the path; what it leaves open is padded with absent tokens."""
     drafter = NgramDrafter()
     new: tuple[int, ...] = request.prompt_ids

@@ -7,10 +7,9 @@ where it stopped. The files are described in codesign.fit, which reads them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pandas as pd
 import torch
@@ -20,14 +19,12 @@ from codesign.config import Deployment
 from codesign.engine.model import Decoder, load_decoder
 from codesign.engine.run import NGRAM, DraftSource
 from codesign.errors import HardwareError, InputError
-from codesign.fit.shipped import shipped_acceptance
 from codesign.models import resolve_model
 from codesign.models.shape import model_shape
-from codesign.models.tokenizer import Tokenizer
 from codesign.profiler.bench import SPARE_ROWS, DraftBench, TargetBench
-from codesign.profiler.link import link_seconds
+from codesign.profiler.link import link_frame, link_seconds
 from codesign.profiler.neighbour import Neighbour, NeighbourSetup
-from codesign.profiler.recorder import record_acceptance
+from codesign.profiler.recorder import record_acceptance, recorded_requests, shipped_frame
 from codesign.profiler.steps import (
     MAX_REQUESTS,
     Effort,
@@ -38,23 +35,9 @@ from codesign.profiler.steps import (
     target_shapes,
     time_groups,
 )
-from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
-from codesign.prompts import BoundRequest, encode_user_turn, every_prompt, load_prompts
-
-OUTPUT_TOKENS = 48  # recorded after each prompt
-RECORDED_LENGTHS = (1, 128, 256)  # prompt tokens; no prompt is cut, so 1 is its own length
+from codesign.profiler.store import ACCEPTANCE_PART, Part, PartStore, ProfileSettings, Tick
 
 Progress = Callable[[str, int, int], None]
-Tick = Callable[[float], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A piece of the profile that is kept once it is done; ``seconds`` is a guess."""
-
-    name: str
-    seconds: float
-    measure: Callable[[Tick], pd.DataFrame]
 
 
 def make_profile(
@@ -78,20 +61,16 @@ def make_profile(
     Raises:
         InputError: If a model is missing, the pair does not match, or the parts to resume from
             were measured with other settings.
-        HardwareError: If there are fewer CPU cores than workers.
+        HardwareError: If there are fewer CPU cores, or GPUs, than workers.
         KeyboardInterrupt: With a message on what was kept.
     """
-    cores = hardware()["cores"]
-    if settings.workers > cores:
-        raise HardwareError(
-            f"{settings.workers} workers were asked for, this process may use {cores} CPU cores. "
-            f"Fix: codesign profile --workers {cores}"
-        )
+    if settings.device == "cpu":
+        _check_cores(settings.workers)
     store = PartStore(out, settings)
     if resume and (finished := store.finished()) is not None:
         return finished
     store.open(resume=resume)
-    measurer = _Measurer(settings)
+    measurer = _measurer(settings)
     meter = _Meter(measurer.parts, progress)
     try:
         for part in measurer.parts:
@@ -109,23 +88,51 @@ def make_profile(
     return store.finish([part.name for part in measurer.parts], measurer.notes)
 
 
+def _check_cores(workers: int) -> None:
+    cores = hardware()["cores"]
+    if workers > cores:
+        raise HardwareError(
+            f"{workers} workers were asked for, this process may use {cores} CPU cores. "
+            f"Fix: codesign profile --workers {cores}"
+        )
+
+
+def _measurer(settings: ProfileSettings) -> Measurer:
+    if settings.device != "cpu":
+        from codesign.profiler.rank_parts import RankMeasurer
+
+        return RankMeasurer(settings)
+    return _CpuMeasurer(settings)
+
+
+class Measurer(Protocol):
+    """Knows how to measure each part; ``notes`` are complete when all parts are."""
+
+    parts: list[Part]
+    notes: list[str]
+
+    def close(self) -> None:
+        """End what still runs."""
+        ...
+
+
 class _Meter:
     """Turns finished parts into seconds of work, so that the time left can be shown."""
 
-    def __init__(self, parts: list[_Part], progress: Progress | None) -> None:
+    def __init__(self, parts: list[Part], progress: Progress | None) -> None:
         self._seconds = {part.name: part.seconds for part in parts}
         self._done = dict.fromkeys(self._seconds, 0.0)
         self._progress = progress
 
-    def __call__(self, part: _Part, share: float) -> None:
+    def __call__(self, part: Part, share: float) -> None:
         self._done[part.name] = part.seconds * share
         if self._progress is not None:
             done, total = sum(self._done.values()), sum(self._seconds.values())
             self._progress("profile", round(done), round(total))
 
 
-class _Measurer:
-    """Loads the models and knows how to measure each part."""
+class _CpuMeasurer:
+    """Loads the models and measures on threads of this machine's CPU."""
 
     def __init__(self, settings: ProfileSettings) -> None:
         self._settings = settings
@@ -139,8 +146,9 @@ class _Measurer:
             positions = min(positions, self._draft.shape.max_positions)
             _check_vocabulary(self._target, self._draft)
         self._contexts = contexts_within(positions, SPARE_ROWS)
-        self.notes: list[str] = []
-        self._requests = self._bind(target_dir, positions)
+        self._requests, self.notes = recorded_requests(
+            target_dir, positions, is_quick=settings.is_quick
+        )
         self._neighbour: Neighbour | None = None
         self.parts = self._list_parts()
 
@@ -149,20 +157,7 @@ class _Measurer:
         if self._neighbour is not None:
             self._neighbour.close()
 
-    def _bind(self, target_dir: Path, positions: int) -> list[BoundRequest]:
-        bound = _recorded_requests(target_dir, is_quick=self._settings.is_quick)
-        short = [r for r in bound if len(r.prompt_ids) + OUTPUT_TOKENS <= positions]
-        if not short:
-            raise InputError(
-                f"{self._settings.target} has {positions} positions, fewer than the shortest "
-                "prompt needs. Choose another target: codesign models list"
-            )
-        if len(short) < len(bound):
-            missing = len(bound) - len(short)
-            self.notes.append(f"{missing} of {len(bound)} prompts do not fit {positions} positions")
-        return short
-
-    def _list_parts(self) -> list[_Part]:
+    def _list_parts(self) -> list[Part]:
         quick = self._settings.is_quick
         workers = self._settings.workers
         whole = Deployment(workers)
@@ -170,24 +165,24 @@ class _Measurer:
         target = Effort(15.0 if quick else 24.0, 3, 7)
         draft = Effort(5.0 if quick else 8.0, 3, 9)
         parts = [
-            _Part(whole.label, solo.seconds, lambda tick: self._whole(whole, solo, tick)),
+            Part(whole.label, solo.seconds, lambda tick: self._whole(whole, solo, tick)),
         ]
         for split in splits(workers):
             name = split.label
             parts += [
-                _Part(
+                Part(
                     f"{name}-target",
                     target.seconds + 5.0,
                     lambda tick, split=split: self._target_part(split, target, tick),
                 ),
-                _Part(
+                Part(
                     f"{name}-draft",
                     draft.seconds,
                     lambda tick, split=split: self._draft_part(split, draft, tick),
                 ),
-                _Part(f"{name}-link", 4.0, lambda tick, split=split: self._link(split)),
+                Part(f"{name}-link", 4.0, lambda tick, split=split: self._link(split)),
             ]
-        return [*parts, _Part(ACCEPTANCE_PART, 14.0, self._acceptance)]
+        return [*parts, Part(ACCEPTANCE_PART, 14.0, self._acceptance)]
 
     @cached_property
     def _target_bench(self) -> TargetBench:
@@ -259,20 +254,12 @@ class _Measurer:
         return self._neighbour
 
     def _link(self, split: Deployment) -> pd.DataFrame:
-        nothing = {"rows": 0, "requests": 0, "context": 0, "beside": False}
-        frame = pd.DataFrame({"seconds": link_seconds(split.draft_workers)})
-        return frame.assign(deployment=split.label, op="link", **nothing)
+        return link_frame(link_seconds(split.draft_workers)).assign(deployment=split.label)
 
     def _acceptance(self, tick: Tick) -> pd.DataFrame:
-        settings = self._settings
-        if settings.is_quick:
-            shipped = shipped_acceptance(settings.target, settings.draft, settings.sampling)
-            if shipped is not None:
-                self.notes.append(
-                    f"acceptance: {len(shipped):,} tokens that ship with the package, as they do "
-                    "not depend on the machine; to record again: codesign profile without --quick"
-                )
-                return shipped
+        shipped = shipped_frame(self._settings, self.notes)
+        if shipped is not None:
+            return shipped
         return record_acceptance(
             self._requests,
             target=self._target,
@@ -290,16 +277,6 @@ def splits(workers: int) -> list[Deployment]:
         for draft in range(1, workers)
         if workers <= 4 or draft & (draft - 1) == 0
     ]
-
-
-def _recorded_requests(target_dir: Path, *, is_quick: bool) -> list[BoundRequest]:
-    """Each prompt of the profile's half as it is, and in a full profile also in longer contexts."""
-    return every_prompt(
-        load_prompts("profile"),
-        encode_user_turn(Tokenizer(target_dir)),
-        lengths=RECORDED_LENGTHS[:1] if is_quick else RECORDED_LENGTHS,
-        max_new_tokens=OUTPUT_TOKENS,
-    )
 
 
 def _check_vocabulary(target: Decoder, draft: Decoder) -> None:

@@ -18,6 +18,7 @@ Op = Literal["target", "prefill", "draft", "draft_prefill", "reroot"]
 CONTEXTS = (32, 128, 256, 512)
 PROMPTS = (16, 64, 128, 256, 512)
 MAX_REQUESTS = 8
+RANK_CONTEXTS = (64, 512, 1024, 2048)
 # (requests, rows of each). Row counts lie on both sides of those where a forward gets dearer.
 _TARGET = (
     *((1, n) for n in (1, 2, 4, 6, 8, 9, 12, 16, 24, 32)),
@@ -36,7 +37,44 @@ _DRAFT = (
 )
 _DRAFT_ALONE = ((1, 1), (1, 4), (4, 4))
 _REROOT = ((1, 8), (2, 8), (4, 8))
+# On ranks a forward gets dearer where the next bucket begins: 8, 16, 32, 64, 128 rows.
+_RANK_TARGET = (
+    *((1, n) for n in (1, 4, 8, 9, 16, 17, 32)),
+    *((2, n) for n in (1, 4, 8)),
+    (3, 11),
+    *((4, n) for n in (1, 2, 4, 8)),
+    (5, 13),
+    *((8, n) for n in (1, 4, 8, 16)),
+)
+_RANK_DRAFT = (
+    *((1, n) for n in (1, 2, 4, 8, 9, 16)),
+    *((2, n) for n in (1, 4)),
+    *((3, n) for n in (6, 11)),
+    *((4, n) for n in (1, 2, 4)),
+    *((8, n) for n in (1, 2, 4, 8)),
+)
 _SLOW_PASSES = 3  # prefills are long: they are timed in the first passes only
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Batches and rows to time.
+
+    Attributes:
+        target: (requests, rows of each) of verifications.
+        draft: The same of expansions.
+        prompts: Lengths of prompts.
+        joins_prompts: Prompts of several requests run in one forward.
+    """
+
+    target: tuple[tuple[int, int], ...]
+    draft: tuple[tuple[int, int], ...]
+    prompts: tuple[int, ...]
+    joins_prompts: bool
+
+
+CPU_GRID = Grid(_TARGET, _DRAFT, PROMPTS, joins_prompts=True)
+RANK_GRID = Grid(_RANK_TARGET, _RANK_DRAFT, (*PROMPTS, *RANK_CONTEXTS[2:]), joins_prompts=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,27 +118,33 @@ class Effort:
     max_passes: int
 
 
-def contexts_within(max_positions: int, spare: int) -> tuple[int, ...]:
+def contexts_within(
+    max_positions: int, spare: int, contexts: Sequence[int] = CONTEXTS
+) -> tuple[int, ...]:
     """Contexts to time on a model with so many positions; at least one."""
-    return tuple(c for c in CONTEXTS if c + spare <= max_positions) or (max_positions // 2,)
+    return tuple(c for c in contexts if c + spare <= max_positions) or (max_positions // 2,)
 
 
-def target_shapes(contexts: Sequence[int], *, beside: bool, lean: bool) -> tuple[StepShape, ...]:
+def target_shapes(
+    contexts: Sequence[int], *, beside: bool, lean: bool, grid: Grid = CPU_GRID
+) -> tuple[StepShape, ...]:
     """Verifications, and prefills unless ``beside``."""
-    verify = _spread("target", _TARGET, contexts, lean=lean)
+    verify = _spread("target", grid.target, contexts, lean=lean)
     if beside:  # a choice of those that are timed alone, to be compared with them
         return tuple([s for s in verify if (s.requests, s.rows) in _TARGET_BESIDE])
-    return (*verify, *_prefills("prefill", contexts, lean=lean))
+    return (*verify, *_prefills("prefill", contexts, grid, lean=lean))
 
 
-def draft_shapes(contexts: Sequence[int], *, few: bool, lean: bool) -> tuple[StepShape, ...]:
+def draft_shapes(
+    contexts: Sequence[int], *, few: bool, lean: bool, grid: Grid = CPU_GRID
+) -> tuple[StepShape, ...]:
     """Expansions, prefills and re-rooting; or just a few expansions."""
     if few:
         return _spread("draft", _DRAFT_ALONE, contexts, lean=True)
     context = contexts[:2][-1]
     return (
-        *_spread("draft", _DRAFT, contexts, lean=lean),
-        *_prefills("draft_prefill", contexts, lean=lean),
+        *_spread("draft", grid.draft, contexts, lean=lean),
+        *_prefills("draft_prefill", contexts, grid, lean=lean),
         *[StepShape("reroot", requests, rows, context) for requests, rows in _REROOT],
     )
 
@@ -168,7 +212,9 @@ def _spread(
     return tuple(shapes)
 
 
-def _prefills(op: Op, contexts: Sequence[int], *, lean: bool) -> tuple[StepShape, ...]:
-    lengths = [n for n in PROMPTS if n <= contexts[-1]][: 4 if lean else None]
+def _prefills(op: Op, contexts: Sequence[int], grid: Grid, *, lean: bool) -> tuple[StepShape, ...]:
+    lengths = [n for n in grid.prompts if n <= contexts[-1]][: 4 if lean else None]
+    if not grid.joins_prompts:
+        return tuple([StepShape(op, 1, n) for n in lengths])
     several = [StepShape(op, 4, 16), StepShape(op, 2, lengths[-1] // 2)]
     return (*[StepShape(op, 1, n) for n in lengths], *several)

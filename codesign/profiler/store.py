@@ -6,19 +6,23 @@ that codesign.fit reads. Must not import torch.
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
-from codesign.artifacts import header, read_json, read_table, write_json, write_table
+from codesign.artifacts import header, read_json, read_table, to_json, write_json, write_table
 from codesign.errors import InputError
 from codesign.fit import ACCEPTANCE_FILE, PROFILE_FILE, STEP_COLUMNS, STEPS_FILE
 from codesign.policy.walk import Sampling
 
 ACCEPTANCE_PART = "acceptance"
+Tick = Callable[[float], None]  # takes the share of the work that is done
+Device = Literal["cpu", "cuda", "cpu-ranks"]
 _PARTS = "parts"
 
 
@@ -32,6 +36,9 @@ class ProfileSettings:
         workers: CPU threads to use in all.
         sampling: How the target samples; its seed also orders the measurements.
         is_quick: Fewer shapes and repetitions.
+        device: "cpu" for threads, "cuda" for a GPU a worker, "cpu-ranks" for the same processes
+            on the CPU.
+        deployments: Labels of the splits to measure; all of ``workers`` if there are none.
     """
 
     target: str
@@ -39,6 +46,17 @@ class ProfileSettings:
     workers: int
     sampling: Sampling = field(default_factory=Sampling)
     is_quick: bool = False
+    device: Device = "cpu"
+    deployments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of the profile that is kept once it is done; ``seconds`` is a guess."""
+
+    name: str
+    seconds: float
+    measure: Callable[[Tick], pd.DataFrame]
 
 
 class PartStore:
@@ -46,7 +64,7 @@ class PartStore:
 
     def __init__(self, out: Path, settings: ProfileSettings) -> None:
         self._out = out
-        self._settings = asdict(settings)
+        self._settings: dict[str, Any] = json.loads(to_json(asdict(settings)))  # as it is read
 
     def finished(self) -> dict[str, Any] | None:
         """The profile, if it is complete and has these settings."""
@@ -94,11 +112,12 @@ class PartStore:
             "target": self._settings["target"],
             "draft": self._settings["draft"],
             "workers": self._settings["workers"],
+            "device": self._settings["device"],
             "temperature": self._settings["sampling"]["temperature"],
             "top_k": self._settings["sampling"]["top_k"],
             "top_p": self._settings["sampling"]["top_p"],
             "K": len(recorded["log_probs"].iloc[0]),
-            "num_timings": len(steps),
+            "num_timings": int((steps["seconds"] > 0).sum()),
             "num_tokens": len(recorded),
             "notes": notes,
         }

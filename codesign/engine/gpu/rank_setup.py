@@ -9,11 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from codesign.engine.gpu.watch import SILENCE
 from codesign.engine.run import NGRAM, PolicySetup
 from codesign.engine.wire import WireLimits
 from codesign.policy.walk import Sampling
+
+if TYPE_CHECKING:
+    from codesign.engine.gpu.mailbox import Mailbox
+    from codesign.engine.gpu.rank_group import GroupLeader
+    from codesign.engine.gpu.ranks import Rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,7 @@ class RankSetup:
         silence: Seconds without an answer after which a rank counts as lost.
         fused: Use the kernels that were made for this GPU; False to compare with.
         number: Of this run among those that the same processes serve.
+        lead_draft: What the draft's leader does instead of answering verdicts; for measurements.
         delay: Seconds that the draft sleeps before each answer, by round; for tests of timing.
     """
 
@@ -60,6 +67,7 @@ class RankSetup:
     silence: float = SILENCE
     fused: bool = True
     number: int = 0
+    lead_draft: Callable[[Rank, GroupLeader | None, Mailbox, Mailbox], None] | None = None
     delay: Callable[[int], float] | None = None
 
     @property

@@ -60,12 +60,14 @@ class Rank:
         rank: Global number.
         models: Its part of each model, by TARGET_MODEL and DRAFT_MODEL.
         leaders: What this rank leads.
+        weight_bytes: GPU memory that each model's weights take here; 0 on a CPU.
     """
 
     setup: RankSetup
     rank: int
     models: dict[int, ModelRank]
     leaders: list[GroupLeader] = field(default_factory=list)
+    weight_bytes: dict[int, int] = field(default_factory=dict)
 
     def mailbox(
         self, name: str, writer: int, readers: range, max_words: int, watch: Watch | None
@@ -185,16 +187,22 @@ def load_rank(
     join(setup, rank)
     hidden = max((part.shape.hidden for part in weights.values()), default=0)
     groups = tensor_groups(setup, rank, hidden, device)
-    models = {}
+    models, weight_bytes = {}, {}
     for model, part in weights.items():
+        before = _allocated(device)
         forward = RankForward(
             part, groups[setup.group_ranks(draft=model == DRAFT_MODEL)], fused=setup.fused
         )
+        weight_bytes[model] = _allocated(device) - before
         models[model] = _model_rank(setup, model, forward)
     for model, buckets in _buckets(setup).items():
         if model in models:
             models[model].prepare(buckets)
-    return Rank(setup, rank, models)
+    return Rank(setup, rank, models, weight_bytes=weight_bytes)
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def _model_rank(setup: RankSetup, model: int, forward: RankForward) -> ModelRank:
@@ -258,7 +266,11 @@ def serve_rank(setup: RankSetup, rank: int, check: Callable[[], None] | None = N
         followers = this.group_mailbox(draft=True, watch=of_group)
         verdicts, candidates = this.pair_mailboxes(of_leader)
         leader = this.leader(DRAFT_MODEL, followers, of_group) if this.models else None
-        serve_verdicts(draft_worker(setup, leader), verdicts, candidates, setup.limits, setup.delay)
+        if setup.lead_draft is not None:
+            setup.lead_draft(this, leader, verdicts, candidates)
+        else:
+            worker = draft_worker(setup, leader)
+            serve_verdicts(worker, verdicts, candidates, setup.limits, setup.delay)
         if leader is not None:
             leader.end()
     else:

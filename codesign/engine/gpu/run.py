@@ -125,7 +125,7 @@ def run_on_ranks(
         [QueuedRequest(r.request_id, r.arrival, kv_tokens(r, spec)) for r in requests],
         BatchLimits(candidate.max_batch, max_kv_tokens),
     )
-    with _started(setup) as (ranks, setup):
+    with started(setup) as (ranks, setup):
         this = load_rank(setup, setup.leader, before_join=ranks.wait_until_loaded)
         followers = this.group_mailbox(draft=False, watch=ranks.of_target)
         leader = this.leader(TARGET_MODEL, followers, ranks.of_target)
@@ -147,7 +147,7 @@ def run_on_ranks(
 
 
 @contextlib.contextmanager
-def _started(setup: RankSetup) -> Iterator[tuple[Ranks, RankSetup]]:
+def started(setup: RankSetup) -> Iterator[tuple[Ranks, RankSetup]]:
     """The other ranks, running; they are gone at the end, whatever happened."""
     if TorchrunProcess.this() is not None:
         ranks = TorchrunRanks(setup)

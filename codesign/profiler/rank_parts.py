@@ -1,0 +1,238 @@
+"""What a profile measures on rank groups: every deployment is one part, and acceptance another.
+
+Ranks are started once per deployment. Models that are inflated are made on them, as in a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from codesign.config import Deployment, parse_deployment
+from codesign.engine.gpu.rank_engine import DTYPES
+from codesign.engine.gpu.rank_setup import RankSetup
+from codesign.engine.gpu.workers import GroupDrafter, GroupTarget
+from codesign.engine.partner import NoDraft
+from codesign.engine.run import NGRAM, PolicySetup
+from codesign.engine.serve import Server
+from codesign.errors import HardwareError, InputError
+from codesign.models import resolve_model
+from codesign.models.recipe import read_recipe
+from codesign.models.shape import model_shape
+from codesign.policy.batching import Batcher, BatchLimits, QueuedRequest
+from codesign.policy.protocol import ExpansionRows
+from codesign.policy.speculation import SpeculationSpec
+from codesign.profiler.bench import SPARE_ROWS
+from codesign.profiler.link import link_frame
+from codesign.profiler.rank_bench import RankBench, lead_draft, rank_bench
+from codesign.profiler.rank_steps import NUM_SLOTS
+from codesign.profiler.recorder import (
+    MAX_BATCH,
+    TOP_K,
+    Ranked,
+    ngram_predictions,
+    ranked_tokens,
+    recorded_requests,
+    shipped_frame,
+)
+from codesign.profiler.session import splits
+from codesign.profiler.steps import (
+    RANK_CONTEXTS,
+    RANK_GRID,
+    Effort,
+    Group,
+    contexts_within,
+    draft_shapes,
+    target_shapes,
+    time_groups,
+)
+from codesign.profiler.store import ACCEPTANCE_PART, Part, ProfileSettings, Tick
+from codesign.prompts import BoundRequest
+
+MAX_ROWS = 32  # of a request in a verification
+# Wide enough for every expansion that is timed, and for the ranks that are recorded.
+_WIDEST = SpeculationSpec(kind="tree", rows=TOP_K + 1, width=TOP_K, expansions=1)
+_START = 15.0  # a guess: seconds until ranks are up
+_FULL, _QUICK = Effort(16.0, 3, 15), Effort(4.0, 3, 7)
+
+
+class RankMeasurer:
+    """Knows how to measure each deployment and the acceptance.
+
+    Args:
+        settings: What to measure.
+
+    Attributes:
+        parts: Pieces of the profile.
+        notes: What a reader of the profile must know.
+
+    Raises:
+        InputError: If a model is missing or the pair does not match.
+        HardwareError: If there are fewer GPUs than a deployment needs.
+    """
+
+    def __init__(self, settings: ProfileSettings) -> None:
+        self._settings = settings
+        self._target = resolve_model(settings.target)
+        self._draft = NGRAM if settings.draft == NGRAM else resolve_model(settings.draft)
+        positions = model_shape(self._target).max_positions
+        if isinstance(self._draft, Path):
+            positions = min(positions, model_shape(self._draft).max_positions)
+            _check_vocabulary(self._target, self._draft)
+        self._contexts = contexts_within(positions, SPARE_ROWS, RANK_CONTEXTS)
+        self._deployments = _deployments(settings)
+        _check_gpus(settings, self._deployments)
+        self._requests, self.notes = recorded_requests(
+            self._target, positions, is_quick=settings.is_quick
+        )
+        effort = _QUICK if settings.is_quick else _FULL
+        self.parts = [
+            Part(
+                deployment.label,
+                _START + effort.seconds,
+                lambda tick, deployment=deployment: self._deployment(deployment, effort, tick),
+            )
+            for deployment in self._deployments
+        ]
+        self.parts.append(Part(ACCEPTANCE_PART, 2 * _START, self._acceptance))
+
+    def close(self) -> None:
+        """Nothing stays between parts."""
+
+    def _setup(self, deployment: Deployment, longest: int) -> RankSetup:
+        device = self._settings.device.removesuffix("-ranks")
+        return RankSetup(
+            target=self._target,
+            draft=self._draft,
+            target_ranks=deployment.target_workers,
+            draft_ranks=deployment.draft_workers,
+            policy=PolicySetup(_WIDEST),
+            sampling=self._settings.sampling,
+            num_slots=NUM_SLOTS,
+            target_tokens=longest + SPARE_ROWS,
+            draft_tokens=longest + SPARE_ROWS,
+            max_rows=MAX_ROWS,
+            device=device,
+            dtype=DTYPES[device],
+            lead_draft=lead_draft,
+        )
+
+    def _deployment(self, deployment: Deployment, effort: Effort, tick: Tick) -> pd.DataFrame:
+        """Everything about one deployment."""
+        with rank_bench(self._setup(deployment, self._contexts[-1])) as bench:
+            groups = self._groups(bench, is_split=deployment.draft_workers > 0)
+            seed = self._settings.sampling.seed
+            rows = time_groups(groups, bench.seconds, effort=effort, seed=seed, tick=tick)
+            frames = [pd.DataFrame(list(rows))]
+            if deployment.draft_workers:
+                frames.append(link_frame(bench.message_seconds()))
+            nothing = {"requests": 0, "context": 0, "beside": False, "seconds": 0.0}
+            rooms = [{"op": op, "rows": rows, **nothing} for op, rows in bench.kv_rooms().items()]
+            if rooms:
+                frames.append(pd.DataFrame(rooms))
+        return pd.concat(frames, ignore_index=True).assign(deployment=deployment.label)
+
+    def _groups(self, bench: RankBench, *, is_split: bool) -> list[Group]:
+        lean, contexts = self._settings.is_quick, self._contexts
+        target = target_shapes(contexts, beside=False, lean=lean, grid=RANK_GRID)
+        draft = draft_shapes(contexts, few=False, lean=lean, grid=RANK_GRID)
+        if not is_split:
+            return [Group((*target, *draft), False, lambda: None)]
+        both = target_shapes(contexts, beside=True, lean=True, grid=RANK_GRID)
+        few = draft_shapes(contexts, few=True, lean=True, grid=RANK_GRID)
+        return [
+            Group(target, False, bench.rest),
+            Group(both, True, bench.keep_drafting),
+            Group(draft, True, bench.keep_verifying),
+            Group(few, False, bench.rest),
+        ]
+
+    def _acceptance(self, tick: Tick) -> pd.DataFrame:
+        """Decode on all workers, then let the draft rank what was said."""
+        shipped = shipped_frame(self._settings, self.notes)
+        if shipped is not None:
+            return shipped
+        workers = max(d.num_workers for d in self._deployments)
+        longest = max(_length(request) for request in self._requests)
+        with rank_bench(self._setup(Deployment(workers), longest)) as bench:
+            outputs = self._decode(bench, tick)
+
+            def predictions(request: BoundRequest, output: Sequence[int]) -> Iterator[Ranked]:
+                if bench.draft is None:
+                    return ngram_predictions(request, output)
+                drafter = GroupDrafter(bench.draft, num_slots=NUM_SLOTS, choices=TOP_K)
+                return _model_predictions(request, output, drafter)
+
+            return ranked_tokens(self._requests, outputs, predictions)
+
+    def _decode(self, bench: RankBench, tick: Tick) -> dict[int, list[int]]:
+        """The requests without speculation."""
+        batcher = Batcher(
+            [QueuedRequest(r.request_id, 0.0, _length(r)) for r in self._requests],
+            BatchLimits(MAX_BATCH, sum(_length(r) for r in self._requests)),
+        )
+        worker = GroupTarget(bench.target, num_slots=NUM_SLOTS, sampling=self._settings.sampling)
+        server = Server(
+            worker,
+            NoDraft(),
+            batcher,
+            self._requests,
+            progress=lambda stage, done, total: tick(done / total),
+        )
+        server.run()
+        return server.outputs
+
+
+def _length(request: BoundRequest) -> int:
+    return len(request.prompt_ids) + request.max_new_tokens + 1
+
+
+def _model_predictions(
+    request: BoundRequest, output: Sequence[int], drafter: GroupDrafter
+) -> Iterator[Ranked]:
+    """What the draft expects at each position of the output, in one forward."""
+    path = (*request.prompt_ids, *output[:-1])
+    rows = ExpansionRows(
+        request_id=request.request_id,
+        tokens=path,
+        positions=tuple(range(len(path))),
+        nodes=tuple(range(len(output))),
+        visible=None,
+        context=0,
+    )
+    [(tokens, log_probs)] = drafter.forward([rows], TOP_K)
+    return iter(list(zip(tokens, log_probs, strict=True)))
+
+
+def _deployments(settings: ProfileSettings) -> list[Deployment]:
+    if not settings.deployments:
+        return [Deployment(settings.workers), *splits(settings.workers)]
+    return [parse_deployment(label) for label in settings.deployments]
+
+
+def _check_gpus(settings: ProfileSettings, deployments: Sequence[Deployment]) -> None:
+    needed = max(deployment.num_workers for deployment in deployments)
+    if settings.device != "cuda" or needed <= (found := torch.cuda.device_count()):
+        return
+    fix = f"Fix: codesign profile --device cuda --workers {found}"
+    if not found:
+        fix = "Try it on this machine's CPU: codesign profile --device cpu-ranks"
+    raise HardwareError(f"the profile needs {needed} GPUs, found {found}. {fix}")
+
+
+def _check_vocabulary(target: Path, draft: Path) -> None:
+    """An inflated model's head has the tokens of the small one inside; others stand for none."""
+    ours, theirs = (_num_tokens(directory) for directory in (target, draft))
+    if ours != theirs:
+        raise InputError(
+            f"the draft has {theirs:,} tokens, its target {ours:,}: it was made for another "
+            "target. Choose another: codesign models list, or --draft ngram"
+        )
+
+
+def _num_tokens(directory: Path) -> int:
+    recipe = read_recipe(directory)
+    return model_shape(directory if recipe is None else resolve_model(recipe.source)).vocab

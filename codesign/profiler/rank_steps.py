@@ -1,0 +1,131 @@
+"""Steps of the engine on rank groups, one at a time, at any batch and context, and what fits.
+
+The workers are those that serve (engine/gpu/workers.py). Ranks do not count rows: a step says
+where its own go, so staging a context takes nothing but a prompt that was run once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from codesign.engine.gpu.model_rank import prompt_message
+from codesign.engine.gpu.rank_group import GroupLeader
+from codesign.engine.gpu.rank_setup import RankSetup
+from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank
+from codesign.engine.gpu.workers import GroupDrafter, GroupTarget
+from codesign.models.shape import model_shape
+from codesign.policy.protocol import Admission, TargetSide
+from codesign.profiler.bench import (
+    ALPHABET,
+    ENDLESS,
+    SPARE_ROWS,
+    DraftSteps,
+    StagedDrafter,
+    StagedNgrams,
+    made_up_tokens,
+    staged_candidates,
+)
+from codesign.profiler.steps import MAX_REQUESTS, StepShape
+
+NUM_SLOTS = MAX_REQUESTS + 1  # and a prompt
+KEPT_FREE = 0.1  # of a GPU's memory: prompts' activations, fragments
+
+
+class RankTarget(GroupTarget):
+    """A target on ranks whose requests can be put at any context.
+
+    Args:
+        leader: Of its group.
+        setup: The ranks'.
+    """
+
+    def __init__(self, leader: GroupLeader, setup: RankSetup) -> None:
+        super().__init__(
+            leader,
+            num_slots=setup.num_slots,
+            sampling=setup.sampling,
+            smallest_bucket=setup.smallest_bucket,
+        )
+        self._vocab = model_shape(setup.target).vocab
+        longest = setup.target_tokens - SPARE_ROWS
+        self.prefill([self._admission(i, longest) for i in range(MAX_REQUESTS)])  # real rows
+
+    def seconds(self, shape: StepShape) -> float:
+        """Time one step."""
+        if shape.op == "prefill":
+            return self._prefill_seconds(shape)
+        self._stage(shape)
+        true = [verdict.tokens[0] for verdict in self.verify(None)[1]]
+        self._stage(shape)
+        candidates = staged_candidates(shape, true, self._vocab)
+        start = perf_counter()
+        self.verify(candidates)
+        return perf_counter() - start
+
+    def _admission(self, request_id: int, count: int) -> Admission:
+        return Admission(request_id, made_up_tokens(request_id, count, self._vocab), ENDLESS)
+
+    def _stage(self, shape: StepShape) -> None:
+        self.side = TargetSide()
+        for request_id in range(shape.requests):
+            self.side.admit(self._admission(request_id, shape.context + 1))
+
+    def _prefill_seconds(self, shape: StepShape) -> float:
+        self.side = TargetSide()
+        start = perf_counter()
+        self.prefill([self._admission(MAX_REQUESTS, shape.rows)])
+        seconds = perf_counter() - start
+        self._slots.free(MAX_REQUESTS)
+        return seconds
+
+
+class _StagedGroup(GroupDrafter):
+    """A drafter on ranks that can pretend to have run on any number of rows."""
+
+    def __init__(self, leader: GroupLeader, setup: RankSetup, vocab: int) -> None:
+        choices = setup.policy.build().fanout
+        super().__init__(leader, num_slots=setup.num_slots, choices=choices)
+        for request_id in range(MAX_REQUESTS):
+            tokens = made_up_tokens(request_id, setup.draft_tokens - SPARE_ROWS, vocab)
+            leader.ask(prompt_message(tokens, self._slots.take(request_id), 0))
+
+    def stage(self, request_id: int, tokens: tuple[int, ...]) -> None:
+        """Rows are not counted here: a step says where its own go. Forget moves of the last one."""
+        self._pending.pop(request_id, None)
+
+
+def draft_steps(setup: RankSetup, leader: GroupLeader | None) -> DraftSteps:
+    """The draft's steps, led here."""
+    drafter: StagedDrafter = StagedNgrams()
+    vocab = ALPHABET
+    if leader is not None:
+        assert isinstance(setup.draft, Path), "a draft that is led is a model"
+        vocab = model_shape(setup.draft).vocab
+        drafter = _StagedGroup(leader, setup, vocab)
+    return DraftSteps(drafter, vocab=vocab, num_requests=MAX_REQUESTS)
+
+
+def kv_room(rank: Rank) -> tuple[int | None, int | None]:
+    """KV rows that fit on this GPU with all models that it holds, and with the target alone.
+
+    Returns:
+        None where it is not known: on a CPU, and the second where there is no target.
+    """
+    if rank.setup.device != "cuda":
+        return None, None
+    free, total = torch.cuda.mem_get_info()
+    cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    caches = {model: part.slabs.keys_LBGME for model, part in rank.models.items()}
+    held = sum(2 * keys.nbytes for keys in caches.values())
+    rows = {  # bytes of a row
+        model: 2 * keys.nbytes // (keys.shape[1] * keys.shape[3]) for model, keys in caches.items()
+    }
+    room = free + cached + held - int(KEPT_FREE * total)
+    shared = max(room, 0) // sum(rows.values()) if rows else None
+    if TARGET_MODEL not in rows:
+        return shared, None
+    alone = room + rank.weight_bytes.get(DRAFT_MODEL, 0)
+    return shared, max(alone, 0) // rows[TARGET_MODEL]
