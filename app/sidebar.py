@@ -24,6 +24,30 @@ SHEETS = "GPUs by data sheet"
 LINK = "query-params"
 
 
+_SHARED = (
+    "trace", "path", "rate_scale", "max_prompt", "max_output", "preset", "rate", "cv",
+    "prompt_mean", "output_mean", "minutes", "ttft", "tpot", "percentile", "fit", "device", "gpus",
+    "target", "target_weights", "draft", "draft_weights", "set_acceptance", "acceptance",
+    "preemption", "prefix_cache", "prefill_chunk", "routing",
+)  # fmt: skip
+_CHOSEN, _PAGE = "chosen", "page"  # on the page before
+
+
+def bring_choices(page: str) -> None:
+    """Go on with what was chosen on another page, where the link does not say otherwise."""
+    if st.session_state.get(_PAGE) != page:
+        for key, value in st.session_state.get(_CHOSEN, {}).items():
+            if key not in st.query_params:
+                st.session_state[key] = value
+    st.session_state[_PAGE] = page
+
+
+def keep_choices() -> None:
+    """Remember for the next page what was chosen on this one."""
+    kept = {key: st.session_state[key] for key in _SHARED if key in st.session_state}
+    st.session_state[_CHOSEN] = {**st.session_state.get(_CHOSEN, {}), **kept}
+
+
 def choose_traffic() -> Traffic | None:
     """The trace; None while a file is still to be named or uploaded."""
     st.subheader("Traffic")

@@ -5,12 +5,21 @@ from __future__ import annotations
 import time
 
 import streamlit as st
-from sidebar import LINK, choose_machine, choose_serving, choose_slo, choose_traffic
+from sidebar import (
+    LINK,
+    bring_choices,
+    choose_machine,
+    choose_serving,
+    choose_slo,
+    choose_traffic,
+    keep_choices,
+)
 
 from codesign.cli.plan_result import describe, pays_text
 from codesign.dashboard import plan_charts as charts
 from codesign.dashboard.commands import plan_command
 from codesign.dashboard.exports import ENGINE_TITLES, export_text
+from codesign.dashboard.files import unpacked
 from codesign.dashboard.plan_tables import (
     AXES,
     TITLES,
@@ -32,6 +41,7 @@ DRAW_EVERY = 0.7  # seconds between two drawings of a search that goes on
 
 
 def ask() -> PlanAsked | None:
+    bring_choices("plan")
     with st.sidebar:
         traffic = choose_traffic()
         slo = choose_slo()
@@ -48,6 +58,7 @@ def ask() -> PlanAsked | None:
             "Only these policies", key="policies", bind=LINK, placeholder="plain,chain-3,tree-8x4x2"
         )
         serving = choose_serving()
+    keep_choices()
     if traffic is None:
         return None
     policies = tuple(label.strip() for label in labels.split(",") if label.strip())
@@ -105,8 +116,8 @@ def show_winner(found: Found) -> None:
         f"{len(plan.scored)} on all {plan.num_requests:,} requests. Step times "
         f"{plan.chosen.origin}."
     )
-    for note in plan.notes:
-        st.caption(f"{note}.")
+    with st.expander(f"Notes ({len(plan.notes)})"):
+        st.markdown("\n".join(f"- {note}" for note in plan.notes))
 
 
 def show_front(found: Found) -> None:
@@ -171,6 +182,10 @@ def show_files(found: Found) -> None:
         )  # fmt: skip
     st.caption("The zip holds the plan, its trace and its fit, which the plan refers to.")
     st.code("unzip plan.zip\ncodesign run --plan plan.json --out runs/measured", language="shell")
+    st.session_state["plan_file"] = str(unpacked(found.files))
+    st.page_link(
+        "app_pages/timeline.py", label="Open the plan's timeline", icon=":material/view_timeline:"
+    )
     engine = st.selectbox(
         "Other engines", ["", *ENGINE_TITLES], key="engine", bind=LINK,
         format_func=lambda name: ENGINE_TITLES.get(name, "choose one"),

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import streamlit as st
-from sidebar import LINK, choose_machine, choose_serving, choose_slo, choose_traffic
+from sidebar import (
+    LINK,
+    bring_choices,
+    choose_machine,
+    choose_serving,
+    choose_slo,
+    choose_traffic,
+    keep_choices,
+)
 
 from codesign.config import SLO
 from codesign.dashboard import what_if_charts as charts
@@ -40,6 +48,7 @@ def choose_split(machine: Machine, policy: str) -> str:
 
 
 def ask() -> Asked | None:
+    bring_choices("what_if")
     with st.sidebar:
         traffic = choose_traffic()
         slo = choose_slo()
@@ -50,6 +59,7 @@ def ask() -> Asked | None:
             "Batch limit of a replica", BATCH_LIMITS, 64, key="batch", bind=LINK
         )
         serving = choose_serving()
+    keep_choices()
     if traffic is None:
         return None
     return Asked(traffic, machine, policy, split, max_batch, slo, serving)
@@ -87,8 +97,8 @@ def show(prediction: Prediction, slo: SLO, limit: int) -> None:
         place.markdown(f"**{title}**")
         place.altair_chart(chart, alt=alt)
     st.caption(scope(prediction))
-    for note in prediction.notes:
-        st.caption(f"Trace: {note}.")
+    with st.expander(f"Notes about the trace ({len(prediction.notes)})"):
+        st.markdown("\n".join(f"- {note}" for note in prediction.notes))
 
 
 def answer(asked: Asked) -> None:

@@ -17,6 +17,7 @@ from codesign.dashboard.what_if_charts import SPAN_NAMES
 
 BRUSH = "brush"
 _HEIGHT = 380
+_GREY = "#8a8f98"
 
 
 def pareto_chart(table: pd.DataFrame, x: str, y: str, *, best: str) -> Any:
@@ -38,13 +39,13 @@ def pareto_chart(table: pd.DataFrame, x: str, y: str, *, best: str) -> Any:
     base = alt.Chart(shown)
     ranges = base.transform_filter(alt.datum.front == "on the front")
     layers = [
-        base.mark_line(strokeDash=[4, 3], color="#8a8f98", strokeWidth=1.2)
+        base.mark_line(strokeDash=[4, 3], color=_GREY, strokeWidth=1.2)
         .transform_filter(alt.datum.front == "on the front")
         .encode(x=axis_x, y=axis_y, order=f"{x}:Q"),
-        ranges.mark_rule(opacity=0.35).encode(
+        ranges.mark_rule(opacity=0.5, color=_GREY).encode(
             x=alt.X(f"{x}_low:Q", title=TITLES[x].title), x2=f"{x}_high:Q", y=axis_y
         ),
-        ranges.mark_rule(opacity=0.35).encode(
+        ranges.mark_rule(opacity=0.5, color=_GREY).encode(
             y=alt.Y(f"{y}_low:Q", title=TITLES[y].title), y2=f"{y}_high:Q", x=axis_x
         ),
         base.mark_point(size=90, filled=True, opacity=0.9)
@@ -56,7 +57,7 @@ def pareto_chart(table: pd.DataFrame, x: str, y: str, *, best: str) -> Any:
                 "meets:N",
                 title="meets the SLO",
                 scale=alt.Scale(domain=["yes", "no"], range=["circle", "cross"]),
-                legend=alt.Legend(orient="top"),
+                legend=alt.Legend(orient="top", symbolFillColor=_GREY, symbolStrokeColor=_GREY),
             ),
             opacity=alt.condition(alt.datum.front == "on the front", alt.value(1), alt.value(0.45)),
             tooltip=[
@@ -69,7 +70,7 @@ def pareto_chart(table: pd.DataFrame, x: str, y: str, *, best: str) -> Any:
         )
         .add_params(alt.selection_interval(name=BRUSH)),
         base.transform_filter(alt.datum.chosen == "chosen")
-        .mark_text(align="left", dx=10, dy=-8, fontWeight="bold", color="#8a8f98")
+        .mark_text(align="left", dx=10, dy=-8, fontWeight="bold", color=_GREY)
         .encode(x=axis_x, y=axis_y, text="chosen:N"),
     ]
     return alt.layer(*layers).properties(height=_HEIGHT)

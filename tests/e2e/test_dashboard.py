@@ -17,7 +17,13 @@ from codesign.cli.dashboard import app_script
 PAGES = ("what_if", "plan", "timeline", "validate", "profiles")
 
 
+SMALL = {
+    "trace": "synthetic", "rate": "3.0", "minutes": "1", "prompt_mean": "304", "output_mean": "40",
+}  # fmt: skip
+
+
 def open_page(name: str, **query: str) -> AppTest:
+    """A page as a link opens it, or as one comes to it from the first page."""
     app = AppTest.from_file(str(app_script()), default_timeout=60.0)
     for key, value in query.items():
         app.query_params[key] = value
@@ -28,9 +34,96 @@ def open_page(name: str, **query: str) -> AppTest:
 @pytest.mark.parametrize("name", PAGES)
 def test_every_page_opens_in_an_empty_folder(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = open_page(name)
+    page = open_page(name, **SMALL)
     assert not page.exception
     assert page.title[0].value
+
+
+def number(page: AppTest, label: str) -> float:
+    metric = next(metric for metric in page.metric if metric.label.startswith(label))
+    return float(metric.value.replace(",", ""))
+
+
+def test_what_if_answers_when_it_opens_and_a_faster_stream_waits_longer():
+    page = open_page("what_if", **SMALL)
+    assert not page.exception
+    assert not page.error
+    before = number(page, "TTFT p90")
+    assert page.markdown[0].value.count("tree-8x4x2 on 8, batch 64") == 1
+    page.slider(key="rate").set_value(40.0).run()
+    assert number(page, "TTFT p90") > before
+    assert number(page, "Load") > 60
+
+
+def test_a_link_opens_what_it_names():
+    page = open_page("what_if", **SMALL, policy="async-tree", split="6+2", rows="16", batch="32")
+    assert page.markdown[0].value.count("async-tree-16x4x2 on 6+2, batch 32") == 1
+    assert number(page, "Target busy") > 0
+    assert number(page, "Draft busy") > 0
+
+
+def test_a_longer_chain_accepts_more():
+    page = open_page("what_if", **SMALL, policy="chain", k="1")
+    before = number(page, "Accepted")
+    page.slider(key="k").set_value(8).run()
+    assert number(page, "Accepted") > before
+
+
+def test_a_wrong_file_is_one_line_and_the_page_stays_usable(tmp_path):
+    wrong = tmp_path / "photo.csv"
+    wrong.write_bytes(b"\x89PNG not a trace at all")
+    page = open_page("what_if", trace="file on this machine", path=str(wrong))
+    assert not page.exception
+    assert [error.value.count("\n") for error in page.error] == [0]
+    assert "photo.csv" in page.error[0].value
+    page.selectbox(key="trace").set_value("synthetic").run()
+    assert not page.error
+    assert number(page, "TTFT p90") > 0
+
+
+def test_an_upload_is_asked_for_and_models_without_room_are_one_line():
+    page = open_page("what_if", trace="upload")
+    assert not page.exception
+    assert page.code[0].value == "codesign trace list"
+    page = open_page("what_if", **SMALL, gpus="1")
+    assert not page.exception
+    assert len(page.error) == 1
+
+
+def test_what_was_chosen_on_a_page_is_chosen_on_the_next():
+    page = open_page("what_if", **SMALL)
+    page.number_input(key="ttft").set_value(750).run()
+    plan = page.switch_page("app_pages/plan.py").run()
+    assert plan.selectbox(key="trace").value == "synthetic"
+    assert plan.number_input(key="ttft").value == 750
+    back = plan.switch_page("app_pages/what_if.py").run()
+    assert back.number_input(key="ttft").value == 750
+
+
+def test_a_plan_is_searched_compared_and_taken_away():
+    page = open_page("plan", **SMALL)
+    page.text_input(key="policies").set_value("plain,chain-3,tree-8x4x2")
+    page.number_input(key="max_requests").set_value(60).run()
+    assert page.code[0].value.startswith("codesign trace synth steady --rate 3")
+    page.button[0].click().run(timeout=120)
+    assert not page.exception
+    assert not page.error
+    shown = " ".join(line.value for line in page.markdown)
+    assert "**Why:**" in shown
+    assert len(page.dataframe[0].value) >= 3
+    assert set(page.dataframe[1].value.columns) == {"figure", "first", "second", "change", "better"}
+    assert page.download_button[0].label == "Download plan (zip)"
+    page.selectbox(key="engine").set_value("vllm").run()
+    assert any("vllm serve" in line.value for line in page.code)
+
+
+def test_an_slo_out_of_reach_names_what_would_fit():
+    page = open_page("plan", **SMALL, ttft="1", tpot="1")
+    page.text_input(key="policies").set_value("plain")
+    page.button[0].click().run(timeout=120)
+    assert not page.exception
+    assert len(page.error) == 1
+    assert page.error[0].value.count("\n") == 0
 
 
 def free_port() -> int:
