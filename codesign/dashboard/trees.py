@@ -194,7 +194,7 @@ def _edges(
     lines = inner.assign(
         from_depth=ends[:, 0],
         from_place=ends[:, 1],
-        is_path=inner["node"].isin([*shown.accepted, *next_root]),
+        is_path=[node in (*shown.accepted, *next_root) for node in inner["node"]],
     )
     return (
         alt.Chart(lines)
