@@ -175,6 +175,7 @@ def test_a_process_that_torchrun_loses_ends_the_run_with_what_is_done(planned):
     printed, errors = running.communicate(timeout=60)
     assert time.monotonic() - at < 20
     assert running.returncode != 0
+    assert (planned / "lost").exists(), errors
     (directory,) = (planned / "lost").iterdir()
     stored = read_run(directory)
     (note,) = stored.records.notes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -168,7 +169,9 @@ def test_records_agree_with_the_outputs(serve, make_requests):
         assert record.arrival <= record.admitted <= record.first_token <= record.finish
     rounds = run.records.rounds
     assert all(r.num_emitted_tokens == r.batch + r.num_accepted_tokens for r in rounds)
-    for before, after in itertools.pairwise(rounds):
-        assert after.start == pytest.approx(
-            before.start + before.prefill + before.seconds, abs=2e-3
-        )
+    gaps = [
+        after.start - before.start - before.prefill - before.seconds
+        for before, after in itertools.pairwise(rounds)
+    ]
+    assert min(gaps) > -1e-6
+    assert statistics.median(gaps) < 2e-3  # a busy machine stops between two rounds now and then
