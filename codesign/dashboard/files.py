@@ -5,7 +5,11 @@ Must not import streamlit or torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import getpass
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from codesign.artifacts import read_json
@@ -18,6 +22,18 @@ def plan_files(folder: Path) -> list[Path]:
     """Plans in a folder and in the folders in it, plan.json first, then the newest."""
     found = [p for pattern in ("*.json", "*/*.json") for p in folder.glob(pattern) if _is_plan(p)]
     return sorted(found, key=lambda p: (len(p.parts), p.name != "plan.json", -p.stat().st_mtime))
+
+
+def unpacked(files: Mapping[str, bytes]) -> Path:
+    """Path of plan.json after its files were written to a folder of this user, named by content."""
+    digest = hashlib.sha256(b"".join(files[name] for name in sorted(files))).hexdigest()[:16]
+    user = os.getuid() if hasattr(os, "getuid") else getpass.getuser()
+    folder = Path(tempfile.gettempdir()) / f"codesign-plans-{user}" / digest
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name, content in files.items():
+        if not (folder / name).is_file():
+            (folder / name).write_bytes(content)
+    return folder / "plan.json"
 
 
 def run_folders(folder: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser
 
 PAGES = {
     "what-if": "",
-    "plan": "plan",
+    "plan": "plan?max_requests=300&policies=plain,chain-3,tree-8x4x2,async-tree-8x4x2",
     "timeline": "timeline?round=5",
     "validate": "validate",
     "profiles": "profiles",
@@ -32,6 +32,10 @@ def picture(browser: Browser, url: str, name: str, *, scheme: str, is_phone: boo
     page = browser.new_page(viewport=size, color_scheme=scheme)
     page.goto(url)
     settle(page)
+    if name == "plan" and not page.get_by_role("button", name="Download plan").count():
+        page.get_by_role("button", name="Search").click()
+        page.get_by_role("button", name="Download plan").wait_for(timeout=120_000)
+        settle(page)
     main = page.locator("[data-testid=stMain]")
     height = int(main.evaluate("e => Math.max(...[...e.children].map(c => c.scrollHeight))"))
     page.set_viewport_size({"width": size["width"], "height": min(height + 80, 4000)})
