@@ -15,7 +15,7 @@ from sidebar import (
     keep_choices,
 )
 
-from codesign.cli.plan_result import describe, pays_text
+from codesign.cli.plan_result import describe, doubt_text, pays_text
 from codesign.dashboard import plan_charts as charts
 from codesign.dashboard.commands import plan_command
 from codesign.dashboard.exports import ENGINE_TITLES, export_text
@@ -26,6 +26,7 @@ from codesign.dashboard.plan_tables import (
     candidate_table,
     convergence_table,
     inside,
+    rival,
     side_by_side,
     span_table,
 )
@@ -33,9 +34,9 @@ from codesign.dashboard.planning import OBJECTIVES, Found, PlanAsked, find_plan,
 from codesign.errors import CodesignError
 
 OBJECTIVE_TITLES = {
-    "goodput": "most requests per second in the SLO",
+    "goodput": "most goodput",
     "latency": "lowest mean TPOT",
-    "fewest": "fewest GPUs that meet the SLO",
+    "fewest": "fewest GPUs in SLO",
 }
 DRAW_EVERY = 0.7  # seconds between two drawings of a search that goes on
 
@@ -109,6 +110,8 @@ def show_winner(found: Found) -> None:
         st.markdown(f"**Second:** {plan.runner_up}.")
     if plan.economics is not None:
         st.markdown(f"**Does speculation pay?** {pays_text(plan.economics)}.")
+    if plan.doubts:
+        st.markdown(f"**What could change the choice:** {doubt_text(plan)}.")
     if plan.ties:
         st.markdown(f"**Not to be told apart from it:** {'; '.join(plan.ties[:4])}.")
     st.caption(
@@ -161,7 +164,7 @@ def show_two(found: Found) -> None:
         return
     left, right = st.columns(2)
     one = left.selectbox("First", labels, key="first", bind=LINK)
-    other = right.selectbox("Second", labels, index=1, key="second", bind=LINK)
+    other = right.selectbox("Second", labels, index=rival(found.plan), key="second", bind=LINK)
     st.dataframe(side_by_side(found.plan, one, other), hide_index=True)
     st.altair_chart(
         charts.two_rounds_chart(span_table(found.plan, list(dict.fromkeys([one, other])))),

@@ -142,5 +142,5 @@ def two_rounds_chart(spans: pd.DataFrame) -> Any:
                 alt.Tooltip("ms:Q", format=".3~g"),
             ],
         )
-        .properties(height=120)
+        .properties(height=230)  # legend and axis are part of it
     )

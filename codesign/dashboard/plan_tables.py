@@ -50,6 +50,7 @@ FIGURES = (
     Figure("mean_batch", "batch", 1.0, True),
 )
 TITLES = {figure.name: figure for figure in FIGURES}
+_SLIGHT = 0.0005  # relative change that one decimal of a percent does not show
 AXES = ("tpot_slo", "ttft_slo", "latency_mean", "goodput", "throughput")
 
 
@@ -138,8 +139,8 @@ def side_by_side(plan: Plan, one: str, other: str) -> pd.DataFrame:
                 "figure": figure.title,
                 "first": _shown(ours, figure.factor),
                 "second": _shown(theirs, figure.factor),
-                "change": f"{change:+.0%}",
-                "better": "equal" if change == 0 else better,
+                "change": f"{change:+.1%}" if abs(change) >= _SLIGHT else "none",
+                "better": better if abs(change) >= _SLIGHT else "equal",
             }
         )
     return pd.DataFrame(rows)
@@ -152,6 +153,18 @@ def _shown(interval: Any, factor: float) -> str:
 
 def _short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def rival(plan: Plan) -> int:
+    """Place in ``plan.scored`` of the best of another policy or split; else of the second."""
+    best = plan.chosen.candidate
+    others = (
+        number
+        for number, scored in enumerate(plan.scored)
+        if (scored.candidate.speculation, scored.candidate.deployment)
+        != (best.speculation, best.deployment)
+    )
+    return next(others, min(1, len(plan.scored) - 1))
 
 
 def span_table(plan: Plan, labels: Sequence[str]) -> pd.DataFrame:
