@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from codesign.cli.output import add_output_arguments, emit, non_negative, progress, say
 from codesign.errors import HardwareError
@@ -94,8 +94,13 @@ def measure(args: argparse.Namespace) -> None:
 
     settings = _settings(args)
     out = Path(args.out)
-    with progress(args) as report:
-        about = make_profile(settings, out, resume=args.resume, progress=report)
+    try:
+        with progress(args) as report:
+            about = make_profile(settings, out, resume=args.resume, progress=report)
+    except (HardwareError, KeyboardInterrupt) as error:
+        if args.device == "cuda":
+            _leave(error)
+        raise
     for note in about["notes"]:
         say(f"note: {note}")
     payload = {"out": out, **about, "next": f"codesign fit {out}"}
@@ -107,6 +112,15 @@ def measure(args: argparse.Namespace) -> None:
     emit(args, payload, text)
 
 
+def _leave(error: HardwareError | KeyboardInterrupt) -> NoReturn:
+    """End at once: a kernel that waits for a lost rank would keep this process for ever."""
+    if isinstance(error, HardwareError):
+        say(f"codesign profile: {error}")
+        os._exit(error.exit_code)
+    say(f"codesign profile: interrupted; {error}")
+    os._exit(130)
+
+
 def _settings(args: argparse.Namespace) -> ProfileSettings:
     from pathlib import Path
 
@@ -116,6 +130,8 @@ def _settings(args: argparse.Namespace) -> ProfileSettings:
     from codesign.policy.walk import Sampling
     from codesign.profiler.store import ProfileSettings
 
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise UsageError("a profile starts its ranks itself, on this host: leave torchrun out")
     deployments = _deployments(args)
     workers = args.workers
     if workers is None:

@@ -6,6 +6,7 @@ files in the ranks' folder say that one side is to keep busy while the other is 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from statistics import median
 from typing import get_args
 
 import numpy as np
+import torch
 
 from codesign.engine.gpu.link import LinkedDraft, last_verdict_words, serve_verdicts
 from codesign.engine.gpu.mailbox import Mailbox, Words
@@ -133,7 +135,7 @@ class RankBench:
         self.draft = draft
         self._this = this
         self._link = link
-        self._target_steps = RankTarget(target, this.setup)
+        self.target_steps = RankTarget(target, this.setup)
         self._draft_steps = None if link else draft_steps(this.setup, draft)
         if link is not None:
             link.wait()
@@ -142,7 +144,7 @@ class RankBench:
     def seconds(self, shape: StepShape) -> float:
         """Time one step."""
         if shape.op in ("target", "prefill"):
-            return self._target_steps.seconds(shape)
+            return self.target_steps.seconds(shape)
         if self._link is None:
             assert self._draft_steps is not None
             return self._draft_steps.seconds(shape)
@@ -190,7 +192,7 @@ class RankBench:
         return self._link
 
     def _busy_step(self) -> None:
-        self._target_steps.seconds(BUSY_TARGET)
+        self.target_steps.seconds(BUSY_TARGET)
 
 
 @contextmanager
@@ -200,6 +202,9 @@ def rank_bench(setup: RankSetup) -> Iterator[RankBench]:
     Raises:
         HardwareError: If there are fewer GPUs than ranks, or a rank does not start.
     """
+    gc.collect()  # the weights of an earlier deployment
+    if setup.device == "cuda":
+        torch.cuda.empty_cache()
     with started(setup) as (ranks, setup):
         this = load_rank(setup, setup.leader, before_join=ranks.wait_until_loaded)
         followers = this.group_mailbox(draft=False, watch=ranks.of_target)

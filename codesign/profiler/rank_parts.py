@@ -6,6 +6,7 @@ Ranks are started once per deployment. Models that are inflated are made on them
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +16,7 @@ from codesign.config import Deployment, parse_deployment
 from codesign.engine.gpu.rank_engine import DTYPES
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.workers import GroupDrafter, GroupTarget
-from codesign.engine.partner import NoDraft
+from codesign.engine.partner import DraftLostError, NoDraft, TargetLostError
 from codesign.engine.run import NGRAM, PolicySetup
 from codesign.engine.serve import Server
 from codesign.errors import HardwareError, InputError
@@ -102,6 +103,27 @@ class RankMeasurer:
     def close(self) -> None:
         """Nothing stays between parts."""
 
+    @contextmanager
+    def _bench(self, deployment: Deployment, longest: int) -> Iterator[RankBench]:
+        """Ranks whose slabs hold ``longest`` rows, with errors that say what to do.
+
+        Raises:
+            HardwareError: If the models do not fit, or a rank is lost.
+        """
+        try:
+            with rank_bench(self._setup(deployment, longest)) as bench:
+                yield bench
+        except torch.cuda.OutOfMemoryError as error:
+            raise HardwareError(
+                f"{deployment.label} does not fit on these GPUs. Leave it out: codesign profile "
+                "--deployments LABEL,..."
+            ) from error
+        except (DraftLostError, TargetLostError) as error:
+            raise HardwareError(
+                f"{deployment.label}: {error}. What was measured before is kept; go on with the "
+                "same command and --resume"
+            ) from error
+
     def _setup(self, deployment: Deployment, longest: int) -> RankSetup:
         device = self._settings.device.removesuffix("-ranks")
         return RankSetup(
@@ -122,7 +144,7 @@ class RankMeasurer:
 
     def _deployment(self, deployment: Deployment, effort: Effort, tick: Tick) -> pd.DataFrame:
         """Everything about one deployment."""
-        with rank_bench(self._setup(deployment, self._contexts[-1])) as bench:
+        with self._bench(deployment, self._contexts[-1]) as bench:
             groups = self._groups(bench, is_split=deployment.draft_workers > 0)
             seed = self._settings.sampling.seed
             rows = time_groups(groups, bench.seconds, effort=effort, seed=seed, tick=tick)
@@ -157,7 +179,7 @@ class RankMeasurer:
             return shipped
         workers = max(d.num_workers for d in self._deployments)
         longest = max(_length(request) for request in self._requests)
-        with rank_bench(self._setup(Deployment(workers), longest)) as bench:
+        with self._bench(Deployment(workers), longest) as bench:
             outputs = self._decode(bench, tick)
 
             def predictions(request: BoundRequest, output: Sequence[int]) -> Iterator[Ranked]:

@@ -6,6 +6,7 @@ where its own go, so staging a context takes nothing but a prompt that was run o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
 
@@ -120,12 +121,24 @@ def kv_room(rank: Rank) -> tuple[int | None, int | None]:
     cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     caches = {model: part.slabs.keys_LBGME for model, part in rank.models.items()}
     held = sum(2 * keys.nbytes for keys in caches.values())
-    rows = {  # bytes of a row
+    row_bytes = {
         model: 2 * keys.nbytes // (keys.shape[1] * keys.shape[3]) for model, keys in caches.items()
     }
     room = free + cached + held - int(KEPT_FREE * total)
-    shared = max(room, 0) // sum(rows.values()) if rows else None
-    if TARGET_MODEL not in rows:
+    return rows_that_fit(room, row_bytes, rank.weight_bytes.get(DRAFT_MODEL, 0))
+
+
+def rows_that_fit(
+    room: int, row_bytes: Mapping[int, int], draft_weights: int
+) -> tuple[int | None, int | None]:
+    """KV rows of all models here, and of the target alone; see ``kv_room``.
+
+    Args:
+        room: Bytes for keys and values.
+        row_bytes: Bytes of a row by model.
+        draft_weights: Bytes that are free without the draft.
+    """
+    shared = max(room, 0) // sum(row_bytes.values()) if row_bytes else None
+    if TARGET_MODEL not in row_bytes:
         return shared, None
-    alone = room + rank.weight_bytes.get(DRAFT_MODEL, 0)
-    return shared, max(alone, 0) // rows[TARGET_MODEL]
+    return shared, max(room + draft_weights, 0) // row_bytes[TARGET_MODEL]

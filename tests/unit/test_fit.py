@@ -200,6 +200,17 @@ def test_link_slowdown_and_the_drafts_time_beside_the_target_are_recovered():
     assert fits["2/target"].num_shapes == len(ROWS) * len(CONTEXTS)
 
 
+def test_kv_rooms_of_a_profile_are_in_the_costs_of_their_deployment_only():
+    rooms = [("1+1", "kv_tokens", 7000), ("1+1", "plain_kv_tokens", 9000)]
+    frame = pd.DataFrame(
+        [(label, op, rows, 0, 0, False, 0.0) for label, op, rows in rooms],
+        columns=list(STEP_COLUMNS),
+    )
+    costs = fit_costs(pd.concat([whole_profile(), frame], ignore_index=True))[0]
+    assert (costs["1+1"].kv_tokens, costs["1+1"].plain_kv_tokens) == (7000, 9000)
+    assert (costs["2"].kv_tokens, costs["2"].plain_kv_tokens) == (None, None)
+
+
 def test_a_target_that_is_faster_beside_its_partner_has_no_slowdown():
     steps = pd.concat([timings(line), timings(lambda n, c: 0.9 * line(n, c), beside=True)])
     assert fit_slowdown(steps) == 0.0

@@ -1,0 +1,120 @@
+"""What is timed on rank groups: the rows it says it is, on the ranks that serve, and what fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from codesign.engine.gpu.rank_setup import RankSetup
+from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL
+from codesign.engine.run import NGRAM, PolicySetup
+from codesign.policy.speculation import SpeculationSpec
+from codesign.policy.walk import Sampling
+from codesign.profiler.bench import SPARE_ROWS
+from codesign.profiler.rank_bench import lead_draft, rank_bench
+from codesign.profiler.rank_steps import NUM_SLOTS, rows_that_fit
+from codesign.profiler.steps import (
+    RANK_CONTEXTS,
+    RANK_GRID,
+    StepShape,
+    draft_shapes,
+    target_shapes,
+)
+
+LONGEST = 128
+
+
+def setup(pair, draft: Path | str, *, draft_ranks: int = 0, temperature: float = 0.0) -> RankSetup:
+    return RankSetup(
+        target=pair.target_dir,
+        draft=draft,
+        target_ranks=1,
+        draft_ranks=draft_ranks,
+        policy=PolicySetup(SpeculationSpec(kind="tree", rows=17, width=16, expansions=1)),
+        sampling=Sampling(temperature),
+        num_slots=NUM_SLOTS,
+        target_tokens=LONGEST + SPARE_ROWS,
+        draft_tokens=LONGEST + SPARE_ROWS,
+        max_rows=32,
+        device="cpu",
+        dtype="float32",
+        lead_draft=lead_draft,
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_staged_verification_runs_the_rows_it_says_and_accepts_one_draft_token(pair, temperature):
+    with rank_bench(setup(pair, NGRAM, temperature=temperature)) as bench:
+        steps = bench.target_steps
+        verify, seen = steps.verify, []
+
+        def spy(candidates):
+            seen.append(verify(candidates))
+            return seen[-1]
+
+        steps.verify = spy  # type: ignore[method-assign]
+        for shape in (
+            StepShape("target", 3, 5, 64),
+            StepShape("target", 1, 2, 16),
+            StepShape("target", 2, 1, 32),
+            StepShape("target", 3, 5, 64),
+        ):
+            assert bench.seconds(shape) > 0
+            rows, verdicts = seen[-1]
+            assert [len(r.tokens) for r in rows] == [shape.rows] * shape.requests
+            assert [r.context for r in rows] == [shape.context] * shape.requests
+            assert [len(v.tokens) for v in verdicts] == [min(shape.rows, 2)] * shape.requests
+        for _ in range(NUM_SLOTS + 1):  # its slab is given back
+            assert bench.seconds(StepShape("prefill", 1, 32)) > 0
+
+
+@pytest.mark.parametrize("is_model", [True, False])
+def test_every_step_of_a_draft_can_be_timed_again_and_again(pair, is_model):
+    draft = pair.draft_dir if is_model else NGRAM
+    with rank_bench(setup(pair, draft)) as bench:
+        for _ in range(2):
+            for shape in draft_shapes((32, LONGEST), few=False, lean=True, grid=RANK_GRID):
+                assert bench.seconds(shape) > 0
+        assert bench.kv_rooms() == {}  # not known of a CPU
+
+
+def test_a_split_times_each_side_alone_and_beside_the_other(pair):
+    with rank_bench(setup(pair, pair.draft_dir, draft_ranks=1)) as bench:
+        for _ in range(3):  # circumstances change in any order
+            bench.keep_drafting()
+            assert bench.seconds(StepShape("target", 2, 4, 64)) > 0
+            bench.keep_verifying()
+            assert bench.seconds(StepShape("draft", 2, 4, 64)) > 0
+            bench.rest()
+            assert bench.seconds(StepShape("draft_prefill", 1, 64)) > 0
+        bench.keep_drafting()
+        messages = bench.message_seconds()
+        assert len(messages) == 50
+        assert min(messages) > 0
+        assert bench.seconds(StepShape("reroot", 2, 8, 64)) > 0
+
+
+def test_rows_lie_on_both_sides_of_every_bucket_and_what_is_timed_beside_is_timed_alone():
+    for lean in (True, False):
+        alone = target_shapes(RANK_CONTEXTS, beside=False, lean=lean, grid=RANK_GRID)
+        rows = {s.requests * s.rows for s in alone if s.op == "target"}
+        assert {1, 8, 9, 16, 17, 32, 33, 64, 65, 128} <= rows
+        beside = set(target_shapes(RANK_CONTEXTS, beside=True, lean=lean, grid=RANK_GRID))
+        assert beside <= set(alone)
+        assert len(beside) >= 5
+    assert {s.requests for s in alone if s.op == "prefill"} == {1}  # each prompt runs by itself
+
+
+@pytest.mark.parametrize(
+    ("row_bytes", "fits"),
+    [
+        ({TARGET_MODEL: 100, DRAFT_MODEL: 20}, (100, 126)),
+        ({TARGET_MODEL: 100}, (120, 126)),
+        ({DRAFT_MODEL: 20}, (600, None)),
+        ({}, (None, None)),
+    ],
+)
+def test_kv_rows_that_fit_count_the_draft_where_it_is(row_bytes, fits):
+    assert rows_that_fit(12_000, row_bytes, 600) == fits
+    assert rows_that_fit(-5, {TARGET_MODEL: 100}, 0) == (0, 0)
