@@ -133,6 +133,18 @@ class RoundLog(Sequence[RoundRecord]):
     def append_values(self, values: Sequence[float]) -> None:
         """Add a round by the values of RoundRecord's fields, in their order."""
         self._last.extend(values)
+        self._pack_if_full()
+
+    def append_rows(self, rows: NDArray[np.float64]) -> None:
+        """Add rounds, one per row of (N, fields) values in the order of RoundRecord's fields."""
+        width = len(self._NAMES)
+        while len(rows):
+            room = _PAGE - len(self._last) // width
+            self._last.frombytes(rows[:room].tobytes())
+            self._pack_if_full()
+            rows = rows[room:]
+
+    def _pack_if_full(self) -> None:
         if len(self._last) == _PAGE * len(self._NAMES):
             matrix = np.array(self._last).reshape(_PAGE, len(self._NAMES))
             self._pages.append(list(map(_packed, matrix.T, self._IS_COUNT)))

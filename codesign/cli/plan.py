@@ -10,7 +10,7 @@ from codesign.cli.output import add_output_arguments, emit, non_negative, positi
 from codesign.cli.plan_result import result_text
 from codesign.cli.serving_arguments import add_serving_arguments, knows_memory, serving_from_args
 from codesign.cli.trace import add_trace_arguments, trace_from_args
-from codesign.errors import InfeasibleError
+from codesign.errors import InfeasibleError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,7 @@ def add_parser(subparsers: Any) -> None:
     machine = parser.add_argument_group("hardware")
     add_fit_argument(machine)
     machine.add_argument(
-        "--workers", type=int, metavar="N", help="CPU threads or GPUs (all of the fit)"
+        "--workers", type=positive, metavar="N", help="CPU threads or GPUs (all of the fit)"
     )
     add_serving_arguments(machine)
     targets = parser.add_argument_group("SLO")
@@ -64,7 +64,9 @@ def add_parser(subparsers: Any) -> None:
         metavar="N",
         help="largest limit of a replica (256; 8 where the fit knows no memory)",
     )
-    search.add_argument("--policies", metavar="LABEL,...", help="only these, as plain,chain-3")
+    search.add_argument(
+        "--policies", metavar="LABEL,...", help="only these, as chain-3,tree-8x4x2, and no draft"
+    )
     search.add_argument(
         "--seed", type=non_negative, default=0, help="of prompts and simulations (0)"
     )
@@ -138,6 +140,8 @@ def _question(args: argparse.Namespace, fit: Fit, prepared: Trace) -> Question:
     from codesign.planner import Question
 
     limit = 256 if knows_memory(fit) else 8
+    if args.gpus is not None and (args.workers or 0) > args.gpus:
+        raise UsageError(f"--workers {args.workers} is more than --gpus {args.gpus}. Ask for fewer")
     return Question(
         requests=prepared.requests,
         fit=fit,

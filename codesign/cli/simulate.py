@@ -14,8 +14,10 @@ from codesign.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from codesign.config import SLO, Deployment
+    from codesign.fit import Fit
     from codesign.metrics import Metrics
     from codesign.plan import Candidate
+    from codesign.policy.speculation import SpeculationSpec
 
 _EXAMPLES = """\
 examples:
@@ -43,9 +45,8 @@ def add_parser(subparsers: Any) -> None:
     add_fit_argument(machine)
     machine.add_argument(
         "--deployment",
-        default="1",
         metavar="SPLIT",
-        help="workers of the target, or of target + draft: 2, 1+1, 2x3+1, 4/p2 (1)",
+        help="workers of the target, or of target + draft: 2, 1+1, 2x3+1, 4/p2 (first of the fit)",
     )
     machine.add_argument(
         "--max-batch", type=int, default=4, metavar="N", help="requests at once (4)"
@@ -130,8 +131,9 @@ def _predict(args: argparse.Namespace) -> None:
     from codesign.metrics import summarise
     from codesign.sim import simulate
 
-    candidate, slo = _candidate(args), _slo(args)
+    slo = _slo(args)
     fit, fit_file = fit_from_args(args)
+    candidate = _candidate(args, fit)
     serving = serving_from_args(args, fit)
     trace = trace_from_args(args)
     with progress(args) as report:
@@ -171,16 +173,21 @@ def _predict(args: argparse.Namespace) -> None:
     emit(args, {**payload, "out": args.out}, lambda: _as_text(candidate, metrics, slo, data))
 
 
-def _candidate(args: argparse.Namespace) -> Candidate:
+def _candidate(args: argparse.Namespace, fit: Fit) -> Candidate:
     from codesign.plan import Candidate
     from codesign.policy.speculation import parse_policy
 
-    return Candidate(_deployment(args.deployment), parse_policy(args.policy), args.max_batch)
+    spec = parse_policy(args.policy)
+    return Candidate(_deployment(args.deployment, spec, fit), spec, args.max_batch)
 
 
-def _deployment(text: str) -> Deployment:
+def _deployment(text: str | None, spec: SpeculationSpec, fit: Fit) -> Deployment:
+    """What the user named, or the first of the fit that the policy can run on."""
     from codesign.config import parse_deployment
 
+    if text is None:
+        priced = [parse_deployment(label) for label in fit.costs]
+        return next((d for d in priced if (d.draft_workers > 0) == spec.is_async), priced[0])
     try:
         return parse_deployment(text)
     except InputError as err:

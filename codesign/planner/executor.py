@@ -250,7 +250,14 @@ class RayExecutor:
 
     def __enter__(self) -> Self:
         if not self._ray.is_initialized():
-            self._ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+            try:
+                self._ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
+            except (ConnectionError, RuntimeError, TimeoutError) as err:
+                raise HardwareError(
+                    f"no Ray cluster at {os.environ.get('RAY_ADDRESS', 'this machine')} ({err}). "
+                    "Start one: ray start --head; or use all cores of this machine: "
+                    "--executor local"
+                ) from err
             self._is_ours = True
         self._shared = self._ray.put(self._task)
         self._remote = self._ray.remote(run_jobs)

@@ -96,7 +96,8 @@ def search_space(
         costs: Step times by label of what was measured, for example "4", "3+1".
         workers: Workers of the machine; every candidate uses all of them.
         max_batch: Largest batch limit of a replica.
-        policies: Labels to restrict the search to; none for ``default_policies``.
+        policies: Labels to restrict the search to; none for ``default_policies``. Plain decoding
+            on all workers is always among the candidates.
         serving: Its limit of KV rows; otherwise what the step times say that the memory holds.
         requests: Prepared trace, to leave out what cannot hold its longest request.
 
@@ -123,6 +124,9 @@ def search_space(
         candidates += [Candidate(deployment, spec, limit) for limit in limits]
     if not candidates:
         raise InputError(_nothing_remains(costs, workers, specs, too_small, longest))
+    null, whole = SpeculationSpec(), Deployment(workers)
+    if null not in specs and _is_known(whole, costs) and _holds(whole, null, costs, limit, longest):
+        candidates += [Candidate(whole, null, limit) for limit in limits]
     kept = {candidate.deployment.label for candidate in candidates}
     is_priced = all(cost.kv_tokens is not None for cost in costs.values())
     notes = _notes(shapes, usable, workers, True in wanted, is_priced=is_priced)

@@ -158,6 +158,12 @@ class Batcher:
         return room < 0
 
     @property
+    def idle_room(self) -> int:
+        """KV rows that running requests may need before idle prefix blocks have to go."""
+        in_cache = 0 if self.cache is None else self.cache.held_tokens + self.cache.idle_tokens
+        return self._limits.max_kv_tokens - in_cache
+
+    @property
     def youngest(self) -> int:
         """The running request that was admitted last: the first to lose its rows."""
         return next(reversed(self._running))

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class _Segments:
     """Slots of what a ``StepTime`` works out once, kept out of its fields and its file."""
@@ -79,6 +82,17 @@ class StepTime(_Segments):
             gamma=self.gamma * factor,
             cross=self.cross * factor,
         )
+
+    def of_arrays(self, rows: NDArray[np.int64], context: NDArray[np.int64]) -> NDArray[np.float64]:
+        """(N,) seconds of N forwards, each to the last digit what a call gives."""
+        knots: NDArray[np.float64] = np.array(self._segments)[
+            np.searchsorted(self._inner, rows, side="right")
+        ]
+        beyond = np.maximum(rows, self._first) - knots[:, 0]
+        seconds = knots[:, 1] + knots[:, 2] * beyond + self.alpha * context
+        if self.cross:
+            seconds += self.cross * rows * context
+        return seconds
 
     def __call__(self, rows: float, context: float = 0.0) -> float:
         """Seconds of a forward of ``rows`` rows that attend to ``context`` tokens in all."""

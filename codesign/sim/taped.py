@@ -18,6 +18,50 @@ from codesign.sim.work import Entering, Tally, Work
 
 _ROWS, _EMITTED, _CONTEXT, _KV, _FORWARDS = 0, 1, 2, 3, 4  # columns of the ledger
 _LEDGER_ROUNDS = 4096  # at first
+_FEWEST_AHEAD = 10  # rounds from which arithmetic on all at once is faster than one by one
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LedgerRows:
+    """Rounds between which nobody comes or goes; letters: N rounds, J draft forwards.
+
+    Attributes:
+        table: (N, 4 + 2 J) sums as in the ledger.
+        batch: Requests in each round.
+    """
+
+    table: NDArray[np.int64]
+    batch: int
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """(N,) rows that the target verifies."""
+        return self.table[:, _ROWS]
+
+    @property
+    def context(self) -> NDArray[np.int64]:
+        """(N,) KV rows before each round."""
+        return self.table[:, _CONTEXT]
+
+    @property
+    def emitted(self) -> NDArray[np.int64]:
+        """(N,) tokens."""
+        return self.table[:, _EMITTED]
+
+    @property
+    def kv_tokens(self) -> NDArray[np.int64]:
+        """(N,) KV rows that each round needs, prefix cache not counted."""
+        return self.table[:, _KV]
+
+    @property
+    def forward_rows(self) -> NDArray[np.int64]:
+        """(N, J) rows of each draft forward."""
+        return self.table[:, _FORWARDS::2]
+
+    @property
+    def forward_context(self) -> NDArray[np.int64]:
+        """(N, J) KV rows before each draft forward."""
+        return self.table[:, _FORWARDS + 1 :: 2]
 
 
 @dataclass(slots=True)
@@ -84,6 +128,20 @@ class TapedBatch:
             num_rows = request.prompt_tokens + self._root_rows - request.cached_tokens
             work.prompts.append((max(num_rows, 1), request.cached_tokens))
         return work
+
+    def ahead(self, most: int) -> LedgerRows | None:
+        """The next rounds, up to ``most`` and none in which a request finishes; None if too few."""
+        if most < _FEWEST_AHEAD:
+            return None
+        count = min(min(self._ends, default=self._round) - self._round, most)
+        if count < _FEWEST_AHEAD:
+            return None
+        return LedgerRows(self._ledger.rows(self._round, count), len(self._requests))
+
+    def skip(self, count: int) -> None:
+        """That many of the rounds of ``ahead`` are over."""
+        self._round += count
+        self._known_row = None
 
     def end(self) -> tuple[int, list[int]]:
         """The round is over: tokens emitted, and the requests that are finished."""
@@ -166,6 +224,11 @@ class _Ledger:
         """Sums of one round."""
         at = number - self._first
         return self._sums[at].tolist() if at < len(self._sums) else [0] * self._sums.shape[1]
+
+    def rows(self, first: int, count: int) -> NDArray[np.int64]:
+        """(N, width) sums of rounds, ``count`` or as many as are known."""
+        at = first - self._first
+        return self._sums[at : at + count]
 
     def _make_room(self, start: int, count: int) -> None:
         kept = self._sums[start - self._first :]

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from codesign.policy.cost import RoundCost
+from codesign.sim.taped import LedgerRows
 from codesign.sim.work import Prompts, Work
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(slots=True)
@@ -51,6 +57,16 @@ class TogetherTiming:
             return Spans(target)
         drafting, _ = draft_seconds(self._cost, work)
         return Spans(target, reroot=self._cost.reroot, draft=drafting)
+
+    def spans_ahead(self, rounds: LedgerRows) -> tuple[Floats, Floats, float]:
+        """(N,) target and draft seconds of many rounds, and the re-root's of each."""
+        target = self._cost.target.of_arrays(rounds.rows, rounds.context)
+        drafting = np.zeros(len(target))
+        if self._is_plain:
+            return target, drafting, 0.0
+        for rows, context in zip(rounds.forward_rows.T, rounds.forward_context.T, strict=True):
+            drafting += np.where(rows > 0, self._cost.draft.of_arrays(rows, context), 0.0)
+        return target, drafting, self._cost.reroot
 
     def run_prompts(self, start: float, prompts: Prompts) -> float:
         """The draft runs prompt rows in a step of the target; seconds that the step gets longer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -24,7 +25,15 @@ from codesign.dashboard.plan_tables import (
     side_by_side,
     span_table,
 )
-from codesign.dashboard.planning import Found, PlanAsked, Seen, find_plan, known_plan
+from codesign.dashboard.planning import (
+    Found,
+    PlanAsked,
+    Seen,
+    find_plan,
+    known_plan,
+    request_limit,
+)
+from codesign.dashboard.what_if import MOST
 from codesign.plan import Plan
 
 ASKED = PlanAsked(
@@ -143,6 +152,17 @@ def test_a_plan_becomes_the_commands_of_every_engine(found, engine):
     exported = export_text(found, engine)
     assert exported.commands
     assert export_text(found, engine) is exported
+
+
+def test_a_very_long_trace_is_cut_and_the_command_line_says_so(tmp_path):
+    rows = "\n".join(f"{i},20,2" for i in range(MOST + 5))
+    file = tmp_path / "long.csv"
+    file.write_text(f"arrival,prompt_tokens,output_tokens\n{rows}\n")
+    asked = replace(ASKED, traffic=Traffic(str(file)))
+    assert request_limit(asked) == MOST
+    assert f"--max-requests {MOST}" in plan_command(asked).replace(" \\\n   ", "")
+    assert request_limit(replace(asked, max_requests=7)) == 7
+    assert request_limit(ASKED) is None
 
 
 def test_the_command_line_asks_the_same_question():

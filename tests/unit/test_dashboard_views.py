@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
+import shutil
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +14,7 @@ import pytest
 
 from codesign.artifacts import header, write_json, write_table
 from codesign.charts import SPAN_COLOURS
-from codesign.dashboard.files import plan_files, plan_of_run, run_folders
+from codesign.dashboard.files import plan_files, plan_of_run, run_folders, runs_of, unzipped
 from codesign.dashboard.profiles import (
     FLOOR_PARTS,
     device_table,
@@ -21,7 +25,13 @@ from codesign.dashboard.profiles import (
 )
 from codesign.dashboard.timeline import lane_chart, lanes, request_rounds, served_requests, window
 from codesign.dashboard.trees import round_sentence, round_table, tree_chart, tree_table
-from codesign.dashboard.validation import request_chart, request_table, residual_table, verdict
+from codesign.dashboard.validation import (
+    compared,
+    request_chart,
+    request_table,
+    residual_table,
+    verdict,
+)
 from codesign.errors import InputError
 from codesign.fit import Fit
 from codesign.fit.devices import load_device
@@ -175,6 +185,65 @@ def test_plans_and_runs_of_a_folder_are_found(planned_folder, monkeypatch):
     assert run_folders(Path("runs") / ASYNC) == [Path("runs") / ASYNC]
     # A simulated run names no plan: the one that lies around stands in.
     assert plan_of_run(Path("runs") / ASYNC, plan_files(Path())) == Path("plan.json")
+
+
+def test_runs_of_a_candidate_are_found_beside_its_plan(planned_folder, tmp_path):
+    plan = planned_folder / "plan.json"
+    assert runs_of(plan, "plain on 2, batch 4") == [planned_folder / "runs" / "plain"]
+    assert runs_of(plan, "chain-3 on 2, batch 4") == []
+    (tmp_path / "runs").mkdir()
+    assert runs_of(tmp_path / "plan.json", "plain on 2, batch 4") == []
+
+
+def test_an_uploaded_zip_of_runs_and_plan_is_as_good_as_the_folder(
+    planned_folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for path in sorted(planned_folder.rglob("*")):
+            archive.write(path, path.relative_to(planned_folder))
+    folder = unzipped(buffer.getvalue())
+    runs = run_folders(folder)
+    assert [run.name for run in runs] == [ASYNC, "plain"]
+    plan = Plan.load(folder / "plan.json")
+    assert len(validate(plan, Fit.load(plan.fit.check()), runs[:1]).runs) == 1
+    assert unzipped(buffer.getvalue()) == folder
+
+
+@pytest.mark.parametrize("data", [b"", b"no archive", b"PK\x03\x04 cut off"])
+def test_an_upload_that_is_no_zip_is_one_line(data):
+    with pytest.raises(InputError, match="no readable ZIP") as caught:
+        unzipped(data)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_zip_cannot_write_outside_of_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("../../outside/run.json", "{}")
+    folder = unzipped(buffer.getvalue())
+    assert not (folder.parents[1] / "outside").exists()
+    assert all(folder in path.parents for path in tmp_path.rglob("run.json"))
+
+
+def test_runs_are_compared_once_until_they_change(planned_folder, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(planned_folder, folder)
+    asked = []
+    runs = [str(folder / "runs" / "plain")]
+
+    def compare() -> Validation:
+        return compared(str(folder / "plan.json"), runs, progress=lambda *a: asked.append(a))
+
+    first = compare()
+    assert asked
+    count = len(asked)
+    assert compare() is first
+    assert len(asked) == count
+    os.utime(folder / "runs" / "plain" / "run.json", (1, 1))
+    assert compare() is not first
 
 
 @pytest.mark.parametrize("name", ["nowhere", "."])

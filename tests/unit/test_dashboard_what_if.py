@@ -27,7 +27,7 @@ from codesign.dashboard.kept import Kept
 from codesign.dashboard.policies import families, label_of, sizes_of
 from codesign.dashboard.records_frames import BOTH, frames_of
 from codesign.dashboard.what_if import COARSE, Asked, known, predict
-from codesign.dashboard.words import against_plain, scope, tiles, verdict
+from codesign.dashboard.words import against_plain, hint, scope, tiles, verdict
 from codesign.errors import InputError
 from codesign.policy.speculation import parse_policy
 from codesign.records import RequestRecord, RoundLog, RoundRecord, RunRecords
@@ -228,3 +228,12 @@ def test_a_machine_without_room_for_the_models_is_one_line():
     with pytest.raises(InputError) as error:
         load_machine(Machine(device="rtx-4090", gpus=1))
     assert "\n" not in str(error.value)
+
+
+def test_an_error_that_names_a_flag_gets_the_control_of_the_page():
+    said = hint("request 3 needs 9,000 KV rows. Fix: --max-prompt and --max-output, or "
+                "--max-kv-tokens")  # fmt: skip
+    assert said == (
+        ' On this page: "Cut long requests" or "KV rows of a replica" under "Serving", on the left.'
+    )
+    assert hint("no file is named x") == ""

@@ -15,7 +15,7 @@ from codesign.config import Deployment, Serving
 from codesign.errors import InputError
 from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost, StepTime
-from codesign.policy.speculation import parse_policy
+from codesign.policy.speculation import FAMILIES, parse_policy
 from codesign.sim import simulate
 from codesign.sim.replay import ReplayedRound, replay
 
@@ -60,7 +60,9 @@ def test_a_chain_that_is_played_again_does_round_by_round_what_was_simulated():
         assert sum(len(r.verified) - 1 for r in rounds) == request.num_draft_tokens
 
 
-@pytest.mark.parametrize("policy", ["chain-3", "tree-8x4x2", "async-tree-8x4x2", "specserve-5"])
+@pytest.mark.parametrize(
+    "policy", [family.spec.label for family in FAMILIES if family.spec.has_draft]
+)
 def test_every_token_of_the_request_is_emitted_in_some_round(policy: str):
     rounds = played(policy, 2)
     assert sum(r.num_emitted for r in rounds) == 59  # the first of 60 came with the prompt
@@ -109,6 +111,11 @@ def test_chances_fall_from_the_root_to_the_leaves():
 
 def test_a_request_of_one_token_has_no_round():
     assert played("tree-8x4x2", 5) == []
+
+
+def test_later_requests_change_nothing_of_earlier_ones():
+    alone = replay(TRACE.head(3), 1, candidate("tree-8x4x2"), FIT, serving=SERVING, seed=3)
+    assert alone == played("tree-8x4x2", 1, seed=3)
 
 
 def test_plain_decoding_has_no_tree_to_show():

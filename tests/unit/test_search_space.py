@@ -171,7 +171,7 @@ def test_policies_whose_every_round_is_played_need_a_short_trace_or_to_be_asked_
     asked = search_space(
         costs("2"), workers=2, max_batch=1, requests=long, policies=["specserve-5"]
     )
-    assert {c.family for c in asked.candidates} == {"specserve"}
+    assert {c.family for c in asked.candidates} == {"specserve", "plain"}
     short = search_space(costs("2"), workers=2, max_batch=1, requests=requests())
     assert "specserve" in {c.family for c in short.candidates}
 
@@ -185,3 +185,9 @@ def test_eight_workers_have_at_least_5000_candidates():
 def test_no_policy_is_tried_twice():
     labels = [spec.label for spec in default_policies()]
     assert len(set(labels)) == len(labels)
+
+
+def test_plain_decoding_on_all_workers_is_always_compared(machine_fit):
+    space = search_space(machine_fit.costs, workers=2, max_batch=2, policies=("chain-2",))
+    plain = [c.label for c in space.candidates if c.speculation.kind == "plain"]
+    assert plain == ["plain on 2, batch 1", "plain on 2, batch 2"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +21,7 @@ from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import build_speculation, parse_policy
 from codesign.policy.trees import BestTree
 from codesign.records import RunRecords
-from codesign.sim import simulate
+from codesign.sim import simulate, taped
 from codesign.sim.acceptance import STRETCH_TOKENS, Luck, Stretches
 from codesign.sim.tapes import Tapes, make_tapes
 
@@ -68,13 +68,13 @@ def run(policy: str, trace: pd.DataFrame, serving: Serving) -> RunRecords:
 def test_a_taped_chain_is_the_played_one_request_for_request(policy, serving, monkeypatch):
     # Within one stretch the two read the same recorded tokens, so nothing may differ at all.
     trace = make_trace(60, longest=STRETCH_TOKENS - 4)
-    taped = run(policy, trace, serving)
+    taped_run = run(policy, trace, serving)
     monkeypatch.setattr(FixedChain, "is_batch_coupled", True)
     played = run(policy, trace, serving)
-    assert [asdict(r) for r in taped.requests] == [asdict(r) for r in played.requests]
-    np.testing.assert_allclose(taped.round_table(), played.round_table(), rtol=1e-9, atol=1e-12)
+    assert [asdict(r) for r in taped_run.requests] == [asdict(r) for r in played.requests]
+    np.testing.assert_allclose(taped_run.round_table(), played.round_table(), rtol=1e-9, atol=1e-12)
     if serving.preemption:
-        assert sum(r.num_preemptions for r in taped.requests) > 0
+        assert sum(r.num_preemptions for r in taped_run.requests) > 0
 
 
 @pytest.mark.parametrize("policy", ["tree-6x2x3", "async-tree-6x2x3"])
@@ -157,3 +157,27 @@ def test_a_request_that_comes_back_goes_on_where_it_was():
     luck = Luck(Stretches(PROFILE, ("",)), ["", ""], [500, 80], seed=1)
     assert luck.stretches(0, 2 * STRETCH_TOKENS + 5) == luck.stretches(0)[2:]
     assert luck.path(0, 100, STRETCH_TOKENS) == luck.path(0, 164)[STRETCH_TOKENS:]
+
+
+@pytest.mark.parametrize("policy", ["plain", "chain-3", "tree-6x2x3"])
+@pytest.mark.parametrize(
+    "serving", [PLAIN_SERVING, FULL_SERVING, replace(FULL_SERVING, prefix_cache=True)]
+)
+def test_rounds_run_ahead_are_those_of_one_after_another(policy, serving, monkeypatch):
+    trace = make_trace(60, longest=90)
+    monkeypatch.setattr(taped, "_FEWEST_AHEAD", 2)
+    ahead = run(policy, trace, serving)
+    monkeypatch.setattr(taped, "_FEWEST_AHEAD", 10**9)
+    one_by_one = run(policy, trace, serving)
+    assert ahead.requests == one_by_one.requests
+    assert ahead.rounds.to_table().equals(one_by_one.rounds.to_table())
+
+
+def test_many_rounds_are_run_ahead(monkeypatch):
+    stretches = []
+    skip = taped.TapedBatch.skip
+    monkeypatch.setattr(
+        taped.TapedBatch, "skip", lambda self, count: (stretches.append(count), skip(self, count))
+    )
+    records = run("plain", make_trace(60, longest=90), PLAIN_SERVING)
+    assert sum(stretches) > 0.3 * len(records.rounds)
