@@ -6,8 +6,9 @@ from pathlib import Path
 
 import streamlit as st
 
-from codesign.dashboard.files import plan_files, run_folders
+from codesign.dashboard.files import plan_files, runs_of
 from codesign.dashboard.timeline import (
+    FIRST_REQUESTS,
     lane_chart,
     lanes,
     request_rounds,
@@ -32,7 +33,7 @@ def simulated(plan_path: str, changed: float, label: str, seed: int) -> RunRecor
     plan = Plan.load(plan_path)
     candidate = plan.find(label).candidate
     _, records = simulate_outcome(
-        plan.requests(),
+        plan.requests().head(FIRST_REQUESTS),
         candidate,
         Fit.load(plan.fit.check()),
         slo=plan.slo,
@@ -53,7 +54,7 @@ def replayed(
 ) -> list[ReplayedRound]:
     plan = Plan.load(plan_path)
     return replay(
-        plan.requests(),
+        plan.requests().head(FIRST_REQUESTS),
         request_id,
         plan.find(label).candidate,
         Fit.load(plan.fit.check()),
@@ -87,9 +88,7 @@ def choose_plan() -> str:
 
 def choose_run(plan_path: str, label: str) -> StoredRun | None:
     """A measured run of the candidate, if there is one."""
-    beside = Path(plan_path).parent / "runs"
-    folders = run_folders(beside) if beside.is_dir() else []
-    fitting = [str(f) for f in folders if run_at(str(f)).summary.get("label") == label]
+    fitting = [str(folder) for folder in runs_of(Path(plan_path), label)]
     known = [*fitting, NO_RUN]
     path = st.selectbox(
         "Measured run",
@@ -111,6 +110,12 @@ def run_at(path: str) -> StoredRun:
     return measured(path, file.stat().st_mtime if file.exists() else 0.0)
 
 
+def keep_within(key: str, least: int, most: int) -> None:
+    """What was chosen for another request or plan may not be there in this one."""
+    if st.session_state.get(key) is not None:
+        st.session_state[key] = min(max(st.session_state[key], least), most)
+
+
 def show() -> None:
     with st.container(horizontal=True):
         plan_path = choose_plan()
@@ -125,6 +130,12 @@ def show() -> None:
     if not ids:
         st.warning("No request with two tokens or more was served by both. Choose another run.")
         return
+    if plan.num_requests > FIRST_REQUESTS:
+        st.caption(
+            f"The first {FIRST_REQUESTS:,} of {plan.num_requests:,} requests; until the next one "
+            "comes, they fare as in the whole trace."
+        )
+    keep_within("request", ids[0], ids[-1])
     with st.container(horizontal=True):
         request_id = st.number_input(
             "Request", ids[0], ids[-1], ids[0], key="request", bind="query-params"
@@ -142,6 +153,7 @@ def show() -> None:
         chosen = st.slider(
             "Round of the request", 1, longest, min(3, longest), key="round", bind="query-params"
         )
+    chosen = min(chosen, longest)
     show_lanes(rounds, chosen, count)
     if plan.find(label).candidate.speculation.has_draft:
         show_tree(replayed(plan_path, changed, label, plan.seed, request_id), chosen)

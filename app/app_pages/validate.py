@@ -7,9 +7,10 @@ from pathlib import Path
 import streamlit as st
 
 from codesign import charts
-from codesign.dashboard.files import plan_files, plan_of_run, run_folders
+from codesign.dashboard.files import plan_files, plan_of_run, run_folders, unzipped
 from codesign.dashboard.validation import (
     calibration_sentence,
+    compared,
     comparison_table,
     request_chart,
     residual_chart,
@@ -20,16 +21,10 @@ from codesign.fit import Fit
 from codesign.plan import Plan
 from codesign.report import SHOWN, ranking_text
 from codesign.run_directory import read_run
-from codesign.validate import Validation, validate
+from codesign.validate import Validation
 
 PLACES = ("runs", "demo/runs")
 FIGURES = ("tpot_mean", "throughput", "acceptance_length")
-
-
-@st.cache_data(max_entries=8, show_spinner="Simulating what the runs served ...")
-def compared(plan_path: str, runs: tuple[str, ...], changed: tuple[float, ...]) -> Validation:
-    plan = Plan.load(plan_path)
-    return validate(plan, Fit.load(plan.fit.check()), [Path(run) for run in runs])
 
 
 @st.cache_data(max_entries=8, show_spinner=False)
@@ -47,6 +42,10 @@ def choose_runs() -> tuple[str, list[str]]:
         placeholder="runs",
         help="A folder that codesign run wrote, or one that holds several.",
     )
+    with st.expander("Upload runs instead"):
+        upload = st.file_uploader("ZIP of runs and their plan", type="zip")
+    if upload is not None:
+        place = str(unzipped(upload.getvalue()))
     if not place:
         st.info("No measured runs in this folder yet. These two commands make some")
         st.code(
@@ -82,9 +81,15 @@ def show() -> None:
         "Tolerance, %", 1, 50, 15, key="tolerance", bind="query-params", width=320
     )
     share = tolerance / 100.0
-    changed = tuple(file.stat().st_mtime for run in runs for file in [Path(run) / "run.json"])
-    mine = (Path(plan_path).stat().st_mtime if Path(plan_path).exists() else 0.0, *changed)
-    validation = compared(plan_path, tuple(runs), mine)
+    place = st.empty()
+    validation = compared(
+        plan_path,
+        runs,
+        progress=lambda _, done, total: place.progress(
+            done / total, f"Simulating what the runs served: {done} of {total}"
+        ),
+    )
+    place.empty()
     is_good, sentence = verdict(validation, share)
     (st.success if is_good else st.warning)(
         sentence, icon=":material/check_circle:" if is_good else ":material/error:"
@@ -92,7 +97,7 @@ def show() -> None:
     show_residuals(validation, share)
     show_scatters(validation)
     show_requests(validation)
-    show_calibration(plan_path, mine[0])
+    show_calibration(plan_path, Path(plan_path).stat().st_mtime)
     show_details(validation, share)
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import getpass
 import hashlib
+import io
 import os
 import tempfile
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from codesign.artifacts import read_json
 from codesign.errors import InputError
 
 RUN_FILE = "run.json"
+_MOST_UNZIPPED = 2_000_000_000  # bytes
+_SNIFFED = 64  # bytes of a JSON file, whose kind stands first
 
 
 def plan_files(folder: Path) -> list[Path]:
@@ -26,14 +30,44 @@ def plan_files(folder: Path) -> list[Path]:
 
 def unpacked(files: Mapping[str, bytes]) -> Path:
     """Path of plan.json after its files were written to a folder of this user, named by content."""
-    digest = hashlib.sha256(b"".join(files[name] for name in sorted(files))).hexdigest()[:16]
-    user = os.getuid() if hasattr(os, "getuid") else getpass.getuser()
-    folder = Path(tempfile.gettempdir()) / f"codesign-plans-{user}" / digest
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = _own_folder("plans", b"".join(files[name] for name in sorted(files)))
     for name, content in files.items():
         if not (folder / name).is_file():
             (folder / name).write_bytes(content)
     return folder / "plan.json"
+
+
+def unzipped(data: bytes) -> Path:
+    """Folder of an uploaded ZIP's files; the same upload keeps its folder.
+
+    Raises:
+        InputError: If it is no ZIP file, or one that grows too large.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+            if size > _MOST_UNZIPPED:
+                raise InputError(
+                    f"the ZIP holds {size / 1e9:.1f} GB, the limit is {_MOST_UNZIPPED / 1e9:g}. "
+                    "Name the folder instead"
+                )
+            folder = _own_folder("runs", data)
+            archive.extractall(folder)  # leaves out "..", drives and leading slashes
+    except (zipfile.BadZipFile, RuntimeError, NotImplementedError) as err:
+        raise InputError(
+            f"the upload is no readable ZIP file ({err}). Make one: zip -r runs.zip runs plan.json"
+        ) from err
+    return folder
+
+
+def _own_folder(kind: str, content: bytes) -> Path:
+    """A folder for temporary files of this user alone, named by what will be in it."""
+    user = os.getuid() if hasattr(os, "getuid") else getpass.getuser()
+    above = Path(tempfile.gettempdir()) / f"codesign-{kind}-{user}"
+    above.mkdir(exist_ok=True, mode=0o700)
+    folder = above / hashlib.sha256(content).hexdigest()[:16]
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -55,6 +89,15 @@ def run_folders(folder: Path) -> list[Path]:
     return found
 
 
+def runs_of(plan_file: Path, label: str) -> list[Path]:
+    """Runs of a candidate in the folder ``runs`` beside its plan."""
+    try:
+        found = run_folders(plan_file.parent / "runs")
+        return [f for f in found if read_json(f / RUN_FILE, kind="run").get("label") == label]
+    except InputError:
+        return []
+
+
 def plan_of_run(folder: Path, others: Iterable[Path] = ()) -> Path | None:
     """The plan that a run was made with, as its run.json says; else the first of ``others``.
 
@@ -71,10 +114,6 @@ def plan_of_run(folder: Path, others: Iterable[Path] = ()) -> Path | None:
 
 
 def _is_plan(path: Path) -> bool:
-    if path.stat().st_size > 50_000_000:
-        return False
-    try:
-        read_json(path, kind="plan")
-    except (InputError, UnicodeDecodeError):
-        return False
-    return True
+    """By its first key: other JSON files may be large, and this is asked again and again."""
+    with path.open("rb") as file:
+        return b'"kind": "plan"' in file.read(_SNIFFED)

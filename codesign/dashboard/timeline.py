@@ -28,6 +28,8 @@ SPAN_TITLES = {
     "link_there": "verdict",
     "link_back": "candidates",
 }
+# Requests of a plan that are simulated: what a server does depends on those that have come.
+FIRST_REQUESTS = 2000
 _COLOURS = {**SPAN_COLOURS, "prefill": "#7f8c1f"}
 _THIN = ("prefill", "reroot", "link_there")  # told from their neighbour by height, too
 _LANE_HEIGHT = 34

@@ -5,26 +5,61 @@ Must not import streamlit or torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from codesign.charts import SPAN_COLOURS
+from codesign.dashboard.choices import file_time
+from codesign.dashboard.files import RUN_FILE
+from codesign.dashboard.kept import Kept
+from codesign.fit import Fit
+from codesign.plan import Plan
 from codesign.report import SHOWN, figure_text
+from codesign.validate import Validation, validate
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from codesign.validate import RunComparison, Validation
+    from codesign.validate import RunComparison
 
 RUN_COLOURS = [*SPAN_COLOURS.values(), "#7f8c1f"]
 RUN_SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]
 RESIDUALS = (
     "acceptance_length", "tpot_mean", "tpot_p90", "throughput", "ttft_p50", "mean_batch",
 )  # fmt: skip
+_validations: Kept[Validation] = Kept(8)
 _MOST_POINTS = 3000  # requests in a chart; of more, evenly spread ones are drawn
 _GREY = "#808890"
+
+
+def compared(
+    plan_file: str,
+    runs: Sequence[str],
+    *,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Validation:
+    """As ``codesign.validate.validate``; files that have not changed are compared once.
+
+    Args:
+        plan_file: The plan that the runs served.
+        runs: Their folders.
+        progress: Called with ("simulate", done, total), if anything must be simulated.
+
+    Raises:
+        InputError: If a file is missing or broken, or a run served other requests.
+    """
+    files = (plan_file, *[f"{run}/{RUN_FILE}" for run in runs])
+    question = tuple((file, file_time(file)) for file in files)
+    known = _validations.get(question)
+    if known is not None:
+        return known
+    plan = Plan.load(plan_file)
+    fit = Fit.load(plan.fit.check())
+    found = validate(plan, fit, [Path(run) for run in runs], progress=progress)
+    return _validations.put(question, found)
 
 
 def residual_table(runs: Sequence[RunComparison]) -> pd.DataFrame:

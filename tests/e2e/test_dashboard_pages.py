@@ -62,6 +62,23 @@ def test_a_link_reproduces_candidate_request_and_round(full):
     assert "Round 2 of " in texts(page)
 
 
+def test_a_round_that_the_next_request_does_not_have_becomes_its_last(full):
+    page = open_page("timeline", candidate=PLAIN, round="31")
+    assert widget(page.slider, "Round of the request").value == 31
+    widget(page.selectbox, "Candidate").set_value(ASYNC).run()
+    assert not page.exception
+    last = int(widget(page.slider, "Round of the request").max)
+    assert last < 31
+    assert f"Round {last} starts at 0 ms" in texts(page)
+
+
+@pytest.mark.parametrize("query", [{"round": "999"}, {"request": "77"}, {"candidate": "nobody"}])
+def test_a_link_that_asks_for_what_is_not_there_shows_something_else(full, query):
+    page = open_page("timeline", **query)
+    assert not page.error
+    assert widget(page.slider, "Round of the request").value >= 1
+
+
 def test_plain_decoding_has_lanes_and_no_tree(full):
     page = open_page("timeline", candidate=PLAIN)
     assert not page.error
@@ -124,6 +141,14 @@ def test_profiles_shows_the_fit_of_this_folder_and_what_a_forward_costs(full):
     split.set_value("1+1").run()
     assert widget(page.metric, "Target, 1 row").value == "30 ms"  # on one of the two workers
     assert widget(page.metric, "Message").value == "0.2 ms"
+
+
+def test_a_split_that_the_next_fit_does_not_have_becomes_another(full):
+    page = open_page("profiles", fit_split="1+1")
+    assert widget(page.selectbox, "Split").value == "1+1"
+    fits = widget(page.selectbox, "Fit")
+    fits.set_value(next(path for path in fits.options if "fit.json" in path)).run()
+    assert not page.exception
 
 
 def test_profiles_of_an_empty_folder_shows_what_ships_and_how_to_measure(empty):
