@@ -1,7 +1,8 @@
-"""Controls that several pages share. Every one of them is in the link of the page."""
+"""Controls that the pages which predict share. Every one of them is in the link."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import streamlit as st
@@ -28,24 +29,34 @@ _SHARED = (
     "trace", "path", "rate_scale", "max_prompt", "max_output", "preset", "rate", "cv",
     "prompt_mean", "output_mean", "minutes", "ttft", "tpot", "percentile", "fit", "device", "gpus",
     "target", "target_weights", "draft", "draft_weights", "set_acceptance", "acceptance",
-    "preemption", "prefix_cache", "prefill_chunk", "routing",
+    "max_kv_tokens", "preemption", "prefix_cache", "prefill_chunk", "routing",
 )  # fmt: skip
-_CHOSEN, _PAGE = "chosen", "page"  # on the page before
+_CHOSEN = "chosen"  # when these controls were last on a page
 
 
-def bring_choices(page: str) -> None:
-    """Go on with what was chosen on another page, where the link does not say otherwise."""
-    if st.session_state.get(_PAGE) != page:
-        for key, value in st.session_state.get(_CHOSEN, {}).items():
-            if key not in st.query_params:
-                st.session_state[key] = value
-    st.session_state[_PAGE] = page
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the pages that predict have in common; no traffic while a file is still to be named."""
+
+    traffic: Traffic | None
+    slo: SLO
+    machine: Machine
+    serving: Serving
 
 
-def keep_choices() -> None:
-    """Remember for the next page what was chosen on this one."""
+def choose_shared() -> Shared:
+    """The controls. The router draws them, so that they and the link outlive a change of page."""
+    for key, value in st.session_state.get(_CHOSEN, {}).items():
+        if key not in st.session_state and key not in st.query_params:
+            st.session_state[key] = value
+    with st.sidebar:
+        traffic = choose_traffic()
+        slo = choose_slo()
+        machine = choose_machine()
+        shared = Shared(traffic, slo, machine, choose_serving(machine))
     kept = {key: st.session_state[key] for key in _SHARED if key in st.session_state}
     st.session_state[_CHOSEN] = {**st.session_state.get(_CHOSEN, {}), **kept}
+    return shared
 
 
 def choose_traffic() -> Traffic | None:
@@ -151,11 +162,15 @@ def choose_slo() -> SLO:
     )
 
 
-def choose_serving() -> Serving:
-    """How memory and steps are shared between requests."""
+def choose_serving(machine: Machine) -> Serving:
+    """How memory and steps are shared between requests; by default as the machine's engine does."""
     with st.expander("Serving"):
+        rows = st.number_input(
+            "KV rows of a replica", 1, None, None, key="max_kv_tokens", bind=LINK,
+            placeholder="what the fit says",
+        )  # fmt: skip
         preemption = st.toggle(
-            "Take KV rows as requests grow", True, key="preemption", bind=LINK,
+            "Take KV rows as requests grow", not machine.fit, key="preemption", bind=LINK,
             help="Otherwise the rows of the whole answer are reserved at admission.",
         )  # fmt: skip
         cache = st.toggle("Prefix cache", key="prefix_cache", bind=LINK)
@@ -164,4 +179,10 @@ def choose_serving() -> Serving:
             placeholder="whole prompts between steps",
         )  # fmt: skip
         routing = st.selectbox("Routing", ROUTINGS, key="routing", bind=LINK)
-    return Serving(prefill_chunk=chunk, prefix_cache=cache, preemption=preemption, routing=routing)
+    return Serving(
+        max_kv_tokens=rows,
+        prefill_chunk=chunk,
+        prefix_cache=cache,
+        preemption=preemption,
+        routing=routing,
+    )

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import streamlit as st
+PREDICTING = ("What if", "Plan")
 
 
 def main() -> None:
+    # Imported here, because processes that the search starts import this file and need none of it.
+    import streamlit as st
+    from sidebar import choose_shared
+
     # A picture of our own: icons of pages are fetched from another host.
     icon = Path(__file__).with_name("icon.png")
     st.set_page_config(page_title="codesign", page_icon=icon, layout="wide")
@@ -18,8 +22,11 @@ def main() -> None:
         st.Page("app_pages/validate.py", title="Validate", icon=":material/rule:"),
         st.Page("app_pages/profiles.py", title="Profiles", icon=":material/speed:"),
     ]
-    st.navigation(pages, position="top").run()
+    page = st.navigation(pages, position="top")
+    if page.title in PREDICTING:
+        st.session_state["shared"] = choose_shared()
+    page.run()
 
 
-if __name__ == "__main__":  # a process that the search starts imports this file, and must not draw
+if __name__ == "__main__":
     main()

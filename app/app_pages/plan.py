@@ -5,15 +5,7 @@ from __future__ import annotations
 import time
 
 import streamlit as st
-from sidebar import (
-    LINK,
-    bring_choices,
-    choose_machine,
-    choose_serving,
-    choose_slo,
-    choose_traffic,
-    keep_choices,
-)
+from sidebar import LINK
 
 from codesign.cli.plan_result import describe, doubt_text, pays_text
 from codesign.dashboard import plan_charts as charts
@@ -31,6 +23,7 @@ from codesign.dashboard.plan_tables import (
     span_table,
 )
 from codesign.dashboard.planning import OBJECTIVES, Found, PlanAsked, find_plan, known_plan
+from codesign.dashboard.words import hint
 from codesign.errors import CodesignError
 
 OBJECTIVE_TITLES = {
@@ -42,11 +35,8 @@ DRAW_EVERY = 0.7  # seconds between two drawings of a search that goes on
 
 
 def ask() -> PlanAsked | None:
-    bring_choices("plan")
+    shared = st.session_state["shared"]
     with st.sidebar:
-        traffic = choose_traffic()
-        slo = choose_slo()
-        machine = choose_machine()
         st.subheader("Search")
         objective = st.selectbox(
             "Wanted", OBJECTIVES, key="objective", bind=LINK, format_func=OBJECTIVE_TITLES.get
@@ -58,12 +48,12 @@ def ask() -> PlanAsked | None:
         labels = st.text_input(
             "Only these policies", key="policies", bind=LINK, placeholder="plain,chain-3,tree-8x4x2"
         )
-        serving = choose_serving()
-    keep_choices()
-    if traffic is None:
+    if shared.traffic is None:
         return None
     policies = tuple(label.strip() for label in labels.split(",") if label.strip())
-    return PlanAsked(traffic, machine, slo, serving, objective, most, policies)
+    return PlanAsked(
+        shared.traffic, shared.machine, shared.slo, shared.serving, objective, most, policies
+    )
 
 
 def watch_search(asked: PlanAsked) -> Found:
@@ -225,4 +215,4 @@ try:
                 show_convergence(plan_found.seen, question.objective, st.empty())
                 st.code(plan_command(question), language="shell")
 except CodesignError as error:
-    st.error(str(error), icon=":material/error:")
+    st.error(f"{error}{hint(str(error))}", icon=":material/error:")

@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 import streamlit as st
-from sidebar import (
-    LINK,
-    bring_choices,
-    choose_machine,
-    choose_serving,
-    choose_slo,
-    choose_traffic,
-    keep_choices,
-)
+from sidebar import LINK
 
 from codesign.config import SLO
 from codesign.dashboard import what_if_charts as charts
@@ -19,7 +11,7 @@ from codesign.dashboard.choices import Machine, all_workers, splits
 from codesign.dashboard.commands import simulate_command
 from codesign.dashboard.policies import families, label_of, sizes_of
 from codesign.dashboard.what_if import Asked, Prediction, known, predict
-from codesign.dashboard.words import against_plain, scope, tiles, verdict
+from codesign.dashboard.words import against_plain, hint, scope, tiles, verdict
 from codesign.errors import CodesignError
 from codesign.planner.search_space import BATCH_LIMITS
 
@@ -48,21 +40,18 @@ def choose_split(machine: Machine, policy: str) -> str:
 
 
 def ask() -> Asked | None:
-    bring_choices("what_if")
+    shared = st.session_state["shared"]
     with st.sidebar:
-        traffic = choose_traffic()
-        slo = choose_slo()
-        machine = choose_machine()
         policy = choose_policy()
-        split = choose_split(machine, policy)
+        split = choose_split(shared.machine, policy)
         max_batch = st.select_slider(
             "Batch limit of a replica", BATCH_LIMITS, 64, key="batch", bind=LINK
         )
-        serving = choose_serving()
-    keep_choices()
-    if traffic is None:
+    if shared.traffic is None:
         return None
-    return Asked(traffic, machine, policy, split, max_batch, slo, serving)
+    return Asked(
+        shared.traffic, shared.machine, policy, split, max_batch, shared.slo, shared.serving
+    )
 
 
 def show(prediction: Prediction, slo: SLO, limit: int) -> None:
@@ -147,4 +136,4 @@ try:
         with st.expander("The same on the command line"):
             st.code(simulate_command(question), language="shell")
 except CodesignError as error:
-    st.error(str(error), icon=":material/error:")
+    st.error(f"{error}{hint(str(error))}", icon=":material/error:")

@@ -160,10 +160,13 @@ def splits(machine: Machine, policy: str, workers: int) -> list[str]:
         InputError: If there is none, or no such policy.
     """
     from codesign.planner.search_space import search_space
+    from codesign.policy.speculation import parse_policy
 
     costs = load_machine(machine).costs
     space = search_space(costs, workers=workers, max_batch=1, policies=(policy,))
-    return list(dict.fromkeys(c.deployment.label for c in space.candidates))
+    wanted = parse_policy(policy)  # a search always compares plain decoding as well
+    labels = [c.deployment.label for c in space.candidates if c.speculation == wanted]
+    return list(dict.fromkeys(labels))
 
 
 def all_workers(machine: Machine) -> int:

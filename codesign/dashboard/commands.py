@@ -9,6 +9,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from codesign.dashboard.choices import SYNTHETIC, length_factors
+from codesign.dashboard.planning import request_limit
 
 if TYPE_CHECKING:
     from codesign.config import SLO, Serving
@@ -36,8 +37,8 @@ def plan_command(asked: PlanAsked) -> str:
     if asked.slo.percentile != 90:
         words += ["--slo-percentile", f"{asked.slo.percentile:g}"]
     words += ["--objective", asked.objective]
-    if asked.max_requests is not None:
-        words += ["--max-requests", str(asked.max_requests)]
+    if (limit := request_limit(asked)) is not None:
+        words += ["--max-requests", str(limit)]
     if asked.policies:
         words += ["--policies", ",".join(asked.policies)]
     return _command(asked.traffic, "plan", words)

@@ -36,6 +36,7 @@ def pareto_chart(table: pd.DataFrame, x: str, y: str, *, best: str) -> Any:
     )
     axis_x = alt.X(f"{x}:Q", title=TITLES[x].title, scale=_scale(shown, x))
     axis_y = alt.Y(f"{y}:Q", title=TITLES[y].title, scale=_scale(shown, y))
+    families = alt.Legend(orient="top", columns=2, labelLimit=0)
     base = alt.Chart(shown)
     ranges = base.transform_filter(alt.datum.front == "on the front")
     layers = [
@@ -48,18 +49,22 @@ def pareto_chart(table: pd.DataFrame, x: str, y: str, *, best: str) -> Any:
         ranges.mark_rule(opacity=0.5, color=_GREY).encode(
             y=alt.Y(f"{y}_low:Q", title=TITLES[y].title), y2=f"{y}_high:Q", x=axis_x
         ),
-        base.mark_point(size=90, filled=True, opacity=0.9)
+        base.mark_point(size=90, strokeWidth=1.6)
         .encode(
             x=axis_x,
             y=axis_y,
-            color=alt.Color("family:N", title=None, legend=alt.Legend(orient="top", columns=4)),
-            shape=alt.Shape(
+            fill=alt.Fill("family:N", title=None, legend=families),
+            stroke=alt.Stroke("family:N", title=None, legend=families),
+            shape=alt.Shape("family:N", title=None, legend=families),
+            fillOpacity=alt.FillOpacity(
                 "meets:N",
                 title="meets the SLO",
-                scale=alt.Scale(domain=["yes", "no"], range=["circle", "cross"]),
-                legend=alt.Legend(orient="top", symbolFillColor=_GREY, symbolStrokeColor=_GREY),
+                scale=alt.Scale(domain=["yes", "no"], range=[0.9, 0.0]),
+                legend=alt.Legend(
+                    orient="top", symbolFillColor=_GREY, symbolStrokeColor=_GREY, columns=2
+                ),
             ),
-            opacity=alt.condition(alt.datum.front == "on the front", alt.value(1), alt.value(0.45)),
+            opacity=alt.condition(alt.datum.front == "on the front", alt.value(1), alt.value(0.5)),
             tooltip=[
                 alt.Tooltip("plan:N"),
                 alt.Tooltip(f"{x}:Q", format=",.3~g", title=TITLES[x].title),
@@ -93,7 +98,7 @@ def convergence_chart(table: pd.DataFrame, title: str) -> Any:
     """
     stretches = list(dict.fromkeys(table["stretch"]))
     colour = alt.Color(
-        "stretch:N", sort=stretches, title="simulated", legend=alt.Legend(orient="top")
+        "stretch:N", sort=stretches, title="simulated", legend=alt.Legend(orient="top", columns=2)
     )
     base = alt.Chart(table).encode(x=alt.X("simulation:Q", title="simulation"))
     points = base.mark_point(size=28).encode(
@@ -133,7 +138,7 @@ def two_rounds_chart(spans: pd.DataFrame) -> Any:
                 "name:N",
                 title=None,
                 scale=alt.Scale(domain=names, range=list(SPAN_COLOURS.values())),
-                legend=alt.Legend(orient="top", columns=3),
+                legend=alt.Legend(orient="top", columns=2, labelLimit=0),
             ),
             order=alt.Order("order:O"),
             tooltip=[
@@ -142,5 +147,5 @@ def two_rounds_chart(spans: pd.DataFrame) -> Any:
                 alt.Tooltip("ms:Q", format=".3~g"),
             ],
         )
-        .properties(height=230)  # legend and axis are part of it
+        .properties(height=260)  # legend and axis are part of it
     )

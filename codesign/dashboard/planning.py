@@ -25,7 +25,7 @@ from codesign.dashboard.choices import (
     load_traffic,
 )
 from codesign.dashboard.kept import Kept
-from codesign.dashboard.what_if import serving_for
+from codesign.dashboard.what_if import MOST, serving_for
 from codesign.fit.what_if import kept_fit
 from codesign.planner import Answer, Question, search, task_of
 from codesign.planner.executor import Job, open_executor
@@ -36,6 +36,7 @@ from codesign.planner.prepared_trace import prepare_trace
 from codesign.planner.search_cache import SearchCache
 
 if TYPE_CHECKING:
+    from codesign.fit import Fit
     from codesign.plan import Plan
 
 Progress = Callable[[str, int, int], None]
@@ -55,7 +56,8 @@ class PlanAsked:
         slo: Targets.
         serving: How memory and steps are shared.
         objective: One of OBJECTIVES.
-        max_requests: The trace is cut after so many; None for what ``codesign plan`` takes.
+        max_requests: The trace is cut after so many; None for all that ``codesign plan`` takes, and
+            at most ``what_if.MOST``.
         policies: Labels that the search is restricted to; empty for all.
     """
 
@@ -118,6 +120,21 @@ def known_plan(asked: PlanAsked) -> Found | None:
     return _plans.get(_key(asked))
 
 
+def request_limit(asked: PlanAsked) -> int | None:
+    """After how many requests the trace is cut; None for what ``codesign plan`` does by itself.
+
+    Raises:
+        InputError: If something chosen does not exist.
+    """
+    if asked.max_requests is not None or len(load_traffic(asked.traffic)) <= MOST:
+        return asked.max_requests
+    return MOST if _knows_memory(load_machine(asked.machine)) else None
+
+
+def _knows_memory(fit: Fit) -> bool:
+    return all(cost.kv_tokens is not None for cost in fit.costs.values())
+
+
 def find_plan(
     asked: PlanAsked,
     *,
@@ -140,9 +157,11 @@ def find_plan(
     """
     fit_file = _fit_file(asked.machine)
     fit = load_machine(asked.machine)
-    knows_memory = all(cost.kv_tokens is not None for cost in fit.costs.values())
+    knows_memory = _knows_memory(fit)
     trace = load_traffic(asked.traffic)
-    most = len(trace) if asked.max_requests is None and knows_memory else asked.max_requests
+    most = request_limit(asked)
+    if most is None and knows_memory:
+        most = len(trace)
     prepared = prepare_trace(trace, fit.target, seed=0, max_requests=most)
     question = Question(
         requests=prepared.requests,

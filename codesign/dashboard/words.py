@@ -129,6 +129,18 @@ def scope(prediction: Prediction) -> str:
     )
 
 
+def hint(message: str) -> str:
+    """Where this page has the flag that an error of the library names; "" if it names none."""
+    places = {
+        "--max-prompt": '"Cut long requests"',
+        "--max-kv-tokens": '"KV rows of a replica" under "Serving"',
+        "--slo-": '"SLO"',
+        "--policies": '"Only these policies"',
+    }
+    named = [place for flag, place in places.items() if flag in message]
+    return f" On this page: {' or '.join(named)}, on the left." if named else ""
+
+
 def tokens_origin(acceptance_origin: str) -> str:
     """Where counts of tokens come from, in a word; the tile explains the rest."""
     if acceptance_origin.startswith("recorded"):
