@@ -62,14 +62,15 @@ def test_a_link_reproduces_candidate_request_and_round(full):
     assert "Round 2 of " in texts(page)
 
 
-def test_a_round_that_the_next_request_does_not_have_becomes_its_last(full):
+def test_a_round_that_the_next_candidate_does_not_have_becomes_one_that_it_has(full):
     page = open_page("timeline", candidate=PLAIN, round="31")
     assert widget(page.slider, "Round of the request").value == 31
     widget(page.selectbox, "Candidate").set_value(ASYNC).run()
     assert not page.exception
     last = int(widget(page.slider, "Round of the request").max)
     assert last < 31
-    assert f"Round {last} starts at 0 ms" in texts(page)
+    shown = int(texts(page).partition("Round ")[2].partition(" of ")[0])
+    assert 1 <= shown <= last
 
 
 @pytest.mark.parametrize("query", [{"round": "999"}, {"request": "77"}, {"candidate": "nobody"}])
