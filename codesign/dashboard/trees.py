@@ -21,8 +21,8 @@ _STATES = (
     ("drafted, not sent", "#8a9199", "triangle-up"),
     ("drafted meanwhile", "#e0892b", "triangle-right"),
 )
-_LEAF_HEIGHT, _LEAST_HEIGHT, _MOST_HEIGHT = 22, 150, 560
-_AROUND = 130  # legend and axis
+_LEAF_HEIGHT, _LEAST_HEIGHT, _MOST_HEIGHT = 34, 150, 700
+_AROUND = 170  # legend and axis
 _LABELLED = ("accepted", "verified, rejected", "the target's own token")
 
 
