@@ -125,9 +125,7 @@ def parse_model(text: str) -> PricedModel:
     if not colon:
         name, weights = text, "bf16"
     if weights not in WEIGHTS:
-        raise InputError(
-            f"unknown weights {weights!r} of {name}; one of {', '.join(WEIGHTS)}"
-        )
+        raise InputError(f"unknown weights {weights!r} of {name}; one of {', '.join(WEIGHTS)}")
     folder = _FOLDER / name.lower()
     if not (folder / "config.json").is_file():
         folder = Path(name)
