@@ -15,7 +15,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from codesign.metrics import tpot, ttft
-from codesign.planner.round_times import step_seconds
 from codesign.records import SPANS
 
 if TYPE_CHECKING:
@@ -113,9 +112,9 @@ def _work_of(rounds: RoundLog, deployment: Deployment, cost: RoundCost) -> dict[
     number, rows = rounds.column("num_expansions"), rounds.column("draft_rows")
     batch = np.maximum(rounds.column("batch"), 1.0)
     each = rows / np.maximum(number, 1.0)
-    forward = step_seconds(cost.draft, each, rounds.column("context"), batch)
+    forward = cost.draft.of_arrays(each, rounds.column("context"), batch)
     prompts = rounds.column("prefill_tokens")
-    prompt_seconds = step_seconds(cost.draft_prefill, prompts, 0.0, 1.0)
+    prompt_seconds = cost.draft_prefill.of_arrays(prompts, 0.0, 1.0)
     drafting = np.where(number > 0, number * forward, 0.0)
     drafting += np.where(prompts > 0, prompt_seconds, 0.0)
     return {"target": target, "draft": drafting}

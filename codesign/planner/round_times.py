@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from codesign.planner.behaviour import Behaviour
-from codesign.policy.cost import RoundCost, StepTime
+from codesign.policy.cost import RoundCost
 
 Floats = NDArray[np.float64]
 
@@ -53,30 +53,6 @@ class BehaviourTable:
         )
 
 
-def step_seconds(
-    time: StepTime, rows: ArrayLike, context: ArrayLike, requests: ArrayLike = 1.0
-) -> Floats:
-    """``StepTime`` for arrays.
-
-    Args:
-        time: Fitted.
-        rows: Rows of the forward, of all its requests.
-        context: KV rows before it, of all its requests.
-        requests: Among which both are shared equally; rows attend to their own request's context.
-    """
-    counts = np.asarray(rows, np.float64)
-    if len(time.rows) == 1:
-        seconds = time.seconds[0] + time.gamma * (counts - time.rows[0])
-    else:
-        (r0, r1), (s0, s1) = time.rows[-2:], time.seconds[-2:]
-        beyond = np.maximum(counts - r1, 0.0) * (s1 - s0) / (r1 - r0)
-        seconds = np.interp(counts, time.rows, time.seconds) + beyond
-    seconds = seconds + time.alpha * np.asarray(context, np.float64)
-    if time.cross:
-        seconds = seconds + time.cross * counts * np.asarray(context) / np.asarray(requests)
-    return seconds
-
-
 def round_seconds(
     table: BehaviourTable, cost: RoundCost, *, batch: ArrayLike, context: float, is_apart: bool
 ) -> Floats:
@@ -94,16 +70,16 @@ def round_seconds(
     """
     size = np.atleast_1d(np.asarray(batch, np.float64))
     all_context = context * size
-    target = step_seconds(cost.target, table.rows[:, None] * size, all_context, size)
+    target = cost.target.of_arrays(table.rows[:, None] * size, all_context, size)
     # A forward that one request needs holds up the whole batch: (P, F, B).
     needs = 1.0 - (1.0 - table.awaited[:, :, None]) ** size
     users = np.maximum(table.awaited[:, :, None] * size / np.maximum(needs, 1e-12), 1.0)
     draft_rows = table.awaited_rows[:, :, None] * users
-    awaited = (needs * step_seconds(cost.draft, draft_rows, context * users, users)).sum(axis=1)
+    awaited = (needs * cost.draft.of_arrays(draft_rows, context * users, users)).sum(axis=1)
     drafts = (table.awaited.sum(axis=1) + table.overlapped > 0)[:, None]
     if not is_apart:
         return target + awaited + np.where(drafts, cost.reroot, 0.0)
-    one = step_seconds(cost.draft, table.overlapped_rows[:, None] * size, all_context, size)
+    one = cost.draft.of_arrays(table.overlapped_rows[:, None] * size, all_context, size)
     beside = table.overlapped[:, None] * one
     slowed = np.minimum(target + cost.slowdown * beside, target / (1.0 - cost.slowdown))
     return np.maximum(slowed + 2.0 * cost.link, beside) + awaited + cost.reroot

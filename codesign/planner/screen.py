@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from codesign.config import SLO, Deployment, Serving
 from codesign.plan import Candidate
 from codesign.planner.behaviour import Behaviour, chain_behaviour, observe_all, token_shares
-from codesign.planner.round_times import BehaviourTable, round_seconds, step_seconds
+from codesign.planner.round_times import BehaviourTable, round_seconds
 from codesign.planner.workload import Workload, cached_share
 from codesign.policy.cost import RoundCost
 from codesign.policy.speculation import SpeculationSpec
@@ -194,8 +194,8 @@ class _Part:
     def _prefill(self, workload: Workload) -> tuple[Floats, Floats]:
         """(N, Q) seconds of a prompt: on the decoding workers, and in the pool."""
         prompts = workload.prompts
-        target = step_seconds(self.prompts.prefill, prompts, 0.0)
-        draft = step_seconds(self.cost.draft_prefill, prompts, 0.0)
+        target = self.prompts.prefill.of_arrays(prompts, 0.0)
+        draft = self.cost.draft_prefill.of_arrays(prompts, 0.0)
         drafts = np.array([spec.kind != "plain" for spec in self.specs])[self.spec][:, None]
         if self.deployment.prefill_workers:
             pool = target + self.cost.kv_transfer * prompts

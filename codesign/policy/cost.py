@@ -18,7 +18,7 @@ from itertools import pairwise
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 
 class _Segments:
@@ -83,15 +83,25 @@ class StepTime(_Segments):
             cross=self.cross * factor,
         )
 
-    def of_arrays(self, rows: NDArray[np.int64], context: NDArray[np.int64]) -> NDArray[np.float64]:
-        """(N,) seconds of N forwards, each to the last digit what a call gives."""
+    def of_arrays(
+        self, rows: ArrayLike, context: ArrayLike, requests: ArrayLike = 1.0
+    ) -> NDArray[np.float64]:
+        """Seconds of many forwards, each to the last digit what a call gives; shapes broadcast.
+
+        Args:
+            rows: Rows of each forward, of all its requests.
+            context: KV rows before it, of all its requests.
+            requests: Among which both are shared equally; rows attend to their own request's
+                context.
+        """
+        counts, before = np.asarray(rows, np.float64), np.asarray(context, np.float64)
         knots: NDArray[np.float64] = np.array(self._segments)[
-            np.searchsorted(self._inner, rows, side="right")
+            np.searchsorted(self._inner, counts, side="right")
         ]
-        beyond = np.maximum(rows, self._first) - knots[:, 0]
-        seconds = knots[:, 1] + knots[:, 2] * beyond + self.alpha * context
+        beyond = np.maximum(counts, self._first) - knots[..., 0]
+        seconds = knots[..., 1] + knots[..., 2] * beyond + self.alpha * before
         if self.cross:
-            seconds += self.cross * rows * context
+            seconds = seconds + self.cross * counts * before / np.asarray(requests)
         return seconds
 
     def __call__(self, rows: float, context: float = 0.0) -> float:

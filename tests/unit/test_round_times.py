@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from codesign.planner.behaviour import Behaviour
-from codesign.planner.round_times import BehaviourTable, round_seconds, step_seconds
+from codesign.planner.round_times import BehaviourTable, round_seconds
 from codesign.policy.cost import RoundCost, StepTime
 
 COST = RoundCost(
@@ -50,7 +50,7 @@ def test_the_seconds_of_a_round_by_hand(behaviour, batch, is_apart, seconds):
 def test_steps_of_one_request_take_as_long_as_in_the_simulator(time):
     rows, context = np.array([1.0, 2.0, 5.0, 16.0, 40.0]), np.array([0.0, 10.0, 99.0, 7.0, 800.0])
     expected = [time(r, c) for r, c in zip(rows, context, strict=True)]
-    assert step_seconds(time, rows, context) == pytest.approx(expected)
+    assert time.of_arrays(rows, context) == pytest.approx(expected)
 
 
 def test_policies_and_batches_are_priced_as_each_alone():
