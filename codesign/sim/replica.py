@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import simpy
 
 from codesign.policy.batching import Batcher, QueuedRequest
 from codesign.policy.cost import RoundCost
 from codesign.policy.kv_memory import PREFIX_BLOCK
-from codesign.records import RequestRecord, RoundLog, RoundRecord
-from codesign.sim.taped import LedgerRows, TapedBatch
-from codesign.sim.timing import Floats, Spans, TogetherTiming, shared_step
+from codesign.records import RequestRecord, RoundLog
+from codesign.sim.ahead import RunAhead
+from codesign.sim.taped import TapedBatch
+from codesign.sim.timing import Spans, TogetherTiming, shared_step
 from codesign.sim.work import Batch, Entering, Prompts, Tally, Work
 
 Process = Generator[simpy.Event, Any, None]
-_ROUND_FIELDS = {field.name: number for number, field in enumerate(fields(RoundRecord))}
-_MOST_AHEAD = 1024  # rounds at once
 
 
 @dataclass(slots=True)
@@ -148,8 +146,10 @@ class Replica:
         self._now_running: _Running | None = None
         self._grown: list[tuple[int, int]] = []  # overlapped forwards of the round before
         self._num_rounds = 0
-        self._last_seconds = 0.01  # of a round, about: only how far it is worth looking ahead
         self._wake: simpy.Event | None = None
+        self._ahead: RunAhead | None = None
+        if isinstance(batch, TapedBatch) and isinstance(timing, TogetherTiming):
+            self._ahead = RunAhead(batch, timing, shared.rounds, number)
 
     def give(self, request: SimulatedRequest) -> None:
         """A request arrives; one whose prompt has run elsewhere has ``prompt_left`` 0."""
@@ -187,60 +187,14 @@ class Replica:
             self._finish_round()
 
     def _run_ahead(self, until: float) -> bool:
-        """Run all rounds at once that end before ``until`` and change nothing but KV rows.
-
-        No request joins, finishes, runs its prompt or loses its rows in them, so that they follow
-        from the tapes: to the last digit what one round after another gives.
-        """
-        if self._entering or self._prompts or not isinstance(self._timing, TogetherTiming):
+        """Run all rounds at once that end before ``until`` and change nothing but KV rows."""
+        if self._ahead is None or self._entering or self._prompts:
             return False
-        if not isinstance(self._batch, TapedBatch):
-            return False
-        most = min((until - self._now) / self._last_seconds + 1.0, _MOST_AHEAD)
-        ahead = self._batch.ahead(int(most))
-        if ahead is None:
-            return False
-        target, draft, reroot = self._timing.spans_ahead(ahead)
-        starts = np.cumsum(np.concatenate(([self._now], target + reroot + draft)))
-        count = int(np.searchsorted(starts[1:], until))
-        if self._takes_rows and self.batcher.num_running > 1:
-            room = self.batcher.idle_room - self._prompt_kv
-            count = min(count, int(np.searchsorted(ahead.kv_tokens, room, side="right")))
-        if not count:
-            return False
-        self._batch.skip(count)
-        self._write_ahead(ahead, starts[:count], target, draft, reroot)
-        self._now = float(starts[count])
-        self._last_seconds = max(float(starts[count] - starts[count - 1]), 1e-9)
-        return True
-
-    def _write_ahead(
-        self, ahead: LedgerRows, starts: Floats, target: Floats, draft: Floats, reroot: float
-    ) -> None:
-        count = len(starts)
-        rows, emitted = ahead.rows[:count], ahead.emitted[:count]
-        forwards = ahead.forward_rows[:count]
-        table = np.zeros((count, len(_ROUND_FIELDS)))
-        columns = {
-            "round": np.arange(self._num_rounds, self._num_rounds + count),
-            "start": starts,
-            "batch": ahead.batch,
-            "rows": rows,
-            "context": ahead.context[:count],
-            "num_expansions": np.count_nonzero(forwards, axis=1),
-            "draft_rows": forwards.sum(axis=1),
-            "num_draft_tokens": rows - ahead.batch,
-            "num_accepted_tokens": emitted - ahead.batch,
-            "num_emitted_tokens": emitted,
-            "target": target[:count],
-            "reroot": reroot,
-            "draft": draft[:count],
-            "replica": self._number,
-        }
-        for name, values in columns.items():
-            table[:, _ROUND_FIELDS[name]] = values
-        self._shared.rounds.append_rows(table)
+        is_bounded = self._takes_rows and self.batcher.num_running > 1
+        room = self.batcher.idle_room if is_bounded else None
+        count, self._now = self._ahead.run(self._num_rounds, self._now, until, room)
         self._num_rounds += count
+        return count > 0
 
     @property
     def _kv_in_use(self) -> int:
@@ -404,8 +358,13 @@ class Replica:
 
     def _write(self, running: _Running, num_emitted: int) -> None:
         work, spans = running.work, running.spans
-        forwards = work.drafting + self._grown
+        forwards = work.drafting + self._grown if self._grown else work.drafting
         self._grown = work.overlapped
+        draft_rows = 0
+        for rows, _ in forwards:
+            draft_rows += rows
+        for rows, _ in work.prompts:
+            draft_rows += rows
         self._shared.rounds.append_values(
             (
                 self._num_rounds,
@@ -414,7 +373,7 @@ class Replica:
                 work.rows,
                 work.context,
                 len(forwards),
-                sum([rows for rows, _ in forwards]) + sum([rows for rows, _ in work.prompts]),
+                draft_rows,
                 work.rows - work.batch,
                 num_emitted - work.batch,
                 num_emitted,

@@ -18,8 +18,7 @@ from codesign.sim.work import Entering, Tally, Work
 
 _ROWS, _EMITTED, _CONTEXT, _KV, _FORWARDS = 0, 1, 2, 3, 4  # columns of the ledger
 _LEDGER_ROUNDS = 4096  # at first
-_FEWEST_AHEAD = 10  # rounds from which arithmetic on all at once is faster than one by one
-_MORE_PER_FORWARD = 5  # for each draft forward
+_FEWEST_AHEAD = 2  # rounds that are worth looking at together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,11 +131,10 @@ class TapedBatch:
 
     def ahead(self, most: int) -> LedgerRows | None:
         """The next rounds, up to ``most`` and none in which a request finishes; None if too few."""
-        fewest = _FEWEST_AHEAD + _MORE_PER_FORWARD * self._num_forwards
-        if most < fewest:
+        if most < _FEWEST_AHEAD:
             return None
         count = min(min(self._ends, default=self._round) - self._round, most)
-        if count < fewest:
+        if count < _FEWEST_AHEAD:
             return None
         return LedgerRows(self._ledger.rows(self._round, count), len(self._requests))
 

@@ -74,16 +74,22 @@ class Tapes:
 
     def _cut(self, rounds: Rounds, num_tokens: int) -> None:
         """No request emits, or proposes, more than it may."""
-        emitted = rounds[:, 1]
-        left = num_tokens - np.cumsum(emitted) + emitted  # before each round
-        emitted[-1] = left[-1]
-        if self.is_chain:
-            np.minimum(rounds[:, 0], left, out=rounds[:, 0])
-            for j in range(self.num_drafting):
-                rounds[left - 1 <= j, 2 + 3 * j : 5 + 3 * j] = 0
-        elif left[-1] == 1:
-            rounds[-1, 0] = 1
-            rounds[-1, 2:] = 0
+        last = len(rounds) - 1
+        left = num_tokens - int(rounds[:last, 1].sum())  # before the last round
+        rounds[last, 1] = left
+        if not self.is_chain:
+            if left == 1:
+                rounds[last, 0] = 1
+                rounds[last, 2:] = 0
+            return
+        # A chain is cut in every round before which fewer tokens are left than it has rows.
+        for number in range(last, -1, -1):
+            if left > self.num_drafting:
+                return
+            row = rounds[number]
+            row[0] = min(row[0], left)
+            row[2 + 3 * (left - 1) :] = 0
+            left += int(rounds[number - 1, 1])
 
 
 def make_tapes(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codesign.policy.cost import RoundCost
+from codesign.policy.cost import RoundCost, StepTime
 from codesign.sim.taped import LedgerRows
-from codesign.sim.work import Prompts, Work
+from codesign.sim.work import Forwards, Prompts, Work
 
 Floats = NDArray[np.float64]
 
@@ -35,12 +36,17 @@ def draft_seconds(cost: RoundCost, work: Work) -> tuple[float, float]:
 
     Prompts are in one of the two. A forward of prompts alone costs nothing besides.
     """
-    before, beside = (
-        sum([cost.draft(*forward) for forward in forwards if forward[0]])
-        for forwards in (work.drafting, work.overlapped)
-    )
+    before, beside = _seconds(cost.draft, work.drafting), _seconds(cost.draft, work.overlapped)
     prompts = cost.draft_prefill.of_prompts(work.prompts) if work.prompts else 0.0
     return (before, beside + prompts) if work.is_prompt_overlapped else (before + prompts, beside)
+
+
+def _seconds(step: StepTime, forwards: Forwards) -> float:
+    total = 0.0
+    for rows, context in forwards:
+        if rows:
+            total += step(rows, context)
+    return total
 
 
 class TogetherTiming:
@@ -57,6 +63,25 @@ class TogetherTiming:
             return Spans(target)
         drafting, _ = draft_seconds(self._cost, work)
         return Spans(target, reroot=self._cost.reroot, draft=drafting)
+
+    def of_sums(
+        self, rows: int, context: int, forwards: Sequence[int]
+    ) -> tuple[float, float, float]:
+        """Seconds of the target, the draft and the re-root in a round without prompts.
+
+        Args:
+            rows: That the target verifies.
+            context: KV rows before them.
+            forwards: Of each draft forward its rows, then the KV rows before them.
+        """
+        cost, drafting = self._cost, 0.0
+        target = cost.target(rows, context)
+        if self._is_plain:
+            return target, 0.0, 0.0
+        for number in range(0, len(forwards), 2):
+            if forwards[number]:
+                drafting += cost.draft(forwards[number], forwards[number + 1])
+        return target, drafting, cost.reroot
 
     def spans_ahead(self, rounds: LedgerRows) -> tuple[Floats, Floats, float]:
         """(N,) target and draft seconds of many rounds, and the re-root's of each."""

@@ -21,7 +21,7 @@ from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import build_speculation, parse_policy
 from codesign.policy.trees import BestTree
 from codesign.records import RunRecords
-from codesign.sim import simulate, taped
+from codesign.sim import ahead, simulate, taped
 from codesign.sim.acceptance import STRETCH_TOKENS, Luck, Stretches
 from codesign.sim.tapes import Tapes, make_tapes
 
@@ -165,12 +165,15 @@ def test_a_request_that_comes_back_goes_on_where_it_was():
 )
 def test_rounds_run_ahead_are_those_of_one_after_another(policy, serving, monkeypatch):
     trace = make_trace(60, longest=90)
-    monkeypatch.setattr(taped, "_FEWEST_AHEAD", 2)
-    ahead = run(policy, trace, serving)
     monkeypatch.setattr(taped, "_FEWEST_AHEAD", 10**9)
     one_by_one = run(policy, trace, serving)
-    assert ahead.requests == one_by_one.requests
-    assert ahead.rounds.to_table().equals(one_by_one.rounds.to_table())
+    monkeypatch.setattr(taped, "_FEWEST_AHEAD", 2)
+    monkeypatch.setattr(ahead, "_MORE_PER_FORWARD", 0)
+    for fewest_arrays in (2, 10**9):  # all on arrays, then all in the loop
+        monkeypatch.setattr(ahead, "_FEWEST_ARRAYS", fewest_arrays)
+        together = run(policy, trace, serving)
+        assert together.requests == one_by_one.requests
+        assert together.rounds.to_table().equals(one_by_one.rounds.to_table())
 
 
 def test_many_rounds_are_run_ahead(monkeypatch):
