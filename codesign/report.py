@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 SHOWN = {
     "ttft_p50": ("TTFT p50", "ms", 1000.0),
     "ttft_p90": ("TTFT p90", "ms", 1000.0),
+    "ttft_p99": ("TTFT p99", "ms", 1000.0),
     "tpot_mean": ("TPOT mean", "ms", 1000.0),
     "tpot_p50": ("TPOT p50", "ms", 1000.0),
     "tpot_p90": ("TPOT p90", "ms", 1000.0),
+    "tpot_p99": ("TPOT p99", "ms", 1000.0),
     "throughput": ("throughput", "tokens/s", 1.0),
     "acceptance_length": ("acceptance length", "tokens", 1.0),
     "slo_attainment": ("SLO attainment", "%", 100.0),
@@ -281,6 +283,8 @@ def ranking_text(ranking: Ranking) -> str:
         text = f"all {ranking.num_pairs} pairs too close to predict"
     elif ranking.num_tied:
         text += f", {ranking.num_tied} too close to predict"
+    if ranking.correlation is not None:
+        text += f", rank correlation {ranking.correlation:.2f}"
     if ranking.regret is not None:
         lost = "is the best measured" if ranking.regret <= 0 else f"loses {ranking.regret:.1%}"
         text += f"; the plan's choice {lost}"

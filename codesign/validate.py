@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from codesign.errors import InputError
 from codesign.metrics import summarise, tpot, ttft
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 
 FIGURES = (
-    "ttft_p50", "ttft_p90", "tpot_mean", "tpot_p50", "tpot_p90", "throughput",
-    "acceptance_length", "slo_attainment", "goodput", "mean_batch",
+    "ttft_p50", "ttft_p90", "ttft_p99", "tpot_mean", "tpot_p50", "tpot_p90", "tpot_p99",
+    "throughput", "acceptance_length", "slo_attainment", "goodput", "mean_batch",
 )  # fmt: skip
 CHECKED = ("acceptance_length", "tpot_mean", "throughput")  # must lie within the tolerance
 RANKED = (("throughput", True), ("tpot_mean", False))  # True: more is better
@@ -82,7 +83,7 @@ class RunComparison:
         figures: Those of FIGURES that both sides have, and those of CHECKED that were predicted.
         spans: Mean seconds per round of each span.
         rounds: Means over the rounds, ROUND_FIGURES.
-        by_seed: Predicted figures of RANKED, one value per seed.
+        by_seed: Predicted figures, one value per seed.
         requests: Joined by request: request_id, category, and predicted (mean over the seeds) and
             measured ttft and tpot in seconds.
         notes: What a reader must know about this run.
@@ -135,6 +136,7 @@ class Ranking:
         num_wrong: Other pairs that were measured the other way round.
         regret: What the plan's choice loses to the best measured candidate, relative to that; None
             if the choice was not run.
+        correlation: Spearman's, of predictions and measurements; None of fewer than three.
     """
 
     figure: str
@@ -144,6 +146,7 @@ class Ranking:
     num_tied: int
     num_wrong: int
     regret: float | None
+    correlation: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +250,7 @@ def _compare(
             ROUND_FIGURES, simulated, run.records, {"seconds": error, "prefill": error}
         ),
         by_seed={
-            name: tuple(o.figures[name] for o in outcomes if name in o.figures)
-            for name, _ in RANKED
+            name: tuple(o.figures[name] for o in outcomes if name in o.figures) for name in values
         },
         requests=_join(simulated, run.records),
         notes=tuple(notes),
@@ -360,7 +362,29 @@ def _rank(runs: Sequence[RunComparison], figure: str, more_is_better: bool, chos
         num_tied=len(pairs) - len(apart),
         num_wrong=len(wrong),
         regret=loss,
+        correlation=rank_correlation([predicted[a].value for a in measured], [*measured.values()]),
     )
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Spearman's coefficient: 1 for the same order. None of fewer than three, or without order.
+
+    Args:
+        one: Values; equal ones share their rank.
+        other: Values of the same things.
+    """
+    if len(one) < 3:
+        return None
+    ranks = [_ranks(np.asarray(values, np.float64)) for values in (one, other)]
+    apart = [r - r.mean() for r in ranks]
+    scale = math.sqrt(float((apart[0] ** 2).sum() * (apart[1] ** 2).sum()))
+    return float((apart[0] * apart[1]).sum()) / scale if scale else None
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    below = (values[:, None] > values[None, :]).sum(axis=1)
+    equal = (values[:, None] == values[None, :]).sum(axis=1)
+    return below + 0.5 * (equal - 1)
 
 
 def _is_apart(one: Sequence[float], other: Sequence[float]) -> bool:

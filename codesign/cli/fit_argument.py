@@ -29,7 +29,8 @@ def add_fit_argument(group: Any) -> None:
     group.add_argument(
         "--device",
         metavar="GPU",
-        help="instead of --fit: GPUs by data sheet, as h100, with --gpus, --target and --draft",
+        help="instead of --fit: GPUs by name, as h100, with --gpus, --target and --draft: measured "
+        "where the package has it, else by data sheet",
     )
     group.add_argument("--gpus", type=int, metavar="N", help="how many of --device")
     group.add_argument(
@@ -82,7 +83,8 @@ def fit_from_args(args: argparse.Namespace) -> tuple[Fit, Path]:
 
 
 def _what_if(args: argparse.Namespace) -> tuple[Fit, Path]:
-    from codesign.fit.what_if import kept_fit, what_if_fit
+    from codesign.fit import ROOFLINE
+    from codesign.fit.what_if import device_fit, kept_fit
 
     missing = [name for name in _PAIR if getattr(args, name) is None]
     if args.fit is not None or missing:
@@ -92,10 +94,11 @@ def _what_if(args: argparse.Namespace) -> tuple[Fit, Path]:
             else f"--device needs --{missing[0]}; as: --device h100 --gpus 8 "
             "--target llama-3.1-70b:int4 --draft llama-3.2-1b:int4"
         )
-    fit = what_if_fit(args.device, args.gpus, args.target, args.draft, acceptance=args.acceptance)
-    say(
-        f"fit: roofline of {args.gpus} x {args.device} (data sheets, not measured); acceptance "
-        f"{fit.acceptance_origin}"
-    )
+    fit = device_fit(args.device, args.gpus, args.target, args.draft, acceptance=args.acceptance)
+    machine = f"{args.gpus} x {args.device}"
+    source = f"fitted to measurements on {machine}"
+    if fit.origin == ROOFLINE:
+        source = f"roofline of {machine} (data sheets, not measured)"
+    say(f"fit: {source}; acceptance {fit.acceptance_origin}")
     dial = "recorded" if args.acceptance is None else f"{args.acceptance:g}"
     return kept_fit(fit, f"{args.gpus}x{args.device}-{fit.target}-{fit.draft}-{dial}")

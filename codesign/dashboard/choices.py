@@ -225,11 +225,11 @@ def _unscaled(preset: str, seconds: float, rate: float, cv: float | None) -> Tra
 @lru_cache(maxsize=_KEPT_FITS)
 def _machine(machine: Machine, stamp: int) -> Fit:
     from codesign.fit import Fit
-    from codesign.fit.what_if import what_if_fit
+    from codesign.fit.what_if import device_fit
 
     if machine.fit:
         return Fit.load(machine.fit)
-    return what_if_fit(
+    return device_fit(
         machine.device,
         machine.gpus,
         machine.target,

@@ -6,17 +6,14 @@ Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from codesign.errors import InputError
 from codesign.export.lengths import Lengths
 from codesign.export.problem import Problem
 from codesign.export.setup import Loss
 from codesign.export.wishes import Wish
+from codesign.fit import ROOFLINE
 from codesign.planner.search_space import longest_request
-
-if TYPE_CHECKING:
-    from codesign.fit import Fit
 
 
 def decoding_group(problem: Problem, wish: Wish, losses: list[Loss]) -> tuple[int, int | None]:
@@ -32,7 +29,7 @@ def decoding_group(problem: Problem, wish: Wish, losses: list[Loss]) -> tuple[in
         return size, have if str(have) in known else None
     sizes = _sizes(problem, have)
     fits = [size for size in sizes if str(size) in known and _room(problem, size) >= 0]
-    if not fits and (any(str(size) in known for size in sizes) or _knows_memory(problem.fit)):
+    if not fits and (any(str(size) in known for size in sizes) or problem.fit.origin == ROOFLINE):
         raise InputError(_no_room(problem, sizes))
     if not fits:
         size, unit = sizes[-1], None
@@ -81,10 +78,6 @@ def _room(problem: Problem, size: int) -> int:
     return room - longest_request(problem.requests) - spec.kv_rows
 
 
-def _knows_memory(fit: Fit) -> bool:
-    return all(cost.kv_tokens is not None for cost in fit.costs.values())
-
-
 def _no_room(problem: Problem, sizes: Sequence[int]) -> str:
     spec, longest = problem.candidate.speculation, longest_request(problem.requests)
     known = [size for size in sizes if str(size) in problem.fit.costs]
@@ -131,7 +124,7 @@ def prefill_group(problem: Problem, size: int, losses: list[Loss]) -> int:
 
 def _nearest_group(problem: Problem, asked: int, left: int) -> int:
     sizes = [size for size in range(1, left + 1) if problem.can_cut(size)]
-    if _knows_memory(problem.fit):
+    if problem.fit.origin == ROOFLINE:
         sizes = [size for size in sizes if str(size) in problem.fit.costs]
     if not sizes:
         raise InputError(

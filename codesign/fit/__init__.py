@@ -10,7 +10,7 @@ Must not import torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,13 @@ from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, read_json, read_table, sha256, write_json, write_table
 from codesign.errors import InputError
 from codesign.fit.calibration import CalibrationFit, fit_calibration
-from codesign.fit.steps import HeldOut, StepFit, fit_step
+from codesign.fit.steps import (
+    MAX_LINE_ERROR,
+    MAX_LINE_ERROR_ON_RANKS,
+    HeldOut,
+    StepFit,
+    fit_step,
+)
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 
 if TYPE_CHECKING:
@@ -29,7 +35,10 @@ if TYPE_CHECKING:
 STEPS_FILE, ACCEPTANCE_FILE, PROFILE_FILE = "steps.parquet", "acceptance.parquet", "profile.json"
 STEP_COLUMNS = ("deployment", "op", "rows", "requests", "context", "beside", "seconds")
 KV_ROOMS = ("kv_tokens", "plain_kv_tokens")  # ops whose rows say what fits, in no time
-FORWARDS = ("target", "draft", "prefill", "draft_prefill")
+LOOP = "loop"  # op whose rows say what a round's loop takes beside the target's step
+PROMPTS = ("prefill", "draft_prefill")
+FORWARDS = ("target", "draft", *PROMPTS)
+ROOFLINE = "roofline"  # origin of a fit from data sheets
 _MAX_SLOWDOWN = 0.95
 _CHAIN = 3  # draft tokens per round of the chain that stands for acceptance in ``errors``
 _FIX = "Measure again: codesign profile"
@@ -50,7 +59,7 @@ class Fit:
             the relative standard error of the tokens emitted per round.
         top_k: As temperature: likeliest tokens that the target sampled from, 0 for all.
         top_p: As temperature: share of the chance that it sampled from.
-        origin: "fitted": from measurements, not from a data sheet.
+        origin: "fitted" to measurements, or ROOFLINE.
         acceptance_origin: "recorded": token by token; or what it was imported from.
         steps: How each forward was fitted, by "deployment/op".
         calibration_fit: How well the calibration does; None where it is not known.
@@ -183,7 +192,7 @@ def fit_profile(directory: str | Path) -> Fit:
     if missing:
         raise InputError(f"profile {directory} lacks {', '.join(missing)}. {_FIX}")
     acceptance = AcceptanceProfile.from_table(recorded)
-    costs, fits, errors = fit_costs(steps)
+    costs, fits, errors = fit_costs(steps, on_ranks=about.get("device", "cpu") != "cpu")
     calibration = fit_calibration(acceptance)
     return Fit(
         target=about["target"],
@@ -201,12 +210,16 @@ def fit_profile(directory: str | Path) -> Fit:
 
 
 def fit_costs(
-    steps: pd.DataFrame,
+    steps: pd.DataFrame, *, on_ranks: bool = False
 ) -> tuple[dict[str, RoundCost], dict[str, StepFit], dict[str, float]]:
     """Round costs by deployment, the fits behind them, and held-out errors by "deployment/op".
 
     A draft with workers of its own nearly always runs beside the target, so its times are taken
     there; the target's are taken alone, and ``slowdown`` says what the draft costs it.
+
+    Args:
+        steps: Rows of steps.parquet.
+        on_ranks: Rank groups run each prompt by itself, also of requests that start together.
 
     Raises:
         InputError: If a deployment lacks a kind of step.
@@ -214,13 +227,14 @@ def fit_costs(
     costs: dict[str, RoundCost] = {}
     fits: dict[str, StepFit] = {}
     errors: dict[str, float] = {}
+    line_error = MAX_LINE_ERROR_ON_RANKS if on_ranks else MAX_LINE_ERROR
     for label, part in steps.groupby("deployment", sort=False):
         label, is_split = str(label), "+" in str(label)
         for op in FORWARDS:
             beside = is_split and op.startswith("draft")
             name = f"{label}/{op}"
             timings = _timings(part, label, op, beside=beside)
-            fits[name] = fit_step(timings, is_prefill=op.endswith("prefill"))
+            fits[name] = fit_step(timings, is_prefill=op in PROMPTS, max_line_error=line_error)
             errors[name] = fits[name].error
         constants: dict[str, Any] = {}
         for op in ("reroot", "link") if is_split else ("reroot",):
@@ -230,10 +244,20 @@ def fit_costs(
         if is_split:
             constants["slowdown"] = fit_slowdown(_timings(part, label, "target", beside=None))
         constants |= _kv_rooms(part)
-        costs[label] = RoundCost(**{op: fits[f"{label}/{op}"].time for op in FORWARDS}, **constants)
+        times = {op: fits[f"{label}/{op}"].time for op in FORWARDS}
+        times["target"] = times["target"].later(_loop_seconds(part))
+        if on_ranks:
+            times |= {op: replace(times[op], apart=True) for op in PROMPTS}
+        costs[label] = RoundCost(**times, **constants)
     if not costs:
         raise InputError(f"the profile has no timings. {_FIX}")
     return costs, fits, errors
+
+
+def _loop_seconds(part: pd.DataFrame) -> float:
+    """Host seconds between two target steps, where the profile says so."""
+    seconds = part.loc[part["op"] == LOOP, "seconds"]
+    return max(float(seconds.median()), 0.0) if len(seconds) else 0.0
 
 
 def _kv_rooms(part: pd.DataFrame) -> dict[str, int]:

@@ -57,7 +57,7 @@ def fit_calibration(profile: AcceptanceProfile) -> CalibrationFit:
     return CalibrationFit(
         calibration=_fit(score_N, agreed_N),
         error_before=calibration_error(_sigmoid(score_N), agreed_N),
-        error_after=_held_out_error(requests),
+        error_after=_held_out_error(profile),
         num_tokens=len(score_N),
     )
 
@@ -120,16 +120,28 @@ def _sigmoid(logit_N: Floats) -> Floats:
     return 0.5 + 0.5 * np.tanh(0.5 * logit_N)  # in this form nothing overflows
 
 
-def _held_out_error(requests: list[Recording]) -> float | None:
+def held_out_chances(profile: AcceptanceProfile) -> dict[str, list[tuple[Floats, Floats]]]:
+    """By kind of prompt and request: (N,) chances fitted to other requests, and what came of them.
+
+    Empty if only one request was recorded.
+    """
+    kinds = [(kind, r) for kind, group in profile.recordings.items() for r in group]
+    folds = min(_FOLDS, len(kinds))
+    found: dict[str, list[tuple[Floats, Floats]]] = {}
+    for fold in range(folds if folds > 1 else 0):
+        calibration = _fit(
+            *_observations([r for i, (_, r) in enumerate(kinds) if i % folds != fold])
+        )
+        for kind, recording in kinds[fold::folds]:
+            score_N, agreed_N = _observations([recording])
+            chance_N = _sigmoid(calibration.slope * score_N + calibration.intercept)
+            found.setdefault(kind, []).append((chance_N, agreed_N))
+    return found
+
+
+def _held_out_error(profile: AcceptanceProfile) -> float | None:
     """Calibration error when each request's chances come from a fit to the others."""
-    folds = min(_FOLDS, len(requests))
-    if folds < 2:
+    pairs = [pair for group in held_out_chances(profile).values() for pair in group]
+    if not pairs:
         return None
-    chances, answers = [], []
-    for fold in range(folds):
-        others = [r for i, r in enumerate(requests) if i % folds != fold]
-        calibration = _fit(*_observations(others))
-        score_N, agreed_N = _observations(requests[fold::folds])
-        chances.append(_sigmoid(calibration.slope * score_N + calibration.intercept))
-        answers.append(agreed_N)
-    return calibration_error(np.concatenate(chances), np.concatenate(answers))
+    return calibration_error(*(np.concatenate([pair[i] for pair in pairs]) for i in range(2)))

@@ -19,7 +19,7 @@ from typing import Literal
 
 from codesign.acceptance import AcceptanceProfile
 from codesign.errors import InputError
-from codesign.fit import Fit
+from codesign.fit import ROOFLINE, Fit
 from codesign.fit.devices import Device
 from codesign.fit.priced_model import PricedModel
 from codesign.fit.steps import prompt_time
@@ -236,7 +236,7 @@ def roofline_fit(
         calibration=Calibration(),
         acceptance=acceptance,
         errors=errors,
-        origin="roofline",
+        origin=ROOFLINE,
         acceptance_origin=acceptance_origin,
     )
 

@@ -22,10 +22,34 @@ _FOLDER = Path(__file__).parents[1] / "data" / "fits"
 DEFAULT_FIT = _FOLDER / "smollm2-135m-cpu" / "fit.json"
 
 
+# Shapes of the same sizes.
+_SAME = {"llama-3.1-70b": "llama-3-70b"}
+
+
 def machine_of(path: Path) -> str:
     """The machine and the day of a fit's measurements, in a few words."""
     meta = read_json(path, kind="fit")
-    return f"{meta['hardware']['cpu']}, measured {meta['created'][:10]}"
+    gpus = meta["hardware"].get("gpus")
+    machine = f"{len(gpus)} x {gpus[0]}" if gpus else meta["hardware"]["cpu"]
+    return f"{machine}, measured {meta['created'][:10]}"
+
+
+def shipped_pair(device: str, target: str, draft: str) -> Path | None:
+    """The fit of a pair on a GPU that the package has measured, if there is one.
+
+    Args:
+        device: As the command line names it.
+        target: Label of a shape, as "llama-3-70b:int4".
+        draft: The same.
+    """
+    target, draft = (_canonical(label).replace(":", "-") for label in (target, draft))
+    path = _FOLDER / f"{device}-{target}+{draft}" / "fit.json"
+    return path if path.is_file() else None
+
+
+def _canonical(label: str) -> str:
+    name, colon, weights = label.partition(":")
+    return f"{_SAME.get(name, name)}{colon}{weights}"
 
 
 def shipped_acceptance(target: str, draft: str, sampling: Sampling) -> pd.DataFrame | None:

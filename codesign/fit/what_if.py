@@ -1,4 +1,6 @@
-"""Fits for hardware and pairs of models that nobody measured, from a few words on a command line.
+"""Fits for hardware and pairs of models from a few words on a command line.
+
+What the package has measurements of is taken from these, everything else from data sheets.
 
 Must not import torch.
 """
@@ -6,22 +8,59 @@ Must not import torch.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import cache_dir
+from codesign.config import parse_deployment
 from codesign.errors import InputError
 from codesign.fit import Fit
 from codesign.fit.devices import load_device
 from codesign.fit.priced_model import parse_model
 from codesign.fit.roofline import roofline_fit
-from codesign.fit.shipped import DEFAULT_FIT
+from codesign.fit.shipped import DEFAULT_FIT, shipped_pair
 
 # Tokens per verification of one pair on six datasets are 2.74 to 3.92 (SwiftSpec, Table 6): what a
 # pair loses or gains on other prompts, and so at least what another pair may.
 OTHER_PAIR_ERROR = 0.18
 DIALLED_ERROR = 0.02  # of the model of runs on recordings, whatever the length of a chain
 _SHAPE_DEPTH = 3  # hits in a row after which the chance of the next one does not rise
+
+
+def device_fit(
+    device: str, gpus: int, target: str, draft: str, *, acceptance: float | None = None
+) -> Fit:
+    """The fit of so many GPUs and a pair of models: measured if the package has it, else roofline.
+
+    A measured one is of inflated models, whose steps are those of the shapes they have, and of all
+    deployments of up to so many GPUs; larger machines are priced by their data sheets as a whole,
+    because one search must not mix two sources. Arguments and errors as of ``what_if_fit``.
+    """
+    names = parse_model(target).label, parse_model(draft).label
+    path = shipped_pair(load_device(device).name, *names)
+    if path is None:
+        return what_if_fit(device, gpus, target, draft, acceptance=acceptance)
+    fit = Fit.load(path)
+    sizes = {label: parse_deployment(label).num_workers for label in fit.costs}
+    if not 1 <= gpus <= max(sizes.values()):
+        return what_if_fit(device, gpus, target, draft, acceptance=acceptance)
+    origin = f"{fit.acceptance_origin} for {fit.target} with {fit.draft}"
+    fit = replace(
+        fit,
+        target=names[0],
+        draft=names[1],
+        costs={label: cost for label, cost in fit.costs.items() if sizes[label] <= gpus},
+        acceptance_origin=origin,
+    )
+    if acceptance is None:
+        return fit
+    return replace(
+        fit,
+        acceptance=dialled_acceptance(fit.acceptance, acceptance),
+        errors={**fit.errors, "acceptance": DIALLED_ERROR},
+        acceptance_origin=f"made up: {acceptance:g} of first draft tokens",
+    )
 
 
 def what_if_fit(

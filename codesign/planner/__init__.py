@@ -163,6 +163,7 @@ def _search(
         policies=question.policies,
         serving=question.serving,
         requests=requests,
+        origin=question.fit.origin,
     )
     screened = screen(
         space.candidates,

@@ -14,6 +14,7 @@ import numpy as np
 
 from codesign.config import Deployment, Serving
 from codesign.errors import InputError
+from codesign.fit import ROOFLINE
 from codesign.plan import Candidate
 from codesign.policy.speculation import SpeculationSpec, parse_policy
 
@@ -89,6 +90,7 @@ def search_space(
     policies: Sequence[str] = (),
     serving: Serving | None = None,
     requests: pd.DataFrame | None = None,
+    origin: str = "fitted",
 ) -> SearchSpace:
     """Candidates that use all workers and hold every request.
 
@@ -100,6 +102,7 @@ def search_space(
             on all workers is always among the candidates.
         serving: Its limit of KV rows; otherwise what the step times say that the memory holds.
         requests: Prepared trace, to leave out what cannot hold its longest request.
+        origin: Of the step times; a roofline has them for every split that holds the weights.
 
     Raises:
         InputError: If a label names no policy, or nothing remains.
@@ -128,7 +131,7 @@ def search_space(
     if null not in specs and _is_known(whole, costs) and _holds(whole, null, costs, limit, longest):
         candidates += [Candidate(whole, null, limit) for limit in limits]
     kept = {candidate.deployment.label for candidate in candidates}
-    is_priced = all(cost.kv_tokens is not None for cost in costs.values())
+    is_priced = origin == ROOFLINE
     notes = _notes(shapes, usable, workers, True in wanted, is_priced=is_priced)
     if slow:
         notes.append(
@@ -191,7 +194,7 @@ def _notes(
 ) -> list[str]:
     """What was not measured, of the shapes that are one group or one split.
 
-    A fit that knows memory prices every split that holds the weights: others need no profile.
+    A roofline prices every split that holds the weights: others need no profile.
     """
     known = {d.unit.label for d in usable}
     missing = [d.label for d in shapes if d == d.unit and d.label not in known]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
@@ -43,6 +43,7 @@ class StepTime(_Segments):
         gamma: Seconds per row beyond a single knot.
         cross: Seconds per row and token of context: attention of a chunk of a long prompt over
             what stands before it. Of one request: rows of others do not attend to its context.
+        apart: Prompts of several requests run one after another, each in a forward of its own.
     """
 
     alpha: float
@@ -50,6 +51,7 @@ class StepTime(_Segments):
     seconds: tuple[float, ...]
     gamma: float = 0.0
     cross: float = 0.0
+    apart: bool = False
 
     def __post_init__(self) -> None:
         if len(self.rows) == 1:
@@ -66,7 +68,9 @@ class StepTime(_Segments):
 
     def __reduce__(self) -> tuple[type[StepTime], tuple[object, ...]]:
         # What dataclasses generate restores the fields only.
-        return StepTime, (self.alpha, self.rows, self.seconds, self.gamma, self.cross)
+        return StepTime, (
+            self.alpha, self.rows, self.seconds, self.gamma, self.cross, self.apart,
+        )  # fmt: skip
 
     @classmethod
     def linear(cls, *, alpha: float, gamma: float, delta: float, cross: float = 0.0) -> StepTime:
@@ -81,7 +85,12 @@ class StepTime(_Segments):
             seconds=tuple(s * factor for s in self.seconds),
             gamma=self.gamma * factor,
             cross=self.cross * factor,
+            apart=self.apart,
         )
+
+    def later(self, seconds: float) -> StepTime:
+        """The same step with so many seconds of something else."""
+        return replace(self, seconds=tuple(s + seconds for s in self.seconds))
 
     def of_arrays(
         self, rows: ArrayLike, context: ArrayLike, requests: ArrayLike = 1.0
@@ -112,7 +121,7 @@ class StepTime(_Segments):
         return seconds + self.cross * rows * context if self.cross else seconds
 
     def of_prompts(self, prompts: Sequence[tuple[int, int]], others: int = 0) -> float:
-        """Seconds of one forward over rows of several prompts, which do not attend to each other.
+        """Seconds of rows of several prompts, which do not attend to each other.
 
         With ``cross``, ``f`` holds what the rows of a prompt pay for those before them, which grows
         with their square: for two prompts it is paid twice, not four times.
@@ -121,6 +130,9 @@ class StepTime(_Segments):
             prompts: Rows of each, and KV rows before them.
             others: Rows of requests that decode in the same forward; without their context.
         """
+        if self.apart:
+            beside = self(others) - self(0.0) if others else 0.0
+            return sum([self(rows, context) for rows, context in prompts], beside)
         if not self.cross:
             rows, context = (sum(numbers) for numbers in zip((others, 0), *prompts, strict=True))
             return self(rows, context)

@@ -61,7 +61,7 @@ def test_a_chunk_pays_for_each_row_times_what_stands_before_it():
 def test_a_step_time_survives_a_trip_to_another_process_and_a_change_of_one_field():
     step = replace(TABLE, cross=1e-9)
     assert pickle.loads(pickle.dumps(step))(5, 70) == step(5, 70) != TABLE(5, 70)
-    assert set(asdict(step)) == {"alpha", "rows", "seconds", "gamma", "cross"}
+    assert set(asdict(step)) == {"alpha", "rows", "seconds", "gamma", "cross", "apart"}
 
 
 @given(
@@ -87,3 +87,14 @@ def test_calibration_is_the_identity_until_fitted():
     assert Calibration().is_identity
     assert not Calibration(slope=0.9).is_identity
     assert not Calibration(intercept=0.1).is_identity
+
+
+def test_prompts_that_run_apart_cost_what_each_does_alone():
+    alone = replace(TABLE, cross=1e-9)
+    apart = replace(alone, apart=True)
+    prompts = [(7, 0), (30, 12)]
+    assert apart.of_prompts(prompts) == alone(7, 0) + alone(30, 12) > alone.of_prompts(prompts)
+    assert apart.of_prompts(prompts[:1]) == alone.of_prompts(prompts[:1])
+    assert pickle.loads(pickle.dumps(apart)).apart
+    assert apart.scaled(2.0).apart
+    assert apart.later(0.5)(7, 3) == pytest.approx(alone(7, 3) + 0.5)

@@ -410,6 +410,12 @@ def test_a_draft_whose_kv_rows_do_not_fit_is_refused(make, fit):
         export_plan(plan, fit, ENGINES["vllm"])
 
 
+def test_a_measured_fit_says_nothing_of_the_memory_of_sizes_that_it_lacks(make, fit):
+    plan = make(scored("chain-3", "1"))
+    found = export_plan(plan, dataclasses.replace(fit, origin="fitted"), ENGINES["vllm"])
+    assert found.nearest.setup.tensor_parallel == 1
+
+
 def test_paddings_of_one_vocabulary_are_no_different_ones(make):
     fit = what_if_fit("h200", 4, "qwen2-72b", "qwen2-1.5b")
     plan = make(scored("chain-3", "4"), target=fit.target, draft=fit.draft)

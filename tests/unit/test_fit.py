@@ -28,7 +28,15 @@ from codesign.fit import (
     fit_slowdown,
 )
 from codesign.fit.calibration import calibration_error, fit_calibration
-from codesign.fit.steps import MAX_LINE_ERROR, Shapes, fit_line, fit_step, fit_table, held_out
+from codesign.fit.steps import (
+    MAX_LINE_ERROR,
+    MAX_LINE_ERROR_ON_RANKS,
+    Shapes,
+    fit_line,
+    fit_step,
+    fit_table,
+    held_out,
+)
 
 ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 CONTEXTS = (32, 128, 512)
@@ -198,6 +206,29 @@ def test_link_slowdown_and_the_drafts_time_beside_the_target_are_recovered():
     assert costs["2"].reroot == 2e-4
     assert {"2/target", "1+1/draft", "1+1/link", "2/reroot"} <= set(errors)
     assert fits["2/target"].num_shapes == len(ROWS) * len(CONTEXTS)
+
+
+def test_a_profile_of_ranks_runs_prompts_apart_and_counts_the_loop_between_two_steps():
+    steps = pd.concat([whole_profile(), constant("loop", "2", 0.9e-3, 1e-3, 5e-3)])
+    threads, _, _ = fit_costs(steps)
+    ranks, fits, _ = fit_costs(steps, on_ranks=True)
+    assert not threads["2"].prefill.apart
+    assert ranks["2"].prefill.apart
+    assert ranks["2"].draft_prefill.apart
+    assert not ranks["2"].target.apart
+    assert ranks["2"].target(4, 99) == pytest.approx(fits["2/target"].time(4, 99) + 1e-3)
+    assert ranks["1+1"].target == fits["1+1/target"].time
+
+
+def test_on_ranks_a_line_must_be_nearly_exact_to_be_taken():
+    def staircase(rows: int, context: int) -> float:
+        return 2e-6 * context + (0.04 if rows <= 8 else 0.043 if rows <= 16 else 0.045)
+
+    timed = timings(staircase, noise=0.001)
+    assert fit_step(timed).form == "line"
+    step = fit_step(timed, max_line_error=MAX_LINE_ERROR_ON_RANKS)
+    assert step.form == "table"
+    assert step.time(8, 128) == pytest.approx(staircase(8, 128), rel=0.005)
 
 
 def test_kv_rooms_of_a_profile_are_in_the_costs_of_their_deployment_only():

@@ -18,7 +18,14 @@ from codesign.policy.walk import Sampling
 from codesign.records import RoundLog
 from codesign.run_directory import write_run
 from codesign.sim import simulate
-from codesign.validate import CHECKED, Comparison, RunComparison, _rank, validate
+from codesign.validate import (
+    CHECKED,
+    Comparison,
+    RunComparison,
+    _rank,
+    rank_correlation,
+    validate,
+)
 
 POLICIES = ("plain", "chain-3", "tree-8x2x2", "async-tree-8x2x3")
 
@@ -188,6 +195,15 @@ def test_pairs_that_were_predicted_to_be_equal_are_not_held_against_the_ranking(
     ranking = _rank(runs, "tpot_mean", more_is_better=False, chosen=runs[0].label)
     assert (ranking.num_pairs, ranking.num_tied, ranking.num_wrong) == (1, tied, 1 - tied)
     assert ranking.regret == pytest.approx(1.0)
+
+
+def test_rank_correlation_is_spearmans():
+    assert rank_correlation([1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 31.0]) == pytest.approx(1.0)
+    assert rank_correlation([1.0, 2.0, 3.0], [3.0, 2.0, 1.0]) == pytest.approx(-1.0)
+    assert rank_correlation([1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 4.0]) == pytest.approx(0.8)
+    assert rank_correlation([1.0, 1.0, 2.0], [1.0, 2.0, 3.0]) == pytest.approx(3**0.5 / 2)
+    assert rank_correlation([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]) is None
+    assert rank_correlation([1.0, 2.0], [1.0, 2.0]) is None
 
 
 def _bare(policy, by_seed, measured) -> RunComparison:

@@ -1,0 +1,202 @@
+"""The validation campaign: profile, fit, plan, run a grid and a trace segment, join, report.
+
+    python -m benchmarks.campaign --out campaign --gpus 2 --dry-run       # units and seconds
+    python -m benchmarks.campaign --out campaign --gpus 2 --max-seconds 560
+    python -m benchmarks.campaign --out campaign --gpus 2 --max-seconds 560   # goes on
+    python -m benchmarks.campaign --out campaign --join benchmarks/results/campaign_DATE_gpu.json
+    python -m benchmarks.campaign --report benchmarks/results/campaign_*.json
+
+The first calls need the GPUs (or --device cpu-ranks, which needs none), and the small models of
+``codesign models fetch``; nothing large is downloaded. --join predicts every run from the profile
+alone and needs no GPU. --report writes docs/validation.md from what --join left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
+from typing import IO
+
+from benchmarks.campaign.units import (
+    FULL,
+    PAIRS,
+    SMALL,
+    Pair,
+    Session,
+    deployments,
+    grid,
+    is_profiled,
+)
+
+END_SECONDS = 8.0  # for a session to end after its deadline
+SLACK = 60.0  # beyond the guess, after which a session is taken to hang
+MODULE = "benchmarks.campaign.ranks"
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.campaign",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, default=Path("campaign"), help="the campaign's folder")
+    parser.add_argument("--gpus", type=int, default=4, help="GPUs of this machine (4)")
+    parser.add_argument("--device", choices=("cuda", "cpu-ranks"), default="cuda")
+    names = [pair.name for pair in PAIRS]
+    parser.add_argument("--pair", action="append", choices=names, help="these, in this order")
+    parser.add_argument("--deployments", help="these labels, in this order, as 2,1+1,1")
+    parser.add_argument("--max-seconds", type=float, default=560.0, help="of this call (560)")
+    parser.add_argument("--run-seconds", type=float, default=1e9, help="of a session, for runs")
+    parser.add_argument("--small", action="store_true", help="a small grid")
+    parser.add_argument("--full-profile", action="store_true", help="more shapes and repetitions")
+    parser.add_argument("--profile-only", action="append", default=[], choices=names)
+    parser.add_argument("--dry-run", action="store_true", help="print units and seconds only")
+    parser.add_argument("--join", type=Path, metavar="FILE", help="predict and compare, no GPU")
+    parser.add_argument("--report", nargs="+", type=Path, metavar="FILE", help="write the document")
+    return parser.parse_args(words)
+
+
+def sessions(args: argparse.Namespace) -> list[Session]:
+    """What is to be measured, in order."""
+    real = args.device == "cpu-ranks"
+    pairs = [p for p in PAIRS if p.is_inflated != real]
+    if args.pair:
+        pairs = [next(p for p in PAIRS if p.name == name) for name in args.pair]
+    size = SMALL if args.small else FULL
+    return [
+        Session(pair, label, () if pair.name in args.profile_only else tuple(grid(label, size)))
+        for pair in pairs
+        for label in labels_of(args)
+    ]
+
+
+def labels_of(args: argparse.Namespace) -> list[str]:
+    """Deployments to measure."""
+    return args.deployments.split(",") if args.deployments else deployments(args.gpus)
+
+
+def measure(args: argparse.Namespace) -> int:
+    """Run sessions until everything is done or the seconds are over; 130 if there is more to do."""
+    end = monotonic() + args.max_seconds - END_SECONDS
+    todo = [s for s in sessions(args) if s.seconds(args.out / s.pair.name)]
+    for pair in {s.pair.name: s.pair for s in todo}.values():
+        make_models(pair)
+    for session, process in started(todo):
+        left = end - monotonic()
+        needed = session.seconds(args.out / session.pair.name)
+        if left < min(needed, 40.0):
+            process.kill()
+            process.wait()
+            continue
+        print(f"{session.pair.name} on {session.label}: about {needed:.0f} s", flush=True)
+        give_task(process, session, args, end)
+        try:
+            process.wait(timeout=min(left, needed + SLACK) + END_SECONDS)
+        except subprocess.TimeoutExpired:
+            print("  hangs; ended", flush=True)
+            process.kill()
+            process.wait()
+    return 130 if any(s.seconds(args.out / s.pair.name) for s in todo) else 0
+
+
+def started(todo: Sequence[Session]) -> Iterator[tuple[Session, subprocess.Popen[str]]]:
+    """Sessions with their processes, each started while the one before works."""
+    following = start_process() if todo else None
+    for number, session in enumerate(todo):
+        process = following
+        assert process is not None
+        following = start_process() if number + 1 < len(todo) else None
+        try:
+            yield session, process
+        except GeneratorExit:
+            for each in (process, following):
+                if each is not None:
+                    each.kill()
+            raise
+
+
+def start_process() -> subprocess.Popen[str]:
+    """A process that loads what it needs and waits for its task."""
+    words = [sys.executable, "-m", MODULE]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, text=True)
+
+
+def give_task(
+    process: subprocess.Popen[str], session: Session, args: argparse.Namespace, end: float
+) -> None:
+    """Tell a process what to do."""
+    has_runs = bool(session.units)
+    task = {
+        "out": str(args.out),
+        "pair": session.pair.name,
+        "label": session.label,
+        "labels": labels_of(args),
+        "device": args.device,
+        "deadline": end,
+        "run_seconds": args.run_seconds,
+        "size": asdict(SMALL if args.small else FULL) if has_runs else None,
+        "is_quick": not args.full_profile,
+    }
+    stdin: IO[str] | None = process.stdin
+    assert stdin is not None
+    stdin.write(json.dumps(task) + "\n")
+    stdin.close()
+
+
+def make_models(pair: Pair) -> None:
+    """Write the recipes of a pair's inflated models; their weights are made on the ranks."""
+    from codesign.cli import main as codesign
+    from codesign.models import models_dir
+
+    if not pair.is_inflated:
+        return
+    for role, shape, name, flags in (
+        ("--target", pair.target, pair.models[0], ()),
+        ("--draft", pair.draft, pair.models[1], pair.draft_flags),
+    ):
+        if not (models_dir() / name).is_dir():
+            codesign(["models", "inflate", role, "--shape", shape, "--name", name, *flags])
+
+
+def dry_run(args: argparse.Namespace) -> None:
+    """Print units of work and about how long they take."""
+    total = 0.0
+    for session in sessions(args):
+        folder = args.out / session.pair.name
+        seconds, runs = session.seconds(folder), session.left(folder)
+        profile = "" if is_profiled(folder, session.label) else "profile, "
+        print(f"{session.pair.name} on {session.label}: {profile}{len(runs)} runs, {seconds:.0f} s")
+        for work in runs:
+            print(f"  {work.folder}")
+        total += seconds
+    print(f"about {total:.0f} s on {args.gpus} GPUs")
+
+
+def main() -> int:
+    """Do what the flags ask for."""
+    args = parse()
+    if args.report:
+        from benchmarks.campaign.report import write_document
+
+        write_document(args.report)
+        return 0
+    if args.join is not None:
+        from benchmarks.campaign.join import write_result
+
+        write_result(args.out, args.join)
+        return 0
+    if args.dry_run:
+        dry_run(args)
+        return 0
+    return measure(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

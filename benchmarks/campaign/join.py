@@ -1,0 +1,279 @@
+"""From a campaign's folder to one JSON file: every run held against what its profile predicts.
+
+The fit sees the profile alone: no run is in it. Each run is predicted twice: with the acceptance
+recorded on the profile's prompts, and with that of the prompts which the run served, so that what
+other prompts do is told from what the model gets wrong. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.campaign.requests import request_file
+from benchmarks.campaign.units import PAIRS, WORKLOADS, Pair, Workload
+from codesign.acceptance import AcceptanceProfile
+from codesign.artifacts import header, read_table, to_json, write_text
+from codesign.config import SLO, Serving, parse_deployment
+from codesign.fit import ACCEPTANCE_FILE, Fit, fit_profile
+from codesign.fit.calibration import held_out_chances
+from codesign.plan import Plan
+from codesign.planner import Question, search
+from codesign.planner.plan_file import save_plan
+from codesign.planner.predict import acceptance_error, step_error
+from codesign.planner.student_t import student_t_quantile
+from codesign.policy.walk import Sampling
+from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
+from codesign.run_directory import read_run
+from codesign.traces import Trace
+from codesign.validate import RunComparison, Validation, validate
+
+NUM_SEEDS, SEED = 8, 0
+TAIL, SIGMAS = 0.1, 1.2816  # of an 80 % interval, on each side
+MEDIAN = 0.6745  # of the size of a normal error, in standard deviations
+OBJECTIVES = {"stream": "latency", "batch": "goodput", "segment": "goodput"}
+FIGURE = {"latency": ("tpot_mean", False), "goodput": ("throughput", True)}
+BINS = 10
+MAX_KV_TOKENS = 8 * 2048
+
+
+def write_result(out: Path, file: Path) -> None:
+    """Join every pair that has a profile and runs."""
+    pairs = [join_pair(pair, out / pair.name) for pair in PAIRS if is_ready(out / pair.name)]
+    hardware = json.loads((next(iter(out.glob("*/closed/profile.json")))).read_text())["hardware"]
+    meta = header("campaign", seed=SEED)
+    body = {**meta, "hardware": hardware, "num_seeds": NUM_SEEDS, "pairs": pairs}
+    write_text(file, _compact(body))
+    print(f"wrote {file}: {sum(len(p['runs']) for p in pairs)} runs of {len(pairs)} pairs")
+
+
+def is_ready(folder: Path) -> bool:
+    """Whether acceptance and a deployment are measured."""
+    parts = sorted((folder / "profile" / "parts").glob("*.parquet"))
+    return len(parts) > 1 and any(part.stem == ACCEPTANCE_PART for part in parts)
+
+
+def join_pair(pair: Pair, folder: Path) -> dict[str, Any]:
+    """Fit, plan and compare one pair."""
+    fit = fit_profile(closed_profile(folder))
+    fit_file = folder / "fit.json"
+    fit.save(fit_file)
+    runs: list[dict[str, Any]] = []
+    plans: list[dict[str, Any]] = []
+    for workload in WORKLOADS:
+        paths = sorted(p.parent for p in (folder / "runs" / workload.name).glob("*/run.json"))
+        if not paths:
+            continue
+        plan = make_plan(folder, workload, fit, fit_file, paths)
+        validation = validate(plan, fit, paths)
+        known = _fit_to_these(folder, workload, fit)
+        again = None if known is None else validate(plan, known, paths)
+        runs += [
+            row(run, fit, workload, None if again is None else again.runs[number])
+            for number, run in enumerate(validation.runs)
+        ]
+        plans.append(judgement(plan, validation, workload))
+    return {
+        "pair": pair.name,
+        "target": fit.target,
+        "draft": fit.draft,
+        "errors": fit.errors,
+        "forms": {name: step.form for name, step in fit.steps.items()},
+        "calibration": calibration_rows(fit.acceptance),
+        "sessions": _sessions(folder),
+        "plans": plans,
+        "runs": runs,
+    }
+
+
+def closed_profile(folder: Path) -> Path:
+    """A copy of the parts that are there, as a whole profile."""
+    copy, source = folder / "closed", folder / "profile" / "parts"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(source, copy / "parts")
+    names = sorted(p.stem for p in source.glob("*.parquet"))
+    names.sort(key=lambda name: (name == ACCEPTANCE_PART, len(name), name))
+    meta = read_table(source / f"{names[0]}.parquet", kind="profile")[1]
+    values = dict(meta["settings"])
+    sampling = Sampling(**values.pop("sampling"))
+    settings = ProfileSettings(
+        **{**values, "deployments": tuple(values["deployments"]), "sampling": sampling}
+    )
+    store = PartStore(copy, settings)
+    about = store.finish(names, [])
+    # The machine that measured, not the one that joins.
+    profile = copy / "profile.json"
+    kept = {key: meta[key] for key in ("hardware", "created", "command")}
+    write_text(profile, to_json({**about, **kept}, indent=2) + "\n")
+    return copy
+
+
+def make_plan(
+    folder: Path, workload: Workload, fit: Fit, fit_file: Path, paths: Sequence[Path]
+) -> Plan:
+    """What the planner chooses among the plans of the grid."""
+    file = request_file(folder, workload)
+    requests = read_table(file, kind="trace")[0]
+    candidates = [read_run(path).summary["candidate"] for path in paths]
+    labels = {parse_deployment(_label(c)).label for c in candidates}
+    workers = max(parse_deployment(label).num_workers for label in labels)
+    wide = {
+        label: cost for label, cost in fit.costs.items()
+        if parse_deployment(label).num_workers == workers
+    }  # fmt: skip
+    objective = OBJECTIVES[workload.name]
+    question = Question(
+        requests=requests,
+        fit=replace(fit, costs=wide),
+        slo=slo_of(workload, fit, workers),
+        serving=Serving(max_kv_tokens=MAX_KV_TOKENS),
+        objective=objective,
+        workers=workers,
+        max_batch=workload.batch,
+        policies=tuple(dict.fromkeys(c["label"].split(" on ")[0] for c in candidates)),
+        seed=SEED,
+        num_seeds=NUM_SEEDS,
+    )
+    trace = Trace(workload.name, requests, str(file), (), "")
+    plan_file = folder / f"{workload.name}.plan.json"
+    return save_plan(plan_file, question, search(question), trace=trace, fit_file=fit_file)
+
+
+def slo_of(workload: Workload, fit: Fit, workers: int) -> SLO:
+    """Targets of a segment: what the fit says of a full plain batch; none else."""
+    cost = fit.costs.get(str(workers))
+    if not workload.seconds or cost is None:
+        return SLO()
+    rows = workload.batch
+    tpot = cost.target(rows, 300.0 * rows)
+    return SLO(ttft=3.0 * cost.prefill(384.0) + tpot, tpot=tpot, percentile=50.0)
+
+
+def judgement(plan: Plan, validation: Validation, workload: Workload) -> dict[str, Any]:
+    """The planner's choice among what was measured, and what it loses."""
+    figure, more_is_better = FIGURE[plan.objective]
+    measured = {run.label: run.figure(figure) for run in validation.runs}
+    values = {label: c.measured for label, c in measured.items() if c is not None}
+    chosen = next((s.label for s in plan.scored if s.label in values), None)
+    sign = 1.0 if more_is_better else -1.0
+    best = max(values, key=lambda label: sign * values[label])
+    regret = None
+    if chosen is not None:
+        regret = abs(values[chosen] - values[best]) / values[best]
+    ranking = next((r for r in validation.rankings if r.figure == figure), None)
+    return {
+        "workload": workload.name,
+        "objective": plan.objective,
+        "figure": figure,
+        "requests": plan.num_requests,
+        "slo": {"ttft": plan.slo.ttft, "tpot": plan.slo.tpot},
+        "chosen": chosen,
+        "best": best,
+        "regret": regret,
+        "num_runs": len(values),
+        "correlation": None if ranking is None else ranking.correlation,
+        "wrong_pairs": None if ranking is None else [ranking.num_wrong, ranking.num_pairs],
+    }
+
+
+def row(
+    run: RunComparison, fit: Fit, workload: Workload, known: RunComparison | None
+) -> dict[str, Any]:
+    """One run: [predicted, low, high, measured] of each figure, with 80 % intervals."""
+    spans = {c.name: c.predicted.value for c in run.spans}
+    times = step_error(fit, run.candidate, spans) / MEDIAN
+    tokens = acceptance_error(fit, run.candidate)
+    figures = {}
+    for comparison in run.figures:
+        name = comparison.name
+        if name == "mean_batch" or comparison.error is None:
+            continue
+        counts = name == "acceptance_length"
+        sigma = tokens if counts else math.hypot(times, tokens)
+        low, high = likely(run.by_seed[name], sigma)
+        figures[name] = [comparison.predicted.value, low, high, comparison.measured]
+        if known is not None and (twin := known.figure(name)) is not None:
+            figures[name].append(twin.predicted.value)
+    values = {c.name: [c.predicted.value, c.measured] for c in (*run.spans, *run.rounds)}
+    return {
+        "workload": workload.name,
+        "label": run.label,
+        "figures": figures,
+        "rounds": values,
+        "notes": list(run.notes),
+    }
+
+
+def likely(values: Sequence[float], sigma: float) -> tuple[float, float]:
+    """Where 80 % of measurements lie: spread over seeds, and a relative standard error."""
+    mean, spread = float(np.mean(values)), float(np.std(values, ddof=1))
+    quantile = student_t_quantile(len(values) - 1, 1.0 - TAIL)
+    half = math.hypot(quantile * spread * math.sqrt(1 + 1 / len(values)), SIGMAS * sigma * mean)
+    return mean - half, mean + half
+
+
+def calibration_rows(profile: AcceptanceProfile) -> dict[str, list[list[float]]]:
+    """By kind of prompt: ten bins of [mean chance, share accepted, count], requests held out."""
+    found = {}
+    chances = held_out_chances(profile)
+    for kind in ("all", *profile.categories):
+        parts = [v for name, values in chances.items() if kind in ("all", name) for v in values]
+        chance, agreed = (np.concatenate([part[i] for part in parts]) for i in range(2))
+        at = np.minimum((chance * BINS).astype(np.int64), BINS - 1)
+        found[kind] = [
+            [float(chance[at == b].mean()), float(agreed[at == b].mean()), int((at == b).sum())]
+            for b in range(BINS)
+            if (at == b).any()
+        ]
+    return found
+
+
+def _fit_to_these(folder: Path, workload: Workload, fit: Fit) -> Fit | None:
+    """The fit with the acceptance of the requests that the runs served."""
+    file = folder / "runs" / f"{workload.name}.{ACCEPTANCE_FILE}"
+    if not file.exists():
+        return None
+    recorded = AcceptanceProfile.from_table(read_table(file, kind="profile")[0])
+    return replace(fit, acceptance=recorded)
+
+
+def _label(candidate: dict[str, Any]) -> str:
+    return candidate["label"].split(" on ")[1].split(",")[0]
+
+
+def _sessions(folder: Path) -> list[dict[str, Any]]:
+    file = folder / "sessions.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def _compact(body: dict[str, Any]) -> str:
+    """JSON with a run a line, and numbers of six digits."""
+    return _lines(_rounded(json.loads(to_json(body))), 4) + "\n"
+
+
+def _lines(value: Any, depth: int, margin: str = "") -> str:
+    """A value as JSON, whose parts below a depth stand on one line each."""
+    if not depth or not isinstance(value, dict | list) or not value:
+        return json.dumps(value)
+    inner = margin + " "
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(k)}: {_lines(v, depth - 1, inner)}" for k, v in value.items()]
+    else:
+        parts = [_lines(each, depth - 1, inner) for each in value]
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return f"{opening}\n{inner}" + f",\n{inner}".join(parts) + f"\n{margin}{closing}"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    return [_rounded(each) for each in value] if isinstance(value, list) else value

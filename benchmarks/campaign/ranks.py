@@ -1,0 +1,211 @@
+"""One session: profile a deployment on its ranks and serve the grid's runs on the same ones.
+
+    python -m benchmarks.campaign.ranks < task.json
+
+A process of its own, so that a lost GPU ends one session. It loads what takes long before it reads
+its task, so that the next one can be started while this one still measures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, perf_counter
+from typing import Any
+
+import pandas as pd
+
+from benchmarks.campaign.requests import bound, load_requests
+from benchmarks.campaign.units import PAIRS, Session, Size, Unit, grid, unit_seconds
+from codesign.acceptance import AcceptanceProfile
+from codesign.artifacts import header, read_table, write_table
+from codesign.config import Deployment, parse_deployment
+from codesign.engine.run import EngineRun, PolicySetup
+from codesign.fit import fit_costs
+from codesign.fit.calibration import fit_calibration
+from codesign.metrics import summarise
+from codesign.profiler.rank_bench import RankBench
+from codesign.profiler.rank_parts import RankMeasurer, rank_outputs
+from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
+from codesign.run_directory import write_run
+
+MAX_KV_TOKENS = 8 * 2048
+SEED = 0
+END_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a session is told.
+
+    Attributes:
+        out: The campaign's folder.
+        pair: Name of the pair.
+        label: The deployment.
+        labels: All deployments of the pair's profile.
+        device: "cuda" or "cpu-ranks".
+        deadline: ``monotonic`` at which it ends.
+        run_seconds: At most so long for runs.
+        size: Of the grid; None for none.
+        is_quick: Of the profile.
+    """
+
+    out: str
+    pair: str
+    label: str
+    labels: tuple[str, ...]
+    device: str
+    deadline: float
+    run_seconds: float
+    size: Mapping[str, Any] | None
+    is_quick: bool = True
+
+    @property
+    def session(self) -> Session:
+        """As units."""
+        pair = next(p for p in PAIRS if p.name == self.pair)
+        units = () if self.size is None else tuple(grid(self.label, Size(**self.size)))
+        return Session(pair, self.label, units)
+
+    @property
+    def folder(self) -> Path:
+        """The pair's."""
+        return Path(self.out) / self.pair
+
+
+class Measuring:
+    """A session on running ranks.
+
+    Args:
+        task: What to do.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._session = task.session
+        self._folder = task.folder
+        target, draft = self._session.pair.models
+        settings = ProfileSettings(
+            target=target,
+            draft=draft,
+            workers=max(parse_deployment(label).num_workers for label in task.labels),
+            is_quick=task.is_quick,
+            device=task.device,  # type: ignore[arg-type]
+            deployments=task.labels,
+        )
+        self._store = PartStore(self._folder / "profile", settings)
+        self._store.open(resume=True)
+        self._measurer = RankMeasurer(settings)
+        self._seconds: dict[str, float] = {}
+
+    def run(self) -> None:
+        """Measure what is missing, as far as the time goes."""
+        start = perf_counter()
+        deployment = parse_deployment(self._task.label)
+        with self._measurer.bench(deployment) as bench:
+            self._seconds["start"] = perf_counter() - start
+            self._profile(bench, deployment)
+            start = perf_counter()
+            served = self._serve_all(bench)
+            self._seconds["runs"] = perf_counter() - start
+        self._note(served)
+
+    def _profile(self, bench: RankBench, deployment: Deployment) -> None:
+        start = perf_counter()
+        if not self._store.has(deployment.label):
+            self._store.put(deployment.label, self._measurer.time(bench, deployment, _quiet))
+        self._seconds["profile"] = perf_counter() - start
+        start = perf_counter()
+        if deployment.draft_workers == 0 and not self._store.has(ACCEPTANCE_PART):
+            self._store.put(ACCEPTANCE_PART, self._measurer.record(bench, _quiet))
+        self._seconds["acceptance"] = perf_counter() - start
+
+    def _serve_all(self, bench: RankBench) -> int:
+        if not self._session.units:
+            return 0
+        parts = self._folder / "profile" / "parts"
+        steps = read_table(parts / f"{self._task.label}.parquet", kind="profile")[0]
+        cost = fit_costs(steps)[0][self._task.label]
+        recorded = read_table(parts / f"{ACCEPTANCE_PART}.parquet", kind="profile")[0]
+        calibration = fit_calibration(AcceptanceProfile.from_table(recorded)).calibration
+        end = min(self._task.deadline, monotonic() + self._task.run_seconds)
+        served = 0
+        for work in self._session.left(self._folder):
+            if monotonic() + unit_seconds(work, self._session.pair) > end:
+                print(f"  {work.folder}: no time left", flush=True)
+                continue
+            target = self._session.pair.models[0]
+            requests = load_requests(self._folder, work.workload, target, cost, seed=SEED)
+            policy = PolicySetup(work.candidate.speculation, cost, calibration)
+            start = perf_counter()
+            run = bench.serve(
+                work.candidate,
+                bound(requests, target, seed=SEED),
+                policy,
+                max_kv_tokens=MAX_KV_TOKENS,
+            )
+            self._write(work, run)
+            served += 1
+            print(f"  {work.folder}: {perf_counter() - start:.1f} s", flush=True)
+            if work.candidate.speculation.kind == "plain":
+                self._rank(bench, work, requests, run)
+        return served
+
+    def _write(self, work: Unit, run: EngineRun) -> None:
+        target, draft = self._session.pair.models
+        write_run(
+            self._folder / "runs" / work.folder,
+            run.records,
+            origin="measured",
+            summary={
+                "label": work.candidate.label,
+                "candidate": work.candidate.to_dict(),
+                "metrics": summarise(run.records).to_dict(),
+                "target": target,
+                "draft": draft,
+            },
+            seed=SEED,
+            outputs=run.outputs,
+        )
+
+    def _rank(self, bench: RankBench, work: Unit, requests: pd.DataFrame, run: EngineRun) -> None:
+        """Record the acceptance of these very requests, too: what a prediction could know."""
+        file = self._folder / "runs" / f"{work.workload.name}.acceptance.parquet"
+        if work.workload.seconds or file.exists():
+            return
+        served = bound(requests, self._session.pair.models[0], seed=SEED)
+        write_table(file, rank_outputs(bench, served, run.outputs), header("profile", seed=SEED))
+
+    def _note(self, served: int) -> None:
+        seconds = {name: round(value, 2) for name, value in self._seconds.items()}
+        line = {"label": self._task.label, "served": served, **seconds}
+        with (self._folder / "sessions.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        print(f"  {line}", flush=True)
+
+
+def _quiet(share: float) -> None:
+    """No progress is shown."""
+
+
+def main(words: Sequence[str]) -> None:
+    """Read the task, do it, and leave without waiting for kernels that hang."""
+    values = json.loads(words[0] if words else sys.stdin.readline())
+    task = Task(**{**values, "labels": tuple(values["labels"])})
+    try:
+        Measuring(task).run()
+    except BaseException as error:
+        print(f"  {task.pair} on {task.label}: {error!r}", flush=True)
+        raise
+    finally:
+        sys.stdout.flush()
+    if task.device == "cuda":
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

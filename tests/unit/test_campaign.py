@@ -1,0 +1,202 @@
+"""The validation campaign: its units, its join of predictions and runs, and its document."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from codesign.config import Serving
+from codesign.fit import FORWARDS, STEP_COLUMNS, Fit, fit_profile
+from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
+from codesign.run_directory import write_run
+from codesign.sim import simulate
+
+ROOT = Path(__file__).parents[2]
+PAIR = "smollm2-135m+smollm2-135m-draft"
+SHAPES = [(1, 1), (1, 4), (1, 8), (1, 9), (1, 16), (2, 8), (4, 8), (8, 4)]
+
+
+@pytest.fixture(scope="module")
+def campaign():
+    """The modules of ``benchmarks.campaign`` by name."""
+    patch = pytest.MonkeyPatch()
+    patch.syspath_prepend(str(ROOT))
+    names = ("units", "requests", "join", "report")
+    yield {name: importlib.import_module(f"benchmarks.campaign.{name}") for name in names}
+    patch.undo()
+
+
+def steps(fit: Fit, label: str) -> pd.DataFrame:
+    """A part of a profile of a machine that takes exactly what a fit says."""
+    cost, rows = fit.costs[label], []
+    for op in FORWARDS:
+        time = getattr(cost, op)
+        for requests, count in SHAPES:
+            for context in (64, 256):
+                shape = (requests * count, requests, requests * context)
+                seconds = time(shape[0], shape[2])
+                rows += [(label, op, *shape, beside, seconds) for beside in (False, True)] * 3
+    constants = [("reroot", cost.reroot), ("link", max(cost.link, 1e-5)), ("loop", 2e-3)]
+    rows += [(label, op, 0, 0, 0, False, seconds) for op, seconds in constants]
+    return pd.DataFrame(rows, columns=list(STEP_COLUMNS))
+
+
+@pytest.fixture(scope="module")
+def folder(campaign, machine_fit, tmp_path_factory) -> Path:
+    """A campaign whose runs are simulations of its own fit with another seed."""
+    out = tmp_path_factory.mktemp("campaign")
+    settings = ProfileSettings(
+        target=machine_fit.target, draft=machine_fit.draft, workers=2, device="cpu-ranks",
+        deployments=("2", "1+1"),
+    )  # fmt: skip
+    store = PartStore(out / PAIR / "profile", settings)
+    store.open(resume=True)
+    for label in ("2", "1+1"):
+        store.put(label, steps(machine_fit, label))
+    store.put(ACCEPTANCE_PART, machine_fit.acceptance.to_table())
+    fit = fit_profile(campaign["join"].closed_profile(out / PAIR))
+    units = campaign["units"]
+    size = units.Size((4, 8), (2,), (), 1, 0.5)
+    for work in [u for label in ("2", "1+1") for u in units.grid(label, size)]:
+        load = replace(work.workload, seconds=6.0) if work.workload.seconds else work.workload
+        requests = campaign["requests"].load_requests(
+            out / PAIR, load, fit.target, fit.costs["2"], seed=0
+        )
+        requests = requests.assign(category="chat")
+        records = simulate(
+            requests, work.candidate, fit, serving=Serving(max_kv_tokens=1 << 15), seed=99
+        )
+        summary = {"label": work.candidate.label, "candidate": work.candidate.to_dict()}
+        where = out / PAIR / "runs" / work.folder
+        write_run(where, records, origin="measured", summary=summary, seed=99)
+    return out
+
+
+def test_every_session_of_a_grid_is_resumed_where_it_stopped(campaign, folder):
+    units = campaign["units"]
+    pair = next(p for p in units.PAIRS if p.name == PAIR)
+    size = units.Size((4, 8), (2,), (), 1, 0.5)
+    whole = units.Session(pair, "2", tuple(units.grid("2", size)))
+    assert whole.left(folder / PAIR) == []
+    assert whole.seconds(folder / PAIR) == 0.0
+    more = units.Session(pair, "2", tuple(units.grid("2", units.FULL)))
+    left = more.left(folder / PAIR)
+    assert len(left) == len(more.units) - len(
+        [u for u in more.units if u.folder in {v.folder for v in whole.units}]
+    )
+    assert more.seconds(folder / PAIR) > 0
+    assert more.seconds(folder / "elsewhere") > more.seconds(folder / PAIR)
+
+
+def test_the_grid_has_the_rows_and_depths_asked_for_on_each_split(campaign):
+    units = campaign["units"]
+    assert units.deployments(4)[:5] == ["4", "1+3", "2+2", "3+1", "3"] or set(
+        units.deployments(4)
+    ) == {"1", "2", "3", "4", "1+1", "1+2", "1+3", "2+1", "2+2", "3+1"}
+    for label in ("2", "3+1"):
+        streams = [u for u in units.grid(label, units.FULL) if u.workload.name == "stream"]
+        trees = [u.candidate.speculation for u in streams if "tree" in u.candidate.label]
+        assert {spec.rows for spec in trees} == {4, 8, 16}
+        assert {spec.expansions for spec in trees} == {1, 2, 3, 4, 6, 8}
+        assert all(spec.is_async == ("+" in label) for spec in trees)
+        assert len({u.folder for u in streams}) == len(streams)
+    assert units.grid("2", units.FULL)[0].candidate.speculation.kind == "plain"
+
+
+def test_runs_that_do_as_predicted_are_found_to(campaign, folder, tmp_path):
+    file = tmp_path / "result.json"
+    campaign["join"].write_result(folder, file)
+    (pair,) = json.loads(file.read_text())["pairs"]
+    assert pair["pair"] == PAIR
+    assert {run["workload"] for run in pair["runs"]} == {"stream", "batch", "segment"}
+    for run in pair["runs"]:
+        predicted, low, high, measured = run["figures"]["tpot_mean"][:4]
+        assert low <= predicted <= high
+        if run["label"].startswith("plain") and run["workload"] == "stream":
+            assert predicted == pytest.approx(measured, rel=1e-6)
+        assert predicted == pytest.approx(measured, rel=0.4)
+    for plan in pair["plans"]:
+        assert plan["chosen"] in {run["label"] for run in pair["runs"]}
+        assert 0.0 <= plan["regret"] < 0.3
+    assert sum(bins[2] for bins in pair["calibration"]["all"]) == 800
+    assert file.stat().st_size < 60_000
+    text = campaign["report"].document([file])
+    assert f"| {PAIR}, " in text
+    for goal in ("decode speed, one stream", "regret", "rank correlation", "80 % intervals"):
+        assert goal in text
+
+
+def result(*runs: dict, plans: tuple[dict, ...] = ()) -> dict:
+    return {
+        "pair": "a+b", "runs": list(runs), "plans": list(plans), "sessions": [],
+        "calibration": {"all": [[0.55, 0.5, 40], [0.95, 0.9, 60]]},
+    }  # fmt: skip
+
+
+def run(label: str, *, tpot: tuple, length: tuple = (), seconds: tuple = (2e-3, 2e-3)) -> dict:
+    spans = {name: [0.0, 0.0] for name in ("draft", "reroot", "link_there", "link_back")}
+    figures = {"tpot_mean": list(tpot), "throughput": [10.0, 9.0, 11.0, 10.0]}
+    if length:
+        figures["acceptance_length"] = list(length)
+    rounds = {"target": list(seconds), "seconds": list(seconds), **spans}
+    return {"workload": "stream", "label": label, "figures": figures, "rounds": rounds, "notes": []}
+
+
+def written(report: ModuleType, tmp_path: Path, *pairs: dict) -> str:
+    file = tmp_path / "results.json"
+    hardware = {"cores": 2, "gpus": ["NVIDIA H200", "NVIDIA H200"]}
+    file.write_text(json.dumps({"hardware": hardware, "num_seeds": 8, "pairs": list(pairs)}))
+    return report.document([file])
+
+
+def test_the_document_states_errors_goals_and_the_cause_of_the_worst(campaign, tmp_path):
+    runs = (
+        run("plain on 2, batch 1", tpot=(2e-3, 1.9e-3, 2.1e-3, 2e-3)),
+        run(
+            "tree-8x4x2 on 2, batch 1",
+            tpot=(1e-3, 0.9e-3, 1.1e-3, 1.25e-3, 1.2e-3),
+            length=(2.5, 2.4, 2.6, 2.0),
+            seconds=(2.2e-3, 2e-3),
+        ),
+    )
+    plan = {"workload": "stream", "regret": 0.015, "correlation": 0.97}
+    text = written(campaign["report"], tmp_path, result(*runs, plans=(plan,)))
+    rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
+    assert rows["decode speed, one stream, mean error"].endswith("| 12.5 % |")  # 0 and 25 %
+    assert rows["the same, worst"].endswith("| 25.0 % |")
+    assert rows["the same, acceptance known"].endswith("| 4.2 % |")
+    assert rows["acceptance length, mean error"].endswith("| 25.0 % |")
+    assert rows["round time, one stream, mean error"].endswith("| 5.0 % |")
+    assert rows["span: target, mean error"].endswith("| 5.0 % |")
+    assert rows["regret: latency of one stream"].endswith("| 1.5 % |")
+    assert rows["80 % intervals that hold"].endswith("| 60 % of 5 |")
+    assert "tokens a round +25.0 %, round +10.0 %" in rows["tree-8x4x2 on 2, batch 1"]
+    assert "2 x H200" in text
+
+
+def test_the_document_of_the_repository_is_made_from_its_results(campaign):
+    report = campaign["report"]
+    files = sorted((ROOT / "benchmarks" / "results").glob("campaign_*.json"))
+    if not files:
+        pytest.skip("no campaign is committed")
+    text = report.DOCUMENT.read_text(encoding="utf-8")
+    shown = text.partition(report.BEGIN)[2].partition(report.END)[0].strip()
+    assert shown == report.document([f.relative_to(ROOT) for f in files]).strip()
+
+
+def test_an_interval_widens_with_the_spread_of_seeds_and_with_the_fits_error(campaign):
+    likely = campaign["join"].likely
+    low, high = likely([1.0, 1.0, 1.0], 0.0)
+    assert low == high == 1.0
+    narrow, wide = likely([1.0, 1.1, 0.9], 0.0), likely([1.0, 1.1, 0.9], 0.05)
+    assert wide[0] < narrow[0] < 1.0 < narrow[1] < wide[1]
+    normal = np.random.default_rng(0).normal(1.0, 0.1, (2000, 9))
+    inside = [a <= row[8] <= b for row in normal for a, b in [likely(row[:8].tolist(), 0.0)]]
+    assert np.mean(inside) == pytest.approx(0.8, abs=0.03)
