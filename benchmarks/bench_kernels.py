@@ -34,7 +34,7 @@ MODELS = {
     "llama-3.2-3b TP1": (3072, 3072, 1024, 8192),
     "llama-3.2-1b TP1": (2048, 2048, 512, 8192),
 }
-WARPS = (16, 14, 12, 8, 7, 6)
+WARPS = (16, 14, 12, 8)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from codesign.kernels.cuda_module import CudaKernel, load_kernel
+from codesign.kernels.gemm import bytes_ahead
 from codesign.kernels.row_attention import Scratch, SeenRows, rotate_and_append, row_attention
 
 MAX_ROWS = 256  # of a forward: one thread looks at each
@@ -24,6 +25,7 @@ _THREADS = 256
 _BLOCKS = 120  # that run at once in clusters: they do not fill every part of the chip
 _MAX_STAGES = 4  # tiles of keys and values in flight
 _SHARED_BYTES = 220 << 10  # of a Hopper multiprocessor, beside what the kernel declares
+_BLOCKS_OF = {64: 1, 128: 1}
 
 
 class _Slabs(ctypes.Structure):
@@ -72,6 +74,7 @@ def fused_attention(
     max_tail: int = MAX_TAIL,
     scratch: Scratch | None = None,
     out_TN: Tensor | None = None,
+    ahead: Tensor | None = None,
     pdl: bool = False,
 ) -> Tensor:
     """Return attention of new rows, (T, H * E); their keys and values go to their slabs.
@@ -91,6 +94,7 @@ def fused_attention(
         max_tail: See above; at most ``MAX_TAIL``, and 15 more than a request's tree and new rows.
         scratch: For the kernels that run where this one cannot.
         out_TN: Where the result goes; None: a new tensor.
+        ahead: What a later launch reads first, fetched into the cache while the memory is idle.
         pdl: Allow the launch before the kernel in front has ended (CUDA only).
     """
     rows = qkv_TN.shape[0]
@@ -133,6 +137,8 @@ def fused_attention(
             ),
             out_TN,
             math.log2(math.e) / math.sqrt(head_dim),
+            ahead,
+            bytes_ahead(ahead),
         ],
         shared_bytes=shared_bytes,
         cluster=cluster,
@@ -154,8 +160,9 @@ def attention_in_two(
     scratch: Scratch | None = None,
 ) -> Tensor:
     """``fused_attention`` as rotation and then attention, for any device, type and size."""
+    tables = (cos_TF, sin_TF, keys_BGME, values_BGME)
     q_THE = rotate_and_append(
-        qkv_TN, cos_TF, sin_TF, keys_BGME, values_BGME, seen.slots_T, kv_rows_T, heads=heads
+        qkv_TN, *tables, seen.slots_T, kv_rows_T, heads=heads, tables_SK=seen.tables_SK
     )
     return row_attention(q_THE, keys_BGME, values_BGME, seen, scratch).flatten(1)
 
@@ -171,6 +178,7 @@ def _cluster(kv_heads: int, max_tokens: int) -> int:
 
 def _kernel(head_dim: int, cluster: int, tail: int, stages: int) -> CudaKernel:
     defines = {"E": head_dim, "MT": _TILES, "C": cluster, "TAIL": tail, "STAGES": stages}
+    defines["BLOCKS"] = _BLOCKS_OF[head_dim]
     return load_kernel("fused_attention.cu", "fused_attention", defines)
 
 

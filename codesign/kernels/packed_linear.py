@@ -30,29 +30,60 @@ from codesign.kernels.reference import PlainInt4Linear, PlainLinear, rms_norm, s
 LinearMap = Callable[[Tensor], Tensor]  # (T, K) -> (T, N)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PackedMap:
-    """``norm(x) @ weight.T + bias`` over a packed weight."""
+    """``norm(x) @ weight.T + bias`` over a packed weight.
+
+    Attributes:
+        ahead: What a later launch reads first, fetched while this one ends.
+    """
 
     weight: PackedLinear
     bias_N: Tensor | None
     norm: Norm | None
+    ahead: Tensor | None = None
 
-    def __call__(self, x_TK: Tensor) -> Tensor:
-        """Return (T, N)."""
-        return gemm.linear(x_TK, self.weight, norm=self.norm, bias_N=self.bias_N)
+    def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
+        """Return the map, and ``residual_TN`` added, (T, N)."""
+        return gemm.linear(
+            x_TK,
+            self.weight,
+            norm=self.norm,
+            bias_N=self.bias_N,
+            residual_MN=residual_TN,
+            ahead=self.ahead,
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PackedSwiglu:
-    """``silu(gate) * up`` of ``norm(x)`` over a packed weight."""
+    """``silu(gate) * up`` of ``norm(x)`` over a packed weight; ``ahead`` as in ``PackedMap``."""
 
     weight: PackedLinear
     norm: Norm | None
+    ahead: Tensor | None = None
 
     def __call__(self, x_TK: Tensor) -> Tensor:
         """Return (T, I)."""
-        return gemm.gate_up(x_TK, self.weight, norm=self.norm)
+        return gemm.gate_up(x_TK, self.weight, norm=self.norm, ahead=self.ahead)
+
+
+def add_map(linear: LinearMap, x_TK: Tensor, residual_TN: Tensor) -> Tensor:
+    """Return ``residual + linear(x)``, (T, N), in one launch where the map is packed."""
+    if isinstance(linear, PackedMap):
+        return linear(x_TK, residual_TN)
+    return residual_TN + linear(x_TK)
+
+
+def data_of(linear: LinearMap) -> Tensor | None:
+    """What the launch of a packed map reads, or None."""
+    return linear.weight.data if isinstance(linear, PackedMap | PackedSwiglu) else None
+
+
+def fetch_ahead(linear: LinearMap, ahead: Tensor | None) -> None:
+    """Let a packed map's launches fetch the beginning of ``ahead``."""
+    if isinstance(linear, PackedMap | PackedSwiglu):
+        linear.ahead = ahead
 
 
 def linear_map(
@@ -87,7 +118,7 @@ def swiglu_map(matrix: Tensor | Int4Weight, *, norm: Norm | None = None) -> Line
 def can_pack(weight: Int4Weight) -> bool:
     """Whether the kernels run this weight where it lies."""
     device = weight.packed.device
-    if device.type != "cuda" or weight.group != GROUP:
+    if device.type != "cuda" or weight.group != GROUP or weight.rows % 2:
         return False
     return _kernels_run(device.index or 0)
 

@@ -2,14 +2,15 @@
 
 A *tile* is 16 output rows, a *group* 128 columns; a *record* holds one tile of one group and is
 read from memory as one piece. Within a group, lane ``4 g + t`` of a warp (g in 0..7, t in 0..3)
-holds rows g and g + 8 and, in step ``4 c + w`` (c in 0..1, w in 0..3), the four columns from
-``64 c + 16 t + 4 w`` on. So a lane's columns are contiguous in x, and an output row and the one
-eight below it end in one thread: ``gate_up_order`` puts a gate and its up there.
+holds rows g and g + 8 and, in step ``4 c + 2 j + h`` (c, j and h in 0..1), the four columns from
+``64 c + 32 j + 8 t + 4 h`` on. So four lanes read 64 contiguous bytes of a row of x at a time, and
+an output row and the one eight below it end in one thread: ``gate_up_order`` puts a gate and its up
+there.
 
-int4 record, 1088 bytes: words (c, g, t, w), nibble ``half + 2 pair + 4 odd`` of a word is the code
-of row ``g + 8 half``, column ``64 c + 16 t + 4 w + 2 pair + odd``; then for each g four float16:
-the scales of rows g and g + 8, and 128 + zero of both (the kernel multiplies 128 + code).
-bf16 record, 4096 bytes: (c, w, g, t, pair, half, odd).
+int4 record, 1088 bytes: words (c, g, t, j, h), nibble ``half + 2 pair + 4 odd`` of a word is the
+code of row ``g + 8 half``, column ``64 c + 32 j + 8 t + 4 h + 2 pair + odd``; then for each g four
+float16: the scales of rows g and g + 8, and 128 + zero of both (the kernel multiplies 128 + code).
+bf16 record, 4096 bytes: (c, j, h, g, t, pair, half, odd).
 
 Letters in shapes: N outputs, K inputs, T tiles, S groups, R bytes of a record.
 
@@ -30,6 +31,7 @@ from codesign.kernels.int4 import Int4Weight, unpack_nibbles
 TILE, GROUP = 16, 128
 RECORD_BYTES = {4: 1088, 16: 4096}
 _CODE_BYTES = 1024
+_COLUMNS = (2, 2, 4, 2, 2, 2)  # of a group: c, j, t, h, pair, odd
 # Rows that are packed at a time: the intermediate takes about ten bytes a weight.
 _PIECE = 4096
 
@@ -109,10 +111,8 @@ def pack_bf16(weight_NK: Tensor, *, order: Tensor | None = None) -> PackedLinear
     for piece in order.split(_PIECE):
         part = weight_NK[piece].to(torch.bfloat16)
         part = F.pad(part, (0, -columns % GROUP, 0, -len(piece) % TILE))
-        split = part.view(
-            -1, 2, 8, part.shape[1] // GROUP, 2, 4, 4, 2, 2
-        )  # T half g S c t w pair odd
-        record = split.permute(0, 3, 4, 6, 2, 5, 7, 1, 8).contiguous()
+        split = part.view(-1, 2, 8, part.shape[1] // GROUP, *_COLUMNS)  # T half g S ...
+        record = split.permute(0, 3, 4, 5, 7, 2, 6, 8, 1, 9).contiguous()
         pieces.append(record.view(torch.uint8).reshape(*record.shape[:2], RECORD_BYTES[16]))
     return PackedLinear(torch.cat(pieces), rows, columns, 16)
 
@@ -133,16 +133,17 @@ def unpack(weight: PackedLinear, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the (N, K) values, rows in packed order, rounded once to ``dtype``."""
     tiles, groups, _ = weight.data.shape
     if weight.bits == 16:
-        split = weight.data.view(torch.bfloat16).view(tiles, groups, 2, 4, 8, 4, 2, 2, 2)
-        values = split.permute(0, 7, 4, 1, 2, 5, 3, 6, 8).to(dtype)  # T half g S c t w pair odd
+        # T S c j h g t pair half odd
+        split = weight.data.view(torch.bfloat16).view(tiles, groups, 2, 2, 2, 8, 4, 2, 2, 2)
+        values = split.permute(0, 8, 5, 1, 2, 3, 6, 4, 7, 9).to(dtype)  # T half g S, then columns
     else:
         codes = weight.data[..., :_CODE_BYTES]
         nibbles = torch.stack((codes & 15, codes >> 4), dim=-1)
-        split = nibbles.view(tiles, groups, 2, 8, 4, 4, 2, 2, 2)  # T S c g t w odd pair half
-        codes = split.permute(0, 8, 3, 1, 2, 4, 5, 7, 6).to(torch.float32)
+        split = nibbles.view(tiles, groups, 2, 8, 4, 2, 2, 2, 2, 2)  # T S c g t j h odd pair half
+        codes = split.permute(0, 9, 3, 1, 2, 5, 4, 6, 8, 7).to(torch.float32)
         ends = weight.data[..., _CODE_BYTES:].contiguous().view(torch.float16).to(torch.float32)
         scale, zero = ends.view(tiles, groups, 8, 2, 2).permute(3, 0, 4, 2, 1)  # T half g S
-        spread = (..., None, None, None, None, None)
+        spread = (..., *[None] * len(_COLUMNS))
         values = ((codes - (zero[spread] - 128)) * scale[spread]).to(dtype)
     dense = values.reshape(tiles * TILE, groups * GROUP)
     return dense[: weight.num_rows, : weight.num_columns]
@@ -151,9 +152,10 @@ def unpack(weight: PackedLinear, dtype: torch.dtype = torch.float32) -> Tensor:
 def _code_words(weight: Int4Weight) -> Tensor:
     """(T, S, 1024) uint8: the codes of whole tiles."""
     q = unpack_nibbles(weight.packed)
-    split = q.view(-1, 2, 8, weight.columns // GROUP, 2, 4, 4, 2, 2)  # T half g S c t w pair odd
+    split = q.view(-1, 2, 8, weight.columns // GROUP, *_COLUMNS)  # T half g S, then columns
     # nibble of a word: half + 2 pair + 4 odd; two nibbles a byte, the lower one first
-    nibbles = split.permute(0, 3, 4, 2, 5, 6, 8, 7, 1).reshape(split.shape[0], split.shape[3], -1)
+    words = split.permute(0, 3, 4, 2, 6, 5, 7, 9, 8, 1)  # T S c g t j h odd pair half
+    nibbles = words.reshape(split.shape[0], split.shape[3], -1)
     return nibbles[..., 0::2] | (nibbles[..., 1::2] << 4)
 
 

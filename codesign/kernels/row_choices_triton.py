@@ -9,49 +9,84 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from codesign.kernels.row_choices import Lists
+
 BLOCK = 2048  # columns of a program
 
 
 def row_choices(logits_TV: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """``row_choices.row_choices`` on a GPU."""
+    return best_of_lists(_lists_of(logits_TV, count), count)
+
+
+def choice_words(logits_TV: Tensor, count: int, token_map: Tensor | None) -> Tensor:
+    """``row_choices.choice_words`` on a GPU."""
+    return words_of_lists(_lists_of(logits_TV, count), count, token_map)
+
+
+def best_of_lists(lists: Lists, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Values, columns and log-sum-exp of whole rows from those of their parts."""
+    rows, device = lists.values_TBK.shape[0], lists.values_TBK.device
+    best_TK = torch.empty(rows, count, dtype=torch.float32, device=device)
+    place_TK = torch.empty(rows, count, dtype=torch.int64, device=device)
+    total_T = torch.empty(rows, dtype=torch.float32, device=device)
+    _launch_best(lists, count, (best_TK, place_TK, total_T), None, in_words=False)
+    return best_TK, place_TK, total_T
+
+
+def words_of_lists(lists: Lists, count: int, token_map: Tensor | None) -> Tensor:
+    """The words of ``row_choices.choice_words`` from the best of parts."""
+    rows = lists.values_TBK.shape[0]
+    words = torch.empty(2 * rows * count, dtype=torch.int32, device=lists.values_TBK.device)
+    tokens, bits = words.chunk(2)
+    _launch_best(lists, count, (bits.view(torch.float32), tokens, bits), token_map, in_words=True)
+    return words
+
+
+def _lists_of(logits_TV: Tensor, count: int) -> Lists:
     rows, tokens = logits_TV.shape
     assert logits_TV.stride(1) == 1, "the columns of a row are not side by side"
     assert 0 < count <= tokens, f"{count} choices of {tokens}"
     blocks = -(-tokens // BLOCK)
-    kept = 1 << (count - 1).bit_length()
-    size = (rows, blocks, kept)
-    values_TBK = torch.empty(size, dtype=torch.float32, device=logits_TV.device)
-    columns_TBK = torch.empty(size, dtype=torch.int32, device=logits_TV.device)
-    sums_TB2 = torch.empty(rows, blocks, 2, dtype=torch.float32, device=logits_TV.device)
-    best_TK = torch.empty(rows, count, dtype=torch.float32, device=logits_TV.device)
-    place_TK = torch.empty(rows, count, dtype=torch.int64, device=logits_TV.device)
-    total_T = torch.empty(rows, dtype=torch.float32, device=logits_TV.device)
+    lists = Lists.empty(rows, blocks, count, logits_TV.device)
     _best_of_block[(rows, blocks)](
         logits_TV,
-        values_TBK,
-        columns_TBK,
-        sums_TB2,
+        lists.values_TBK,
+        lists.columns_TBK,
+        lists.sums_TB2,
         tokens,
         logits_TV.stride(0),
         COUNT=count,
-        KEPT=kept,
+        KEPT=lists.values_TBK.shape[2],
         BLOCK=BLOCK,
         num_warps=4,
     )
+    return lists
+
+
+def _launch_best(
+    lists: Lists,
+    count: int,
+    out: tuple[Tensor, Tensor, Tensor],
+    token_map: Tensor | None,
+    *,
+    in_words: bool,
+) -> None:
+    rows, parts, kept = lists.values_TBK.shape
     _best_of_blocks[(rows,)](
-        values_TBK,
-        columns_TBK,
-        sums_TB2,
-        best_TK,
-        place_TK,
-        total_T,
-        blocks,
+        lists.values_TBK,
+        lists.columns_TBK,
+        lists.sums_TB2,
+        *out,
+        out[1] if token_map is None else token_map,
+        parts,
         COUNT=count,
         KEPT=kept,
-        PADDED=1 << (blocks - 1).bit_length(),
-        num_warps=4,
+        PADDED=1 << (parts - 1).bit_length(),
+        IN_WORDS=in_words,
+        MAPS=token_map is not None,
+        num_warps=4 if parts <= 64 else 8,
     )
-    return best_TK, place_TK, total_T
 
 
 @triton.jit
@@ -95,10 +130,13 @@ def _best_of_blocks(
     best_values,
     best_columns,
     totals,
+    token_map,
     blocks,
     COUNT: tl.constexpr,
     KEPT: tl.constexpr,
     PADDED: tl.constexpr,
+    IN_WORDS: tl.constexpr,
+    MAPS: tl.constexpr,
 ) -> None:
     row = tl.program_id(0)
     parts = tl.arange(0, PADDED)
@@ -107,8 +145,9 @@ def _best_of_blocks(
     part = tl.load(sums + 2 * (row * blocks + parts) + 1, mask=real, other=0.0)
     largest = tl.max(highest, axis=0)
     shift = tl.where(largest == float("-inf"), 0.0, largest)
-    total = tl.sum(part * tl.exp(highest - shift), axis=0)
-    tl.store(totals + row, shift + tl.log(total))
+    total = shift + tl.log(tl.sum(part * tl.exp(highest - shift), axis=0))
+    if not IN_WORDS:
+        tl.store(totals + row, total)
     entries = tl.arange(0, PADDED * KEPT)
     listed = entries < blocks * KEPT
     x = tl.load(values + row * blocks * KEPT + entries, mask=listed, other=float("-inf"))
@@ -117,6 +156,11 @@ def _best_of_blocks(
     for i in tl.static_range(COUNT):
         best = tl.max(tl.where(left, x, float("-inf")), axis=0)
         first = tl.min(tl.where(left & (x == best), place, 2147483647), axis=0)
+        token = first.to(tl.int64)
+        if MAPS:
+            token = tl.load(token_map + token)
+        if IN_WORDS:
+            best = best - total
         tl.store(best_values + row * COUNT + i, best)
-        tl.store(best_columns + row * COUNT + i, first.to(tl.int64))
+        tl.store(best_columns + row * COUNT + i, token.to(best_columns.dtype.element_ty))
         left = left & (place != first)

@@ -88,14 +88,17 @@ def layout(
     """
     clusters = max(1, min(tiling.clusters(num_sms), tiles))
     chunks = -(-groups // tiling.warps)
-    accumulates = keep or tiling.cluster > 1 or chunks > tiling.cluster
-    part_tiles = -(-tiles // clusters) if accumulates else 0
+    most = -(-tiles // clusters)  # tiles of a cluster
+    owned = -(-most // tiling.cluster) if tiling.cluster > 1 else 0
+    sums_up = chunks > tiling.cluster or (keep and tiling.cluster == 1)
+    part_tiles = owned * tiling.cluster + (most if sums_up else 0)
     slots = tiling.slots(num_row_tiles)
     fixed = 512 * num_row_tiles * (slots * tiling.tiles * tiling.warps + part_tiles)
-    fixed += 32 * num_row_tiles * (tiling.warps + 1) + 16 * slots + 8
+    fixed += 32 * num_row_tiles * (tiling.warps + tiling.cluster) + 16 * slots + 8 + 8 * owned
     room = (SHARED_BYTES + _RESERVED) // tiling.blocks - _RESERVED - fixed
     stage = tiling.tiles * tiling.warps * record_bytes + 16
-    stages = min(_MOST_STAGES, room // stage)
+    used = -(-most // tiling.tiles) * -(-chunks // tiling.cluster)
+    stages = min(_MOST_STAGES, room // stage, max(used, 2))
     return Layout(clusters, stages, part_tiles, fixed + stages * stage)
 
 

@@ -7,7 +7,15 @@ import torch.nn.functional as F
 from codesign.errors import HardwareError
 from codesign.kernels import packed_linear
 from codesign.kernels.int4 import Int4Weight, quantize_int4
-from codesign.kernels.packed_linear import PackedMap, PackedSwiglu, linear_map, swiglu_map
+from codesign.kernels.packed_linear import (
+    PackedMap,
+    PackedSwiglu,
+    add_map,
+    data_of,
+    fetch_ahead,
+    linear_map,
+    swiglu_map,
+)
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.reference import int4_linear, rms_norm, swiglu
 
@@ -66,3 +74,21 @@ def test_a_gpu_without_a_compiler_is_told_of_once(monkeypatch: pytest.MonkeyPatc
         assert not packed_linear._kernels_run(0)  # silent: a warning would be an error
     finally:
         packed_linear._kernels_run.cache_clear()
+
+
+def test_a_map_is_added_to_the_residual_in_its_launch_where_it_is_packed(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    matrix, residual = weight(48, 256), torch.randn(300, 48).to(torch.bfloat16)
+    x = torch.randn(300, 256).to(torch.bfloat16)
+    plain = linear_map(matrix)
+    assert torch.equal(add_map(plain, x, residual), residual + plain(x))
+    assert data_of(plain) is None
+    fetch_ahead(plain, residual)  # to no effect
+    monkeypatch.setattr(packed_linear, "can_pack", lambda _: True)
+    packed = linear_map(matrix)
+    fetch_ahead(packed, residual)
+    assert isinstance(packed, PackedMap)
+    assert packed.ahead is residual
+    found, expected = add_map(packed, x, residual).float(), (residual + plain(x)).float()
+    assert (found - expected).norm() < 1e-2 * expected.norm()

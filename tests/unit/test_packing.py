@@ -29,7 +29,7 @@ def tensor_core_product(record, x_MK, *, bits: int):
             b = torch.zeros(16, 8, dtype=torch.float64)
             for lane in range(32):
                 g, t = lane >> 2, lane & 3
-                k = 64 * c + 16 * t + 4 * w
+                k = 64 * c + 32 * (w // 2) + 8 * t + 4 * (w % 2)
                 places = ((g, 2 * t), (g + 8, 2 * t), (g, 2 * t + 8), (g + 8, 2 * t + 8))
                 for i, (row, column) in enumerate(places):
                     if bits == 4:

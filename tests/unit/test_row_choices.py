@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from codesign.kernels.row_choices import row_choices
+from codesign.kernels.row_choices import choice_words, row_choices
 
 
 @pytest.fixture
@@ -64,3 +64,18 @@ def test_rows_may_lie_apart(kernels):
     whole = logits(4, 3000)
     part = whole[:, :2500]
     assert torch.equal(kernels.row_choices(part, 2)[1], part.topk(2).indices)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_an_answer_holds_tokens_and_then_the_bits_of_log_probabilities(kernels, mapped: bool):
+    x = logits(3, 5000)
+    token_map = torch.randperm(5000) if mapped else None
+    expected = choice_words(x, 3, token_map=token_map)
+    found = kernels.choice_words(x, 3, token_map)
+    assert found.dtype == expected.dtype == torch.int32
+    assert torch.equal(found[:9], expected[:9])
+    assert torch.allclose(found[9:].view(torch.float32), expected[9:].view(torch.float32))
+    best = torch.log_softmax(x, -1).max(-1)
+    assert torch.allclose(expected[9::3].view(torch.float32), best.values)
+    tokens = best.indices if token_map is None else token_map[best.indices]
+    assert expected[:9:3].tolist() == tokens.tolist()

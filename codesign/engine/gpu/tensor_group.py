@@ -1,10 +1,11 @@
 """The ranks that hold one model together, and the two collectives of a forward.
 
-A group of one does nothing. Larger groups add up through ``kernels.all_reduce``, one kernel over
-memory that the GPUs write into each other, or over NCCL where they cannot: between hosts, and on
-GPUs that the kernel was not made for. Both are captured into CUDA graphs. On a CPU it is gloo.
+A group of one does nothing. Larger groups add up through memory that the GPUs write into each
+other, within the launch of an int4 map (``kernels.gemm_all_reduce``) or in one of its own
+(``kernels.all_reduce``), or over NCCL where they cannot: between hosts, and on GPUs that the kernels
+were not made for. Both are captured into CUDA graphs. On a CPU it is gloo.
 
-Letters in shapes: T rows, v columns of one rank, W ranks.
+Letters in shapes: T rows, D hidden size, K inputs and v columns of one rank, W ranks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from codesign.kernels.all_reduce import all_reduce_add
+from codesign.kernels.gemm_all_reduce import linear_all_reduce
+from codesign.kernels.packed_linear import LinearMap, PackedMap, add_map
 from codesign.kernels.symmetric import Exchange
 
 
@@ -27,6 +30,10 @@ class TensorGroup(Protocol):
 
     def add(self, partial_TD: Tensor, residual_TD: Tensor) -> Tensor:
         """The sum over ranks and the residual, the same bits on each; may overwrite the first."""
+        ...
+
+    def add_map(self, linear: LinearMap, x_TK: Tensor, residual_TD: Tensor) -> Tensor:
+        """``add`` of a rank's part of a map, in one launch where that can be."""
         ...
 
     def all_gather(self, x_Tv: Tensor) -> Tensor:
@@ -46,6 +53,10 @@ class SingleRank:
     def add(self, partial_TD: Tensor, residual_TD: Tensor) -> Tensor:
         """See ``TensorGroup.add``."""
         return residual_TD + partial_TD
+
+    def add_map(self, linear: LinearMap, x_TK: Tensor, residual_TD: Tensor) -> Tensor:
+        """See ``TensorGroup.add_map``."""
+        return add_map(linear, x_TK, residual_TD)
 
     def all_gather(self, x_Tv: Tensor) -> Tensor:
         """``x`` itself."""
@@ -76,9 +87,17 @@ class ProcessGroupRank:
     def add(self, partial_TD: Tensor, residual_TD: Tensor) -> Tensor:
         """See ``TensorGroup.add``."""
         if self._exchange is not None:
-            return all_reduce_add(partial_TD, residual_TD, exchange=self._exchange)
+            return all_reduce_add(partial_TD, residual_TD, exchange=self._exchange, pdl=True)
         dist.all_reduce(partial_TD, group=self._group)
         return residual_TD + partial_TD
+
+    def add_map(self, linear: LinearMap, x_TK: Tensor, residual_TD: Tensor) -> Tensor:
+        """See ``TensorGroup.add_map``."""
+        if self._exchange is None or not isinstance(linear, PackedMap):
+            return self.add(linear(x_TK), residual_TD)
+        return linear_all_reduce(
+            x_TK, linear.weight, residual_TD, exchange=self._exchange, ahead=linear.ahead
+        )
 
     def check(self) -> None:
         """See ``TensorGroup.check``."""

@@ -11,7 +11,7 @@
 // token gathers its path from there by the row addresses of ldmatrix.
 //
 // Macros: E head size (64, 128), MT tiles of 16 query rows a block, C blocks of a cluster, TAIL rows,
-// STAGES tiles of keys and values in flight.
+// STAGES tiles of keys and values in flight, BLOCKS that an SM must have registers for.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -189,9 +189,19 @@ __device__ __forceinline__ int bit_above(const u32* bits, int row, int end) {
   return end;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+// A part of the weights that the next launches read, into the second-level cache: attention leaves the
+// memory idle. Blocks without rows have no part in it.
+constexpr int AHEAD_PIECE = 8192;
+__device__ __forceinline__ void fetch_ahead(const unsigned char* ahead, int bytes) {
+  const int block = blockIdx.x + gridDim.x * blockIdx.y, blocks = gridDim.x * gridDim.y;
+  if (blockIdx.z > 0) return;
+  for (int at = block * AHEAD_PIECE; at < bytes; at += blocks * AHEAD_PIECE)
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(ahead + at), "r"(min(bytes - at, AHEAD_PIECE)) : "memory");
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid_constant__ Slabs slabs,
-               const __grid_constant__ Rows rows, u16* out, float scale) {
+               const __grid_constant__ Rows rows, u16* out, float scale, const unsigned char* ahead, int ahead_bytes) {
   extern __shared__ __align__(128) u16 memory[];
   __shared__ int slots[MAX_TOKENS], positions[MAX_TOKENS], prefixes[MAX_TOKENS], places[MAX_TOKENS];
   __shared__ u32 runs[MAX_TOKENS / 32], starts[MAX_TOKENS / 32];
@@ -273,6 +283,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
 #pragma unroll
     for (int i = 0; i < STAGES; i++) fetch(rank + i * C, i);
     if (!previous_done) {
+      if (tid == 0) fetch_ahead(ahead, ahead_bytes);
       asm volatile("griddepcontrol.wait;" ::: "memory");
       asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
       previous_done = true;

@@ -5,44 +5,49 @@ __device__ __forceinline__ float silu(float v) { return v / (1.f + __expf(-v)); 
 
 // out[m, n] = product + bias[n] + residual[m, n], in bf16.
 struct Plain {
-  struct Args {
-    u16* out;
-    const u16* bias;
-    const u16* residual;
-    int rows, features;
+  u16* out;
+  const u16* bias;
+  const u16* residual;
+  int rows, features;
+  struct Ready {
+    Pairs residual;
+    float bias[2];
   };
-  static const bool kDefer = false, kWhole = false;
-  static __device__ __forceinline__ void finish(const Args& e, const Tile& tile) {
-    const int g = tile.lane >> 2, t = tile.lane & 3;
+  static const bool kDefer = false;
+  __device__ __forceinline__ void fetch(int row, int lane, Ready& ready) const {
+    load_pairs(ready.residual, residual, rows, features, row, lane);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int feature = row + (lane >> 2) + 8 * h;
+      ready.bias[h] = bias && feature < features ? load_fresh_bf16(bias + feature) : 0.f;
+    }
+  }
+  __device__ __forceinline__ void finish(const Tile& tile, const Ready& ready) const {
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const int feature = tile.row + g + (i >> 1) * 8, m = 8 * n + 2 * t + (i & 1);
-        if (m >= e.rows || feature >= e.features) continue;
-        const size_t at = (size_t)m * e.features + feature;
-        float v = tile.v[n][i];
-        if (e.bias) v += load_fresh_bf16(e.bias + feature);
-        if (e.residual) v += load_fresh_bf16(e.residual + at);
-        e.out[at] = to_bf16(v);
-      }
+      for (int h = 0; h < 2; h++)
+        store_pair(out, tile.v[n][2 * h] + ready.bias[h], tile.v[n][2 * h + 1] + ready.bias[h], ready.residual.word[n][h], rows,
+                   features, tile.row, n, h, tile.lane);
   }
+  __device__ __forceinline__ void close(int, int) const {}
 };
 
 // out[m, j] = silu(gate) * up: rows are packed so that a tile holds 8 gates, then their 8 ups.
 struct Swiglu {
-  typedef Plain::Args Args;  // features = columns of out
-  static const bool kDefer = false, kWhole = false;
-  static __device__ __forceinline__ void finish(const Args& e, const Tile& tile) {
-    const int j = tile.row / 2 + (tile.lane >> 2), t = tile.lane & 3;
+  u16* out;
+  const u16 *bias, *residual;  // null
+  int rows, features;          // features = columns of out
+  struct Ready {};
+  static const bool kDefer = false;
+  __device__ __forceinline__ void fetch(int, int, Ready&) const {}
+  __device__ __forceinline__ void finish(const Tile& tile, const Ready&) const {
 #pragma unroll
     for (int n = 0; n < NT; n++)
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const int m = 8 * n + 2 * t + i;
-        if (m < e.rows && j < e.features) e.out[(size_t)m * e.features + j] = to_bf16(silu(tile.v[n][i]) * tile.v[n][i + 2]);
-      }
+      store_pair(out, silu(tile.v[n][0]) * tile.v[n][2], silu(tile.v[n][1]) * tile.v[n][3], 0, rows, features, tile.row / 2, n, 0,
+                 tile.lane);
   }
+  __device__ __forceinline__ void close(int, int) const {}
 };
 
 #if ACTIVATION == 1
@@ -52,9 +57,9 @@ typedef Plain Chosen;
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-gemm(const u8* weight, const u16* x, const u16* norm, u16* out, const u16* bias, const u16* residual, int rows, int columns,
-     int features, int tiles, int groups, int stages, int part_tiles, float eps) {
-  const Gemm a = {weight, x, norm, rows, columns, tiles, groups, stages, part_tiles, eps};
-  const Chosen::Args e = {out, bias, residual, rows, features};
-  gemm_main<Chosen>(a, e);
+gemm(const u8* weight, const u16* x, const u16* norm, u16* out, const u16* bias, const u16* residual, const u8* ahead,
+     int ahead_bytes, int rows, int columns, int features, int tiles, int groups, int stages, int part_tiles, float eps) {
+  const Gemm a = {weight, x, norm, ahead, (u32)ahead_bytes, rows, columns, tiles, groups, stages, part_tiles, eps};
+  Chosen epilogue = {out, bias, residual, rows, features};
+  gemm_main(a, epilogue);
 }

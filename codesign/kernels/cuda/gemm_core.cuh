@@ -6,8 +6,12 @@
 // 128 columns in registers and multiplies it with every weight tile of the block. *Reducer* warps add
 // the consumers' partial sums of a tile and run the epilogue, so that no consumer ever waits for one.
 //
-// Columns are cut into chunks of WARPS groups of 128. The blocks of a cluster take chunks in turn and
-// add their sums through distributed shared memory; a block with several chunks adds in its own.
+// Columns are cut into chunks of WARPS groups of 128. The blocks of a cluster take chunks in turn; each
+// sends a tile's sums to the block that owns the tile as soon as it has them, through distributed
+// shared memory, and an mbarrier there counts the bytes. A block with several chunks adds in its own.
+//
+// The producer, when it has asked for all of the block's weights, fetches a part of the weights that a
+// later launch will read into the second-level cache, so that the memory is not idle between launches.
 //
 // The RMSNorm in front of a linear map is fused: W * (h * w_norm), and rsqrt(mean h^2 + eps)
 // multiplied after the product; the sum of squares falls out of loading h.
@@ -46,13 +50,25 @@ __device__ __forceinline__ void barrier_expect(u32 bar, int bytes) {
 __device__ __forceinline__ void barrier_arrive(u32 bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-// Wait for the phase of that parity to complete. A wait of seconds is a bug: trap, do not hang.
+// Wait for the phase of that parity to complete. A wait of seconds is a bug: trap, do not hang. (So every
+// role first waits for the kernel in front, which may wait for another GPU.)
 __device__ __forceinline__ void barrier_wait(u32 bar, int parity) {
   for (u32 tries = 0;; tries++) {
     u32 done;
     asm volatile(
         "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
         : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+    if (done) return;
+    if (tries > (1u << 22)) asm volatile("trap;");
+  }
+}
+// The same for the first phase of a barrier that counts bytes from other blocks.
+__device__ __forceinline__ void arrival_wait(u32 bar) {
+  for (u32 tries = 0;; tries++) {
+    u32 done;
+    asm volatile(
+        "{\n .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done) : "r"(bar) : "memory");
     if (done) return;
     if (tries > (1u << 22)) asm volatile("trap;");
   }
@@ -73,6 +89,10 @@ __device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
       "l"(from), "r"(bytes), "r"(bar), "l"(policy) : "memory");
 }
+// Into the second-level cache, no further.
+__device__ __forceinline__ void fetch_ahead(const u8* from, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ u64 evict_first() {
   u64 policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -82,13 +102,8 @@ __device__ __forceinline__ u64 evict_first() {
 __device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 // Let the next kernel's CTAs start (they wait in turn for this kernel's end).
 __device__ __forceinline__ void release_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ __forceinline__ void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-// Without making writes visible: only that every block has come this far.
-__device__ __forceinline__ void cluster_meet() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
-}
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ int cluster_size() {
   int n;
   asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
@@ -104,15 +119,14 @@ __device__ __forceinline__ u32 remote_address(u32 local, int rank) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(rank));
   return remote;
 }
-__device__ __forceinline__ float4 load_remote4(u32 address) {
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
-  return v;
+// To a block of the cluster, whose barrier counts the bytes.
+__device__ __forceinline__ void send4(u32 to, float4 v, u32 bar) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(v.x),
+      "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar) : "memory");
 }
-__device__ __forceinline__ float load_remote(u32 address) {
-  float v;
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(address) : "memory");
-  return v;
+__device__ __forceinline__ void send1(u32 to, float v, u32 bar) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(v), "r"(bar) : "memory");
 }
 __device__ __forceinline__ uint4 load_shared4(u32 address) {
   uint4 v;
@@ -130,6 +144,11 @@ __device__ __forceinline__ uint4 load_fresh4(const void* p) {
   asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
   return v;
 }
+__device__ __forceinline__ u32 load_fresh_pair(const u16* p) {
+  u32 v;
+  asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
 __device__ __forceinline__ float load_fresh_bf16(const u16* p) {
   u16 v;
   asm volatile("ld.global.cg.u16 %0, [%1];" : "=h"(v) : "l"(p) : "memory");
@@ -145,6 +164,18 @@ __device__ __forceinline__ u32 multiply_bf16(u32 a, u32 b) {
 __device__ __forceinline__ u16 to_bf16(float v) {
   u16 r;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(v));
+  return r;
+}
+__device__ __forceinline__ u32 to_bf16_pair(float low, float high) {
+  u32 r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+// Transpose 8 x 8 bf16 over a warp: lane 4 i + j gives row i, columns 2 j and 2 j + 1, and gets column i,
+// rows 2 j and 2 j + 1. It turns an accumulator, features by rows of x, into memory's order and back.
+__device__ __forceinline__ u32 transposed(u32 pair) {
+  u32 r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
   return r;
 }
 __device__ __forceinline__ void split_half(u32 pair, float& low, float& high) {
@@ -166,9 +197,12 @@ struct Gemm {
   const u8* weight;  // (tiles, groups, RECORD)
   const u16* x;      // (rows, columns) bf16
   const u16* norm;   // (columns,) bf16, or null
+  const u8* ahead;   // what a later launch reads, or null
+  u32 ahead_bytes;
   int rows, columns, tiles, groups, stages, part_tiles;
   float eps;
 };
+#define AHEAD_PIECE 8192  // bytes of one prefetch
 
 // A finished tile, in one warp. Lane 4 g + t holds v[n] = features row + g (v[n][0], v[n][1]) and
 // row + g + 8 (v[n][2], v[n][3]) of rows of x 8 n + 2 t and 8 n + 2 t + 1.
@@ -176,6 +210,30 @@ struct Tile {
   int row, lane;
   float v[NT][4];
 };
+
+// The pairs of a (rows, features) bf16 matrix where a tile lies, in memory's order: word [n][h] is of row
+// 8 n + lane / 4, features row + 8 h + 2 (lane % 4) and the next. `features` is even; outside is zero.
+struct Pairs {
+  u32 word[NT][2];
+};
+__device__ __forceinline__ void load_pairs(Pairs& pairs, const u16* from, int rows, int features, int row, int lane) {
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int m = 8 * n + (lane >> 2), feature = row + 8 * h + 2 * (lane & 3);
+      pairs.word[n][h] = 0;
+      if (from && m < rows && feature < features) pairs.word[n][h] = load_fresh_pair(from + (size_t)m * features + feature);
+    }
+}
+// Adds what `rest` holds (transposed back) to features row + lane / 4 + 8 h of rows 8 n + 2 (lane % 4) and
+// the next, and stores them in bf16.
+__device__ __forceinline__ void store_pair(u16* to, float low, float high, u32 rest, int rows, int features, int row, int n, int h, int lane) {
+  const u32 added = transposed(rest);
+  const u32 word = transposed(to_bf16_pair(low + low_bf16(added), high + high_bf16(added)));
+  const int m = 8 * n + (lane >> 2), feature = row + 8 * h + 2 * (lane & 3);
+  if (m < rows && feature < features) *(u32*)(to + (size_t)m * features + feature) = word;
+}
 
 struct Consumer {
   u32 b[NT][16];      // x of this warp's group as B fragments
@@ -190,15 +248,24 @@ __device__ __forceinline__ void fetch_rows(const Gemm& a, int group, int lane, u
   for (int n = 0; n < NT; n++)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const int k = group * GROUP + (i >> 1) * 64 + t * 16 + (i & 1) * 8;
+      const int k = group * GROUP + i * 32 + t * 8;
       raw[n][i] = make_uint4(0, 0, 0, 0);
       if (8 * n + row < a.rows && k < a.columns) raw[n][i] = load_fresh4(a.x + (size_t)(8 * n + row) * a.columns + k);
     }
 }
 
-// Make it B fragments, times the norm's weight.
-__device__ __forceinline__ void take_rows(const Gemm& a, int group, const uint4 (&raw)[NT][4], Consumer& w, int lane) {
-  const int t = lane & 3;
+// This lane's part of the norm's weight, which no kernel writes.
+__device__ __forceinline__ void fetch_norm(const Gemm& a, int group, int lane, uint4 (&scale)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int k = group * GROUP + i * 32 + (lane & 3) * 8;
+    scale[i] = make_uint4(0, 0, 0, 0);
+    if (a.norm && k < a.columns) scale[i] = __ldg((const uint4*)(a.norm + k));
+  }
+}
+
+// Make them B fragments, times the norm's weight.
+__device__ __forceinline__ void take_rows(const Gemm& a, const uint4 (&raw)[NT][4], const uint4 (&scale)[4], Consumer& w) {
 #pragma unroll
   for (int n = 0; n < NT; n++)
 #pragma unroll
@@ -209,10 +276,7 @@ __device__ __forceinline__ void take_rows(const Gemm& a, int group, const uint4 
   if (a.norm) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const int k = group * GROUP + (i >> 1) * 64 + t * 16 + (i & 1) * 8;
-      uint4 v = make_uint4(0, 0, 0, 0);
-      if (k < a.columns) v = *(const uint4*)(a.norm + k);
-      const u32 s[4] = {v.x, v.y, v.z, v.w};
+      const u32 s[4] = {scale[i].x, scale[i].y, scale[i].z, scale[i].w};
 #pragma unroll
       for (int n = 0; n < NT; n++)
 #pragma unroll
@@ -301,38 +365,20 @@ __device__ __forceinline__ void multiply_records(const Records& r, const Consume
   }
 }
 
-// The factors of the fused norm for this lane's rows of x, from the blocks' sums of squares.
-__device__ __forceinline__ void norm_factors(const Gemm& a, u32 total, int blocks, int lane, float (&factor)[NT][2]) {
-#pragma unroll
-  for (int n = 0; n < NT; n++)
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      float sum = 0.f;
-      for (int r = 0; r < blocks; r++) sum += load_remote(remote_address(total + 4 * (8 * n + 2 * (lane & 3) + i), r));
-      factor[n][i] = rsqrtf(__fdividef(sum, (float)a.columns) + a.eps);
-    }
-}
-
-template <class Epilogue>
-__device__ __forceinline__ void finish_tile(const typename Epilogue::Args& e, Tile& tile, const float (&factor)[NT][2]) {
-#pragma unroll
-  for (int n = 0; n < NT; n++)
-#pragma unroll
-    for (int i = 0; i < 4; i++) tile.v[n][i] *= factor[n][i & 1];
-  Epilogue::finish(e, tile);
-}
-
 // Where everything lies in a block's shared memory, and what the block works on.
 struct Plan {
   int size, rank;                          // blocks of the cluster, this block's place
   int first_tile, num_tiles, steps;        // tiles of the cluster; steps of a chunk
   int chunks;                              // of this block
+  int owned;                               // tiles that this block finishes: rank, rank + size, ...
   float4 *partial, *part;                  // (SLOTS, TILES, NT, WARPS, 32); (part_tiles, NT, 32)
-  float *squares, *total;                  // (WARPS, 8 NT); (8 NT,)
-  u32 ring, full, empty, partial_full, partial_empty, norm_ready;
+  float *squares, *total;                  // (WARPS, 8 NT); (size, 8 NT) of the cluster's blocks
+  u32 ring, full, empty, partial_full, partial_empty, norm_ready, arrived;
 };
 #define STAGE (TILES * WARPS * RECORD)
+#define TILE_BYTES (NT * 512)
 
+// Of a cluster, `part` of a block begins with what it receives: (owned, size, NT, 32).
 __device__ __forceinline__ Plan make_plan(const Gemm& a, u8* memory) {
   Plan p;
   p.size = cluster_size(), p.rank = cluster_rank();
@@ -341,25 +387,48 @@ __device__ __forceinline__ Plan make_plan(const Gemm& a, u8* memory) {
   p.num_tiles = (int)((long long)a.tiles * (cluster + 1) / clusters) - p.first_tile;
   p.steps = (p.num_tiles + TILES - 1) / TILES;
   p.chunks = ((a.groups + WARPS - 1) / WARPS - p.rank + p.size - 1) / p.size;
+  p.owned = (p.num_tiles - p.rank + p.size - 1) / p.size;
   p.ring = shared_address(memory);
   p.partial = (float4*)(memory + a.stages * STAGE);
   p.part = p.partial + SLOTS * TILES * WARPS * NT * 32;
   p.squares = (float*)(p.part + a.part_tiles * NT * 32);
   p.total = p.squares + WARPS * 8 * NT;
-  p.full = shared_address(p.total + 8 * NT), p.empty = p.full + 8 * a.stages;
+  p.full = shared_address(p.total + p.size * 8 * NT), p.empty = p.full + 8 * a.stages;
   p.partial_full = p.empty + 8 * a.stages, p.partial_empty = p.partial_full + 8 * SLOTS;
-  p.norm_ready = p.partial_empty + 8 * SLOTS;
+  p.norm_ready = p.partial_empty + 8 * SLOTS, p.arrived = p.norm_ready + 8;
   return p;
+}
+// What block `from` has sent of the `place`-th owned tile; and this block's own sums over chunks.
+__device__ __forceinline__ float4* received(const Plan& p, int place, int from) {
+  return p.part + (place * p.size + from) * NT * 32;
+}
+__device__ __forceinline__ float4* kept(const Plan& p, int index) {
+  const int places = (p.num_tiles + p.size - 1) / p.size;
+  return p.part + ((p.size > 1 ? places * p.size : 0) + index) * NT * 32;
+}
+
+__device__ __forceinline__ void start_barriers(const Gemm& a, const Plan& p) {
+  for (int i = 0; i < a.stages; i++) barrier_init(p.full + 8 * i, 1), barrier_init(p.empty + 8 * i, WARPS);
+  for (int i = 0; i < SLOTS; i++) barrier_init(p.partial_full + 8 * i, WARPS), barrier_init(p.partial_empty + 8 * i, 1);
+  barrier_init(p.norm_ready, 1);
+  if (p.size > 1)
+    for (int i = 0; i < p.owned; i++) barrier_init(p.arrived + 8 * i, 1);
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  if (p.size == 1) return;
+  if (a.norm) barrier_expect(p.norm_ready, p.size * 8 * NT * 4);
+    for (int i = 0; i < p.owned; i++) barrier_expect(p.arrived + 8 * i, p.size * TILE_BYTES);
 }
 
 __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
   const u64 policy = evict_first();
   int slot = 0, phase = 1;  // a fresh barrier counts as having completed the phase before
+  int free = a.stages;
   for (int c = 0; c < p.chunks; c++) {
     const int group = (p.rank + c * p.size) * WARPS, count = min(WARPS, a.groups - group);
     const u8* from = a.weight + ((size_t)p.first_tile * a.groups + group) * RECORD;
     for (int s = 0; s < p.steps; s++) {
       dawdle();
+      if (free-- == 0) wait_for_previous();
       barrier_wait(p.empty + 8 * slot, phase);
       const int tiles = min(TILES, p.num_tiles - s * TILES);
       barrier_expect(p.full + 8 * slot, tiles * count * RECORD);
@@ -368,9 +437,11 @@ __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
       if (++slot == a.stages) slot = 0, phase ^= 1;
     }
   }
+  for (u32 at = blockIdx.x * AHEAD_PIECE; at < a.ahead_bytes; at += gridDim.x * AHEAD_PIECE)
+    fetch_ahead(a.ahead + at, min(a.ahead_bytes - at, (u32)AHEAD_PIECE));
 }
 
-// Sum of squares of every row over this block's columns, to `total`.
+// Sum of squares of every row over this block's columns, to every block's `total`.
 __device__ __forceinline__ void share_squares(const Plan& p, const Consumer& w, int warp, int lane) {
 #pragma unroll
   for (int n = 0; n < NT; n++) {
@@ -380,16 +451,31 @@ __device__ __forceinline__ void share_squares(const Plan& p, const Consumer& w, 
     if ((lane & 3) == 0) p.squares[warp * 8 * NT + 8 * n + (lane >> 2)] = s;
   }
   asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory");
-  if (warp == 0) {
-    if (lane < 8 * NT) {
-      float s = 0;
+  if (warp > 0) return;
+  if (lane < 8 * NT) {
+    float s = 0;
 #pragma unroll
-      for (int i = 0; i < WARPS; i++) s += p.squares[i * 8 * NT + lane];
-      p.total[lane] = s;
-    }
-    __syncwarp();
-    if (lane == 0) barrier_arrive(p.norm_ready);
+    for (int i = 0; i < WARPS; i++) s += p.squares[i * 8 * NT + lane];
+    const u32 to = shared_address(p.total + p.rank * 8 * NT + lane);
+    if (p.size == 1) p.total[lane] = s;  // st.async is illegal in a launch without clusters
+    else
+      for (int r = 0; r < p.size; r++) send1(remote_address(to, r), s, remote_address(p.norm_ready, r));
   }
+  __syncwarp();
+  if (p.size == 1 && lane == 0) barrier_arrive(p.norm_ready);
+}
+
+// The factors of the fused norm for this lane's rows of x: wait for the sums of squares.
+__device__ __forceinline__ void norm_factors(const Gemm& a, const Plan& p, int lane, float (&factor)[NT][2]) {
+  arrival_wait(p.norm_ready);
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      float sum = 0.f;
+      for (int r = 0; r < p.size; r++) sum += p.total[r * 8 * NT + 8 * n + 2 * (lane & 3) + i];
+      factor[n][i] = rsqrtf(__fdividef(sum, (float)a.columns) + a.eps);
+    }
 }
 
 __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, int lane) {
@@ -402,13 +488,15 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
   const u32 stages = 8 * a.stages;
   u32 stage = 0, bar = p.full, phase = 0;
   u32 taken = ~0u;  // bit i: parity of partial_empty[i] to wait for
+  uint4 raw[NT][4], scale[4];
+  if (NT == 1) fetch_norm(a, p.rank * WARPS + warp, lane, scale);  // of more rows, registers are short
   wait_for_previous();
-  uint4 raw[NT][4];
   if (AHEAD) fetch_rows(a, p.rank * WARPS + warp, lane, raw);
   for (int c = 0; c < p.chunks; c++) {
     const int group = (p.rank + c * p.size) * WARPS + warp;
     if (!AHEAD) fetch_rows(a, group, lane, raw);
-    take_rows(a, group, raw, w, lane);
+    if (c > 0 || NT > 1) fetch_norm(a, group, lane, scale);
+    take_rows(a, raw, scale, w);
     if (AHEAD && c + 1 < p.chunks) fetch_rows(a, group + p.size * WARPS, lane, raw);
     if (c == 0 && warp == 0) release_next();
     if (c == p.chunks - 1 && a.norm) share_squares(p, w, warp, lane);
@@ -444,24 +532,35 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
   }
 }
 
+template <class Epilogue>
+__device__ __forceinline__ void finish_tile(Epilogue& epilogue, Tile& tile, const typename Epilogue::Ready& ready, const float (&factor)[NT][2]) {
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) tile.v[n][i] *= factor[n][i & 1];
+  epilogue.finish(tile, ready);
+}
+
 // Reducer `place` adds the tiles of steps place, place + SLOTS, ... of every chunk.
 template <class Epilogue>
-__device__ __forceinline__ void reduce(const Gemm& a, const Plan& p, const typename Epilogue::Args& e, int place, int lane) {
+__device__ __forceinline__ void reduce(const Gemm& a, const Plan& p, Epilogue& epilogue, int place, int lane) {
   const bool defer = p.size > 1 || Epilogue::kDefer;
   const float4* const from = p.partial + place * TILES * NT * WARPS * 32 + lane;
   float factor[NT][2];
 #pragma unroll
   for (int n = 0; n < NT; n++) factor[n][0] = factor[n][1] = 1.f;
-  if (!defer) wait_for_previous();  // the epilogue reads and writes what earlier kernels may use
+  wait_for_previous();  // the epilogue reads and writes what earlier kernels may use
   int phase = 0;
   for (int c = 0; c < p.chunks; c++) {
     const bool last = c == p.chunks - 1;
-    if (last && a.norm && !defer) {
-      barrier_wait(p.norm_ready, 0);
-      norm_factors(a, shared_address(p.total), 1, lane, factor);
-    }
     for (int s = place; s < p.steps; s += SLOTS, phase ^= 1) {
       float sums[TILES][NT][4];
+      typename Epilogue::Ready ready[TILES];
+      if (last && !defer) {
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+          if (s * TILES + i < p.num_tiles) epilogue.fetch((p.first_tile + s * TILES + i) * 16, lane, ready[i]);
+      }
       dawdle();
       barrier_wait(p.partial_full + 8 * place, phase);
 #pragma unroll
@@ -479,6 +578,7 @@ __device__ __forceinline__ void reduce(const Gemm& a, const Plan& p, const typen
       dawdle();
       __syncwarp();
       if (lane == 0) barrier_arrive(p.partial_empty + 8 * place);
+      if (s == place && last && a.norm && !defer) norm_factors(a, p, lane, factor);
 #pragma unroll
       for (int i = 0; i < TILES; i++) {
         const int index = s * TILES + i;
@@ -487,85 +587,88 @@ __device__ __forceinline__ void reduce(const Gemm& a, const Plan& p, const typen
         tile.row = (p.first_tile + index) * 16, tile.lane = lane;
 #pragma unroll
         for (int n = 0; n < NT; n++) {
-          float4* kept = p.part + (index * NT + n) * 32 + lane;  // this lane alone touches it
+          float4* own = kept(p, index) + n * 32 + lane;  // this lane alone touches it
           float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
-          if (c > 0) v = *kept;
-          tile.v[n][0] = sums[i][n][0] + v.x, tile.v[n][1] = sums[i][n][1] + v.y;
-          tile.v[n][2] = sums[i][n][2] + v.z, tile.v[n][3] = sums[i][n][3] + v.w;
-          if (!last || defer) *kept = make_float4(tile.v[n][0], tile.v[n][1], tile.v[n][2], tile.v[n][3]);
+          if (c > 0) v = *own;
+          v.x += sums[i][n][0], v.y += sums[i][n][1], v.z += sums[i][n][2], v.w += sums[i][n][3];
+          tile.v[n][0] = v.x, tile.v[n][1] = v.y, tile.v[n][2] = v.z, tile.v[n][3] = v.w;
+          if (last && p.size > 1) {
+            const int owner = index % p.size;
+            const u32 to = shared_address(received(p, index / p.size, p.rank) + n * 32 + lane);
+            send4(remote_address(to, owner), v, remote_address(p.arrived + 8 * (index / p.size), owner));
+          } else if (!last || defer) {
+            *own = v;
+          }
         }
-        if (last && !defer) finish_tile<Epilogue>(e, tile, factor);
+        if (last && !defer) finish_tile(epilogue, tile, ready[i], factor);
       }
     }
   }
+  if (!defer) epilogue.close(place, lane);
 }
 
-// Add the sums of a cluster's blocks and finish its tiles, shared out to blocks and warps.
+// The cluster's sums of the `place`-th owned tile, in the order of its blocks.
+__device__ __forceinline__ void take_tile(const Plan& p, int place, int lane, Tile& tile) {
+  tile.row = (p.first_tile + place * p.size + p.rank) * 16, tile.lane = lane;
+#pragma unroll
+  for (int n = 0; n < NT; n++) {
+    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+    for (int r = 0; r < p.size; r++) {
+      const float4 v = received(p, place, r)[n * 32 + lane];
+      sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    }
+    tile.v[n][0] = sum.x, tile.v[n][1] = sum.y, tile.v[n][2] = sum.z, tile.v[n][3] = sum.w;
+  }
+}
+
+// Finish the block's own tiles, shared out to the consumer warps. A block alone keeps them as a
+// cluster's owner receives them.
 template <class Epilogue>
-__device__ __forceinline__ void finish_together(const Gemm& a, const Plan& p, const typename Epilogue::Args& e, int warp, int lane) {
-  const int first = warp * p.size + p.rank, stride = WARPS * p.size;
+__device__ __forceinline__ void finish_together(const Gemm& a, const Plan& p, Epilogue& epilogue, int warp, int lane) {
   float factor[NT][2];
 #pragma unroll
   for (int n = 0; n < NT; n++) factor[n][0] = factor[n][1] = 1.f;
-  if (a.norm) norm_factors(a, shared_address(p.total), p.size, lane, factor);
-  for (int index = first; index < p.num_tiles; index += stride) {
-    Tile tile;
-    tile.row = (p.first_tile + index) * 16, tile.lane = lane;
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-      const u32 address = shared_address(p.part + (index * NT + n) * 32 + lane);
-      tile.v[n][0] = tile.v[n][1] = tile.v[n][2] = tile.v[n][3] = 0.f;
-      for (int r = 0; r < p.size; r++) {
-        const float4 v = load_remote4(remote_address(address, r));
-        tile.v[n][0] += v.x, tile.v[n][1] += v.y, tile.v[n][2] += v.z, tile.v[n][3] += v.w;
-      }
-      if (Epilogue::kDefer) p.part[(index * NT + n) * 32 + lane] = make_float4(tile.v[n][0], tile.v[n][1], tile.v[n][2], tile.v[n][3]);
-    }
-    if constexpr (Epilogue::kDefer) Epilogue::send(e, tile);
-    else finish_tile<Epilogue>(e, tile, factor);
-  }
-  if constexpr (Epilogue::kDefer) {
-    for (int index = first; index < p.num_tiles; index += stride) {
+  for (int pass = Epilogue::kDefer ? 0 : 1; pass < 2; pass++) {
+    if (pass == 1 && a.norm) norm_factors(a, p, lane, factor);  // also keeps the block until all have sent
+    for (int place = warp; place < p.owned; place += WARPS) {
       Tile tile;
-      tile.row = (p.first_tile + index) * 16, tile.lane = lane;
-#pragma unroll
-      for (int n = 0; n < NT; n++) {
-        const float4 v = p.part[(index * NT + n) * 32 + lane];
-        tile.v[n][0] = v.x, tile.v[n][1] = v.y, tile.v[n][2] = v.z, tile.v[n][3] = v.w;
+      typename Epilogue::Ready ready;
+      if (pass == 1) epilogue.fetch((p.first_tile + place * p.size + p.rank) * 16, lane, ready);
+      if (p.size > 1) arrival_wait(p.arrived + 8 * place);
+      take_tile(p, place, lane, tile);
+      if constexpr (Epilogue::kDefer) {
+        if (pass == 0) {
+          epilogue.send(tile);
+          continue;
+        }
       }
-      finish_tile<Epilogue>(e, tile, factor);
+      finish_tile(epilogue, tile, ready, factor);
     }
   }
 }
 
-// Epilogue: a struct with Args; finish(args, tile) for each finished tile; kDefer: keep all tiles of
-// the block, then send(args, tile) for all, then finish(args, tile) for all, same warp and lane (send's
-// tile is without the norm's factor); kWhole: instead whole(args, sums in shared memory ...) once.
+// Epilogue: a struct with Ready, what it loads before a tile's sums are there: fetch(row, lane, ready);
+// finish(tile, ready) for each finished tile; close(place, lane) behind a reducer's last one; kDefer:
+// keep all tiles of the block, then send(tile) for all, then finish for all, same warp and lane (send's
+// tile is without the norm's factor).
 template <class Epilogue>
-__device__ __forceinline__ void gemm_main(const Gemm& a, const typename Epilogue::Args& e) {
+__device__ __forceinline__ void gemm_main(const Gemm& a, Epilogue& epilogue) {
   extern __shared__ __align__(128) u8 memory[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const Plan p = make_plan(a, memory);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < a.stages; i++) barrier_init(p.full + 8 * i, 1), barrier_init(p.empty + 8 * i, WARPS);
-    for (int i = 0; i < SLOTS; i++) barrier_init(p.partial_full + 8 * i, WARPS), barrier_init(p.partial_empty + 8 * i, 1);
-    barrier_init(p.norm_ready, 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
+  if (threadIdx.x == 0) start_barriers(a, p);
   __syncthreads();
-  if (warp < WARPS) {
-    consume(a, p, warp, lane);
-  } else if (warp == WARPS) {
+  if (p.size > 1) cluster_arrive();
+  if (warp == WARPS) {
     if (lane == 0) produce(a, p);
     __syncwarp();
+    if (p.size > 1) cluster_wait();
   } else {
-    reduce<Epilogue>(a, p, e, warp - WARPS - 1, lane);
+    if (p.size > 1) cluster_wait();  // before anything is sent to a block, it must have started
+    if (warp < WARPS) consume(a, p, warp, lane);
+    else reduce(a, p, epilogue, warp - WARPS - 1, lane);
   }
   if (p.size == 1 && !Epilogue::kDefer) return;
-  if (p.size > 1) cluster_barrier(); else __syncthreads();
-  if (warp < WARPS) {
-    if constexpr (Epilogue::kWhole) Epilogue::whole(a, p, e, warp, lane);
-    else finish_together<Epilogue>(a, p, e, warp, lane);
-  }
-  if (p.size > 1) cluster_meet();  // others may still read this block's shared memory
+  if (p.size == 1) __syncthreads();
+  if (warp < WARPS) finish_together(a, p, epilogue, warp, lane);
 }

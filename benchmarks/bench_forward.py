@@ -1,0 +1,227 @@
+"""Whole forwards of int4 models on one GPU, in one CUDA graph each, against the memory's floor.
+
+    python -m benchmarks.bench_forward [--models NAME ...] [--rows 8] [--out DIRECTORY]
+
+Random weights of published shapes; a rank of a tensor-parallel group is timed as a model of its own
+size, without the sums over ranks. Targets end in float32 logits, drafts in their likeliest tokens.
+The floor is the reading of all weights once at 4.2 TB/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.common import write_result
+from codesign.engine.gpu.forward import RankForward
+from codesign.engine.gpu.slabs import Slabs
+from codesign.engine.gpu.step_rows import DeviceRows, RequestRows, pack_step
+from codesign.engine.gpu.tensor_group import SingleRank
+from codesign.engine.rank_weights import EndWeights, LayerWeights
+from codesign.kernels import gemm
+from codesign.kernels.head import head_words
+from codesign.kernels.int4 import Int4Weight
+from codesign.kernels.packed_linear import data_of
+from codesign.kernels.packed_reference import Norm
+from codesign.kernels.packing import pack_bf16
+from codesign.kernels.row_choices import choice_words
+from codesign.models.shape import ModelShape, model_shape
+from codesign.models.sharding import Sharding
+
+READ_BANDWIDTH = 4.2e12  # bytes per second, measured on an H200
+SHAPES = Path(__file__).parents[1] / "codesign" / "data" / "shapes"
+# name: shape, tensor parallel degree, milliseconds to reach
+MODELS = {
+    "1b": ("llama-3.2-1b", 1, 0.41),
+    "3b": ("llama-3.2-3b", 1, 0.84),
+    "8b": ("llama-3.1-8b", 1, 1.45),
+    "70b/4": ("llama-3-70b", 4, 3.4),
+    "70b/2": ("llama-3-70b", 2, 5.6),
+    "70b": ("llama-3-70b", 1, 9.7),
+}
+CHOICES = 8
+
+
+class RandomWeights:
+    """A rank's weights, made on the GPU when they are asked for; see ``RankWeights``."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self._sharding = Sharding(model_shape(SHAPES / name), size=size, group=128)
+        self.shape: ModelShape = self._sharding.shape
+
+    def layer(self, index: int) -> LayerWeights:
+        """A layer of the shape."""
+        shape = self.shape
+        query, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        ones = torch.ones(shape.hidden, dtype=torch.bfloat16, device="cuda")
+        return LayerWeights(
+            input_norm=ones,
+            qkv=random_int4(query + 2 * keys, shape.hidden),
+            qkv_bias=None,
+            q_norm=None,
+            k_norm=None,
+            out=random_int4(shape.hidden, query),
+            mlp_norm=ones.clone(),
+            gate_up=random_int4(2 * shape.intermediate, shape.hidden),
+            down=random_int4(shape.hidden, shape.intermediate),
+        )
+
+    def ends(self) -> EndWeights:
+        """Embedding and head; of a tied model the same."""
+        shape, rows = self.shape, self._sharding.head_rows.length
+        embedding = torch.empty(shape.vocab, shape.hidden, dtype=torch.bfloat16, device="cuda")
+        embedding.normal_()
+        return EndWeights(
+            embedding=embedding,
+            norm=torch.ones(shape.hidden, dtype=torch.bfloat16, device="cuda"),
+            head=embedding[:rows] if shape.tie else embedding[:rows].clone(),
+            head_start=0,
+            num_real=rows,
+            num_tokens=shape.vocab,
+            token_map=None,
+        )
+
+
+def random_int4(rows: int, columns: int) -> Int4Weight:
+    """Random codes; scales that keep a row's values near one."""
+    packed = torch.randint(-(1 << 31), (1 << 31) - 1, (rows, columns // 8), device="cuda")
+    scales = torch.full((rows, columns // 128), 0.2 * columns**-0.5, device="cuda")
+    zeros = torch.full(scales.shape, 8, dtype=torch.uint8, device="cuda")
+    return Int4Weight(packed.to(torch.int32), scales.half(), zeros)
+
+
+class Step:
+    """A model and one step's rows: a root and its children behind a context."""
+
+    def __init__(self, model: str, rows: int, context: int) -> None:
+        name, size, self.goal = MODELS[model]
+        weights: Any = RandomWeights(name, size)
+        self.forward = RankForward(weights, SingleRank())
+        shape, device = self.forward.shape, self.forward.device
+        dtype = self.forward.dtype
+        self.slabs = Slabs(shape, num_slots=1, max_tokens=2048, dtype=dtype, device=device)
+        request = RequestRows(
+            slot=0,
+            tokens=(1,) * rows,
+            positions=(context, *(context + 1,) * (rows - 1)),
+            context=context,
+            prefixes=(context,) * rows,
+            paths=((0,), *((0, i) for i in range(1, rows))),
+            parents=(-1, *(0,) * (rows - 1)),
+        )
+        message = torch.from_numpy(pack_step([request], bucket=rows, scratch_slot=1))
+        self.rows = DeviceRows.of(message.to(device), rows)
+        self.packed_head = pack_bf16(self.forward._head_vD)
+        self.norm = Norm(self.forward._norm, shape.eps)
+
+    @property
+    def floor(self) -> float:
+        """Seconds of reading all weights."""
+        maps = [
+            data_of(linear)
+            for layer in self.forward._layers
+            for linear in (layer.qkv, layer.out, layer.swiglu, layer.down)
+        ]
+        assert all(data is not None for data in maps), "a map is not packed"
+        size = sum(data.nbytes for data in maps if data is not None)
+        return (size + self.forward._head_vD.nbytes) / READ_BANDWIDTH
+
+    def hidden(self) -> Tensor:
+        """All layers."""
+        return self.forward.hidden(self.rows, self.slabs, None)
+
+    def logits(self) -> Tensor:
+        """What a target's forward ends in."""
+        return self.forward.logits(self.hidden())
+
+    def words(self) -> Tensor:
+        """What a draft's forward ends in."""
+        return choice_words(self.logits(), CHOICES)
+
+    def fused_words(self) -> Tensor:
+        """The same, no logits written. (The last norm is applied twice: the rows' size is one.)"""
+        return head_words(self.hidden(), self.packed_head, CHOICES, norm=self.norm)
+
+    def measure(self, run: Callable[[], Tensor], replays: int = 40) -> list[float]:
+        """Sorted milliseconds of replays of a graph."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            run()
+            run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(), torch.cuda.graph(graph, stream=stream):
+            out = run()
+        times = []
+        for _ in range(replays + 5):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(end))
+        assert out.dtype == torch.int32 or bool(out.isfinite().all()), "not finite"
+        return sorted(times[5:])
+
+
+def measure(model: str, rows: int, context: int, aheads: list[int]) -> list[dict[str, Any]]:
+    """Rows of the result for one model."""
+    step = Step(model, rows, context)
+    found = []
+
+    def note(what: str, run: Callable[[], Tensor]) -> None:
+        times = step.measure(run)
+        middle = times[len(times) // 2]
+        row = {
+            "model": model,
+            "rows": rows,
+            "context": context,
+            "what": what,
+            "ms": round(middle, 4),
+            "ms_p10": round(times[len(times) // 10], 4),
+            "ms_p90": round(times[-1 - len(times) // 10], 4),
+            "floor_ms": round(step.floor * 1e3, 4),
+            "goal_ms": step.goal,
+            "ratio": round(middle / step.floor / 1e3, 3),
+        }
+        found.append(row)
+        print(f"{model:6} {what:40} {middle:8.4f} ms, {row['ratio']:.2f} of the floor", flush=True)
+
+    chosen = gemm.MOST_AHEAD
+    for megabytes in aheads:
+        gemm.MOST_AHEAD = megabytes << 20
+        note(f"layers, {megabytes} MiB ahead", step.hidden)
+    gemm.MOST_AHEAD = chosen
+    note("layers", step.hidden)
+    note("layers and logits", step.logits)
+    note("layers, logits and choices", step.words)
+    note("layers and fused head", step.fused_words)
+    return found
+
+
+def main() -> None:
+    """Time every model and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--context", type=int, default=500)
+    parser.add_argument("--ahead", type=int, nargs="*", default=[], help="MiB fetched ahead, too")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    results = []
+    for model in args.models:
+        results += measure(model, args.rows, args.context, args.ahead)
+        torch.cuda.empty_cache()
+    note = "medians of 40 graph replays; random int4 weights, bf16 head; floor: bytes / 4.2 TB/s"
+    print(write_result("forward", results, directory=args.out, note=note))
+
+
+if __name__ == "__main__":
+    main()
