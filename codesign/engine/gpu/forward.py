@@ -21,7 +21,13 @@ from codesign.engine.gpu.tensor_group import TensorGroup
 from codesign.engine.rank_weights import RankWeights
 from codesign.kernels import rms_norm, rotary_frequencies
 from codesign.kernels.fused_attention import attention_in_two, fits, fused_attention
-from codesign.kernels.packed_linear import LinearMap, linear_map, swiglu_map
+from codesign.kernels.packed_linear import (
+    LinearMap,
+    data_of,
+    fetch_ahead,
+    linear_map,
+    swiglu_map,
+)
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.row_attention import Scratch, rotate_and_append
 
@@ -63,7 +69,19 @@ class RankForward:
         self.token_map = ends.token_map
         frequency_F = rotary_frequencies(self.shape.rope, self.shape.head_dim)
         self._frequency_F = frequency_F.to(ends.embedding.device)
-        self._attention = fused_attention if fused and self._can_fuse() else attention_in_two
+        self._fused = fused and self._can_fuse()
+        self._fetch_ahead()
+
+    def _fetch_ahead(self) -> None:
+        """While a map ends, memory is idle: it then fetches what is read next but one layer map.
+
+        Attention reads little, so it fetches, too; what is left to it is the largest map.
+        """
+        following = [data_of(layer.qkv) for layer in self._layers[1:]]
+        for layer, first in zip(self._layers, (*following, self._head_vD), strict=True):
+            fetch_ahead(layer.qkv, data_of(layer.out))
+            fetch_ahead(layer.swiglu, data_of(layer.down))
+            fetch_ahead(layer.down, first)
 
     def _can_fuse(self) -> bool:
         return self.dtype == torch.bfloat16 and fits(
@@ -89,16 +107,15 @@ class RankForward:
         seen = seen_rows(rows)
 
         def attend(index: int, qkv_TN: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
-            return self._attention(
-                qkv_TN,
-                cos_TF,
-                sin_TF,
-                slabs.keys_LBGME[index],
-                slabs.values_LBGME[index],
-                seen,
-                rows.kv_rows_T,
-                heads=self.shape.heads,
-                scratch=scratch,
+            tables = (cos_TF, sin_TF, slabs.keys_LBGME[index], slabs.values_LBGME[index])
+            heads, places_T = self.shape.heads, rows.kv_rows_T
+            if not self._fused:
+                return attention_in_two(
+                    qkv_TN, *tables, seen, places_T, heads=heads, scratch=scratch
+                )
+            ahead = data_of(self._layers[index].swiglu)
+            return fused_attention(
+                qkv_TN, *tables, seen, places_T, heads=heads, ahead=ahead, pdl=True
             )
 
         return self._run(rows.tokens_T.long(), rows.positions_T, attend)
@@ -142,12 +159,12 @@ class RankForward:
     ) -> Tensor:
         angle_TF = positions_T[:, None].float() * self._frequency_F
         cos_TF, sin_TF = angle_TF.cos(), angle_TF.sin()
-        add = self.group.add
+        add_map = self.group.add_map
         x_TD = self.embedding_VD[tokens_T]
         for index, layer in enumerate(self._layers):
             qkv_TN = self._head_norms(layer, layer.qkv(x_TD))
-            x_TD = add(layer.out(attend(index, qkv_TN, cos_TF, sin_TF)), x_TD)
-            x_TD = add(layer.down(layer.swiglu(x_TD)), x_TD)
+            x_TD = add_map(layer.out, attend(index, qkv_TN, cos_TF, sin_TF), x_TD)
+            x_TD = add_map(layer.down, layer.swiglu(x_TD), x_TD)
         return rms_norm(x_TD, self._norm, self.shape.eps)
 
     def _head_norms(self, layer: _Layer, qkv_TN: Tensor) -> Tensor:
