@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codesign.errors import InputError
+from codesign.policy.options import AS_THE_RUN, RequestOptions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,6 +58,7 @@ class BoundRequest:
         prompt_ids: Token ids, chat template included.
         max_new_tokens: The trace's output length.
         slo_tpot: Its own target of seconds per token; None for the run's.
+        options: How it is decoded, where that is not as the run says.
     """
 
     request_id: int
@@ -65,6 +67,7 @@ class BoundRequest:
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
     slo_tpot: float | None = None
+    options: RequestOptions = AS_THE_RUN
 
     @property
     def prompt_tokens(self) -> int:

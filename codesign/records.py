@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
@@ -222,12 +222,16 @@ class RunRecords:
         rounds: One row per round.
         seconds: Length of the run.
         notes: What a reader must know, for example that the draft process died.
+        calibration: As Metrics.calibration_error; empty for none.
+        refused: Why requests were not served, by number; the engine's runs only.
     """
 
     requests: list[RequestRecord]
     rounds: RoundLog
     seconds: float
     notes: list[str]
+    refused: dict[int, str] = field(default_factory=dict)
+    calibration: dict[str, float] = field(default_factory=dict)
 
     def request_table(self) -> pd.DataFrame:
         """One row per request; column per field of RequestRecord."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from codesign.engine.drafter import Drafter
-from codesign.policy.protocol import Candidates, DraftSide, ExpansionRows, Verdict
+from codesign.policy.protocol import Candidates, DraftSide, ExpansionRows, PromptRows, Verdict
 from codesign.policy.speculation import Speculation
 
 
@@ -43,12 +43,14 @@ class DraftWorker:
         self._drafter = drafter
         self._num_expansions = 0
         self._num_rows = 0
+        self._prompts: tuple[PromptRows, ...] = ()
         self._idle_from = perf_counter()
 
     def answer(self, verdict: Verdict) -> tuple[Candidates, DraftTimes]:
         """Re-root, run the forwards that the policy requires, and name the nodes to verify."""
         received = perf_counter()
         moves, finished = self.side.receive(verdict)
+        self._prompts = verdict.prompts
         self._drafter.release(finished)
         self._drafter.move(moves)
         rerooted = perf_counter()
@@ -70,13 +72,19 @@ class DraftWorker:
         return candidates, times
 
     def overlap(self) -> None:
-        """Run the forwards that the policy hides behind the target's verification."""
+        """Run the forwards that the policy hides behind the target's verification, and prompts."""
         for _ in range(self.side.policy.overlap):
             rows = self.side.overlap_expansion()
             if not rows:
                 break
             self._expand(rows)
+        self.run_prompts()
         self._idle_from = perf_counter()
+
+    def run_prompts(self) -> None:
+        """Run the parts of prompts that came with the last verdict."""
+        self._drafter.run_prompts(self._prompts)
+        self._prompts = ()
 
     def _expand(self, expansion: Sequence[ExpansionRows]) -> None:
         choices = self._drafter.forward(expansion, self.side.policy.fanout)

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import torch
 
+from codesign.engine.blocks import block_ids
 from codesign.engine.kv_cache import KVCache
 from codesign.engine.model import Decoder
-from codesign.engine.rows import RowBatch
-from codesign.policy.protocol import ExpansionRows, KVMove
+from codesign.engine.prefix_store import PrefixStore
+from codesign.engine.rows import RowBatch, causal_rows
+from codesign.policy.kv_memory import PREFIX_BLOCK
+from codesign.policy.protocol import ExpansionRows, KVMove, PromptRows
 
 Choices = tuple[list[list[int]], list[list[float]]]  # per node: tokens, log probabilities
 
@@ -35,6 +39,10 @@ class Drafter(Protocol):
         """
         ...
 
+    def run_prompts(self, prompts: Sequence[PromptRows]) -> None:
+        """Run parts of prompts for requests that join later; their first expansion is shorter."""
+        ...
+
     def move(self, moves: Sequence[KVMove]) -> None:
         """Make KV moves, in this order. Requests without a slab yet have nothing to move."""
         ...
@@ -45,12 +53,21 @@ class Drafter(Protocol):
 
 
 class ModelDrafter:
-    """A draft model with its KV cache."""
+    """A draft model with its KV cache.
 
-    def __init__(self, decoder: Decoder, cache: KVCache) -> None:
+    Args:
+        decoder: The model.
+        cache: A slab per request.
+        store: Prompt blocks of earlier requests; None to keep none.
+    """
+
+    def __init__(self, decoder: Decoder, cache: KVCache, store: PrefixStore | None = None) -> None:
         self._decoder = decoder
         self.cache = cache
+        self._store = store
         self._slots: dict[int, int] = {}
+        self._prompts: dict[int, tuple[int, ...]] = {}  # that run in parts
+        self._unkept: dict[int, tuple[int, ...]] = {}  # blocks that may be kept
 
     def slot(self, request_id: int) -> int:
         """KV slab of a request."""
@@ -59,10 +76,10 @@ class ModelDrafter:
     @torch.inference_mode()
     def forward(self, expansion: Sequence[ExpansionRows], fanout: int) -> list[Choices]:
         """See ``Drafter.forward``."""
-        hidden = self._decoder.forward(self._row_batch(expansion), self.cache)
-        ends: list[int] = []
-        for rows in expansion:
-            ends.append(len(rows.tokens) + (ends[-1] if ends else 0))
+        batch = self._row_batch(expansion)
+        hidden = self._decoder.forward(batch, self.cache)
+        self._keep([rows.request_id for rows in expansion])
+        ends = list(accumulate(batch.counts))
         wanted = [
             end - len(rows.nodes) + i
             for rows, end in zip(expansion, ends, strict=True)
@@ -82,15 +99,50 @@ class ModelDrafter:
             at = end
         return choices
 
+    @torch.inference_mode()
+    def run_prompts(self, prompts: Sequence[PromptRows]) -> None:
+        """See ``Drafter.run_prompts``."""
+        for part in prompts:
+            if part.tokens:
+                self._prompts[part.request_id] = part.tokens
+                self._open(part.request_id, part.tokens)
+            slot = self._slots[part.request_id]
+            start = self.cache.length(slot)
+            if start < part.end:
+                tokens = self._prompts[part.request_id][start : part.end]
+                self._decoder.forward(causal_rows(slot, tokens, start=start), self.cache)
+        self._keep([part.request_id for part in prompts])
+
+    def _open(self, request_id: int, prompt: tuple[int, ...]) -> None:
+        """Give a request a slab, with the blocks of its prompt that are there; not the last row."""
+        slot = self._slots[request_id] = self.cache.take()
+        if self._store is not None:
+            blocks = self._unkept[request_id] = block_ids(prompt)
+            found = self._store.restore(self.cache, slot, blocks, prompt)
+            self.cache.truncate(slot, min(found, len(prompt) - 1))
+
+    def _keep(self, request_ids: Sequence[int]) -> None:
+        """Keep prompts' blocks for later requests, once they have been run."""
+        for request_id in request_ids:
+            blocks, slot = self._unkept.get(request_id, ()), self._slots[request_id]
+            if self._store is None or self.cache.length(slot) < PREFIX_BLOCK * len(blocks):
+                continue
+            self._store.keep(self.cache, slot, blocks, self.cache.length(slot))
+            self._unkept.pop(request_id, None)
+
     def _row_batch(self, expansion: Sequence[ExpansionRows]) -> RowBatch:
+        """Rows of an expansion, without those that are in the slab already."""
+        skips = []
         for rows in expansion:
             if rows.request_id not in self._slots:
-                self._slots[rows.request_id] = self.cache.take()
+                self._open(rows.request_id, rows.tokens)
+            skips.append(self.cache.length(self._slots[rows.request_id]) - rows.context)
+        pairs = list(zip(expansion, skips, strict=True))
         return RowBatch(
             slots=tuple(self._slots[rows.request_id] for rows in expansion),
-            counts=tuple(len(rows.tokens) for rows in expansion),
-            tokens=torch.tensor([t for rows in expansion for t in rows.tokens]),
-            positions=torch.tensor([p for rows in expansion for p in rows.positions]),
+            counts=tuple(len(rows.tokens) - skip for rows, skip in pairs),
+            tokens=torch.tensor([t for rows, skip in pairs for t in rows.tokens[skip:]]),
+            positions=torch.tensor([p for rows, skip in pairs for p in rows.positions[skip:]]),
             visible=tuple(_visible_mask(rows) for rows in expansion),
         )
 
@@ -105,6 +157,8 @@ class ModelDrafter:
         """See ``Drafter.release``."""
         for request_id in request_ids:
             slot = self._slots.pop(request_id, None)
+            self._prompts.pop(request_id, None)
+            self._unkept.pop(request_id, None)
             if slot is not None:
                 self.cache.free(slot)
 
@@ -153,6 +207,9 @@ class NgramDrafter:
             [[token for token, _ in pairs] for pairs in found],
             [[log_prob for _, log_prob in pairs] for pairs in found],
         )
+
+    def run_prompts(self, prompts: Sequence[PromptRows]) -> None:
+        """See ``Drafter.run_prompts``; a look-up needs no rows before."""
 
     def move(self, moves: Sequence[KVMove]) -> None:
         """See ``Drafter.move``."""

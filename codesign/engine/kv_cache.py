@@ -121,6 +121,31 @@ class KVCache:
         end = self._lengths[slot]
         return self._keys_LBGME[layer, slot, :, :end], self._values_LBGME[layer, slot, :, :end]
 
+    def copy_rows(self, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of some rows in all layers, each (L, G, n, E), as copies."""
+        assert end <= self._lengths[slot], f"{end} > {self._lengths[slot]} rows in use"
+        rows = (slice(None), slot, slice(None), slice(start, end))
+        return self._keys_LBGME[rows].clone(), self._values_LBGME[rows].clone()
+
+    def put_rows(
+        self, slot: int, keys_LGnE: Tensor, values_LGnE: Tensor, tokens: Sequence[int]
+    ) -> None:
+        """Append rows of a prefix that were computed before; see ``copy_rows``.
+
+        Args:
+            slot: Slab; its rows in use are at positions 0, 1, ...
+            keys_LGnE: Their keys.
+            values_LGnE: Their values.
+            tokens: What they stand for, for ``check``.
+        """
+        start = self._lengths[slot]
+        end = start + keys_LGnE.shape[2]
+        self._keys_LBGME[:, slot, :, start:end] = keys_LGnE
+        self._values_LBGME[:, slot, :, start:end] = values_LGnE
+        if self._labels is not None:
+            self._labels[slot].extend(enumerate(tokens, start))
+        self._lengths[slot] = end
+
     def gather(self, slot: int, base: int, rows: Sequence[int]) -> None:
         """Keep the first ``base`` rows and then ``rows``, in this order; drop all others.
 

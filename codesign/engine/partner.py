@@ -53,6 +53,10 @@ class Partner(Protocol):
         """The answer to the last verdict. Raises DraftLostError."""
         ...
 
+    def run_prompts(self) -> None:
+        """Run the parts of prompts that came with the last verdict, if nobody else does."""
+        ...
+
     def close(self) -> None:
         """End the partner."""
         ...
@@ -73,6 +77,9 @@ class NoDraft:
     def receive(self) -> Answer:
         """No candidates."""
         return Answer(None, self._sent, None, perf_counter())
+
+    def run_prompts(self) -> None:
+        """None drafts."""
 
     def close(self) -> None:
         """Nothing to end."""
@@ -98,6 +105,10 @@ class LocalDraft:
         assert self._verdict is not None, "no verdict was sent"
         candidates, times = self.worker.answer(self._verdict)
         return Answer(candidates, self._sent, times, perf_counter())
+
+    def run_prompts(self) -> None:
+        """Run them now."""
+        self.worker.run_prompts()
 
     def close(self) -> None:
         """Nothing to end."""

@@ -131,6 +131,9 @@ class RemoteDraft:
         candidates, times = decode_candidates(message.numpy())
         return Answer(candidates, self._sent, times, received)
 
+    def run_prompts(self) -> None:
+        """The draft runs them after it has answered."""
+
     def close(self) -> None:
         """Tell the draft process to end, and end it if it does not."""
         with contextlib.suppress(DraftLostError):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from codesign.artifacts import sha256
+from codesign.config import Serving
 from codesign.engine.model import Decoder, load_decoder
 from codesign.engine.run import NGRAM, DraftSource, EngineRun, PolicySetup, run_candidate
 from codesign.engine.serve import Progress
@@ -59,6 +60,8 @@ class Engine(Protocol):
         *,
         sampling: Sampling,
         max_kv_tokens: int,
+        serving: Serving,
+        max_waiting: int | None = None,
         progress: Progress | None = None,
     ) -> EngineRun:
         """Serve ``requests`` with a candidate; an interrupted run ends with a note."""
@@ -99,6 +102,8 @@ class CpuEngine:
         *,
         sampling: Sampling,
         max_kv_tokens: int,
+        serving: Serving,
+        max_waiting: int | None = None,
         progress: Progress | None = None,
     ) -> EngineRun:
         """See ``Engine.serve``."""
@@ -112,6 +117,8 @@ class CpuEngine:
             setup=policy,
             sampling=sampling,
             max_kv_tokens=max_kv_tokens,
+            serving=serving,
+            max_waiting=max_waiting,
             local_draft=self._local_draft,
             progress=progress,
         )
@@ -158,6 +165,7 @@ class Replay:
         engine: Engine,
         directory: Path,
         *,
+        max_waiting: int | None = None,
         progress: Progress | None = None,
     ) -> MeasuredRun:
         """Serve the plan's requests with one candidate and write its run directory.
@@ -171,6 +179,8 @@ class Replay:
             policy,
             sampling=self.plan.sampling,
             max_kv_tokens=max_kv_tokens,
+            serving=self.plan.serving,
+            max_waiting=max_waiting,
             progress=progress,
         )
         return self._write(scored, run, directory)

@@ -10,18 +10,23 @@ from pathlib import Path
 
 import torch
 
+from codesign.config import Serving
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.drafter import Drafter, ModelDrafter, NgramDrafter
 from codesign.engine.kv_cache import KVCache
 from codesign.engine.model import Decoder, load_decoder, load_draft_decoder
 from codesign.engine.partner import LocalDraft, NoDraft, Partner
+from codesign.engine.prefix_store import PrefixStore
+from codesign.engine.refusals import refused_requests
 from codesign.engine.remote_draft import DraftSetup, RemoteDraft
+from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Progress, Server
 from codesign.engine.target_worker import TargetWorker
 from codesign.engine.wire import WireLimits
 from codesign.errors import InputError
+from codesign.models.shape import ModelShape
 from codesign.plan import Candidate
-from codesign.policy.batching import Batcher, BatchLimits, QueuedRequest
+from codesign.policy.batching import BatchLimits
 from codesign.policy.cost import Calibration, RoundCost
 from codesign.policy.speculation import (
     MAX_TREE_ROWS,
@@ -106,6 +111,8 @@ def run_candidate(
     sampling: Sampling | None = None,
     stop_tokens: frozenset[int] = frozenset(),
     max_kv_tokens: int = 4096,
+    serving: Serving | None = None,
+    max_waiting: int | None = None,
     local_draft: Decoder | None = None,
     check: bool = False,
     draft_delay: Callable[[int], float] | None = None,
@@ -121,37 +128,53 @@ def run_candidate(
         setup: Overrides what ``candidate.speculation`` alone would build (step times, an SLO).
         sampling: Greedy by default.
         stop_tokens: Tokens that end a request; none to follow the trace's output lengths.
-        max_kv_tokens: KV rows of all running requests at their longest.
+        max_kv_tokens: KV rows of all running requests, as ``serving`` counts them.
+        serving: How memory and steps are shared; its own limit of KV rows is not read.
+        max_waiting: Requests that may wait, None for any; later ones are refused.
         local_draft: A loaded draft to use in this process, which saves loading it.
         check: Carry (position, token) with every KV row of this process and assert it.
         draft_delay: Seconds by round that the draft process sleeps, to test timing.
         progress: Called as ``progress("serve", finished, total)``.
 
     Raises:
-        InputError: If a request can never fit, a draft is needed and missing, or the policy runs in
-            the simulator only.
+        InputError: If no request can be served, a draft is needed and missing, or the policy runs
+            in the simulator only.
     """
+    serving = serving or Serving()
     spec = candidate.speculation
     check_runs_in_engine(spec)
-    longest = longest_request(requests, spec, max_kv_tokens)
+    served = served_requests(requests, spec, target.shape, max_kv_tokens)
     torch.set_num_threads(candidate.deployment.target_workers)
-    batcher = Batcher(
-        [QueuedRequest(r.request_id, r.arrival, kv_tokens(r, spec)) for r in requests],
+    schedule = Schedule(
+        served.requests,
         BatchLimits(candidate.max_batch, max_kv_tokens),
+        serving,
+        round_rows=spec.kv_rows,
+        max_waiting=max_waiting,
     )
-    cache = KVCache(target.shape, num_slots=candidate.max_batch, max_tokens=longest, check=check)
-    worker = TargetWorker(target, cache, sampling=sampling or Sampling(), stop_tokens=stop_tokens)
+    keep = max_kv_tokens if serving.prefix_cache else 0
+    cache = KVCache(
+        target.shape, num_slots=candidate.max_batch, max_tokens=served.longest, check=check
+    )
+    worker = TargetWorker(
+        target,
+        cache,
+        sampling=sampling or Sampling(),
+        stop_tokens=stop_tokens,
+        store=PrefixStore(keep) if keep else None,
+    )
     partner = _partner(
         candidate,
         setup or PolicySetup(spec),
         draft,
         target=target,
         local_draft=local_draft,
-        max_tokens=longest + MAX_TREE_ROWS,
+        max_tokens=served.longest + MAX_TREE_ROWS,
+        keep=keep,
         check=check,
         delay=draft_delay,
     )
-    server = Server(worker, partner, batcher, requests, progress=progress)
+    server = Server(worker, partner, schedule, requests, refused=served.refused, progress=progress)
     records = server.run()
     return EngineRun(records, server.outputs)
 
@@ -166,23 +189,38 @@ def kv_tokens(request: BoundRequest, spec: SpeculationSpec) -> int:
     return len(request.prompt_ids) + request.max_new_tokens + spec.kv_rows
 
 
-def longest_request(
-    requests: Sequence[BoundRequest], spec: SpeculationSpec, max_kv_tokens: int
-) -> int:
-    """KV rows of the longest request.
+@dataclass(frozen=True, slots=True)
+class ServedRequests:
+    """What of a run's requests can be served.
+
+    Attributes:
+        requests: Those that can.
+        refused: Why the others cannot, by number.
+        longest: KV rows of the longest.
+    """
+
+    requests: list[BoundRequest]
+    refused: dict[int, str]
+    longest: int
+
+
+def served_requests(
+    requests: Sequence[BoundRequest], spec: SpeculationSpec, target: ModelShape, max_kv_tokens: int
+) -> ServedRequests:
+    """Part the requests that can be served from those that cannot.
 
     Raises:
-        InputError: If there is none, or it does not fit.
+        InputError: If there is none.
     """
-    if not requests:
-        raise InputError("no requests to serve. Take a longer slice: codesign plan --slice 0:600")
-    longest = max(requests, key=lambda r: kv_tokens(r, spec))
-    if kv_tokens(longest, spec) > max_kv_tokens:
-        raise InputError(
-            f"request {longest.request_id} needs {kv_tokens(longest, spec)} KV tokens, the limit "
-            f"is {max_kv_tokens}. Shorten the trace: codesign plan --max-prompt N --max-output N"
-        )
-    return kv_tokens(longest, spec)
+    refused = refused_requests(
+        requests,
+        round_rows=spec.kv_rows,
+        max_kv_tokens=max_kv_tokens,
+        max_positions=target.max_positions,
+        vocab=target.vocab,
+    )
+    served = [request for request in requests if request.request_id not in refused]
+    return ServedRequests(served, refused, max(kv_tokens(r, spec) for r in served))
 
 
 def _partner(
@@ -193,6 +231,7 @@ def _partner(
     target: Decoder,
     local_draft: Decoder | None,
     max_tokens: int,
+    keep: int,
     check: bool,
     delay: Callable[[int], float] | None,
 ) -> Partner:
@@ -206,6 +245,7 @@ def _partner(
         policy,
         num_slots=candidate.max_batch,
         max_tokens=max_tokens,
+        keep=keep,
         check=check,
     )
     if candidate.deployment.draft_workers == 0:
@@ -225,6 +265,7 @@ def _build_worker(
     *,
     num_slots: int,
     max_tokens: int,
+    keep: int,
     check: bool,
     loaded: Decoder | None = None,
     target: Decoder | None = None,
@@ -234,5 +275,5 @@ def _build_worker(
     drafter: Drafter = NgramDrafter()
     if decoder is not None:
         cache = KVCache(decoder.shape, num_slots=num_slots, max_tokens=max_tokens, check=check)
-        drafter = ModelDrafter(decoder, cache)
+        drafter = ModelDrafter(decoder, cache, PrefixStore(keep) if keep else None)
     return DraftWorker(policy.build(), drafter)

@@ -1,21 +1,24 @@
 """The target's loop: admit, prefill, verify, commit, until every request is served.
 
-Rounds follow ``codesign.policy.protocol``; the simulator's loop (codesign.sim) has the same order
-of steps. Arrivals replay by the wall clock.
+Prompts run between rounds, or a chunk of them beside each round where the plan says so. Rounds
+follow ``codesign.policy.protocol``; the simulator's loop (codesign.sim) has the same order of
+steps. Arrivals replay by the wall clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter, sleep
 from typing import Protocol
 
+from codesign.calibration_log import CalibrationLog
 from codesign.engine.partner import Answer, DraftLostError, NoDraft, Partner, TargetLostError
-from codesign.policy.batching import Batcher
+from codesign.engine.schedule import PromptPiece, Schedule
 from codesign.policy.protocol import (
     Admission,
     Candidates,
+    PromptRows,
     RequestVerdict,
     TargetSide,
     Verdict,
@@ -32,8 +35,24 @@ class Target(Protocol):
 
     side: TargetSide
 
-    def prefill(self, admissions: Sequence[Admission]) -> list[RequestVerdict]:
-        """Run prompts and commit the token after each."""
+    def open_prompt(self, admission: Admission, blocks: Sequence[int]) -> int:
+        """Make room for a request.
+
+        Args:
+            admission: It.
+            blocks: Ids of its prompt's whole blocks; none without a prefix cache.
+
+        Returns:
+            Leading rows of its prompt that are there already.
+        """
+        ...
+
+    def run_pieces(self, pieces: Sequence[PromptPiece]) -> list[RequestVerdict]:
+        """Run parts of prompts, and commit the token after each that is complete."""
+        ...
+
+    def evict(self, request_id: int) -> None:
+        """A request loses its KV rows, if it has any."""
         ...
 
     def verify(
@@ -58,8 +77,9 @@ class Server:
     Args:
         worker: The target.
         partner: Whoever drafts.
-        batcher: Queue of the same requests.
-        requests: What to serve.
+        schedule: Of those requests that can be served.
+        requests: What was asked for.
+        refused: Why some of them are not served, by number.
         progress: Called as ``progress("serve", finished, total)``.
 
     Attributes:
@@ -70,26 +90,34 @@ class Server:
         self,
         worker: Target,
         partner: Partner,
-        batcher: Batcher,
+        schedule: Schedule,
         requests: Sequence[BoundRequest],
         *,
+        refused: Mapping[int, str] | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._worker = worker
         self._partner = partner
-        self._batcher = batcher
-        self._requests = {r.request_id: r for r in requests}
+        self._schedule = schedule
         self._progress = progress
         self._num_finished = 0
         self._pending: list[RequestVerdict] = []
+        self._complete: list[Admission] = []  # prompts that ended beside the last round
+        self._told: set[int] = set()  # requests that the draft has rows of
+        self._dropped: list[int] = []
+        self._quiet = {r.request_id for r in requests if not r.options.speculates}
         self._rounds = RoundLog()
+        self._calibration = CalibrationLog()
         self._notes: list[str] = []
         self._origin = 0.0
         self.outputs: dict[int, list[int]] = {r.request_id: [] for r in requests}
+        self.outputs |= schedule.outputs
         self._records = {
             r.request_id: RequestRecord(r.request_id, r.category, r.arrival, len(r.prompt_ids))
             for r in requests
         }
+        self._refused = dict(refused or {})
+        self._refuse(self._refused)
 
     def run(self) -> RunRecords:
         """Serve everything.
@@ -98,53 +126,125 @@ class Server:
         """
         self._origin = perf_counter()
         try:
-            while not self._batcher.is_done:
+            while not self._schedule.is_done:
                 self._wait_for_work()
                 self._round()
         except (KeyboardInterrupt, TargetLostError) as end:
-            left = len(self._requests) - self._num_finished
+            total = len(self._records) - len(self._refused)
             cause = "interrupted" if isinstance(end, KeyboardInterrupt) else str(end)
-            self._notes.append(f"{cause}: {left} of {len(self._requests)} requests unfinished")
+            left = total - self._num_finished
+            self._notes.append(f"{cause}: {left} of {total} requests unfinished")
         finally:
             seconds = self._now()
             self._partner.close()
-        return RunRecords(list(self._records.values()), self._rounds, seconds, self._notes)
+        records = list(self._records.values())
+        return RunRecords(
+            records,
+            self._rounds,
+            seconds,
+            self._notes,
+            calibration=self._calibration.errors(),
+            refused=self._refused,
+        )
 
     def _now(self) -> float:
         return perf_counter() - self._origin
 
+    def _refuse(self, reasons: Mapping[int, str]) -> None:
+        self._refused |= reasons
+        self._notes += [f"request {number} refused: {why}" for number, why in reasons.items()]
+
     def _wait_for_work(self) -> None:
-        arrival = self._batcher.next_arrival
-        if self._batcher.num_running == 0 and arrival is not None:
+        batcher = self._schedule.batcher
+        arrival = batcher.next_arrival
+        if batcher.num_running == 0 and arrival is not None:
             sleep(max(arrival - self._now(), 0.0))
 
     def _round(self) -> None:
         this = _Round(start=self._now())
         admitted = self._admit()
+        if self._schedule.chunk is None:
+            self._run_between(this, admitted)
+        elif self._schedule.batcher.num_running:
+            self._run_beside(this)
+
+    def _run_between(self, this: _Round, admitted: Sequence[int]) -> None:
+        """Run whole prompts, then a round of all requests."""
+        joining = [self._schedule.admission(number) for number in admitted]
         if self._partner.is_async:  # the draft prefills while the target does
-            self._send(admitted)
-            first = self._prefill(this, admitted)
+            self._send(joining)
+            first = self._prefill(this)
         else:
-            self._pending += self._prefill(this, admitted)
-            self._send(admitted)
+            self._pending += self._prefill(this)
+            self._send(joining)
             first = []
         ready = perf_counter()
         answer = self._receive()
         if not self._worker.side.request_ids:  # all requests ended with their first token
             self._pending = first
             return
-        rows, verdicts = self._worker.verify(answer.candidates)
+        rows, verdicts = self._verify(answer)
         self._pending = first + verdicts
-        self._commit(verdicts)
         self._write_round(this, rows, verdicts, ready, answer)
 
-    def _send(self, admitted: Sequence[Admission]) -> None:
-        verdict = Verdict(len(self._rounds), tuple(self._pending), tuple(admitted), now=self._now())
+    def _run_beside(self, this: _Round) -> None:
+        """Run a round of those whose prompt is complete, and a chunk of prompts beside it."""
+        pieces = self._schedule.pieces(self._open_prompt)
+        joining, self._complete = self._complete, []
+        self._send(joining, pieces)
+        ready = perf_counter()
+        answer = self._receive()
+        rows: Sequence[VerifyRows] = ()
+        verdicts: list[RequestVerdict] = []
+        if self._worker.side.request_ids:
+            rows, verdicts = self._verify(answer)
+        first = self._run_pieces(this, pieces)
+        over = {verdict.request_id for verdict in first if verdict.is_finished}
+        self._pending = verdicts + [v for v in first if v.request_id not in over]
+        self._complete = [p.admission for p in pieces if p.is_last and p.request_id not in over]
+        self._dropped += over  # the draft has run their prompts in vain
+        self._write_round(this, rows, verdicts, ready, answer)
+
+    def _verify(self, answer: Answer) -> tuple[list[VerifyRows], list[RequestVerdict]]:
+        rows, verdicts = self._worker.verify(answer.candidates)
+        for request, verdict in zip(rows, verdicts, strict=True):
+            category = self._records[request.request_id].category
+            self._calibration.add(category, request, verdict)
+        self._commit(verdicts)
+        return rows, verdicts
+
+    def _send(self, joining: Sequence[Admission], pieces: Sequence[PromptPiece] = ()) -> None:
+        verdict = self._verdict(joining, pieces)
         try:
             self._partner.send(verdict)
         except DraftLostError as lost:
             self._go_on_without_draft(lost)
             self._partner.send(verdict)
+
+    def _verdict(self, joining: Sequence[Admission], pieces: Sequence[PromptPiece]) -> Verdict:
+        """What the draft is told: nothing of requests that want no speculation."""
+        quiet, told = self._quiet, self._told
+        joining = [admission for admission in joining if admission.request_id not in quiet]
+        prompts = []
+        for piece in pieces:
+            if piece.request_id not in quiet:
+                tokens = () if piece.request_id in told else piece.admission.tokens
+                prompts.append(PromptRows(piece.request_id, tokens, piece.end))
+                told.add(piece.request_id)
+        told |= {admission.request_id for admission in joining}
+        dropped, self._dropped = [n for n in self._dropped if n in told], []
+        told.difference_update(dropped)
+        requests = [entry for entry in self._pending if entry.request_id in told]
+        told -= {entry.request_id for entry in requests if entry.is_finished}
+        return Verdict(
+            len(self._rounds),
+            tuple(requests),
+            tuple(joining),
+            prompts=tuple(prompts),
+            dropped=tuple(dropped),
+            now=self._now(),
+            beside=self._schedule.rows_of(quiet) if quiet else (0, 0),
+        )
 
     def _receive(self) -> Answer:
         try:
@@ -161,41 +261,57 @@ class Server:
         self._partner.close()
         self._partner = NoDraft()
 
-    def _admit(self) -> list[Admission]:
+    def _admit(self) -> list[int]:
+        """Let requests join and leave the batch; those that have joined and may stay."""
         now = self._now()
-        admitted = []
-        for request_id in self._batcher.admit(now):
-            request = self._requests[request_id]
-            self._records[request_id].admitted = now
-            admitted.append(
-                Admission(request_id, request.prompt_ids, request.max_new_tokens, request.slo_tpot)
-            )
-        return admitted
+        admitted = self._schedule.admit(now)
+        for number in admitted:
+            if self._records[number].admitted is None:
+                self._records[number].admitted = now
+        full = f"the queue is full when it comes; {len(self._schedule.batcher.running)} run"
+        self._refuse(dict.fromkeys(self._schedule.refuse(now), full))
+        evicted = self._schedule.make_room()
+        for number in evicted:
+            self._worker.evict(number)
+            self._records[number].num_preemptions += 1
+        self._dropped += evicted
+        self._complete = [a for a in self._complete if a.request_id not in evicted]
+        return [number for number in admitted if number not in evicted]
 
-    def _prefill(self, this: _Round, admitted: Sequence[Admission]) -> list[RequestVerdict]:
-        if not admitted:
+    def _open_prompt(self, admission: Admission, blocks: Sequence[int]) -> int:
+        num_cached = self._worker.open_prompt(admission, blocks)
+        record = self._records[admission.request_id]
+        record.cached_tokens = min(num_cached, len(admission.tokens) - 1)
+        return num_cached
+
+    def _prefill(self, this: _Round) -> list[RequestVerdict]:
+        return self._run_pieces(this, self._schedule.pieces(self._open_prompt))
+
+    def _run_pieces(self, this: _Round, pieces: Sequence[PromptPiece]) -> list[RequestVerdict]:
+        if not pieces:
             return []
         start = perf_counter()
-        verdicts = self._worker.prefill(admitted)
+        verdicts = self._worker.run_pieces(pieces)
+        self._partner.run_prompts()
         self._commit(verdicts)
         this.prefill = perf_counter() - start
-        this.prefill_tokens = sum(len(a.tokens) for a in admitted)
+        this.prefill_tokens = sum(piece.count for piece in pieces)
         return verdicts
 
     def _commit(self, verdicts: Sequence[RequestVerdict]) -> None:
         now = self._now()
         for verdict in verdicts:
             record = self._records[verdict.request_id]
-            self.outputs[verdict.request_id] += verdict.tokens
+            self._schedule.emit(verdict.request_id, verdict.tokens, is_finished=verdict.is_finished)
             record.output_tokens += len(verdict.tokens)
             if record.first_token is None:
                 record.first_token = now
             if verdict.is_finished:
                 record.finish = now
-                self._batcher.finish(verdict.request_id)
                 self._num_finished += 1
         if self._progress is not None:
-            self._progress("serve", self._num_finished, len(self._requests))
+            done = self._num_finished + len(self._refused)
+            self._progress("serve", done, len(self._records))
 
     def _write_round(
         self,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from codesign.engine.kv_cache import KVCache
 from codesign.engine.model import Decoder
-from codesign.engine.rows import RowBatch
+from codesign.engine.prefix_store import PrefixStore
+from codesign.engine.rows import RowBatch, causal_rows, join_rows
+from codesign.engine.schedule import PromptPiece
 from codesign.policy.protocol import (
     Admission,
     Candidates,
@@ -27,6 +30,7 @@ class TargetWorker:
         cache: A slab per running request.
         sampling: How logits become tokens; its seed keys the noise.
         stop_tokens: Tokens that end a request.
+        store: Prompt blocks of earlier requests; None to keep none.
     """
 
     def __init__(
@@ -36,42 +40,71 @@ class TargetWorker:
         *,
         sampling: Sampling,
         stop_tokens: frozenset[int] = frozenset(),
+        store: PrefixStore | None = None,
     ) -> None:
         self.side = TargetSide()
         self.cache = cache
         self._decoder = decoder
         self._sampling = sampling
         self._stop_tokens = stop_tokens
+        self._store = store
         self._slots: dict[int, int] = {}
+        self._blocks: dict[int, Sequence[int]] = {}
+        self._samplings: dict[int, Sampling] = {}
 
-    @torch.inference_mode()
+    def open_prompt(self, admission: Admission, blocks: Sequence[int]) -> int:
+        """See ``serve.Target.open_prompt``."""
+        request_id = admission.request_id
+        slot = self._slots[request_id] = self.cache.take()
+        self._blocks[request_id] = blocks
+        self._samplings[request_id] = admission.options.sampling or self._sampling
+        if self._store is None:
+            return 0
+        return self._store.restore(self.cache, slot, blocks, admission.tokens)
+
     def prefill(self, admissions: Sequence[Admission]) -> list[RequestVerdict]:
         """Run whole prompts in one forward and commit the token after each."""
         for admission in admissions:
-            self.side.admit(admission, self._stop_tokens)
-            self._slots[admission.request_id] = self.cache.take()
-        counts = [len(a.tokens) for a in admissions]
-        batch = RowBatch(
-            slots=tuple(self._slots[a.request_id] for a in admissions),
-            counts=tuple(counts),
-            tokens=torch.tensor([t for a in admissions for t in a.tokens]),
-            positions=torch.tensor([p for count in counts for p in range(count)]),
-            visible=(None,) * len(counts),
+            self.open_prompt(admission, ())
+        return self.run_pieces([PromptPiece(a, 0, len(a.tokens)) for a in admissions])
+
+    @torch.inference_mode()
+    def run_pieces(self, pieces: Sequence[PromptPiece]) -> list[RequestVerdict]:
+        """Run parts of prompts in one forward, and commit the token after each that is complete."""
+        parts = _joined(pieces)
+        for part in parts:
+            self.cache.truncate(self._slots[part.request_id], part.start)
+        batch = join_rows(
+            [causal_rows(self._slots[p.request_id], p.tokens, start=p.start) for p in parts]
         )
         hidden = self._decoder.forward(batch, self.cache)
-        last_rows = torch.tensor(counts).cumsum(0) - 1
-        logits_BV = self._decoder.logits(hidden[last_rows]).numpy()
+        ends = torch.tensor(batch.counts).cumsum(0) - 1
+        last = [i for i, part in enumerate(parts) if part.is_last]
+        logits_BV = self._decoder.logits(hidden[ends[last]]).numpy() if last else ()
         verdicts = []
-        for admission, logits_V in zip(admissions, logits_BV, strict=True):
+        for i, logits_V in zip(last, logits_BV, strict=True):
+            admission = parts[i].admission
             token = sample_token(
                 logits_V,
-                self._sampling,
+                self._samplings[admission.request_id],
                 request_id=admission.request_id,
                 position=len(admission.tokens),
             )
+            self.side.admit(admission, self._stop_tokens)
             verdicts.append(self.side.commit_first(admission.request_id, token))
+        if self._store is not None:
+            for part in parts:
+                slot, blocks = self._slots[part.request_id], self._blocks[part.request_id]
+                self._store.keep(self.cache, slot, blocks, part.end)
         self._release_finished(verdicts)
         return verdicts
+
+    def evict(self, request_id: int) -> None:
+        """See ``serve.Target.evict``."""
+        if request_id in self.side.request_ids:
+            self.side.evict(request_id)
+        if request_id in self._slots:
+            self._free(request_id)
 
     @torch.inference_mode()
     def verify(
@@ -89,7 +122,7 @@ class TargetWorker:
                 request,
                 lambda row, request=request, logits_NV=logits_NV: sample_token(
                     logits_NV[row],
-                    self._sampling,
+                    self._samplings.get(request.request_id, self._sampling),
                     request_id=request.request_id,
                     position=request.positions[row] + 1,
                 ),
@@ -114,7 +147,23 @@ class TargetWorker:
     def _release_finished(self, verdicts: Sequence[RequestVerdict]) -> None:
         for verdict in verdicts:
             if verdict.is_finished:
-                self.cache.free(self._slots.pop(verdict.request_id))
+                self._free(verdict.request_id)
+
+    def _free(self, request_id: int) -> None:
+        self.cache.free(self._slots.pop(request_id))
+        self._blocks.pop(request_id, None)
+        self._samplings.pop(request_id, None)
+
+
+def _joined(pieces: Sequence[PromptPiece]) -> list[PromptPiece]:
+    """Pieces that follow one another as one: a CPU's forward takes any number of rows."""
+    parts: list[PromptPiece] = []
+    for piece in pieces:
+        if parts and parts[-1].request_id == piece.request_id:
+            start = parts.pop().start
+            piece = replace(piece, start=start, count=piece.end - start)
+        parts.append(piece)
+    return parts
 
 
 def _ancestor_mask(rows: VerifyRows) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """Verdicts and candidates as int32 tensors of fixed size, so that a message is one transfer.
 
-Prompts of admitted requests vary in length: when there are any, a second tensor follows. Times and
-targets of single requests are not sent: policies that read them draft in the target's process.
+Prompts of admitted requests vary in length: when there are any, a second tensor follows.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from codesign.engine.draft_worker import DraftTimes
 from codesign.policy.protocol import (
     Admission,
     Candidates,
+    PromptRows,
     RequestCandidates,
     RequestVerdict,
     Verdict,
@@ -25,6 +25,10 @@ from codesign.policy.protocol import (
 Words = NDArray[np.int32]
 _TIMES = struct.Struct("<4d2q")
 _TIME_WORDS = _TIMES.size // 4
+_CLOCK = struct.Struct("<d")
+_HEAD_WORDS = 11  # of a verdict
+_TPOT_UNIT = 1e-6  # seconds
+_CHANCE_UNITS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +46,37 @@ class WireLimits:
     @property
     def verdict_words(self) -> int:
         """int32 words of a verdict: a request may have two entries, its first token and a round."""
-        return 5 + self.max_batch * (2 * 4 + self.max_rows + 1 + 3)
+        return _HEAD_WORDS + self.max_batch * (2 * 4 + self.max_rows + 1 + 4 + 3 + 1)
 
     @property
     def candidate_words(self) -> int:
         """int32 words of candidates with their times."""
-        return 2 + _TIME_WORDS + self.max_batch * (3 + 2 * self.max_rows)
+        return 2 + _TIME_WORDS + self.max_batch * (3 + 3 * self.max_rows)
 
 
 def encode_verdict(verdict: Verdict, limits: WireLimits) -> tuple[Words, Words]:
     """The message and the prompts that follow it (empty when none were admitted)."""
-    prompts = [token for a in verdict.admitted for token in a.tokens]
+    prompts = [token for a in (*verdict.admitted, *verdict.prompts) for token in a.tokens]
     words = [
         verdict.round,
         len(verdict.requests),
         len(verdict.admitted),
         len(prompts),
         int(verdict.is_last),
+        len(verdict.prompts),
+        len(verdict.dropped),
+        *verdict.beside,
+        *np.frombuffer(_CLOCK.pack(verdict.now), np.int32).tolist(),
+        *verdict.dropped,
     ]
     for entry in verdict.requests:
         words += [entry.request_id, entry.base_len, len(entry.tokens), int(entry.is_finished)]
         words += entry.tokens
     for admission in verdict.admitted:
         words += [admission.request_id, admission.max_new_tokens, len(admission.tokens)]
+        words.append(round((admission.slo_tpot or 0.0) / _TPOT_UNIT))
+    for part in verdict.prompts:
+        words += [part.request_id, part.end, len(part.tokens)]
     return _padded(words, limits.verdict_words), np.array(prompts, np.int32)
 
 
@@ -76,7 +88,10 @@ def prompt_words(message: Words) -> int:
 def decode_verdict(message: Words, prompts: Words) -> Verdict:
     """Inverse of ``encode_verdict``."""
     words = iter(message.tolist())
-    round_number, num_requests, num_admitted, _, is_last = _take(words, 5)
+    round_number, num_requests, num_admitted, _, is_last, num_prompts, num_dropped = _take(words, 7)
+    num_beside, rows_beside, *clock = _take(words, 4)
+    (now,) = _CLOCK.unpack(np.array(clock, np.int32).tobytes())
+    dropped = tuple(_take(words, num_dropped))
     requests = []
     for _ in range(num_requests):
         request_id, base_len, num_tokens, is_finished = _take(words, 4)
@@ -85,10 +100,25 @@ def decode_verdict(message: Words, prompts: Words) -> Verdict:
     tokens_left = iter(prompts.tolist())
     admitted = []
     for _ in range(num_admitted):
-        request_id, max_new_tokens, num_tokens = _take(words, 3)
+        request_id, max_new_tokens, num_tokens, slo_tpot = _take(words, 4)
         prompt = tuple(_take(tokens_left, num_tokens))
-        admitted.append(Admission(request_id, prompt, max_new_tokens))
-    return Verdict(round_number, tuple(requests), tuple(admitted), is_last=bool(is_last))
+        admitted.append(
+            Admission(request_id, prompt, max_new_tokens, slo_tpot * _TPOT_UNIT or None)
+        )
+    prompt_parts = []
+    for _ in range(num_prompts):
+        request_id, end, num_tokens = _take(words, 3)
+        prompt_parts.append(PromptRows(request_id, tuple(_take(tokens_left, num_tokens)), end))
+    return Verdict(
+        round_number,
+        tuple(requests),
+        tuple(admitted),
+        prompts=tuple(prompt_parts),
+        dropped=dropped,
+        is_last=bool(is_last),
+        now=now,
+        beside=(num_beside, rows_beside),
+    )
 
 
 def encode_candidates(candidates: Candidates, times: DraftTimes, limits: WireLimits) -> Words:
@@ -99,6 +129,8 @@ def encode_candidates(candidates: Candidates, times: DraftTimes, limits: WireLim
         words += [entry.request_id, entry.base_len, len(entry.tokens)]
         words += entry.tokens
         words += entry.parents
+        words += [round(chance * _CHANCE_UNITS) for chance in entry.chances]
+        words += [0] * (len(entry.tokens) - len(entry.chances))
     return _padded(words, limits.candidate_words)
 
 
@@ -113,7 +145,9 @@ def decode_candidates(message: Words) -> tuple[Candidates, DraftTimes]:
         request_id, base_len, num_rows = _take(words, 3)
         tokens = tuple(_take(words, num_rows))
         parents = tuple(_take(words, num_rows))
-        entries.append(RequestCandidates(request_id, base_len, tokens, parents))
+        units = _take(words, num_rows)
+        chances = tuple([unit / _CHANCE_UNITS for unit in units]) if units[0] else ()
+        entries.append(RequestCandidates(request_id, base_len, tokens, parents, chances))
     return Candidates(round_number, tuple(entries)), times
 
 

@@ -94,6 +94,98 @@ def best_tokens(
     return scores_TV.gather(1, best_T[:, None])[:, 0], best_T + first_token
 
 
+def sample_rows(
+    logits_TV: Tensor,
+    key_low_T: Tensor,
+    key_high_T: Tensor,
+    positions_T: Tensor,
+    sampling: Sampling,
+    *,
+    first_token: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """The token that each row's noise chooses among these, and its score, by which parts compare.
+
+    Args:
+        logits_TV: float32, of tokens ``first_token`` and on.
+        key_low_T: As for ``row_keys``.
+        key_high_T: The same.
+        positions_T: The same.
+        sampling: As for ``best_tokens``.
+        first_token: Token of column 0.
+
+    Returns:
+        Scores (T,) and tokens (T,), an integer type.
+    """
+    if logits_TV.is_cuda and not needs_whole_rows(sampling):
+        from codesign.kernels import keyed_sampling_triton
+
+        return keyed_sampling_triton.sample_rows(
+            logits_TV,
+            key_low_T,
+            key_high_T,
+            positions_T,
+            temperature=sampling.temperature,
+            first_token=first_token,
+        )
+    keys_T = row_keys(key_low_T, key_high_T, positions_T)
+    return best_tokens(logits_TV, keys_T, sampling, first_token=first_token)
+
+
+def accepted_moves(
+    tokens_T: Tensor,
+    sampled_T: Tensor,
+    *,
+    positions_T: Tensor,
+    prefixes_T: Tensor,
+    slots_T: Tensor,
+    places_T: Tensor,
+    parents_T: Tensor,
+    firsts_T: Tensor,
+    path_TP: Tensor,
+    scratch_slot: int,
+) -> Tensor:
+    """Where each accepted row goes, (T, 3) int32: slab, its row there, the row behind the prefix.
+
+    A row that is not accepted moves to where it is, in the scratch slab: to no effect.
+
+    Args:
+        tokens_T: As for ``accepted_rows``, and so ``sampled_T`` and others of the same names.
+        sampled_T: See there.
+        positions_T: Position of each row, which is the slab row of an accepted one.
+        prefixes_T: Slab rows before its tree.
+        slots_T: Slab of each row.
+        places_T: Slab row that it is in.
+        parents_T: See there.
+        firsts_T: See there.
+        path_TP: See there.
+        scratch_slot: Slab that nobody owns.
+    """
+    tree = {"parents_T": parents_T, "firsts_T": firsts_T, "path_TP": path_TP}
+    if tokens_T.is_cuda:
+        from codesign.kernels import keyed_sampling_triton
+
+        return keyed_sampling_triton.accepted_moves(
+            tokens_T,
+            sampled_T,
+            positions_T=positions_T,
+            prefixes_T=prefixes_T,
+            slots_T=slots_T,
+            places_T=places_T,
+            scratch_slot=scratch_slot,
+            **tree,
+        )
+    depths_T = positions_T - prefixes_T
+    accepted_T = accepted_rows(tokens_T, sampled_T, depths_T=depths_T, **tree)
+    return torch.stack(
+        (
+            torch.where(accepted_T, slots_T, scratch_slot),
+            torch.where(accepted_T, places_T, 0),
+            torch.where(accepted_T, positions_T, 0),
+        ),
+        dim=1,
+    )
+
+
 def accepted_rows(
     tokens_T: Tensor,
     sampled_T: Tensor,

@@ -9,7 +9,10 @@ Each op is plain PyTorch on a CPU, which defines what is right, and a Triton ker
 sizes all come from device memory: a captured graph serves every tree and context.
 
 Letters in shapes: T rows, P longest path, B slabs, M rows of a slab, H query heads, G key/value
-heads, E head size, L layers, C chunks, N moves.
+heads, E head size, L layers, C chunks, N moves, K pages of a slab.
+
+Slabs may lie in pages: then B counts pages, M rows of a page, and row r of slab s is row r % M of
+page ``tables_SK[s, r // M]``. What a row adds up does not depend on where its pages lie.
 """
 
 from __future__ import annotations
@@ -33,12 +36,14 @@ class SeenRows:
         positions_T: (T,) position, which is one less than the rows that it sees.
         prefixes_T: (T,) slab rows 0, 1, ... that it sees first.
         path_TP: (T, P) what it sees then, counted from its prefix.
+        tables_SK: (S, K) page of each slab's rows [k M, k M + M); None where a slab is one piece.
     """
 
     slots_T: Tensor
     positions_T: Tensor
     prefixes_T: Tensor
     path_TP: Tensor
+    tables_SK: Tensor | None = None
 
 
 def seen_row_indices(seen: SeenRows, row: int) -> Tensor:
@@ -47,6 +52,16 @@ def seen_row_indices(seen: SeenRows, row: int) -> Tensor:
     count = int(seen.positions_T[row]) + 1 - prefix
     path = prefix + seen.path_TP[row, : max(count, 0)].long()
     return torch.cat((torch.arange(min(prefix, prefix + count), device=path.device), path))
+
+
+def places_of(
+    slots_N: Tensor, rows_N: Tensor, tables_SK: Tensor | None, page_rows: int
+) -> tuple[Tensor, Tensor]:
+    """Where slab rows lie: (N,) index along B and (N,) row there, int64."""
+    slots_N, rows_N = slots_N.long(), rows_N.long()
+    if tables_SK is None:
+        return slots_N, rows_N
+    return tables_SK[slots_N, rows_N // page_rows].long(), rows_N % page_rows
 
 
 def row_attention(
@@ -76,8 +91,10 @@ def _reference_attention(
     grouped = q_THE.shape[1] != keys_BGME.shape[1]
     for row, slot in enumerate(seen.slots_T.tolist()):
         index = seen_row_indices(seen, row)
-        keys_GSE = keys_BGME[slot].index_select(1, index)
-        values_GSE = values_BGME[slot].index_select(1, index)
+        slots = torch.full_like(index, slot)
+        place = places_of(slots, index, seen.tables_SK, keys_BGME.shape[2])
+        keys_GSE = keys_BGME[place[0], :, place[1]].transpose(0, 1)
+        values_GSE = values_BGME[place[0], :, place[1]].transpose(0, 1)
         out_1H1E = F.scaled_dot_product_attention(
             q_THE[row, None, :, None], keys_GSE[None], values_GSE[None], enable_gqa=grouped
         )
@@ -113,6 +130,7 @@ def rotate_and_append(
     kv_rows_T: Tensor,
     *,
     heads: int,
+    tables_SK: Tensor | None = None,
 ) -> Tensor:
     """Rotate queries and keys, write keys and values to their slab rows, return queries (T, H, E).
 
@@ -125,6 +143,7 @@ def rotate_and_append(
         slots_T: Slab of each row.
         kv_rows_T: Slab row that each row's key and value go to.
         heads: Query heads H.
+        tables_SK: Pages of the slabs, see ``SeenRows``.
     """
     rows = qkv_TN.shape[0]
     kv_heads, head_dim = keys_BGME.shape[1], keys_BGME.shape[3]
@@ -132,7 +151,15 @@ def rotate_and_append(
         from codesign.kernels import row_attention_triton
 
         return row_attention_triton.rotate_and_append(
-            qkv_TN, cos_TF, sin_TF, keys_BGME, values_BGME, slots_T, kv_rows_T, heads=heads
+            qkv_TN,
+            cos_TF,
+            sin_TF,
+            keys_BGME,
+            values_BGME,
+            slots_T,
+            kv_rows_T,
+            heads=heads,
+            tables_SK=tables_SK,
         )
     parts = qkv_TN.view(rows, -1, head_dim).split((heads + kv_heads, kv_heads), dim=1)
     first, second = parts[0].float().chunk(2, dim=-1)
@@ -140,14 +167,18 @@ def rotate_and_append(
     turned = torch.cat(
         (first * cos_T1F - second * sin_T1F, second * cos_T1F + first * sin_T1F), dim=-1
     ).to(qkv_TN.dtype)
-    slots, places = slots_T.long(), kv_rows_T.long()
+    slots, places = places_of(slots_T, kv_rows_T, tables_SK, keys_BGME.shape[2])
     keys_BGME[slots, :, places] = turned[:, heads:]
     values_BGME[slots, :, places] = parts[1]
     return turned[:, :heads]
 
 
 def move_rows(
-    keys_LBGME: Tensor, values_LBGME: Tensor, moves_N3: Tensor, num_moves_1: Tensor
+    keys_LBGME: Tensor,
+    values_LBGME: Tensor,
+    moves_N3: Tensor,
+    num_moves_1: Tensor,
+    tables_SK: Tensor | None = None,
 ) -> None:
     """Move slab rows of all layers: (slot, source, target) each, in this order.
 
@@ -157,12 +188,17 @@ def move_rows(
         moves_N3: int32; of one slab the sources ascend and no target lies above its source, so
             that no source is overwritten before it has moved.
         num_moves_1: int32, how many of the moves count.
+        tables_SK: Pages of the slabs, see ``SeenRows``.
     """
     if keys_LBGME.is_cuda:
         from codesign.kernels import row_attention_triton
 
-        row_attention_triton.move_rows(keys_LBGME, values_LBGME, moves_N3, num_moves_1)
+        row_attention_triton.move_rows(keys_LBGME, values_LBGME, moves_N3, num_moves_1, tables_SK)
         return
-    for slot, source, target in moves_N3.view(-1, 3)[: int(num_moves_1[0])].tolist():
-        keys_LBGME[:, slot, :, target] = keys_LBGME[:, slot, :, source]
-        values_LBGME[:, slot, :, target] = values_LBGME[:, slot, :, source]
+    moves = moves_N3.view(-1, 3)[: int(num_moves_1[0])]
+    froms = places_of(moves[:, 0], moves[:, 1], tables_SK, keys_LBGME.shape[3])
+    tos = places_of(moves[:, 0], moves[:, 2], tables_SK, keys_LBGME.shape[3])
+    columns = torch.stack((*froms, *tos), dim=1)
+    for slab, source, to_slab, target in columns.tolist():
+        keys_LBGME[:, to_slab, :, target] = keys_LBGME[:, slab, :, source]
+        values_LBGME[:, to_slab, :, target] = values_LBGME[:, slab, :, source]

@@ -35,13 +35,16 @@ def attend(
         seen.positions_T,
         seen.prefixes_T,
         seen.path_TP,
+        seen.slots_T if seen.tables_SK is None else seen.tables_SK,
         scratch.values_THCE,
         scratch.scores_THC2,
         q_THE.stride(0),
         keys_BGME.stride(0),
         keys_BGME.stride(1),
         seen.path_TP.stride(0),
+        0 if seen.tables_SK is None else seen.tables_SK.stride(0),
         head_dim**-0.5,
+        PAGE=_page_rows(keys_BGME.shape[2], seen.tables_SK),
         GROUP=group,
         PADDED=max(16, 1 << (group - 1).bit_length()),
         E=head_dim,
@@ -62,6 +65,23 @@ def attend(
     return out_THE
 
 
+def _page_rows(rows: int, tables_SK: Tensor | None) -> int:
+    """Rows of a page; 0 where a slab is one piece."""
+    return 0 if tables_SK is None else rows
+
+
+@triton.jit
+def _slab_of(tables, slot, row, table_stride, PAGE: tl.constexpr):  # noqa: ANN202 (a pair)
+    """Where a slab row lies: index along B, and the row there; int64."""
+    if PAGE == 0:
+        slab = slot
+        place = row
+    else:
+        slab = tl.load(tables + slot * table_stride + row // PAGE)
+        place = row % PAGE
+    return slab.to(tl.int64), place.to(tl.int64)
+
+
 @triton.jit
 def _attend_chunk(
     q,
@@ -71,13 +91,16 @@ def _attend_chunk(
     positions,
     prefixes,
     paths,
+    tables,
     out,
     scores,
     q_stride,
     slab_stride,
     head_stride,
     path_stride,
+    table_stride,
     scale,
+    PAGE: tl.constexpr,
     GROUP: tl.constexpr,
     PADDED: tl.constexpr,
     E: tl.constexpr,
@@ -91,9 +114,8 @@ def _attend_chunk(
     count = tl.load(positions + row) + 1
     start = chunk * CHUNK
     if start < count:
-        slot = tl.load(slots + row).to(tl.int64)
-        prefix = tl.load(prefixes + row)
-        base = slot * slab_stride + kv_head.to(tl.int64) * head_stride
+        slot, prefix = tl.load(slots + row), tl.load(prefixes + row)
+        base = kv_head.to(tl.int64) * head_stride
         heads = tl.arange(0, PADDED)
         columns = tl.arange(0, E)
         is_head = heads < GROUP
@@ -108,8 +130,9 @@ def _attend_chunk(
                 is_seen = position < count
                 in_tree = is_seen & (position >= prefix)
                 step = tl.load(paths + row * path_stride + position - prefix, mask=in_tree, other=0)
-                slab_row = tl.where(in_tree, prefix + step, position).to(tl.int64)
-                at = base + slab_row[:, None] * E + columns[None, :]
+                slab_row = tl.where(in_tree, prefix + step, tl.where(is_seen, position, 0))
+                slab, place = _slab_of(tables, slot, slab_row, table_stride, PAGE)
+                at = base + (slab * slab_stride + place * E)[:, None] + columns[None, :]
                 key = tl.load(keys + at, mask=is_seen[:, None], other=0.0)
                 value = tl.load(values + at, mask=is_seen[:, None], other=0.0)
                 score = tl.dot(q_block, tl.trans(key), input_precision="ieee") * scale
@@ -170,6 +193,7 @@ def rotate_and_append(
     kv_rows_T: Tensor,
     *,
     heads: int,
+    tables_SK: Tensor | None = None,
 ) -> Tensor:
     """``row_attention.rotate_and_append`` on a GPU."""
     rows = qkv_TN.shape[0]
@@ -183,10 +207,13 @@ def rotate_and_append(
         values_BGME,
         slots_T,
         kv_rows_T,
+        slots_T if tables_SK is None else tables_SK,
         q_THE,
         qkv_TN.stride(0),
         keys_BGME.stride(0),
         keys_BGME.stride(1),
+        0 if tables_SK is None else tables_SK.stride(0),
+        PAGE=_page_rows(keys_BGME.shape[2], tables_SK),
         H=heads,
         G=kv_heads,
         HALF=head_dim // 2,
@@ -204,10 +231,13 @@ def _rotate_and_append(
     values,
     slots,
     kv_rows,
+    tables,
     q_out,
     qkv_stride,
     slab_stride,
     head_stride,
+    table_stride,
+    PAGE: tl.constexpr,
     H: tl.constexpr,
     G: tl.constexpr,
     HALF: tl.constexpr,
@@ -219,8 +249,9 @@ def _rotate_and_append(
     source = qkv + row * qkv_stride + head * 2 * HALF
     first = tl.load(source + half)
     second = tl.load(source + HALF + half)
-    slot = tl.load(slots + row).to(tl.int64)
-    place = slot * slab_stride + tl.load(kv_rows + row).to(tl.int64) * 2 * HALF
+    slot, kv_row = tl.load(slots + row), tl.load(kv_rows + row)
+    slab, slab_row = _slab_of(tables, slot, kv_row, table_stride, PAGE)
+    place = slab * slab_stride + slab_row * 2 * HALF
     if head < H + G:
         c = tl.load(cos + row * HALF + half)
         s = tl.load(sin + row * HALF + half)
@@ -239,7 +270,11 @@ def _rotate_and_append(
 
 
 def move_rows(
-    keys_LBGME: Tensor, values_LBGME: Tensor, moves_N3: Tensor, num_moves_1: Tensor
+    keys_LBGME: Tensor,
+    values_LBGME: Tensor,
+    moves_N3: Tensor,
+    num_moves_1: Tensor,
+    tables_SK: Tensor | None = None,
 ) -> None:
     """``row_attention.move_rows`` on a GPU."""
     layers, _, groups, _, head_dim = keys_LBGME.shape
@@ -248,9 +283,12 @@ def move_rows(
         values_LBGME,
         moves_N3,
         num_moves_1,
+        moves_N3 if tables_SK is None else tables_SK,
         keys_LBGME.stride(0),
         keys_LBGME.stride(1),
         keys_LBGME.stride(2),
+        0 if tables_SK is None else tables_SK.stride(0),
+        PAGE=_page_rows(keys_LBGME.shape[3], tables_SK),
         E=head_dim,
         BLOCK=MOVE_BLOCK,
         num_warps=4,
@@ -263,9 +301,12 @@ def _move_rows(
     values,
     moves,
     num_moves,
+    tables,
     layer_stride,
     slab_stride,
     head_stride,
+    table_stride,
+    PAGE: tl.constexpr,
     E: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -276,11 +317,13 @@ def _move_rows(
     for start in range(0, count, BLOCK):
         move = start + tl.arange(0, BLOCK)
         is_move = move < count
-        slab = base + tl.load(moves + move * 3, mask=is_move, other=0).to(tl.int64) * slab_stride
+        slot = tl.load(moves + move * 3, mask=is_move, other=0)
         source = tl.load(moves + move * 3 + 1, mask=is_move, other=0)
         target = tl.load(moves + move * 3 + 2, mask=is_move, other=0)
-        from_at = slab[:, None] + source[:, None] * E + columns[None, :]
-        to_at = slab[:, None] + target[:, None] * E + columns[None, :]
+        slab, place = _slab_of(tables, slot, source, table_stride, PAGE)
+        from_at = (base + slab * slab_stride + place * E)[:, None] + columns[None, :]
+        slab, place = _slab_of(tables, slot, target, table_stride, PAGE)
+        to_at = (base + slab * slab_stride + place * E)[:, None] + columns[None, :]
         key = tl.load(keys + from_at, mask=is_move[:, None], other=0.0)
         value = tl.load(values + from_at, mask=is_move[:, None], other=0.0)
         tl.debug_barrier()

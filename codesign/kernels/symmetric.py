@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from codesign.errors import HardwareError
+from codesign.kernels.peer_memory import PeerMemory
 
 PACKET = 8  # elements of bfloat16
 ELEMENT_BYTES = 2
@@ -60,12 +61,13 @@ class Exchange:
         inbox: Tensor | None,
         max_elements: int = 0,
         group: dist.ProcessGroup | None = None,
+        memory: PeerMemory | None = None,
         patience: float = 5.0,
     ) -> None:
         self.rank, self.world = rank, len(inboxes)
         self.max_elements, self.group = max_elements, group
         self.on_device: DeviceExchange | None = None
-        self._inbox = inbox
+        self._inbox, self._memory = inbox, memory
         if inbox is None:
             return
         self._calls = torch.zeros(1, dtype=torch.int32, device=inbox.device)
@@ -97,6 +99,15 @@ class Exchange:
         self._lost.zero_()
         self._report.zero_()
         self._line_up()
+
+    def close(self) -> None:
+        """Give the shared memory back. Every rank must do it, and use the exchange no more."""
+        if self._memory is not None:
+            self._line_up()
+            self._memory.unmap()
+            self._line_up()
+            self._memory.free()
+            self._memory = self._inbox = None
 
     def _line_up(self) -> None:
         assert self._inbox is not None, "no memory is shared on a CPU"
@@ -147,11 +158,12 @@ def open_exchange(
     if group is None:
         return local_exchanges(1, max_elements=max_elements, device=device)[0]
     assert world <= MAX_WORLD, f"{world} ranks in a tensor-parallel group"
-    inbox, inboxes = _symmetric_bytes(_inbox_bytes(world, max_elements), group, device)
+    memory = PeerMemory(_inbox_bytes(world, max_elements), group, device)
     return Exchange(
-        inboxes,
+        memory.pointers,
         rank=rank,
-        inbox=inbox,
+        inbox=memory.own,
+        memory=memory,
         max_elements=max_elements,
         group=group,
         patience=patience,
@@ -178,20 +190,3 @@ def local_exchanges(
 
 def _inbox_bytes(world: int, max_elements: int) -> int:
     return 2 * world * max_elements * ELEMENT_BYTES  # two halves
-
-
-def _symmetric_bytes(
-    size: int, group: dist.ProcessGroup, device: torch.device
-) -> tuple[Tensor, list[int]]:
-    """Return this rank's memory, and where this GPU sees every rank's."""
-    import torch.distributed._symmetric_memory as symmetric_memory
-
-    try:
-        inbox = symmetric_memory.empty(size, dtype=torch.uint8, device=device)
-        handle = symmetric_memory.rendezvous(inbox, group)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise HardwareError(
-            f"the group's GPUs cannot share memory ({reason}); see nvidia-smi topo -p2p r"
-        ) from error
-    return inbox, [int(pointer) for pointer in handle.buffer_ptrs]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from codesign.policy.kv_memory import PREFIX_BLOCK, PrefixCache
 
@@ -69,6 +70,7 @@ class Batcher:
         self._limits = limits
         self.cache = cache
         self._cached: dict[int, int] = {}
+        self._put_back: set[int] = set()  # requests that have run before
 
     @property
     def is_done(self) -> bool:
@@ -79,6 +81,11 @@ class Batcher:
     def num_running(self) -> int:
         """Requests in the batch."""
         return len(self._running)
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Numbers of the requests in the batch, in order of admission."""
+        return tuple(self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -126,6 +133,17 @@ class Batcher:
             self.is_over(used)  # idle prefix blocks make room
             admitted.append(head.request_id)
         return admitted
+
+    def refuse(self, now: float, max_waiting: int) -> list[int]:
+        """Requests that have come and find ``max_waiting`` others waiting; they leave the queue.
+
+        Those that ran before and lost their KV rows stay: they stand in front.
+        """
+        arrived = takewhile(lambda request: request.arrival <= now, self._waiting)
+        late = [r for r in [*arrived][max_waiting:] if r.request_id not in self._put_back]
+        for request in late:
+            self._waiting.remove(request)
+        return [request.request_id for request in late]
 
     def _fits(self, request: QueuedRequest, used: int) -> bool:
         if self.cache is not None:
@@ -177,6 +195,7 @@ class Batcher:
         """
         self.finish(request.request_id, computed_tokens=computed_tokens)
         self._waiting.appendleft(request)
+        self._put_back.add(request.request_id)
 
     def finish(self, request_id: int, *, computed_tokens: int | None = None) -> None:
         """A running request is over; its KV rows are free, but for prefix blocks that were run."""

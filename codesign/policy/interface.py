@@ -49,6 +49,9 @@ class Speculation:
             or on predicted times.
         needs_progress: ``begin`` wants each request's Progress.
         tree_type: Makes the draft trees: DraftTree, a subclass, or one with its arguments bound.
+        beside: Requests of the batch that are not drafted for, and their KV rows; set before
+            ``begin``.
+        rests: The round is plain decoding: nothing was drafted, and no tree is left to move.
     """
 
     fanout: int = 1
@@ -56,6 +59,8 @@ class Speculation:
     is_batch_coupled: bool = False
     needs_progress: bool = False
     tree_type: Callable[..., DraftTree] = DraftTree
+    beside: tuple[int, int] = (0, 0)
+    rests: bool = False
 
     def __init__(self, calibration: Calibration | None = None) -> None:
         self._calibration = calibration or Calibration()

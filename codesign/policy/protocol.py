@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from codesign.policy.interface import Progress, Speculation
+from codesign.policy.options import AS_THE_RUN, RequestOptions
 from codesign.policy.tree import DraftTree
 from codesign.policy.walk import Walk, walk
 
@@ -34,13 +35,30 @@ from codesign.policy.walk import Walk, walk
 class Admission:
     """A request that joins: its first ``tokens`` (prompt) and how many tokens it may emit.
 
-    ``slo_tpot`` is its own target of seconds per token, None for the run's.
+    ``slo_tpot`` is its own target of seconds per token, None for the run's. ``options`` are the
+    target's to heed.
     """
 
     request_id: int
     tokens: tuple[int, ...]
     max_new_tokens: int
     slo_tpot: float | None = None
+    options: RequestOptions = AS_THE_RUN
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """Rows of a prompt that the draft runs beside this round, for a request that joins later.
+
+    Attributes:
+        request_id: The request.
+        tokens: The whole prompt, with the first of its rows; () with the others.
+        end: Rows of it that must have been run afterwards.
+    """
+
+    request_id: int
+    tokens: tuple[int, ...]
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,26 +86,38 @@ class Verdict:
         round: Its number.
         requests: What was emitted since the last one.
         admitted: Requests that join.
+        prompts: Parts of prompts to run beside this round.
+        dropped: Requests that lose their KV rows; they may join again, with a longer prompt.
         is_last: The draft may end.
         now: Seconds since the start of the run, by the target's clock: neither side has one. Read
             by policies that need each request's progress alone.
+        beside: Requests of the batch that the draft is not told of, as they want no speculation,
+            and their KV rows.
     """
 
     round: int
     requests: tuple[RequestVerdict, ...] = ()
     admitted: tuple[Admission, ...] = ()
+    prompts: tuple[PromptRows, ...] = ()
+    dropped: tuple[int, ...] = ()
     is_last: bool = False
     now: float = 0.0
+    beside: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestCandidates:
-    """A tree for the target to verify: row 0 is the last committed token."""
+    """A tree for the target to verify: row 0 is the last committed token.
+
+    ``chances`` are those of each row, given its parent's, as the draft side sees them. Nothing is
+    decided by them; reports say how right they were.
+    """
 
     request_id: int
     base_len: int
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
+    chances: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +223,12 @@ class DraftSide:
         """Take in a verdict.
 
         Returns:
-            KV moves to make in this order, and the finished requests, whose slabs are free.
+            KV moves to make in this order, and the requests that are over, whose slabs are free.
         """
         moves: list[KVMove] = []
         finished: list[int] = []
         self._now = verdict.now
+        self.policy.beside = verdict.beside
         for admission in verdict.admitted:
             self.admit(admission)
         for entry in verdict.requests:
@@ -206,6 +237,9 @@ class DraftSide:
                 finished.append(entry.request_id)
             else:
                 moves.append(self._reroot(entry))
+        for request_id in verdict.dropped:
+            self._requests.pop(request_id, None)
+            finished.append(request_id)
         # A request may move and finish in one verdict: first its prefill's token, then a round's.
         return [move for move in moves if move.request_id in self._requests], finished
 
@@ -269,7 +303,11 @@ class DraftSide:
             selection = request.tree.select(nodes)
             entries.append(
                 RequestCandidates(
-                    request_id, len(request.committed), selection.tokens, selection.parents
+                    request_id,
+                    len(request.committed),
+                    selection.tokens,
+                    selection.parents,
+                    request.tree.chances(selection.nodes),
                 )
             )
         return Candidates(round_number, tuple(entries))
@@ -315,6 +353,7 @@ class VerifyRows:
         parents: (N,) row of each parent; -1 for the root.
         positions: (N,) absolute positions.
         context: KV rows before this forward.
+        chances: (N,) of each row given its parent's, as the draft side sees it; or ().
     """
 
     request_id: int
@@ -322,6 +361,7 @@ class VerifyRows:
     parents: tuple[int, ...]
     positions: tuple[int, ...]
     context: int
+    chances: tuple[float, ...] = ()
 
     def ancestors(self) -> list[list[int]]:
         """Rows that each row sees besides the prefix, its own included."""
@@ -363,7 +403,7 @@ class TargetSide:
             list(admission.tokens),
             len(admission.tokens),
             admission.max_new_tokens,
-            stop_tokens,
+            stop_tokens | admission.options.stop_tokens,
         )
 
     def evict(self, request_id: int) -> None:
@@ -393,15 +433,15 @@ class TargetSide:
         base_len = len(request.committed)
         tokens: tuple[int, ...] = (request.committed[-1],)
         parents: tuple[int, ...] = (-1,)
+        chances: tuple[float, ...] = ()
         if entry is not None and entry.base_len == base_len:
             assert entry.tokens[0] == request.committed[-1], "root is not the last committed token"
-            tokens, parents = entry.tokens, entry.parents
+            tokens, parents, chances = entry.tokens, entry.parents, entry.chances
         depths: list[int] = []
         for parent in parents:
             depths.append(0 if parent < 0 else depths[parent] + 1)
-        return VerifyRows(
-            request_id, tokens, parents, tuple(base_len - 1 + d for d in depths), base_len - 1
-        )
+        positions = tuple(base_len - 1 + d for d in depths)
+        return VerifyRows(request_id, tokens, parents, positions, base_len - 1, chances)
 
     def judge(
         self, rows: VerifyRows, sample: Callable[[int], int]

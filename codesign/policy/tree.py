@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp
 
 UNEXPANDED = -1
 NO_PARENT = -1
@@ -134,6 +135,13 @@ class DraftTree:
         self.log_weights += [weight + log_prob for log_prob in log_probs]
         self.slots += [UNEXPANDED] * count
         self.children += [_NO_CHILDREN] * count
+
+    def chances(self, nodes: Sequence[int]) -> tuple[float, ...]:
+        """Chance of each node given its parent, 1 for the root; () for the root alone."""
+        if len(nodes) < 2:
+            return ()
+        weights, parents = self.log_weights, self.parents
+        return tuple([exp(weights[n] - weights[parents[n]]) if n else 1.0 for n in nodes])
 
     def trust(self, nodes: Sequence[int]) -> tuple[float, ...]:
         """Share of acceptance left per node; empty but in codesign/policy/features.py."""

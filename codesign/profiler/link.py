@@ -32,10 +32,10 @@ def link_seconds(num_threads: int) -> list[float]:
         partner.close()
 
 
-def link_frame(seconds: list[float]) -> pd.DataFrame:
-    """Rows of steps.parquet, but for the deployment."""
+def single_timings(op: str, seconds: list[float]) -> pd.DataFrame:
+    """Rows of steps.parquet, but for the deployment, of what has no shape."""
     nothing = {"rows": 0, "requests": 0, "context": 0, "beside": False}
-    return pd.DataFrame({"seconds": seconds}).assign(op="link", **nothing)
+    return pd.DataFrame({"seconds": seconds}).assign(op=op, **nothing)
 
 
 def message_seconds(partner: Partner) -> list[float]:

@@ -1,127 +1,62 @@
 """Times steps on rank groups: this process leads the target, another one the draft if it is split.
 
-A draft on ranks of its own is led by ``lead_draft``, which takes orders instead of verdicts. Two
-files in the ranks' folder say that one side is to keep busy while the other is timed.
+A draft on ranks of its own is led by ``rank_draft.lead_draft``.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from statistics import median
-from typing import get_args
+from time import perf_counter
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from codesign.engine.gpu.link import LinkedDraft, last_verdict_words, serve_verdicts
-from codesign.engine.gpu.mailbox import Mailbox, Words
+from codesign.config import Serving
+from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.gpu.rank_group import GroupLeader
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank, load_rank
 from codesign.engine.gpu.run import started
-from codesign.profiler.link import idle_worker, message_seconds
+from codesign.engine.gpu.workers import GroupTarget
+from codesign.engine.partner import LocalDraft, NoDraft, Partner
+from codesign.engine.run import EngineRun, PolicySetup
+from codesign.engine.schedule import Schedule
+from codesign.engine.serve import Server
+from codesign.models.shape import model_shape
+from codesign.plan import Candidate
+from codesign.policy.batching import BatchLimits
+from codesign.policy.protocol import Candidates, RequestVerdict, VerifyRows
+from codesign.profiler.bench import made_up_tokens
+from codesign.profiler.rank_draft import Link, drafter_of
 from codesign.profiler.rank_steps import RankTarget, draft_steps, kv_room
-from codesign.profiler.steps import Op, StepShape
+from codesign.profiler.steps import StepShape
+from codesign.prompts import BoundRequest
 
-_OPS: tuple[Op, ...] = get_args(Op)
-_TIME, _KEEP, _LINK, _MEMORY, _END = range(5)  # orders
-_BUSY, _DONE = "draft-busy", "draft-done"  # files
 BUSY_TARGET = StepShape("target", 2, 4, 64)  # a round as busy as one stream's, or two's
-BUSY_DRAFT = StepShape("draft", 2, 4, 64)
-_BESIDE_STEPS = 3  # of which the median counts: the first may meet the target between two steps
+_LOOP_PROMPT, _LOOP_ROUNDS, _LOOP_WARM_UP = 16, 40, 8
 
 
-def lead_draft(
-    rank: Rank, leader: GroupLeader | None, verdicts: Mailbox, candidates: Mailbox
-) -> None:
-    """Be the draft's leader for measurements: do as ``RankBench`` says."""
-    folder, limits = rank.setup.folder, rank.setup.limits
-    assert folder is not None, "ranks of a profile are on one host"
-    steps = draft_steps(rank.setup, leader)
-    candidates.send(_seconds_words(0.0))
-    while (order := verdicts.receive())[0] != _END:
-        if order[0] == _LINK:
-            serve_verdicts(idle_worker(), verdicts, candidates, limits)
-            continue
-        if order[0] == _MEMORY:
-            room = kv_room(rank)[0]
-            candidates.send(_seconds_words(-1.0 if room is None else float(room)))
-            continue
-        shape = _shape(order)
-        count = int(order[-1])
-        seconds = [steps.seconds(shape) for _ in range(count)]
-        if order[0] == _TIME:
-            (folder / _DONE).touch()
-        candidates.send(_seconds_words(median(seconds)))
-        while order[0] == _KEEP and (folder / _BUSY).exists():
-            steps.seconds(shape)
+class _TimedTarget(GroupTarget):
+    """A target that keeps the seconds of its steps."""
+
+    def __init__(self, leader: GroupLeader, **settings: Any) -> None:
+        super().__init__(leader, **settings)
+        self.verify_seconds: list[float] = []
+
+    def verify(
+        self, candidates: Candidates | None
+    ) -> tuple[list[VerifyRows], list[RequestVerdict]]:
+        """See ``GroupTarget.verify``."""
+        start = perf_counter()
+        found = super().verify(candidates)
+        self.verify_seconds.append(perf_counter() - start)
+        return found
 
 
-class Link:
-    """The draft's leader in its process, from the target's.
-
-    Args:
-        verdicts: To it; here they are orders.
-        candidates: From it.
-        folder: Of the ranks.
-    """
-
-    def __init__(self, verdicts: Mailbox, candidates: Mailbox, folder: Path) -> None:
-        self._verdicts = verdicts
-        self._candidates = candidates
-        self._folder = folder
-        self._is_kept = False
-
-    def wait(self) -> float:
-        """The next answer."""
-        return float(self._candidates.receive().view(np.float64)[0])
-
-    def step_seconds(self, shape: StepShape, busy_step: Callable[[], None] | None) -> float:
-        """Time a step of the draft, while this process runs ``busy_step`` again and again."""
-        done = self._folder / _DONE
-        done.unlink(missing_ok=True)
-        self._verdicts.send(_order(_TIME, shape, 1 if busy_step is None else _BESIDE_STEPS))
-        while busy_step is not None and not done.exists():
-            busy_step()
-        return self.wait()
-
-    def keep(self) -> None:
-        """Have it draft without a pause, from now on."""
-        (self._folder / _BUSY).touch()
-        self._verdicts.send(_order(_KEEP, BUSY_DRAFT, 1))
-        self.wait()
-        self._is_kept = True
-
-    def let_rest(self) -> None:
-        """Have it wait for orders."""
-        (self._folder / _BUSY).unlink(missing_ok=True)
-        if self._is_kept:
-            self._is_kept = False
-            self.kv_room()  # its answer says that it has seen it
-
-    def message_seconds(self, setup: RankSetup) -> list[float]:
-        """See ``RankBench.message_seconds``."""
-        self._verdicts.send(np.array([_LINK], np.int32))
-        limits = setup.limits
-        seconds = message_seconds(
-            LinkedDraft(self._verdicts, self._candidates, limits, lambda is_lost: None)
-        )
-        self._verdicts.send(last_verdict_words(limits))
-        return seconds
-
-    def kv_room(self) -> int | None:
-        """KV rows that fit on the draft's ranks."""
-        self._verdicts.send(np.array([_MEMORY], np.int32))
-        room = self.wait()
-        return None if room < 0 else int(room)
-
-    def end(self) -> None:
-        """Let it go."""
-        self._verdicts.send(np.array([_END], np.int32))
-        self._verdicts.flush()
+_Target = TypeVar("_Target", bound=GroupTarget)
 
 
 class RankBench:
@@ -180,6 +115,50 @@ class RankBench:
             shared = shared if beside is None else min(shared, beside)
         return {"kv_tokens": shared, "plain_kv_tokens": plain}
 
+    def serve(
+        self,
+        candidate: Candidate,
+        requests: Sequence[BoundRequest],
+        policy: PolicySetup,
+        *,
+        max_kv_tokens: int,
+    ) -> EngineRun:
+        """Serve requests on these ranks as a run does, which would start ranks of its own.
+
+        Args:
+            candidate: Of this deployment; its batch and rows must fit the setup's.
+            requests: No longer than the setup's slabs.
+            policy: The candidate's.
+            max_kv_tokens: KV rows of all running requests at their longest.
+        """
+        if self._link is not None:
+            self.rest()
+        limits = BatchLimits(candidate.max_batch, max_kv_tokens)
+        schedule = Schedule(requests, limits, Serving(), round_rows=policy.spec.kv_rows)
+        server = Server(self._worker(GroupTarget), self._partner(policy), schedule, requests)
+        return EngineRun(server.run(), server.outputs)
+
+    def loop_seconds(self) -> list[float]:
+        """Host seconds of a plain round of one request beside the target's step."""
+        tokens = made_up_tokens(0, _LOOP_PROMPT, model_shape(self.setup.target).vocab)
+        request = BoundRequest(0, 0.0, "", tokens, _LOOP_ROUNDS + 2)
+        schedule = Schedule([request], BatchLimits(1, 1 << 20), Serving(), round_rows=1)
+        worker = self._worker(_TimedTarget)
+        starts = Server(worker, NoDraft(), schedule, [request]).run().rounds.column("start")
+        beside = np.diff(starts) - worker.verify_seconds[: len(starts) - 1]
+        return beside[_LOOP_WARM_UP:].tolist()
+
+    def _worker(self, kind: type[_Target]) -> _Target:
+        setup = self.setup
+        return kind(self.target, num_slots=setup.num_slots, sampling=setup.sampling)
+
+    def _partner(self, policy: PolicySetup) -> Partner:
+        if policy.spec.kind == "plain":
+            return NoDraft()
+        if self._link is not None:
+            return self._link.partner(self.setup, policy)
+        return LocalDraft(DraftWorker(policy.build(), drafter_of(self.setup, self.draft)))
+
     def close(self) -> None:
         """Let the draft's leader go."""
         if self._link is not None:
@@ -220,17 +199,3 @@ def rank_bench(setup: RankSetup) -> Iterator[RankBench]:
         bench.close()
         target.end()
         this.leave()
-
-
-def _order(kind: int, shape: StepShape, count: int) -> Words:
-    place = _OPS.index(shape.op)
-    return np.array([kind, place, shape.requests, shape.rows, shape.context, count], np.int32)
-
-
-def _shape(order: Words) -> StepShape:
-    _, place, requests, rows, context, _ = order.tolist()
-    return StepShape(_OPS[place], requests, rows, context)
-
-
-def _seconds_words(seconds: float) -> Words:
-    return np.array([seconds], np.float64).view(np.int32)

@@ -5,30 +5,32 @@ Ranks are started once per deployment. Models that are inflated are made on them
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
 import torch
 
-from codesign.config import Deployment, parse_deployment
+from codesign.config import Deployment, Serving, parse_deployment
 from codesign.engine.gpu.rank_engine import DTYPES
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.workers import GroupDrafter, GroupTarget
 from codesign.engine.partner import DraftLostError, NoDraft, TargetLostError
 from codesign.engine.run import NGRAM, PolicySetup
+from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Server
 from codesign.errors import HardwareError, InputError
 from codesign.models import resolve_model
 from codesign.models.recipe import read_recipe
 from codesign.models.shape import model_shape
-from codesign.policy.batching import Batcher, BatchLimits, QueuedRequest
+from codesign.policy.batching import BatchLimits
 from codesign.policy.protocol import ExpansionRows
 from codesign.policy.speculation import SpeculationSpec
 from codesign.profiler.bench import SPARE_ROWS
-from codesign.profiler.link import link_frame
-from codesign.profiler.rank_bench import RankBench, lead_draft, rank_bench
+from codesign.profiler.link import single_timings
+from codesign.profiler.rank_bench import RankBench, rank_bench
+from codesign.profiler.rank_draft import lead_draft
 from codesign.profiler.rank_steps import NUM_SLOTS
 from codesign.profiler.recorder import (
     MAX_BATCH,
@@ -67,6 +69,7 @@ class RankMeasurer:
         settings: What to measure.
 
     Attributes:
+        deployments: To measure.
         parts: Pieces of the profile.
         notes: What a reader of the profile must know.
 
@@ -84,19 +87,19 @@ class RankMeasurer:
             positions = min(positions, model_shape(self._draft).max_positions)
             _check_vocabulary(self._target, self._draft)
         self._contexts = contexts_within(positions, SPARE_ROWS, RANK_CONTEXTS)
-        self._deployments = _deployments(settings)
-        _check_gpus(settings, self._deployments)
+        self.deployments = _deployments(settings)
+        _check_gpus(settings, self.deployments)
         self._requests, self.notes = recorded_requests(
             self._target, positions, is_quick=settings.is_quick
         )
-        effort = _QUICK if settings.is_quick else _FULL
+        self._effort = _QUICK if settings.is_quick else _FULL
         self.parts = [
             Part(
                 deployment.label,
-                _START + effort.seconds,
-                lambda tick, deployment=deployment: self._deployment(deployment, effort, tick),
+                _START + self._effort.seconds,
+                lambda tick, deployment=deployment: self._deployment(deployment, tick),
             )
-            for deployment in self._deployments
+            for deployment in self.deployments
         ]
         self.parts.append(Part(ACCEPTANCE_PART, 2 * _START, self._acceptance))
 
@@ -104,14 +107,14 @@ class RankMeasurer:
         """Nothing stays between parts."""
 
     @contextmanager
-    def _bench(self, deployment: Deployment, longest: int) -> Iterator[RankBench]:
-        """Ranks whose slabs hold ``longest`` rows, with errors that say what to do.
+    def bench(self, deployment: Deployment) -> Iterator[RankBench]:
+        """The ranks of a deployment, running, with errors that say what to do.
 
         Raises:
             HardwareError: If the models do not fit, or a rank is lost.
         """
         try:
-            with rank_bench(self._setup(deployment, longest)) as bench:
+            with rank_bench(self._setup(deployment)) as bench:
                 yield bench
         except torch.cuda.OutOfMemoryError as error:
             raise HardwareError(
@@ -124,8 +127,9 @@ class RankMeasurer:
                 "same command and --resume"
             ) from error
 
-    def _setup(self, deployment: Deployment, longest: int) -> RankSetup:
+    def _setup(self, deployment: Deployment) -> RankSetup:
         device = self._settings.device.removesuffix("-ranks")
+        longest = max(self._contexts[-1], *map(_length, self._requests))
         return RankSetup(
             target=self._target,
             draft=self._draft,
@@ -142,19 +146,23 @@ class RankMeasurer:
             lead_draft=lead_draft,
         )
 
-    def _deployment(self, deployment: Deployment, effort: Effort, tick: Tick) -> pd.DataFrame:
-        """Everything about one deployment."""
-        with self._bench(deployment, self._contexts[-1]) as bench:
-            groups = self._groups(bench, is_split=deployment.draft_workers > 0)
-            seed = self._settings.sampling.seed
-            rows = time_groups(groups, bench.seconds, effort=effort, seed=seed, tick=tick)
-            frames = [pd.DataFrame(list(rows))]
-            if deployment.draft_workers:
-                frames.append(link_frame(bench.message_seconds()))
-            nothing = {"requests": 0, "context": 0, "beside": False, "seconds": 0.0}
-            rooms = [{"op": op, "rows": rows, **nothing} for op, rows in bench.kv_rooms().items()]
-            if rooms:
-                frames.append(pd.DataFrame(rooms))
+    def _deployment(self, deployment: Deployment, tick: Tick) -> pd.DataFrame:
+        with self.bench(deployment) as bench:
+            return self.time(bench, deployment, tick)
+
+    def time(self, bench: RankBench, deployment: Deployment, tick: Tick) -> pd.DataFrame:
+        """The part of a deployment, on its ranks."""
+        groups = self._groups(bench, is_split=deployment.draft_workers > 0)
+        seed = self._settings.sampling.seed
+        rows = time_groups(groups, bench.seconds, effort=self._effort, seed=seed, tick=tick)
+        frames = [pd.DataFrame(list(rows))]
+        frames.append(single_timings("loop", bench.loop_seconds()))
+        if deployment.draft_workers:
+            frames.append(single_timings("link", bench.message_seconds()))
+        nothing = {"requests": 0, "context": 0, "beside": False, "seconds": 0.0}
+        rooms = [{"op": op, "rows": rows, **nothing} for op, rows in bench.kv_rooms().items()]
+        if rooms:
+            frames.append(pd.DataFrame(rooms))
         return pd.concat(frames, ignore_index=True).assign(deployment=deployment.label)
 
     def _groups(self, bench: RankBench, *, is_split: bool) -> list[Group]:
@@ -177,35 +185,41 @@ class RankMeasurer:
         shipped = shipped_frame(self._settings, self.notes)
         if shipped is not None:
             return shipped
-        workers = max(d.num_workers for d in self._deployments)
-        longest = max(_length(request) for request in self._requests)
-        with self._bench(Deployment(workers), longest) as bench:
-            outputs = self._decode(bench, tick)
+        with self.bench(Deployment(max(d.num_workers for d in self.deployments))) as bench:
+            return self.record(bench, tick)
 
-            def predictions(request: BoundRequest, output: Sequence[int]) -> Iterator[Ranked]:
-                if bench.draft is None:
-                    return ngram_predictions(request, output)
-                drafter = GroupDrafter(bench.draft, num_slots=NUM_SLOTS, choices=TOP_K)
-                return _model_predictions(request, output, drafter)
-
-            return ranked_tokens(self._requests, outputs, predictions)
+    def record(self, bench: RankBench, tick: Tick) -> pd.DataFrame:
+        """The part of acceptance, on ranks that hold both models."""
+        return rank_outputs(bench, self._requests, self._decode(bench, tick))
 
     def _decode(self, bench: RankBench, tick: Tick) -> dict[int, list[int]]:
         """The requests without speculation."""
-        batcher = Batcher(
-            [QueuedRequest(r.request_id, 0.0, _length(r)) for r in self._requests],
-            BatchLimits(MAX_BATCH, sum(_length(r) for r in self._requests)),
-        )
+        limits = BatchLimits(MAX_BATCH, sum(_length(r) for r in self._requests))
+        schedule = Schedule(self._requests, limits, Serving(), round_rows=1)
         worker = GroupTarget(bench.target, num_slots=NUM_SLOTS, sampling=self._settings.sampling)
         server = Server(
             worker,
             NoDraft(),
-            batcher,
+            schedule,
             self._requests,
             progress=lambda stage, done, total: tick(done / total),
         )
         server.run()
         return server.outputs
+
+
+def rank_outputs(
+    bench: RankBench, requests: Sequence[BoundRequest], outputs: Mapping[int, Sequence[int]]
+) -> pd.DataFrame:
+    """Rank emitted tokens among what the draft expects, on ranks that hold both models."""
+
+    def predictions(request: BoundRequest, output: Sequence[int]) -> Iterator[Ranked]:
+        if bench.draft is None:
+            return ngram_predictions(request, output)
+        drafter = GroupDrafter(bench.draft, num_slots=NUM_SLOTS, choices=TOP_K)
+        return _model_predictions(request, output, drafter)
+
+    return ranked_tokens(requests, outputs, predictions)
 
 
 def _length(request: BoundRequest) -> int:

@@ -91,7 +91,8 @@ class _StagedGroup(GroupDrafter):
         super().__init__(leader, num_slots=setup.num_slots, choices=choices)
         for request_id in range(MAX_REQUESTS):
             tokens = made_up_tokens(request_id, setup.draft_tokens - SPARE_ROWS, vocab)
-            leader.ask(prompt_message(tokens, self._slots.take(request_id), 0))
+            self._slots.take(request_id)
+            leader.ask(prompt_message(tokens, self._slots[request_id], 0))
 
     def stage(self, request_id: int, tokens: tuple[int, ...]) -> None:
         """Rows are not counted here: a step says where its own go. Forget moves of the last one."""

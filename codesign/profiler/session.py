@@ -22,7 +22,7 @@ from codesign.errors import HardwareError, InputError
 from codesign.models import resolve_model
 from codesign.models.shape import model_shape
 from codesign.profiler.bench import SPARE_ROWS, DraftBench, TargetBench
-from codesign.profiler.link import link_frame, link_seconds
+from codesign.profiler.link import link_seconds, single_timings
 from codesign.profiler.neighbour import Neighbour, NeighbourSetup
 from codesign.profiler.recorder import record_acceptance, recorded_requests, shipped_frame
 from codesign.profiler.steps import (
@@ -254,7 +254,8 @@ class _CpuMeasurer:
         return self._neighbour
 
     def _link(self, split: Deployment) -> pd.DataFrame:
-        return link_frame(link_seconds(split.draft_workers)).assign(deployment=split.label)
+        seconds = link_seconds(split.draft_workers)
+        return single_timings("link", seconds).assign(deployment=split.label)
 
     def _acceptance(self, tick: Tick) -> pd.DataFrame:
         shipped = shipped_frame(self._settings, self.notes)

@@ -6,6 +6,7 @@ import functools
 import itertools
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -77,9 +78,38 @@ def test_an_interrupted_run_keeps_what_is_done(serve, make_requests, drafts, pol
     assert 0 < emitted < sum(len(tokens) for tokens in plain.outputs.values())
 
 
-def test_a_request_that_can_never_fit_is_refused_before_anything_starts(serve, make_requests):
-    with pytest.raises(InputError, match=r"request \d+ needs \d+ KV tokens, the limit is 30"):
-        serve("plain", make_requests(6), max_kv_tokens=30)
+def test_requests_that_cannot_be_served_are_refused_while_others_go_on(serve, make_requests):
+    good = make_requests(3)
+    wrong = {
+        "empty": {"prompt_ids": ()},
+        "at least one": {"max_new_tokens": 0},
+        "outside 0 to 60": {"prompt_ids": (5, 61)},
+        "needs 525 KV tokens, the limit is 300": {"prompt_ids": (1,) * 500},
+    }
+    bad = [replace(good[0], request_id=3 + i, **what) for i, what in enumerate(wrong.values())]
+    requests = [*good, *bad]
+    ours = serve("plain", requests, max_kv_tokens=300)
+    assert ours.records.refused.keys() == {3, 4, 5, 6}
+    for (said, _), note in zip(wrong.items(), ours.records.notes, strict=True):
+        assert said in note
+    served = serve("plain", good).outputs
+    assert ours.outputs == served | {number: [] for number in (3, 4, 5, 6)}
+
+
+def test_a_run_without_a_request_that_can_be_served_ends_before_anything_starts(
+    serve, make_requests
+):
+    with pytest.raises(InputError, match="request 0: it needs 26 KV tokens, the limit is 20"):
+        serve("plain", make_requests(6), max_kv_tokens=20)
+
+
+def test_requests_that_find_the_queue_full_are_refused(serve, make_requests):
+    requests = make_requests(6)
+    ours = serve("plain", requests, max_batch=2, max_waiting=1)
+    assert ours.records.refused.keys() == {3, 4, 5}
+    assert all(ours.outputs[number] == [] for number in (3, 4, 5))
+    served = serve("plain", requests[:3]).outputs
+    assert {number: ours.outputs[number] for number in range(3)} == served
 
 
 def test_speculation_without_a_draft_is_refused(serve, make_requests):

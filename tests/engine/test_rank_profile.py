@@ -12,7 +12,8 @@ from codesign.engine.run import NGRAM, PolicySetup
 from codesign.policy.speculation import SpeculationSpec
 from codesign.policy.walk import Sampling
 from codesign.profiler.bench import SPARE_ROWS
-from codesign.profiler.rank_bench import lead_draft, rank_bench
+from codesign.profiler.rank_bench import rank_bench
+from codesign.profiler.rank_draft import lead_draft
 from codesign.profiler.rank_steps import NUM_SLOTS, rows_that_fit
 from codesign.profiler.steps import (
     RANK_CONTEXTS,

@@ -17,6 +17,7 @@ from codesign.engine.wire import (
 from codesign.policy.protocol import (
     Admission,
     Candidates,
+    PromptRows,
     RequestCandidates,
     RequestVerdict,
     Verdict,
@@ -24,12 +25,15 @@ from codesign.policy.protocol import (
 
 LIMITS = WireLimits(max_batch=3, max_rows=5)
 INT = st.integers(0, 2**31 - 1)
+TARGETS = st.none() | st.integers(1, 2**31 - 1).map(lambda units: units * 1e-6)
 TOKENS = st.lists(INT, min_size=1, max_size=5).map(tuple)
 
 
 def rows(tokens: tuple[int, ...]) -> st.SearchStrategy[RequestCandidates]:
     parents = st.tuples(st.just(-1), *(st.integers(0, i) for i in range(len(tokens) - 1)))
-    return st.builds(RequestCandidates, INT, INT, st.just(tokens), parents)
+    chance = st.integers(0, 2**20).map(lambda units: units / 2**20)
+    chances = st.tuples(st.just(1.0), *[chance] * (len(tokens) - 1)) | st.just(())
+    return st.builds(RequestCandidates, INT, INT, st.just(tokens), parents, chances)
 
 
 @given(
@@ -39,8 +43,14 @@ def rows(tokens: tuple[int, ...]) -> st.SearchStrategy[RequestCandidates]:
         requests=st.lists(
             st.builds(RequestVerdict, INT, INT, TOKENS, st.booleans()), max_size=3
         ).map(tuple),
-        admitted=st.lists(st.builds(Admission, INT, TOKENS, INT), max_size=3).map(tuple),
+        admitted=st.lists(st.builds(Admission, INT, TOKENS, INT, TARGETS), max_size=3).map(tuple),
+        prompts=st.lists(st.builds(PromptRows, INT, TOKENS | st.just(()), INT), max_size=3).map(
+            tuple
+        ),
+        dropped=st.lists(INT, max_size=3).map(tuple),
         is_last=st.booleans(),
+        now=st.floats(0, 1e9),
+        beside=st.tuples(INT, INT),
     )
 )
 def test_verdicts_round_trip(verdict):

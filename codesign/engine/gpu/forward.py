@@ -14,12 +14,14 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 from codesign.engine.gpu.slabs import Slabs, seen_rows
 from codesign.engine.gpu.step_rows import BUCKETS, DeviceRows
 from codesign.engine.gpu.tensor_group import TensorGroup
 from codesign.engine.rank_weights import RankWeights
 from codesign.kernels import rms_norm, rotary_frequencies
+from codesign.kernels.embedding import embed_rows
 from codesign.kernels.fused_attention import attention_in_two, fits, fused_attention
 from codesign.kernels.packed_linear import (
     LinearMap,
@@ -104,12 +106,12 @@ class RankForward:
 
     def hidden(self, rows: DeviceRows, slabs: Slabs, scratch: Scratch | None) -> Tensor:
         """Write the rows' keys and values to their slabs and return last hidden states, (T, D)."""
-        seen = seen_rows(rows)
+        seen = seen_rows(rows, slabs)
 
         def attend(index: int, qkv_TN: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
             tables = (cos_TF, sin_TF, slabs.keys_LBGME[index], slabs.values_LBGME[index])
             heads, places_T = self.shape.heads, rows.kv_rows_T
-            if not self._fused:
+            if not self._fused or seen.tables_SK is not None:
                 return attention_in_two(
                     qkv_TN, *tables, seen, places_T, heads=heads, scratch=scratch
                 )
@@ -118,29 +120,54 @@ class RankForward:
                 qkv_TN, *tables, seen, places_T, heads=heads, ahead=ahead, pdl=True
             )
 
-        return self._run(rows.tokens_T.long(), rows.positions_T, attend)
+        return self._run(rows.tokens_T, rows.positions_T, attend)
 
-    def prompt_hidden(self, tokens_T: Tensor, slot: int, slabs: Slabs) -> Tensor:
-        """Run a whole prompt into an empty slab and return its last hidden state, (1, D)."""
-        count = tokens_T.shape[0]
-        places = torch.arange(count, device=tokens_T.device)
-        slots = torch.full_like(places, slot)
+    def prompt_hidden(
+        self,
+        tokens_N: Tensor,
+        slot: int,
+        slabs: Slabs,
+        *,
+        start: int = 0,
+        first_written: int = 0,
+    ) -> Tensor:
+        """Run a prompt, or a piece of it, into a slab and return its last hidden state, (1, D).
+
+        Args:
+            tokens_N: Of the piece.
+            slot: Slab, whose rows before the piece are there.
+            slabs: All of them.
+            start: Position of the first token.
+            first_written: Rows below are there already, and are not written again.
+        """
+        end = start + tokens_N.shape[0]
+        positions_N = torch.arange(start, end, device=tokens_N.device)
+        slots_N, places_N = slabs.prompt_places(slot, positions_N, first_written)
 
         def attend(index: int, qkv_TN: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
-            keys, values = slabs.keys_LBGME[index], slabs.values_LBGME[index]
             q_THE = rotate_and_append(
-                qkv_TN, cos_TF, sin_TF, keys, values, slots, places, heads=self.shape.heads
+                qkv_TN,
+                cos_TF,
+                sin_TF,
+                slabs.keys_LBGME[index],
+                slabs.values_LBGME[index],
+                slots_N,
+                places_N,
+                heads=self.shape.heads,
+                tables_SK=slabs.tables_SK,
             )
+            keys_GSE, values_GSE = slabs.rows(index, slot, end)
             out_1HTE = F.scaled_dot_product_attention(
                 q_THE.transpose(0, 1)[None],
-                keys[slot, :, :count][None],
-                values[slot, :, :count][None],
-                is_causal=True,
+                keys_GSE[None],
+                values_GSE[None],
+                attn_mask=causal_lower_right(len(tokens_N), end) if start else None,
+                is_causal=not start,
                 enable_gqa=self.shape.heads != self.shape.kv_heads,
             )
             return out_1HTE[0].transpose(0, 1).flatten(1)
 
-        return self._run(tokens_T, places, attend)[-1:]
+        return self._run(tokens_N, positions_N, attend)[-1:]
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Float32 logits of the rank's head rows, (T, v); -inf where a row stands for no token."""
@@ -157,10 +184,10 @@ class RankForward:
         positions_T: Tensor,
         attend: Callable[[int, Tensor, Tensor, Tensor], Tensor],
     ) -> Tensor:
-        angle_TF = positions_T[:, None].float() * self._frequency_F
-        cos_TF, sin_TF = angle_TF.cos(), angle_TF.sin()
         add_map = self.group.add_map
-        x_TD = self.embedding_VD[tokens_T]
+        x_TD, cos_TF, sin_TF = embed_rows(
+            tokens_T, positions_T, self.embedding_VD, self._frequency_F
+        )
         for index, layer in enumerate(self._layers):
             qkv_TN = self._head_norms(layer, layer.qkv(x_TD))
             x_TD = add_map(layer.out, attend(index, qkv_TN, cos_TF, sin_TF), x_TD)

@@ -59,23 +59,12 @@ def tensor_groups(
         device: Of this rank.
     """
     groups: dict[range, TensorGroup] = {}
-    _skip_group_names(setup)
     # torch.distributed wants every rank to make every group.
     for ranks in {setup.group_ranks(draft=False): 0, setup.group_ranks(draft=True): 0}:
         made = _process_group(setup, ranks)
         if rank in ranks:
             groups[ranks] = _tensor_group(setup, made, BUCKETS[-1] * hidden, device)
     return groups
-
-
-def _skip_group_names(setup: RankSetup) -> None:
-    """Let no group have the name of an earlier run's: torch counts them from 0 in each run.
-
-    A process that serves several runs keeps the shared memory of a name, and where to ask for it.
-    """
-    if setup.num_ranks > 1:
-        for _ in range(2 * setup.number):
-            dist.new_group([0], backend="gloo")
 
 
 def _process_group(setup: RankSetup, ranks: range) -> dist.ProcessGroup | None:

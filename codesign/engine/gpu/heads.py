@@ -16,7 +16,8 @@ from torch import Tensor
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import DeviceRows
-from codesign.kernels.keyed_sampling import accepted_rows, best_tokens, needs_whole_rows, row_keys
+from codesign.kernels.keyed_sampling import accepted_moves, needs_whole_rows, sample_rows
+from codesign.kernels.row_choices import choice_words, row_choices, words_of
 from codesign.policy.walk import Sampling
 
 
@@ -42,6 +43,7 @@ class TargetHead:
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
+        self._counts: dict[int, Tensor] = {}
 
     def words(self, rows: int) -> int:
         """One token a row."""
@@ -51,38 +53,54 @@ class TargetHead:
         self, forward: RankForward, rows: DeviceRows, slabs: Slabs, hidden_TD: Tensor
     ) -> Tensor:
         """See ``StepHead.finish``."""
-        keys_T = row_keys(rows.key_low_T, rows.key_high_T, rows.positions_T)
-        sampled_T = self.sample(forward, hidden_TD, keys_T)
-        depths_T = rows.positions_T - rows.prefixes_T
-        accepted_T = accepted_rows(
+        sampled_T = self.sample(
+            forward, hidden_TD, rows.key_low_T, rows.key_high_T, rows.positions_T
+        )
+        moves_T3 = accepted_moves(
             rows.tokens_T,
             sampled_T,
+            positions_T=rows.positions_T,
+            prefixes_T=rows.prefixes_T,
+            slots_T=rows.slots_T,
+            places_T=rows.kv_rows_T,
             parents_T=rows.parents_T,
             firsts_T=rows.firsts_T,
             path_TP=rows.path_TP,
-            depths_T=depths_T,
+            scratch_slot=slabs.scratch_slot,
         )
-        # A row that is not accepted moves to where it is, in the scratch slab: to no effect.
-        place_T = torch.where(accepted_T, rows.kv_rows_T, 0)
-        slot_T = torch.where(accepted_T, rows.slots_T, slabs.scratch_slot)
-        target_T = torch.where(accepted_T, rows.positions_T, 0)
-        moves_T3 = torch.stack((slot_T, place_T, target_T), dim=1)
-        num_moves_1 = torch.full_like(slot_T[:1], slot_T.shape[0])
-        slabs.move(moves_T3, num_moves_1)
+        slabs.move(moves_T3, self._count(moves_T3))
         return sampled_T.to(torch.int32)
 
-    def sample(self, forward: RankForward, hidden_TD: Tensor, keys_T: Tensor) -> Tensor:
-        """Token that the target emits after each row, (T,) int64."""
+    def _count(self, moves_T3: Tensor) -> Tensor:
+        """How many moves there are, on the device; made once."""
+        rows = moves_T3.shape[0]
+        if rows not in self._counts:
+            self._counts[rows] = torch.full((1,), rows, dtype=torch.int32, device=moves_T3.device)
+        return self._counts[rows]
+
+    def sample(
+        self,
+        forward: RankForward,
+        hidden_TD: Tensor,
+        key_low_T: Tensor,
+        key_high_T: Tensor,
+        positions_T: Tensor,
+    ) -> Tensor:
+        """Token that the target emits after each row, (T,), an integer type."""
         logits_Tv = forward.logits(hidden_TD)
-        if needs_whole_rows(self._sampling):
+        keys = key_low_T, key_high_T, positions_T
+        if forward.group.size == 1 or needs_whole_rows(self._sampling):
             whole_TV = forward.group.all_gather(logits_Tv)
-            return best_tokens(whole_TV, keys_T, self._sampling)[1]
-        scores_T, tokens_T = best_tokens(
-            logits_Tv, keys_T, self._sampling, first_token=forward.first_token
+            return sample_rows(whole_TV, *keys, self._sampling)[1]
+        scores_T, tokens_T = sample_rows(
+            logits_Tv, *keys, self._sampling, first_token=forward.first_token
         )
-        scores_TW = forward.group.all_gather(scores_T[:, None])
-        tokens_TW = forward.group.all_gather(tokens_T[:, None])
-        return tokens_TW.gather(1, scores_TW.argmax(dim=1, keepdim=True))[:, 0]
+        # Tokens are exact in float64, as are the scores: one collective for both.
+        best_TW2 = forward.group.all_gather(
+            torch.stack((scores_T.double(), tokens_T.double()), dim=1)
+        ).unflatten(1, (-1, 2))
+        first_T1 = best_TW2[..., 0].argmax(dim=1, keepdim=True)
+        return best_TW2[..., 1].gather(1, first_T1)[:, 0].long()
 
 
 class DraftHead:
@@ -99,14 +117,16 @@ class DraftHead:
         self, forward: RankForward, rows: DeviceRows, slabs: Slabs, hidden_TD: Tensor
     ) -> Tensor:
         """See ``StepHead.finish``."""
-        gather = forward.group.all_gather
         logits_Tv = forward.logits(hidden_TD)
-        total_TW = gather(torch.logsumexp(logits_Tv, dim=-1, keepdim=True))
-        own = logits_Tv.topk(min(self.choices, logits_Tv.shape[-1]), dim=-1)
-        best = gather(own.values).topk(self.choices, dim=-1)
-        tokens_TK = gather(own.indices + forward.first_token).gather(1, best.indices)
-        if forward.token_map is not None:
-            tokens_TK = forward.token_map[tokens_TK]
-        log_probs_TK = best.values - torch.logsumexp(total_TW, dim=-1, keepdim=True)
-        bits_TK = log_probs_TK.contiguous().view(torch.int32)
-        return torch.cat((tokens_TK.to(torch.int32).flatten(), bits_TK.flatten()))
+        if forward.group.size == 1:
+            return choice_words(logits_Tv, self.choices, token_map=forward.token_map)
+        own = min(self.choices, logits_Tv.shape[1])
+        values_Tk, columns_Tk, total_T = row_choices(logits_Tv, own)
+        # Tokens are exact in float64, as are the logits: one collective for all.
+        parts = values_Tk, columns_Tk + forward.first_token, total_T[:, None]
+        gathered = forward.group.all_gather(torch.cat([part.double() for part in parts], dim=1))
+        all_TWn = gathered.unflatten(1, (-1, 2 * own + 1))
+        values_TK, places_TK = all_TWn[..., :own].flatten(1).topk(self.choices, dim=1)
+        tokens_TK = all_TWn[..., own:-1].flatten(1).gather(1, places_TK).long()
+        total_T = torch.logsumexp(all_TWn[..., -1], dim=1)
+        return words_of(values_TK.float(), tokens_TK, total_T.float(), forward.token_map)

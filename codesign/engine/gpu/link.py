@@ -26,8 +26,8 @@ from codesign.policy.protocol import Verdict
 
 
 def verdict_mailbox_words(limits: WireLimits, max_prompt_tokens: int) -> int:
-    """Words of the longest verdict, prompts of a whole batch behind it."""
-    return limits.verdict_words + limits.max_batch * max_prompt_tokens
+    """Words of the longest verdict, prompts of two whole batches behind it."""
+    return limits.verdict_words + 2 * limits.max_batch * max_prompt_tokens
 
 
 class LinkedDraft:
@@ -71,6 +71,9 @@ class LinkedDraft:
         received = perf_counter()
         candidates, times = decode_candidates(words)
         return Answer(candidates, self._sent, times, received)
+
+    def run_prompts(self) -> None:
+        """The draft runs them after it has answered."""
 
     def close(self) -> None:
         """See ``Partner.close``."""

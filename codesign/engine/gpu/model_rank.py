@@ -15,6 +15,8 @@ import torch
 
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.heads import StepHead, TargetHead
+from codesign.engine.gpu.paging import Entry
+from codesign.engine.gpu.row_sampling import SAMPLING_WORDS, RowTargetHead, sampling_words
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import (
     BUCKET,
@@ -28,20 +30,55 @@ from codesign.engine.gpu.step_rows import (
     step_words,
 )
 from codesign.engine.gpu.watch import Watch
-from codesign.kernels.keyed_sampling import row_keys
 from codesign.kernels.row_attention import Scratch
+from codesign.policy.walk import Sampling
 
-STEP, PROMPT, END = range(3)  # kinds of message
-SLOT_WORD, COUNT_WORD, LOW_WORD, HIGH_WORD = 3, 4, 5, 6  # of a prompt's header
+STEP, PROMPT, PIECE, PAGES, SAMPLING, END = range(6)  # kinds of message
+START_WORD, SLOT_WORD, COUNT_WORD, LOW_WORD, HIGH_WORD, WRITTEN_WORD = range(2, 8)  # of a prompt's
 PATIENCE = 0.05  # seconds between two looks after the other ranks
 
 
-def prompt_message(tokens: Sequence[int], slot: int, noise_key: int) -> Words:
-    """Message for ``ModelRank``: run a prompt into an empty slab."""
+def prompt_message(
+    tokens: Sequence[int],
+    slot: int,
+    noise_key: int,
+    *,
+    start: int = 0,
+    first_written: int = 0,
+    is_last: bool = True,
+) -> Words:
+    """Message for ``ModelRank``: run a prompt, or a piece of one, into a slab.
+
+    Args:
+        tokens: Of the rows.
+        slot: The slab.
+        noise_key: Of the request.
+        start: Slab row of the first token; those before it are there.
+        first_written: Rows below are there, too, and stay as they are.
+        is_last: The target answers with the token after the last row.
+    """
     message = np.zeros(HEADER + len(tokens), np.int32)
-    message[KIND], message[SLOT_WORD], message[COUNT_WORD] = PROMPT, slot, len(tokens)
+    message[KIND] = PROMPT if is_last else PIECE
+    message[SLOT_WORD], message[COUNT_WORD] = slot, len(tokens)
+    message[START_WORD], message[WRITTEN_WORD] = start, first_written
     message[LOW_WORD : HIGH_WORD + 1] = np.array([noise_key], np.uint64).view(np.int32)
     message[HEADER:] = tokens
+    return message
+
+
+def pages_message(entries: Sequence[Entry]) -> Words:
+    """Message for ``ModelRank``: entries of page tables, for the steps that follow."""
+    message = np.zeros(HEADER + 3 * len(entries), np.int32)
+    message[KIND], message[COUNT_WORD] = PAGES, len(entries)
+    message[HEADER:] = [word for e in entries for word in (e.slot, e.index, e.page)]
+    return message
+
+
+def sampling_message(slot: int, sampling: Sampling) -> Words:
+    """Message for a ``ModelRank`` with ``RowTargetHead``: how the request in a slot samples."""
+    message = np.zeros(HEADER + SAMPLING_WORDS, np.int32)
+    message[KIND], message[SLOT_WORD] = SAMPLING, slot
+    message[HEADER:] = sampling_words(sampling)
     return message
 
 
@@ -139,11 +176,15 @@ class ModelRank:
         """Run a message and wait for its answer.
 
         Args:
-            message: From ``pack_step`` or ``prompt_message``.
+            message: From ``pack_step``, ``prompt_message``, or one of the others above.
             watch: Of the other ranks of the group.
         """
-        if message[KIND] == PROMPT:
+        kind = message[KIND]
+        if kind in (PROMPT, PIECE):
             return self._run_prompt(message, watch)
+        if kind in (PAGES, SAMPLING):
+            self._note(message)
+            return np.zeros(0, np.int32)
         bucket = int(message[BUCKET])
         if bucket not in self._steps:
             self._steps[bucket] = self._make_step(bucket)
@@ -165,19 +206,32 @@ class ModelRank:
                 look_at = now + PATIENCE
         self.forward.group.check()
 
+    def _note(self, message: Words) -> None:
+        """Take what steps will read: pages, or how a request samples."""
+        if message[KIND] == PAGES:
+            self.slabs.enter([Entry(*words) for words in message[HEADER:].reshape(-1, 3).tolist()])
+        else:
+            assert isinstance(self.head, RowTargetHead), "all requests sample as the run does"
+            self.head.note(int(message[SLOT_WORD]), message[HEADER:])
+
     def _run_prompt(self, message: Words, watch: Watch | None) -> Words:
         """Run a prompt; the target answers with the token after it, the draft with nothing."""
         device, count = self.forward.device, int(message[COUNT_WORD])
         words = torch.from_numpy(message).to(device)
-        tokens_T, slot = words[HEADER : HEADER + count].long(), int(message[SLOT_WORD])
-        self.slabs.label_prompt(tokens_T, slot)
-        hidden_1D = self.forward.prompt_hidden(tokens_T, slot, self.slabs)
-        if not isinstance(self.head, TargetHead):
+        tokens_N, slot = words[HEADER : HEADER + count].long(), int(message[SLOT_WORD])
+        start, first_written = int(message[START_WORD]), int(message[WRITTEN_WORD])
+        self.slabs.label_prompt(tokens_N, slot, start=start, first_written=first_written)
+        hidden_1D = self.forward.prompt_hidden(
+            tokens_N, slot, self.slabs, start=start, first_written=first_written
+        )
+        if message[KIND] == PIECE or not isinstance(self.head, TargetHead):
             self._wait(watch)
             return np.zeros(0, np.int32)
-        last = torch.tensor([count - 1], device=device)
-        keys_1 = row_keys(words[LOW_WORD, None], words[HIGH_WORD, None], last)
-        token_1 = self.head.sample(self.forward, hidden_1D, keys_1)
+        if isinstance(self.head, RowTargetHead):
+            self.head.slots_T = words[SLOT_WORD, None]
+        last = torch.tensor([start + count - 1], device=device)
+        low_1, high_1 = words[LOW_WORD, None], words[HIGH_WORD, None]
+        token_1 = self.head.sample(self.forward, hidden_1D, low_1, high_1, last)
         self._wait(watch)
         return token_1.to("cpu", torch.int32).numpy()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from codesign.config import Serving
 from codesign.engine.gpu.launch import TorchrunProcess
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import serve_rank
@@ -85,13 +86,21 @@ class RankEngine:
         *,
         sampling: Sampling,
         max_kv_tokens: int,
+        serving: Serving,
+        max_waiting: int | None = None,
         progress: Progress | None = None,
     ) -> EngineRun:
         """See ``Engine.serve``."""
-        setup = self._setup(candidate, requests, policy, sampling, max_kv_tokens)
+        setup = self._setup(candidate, requests, policy, sampling, max_kv_tokens, serving)
         try:
             return run_on_ranks(
-                setup, candidate, requests, max_kv_tokens=max_kv_tokens, progress=progress
+                setup,
+                candidate,
+                requests,
+                max_kv_tokens=max_kv_tokens,
+                serving=serving,
+                max_waiting=max_waiting,
+                progress=progress,
             )
         except torch.cuda.OutOfMemoryError as error:
             raise HardwareError(
@@ -109,8 +118,10 @@ class RankEngine:
         assert self.process is not None, "only processes of torchrun follow"
         for candidate in candidates:
             policy, max_kv_tokens = replay.policy(candidate)
-            sampling = replay.plan.sampling
-            setup = self._setup(candidate, replay.requests, policy, sampling, max_kv_tokens)
+            sampling, serving = replay.plan.sampling, replay.plan.serving
+            setup = self._setup(
+                candidate, replay.requests, policy, sampling, max_kv_tokens, serving
+            )
             rank = self.process.rank(setup)
             if rank is None:
                 continue
@@ -128,6 +139,7 @@ class RankEngine:
         policy: PolicySetup,
         sampling: Sampling,
         max_kv_tokens: int,
+        serving: Serving,
     ) -> RankSetup:
         setup = rank_setup(
             candidate,
@@ -137,6 +149,7 @@ class RankEngine:
             policy=policy,
             sampling=sampling,
             max_kv_tokens=max_kv_tokens,
+            serving=serving,
             device=self._device,
             dtype=DTYPES[self._device],
             smallest_bucket=self._padded_rows,

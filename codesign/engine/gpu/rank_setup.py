@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from codesign.engine.gpu.paging import Paging
 from codesign.engine.gpu.watch import SILENCE
 from codesign.engine.run import NGRAM, PolicySetup
 from codesign.engine.wire import WireLimits
@@ -36,6 +37,10 @@ class RankSetup:
         num_slots: Requests at once.
         target_tokens: Rows of a slab of the target.
         draft_tokens: Rows of a slab of the draft.
+        target_paging: Pages that the target's slabs lie in; None for whole slabs.
+        draft_paging: The same of the draft's.
+        samplings: Ways of sampling, where requests have their own; with the run's.
+        keeps_prefixes: Prompt blocks stay for later requests.
         max_rows: Most rows of one request in a verification.
         smallest_bucket: Fewest rows of a target forward.
         device: "cuda", or "cpu" to run the same code over gloo.
@@ -59,6 +64,10 @@ class RankSetup:
     target_tokens: int
     draft_tokens: int
     max_rows: int
+    target_paging: Paging | None = None
+    draft_paging: Paging | None = None
+    samplings: tuple[Sampling, ...] = ()
+    keeps_prefixes: bool = False
     smallest_bucket: int = 8
     device: str = "cuda"
     dtype: str = "bfloat16"
@@ -84,6 +93,13 @@ class RankSetup:
     def limits(self) -> WireLimits:
         """Sizes of the pair link's messages."""
         return WireLimits(self.num_slots, self.max_rows)
+
+    @property
+    def page_words(self) -> int:
+        """int32 words of all entries of a model's page tables."""
+        tables = ((self.target_paging, self.target_tokens), (self.draft_paging, self.draft_tokens))
+        entries = [self.num_slots * paging.pages_of(rows) for paging, rows in tables if paging]
+        return 3 * max(entries, default=0)
 
     @property
     def has_draft_model(self) -> bool:

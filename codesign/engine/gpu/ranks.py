@@ -32,6 +32,7 @@ from codesign.engine.gpu.mailbox import (
 from codesign.engine.gpu.model_rank import ModelRank
 from codesign.engine.gpu.rank_group import GroupLeader, follow
 from codesign.engine.gpu.rank_setup import RankSetup
+from codesign.engine.gpu.row_sampling import RowTargetHead
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import (
     BUCKETS,
@@ -99,7 +100,8 @@ class Rank:
         if len(ranks) == 1:
             return None
         tokens = max(self.setup.target_tokens, self.setup.draft_tokens)
-        words = max(max_step_words(self._max_moves), HEADER + tokens)
+        most = HEADER + max(tokens, self.setup.page_words)
+        words = max(max_step_words(self._max_moves), most)
         name = "draft-group" if draft else "target-group"
         return self.mailbox(name, ranks[0], ranks[1:], words, watch)
 
@@ -118,6 +120,8 @@ class Rank:
             return
         for model in self.models.values():
             model.close()
+        for model in self.models.values():
+            model.forward.group.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -209,6 +213,8 @@ def _model_rank(setup: RankSetup, model: int, forward: RankForward) -> ModelRank
     is_draft = model == DRAFT_MODEL
     tokens = setup.draft_tokens if is_draft else setup.target_tokens
     head: StepHead = TargetHead(setup.sampling)
+    if setup.samplings:
+        head = RowTargetHead(setup.num_slots, forward.device, setup.samplings)
     if is_draft:
         head = DraftHead(setup.policy.build().fanout)
     slabs = Slabs(
@@ -217,6 +223,7 @@ def _model_rank(setup: RankSetup, model: int, forward: RankForward) -> ModelRank
         max_tokens=max(tokens, BUCKETS[-1]),  # scratch holds a row of padding each
         dtype=forward.dtype,
         device=forward.device,
+        paging=setup.draft_paging if is_draft else setup.target_paging,
         check=setup.check,
     )
     return ModelRank(forward, slabs, head, max_moves=setup.num_slots * MAX_PATH * is_draft)
@@ -241,7 +248,13 @@ def draft_worker(setup: RankSetup, leader: GroupLeader | None) -> DraftWorker:
     policy = setup.policy.build()
     drafter: Drafter = NgramDrafter()
     if leader is not None:
-        drafter = GroupDrafter(leader, num_slots=setup.num_slots, choices=policy.fanout)
+        drafter = GroupDrafter(
+            leader,
+            num_slots=setup.num_slots,
+            choices=policy.fanout,
+            paging=setup.draft_paging,
+            keeps_prefixes=setup.keeps_prefixes,
+        )
     return DraftWorker(policy, drafter)
 
 

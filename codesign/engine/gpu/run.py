@@ -12,6 +12,7 @@ import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -19,21 +20,26 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _abort_process_group
 
+from codesign.config import Serving
 from codesign.engine.gpu.launch import LocalRanks, TorchrunProcess, TorchrunRanks
 from codesign.engine.gpu.link import LinkedDraft, last_verdict_words
 from codesign.engine.gpu.mailbox import Mailbox
+from codesign.engine.gpu.paging import PAGE_ROWS, Paging
 from codesign.engine.gpu.rank_group import GroupLeader
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank, draft_worker, load_rank
 from codesign.engine.gpu.watch import SILENCE
 from codesign.engine.gpu.workers import GroupTarget
 from codesign.engine.partner import DraftLostError, LocalDraft, NoDraft, Partner
-from codesign.engine.run import EngineRun, PolicySetup, kv_tokens, longest_request
+from codesign.engine.run import EngineRun, PolicySetup, served_requests
+from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Progress, Server
 from codesign.errors import HardwareError, InputError
+from codesign.models.shape import model_shape
 from codesign.plan import Candidate
-from codesign.policy.batching import Batcher, BatchLimits, QueuedRequest
+from codesign.policy.batching import BatchLimits
 from codesign.policy.interface import MAX_TREE_ROWS
+from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
 
@@ -51,6 +57,8 @@ def rank_setup(
     policy: PolicySetup | None = None,
     sampling: Sampling | None = None,
     max_kv_tokens: int = 4096,
+    serving: Serving | None = None,
+    page_rows: int = PAGE_ROWS,
     device: str = "cuda",
     dtype: str = "bfloat16",
     smallest_bucket: int = 8,
@@ -63,10 +71,18 @@ def rank_setup(
     """What the ranks of a candidate's run must know.
 
     Raises:
-        InputError: If a request can never fit, or a draft is needed and missing.
+        InputError: If no request can be served, or a draft is needed and missing.
     """
     spec, deployment = candidate.speculation, candidate.deployment
-    longest = longest_request(requests, spec, max_kv_tokens)
+    served = served_requests(requests, spec, model_shape(target), max_kv_tokens)
+    longest, num_slots = served.longest, candidate.max_batch
+    serving, sampling = serving or Serving(), sampling or Sampling()
+    pagings: tuple[Paging | None, Paging | None] = (None, None)
+    if _wants_pages(serving, num_slots * longest, max_kv_tokens):
+        pages = partial(Paging.for_rows, max_kv_tokens, num_slots, page_rows=page_rows)
+        # A draft writes the row of a prompt's last token itself, and so shares no block with it.
+        unshared = PREFIX_BLOCK if serving.prefix_cache else 0
+        pagings = pages(), pages(spare_rows=MAX_TREE_ROWS + unshared)
     if spec.kind == "plain":
         draft = None
     elif draft is None:
@@ -77,10 +93,14 @@ def rank_setup(
         target_ranks=deployment.target_workers,
         draft_ranks=deployment.draft_workers if draft is not None else 0,
         policy=policy or PolicySetup(spec),
-        sampling=sampling or Sampling(),
-        num_slots=candidate.max_batch,
+        sampling=sampling,
+        num_slots=num_slots,
         target_tokens=longest,
         draft_tokens=longest + MAX_TREE_ROWS,
+        target_paging=pagings[0],
+        draft_paging=pagings[1],
+        samplings=_samplings(served.requests, sampling),
+        keeps_prefixes=serving.prefix_cache,
         max_rows=spec.max_rows,
         smallest_bucket=smallest_bucket,
         device=device,
@@ -93,6 +113,18 @@ def rank_setup(
     )
 
 
+def _wants_pages(serving: Serving, slab_rows: int, max_kv_tokens: int) -> bool:
+    """Whether slabs lie in pages: rows are shared or taken back, or slabs would be mostly empty."""
+    return serving.prefix_cache or serving.preemption or slab_rows > 2 * max_kv_tokens
+
+
+def _samplings(requests: Sequence[BoundRequest], sampling: Sampling) -> tuple[Sampling, ...]:
+    """All ways in which requests sample; () if all sample as the run does, but for the seed."""
+    own = {r.options.sampling for r in requests} - {None}
+    different = [s for s in own if s and replace(s, seed=sampling.seed) != sampling]
+    return (sampling, *different) if different else ()
+
+
 def run_on_ranks(
     setup: RankSetup,
     candidate: Candidate,
@@ -100,6 +132,8 @@ def run_on_ranks(
     *,
     stop_tokens: frozenset[int] = frozenset(),
     max_kv_tokens: int = 4096,
+    serving: Serving | None = None,
+    max_waiting: int | None = None,
     progress: Progress | None = None,
     inspect: Callable[[Rank], None] | None = None,
 ) -> EngineRun:
@@ -113,7 +147,9 @@ def run_on_ranks(
         candidate: Its policy and batch limit.
         requests: With token ids and arrivals in seconds.
         stop_tokens: Tokens that end a request.
-        max_kv_tokens: KV rows of all running requests at their longest.
+        max_kv_tokens: KV rows of all running requests, as ``serving`` counts them.
+        serving: How memory and steps are shared, as it was given to ``rank_setup``.
+        max_waiting: Requests that may wait, None for any; later ones are refused.
         progress: Called as ``progress("serve", finished, total)``.
         inspect: Called with this rank after the run; for tests and benchmarks.
 
@@ -121,9 +157,14 @@ def run_on_ranks(
         HardwareError: If there are fewer GPUs than ranks, or a rank does not start.
     """
     spec = candidate.speculation
-    batcher = Batcher(
-        [QueuedRequest(r.request_id, r.arrival, kv_tokens(r, spec)) for r in requests],
+    served = served_requests(requests, spec, model_shape(setup.target), max_kv_tokens)
+    schedule = Schedule(
+        served.requests,
         BatchLimits(candidate.max_batch, max_kv_tokens),
+        serving or Serving(),
+        round_rows=spec.kv_rows,
+        emitted_rows=setup.smallest_bucket,
+        max_waiting=max_waiting,
     )
     with started(setup) as (ranks, setup):
         this = load_rank(setup, setup.leader, before_join=ranks.wait_until_loaded)
@@ -135,9 +176,13 @@ def run_on_ranks(
             sampling=setup.sampling,
             stop_tokens=stop_tokens,
             smallest_bucket=setup.smallest_bucket,
+            paging=setup.target_paging,
+            samples_by_row=bool(setup.samplings),
         )
         partner = _partner(this, ranks, followers)
-        server = Server(worker, partner, batcher, requests, progress=progress)
+        server = Server(
+            worker, partner, schedule, requests, refused=served.refused, progress=progress
+        )
         records = server.run()
         if inspect is not None:
             inspect(this)

@@ -1,18 +1,23 @@
 """Keys and values on one rank: a slab per request, [prefix | tree], and one for padding rows.
 
-Whoever leads the rank group knows which slab belongs to whom and how many rows are in use; a rank
-just holds the tensors. The policy's state machines count rows, so nothing is counted twice.
+Slabs are whole, or lie in pages of which requests hold as many as they need. Whoever leads the rank
+group knows which slab and which pages belong to whom and how many rows are in use (``paging.py``);
+a rank just holds the tensors. The policy's state machines count rows, so nothing is counted twice.
 
-Letters in shapes: L layers, B slabs (the last is scratch), G key/value heads, M rows, E head size.
+Letters in shapes: L layers, B slabs (the last is scratch) or pages, S slabs, K pages of a slab, G
+key/value heads, M rows of a slab or page, E head size, T rows of a step, N rows asked for.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
 
-from codesign.engine.gpu.step_rows import DeviceRows
-from codesign.engine.kv_cache import CapacityError
-from codesign.kernels.row_attention import SeenRows, move_rows
+import torch
+from torch import Tensor
+
+from codesign.engine.gpu.paging import Entry, Paging
+from codesign.engine.gpu.step_rows import BUCKETS, DeviceRows
+from codesign.kernels.row_attention import SeenRows, move_rows, places_of
 from codesign.models.shape import ModelShape
 
 
@@ -25,8 +30,16 @@ class Slabs:
         max_tokens: Rows of a slab, tree rows included.
         dtype: Of keys and values.
         device: Where they lie.
+        paging: The pages that slabs lie in; None for whole slabs.
         check: Carry (position, token) with every row, and count rows that are not where a new row
             expects them (``num_faults``). For tests.
+
+    Attributes:
+        keys_LBGME: Keys.
+        values_LBGME: Values.
+        tables_SK: Page of each slab's rows, int32; None for whole slabs.
+        max_tokens: Rows of a slab.
+        scratch_slot: Slab of padding rows.
     """
 
     def __init__(
@@ -37,29 +50,64 @@ class Slabs:
         max_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
+        paging: Paging | None = None,
         check: bool = False,
     ) -> None:
-        size = (shape.layers, num_slots + 1, shape.kv_heads, max_tokens, shape.head_dim)
+        self.max_tokens = max_tokens
+        self.scratch_slot = num_slots
+        self.tables_SK: Tensor | None = None
+        self._entries_SK: Tensor | None = None
+        pieces, rows = num_slots + 1, max_tokens
+        if paging is not None:
+            tables_SK = _first_tables(paging, num_slots, max_tokens)
+            pieces, rows = int(tables_SK.max()) + 1, paging.page_rows
+            self._entries_SK = tables_SK.pin_memory() if device.type == "cuda" else tables_SK
+            self.tables_SK = tables_SK.to(device, copy=True)
+        size = (shape.layers, pieces, shape.kv_heads, rows, shape.head_dim)
         self.keys_LBGME = torch.zeros(size, dtype=dtype, device=device)
         self.values_LBGME = torch.zeros(size, dtype=dtype, device=device)
-        self.scratch_slot = num_slots
         self.num_faults_1 = torch.zeros(1, dtype=torch.int32, device=device)
-        self._labels_BM2: torch.Tensor | None = None
+        self._labels_BM2: Tensor | None = None
         if check:
-            labels = torch.full((num_slots + 1, max_tokens, 2), -1, dtype=torch.int32)
-            self._labels_BM2 = labels.to(device)
+            self._labels_BM2 = torch.full((pieces, rows, 2), -1, dtype=torch.int32, device=device)
 
-    @property
-    def max_tokens(self) -> int:
-        """Rows of a slab."""
-        return self.keys_LBGME.shape[3]
+    def enter(self, entries: Sequence[Entry]) -> None:
+        """Write entries of page tables, before the steps that read them."""
+        assert self.tables_SK is not None, "whole slabs have no pages"
+        assert self._entries_SK is not None, "tables have a copy on the host"
+        for entry in entries:
+            self._entries_SK[entry.slot, entry.index] = entry.page
+        self.tables_SK.copy_(self._entries_SK, non_blocking=True)
 
-    def move(self, moves_N3: torch.Tensor, num_moves_1: torch.Tensor) -> None:
+    def rows(self, layer: int, slot: int, count: int) -> tuple[Tensor, Tensor]:
+        """The first ``count`` keys and values of a slab, each (G, count, E)."""
+        keys_BGME, values_BGME = self.keys_LBGME[layer], self.values_LBGME[layer]
+        if self.tables_SK is None:
+            return keys_BGME[slot, :, :count], values_BGME[slot, :, :count]
+        pages = self.tables_SK[slot, : -(-count // keys_BGME.shape[2])]
+        return tuple(
+            part[pages].transpose(0, 1).flatten(1, 2)[:, :count]
+            for part in (keys_BGME, values_BGME)
+        )  # pyright: ignore[reportReturnType]
+
+    def places(self, slots_N: Tensor, rows_N: Tensor) -> tuple[Tensor, Tensor]:
+        """Where slab rows lie; see ``row_attention.places_of``."""
+        return places_of(slots_N, rows_N, self.tables_SK, self.keys_LBGME.shape[3])
+
+    def prompt_places(
+        self, slot: int, positions_N: Tensor, first_written: int
+    ) -> tuple[Tensor, Tensor]:
+        """Slab and slab row that rows of a prompt go to; into scratch below ``first_written``."""
+        is_own = positions_N >= first_written
+        places = torch.where(is_own, positions_N, positions_N % BUCKETS[-1])
+        return torch.where(is_own, slot, self.scratch_slot), places
+
+    def move(self, moves_N3: Tensor, num_moves_1: Tensor) -> None:
         """Move rows of all layers; see ``row_attention.move_rows``."""
-        move_rows(self.keys_LBGME, self.values_LBGME, moves_N3, num_moves_1)
+        move_rows(self.keys_LBGME, self.values_LBGME, moves_N3, num_moves_1, self.tables_SK)
         if self._labels_BM2 is not None:
             labels = self._labels_BM2[None, :, None]  # as one layer of one head
-            move_rows(labels, labels.clone(), moves_N3, num_moves_1)
+            move_rows(labels, labels.clone(), moves_N3, num_moves_1, self.tables_SK)
 
     def label(self, rows: DeviceRows) -> None:
         """Note position and token of the rows that a step is about to write; check what they see.
@@ -68,29 +116,47 @@ class Slabs:
         """
         if self._labels_BM2 is None:
             return
-        slots, places = rows.slots_T.long(), rows.kv_rows_T.long()
         new = torch.stack((rows.positions_T, rows.tokens_T), dim=-1)
-        self._labels_BM2[slots, places] = new
-        expected = torch.arange(self.max_tokens, device=slots.device)
-        seen_TM = seen_slab_rows(rows, expected)
-        found_TM = self._labels_BM2[slots[:, None], seen_TM, 0]
+        self._labels_BM2[self.places(rows.slots_T, rows.kv_rows_T)] = new
+        expected = torch.arange(self.max_tokens, device=new.device)
+        seen_TM = seen_slab_rows(rows, expected).clamp(max=self.max_tokens - 1)
+        slots_TM = rows.slots_T[:, None].expand_as(seen_TM)
+        found_TM = self._labels_BM2[self.places(slots_TM, seen_TM)][..., 0]
         is_seen_TM = expected <= rows.positions_T[:, None]
         self.num_faults_1 += ((found_TM != expected) & is_seen_TM).sum()
 
-    def label_prompt(self, tokens_T: torch.Tensor, slot: int) -> None:
-        """Note position and token of a prompt's rows."""
-        if self._labels_BM2 is not None:
-            count = tokens_T.shape[0]
-            self._labels_BM2[slot, :count, 0] = torch.arange(count, device=tokens_T.device)
-            self._labels_BM2[slot, :count, 1] = tokens_T
+    def label_prompt(
+        self, tokens_N: Tensor, slot: int, *, start: int = 0, first_written: int = 0
+    ) -> None:
+        """Note position and token of a prompt's rows; check that those before them are there."""
+        if self._labels_BM2 is None:
+            return
+        positions = torch.arange(start + len(tokens_N), device=tokens_N.device)
+        new = positions[start:]
+        places = self.places(*self.prompt_places(slot, new, first_written))
+        self._labels_BM2[places] = torch.stack((new, tokens_N), dim=-1).int()
+        found = self._labels_BM2[self.places(torch.full_like(positions, slot), positions)]
+        self.num_faults_1 += (found[:, 0] != positions).sum()
 
     def labels(self, slot: int) -> list[tuple[int, int]]:
-        """Position and token of a slab's rows, with ``check``."""
+        """Position and token of a slab's rows, with ``check``; junk where it has no pages."""
         assert self._labels_BM2 is not None, "made without check"
-        return [(pair[0], pair[1]) for pair in self._labels_BM2[slot].tolist()]
+        rows = torch.arange(self.max_tokens, device=self._labels_BM2.device)
+        found = self._labels_BM2[self.places(torch.full_like(rows, slot), rows)]
+        return [(pair[0], pair[1]) for pair in found.tolist()]
 
 
-def seen_slab_rows(rows: DeviceRows, positions_M: torch.Tensor) -> torch.Tensor:
+def _first_tables(paging: Paging, num_slots: int, max_tokens: int) -> Tensor:
+    """Page tables before anyone holds a page: scratch has pages of its own behind all others."""
+    scratch = paging.pages_of(BUCKETS[-1])
+    tables_SK = torch.zeros(
+        num_slots + 1, max(paging.pages_of(max_tokens), scratch), dtype=torch.int32
+    )
+    tables_SK[num_slots, :scratch] = torch.arange(paging.num_pages, paging.num_pages + scratch)
+    return tables_SK
+
+
+def seen_slab_rows(rows: DeviceRows, positions_M: Tensor) -> Tensor:
     """Slab row that each row of a step sees at each position, (T, M) int64; junk beyond its own."""
     behind_TM = positions_M - rows.prefixes_T[:, None]
     longest = rows.path_TP.shape[1] - 1
@@ -99,36 +165,6 @@ def seen_slab_rows(rows: DeviceRows, positions_M: torch.Tensor) -> torch.Tensor:
     return torch.where(behind_TM >= 0, tree_TM, positions_M).long()
 
 
-def seen_rows(rows: DeviceRows) -> SeenRows:
+def seen_rows(rows: DeviceRows, slabs: Slabs) -> SeenRows:
     """What the attention of a step reads."""
-    return SeenRows(rows.slots_T, rows.positions_T, rows.prefixes_T, rows.path_TP)
-
-
-class SlotTable:
-    """Which request has which slab; kept by the leader of a rank group."""
-
-    def __init__(self, num_slots: int) -> None:
-        self._free = list(range(num_slots - 1, -1, -1))
-        self._slots: dict[int, int] = {}
-
-    def __contains__(self, request_id: int) -> bool:
-        return request_id in self._slots
-
-    def __getitem__(self, request_id: int) -> int:
-        return self._slots[request_id]
-
-    def take(self, request_id: int) -> int:
-        """Give a request a slab.
-
-        Raises:
-            CapacityError: If none is free.
-        """
-        if not self._free:
-            raise CapacityError(f"all {len(self._slots)} slabs are in use")
-        slot = self._slots[request_id] = self._free.pop()
-        return slot
-
-    def free(self, request_id: int) -> None:
-        """Take a request's slab back, if it has one."""
-        if request_id in self._slots:
-            self._free.append(self._slots.pop(request_id))
+    return SeenRows(rows.slots_T, rows.positions_T, rows.prefixes_T, rows.path_TP, slabs.tables_SK)

@@ -44,6 +44,10 @@ class TensorGroup(Protocol):
         """Raise if a kernel waited in vain for another rank."""
         ...
 
+    def close(self) -> None:
+        """Give back what the ranks share; all of them must do it, and add no more."""
+        ...
+
 
 class SingleRank:
     """A group of one."""
@@ -65,6 +69,9 @@ class SingleRank:
     def check(self) -> None:
         """Nobody to wait for."""
 
+    def close(self) -> None:
+        """Nothing to give back."""
+
 
 class ProcessGroupRank:
     """One rank of a torch.distributed group.
@@ -72,15 +79,11 @@ class ProcessGroupRank:
     Args:
         group: The ranks.
         exchange: Memory that they share, for sums; None to sum by torch.distributed.
-
-    Attributes:
-        name: Of the group, in its process.
     """
 
     def __init__(self, group: dist.ProcessGroup, exchange: Exchange | None = None) -> None:
         self.size = group.size()
         self.rank = group.rank()
-        self.name = group.group_name
         self._group = group
         self._exchange = exchange
 
@@ -103,6 +106,11 @@ class ProcessGroupRank:
         """See ``TensorGroup.check``."""
         if self._exchange is not None:
             self._exchange.check()
+
+    def close(self) -> None:
+        """See ``TensorGroup.close``."""
+        if self._exchange is not None:
+            self._exchange.close()
 
     def all_gather(self, x_Tv: Tensor) -> Tensor:
         """See ``TensorGroup.all_gather``."""

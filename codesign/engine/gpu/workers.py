@@ -6,14 +6,15 @@ the loop (serve.py), the draft's worker (draft_worker.py) and the policy do not 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from codesign.engine.blocks import block_ids
 from codesign.engine.drafter import Choices
-from codesign.engine.gpu.model_rank import prompt_message
+from codesign.engine.gpu.model_rank import pages_message, prompt_message, sampling_message
+from codesign.engine.gpu.paging import PageTable, Paging
 from codesign.engine.gpu.rank_group import GroupLeader
-from codesign.engine.gpu.slabs import SlotTable
 from codesign.engine.gpu.step_rows import (
     BUCKETS,
     Move,
@@ -23,11 +24,13 @@ from codesign.engine.gpu.step_rows import (
     rows_to_expand,
     rows_to_verify,
 )
+from codesign.engine.schedule import PromptPiece
 from codesign.policy.protocol import (
     Admission,
     Candidates,
     ExpansionRows,
     KVMove,
+    PromptRows,
     RequestVerdict,
     TargetSide,
     VerifyRows,
@@ -45,6 +48,8 @@ class GroupTarget:
         stop_tokens: Tokens that end a request.
         smallest_bucket: Fewest rows of a forward, padding included. Plain decoding and speculation
             round alike when both run at the same number of rows.
+        paging: Pages of the ranks' slabs; None for whole slabs.
+        samples_by_row: The ranks have ``RowTargetHead``.
     """
 
     def __init__(
@@ -55,27 +60,79 @@ class GroupTarget:
         sampling: Sampling,
         stop_tokens: frozenset[int] = frozenset(),
         smallest_bucket: int = BUCKETS[0],
+        paging: Paging | None = None,
+        samples_by_row: bool = False,
     ) -> None:
         self.side = TargetSide()
         self._leader = leader
-        self._slots = SlotTable(num_slots)
+        self._slots = PageTable(num_slots, paging)
         self._keys: dict[int, int] = {}
-        self._seed = sampling.seed
+        self._done: dict[int, int] = {}  # rows of prompts that have been run
+        self._sampling = sampling
+        self._samples_by_row = samples_by_row
         self._stop_tokens = stop_tokens
         self._smallest_bucket = smallest_bucket
 
+    def open_prompt(self, admission: Admission, blocks: Sequence[int]) -> int:
+        """See ``serve.Target.open_prompt``."""
+        request_id = admission.request_id
+        num_cached = self._slots.take(request_id, blocks)
+        sampling = admission.options.sampling or self._sampling
+        self._keys[request_id] = request_key(sampling.seed, request_id)
+        self._done[request_id] = num_cached
+        if self._samples_by_row:
+            self._leader.ask(sampling_message(self._slots[request_id], sampling))
+        return num_cached
+
     def prefill(self, admissions: Sequence[Admission]) -> list[RequestVerdict]:
         """Run each prompt by itself, whoever is admitted with it, and commit the token after it."""
-        verdicts = []
         for admission in admissions:
-            request_id = admission.request_id
-            self.side.admit(admission, self._stop_tokens)
-            slot = self._slots.take(request_id)
-            key = self._keys[request_id] = request_key(self._seed, request_id)
-            answer = self._leader.ask(prompt_message(admission.tokens, slot, key))
-            verdicts.append(self.side.commit_first(request_id, int(answer[0])))
+            self.open_prompt(admission, ())
+        return self.run_pieces([PromptPiece(a, 0, len(a.tokens)) for a in admissions])
+
+    def run_pieces(self, pieces: Sequence[PromptPiece]) -> list[RequestVerdict]:
+        """Run each piece by itself, and commit the token after each prompt that is complete."""
+        verdicts = []
+        for piece in pieces:
+            token = self._run_emitted(piece) if piece.is_emitted else self._run_piece(piece)
+            self._done[piece.request_id] = piece.end
+            if piece.is_last:
+                self.side.admit(piece.admission, self._stop_tokens)
+                verdicts.append(self.side.commit_first(piece.request_id, token))
         self._release_finished(verdicts)
         return verdicts
+
+    def _run_piece(self, piece: PromptPiece) -> int:
+        """The token after a piece of a prompt; 0 if more of it follows."""
+        request_id = piece.request_id
+        self._see_to_pages({request_id: piece.end})
+        message = prompt_message(
+            piece.tokens,
+            self._slots[request_id],
+            self._keys[request_id],
+            start=piece.start,
+            first_written=self._slots.shared_rows(request_id),
+            is_last=piece.is_last,
+        )
+        answer = self._leader.ask(message)
+        return int(answer[0]) if piece.is_last else 0
+
+    def _run_emitted(self, piece: PromptPiece) -> int:
+        """The token after tokens that were emitted before: run as a chain, as they were decoded."""
+        rows = VerifyRows(
+            piece.request_id,
+            piece.tokens,
+            tuple(range(-1, piece.count - 1)),
+            tuple(range(piece.start, piece.end)),
+            piece.start,
+        )
+        return self._sampled([rows])[-1]
+
+    def evict(self, request_id: int) -> None:
+        """See ``serve.Target.evict``."""
+        if request_id in self.side.request_ids:
+            self.side.evict(request_id)
+        self._free(request_id)
 
     def verify(
         self, candidates: Candidates | None
@@ -85,15 +142,7 @@ class GroupTarget:
         The ranks walk, too, to move their accepted rows: both walks see the same samples.
         """
         rows = self.side.verify_rows(candidates)
-        requests = [
-            rows_to_verify(r, self._slots[r.request_id], self._keys[r.request_id]) for r in rows
-        ]
-        sampled: list[int] = []
-        for part in _split(requests):
-            num_rows = sum(len(r.tokens) for r in part)
-            bucket = bucket_of(num_rows, self._smallest_bucket)
-            message = pack_step(part, bucket=bucket, scratch_slot=self._leader.scratch_slot)
-            sampled += self._leader.ask(message)[:num_rows].tolist()
+        sampled = self._sampled(rows)
         verdicts = []
         first = 0
         for request in rows:
@@ -103,11 +152,31 @@ class GroupTarget:
         self._release_finished(verdicts)
         return rows, verdicts
 
+    def _sampled(self, rows: Sequence[VerifyRows]) -> list[int]:
+        """The token that the target emits after each row, request after request."""
+        self._see_to_pages({r.request_id: r.context + len(r.tokens) for r in rows})
+        requests = [
+            rows_to_verify(r, self._slots[r.request_id], self._keys[r.request_id]) for r in rows
+        ]
+        sampled: list[int] = []
+        for part in _split(requests):
+            num_rows = sum(len(r.tokens) for r in part)
+            bucket = bucket_of(num_rows, self._smallest_bucket)
+            message = pack_step(part, bucket=bucket, scratch_slot=self._leader.scratch_slot)
+            sampled += self._leader.ask(message)[:num_rows].tolist()
+        return sampled
+
+    def _see_to_pages(self, num_rows: Mapping[int, int]) -> None:
+        _see_to_pages(self._leader, self._slots, num_rows)
+
     def _release_finished(self, verdicts: Sequence[RequestVerdict]) -> None:
         for verdict in verdicts:
             if verdict.is_finished:
-                self._slots.free(verdict.request_id)
-                del self._keys[verdict.request_id]
+                self._free(verdict.request_id)
+
+    def _free(self, request_id: int) -> None:
+        self._slots.free(request_id, self._done.pop(request_id, None))
+        self._keys.pop(request_id, None)
 
 
 class GroupDrafter:
@@ -119,18 +188,32 @@ class GroupDrafter:
         leader: Of the draft's group.
         num_slots: Requests that fit at once.
         choices: Tokens per row in an answer.
+        paging: Pages of the ranks' slabs; None for whole slabs.
+        keeps_prefixes: Prompt blocks stay for later requests.
     """
 
-    def __init__(self, leader: GroupLeader, *, num_slots: int, choices: int) -> None:
+    def __init__(
+        self,
+        leader: GroupLeader,
+        *,
+        num_slots: int,
+        choices: int,
+        paging: Paging | None = None,
+        keeps_prefixes: bool = False,
+    ) -> None:
         self._leader = leader
-        self._slots = SlotTable(num_slots)
+        self._slots = PageTable(num_slots, paging)
         self._choices = choices
+        self._keeps = keeps_prefixes
+        self._prompts: dict[int, tuple[int, ...]] = {}  # that run in parts
+        self._done: dict[int, int] = {}  # rows of prompts that have been run
         self._pending: dict[int, PendingMove] = {}
 
     def forward(self, expansion: Sequence[ExpansionRows], fanout: int) -> list[Choices]:
         """See ``Drafter.forward``."""
         assert fanout <= self._choices, f"{fanout} choices wanted, ranks answer {self._choices}"
         requests = [self._request_rows(rows) for rows in expansion]
+        _see_to_pages(self._leader, self._slots, {})
         tokens: list[list[int]] = []
         log_probs: list[list[float]] = []
         for part in _split(requests):
@@ -154,15 +237,40 @@ class GroupDrafter:
         return choices
 
     def _request_rows(self, rows: ExpansionRows) -> RequestRows:
-        """A request's rows; a new request's prompt is run first, but for its last token."""
+        """A request's rows; what is missing of a new request's prompt is run first."""
         request_id = rows.request_id
-        if request_id in self._slots:
-            return rows_to_expand(rows, self._slots[request_id])
-        slot = self._slots.take(request_id)
-        skip = len(rows.tokens) - len(rows.nodes)
-        if skip:
-            self._leader.ask(prompt_message(rows.tokens[:skip], slot, 0))
-        return rows_to_expand(rows, slot, skip=skip)
+        if request_id not in self._slots:
+            self._open(request_id, rows.tokens)
+        skip = 0
+        if request_id in self._done:  # its first expansion: its prompt comes with it
+            skip = len(rows.tokens) - len(rows.nodes)
+            self._run_prompt(request_id, rows.tokens[:skip])
+            del self._done[request_id]
+        self._slots.grow(request_id, rows.context + len(rows.tokens))
+        return rows_to_expand(rows, self._slots[request_id], skip=skip)
+
+    def run_prompts(self, prompts: Sequence[PromptRows]) -> None:
+        """See ``Drafter.run_prompts``."""
+        for part in prompts:
+            if part.tokens:
+                self._prompts[part.request_id] = part.tokens
+                self._open(part.request_id, part.tokens)
+            self._run_prompt(part.request_id, self._prompts[part.request_id][: part.end])
+
+    def _open(self, request_id: int, prompt: tuple[int, ...]) -> None:
+        """Give a request a slot, with the blocks of its prompt that are there."""
+        # Not the block of the last token, whose row is written with the first expansion.
+        blocks = block_ids(prompt[:-1]) if self._keeps else ()
+        self._done[request_id] = self._slots.take(request_id, blocks)
+
+    def _run_prompt(self, request_id: int, tokens: tuple[int, ...]) -> None:
+        """Run those of a prompt's leading tokens that have not been run."""
+        start = self._done[request_id]
+        if start < len(tokens):
+            _see_to_pages(self._leader, self._slots, {request_id: len(tokens)})
+            slot = self._slots[request_id]
+            self._leader.ask(prompt_message(tokens[start:], slot, 0, start=start, is_last=False))
+            self._done[request_id] = len(tokens)
 
     def move(self, moves: Sequence[KVMove]) -> None:
         """See ``Drafter.move``."""
@@ -179,7 +287,8 @@ class GroupDrafter:
     def release(self, request_ids: Sequence[int]) -> None:
         """See ``Drafter.release``."""
         for request_id in request_ids:
-            self._slots.free(request_id)
+            self._slots.free(request_id, self._done.pop(request_id, None))
+            self._prompts.pop(request_id, None)
             self._pending.pop(request_id, None)
 
     def _take_moves(self) -> list[Move]:
@@ -190,6 +299,15 @@ class GroupDrafter:
         ]
         self._pending.clear()
         return moves
+
+
+def _see_to_pages(leader: GroupLeader, slots: PageTable, num_rows: Mapping[int, int]) -> None:
+    """Tell the ranks of the pages that requests need for so many rows."""
+    for request_id, rows in num_rows.items():
+        slots.grow(request_id, rows)
+    entries = slots.take_entries()
+    if entries:
+        leader.ask(pages_message(entries))
 
 
 class PendingMove:

@@ -1,0 +1,55 @@
+"""Requests that an engine cannot serve, each with the reason; the others are served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from codesign.errors import InputError
+from codesign.prompts import BoundRequest
+
+
+def refused_requests(
+    requests: Sequence[BoundRequest],
+    *,
+    round_rows: int,
+    max_kv_tokens: int,
+    max_positions: int,
+    vocab: int,
+) -> dict[int, str]:
+    """Why requests are refused, by number.
+
+    Args:
+        requests: All of them.
+        round_rows: KV rows of a request in a round, beside its own tokens.
+        max_kv_tokens: KV rows that the machine has for one request.
+        max_positions: Of the target.
+        vocab: Tokens that the target knows.
+
+    Raises:
+        InputError: If there are no requests, or all are refused; with the first reason.
+    """
+    if not requests:
+        raise InputError("no requests to serve. Take a longer slice: codesign plan --slice 0:600")
+    refused: dict[int, str] = {}
+    for request in requests:
+        tokens = len(request.prompt_ids) + request.max_new_tokens
+        if not request.prompt_ids:
+            why = "its prompt is empty. Give it at least one token"
+        elif request.max_new_tokens < 1:
+            why = f"it asks for {request.max_new_tokens} tokens. Ask for at least one"
+        elif not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < vocab:
+            why = f"its prompt has a token outside 0 to {vocab - 1}. Encode it for this target"
+        elif tokens + round_rows > max_kv_tokens:
+            why = (
+                f"it needs {tokens + round_rows} KV tokens, the limit is {max_kv_tokens}. "
+                "Shorten it: codesign plan --max-prompt N --max-output N"
+            )
+        elif tokens > max_positions:
+            why = f"it needs {tokens} positions, the model has {max_positions}. Shorten it"
+        else:
+            continue
+        refused[request.request_id] = why
+    if len(refused) == len(requests):
+        number, why = next(iter(refused.items()))
+        raise InputError(f"no request can be served; of request {number}: {why}")
+    return refused

@@ -1,0 +1,275 @@
+"""Which requests run, whose prompt comes next, and who has to give its KV rows back.
+
+The batch is ``policy.batching.Batcher``'s, as in the simulator (codesign/sim/replica.py), which
+counts KV rows alike. What is here is what the engine knows besides: the tokens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from codesign.config import Serving
+from codesign.engine.blocks import block_ids
+from codesign.policy.batching import Batcher, BatchLimits, QueuedRequest
+from codesign.policy.kv_memory import PREFIX_BLOCK, PrefixCache
+from codesign.policy.protocol import Admission
+from codesign.prompts import BoundRequest
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPiece:
+    """Some rows of a prompt, to be run in one forward.
+
+    Attributes:
+        admission: The request; its tokens are the prompt and what it had emitted when it lost its
+            KV rows.
+        start: First row.
+        count: Rows.
+        is_emitted: They are tokens that the request had emitted.
+    """
+
+    admission: Admission
+    start: int
+    count: int
+    is_emitted: bool = False
+
+    @property
+    def request_id(self) -> int:
+        """The request."""
+        return self.admission.request_id
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The rows' tokens."""
+        return self.admission.tokens[self.start : self.end]
+
+    @property
+    def end(self) -> int:
+        """Row behind the last one."""
+        return self.start + self.count
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the request's next token follows these rows."""
+        return self.end == len(self.admission.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class PieceSizes:
+    """Where prompts are cut. Cuts lie at multiples, so that rows are computed in the same company
+    whatever else runs, and so rounded alike.
+
+    Attributes:
+        prompt: Rows of a piece; None for whole prompts.
+        emitted: The same of tokens that were emitted before; they are run as they were decoded.
+    """
+
+    prompt: int | None
+    emitted: int
+
+    @classmethod
+    def of(cls, serving: Serving, *, emitted: int) -> PieceSizes:
+        """Sizes for a plan: they divide a prefix block, and none is above the chunk."""
+        chunk = serving.prefill_chunk
+        if chunk is None:
+            return cls(PREFIX_BLOCK if serving.prefix_cache else None, emitted)
+        size = min(1 << (chunk.bit_length() - 1), PREFIX_BLOCK)
+        return cls(size, min(emitted, size))
+
+    def end(self, start: int, prompt_tokens: int, num_tokens: int) -> int:
+        """End of the piece that begins at ``start``."""
+        if start >= prompt_tokens:
+            return min(start + self.emitted, num_tokens)
+        if self.prompt is None:
+            return prompt_tokens
+        return min((start // self.prompt + 1) * self.prompt, prompt_tokens)
+
+    def start(self, num_cached: int, num_tokens: int) -> int:
+        """First row to run where ``num_cached`` rows are there: the last one always is run."""
+        if num_cached < num_tokens:
+            return num_cached
+        size = self.prompt or num_tokens
+        return (num_tokens - 1) // size * size
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A request, its blocks and how far it is.
+
+    Attributes:
+        request: As it came.
+        blocks: Ids of its prompt's whole blocks; none without a prefix cache.
+        emitted: What it has emitted so far.
+        admission: As it joined; None while it waits.
+        done: Rows that have been run, None before its first piece.
+        decodes: Its prompt is complete.
+    """
+
+    request: BoundRequest
+    blocks: tuple[int, ...]
+    emitted: list[int] = field(default_factory=list)
+    admission: Admission | None = None
+    done: int | None = None
+    decodes: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt_ids) + len(self.emitted)
+
+    @property
+    def num_left(self) -> int:
+        return self.request.max_new_tokens - len(self.emitted)
+
+
+class Schedule:
+    """The queue, the batch and the prompts of one run.
+
+    Args:
+        requests: To serve.
+        limits: Of the batch.
+        serving: How memory and steps are shared.
+        round_rows: Most KV rows of a request in a round.
+        emitted_rows: Rows of a forward that computes emitted tokens again.
+        max_waiting: Requests that may wait; those that come later are refused. None for any.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[BoundRequest],
+        limits: BatchLimits,
+        serving: Serving,
+        *,
+        round_rows: int,
+        emitted_rows: int = 8,
+        max_waiting: int | None = None,
+    ) -> None:
+        self.chunk = serving.prefill_chunk
+        self._sizes = PieceSizes.of(serving, emitted=emitted_rows)
+        self._round_rows = round_rows
+        self._takes_rows = serving.preemption
+        self._max_waiting = max_waiting
+        keeps = serving.prefix_cache
+        self._entries = {
+            r.request_id: _Entry(r, block_ids(r.prompt_ids) if keeps else ()) for r in requests
+        }
+        self._prompts: deque[_Entry] = deque()
+        self.batcher = Batcher(
+            map(self._queued, self._entries.values()), limits, PrefixCache() if keeps else None
+        )
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing waits and nothing runs."""
+        return self.batcher.is_done
+
+    @property
+    def outputs(self) -> dict[int, list[int]]:
+        """Emitted tokens by request number."""
+        return {number: entry.emitted for number, entry in self._entries.items()}
+
+    @property
+    def kv_in_use(self) -> int:
+        """KV rows of the running requests in the next round, prefix blocks not counted."""
+        return sum(
+            entry.num_tokens - entry.decodes + self._round_rows - PREFIX_BLOCK * len(entry.blocks)
+            for entry in self._running
+        )
+
+    @property
+    def _running(self) -> Iterator[_Entry]:
+        return (self._entries[number] for number in self.batcher.running)
+
+    def rows_of(self, request_ids: Collection[int]) -> tuple[int, int]:
+        """How many of these requests decode now, and the KV rows before their next round."""
+        entries = [
+            self._entries[number] for number in self.batcher.running if number in request_ids
+        ]
+        contexts = [entry.num_tokens - 1 for entry in entries if entry.decodes]
+        return len(contexts), sum(contexts)
+
+    def _queued(self, entry: _Entry) -> QueuedRequest:
+        answer = 0 if self._takes_rows else entry.num_left
+        kv_tokens = entry.num_tokens + answer + self._round_rows
+        request = entry.request
+        return QueuedRequest(request.request_id, request.arrival, kv_tokens, entry.blocks)
+
+    def admit(self, now: float) -> list[int]:
+        """Requests that join the batch at ``now``; their prompts queue up."""
+        kv_in_use = self.kv_in_use if self._takes_rows else None
+        admitted = self.batcher.admit(now, kv_in_use=kv_in_use)
+        self._prompts += [self._entries[number] for number in admitted]
+        return admitted
+
+    def refuse(self, now: float) -> list[int]:
+        """Requests that have come at ``now`` and found the queue full; they are gone."""
+        return [] if self._max_waiting is None else self.batcher.refuse(now, self._max_waiting)
+
+    def make_room(self) -> list[int]:
+        """Requests that lose their KV rows, so that the others' next round fits; the youngest."""
+        evicted = []
+        while self._takes_rows and self.batcher.num_running > 1:
+            if not self.batcher.is_over(self.kv_in_use):
+                break
+            evicted.append(self.batcher.youngest)
+            self._put_back(self._entries[self.batcher.youngest])
+        return evicted
+
+    def _put_back(self, entry: _Entry) -> None:
+        done = None if entry.decodes else entry.done or 0
+        if not entry.decodes:
+            self._prompts.remove(entry)
+        entry.admission, entry.done, entry.decodes = None, None, False
+        self.batcher.put_back(self._queued(entry), computed_tokens=done)
+
+    def admission(self, request_id: int) -> Admission:
+        """A request as it joins now: with what it has emitted behind its prompt."""
+        entry = self._entries[request_id]
+        if entry.admission is None:
+            request = entry.request
+            tokens = (*request.prompt_ids, *entry.emitted)
+            entry.admission = Admission(
+                request_id, tokens, entry.num_left, request.slo_tpot, request.options
+            )
+        return entry.admission
+
+    def pieces(self, open_prompt: Callable[[Admission, Sequence[int]], int]) -> list[PromptPiece]:
+        """Pieces of prompts for this step, in order: all there are, or up to the chunk.
+
+        Args:
+            open_prompt: Called with a request and its prompt's blocks before its first piece; rows
+                that are there already.
+        """
+        pieces: list[PromptPiece] = []
+        room = self.chunk
+        while self._prompts:
+            entry = self._prompts[0]
+            admission = self.admission(entry.request.request_id)
+            if entry.done is None:
+                num_cached = open_prompt(admission, entry.blocks)
+                entry.done = self._sizes.start(num_cached, entry.num_tokens)
+            for piece in self._pieces_of(entry, admission):
+                if room is not None:
+                    room -= piece.count
+                    if room < 0:
+                        return pieces
+                pieces.append(piece)
+                entry.done = piece.end
+            self._prompts.popleft()
+        return pieces
+
+    def _pieces_of(self, entry: _Entry, admission: Admission) -> Iterator[PromptPiece]:
+        prompt_tokens, start = len(entry.request.prompt_ids), entry.done or 0
+        while start < entry.num_tokens:
+            end = self._sizes.end(start, prompt_tokens, entry.num_tokens)
+            yield PromptPiece(admission, start, end - start, is_emitted=start >= prompt_tokens)
+            start = end
+
+    def emit(self, request_id: int, tokens: Sequence[int], *, is_finished: bool) -> None:
+        """A request has emitted tokens; it decodes from now on, or is over."""
+        entry = self._entries[request_id]
+        entry.emitted += tokens
+        entry.decodes = True
+        if is_finished:
+            self.batcher.finish(request_id)

@@ -1,0 +1,200 @@
+# pyright: reportCallIssue=false, reportMissingImports=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportArgumentType=false, reportOperatorIssue=false
+# ruff: noqa: ANN001, ANN202 (Triton compiles by parameter annotations, and takes launch options beside)
+"""Triton kernels of ``keyed_sampling``: a row's sample in two launches, a step's walk in one."""
+
+from __future__ import annotations
+
+import struct
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 2048  # columns of a program
+_GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - (1 << 64))
+_FIRST = tl.constexpr(0xBF58476D1CE4E5B9 - (1 << 64))
+_SECOND = tl.constexpr(0x94D049BB133111EB - (1 << 64))
+
+
+def sample_rows(
+    logits_TV: Tensor,
+    key_low_T: Tensor,
+    key_high_T: Tensor,
+    positions_T: Tensor,
+    *,
+    temperature: float,
+    first_token: int,
+) -> tuple[Tensor, Tensor]:
+    """``keyed_sampling.sample_rows`` on a GPU."""
+    rows, tokens = logits_TV.shape
+    assert logits_TV.stride(1) == 1, "the columns of a row are not side by side"
+    columns = (key_low_T, key_high_T, positions_T)
+    assert all(column.is_contiguous() for column in columns), "rows are not side by side"
+    blocks = triton.cdiv(tokens, BLOCK)
+    device = logits_TV.device
+    scores_TB = torch.empty(rows, blocks, dtype=torch.float64, device=device)
+    columns_TB = torch.empty(rows, blocks, dtype=torch.int32, device=device)
+    scores_T = torch.empty(rows, dtype=torch.float64, device=device)
+    tokens_T = torch.empty(rows, dtype=torch.int32, device=device)
+    _best_of_block[(rows, blocks)](
+        logits_TV,
+        key_low_T,
+        key_high_T,
+        positions_T,
+        scores_TB,
+        columns_TB,
+        tokens,
+        logits_TV.stride(0),
+        first_token,
+        struct.unpack("<q", struct.pack("<d", temperature))[0],
+        SAMPLES=temperature > 0,
+        BLOCK=BLOCK,
+        num_warps=8,
+    )
+    _best_of_blocks[(rows,)](
+        scores_TB,
+        columns_TB,
+        scores_T,
+        tokens_T,
+        blocks,
+        first_token,
+        PADDED=triton.next_power_of_2(blocks),
+        num_warps=1,
+    )
+    return scores_T, tokens_T
+
+
+@triton.jit
+def _shifted(x, bits: tl.constexpr):
+    """Logical shift to the right of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+@triton.jit
+def _mix64(x):
+    """Finaliser of SplitMix64 on int64."""
+    x = (x ^ _shifted(x, 30)) * _FIRST
+    x = (x ^ _shifted(x, 27)) * _SECOND
+    return x ^ _shifted(x, 31)
+
+
+@triton.jit
+def _best_of_block(
+    logits,
+    key_low,
+    key_high,
+    positions,
+    scores,
+    columns,
+    num_tokens,
+    stride,
+    first_token,
+    temperature_bits,  # of a float64: Triton would take a float for a float32
+    SAMPLES: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One row, one block of columns: the largest score, and the first column that has it."""
+    row = tl.program_id(0)
+    block = tl.program_id(1)
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    is_token = column < num_tokens
+    score = tl.load(logits + row * stride + column, mask=is_token, other=float("-inf"))
+    score = score.to(tl.float64)
+    if SAMPLES:
+        low = tl.load(key_low + row).to(tl.int64) & 0xFFFFFFFF
+        request = (tl.load(key_high + row).to(tl.int64) << 32) | low
+        after = tl.load(positions + row).to(tl.int64) + 1
+        key = _mix64(request ^ (after * _GOLDEN))
+        hashed = _mix64((column + first_token + 1).to(tl.int64) * _GOLDEN + key)
+        uniform = (_shifted(hashed, 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
+        temperature = temperature_bits.to(tl.int64).to(tl.float64, bitcast=True)
+        score = score / temperature - tl.log(-tl.log(uniform))
+    best = tl.max(score, 0)
+    place = tl.min(tl.where(score == best, column, num_tokens), 0)
+    at = row * tl.num_programs(1) + block
+    tl.store(scores + at, best)
+    tl.store(columns + at, place)
+
+
+@triton.jit
+def _best_of_blocks(
+    scores, columns, best_scores, best_tokens, blocks, first_token, PADDED: tl.constexpr
+) -> None:
+    """One row: the best of its blocks, the first of equal ones."""
+    row = tl.program_id(0)
+    block = tl.arange(0, PADDED)
+    is_block = block < blocks
+    score = tl.load(scores + row * blocks + block, mask=is_block, other=float("-inf"))
+    best = tl.max(score, 0)
+    first = tl.min(tl.where(is_block & (score == best), block, blocks - 1), 0)
+    tl.store(best_scores + row, best)
+    tl.store(best_tokens + row, tl.load(columns + row * blocks + first) + first_token)
+
+
+def accepted_moves(
+    tokens_T: Tensor,
+    sampled_T: Tensor,
+    *,
+    positions_T: Tensor,
+    prefixes_T: Tensor,
+    slots_T: Tensor,
+    places_T: Tensor,
+    parents_T: Tensor,
+    firsts_T: Tensor,
+    path_TP: Tensor,
+    scratch_slot: int,
+) -> Tensor:
+    """``keyed_sampling.accepted_moves`` on a GPU."""
+    rows, longest = path_TP.shape
+    moves_T3 = torch.empty(rows, 3, dtype=torch.int32, device=tokens_T.device)
+    _accepted_move[(rows,)](
+        tokens_T,
+        sampled_T,
+        positions_T,
+        prefixes_T,
+        slots_T,
+        places_T,
+        parents_T,
+        firsts_T,
+        path_TP,
+        moves_T3,
+        longest,
+        scratch_slot,
+        PADDED=triton.next_power_of_2(longest),
+        num_warps=1,
+    )
+    return moves_T3
+
+
+@triton.jit
+def _accepted_move(
+    tokens,
+    sampled,
+    positions,
+    prefixes,
+    slots,
+    places,
+    parents,
+    firsts,
+    paths,
+    moves,
+    longest,
+    scratch_slot,
+    PADDED: tl.constexpr,
+) -> None:
+    """One row: every row of its path must be what its parent's sample says."""
+    row = tl.program_id(0)
+    step = tl.arange(0, PADDED)
+    position = tl.load(positions + row)
+    in_path = (step <= position - tl.load(prefixes + row)) & (step < longest)
+    way = tl.load(firsts + row) + tl.load(paths + row * longest + step, mask=in_path, other=0)
+    parent = tl.load(parents + way, mask=in_path, other=-1)
+    has_parent = in_path & (parent >= 0)
+    wanted = tl.load(sampled + parent, mask=has_parent, other=0)
+    token = tl.load(tokens + way, mask=has_parent, other=0)
+    wrong = tl.sum((has_parent & (wanted != token)).to(tl.int32), 0)
+    is_accepted = wrong == 0
+    tl.store(moves + row * 3, tl.where(is_accepted, tl.load(slots + row), scratch_slot))
+    tl.store(moves + row * 3 + 1, tl.where(is_accepted, tl.load(places + row), 0))
+    tl.store(moves + row * 3 + 2, tl.where(is_accepted, position, 0))

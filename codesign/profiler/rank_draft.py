@@ -1,0 +1,164 @@
+"""The draft's leader of a profile, which takes orders instead of verdicts, from both ends.
+
+Two files in the ranks' folder say that one side is to keep busy while the other is timed, and a
+third holds the policy of requests that are served in between.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import get_args
+
+import numpy as np
+
+from codesign.engine.draft_worker import DraftWorker
+from codesign.engine.drafter import Drafter, NgramDrafter
+from codesign.engine.gpu.link import LinkedDraft, last_verdict_words, serve_verdicts
+from codesign.engine.gpu.mailbox import Mailbox, Words
+from codesign.engine.gpu.rank_group import GroupLeader
+from codesign.engine.gpu.rank_setup import RankSetup
+from codesign.engine.gpu.ranks import Rank
+from codesign.engine.gpu.workers import GroupDrafter
+from codesign.engine.partner import Partner
+from codesign.engine.run import PolicySetup
+from codesign.profiler.link import idle_worker, message_seconds
+from codesign.profiler.rank_steps import draft_steps, kv_room
+from codesign.profiler.steps import Op, StepShape
+
+_OPS: tuple[Op, ...] = get_args(Op)
+_TIME, _KEEP, _LINK, _MEMORY, _SERVE, _END = range(6)  # orders
+_BUSY, _DONE, _POLICY = "draft-busy", "draft-done", "draft-policy"  # files
+BUSY_DRAFT = StepShape("draft", 2, 4, 64)
+_BESIDE_STEPS = 3  # of which the median counts: the first may meet the target between two steps
+
+
+def lead_draft(
+    rank: Rank, leader: GroupLeader | None, verdicts: Mailbox, candidates: Mailbox
+) -> None:
+    """Be the draft's leader for measurements: do as ``RankBench`` says."""
+    folder, limits = rank.setup.folder, rank.setup.limits
+    assert folder is not None, "ranks of a profile are on one host"
+    steps = draft_steps(rank.setup, leader)
+    candidates.send(_seconds_words(0.0))
+    while (order := verdicts.receive())[0] != _END:
+        if order[0] == _LINK:
+            serve_verdicts(idle_worker(), verdicts, candidates, limits)
+            continue
+        if order[0] == _SERVE:
+            policy = pickle.loads((folder / _POLICY).read_bytes()).build()
+            worker = DraftWorker(policy, drafter_of(rank.setup, leader))
+            serve_verdicts(worker, verdicts, candidates, limits)
+            continue
+        if order[0] == _MEMORY:
+            room = kv_room(rank)[0]
+            candidates.send(_seconds_words(-1.0 if room is None else float(room)))
+            continue
+        shape = _shape(order)
+        count = int(order[-1])
+        seconds = [steps.seconds(shape) for _ in range(count)]
+        if order[0] == _TIME:
+            (folder / _DONE).touch()
+        candidates.send(_seconds_words(median(seconds)))
+        while order[0] == _KEEP and (folder / _BUSY).exists():
+            steps.seconds(shape)
+
+
+class Link:
+    """The draft's leader in its process, from the target's.
+
+    Args:
+        verdicts: To it; here they are orders.
+        candidates: From it.
+        folder: Of the ranks.
+    """
+
+    def __init__(self, verdicts: Mailbox, candidates: Mailbox, folder: Path) -> None:
+        self._verdicts = verdicts
+        self._candidates = candidates
+        self._folder = folder
+        self._is_kept = False
+
+    def wait(self) -> float:
+        """The next answer."""
+        return float(self._candidates.receive().view(np.float64)[0])
+
+    def step_seconds(self, shape: StepShape, busy_step: Callable[[], None] | None) -> float:
+        """Time a step of the draft, while this process runs ``busy_step`` again and again."""
+        done = self._folder / _DONE
+        done.unlink(missing_ok=True)
+        self._verdicts.send(_order(_TIME, shape, 1 if busy_step is None else _BESIDE_STEPS))
+        while busy_step is not None and not done.exists():
+            busy_step()
+        return self.wait()
+
+    def keep(self) -> None:
+        """Have it draft without a pause, from now on."""
+        (self._folder / _BUSY).touch()
+        self._verdicts.send(_order(_KEEP, BUSY_DRAFT, 1))
+        self.wait()
+        self._is_kept = True
+
+    def let_rest(self) -> None:
+        """Have it wait for orders."""
+        (self._folder / _BUSY).unlink(missing_ok=True)
+        if self._is_kept:
+            self._is_kept = False
+            self.kv_room()  # its answer says that it has seen it
+
+    def message_seconds(self, setup: RankSetup) -> list[float]:
+        """See ``RankBench.message_seconds``."""
+        self._verdicts.send(np.array([_LINK], np.int32))
+        limits = setup.limits
+        seconds = message_seconds(
+            LinkedDraft(self._verdicts, self._candidates, limits, lambda is_lost: None)
+        )
+        self._verdicts.send(last_verdict_words(limits))
+        return seconds
+
+    def partner(self, setup: RankSetup, policy: PolicySetup) -> Partner:
+        """The draft's leader as one that serves a policy until the partner is closed."""
+        (self._folder / _POLICY).write_bytes(pickle.dumps(policy))
+        self._verdicts.send(np.array([_SERVE], np.int32))
+        limits = setup.limits
+
+        def end(is_lost: bool) -> None:
+            if not is_lost:
+                self._verdicts.send(last_verdict_words(limits))
+
+        return LinkedDraft(self._verdicts, self._candidates, limits, end)
+
+    def kv_room(self) -> int | None:
+        """KV rows that fit on the draft's ranks."""
+        self._verdicts.send(np.array([_MEMORY], np.int32))
+        room = self.wait()
+        return None if room < 0 else int(room)
+
+    def end(self) -> None:
+        """Let it go."""
+        self._verdicts.send(np.array([_END], np.int32))
+        self._verdicts.flush()
+
+
+def drafter_of(setup: RankSetup, leader: GroupLeader | None) -> Drafter:
+    """A drafter on the draft's ranks, or without a model, for any policy."""
+    if leader is None:
+        return NgramDrafter()
+    choices = setup.policy.build().fanout  # what its graphs answer, whatever a policy asks for
+    return GroupDrafter(leader, num_slots=setup.num_slots, choices=choices)
+
+
+def _order(kind: int, shape: StepShape, count: int) -> Words:
+    place = _OPS.index(shape.op)
+    return np.array([kind, place, shape.requests, shape.rows, shape.context, count], np.int32)
+
+
+def _shape(order: Words) -> StepShape:
+    _, place, requests, rows, context, _ = order.tolist()
+    return StepShape(_OPS[place], requests, rows, context)
+
+
+def _seconds_words(seconds: float) -> Words:
+    return np.array([seconds], np.float64).view(np.int32)
