@@ -57,8 +57,8 @@ def _load(source: str, name: str, options: tuple[str, ...], device: int) -> Cuda
     architecture = f"sm_{major}{minor}a"  # the suffix opens the generation's own instructions
     driver = _bindings().driver
     torch.cuda.current_stream(device).synchronize()  # makes the device's context current
-    module = _checked(driver.cuModuleLoadData(_machine_code(source, architecture, options)))
-    function = _checked(driver.cuModuleGetFunction(module, name.encode()))
+    module = checked(driver.cuModuleLoadData(_machine_code(source, architecture, options)))
+    function = checked(driver.cuModuleGetFunction(module, name.encode()))
     return CudaKernel(function)
 
 
@@ -103,18 +103,18 @@ class CudaKernel:
         values = [_as_c(arg) for arg in args]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         at = ctypes.addressof(pointers)
-        _checked(driver.cuLaunchKernelEx(config, self._function, at, 0))
+        checked(driver.cuLaunchKernelEx(config, self._function, at, 0))
 
     def _allow(self, driver: Any, shared_bytes: int, cluster: int) -> None:
         """Raise the function's limits where a launch needs more than every device grants."""
         which = driver.CUfunction_attribute
         if shared_bytes > max(self._shared_bytes, 48 << 10):
             limit = which.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _checked(driver.cuFuncSetAttribute(self._function, limit, shared_bytes))
+            checked(driver.cuFuncSetAttribute(self._function, limit, shared_bytes))
             self._shared_bytes = shared_bytes
         if cluster > 8:
             allowed = which.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-            _checked(driver.cuFuncSetAttribute(self._function, allowed, 1))
+            checked(driver.cuFuncSetAttribute(self._function, allowed, 1))
 
 
 def _as_c(arg: Argument) -> Any:
@@ -165,7 +165,7 @@ def _machine_code(source: str, architecture: str, options: tuple[str, ...]) -> b
     """Return the cubin of a source, from the cache if it was compiled before."""
     nvrtc = _bindings().nvrtc
     text = source_text(source)
-    version = _checked(nvrtc.nvrtcVersion())
+    version = checked(nvrtc.nvrtcVersion())
     key = hashlib.sha256(repr((text, architecture, options, version)).encode()).hexdigest()[:32]
     path = cache_dir() / "kernels" / f"{Path(source).stem}-{key}.cubin"
     if path.is_file():
@@ -180,15 +180,24 @@ def _machine_code(source: str, architecture: str, options: tuple[str, ...]) -> b
 
 
 def _compile(nvrtc: Any, text: str, source: str, options: tuple[str, ...]) -> bytes:
-    program = _checked(nvrtc.nvrtcCreateProgram(text.encode(), source.encode(), 0, [], []))
+    program = checked(nvrtc.nvrtcCreateProgram(text.encode(), source.encode(), 0, [], []))
     encoded = [option.encode() for option in options]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
-    log = b" " * _checked(nvrtc.nvrtcGetProgramLogSize(program))
-    _checked(nvrtc.nvrtcGetProgramLog(program, log))
+    log = b" " * checked(nvrtc.nvrtcGetProgramLogSize(program))
+    checked(nvrtc.nvrtcGetProgramLog(program, log))
     assert int(status) == 0, f"{source} does not compile:\n{log.decode()}"
-    code = b" " * _checked(nvrtc.nvrtcGetCUBINSize(program))
-    _checked(nvrtc.nvrtcGetCUBIN(program, code))
+    code = b" " * checked(nvrtc.nvrtcGetCUBINSize(program))
+    checked(nvrtc.nvrtcGetCUBIN(program, code))
     return code
+
+
+def cuda_driver() -> Any:
+    """Return cuda-bindings' driver module.
+
+    Raises:
+        HardwareError: If it is missing.
+    """
+    return _bindings().driver
 
 
 @cache
@@ -203,7 +212,7 @@ def _bindings() -> Any:
     return SimpleNamespace(driver=driver, nvrtc=nvrtc)
 
 
-def _checked(result: tuple[Any, ...]) -> Any:
+def checked(result: tuple[Any, ...]) -> Any:
     """Return what a CUDA call gave besides its status.
 
     Raises:
