@@ -282,15 +282,19 @@ def command_line(stage: Stage) -> None:
     """``codesign run`` by itself and under torchrun."""
     make_plan(stage.models, MODELS[stage.device][0])
     device = "cuda" if stage.device == "cuda" else "cpu-ranks"
-    labels = ("plain on 1", "plain on 2", "tree-8x4x2 on 2", "async-tree-8x4x3 on 1+1")
-    wanted = [word for label in labels for word in ("--candidate", f"{label}, batch 2")]
-    words = ["-m", "codesign", "run", "--plan", str(stage.models / "plan.json"), *wanted]
-    words += ["--device", device, "--padded-rows", str(ROWS), "--json", "--quiet", "--out"]
+    words = ["-m", "codesign", "run", "--plan", str(stage.models / "plan.json")]
+    words += ["--device", device, "--padded-rows", str(ROWS), "--json", "--quiet"]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for name, launcher in (("codesign run", []), ("torchrun -m codesign run", torchrun)):
+    ways = (
+        ("codesign run", [], ("plain on 2", "tree-8x4x2 on 2")),
+        ("torchrun -m codesign run", torchrun, ("plain on 1", "async-tree-8x4x3 on 1+1")),
+    )
+    for name, launcher, labels in ways:
         start = perf_counter()
+        wanted = [word for label in labels for word in ("--candidate", f"{label}, batch 2")]
+        out = ["--out", str(stage.models / f"runs-{len(launcher)}")]
         done = subprocess.run(
-            [sys.executable, *launcher, *words, str(stage.models / f"runs-{len(launcher)}")],
+            [sys.executable, *launcher, *words, *wanted, *out],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         print(done.stderr, file=sys.stderr)

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import random
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codesign.kernels.keyed_sampling import accepted_rows, best_tokens, row_keys
+from codesign.kernels.keyed_sampling import (
+    accepted_moves,
+    accepted_rows,
+    best_tokens,
+    row_keys,
+    sample_rows,
+)
 from codesign.policy.walk import Sampling, noise_key, request_key, sample_token, walk
 
 REQUESTS = (0, 7, 123456)
@@ -78,9 +88,8 @@ def trees(draw):
     return tokens, parents, [draw(st.integers(0, 4)) for _ in range(size)]
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.lists(trees(), min_size=1, max_size=3))
-def test_accepted_rows_are_the_walks(forest):
+def rows_of(forest):
+    """Columns of a step's rows, as the kernels take them, and the rows that the walk accepts."""
     tokens, parents, sampled, firsts, paths, expected = [], [], [], [], [], []
     for tree_tokens, tree_parents, samples in forest:
         first = len(tokens)
@@ -97,12 +106,70 @@ def test_accepted_rows_are_the_walks(forest):
     path_TP = torch.zeros(len(tokens), 16, dtype=torch.int32)
     for row, path in enumerate(paths):
         path_TP[row, : len(path)] = torch.tensor(path)
+    columns = [torch.tensor(c, dtype=torch.int32) for c in (tokens, sampled, parents, firsts)]
+    depths_T = torch.tensor([len(path) - 1 for path in paths], dtype=torch.int32)
+    return *columns, path_TP, depths_T, expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(trees(), min_size=1, max_size=3))
+def test_accepted_rows_are_the_walks(forest):
+    tokens, sampled, parents, firsts, path_TP, depths_T, expected = rows_of(forest)
     accepted = accepted_rows(
-        torch.tensor(tokens),
-        torch.tensor(sampled),
-        parents_T=torch.tensor(parents, dtype=torch.int32),
-        firsts_T=torch.tensor(firsts, dtype=torch.int32),
-        path_TP=path_TP,
-        depths_T=torch.tensor([len(path) - 1 for path in paths]),
+        tokens, sampled, parents_T=parents, firsts_T=firsts, path_TP=path_TP, depths_T=depths_T
     )
     assert accepted.nonzero()[:, 0].tolist() == expected
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch):
+    """The Triton kernels in the interpreter."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from codesign.kernels import keyed_sampling_triton
+
+    return importlib.reload(keyed_sampling_triton)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # int64 wraps on purpose
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, seed=2)], ids=str)
+def test_the_kernels_sample_as_the_reference(kernels, sampling):
+    logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(1))
+    logits[0, [10, 2900, 4999]] = logits[0].max() + 20  # a tie goes to the first
+    logits[2, 2048:] = -torch.inf
+    words = np.array([request_key(2, r) for r in REQUESTS], np.uint64).view(np.int32)
+    low, high = torch.from_numpy(words.reshape(-1, 2).T.copy())
+    positions = torch.tensor([1, 2, 70000], dtype=torch.int32)
+    scores, tokens = sample_rows(logits, low, high, positions, sampling, first_token=300)
+    found = kernels.sample_rows(
+        logits, low, high, positions, temperature=sampling.temperature, first_token=300
+    )
+    assert found[1].tolist() == tokens.tolist()
+    assert found[0].tolist() == pytest.approx(scores.tolist(), rel=1e-12)
+
+
+def test_the_kernel_walks_as_the_reference(kernels):
+    choose = random.Random(3)
+    for _ in range(20):
+        tokens, parents = [0], [-1]
+        for row in range(1, 9):
+            parents.append(choose.randrange(row))
+            tokens.append(row if choose.random() < 0.3 else 10 + row)
+        samples = [choose.randrange(1, 9) for _ in tokens]
+        tokens, sampled, parents, firsts, path_TP, depths_T, _ = rows_of(
+            [(tokens, parents, samples), ([0], [-1], [5])]
+        )
+        prefixes = torch.tensor([40] * 9 + [0], dtype=torch.int32)
+        rows = {
+            "positions_T": prefixes + depths_T,
+            "prefixes_T": prefixes,
+            "slots_T": torch.tensor([1] * 9 + [0], dtype=torch.int32),
+            "places_T": torch.tensor([*range(40, 49), 0], dtype=torch.int32),
+            "parents_T": parents,
+            "firsts_T": firsts,
+            "path_TP": path_TP,
+            "scratch_slot": 7,
+        }
+        expected = accepted_moves(tokens, sampled, **rows)
+        assert kernels.accepted_moves(tokens, sampled, **rows).tolist() == expected.tolist()

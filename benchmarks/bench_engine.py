@@ -1,0 +1,253 @@
+"""A plan's candidates on this host's GPUs, one after another: speed, spans, step times, floors.
+
+    python -m benchmarks.bench_engine --inflate llama-3-70b+llama-3.2-1b --plan plan.json
+    python -m benchmarks.bench_engine --plan plan.json [--out DIRECTORY] [--trace FILE]
+
+The first form inflates SmolLM2-135M and its shipped draft and writes a plan for them by hand, with
+plain decoding, serial and asynchronous trees. The second runs the plan's candidates over its
+requests, compares tokens with those of the first candidate, and writes a JSON file. --trace writes
+the steps of both sides as a Chrome trace, in which the overlap is seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.step_log import CONTEXTS, StepLog, lead_draft
+from codesign.artifacts import header, write_table
+from codesign.candidate import ScoredCandidate
+from codesign.config import SLO, Serving, parse_deployment
+from codesign.engine import EngineRun
+from codesign.engine.gpu.rank_group import GroupLeader
+from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank
+from codesign.engine.gpu.run import rank_setup, run_on_ranks
+from codesign.engine.replay import Replay, draft_of
+from codesign.fit import Fit
+from codesign.models import models_dir, resolve_model
+from codesign.models.recipe import Degradation, Recipe, create_inflated, weights_sha256
+from codesign.plan import Candidate, FileRef, Plan
+from codesign.policy.speculation import parse_policy
+from codesign.policy.walk import Sampling
+from codesign.records import SPANS
+
+SHIPPED = Path(__file__).parents[1] / "codesign" / "data" / "fits" / "smollm2-135m-cpu"
+TRACE_SECONDS = 0.25  # of each run, from its middle
+NAMES = {TARGET_MODEL: "target", DRAFT_MODEL: "draft"}
+
+
+class Bench:
+    """Runs a plan's candidates.
+
+    Args:
+        path: The plan's file.
+        device: "cuda", or "cpu".
+        padded_rows: Fewest rows of a target's forward.
+    """
+
+    def __init__(self, path: Path, device: str, padded_rows: int) -> None:
+        self.plan = Plan.load(path)
+        self._replay = Replay(self.plan, path)
+        self._device, self._padded_rows = device, padded_rows
+        self._reference: EngineRun | None = None
+        self.events: list[dict[str, Any]] = []
+
+    def run(self, candidate: Candidate, log: Path) -> dict[str, Any]:
+        """Serve the plan's requests with one candidate."""
+        policy, max_kv_tokens = self._replay.policy(candidate)
+        target = resolve_model(self.plan.target)
+        setup = rank_setup(
+            candidate, self._replay.requests, target=target, draft=draft_of(self.plan),
+            policy=policy, sampling=self.plan.sampling, max_kv_tokens=max_kv_tokens,
+            device=self._device, dtype="bfloat16" if self._device == "cuda" else "float32",
+            smallest_bucket=self._padded_rows,
+        )  # fmt: skip
+        if setup.draft_ranks:
+            setup = replace(setup, lead_draft=partial(lead_draft, log=log))
+        # Room to time a step behind 1000 rows, whatever the requests.
+        room = CONTEXTS[-1] + self._padded_rows
+        setup = replace(
+            setup,
+            target_tokens=max(setup.target_tokens, room),
+            draft_tokens=max(setup.draft_tokens, room),
+        )
+        logs: dict[str, dict[str, Any]] = {}
+
+        def inspect(rank: Rank) -> None:
+            for step_log, model in zip(watched, rank.models, strict=True):
+                logs[step_log.name] = step_log.summary(rank, model)
+
+        watched: list[StepLog] = []
+        make = Rank.leader
+
+        def leader(rank: Rank, model: int, *arguments: Any) -> GroupLeader:
+            made = make(rank, model, *arguments)
+            watched.append(StepLog(made, NAMES[model]))
+            return made
+
+        Rank.leader = leader  # type: ignore[method-assign]
+        start = perf_counter()
+        try:
+            run = run_on_ranks(
+                setup, candidate, self._replay.requests, max_kv_tokens=max_kv_tokens,
+                inspect=inspect,
+            )  # fmt: skip
+        finally:
+            Rank.leader = make
+        if setup.draft_ranks and log.exists():
+            logs["draft"] = json.loads(log.read_text())
+        self._add_events(candidate.label, logs)
+        return {
+            "candidate": candidate.label,
+            "start_and_run_seconds": round(perf_counter() - start, 2),
+            **summary(run),
+            **{f"{name}_step": found["step"] for name, found in logs.items()},
+            "requests_that_differ": self._differing(run),
+            "notes": run.records.notes,
+        }
+
+    def _differing(self, run: EngineRun) -> int:
+        reference = self._reference = self._reference or run
+        return sum(tokens != reference.outputs[i] for i, tokens in run.outputs.items())
+
+    def _add_events(self, label: str, logs: dict[str, dict[str, Any]]) -> None:
+        """Steps of both sides in the middle of the run, as events of a Chrome trace."""
+        every = [start for found in logs.values() for start, _, _ in found["steps"]]
+        if not every:
+            return
+        middle = (min(every) + max(every)) / 2
+        pid = 1 + sum(event["name"] == "process_name" for event in self.events)
+        self.events.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": label}})
+        for tid, (name, found) in enumerate(sorted(logs.items(), reverse=True), 1):
+            self.events.append(
+                {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
+            )
+            steps = [step for step in found["steps"] if 0 <= step[0] - middle < TRACE_SECONDS]
+            self.events += [
+                {
+                    "ph": "X", "pid": pid, "tid": tid, "name": f"{name}, {rows} rows",
+                    "ts": round(1e6 * (start - middle), 1), "dur": round(1e6 * (end - start), 1),
+                }
+                for start, end, rows in steps
+            ]  # fmt: skip
+
+
+def summary(run: EngineRun) -> dict[str, Any]:
+    """Speed of decoding, tokens a round, spans in milliseconds of rounds without prefill."""
+    rounds = run.records.rounds
+    quiet = rounds.column("prefill") == 0
+    spans = {name: 1e3 * rounds.column(name)[quiet] for name in SPANS}
+    emitted, batch = rounds.column("num_emitted_tokens")[quiet], rounds.column("batch")[quiet]
+    total = np.sum(list(spans.values()), axis=0)
+    beside = spans["link_there"] + spans["link_back"] + spans["reroot"]
+    return {
+        "requests": len(run.outputs),
+        "tokens": sum(map(len, run.outputs.values())),
+        "tokens_per_second": round(float(1e3 * emitted.sum() / total.sum()), 1),
+        "tokens_a_round": round(float(emitted.sum() / batch.sum()), 3),
+        "round_ms": round(float(np.median(total)), 4),
+        "messages_and_reroot_ms": round(float(np.median(beside)), 4),
+        "span_ms_median": {name: round(float(np.median(v)), 4) for name, v in spans.items()},
+        "span_ms_mean": {name: round(float(v.mean()), 4) for name, v in spans.items()},
+    }
+
+
+def inflate(pair: str, degradation: Degradation) -> tuple[str, str]:
+    """Names of an inflated target and draft of SmolLM2-135M, made if they are not there."""
+    names = []
+    for shape, role, source in zip(
+        pair.split("+"), ("target", "draft"), ("smollm2-135m", "smollm2-135m-draft"), strict=True
+    ):
+        loss = degradation if role == "draft" else Degradation()
+        name = f"bench-{shape}-{role}" + (f"-noise-{loss.noise:g}" if loss.noise else "")
+        if not (models_dir() / name).exists():
+            recipe = Recipe(shape, role, source, weights_sha256(source), degradation=loss)
+            create_inflated(recipe, name=name)
+        names.append(name)
+    return names[0], names[1]
+
+
+def write_plan(
+    path: Path, target: str, draft: str, candidates: Sequence[Candidate], *, requests: int,
+    tokens: int, sampling: Sampling,
+) -> None:  # fmt: skip
+    """A plan of these candidates over shipped prompts, all there at once; no machine was fitted."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fit = replace(Fit.load(SHIPPED / "fit.json"), target=target, draft=draft)
+    fit_path, trace_path = path.with_suffix(".fit.json"), path.with_suffix(".trace.parquet")
+    fit.save(fit_path)
+    trace = pd.DataFrame(
+        {
+            "arrival": 0.0,
+            "prompt_tokens": [40 + 17 * i % 160 for i in range(requests)],
+            "output_tokens": tokens,
+            "category": "chat",
+        }
+    )
+    write_table(trace_path, trace, header("trace", seed=0))
+    scored = [ScoredCandidate(c, {}, {}, "fitted", is_feasible=True) for c in candidates]
+    Plan(
+        target=target, draft=draft, slo=SLO(), objective="latency", sampling=sampling,
+        serving=Serving(max_kv_tokens=1 << 14), trace=FileRef.of(trace_path),
+        num_requests=requests, fit=FileRef.of(fit_path), seed=0, num_seeds=1,
+        chosen=scored[0], alternatives=tuple(scored[1:]),
+    ).save(path)  # fmt: skip
+
+
+def main() -> None:
+    """Write a plan, or run one."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--plan", type=Path, required=True)
+    parser.add_argument("--inflate", metavar="TARGET+DRAFT", help="write the plan for this pair")
+    parser.add_argument("--noise", type=float, default=0.0, help="on the inflated draft's weights")
+    parser.add_argument("--policies", nargs="+", default=["plain@1", "tree-8x4x2@1"],
+                        help="LABEL@DEPLOYMENT each")  # fmt: skip
+    parser.add_argument("--requests", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--padded-rows", type=int, default=8)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--name", default="engine")
+    parser.add_argument("--trace", type=Path)
+    args = parser.parse_args()
+    if args.inflate:
+        target, draft = inflate(args.inflate, Degradation(noise=args.noise))
+        candidates = [_candidate(words, args.batch) for words in args.policies]
+        sampling = Sampling(temperature=args.temperature, seed=3)
+        write_plan(args.plan, target, draft, candidates, requests=args.requests,
+                   tokens=args.tokens, sampling=sampling)  # fmt: skip
+        return
+    bench, rows = Bench(args.plan, args.device, args.padded_rows), []
+    with tempfile.TemporaryDirectory() as folder:
+        for index, scored in enumerate(bench.plan.scored):
+            row = bench.run(scored.candidate, Path(folder) / f"{index}.json")
+            rows.append({"target": bench.plan.target, "draft": bench.plan.draft, **row})
+            print(json.dumps(rows[-1]), flush=True)
+    if args.trace:
+        args.trace.write_text(json.dumps({"traceEvents": bench.events}))
+    if args.device == "cuda":
+        from benchmarks.common import write_result
+
+        note = "decode speed: rounds without prefill; floors of 8 rows behind 500 at 4.2 TB/s"
+        print(write_result(args.name, rows, directory=args.out, note=note))
+
+
+def _candidate(words: str, batch: int) -> Candidate:
+    policy, _, deployment = words.rpartition("@")
+    return Candidate(parse_deployment(deployment), parse_policy(policy), batch)
+
+
+if __name__ == "__main__":
+    main()

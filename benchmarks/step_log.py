@@ -1,0 +1,92 @@
+"""Steps that a leader asks its ranks for: when each was, how long one takes, how long it must take.
+
+A module of its own: the draft's leader, in another process, finds ``lead_draft`` here.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from benchmarks.bench_gpu_engine import one_request
+from codesign.engine.gpu.link import serve_verdicts
+from codesign.engine.gpu.mailbox import Mailbox
+from codesign.engine.gpu.rank_group import GroupLeader
+from codesign.engine.gpu.ranks import DRAFT_MODEL, Rank, draft_worker
+from codesign.engine.gpu.step_rows import BUCKET, Words, bucket_of, pack_step
+
+BYTES_PER_SECOND = 4.2e12  # what an H200 reads, measured
+HAND_OFF, HOP = 0.26e-6, 0.63e-6  # seconds: block to block on a GPU, across NVLink; measured
+CONTEXTS = (500, 1000)
+STEPS = 60
+
+
+class StepLog:
+    """Times of the steps that a leader asks for.
+
+    Args:
+        leader: Whose ``ask`` is timed from now on.
+        name: Of its model.
+    """
+
+    def __init__(self, leader: GroupLeader, name: str) -> None:
+        self.leader, self.name = leader, name
+        self.steps: list[tuple[float, float, int]] = []
+        self._ask = leader.ask
+        leader.ask = self._timed  # type: ignore[method-assign]
+
+    def _timed(self, message: Words) -> Words:
+        start = perf_counter()
+        answer = self._ask(message)
+        self.steps.append((start, perf_counter(), int(message[BUCKET])))
+        return answer
+
+    def summary(self, rank: Rank, model: int) -> dict[str, Any]:
+        """Steps of a run, then step times and floors of 8 rows."""
+        steps = list(self.steps)
+        return {"steps": steps, "step": step_times(self.leader) | floors(rank, model)}
+
+
+def step_times(leader: GroupLeader, rows: int = 8) -> dict[str, float]:
+    """Milliseconds of a step as the host sees it, median, by context."""
+    times = {}
+    for context in CONTEXTS:
+        if context + rows > leader.rank.slabs.max_tokens:
+            continue
+        message = pack_step(
+            [one_request(rows, context)], bucket=bucket_of(rows), scratch_slot=leader.scratch_slot
+        )
+        seconds = []
+        for _ in range(STEPS):
+            start = perf_counter()
+            leader.ask(message)
+            seconds.append(perf_counter() - start)
+        times[f"ms_at_context_{context}"] = round(1e3 * statistics.median(seconds[10:]), 4)
+    return times
+
+
+def floors(rank: Rank, model: int) -> dict[str, float]:
+    """Milliseconds that a step of 8 rows behind 500 takes at least: its bytes, its chain."""
+    forward = rank.models[model].forward
+    shape, ranks = forward.shape, forward.group.size
+    read = rank.weight_bytes[model] - forward.embedding_VD.nbytes
+    row = 2 * shape.layers * shape.kv_heads * shape.head_dim * forward.embedding_VD.itemsize
+    chain = shape.layers * (5 * HAND_OFF + (2 * HOP if ranks > 1 else 0.0))
+    return {
+        "gigabytes": round(read / 1e9, 3),
+        "bandwidth_floor_ms": round(1e3 * (read + 500 * row) / BYTES_PER_SECOND, 4),
+        "chain_floor_ms": round(1e3 * chain, 4),
+    }
+
+
+def lead_draft(
+    rank: Rank, leader: GroupLeader | None, verdicts: Mailbox, candidates: Mailbox, *, log: Path
+) -> None:
+    """Be the draft's leader as in a run, and leave its steps in a file."""
+    assert leader is not None, "n-grams have no steps"
+    steps = StepLog(leader, "draft")
+    serve_verdicts(draft_worker(rank.setup, leader), verdicts, candidates, rank.setup.limits)
+    log.write_text(json.dumps(steps.summary(rank, DRAFT_MODEL)))
