@@ -37,6 +37,8 @@ class Metrics:
         goodput: Such requests per second.
         mean_batch: Requests per round; steps that only run prompts are not counted.
         spans: Mean seconds per round of each span (records.SPANS).
+        calibration_error: Expected calibration error of the draft's chances by category, and of
+            "all"; None where nothing was drafted, or where rounds were played back from tapes.
     """
 
     num_requests: int
@@ -58,6 +60,7 @@ class Metrics:
     goodput: float | None
     mean_batch: float | None
     spans: dict[str, float | None]
+    calibration_error: dict[str, float] | None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for run.json and ``--json``."""
@@ -147,6 +150,7 @@ def summarise(records: RunRecords, slo: SLO | None = None) -> Metrics:
         goodput=_ratio(num_good, records.seconds),
         mean_batch=_ratio(batch.sum(), int(np.count_nonzero(batch))),
         spans=mean_spans(records.rounds),
+        calibration_error=dict(records.calibration) or None,
     )
 
 

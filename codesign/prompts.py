@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 CATEGORIES = ("chat", "code", "mathematics", "translation", "summary", "retrieval")
 SPLITS = ("profile", "run")
 
+NO_SPECULATION = RequestOptions(speculates=False)
+
 EncodeChat = Callable[[str], Sequence[int]]
 """From the text of a user's turn to the ids of the whole prompt, chat template included."""
 
@@ -108,7 +110,7 @@ def bind_prompts(
 
     Args:
         trace_requests: (R,) rows with arrival (s), prompt_tokens, output_tokens, category; the
-            category "" takes a prompt of any category.
+            category "" takes a prompt of any category. ``speculates`` if a request may opt out.
         prompts: The pool, usually ``load_prompts("run")``.
         encode_chat: See ``EncodeChat``; called once or twice for each prompt of the pool.
         seed: Of the choice of prompts. Request r gets the same prompt whatever comes after it.
@@ -127,6 +129,7 @@ def bind_prompts(
         by_category.setdefault(prompt.category, []).append(index)
     generator = np.random.default_rng(seed)
     columns = ("arrival", "prompt_tokens", "output_tokens", "category")
+    wants = trace_requests["speculates"].tolist() if "speculates" in trace_requests else None
     bound = []
     for row, (arrival, wanted, output, category) in enumerate(
         zip(*(trace_requests[name] for name in columns), strict=True)
@@ -141,7 +144,8 @@ def bind_prompts(
         first_filler = int(generator.integers(len(pool)))
         ids = _lengthen(pool, chosen=chosen, first_filler=first_filler, num_tokens=int(wanted))
         category = prompts[chosen].category
-        bound.append(BoundRequest(row, float(arrival), category, ids, int(output)))
+        options = AS_THE_RUN if wants is None or wants[row] else NO_SPECULATION
+        bound.append(BoundRequest(row, float(arrival), category, ids, int(output), options=options))
     _check_positions(bound, max_positions=max_positions)
     return bound
 

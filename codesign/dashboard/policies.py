@@ -1,12 +1,14 @@
 """The sizes that each family of policies has, and the label that they make.
 
-Must not import streamlit or torch.
+Both are read from the list of families: a new one has its sliders here as soon as it is in it. Must
+not import streamlit or torch.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codesign.policy.speculation import FAMILIES, Family
 
@@ -20,43 +22,27 @@ class Size:
         title: Its name for people.
         low: Least value.
         high: Largest value.
-        default: Where a slider starts.
+        default: Where a slider starts: as in the family's example.
     """
 
     key: str
     title: str
     low: int
     high: int
-    default: int
+    default: int = 0
 
 
-_LENGTH = Size("k", "Draft tokens in a row", 1, 16, 4)
-_BRANCH = Size("k", "Draft tokens in a row", 1, 8, 4)
-_DEPTH = Size("k", "Depth of the tree", 1, 8, 4)
-_ROWS = Size("rows", "Rows verified per request", 2, 64, 8)
-_BUDGET = Size("rows", "Rows verified per step", 2, 64, 32)
-_WIDTH = Size("width", "Leaves per draft forward", 1, 8, 4)
-_BEAMS = Size("width", "Beams", 1, 8, 2)
-_OUTCOMES = Size("width", "Outcomes per position", 1, 4, 3)
-_FORWARDS = Size("expansions", "Draft forwards per round", 1, 8, 2)
-_LEVELS = tuple(Size(f"level{i}", f"Children per node, level {i}", 1, 4, 4 - i) for i in (1, 2, 3))
-_TREE = (_ROWS, _WIDTH, _FORWARDS)
-
-# Sizes of a family, and its label as codesign.policy.labels reads it.
-_SHAPES: dict[str, tuple[tuple[Size, ...], str]] = {
-    "plain": ((), "plain"),
-    "static-tree": (_LEVELS, "static-tree-{level1}x{level2}x{level3}"),
-    "adaserve": ((_DEPTH, _BEAMS, _BUDGET), "adaserve-{k}x{width}x{rows}"),
-    "ssd": ((_BRANCH, _OUTCOMES), "ssd-{k}x{width}"),
-    **{
-        name: (_TREE, name + "-{rows}x{width}x{expansions}")
-        for name in ("tree", "async-tree", "inflight-tree", "pipeinfer", "eagle", "async-eagle")
-    },
-    **{
-        name: ((_LENGTH,), name + "-{k}")
-        for name in ("chain", "threshold", "turbospec", "specserve", "pearl", "amusd")
-    },
+# By the letter that stands for it in the family's pattern.
+_SIZES = {
+    "K": Size("k", "Draft tokens in a row", 1, 16),
+    "D": Size("k", "Depth of the tree", 1, 8),
+    "R": Size("rows", "Rows verified per request", 2, 64),
+    "B": Size("rows", "Rows verified per step", 2, 64),
+    "W": Size("width", "Leaves per draft forward", 1, 8),
+    "F": Size("width", "Outcomes per position", 1, 4),
+    "E": Size("expansions", "Draft forwards per round", 1, 8),
 }
+_LEVELS = "AxBx.."  # children per node, as many levels as the example has
 
 
 def families() -> dict[str, Family]:
@@ -65,8 +51,22 @@ def families() -> dict[str, Family]:
 
 
 def sizes_of(family: str) -> tuple[Size, ...]:
-    """What a visitor may choose of a family."""
-    return _SHAPES[family][0]
+    """What a visitor may choose of a family; nothing where its pattern has unknown letters."""
+    known = families()[family]
+    letters = _shape(known)
+    numbers = [int(text) for text in _NUMBERS.findall(known.example.partition("@")[0])]
+    if letters == _LEVELS:
+        return tuple(
+            Size(f"level{level}", f"Children per node, level {level}", 1, 4, number)
+            for level, number in enumerate(numbers, 1)
+        )
+    found = letters.split("x")
+    if not all(letter in _SIZES for letter in found):
+        return ()
+    return tuple(
+        replace(_SIZES[letter], default=number)
+        for letter, number in zip(found, numbers, strict=True)
+    )
 
 
 def label_of(family: str, sizes: Mapping[str, int]) -> str:
@@ -76,4 +76,21 @@ def label_of(family: str, sizes: Mapping[str, int]) -> str:
         family: Name.
         sizes: Value of each of ``sizes_of``, by key.
     """
-    return _SHAPES[family][1].format(**sizes)
+    wanted = sizes_of(family)
+    if not wanted:
+        return families()[family].example
+    return f"{family}-{'x'.join(str(sizes[size.key]) for size in wanted)}"
+
+
+def first_label(family: str) -> str:
+    """The label that the sliders make before they are moved."""
+    return label_of(family, {size.key: size.default for size in sizes_of(family)})
+
+
+_NUMBERS = re.compile(r"(?<=[-x])\d+")
+
+
+def _shape(family: Family) -> str:
+    """The letters of a family's pattern: "RxWxE" of "async-tree-RxWxE", "K" of "amusd[-K]"."""
+    pattern = family.pattern.replace("[-K]", "-K").partition("[")[0].partition("@")[0]
+    return pattern.rpartition("-")[2]

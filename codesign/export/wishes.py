@@ -106,6 +106,15 @@ def _shaped(spec: SpeculationSpec, longest: int, *losses: Loss) -> Wish:
     return Wish(longest, shape, losses=losses)
 
 
+def _batch_tree(spec: SpeculationSpec, batch: int) -> Wish:
+    loss = Loss(
+        "requests share the rows and the forwards of a round by what they promise",
+        "one shape for all requests of a step",
+    )
+    shape = (spec.expansions, spec.width, spec.rows) if spec.width > 1 else None
+    return Wish(spec.expansions, shape, by_batch=True, losses=(loss,))
+
+
 def _adaserve(spec: SpeculationSpec, batch: int) -> Wish:
     rows = min(max(spec.rows // batch, 2), spec.max_rows)
     loss = Loss(
@@ -147,6 +156,7 @@ WISHES: dict[Kind, Callable[[SpeculationSpec, int], Wish]] = {
     "static-tree": _static_tree,
     "tree": _tree,
     "inflight-tree": _inflight,
+    "batch-tree": _batch_tree,
     "adaserve": _adaserve,
     "pearl": _pearl,
     "amusd": _amusd,

@@ -33,24 +33,24 @@ class Goodput:
         overhead: float = 0.0,
         slo_tpot: float | None = None,
     ) -> None:
-        self._draft_seconds = draft_seconds
-        self._target_seconds = target_seconds
-        self._overhead = overhead
+        self.draft_seconds = draft_seconds
+        self.target_seconds = target_seconds
+        self.overhead = overhead
         self.slo_tpot = slo_tpot
 
     def without_slo(self) -> Goodput:
         """The same estimator without a TPOT target."""
-        return Goodput(self._draft_seconds, self._target_seconds, overhead=self._overhead)
+        return Goodput(self.draft_seconds, self.target_seconds, overhead=self.overhead)
 
     def seconds(self, *, batch: int, context: int, steps: int, draft_tokens: int) -> float:
         """Seconds of a serial round: its arguments are those of a call."""
-        seconds = self._target_seconds(batch + draft_tokens, context) + self._overhead
-        return seconds + sum(self._draft_seconds(batch, context + batch * j) for j in range(steps))
+        seconds = self.target_seconds(batch + draft_tokens, context) + self.overhead
+        return seconds + sum(self.draft_seconds(batch, context + batch * j) for j in range(steps))
 
     def num_beside(self, *, batch: int, context: int, draft_tokens: int) -> int:
         """Draft forwards of one row per request that fit beside the target's forward."""
-        verifying = self._target_seconds(batch + draft_tokens, context)
-        drafting = self._draft_seconds(batch, context + draft_tokens)
+        verifying = self.target_seconds(batch + draft_tokens, context)
+        drafting = self.draft_seconds(batch, context + draft_tokens)
         return int(verifying / max(drafting, SHORTEST_DRAFT))
 
     def __call__(

@@ -88,6 +88,10 @@ def _tree(is_async: str | None, *shape: str) -> SpeculationSpec:
     return _shaped("tree", is_async is not None, shape)
 
 
+def _batch_tree(is_async: str | None, *shape: str) -> SpeculationSpec:
+    return _shaped("batch-tree", is_async is not None, shape)
+
+
 def _shaped(kind: str, is_async: bool, shape: tuple[str, ...], **more: float) -> SpeculationSpec:
     rows, width, expansions = map(int, shape)
     return SpeculationSpec(
@@ -194,6 +198,22 @@ FAMILIES: tuple[Family, ...] = (  # from simple to involved
         "this project",
         rf"inflight-tree-{_SHAPE}",
         lambda *shape: _shaped("inflight-tree", True, shape),
+    ),
+    Family(
+        "batch-tree-RxWxE",
+        "batch-tree-16x4x6",
+        "trees that share the rows of the batch: R rows and W leaves a request, E forwards at most",
+        "this project",
+        rf"(async-)?batch-tree-{_SHAPE}",
+        _batch_tree,
+    ),
+    Family(
+        "async-batch-tree-RxWxE",
+        "async-batch-tree-16x4x6",
+        "the same, grown while the target verifies, as deep as fits beside it",
+        "this project",
+        rf"(async-)?batch-tree-{_SHAPE}",
+        _batch_tree,
     ),
     Family(
         "adaserve-DxWxB",

@@ -22,6 +22,7 @@ Kind = Literal[
     "static-tree",
     "tree",
     "inflight-tree",
+    "batch-tree",
     "adaserve",
     "pearl",
     "amusd",
@@ -31,9 +32,9 @@ Kind = Literal[
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 CHAINS = ("chain", "threshold", "turbospec", "specserve", "pearl", "amusd")  # width 1
-SHAPED = ("tree", "inflight-tree", "pipeinfer", "eagle")  # rows x width x expansions
+SHAPED = ("tree", "inflight-tree", "batch-tree", "pipeinfer", "eagle")  # rows x width x expansions
 ALWAYS_ASYNC = ("inflight-tree", "pearl", "amusd", "pipeinfer", "ssd")
-MAYBE_ASYNC = ("tree", "eagle")
+MAYBE_ASYNC = ("tree", "batch-tree", "eagle")
 FEATURE_DECAY = 0.96  # EAGLE's acceptance falls from about 0.79 to 0.67 over four own features
 
 
@@ -47,10 +48,11 @@ class SpeculationSpec:
         max_depth: Longest chain, in draft tokens (chain, threshold, turbospec, specserve, amusd,
             adaserve); tokens of each branch (ssd) or drafted per round (pearl).
         rows: Nodes that the target verifies per request, root included (tree, inflight-tree,
-            pipeinfer, eagle); rows for all requests together (adaserve).
+            pipeinfer, eagle), at most (batch-tree); rows for all requests together (adaserve).
         width: Leaves the draft model runs on per request and expansion (tree, inflight-tree,
-            pipeinfer, eagle, adaserve); outcomes per position (ssd).
-        expansions: Draft forwards per round (tree, inflight-tree, pipeinfer, eagle).
+            pipeinfer, eagle, adaserve), at most (batch-tree); outcomes per position (ssd).
+        expansions: Draft forwards per round (tree, inflight-tree, pipeinfer, eagle), at most
+            (batch-tree).
         widths: Children of each node, level by level (static-tree).
         threshold: Confidence below which drafting stops after that token (threshold).
         adaptive_drafter: Stop drafting when predicted goodput falls (specserve).
@@ -195,7 +197,7 @@ class SpeculationSpec:
     @property
     def needs_step_times(self) -> bool:
         """Whether it decides by predicted seconds, which a fit holds."""
-        return self.kind in ("specserve", "turbospec", "adaserve", "amusd")
+        return self.kind in ("specserve", "turbospec", "adaserve", "amusd", "batch-tree")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a plan file."""
@@ -203,4 +205,10 @@ class SpeculationSpec:
 
 
 def _a(kind: str) -> str:
-    return f"a {kind}" if kind == "tree" else f"an {kind}" if kind[0] in "aei" else kind
+    return (
+        f"a {kind}"
+        if kind in ("tree", "batch-tree")
+        else f"an {kind}"
+        if kind[0] in "aei"
+        else kind
+    )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from codesign.errors import InputError
 from codesign.policy.adaptive import INITIAL_CONFIDENCE, SpecServe, TurboSpec
 from codesign.policy.adaserve import AdaServe
+from codesign.policy.batch_tree import BatchTree
 from codesign.policy.chains import FixedChain, FreeChain, ParallelChain
 from codesign.policy.cost import Calibration
 from codesign.policy.features import EagleTree
@@ -97,4 +98,6 @@ def _with_step_times(
         return FreeChain(spec.max_depth, goodput, calibration)
     if spec.kind == "adaserve":
         return AdaServe(spec, goodput, calibration)
+    if spec.kind == "batch-tree":
+        return BatchTree(spec, goodput, calibration)
     return SpecServe(spec, goodput, calibration)

@@ -22,6 +22,7 @@ import numpy as np
 import simpy
 
 from codesign.acceptance import AcceptanceProfile
+from codesign.calibration_log import CalibrationLog
 from codesign.config import SLO, Deployment, Serving
 from codesign.errors import InputError
 from codesign.policy.batching import Batcher, BatchLimits
@@ -64,8 +65,8 @@ def simulate(
 
     Args:
         requests: Rows in any order with arrival (seconds), prompt_tokens, output_tokens and, if
-            known, category and hash_ids. A request's number is its row's, from 0. It emits exactly
-            output_tokens tokens.
+            known, category, hash_ids and speculates (false: decoded plainly). A request's number
+            is its row's, from 0. It emits exactly output_tokens tokens.
         candidate: Deployment, speculation policy and batch limit of each replica.
         fit: Step times, calibration and recorded acceptance.
         serving: How memory and steps are shared.
@@ -93,7 +94,8 @@ def simulate(
         pool = _prompt_pool(env, fit, deployment, cost, serving, counter)
         _check_prompts(simulated, pool.max_kv_tokens)
         shared = replace(shared, on_taken=pool.taken)
-    make_batch = _batch_maker(candidate, fit, cost, serving, slo, simulated, seed)
+    log = CalibrationLog()
+    make_batch = _batch_maker(candidate, fit, cost, serving, slo, simulated, seed, log)
     replicas = []
     for number in range(deployment.replicas):
         keeps = serving.prefix_cache and not deployment.prefill_workers
@@ -129,7 +131,9 @@ def simulate(
         env.run(counter.all_finished)
     records = [request.record for request in simulated.values()]
     seconds = max((record.finish or 0.0 for record in records), default=0.0)
-    return RunRecords(records, shared.rounds, seconds, notes=["simulated"])
+    return RunRecords(
+        records, shared.rounds, seconds, notes=["simulated"], calibration=log.errors()
+    )
 
 
 class _FinishCounter:
@@ -158,6 +162,7 @@ def _batch_maker(
     slo: SLO | None,
     requests: dict[int, SimulatedRequest],
     seed: int,
+    log: CalibrationLog,
 ) -> Callable[[], Batch]:
     """What makes the batch of each replica."""
     spec = candidate.speculation
@@ -173,7 +178,7 @@ def _batch_maker(
         def play() -> Batch:
             side = DraftSide(policy_of(spec, fit, cost, slo))
             drafter = SyntheticDrafter(profile, seed, luck.path)
-            return PlayedBatch(side, drafter, round_rows=rows, hears_early=early)
+            return PlayedBatch(side, drafter, round_rows=rows, hears_early=early, log=log)
 
         return play
     overlap = 0 if policy is None else policy.overlap
@@ -269,19 +274,23 @@ def _read_requests(requests: pd.DataFrame, *, with_blocks: bool) -> dict[int, Si
     prompt = np.asarray(requests["prompt_tokens"], np.int64).tolist()
     output = np.asarray(requests["output_tokens"], np.int64).tolist()
     category = requests["category"].tolist() if "category" in requests else [""] * len(arrival)
+    speculates = (
+        requests["speculates"].tolist() if "speculates" in requests else [True] * len(arrival)
+    )
     with_blocks = with_blocks and "hash_ids" in requests
     hash_ids = requests["hash_ids"].tolist() if with_blocks else [()] * len(arrival)
     if prompt and min(*prompt, *output) < 1:
         raise InputError("every request needs at least 1 prompt token and 1 output token")
-    rows = zip(category, arrival, prompt, output, hash_ids, strict=True)
+    rows = zip(category, arrival, prompt, output, hash_ids, speculates, strict=True)
     return {
         number: SimulatedRequest(
             RequestRecord(number, kind if isinstance(kind, str) else "", at, num_prompt),
             num_output,
             tuple(blocks[: num_prompt // PREFIX_BLOCK]),
             prompt_left=num_prompt,
+            speculates=bool(wants),
         )
-        for number, (kind, at, num_prompt, num_output, blocks) in enumerate(rows)
+        for number, (kind, at, num_prompt, num_output, blocks, wants) in enumerate(rows)
     }
 
 

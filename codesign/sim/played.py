@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from codesign.calibration_log import CalibrationLog
 from codesign.policy.protocol import (
     Admission,
     Candidates,
@@ -36,6 +37,7 @@ class PlayedBatch:
         hears_early: The draft hears of a request before its first token is known, and so answers
             for the prompt alone in its first round, as an asynchronous draft does that runs the
             prompt beside the target.
+        log: Where to write down how right the draft's chances were.
     """
 
     def __init__(
@@ -45,7 +47,9 @@ class PlayedBatch:
         *,
         round_rows: int,
         hears_early: bool = False,
+        log: CalibrationLog | None = None,
     ) -> None:
+        self._log = log
         self._side = side
         self._drafter = drafter
         self._round_rows = round_rows
@@ -57,6 +61,7 @@ class PlayedBatch:
         self._rows: list[VerifyRows] = []
         self._context = 0
         self._shared = 0
+        self._plain: dict[int, int] = {}  # KV rows of requests that the draft is not told of
         self._num_verdicts = 0
 
     @property
@@ -97,7 +102,13 @@ class PlayedBatch:
             tally.num_accepted_tokens += emitted - 1
             num_emitted += emitted
             self._context += emitted
-            self._news.append(verdict)
+            request = self._requests[rows.request_id]
+            if request.speculates:
+                self._news.append(verdict)
+            else:
+                self._plain[rows.request_id] += emitted
+            if self._log is not None:
+                self._log.add(request.category, rows, verdict)
             if verdict.is_finished:
                 finished.append(rows.request_id)
                 self._forget(rows.request_id, verdict.base_len + emitted - 1)
@@ -108,7 +119,8 @@ class PlayedBatch:
         num_emitted = len(self._target.output(request_id))
         base_len = self._requests[request_id].prompt_tokens + num_emitted
         self._target.evict(request_id)
-        self._news.append(RequestVerdict(request_id, base_len, (), is_finished=True))
+        if self._requests[request_id].speculates:
+            self._news.append(RequestVerdict(request_id, base_len, (), is_finished=True))
         self._forget(request_id, base_len - 1)
         return num_emitted
 
@@ -119,25 +131,31 @@ class PlayedBatch:
     def _forget(self, request_id: int, context: int) -> None:
         self._context -= context
         self._shared -= self._requests.pop(request_id).shared_tokens
+        self._plain.pop(request_id, None)
 
     def _admission(self, request: Entering) -> Admission:
         self._requests[request.request_id] = request
         self._tallies[request.request_id] = Tally()
         self._context += request.prompt_tokens
         self._shared += request.shared_tokens
+        if not request.speculates:
+            self._plain[request.request_id] = request.prompt_tokens
         prompt = (PROMPT_TOKEN,) * request.prompt_tokens
         return Admission(request.request_id, prompt, request.output_tokens)
 
     def _commit_first(self, admissions: Sequence[Admission]) -> None:
         for admission in admissions:
             self._target.admit(admission)
-            self._news.append(self._target.commit_first(admission.request_id, TRUE_TOKEN))
+            verdict = self._target.commit_first(admission.request_id, TRUE_TOKEN)
+            if self._requests[admission.request_id].speculates:
+                self._news.append(verdict)
 
     def _tell(self, admissions: Sequence[Admission], now: float) -> None:
         """Send the draft everything that is new."""
         if self._side is None or self._drafter is None:
             return
-        for admission in admissions:
+        told = [a for a in admissions if self._requests[a.request_id].speculates]
+        for admission in told:
             request = self._requests[admission.request_id]
             self._drafter.admit(
                 request.request_id,
@@ -146,7 +164,13 @@ class PlayedBatch:
                 output_tokens=request.output_tokens,
                 emitted_before=request.emitted_before,
             )
-        verdict = Verdict(self._num_verdicts, tuple(self._news), tuple(admissions), now=now)
+        verdict = Verdict(
+            self._num_verdicts,
+            tuple(self._news),
+            tuple(told),
+            now=now,
+            beside=(len(self._plain), sum(self._plain.values())),
+        )
         self._news.clear()
         self._num_verdicts += 1
         _, finished = self._side.receive(verdict)
@@ -161,7 +185,9 @@ class PlayedBatch:
         self._side.begin()
         while rows := self._side.next_expansion(len(work.drafting)):
             work.drafting.append(self._forward(rows, work))
-        return self._side.candidates(self._num_verdicts - 1)
+        candidates = self._side.candidates(self._num_verdicts - 1)
+        work.rests = self._side.policy.rests
+        return candidates
 
     def _grow(self, work: Work) -> None:
         """Run the forwards that overlap the target's verification."""

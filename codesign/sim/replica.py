@@ -36,6 +36,7 @@ class SimulatedRequest:
         prompt_left: Prompt tokens that are still to be run.
         emitted: Tokens emitted before it was last evicted, and the one that came with its prompt
             if that ran elsewhere.
+        speculates: It may be drafted for.
     """
 
     record: RequestRecord
@@ -43,6 +44,7 @@ class SimulatedRequest:
     blocks: tuple[int, ...] = ()
     prompt_left: int = 0
     emitted: int = 0
+    speculates: bool = True
 
     @property
     def prompt_tokens(self) -> int:
@@ -326,6 +328,7 @@ class Replica:
                 cached_tokens=cached_tokens,
                 emitted_before=request.emitted,
                 shared_tokens=PREFIX_BLOCK * len(request.blocks),
+                speculates=request.speculates,
             )
         )
 

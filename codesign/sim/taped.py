@@ -182,8 +182,12 @@ class TapedBatch:
     def _add(self, request: Entering) -> bool:
         """Put a request's rounds into the ledger; whether the draft runs its prompt."""
         tapes = self._tapes
-        stretches = self._luck.stretches(request.request_id, request.emitted_before)
-        tape = tapes.play(stretches, request.output_tokens - 1)
+        if request.speculates:
+            stretches = self._luck.stretches(request.request_id, request.emitted_before)
+            tape = tapes.play(stretches, request.output_tokens - 1)
+        else:  # a row and a token a round
+            tape = np.zeros((request.output_tokens - 1, tapes.rounds.shape[1]), np.int64)
+            tape[:, :2] = 1
         rounds = np.empty((len(tape), _FORWARDS + 2 * self._num_forwards), np.int64)
         emitted = tape[:, 1]
         rounds[:, :2] = tape[:, :2]

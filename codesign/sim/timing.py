@@ -62,7 +62,7 @@ class TogetherTiming:
         if self._is_plain:
             return Spans(target)
         drafting, _ = draft_seconds(self._cost, work)
-        return Spans(target, reroot=self._cost.reroot, draft=drafting)
+        return Spans(target, reroot=0.0 if work.rests else self._cost.reroot, draft=drafting)
 
     def of_sums(
         self, rows: int, context: int, forwards: Sequence[int]
@@ -117,7 +117,8 @@ class ApartTiming:
         heard = max(start + cost.link, self._draft_free)
         link_there = heard - start - late
         drafting, overlapped = draft_seconds(cost, work)
-        answered = heard + cost.reroot + drafting
+        moving = 0.0 if work.rests else cost.reroot
+        answered = heard + moving + drafting
         ready = start + prefill
         received = max(answered + cost.link, ready)
         self._draft_free = answered + overlapped
@@ -127,7 +128,7 @@ class ApartTiming:
         # What a prefill has hidden is what came first.
         left = received - ready
         spans = []
-        for seconds in (cost.link, drafting, cost.reroot, link_there, late):
+        for seconds in (cost.link, drafting, moving, link_there, late):
             spans.append(min(left, seconds))
             left -= spans[-1]
         link_back, waiting, reroot, link_there, late = spans

@@ -28,6 +28,7 @@ class Entering:
         cached_tokens: Of ``prompt_tokens``, those that the draft finds in its prefix cache, too.
         emitted_before: Tokens emitted before an eviction.
         shared_tokens: KV rows of the prefix cache that it uses.
+        speculates: The draft is told of it; else it decodes plainly beside the others.
     """
 
     request_id: int
@@ -37,6 +38,7 @@ class Entering:
     cached_tokens: int = 0
     emitted_before: int = 0
     shared_tokens: int = 0
+    speculates: bool = True
 
 
 @dataclass(slots=True)
@@ -52,6 +54,7 @@ class Work:
         prompts: Rows of each prompt that the first draft forward runs besides, and KV rows before
             them.
         is_prompt_overlapped: That forward is one beside the verification.
+        rests: The policy decodes plainly and has no tree to move.
     """
 
     batch: int
@@ -61,6 +64,7 @@ class Work:
     overlapped: list[tuple[int, int]] = field(default_factory=list)
     prompts: list[tuple[int, int]] = field(default_factory=list)
     is_prompt_overlapped: bool = False
+    rests: bool = False
 
 
 @dataclass(slots=True)

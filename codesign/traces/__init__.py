@@ -39,7 +39,8 @@ class Trace:
         name: Short name, such as ``azure-conv``.
         requests: One row a request: arrival (float64 seconds, first is 0), prompt_tokens and
             output_tokens (int64, at least 1), category (text, empty if unknown) and, for some,
-            hash_ids (a list with one id for each block of 512 prompt tokens). Read-only.
+            hash_ids (a list with one id for each block of 512 prompt tokens) and speculates (false:
+            never drafted for). Read-only.
         source: The file, or ``synthetic:<preset>``.
         notes: Everything that was done to the rows, one sentence each; always show them.
         sha256: Of the file; for a synthetic trace, of the CSV that ``write_csv`` writes.
@@ -352,6 +353,9 @@ def csv_text(trace: Trace) -> str:
     if "hash_ids" in requests:
         names.append("hash_ids")
         columns.append([" ".join(map(str, ids)) for ids in requests["hash_ids"]])
+    if "speculates" in requests:
+        names.append("speculates")
+        columns.append(["1" if wants else "0" for wants in requests["speculates"]])
     lines = map(",".join, zip(*columns, strict=True))
     return "\n".join([f"{CSV_MARK}{json.dumps(meta)}", ",".join(names), *lines, ""])
 

@@ -8,7 +8,7 @@ Formats, told apart by content and not by file name; gzip is accepted for all bu
   ignored. Failed requests have 0 response tokens (its README); they are dropped with a note.
 - Mooncake: JSON Lines ``timestamp`` (ms), ``input_length``, ``output_length``, ``hash_ids``; ours
   (``traces.mooncake``) may add ``category``.
-- Ours: CSV ``arrival,prompt_tokens,output_tokens[,category][,hash_ids]``, and Parquet.
+- Ours: CSV ``arrival,prompt_tokens,output_tokens[,category][,hash_ids][,speculates]``, and Parquet.
 
 The checks are in ``traces.checks``. Imports no torch.
 """
@@ -211,8 +211,7 @@ def _wrong_field_count(path: Path, is_gzip: bool, skipped: int, err: Exception) 
 
 
 def _add_own_columns(rows: Rows, requests: pd.DataFrame, frame: pd.DataFrame) -> None:
-    if "category" in frame:
-        requests["category"] = _series(frame, "category").fillna("").astype(object)
+    _add_wishes(rows, requests, frame)
     if "hash_ids" in frame:
         ids = []
         for at, text in enumerate(_series(frame, "hash_ids").fillna("")):
@@ -222,6 +221,19 @@ def _add_own_columns(rows: Rows, requests: pd.DataFrame, frame: pd.DataFrame) ->
                 reason = f"hash_ids '{text[:40]}' are not whole numbers"
                 raise rows.error(at, reason) from err
         _add_blocks(rows, requests, ids)
+
+
+def _add_wishes(rows: Rows, requests: pd.DataFrame, frame: pd.DataFrame) -> None:
+    """Kind of prompt, and whether a request may be drafted for."""
+    if "category" in frame:
+        requests["category"] = _series(frame, "category").fillna("").astype(object)
+    if "speculates" in frame:
+        values = _series(frame, "speculates").fillna(1)
+        wrong = np.flatnonzero(~values.isin([0, 1]).to_numpy())
+        if len(wrong):
+            at = int(wrong[0])
+            raise rows.error(at, f"speculates is {str(values.iloc[at])[:40]}, not 0 or 1")
+        requests["speculates"] = values.astype(bool)
 
 
 def _add_blocks(rows: Rows, requests: pd.DataFrame, ids: list[list[int]]) -> None:
@@ -315,8 +327,7 @@ def _read_parquet(path: Path) -> Parsed:
         whole_numbers(rows, _series(frame, "prompt_tokens")),
         whole_numbers(rows, _series(frame, "output_tokens")),
     )
-    if "category" in frame:
-        requests["category"] = _series(frame, "category").fillna("").astype(object)
+    _add_wishes(rows, requests, frame)
     if "hash_ids" in frame:
         _add_blocks(rows, requests, [list(map(int, blocks)) for blocks in frame["hash_ids"]])
     return Parsed(requests, _own_notes(meta))

@@ -66,6 +66,7 @@ def test_serial_speculation_changes_no_token(serve, make_requests, policy, sampl
         "specserve-5-no-slo",
         "turbospec-4",
         "adaserve-4x2x24",
+        "batch-tree-8x2x4",
     ],
 )
 def test_adaptive_speculation_changes_no_token(serve, make_requests, policy, sampling, max_batch):
@@ -97,7 +98,15 @@ def test_disaggregated_speculation_changes_no_token(serve, make_requests, sampli
 
 
 @pytest.mark.parametrize(
-    "policy", ["inflight-tree-8x4x2", "pearl-4", "amusd-6", "pipeinfer-4x2x3", "ssd-3x2"]
+    "policy",
+    [
+        "inflight-tree-8x4x2",
+        "async-batch-tree-8x2x4",
+        "pearl-4",
+        "amusd-6",
+        "pipeinfer-4x2x3",
+        "ssd-3x2",
+    ],
 )
 def test_every_way_to_draft_beside_the_verification_changes_no_token(serve, make_requests, policy):
     requests = make_requests(5)

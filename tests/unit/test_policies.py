@@ -45,6 +45,8 @@ LABELS = [
     "tree-8x4x2",
     "async-tree-8x4x2",
     "inflight-tree-8x4x3",
+    "batch-tree-8x2x4",
+    "async-batch-tree-8x2x4",
     "adaserve-4x2x24",
     "pearl-4",
     "amusd-8",
@@ -54,7 +56,14 @@ LABELS = [
     "async-eagle-8x4x3@0.9",
 ]
 
-COUPLED = {"turbospec-4", "specserve-4", "adaserve-4x2x24", "amusd-8"}
+COUPLED = {
+    "turbospec-4",
+    "specserve-4",
+    "adaserve-4x2x24",
+    "amusd-8",
+    "batch-tree-8x2x4",
+    "async-batch-tree-8x2x4",
+}
 
 
 @functools.lru_cache(maxsize=3)

@@ -76,7 +76,7 @@ def test_candidates_are_the_best_nodes_with_the_committed_length():
     draft.admit(Admission(1, (5, 6, 7), 9))
     run_once(draft, draft.next_expansion(0), [8, 9, 4])
     assert draft.candidates(17) == Candidates(
-        17, (RequestCandidates(1, base_len=3, tokens=(7, 8, 9), parents=(-1, 0, 0)),)
+        17, (RequestCandidates(1, 3, (7, 8, 9), (-1, 0, 0), chances=(1.0, 0.5, 0.25)),)
     )
 
 

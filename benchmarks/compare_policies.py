@@ -1,0 +1,232 @@
+"""Every policy on the same requests and machine: simulated on GPUs, measured on this CPU.
+
+    python benchmarks/compare_policies.py traces   # three traces, all policies: figures 9 to 12
+    python benchmarks/compare_policies.py batches  # batches of one size
+    python benchmarks/compare_policies.py map      # load x machine: which policy wins
+    python benchmarks/compare_policies.py cpu      # the small pair on this machine, 5 minutes
+    python benchmarks/compare_policies.py report   # tables and pictures of what is there
+
+Results go to benchmarks/results/policies.json; a case that is there is not run again, so that a
+broken run goes on where it stopped (--fresh forgets). The published traces are looked for in
+--traces; without them the bundled twins stand in, which the results say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).parent))
+from policy_cases import (
+    BATCHES,
+    LOADS,
+    MACHINES,
+    MAP_POLICIES,
+    POLICIES,
+    SCALES,
+    SEGMENTS,
+    Machine,
+    Segment,
+    figures_of,
+    paper_slo,
+    scaled,
+    split_of,
+)
+
+from codesign.config import SLO, Serving, parse_deployment
+from codesign.fit import Fit
+from codesign.plan import Candidate
+from codesign.policy.speculation import parse_policy
+from codesign.records import RunRecords
+from codesign.sim import simulate
+
+RESULTS = Path(__file__).parent / "results" / "policies.json"
+TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
+SERVING = Serving(prefix_cache=True, preemption=True)
+MAX_BATCH = 256
+SEED = 1
+
+
+class Store:
+    """Results by key, in a file that is written after each."""
+
+    def __init__(self, path: Path, *, fresh: bool) -> None:
+        self.path = path
+        self.results: dict[str, Any] = {}
+        if path.exists() and not fresh:
+            self.results = json.loads(path.read_text())
+
+    def get(self, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The result, made and written now if it is not there."""
+        if key not in self.results:
+            start = time.perf_counter()
+            self.results[key] = make()
+            taken = time.perf_counter() - start
+            print(f"{taken:7.1f} s  {key}", file=sys.stderr, flush=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(self.results, indent=1, default=float) + "\n"
+            self.path.write_text(text, encoding="utf-8")
+        return self.results[key]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all parts share."""
+
+    store: Store
+    traces: Path
+
+    @cache  # noqa: B019  # one Bench per process
+    def requests(self, segment: Segment) -> pd.DataFrame:
+        """Ten minutes of a trace with a category for each request."""
+        return segment.load(self.traces, seed=SEED)
+
+    def run(
+        self,
+        requests: pd.DataFrame,
+        fit: Fit,
+        policy: str,
+        deployment: str,
+        slo: SLO,
+        *,
+        max_batch: int = MAX_BATCH,
+    ) -> RunRecords:
+        """Simulate one candidate."""
+        candidate = Candidate(parse_deployment(deployment), parse_policy(policy), max_batch)
+        return simulate(requests, candidate, fit, serving=SERVING, slo=slo, seed=SEED)
+
+    def capacity(self, machine: Machine, segment: Segment) -> float:
+        """Requests a second that plain decoding finishes when all of them wait from the start."""
+
+        def make() -> dict[str, Any]:
+            requests = _head(self.requests(segment), 400).assign(arrival=0.0)
+            requests = machine.cut(requests)
+            run = self.run(requests, machine.fit(), "plain", str(machine.gpus), SLO())
+            return {"capacity": len(requests) / run.seconds}
+
+        return self.store.get(f"capacity/{machine.name}/{segment.name}", make)["capacity"]
+
+
+def traces(bench: Bench, machine: Machine) -> None:
+    """All policies on ten minutes of each trace at its own rate."""
+    for segment in SEGMENTS.values():
+        requests = machine.cut(bench.requests(segment))
+        for policy in POLICIES:
+            key = f"traces/{machine.name}/{segment.name}/{policy}"
+            bench.store.get(key, lambda p=policy, r=requests: _on_trace(bench, machine, r, p))
+    bursty = machine.cut(bench.requests(SEGMENTS["code"]))
+    for policy in POLICIES:  # those that do not look at the target are judged by their one run
+        if parse_policy(policy).kind in ("specserve", "adaserve", "batch-tree"):
+            for scale in SCALES:
+                key = f"slo/{machine.name}/code/{policy}/{scale}"
+                bench.store.get(
+                    key,
+                    lambda p=policy, s=scale: _on_trace(bench, machine, bursty, p, scale=s),
+                )
+
+
+def _on_trace(
+    bench: Bench, machine: Machine, requests: pd.DataFrame, policy: str, *, scale: float = 1.0
+) -> dict[str, Any]:
+    slo = scaled(paper_slo(machine), scale)
+    run = bench.run(requests, machine.fit(), policy, split_of(policy, machine.gpus), slo)
+    return figures_of(run, paper_slo(machine), over_time=scale == 1.0)
+
+
+def batches(bench: Bench, machine: Machine) -> None:
+    """Closed batches of one size: the paper's figure 11."""
+    pool = bench.requests(SEGMENTS["conv"])
+    for batch in BATCHES:
+        count = max(3 * batch, 24)
+        requests = _head(pool, count).assign(arrival=0.0, prompt_tokens=512, output_tokens=128)
+        for policy in POLICIES:
+            key = f"batches/{machine.name}/{batch}/{policy}"
+
+            def make(policy: str = policy, r: pd.DataFrame = requests, b: int = batch):  # noqa: ANN202
+                deployment = split_of(policy, machine.gpus)
+                run = bench.run(r, machine.fit(), policy, deployment, SLO(), max_batch=b)
+                return figures_of(run, SLO())
+
+            bench.store.get(key, make)
+
+
+def load_map(bench: Bench, machines: list[Machine], names: list[str]) -> None:
+    """Load x machine and split: plain, SpecServe and the batch trees on each way to split."""
+    for machine in machines:
+        for name in names:
+            segment = SEGMENTS[name]
+            for load in LOADS:
+                _map_point(bench, machine, segment, load)
+
+
+def _map_point(bench: Bench, machine: Machine, segment: Segment, load: float) -> None:
+    capacity = bench.capacity(machine, segment)
+    requests = machine.cut(_head(bench.requests(segment), segment.map_requests))
+    rate = (len(requests) - 1) / float(requests["arrival"].iloc[-1])
+    requests = requests.assign(arrival=requests["arrival"] * rate / (load * capacity))
+    for policy, deployment in machine.ways(MAP_POLICIES):
+        key = f"map/{machine.name}/{segment.name}/{load}/{policy} on {deployment}"
+
+        def make(policy: str = policy, deployment: str = deployment) -> dict[str, Any]:
+            slo = paper_slo(machine)
+            run = bench.run(requests, machine.fit(), policy, deployment, slo)
+            return figures_of(run, slo)
+
+        bench.store.get(key, make)
+
+
+def _head(requests: pd.DataFrame, count: int) -> pd.DataFrame:
+    """The first requests, begun anew from the first if there are too few."""
+    rows = np.arange(count) % len(requests)
+    return requests.iloc[rows].reset_index(drop=True)
+
+
+def _machines(names: str) -> Iterator[Machine]:
+    for name in names.split(","):
+        if name not in MACHINES:
+            raise SystemExit(f"unknown machine {name!r}; one of {', '.join(MACHINES)}")
+        yield MACHINES[name]
+
+
+def main() -> None:
+    """Run one part."""
+    parser = argparse.ArgumentParser(description="Compare policies on the same requests.")
+    parser.add_argument("part", choices=["traces", "batches", "map", "cpu", "report"])
+    parser.add_argument("--machines", default="h100x8", help="of MACHINES, with commas")
+    parser.add_argument("--segments", default="code,conv", help="of the map: code,conv,mooncake")
+    parser.add_argument("--traces", type=Path, default=TRACES)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--fresh", action="store_true")
+    args = parser.parse_args()
+    bench = Bench(Store(args.out, fresh=args.fresh), args.traces)
+    machines = list(_machines(args.machines))
+    if args.part == "traces":
+        for machine in machines:
+            traces(bench, machine)
+    elif args.part == "batches":
+        for machine in machines:
+            batches(bench, machine)
+    elif args.part == "map":
+        load_map(bench, machines, args.segments.split(","))
+    elif args.part == "cpu":
+        from policy_cpu import measure
+
+        measure(bench.store)
+    else:
+        from policy_report import write
+
+        write(bench.store.results)
+
+
+if __name__ == "__main__":
+    main()

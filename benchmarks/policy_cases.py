@@ -1,0 +1,241 @@
+"""What ``compare_policies.py`` compares: machines, traces, policies, loads, figures of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from codesign.config import SLO
+from codesign.fit import Fit
+from codesign.fit.devices import load_device
+from codesign.fit.priced_model import parse_model
+from codesign.fit.roofline import Forward, roofline_fit
+from codesign.fit.shipped import DEFAULT_FIT
+from codesign.metrics import meets_slo, percentile, summarise
+from codesign.policy.speculation import parse_policy
+from codesign.records import RunRecords
+from codesign.traces import load_trace
+
+CATEGORIES = ("chat", "code", "mathematics", "translation", "summary", "retrieval")
+POLICIES = (
+    "plain",
+    "chain-1",
+    "chain-3",
+    "chain-5",
+    "threshold-8@0.4",
+    "static-tree-1x1x1x1x1x1x1x1",
+    "turbospec-8",
+    "specserve-8",
+    "specserve-8-no-drafter",
+    "specserve-8-no-prior",
+    "specserve-8-no-slo",
+    "adaserve-4x2x64",
+    "tree-8x4x4",
+    "async-tree-8x4x6",
+    "batch-tree-16x4x8",
+    "async-batch-tree-16x4x8",
+)
+NAMES = {"static-tree-1x1x1x1x1x1x1x1": "SpecInfer*"}
+MAP_POLICIES = ("plain", "chain-3", "specserve-8", "batch-tree-16x4x8", "async-batch-tree-16x4x8")
+LOADS = (0.05, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # of what plain decoding can bear
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+SCALES = (0.8, 1.0, 1.2, 1.4)
+TARGET, DRAFT = "llama-3.1-70b:int4", "llama-3.2-1b:int4"
+PAPER_TTFT, PAPER_TPOT = 0.200, 0.030  # on 8 x A800
+_EVERY = 5.0  # seconds between two points over time
+
+
+@dataclass(frozen=True)
+class Machine:
+    """So many GPUs of a kind.
+
+    Attributes:
+        max_prompt: Longest prompt that its memory takes beside others; longer ones are cut.
+    """
+
+    device: str
+    gpus: int
+    max_prompt: int = 131_072
+
+    @property
+    def name(self) -> str:
+        """Such as "h100x8"."""
+        return f"{self.device}x{self.gpus}"
+
+    def fit(self) -> Fit:
+        """Its roofline with recorded acceptance, and what the recordings say of confidences."""
+        return _fit(self)
+
+    def cut(self, requests: pd.DataFrame) -> pd.DataFrame:
+        """The requests, long prompts cut."""
+        if int(requests["prompt_tokens"].max()) <= self.max_prompt:
+            return requests
+        cut = requests.assign(prompt_tokens=requests["prompt_tokens"].clip(upper=self.max_prompt))
+        return cut.drop(columns="hash_ids", errors="ignore")
+
+    def ways(self, policies: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+        """(policy, deployment) of each policy on each split that the memory holds."""
+        for policy in policies:
+            if not parse_policy(policy).is_async:
+                yield policy, str(self.gpus)
+                continue
+            for draft in (1, 2):
+                split = f"{self.gpus - draft}+{draft}"
+                if (
+                    draft < self.gpus
+                    and split in self.fit().costs
+                    and (draft == 1 or self.gpus > 4)
+                ):
+                    yield policy, split
+
+
+MACHINES = {
+    machine.name: machine
+    for machine in (
+        Machine("h100", 1, max_prompt=8192),
+        Machine("h100", 2, max_prompt=8192),
+        Machine("h100", 4),
+        Machine("h100", 8),
+        Machine("h200", 1, max_prompt=32_768),
+        Machine("h200", 2, max_prompt=32_768),
+        Machine("h200", 4),
+        Machine("h200", 8),
+    )
+}
+
+
+@cache
+def _fit(machine: Machine) -> Fit:
+    recorded = Fit.load(DEFAULT_FIT)
+    fit = roofline_fit(
+        load_device(machine.device),
+        machine.gpus,
+        parse_model(TARGET),
+        parse_model(DRAFT),
+        recorded.acceptance,
+        acceptance_error=0.0,
+        acceptance_origin="recorded for another pair",
+    )
+    return replace(fit, calibration=recorded.calibration)
+
+
+@cache
+def paper_slo(machine: Machine) -> SLO:
+    """SpecServe's targets on 8 x A800, scaled by a plain step at batch 1 of either machine."""
+    paper = Forward(parse_model("llama-3.1-70b"), load_device("a800"), 8).decode(1, 1000)
+    ours = machine.fit().costs[str(machine.gpus)].target(1, 1000)
+    return SLO(ttft=PAPER_TTFT * ours / paper, tpot=PAPER_TPOT * ours / paper)
+
+
+def scaled(slo: SLO, factor: float) -> SLO:
+    """Both targets times a factor."""
+    assert slo.ttft is not None
+    assert slo.tpot is not None
+    return SLO(ttft=slo.ttft * factor, tpot=slo.tpot * factor)
+
+
+def split_of(policy: str, gpus: int) -> str:
+    """One GPU for an asynchronous draft, or all for both models in turn."""
+    return f"{gpus - 1}+1" if parse_policy(policy).is_async else str(gpus)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Ten minutes of a trace.
+
+    Attributes:
+        name: Of the segment.
+        file: The published file.
+        twin: The bundled trace that stands in.
+        start: Seconds; the burst of "code" then comes at 410 s, as in the paper.
+        rate: Factor of the request rate.
+        map_requests: Requests of it that a point of the map serves.
+    """
+
+    name: str
+    file: str
+    twin: str
+    start: float
+    rate: float = 1.0
+    map_requests: int = 200
+
+    def load(self, folder: Path, *, seed: int) -> pd.DataFrame:
+        """Its requests; each category as often as another."""
+        path = folder / self.file
+        trace = load_trace(path if path.exists() else self.twin)
+        if path.exists():
+            trace = trace.spread_ticks(seed).scale_rate(self.rate).slice(self.start, 600.0)
+        return trace.with_categories(CATEGORIES, [1.0] * len(CATEGORIES), seed).requests
+
+
+SEGMENTS = {
+    segment.name: segment
+    for segment in (
+        Segment("code", "AzureLLMInferenceTrace_code.csv", "code-twin", 1880.0, map_requests=400),
+        Segment("conv", "AzureLLMInferenceTrace_conv.csv", "conv-twin", 300.0),
+        Segment(
+            "mooncake", "mooncake_conversation_trace.jsonl", "mooncake-twin", 0.0, rate=1.0 / 3.0
+        ),
+    )
+}
+
+
+def figures_of(run: RunRecords, slo: SLO, *, over_time: bool = False) -> dict[str, Any]:
+    """Figures of a run: those of ``codesign.metrics``, gaps between tokens, attainment by scale."""
+    figures = summarise(run, slo).to_dict()
+    figures |= _gaps(run)
+    batch = run.rounds.column("batch")
+    figures["peak_batch"] = float(batch.max(initial=0))
+    rounds = max(float(batch.sum()), 1.0)
+    for name in ("draft", "accepted"):
+        figures[f"{name}_tokens"] = float(run.rounds.column(f"num_{name}_tokens").sum()) / rounds
+    if slo.tpot is not None:
+        figures["attainment"] = {
+            str(scale): sum(meets_slo(r, scaled(slo, scale)) for r in run.requests)
+            / len(run.requests)
+            for scale in SCALES
+        }
+    if over_time:
+        figures["over_time"] = _over_time(run)
+    return figures
+
+
+def _gaps(run: RunRecords) -> dict[str, float | None]:
+    """Percentiles of the time between two tokens of a request; those of a round come together."""
+    rounds = run.rounds
+    batch = rounds.column("batch")
+    gaps = rounds.column("seconds") + rounds.column("prefill")
+    order = np.argsort(gaps)
+    at_once = float(rounds.column("num_emitted_tokens").sum() - batch.sum())
+    counted = np.cumsum(batch[order]) + at_once
+    if not len(counted) or counted[-1] <= 0:
+        return {}
+    found = {}
+    for percent in (50, 90, 99):
+        wanted = counted[-1] * percent / 100.0
+        at = int(np.searchsorted(counted, wanted))
+        found[f"itl_p{percent}"] = 0.0 if wanted <= at_once else float(gaps[order[at]])
+    latencies = [r.finish - r.arrival for r in run.requests if r.finish is not None]
+    found["latency_p90"] = percentile(latencies, 90)
+    return found
+
+
+def _over_time(run: RunRecords) -> list[list[float]]:
+    """[second, batch size, draft tokens per request and round] every few seconds."""
+    rounds = run.rounds
+    batch, drafted = rounds.column("batch"), rounds.column("num_draft_tokens")
+    slot = (rounds.column("start") // _EVERY).astype(int)
+    found = []
+    for number in range(int(slot.max(initial=-1)) + 1):
+        here = (slot == number) & (batch > 0)
+        if here.any():
+            size = float(batch[here].mean())
+            length = float(drafted[here].sum() / batch[here].sum())
+            found.append([number * _EVERY, round(size, 3), round(length, 3)])
+    return found

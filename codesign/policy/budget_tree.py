@@ -1,0 +1,115 @@
+"""Draft trees that know what they have cost and how right they were.
+
+Must not import torch or read a clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from codesign.policy.online_calibration import OnlineCalibration
+from codesign.policy.tree import UNEXPANDED, DraftTree, Reroot
+
+LEAST_CHANCE = math.log(0.02)  # of a sibling of the likeliest child; others never get a row
+LEAST_PATH = math.log(0.01)  # the same, of all tokens that lead to it
+_MEMORY = 0.1  # weight of a new confidence in a request's running mean
+
+
+class BudgetTree(DraftTree):
+    """A tree with calibrated weights, which teaches its calibration by what the target accepts.
+
+    Args:
+        calibration: Shared by all requests.
+
+    Attributes:
+        sent: The nodes under verification.
+        prefix_len: KV rows of the draft in the request's prefix, as the protocol counts them.
+        first_len: Committed tokens when it was admitted.
+        confidence: Running mean chance of a node's likeliest child.
+        open: (log weight, node) of every node that may still run, the heaviest first.
+    """
+
+    def __init__(
+        self, root_token: int, *, base_len: int, max_depth: int, calibration: OnlineCalibration
+    ) -> None:
+        self.calibration = calibration
+        self.sent: Sequence[int] = ()
+        self.prefix_len = 0
+        self.first_len = base_len
+        self.confidence = calibration.confidence
+        super().__init__(root_token, base_len=base_len, max_depth=max_depth)
+
+    def _reset(self, root_token: int) -> None:
+        super()._reset(root_token)
+        self.open = [(0.0, 0)] if self.max_depth else []
+
+    @property
+    def missing(self) -> int:
+        """Committed tokens that the draft model has not run on, the root not counted."""
+        return self.base_len - 1 - self.prefix_len if self.slots[0] == UNEXPANDED else 0
+
+    def expand(self, nodes: Sequence[int]) -> None:
+        """See DraftTree.expand; a root is run with all that is missing before it."""
+        if nodes and nodes[0] == 0:
+            self.prefix_len = self.base_len - 1
+        super().expand(nodes)
+        slots = self.slots
+        self.open = [pair for pair in self.open if slots[pair[1]] == UNEXPANDED]
+
+    def leaves(self, width: int) -> list[int]:
+        """See DraftTree.leaves."""
+        return [node for _, node in self.open[:width]]
+
+    def add_children(self, node: int, tokens: Sequence[int], log_probs: Sequence[float]) -> None:
+        """See DraftTree.add_children; calibrates, and leaves out what would never get a row."""
+        weight, first = self.log_weights[node], len(self.tokens)
+        chances = self.calibration.log_chances(log_probs, max(LEAST_CHANCE, LEAST_PATH - weight))
+        likeliest = math.exp(chances[0]) if chances else 0.0
+        self.confidence += _MEMORY * (likeliest - self.confidence)
+        super().add_children(node, tokens[: len(chances)], chances)
+        if self.depths[node] + 1 < self.max_depth:
+            self.open += [(weight + chance, first + i) for i, chance in enumerate(chances)]
+            self.open.sort(key=_heaviest)
+
+    def reroot(self, verified: Sequence[int]) -> Reroot:
+        """See DraftTree.reroot."""
+        if len(self.sent) > 1:
+            self._learn(verified)
+        self.sent = ()
+        found = super().reroot(verified)
+        self.prefix_len += len(found.promoted)
+        if found.is_hit:
+            slots, weights, depths = self.slots, self.log_weights, self.depths
+            self.open = [
+                (weights[n], n)
+                for n, slot in enumerate(slots)
+                if slot == UNEXPANDED and depths[n] < self.max_depth
+            ]
+            self.open.sort(key=_heaviest)
+        return found
+
+    def _learn(self, verified: Sequence[int]) -> None:
+        """Tell the calibration of every node that the target has judged."""
+        sent, weights = set(self.sent), self.log_weights
+        node, observe = 0, self.calibration.observe
+        for token in verified:
+            taken = -1
+            is_likeliest = True
+            for child_token, child in self.children[node].items():
+                if child in sent:
+                    is_taken = child_token == token
+                    observe(
+                        weights[child] - weights[node],
+                        is_likeliest=is_likeliest,
+                        is_accepted=is_taken,
+                    )
+                    taken = child if is_taken else taken
+                is_likeliest = False
+            if taken < 0:
+                return
+            node = taken
+
+
+def _heaviest(pair: tuple[float, int]) -> float:
+    return -pair[0]

@@ -1,0 +1,124 @@
+"""What a draft's confidence is worth, learned while requests run.
+
+P(accept) = sigmoid(slope * logit(confidence) + intercept), with one pair of numbers for the
+likeliest child of a node and one for its siblings. Both start at the fit's calibration. Tokens that
+the target has judged move them; older ones are slowly forgotten.
+
+Must not import torch or read a clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codesign.policy.cost import Calibration
+
+Floats = NDArray[np.float64]
+
+BATCH = 256  # judged tokens between two updates
+PRIOR = 20.0  # weight of the start: about that of 100 judged tokens
+KEPT = 0.98  # weight of what was learned before, per update: half is forgotten in 9,000 tokens
+START_CONFIDENCE = 0.6  # as SpecServe's
+_BINS = 256  # of the table of chances
+_EDGE = 1e-4
+_SLOPES, _INTERCEPTS = (0.1, 4.0), (-4.0, 4.0)
+
+
+class OnlineCalibration:
+    """Chances of acceptance that follow what is accepted.
+
+    Args:
+        start: Of the fit.
+
+    Attributes:
+        confidence: Mean chance of a likeliest child lately; what a new request starts with.
+
+    Source:
+        Logistic regression by one damped Newton step per batch, with exponential forgetting.
+    """
+
+    def __init__(self, start: Calibration | None = None) -> None:
+        start = start or Calibration()
+        self._found = np.tile([start.slope, start.intercept], (2, 1))  # (likeliest, siblings)
+        self._curvature = np.tile(PRIOR * np.eye(2), (2, 1, 1))
+        self._tables = [_table(*pair) for pair in self._found.tolist()]
+        self._judged: tuple[list[float], list[float]] = ([], [])
+        self._agreed: tuple[list[bool], list[bool]] = ([], [])
+        self._num_new = 0
+        self.confidence = START_CONFIDENCE
+
+    @property
+    def likeliest(self) -> Calibration:
+        """Of the likeliest child."""
+        return Calibration(*self._found[0].tolist())
+
+    @property
+    def siblings(self) -> Calibration:
+        """Of every other child."""
+        return Calibration(*self._found[1].tolist())
+
+    def log_chances(self, log_probs: Sequence[float], least: float) -> list[float]:
+        """Calibrated log chance of a node's children, the likeliest first, others above ``least``.
+
+        Args:
+            log_probs: What the draft says, descending; at most 0 but for rounding.
+            least: Log chance below which no child but the likeliest is wanted.
+        """
+        if not log_probs:
+            return []
+        first, others = self._tables
+        exp = math.exp
+        chances = [first[int(_BINS * exp(log_probs[0]))]]
+        for log_prob in log_probs[1:]:
+            chance = others[int(_BINS * exp(log_prob))]
+            if chance < least:
+                break
+            chances.append(chance)
+        return chances
+
+    def observe(self, log_chance: float, *, is_likeliest: bool, is_accepted: bool) -> None:
+        """A token was judged that had this calibrated log chance given its parent."""
+        kind = 0 if is_likeliest else 1
+        self._judged[kind].append(log_chance)
+        self._agreed[kind].append(is_accepted)
+        self._num_new += 1
+        if self._num_new >= BATCH:
+            self._update()
+
+    def _update(self) -> None:
+        for kind in (0, 1):
+            if self._judged[kind]:
+                self._step(kind, np.array(self._judged[kind]), np.array(self._agreed[kind], float))
+                self._judged[kind].clear()
+                self._agreed[kind].clear()
+        self._num_new = 0
+
+    def _step(self, kind: int, log_chance_N: Floats, agreed_N: Floats) -> None:
+        slope, intercept = self._found[kind]
+        chance_N = np.clip(np.exp(log_chance_N), _EDGE, 1.0 - _EDGE)
+        # What the draft said, from what was made of it; the numbers have hardly moved since.
+        said_N = (np.log(chance_N) - np.log1p(-chance_N) - intercept) / slope
+        design_NP = np.column_stack([said_N, np.ones_like(said_N)])
+        weight_N = chance_N * (1.0 - chance_N)
+        self._curvature[kind] *= KEPT
+        self._curvature[kind] += (design_NP.T * weight_N) @ design_NP
+        step_P = np.linalg.solve(
+            self._curvature[kind] + 1e-3 * np.eye(2), design_NP.T @ (chance_N - agreed_N)
+        )
+        moved_P = self._found[kind] - np.clip(step_P, -0.5, 0.5)
+        self._found[kind] = [
+            np.clip(moved_P[0], *_SLOPES),
+            np.clip(moved_P[1], *_INTERCEPTS),
+        ]
+        self._tables[kind] = _table(*self._found[kind].tolist())
+
+
+def _table(slope: float, intercept: float) -> list[float]:
+    """Log chances by the draft's probability in equal bins."""
+    middle_B = np.clip((np.arange(_BINS + 1) + 0.5) / _BINS, _EDGE, 1.0 - 0.25 / _BINS)
+    logit_B = slope * (np.log(middle_B) - np.log1p(-middle_B)) + intercept
+    return (-np.logaddexp(0.0, -logit_B)).tolist()

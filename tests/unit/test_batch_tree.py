@@ -1,0 +1,281 @@
+"""Trees that share the rows of the batch: who gets rows, when to draft, when to rest."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codesign.calibration_log import CalibrationLog
+from codesign.fit import Fit
+from codesign.fit.shipped import DEFAULT_FIT
+from codesign.policy.batch_tree import COLD, MARGIN, MOST_URGENT, BatchTree
+from codesign.policy.budget_tree import BudgetTree
+from codesign.policy.cost import Calibration, StepTime
+from codesign.policy.online_calibration import BATCH, OnlineCalibration
+from codesign.policy.protocol import RequestVerdict, VerifyRows
+from codesign.policy.speculation import Goodput, Progress, build_speculation, parse_policy
+from codesign.policy.tree import DraftTree
+
+DRAFT = StepTime.linear(alpha=0.0, gamma=1e-6, delta=0.001)
+TARGET = StepTime.linear(alpha=0.0, gamma=1e-5, delta=0.010)
+
+
+def policy_of(
+    label: str = "batch-tree-8x2x4",
+    *,
+    target: StepTime = TARGET,
+    draft: StepTime = DRAFT,
+    slo_tpot: float | None = None,
+) -> BatchTree:
+    goodput = Goodput(draft, target, slo_tpot=slo_tpot)
+    policy = build_speculation(parse_policy(label), goodput=goodput)
+    assert isinstance(policy, BatchTree)
+    return policy
+
+
+def trees_of(policy: BatchTree, count: int, *, prompt: int = 5) -> list[BudgetTree]:
+    return [policy.tree_type(9, base_len=prompt, max_depth=50) for _ in range(count)]
+
+
+def play(
+    policy: BatchTree,
+    trees: Sequence[BudgetTree],
+    chances: Sequence[Sequence[float]],
+    progress: Sequence[Progress] = (),
+) -> tuple[list[list[int]], int]:
+    """Draft until the policy stops; the nodes to verify and how many forwards were made."""
+    policy.begin(trees, progress or [Progress()] * len(trees))
+    done = 0
+    while any(leaves := policy.leaves(trees, done)):
+        run(trees, leaves, chances)
+        done += 1
+    return policy.select(trees), done
+
+
+def run(
+    trees: Sequence[BudgetTree], leaves: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
+) -> None:
+    for tree, nodes, own in zip(trees, leaves, chances, strict=True):
+        if nodes:
+            tree.expand(nodes)
+        for node in nodes:
+            tree.add_children(node, range(len(own)), [math.log(chance) for chance in own])
+
+
+def test_rows_go_to_the_request_whose_tokens_are_likely():
+    policy = policy_of(target=StepTime.linear(alpha=0.0, gamma=1e-3, delta=0.010))
+    trees = trees_of(policy, 2)
+    chosen, _ = play(policy, trees, [[0.3, 0.2], [0.9, 0.05]])
+    assert len(chosen[1]) > len(chosen[0])
+
+
+@given(
+    st.lists(st.lists(st.floats(0.05, 0.95), min_size=1, max_size=6), min_size=1, max_size=5),
+    st.floats(1e-6, 3e-3),
+)
+def test_the_chosen_rows_have_the_best_quotient_of_tokens_and_seconds(firsts, gamma):
+    target = StepTime.linear(alpha=0.0, gamma=gamma, delta=0.010)
+    policy = policy_of("batch-tree-8x4x4", target=target)
+    trees = trees_of(policy, len(firsts))
+    policy.begin(trees, [Progress()] * len(trees))
+    for tree, chances in zip(trees, firsts, strict=True):
+        tree.expand([0])
+        ordered = sorted(np.array(chances) / max(sum(chances), 1.0), reverse=True)
+        tree.add_children(0, range(len(ordered)), np.log(ordered).tolist())
+    policy._choice = policy._choose(trees)
+    chosen = policy.select(trees)
+    ranked = sorted((math.exp(w) for t in trees for w in t.log_weights[1:]), reverse=True)
+
+    def quotient(count: int) -> float:
+        batch = len(trees)
+        return (batch + sum(ranked[:count])) / target(batch + count)
+
+    taken = sum(map(len, chosen)) - len(trees)
+    assert quotient(taken) == pytest.approx(max(map(quotient, range(len(ranked) + 1))))
+    for tree, nodes in zip(trees, chosen, strict=True):
+        assert all(tree.parents[node] in nodes for node in nodes[1:])
+
+
+def test_it_decodes_plainly_where_rows_are_dear_and_returns_only_for_a_margin():
+    drafting = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.0059)
+    policy = policy_of("batch-tree-2x1x1", draft=drafting)
+    trees = trees_of(policy, 1)
+    gain = (1 + trees[0].confidence) / (0.010 + 0.0059 + 2e-5) * (0.010 + 1e-5)
+    assert 1.0 < gain < 1.0 + MARGIN  # at 0.6, as all requests begin
+    chosen, forwards = play(policy, trees, [[0.9]])
+    assert (chosen, forwards) == ([[0]], 0)
+    assert policy.rests
+    policy._was_plain = False  # had it been drafting, it would go on
+    _, forwards = play(policy, trees, [[0.9]])
+    assert forwards == 1
+    assert not policy.rests
+
+
+def test_a_request_behind_its_target_gets_rows_first_unless_it_is_lost():
+    target = StepTime.linear(alpha=0.0, gamma=1e-3, delta=0.010)
+    fair, late, lost = Progress(0.1, 10), Progress(0.6, 10), Progress(9.0, 10)
+    rows = {}
+    for name, other in (("fair", fair), ("late", late), ("lost", lost)):
+        policy = policy_of(target=target, slo_tpot=0.05)
+        chosen, _ = play(policy, trees_of(policy, 2), [[0.7, 0.2]] * 2, [fair, other])
+        rows[name] = [len(nodes) for nodes in chosen]
+    assert rows["fair"] == rows["lost"]
+    assert rows["late"][1] > rows["fair"][1]
+    assert rows["late"][0] <= rows["fair"][0]
+    assert policy._urgencies([None], [Progress(0.8, 10)], 1, 0)[0] == MOST_URGENT
+
+
+def test_a_long_prompt_is_not_read_for_a_few_tokens_that_save_little():
+    draft = StepTime.linear(alpha=0.0, gamma=1e-4, delta=0.001)
+    reads = {}
+    for prompt in (COLD, 20_000):
+        policy = policy_of(draft=draft)
+        policy.mean_output = 10.0
+        policy.begin(trees := trees_of(policy, 1, prompt=prompt), [Progress()])
+        reads[prompt] = bool(policy.leaves(trees, 0)[0])
+    assert reads == {COLD: True, 20_000: False}
+
+
+def test_a_batch_waits_for_its_requests_that_missed_only_if_they_are_many():
+    waits = {}
+    for missed in (1, 5):
+        policy = policy_of("async-batch-tree-8x2x4")
+        trees = trees_of(policy, 8, prompt=5)
+        for tree in trees[missed:]:  # these have drafted, and are sure
+            run([tree], [[0]], [[0.97]])
+            run([tree], [[1]], [[0.97]])
+            tree.confidence = 0.6
+            tree.open.clear()
+        policy.begin(trees, [Progress()] * 8)
+        waits[missed] = any(policy.leaves(trees, 0))
+    assert waits == {1: False, 5: True}
+
+
+def test_forwards_beside_the_verification_end_where_it_ends():
+    for seconds, most in ((0.0021, 5), (0.0051, 2), (0.02, 1)):
+        drafting = StepTime.linear(alpha=0.0, gamma=0.0, delta=seconds)
+        policy = policy_of("async-batch-tree-8x2x8", draft=drafting)
+        trees = trees_of(policy, 4)
+        play(policy, trees, [[0.8, 0.1]] * 4)
+        made = 0
+        for _ in range(policy.overlap):
+            if any(leaves := policy.overlap_leaves(trees)):
+                run(trees, leaves, [[0.8, 0.1]] * 4)
+                made += 1
+        assert made <= most
+        assert made * seconds > 0.010 - 2 * seconds or made == most
+
+
+def test_requests_beside_the_batch_make_rows_dearer():
+    target = StepTime(alpha=0.0, rows=(1, 16, 17, 32), seconds=(0.010, 0.010, 0.040, 0.041))
+    rows = {}
+    for beside in ((0, 0), (12, 900)):
+        policy = policy_of(target=target)
+        policy.beside = beside
+        chosen, _ = play(policy, trees_of(policy, 2), [[0.8, 0.1]] * 2)
+        rows[beside[0]] = sum(map(len, chosen))
+    assert rows[0] > rows[12]
+
+
+# Trees.
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_the_open_nodes_are_those_that_a_search_finds(data):
+    tree = BudgetTree(1, base_len=4, max_depth=6, calibration=OnlineCalibration())
+    for _ in range(data.draw(st.integers(1, 6))):
+        found = tree.leaves(data.draw(st.integers(1, 3)))
+        by_weight = DraftTree.leaves(tree, len(tree))
+        weights = tree.log_weights
+        assert [weights[n] for n in found] == [weights[n] for n in by_weight[: len(found)]]
+        if found:
+            tree.expand(found)
+            for node in found:
+                chances = data.draw(st.lists(st.floats(0.01, 0.4), min_size=1, max_size=3))
+                tree.add_children(
+                    node, range(len(chances)), sorted(map(math.log, chances), reverse=True)
+                )
+        if data.draw(st.booleans()):
+            tree.reroot(data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=2)))
+        assert {n for _, n in tree.open} == set(DraftTree.leaves(tree, len(tree)))
+        assert tree.missing <= tree.base_len - 1
+
+
+def test_what_was_judged_moves_the_chances_towards_what_was_accepted():
+    calibration = OnlineCalibration(Calibration(1.0, 0.0))
+    generator = np.random.default_rng(3)
+    before = calibration.log_chances([math.log(0.6), math.log(0.2)], -20.0)
+    for _ in range(12 * BATCH):
+        said = float(generator.uniform(0.2, 0.8))
+        first, sibling = calibration.log_chances([math.log(said), math.log(0.2)], -20.0)
+        is_taken = bool(generator.random() < 0.5 * said)  # half as often as the draft says
+        calibration.observe(first, is_likeliest=True, is_accepted=is_taken)
+        calibration.observe(sibling, is_likeliest=False, is_accepted=generator.random() < 0.2)
+    after = calibration.log_chances([math.log(0.6), math.log(0.2)], -20.0)
+    assert math.exp(before[0]) == pytest.approx(0.6, abs=0.01)
+    assert math.exp(after[0]) == pytest.approx(0.3, abs=0.04)
+    assert math.exp(after[1]) == pytest.approx(0.2, abs=0.03)
+    assert calibration.likeliest != calibration.siblings
+
+
+def test_a_tree_tells_what_was_accepted_and_what_was_not():
+    calibration = OnlineCalibration()
+    seen = []
+    calibration.observe = lambda chance, **is_: seen.append(
+        (round(math.exp(chance), 1), *is_.values())
+    )  # type: ignore[method-assign]
+    tree = BudgetTree(9, base_len=3, max_depth=20, calibration=calibration)
+    run([tree], [[0]], [[0.6, 0.3]])
+    run([tree], [[1]], [[0.8, 0.1]])
+    tree.sent = [0, 1, 2, 3]
+    tree.reroot([0, 5])
+    assert seen == [(0.6, True, True), (0.3, False, False), (0.8, True, False)]
+
+
+# What a run reports.
+
+
+def test_calibration_errors_are_counted_by_category_and_for_judged_tokens_alone():
+    log = CalibrationLog()
+    rows = VerifyRows(1, (7, 1, 2, 3), (-1, 0, 0, 1), (4, 5, 5, 6), 4, (1.0, 0.75, 0.25, 0.5))
+    for _ in range(3):
+        log.add("chat", rows, RequestVerdict(1, 5, (1, 3, 8)))
+    log.add("chat", rows, RequestVerdict(1, 5, (2, 9)))
+    # 0.75: three of four. 0.25: one of four. 0.5 was judged three times, always right.
+    assert log.errors() == {"all": pytest.approx(1.5 / 11), "chat": pytest.approx(1.5 / 11)}
+    log.add("code", rows, RequestVerdict(1, 5, (4,)))
+    assert log.errors()["code"] == pytest.approx((0.75 + 0.25) / 2)
+    log.add("none", VerifyRows(1, (7,), (-1,), (4,), 4), RequestVerdict(1, 5, (4,)))
+    assert "none" not in log.errors()
+
+
+def test_the_controller_takes_less_than_two_percent_of_a_round_on_this_cpu():
+    cost = Fit.load(DEFAULT_FIT).costs["2"]
+    for batch in (1, 8):
+        goodput = Goodput(cost.draft, cost.target, overhead=cost.reroot, slo_tpot=0.1)
+        policy = build_speculation(parse_policy("batch-tree-16x4x8"), goodput=goodput)
+        shares = []
+        for _ in range(12):
+            trees = trees_of(policy, batch, prompt=9)
+            progress = [Progress(0.2, 3)] * batch
+            spent = -time.perf_counter()
+            policy.begin(trees, progress)
+            done, round_seconds = 0, 0.0
+            while any(leaves := policy.leaves(trees, done)):
+                spent += time.perf_counter()
+                run(trees, leaves, [[0.7, 0.15]] * batch)
+                round_seconds += cost.draft(sum(map(len, leaves)), 100 * batch)
+                spent -= time.perf_counter()
+                done += 1
+            rows = sum(map(len, policy.select(trees)))
+            spent += time.perf_counter()
+            shares.append(spent / (round_seconds + cost.target(rows, 100 * batch)))
+        assert done
+        assert min(shares) < 0.02
