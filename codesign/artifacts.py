@@ -269,8 +269,11 @@ def _memory_bytes() -> int | None:
 def _gpus() -> list[dict[str, Any]]:
     """Ask nvidia-smi, so that planning on a GPU machine needs no torch."""
     tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
+    return [] if tool is None else [dict(gpu) for gpu in _listed_gpus(tool)]
+
+
+@functools.cache  # it takes up to a second, and every file has a header
+def _listed_gpus(tool: str) -> list[dict[str, Any]]:
     query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)

@@ -30,6 +30,7 @@ from benchmarks.campaign.units import (
     Pair,
     Session,
     deployments,
+    find_pair,
     grid,
     is_profiled,
 )
@@ -49,14 +50,15 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("campaign"), help="the campaign's folder")
     parser.add_argument("--gpus", type=int, default=4, help="GPUs of this machine (4)")
     parser.add_argument("--device", choices=("cuda", "cpu-ranks"), default="cuda")
-    names = [pair.name for pair in PAIRS]
-    parser.add_argument("--pair", action="append", choices=names, help="these, in this order")
+    parser.add_argument(
+        "--pair", action="append", metavar="TARGET+DRAFT", help="these, in this order, or your own"
+    )
     parser.add_argument("--deployments", help="these labels, in this order, as 2,1+1,1")
     parser.add_argument("--max-seconds", type=float, default=560.0, help="of this call (560)")
     parser.add_argument("--run-seconds", type=float, default=1e9, help="of a session, for runs")
     parser.add_argument("--small", action="store_true", help="a small grid")
     parser.add_argument("--full-profile", action="store_true", help="more shapes and repetitions")
-    parser.add_argument("--profile-only", action="append", default=[], choices=names)
+    parser.add_argument("--profile-only", action="append", default=[], metavar="TARGET+DRAFT")
     parser.add_argument("--dry-run", action="store_true", help="print units and seconds only")
     parser.add_argument("--join", type=Path, metavar="FILE", help="predict and compare, no GPU")
     parser.add_argument("--report", nargs="+", type=Path, metavar="FILE", help="write the document")
@@ -68,7 +70,7 @@ def sessions(args: argparse.Namespace) -> list[Session]:
     real = args.device == "cpu-ranks"
     pairs = [p for p in PAIRS if p.is_inflated != real]
     if args.pair:
-        pairs = [next(p for p in PAIRS if p.name == name) for name in args.pair]
+        pairs = [find_pair(name) for name in args.pair]
     size = SMALL if args.small else FULL
     return [
         Session(pair, label, () if pair.name in args.profile_only else tuple(grid(label, size)))
@@ -135,9 +137,8 @@ def give_task(
     has_runs = bool(session.units)
     task = {
         "out": str(args.out),
-        "pair": session.pair.name,
+        "pair": f"{session.pair.target}+{session.pair.draft}",
         "label": session.label,
-        "labels": labels_of(args),
         "device": args.device,
         "deadline": end,
         "run_seconds": args.run_seconds,

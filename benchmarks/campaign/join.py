@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.campaign.requests import request_file
-from benchmarks.campaign.units import PAIRS, WORKLOADS, Pair, Workload
+from benchmarks.campaign.units import WORKLOADS, Workload
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, read_table, to_json, write_text
 from codesign.config import SLO, Serving, parse_deployment
@@ -46,7 +46,8 @@ MAX_KV_TOKENS = 8 * 2048
 
 def write_result(out: Path, file: Path) -> None:
     """Join every pair that has a profile and runs."""
-    pairs = [join_pair(pair, out / pair.name) for pair in PAIRS if is_ready(out / pair.name)]
+    folders = sorted(folder for folder in out.iterdir() if is_ready(folder))
+    pairs = [join_pair(folder) for folder in folders]
     hardware = json.loads((next(iter(out.glob("*/closed/profile.json")))).read_text())["hardware"]
     meta = header("campaign", seed=SEED)
     body = {**meta, "hardware": hardware, "num_seeds": NUM_SEEDS, "pairs": pairs}
@@ -60,7 +61,7 @@ def is_ready(folder: Path) -> bool:
     return len(parts) > 1 and any(part.stem == ACCEPTANCE_PART for part in parts)
 
 
-def join_pair(pair: Pair, folder: Path) -> dict[str, Any]:
+def join_pair(folder: Path) -> dict[str, Any]:
     """Fit, plan and compare one pair."""
     fit = fit_profile(closed_profile(folder))
     fit_file = folder / "fit.json"
@@ -81,7 +82,7 @@ def join_pair(pair: Pair, folder: Path) -> dict[str, Any]:
         ]
         plans.append(judgement(plan, validation, workload))
     return {
-        "pair": pair.name,
+        "pair": folder.name,
         "target": fit.target,
         "draft": fit.draft,
         "errors": fit.errors,
@@ -103,8 +104,10 @@ def closed_profile(folder: Path) -> Path:
     meta = read_table(source / f"{names[0]}.parquet", kind="profile")[1]
     values = dict(meta["settings"])
     sampling = Sampling(**values.pop("sampling"))
+    labels = tuple(name for name in names if name != ACCEPTANCE_PART)
+    workers = max(parse_deployment(label).num_workers for label in labels)
     settings = ProfileSettings(
-        **{**values, "deployments": tuple(values["deployments"]), "sampling": sampling}
+        **{**values, "workers": workers, "deployments": labels, "sampling": sampling}
     )
     store = PartStore(copy, settings)
     about = store.finish(names, [])

@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.campaign.requests import bound, load_requests
-from benchmarks.campaign.units import PAIRS, Session, Size, Unit, grid, unit_seconds
+from benchmarks.campaign.units import Session, Size, Unit, find_pair, grid, unit_seconds
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, read_table, write_table
 from codesign.config import Deployment, parse_deployment
@@ -46,7 +47,6 @@ class Task:
         out: The campaign's folder.
         pair: Name of the pair.
         label: The deployment.
-        labels: All deployments of the pair's profile.
         device: "cuda" or "cpu-ranks".
         deadline: ``monotonic`` at which it ends.
         run_seconds: At most so long for runs.
@@ -57,7 +57,6 @@ class Task:
     out: str
     pair: str
     label: str
-    labels: tuple[str, ...]
     device: str
     deadline: float
     run_seconds: float
@@ -67,14 +66,14 @@ class Task:
     @property
     def session(self) -> Session:
         """As units."""
-        pair = next(p for p in PAIRS if p.name == self.pair)
+        pair = find_pair(self.pair)
         units = () if self.size is None else tuple(grid(self.label, Size(**self.size)))
         return Session(pair, self.label, units)
 
     @property
     def folder(self) -> Path:
         """The pair's."""
-        return Path(self.out) / self.pair
+        return Path(self.out) / self.session.pair.name
 
 
 class Measuring:
@@ -92,14 +91,13 @@ class Measuring:
         settings = ProfileSettings(
             target=target,
             draft=draft,
-            workers=max(parse_deployment(label).num_workers for label in task.labels),
+            workers=0,  # parts of any deployment may be added; join.py says which there are
             is_quick=task.is_quick,
             device=task.device,  # type: ignore[arg-type]
-            deployments=task.labels,
         )
         self._store = PartStore(self._folder / "profile", settings)
         self._store.open(resume=True)
-        self._measurer = RankMeasurer(settings)
+        self._measurer = RankMeasurer(replace(settings, deployments=(task.label,)))
         self._seconds: dict[str, float] = {}
 
     def run(self) -> None:
@@ -195,16 +193,15 @@ def _quiet(share: float) -> None:
 def main(words: Sequence[str]) -> None:
     """Read the task, do it, and leave without waiting for kernels that hang."""
     values = json.loads(words[0] if words else sys.stdin.readline())
-    task = Task(**{**values, "labels": tuple(values["labels"])})
+    task = Task(**values)
     try:
         Measuring(task).run()
-    except BaseException as error:
-        print(f"  {task.pair} on {task.label}: {error!r}", flush=True)
-        raise
-    finally:
-        sys.stdout.flush()
-    if task.device == "cuda":
-        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

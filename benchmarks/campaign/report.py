@@ -101,10 +101,10 @@ def document(files: Sequence[Path]) -> str:
 
 
 def machine(payload: dict[str, Any]) -> str:
-    """GPUs, or the CPU, in a few words."""
+    """The GPU, or the CPU, in a few words."""
     found = payload["hardware"]
     if found.get("gpus"):
-        return f"{len(found['gpus'])} x {found['gpus'][0].split()[-1]}"
+        return found["gpus"][0]["name"].split()[-1]
     return f"{found['cores']} CPU cores"
 
 
@@ -297,7 +297,7 @@ def runs_table(result: Result) -> str:
     rows = []
     for run in sorted(result.runs("stream"), key=lambda r: r["figures"]["tpot_mean"][MEASURED]):
         tpot, length = run["figures"]["tpot_mean"], run["figures"].get("acceptance_length")
-        speed = [1.0 / tpot[place] for place in (PREDICTED, HIGH, LOW, MEASURED)]
+        speed = [1.0 / max(tpot[place], 1e-9) for place in (PREDICTED, HIGH, LOW, MEASURED)]
         batch = next((r for r in result.runs("batch") if _twin(r, run)), None)
         rows.append(
             [

@@ -19,7 +19,8 @@ from codesign.policy.speculation import parse_policy
 
 ROWS, DEPTHS, MAX_WIDTH = (4, 8, 16), (1, 2, 3, 4, 6, 8), 4
 CHAINS = ("chain-3", "chain-5")
-START, PROFILE, RECORD = 15.0, 9.0, 4.0  # seconds, guesses
+START, PROFILE = 15.0, 12.0  # seconds, guesses
+PROFILE_CPU = 300.0
 TOKENS_A_ROUND = 2.5  # another guess
 SECONDS_CPU = 0.06  # of a forward of the small pair on a CPU
 
@@ -43,7 +44,7 @@ class Pair:
     @property
     def name(self) -> str:
         """Of its folder."""
-        return f"{self.target}+{self.draft}"
+        return f"{Path(self.target).name}+{Path(self.draft).name}"
 
     @property
     def models(self) -> tuple[str, str]:
@@ -61,6 +62,13 @@ PAIRS = (
     Pair("qwen2-72b", "qwen2-1.5b", ("--drop-kv-heads", "1")),
     Pair("smollm2-135m", "smollm2-135m-draft", is_inflated=False),
 )
+
+
+def find_pair(name: str) -> Pair:
+    """A pair by its name; TARGET+DRAFT of any other models, by name or folder."""
+    target, _, draft = name.partition("+")
+    known = {pair.name: pair for pair in PAIRS}
+    return known.get(name) or Pair(target, draft, is_inflated=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +207,8 @@ class Session:
 
     def seconds(self, folder: Path) -> float:
         """About how long it takes."""
-        profile = 0.0 if is_profiled(folder, self.label) else PROFILE
+        guess = PROFILE if self.pair.is_inflated else PROFILE_CPU
+        profile = 0.0 if is_profiled(folder, self.label) else guess
         runs = sum(unit_seconds(u, self.pair) for u in self.left(folder))
         return START + profile + runs if profile or runs else 0.0
 

@@ -30,7 +30,7 @@ def machine_of(path: Path) -> str:
     """The machine and the day of a fit's measurements, in a few words."""
     meta = read_json(path, kind="fit")
     gpus = meta["hardware"].get("gpus")
-    machine = f"{len(gpus)} x {gpus[0]}" if gpus else meta["hardware"]["cpu"]
+    machine = gpus[0]["name"] if gpus else meta["hardware"]["cpu"]
     return f"{machine}, measured {meta['created'][:10]}"
 
 
