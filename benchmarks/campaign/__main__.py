@@ -18,7 +18,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
 from typing import IO
@@ -29,6 +29,7 @@ from benchmarks.campaign.units import (
     SMALL,
     Pair,
     Session,
+    Size,
     deployments,
     find_pair,
     grid,
@@ -57,6 +58,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-seconds", type=float, default=560.0, help="of this call (560)")
     parser.add_argument("--run-seconds", type=float, default=1e9, help="of a session, for runs")
     parser.add_argument("--small", action="store_true", help="a small grid")
+    parser.add_argument("--segments", type=int, default=1, help="plans that replay a trace (1)")
     parser.add_argument("--full-profile", action="store_true", help="more shapes and repetitions")
     parser.add_argument("--profile-only", action="append", default=[], metavar="TARGET+DRAFT")
     parser.add_argument("--dry-run", action="store_true", help="print units and seconds only")
@@ -71,12 +73,17 @@ def sessions(args: argparse.Namespace) -> list[Session]:
     pairs = [p for p in PAIRS if p.is_inflated != real]
     if args.pair:
         pairs = [find_pair(name) for name in args.pair]
-    size = SMALL if args.small else FULL
+    size = size_of(args)
     return [
         Session(pair, label, () if pair.name in args.profile_only else tuple(grid(label, size)))
         for pair in pairs
         for label in labels_of(args)
     ]
+
+
+def size_of(args: argparse.Namespace) -> Size:
+    """Of the grid."""
+    return replace(SMALL if args.small else FULL, segments=args.segments)
 
 
 def labels_of(args: argparse.Namespace) -> list[str]:
@@ -142,7 +149,7 @@ def give_task(
         "device": args.device,
         "deadline": end,
         "run_seconds": args.run_seconds,
-        "size": asdict(SMALL if args.small else FULL) if has_runs else None,
+        "size": asdict(size_of(args)) if has_runs else None,
         "is_quick": not args.full_profile,
     }
     stdin: IO[str] | None = process.stdin

@@ -31,7 +31,6 @@ from codesign.planner.predict import acceptance_error, step_error
 from codesign.planner.student_t import student_t_quantile
 from codesign.policy.walk import Sampling
 from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
-from codesign.run_directory import read_run
 from codesign.traces import Trace
 from codesign.validate import RunComparison, Validation, validate
 
@@ -42,6 +41,7 @@ OBJECTIVES = {"stream": "latency", "batch": "goodput", "segment": "goodput"}
 FIGURE = {"latency": ("tpot_mean", False), "goodput": ("throughput", True)}
 BINS = 10
 MAX_KV_TOKENS = 8 * 2048
+FIT_FILE = "fit.json"
 
 
 def write_result(out: Path, file: Path) -> None:
@@ -64,23 +64,20 @@ def is_ready(folder: Path) -> bool:
 def join_pair(folder: Path) -> dict[str, Any]:
     """Fit, plan and compare one pair."""
     fit = fit_profile(closed_profile(folder))
-    fit_file = folder / "fit.json"
-    fit.save(fit_file)
+    fit.save(folder / FIT_FILE)
     runs: list[dict[str, Any]] = []
     plans: list[dict[str, Any]] = []
     for workload in WORKLOADS:
-        paths = sorted(p.parent for p in (folder / "runs" / workload.name).glob("*/run.json"))
-        if not paths:
-            continue
-        plan = make_plan(folder, workload, fit, fit_file, paths)
-        validation = validate(plan, fit, paths)
         known = _fit_to_these(folder, workload, fit)
-        again = None if known is None else validate(plan, known, paths)
-        runs += [
-            row(run, fit, workload, None if again is None else again.runs[number])
-            for number, run in enumerate(validation.runs)
-        ]
-        plans.append(judgement(plan, validation, workload))
+        for workers, paths in _by_workers(folder, workload).items():
+            plan = make_plan(folder, workload, fit, workers, paths)
+            validation = validate(plan, fit, paths)
+            again = None if known is None else validate(plan, known, paths)
+            runs += [
+                row(run, fit, workload, None if again is None else again.runs[number])
+                for number, run in enumerate(validation.runs)
+            ]
+            plans.append({"workers": workers, **judgement(plan, validation, workload)})
     return {
         "pair": folder.name,
         "target": fit.target,
@@ -118,15 +115,29 @@ def closed_profile(folder: Path) -> Path:
     return copy
 
 
+def _by_workers(folder: Path, workload: Workload) -> dict[int, list[Path]]:
+    """Runs of a workload by the number of GPUs that they use."""
+    found: dict[int, list[Path]] = {}
+    for path in sorted(p.parent for p in (folder / "runs" / workload.name).glob("*/run.json")):
+        found.setdefault(_workers(_candidate(path)), []).append(path)
+    return dict(sorted(found.items()))
+
+
+def _candidate(path: Path) -> dict[str, Any]:
+    return json.loads((path / "run.json").read_text(encoding="utf-8"))["candidate"]
+
+
+def _workers(candidate: dict[str, Any]) -> int:
+    return parse_deployment(candidate["label"].split(" on ")[1].split(",")[0]).num_workers
+
+
 def make_plan(
-    folder: Path, workload: Workload, fit: Fit, fit_file: Path, paths: Sequence[Path]
+    folder: Path, workload: Workload, fit: Fit, workers: int, paths: Sequence[Path]
 ) -> Plan:
     """What the planner chooses among the plans of the grid."""
     file = request_file(folder, workload)
     requests = read_table(file, kind="trace")[0]
-    candidates = [read_run(path).summary["candidate"] for path in paths]
-    labels = {parse_deployment(_label(c)).label for c in candidates}
-    workers = max(parse_deployment(label).num_workers for label in labels)
+    candidates = [_candidate(path) for path in paths]
     wide = {
         label: cost for label, cost in fit.costs.items()
         if parse_deployment(label).num_workers == workers
@@ -145,8 +156,9 @@ def make_plan(
         num_seeds=NUM_SEEDS,
     )
     trace = Trace(workload.name, requests, str(file), (), "")
-    plan_file = folder / f"{workload.name}.plan.json"
-    return save_plan(plan_file, question, search(question), trace=trace, fit_file=fit_file)
+    plan_file = folder / f"{workload.name}-{workers}.plan.json"
+    answer = search(question)
+    return save_plan(plan_file, question, answer, trace=trace, fit_file=folder / FIT_FILE)
 
 
 def slo_of(workload: Workload, fit: Fit, workers: int) -> SLO:
@@ -245,10 +257,6 @@ def _fit_to_these(folder: Path, workload: Workload, fit: Fit) -> Fit | None:
         return None
     recorded = AcceptanceProfile.from_table(read_table(file, kind="profile")[0])
     return replace(fit, acceptance=recorded)
-
-
-def _label(candidate: dict[str, Any]) -> str:
-    return candidate["label"].split(" on ")[1].split(",")[0]
 
 
 def _sessions(folder: Path) -> list[dict[str, Any]]:

@@ -127,13 +127,14 @@ class Measuring:
             return 0
         parts = self._folder / "profile" / "parts"
         steps = read_table(parts / f"{self._task.label}.parquet", kind="profile")[0]
-        cost = fit_costs(steps)[0][self._task.label]
+        cost = fit_costs(steps, on_ranks=True)[0][self._task.label]
         recorded = read_table(parts / f"{ACCEPTANCE_PART}.parquet", kind="profile")[0]
         calibration = fit_calibration(AcceptanceProfile.from_table(recorded)).calibration
         end = min(self._task.deadline, monotonic() + self._task.run_seconds)
-        served = 0
+        served, guessed, taken = 0, 0.0, 0.0
         for work in self._session.left(self._folder):
-            if monotonic() + unit_seconds(work, self._session.pair) > end:
+            guess = unit_seconds(work, self._session.pair)
+            if monotonic() + guess * (taken / guessed if guessed else 1.0) > end:
                 print(f"  {work.folder}: no time left", flush=True)
                 continue
             target = self._session.pair.models[0]
@@ -147,8 +148,10 @@ class Measuring:
                 max_kv_tokens=MAX_KV_TOKENS,
             )
             self._write(work, run)
-            served += 1
-            print(f"  {work.folder}: {perf_counter() - start:.1f} s", flush=True)
+            served, seconds = served + 1, perf_counter() - start
+            if not work.workload.seconds:  # a segment takes its time
+                guessed, taken = guessed + guess, taken + seconds
+            print(f"  {work.folder}: {seconds:.1f} s", flush=True)
             if work.candidate.speculation.kind == "plain":
                 self._rank(bench, work, requests, run)
         return served

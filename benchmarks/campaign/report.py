@@ -233,10 +233,11 @@ def _attainment(result: Result) -> str:
 
 
 def _plan(result: Result, workload: str, name: str) -> str:
-    plan = next((p for p in result.pair["plans"] if p["workload"] == workload), None)
-    if plan is None or plan[name] is None:
-        return "-"
-    return percent(plan[name]) if name == "regret" else f"{plan[name]:.3f}"
+    plans = [p for p in result.pair["plans"] if p["workload"] == workload and p[name] is not None]
+    values = [percent(p[name]) if name == "regret" else f"{p[name]:.3f}" for p in plans]
+    if len(plans) > 1:
+        values = [f"{v} ({p['workers']} GPUs)" for v, p in zip(values, plans, strict=True)]
+    return ", ".join(values) or "-"
 
 
 def _coverage(result: Result) -> str:

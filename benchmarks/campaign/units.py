@@ -91,7 +91,7 @@ class Workload:
 
 
 STREAM, BATCH = Workload("stream", 12, 1), Workload("batch", 24, 8)
-SEGMENT = Workload("segment", 400, 8, seconds=12.0)
+SEGMENT = Workload("segment", 400, 8, seconds=10.0)
 WORKLOADS = (STREAM, BATCH, SEGMENT)
 
 
@@ -102,7 +102,7 @@ class Size:
     rows: Sequence[int] = ROWS
     depths: Sequence[int] = DEPTHS
     chains: Sequence[str] = CHAINS
-    segments: int = 2
+    segments: int = 1
     requests: float = 1.0  # share of each workload's
 
     def of(self, workload: Workload) -> Workload:

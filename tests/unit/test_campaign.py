@@ -166,7 +166,7 @@ def test_the_document_states_errors_goals_and_the_cause_of_the_worst(campaign, t
             seconds=(2.2e-3, 2e-3),
         ),
     )
-    plan = {"workload": "stream", "regret": 0.015, "correlation": 0.97}
+    plan = {"workload": "stream", "workers": 2, "regret": 0.015, "correlation": 0.97}
     text = written(campaign["report"], tmp_path, result(*runs, plans=(plan,)))
     rows = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
     assert rows["decode speed, one stream, mean error"].endswith("| 12.5 % |")  # 0 and 25 %
