@@ -1,0 +1,303 @@
+"""An inflated int4 target on GPUs: no way of drafting changes a token; parity, delays, lost ranks.
+
+The small models are random, so that nothing is downloaded; prompts are the shipped ones, byte by
+byte. `python -m pytest -rP tests/gpu` runs everything that this machine's GPUs allow, and shows how
+many tokens another number of GPUs turns round, and how close their calls were.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import codesign.engine.gpu.ranks as rank_module
+import codesign.engine.gpu.run as run_module
+from codesign.config import Deployment
+from codesign.engine.gpu.link import LinkedDraft
+from codesign.engine.gpu.ranks import TARGET_MODEL
+from codesign.engine.gpu.run import rank_setup, run_on_ranks
+from codesign.engine.gpu.slabs import Slabs
+from codesign.engine.gpu.step_rows import rows_to_expand
+from codesign.engine.gpu.workers import GroupDrafter
+from codesign.engine.partner import LocalDraft
+from codesign.engine.weights import random_tensors
+from codesign.models.recipe import Recipe, create_inflated, weights_sha256
+from codesign.models.shape import model_shape
+from codesign.plan import Candidate
+from codesign.policy.speculation import parse_policy
+from codesign.policy.walk import Sampling, gumbel_row, noise_key
+from codesign.prompts import BoundRequest, load_prompts
+
+ROOT = Path(__file__).parents[2]
+NUM_GPUS = torch.cuda.device_count()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not NUM_GPUS, reason="needs a GPU")]
+TWO_GPUS = pytest.mark.skipif(NUM_GPUS < 2, reason="needs two GPUs")
+PROMPTS, NEW_TOKENS, BATCH, ROWS = 64, 256, 8, 64
+SAMPLINGS = {"greedy": Sampling(), "0.7": Sampling(0.7, seed=3)}
+WIDEST_FLIP = 0.15  # in logits: what sums in bfloat16, in another order, can turn round
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 512,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "intermediate_size": 1024,
+    "vocab_size": 4096,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Directories of a target of Llama-3.2-1B's shape, and of a small draft: noisy."""
+    root = tmp_path_factory.mktemp("lossless")
+    for name in ("source", "draft"):
+        (root / name).mkdir()
+        (root / name / "config.json").write_text(json.dumps(CONFIG))
+        (root / name / "tokenizer.json").write_text("{}")
+    state = random_tensors(model_shape(root / "source").tensors(), seed=0)
+    state = {k: (v * (4.0 if "lm_head" in k else 1.0)).bfloat16() for k, v in state.items()}
+    generator = torch.Generator().manual_seed(1)
+    noisy = {}
+    for name, tensor in state.items():
+        noise = torch.randn(tensor.shape, generator=generator).bfloat16()
+        noisy[name] = tensor + 0.05 * tensor.std() * noise if tensor.ndim == 2 else tensor
+    save_file(state, root / "source" / "model.safetensors")
+    save_file(noisy, root / "draft" / "model.safetensors")
+    source = str(root / "source")
+    recipe = Recipe("llama-3.2-1b", "target", source, weights_sha256(source))
+    made = create_inflated(recipe, name=f"test-{root.name}-{time.monotonic_ns()}")
+    shutil.move(made, root / "target")
+    return root
+
+
+def requests(count: int = PROMPTS, new_tokens: int = NEW_TOKENS) -> list[BoundRequest]:
+    prompts = load_prompts()
+    texts = [prompts[i % len(prompts)].text.encode()[: 300 - i] for i in range(count)]
+    return [BoundRequest(i, 0.0, "", tuple(text), new_tokens) for i, text in enumerate(texts)]
+
+
+def serve(
+    pair, policy, asked, *, target_ranks=1, inspect=None, served=None, max_batch=BATCH, **options
+):
+    spec = parse_policy(policy)
+    candidate = Candidate(Deployment(target_ranks, int(spec.is_async)), spec, max_batch)
+    setup = rank_setup(
+        candidate, asked, target=pair / "target", draft=pair / "draft", max_kv_tokens=1 << 16,
+        smallest_bucket=ROWS, **options,
+    )  # fmt: skip
+    served = asked if served is None else served
+    run = run_on_ranks(setup, candidate, served, max_kv_tokens=1 << 16, inspect=inspect)
+    assert not run.records.notes
+    return run
+
+
+@pytest.fixture(scope="module")
+def plain(pair):
+    """Plain decoding by sampling and number of target ranks, each run once."""
+    runs = {}
+
+    def run(name, target_ranks):
+        if (name, target_ranks) not in runs:
+            options = {"sampling": SAMPLINGS[name], "target_ranks": target_ranks}
+            runs[name, target_ranks] = serve(pair, "plain", requests(), **options)
+        return runs[name, target_ranks]
+
+    return run
+
+
+WAYS = [("tree-8x4x2", 1)] + [("async-tree-8x4x2", 1), ("tree-8x4x2", 2)] * (NUM_GPUS > 1)
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize(("policy", "target_ranks"), WAYS)
+def test_speculation_changes_no_token(pair, plain, name, policy, target_ranks):
+    ours = serve(pair, policy, requests(), sampling=SAMPLINGS[name], target_ranks=target_ranks)
+    theirs = plain(name, target_ranks)
+    assert ours.outputs == theirs.outputs
+    assert len(ours.records.rounds) < 0.8 * len(theirs.records.rounds)
+
+
+@TWO_GPUS
+@pytest.mark.multigpu
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_tokens_that_another_number_of_gpus_turns_round_were_close_calls(pair, plain, name):
+    one, two = plain(name, 1).outputs, plain(name, 2).outputs
+    margins = []
+
+    def measure(rank) -> None:
+        for request in requests():
+            ours, theirs = one[request.request_id], two[request.request_id]
+            both = enumerate(zip(ours, theirs, strict=True))
+            place = next((i for i, (a, b) in both if a != b), None)
+            if place is not None:
+                margins.append(margin(rank, request, ours, theirs, place, SAMPLINGS[name]))
+
+    first = requests(1, 1)
+    serve(pair, "plain", requests(), served=first, sampling=SAMPLINGS[name], inspect=measure)
+    shown = [round(m, 4) for m in sorted(margins)]
+    sys.stdout.write(f"two GPUs turn {len(margins)} of {PROMPTS} requests, margins {shown}\n")
+    assert max(margins, default=0.0) < WIDEST_FLIP
+
+
+def margin(rank, request, ours, theirs, place, sampling):
+    """By how much the first rank count's token beat the other's, in logits (with their noise)."""
+    model = rank.models[TARGET_MODEL]
+    path = torch.tensor([*request.prompt_ids, *ours[:place]], device=model.forward.device)
+    with torch.inference_mode():
+        hidden_1D = model.forward.prompt_hidden(path, 0, model.slabs)
+        scores = model.forward.logits(hidden_1D)[0].double().cpu().numpy()
+    if sampling.temperature:
+        key = noise_key(sampling.seed, request.request_id, len(path))
+        scores = scores + sampling.temperature * gumbel_row(key, len(scores))
+    return float(np.abs(scores[ours[place]] - scores[theirs[place]]))
+
+
+class ParityDrafter(GroupDrafter):
+    """Compares the slab rows that each new row sees, and its answer, with a fresh forward."""
+
+    num_checked = 0
+
+    def forward(self, expansion, fanout):
+        choices = super().forward(expansion, fanout)
+        if ParityDrafter.num_checked < 300:
+            for rows, (tokens, log_probs) in zip(expansion, choices, strict=True):
+                request = rows_to_expand(rows, self._slots[rows.request_id])
+                first = len(rows.tokens) - len(rows.nodes)  # rows before are not asked about
+                for i, (best, chances) in enumerate(zip(tokens, log_probs, strict=True), first):
+                    steps = [request.prefixes[i] + step for step in request.paths[i]]
+                    seen = [*range(request.prefixes[i]), *steps]
+                    self.check(seen, request.slot, best, chances)
+        return choices
+
+    def check(self, rows, slot, best, chances):
+        rank = self._leader.rank
+        labels = rank.slabs.labels(slot)
+        assert [labels[row][0] for row in rows] == list(range(len(rows)))
+        device = rank.forward.device
+        path = torch.tensor([labels[row][1] for row in rows], device=device)
+        fresh = Slabs(
+            rank.forward.shape, num_slots=1, max_tokens=len(rows), dtype=rank.forward.dtype,
+            device=device,
+        )  # fmt: skip
+        with torch.inference_mode():
+            hidden = rank.forward.prompt_hidden(path, 0, fresh)
+            wanted = torch.log_softmax(rank.forward.logits(hidden)[0], dim=-1)[best].tolist()
+        assert chances == pytest.approx(wanted, abs=0.25)
+        for ours, theirs in (
+            (rank.slabs.keys_LBGME, fresh.keys_LBGME),
+            (rank.slabs.values_LBGME, fresh.values_LBGME),
+        ):
+            found, right = ours[:, slot][:, :, rows].float(), theirs[:, 0].float()
+            apart = (found - right).norm(dim=-1) / right.norm(dim=-1)
+            assert float(apart.max()) < 0.2, "a wrong row is as far away as it is long"
+        ParityDrafter.num_checked += 1
+
+
+class OverlappingDraft(LocalDraft):
+    """An asynchronous draft's order of steps, in this process."""
+
+    is_async = True
+
+    def receive(self):
+        answer = super().receive()
+        self.worker.overlap()
+        return answer
+
+
+@pytest.mark.parametrize("policy", ["tree-4x2x3", "async-tree-8x4x3"])
+def test_every_row_that_the_draft_sees_equals_a_fresh_forward(pair, policy, monkeypatch):
+    ParityDrafter.num_checked = 0
+    monkeypatch.setattr(rank_module, "GroupDrafter", ParityDrafter)
+    monkeypatch.setattr(run_module, "LocalDraft", OverlappingDraft)
+    spec = parse_policy(policy)
+    candidate = Candidate(Deployment(1, int(spec.is_async)), spec, 3)
+    asked = requests(3, 40)
+    setup = rank_setup(
+        candidate, asked, target=pair / "target", draft=pair / "draft", max_kv_tokens=1 << 16,
+        check=True,
+    )  # fmt: skip
+    faults = []
+    run_on_ranks(
+        replace(setup, draft_ranks=0), candidate, asked, max_kv_tokens=1 << 16,
+        inspect=lambda rank: faults.extend(m.num_faults() for m in rank.models.values()),
+    )  # fmt: skip
+    assert ParityDrafter.num_checked >= 100
+    assert not any(faults)
+
+
+def slow_draft(round_number: int) -> float:
+    return random.Random(round_number).choice((0.0, 0.0, 0.0005, 0.002))
+
+
+@TWO_GPUS
+@pytest.mark.multigpu
+def test_a_thousand_rounds_over_slow_links_change_no_token(pair, monkeypatch):
+    """Delays before the draft's answer, on the way of verdicts and on the way of candidates."""
+    pauses = random.Random(5)
+    send, receive = LinkedDraft.send, LinkedDraft.receive
+
+    def slow_send(self, verdict):
+        time.sleep(pauses.choice((0.0, 0.0, 0.001)))
+        send(self, verdict)
+
+    def slow_receive(self):
+        answer = receive(self)
+        time.sleep(pauses.choice((0.0, 0.0, 0.001)))
+        return answer
+
+    asked = requests(12)
+    plain = serve(pair, "plain", asked)
+    monkeypatch.setattr(LinkedDraft, "send", slow_send)
+    monkeypatch.setattr(LinkedDraft, "receive", slow_receive)
+    ours = serve(pair, "async-tree-8x4x2", asked, max_batch=1, draft_delay=slow_draft)
+    assert len(ours.records.rounds) >= 1000
+    assert ours.outputs == plain.outputs
+
+
+@pytest.fixture(scope="module")
+def lost_models(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("lost"))
+
+
+@TWO_GPUS
+@pytest.mark.multigpu
+@pytest.mark.parametrize(
+    ("stage", "says", "finished"),
+    [
+        ("killed_target", "target rank 1 ended, exit code -9", 0),
+        ("killed_draft", "draft rank 0 ended, exit code -9", 4),
+        ("hung_target", "gave no answer within 4 s", 0),
+    ],
+)
+def test_a_lost_rank_ends_the_run_or_its_speculation_within_ten_seconds(
+    lost_models, stage, says, finished
+):
+    words = ["-m", "benchmarks.bench_rank_groups", "--only", stage]
+    done = subprocess.run(
+        [sys.executable, *words, "--models", lost_models, "--out", lost_models],
+        capture_output=True, text=True, cwd=ROOT, timeout=90, check=False,
+    )  # fmt: skip
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    row = next(row for row in rows if "seconds_to_the_end" in row)
+    assert row["seconds_to_the_end"] < 10
+    assert row["finished"] == finished
+    assert row["tokens"] > 0
+    assert says in row["notes"][0]
