@@ -120,8 +120,6 @@ class Rank:
             return
         for model in self.models.values():
             model.close()
-        for model in self.models.values():
-            model.forward.group.close()
         if dist.is_initialized():
             dist.destroy_process_group()
 
