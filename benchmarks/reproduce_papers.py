@@ -44,6 +44,7 @@ from codesign.policy.cost import RoundCost
 from codesign.traces import load_trace
 
 OUT = Path(__file__).parents[1] / "docs" / "validation.md"
+BEGIN, END = "<!-- papers -->", "<!-- end of papers -->"  # what this script writes of it
 LINK, REROOT = 26e-6, 0.4e-3  # a message and the work between rounds, as the roofline has them
 HOST = 1.21e-3  # seconds of vLLM's host per step, SpecDecode-Bench (arXiv:2601.11580)
 
@@ -388,14 +389,13 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "table2": ("SpecServe, Table 2: order of the methods, and length against batch", table_2),
 }
 INTRODUCTION = """\
-# Validation against the papers
+## Against the papers
 
 Written by `python benchmarks/reproduce_papers.py`; one section with `--check NAME`. Only numbers
 that SwiftSpec (arXiv:2506.11309) and SpecServe (arXiv:2503.05096) print are compared. Values that
 stand in figures alone are not, nor are numbers that our copy of the text has lost: the average
 speedups of SwiftSpec's abstract and of its Figures 7 and 8, the curves of its Figure 2, SpecServe's
-Figures 9 to 12. What the simulator predicts of this project's own engine, and how far off it is,
-stands in the README and is checked by `codesign validate`."""
+Figures 9 to 12."""
 
 
 def main() -> None:
@@ -409,8 +409,11 @@ def main() -> None:
     parts = [INTRODUCTION]
     for name, (title, section) in SECTIONS.items():
         print(name, file=sys.stderr)
-        parts.append(f"## {title}\n\n{section()}")
-    OUT.write_text(reflow("\n\n".join(parts)) + "\n", encoding="utf-8")
+        parts.append(f"### {title}\n\n{section()}")
+    before, _, rest = OUT.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    written = reflow("\n\n".join(parts))
+    OUT.write_text(f"{before}{BEGIN}\n{written}\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":
