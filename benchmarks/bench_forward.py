@@ -23,7 +23,6 @@ from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import DeviceRows, RequestRows, pack_step
 from codesign.engine.gpu.tensor_group import SingleRank
 from codesign.engine.rank_weights import EndWeights, LayerWeights
-from codesign.kernels import gemm
 from codesign.kernels.head import head_words
 from codesign.kernels.int4 import Int4Weight
 from codesign.kernels.packed_linear import data_of
@@ -170,7 +169,7 @@ class Step:
         return sorted(times[5:])
 
 
-def measure(model: str, rows: int, context: int, aheads: list[int]) -> list[dict[str, Any]]:
+def measure(model: str, rows: int, context: int) -> list[dict[str, Any]]:
     """Rows of the result for one model."""
     step = Step(model, rows, context)
     found = []
@@ -193,11 +192,6 @@ def measure(model: str, rows: int, context: int, aheads: list[int]) -> list[dict
         found.append(row)
         print(f"{model:6} {what:40} {middle:8.4f} ms, {row['ratio']:.2f} of the floor", flush=True)
 
-    chosen = gemm.MOST_AHEAD
-    for megabytes in aheads:
-        gemm.MOST_AHEAD = megabytes << 20
-        note(f"layers, {megabytes} MiB ahead", step.hidden)
-    gemm.MOST_AHEAD = chosen
     note("layers", step.hidden)
     note("layers and logits", step.logits)
     note("layers, logits and choices", step.words)
@@ -211,13 +205,12 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--context", type=int, default=500)
-    parser.add_argument("--ahead", type=int, nargs="*", default=[], help="MiB fetched ahead, too")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.manual_seed(0)
     results = []
     for model in args.models:
-        results += measure(model, args.rows, args.context, args.ahead)
+        results += measure(model, args.rows, args.context)
         torch.cuda.empty_cache()
     note = "medians of 40 graph replays; random int4 weights, bf16 head; floor: bytes / 4.2 TB/s"
     print(write_result("forward", results, directory=args.out, note=note))

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from codesign.kernels.cuda_module import CudaKernel, load_kernel
-from codesign.kernels.gemm import bytes_ahead
 from codesign.kernels.row_attention import Scratch, SeenRows, rotate_and_append, row_attention
 
 MAX_ROWS = 256  # of a forward: one thread looks at each
@@ -25,7 +24,6 @@ _THREADS = 256
 _BLOCKS = 120  # that run at once in clusters: they do not fill every part of the chip
 _MAX_STAGES = 4  # tiles of keys and values in flight
 _SHARED_BYTES = 220 << 10  # of a Hopper multiprocessor, beside what the kernel declares
-_BLOCKS_OF = {64: 1, 128: 1}
 
 
 class _Slabs(ctypes.Structure):
@@ -74,7 +72,6 @@ def fused_attention(
     max_tail: int = MAX_TAIL,
     scratch: Scratch | None = None,
     out_TN: Tensor | None = None,
-    ahead: Tensor | None = None,
     pdl: bool = False,
 ) -> Tensor:
     """Return attention of new rows, (T, H * E); their keys and values go to their slabs.
@@ -94,7 +91,6 @@ def fused_attention(
         max_tail: See above; at most ``MAX_TAIL``, and 15 more than a request's tree and new rows.
         scratch: For the kernels that run where this one cannot.
         out_TN: Where the result goes; None: a new tensor.
-        ahead: What a later launch reads first, fetched into the cache while the memory is idle.
         pdl: Allow the launch before the kernel in front has ended (CUDA only).
     """
     rows = qkv_TN.shape[0]
@@ -118,7 +114,7 @@ def fused_attention(
     items = max(-(-rows // max_tokens), min(rows, _BLOCKS // (cluster * kv_heads)))
     tail = _SMALL_TAIL if max_tail <= _SMALL_TAIL else MAX_TAIL
     stages, shared_bytes = _shared_memory(head_dim, tail, path_words=max_tokens * path_length)
-    _kernel(head_dim, cluster, tail, stages).launch(
+    _kernel(head_dim, group, cluster, tail, stages).launch(
         (cluster, kv_heads, items),
         _THREADS,
         [
@@ -137,8 +133,6 @@ def fused_attention(
             ),
             out_TN,
             math.log2(math.e) / math.sqrt(head_dim),
-            ahead,
-            bytes_ahead(ahead),
         ],
         shared_bytes=shared_bytes,
         cluster=cluster,
@@ -176,9 +170,9 @@ def _cluster(kv_heads: int, max_tokens: int) -> int:
     return 8 if 8 * kv_heads * -(-8 // max_tokens) <= _BLOCKS else 4
 
 
-def _kernel(head_dim: int, cluster: int, tail: int, stages: int) -> CudaKernel:
+def _kernel(head_dim: int, group: int, cluster: int, tail: int, stages: int) -> CudaKernel:
     defines = {"E": head_dim, "MT": _TILES, "C": cluster, "TAIL": tail, "STAGES": stages}
-    defines["BLOCKS"] = _BLOCKS_OF[head_dim]
+    defines["GROUP"] = group
     return load_kernel("fused_attention.cu", "fused_attention", defines)
 
 

@@ -26,9 +26,6 @@ from codesign.kernels.tiling import MAX_ROWS, Layout, Tiling, choose, layout, ro
 
 # Above, a dense product of dequantised weights reads fewer bytes than one pass per 32 rows.
 _MOST_ROWS = 256
-# Bytes of a later launch's weight that a launch fetches into the second-level cache: what the
-# memory gives in the time between two launches' streams, and a fraction of that cache.
-MOST_AHEAD = 16 << 20
 
 
 def linear(
@@ -39,7 +36,6 @@ def linear(
     bias_N: Tensor | None = None,
     residual_MN: Tensor | None = None,
     out: Tensor | None = None,
-    ahead: Tensor | None = None,
     tiling: Tiling | None = None,
     pdl: bool = True,
 ) -> Tensor:
@@ -52,7 +48,6 @@ def linear(
         bias_N: bfloat16.
         residual_MN: bfloat16; may be ``out`` itself.
         out: Where to write, contiguous; None allocates.
-        ahead: What a later launch reads first; ``MOST_AHEAD`` bytes of it go to the cache.
         tiling: How to cut the work; None chooses.
         pdl: Let the kernel load weights while the one in front of it still runs.
     """
@@ -63,7 +58,7 @@ def linear(
         return result if out is None else out.copy_(result)
     if out is None:
         out = x_MK.new_empty(x_MK.shape[0], weight.num_rows)
-    _run(_Call(x_MK, weight, norm, out, bias_N, residual_MN, ahead, 0), tiling, pdl=pdl)
+    _run(_Call(x_MK, weight, norm, out, bias_N, residual_MN, 0), tiling, pdl=pdl)
     return out
 
 
@@ -73,7 +68,6 @@ def gate_up(
     *,
     norm: Norm | None = None,
     out: Tensor | None = None,
-    ahead: Tensor | None = None,
     tiling: Tiling | None = None,
     pdl: bool = True,
 ) -> Tensor:
@@ -90,7 +84,7 @@ def gate_up(
         return result if out is None else out.copy_(result)
     if out is None:
         out = x_MK.new_empty(x_MK.shape[0], channels)
-    _run(_Call(x_MK, weight, norm, out, None, None, ahead, 1), tiling, pdl=pdl)
+    _run(_Call(x_MK, weight, norm, out, None, None, 1), tiling, pdl=pdl)
     return out
 
 
@@ -102,7 +96,6 @@ class _Call:
     out: Tensor
     bias_N: Tensor | None
     residual_MN: Tensor | None
-    ahead: Tensor | None
     activation: int
 
 
@@ -147,9 +140,16 @@ def _launch(call: _Call, rows: slice, tiling: Tiling | None, *, pdl: bool) -> No
     tiling, plan = _layout(weight, x.shape[0], tiling, x.device)
     assert plan.stages >= 2, f"{tiling} leaves no room for a ring"
     args = [weight.data, x, None if norm is None else norm.weight_K, out, call.bias_N, residual]
-    args += [call.ahead, bytes_ahead(call.ahead), x.shape[0], x.shape[1], out.shape[1]]
-    args += [tiles, groups]
-    args += [plan.stages, plan.part_tiles, 0.0 if norm is None else norm.eps]
+    args += [
+        x.shape[0],
+        x.shape[1],
+        out.shape[1],
+        groups,
+        plan.stages,
+        plan.part_tiles,
+        *divmod(tiles, plan.clusters),
+    ]
+    args += [0.0 if norm is None else norm.eps]
     _kernel(weight.bits, count, tiling, call.activation).launch(
         (plan.clusters * tiling.cluster,),
         tiling.threads(count),
@@ -158,11 +158,6 @@ def _launch(call: _Call, rows: slice, tiling: Tiling | None, *, pdl: bool) -> No
         cluster=tiling.cluster,
         pdl=pdl,
     )
-
-
-def bytes_ahead(ahead: Tensor | None) -> int:
-    """Return how much of a tensor a launch fetches: whole pieces of 16 bytes."""
-    return 0 if ahead is None else min(ahead.nbytes, MOST_AHEAD) // 16 * 16
 
 
 @cache

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from codesign.kernels.all_reduce import all_reduce_add
 from codesign.kernels.cuda_module import CudaKernel, load_kernel
-from codesign.kernels.gemm import bytes_ahead, linear, num_sms
+from codesign.kernels.gemm import linear, num_sms
 from codesign.kernels.packing import RECORD_BYTES, TILE, PackedLinear
 from codesign.kernels.symmetric import DeviceExchange, Exchange
 from codesign.kernels.tiling import MAX_ROWS, Tiling, choose, layout, row_tiles
@@ -37,7 +37,6 @@ def linear_all_reduce(
     *,
     exchange: Exchange,
     out_MN: Tensor | None = None,
-    ahead: Tensor | None = None,
     tiling: Tiling | None = None,
     pdl: bool = True,
 ) -> Tensor:
@@ -49,7 +48,6 @@ def linear_all_reduce(
         residual_MN: Added to the sum, the same on every rank; None adds nothing.
         exchange: The group's, made for M (rounded up to 8, 16 or 32) times N elements.
         out_MN: Where the result goes; may be ``residual_MN``. None: a new tensor.
-        ahead: As in ``linear``.
         tiling: How to cut the GEMM; None chooses as ``linear`` does.
         pdl: Let the kernel load weights while the one in front of it still runs.
     """
@@ -58,7 +56,7 @@ def linear_all_reduce(
     tiles, groups = weight.data.shape[:2]
     fits = rows <= MAX_ROWS and 8 * count * tiles * TILE <= exchange.max_elements
     if not x_MK.is_cuda or not fits:
-        partial_MN = linear(x_MK, weight, ahead=ahead, tiling=tiling, pdl=pdl)
+        partial_MN = linear(x_MK, weight, tiling=tiling, pdl=pdl)
         return all_reduce_add(partial_MN, residual_MN, exchange=exchange, out_TD=out_MN, pdl=pdl)
     if out_MN is None:
         out_MN = x_MK.new_empty(rows, features)
@@ -89,13 +87,11 @@ def linear_all_reduce(
             weight.data,
             x_MK,
             epilogue,
-            ahead,
-            bytes_ahead(ahead),
             x_MK.shape[1],
-            tiles,
             groups,
             plan.stages,
             plan.part_tiles,
+            *divmod(tiles, plan.clusters),
         ],
         shared_bytes=plan.shared_bytes,
         cluster=tiling.cluster,

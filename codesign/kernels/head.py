@@ -1,7 +1,8 @@
-"""The head of a draft: the likeliest tokens of a row and their log probabilities, no logits written.
+"""The head of a draft: a row's likeliest tokens and their log probabilities, no logits written.
 
-The product is ``gemm.linear``'s over bfloat16 weights (``cuda/head.cu``); its epilogue keeps the best
-features and the sum of exponentials, a list for each reducer warp, and one small launch joins them.
+The product is ``gemm.linear``'s over bfloat16 weights (``cuda/head.cu``); its epilogue keeps the
+best features and the sum of exponentials, a list for each reducer warp, and one small launch joins
+them.
 
 Letters in shapes: M rows, K inputs, V head rows, C choices.
 
@@ -76,7 +77,8 @@ def _launch(
 ) -> Lists:
     rows, columns = x_MK.shape
     tiles, groups, _ = weight.data.shape
-    tiling = tiling or Tiling(min(16 if rows <= 8 else 8, groups), 1)
+    limit = 16 if rows <= 8 else 8
+    tiling = tiling or Tiling(next(w for w in range(limit, 0, -1) if groups % w == 0), 1)
     num_row_tiles = row_tiles(rows)
     plan = layout(
         tiling,
@@ -90,7 +92,8 @@ def _launch(
     lists = Lists.empty(rows, plan.clusters * tiling.slots(num_row_tiles), count, x_MK.device)
     norm_weight, eps = (None, 0.0) if norm is None else (norm.weight_K, norm.eps)
     args = [weight.data, x_MK, norm_weight, lists.values_TBK, lists.columns_TBK, lists.sums_TB2]
-    args += [rows, columns, num_real, tiles, groups, plan.stages, plan.part_tiles, eps]
+    args += [rows, columns, num_real, groups, plan.stages, plan.part_tiles]
+    args += [*divmod(tiles, plan.clusters), eps]
     _kernel(weight.bits, num_row_tiles, tiling, lists.values_TBK.shape[2]).launch(
         (plan.clusters,),
         tiling.threads(num_row_tiles),

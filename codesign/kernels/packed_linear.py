@@ -30,18 +30,13 @@ from codesign.kernels.reference import PlainInt4Linear, PlainLinear, rms_norm, s
 LinearMap = Callable[[Tensor], Tensor]  # (T, K) -> (T, N)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PackedMap:
-    """``norm(x) @ weight.T + bias`` over a packed weight.
-
-    Attributes:
-        ahead: What a later launch reads first, fetched while this one ends.
-    """
+    """``norm(x) @ weight.T + bias`` over a packed weight."""
 
     weight: PackedLinear
     bias_N: Tensor | None
     norm: Norm | None
-    ahead: Tensor | None = None
 
     def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
         """Return the map, and ``residual_TN`` added, (T, N)."""
@@ -51,21 +46,19 @@ class PackedMap:
             norm=self.norm,
             bias_N=self.bias_N,
             residual_MN=residual_TN,
-            ahead=self.ahead,
         )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PackedSwiglu:
-    """``silu(gate) * up`` of ``norm(x)`` over a packed weight; ``ahead`` as in ``PackedMap``."""
+    """``silu(gate) * up`` of ``norm(x)`` over a packed weight."""
 
     weight: PackedLinear
     norm: Norm | None
-    ahead: Tensor | None = None
 
     def __call__(self, x_TK: Tensor) -> Tensor:
         """Return (T, I)."""
-        return gemm.gate_up(x_TK, self.weight, norm=self.norm, ahead=self.ahead)
+        return gemm.gate_up(x_TK, self.weight, norm=self.norm)
 
 
 def add_map(linear: LinearMap, x_TK: Tensor, residual_TN: Tensor) -> Tensor:
@@ -78,12 +71,6 @@ def add_map(linear: LinearMap, x_TK: Tensor, residual_TN: Tensor) -> Tensor:
 def data_of(linear: LinearMap) -> Tensor | None:
     """What the launch of a packed map reads, or None."""
     return linear.weight.data if isinstance(linear, PackedMap | PackedSwiglu) else None
-
-
-def fetch_ahead(linear: LinearMap, ahead: Tensor | None) -> None:
-    """Let a packed map's launches fetch the beginning of ``ahead``."""
-    if isinstance(linear, PackedMap | PackedSwiglu):
-        linear.ahead = ahead
 
 
 def linear_map(

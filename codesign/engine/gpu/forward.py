@@ -23,13 +23,7 @@ from codesign.engine.rank_weights import RankWeights
 from codesign.kernels import rms_norm, rotary_frequencies
 from codesign.kernels.embedding import embed_rows
 from codesign.kernels.fused_attention import attention_in_two, fits, fused_attention
-from codesign.kernels.packed_linear import (
-    LinearMap,
-    data_of,
-    fetch_ahead,
-    linear_map,
-    swiglu_map,
-)
+from codesign.kernels.packed_linear import LinearMap, linear_map, swiglu_map
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.row_attention import Scratch, rotate_and_append
 
@@ -72,18 +66,6 @@ class RankForward:
         frequency_F = rotary_frequencies(self.shape.rope, self.shape.head_dim)
         self._frequency_F = frequency_F.to(ends.embedding.device)
         self._fused = fused and self._can_fuse()
-        self._fetch_ahead()
-
-    def _fetch_ahead(self) -> None:
-        """While a map ends, memory is idle: it then fetches what is read next but one layer map.
-
-        Attention reads little, so it fetches, too; what is left to it is the largest map.
-        """
-        following = [data_of(layer.qkv) for layer in self._layers[1:]]
-        for layer, first in zip(self._layers, (*following, self._head_vD), strict=True):
-            fetch_ahead(layer.qkv, data_of(layer.out))
-            fetch_ahead(layer.swiglu, data_of(layer.down))
-            fetch_ahead(layer.down, first)
 
     def _can_fuse(self) -> bool:
         return self.dtype == torch.bfloat16 and fits(
@@ -115,10 +97,7 @@ class RankForward:
                 return attention_in_two(
                     qkv_TN, *tables, seen, places_T, heads=heads, scratch=scratch
                 )
-            ahead = data_of(self._layers[index].swiglu)
-            return fused_attention(
-                qkv_TN, *tables, seen, places_T, heads=heads, ahead=ahead, pdl=True
-            )
+            return fused_attention(qkv_TN, *tables, seen, places_T, heads=heads, pdl=True)
 
         return self._run(rows.tokens_T, rows.positions_T, attend)
 

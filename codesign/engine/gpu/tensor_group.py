@@ -2,8 +2,8 @@
 
 A group of one does nothing. Larger groups add up through memory that the GPUs write into each
 other, within the launch of an int4 map (``kernels.gemm_all_reduce``) or in one of its own
-(``kernels.all_reduce``), or over NCCL where they cannot: between hosts, and on GPUs that the kernels
-were not made for. Both are captured into CUDA graphs. On a CPU it is gloo.
+(``kernels.all_reduce``), or over NCCL where they cannot: between hosts, and on GPUs that the
+kernels were not made for. Both are captured into CUDA graphs. On a CPU it is gloo.
 
 Letters in shapes: T rows, D hidden size, K inputs and v columns of one rank, W ranks.
 """
@@ -98,9 +98,7 @@ class ProcessGroupRank:
         """See ``TensorGroup.add_map``."""
         if self._exchange is None or not isinstance(linear, PackedMap):
             return self.add(linear(x_TK), residual_TD)
-        return linear_all_reduce(
-            x_TK, linear.weight, residual_TD, exchange=self._exchange, ahead=linear.ahead
-        )
+        return linear_all_reduce(x_TK, linear.weight, residual_TD, exchange=self._exchange)
 
     def check(self) -> None:
         """See ``TensorGroup.check``."""

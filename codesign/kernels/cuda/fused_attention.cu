@@ -10,8 +10,8 @@
 // ("tail": the rest of the prefix, the tree, the new rows) lie in shared memory as a whole, and each
 // token gathers its path from there by the row addresses of ldmatrix.
 //
-// Macros: E head size (64, 128), MT tiles of 16 query rows a block, C blocks of a cluster, TAIL rows,
-// STAGES tiles of keys and values in flight, BLOCKS that an SM must have registers for.
+// Macros: E head size (64, 128), GROUP query heads of a key/value head, MT tiles of 16 query rows a block, C blocks of a cluster, TAIL rows,
+// STAGES tiles of keys and values in flight.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -189,19 +189,9 @@ __device__ __forceinline__ int bit_above(const u32* bits, int row, int end) {
   return end;
 }
 
-// A part of the weights that the next launches read, into the second-level cache: attention leaves the
-// memory idle. Blocks without rows have no part in it.
-constexpr int AHEAD_PIECE = 8192;
-__device__ __forceinline__ void fetch_ahead(const unsigned char* ahead, int bytes) {
-  const int block = blockIdx.x + gridDim.x * blockIdx.y, blocks = gridDim.x * gridDim.y;
-  if (blockIdx.z > 0) return;
-  for (int at = block * AHEAD_PIECE; at < bytes; at += blocks * AHEAD_PIECE)
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(ahead + at), "r"(min(bytes - at, AHEAD_PIECE)) : "memory");
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid_constant__ Slabs slabs,
-               const __grid_constant__ Rows rows, u16* out, float scale, const unsigned char* ahead, int ahead_bytes) {
+               const __grid_constant__ Rows rows, u16* out, float scale) {
   extern __shared__ __align__(128) u16 memory[];
   __shared__ int slots[MAX_TOKENS], positions[MAX_TOKENS], prefixes[MAX_TOKENS], places[MAX_TOKENS];
   __shared__ u32 runs[MAX_TOKENS / 32], starts[MAX_TOKENS / 32];
@@ -216,7 +206,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
 
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, wm = warp % MT, wk = warp / MT;
   const int rank = blockIdx.x, head = blockIdx.y;
-  const int group = slabs.heads / slabs.kv_heads, max_tokens = ROWS / group;
+  constexpr int group = GROUP, max_tokens = ROWS / group;
   const int row_elements = (slabs.heads + 2 * slabs.kv_heads) * E;
   cluster_arrive();  // before anything is stored into another block, that block must have started
 
@@ -283,7 +273,6 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
 #pragma unroll
     for (int i = 0; i < STAGES; i++) fetch(rank + i * C, i);
     if (!previous_done) {
-      if (tid == 0) fetch_ahead(ahead, ahead_bytes);
       asm volatile("griddepcontrol.wait;" ::: "memory");
       asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
       previous_done = true;

@@ -57,9 +57,9 @@ typedef Plain Chosen;
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-gemm(const u8* weight, const u16* x, const u16* norm, u16* out, const u16* bias, const u16* residual, const u8* ahead,
-     int ahead_bytes, int rows, int columns, int features, int tiles, int groups, int stages, int part_tiles, float eps) {
-  const Gemm a = {weight, x, norm, ahead, (u32)ahead_bytes, rows, columns, tiles, groups, stages, part_tiles, eps};
+gemm(const u8* weight, const u16* x, const u16* norm, u16* out, const u16* bias, const u16* residual, int rows, int columns,
+     int features, int groups, int stages, int part_tiles, int share, int rest, float eps) {
+  const Gemm a = {weight, x, norm, rows, columns, groups, stages, part_tiles, (u32)share, (u32)rest, eps};
   Chosen epilogue = {out, bias, residual, rows, features};
   gemm_main(a, epilogue);
 }

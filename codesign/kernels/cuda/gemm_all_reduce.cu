@@ -60,9 +60,9 @@ struct AllReduce {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-gemm_all_reduce(const u8* weight, const u16* x, const __grid_constant__ Args e, const u8* ahead, int ahead_bytes, int columns,
-                int tiles, int groups, int stages, int part_tiles) {
-  const Gemm a = {weight, x, nullptr, ahead, (u32)ahead_bytes, e.rows, columns, tiles, groups, stages, part_tiles, 0.f};
+gemm_all_reduce(const u8* weight, const u16* x, const __grid_constant__ Args e, int columns, int groups, int stages,
+                int part_tiles, int share, int rest) {
+  const Gemm a = {weight, x, nullptr, e.rows, columns, groups, stages, part_tiles, (u32)share, (u32)rest, 0.f};
   AllReduce epilogue = {e};
   gemm_main(a, epilogue);
   __syncthreads();  // all have read the counter

@@ -10,9 +10,6 @@
 // sends a tile's sums to the block that owns the tile as soon as it has them, through distributed
 // shared memory, and an mbarrier there counts the bytes. A block with several chunks adds in its own.
 //
-// The producer, when it has asked for all of the block's weights, fetches a part of the weights that a
-// later launch will read into the second-level cache, so that the memory is not idle between launches.
-//
 // The RMSNorm in front of a linear map is fused: W * (h * w_norm), and rsqrt(mean h^2 + eps)
 // multiplied after the product; the sum of squares falls out of loading h.
 //
@@ -88,10 +85,6 @@ __device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
       "l"(from), "r"(bytes), "r"(bar), "l"(policy) : "memory");
-}
-// Into the second-level cache, no further.
-__device__ __forceinline__ void fetch_ahead(const u8* from, u32 bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ u64 evict_first() {
   u64 policy;
@@ -197,12 +190,10 @@ struct Gemm {
   const u8* weight;  // (tiles, groups, RECORD)
   const u16* x;      // (rows, columns) bf16
   const u16* norm;   // (columns,) bf16, or null
-  const u8* ahead;   // what a later launch reads, or null
-  u32 ahead_bytes;
-  int rows, columns, tiles, groups, stages, part_tiles;
+  int rows, columns, groups, stages, part_tiles;
+  u32 share, rest;  // tiles of a cluster; clusters that have one more
   float eps;
 };
-#define AHEAD_PIECE 8192  // bytes of one prefetch
 
 // A finished tile, in one warp. Lane 4 g + t holds v[n] = features row + g (v[n][0], v[n][1]) and
 // row + g + 8 (v[n][2], v[n][3]) of rows of x 8 n + 2 t and 8 n + 2 t + 1.
@@ -367,7 +358,7 @@ __device__ __forceinline__ void multiply_records(const Records& r, const Consume
 
 // Where everything lies in a block's shared memory, and what the block works on.
 struct Plan {
-  int size, rank;                          // blocks of the cluster, this block's place
+  int size, rank, shift;                   // blocks of the cluster, 1 << shift of them; this block's place
   int first_tile, num_tiles, steps;        // tiles of the cluster; steps of a chunk
   int chunks;                              // of this block
   int owned;                               // tiles that this block finishes: rank, rank + size, ...
@@ -381,13 +372,14 @@ struct Plan {
 // Of a cluster, `part` of a block begins with what it receives: (owned, size, NT, 32).
 __device__ __forceinline__ Plan make_plan(const Gemm& a, u8* memory) {
   Plan p;
-  p.size = cluster_size(), p.rank = cluster_rank();
-  const int clusters = gridDim.x / p.size, cluster = blockIdx.x / p.size;
-  p.first_tile = (int)((long long)a.tiles * cluster / clusters);
-  p.num_tiles = (int)((long long)a.tiles * (cluster + 1) / clusters) - p.first_tile;
+  // Every kernel waits for this: shifts, and one division of the host's.
+  p.size = cluster_size(), p.rank = cluster_rank(), p.shift = p.size >> 1;
+  const u32 cluster = blockIdx.x >> p.shift;
+  p.first_tile = cluster * a.share + min(cluster, a.rest);
+  p.num_tiles = a.share + (cluster < a.rest);
   p.steps = (p.num_tiles + TILES - 1) / TILES;
-  p.chunks = ((a.groups + WARPS - 1) / WARPS - p.rank + p.size - 1) / p.size;
-  p.owned = (p.num_tiles - p.rank + p.size - 1) / p.size;
+  p.chunks = ((a.groups + WARPS - 1) / WARPS - p.rank + p.size - 1) >> p.shift;
+  p.owned = (p.num_tiles - p.rank + p.size - 1) >> p.shift;
   p.ring = shared_address(memory);
   p.partial = (float4*)(memory + a.stages * STAGE);
   p.part = p.partial + SLOTS * TILES * WARPS * NT * 32;
@@ -403,20 +395,23 @@ __device__ __forceinline__ float4* received(const Plan& p, int place, int from) 
   return p.part + (place * p.size + from) * NT * 32;
 }
 __device__ __forceinline__ float4* kept(const Plan& p, int index) {
-  const int places = (p.num_tiles + p.size - 1) / p.size;
-  return p.part + ((p.size > 1 ? places * p.size : 0) + index) * NT * 32;
+  const int places = (p.num_tiles + p.size - 1) >> p.shift;
+  return p.part + ((p.size > 1 ? places << p.shift : 0) + index) * NT * 32;
 }
 
-__device__ __forceinline__ void start_barriers(const Gemm& a, const Plan& p) {
-  for (int i = 0; i < a.stages; i++) barrier_init(p.full + 8 * i, 1), barrier_init(p.empty + 8 * i, WARPS);
-  for (int i = 0; i < SLOTS; i++) barrier_init(p.partial_full + 8 * i, WARPS), barrier_init(p.partial_empty + 8 * i, 1);
-  barrier_init(p.norm_ready, 1);
+// By the lanes of one warp.
+__device__ __forceinline__ void start_barriers(const Gemm& a, const Plan& p, int lane) {
+  if (lane < a.stages) barrier_init(p.full + 8 * lane, 1), barrier_init(p.empty + 8 * lane, WARPS);
+  if (lane < SLOTS) barrier_init(p.partial_full + 8 * lane, WARPS), barrier_init(p.partial_empty + 8 * lane, 1);
+  if (lane == 31) barrier_init(p.norm_ready, 1);
   if (p.size > 1)
-    for (int i = 0; i < p.owned; i++) barrier_init(p.arrived + 8 * i, 1);
+    for (int i = lane; i < p.owned; i += 32) barrier_init(p.arrived + 8 * i, 1);
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  if (p.size == 1) return;
-  if (a.norm) barrier_expect(p.norm_ready, p.size * 8 * NT * 4);
-    for (int i = 0; i < p.owned; i++) barrier_expect(p.arrived + 8 * i, p.size * TILE_BYTES);
+  if (p.size > 1) {
+    if (lane == 31 && a.norm) barrier_expect(p.norm_ready, p.size * 8 * NT * 4);
+    for (int i = lane; i < p.owned; i += 32) barrier_expect(p.arrived + 8 * i, p.size * TILE_BYTES);
+  }
+  __syncwarp();
 }
 
 __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
@@ -437,8 +432,6 @@ __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
       if (++slot == a.stages) slot = 0, phase ^= 1;
     }
   }
-  for (u32 at = blockIdx.x * AHEAD_PIECE; at < a.ahead_bytes; at += gridDim.x * AHEAD_PIECE)
-    fetch_ahead(a.ahead + at, min(a.ahead_bytes - at, (u32)AHEAD_PIECE));
 }
 
 // Sum of squares of every row over this block's columns, to every block's `total`.
@@ -593,9 +586,9 @@ __device__ __forceinline__ void reduce(const Gemm& a, const Plan& p, Epilogue& e
           v.x += sums[i][n][0], v.y += sums[i][n][1], v.z += sums[i][n][2], v.w += sums[i][n][3];
           tile.v[n][0] = v.x, tile.v[n][1] = v.y, tile.v[n][2] = v.z, tile.v[n][3] = v.w;
           if (last && p.size > 1) {
-            const int owner = index % p.size;
-            const u32 to = shared_address(received(p, index / p.size, p.rank) + n * 32 + lane);
-            send4(remote_address(to, owner), v, remote_address(p.arrived + 8 * (index / p.size), owner));
+            const int owner = index & (p.size - 1), at = index >> p.shift;
+            const u32 to = shared_address(received(p, at, p.rank) + n * 32 + lane);
+            send4(remote_address(to, owner), v, remote_address(p.arrived + 8 * at, owner));
           } else if (!last || defer) {
             *own = v;
           }
@@ -656,7 +649,7 @@ __device__ __forceinline__ void gemm_main(const Gemm& a, Epilogue& epilogue) {
   extern __shared__ __align__(128) u8 memory[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const Plan p = make_plan(a, memory);
-  if (threadIdx.x == 0) start_barriers(a, p);
+  if (warp == WARPS) start_barriers(a, p, lane);
   __syncthreads();
   if (p.size > 1) cluster_arrive();
   if (warp == WARPS) {

@@ -100,8 +100,8 @@ struct Choices {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 head(const u8* weight, const u16* x, const u16* norm, float* values, int* best_features, float* sums, int rows, int columns,
-     int features, int tiles, int groups, int stages, int part_tiles, float eps) {
-  const Gemm a = {weight, x, norm, nullptr, 0, rows, columns, tiles, groups, stages, part_tiles, eps};
+     int features, int groups, int stages, int part_tiles, int share, int rest, float eps) {
+  const Gemm a = {weight, x, norm, rows, columns, groups, stages, part_tiles, (u32)share, (u32)rest, eps};
   Choices epilogue;
   epilogue.values = values, epilogue.features = best_features, epilogue.sums = sums;
   epilogue.rows = rows, epilogue.num_features = features;
