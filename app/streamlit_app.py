@@ -10,7 +10,6 @@ PREDICTING = ("What if", "Plan")
 def main() -> None:
     # Imported here, because processes that the search starts import this file and need none of it.
     import streamlit as st
-    from sidebar import choose_shared
 
     # A picture of our own: icons of pages are fetched from another host.
     icon = Path(__file__).with_name("icon.png")
@@ -23,7 +22,10 @@ def main() -> None:
         st.Page("app_pages/profiles.py", title="Profiles", icon=":material/speed:"),
     ]
     page = st.navigation(pages, position="top")
+    st.title(page.title)  # there while the page's own imports go on
     if page.title in PREDICTING:
+        from sidebar import choose_shared
+
         st.session_state["shared"] = choose_shared()
     page.run()
 

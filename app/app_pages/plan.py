@@ -193,7 +193,6 @@ def show_files(found: Found) -> None:
             st.caption(f":material/warning: {line}")
 
 
-st.title("Plan")
 try:
     question = ask()
     if question is None:

@@ -145,7 +145,6 @@ def show_floors() -> None:
         st.dataframe(device_table(), hide_index=True, width="stretch")
 
 
-st.title("Profiles")
 st.caption("What is measured, fitted or taken from a data sheet, for which machine and models.")
 for part in (show_coverage, show_floors):
     try:

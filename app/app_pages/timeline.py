@@ -217,7 +217,6 @@ def show_tree(rounds: list[ReplayedRound], chosen: int) -> None:
         st.dataframe(round_table(rounds), hide_index=True, width="stretch")
 
 
-st.title("Timeline")
 st.caption("What target and draft did in each round, simulated and measured, and the draft trees.")
 try:
     show()

@@ -187,7 +187,6 @@ def show_details(validation: Validation, tolerance: float) -> None:
         st.json({k: summary.get(k) for k in ("created", "command", "hardware", "metrics")})
 
 
-st.title("Validate")
 st.caption("What was predicted against what was measured, for any folder of runs.")
 try:
     show()

@@ -6,11 +6,16 @@ import streamlit as st
 from sidebar import LINK
 
 from codesign.config import SLO
-from codesign.dashboard import what_if_charts as charts
 from codesign.dashboard.choices import Machine, all_workers, splits
-from codesign.dashboard.commands import simulate_command
 from codesign.dashboard.policies import families, label_of, sizes_of
-from codesign.dashboard.what_if import Asked, Prediction, known, predict
+from codesign.dashboard.what_if import (
+    FIRST_BATCH,
+    FIRST_FAMILY,
+    Asked,
+    Prediction,
+    known,
+    predict,
+)
 from codesign.dashboard.words import against_plain, hint, scope, tiles, verdict
 from codesign.errors import CodesignError
 from codesign.planner.search_space import BATCH_LIMITS
@@ -20,7 +25,7 @@ def choose_policy() -> str:
     st.subheader("Policy")
     known_families = families()
     names = list(known_families)
-    family = st.selectbox("Kind", names, index=names.index("tree"), key="policy", bind=LINK)
+    family = st.selectbox("Kind", names, index=names.index(FIRST_FAMILY), key="policy", bind=LINK)
     about = known_families[family]
     st.caption(f"{about.summary}. {about.source}".rstrip(" ."))
     sizes = {
@@ -45,7 +50,7 @@ def ask() -> Asked | None:
         policy = choose_policy()
         split = choose_split(shared.machine, policy)
         max_batch = st.select_slider(
-            "Batch limit of a replica", BATCH_LIMITS, 64, key="batch", bind=LINK
+            "Batch limit of a replica", BATCH_LIMITS, FIRST_BATCH, key="batch", bind=LINK
         )
     if shared.traffic is None:
         return None
@@ -66,6 +71,15 @@ def show(prediction: Prediction, slo: SLO, limit: int) -> None:
                 tile.label, tile.value, tile.range, delta_color="off", delta_arrow="off",
                 delta_description=tile.origin, help=tile.explanation, border=True, width=164,
             )  # fmt: skip
+    show_charts(prediction, slo, limit)
+    st.caption(scope(prediction))
+    with st.expander(f"Notes about the trace ({len(prediction.notes)})"):
+        st.markdown("\n".join(f"- {note}" for note in prediction.notes))
+
+
+def show_charts(prediction: Prediction, slo: SLO, limit: int) -> None:
+    from codesign.dashboard import what_if_charts as charts  # slow, and the numbers are there
+
     frames, percent = prediction.frames, slo.percentile
     places = [column for _ in range(3) for column in st.columns(2)]
     shown = (
@@ -85,9 +99,6 @@ def show(prediction: Prediction, slo: SLO, limit: int) -> None:
     for place, (title, chart, alt) in zip(places, shown, strict=True):
         place.markdown(f"**{title}**")
         place.altair_chart(chart, alt=alt)
-    st.caption(scope(prediction))
-    with st.expander(f"Notes about the trace ({len(prediction.notes)})"):
-        st.markdown("\n".join(f"- {note}" for note in prediction.notes))
 
 
 def answer(asked: Asked) -> None:
@@ -125,7 +136,6 @@ def refined(asked: Asked, place: st.delta_generator.DeltaGenerator) -> Predictio
     )
 
 
-st.title("What if")
 try:
     question = ask()
     if question is None:
@@ -133,6 +143,8 @@ try:
         st.code("codesign trace list", language="shell")
     else:
         answer(question)
+        from codesign.dashboard.commands import simulate_command
+
         with st.expander("The same on the command line"):
             st.code(simulate_command(question), language="shell")
 except CodesignError as error:

@@ -42,6 +42,7 @@ _SIZES = {
     "F": Size("width", "Outcomes per position", 1, 4),
     "E": Size("expansions", "Draft forwards per round", 1, 8),
 }
+_MOST_BESIDE = {"KxF": 5}  # longest chain where every outcome has one: all must fit the draft's KV
 _LEVELS = "AxBx.."  # children per node, as many levels as the example has
 
 
@@ -63,9 +64,11 @@ def sizes_of(family: str) -> tuple[Size, ...]:
     found = letters.split("x")
     if not all(letter in _SIZES for letter in found):
         return ()
+    sizes = {letter: _SIZES[letter] for letter in found}
+    if letters in _MOST_BESIDE:
+        sizes["K"] = replace(sizes["K"], high=_MOST_BESIDE[letters])
     return tuple(
-        replace(_SIZES[letter], default=number)
-        for letter, number in zip(found, numbers, strict=True)
+        replace(size, default=number) for size, number in zip(sizes.values(), numbers, strict=True)
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,8 +22,11 @@ from codesign.dashboard.choices import (
     file_time,
     load_machine,
     load_traffic,
+    splits,
+    traces_here,
 )
 from codesign.dashboard.kept import Kept
+from codesign.dashboard.policies import first_label
 from codesign.dashboard.records_frames import Frames, frames_of
 from codesign.planner.halving import typical_stretch
 from codesign.planner.predict import interval_over_seeds, outcome_of, score, time_error
@@ -35,10 +39,12 @@ if TYPE_CHECKING:
 
     from codesign.fit import Fit
     from codesign.planner.predict import Outcome
+    from codesign.records import RunRecords
 
 Progress = Callable[[str, int, int], None]
 
 DEFAULT_MAX_KV_TOKENS = 4096  # where a fit does not say, as on a CPU
+FIRST_FAMILY, FIRST_BATCH, FIRST_SLO = "tree", 64, SLO(ttft=1.0, tpot=0.05)
 NUM_SEEDS = 3
 COARSE, COARSE_PLAYED = 300, 60  # requests; of policies whose every round is played
 MOST = 20_000  # requests of the refined answer
@@ -103,6 +109,16 @@ class Prediction:
 
 
 _answers: Kept[Prediction] = Kept(_KEPT)
+_plains: Kept[ScoredCandidate] = Kept(_KEPT)  # the same for every policy and split
+_coarse = Lock()
+
+
+def first_question() -> Asked:
+    """What the page asks before anything is chosen."""
+    machine, policy = Machine(), first_label(FIRST_FAMILY)
+    split = splits(machine, policy, all_workers(machine))[0]
+    traffic, serving = Traffic(traces_here()[0]), Serving(preemption=True)
+    return Asked(traffic, machine, policy, split, FIRST_BATCH, FIRST_SLO, serving)
 
 
 def known(asked: Asked, *, is_coarse: bool) -> Prediction | None:
@@ -132,7 +148,10 @@ def predict(asked: Asked, *, is_coarse: bool, progress: Progress | None = None) 
         InputError: If something chosen does not exist, or a request can never run.
     """
     key = _key(asked, is_coarse)
-    return _answers.get(key) or _answers.put(key, _predict(asked, is_coarse, progress))
+    if not is_coarse:
+        return _answers.get(key) or _answers.put(key, _predict(asked, is_coarse, progress))
+    with _coarse:  # a visitor may come while the first answer is made: make it once
+        return _answers.get(key) or _answers.put(key, _predict(asked, is_coarse, progress))
 
 
 def _predict(asked: Asked, is_coarse: bool, progress: Progress | None) -> Prediction:
@@ -141,17 +160,21 @@ def _predict(asked: Asked, is_coarse: bool, progress: Progress | None) -> Predic
     serving = serving_for(asked.machine, asked.serving)
     requests = _stretch(trace.requests, _size(candidate, is_coarse=is_coarse))
     job = _Job(requests, fit, asked.slo, serving)
-    others = _plain_candidates(asked, fit, candidate)
-    total = len(requests) * (_num_seeds(candidate) + len(others))
-    report = _Steps(progress, total)
-    simulated = [job.run(candidate, seed, report) for seed in range(_num_seeds(candidate))]
-    plain = [job.run(other, 0, report)[0] for other in others]
-    outcomes = [outcome for outcome, _ in simulated]
-    scored = score(candidate, outcomes, fit, asked.slo)
+    other = _plain_candidate(asked, fit, candidate)
+    plain_key = other, len(requests), _key(replace(asked, policy="", split=""), is_coarse)
+    plain = None if other is None else _plains.get(plain_key)
+    num_seeds = _num_seeds(candidate)
+    is_new = other is not None and plain is None
+    report = _Steps(progress, len(requests) * (num_seeds + is_new))
+    simulated = [job.run(candidate, seed, report) for seed in range(num_seeds)]
+    if other is not None and plain is None:
+        outcome = outcome_of(job.records(other, 0, report), other, fit, slo=asked.slo, seed=0)
+        plain = _plains.put(plain_key, score(other, [outcome], fit, asked.slo))
+    scored = score(candidate, [outcome for outcome, _ in simulated], fit, asked.slo)
     error = time_error(fit, candidate, scored.spans)
     return Prediction(
         scored=scored,
-        plain=score(others[0], plain, fit, asked.slo) if others else None,
+        plain=plain,
         busy=_busy([frames.busy for _, frames in simulated], error),
         load=_load(candidate, job, error),
         frames=Frames.over_seeds([frames for _, frames in simulated], error),
@@ -177,7 +200,13 @@ class _Job:
     serving: Serving
 
     def run(self, candidate: Candidate, seed: int, report: _Steps) -> tuple[Outcome, Frames]:
-        records = simulate(
+        records = self.records(candidate, seed, report)
+        cost = self.fit.costs[candidate.deployment.unit.label]
+        outcome = outcome_of(records, candidate, self.fit, slo=self.slo, seed=seed)
+        return outcome, frames_of(records, candidate.deployment, cost)
+
+    def records(self, candidate: Candidate, seed: int, report: _Steps) -> RunRecords:
+        return simulate(
             self.requests,
             candidate,
             self.fit,
@@ -186,9 +215,6 @@ class _Job:
             seed=seed,
             progress=report.of_one(len(self.requests)),
         )
-        cost = self.fit.costs[candidate.deployment.unit.label]
-        outcome = outcome_of(records, candidate, self.fit, slo=self.slo, seed=seed)
-        return outcome, frames_of(records, candidate.deployment, cost)
 
 
 class _Steps:
@@ -233,11 +259,11 @@ def _stretch(requests: pd.DataFrame, size: int) -> pd.DataFrame:
     return part.assign(arrival=part["arrival"] - part["arrival"].iloc[0])
 
 
-def _plain_candidates(asked: Asked, fit: Fit, candidate: Candidate) -> list[Candidate]:
-    """Plain decoding on all workers as one group, if there is such a deployment; a list of one."""
+def _plain_candidate(asked: Asked, fit: Fit, candidate: Candidate) -> Candidate | None:
+    """Plain decoding on all workers as one group, if there is such a deployment and it is other."""
     whole = Deployment(all_workers(asked.machine))
     plain = Candidate(whole, parse_policy("plain"), candidate.max_batch)
-    return [plain] if whole.label in fit.costs and plain != candidate else []
+    return plain if whole.label in fit.costs and plain != candidate else None
 
 
 def _busy(shares: list[dict[str, float]], error: float) -> dict[str, Interval]:

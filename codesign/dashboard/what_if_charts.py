@@ -1,5 +1,8 @@
 """Charts of one prediction. Lines differ in dash as well as in colour, bars carry their numbers.
 
+Channels are written out (``alt.X2("high:Q")``, not ``x2="high:Q"``): Altair looks every text up in
+its whole schema, which would take longer than all the rest of a chart.
+
 Needs altair, which comes with Streamlit. Must not import streamlit or torch.
 """
 
@@ -63,10 +66,10 @@ def latency_chart(latency: pd.DataFrame, figure: str, limit: float | None, perce
     )
     scale = alt.Scale(type="log", nice=False)
     band = base.mark_area(opacity=0.25, orient="horizontal").encode(
-        x=alt.X("low:Q", scale=scale, title=title, axis=alt.Axis(tickCount=6)), x2="high:Q"
+        x=alt.X("low:Q", scale=scale, title=title, axis=alt.Axis(tickCount=6)), x2=alt.X2("high:Q")
     )
     line = base.mark_line(strokeWidth=2, orient="horizontal").encode(
-        x=alt.X("ms:Q", scale=scale), order="share:Q"
+        x=alt.X("ms:Q", scale=scale), order=alt.Order("share:Q")
     )
     layers = [band, line]
     if limit is not None:
@@ -76,12 +79,12 @@ def latency_chart(latency: pd.DataFrame, figure: str, limit: float | None, perce
 
 def _limit_layers(limit: float, share: float) -> list[Any]:
     at = alt.Chart(pd.DataFrame({"ms": [limit], "share": [share], "text": [f"SLO {limit:g} ms"]}))
-    rule = at.mark_rule(color=_LIMIT, strokeDash=[5, 3], strokeWidth=1.5).encode(x="ms:Q")
+    rule = at.mark_rule(color=_LIMIT, strokeDash=[5, 3], strokeWidth=1.5).encode(x=alt.X("ms:Q"))
     point = at.mark_point(color=_LIMIT, shape="cross", size=70, filled=True).encode(
-        x="ms:Q", y="share:Q"
+        x=alt.X("ms:Q"), y=alt.Y("share:Q")
     )
     text = at.mark_text(color=_LIMIT, align="right", dx=-5, baseline="bottom", dy=2).encode(
-        x="ms:Q", y=alt.datum(0.02), text="text:N"
+        x=alt.X("ms:Q"), y=alt.YDatum(0.02), text=alt.Text("text:N")
     )
     return [rule, point, text]
 
@@ -98,11 +101,11 @@ def running_chart(over_time: pd.DataFrame, max_batch: int) -> Any:
     layers = [band, line]
     if column(rows, "high").max(initial=0.0) > 0.6 * max_batch:
         table = pd.DataFrame({"limit": [max_batch], "text": [f"batch limit {max_batch}"]})
-        at = alt.Chart(table).encode(y="limit:Q")
+        at = alt.Chart(table).encode(y=alt.Y("limit:Q"))
         layers.append(at.mark_rule(color=_GREY, strokeDash=[5, 3]))
         layers.append(
             at.mark_text(color=_GREY, align="left", baseline="bottom", dx=4).encode(
-                x=alt.value(0), text="text:N"
+                x=alt.XValue(0), text=alt.Text("text:N")
             )
         )
     return alt.layer(*layers).properties(height=_HEIGHT)
@@ -154,8 +157,12 @@ def spans_chart(spans: pd.DataFrame) -> Any:
             scale=alt.Scale(domain=list(_COLOURS), range=list(_COLOURS.values())),
         ),
     )
-    ranges = base.mark_rule(strokeWidth=1.5, color=_GREY).encode(x="low:Q", x2="high:Q")
-    text = base.mark_text(align="left", dx=6, color=_GREY).encode(x="high:Q", text="text:N")
+    ranges = base.mark_rule(strokeWidth=1.5, color=_GREY).encode(
+        x=alt.X("low:Q"), x2=alt.X2("high:Q")
+    )
+    text = base.mark_text(align="left", dx=6, color=_GREY).encode(
+        x=alt.X("high:Q"), text=alt.Text("text:N")
+    )
     return alt.layer(bars, ranges, text).properties(height=max(46 * len(table), 90))
 
 
@@ -167,8 +174,8 @@ def _band_and_line(rows: pd.DataFrame, title: str) -> tuple[Any, Any]:
             alt.Tooltip("value:Q", format=".3~g", title=title),
         ],
     )
-    band = base.mark_area(opacity=0.25).encode(y=alt.Y("low:Q", title=title), y2="high:Q")
-    return band, base.mark_line(strokeWidth=1.8).encode(y="value:Q")
+    band = base.mark_area(opacity=0.25).encode(y=alt.Y("low:Q", title=title), y2=alt.Y2("high:Q"))
+    return band, base.mark_line(strokeWidth=1.8).encode(y=alt.Y("value:Q"))
 
 
 def _named_lines(

@@ -13,6 +13,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from codesign.cli.dashboard import app_script
+from codesign.dashboard import what_if
+from codesign.errors import InputError
 
 PAGES = ("what_if", "plan", "timeline", "validate", "profiles")
 
@@ -53,6 +55,18 @@ def test_what_if_answers_when_it_opens_and_a_faster_stream_waits_longer():
     page.slider(key="rate").set_value(40.0).run()
     assert number(page, "TTFT p90") > before
     assert number(page, "Load") > 60
+
+
+def test_the_view_that_is_answered_beforehand_is_the_first_one(monkeypatch):
+    asked = []
+
+    def refuse(question, **options):
+        asked.append(question)
+        raise InputError("enough")
+
+    monkeypatch.setattr(what_if, "predict", refuse)
+    assert open_page("what_if").error[0].value == "enough"
+    assert asked == [what_if.first_question()]
 
 
 def test_a_link_opens_what_it_names():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 
 import numpy as np
@@ -24,9 +25,10 @@ from codesign.dashboard.choices import (
 )
 from codesign.dashboard.commands import simulate_command
 from codesign.dashboard.kept import Kept
-from codesign.dashboard.policies import families, label_of, sizes_of
+from codesign.dashboard.policies import families, first_label, label_of, sizes_of
 from codesign.dashboard.records_frames import BOTH, frames_of
-from codesign.dashboard.what_if import COARSE, Asked, known, predict
+from codesign.dashboard.warm_up import warm_up
+from codesign.dashboard.what_if import COARSE, Asked, first_question, known, predict
 from codesign.dashboard.words import against_plain, hint, scope, tiles, verdict
 from codesign.errors import InputError
 from codesign.policy.speculation import parse_policy
@@ -80,9 +82,11 @@ def test_fits_of_the_folder_come_before_the_shipped_one(tmp_path):
 
 
 @pytest.mark.parametrize("name", families())
-def test_the_sizes_of_every_family_make_a_label_of_it(name):
-    label = label_of(name, {size.key: size.default for size in sizes_of(name)})
-    assert parse_policy(label).family == name
+def test_every_family_has_sliders_that_start_at_its_example(name):
+    assert parse_policy(first_label(name)) == families()[name].spec
+    largest = label_of(name, {size.key: size.high for size in sizes_of(name)})
+    assert parse_policy(largest).family == name
+    assert bool(sizes_of(name)) == (name != "plain")
 
 
 def test_a_policy_with_a_draft_apart_gets_splits_and_others_get_groups():
@@ -121,6 +125,19 @@ def test_an_answer_is_remembered_and_a_stopped_one_is_not():
     assert known(asked, is_coarse=True) is None
 
 
+def test_plain_decoding_is_simulated_once_for_all_policies_and_splits():
+    told = []
+    for policy, split in (("chain-2", "8"), ("async-tree-8x4x2", "6+2")):
+        asked = replace(ASKED, max_batch=19, policy=policy, split=split)
+        plain = predict(
+            asked, is_coarse=False, progress=lambda stage, done, total: told.append(total)
+        ).plain
+        assert plain is not None
+    assert set(told) == {4 * 120, 3 * 120}
+    other = replace(asked, slo=SLO(ttft=0.1, tpot=0.01))
+    assert predict(other, is_coarse=False).plain is not plain
+
+
 def test_progress_counts_requests_of_all_simulations():
     told = []
     predict(
@@ -140,6 +157,16 @@ def test_more_requests_wait_longer_and_better_drafts_answer_faster():
     ]
     assert value(luckier[1], "tpot_mean") < value(luckier[0], "tpot_mean")
     assert value(luckier[1], "acceptance_length") > value(luckier[0], "acceptance_length")
+
+
+def test_the_first_view_is_answered_before_anybody_asks():
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        server.listen()
+        warm_up("localhost", server.getsockname()[1])
+    answer = known(first_question(), is_coarse=True)
+    assert answer is not None
+    assert answer.num_requests == COARSE
 
 
 def test_every_tile_has_a_range_around_its_value_and_an_origin():
