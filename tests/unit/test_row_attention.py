@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from dataclasses import replace
 
 import pytest
 import torch
@@ -147,3 +148,73 @@ def test_the_kernels_that_write_slabs_agree(slabs, kernels):
         results.append((q, keys, values))
     for ours, theirs in zip(results[1], results[0], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+PAGE = 16
+PAGES_OF = TOKENS // PAGE
+
+
+@pytest.fixture
+def paged(slabs):
+    """The slabs' rows in pages that lie anywhere, their tables, and a page that is nobody's."""
+    order = torch.randperm(2 * PAGES_OF, generator=torch.Generator().manual_seed(3))
+    tables = order.view(2, PAGES_OF).to(torch.int32)
+    pages = []
+    for slab in slabs:
+        whole = slab.unflatten(3, (PAGES_OF, PAGE)).transpose(2, 3).flatten(1, 2)
+        pool = torch.full((3, 2 * PAGES_OF + 1, GROUPS, PAGE, HEAD_DIM), torch.nan)
+        pool[:, order] = whole
+        pages.append(pool)
+    return *pages, tables
+
+
+def gathered(pool: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
+    """Slabs from their pages."""
+    return pool[:, tables.long()].transpose(2, 3).flatten(3, 4)
+
+
+def test_rows_in_pages_give_the_bits_of_rows_in_slabs(slabs, paged):
+    keys, values, tables = paged
+    seen, q = seen_rows(*TREE), queries(4)
+    whole = ops.row_attention(q, slabs[0][0], slabs[1][0], seen, None)
+    assert torch.equal(
+        ops.row_attention(q, keys[0], values[0], replace(seen, tables_SK=tables), None), whole
+    )
+
+
+def written(op, move, slabs, tables=None):
+    """Queries and slabs after new rows were written and others moved, as one tensor each."""
+    generator = torch.Generator().manual_seed(2)
+    qkv = torch.randn(5, (HEADS + 2 * GROUPS) * HEAD_DIM, generator=generator)
+    angles = torch.randn(5, HEAD_DIM // 2, generator=generator)
+    places = (torch.tensor([0, 1, 1, 0, 1]).int(), torch.tensor([7, 0, 3, 399, 4]).int())
+    keys, values = (slab.clone() for slab in slabs)
+    q = op(
+        qkv, angles.cos(), angles.sin(), keys[1], values[1], *places, heads=HEADS, tables_SK=tables
+    )
+    moves = torch.tensor([(0, 20 + 2 * i, 10 + i) for i in range(40)], dtype=torch.int32)
+    move(keys, values, moves, torch.tensor([37], dtype=torch.int32), tables)
+    return q, keys, values
+
+
+def test_pages_are_written_as_slabs_are(slabs, paged):
+    *pools, tables = paged
+    q, *whole = written(ops.rotate_and_append, ops.move_rows, slabs)
+    paged_q, *pools = written(ops.rotate_and_append, ops.move_rows, pools, tables)
+    assert torch.equal(paged_q, q)
+    for pool, slab in zip(pools, whole, strict=True):
+        assert torch.equal(gathered(pool, tables), slab)
+        assert pool[:, -1].isnan().all()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_kernels_find_rows_in_pages(slabs, paged, kernels):
+    *pools, tables = paged
+    seen, q = seen_rows(*TREE), queries(4)
+    scratch = ops.Scratch.make(4, HEADS, HEAD_DIM, TOKENS, torch.device("cpu"))
+    whole = kernels.attend(q, slabs[0][0], slabs[1][0], seen, scratch)
+    in_pages = replace(seen, tables_SK=tables)
+    assert torch.equal(kernels.attend(q, pools[0][0], pools[1][0], in_pages, scratch), whole)
+    ours = written(kernels.rotate_and_append, kernels.move_rows, pools, tables)
+    theirs = written(ops.rotate_and_append, ops.move_rows, pools, tables)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6, equal_nan=True)

@@ -65,8 +65,8 @@ class _Held:
     """What a request holds: its slot, its pages, and its blocks, of which the first are shared."""
 
     slot: int
-    blocks: Sequence[int]
     num_shared: int
+    blocks: list[int] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
 
 
@@ -133,18 +133,27 @@ class PageTable:
             raise CapacityError(f"all {len(self._held)} slabs are in use")
         blocks = blocks if self._paging else ()
         num_shared = self._num_known(blocks)
-        held = _Held(self._free_slots.pop(), blocks, num_shared)
-        self._held[request_id] = held
+        held = self._held[request_id] = _Held(self._free_slots.pop(), num_shared)
         for block in blocks[:num_shared]:
             self._idle.pop(block, None)
             self._users[block] += 1
+            held.blocks.append(block)
             self._append(held, self._block_pages[block])
-        for number, block in enumerate(blocks[num_shared:], num_shared + 1):
-            self.grow(request_id, number * PREFIX_BLOCK)
-            size = self._block_size
-            self._block_pages[block] = tuple(held.pages[(number - 1) * size : number * size])
-            self._users[block] = 1
+        try:
+            for block in blocks[num_shared:]:
+                self._add_block(request_id, block)
+        except CapacityError:
+            self.free(request_id, num_shared * PREFIX_BLOCK)
+            raise
         return num_shared * PREFIX_BLOCK
+
+    def _add_block(self, request_id: int, block: int) -> None:
+        held, size = self._held[request_id], self._block_size
+        start = len(held.blocks) * size
+        self.grow(request_id, (len(held.blocks) + 1) * PREFIX_BLOCK)
+        self._block_pages[block] = tuple(held.pages[start : start + size])
+        self._users[block] = 1
+        held.blocks.append(block)
 
     @property
     def _block_size(self) -> int:
@@ -168,9 +177,8 @@ class PageTable:
         if self._paging is None:
             return
         held = self._held[request_id]
-        missing = self._paging.pages_of(num_rows) - len(held.pages)
-        if missing > 0:
-            self._append(held, [self._free_page() for _ in range(missing)])
+        for _ in range(self._paging.pages_of(num_rows) - len(held.pages)):
+            self._append(held, (self._free_page(),))
 
     def _free_page(self) -> int:
         while not self._free:
