@@ -11,7 +11,6 @@ from codesign.errors import HardwareError, UsageError
 
 HOST = "localhost"  # pages read files that a visitor names: nobody else may visit
 DEFAULT_PORT = 8501
-_SWITCH = 0.0005  # seconds of Python between two answers to browsers while a simulation runs
 
 _EXAMPLES = """\
 examples:
@@ -39,9 +38,9 @@ def add_parser(subparsers: Any) -> None:
 
 def serve(args: argparse.Namespace) -> NoReturn:
     """Become the server."""
+    import os
     import sys
     from importlib.util import find_spec
-    from threading import Thread
 
     if find_spec("streamlit") is None:
         raise HardwareError(
@@ -49,26 +48,11 @@ def serve(args: argparse.Namespace) -> NoReturn:
             "pip install 'codesign[app]'"
         )
     check_port(args.port)
-    script = app_script()
+    script = app_script().with_name("serve.py")
     say(f"dashboard: http://{HOST}:{args.port} until Ctrl-C")
     sys.stdout.flush()
-
-    from streamlit.web import cli
-
-    from codesign.dashboard.warm_up import warm_up
-
-    options = {
-        "server.address": HOST,
-        "server.port": args.port,
-        "server.headless": str(args.no_browser).lower(),
-    }
-    sys.argv = ["streamlit", "run", str(script)]
-    sys.argv += [f"--{name}={value}" for name, value in options.items()]
-    sys.setswitchinterval(_SWITCH)
-    # Not in a process of its own: what it has imported and worked out is for the pages.
-    Thread(target=warm_up, args=(HOST, args.port), daemon=True).start()
-    cli.main()
-    raise AssertionError("Streamlit's command line exits by itself")
+    words = [HOST, str(args.port), str(args.no_browser).lower()]
+    os.execv(sys.executable, [sys.executable, str(script), *words])
 
 
 def check_port(port: int) -> None:
