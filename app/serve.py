@@ -1,4 +1,4 @@
-"""The server of the dashboard: ``python serve.py HOST PORT HEADLESS``, for ``codesign dashboard``."""
+"""The server of the dashboard: ``python serve.py HOST PORT HEADLESS``."""
 
 from __future__ import annotations
 
