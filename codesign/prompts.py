@@ -2,7 +2,8 @@
 
 A trace says how long a request is, not what it says. Each request gets a prompt of its category;
 what is missing to the trace's length is filled with other prompts of the pool, put in front of
-the question inside the user's turn as earlier material. Planner and engine bind with the same
+the question inside the user's turn as earlier material. Where the trace has prefix blocks, that
+material begins with theirs (codesign/prompt_blocks.py). Planner and engine bind with the same
 function and the same seed, so they serve the same token ids.
 
 Half of each category is for recording acceptance (``profile``), half for replay (``run``): a
@@ -23,7 +24,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codesign.errors import InputError
+from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.policy.options import AS_THE_RUN, RequestOptions
+from codesign.prompt_blocks import BlockText
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,12 +108,13 @@ def bind_prompts(
 ) -> list[BoundRequest]:
     """Give every request of a trace real token ids.
 
-    A request for fewer tokens than its prompt has keeps the whole prompt; ``binding_note``
-    says how many did.
+    A request for fewer tokens than its prompt has keeps the whole prompt, as does one that has less
+    than its prompt behind its last whole block; ``binding_note`` says how many did.
 
     Args:
         trace_requests: (R,) rows with arrival (s), prompt_tokens, output_tokens, category; the
-            category "" takes a prompt of any category. ``speculates`` if a request may opt out.
+            category "" takes a prompt of any category. ``speculates`` if a request may opt out,
+            ``hash_ids`` if prompts have common blocks.
         prompts: The pool, usually ``load_prompts("run")``.
         encode_chat: See ``EncodeChat``; called once or twice for each prompt of the pool.
         seed: Of the choice of prompts. Request r gets the same prompt whatever comes after it.
@@ -129,6 +133,8 @@ def bind_prompts(
         by_category.setdefault(prompt.category, []).append(index)
     generator = np.random.default_rng(seed)
     columns = ("arrival", "prompt_tokens", "output_tokens", "category")
+    blocks = trace_requests["hash_ids"].tolist() if "hash_ids" in trace_requests else None
+    text = _block_text(pool)
     wants = trace_requests["speculates"].tolist() if "speculates" in trace_requests else None
     bound = []
     for row, (arrival, wanted, output, category) in enumerate(
@@ -142,7 +148,13 @@ def bind_prompts(
             )
         chosen = choices[int(generator.integers(len(choices)))]
         first_filler = int(generator.integers(len(pool)))
-        ids = _lengthen(pool, chosen=chosen, first_filler=first_filler, num_tokens=int(wanted))
+        ids = _lengthen(
+            pool,
+            chosen=chosen,
+            first_filler=first_filler,
+            num_tokens=int(wanted),
+            start=text.behind_head(blocks[row][: int(wanted) // PREFIX_BLOCK]) if blocks else (),
+        )
         category = prompts[chosen].category
         options = AS_THE_RUN if wants is None or wants[row] else NO_SPECULATION
         bound.append(BoundRequest(row, float(arrival), category, ids, int(output), options=options))
@@ -225,12 +237,25 @@ def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
+def _block_text(pool: Sequence[_EncodedPrompt]) -> BlockText:
+    head = pool[0].ids[: pool[0].num_head] if pool else ()
+    return BlockText(head, [token for prompt in pool for token in prompt.filler])
+
+
 def _lengthen(
-    pool: Sequence[_EncodedPrompt], *, chosen: int, first_filler: int, num_tokens: int
+    pool: Sequence[_EncodedPrompt],
+    *,
+    chosen: int,
+    first_filler: int,
+    num_tokens: int,
+    start: tuple[int, ...] = (),
 ) -> tuple[int, ...]:
-    """Return the chosen prompt with earlier material in front, ``num_tokens`` long if it can."""
+    """Return the chosen prompt with earlier material in front, ``num_tokens`` long if it can.
+
+    The user's turn begins with ``start``, which is never cut.
+    """
     prompt = pool[chosen]
-    missing = num_tokens - len(prompt.ids)
+    missing = num_tokens - len(prompt.ids) - len(start)
     material: list[int] = []
     index = first_filler
     while len(material) < missing:
@@ -240,7 +265,7 @@ def _lengthen(
         index += 1
     # Cut at the beginning, so that the question follows a whole text and a blank line.
     kept = material[len(material) - max(missing, 0) :]
-    return (*prompt.ids[: prompt.num_head], *kept, *prompt.ids[prompt.num_head :])
+    return (*prompt.ids[: prompt.num_head], *start, *kept, *prompt.ids[prompt.num_head :])
 
 
 def _check_positions(bound: Sequence[BoundRequest], *, max_positions: int | None) -> None:

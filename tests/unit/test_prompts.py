@@ -8,6 +8,7 @@ from collections import Counter
 import pandas as pd
 import pytest
 
+from codesign.engine.blocks import block_ids
 from codesign.errors import InputError
 from codesign.models.tokenizer import Tokenizer
 from codesign.prompts import (
@@ -160,3 +161,29 @@ def test_binding_with_the_default_targets_template_is_exact_and_reads_as_one_tur
         own = len(tokenizer.chat([{"role": "user", "content": turns[2][5:-11]}]))
         assert request.prompt_tokens == wanted or (own == request.prompt_tokens > wanted)
     assert sum(r.prompt_tokens == w for r, w in zip(bound, trace["prompt_tokens"], strict=True)) > 4
+
+
+def test_requests_with_the_same_blocks_begin_with_the_same_tokens_and_no_others_do():
+    """As the simulator counts them: whole blocks of 512 tokens, by their ids."""
+    blocks = [[7, 8, 9], [7, 8, 10], [7], [8, 7], [7, 8, 9], []]
+    lengths = [1300, 1536, 700, 1100, 1024, 300]
+    trace = make_trace(*[(0.0, length, 5, "") for length in lengths]).assign(hash_ids=blocks)
+    bound = bind_prompts(trace, POOL, encode_words, seed=2)
+    names = [block_ids(request.prompt_ids) for request in bound]
+    for request, length, ids in zip(bound, lengths, blocks, strict=True):
+        assert request.prompt_ids[:3] == tuple(HEAD)
+        longest = max(len(encode_words(prompt.text)) for prompt in POOL)
+        assert length <= request.prompt_tokens <= max(length, 512 * (length // 512) + longest)
+        assert request.prompt_ids[-2:] == tuple(TAIL), "the question ends the prompt"
+        assert len(ids) * 512 > length - 512
+    for one in range(6):
+        for other in range(6):
+            shared = 0
+            while (
+                shared < min(lengths[one], lengths[other]) // 512
+                and blocks[one][shared] == blocks[other][shared]
+            ):
+                shared += 1
+            same = sum(a == b for a, b in zip(names[one], names[other], strict=False))
+            whole = min(lengths[one], lengths[other]) // 512
+            assert min(same, whole) == shared
