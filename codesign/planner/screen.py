@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Progress = Callable[[str, int, int], None]
 
+_TREES = ((2, 1, 1), (3, 1, 2), (4, 1, 3), (8, 2, 4), (16, 2, 6), (16, 2, 8))  # rows x width x E
 _FULL = 0.98  # load at which the queue's wait is capped
 _TPOT_SPREAD = 0.12  # of ln TPOT between requests: smooths the share that meets a target
 _TTFT_SPREAD = 0.5
@@ -108,16 +109,35 @@ def behaviours_of(
     A policy whose length follows predicted goodput is at least as good as the best fixed length at
     each batch size, no drafting included.
     """
+    shapes = {spec: _shapes_of(spec) for spec in specs if spec.kind == "batch-tree"}
     alone = [spec for spec in specs if not is_batch_coupled(spec)]
-    observed = observe_all(alone, fit, shares)
-    return {
-        spec: (observed[spec],)
-        if spec in observed
-        else tuple(
-            chain_behaviour(length, fit.acceptance, shares) for length in range(spec.max_depth + 1)
-        )
-        for spec in specs
-    }
+    observed = observe_all(
+        list(dict.fromkeys([*alone, *(s for each in shapes.values() for s in each)])), fit, shares
+    )
+    found: dict[SpeculationSpec, tuple[Behaviour, ...]] = {}
+    for spec in specs:
+        if spec in shapes:
+            found[spec] = tuple(observed[shape] for shape in shapes[spec])
+        elif spec in observed:
+            found[spec] = (observed[spec],)
+        else:
+            lengths = range(spec.max_depth + 1)
+            found[spec] = tuple(chain_behaviour(n, fit.acceptance, shares) for n in lengths)
+    return found
+
+
+def _shapes_of(spec: SpeculationSpec) -> list[SpeculationSpec]:
+    """Trees of one shape that stand for one that adapts, no draft included."""
+    return [
+        SpeculationSpec(),
+        *[
+            SpeculationSpec(
+                kind="tree", is_async=spec.is_async, rows=rows, width=width, expansions=expansions
+            )
+            for rows, width, expansions in _TREES
+            if rows <= spec.rows and width <= spec.width and expansions <= spec.expansions
+        ],
+    ]
 
 
 def is_batch_coupled(spec: SpeculationSpec) -> bool:

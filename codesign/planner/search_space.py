@@ -28,6 +28,7 @@ TREE_ROWS = (4, 8, 16)
 TREE_WIDTHS = (1, 2, 4)
 TREE_EXPANSIONS = (1, 2, 3, 4)
 ADAPTIVE_LENGTH = 5  # of threshold and specserve
+BATCH_TREE = (16, 2, 8)  # most rows, leaves and forwards
 BATCH_LIMITS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 MAX_PLAYED_TOKENS = 200_000  # output tokens of a trace up to which slow policies are searched, too
@@ -53,6 +54,13 @@ def default_policies() -> list[SpeculationSpec]:
     specs += [
         SpeculationSpec(kind="threshold", max_depth=ADAPTIVE_LENGTH),
         SpeculationSpec(kind="specserve", max_depth=ADAPTIVE_LENGTH),
+    ]
+    rows, width, expansions = BATCH_TREE
+    specs += [
+        SpeculationSpec(
+            kind="batch-tree", is_async=is_async, rows=rows, width=width, expansions=expansions
+        )
+        for is_async in (False, True)
     ]
     shapes = list(product(TREE_ROWS, TREE_WIDTHS, TREE_EXPANSIONS))
     specs += [

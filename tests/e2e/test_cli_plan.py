@@ -50,7 +50,8 @@ def test_plan_writes_a_plan_and_the_prepared_trace_and_prints_one_json_object(pl
     assert len(saved.requests()) == saved.num_requests == 8
     assert saved.slo.tpot == 0.1
     assert {scored.candidate.family for scored in saved.scored} == {
-        "plain", "chain", "threshold", "specserve", "tree", "async-tree"
+        "plain", "chain", "threshold", "specserve", "tree", "async-tree",
+        "batch-tree", "async-batch-tree",
     }  # fmt: skip
     assert payload["num_feasible"] >= 1
     assert not list((tmp_path / "plans").glob("*.jsonl"))

@@ -24,7 +24,10 @@ from codesign.policy.speculation import parse_policy
 from codesign.sim import simulate
 
 SERVING = Serving(max_kv_tokens=4096)
-FAMILIES = {"plain", "chain", "threshold", "specserve", "tree", "async-tree"}
+FAMILIES = {"plain", "chain", "threshold", "specserve", "tree", "batch-tree"} | {
+    "async-tree",
+    "async-batch-tree",
+}
 
 
 def trace(num=8, *, gap=1.5, seed=1) -> pd.DataFrame:

@@ -29,7 +29,8 @@ def requests(prompt=100, output=50, num=3) -> pd.DataFrame:
 
 def test_every_family_is_tried_and_every_candidate_uses_all_workers():
     space = search_space(costs("2", "1+1"), workers=2, max_batch=8)
-    families = {"plain", "chain", "threshold", "specserve", "tree", "async-tree"}
+    families = {"plain", "chain", "threshold", "specserve", "tree", "batch-tree"}
+    families |= {"async-tree", "async-batch-tree"}
     assert {c.family for c in space.candidates} == families
     assert {c.deployment.num_workers for c in space.candidates} == {2}
     assert len({c.label for c in space.candidates}) == len(space.candidates)
