@@ -88,7 +88,7 @@ class Bench:
 
     @cache  # noqa: B019  # one Bench per process
     def requests(self, segment: Segment) -> pd.DataFrame:
-        """Ten minutes of a trace with a category for each request."""
+        """The requests of a segment with a category for each request."""
         return segment.load(self.traces, seed=SEED)
 
     def run(
@@ -127,7 +127,7 @@ def traces(bench: Bench, machine: Machine) -> None:
     bursty = machine.cut(bench.requests(SEGMENTS["code"]))
     for policy in POLICIES:  # those that do not look at the target are judged by their one run
         if parse_policy(policy).kind in ("specserve", "adaserve", "batch-tree"):
-            for scale in SCALES:
+            for scale in (s for s in SCALES if s != 1.0):
                 key = f"slo/{machine.name}/code/{policy}/{scale}"
                 bench.store.get(
                     key,

@@ -1,0 +1,158 @@
+"""The small pair on this CPU: the same comparison, measured, beside what the simulator predicts.
+
+Twelve requests of six kinds, four at a time, greedy. Every policy must emit plain decoding's
+tokens. Step times are those of the fit that ships with the package, or of --fit; they steer the
+policies, so that a fit of this machine is better (codesign profile, codesign fit).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from policy_cases import CATEGORIES, figures_of
+
+from codesign.config import SLO, Serving, parse_deployment
+from codesign.engine import DraftSource, PolicySetup, run_candidate
+from codesign.engine.model import Decoder, load_decoder
+from codesign.fit import Fit
+from codesign.fit.shipped import DEFAULT_FIT, machine_of
+from codesign.models import DEFAULT_TARGET, draft_dir, resolve_model
+from codesign.models.tokenizer import Tokenizer
+from codesign.plan import Candidate
+from codesign.policy.speculation import parse_policy
+from codesign.prompts import BoundRequest, bind_prompts, encode_user_turn, load_prompts
+from codesign.sim import simulate
+
+WAYS = (
+    "plain on 2",
+    "chain-1 on 2",
+    "chain-3 on 2",
+    "chain-5 on 2",
+    "threshold-8@0.4 on 2",
+    "specserve-8 on 2",
+    "tree-8x4x4 on 2",
+    "batch-tree-16x2x8 on 2",
+    "async-tree-8x4x4 on 1+1",
+    "async-batch-tree-16x2x8 on 1+1",
+)
+REQUESTS, BATCH, OUTPUT, SEED = 12, 4, 48, 1
+MAX_KV = 8192
+
+
+def measure(store: Any, fit_path: Path | None = None) -> None:
+    """Serve the requests with each policy."""
+    fit_path = fit_path or DEFAULT_FIT
+    fit = Fit.load(fit_path)
+    target_dir = resolve_model(DEFAULT_TARGET)
+    target = load_decoder(target_dir)
+    draft = DraftSource(draft_dir(DEFAULT_TARGET), target_dir)
+    local = draft.load(target)
+    requests = _requests(target_dir)
+    plain: dict[int, list[int]] = {}
+    if any(f"cpu/{way}" not in store.results for way in WAYS[1:]):
+        plain = _outputs(requests, target)
+    for way in WAYS:
+        policy, _, deployment = way.partition(" on ")
+
+        def run(policy: str = policy, deployment: str = deployment) -> dict[str, Any]:
+            return _run(requests, fit, policy, deployment, target, draft, local, plain)
+
+        store.get(f"cpu/{way}", run)
+    store.get("cpu/about", lambda: {"text": _about(store.results, machine_of(fit_path))})
+
+
+def _requests(target_dir: Path) -> list[BoundRequest]:
+    frame = pd.DataFrame(
+        {
+            "arrival": 0.0,
+            "prompt_tokens": 64,
+            "output_tokens": OUTPUT,
+            "category": [CATEGORIES[i % len(CATEGORIES)] for i in range(REQUESTS)],
+        }
+    )
+    pool = [prompt for prompt in load_prompts("run") if len(prompt.text) < 1200]
+    return bind_prompts(frame, pool, encode_user_turn(Tokenizer(target_dir)), seed=SEED)
+
+
+def _outputs(requests: list[BoundRequest], target: Decoder) -> dict[int, list[int]]:
+    candidate = Candidate(parse_deployment("2"), parse_policy("plain"), BATCH)
+    return run_candidate(
+        candidate, requests, target=target, draft=None, max_kv_tokens=MAX_KV
+    ).outputs
+
+
+def _run(
+    requests: list[BoundRequest],
+    fit: Fit,
+    policy: str,
+    deployment: str,
+    target: Decoder,
+    draft: DraftSource,
+    local: Decoder | None,
+    plain: dict[int, list[int]],
+) -> dict[str, Any]:
+    spec = parse_policy(policy)
+    candidate = Candidate(parse_deployment(deployment), spec, BATCH)
+    run = run_candidate(
+        candidate,
+        requests,
+        target=target,
+        draft=draft,
+        setup=PolicySetup(spec, fit.costs[deployment], fit.calibration),
+        local_draft=local if candidate.deployment.draft_workers == 0 else None,
+        max_kv_tokens=MAX_KV,
+    )
+    figures = figures_of(run.records, SLO())
+    if plain:
+        same = sum(run.outputs[number] == tokens for number, tokens in plain.items())
+        print(f"{policy}: {same} of {len(plain)} outputs as plain decoding's", file=sys.stderr)
+        figures["same_outputs"] = same
+    figures["predicted_speedup"] = _predicted(requests, fit, candidate)
+    return figures
+
+
+def _predicted(requests: list[BoundRequest], fit: Fit, candidate: Candidate) -> float:
+    """Mean latency of plain decoding over the candidate's, simulated."""
+    frame = pd.DataFrame(
+        {
+            "arrival": [r.arrival for r in requests],
+            "prompt_tokens": [r.prompt_tokens for r in requests],
+            "output_tokens": [r.max_new_tokens for r in requests],
+            "category": [r.category for r in requests],
+        }
+    )
+    plain = Candidate(parse_deployment("2"), parse_policy("plain"), BATCH)
+    latency = []
+    for one in (plain, candidate):
+        records = simulate(
+            frame, one, fit, serving=Serving(max_kv_tokens=MAX_KV), slo=SLO(), seed=SEED
+        )
+        latency.append(np.mean([r.finish - r.arrival for r in records.requests if r.finish]))
+    return float(latency[0] / latency[1])
+
+
+def _about(results: dict[str, Any], machine: str) -> str:
+    ways = [way for way in WAYS if f"cpu/{way}" in results]
+
+    def order(name: str) -> list[str]:
+        return sorted(ways, key=lambda way: -results[f"cpu/{way}"][name])
+
+    base = results["cpu/plain on 2"]["latency_mean"]
+    for way in ways:
+        results[f"cpu/{way}"]["speedup"] = base / results[f"cpu/{way}"]["latency_mean"]
+    agree = np.corrcoef(
+        [order("speedup").index(way) for way in ways],
+        [order("predicted_speedup").index(way) for way in ways],
+    )[0, 1]
+    same = all(results[f"cpu/{w}"].get("same_outputs", REQUESTS) == REQUESTS for w in ways)
+    return (
+        f"{REQUESTS} requests of six kinds, {BATCH} at a time, {OUTPUT} tokens each, smollm2-135m "
+        f"with its shipped draft on two cores; step times from {machine}. Outputs "
+        f"{'are' if same else 'ARE NOT ALL'} plain decoding's, token for token. Rank correlation "
+        f"of measured and simulated speedups: {agree:.2f}; fastest measured: "
+        f"{order('speedup')[0]}, simulated: {order('predicted_speedup')[0]}."
+    )

@@ -1,0 +1,339 @@
+"""The page and the pictures of ``compare_policies.py``: docs/policy-comparison.md.
+
+Figures 9 to 12 and Table 2 of the SpecServe paper, with our policies; the map of where which policy
+wins; and what was asked of them, checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from policy_cases import BATCHES, NAMES, POLICIES, SCALES, SEGMENTS
+from policy_charts import bars, lines, over_time
+from scenarios import markdown, reflow
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "policy-comparison.md"
+SERIAL, ASYNC, SPECSERVE = "batch-tree-16x2x8", "async-batch-tree-16x2x8", "specserve-8"
+FIXED = ("chain-1", "chain-3", "chain-5")
+SHOWN = ("chain-3", "threshold-8@0.4", SPECSERVE, SERIAL)  # over time
+Results = Mapping[str, Mapping[str, Any]]
+
+
+def write(results: Results) -> None:
+    """Write the page and its pictures."""
+    parts = [
+        "# Policies compared\n\nWritten by `python benchmarks/compare_policies.py report` from "
+        "`benchmarks/results/policies.json`; the script's head says how that is made. All of it "
+        "but the last section is simulated: roofline step times, llama-3.1-70b:int4 with "
+        "llama-3.2-1b:int4, acceptance as recorded for the small pair, six kinds of prompt in "
+        "equal shares. Prompts run whole between rounds, with prefix cache and preemption, as the "
+        "paper's did. A difference below about 10 % is within what we do not know of an engine; "
+        "differences between policies on the same machine are better known than that.",
+        _traces(results),
+        _attainment(results),
+        _batches(results),
+        _over_time(results),
+        _map(results),
+        _goals(results),
+        _cpu(results),
+    ]
+    PAGE.write_text(reflow("\n\n".join(filter(None, parts))) + "\n", encoding="utf-8")
+    print(PAGE)
+
+
+def name_of(policy: str) -> str:
+    """As the tables show it."""
+    return NAMES.get(policy, policy)
+
+
+def _of(results: Results, prefix: str) -> dict[str, Mapping[str, Any]]:
+    """Results below a prefix, by what is left of the key."""
+    return {
+        key.removeprefix(f"{prefix}/"): value
+        for key, value in results.items()
+        if key.startswith(f"{prefix}/")
+    }
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{1e3 * value:,.3g}" if value < 1 else f"{1e3 * value:,.0f}"
+
+
+def _traces(results: Results) -> str:
+    rows, picture = [], []
+    for segment in SEGMENTS:
+        found = _of(results, f"traces/h100x8/{segment}")
+        if "plain" not in found:
+            continue
+        plain = found["plain"]
+        for policy in (p for p in POLICIES if p in found):
+            f = found[policy]
+            speedup = plain["latency_mean"] / f["latency_mean"]
+            picture.append({"trace": segment, "policy": name_of(policy), "value": speedup})
+            rows.append(
+                (
+                    segment,
+                    name_of(policy),
+                    f"{speedup:.2f}",
+                    " / ".join(_ms(f[f"ttft_p{p}"]) for p in (50, 90, 99)),
+                    " / ".join(_ms(f[f"tpot_p{p}"]) for p in (50, 90, 99)),
+                    " / ".join(_ms(f[f"itl_p{p}"]) for p in (50, 90, 99)),
+                    f"{f['attainment']['1.0']:.1%}",
+                    f"{f['goodput']:.2f}",
+                    f"{f['draft_tokens']:.2f}",
+                    f"{f['accepted_tokens']:.2f}",
+                    "-" if f["acceptance_rate"] is None else f"{f['acceptance_rate']:.2f}",
+                    int(f["peak_batch"]),
+                )
+            )
+    if not rows:
+        return ""
+    bars(picture, DOCS / "images" / "policies-speedup.png")
+    head = ("trace", "policy", "speedup", "TTFT p50 / 90 / 99, ms", "TPOT, ms", "ITL, ms",
+            "in SLO", "goodput", "drafted", "accepted", "rate", "peak batch")  # fmt: skip
+    seconds = ", ".join(f"{s.name} {s.seconds:.0f} s" for s in SEGMENTS.values())
+    return f"""\
+## Three traces (Figure 9 and Table 2)
+
+Eight H100, each trace at its own rate ({seconds}; mooncake at a third of its rate). Serial policies
+draft on all eight, asynchronous ones on one GPU beside a target on seven. Speedup: mean latency of
+plain decoding over that of the policy. Drafted and accepted: per request and round.
+
+![Speedup by trace](images/policies-speedup.png)
+
+{markdown(head, rows)}"""
+
+
+def _attainment(results: Results) -> str:
+    found = _of(results, "traces/h100x8/code")
+    rows, picture = [], []
+    for policy in (p for p in POLICIES if p in found):
+        shares = []
+        for scale in SCALES:
+            own = results.get(f"slo/h100x8/code/{policy}/{scale}", found[policy])
+            shares.append(own["attainment"][str(scale)])
+            picture.append({"x": scale, "policy": name_of(policy), "value": shares[-1]})
+        rows.append((name_of(policy), *(f"{share:.1%}" for share in shares)))
+    if not rows:
+        return ""
+    picture = [p for p in picture if "no-" not in p["policy"]]
+    lines(
+        picture,
+        DOCS / "images" / "policies-attainment.png",
+        x="SLO scale",
+        y="requests within the SLO",
+    )
+    return f"""\
+## SLO attainment in the burst (Figure 10)
+
+Trace "code", whose burst comes at 410 s. The targets at scale 1 are SpecServe's 30 ms a token on
+eight A800, scaled by a plain step of either machine, and five times the seconds of a prompt of
+2,048 tokens for the first token. Policies that look at the targets ran once per scale. Most misses
+are the burst's prompts, which wait for each other under every policy.
+
+![Attainment by scale](images/policies-attainment.png)
+
+{markdown(("policy", *(str(scale) for scale in SCALES)), rows)}"""
+
+
+def _batches(results: Results) -> str:
+    rows, picture = [], []
+    for policy in POLICIES:
+        row: list[object] = [name_of(policy)]
+        for batch in BATCHES:
+            found = _of(results, f"batches/h100x8/{batch}")
+            if policy in found and "plain" in found:
+                speedup = found["plain"]["latency_mean"] / found[policy]["latency_mean"]
+                row.append(f"{speedup:.2f}")
+                picture.append({"x": batch, "policy": name_of(policy), "value": speedup})
+            else:
+                row.append("-")
+        rows.append(row)
+    if not picture:
+        return ""
+    picture = [p for p in picture if "no-" not in p["policy"]]
+    lines(
+        picture,
+        DOCS / "images" / "policies-batches.png",
+        x="batch size",
+        y="speedup over plain decoding",
+        is_log=True,
+    )
+    return f"""\
+## Batches of one size (Figure 11)
+
+Prompts of 512 and answers of 128 tokens, three times as many requests as the batch holds, all there
+at once; mean latency of plain decoding over the policy's.
+
+![Speedup by batch size](images/policies-batches.png)
+
+{markdown(("policy", *(str(batch) for batch in BATCHES)), rows)}"""
+
+
+def _over_time(results: Results) -> str:
+    picture = []
+    for segment in SEGMENTS:
+        for policy in SHOWN:
+            for second, batch, length in results.get(f"traces/h100x8/{segment}/{policy}", {}).get(
+                "over_time", []
+            ):
+                for what, value in (("batch size", batch), ("draft tokens", length)):
+                    picture.append(
+                        {"trace": segment, "policy": name_of(policy), "second": second,
+                         "what": what, "value": value}
+                    )  # fmt: skip
+    if not picture:
+        return ""
+    over_time(picture, DOCS / "images" / "policies-over-time.png")
+    return """\
+## Over time (Figure 12)
+
+Mean batch size, and draft tokens verified per request and round, every five seconds.
+
+![Batch size and draft tokens over time](images/policies-over-time.png)"""
+
+
+def _points(results: Results) -> dict[tuple[str, str, float], dict[str, Mapping[str, Any]]]:
+    """Of the map: by machine, trace and load the figures of each "policy on deployment"."""
+    points: dict[tuple[str, str, float], dict[str, Mapping[str, Any]]] = {}
+    for key, value in _of(results, "map").items():
+        machine, segment, load, way = key.split("/", 3)
+        points.setdefault((machine, segment, float(load)), {})[way] = value
+    return points
+
+
+def _map(results: Results) -> str:
+    rows = []
+    for (machine, segment, load), ways in _points(results).items():
+        plain = next((v for w, v in ways.items() if w.startswith("plain")), None)
+        if plain is None:
+            continue
+        cells = []
+        for start in ("chain-3", SPECSERVE, SERIAL, ASYNC):
+            here = {w: v for w, v in ways.items() if w.startswith(f"{start} ")}
+            best = min(here.items(), key=lambda item: item[1]["latency_mean"], default=None)
+            cells.append("-" if best is None else _cell(plain, *best))
+        rows.append((machine, segment, load, f"{plain['goodput']:.2f}", *cells, _winner(ways)))
+    if not rows:
+        return ""
+    head = ("machine", "trace", "load", "plain: goodput", "chain-3", "specserve-8", "batch-tree",
+            "async-batch-tree", "best latency")  # fmt: skip
+    return f"""\
+## Where which policy wins: load x machine and split
+
+Load 1 is what plain decoding on all GPUs finishes per second when everything waits from the start.
+In each cell speedup of the mean latency over plain decoding on all GPUs, and goodput (requests per
+second within the SLO). Asynchronous: the better split, named.
+
+{markdown(head, rows)}"""
+
+
+def _cell(plain: Mapping[str, Any], way: str, figures: Mapping[str, Any]) -> str:
+    speedup = plain["latency_mean"] / figures["latency_mean"]
+    split = way.rpartition(" ")[2]
+    return f"{speedup:.2f}x, {figures['goodput']:.2f}" + (f" ({split})" if "+" in split else "")
+
+
+def _winner(ways: Mapping[str, Mapping[str, Any]]) -> str:
+    best = min(ways, key=lambda way: ways[way]["latency_mean"])
+    return best.replace("-16x2x8", "")
+
+
+def _goals(results: Results) -> str:
+    rows = [
+        *_against("never slower than plain by more than 2 %", results, ("plain",), (SERIAL,)),
+        *_against("the same, the better of serial and split", results, ("plain",), (SERIAL, ASYNC)),
+        *_against("SpecServe: never slower than plain by 2 %", results, ("plain",), (SPECSERVE,)),
+        *_against("SpecServe: at least the best fixed length", results, FIXED, (SPECSERVE,)),
+        *_against(
+            "batch trees: never 2 % behind SpecServe", results, (SPECSERVE,), (SERIAL, ASYNC)
+        ),
+        *_goodput(results),
+    ]
+    head = ("asked", "cases", "worst", "at", "best", "at")
+    return f"""\
+## What was asked, and what holds
+
+Ratio of mean latencies, the rival's over the policy's, over all traces and all points of the map;
+above 1 the policy is faster.
+
+{markdown(head, rows)}"""
+
+
+def _cases(results: Results) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """Each trace and point: figures by policy, the better split of asynchronous ones."""
+    cases: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for segment in SEGMENTS:
+        if found := _of(results, f"traces/h100x8/{segment}"):
+            cases[f"{segment}, own rate"] = found
+    for (machine, segment, load), ways in _points(results).items():
+        here = cases.setdefault(f"{machine} {segment} {load}", {})
+        for way, figures in ways.items():
+            policy = way.partition(" ")[0]
+            old = here.get(policy)
+            if old is None or figures["latency_mean"] < old["latency_mean"]:
+                here[policy] = figures
+    return cases
+
+
+def _against(
+    asked: str, results: Results, rivals: Iterable[str], ours: Iterable[str]
+) -> list[tuple[object, ...]]:
+    ratios = {}
+    for case, found in _cases(results).items():
+        theirs = [found[r]["latency_mean"] for r in rivals if r in found]
+        own = [found[o]["latency_mean"] for o in ours if o in found]
+        if theirs and own:
+            ratios[case] = min(theirs) / min(own)
+    return _row(asked, ratios)
+
+
+def _goodput(results: Results) -> list[tuple[object, ...]]:
+    """Goodput of the batch trees over SpecServe's, where anything is within the SLO."""
+    ratios = {}
+    for case, found in _cases(results).items():
+        if SPECSERVE in found and SERIAL in found:
+            own = max(found[o]["goodput"] for o in (SERIAL, ASYNC) if o in found)
+            theirs = found[SPECSERVE]["goodput"]
+            if theirs > 0 and found[SPECSERVE]["slo_attainment"] >= 0.05:
+                ratios[case] = own / theirs
+    return _row("goodput of batch trees over SpecServe's", ratios)
+
+
+def _row(asked: str, ratios: Mapping[str, float]) -> list[tuple[object, ...]]:
+    if not ratios:
+        return []
+    worst, best = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
+    return [(asked, len(ratios), f"{ratios[worst]:.3f}", worst, f"{ratios[best]:.3f}", best)]
+
+
+def _cpu(results: Results) -> str:
+    found = _of(results, "cpu")
+    if not found:
+        return ""
+    rows = [
+        (
+            way,
+            f"{found['plain on 2']['latency_mean'] / f['latency_mean']:.2f}",
+            f"{f['predicted_speedup']:.2f}",
+            _ms(f["tpot_p50"]),
+            f"{f['draft_tokens']:.2f}",
+            f"{f['accepted_tokens']:.2f}",
+            f"{f['peak_batch']:.0f}",
+            "-" if not f["calibration_error"] else f"{f['calibration_error']['all']:.3f}",
+        )
+        for way, f in found.items()
+        if way != "about"
+    ]
+    head = ("policy", "speedup, measured", "simulated", "TPOT p50, ms", "drafted", "accepted",
+            "peak batch", "calibration error")  # fmt: skip
+    about = found.get("about", {}).get("text", "")
+    return f"""\
+## Measured on a CPU
+
+{about}
+
+{markdown(head, rows)}"""
