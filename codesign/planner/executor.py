@@ -163,7 +163,6 @@ class LocalExecutor:
         self._task = task
         self._processes = processes
         self._pool: ProcessPoolExecutor | None = None
-        self._others: set[int | None] = set()
         self._tokens_each = tokens_each(task)
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Result]:
@@ -190,15 +189,15 @@ class LocalExecutor:
     ) -> None:
         if self._pool is None:
             return
+        # Known to the pool alone: another search may have processes, too.
+        workers = list((self._pool._processes or {}).values())
         self._pool.shutdown(wait=error is None, cancel_futures=True)
         if error is not None:  # an interrupted search does not wait for what runs
-            for child in multiprocessing.active_children():
-                if child.pid not in self._others:
-                    child.terminate()
+            for worker in workers:
+                worker.terminate()
 
     def _start(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            self._others = {child.pid for child in multiprocessing.active_children()}
             self._pool = ProcessPoolExecutor(
                 self._processes,
                 # A progress bar runs a thread, with which no process may be forked.

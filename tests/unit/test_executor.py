@@ -47,6 +47,28 @@ def test_a_pool_of_processes_makes_the_same_plan_as_this_process(question, monke
     assert answer == search(question)
 
 
+def test_a_stopped_search_ends_its_own_processes_and_no_others(question, monkeypatch):
+    monkeypatch.setattr(codesign.planner.executor, "_SMALL", 0)
+    jobs = [job(), job("chain-2")]
+    stopped, other = LocalExecutor(task_of(question), 2), LocalExecutor(task_of(question), 2)
+    started = []
+
+    def stop_midway():
+        with stopped:
+            next(stopped.run(jobs))
+            next(other.run(jobs))  # another visitor's, which starts later
+            started.extend(stopped._pool._processes.values())
+            raise InterruptedError
+
+    with other:
+        with pytest.raises(InterruptedError):
+            stop_midway()
+        for worker in started:
+            worker.join(timeout=10)
+            assert not worker.is_alive()
+        assert len(list(other.run(jobs))) == 2
+
+
 def test_small_searches_start_no_process(question):
     with LocalExecutor(task_of(question), 2) as executor:
         assert len(list(executor.run([job(), job("chain-2")]))) == 2
