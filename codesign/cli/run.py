@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import add_output_arguments, emit, progress, say, table
+from codesign.cli.output import add_output_arguments, emit, positive, progress, say, table
 
 if TYPE_CHECKING:
     from codesign.engine.gpu.rank_engine import RankEngine
@@ -65,6 +65,12 @@ def add_parser(subparsers: Any) -> None:
         help="fewest rows of a target forward on cuda (8): where this covers the largest batch and "
         "tree, all runs round alike and give the same tokens",
     )
+    machine.add_argument(
+        "--max-waiting",
+        type=positive,
+        metavar="N",
+        help="refuse requests that come while N others wait (serve all, however late)",
+    )
     output = parser.add_argument_group("files")
     output.add_argument("--out", type=Path, default=Path("runs"), help="folder (default: runs)")
     output.add_argument("--resume", action="store_true", help="keep runs that are whole already")
@@ -73,7 +79,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run_plan(args: argparse.Namespace) -> int:
-    """Run the chosen candidate, or those asked for; 130 when interrupted."""
+    """Run the chosen candidate, or those asked for; 130 when interrupted, 4 with refusals."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: processes share the cores
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _check_torchrun(args)
@@ -112,6 +118,7 @@ def _follow(args: argparse.Namespace) -> int:
 
 
 def _lead(args: argparse.Namespace) -> int:
+    from codesign.errors import InputError
     from codesign.plan import Plan
 
     plan = Plan.load(args.plan)
@@ -125,7 +132,8 @@ def _lead(args: argparse.Namespace) -> int:
     if not whole and args.device == "cuda":
         sys.stdout.flush()
         os._exit(130)  # a kernel that waits for a lost rank would keep this process for ever
-    return 0 if whole else 130
+    refused = any(run.refused for run in runs)
+    return 130 if not whole else InputError.exit_code if refused else 0
 
 
 def _wanted(plan: Plan, args: argparse.Namespace) -> list[ScoredCandidate]:
@@ -196,6 +204,7 @@ def _run_all(
                     scored,
                     engine,
                     directory,
+                    max_waiting=args.max_waiting,
                     progress=lambda _, done, total, label=scored.label: report(label, done, total),
                 )
         for note in run.notes:
@@ -212,6 +221,7 @@ def _as_dict(run: MeasuredRun) -> dict[str, Any]:
         "directory": str(run.directory),
         "metrics": run.metrics.to_dict(),
         "notes": list(run.notes),
+        "refused": run.refused,
     }
 
 

@@ -35,6 +35,7 @@ class MeasuredRun:
         notes: What happened on the way.
         outputs: Emitted tokens by request number.
         directory: Where the records lie.
+        refused: Why some requests were not served, by number.
     """
 
     scored: ScoredCandidate
@@ -42,11 +43,12 @@ class MeasuredRun:
     notes: tuple[str, ...]
     outputs: dict[int, list[int]]
     directory: Path
+    refused: dict[int, str]
 
     @property
     def is_complete(self) -> bool:
-        """Whether every request finished."""
-        return self.metrics.num_finished == self.metrics.num_requests
+        """Whether every request finished, but for those that were refused."""
+        return self.metrics.num_finished + len(self.refused) == self.metrics.num_requests
 
 
 class Engine(Protocol):
@@ -203,7 +205,8 @@ class Replay:
             inputs={"plan": self.plan_path},
             outputs=run.outputs,
         )
-        return MeasuredRun(scored, metrics, tuple(run.records.notes), run.outputs, directory)
+        notes, refused = tuple(run.records.notes), run.records.refused
+        return MeasuredRun(scored, metrics, notes, run.outputs, directory, refused)
 
     def stored(self, scored: ScoredCandidate, directory: Path) -> MeasuredRun | None:
         """The whole run of this plan and candidate that an earlier call left in ``directory``."""
@@ -216,7 +219,7 @@ class Replay:
         if stored.outputs is None or stored.records.notes:  # interrupted, or its draft was lost
             return None
         metrics = summarise(stored.records, self.plan.slo)
-        run = MeasuredRun(scored, metrics, (), stored.outputs, directory)
+        run = MeasuredRun(scored, metrics, (), stored.outputs, directory, {})
         return run if run.is_complete else None
 
 
@@ -244,11 +247,16 @@ def run_directories(out: Path, candidates: Sequence[ScoredCandidate]) -> Iterato
 
 
 def differing_requests(runs: Sequence[MeasuredRun]) -> list[int]:
-    """Requests whose tokens are not the same in all runs; none when speculation is lossless."""
+    """Requests whose tokens are not the same in all runs; none when speculation is lossless.
+
+    Requests that a run refused are not compared.
+    """
+    refused = {request_id for run in runs for request_id in run.refused}
     return [
         request_id
         for request_id, tokens in runs[0].outputs.items()
-        if any(
+        if request_id not in refused
+        and any(
             not _agree(
                 tokens, run.outputs[request_id], whole=runs[0].is_complete and run.is_complete
             )

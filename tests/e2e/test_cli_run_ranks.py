@@ -18,6 +18,7 @@ import codesign
 from codesign.artifacts import header, write_table
 from codesign.candidate import ScoredCandidate
 from codesign.config import SLO, Deployment, Serving
+from codesign.engine.replay import Replay
 from codesign.errors import HardwareError, InputError, UsageError
 from codesign.plan import Candidate, FileRef, Plan
 from codesign.policy.speculation import parse_policy
@@ -99,6 +100,35 @@ def test_a_plan_runs_on_rank_groups_and_no_token_differs(planned):
         assert [len(stored.outputs[i]) for i in range(NUM_REQUESTS)] == [16, 24, 12, 20]
         speculates = not found["label"].startswith("plain")
         assert (found["metrics"]["acceptance_length"] > 1.0) == speculates
+
+
+def test_both_engines_share_steps_and_memory_as_the_plan_says(planned):
+    """And refuse the request that does not fit, while they serve the others."""
+    plan = Plan.load(planned / "plan.json")
+    replay = Replay(plan, planned / "plan.json")
+    longest = sum(sorted(len(request.prompt_ids) for request in replay.requests)[-2:])
+    serving = Serving(
+        max_kv_tokens=longest + 8, prefill_chunk=8, prefix_cache=True, preemption=True
+    )
+    requests = plan.requests()
+    requests.loc[3, "output_tokens"] = longest
+    write_table(planned / "mixed.parquet", requests, header("trace", seed=0))
+    trace = FileRef.of(planned / "mixed.parquet")
+    dataclasses.replace(plan, serving=serving, trace=trace).save(planned / "shared.json")
+    outputs = []
+    for device in ("cpu", "cpu-ranks"):
+        words = (*wanted("plain on 1"), "--device", device, "--out", f"shared-{device}", "--quiet")
+        done = run(planned, *words, "--plan", "shared.json", "--json")
+        assert done.returncode == InputError.exit_code and done.stdout, done.stderr
+        (found,) = json.loads(done.stdout)["runs"]
+        assert list(found["refused"]) == ["3"]
+        assert f"KV tokens, the limit is {longest + 8}" in found["refused"]["3"]
+        stored = read_run(planned / found["directory"])
+        assert stored.records.rounds.column("prefill_tokens").max() == 8
+        assert any(request.num_preemptions for request in stored.records.requests)
+        outputs.append(stored.outputs)
+    assert outputs[0] == outputs[1]
+    assert [len(outputs[0][number]) for number in range(4)] == [16, 24, 12, 0]
 
 
 def test_rank_groups_need_no_simulator_and_no_app(planned):
