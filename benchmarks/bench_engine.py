@@ -3,10 +3,10 @@
     python -m benchmarks.bench_engine --inflate llama-3-70b+llama-3.2-1b --plan plan.json
     python -m benchmarks.bench_engine --plan plan.json [--out DIRECTORY] [--trace FILE]
 
-The first form inflates SmolLM2-135M and its shipped draft and writes a plan for them by hand, with
-plain decoding, serial and asynchronous trees. The second runs the plan's candidates over its
-requests, compares tokens with those of the first candidate, and writes a JSON file. --trace writes
-the steps of both sides as a Chrome trace, in which the overlap is seen.
+The first form inflates a small model and a draft and writes a plan of serial and asynchronous trees
+for them, by hand. The second serves the plan's requests with each candidate that drafts, and before
+it with plain decoding on the same ranks, compares their tokens, and writes a JSON file. --trace
+writes the steps of both sides as a Chrome trace, in which the overlap is seen.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.step_log import CONTEXTS, StepLog, lead_draft
+from benchmarks.step_log import CONTEXTS, StepLog, lead_draft, serve_both
 from codesign.artifacts import header, write_table
 from codesign.candidate import ScoredCandidate
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.engine import EngineRun
-from codesign.engine.gpu.rank_group import GroupLeader
-from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank
-from codesign.engine.gpu.run import rank_setup, run_on_ranks
+from codesign.engine.gpu.rank_engine import DTYPES
+from codesign.engine.gpu.ranks import Rank
+from codesign.engine.gpu.run import rank_setup
 from codesign.engine.replay import Replay, draft_of
 from codesign.fit import Fit
 from codesign.models import models_dir, resolve_model
@@ -43,7 +43,6 @@ from codesign.records import SPANS
 
 SHIPPED = Path(__file__).parents[1] / "codesign" / "data" / "fits" / "smollm2-135m-cpu"
 TRACE_SECONDS = 0.25  # of each run, from its middle
-NAMES = {TARGET_MODEL: "target", DRAFT_MODEL: "draft"}
 
 
 class Bench:
@@ -59,66 +58,56 @@ class Bench:
         self.plan = Plan.load(path)
         self._replay = Replay(self.plan, path)
         self._device, self._padded_rows = device, padded_rows
-        self._reference: EngineRun | None = None
         self.events: list[dict[str, Any]] = []
 
-    def run(self, candidate: Candidate, log: Path) -> dict[str, Any]:
-        """Serve the plan's requests with one candidate."""
+    def run(self, candidate: Candidate, log: Path) -> list[dict[str, Any]]:
+        """Serve the plan's requests without and then with a candidate's draft on the same ranks."""
         policy, max_kv_tokens = self._replay.policy(candidate)
-        target = resolve_model(self.plan.target)
         setup = rank_setup(
-            candidate, self._replay.requests, target=target, draft=draft_of(self.plan),
-            policy=policy, sampling=self.plan.sampling, max_kv_tokens=max_kv_tokens,
-            device=self._device, dtype="bfloat16" if self._device == "cuda" else "float32",
+            candidate, self._replay.requests, target=resolve_model(self.plan.target),
+            draft=draft_of(self.plan), policy=policy, sampling=self.plan.sampling,
+            max_kv_tokens=max_kv_tokens, device=self._device, dtype=DTYPES[self._device],
             smallest_bucket=self._padded_rows,
         )  # fmt: skip
-        if setup.draft_ranks:
-            setup = replace(setup, lead_draft=partial(lead_draft, log=log))
         # Room to time a step behind 1000 rows, whatever the requests.
         room = CONTEXTS[-1] + self._padded_rows
         setup = replace(
             setup,
             target_tokens=max(setup.target_tokens, room),
             draft_tokens=max(setup.draft_tokens, room),
+            lead_draft=partial(lead_draft, log=log),
         )
+        watched: list[StepLog] = []
         logs: dict[str, dict[str, Any]] = {}
 
-        def inspect(rank: Rank) -> None:
+        def watch(rank: Rank) -> None:
+            watched.extend(map(StepLog, rank.leaders, ("target", "draft")))
+
+        def look(rank: Rank) -> None:
             for step_log, model in zip(watched, rank.models, strict=True):
                 logs[step_log.name] = step_log.summary(rank, model)
 
-        watched: list[StepLog] = []
-        make = Rank.leader
-
-        def leader(rank: Rank, model: int, *arguments: Any) -> GroupLeader:
-            made = make(rank, model, *arguments)
-            watched.append(StepLog(made, NAMES[model]))
-            return made
-
-        Rank.leader = leader  # type: ignore[method-assign]
         start = perf_counter()
-        try:
-            run = run_on_ranks(
-                setup, candidate, self._replay.requests, max_kv_tokens=max_kv_tokens,
-                inspect=inspect,
-            )  # fmt: skip
-        finally:
-            Rank.leader = make
-        if setup.draft_ranks and log.exists():
+        plain, run = serve_both(
+            setup, candidate, self._replay.requests, max_kv_tokens=max_kv_tokens, between=watch,
+            after=look,
+        )  # fmt: skip
+        if log.exists():
             logs["draft"] = json.loads(log.read_text())
         self._add_events(candidate.label, logs)
-        return {
-            "candidate": candidate.label,
-            "start_and_run_seconds": round(perf_counter() - start, 2),
-            **summary(run),
-            **{f"{name}_step": found["step"] for name, found in logs.items()},
-            "requests_that_differ": self._differing(run),
-            "notes": run.records.notes,
-        }
-
-    def _differing(self, run: EngineRun) -> int:
-        reference = self._reference = self._reference or run
-        return sum(tokens != reference.outputs[i] for i, tokens in run.outputs.items())
+        ranks = candidate.deployment.target_workers
+        differing = sum(tokens != plain.outputs[i] for i, tokens in run.outputs.items())
+        return [
+            {"candidate": f"plain on {ranks}, on the ranks of the next", **summary(plain)},
+            {
+                "candidate": candidate.label,
+                "start_and_both_runs_seconds": round(perf_counter() - start, 2),
+                **summary(run),
+                **{f"{name}_step": found["step"] for name, found in logs.items()},
+                "requests_that_differ_from_plain": differing,
+                "notes": run.records.notes,
+            },
+        ]
 
     def _add_events(self, label: str, logs: dict[str, dict[str, Any]]) -> None:
         """Steps of both sides in the middle of the run, as events of a Chrome trace."""
@@ -162,18 +151,24 @@ def summary(run: EngineRun) -> dict[str, Any]:
     }
 
 
-def inflate(pair: str, degradation: Degradation) -> tuple[str, str]:
-    """Names of an inflated target and draft of SmolLM2-135M, made if they are not there."""
+def inflate(pair: str, sources: Sequence[str], degradation: Degradation) -> tuple[str, str]:
+    """Names of an inflated target and draft of small models, made if they are not there.
+
+    Args:
+        pair: Shapes, "TARGET+DRAFT".
+        sources: The small target and the small draft.
+        degradation: Of the draft.
+    """
     names = []
-    for shape, role, source in zip(
-        pair.split("+"), ("target", "draft"), ("smollm2-135m", "smollm2-135m-draft"), strict=True
-    ):
+    for shape, role, source in zip(pair.split("+"), ("target", "draft"), sources, strict=True):
         loss = degradation if role == "draft" else Degradation()
-        name = f"bench-{shape}-{role}" + (f"-noise-{loss.noise:g}" if loss.noise else "")
-        if not (models_dir() / name).exists():
+        parts = ["bench", shape, role, Path(source).name]
+        if loss != Degradation():
+            parts += [f"{loss.noise:g}", *map(str, loss.drop_layers)]
+        names.append("-".join(parts))
+        if not (models_dir() / names[-1]).exists():
             recipe = Recipe(shape, role, source, weights_sha256(source), degradation=loss)
-            create_inflated(recipe, name=name)
-        names.append(name)
+            create_inflated(recipe, name=names[-1])
     return names[0], names[1]
 
 
@@ -210,7 +205,10 @@ def main() -> None:
     parser.add_argument("--plan", type=Path, required=True)
     parser.add_argument("--inflate", metavar="TARGET+DRAFT", help="write the plan for this pair")
     parser.add_argument("--noise", type=float, default=0.0, help="on the inflated draft's weights")
-    parser.add_argument("--policies", nargs="+", default=["plain@1", "tree-8x4x2@1"],
+    parser.add_argument("--drop-layers", nargs="*", type=int, default=(), help="of the draft")
+    parser.add_argument("--sources", nargs=2, default=["smollm2-135m", "smollm2-135m-draft"],
+                        metavar=("TARGET", "DRAFT"), help="small models")  # fmt: skip
+    parser.add_argument("--policies", nargs="+", default=["tree-8x4x2@1"],
                         help="LABEL@DEPLOYMENT each")  # fmt: skip
     parser.add_argument("--requests", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=128)
@@ -223,7 +221,8 @@ def main() -> None:
     parser.add_argument("--trace", type=Path)
     args = parser.parse_args()
     if args.inflate:
-        target, draft = inflate(args.inflate, Degradation(noise=args.noise))
+        loss = Degradation(noise=args.noise, drop_layers=tuple(args.drop_layers))
+        target, draft = inflate(args.inflate, args.sources, loss)
         candidates = [_candidate(words, args.batch) for words in args.policies]
         sampling = Sampling(temperature=args.temperature, seed=3)
         write_plan(args.plan, target, draft, candidates, requests=args.requests,
@@ -232,9 +231,11 @@ def main() -> None:
     bench, rows = Bench(args.plan, args.device, args.padded_rows), []
     with tempfile.TemporaryDirectory() as folder:
         for index, scored in enumerate(bench.plan.scored):
-            row = bench.run(scored.candidate, Path(folder) / f"{index}.json")
-            rows.append({"target": bench.plan.target, "draft": bench.plan.draft, **row})
-            print(json.dumps(rows[-1]), flush=True)
+            if scored.candidate.speculation.kind == "plain":
+                continue
+            for row in bench.run(scored.candidate, Path(folder) / f"{index}.json"):
+                rows.append({"target": bench.plan.target, "draft": bench.plan.draft, **row})
+                print(json.dumps(rows[-1]), flush=True)
     if args.trace:
         args.trace.write_text(json.dumps({"traceEvents": bench.events}))
     if args.device == "cuda":

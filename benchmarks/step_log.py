@@ -1,4 +1,4 @@
-"""Steps that a leader asks its ranks for: when each was, how long one takes, how long it must take.
+"""Runs on rank groups for measurements: two on the same ranks, and what each step of them took.
 
 A module of its own: the draft's leader, in another process, finds ``lead_draft`` here.
 """
@@ -7,16 +7,29 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from benchmarks.bench_gpu_engine import one_request
+from codesign.config import Serving
+from codesign.engine import EngineRun
 from codesign.engine.gpu.link import serve_verdicts
 from codesign.engine.gpu.mailbox import Mailbox
 from codesign.engine.gpu.rank_group import GroupLeader
-from codesign.engine.gpu.ranks import DRAFT_MODEL, Rank, draft_worker
+from codesign.engine.gpu.rank_setup import RankSetup
+from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank, draft_worker, load_rank
+from codesign.engine.gpu.run import partner_of, started
 from codesign.engine.gpu.step_rows import BUCKET, Words, bucket_of, pack_step
+from codesign.engine.gpu.workers import GroupTarget
+from codesign.engine.partner import NoDraft
+from codesign.engine.schedule import Schedule
+from codesign.engine.serve import Server
+from codesign.plan import Candidate
+from codesign.policy.batching import BatchLimits
+from codesign.policy.speculation import parse_policy
+from codesign.prompts import BoundRequest
 
 BYTES_PER_SECOND = 4.2e12  # what an H200 reads, measured
 HAND_OFF, HOP = 0.26e-6, 0.63e-6  # seconds: block to block on a GPU, across NVLink; measured
@@ -90,3 +103,46 @@ def lead_draft(
     steps = StepLog(leader, "draft")
     serve_verdicts(draft_worker(rank.setup, leader), verdicts, candidates, rank.setup.limits)
     log.write_text(json.dumps(steps.summary(rank, DRAFT_MODEL)))
+
+
+def serve_both(
+    setup: RankSetup,
+    candidate: Candidate,
+    requests: Sequence[BoundRequest],
+    *,
+    max_kv_tokens: int,
+    between: Callable[[Rank], None] | None = None,
+    after: Callable[[Rank], None] | None = None,
+) -> tuple[EngineRun, EngineRun]:
+    """Serve requests without and then with a candidate's draft, on ranks that start once.
+
+    Args:
+        setup: From ``rank_setup``, for the candidate.
+        candidate: Its policy and batch limit.
+        requests: With token ids.
+        max_kv_tokens: KV rows of all running requests at their longest.
+        between: Called with this rank, the target's leader, between the two.
+        after: Called with this rank at the end.
+    """
+    with started(setup) as (ranks, setup):
+        this = load_rank(setup, setup.leader, before_join=ranks.wait_until_loaded)
+        followers = this.group_mailbox(draft=False, watch=ranks.of_target)
+        leader = this.leader(TARGET_MODEL, followers, ranks.of_target)
+        drafts = partner_of(this, ranks, followers)
+        runs = []
+        for partner, spec in ((NoDraft(), parse_policy("plain")), (drafts, candidate.speculation)):
+            worker = GroupTarget(
+                leader, num_slots=setup.num_slots, sampling=setup.sampling,
+                smallest_bucket=setup.smallest_bucket,
+            )  # fmt: skip
+            limits = BatchLimits(candidate.max_batch, max_kv_tokens)
+            schedule = Schedule(requests, limits, Serving(), round_rows=spec.kv_rows)
+            if runs and between is not None:
+                between(this)
+            server = Server(worker, partner, schedule, requests)
+            runs.append(EngineRun(server.run(), server.outputs))
+        if after is not None:
+            after(this)
+        leader.end()
+        this.leave()
+    return runs[0], runs[1]

@@ -7,6 +7,7 @@ many tokens another number of GPUs turns round, and how close their calls were.
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import shutil
@@ -110,15 +111,24 @@ def serve(
 
 
 @pytest.fixture(scope="module")
-def plain(pair):
-    """Plain decoding by sampling and number of target ranks, each run once."""
+def both(pair):
+    """Runs without and with a draft on the same ranks, by sampling and policy, each made once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        serve_both = importlib.import_module("benchmarks.step_log").serve_both
     runs = {}
 
-    def run(name, target_ranks):
-        if (name, target_ranks) not in runs:
-            options = {"sampling": SAMPLINGS[name], "target_ranks": target_ranks}
-            runs[name, target_ranks] = serve(pair, "plain", requests(), **options)
-        return runs[name, target_ranks]
+    def run(name, policy, target_ranks):
+        key = name, policy, target_ranks
+        if key not in runs:
+            spec = parse_policy(policy)
+            candidate = Candidate(Deployment(target_ranks, int(spec.is_async)), spec, BATCH)
+            setup = rank_setup(
+                candidate, requests(), target=pair / "target", draft=pair / "draft",
+                max_kv_tokens=1 << 16, smallest_bucket=ROWS, sampling=SAMPLINGS[name],
+            )  # fmt: skip
+            runs[key] = serve_both(setup, candidate, requests(), max_kv_tokens=1 << 16)
+        return runs[key]
 
     return run
 
@@ -128,18 +138,19 @@ WAYS = [("tree-8x4x2", 1)] + [("async-tree-8x4x2", 1), ("tree-8x4x2", 2)] * (NUM
 
 @pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.parametrize(("policy", "target_ranks"), WAYS)
-def test_speculation_changes_no_token(pair, plain, name, policy, target_ranks):
-    ours = serve(pair, policy, requests(), sampling=SAMPLINGS[name], target_ranks=target_ranks)
-    theirs = plain(name, target_ranks)
-    assert ours.outputs == theirs.outputs
-    assert len(ours.records.rounds) < 0.8 * len(theirs.records.rounds)
+def test_speculation_changes_no_token(both, name, policy, target_ranks):
+    plain, ours = both(name, policy, target_ranks)
+    assert ours.outputs == plain.outputs
+    assert len(ours.records.rounds) < 0.8 * len(plain.records.rounds)
+    assert not plain.records.notes + ours.records.notes
 
 
 @TWO_GPUS
 @pytest.mark.multigpu
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_tokens_that_another_number_of_gpus_turns_round_were_close_calls(pair, plain, name):
-    one, two = plain(name, 1).outputs, plain(name, 2).outputs
+def test_tokens_that_another_number_of_gpus_turns_round_were_close_calls(pair, both, name):
+    one = both(name, "async-tree-8x4x2", 1)[0].outputs
+    two = both(name, "tree-8x4x2", 2)[0].outputs
     margins = []
 
     def measure(rank) -> None:

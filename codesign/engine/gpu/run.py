@@ -179,7 +179,7 @@ def run_on_ranks(
             paging=setup.target_paging,
             samples_by_row=bool(setup.samplings),
         )
-        partner = _partner(this, ranks, followers)
+        partner = partner_of(this, ranks, followers)
         server = Server(
             worker, partner, schedule, requests, refused=served.refused, progress=progress
         )
@@ -228,7 +228,8 @@ def _abandon() -> None:
         thread.join(ABORT_SECONDS)
 
 
-def _partner(this: Rank, ranks: Ranks, followers: Mailbox | None) -> Partner:
+def partner_of(this: Rank, ranks: Ranks, followers: Mailbox | None) -> Partner:
+    """Whoever drafts for this rank, the target's leader; to be made once, with all mailboxes."""
     setup = this.setup
     if setup.draft is None:
         return NoDraft()
