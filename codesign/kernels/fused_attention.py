@@ -43,8 +43,10 @@ class _Rows(ctypes.Structure):
         ("prefixes", ctypes.c_void_p),
         ("paths", ctypes.c_void_p),
         ("places", ctypes.c_void_p),
+        ("tables", ctypes.c_void_p),
         ("num_rows", ctypes.c_int32),
         ("path_length", ctypes.c_int32),
+        ("table_length", ctypes.c_int32),
     )
 
 
@@ -105,8 +107,11 @@ def fused_attention(
         )
     assert qkv_TN.dtype == keys_BGME.dtype == torch.bfloat16, "only bfloat16 is attended"
     assert qkv_TN.shape[1] == (heads + 2 * kv_heads) * head_dim, f"{qkv_TN.shape[1]} columns"
+    tables_SK = seen.slots_T[:, None] if seen.tables_SK is None else seen.tables_SK
+    page_rows = 0 if seen.tables_SK is None else slab_rows
+    assert page_rows % 16 == 0, f"pages of {page_rows} rows"
     tensors = (qkv_TN, cos_TF, sin_TF, keys_BGME, values_BGME, out_TN, seen.path_TP, kv_rows_T)
-    assert all(tensor.is_contiguous() for tensor in tensors), "layout"
+    assert all(tensor.is_contiguous() for tensor in (*tensors, tables_SK)), "layout"
     group, path_length = heads // kv_heads, seen.path_TP.shape[1]
     max_tokens = 16 * _TILES // group
     # As many items at a time as the device has room for; a block takes several if there are more.
@@ -114,7 +119,7 @@ def fused_attention(
     items = max(-(-rows // max_tokens), min(rows, _BLOCKS // (cluster * kv_heads)))
     tail = _SMALL_TAIL if max_tail <= _SMALL_TAIL else MAX_TAIL
     stages, shared_bytes = _shared_memory(head_dim, tail, path_words=max_tokens * path_length)
-    _kernel(head_dim, group, cluster, tail, stages).launch(
+    _kernel(head_dim, group, cluster, tail, stages, page_rows).launch(
         (cluster, kv_heads, items),
         _THREADS,
         [
@@ -128,8 +133,10 @@ def fused_attention(
                 seen.prefixes_T.data_ptr(),
                 seen.path_TP.data_ptr(),
                 kv_rows_T.data_ptr(),
+                tables_SK.data_ptr(),
                 rows,
                 path_length,
+                tables_SK.shape[1],
             ),
             out_TN,
             math.log2(math.e) / math.sqrt(head_dim),
@@ -170,9 +177,11 @@ def _cluster(kv_heads: int, max_tokens: int) -> int:
     return 8 if 8 * kv_heads * -(-8 // max_tokens) <= _BLOCKS else 4
 
 
-def _kernel(head_dim: int, group: int, cluster: int, tail: int, stages: int) -> CudaKernel:
+def _kernel(
+    head_dim: int, group: int, cluster: int, tail: int, stages: int, page_rows: int
+) -> CudaKernel:
     defines = {"E": head_dim, "MT": _TILES, "C": cluster, "TAIL": tail, "STAGES": stages}
-    defines["GROUP"] = group
+    defines |= {"GROUP": group, "PAGE": page_rows}
     return load_kernel("fused_attention.cu", "fused_attention", defines)
 
 

@@ -119,7 +119,8 @@ def test_both_engines_share_steps_and_memory_as_the_plan_says(planned):
     for device in ("cpu", "cpu-ranks"):
         words = (*wanted("plain on 1"), "--device", device, "--out", f"shared-{device}", "--quiet")
         done = run(planned, *words, "--plan", "shared.json", "--json")
-        assert done.returncode == InputError.exit_code and done.stdout, done.stderr
+        assert done.stdout, done.stderr
+        assert done.returncode == InputError.exit_code
         (found,) = json.loads(done.stdout)["runs"]
         assert list(found["refused"]) == ["3"]
         assert f"KV tokens, the limit is {longest + 8}" in found["refused"]["3"]

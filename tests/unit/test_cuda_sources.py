@@ -14,8 +14,14 @@ from codesign.kernels.cuda_module import source_text
 NVCC = shutil.which("nvcc")
 SOURCES = [
     ("all_reduce.cu", {"WORLD": 8, "THREADS": 64}),
-    ("fused_attention.cu", {"E": 128, "MT": 2, "C": 16, "TAIL": 160, "STAGES": 2, "GROUP": 8}),
-    ("fused_attention.cu", {"E": 64, "MT": 2, "C": 8, "TAIL": 32, "STAGES": 4, "GROUP": 3}),
+    (
+        "fused_attention.cu",
+        {"E": 128, "MT": 2, "C": 16, "TAIL": 160, "STAGES": 2, "GROUP": 8, "PAGE": 0},
+    ),
+    (
+        "fused_attention.cu",
+        {"E": 64, "MT": 2, "C": 8, "TAIL": 32, "STAGES": 4, "GROUP": 3, "PAGE": 64},
+    ),
     ("gemm.cu", {"BITS": 4, "NT": 1, "WARPS": 16, "TILES": 2, "BLOCKS": 1, "ACTIVATION": 1}),
     ("gemm.cu", {"BITS": 4, "NT": 2, "WARPS": 8, "TILES": 2, "BLOCKS": 1, "ACTIVATION": 0}),
     ("head.cu", {"BITS": 16, "NT": 1, "WARPS": 16, "TILES": 1, "BLOCKS": 1, "KEPT": 8}),

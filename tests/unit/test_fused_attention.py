@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -42,7 +42,9 @@ class Case:
 
     def run(self, **options) -> Tensor:
         rows, heads, head_dim = self.qkv_TN.shape[0], self.heads, self.keys.shape[3]
-        scratch = Scratch.make(rows, heads, head_dim, self.keys.shape[2], self.qkv_TN.device)
+        scratch = options.pop("scratch", None) or Scratch.make(
+            rows, heads, head_dim, self.keys.shape[2], self.qkv_TN.device
+        )
         return fused_attention(
             self.qkv_TN,
             self.cos_TF,
@@ -290,3 +292,32 @@ def test_one_graph_serves_every_tree_and_context():
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(out, again)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
+@pytest.mark.parametrize("page_rows", [16, 64])
+def test_rows_in_pages_give_the_bits_of_rows_in_slabs(heads, kv_heads, head_dim, page_rows):
+    requests = [
+        Request(prefix=300, tree=0, new=1, slot=2),
+        Request(prefix=0, tree=0, new=5, slot=0),
+        Request(prefix=77, tree=31, new=9, slot=3),
+    ]
+    whole = make_case(requests, heads=heads, kv_heads=kv_heads, head_dim=head_dim, seed=8)
+    slabs, slab_rows = whole.keys.shape[0], whole.keys.shape[2]
+    count = slab_rows // page_rows
+    order = torch.randperm(slabs * count, generator=torch.Generator().manual_seed(9)).to(DEVICE)
+    tables = order.view(slabs, count).to(torch.int32).contiguous()
+
+    def paged(slab: Tensor) -> Tensor:
+        pages = slab.unflatten(2, (count, page_rows)).transpose(1, 2).flatten(0, 1)
+        return torch.empty_like(pages).index_copy_(0, order, pages).contiguous()
+
+    in_pages = replace(
+        whole, keys=paged(whole.keys), values=paged(whole.values),
+        seen=replace(whole.seen, tables_SK=tables),
+    )  # fmt: skip
+    scratch = Scratch.make(15, heads, head_dim, slab_rows, whole.qkv_TN.device)
+    found = [case.run(scratch=scratch) for case in (whole, in_pages)]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(in_pages.keys, paged(whole.keys))
+    assert torch.equal(in_pages.values, paged(whole.values))

@@ -93,7 +93,7 @@ class RankForward:
         def attend(index: int, qkv_TN: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
             tables = (cos_TF, sin_TF, slabs.keys_LBGME[index], slabs.values_LBGME[index])
             heads, places_T = self.shape.heads, rows.kv_rows_T
-            if not self._fused or seen.tables_SK is not None:
+            if not self._fused:
                 return attention_in_two(
                     qkv_TN, *tables, seen, places_T, heads=heads, scratch=scratch
                 )

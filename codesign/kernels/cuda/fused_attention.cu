@@ -11,7 +11,7 @@
 // token gathers its path from there by the row addresses of ldmatrix.
 //
 // Macros: E head size (64, 128), GROUP query heads of a key/value head, MT tiles of 16 query rows a block, C blocks of a cluster, TAIL rows,
-// STAGES tiles of keys and values in flight.
+// STAGES tiles of keys and values in flight, PAGE rows of a page (a multiple of 16; 0: slabs are whole).
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -23,14 +23,28 @@ constexpr int OWNED = ROWS / C, MAX_TOKENS = 256;
 constexpr int STAGE = KEYS * LD * 2;    // elements: keys, then values
 #define NONE __int_as_float(0xff800000)  // minus infinity: no key seen
 
-struct Rows {  // of the forward, on the device, int32
-  const int *slots, *positions, *prefixes, *paths, *places;
-  int num_rows, path_length;
+struct Rows {  // of the forward, on the device, int32; tables: page of each slab's rows
+  const int *slots, *positions, *prefixes, *paths, *places, *tables;
+  int num_rows, path_length, table_length;
 };
 
-struct Slabs {  // of one layer: (slab, kv head, row, E)
+struct Slabs {  // of one layer: (slab or page, kv head, row, E)
   u16 *keys, *values;
   int num_rows, heads, kv_heads;
+};
+
+struct SlabRows {  // of one request and head: element of a row's first channel
+  size_t slab;
+  const int* table;
+  int kv_heads, head, count;
+  __device__ __forceinline__ SlabRows(const Slabs& slabs, const Rows& rows, int slot, int head) : kv_heads(slabs.kv_heads), head(head) {
+    if constexpr (PAGE > 0) table = rows.tables + (size_t)slot * rows.table_length, count = rows.table_length * PAGE;
+    else slab = ((size_t)slot * kv_heads + head) * slabs.num_rows * E, count = slabs.num_rows;
+  }
+  __device__ __forceinline__ size_t operator[](int row) const {
+    if constexpr (PAGE > 0) return (((size_t)table[row / PAGE] * kv_heads + head) * PAGE + row % PAGE) * E;
+    else return slab + (size_t)row * E;
+  }
 };
 
 struct Item {  // tokens [start, end) of a request whose rows are [first, last)
@@ -246,16 +260,16 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     const int first_tail = tail_start / KEYS;
     const int my_tail = first_tail + (rank + C - first_tail % C) % C;  // this block's first tile with tail blocks
     const bool has_tail = my_tail < num_tiles;
-    const size_t slab = ((size_t)slot * slabs.kv_heads + head) * slabs.num_rows * E;
-    const u16 *old_keys = slabs.keys + slab, *old_values = slabs.values + slab;
+    const SlabRows slab(slabs, rows, slot, head);
 
     auto fetch = [&](int tile, int stage) {  // the shared blocks of a tile of positions
       u32 to = address_of(ring + stage * STAGE);
       for (int i = tid; i < KEYS * (E / 8); i += THREADS) {
         const int key = i / (E / 8), at = i % (E / 8) * 8, row = tile * KEYS + key;
         if (row < tail_start) {
-          copy16(to + (key * LD + at) * 2, old_keys + (size_t)row * E + at);
-          copy16(to + ((KEYS + key) * LD + at) * 2, old_values + (size_t)row * E + at);
+          const size_t from = slab[row] + at;
+          copy16(to + (key * LD + at) * 2, slabs.keys + from);
+          copy16(to + ((KEYS + key) * LD + at) * 2, slabs.values + from);
         }
       }
       commit();
@@ -264,8 +278,9 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       const int old_rows = min(context - tail_start, tail_rows);
       for (int i = tid; i < old_rows * (E / 8); i += THREADS) {
         const int row = i / (E / 8), at = i % (E / 8) * 8;
-        copy16(address_of(tail + row * LD + at), old_keys + (size_t)(tail_start + row) * E + at);
-        copy16(address_of(tail + (TAIL + row) * LD + at), old_values + (size_t)(tail_start + row) * E + at);
+        const size_t from = slab[tail_start + row] + at;
+        copy16(address_of(tail + row * LD + at), slabs.keys + from);
+        copy16(address_of(tail + (TAIL + row) * LD + at), slabs.values + from);
       }
       for (int i = tid; i < tokens * rows.path_length; i += THREADS)
         copy4(address_of(paths + i), rows.paths + (size_t)item.start * rows.path_length + i);
@@ -310,8 +325,8 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         *(uint4*)(tail + to * LD + E / 2 + part * 8) = high;
         *(uint4*)(tail + (TAIL + to) * LD + part * 16) = value0;
         *(uint4*)(tail + (TAIL + to) * LD + part * 16 + 8) = value1;
-        if (writes && source >= item.start && source < item.end && context + row < slabs.num_rows) {
-          const size_t at = slab + (size_t)(context + row) * E;
+        if (writes && source >= item.start && source < item.end && context + row < slab.count) {
+          const size_t at = slab[context + row];
           *(uint4*)(slabs.keys + at + part * 8) = low;
           *(uint4*)(slabs.keys + at + E / 2 + part * 8) = high;
           *(uint4*)(slabs.values + at + part * 16) = value0;
