@@ -31,6 +31,7 @@ _SHARED = (
     "target", "target_weights", "draft", "draft_weights", "set_acceptance", "acceptance",
     "max_kv_tokens", "preemption", "prefix_cache", "prefill_chunk", "routing",
 )  # fmt: skip
+_UPLOADED = "uploaded"  # which file, and where it is
 _CHOSEN = "chosen"  # when these controls were last on a page
 
 
@@ -70,11 +71,27 @@ def choose_traffic() -> Traffic | None:
     if source == FILE:
         source = st.text_input("Path", key="path", bind=LINK, placeholder="conv.csv")
     elif source == UPLOAD:
-        file = st.file_uploader("Azure, BurstGPT, Mooncake or codesign format")
-        source = "" if file is None else keep_upload(file.name, file.getvalue())
+        source = _uploaded()
     rate = st.slider("Rate, times", 0.1, 5.0, 1.0, 0.1, key="rate_scale", bind=LINK)
     limits = _longest()
     return Traffic(source, rate_scale=rate, **limits) if source else None
+
+
+def _uploaded() -> str:
+    """Where the upload is kept; it is looked at once, not at every change of the page."""
+    file = st.file_uploader("Azure, BurstGPT, Mooncake or codesign format")
+    most = st.get_option("server.maxUploadSize")
+    st.caption(
+        f"Up to {most} MB, about {most / 35:.0f} million requests. Larger ones need no upload: "
+        f'choose "{FILE}" above.'
+    )
+    if file is None:
+        return ""
+    known, path = st.session_state.get(_UPLOADED, ("", ""))
+    if known != file.file_id:
+        path = keep_upload(file.name, file.getbuffer())
+        st.session_state[_UPLOADED] = file.file_id, path
+    return path
 
 
 def _synthetic() -> Traffic:

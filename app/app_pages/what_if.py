@@ -69,7 +69,7 @@ def show(prediction: Prediction, slo: SLO, limit: int) -> None:
         for tile in tiles(prediction, slo):
             st.metric(
                 tile.label, tile.value, tile.range, delta_color="off", delta_arrow="off",
-                delta_description=tile.origin, help=tile.explanation, border=True, width=164,
+                delta_description=tile.origin, help=tile.explanation, border=True, width=176,
             )  # fmt: skip
     show_charts(prediction, slo, limit)
     st.caption(scope(prediction))

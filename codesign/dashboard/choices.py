@@ -95,7 +95,7 @@ def fits_here(folder: Path) -> dict[str, str]:
     return {**named, str(DEFAULT_FIT): f"shipped: {machine_of(DEFAULT_FIT)}"}
 
 
-def keep_upload(name: str, data: bytes) -> str:
+def keep_upload(name: str, data: bytes | memoryview) -> str:
     """Path of a file with what was uploaded; the same bytes keep their file.
 
     Args:
