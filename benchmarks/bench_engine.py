@@ -164,7 +164,7 @@ def inflate(pair: str, sources: Sequence[str], degradation: Degradation) -> tupl
         loss = degradation if role == "draft" else Degradation()
         parts = ["bench", shape, role, Path(source).name]
         if loss != Degradation():
-            parts += [f"{loss.noise:g}", *map(str, loss.drop_layers)]
+            parts += [f"{loss.noise:g}", *map(str, loss.drop_layers), f"h{loss.drop_kv_heads}"]
         names.append("-".join(parts))
         if not (models_dir() / names[-1]).exists():
             recipe = Recipe(shape, role, source, weights_sha256(source), degradation=loss)
@@ -208,6 +208,7 @@ def main() -> None:
     parser.add_argument("--drop-layers", nargs="*", type=int, default=(), help="of the draft")
     parser.add_argument("--sources", nargs=2, default=["smollm2-135m", "smollm2-135m-draft"],
                         metavar=("TARGET", "DRAFT"), help="small models")  # fmt: skip
+    parser.add_argument("--drop-kv-heads", type=int, default=0, help="of the draft")
     parser.add_argument("--policies", nargs="+", default=["tree-8x4x2@1"],
                         help="LABEL@DEPLOYMENT each")  # fmt: skip
     parser.add_argument("--requests", type=int, default=12)
@@ -221,7 +222,8 @@ def main() -> None:
     parser.add_argument("--trace", type=Path)
     args = parser.parse_args()
     if args.inflate:
-        loss = Degradation(noise=args.noise, drop_layers=tuple(args.drop_layers))
+        layers, heads = tuple(args.drop_layers), args.drop_kv_heads
+        loss = Degradation(noise=args.noise, drop_layers=layers, drop_kv_heads=heads)
         target, draft = inflate(args.inflate, args.sources, loss)
         candidates = [_candidate(words, args.batch) for words in args.policies]
         sampling = Sampling(temperature=args.temperature, seed=3)
