@@ -7,7 +7,8 @@ lies in them, in two halves used in turn. Imports torch.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from codesign.kernels.peer_memory import PeerMemory
 PACKET = 8  # elements of bfloat16
 ELEMENT_BYTES = 2
 MAX_WORLD = 8
+COMPILING = 60.0  # seconds that a rank may be late with a launch of a kernel it has to compile
 
 
 class PeerLostError(HardwareError):
@@ -116,6 +118,18 @@ class Exchange:
             # On the GPU, and without a warning in groups that have gloo, too.
             dist.all_reduce(torch.zeros(1, device=self._inbox.device), group=self.group)
             torch.cuda.synchronize(self._inbox.device)
+
+    @contextmanager
+    def patient(self, seconds: float = COMPILING) -> Iterator[None]:
+        """Let launches inside wait so long for a packet; captured ones keep what was usual."""
+        if self.on_device is None:
+            yield
+            return
+        usual, self.on_device.patience = self.on_device.patience, int(seconds * 1e9)
+        try:
+            yield
+        finally:
+            self.on_device.patience = usual
 
     def check(self) -> None:
         """Raise if a kernel that has run so far waited in vain; costs no synchronisation.

@@ -161,8 +161,8 @@ class ModelRank:
         self._staging[: len(idle)] = torch.from_numpy(idle)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # compiles kernels and sets up collectives
-            run()
+        with torch.cuda.stream(stream), self.forward.group.patient():
+            run()  # compiles kernels and sets up collectives
             run()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
@@ -221,9 +221,10 @@ class ModelRank:
         tokens_N, slot = words[HEADER : HEADER + count].long(), int(message[SLOT_WORD])
         start, first_written = int(message[START_WORD]), int(message[WRITTEN_WORD])
         self.slabs.label_prompt(tokens_N, slot, start=start, first_written=first_written)
-        hidden_1D = self.forward.prompt_hidden(
-            tokens_N, slot, self.slabs, start=start, first_written=first_written
-        )
+        with self.forward.group.patient():  # every length may be the first that compiles a kernel
+            hidden_1D = self.forward.prompt_hidden(
+                tokens_N, slot, self.slabs, start=start, first_written=first_written
+            )
         if message[KIND] == PIECE or not isinstance(self.head, TargetHead):
             self._wait(watch)
             return np.zeros(0, np.int32)

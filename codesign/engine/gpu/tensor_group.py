@@ -10,6 +10,7 @@ Letters in shapes: T rows, D hidden size, K inputs and v columns of one rank, W 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -44,6 +45,10 @@ class TensorGroup(Protocol):
         """Raise if a kernel waited in vain for another rank."""
         ...
 
+    def patient(self) -> AbstractContextManager[None]:
+        """Launches inside wait longer for other ranks, which may have kernels to compile."""
+        ...
+
     def close(self) -> None:
         """Give back what the ranks share; all of them must do it, and add no more."""
         ...
@@ -68,6 +73,10 @@ class SingleRank:
 
     def check(self) -> None:
         """Nobody to wait for."""
+
+    def patient(self) -> AbstractContextManager[None]:
+        """Nobody to wait for."""
+        return nullcontext()
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -104,6 +113,10 @@ class ProcessGroupRank:
         """See ``TensorGroup.check``."""
         if self._exchange is not None:
             self._exchange.check()
+
+    def patient(self) -> AbstractContextManager[None]:
+        """See ``TensorGroup.patient``."""
+        return nullcontext() if self._exchange is None else self._exchange.patient()
 
     def close(self) -> None:
         """See ``TensorGroup.close``."""
