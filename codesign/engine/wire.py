@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from codesign.policy.protocol import (
 Words = NDArray[np.int32]
 _TIMES = struct.Struct("<4d2q")
 _TIME_WORDS = _TIMES.size // 4
-_CLOCK = struct.Struct("<d")
+_CLOCK, _CLOCK_WORDS = struct.Struct("<d"), struct.Struct("<2i")
 _HEAD_WORDS = 11  # of a verdict
 _TPOT_UNIT = 1e-6  # seconds
 _CHANCE_UNITS = 1 << 20
@@ -66,7 +67,7 @@ def encode_verdict(verdict: Verdict, limits: WireLimits) -> tuple[Words, Words]:
         len(verdict.prompts),
         len(verdict.dropped),
         *verdict.beside,
-        *np.frombuffer(_CLOCK.pack(verdict.now), np.int32).tolist(),
+        *_CLOCK_WORDS.unpack(_CLOCK.pack(verdict.now)),
         *verdict.dropped,
     ]
     for entry in verdict.requests:
@@ -90,7 +91,7 @@ def decode_verdict(message: Words, prompts: Words) -> Verdict:
     words = iter(message.tolist())
     round_number, num_requests, num_admitted, _, is_last, num_prompts, num_dropped = _take(words, 7)
     num_beside, rows_beside, *clock = _take(words, 4)
-    (now,) = _CLOCK.unpack(np.array(clock, np.int32).tobytes())
+    (now,) = _CLOCK.unpack(_CLOCK_WORDS.pack(*clock))
     dropped = tuple(_take(words, num_dropped))
     requests = []
     for _ in range(num_requests):
@@ -123,23 +124,26 @@ def decode_verdict(message: Words, prompts: Words) -> Verdict:
 
 def encode_candidates(candidates: Candidates, times: DraftTimes, limits: WireLimits) -> Words:
     """One message."""
-    words = [candidates.round, len(candidates.requests)]
-    words += np.frombuffer(_TIMES.pack(*astuple(times)), np.int32).tolist()
+    words = [candidates.round, len(candidates.requests), *(0,) * _TIME_WORDS]
     for entry in candidates.requests:
         words += [entry.request_id, entry.base_len, len(entry.tokens)]
         words += entry.tokens
         words += entry.parents
         words += [round(chance * _CHANCE_UNITS) for chance in entry.chances]
         words += [0] * (len(entry.tokens) - len(entry.chances))
-    return _padded(words, limits.candidate_words)
+    message = _padded(words, limits.candidate_words)
+    _TIMES.pack_into(
+        message, 2 * message.itemsize, times.idle_from, times.received, times.rerooted,
+        times.answered, times.num_expansions, times.num_rows,
+    )  # fmt: skip
+    return message
 
 
 def decode_candidates(message: Words) -> tuple[Candidates, DraftTimes]:
     """Inverse of ``encode_candidates``."""
-    times = DraftTimes(*_TIMES.unpack(message[2 : 2 + _TIME_WORDS].tobytes()))
-    words = iter(message.tolist())
-    round_number, num_requests = _take(words, 2)
-    _take(words, _TIME_WORDS)
+    times = DraftTimes(*_TIMES.unpack_from(message, 2 * message.itemsize))
+    round_number, num_requests = message[:2].tolist()
+    words = iter(message[2 + _TIME_WORDS :].tolist())
     entries = []
     for _ in range(num_requests):
         request_id, base_len, num_rows = _take(words, 3)
@@ -152,7 +156,7 @@ def decode_candidates(message: Words) -> tuple[Candidates, DraftTimes]:
 
 
 def _take(words: Iterator[int], count: int) -> list[int]:
-    return [next(words) for _ in range(count)]
+    return list(islice(words, count))
 
 
 def _padded(words: list[int], size: int) -> Words:
