@@ -130,16 +130,22 @@ def show_front(found: Found) -> None:
     )
     brushed = inside(table, dict(event.selection.get(charts.BRUSH, {})))
     st.caption(
-        f"{len(brushed)} of {len(table)} plans below. Drag a rectangle in the chart to choose."
+        f"{len(brushed)} of {len(table)} plans below; drag a rectangle in the chart to choose. "
+        "Ringed: the plan's choice. Hollow: misses the SLO. Pale: another plan is better in both."
     )
     st.dataframe(
         brushed,
         hide_index=True,
-        column_order=["place", "plan", "meets", *TITLES, "load", "origin"],
+        column_order=[
+            "place", "plan", "meets", "origin",
+            *(name for figure in TITLES for name in (figure, f"{figure}_range")), "load",
+        ],
         column_config={
             "place": st.column_config.NumberColumn("", width=40),
             "plan": st.column_config.TextColumn("plan", pinned=True),
             "meets": "meets the SLO",
+            "origin": "step times",
+            **{f"{name}_range": "from .. to" for name in TITLES},
             **{name: st.column_config.NumberColumn(TITLES[name].title, format="%.4g")
                for name in TITLES},
         },

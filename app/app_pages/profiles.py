@@ -18,6 +18,7 @@ from codesign.dashboard.profiles import (
     measured_points,
     most_rows,
     profile_folder,
+    range_text,
     room,
     step_chart,
 )
@@ -72,7 +73,12 @@ def show_fit(entries: list[FitEntry]) -> None:
     folder = profile_folder(paths[path])
     points = None if folder is None else measured_points(folder, split, op, time)
     st.altair_chart(
-        step_chart(time, points, most_rows=most_rows(time, points)),
+        step_chart(
+            time,
+            points,
+            most_rows=most_rows(time, points),
+            error=fit.errors.get(f"{split}/{op}", 0.0),
+        ),
         width="stretch",
         alt="Time of a forward by its rows, fitted line and measured shapes",
     )
@@ -83,8 +89,8 @@ def show_fit(entries: list[FitEntry]) -> None:
         st.code(MEASURE, language="shell")
     else:
         st.caption(
-            f"Line: the fit. Points: {len(points)} measured shapes, the median of their "
-            f"repetitions, from {folder}. What the context costs is taken off both, so that a "
+            f"Line: the fit, and its error shaded. Points: {len(points)} measured shapes, the "
+            f"median of their repetitions, from {folder}. What the context costs is taken off both, so that a "
             "point off the line is an error of the fit."
         )
     table = held_out_table(fit, split)
@@ -96,18 +102,26 @@ def show_fit(entries: list[FitEntry]) -> None:
 def show_floor_row(fit: Fit, split: str) -> None:
     cost = fit.costs[split]
     figures = [
-        ("Target, 1 row", cost.target(1, 0), "Floor of a round: no tree makes it shorter"),
-        ("Draft, 1 row", cost.draft(1, 0), "Floor of a draft forward"),
-        ("Re-root", cost.reroot, "Seconds per round"),
+        ("Target, 1 row", cost.target(1, 0), "target", "Floor of a round: no tree beats it"),
+        ("Draft, 1 row", cost.draft(1, 0), "draft", "Floor of a draft forward"),
+        ("Re-root", cost.reroot, "reroot", "Seconds per round"),
     ]
     if "+" in split:
-        figures.append(("Message", cost.link, "One way between draft and target"))
-    with st.container(horizontal=True):
-        for name, seconds, text in figures:
-            st.metric(name, f"{1e3 * seconds:.3g} ms", help=text, border=True, width=170)
+        figures.append(("Message", cost.link, "link", "One way between draft and target"))
+    with st.container(horizontal=True, gap="xsmall"):
+        for name, seconds, part, text in figures:
+            st.metric(
+                name, f"{1e3 * seconds:.3g} ms", range_text(1e3 * seconds, fit, split, part),
+                delta_color="off", delta_arrow="off", delta_description=fit.origin,
+                help=f"{text}. The range is the fit's error on shapes that it had not seen.",
+                border=True, width=174,
+            )  # fmt: skip
         if cost.slowdown:
             text = "Seconds that the target loses per second of drafting beside it"
-            st.metric("Slowdown", f"{cost.slowdown:.1%}", help=text, border=True, width=170)
+            st.metric(
+                "Slowdown", f"{cost.slowdown:.1%}", "no range", delta_color="off",
+                delta_arrow="off", delta_description=fit.origin, help=text, border=True, width=174,
+            )  # fmt: skip
 
 
 def show_floors() -> None:

@@ -154,7 +154,7 @@ def show() -> None:
             "Round of the request", 1, longest, min(3, longest), key="round", bind="query-params"
         )
     chosen = min(chosen, longest)
-    show_lanes(rounds, chosen, count)
+    show_lanes(rounds, chosen, count, plan.find(label).origin)
     if plan.find(label).candidate.speculation.has_draft:
         show_tree(replayed(plan_path, changed, label, plan.seed, request_id), chosen)
     else:
@@ -162,7 +162,7 @@ def show() -> None:
         st.caption("This candidate decodes without a draft, so that there is no tree to show.")
 
 
-def show_lanes(rounds: list, chosen: int, count: int) -> None:
+def show_lanes(rounds: list, chosen: int, count: int, step_times: str) -> None:
     import pandas as pd
 
     st.subheader("Target and draft")
@@ -178,6 +178,7 @@ def show_lanes(rounds: list, chosen: int, count: int) -> None:
         alt="Spans of each round as bars in lanes for target, draft and messages",
     )
     st.caption(
+        f"Simulated: one draw of the luck, step times {step_times}. "
         f"Round {chosen} starts at 0 ms on both sides; grey ticks frame it. Pale bars are "
         "simulated, full ones measured; low bars are prompts, re-rooting and verdicts. Drag to "
         "move, scroll or pinch to zoom, double-click to reset. The draft's lane shows the drafting "

@@ -65,7 +65,7 @@ def choose_runs() -> tuple[str, list[str]]:
     found = plan_of_run(Path(chosen[0]), plan_files(Path()))
     plan = st.text_input(
         "Their plan",
-        "" if found is None else str(found),
+        "" if found is None else shown_path(found),
         help="The plan that was run; it names the requests and the fit.",
     )
     if not plan:
@@ -73,6 +73,12 @@ def choose_runs() -> tuple[str, list[str]]:
         st.code("codesign run --plan plan.json", language="shell")
         st.stop()
     return plan, chosen
+
+
+def shown_path(path: Path) -> str:
+    """As short as it can be named from this folder."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def show() -> None:

@@ -65,11 +65,11 @@ def show(prediction: Prediction, slo: SLO, limit: int) -> None:
         f"{':material/check_circle:' if meets else ':material/cancel:'} "
         f"**{prediction.scored.label}.** {verdict(prediction, slo)} {against_plain(prediction)}"
     )
-    with st.container(horizontal=True):
+    with st.container(horizontal=True, gap="xsmall"):
         for tile in tiles(prediction, slo):
             st.metric(
                 tile.label, tile.value, tile.range, delta_color="off", delta_arrow="off",
-                delta_description=tile.origin, help=tile.explanation, border=True, width=176,
+                delta_description=tile.origin, help=tile.explanation, border=True, width=174,
             )  # fmt: skip
     show_charts(prediction, slo, limit)
     st.caption(scope(prediction))

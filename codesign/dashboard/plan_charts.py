@@ -75,8 +75,8 @@ def pareto_chart(table: pd.DataFrame, x: str, y: str, *, best: str) -> Any:
         )
         .add_params(alt.selection_interval(name=BRUSH)),
         base.transform_filter(alt.datum.chosen == "chosen")
-        .mark_text(align="left", dx=10, dy=-8, fontWeight="bold", color=_GREY)
-        .encode(x=axis_x, y=axis_y, text="chosen:N"),
+        .mark_point(shape="circle", size=500, strokeWidth=2.5, color=_GREY, filled=False)
+        .encode(x=axis_x, y=axis_y),
     ]
     return alt.layer(*layers).properties(height=_HEIGHT)
 
@@ -123,11 +123,12 @@ def two_rounds_chart(spans: pd.DataFrame) -> Any:
     Args:
         spans: As ``plan_tables.span_table``.
     """
+    spans = spans.loc[spans["ms"] > 0]
     table = spans.assign(
         name=[SPAN_NAMES[name] for name in spans["span"]],
         order=[list(SPAN_COLOURS).index(name) for name in spans["span"]],
     )
-    names = [SPAN_NAMES[name] for name in SPAN_COLOURS]
+    there = {name: SPAN_COLOURS[name] for name in SPAN_COLOURS if name in set(spans["span"])}
     return (
         alt.Chart(table)
         .mark_bar(height={"band": 0.7})
@@ -137,8 +138,10 @@ def two_rounds_chart(spans: pd.DataFrame) -> Any:
             color=alt.Color(
                 "name:N",
                 title=None,
-                scale=alt.Scale(domain=names, range=list(SPAN_COLOURS.values())),
-                legend=alt.Legend(orient="top", columns=2, labelLimit=0),
+                scale=alt.Scale(
+                    domain=[SPAN_NAMES[name] for name in there], range=list(there.values())
+                ),
+                legend=alt.Legend(orient="top", columns=1, labelLimit=0),
             ),
             order=alt.Order("order:O"),
             tooltip=[

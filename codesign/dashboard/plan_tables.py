@@ -74,6 +74,7 @@ def _row(number: int, scored: ScoredCandidate) -> dict[str, Any]:
             row[figure.name] = figure.factor * interval.value
             row[f"{figure.name}_low"] = figure.factor * interval.low
             row[f"{figure.name}_high"] = figure.factor * interval.high
+            row[f"{figure.name}_range"] = _range(interval, figure.factor)
     return row
 
 
@@ -147,8 +148,11 @@ def side_by_side(plan: Plan, one: str, other: str) -> pd.DataFrame:
 
 
 def _shown(interval: Any, factor: float) -> str:
-    value, low, high = (_short(factor * v) for v in (interval.value, interval.low, interval.high))
-    return f"{value} ({low} to {high})"
+    return f"{_short(factor * interval.value)} ({_range(interval, factor)})"
+
+
+def _range(interval: Any, factor: float) -> str:
+    return f"{_short(factor * interval.low)} to {_short(factor * interval.high)}"
 
 
 def _short(value: float) -> str:

@@ -33,7 +33,7 @@ OP_TITLES = {
 }
 FLOOR_PARTS = (
     ("weights at full bandwidth", "#3f87d6"),
-    ("bandwidth not reached", "#e0892b"),
+    ("bandwidth lost", "#e0892b"),
     ("layers, fixed", "#8f74c9"),
     ("all-reduces", "#3ea58a"),
 )
@@ -164,13 +164,23 @@ def measured_points(folder: Path, deployment: str, op: str, time: StepTime) -> p
     ).drop(columns=["median", "min", "max", "count"])
 
 
-def step_chart(time: StepTime, points: pd.DataFrame | None, *, most_rows: int) -> Any:
-    """The fitted time by rows, without context, and the measured shapes less their context."""
+def step_chart(
+    time: StepTime, points: pd.DataFrame | None, *, most_rows: int, error: float = 0.0
+) -> Any:
+    """The fitted time by rows, without context, and the measured shapes less their context.
+
+    Args:
+        time: The fit.
+        points: As ``measured_points``; None for none.
+        most_rows: Where the line ends.
+        error: Relative, of the fit; shaded.
+    """
     import altair as alt
     import pandas as pd
 
     grid = np.unique(np.concatenate([np.linspace(1, most_rows, _GRID), np.arange(1, 17)]))
     line = pd.DataFrame({"rows": grid, "ms": [1e3 * time(float(n), 0.0) for n in grid]})
+    line = line.assign(low=line["ms"] / (1.0 + error), high=line["ms"] * (1.0 + error))
     x = alt.X(
         "rows:Q",
         title="rows of the forward",
@@ -182,6 +192,8 @@ def step_chart(time: StepTime, points: pd.DataFrame | None, *, most_rows: int) -
         .mark_line(color=_GREY, strokeWidth=2)
         .encode(x=x, y=alt.Y("ms:Q", title="ms, price of the context taken off"))
     )
+    band = alt.Chart(line).mark_area(color=_GREY, opacity=0.2).encode(x=x, y="low:Q", y2="high:Q")
+    curve = band + curve
     if points is None:
         return curve.properties(height=340)
     groups = [group for group in _CONTEXTS if group in set(points["group"])]
@@ -317,6 +329,14 @@ def device_table() -> pd.DataFrame:
         for name, device in devices().items()
     ]
     return pd.DataFrame(rows)
+
+
+def range_text(value: float, fit: Fit, split: str, part: str) -> str:
+    """Where a fitted time lies, by its error on shapes left out."""
+    error = fit.errors.get(f"{split}/{part}")
+    if error is None:
+        return "no range"
+    return f"{value / (1.0 + error):.3g} to {value * (1.0 + error):.3g}"
 
 
 def room(target: Forward, draft: Forward) -> str:

@@ -172,6 +172,8 @@ def _band_and_line(rows: pd.DataFrame, title: str) -> tuple[Any, Any]:
         tooltip=[
             alt.Tooltip("time:Q", format=",.0f", title="second"),
             alt.Tooltip("value:Q", format=".3~g", title=title),
+            alt.Tooltip("low:Q", format=".3~g", title="from"),
+            alt.Tooltip("high:Q", format=".3~g", title="to"),
         ],
     )
     band = base.mark_area(opacity=0.25).encode(y=alt.Y("low:Q", title=title), y2=alt.Y2("high:Q"))
@@ -187,19 +189,21 @@ def _named_lines(
     dash = alt.Scale(domain=there, range=[list(dash) for dash in _DASHES[: len(there)]])
     legend = alt.Legend(orient="top", title=None, labelLimit=240, symbolStrokeWidth=2)
     axis = alt.Axis(format=form) if form else alt.Undefined
-    return (
-        alt.Chart(table)
-        .mark_line(strokeWidth=1.8)
-        .encode(
-            x=alt.X("time:Q", title="seconds", scale=alt.Scale(nice=False)),
-            y=alt.Y("value:Q", title=title, axis=axis, scale=alt.Scale(zero=True)),
-            color=alt.Color("name:N", sort=there, legend=legend),
-            strokeDash=alt.StrokeDash("name:N", scale=dash, legend=legend),
-            tooltip=[
-                alt.Tooltip("name:N", title="line"),
-                alt.Tooltip("time:Q", format=",.0f", title="second"),
-                alt.Tooltip("value:Q", format=form or ".3~g", title=title),
-            ],
-        )
-        .properties(height=_HEIGHT)
+    number = form or ".3~g"
+    base = alt.Chart(table).encode(
+        x=alt.X("time:Q", title="seconds", scale=alt.Scale(nice=False)),
+        color=alt.Color("name:N", sort=there, legend=legend),
+        tooltip=[
+            alt.Tooltip("name:N", title="line"),
+            alt.Tooltip("time:Q", format=",.0f", title="second"),
+            alt.Tooltip("value:Q", format=number, title=title),
+            alt.Tooltip("low:Q", format=number, title="from"),
+            alt.Tooltip("high:Q", format=number, title="to"),
+        ],
     )
+    up = alt.Y("low:Q", title=title, axis=axis, scale=alt.Scale(zero=True))
+    band = base.mark_area(opacity=0.25).encode(y=up, y2=alt.Y2("high:Q"))
+    line = base.mark_line(strokeWidth=1.8).encode(
+        y=alt.Y("value:Q"), strokeDash=alt.StrokeDash("name:N", scale=dash, legend=legend)
+    )
+    return alt.layer(band, line).properties(height=_HEIGHT)

@@ -48,6 +48,10 @@ def tiles(prediction: Prediction, slo: SLO) -> list[Tile]:
               "Arrival to first token, at the SLO's percentile."),
         _tile(scored, "tpot_slo", f"TPOT {percent}", 1000.0, "ms", origin,
               "Time per later token, at the SLO's percentile."),
+        _tile(scored, "tpot_mean", "TPOT mean", 1000.0, "ms", origin,
+              "Time per later token, the mean over requests."),
+        _tile(scored, "latency_mean", "Latency mean", 1.0, "s", origin,
+              "Arrival to last token, the mean over requests."),
         _tile(scored, "slo_attainment", "In SLO", 100.0, "%", origin,
               "Share of requests that finish and meet every target."),
         _tile(scored, "goodput", "Goodput", 1.0, "req/s", origin,
@@ -63,7 +67,8 @@ def tiles(prediction: Prediction, slo: SLO) -> list[Tile]:
     names = {"target": "Target busy", "draft": "Draft busy", BOTH: "GPUs busy"}
     shown += [
         Tile(names[name] + ", %", _plain(100 * share.value), _range(share, 100.0), origin,
-             "Share of the run in which these workers compute.")
+             "Share of the run in which these workers compute anything. One request keeps them as "
+             "busy as a hundred: what room is left, Load says.")
         for name, share in prediction.busy.items()
     ]  # fmt: skip
     shown.append(
@@ -125,7 +130,8 @@ def scope(prediction: Prediction) -> str:
     return (
         f"Simulated: {number}. Step times {times.get(prediction.scored.origin, '')} "
         f"({prediction.scored.origin}); acceptance {prediction.acceptance_origin}. A range "
-        "is where nine of ten runs are expected, luck and the fit's error together."
+        "is where nine of ten runs are expected, luck and the fit's error together. Shaded in the "
+        "charts: the same for latencies; over time, what the seeds span."
     )
 
 

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser
 PAGES = {
     "what-if": "",
     "plan": "plan?max_requests=300&policies=plain,chain-3,tree-8x4x2,async-tree-8x4x2",
-    "timeline": "timeline?round=5",
+    "timeline": "timeline?round=9",
     "validate": "validate",
     "profiles": "profiles",
 }

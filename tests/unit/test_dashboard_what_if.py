@@ -172,7 +172,7 @@ def test_the_first_view_is_answered_before_anybody_asks():
 def test_every_tile_has_a_range_around_its_value_and_an_origin():
     prediction = predict(ASKED, is_coarse=False)
     shown = tiles(prediction, ASKED.slo)
-    assert len(shown) == 9
+    assert len(shown) == 11
     for tile in shown:
         low, high = (float(end.replace(",", "")) for end in tile.range.split(" to "))
         assert low <= float(tile.value.replace(",", "")) <= high
