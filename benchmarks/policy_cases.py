@@ -43,7 +43,7 @@ POLICIES = (
 )
 NAMES = {"static-tree-1x1x1x1x1x1x1x1": "SpecInfer*"}
 MAP_POLICIES = ("plain", "chain-3", "specserve-8", "batch-tree-16x2x8", "async-batch-tree-16x2x8")
-LOADS = (0.05, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # of what plain decoding can bear
+LOADS = (0.05, 0.25, 0.5, 1.0, 2.0)  # of what plain decoding can bear
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 SCALES = (0.8, 1.0, 1.2, 1.4)
 TARGET, DRAFT = "llama-3.1-70b:int4", "llama-3.2-1b:int4"

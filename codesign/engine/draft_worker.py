@@ -44,6 +44,7 @@ class DraftWorker:
         self._num_expansions = 0
         self._num_rows = 0
         self._prompts: tuple[PromptRows, ...] = ()
+        self._unread: set[int] = set()  # requests whose prompts are not run in parts
         self._idle_from = perf_counter()
 
     def answer(self, verdict: Verdict) -> tuple[Candidates, DraftTimes]:
@@ -82,8 +83,17 @@ class DraftWorker:
         self._idle_from = perf_counter()
 
     def run_prompts(self) -> None:
-        """Run the parts of prompts that came with the last verdict."""
-        self._drafter.run_prompts(self._prompts)
+        """Run the parts of prompts that came with the last verdict, if the policy wants them read.
+
+        A prompt whose first part was not run is run as a whole with its first expansion.
+        """
+        begun = {part.request_id for part in self._prompts if part.tokens}
+        if self.side.policy.reads_prompts:
+            self._unread -= begun
+        else:
+            self._unread |= begun
+        unread = self._unread
+        self._drafter.run_prompts([part for part in self._prompts if part.request_id not in unread])
         self._prompts = ()
 
     def _expand(self, expansion: Sequence[ExpansionRows]) -> None:

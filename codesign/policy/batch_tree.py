@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import exp, log
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,10 @@ FEWEST_CHOICES = 4  # children of a node
 MOST_AWAITED = 2  # draft forwards that an asynchronous round may wait for
 START_OUTPUT = 64.0  # tokens that a request is expected to emit, until some have finished
 _MEMORY = 0.05  # weight of a finished request in that mean
+_HORIZON = 5.0  # seconds over which the share of time that prompts take is averaged
+_BURST = 3.0
+_FULL = 0.9  # share of time from which prompts are taken to wait for ever
+_MOST_POWER = 50.0
 _SURE = 1e-9  # of equal log chances: parents stand with their children
 
 
@@ -83,13 +87,15 @@ class Choice:
     """The best nodes to verify, of those that are drafted.
 
     Attributes:
-        value: Expected tokens per second.
+        value: Expected tokens per second; see ``BatchTree._value``.
+        rate: Tokens that a second is worth.
         tokens: Expected tokens.
         rows: Nodes beside the roots.
         level: Least weight, urgency times chance, of a chosen node.
     """
 
     value: float
+    rate: float
     tokens: float
     rows: int
     level: float
@@ -123,6 +129,11 @@ class BatchTree(Speculation):
         self._known: list[BudgetTree] = []
         self._was_plain = True
         self._num_rounds = 0
+        self._stall = 0.0  # seconds of prompts that are there already and run after this round
+        self._prompt_time, self._all_time = 0.0, _HORIZON  # seconds lately, older ones faded
+        self._share = 0.0  # of the time, that prompts take lately
+        self._last_now = 0.0
+        self._is_shared = False  # prompts share forwards, they do not run between rounds
         self._begin_round(0, 0, np.ones(0))
 
     def _begin_round(self, batch: int, context: int, urgency: Floats) -> None:
@@ -132,7 +143,16 @@ class BatchTree(Speculation):
         self._budget = 0.0  # seconds of the verification
         self._last_rows = 0  # of the last draft forward
         self._tokens = float(urgency.sum()) + batch - len(urgency)  # of the roots
-        self._choice = Choice(0.0, self._tokens, 0, 1.0)
+        prompt_rows, num_waiting = self.sharing
+        self._base = batch + prompt_rows  # rows of the target's forward without any draft
+        self._power = 1.0
+        if prompt_rows and batch:
+            self._power += num_waiting / batch / (1.0 - min(self._share, _FULL))
+            self._power = min(self._power, _MOST_POWER)
+        seconds = self._goodput.target_seconds(self._base, context)
+        self._plain_seconds = max(seconds + self._stall, _SURE)
+        self._plain = self._value(self._tokens, seconds) if batch else 0.0
+        self._choice = Choice(self._plain, 0.0, self._tokens, 0, 1.0)
         self._may_draft = True
         self._stride = 1 + batch // 16  # one in so many requests teaches the calibration
 
@@ -140,24 +160,51 @@ class BatchTree(Speculation):
         own = cast("Sequence[BudgetTree]", trees)
         num_beside, rows_beside = self.beside
         batch, context = len(trees) + num_beside, context_rows(trees) + rows_beside
-        self._learn_lengths(own)
+        self._observe_stall(self._learn_lengths(own))
         self._begin_round(batch, context, self._urgencies(own, progress, batch, context))
         if own:
             mean = sum([tree.confidence for tree in own]) / len(own)
             self.calibration.confidence += 0.1 * (mean - self.calibration.confidence)
-        self._plain = self._tokens / float(self._verifying(batch, 0, context)[0]) if batch else 0.0
 
-    def _learn_lengths(self, trees: Sequence[BudgetTree]) -> None:
-        """Take in how many tokens the requests have emitted that are gone."""
-        if len(trees) != len(self._known) or any(
-            a is not b for a, b in zip(trees, self._known, strict=True)
-        ):
-            here = set(map(id, trees))
-            for tree in self._known:
-                if id(tree) not in here:
-                    emitted = tree.base_len - tree.first_len
-                    self.mean_output += _MEMORY * (emitted - self.mean_output)
-            self._known = list(trees)
+    def _value(self, tokens: Any, seconds: Any) -> Any:
+        """Tokens per second, the stall between rounds counted.
+
+        Where prompts share the forward, each further second of the round is one of those that wait
+        for them, too: their number raises the price of time, not that of tokens.
+        """
+        if self._power == 1.0:
+            return tokens / (seconds + self._stall)
+        return tokens / self._plain_seconds / (seconds / self._plain_seconds) ** self._power
+
+    def _observe_stall(self, prompt_rows: int) -> None:
+        """Foresee the prompts that run after this round, whatever is decided about it.
+
+        They are those that came while this round's prompts ran: the share of that time that prompts
+        have taken lately. In steady traffic all rounds have such a stall now and then, so that it
+        says nothing of this one; the share's power leaves it to bursts.
+        """
+        seconds = self._goodput.target_seconds(prompt_rows, 0.0) if prompt_rows else 0.0
+        passed = max(self.now - self._last_now, 0.0)
+        faded = exp(-passed / _HORIZON)
+        self._prompt_time = faded * self._prompt_time + seconds
+        self._all_time = faded * self._all_time + passed
+        self._last_now = self.now
+        self._is_shared = self._is_shared or self.sharing[0] > 0
+        self._share = min(self._prompt_time / self._all_time, 1.0)
+        self._stall = 0.0 if self._is_shared else self._share**_BURST * seconds
+
+    def _learn_lengths(self, trees: Sequence[BudgetTree]) -> int:
+        """Take in how many tokens those have emitted that are gone; prompt rows of the new ones."""
+        known = self._known
+        if len(trees) == len(known) and all(a is b for a, b in zip(trees, known, strict=True)):
+            return 0
+        here, before = set(map(id, trees)), set(map(id, known))
+        for tree in known:
+            if id(tree) not in here:
+                emitted = tree.base_len - tree.first_len
+                self.mean_output += _MEMORY * (emitted - self.mean_output)
+        self._known = list(trees)
+        return sum([tree.first_len for tree in trees if id(tree) not in before])
 
     def _urgencies(
         self, trees: Sequence[BudgetTree], progress: Sequence[Progress], batch: int, context: int
@@ -166,7 +213,7 @@ class BatchTree(Speculation):
         run = self._goodput.slo_tpot
         if run is None and all(one.slo_tpot is None for one in progress):
             return np.ones(len(trees))
-        step = float(self._verifying(batch, 0, context)[0])
+        step = self._goodput.target_seconds(batch, context)
         weights = [_urgency(one, one.slo_tpot or run, step) for one in progress]
         return np.array(weights or [1.0] * len(trees))
 
@@ -175,7 +222,7 @@ class BatchTree(Speculation):
     def leaves(self, trees: Sequence[DraftTree], done: int) -> Leaves:
         own = cast("Sequence[BudgetTree]", trees)
         if done:
-            self._spent += float(self._drafting(self._last_rows, 0, self._context)[0])
+            self._spent += self._goodput.draft_seconds(self._last_rows, self._context)
         self._choice = self._choose(own)
         most = MOST_AWAITED if self._spec.is_async else self._spec.expansions
         if done >= most or not own:
@@ -211,26 +258,26 @@ class BatchTree(Speculation):
         """Whether what a request has missed costs less than drafting for it will save."""
         if tree.missing < COLD:
             return True
-        seconds = self._drafting(0, tree.missing, 0)
-        gain = max(1.0 - self._plain / value, 0.0)
-        saved = self.mean_output * gain * self._tokens / max(self._plain, 1e-9) / self._batch
-        return saved > float(seconds[-1] - seconds[0])
+        draft = self._goodput.draft_seconds
+        gain = max(1.0 - (self._plain / value) ** (1.0 / self._power), 0.0)
+        saved = self.mean_output * gain * self._plain_seconds / self._batch
+        return saved > draft(tree.missing, 0.0) - draft(0, 0.0)
 
     def _best_ahead(self, gains: Floats, confidence: Floats, left: int) -> tuple[float, int]:
         """Largest tokens per second with 1 to ``left`` more forwards, and with how many.
 
         Each request goes on along its likeliest leaf at its mean confidence.
         """
-        batch, choice = self._batch, self._choice
+        choice = self._choice
         gains_DB = gains * confidence ** np.arange(left)[:, None]
         is_taken_DB = gains_DB >= self._level(len(gains), draft_rows=0)
         rows_D = is_taken_DB.sum(axis=1)
         tokens_D = choice.tokens + (gains_DB * is_taken_DB).sum(axis=1).cumsum()
         total_D = choice.rows + rows_D.cumsum()
-        target = self._verifying(batch, int(total_D[-1]), self._context)[total_D]
+        target = self._verifying(self._base, int(total_D[-1]), self._context)[total_D]
         draft_D = self._drafting(0, max(len(gains), 1), self._context)[rows_D].cumsum()
         seconds_D = self._spent + draft_D + target + self._goodput.overhead
-        values_D = np.where(rows_D > 0, tokens_D / seconds_D, 0.0)
+        values_D = np.where(rows_D > 0, self._value(tokens_D, seconds_D), 0.0)
         best = int(values_D.argmax())
         return float(values_D[best]), best + 1
 
@@ -241,13 +288,12 @@ class BatchTree(Speculation):
             num: Rows over which the seconds of one are averaged.
             draft_rows: Rows of draft forwards that go with it.
         """
-        first = self._batch + self._choice.rows
-        seconds = self._verifying(first, num, self._context)
-        price = (seconds[-1] - seconds[0]) / num
+        first, context = self._base + self._choice.rows, self._context
+        target, draft = self._goodput.target_seconds, self._goodput.draft_seconds
+        seconds = target(first + num, context) - target(first, context)
         if draft_rows:
-            drafting = self._drafting(1, num, self._context)
-            price += (drafting[-1] - drafting[0]) / num
-        return max(float(price) * max(self._choice.value, self._plain), _SURE)
+            seconds += draft(num + 1, context) - draft(1, context)
+        return max(seconds / num * self._choice.rate, _SURE)
 
     # Rows.
 
@@ -267,12 +313,13 @@ class BatchTree(Speculation):
         worth = np.exp(flat) * np.repeat(self._urgency, counts)
         worth = -np.sort(-worth)
         tokens = self._tokens + np.concatenate(([0.0], worth.cumsum()))
-        seconds = self._verifying(self._batch, len(worth), self._context) + self._spent
+        seconds = self._verifying(self._base, len(worth), self._context) + self._spent
         seconds[0 if self._spent else 1 :] += self._goodput.overhead
-        values = tokens / seconds
+        values = self._value(tokens, seconds)
         best = int(values.argmax())
         level = float(worth[best - 1]) if best else np.inf
-        return Choice(float(values[best]), float(tokens[best]), best, level)
+        rate = self._power * float(tokens[best]) / (float(seconds[best]) + self._stall)
+        return Choice(float(values[best]), rate, float(tokens[best]), best, level)
 
     def select(self, trees: Sequence[DraftTree]) -> Leaves:
         own = cast("Sequence[BudgetTree]", trees)
@@ -293,16 +340,18 @@ class BatchTree(Speculation):
         self._num_rounds += 1
         num_rows = sum([len(nodes) for nodes in chosen]) - len(own)
         self._was_plain = not num_rows and not self._spent
+        seconds = self._goodput.target_seconds(self._base + num_rows, self._context)
+        self._budget = seconds
         if self._spec.is_async:
-            self._plan_beside(own, num_rows)
+            self._plan_beside(own)
         self.rests = self._was_plain and not self.overlap
+        self.reads_prompts = not self.rests
         return chosen
 
     # Draft forwards beside the verification.
 
-    def _plan_beside(self, trees: Sequence[BudgetTree], num_rows: int) -> None:
-        """Whether to draft at all, and for how long."""
-        self._budget = float(self._verifying(self._batch + num_rows, 0, self._context)[0])
+    def _plan_beside(self, trees: Sequence[BudgetTree]) -> None:
+        """Whether to draft at all."""
         confidence = np.array([tree.confidence for tree in trees])
         self._may_draft = bool(trees) and (
             not self._was_plain or self._pays_in_the_end(self._urgency * confidence, confidence)
@@ -311,11 +360,11 @@ class BatchTree(Speculation):
 
     def _pays_in_the_end(self, gains: Floats, confidence: Floats) -> bool:
         """Whether trees that cost nothing would beat plain decoding."""
-        depth = max(int(self._budget / max(float(self._drafting(len(gains), 0, 0)[0]), 1e-9)), 1)
+        depth = max(int(self._budget / max(self._goodput.draft_seconds(len(gains), 0), 1e-9)), 1)
         gains_DB = gains * confidence ** np.arange(min(depth, self._spec.expansions))[:, None]
         worth = -np.sort(-gains_DB.ravel())
-        seconds = self._verifying(self._batch, len(worth), self._context) + self._goodput.overhead
-        values = (self._tokens + np.concatenate(([0.0], worth.cumsum()))) / seconds
+        seconds = self._verifying(self._base, len(worth), self._context) + self._goodput.overhead
+        values = self._value(self._tokens + np.concatenate(([0.0], worth.cumsum())), seconds)
         return bool(values[1:].max(initial=0.0) > self._plain * (1.0 + MARGIN))
 
     def overlap_leaves(self, trees: Sequence[DraftTree]) -> Leaves:
@@ -323,9 +372,10 @@ class BatchTree(Speculation):
         stop: Leaves = [[] for _ in own]
         if not self._may_draft:
             return stop
-        value = max(self._choice.value, self._plain)
-        rows = self._drafting(1, len(own), self._context)
-        level = max(float(rows[-1] - rows[0]) / len(own) * value, _SURE)
+        value = self._choice.rate
+        draft, context = self._goodput.draft_seconds, self._context
+        row_seconds = (draft(len(own) + 1, context) - draft(1, context)) / max(len(own), 1)
+        level = max(row_seconds * value, _SURE)
         leaves = []
         gain, missing = 0.0, 0
         for tree, urgency in zip(own, self._urgency.tolist(), strict=True):
@@ -336,7 +386,7 @@ class BatchTree(Speculation):
                 missing += tree.missing if tree.base_len > tree.first_len else 0
             leaves.append(nodes)
         num_rows = sum([len(nodes) for nodes in leaves])
-        seconds = float(self._drafting(num_rows + missing, 0, self._context)[0])
+        seconds = draft(num_rows + missing, context)
         late = self._beside + seconds - max(self._budget, self._beside)
         if not num_rows or late * value > gain * (self.mean_output if missing else 1.0):
             self._may_draft = False

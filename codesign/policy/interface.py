@@ -51,6 +51,11 @@ class Speculation:
         tree_type: Makes the draft trees: DraftTree, a subclass, or one with its arguments bound.
         beside: Requests of the batch that are not drafted for, and their KV rows; set before
             ``begin``.
+        sharing: Prompt rows that share the round's forward, and requests that wait for their first
+            token; set before ``begin``.
+        now: Seconds since the start of the run, by the target's clock; set before ``begin``.
+        reads_prompts: Whether prompts that begin now are run by the draft model, too, a part at a
+            time; otherwise with the request's first expansion.
         rests: The round is plain decoding: nothing was drafted, and no tree is left to move.
     """
 
@@ -60,6 +65,9 @@ class Speculation:
     needs_progress: bool = False
     tree_type: Callable[..., DraftTree] = DraftTree
     beside: tuple[int, int] = (0, 0)
+    sharing: tuple[int, int] = (0, 0)
+    now: float = 0.0
+    reads_prompts: bool = True
     rests: bool = False
 
     def __init__(self, calibration: Calibration | None = None) -> None:

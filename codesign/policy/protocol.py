@@ -93,6 +93,8 @@ class Verdict:
             by policies that need each request's progress alone.
         beside: Requests of the batch that the draft is not told of, as they want no speculation,
             and their KV rows.
+        sharing: Prompt rows that share this round's forward, and requests that wait for their first
+            token; (0, 0) where prompts run between rounds.
     """
 
     round: int
@@ -103,6 +105,7 @@ class Verdict:
     is_last: bool = False
     now: float = 0.0
     beside: tuple[int, int] = (0, 0)
+    sharing: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +231,8 @@ class DraftSide:
         moves: list[KVMove] = []
         finished: list[int] = []
         self._now = verdict.now
-        self.policy.beside = verdict.beside
+        policy = self.policy
+        policy.beside, policy.sharing, policy.now = verdict.beside, verdict.sharing, verdict.now
         for admission in verdict.admitted:
             self.admit(admission)
         for entry in verdict.requests:

@@ -38,6 +38,9 @@ class PlayedBatch:
             for the prompt alone in its first round, as an asynchronous draft does that runs the
             prompt beside the target.
         log: Where to write down how right the draft's chances were.
+
+    Attributes:
+        sharing: As in Verdict, of the next round.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class PlayedBatch:
         hears_early: bool = False,
         log: CalibrationLog | None = None,
     ) -> None:
+        self.sharing: tuple[int, int] = (0, 0)
         self._log = log
         self._side = side
         self._drafter = drafter
@@ -68,6 +72,11 @@ class PlayedBatch:
     def num_requests(self) -> int:
         """Requests in the batch."""
         return len(self._requests)
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether the draft runs prompts that begin now, a part at a time."""
+        return self._side is None or self._side.policy.reads_prompts
 
     @property
     def kv_tokens(self) -> int:
@@ -170,6 +179,7 @@ class PlayedBatch:
             tuple(told),
             now=now,
             beside=(len(self._plain), sum(self._plain.values())),
+            sharing=self.sharing,
         )
         self._news.clear()
         self._num_verdicts += 1

@@ -18,6 +18,7 @@ from codesign.policy.cost import RoundCost
 from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.records import RequestRecord, RoundLog
 from codesign.sim.ahead import RunAhead
+from codesign.sim.played import PlayedBatch
 from codesign.sim.taped import TapedBatch
 from codesign.sim.timing import Spans, TogetherTiming, shared_step
 from codesign.sim.work import Batch, Entering, Prompts, Tally, Work
@@ -37,6 +38,7 @@ class SimulatedRequest:
         emitted: Tokens emitted before it was last evicted, and the one that came with its prompt
             if that ran elsewhere.
         speculates: It may be drafted for.
+        is_read: The draft runs its prompt in the steps in which the target does; None before.
     """
 
     record: RequestRecord
@@ -45,6 +47,7 @@ class SimulatedRequest:
     prompt_left: int = 0
     emitted: int = 0
     speculates: bool = True
+    is_read: bool | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -242,6 +245,7 @@ class Replica:
             request.emitted += self._batch.drop(number)
             self._count(request.record, self._batch.tally(number))
         request.record.num_preemptions += 1
+        request.is_read = None
         request.prompt_left = request.prompt_tokens
         self.batcher.put_back(self._queued(request), computed_tokens=computed)
 
@@ -251,6 +255,10 @@ class Replica:
         if self._chunk is None:
             prefill, num_tokens = self._run_whole_prompts()
             return prefill + self._begin_round(prefill, num_tokens)
+        if isinstance(self._batch, PlayedBatch):
+            rows = sum([request.prompt_left for request in self._prompts])
+            num_waiting = len(self._prompts) + self.batcher.num_waiting
+            self._batch.sharing = (min(rows, self._chunk), num_waiting)
         seconds = self._begin_round(0.0, 0)
         return seconds + self._run_chunk(self._chunk)
 
@@ -282,12 +290,18 @@ class Replica:
         """Run some prompt tokens in the same step as the round: seconds that they add."""
         num_tokens = 0
         prompts: list[tuple[int, int]] = []
+        read: list[tuple[int, int]] = []  # by the draft, too
+        reads_new = self._batch.reads_prompts
         complete: list[SimulatedRequest] = []
         for request in self._prompts:
             count = min(request.prompt_left, budget - num_tokens)
             if not count:
                 break
             prompts.append((count, request.prompt_tokens - request.prompt_left))
+            if request.is_read is None:
+                request.is_read = reads_new
+            if request.is_read:
+                read.append(prompts[-1])
             num_tokens += count
             request.prompt_left -= count
             if not request.prompt_left:
@@ -296,7 +310,8 @@ class Replica:
             return 0.0
         running = self._now_running
         seconds = shared_step(self._cost, running and running.work, prompts)
-        seconds += self._timing.run_prompts(self._now, prompts)
+        if read:
+            seconds += self._timing.run_prompts(self._now, read)
         if running is None:
             self._now_running = running = _Running(self._now, Work(0, 0, 0), Spans(0.0), 0.0, 0)
         running.prefill, running.prefill_tokens = seconds, num_tokens
@@ -345,7 +360,8 @@ class Replica:
                 self._count(request.record, self._batch.tally(number))
                 self._finish(request, self._now)
         for request in running.complete:
-            self._first_token(request, self._now, request.prompt_tokens)
+            cached = request.prompt_tokens if request.is_read else request.record.cached_tokens
+            self._first_token(request, self._now, cached)
         self._write(running, num_emitted)
 
     def _finish(self, request: SimulatedRequest, at: float) -> None:

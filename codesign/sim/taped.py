@@ -106,6 +106,11 @@ class TapedBatch:
         return len(self._requests)
 
     @property
+    def reads_prompts(self) -> bool:
+        """The draft runs all prompts."""
+        return True
+
+    @property
     def kv_tokens(self) -> int:
         """KV rows that the batch needs in its next round, prefix cache not counted."""
         return self._row()[_KV]

@@ -101,6 +101,11 @@ class Batch(Protocol):
         ...
 
     @property
+    def reads_prompts(self) -> bool:
+        """Whether the draft runs prompts that begin now, a part at a time."""
+        ...
+
+    @property
     def kv_tokens(self) -> int:
         """KV rows that the batch needs in its next round, prefix cache not counted."""
         ...
