@@ -36,6 +36,7 @@ from codesign.policy.walk import Sampling
 STEP, PROMPT, PIECE, PAGES, SAMPLING, END = range(6)  # kinds of message
 START_WORD, SLOT_WORD, COUNT_WORD, LOW_WORD, HIGH_WORD, WRITTEN_WORD = range(2, 8)  # of a prompt's
 PATIENCE = 0.05  # seconds between two looks after the other ranks
+COMPILED_LENGTHS = (1, 16, 17)  # of prompts: Triton tells one, multiples of 16 and others apart
 
 
 def prompt_message(
@@ -129,7 +130,12 @@ class ModelRank:
 
     @torch.inference_mode()
     def prepare(self, buckets: Sequence[int] = BUCKETS) -> None:
-        """Capture the graphs of ``buckets``; every rank of the group does so at the same time."""
+        """Capture the graphs of ``buckets``; every rank of the group does so at the same time.
+
+        Before it prompts are run into the scratch slab, so that no request waits for a compiler.
+        """
+        for count in COMPILED_LENGTHS:
+            self._run_prompt(prompt_message((0,) * count, self.slabs.scratch_slot, 0), None)
         for bucket in buckets:
             if bucket not in self._steps:
                 self._steps[bucket] = self._make_step(bucket)
