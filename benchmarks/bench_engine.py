@@ -42,7 +42,6 @@ from codesign.policy.walk import Sampling
 from codesign.records import SPANS
 
 SHIPPED = Path(__file__).parents[1] / "codesign" / "data" / "fits" / "smollm2-135m-cpu"
-TRACE_SECONDS = 0.25  # of each run, from its middle
 
 
 class Bench:
@@ -52,12 +51,16 @@ class Bench:
         path: The plan's file.
         device: "cuda", or "cpu".
         padded_rows: Fewest rows of a target's forward.
+        trace_seconds: Of each run, from its middle, that the trace shows.
     """
 
-    def __init__(self, path: Path, device: str, padded_rows: int) -> None:
+    def __init__(
+        self, path: Path, device: str, padded_rows: int, trace_seconds: float = 0.25
+    ) -> None:
         self.plan = Plan.load(path)
         self._replay = Replay(self.plan, path)
         self._device, self._padded_rows = device, padded_rows
+        self._trace_seconds = trace_seconds
         self.events: list[dict[str, Any]] = []
 
     def run(self, candidate: Candidate, log: Path) -> list[dict[str, Any]]:
@@ -121,7 +124,7 @@ class Bench:
             self.events.append(
                 {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
             )
-            steps = [step for step in found["steps"] if 0 <= step[0] - middle < TRACE_SECONDS]
+            steps = [step for step in found["steps"] if 0 <= step[0] - middle < self._trace_seconds]
             self.events += [
                 {
                     "ph": "X", "pid": pid, "tid": tid, "name": f"{name}, {rows} rows",
@@ -220,6 +223,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--name", default="engine")
     parser.add_argument("--trace", type=Path)
+    parser.add_argument("--trace-seconds", type=float, default=0.25)
     args = parser.parse_args()
     if args.inflate:
         layers, heads = tuple(args.drop_layers), args.drop_kv_heads
@@ -230,7 +234,7 @@ def main() -> None:
         write_plan(args.plan, target, draft, candidates, requests=args.requests,
                    tokens=args.tokens, sampling=sampling)  # fmt: skip
         return
-    bench, rows = Bench(args.plan, args.device, args.padded_rows), []
+    bench, rows = Bench(args.plan, args.device, args.padded_rows, args.trace_seconds), []
     with tempfile.TemporaryDirectory() as folder:
         for index, scored in enumerate(bench.plan.scored):
             if scored.candidate.speculation.kind == "plain":
@@ -238,13 +242,20 @@ def main() -> None:
             for row in bench.run(scored.candidate, Path(folder) / f"{index}.json"):
                 rows.append({"target": bench.plan.target, "draft": bench.plan.draft, **row})
                 print(json.dumps(rows[-1]), flush=True)
+            _write(args, rows, bench.events)
+
+
+def _write(
+    args: argparse.Namespace, rows: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]
+) -> None:
+    """What there is so far: time on a rented machine may end at any point."""
     if args.trace:
-        args.trace.write_text(json.dumps({"traceEvents": bench.events}))
+        args.trace.write_text(json.dumps({"traceEvents": list(events)}))
     if args.device == "cuda":
         from benchmarks.common import write_result
 
         note = "decode speed: rounds without prefill; floors of 8 rows behind 500 at 4.2 TB/s"
-        print(write_result(args.name, rows, directory=args.out, note=note))
+        write_result(args.name, rows, directory=args.out, note=note)
 
 
 def _candidate(words: str, batch: int) -> Candidate:

@@ -102,7 +102,10 @@ def lead_draft(
     assert leader is not None, "n-grams have no steps"
     steps = StepLog(leader, "draft")
     serve_verdicts(draft_worker(rank.setup, leader), verdicts, candidates, rank.setup.limits)
-    log.write_text(json.dumps(steps.summary(rank, DRAFT_MODEL)))
+    log.write_text(json.dumps({"steps": steps.steps, "step": {}}))  # the target does not wait long
+    whole = log.with_suffix(".whole")
+    whole.write_text(json.dumps(steps.summary(rank, DRAFT_MODEL)))
+    whole.replace(log)
 
 
 def serve_both(

@@ -24,7 +24,8 @@ _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 class PeerMemory:
     """As many bytes on every rank of a group, and where this GPU sees each of them.
 
-    Every rank of the group must make it at the same time.
+    Every rank of the group must make it at the same time. It stays until the process ends: a kernel
+    may still wait in it after a run that lost a rank, and freeing it would wait for the kernel.
 
     Args:
         size: Bytes.
@@ -42,26 +43,15 @@ class PeerMemory:
     def __init__(self, size: int, group: dist.ProcessGroup, device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()  # makes the device's context current
         driver = cuda_driver()
-        self._own = checked(driver.cuMemAlloc(-(-size // _PAGE) * _PAGE))
-        handle = checked(driver.cuIpcGetMemHandle(self._own))
+        own = checked(driver.cuMemAlloc(-(-size // _PAGE) * _PAGE))
+        handle = checked(driver.cuIpcGetMemHandle(own))
         handles = _gathered(ctypes.string_at(handle.getPtr(), _HANDLE_BYTES), group, device)
         rank = dist.get_rank(group)
-        self._opened = [
+        opened = [
             None if other == rank else _opened(driver, words) for other, words in enumerate(handles)
         ]
-        self.pointers = [int(self._own if p is None else p) for p in self._opened]
-        self.own = torch.as_tensor(_Bytes(int(self._own), size), device=device)
-
-    def unmap(self) -> None:
-        """Let go of the other ranks' bytes; no kernel may use them any more."""
-        for pointer in self._opened:
-            if pointer is not None:
-                checked(cuda_driver().cuIpcCloseMemHandle(pointer))
-        self._opened = []
-
-    def free(self) -> None:
-        """Give back this rank's bytes, after every rank has let go of them."""
-        checked(cuda_driver().cuMemFree(self._own))
+        self.pointers = [int(own if p is None else p) for p in opened]
+        self.own = torch.as_tensor(_Bytes(int(own), size), device=device)
 
 
 class _Bytes:

@@ -63,13 +63,12 @@ class Exchange:
         inbox: Tensor | None,
         max_elements: int = 0,
         group: dist.ProcessGroup | None = None,
-        memory: PeerMemory | None = None,
         patience: float = 5.0,
     ) -> None:
         self.rank, self.world = rank, len(inboxes)
         self.max_elements, self.group = max_elements, group
         self.on_device: DeviceExchange | None = None
-        self._inbox, self._memory = inbox, memory
+        self._inbox = inbox
         if inbox is None:
             return
         self._calls = torch.zeros(1, dtype=torch.int32, device=inbox.device)
@@ -101,15 +100,6 @@ class Exchange:
         self._lost.zero_()
         self._report.zero_()
         self._line_up()
-
-    def close(self) -> None:
-        """Give the shared memory back. Every rank must do it, and use the exchange no more."""
-        if self._memory is not None:
-            self._line_up()
-            self._memory.unmap()
-            self._line_up()
-            self._memory.free()
-            self._memory = self._inbox = None
 
     def _line_up(self) -> None:
         assert self._inbox is not None, "no memory is shared on a CPU"
@@ -177,7 +167,6 @@ def open_exchange(
         memory.pointers,
         rank=rank,
         inbox=memory.own,
-        memory=memory,
         max_elements=max_elements,
         group=group,
         patience=patience,

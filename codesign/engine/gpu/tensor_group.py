@@ -49,10 +49,6 @@ class TensorGroup(Protocol):
         """Launches inside wait longer for other ranks, which may have kernels to compile."""
         ...
 
-    def close(self) -> None:
-        """Give back what the ranks share; all of them must do it, and add no more."""
-        ...
-
 
 class SingleRank:
     """A group of one."""
@@ -77,9 +73,6 @@ class SingleRank:
     def patient(self) -> AbstractContextManager[None]:
         """Nobody to wait for."""
         return nullcontext()
-
-    def close(self) -> None:
-        """Nothing to give back."""
 
 
 class ProcessGroupRank:
@@ -117,11 +110,6 @@ class ProcessGroupRank:
     def patient(self) -> AbstractContextManager[None]:
         """See ``TensorGroup.patient``."""
         return nullcontext() if self._exchange is None else self._exchange.patient()
-
-    def close(self) -> None:
-        """See ``TensorGroup.close``."""
-        if self._exchange is not None:
-            self._exchange.close()
 
     def all_gather(self, x_Tv: Tensor) -> Tensor:
         """See ``TensorGroup.all_gather``."""
