@@ -108,7 +108,7 @@ def parse_deployment(label: str) -> Deployment:
 class Serving:
     """How a replica shares its memory and its steps between requests.
 
-    The defaults are what the engine on a CPU does.
+    The engine does what a plan says of it, but for ``routing``: it runs one replica.
 
     Attributes:
         max_kv_tokens: KV rows of one replica; None for what the fit says its memory holds.

@@ -12,6 +12,7 @@ from codesign.engine.run import NGRAM, DraftSource, run_candidate
 from codesign.models import DRAFTS, resolve_model
 from codesign.models.tokenizer import Tokenizer
 from codesign.plan import Candidate
+from codesign.policy.options import AS_THE_RUN, RequestOptions
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest, encode_user_turn
@@ -56,6 +57,7 @@ class LLM:
         *,
         policy: str = "tree-8x4x2",
         sampling: Sampling | None = None,
+        options: Sequence[RequestOptions] | None = None,
         max_new_tokens: int = 128,
         max_batch: int = 4,
     ) -> Generation:
@@ -65,6 +67,8 @@ class LLM:
             prompts: Texts of the user.
             policy: Label of a speculation policy; it changes the speed, never the answer.
             sampling: Greedy by default.
+            options: Of each prompt, where it is not decoded like the others: its sampling and stop
+                tokens, and whether anyone drafts for it.
             max_new_tokens: Per answer.
             max_batch: Requests that share a step.
 
@@ -76,8 +80,10 @@ class LLM:
         target_workers = max(self._num_workers - draft_workers, 1)
         encode = encode_user_turn(self._tokenizer)
         requests = [
-            BoundRequest(i, 0.0, "", tuple(encode(prompt)), max_new_tokens)
-            for i, prompt in enumerate(prompts)
+            BoundRequest(i, 0.0, "", tuple(encode(prompt)), max_new_tokens, options=own)
+            for i, (prompt, own) in enumerate(
+                zip(prompts, options or [AS_THE_RUN] * len(prompts), strict=True)
+            )
         ]
         longest = max((len(r.prompt_ids) for r in requests), default=0)
         run = run_candidate(

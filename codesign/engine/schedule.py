@@ -71,11 +71,13 @@ class PieceSizes:
 
     @classmethod
     def of(cls, serving: Serving, *, emitted: int) -> PieceSizes:
-        """Sizes for a plan: they divide a prefix block, and none is above the chunk."""
+        """Sizes for a plan: they divide a prefix block and fill at least nine tenths of a chunk."""
         chunk = serving.prefill_chunk
         if chunk is None:
             return cls(PREFIX_BLOCK if serving.prefix_cache else None, emitted)
-        size = min(1 << (chunk.bit_length() - 1), PREFIX_BLOCK)
+        size = PREFIX_BLOCK
+        while size > 1 and chunk // size * size < 0.9 * chunk:
+            size //= 2
         return cls(size, min(emitted, size))
 
     def end(self, start: int, prompt_tokens: int, num_tokens: int) -> int:
