@@ -244,7 +244,14 @@ class Server:
             dropped=tuple(dropped),
             now=self._now(),
             beside=self._schedule.rows_of(quiet) if quiet else (0, 0),
+            sharing=self._sharing(pieces) if pieces else (0, 0),
         )
+
+    def _sharing(self, pieces: Sequence[PromptPiece]) -> tuple[int, int]:
+        """Prompt rows beside the round, and who waits for a first token."""
+        num_waiting = self._schedule.batcher.num_arrived(self._now())
+        num_running = len({piece.request_id for piece in pieces})
+        return sum(piece.count for piece in pieces), num_waiting + num_running
 
     def _receive(self) -> Answer:
         try:

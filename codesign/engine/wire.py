@@ -27,7 +27,7 @@ Words = NDArray[np.int32]
 _TIMES = struct.Struct("<4d2q")
 _TIME_WORDS = _TIMES.size // 4
 _CLOCK, _CLOCK_WORDS = struct.Struct("<d"), struct.Struct("<2i")
-_HEAD_WORDS = 11  # of a verdict
+_HEAD_WORDS = 13  # of a verdict
 _TPOT_UNIT = 1e-6  # seconds
 _CHANCE_UNITS = 1 << 20
 
@@ -67,6 +67,7 @@ def encode_verdict(verdict: Verdict, limits: WireLimits) -> tuple[Words, Words]:
         len(verdict.prompts),
         len(verdict.dropped),
         *verdict.beside,
+        *verdict.sharing,
         *_CLOCK_WORDS.unpack(_CLOCK.pack(verdict.now)),
         *verdict.dropped,
     ]
@@ -90,7 +91,7 @@ def decode_verdict(message: Words, prompts: Words) -> Verdict:
     """Inverse of ``encode_verdict``."""
     words = iter(message.tolist())
     round_number, num_requests, num_admitted, _, is_last, num_prompts, num_dropped = _take(words, 7)
-    num_beside, rows_beside, *clock = _take(words, 4)
+    num_beside, rows_beside, prompt_rows, num_waiting, *clock = _take(words, 6)
     (now,) = _CLOCK.unpack(_CLOCK_WORDS.pack(*clock))
     dropped = tuple(_take(words, num_dropped))
     requests = []
@@ -119,6 +120,7 @@ def decode_verdict(message: Words, prompts: Words) -> Verdict:
         is_last=bool(is_last),
         now=now,
         beside=(num_beside, rows_beside),
+        sharing=(prompt_rows, num_waiting),
     )
 
 

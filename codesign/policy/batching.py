@@ -145,6 +145,10 @@ class Batcher:
             self._waiting.remove(request)
         return [request.request_id for request in late]
 
+    def num_arrived(self, now: float) -> int:
+        """Requests in the queue that have come."""
+        return sum(1 for _ in takewhile(lambda request: request.arrival <= now, self._waiting))
+
     def _fits(self, request: QueuedRequest, used: int) -> bool:
         if self.cache is not None:
             used += self.cache.held_tokens + self.cache.to_hold(request.blocks)

@@ -51,6 +51,7 @@ def rows(tokens: tuple[int, ...]) -> st.SearchStrategy[RequestCandidates]:
         is_last=st.booleans(),
         now=st.floats(0, 1e9),
         beside=st.tuples(INT, INT),
+        sharing=st.tuples(INT, INT),
     )
 )
 def test_verdicts_round_trip(verdict):
