@@ -4,6 +4,7 @@ The policy, the round protocol and the batcher are the engine's own (codesign.po
 models are replaced: forwards take the fitted time, and the draft model agrees with the target as
 often as it did in the recordings.
 
+    requests  what a trace asks for
     cluster   arrivals, routing, a pool for prompts
     replica   admission, prompts, rounds, eviction: one event per step
     played    the policy's objects in every round
@@ -18,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import simpy
 
 from codesign.acceptance import AcceptanceProfile
@@ -27,14 +27,15 @@ from codesign.config import SLO, Deployment, Serving
 from codesign.errors import InputError
 from codesign.policy.batching import Batcher, BatchLimits
 from codesign.policy.cost import Calibration, RoundCost
-from codesign.policy.kv_memory import PREFIX_BLOCK, PrefixCache
+from codesign.policy.kv_memory import PrefixCache
 from codesign.policy.protocol import DraftSide
 from codesign.policy.speculation import Goodput, SpeculationSpec, build_speculation
-from codesign.records import RequestRecord, RoundLog, RunRecords
+from codesign.records import RoundLog, RunRecords
 from codesign.sim.acceptance import Luck, Stretches, SyntheticDrafter, weighed_profile
 from codesign.sim.cluster import Arrivals, PromptPool, Router
 from codesign.sim.played import PlayedBatch
 from codesign.sim.replica import Replica, Shared, SimulatedRequest
+from codesign.sim.requests import check_prompts, check_sizes, read_requests
 from codesign.sim.taped import TapedBatch
 from codesign.sim.tapes import Tapes, make_tapes
 from codesign.sim.timing import ApartTiming, TogetherTiming
@@ -81,8 +82,8 @@ def simulate(
     deployment, spec = candidate.deployment, candidate.speculation
     cost = cost_of(fit, deployment.unit.label)
     max_kv_tokens = _kv_tokens(serving, cost, has_draft=spec.has_draft)
-    simulated = _read_requests(requests, with_blocks=serving.prefix_cache)
-    _check_sizes(simulated, spec, max_kv_tokens)
+    simulated = read_requests(requests, with_blocks=serving.prefix_cache)
+    check_sizes(simulated, spec, max_kv_tokens)
     env = simpy.Environment(initial_time=0.0)
     counter = _FinishCounter(env, progress, len(simulated))
     arrivals = Arrivals(env, simulated.values())
@@ -92,35 +93,16 @@ def simulate(
     shared = Shared(env, simulated, RoundLog(), counter, next_event)
     if deployment.prefill_workers:
         pool = _prompt_pool(env, fit, deployment, cost, serving, counter)
-        _check_prompts(simulated, pool.max_kv_tokens)
+        check_prompts(simulated, pool.max_kv_tokens)
         shared = replace(shared, on_taken=pool.taken)
     log = CalibrationLog()
     make_batch = _batch_maker(candidate, fit, cost, serving, slo, simulated, seed, log)
-    replicas = []
-    for number in range(deployment.replicas):
-        keeps = serving.prefix_cache and not deployment.prefill_workers
-        batcher = Batcher(
-            (),
-            BatchLimits(candidate.max_batch, max_kv_tokens),
-            PrefixCache() if keeps else None,
-        )
-        is_apart = deployment.draft_workers > 0
-        timing = (
-            ApartTiming(cost) if is_apart else TogetherTiming(cost, is_plain=spec.kind == "plain")
-        )
-        replica = Replica(
-            number,
-            shared,
-            batcher,
-            make_batch(),
-            timing,
-            cost,
-            round_rows=spec.kv_rows,
-            prefill_chunk=serving.prefill_chunk,
-            takes_rows=serving.preemption,
-        )
+    replicas = [
+        _replica(number, shared, candidate, serving, cost, max_kv_tokens, make_batch())
+        for number in range(deployment.replicas)
+    ]
+    for replica in replicas:
         env.process(replica.run())
-        replicas.append(replica)
     router = Router(replicas, serving.routing)
     give = router.give
     if pool is not None:
@@ -133,6 +115,37 @@ def simulate(
     seconds = max((record.finish or 0.0 for record in records), default=0.0)
     return RunRecords(
         records, shared.rounds, seconds, notes=["simulated"], calibration=log.errors()
+    )
+
+
+def _replica(
+    number: int,
+    shared: Shared,
+    candidate: Candidate,
+    serving: Serving,
+    cost: RoundCost,
+    max_kv_tokens: int,
+    batch: Batch,
+) -> Replica:
+    deployment, spec = candidate.deployment, candidate.speculation
+    keeps_prefixes = serving.prefix_cache and not deployment.prefill_workers
+    batcher = Batcher(
+        (),
+        BatchLimits(candidate.max_batch, max_kv_tokens),
+        PrefixCache() if keeps_prefixes else None,
+    )
+    is_apart = deployment.draft_workers > 0
+    timing = ApartTiming(cost) if is_apart else TogetherTiming(cost, is_plain=not spec.has_draft)
+    return Replica(
+        number,
+        shared,
+        batcher,
+        batch,
+        timing,
+        cost,
+        round_rows=spec.kv_rows,
+        prefill_chunk=serving.prefill_chunk,
+        takes_rows=serving.preemption,
     )
 
 
@@ -267,51 +280,3 @@ def _kv_tokens(serving: Serving, cost: RoundCost, *, has_draft: bool) -> int:
     if rows is None:
         raise InputError("the fit does not say how many KV rows fit. Fix: --max-kv-tokens N")
     return rows
-
-
-def _read_requests(requests: pd.DataFrame, *, with_blocks: bool) -> dict[int, SimulatedRequest]:
-    arrival = np.asarray(requests["arrival"], np.float64).tolist()
-    prompt = np.asarray(requests["prompt_tokens"], np.int64).tolist()
-    output = np.asarray(requests["output_tokens"], np.int64).tolist()
-    category = requests["category"].tolist() if "category" in requests else [""] * len(arrival)
-    speculates = (
-        requests["speculates"].tolist() if "speculates" in requests else [True] * len(arrival)
-    )
-    with_blocks = with_blocks and "hash_ids" in requests
-    hash_ids = requests["hash_ids"].tolist() if with_blocks else [()] * len(arrival)
-    if prompt and min(*prompt, *output) < 1:
-        raise InputError("every request needs at least 1 prompt token and 1 output token")
-    rows = zip(category, arrival, prompt, output, hash_ids, speculates, strict=True)
-    return {
-        number: SimulatedRequest(
-            RequestRecord(number, kind if isinstance(kind, str) else "", at, num_prompt),
-            num_output,
-            tuple(blocks[: num_prompt // PREFIX_BLOCK]),
-            prompt_left=num_prompt,
-            speculates=bool(wants),
-        )
-        for number, (kind, at, num_prompt, num_output, blocks, wants) in enumerate(rows)
-    }
-
-
-def _check_sizes(
-    requests: dict[int, SimulatedRequest], spec: SpeculationSpec, max_kv_tokens: int
-) -> None:
-    """Each request must fit the machine when it is alone."""
-    for number, request in requests.items():
-        kv_tokens = request.record.prompt_tokens + request.output_tokens + spec.kv_rows
-        if kv_tokens > max_kv_tokens:
-            raise InputError(
-                f"request {number} needs {kv_tokens} KV rows with {spec.label}, the machine holds "
-                f"{max_kv_tokens}. Fix: --max-prompt and --max-output, or --max-kv-tokens"
-            )
-
-
-def _check_prompts(requests: dict[int, SimulatedRequest], max_kv_tokens: int) -> None:
-    """Each prompt must fit the pool when it is alone."""
-    for number, request in requests.items():
-        if request.record.prompt_tokens > max_kv_tokens:
-            raise InputError(
-                f"request {number} has {request.record.prompt_tokens} prompt tokens, the workers "
-                f"for prompts hold {max_kv_tokens}. Fix: --max-prompt, or --deployment X/pN"
-            )

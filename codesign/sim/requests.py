@@ -1,0 +1,77 @@
+"""Requests of a trace as the simulator keeps them, and what is refused before it starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from codesign.errors import InputError
+from codesign.policy.kv_memory import PREFIX_BLOCK
+from codesign.policy.speculation import SpeculationSpec
+from codesign.records import RequestRecord
+from codesign.sim.replica import SimulatedRequest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def read_requests(requests: pd.DataFrame, *, with_blocks: bool) -> dict[int, SimulatedRequest]:
+    """The rows of a trace by number.
+
+    Raises:
+        InputError: If a request has no prompt or no output.
+    """
+    arrival = np.asarray(requests["arrival"], np.float64).tolist()
+    prompt = np.asarray(requests["prompt_tokens"], np.int64).tolist()
+    output = np.asarray(requests["output_tokens"], np.int64).tolist()
+    category = requests["category"].tolist() if "category" in requests else [""] * len(arrival)
+    speculates = (
+        requests["speculates"].tolist() if "speculates" in requests else [True] * len(arrival)
+    )
+    with_blocks = with_blocks and "hash_ids" in requests
+    hash_ids = requests["hash_ids"].tolist() if with_blocks else [()] * len(arrival)
+    if prompt and min(*prompt, *output) < 1:
+        raise InputError("every request needs at least 1 prompt token and 1 output token")
+    rows = zip(category, arrival, prompt, output, hash_ids, speculates, strict=True)
+    return {
+        number: SimulatedRequest(
+            RequestRecord(number, kind if isinstance(kind, str) else "", at, num_prompt),
+            num_output,
+            tuple(blocks[: num_prompt // PREFIX_BLOCK]),
+            prompt_left=num_prompt,
+            speculates=bool(wants),
+        )
+        for number, (kind, at, num_prompt, num_output, blocks, wants) in enumerate(rows)
+    }
+
+
+def check_sizes(
+    requests: dict[int, SimulatedRequest], spec: SpeculationSpec, max_kv_tokens: int
+) -> None:
+    """Each request must fit the machine when it is alone.
+
+    Raises:
+        InputError: If one does not.
+    """
+    for number, request in requests.items():
+        kv_tokens = request.record.prompt_tokens + request.output_tokens + spec.kv_rows
+        if kv_tokens > max_kv_tokens:
+            raise InputError(
+                f"request {number} needs {kv_tokens} KV rows with {spec.label}, the machine holds "
+                f"{max_kv_tokens}. Fix: --max-prompt and --max-output, or --max-kv-tokens"
+            )
+
+
+def check_prompts(requests: dict[int, SimulatedRequest], max_kv_tokens: int) -> None:
+    """Each prompt must fit the pool when it is alone.
+
+    Raises:
+        InputError: If one does not.
+    """
+    for number, request in requests.items():
+        if request.record.prompt_tokens > max_kv_tokens:
+            raise InputError(
+                f"request {number} has {request.record.prompt_tokens} prompt tokens, the workers "
+                f"for prompts hold {max_kv_tokens}. Fix: --max-prompt, or --deployment X/pN"
+            )
