@@ -94,9 +94,9 @@ class LocalRanks:
         ranks = [rank for rank in self._processes if self._setup.drafts(rank)]
         self._end(ranks, 0.0 if at_once else END_SECONDS)
 
-    def close(self) -> None:
-        """End all processes, asked or not."""
-        self._end(list(self._processes), END_SECONDS)
+    def close(self, *, at_once: bool = False) -> None:
+        """End all processes; ``at_once`` if one is lost, for which the others may wait."""
+        self._end(list(self._processes), 0.0 if at_once else END_SECONDS)
 
     def _end(self, ranks: list[int], seconds: float) -> None:
         deadline = monotonic() + seconds
@@ -136,7 +136,7 @@ class TorchrunRanks:
     def end_draft(self, *, at_once: bool = False) -> None:
         """They end themselves."""
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         """They end themselves; torchrun gives this one 30 s to write what it measured."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 

@@ -187,6 +187,8 @@ def run_on_ranks(
         if inspect is not None:
             inspect(this)
         leader.end()
+        if leader.is_in_step:
+            ranks.close(at_once=True)
         this.leave()
     return EngineRun(records, server.outputs)
 
