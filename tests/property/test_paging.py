@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from unittest import mock
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,16 +15,20 @@ import codesign.engine.gpu.paging as paging_module
 import codesign.engine.schedule as schedule_module
 import codesign.policy.batching as batching_module
 import codesign.policy.kv_memory as memory_module
-from codesign.config import Serving
+from codesign.config import Deployment, Serving
 from codesign.engine.blocks import block_ids
 from codesign.engine.gpu.paging import PageTable, Paging
 from codesign.engine.kv_cache import CapacityError
 from codesign.engine.partner import NoDraft
 from codesign.engine.schedule import PromptPiece, Schedule
 from codesign.engine.serve import Server
+from codesign.fit import Fit
+from codesign.plan import Candidate
 from codesign.policy.batching import BatchLimits
 from codesign.policy.protocol import RequestVerdict, TargetSide
+from codesign.policy.speculation import parse_policy
 from codesign.prompts import BoundRequest
+from codesign.sim import simulate
 
 BLOCK, PAGE = 8, 4
 
@@ -221,3 +227,36 @@ def test_every_request_is_served_from_the_rows_that_were_counted(
     assert not target.table.requests
     oldest = records.requests[0]
     assert oldest.num_preemptions == 0, "the oldest request never loses its rows"
+
+
+FIT = Fit.load(Path(__file__).parents[2] / "codesign/data/fits/smollm2-135m-cpu/fit.json")
+SIMULATED = Candidate(Deployment(2), parse_policy("plain"), 3)
+
+
+@given(REQUESTS, st.booleans(), st.integers(0, 24), st.none() | st.sampled_from((8, 16, 24)))
+@settings(max_examples=120, deadline=None)
+def test_the_engine_runs_the_rounds_that_the_simulator_runs(lengths, preempts, spare, chunk):
+    """Requests that are all there at once: who runs when does not depend on how long steps take."""
+    if chunk is not None:  # pieces end where chunks do, unless emitted tokens are run again
+        lengths = [((5,) * (BLOCK * (1 + len(ids) // BLOCK)), count) for ids, count in lengths]
+        preempts = False
+    requests = [BoundRequest(i, 0.0, "", ids, count) for i, (ids, count) in enumerate(lengths)]
+    limit = max(len(r.prompt_ids) + r.max_new_tokens for r in requests) + 1 + spare
+    serving = Serving(max_kv_tokens=limit, preemption=preempts, prefill_chunk=chunk)
+    target = FakeTarget(3, Paging.for_rows(limit, 3, page_rows=PAGE).num_pages, 1)
+    schedule = Schedule(requests, BatchLimits(3, limit), serving, round_rows=1, emitted_rows=BLOCK)
+    measured = Server(target, NoDraft(), schedule, requests).run()
+    trace = pd.DataFrame(
+        {
+            "arrival": 0.0,
+            "prompt_tokens": [len(r.prompt_ids) for r in requests],
+            "output_tokens": [r.max_new_tokens for r in requests],
+        }
+    )
+    simulated = simulate(trace, SIMULATED, FIT, serving=serving, seed=0)
+    for name in ("num_rounds", "num_preemptions"):
+        found = [getattr(record, name) for record in measured.requests]
+        assert found == [getattr(record, name) for record in simulated.requests]
+    for name in ("batch", "context", "prefill_tokens", "num_emitted_tokens"):
+        found = measured.rounds.column(name).tolist()
+        assert found == simulated.rounds.column(name).tolist(), name
