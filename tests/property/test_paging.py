@@ -15,6 +15,8 @@ import codesign.engine.gpu.paging as paging_module
 import codesign.engine.schedule as schedule_module
 import codesign.policy.batching as batching_module
 import codesign.policy.kv_memory as memory_module
+import codesign.sim.replica as replica_module
+import codesign.sim.requests as requests_module
 from codesign.config import Deployment, Serving
 from codesign.engine.blocks import block_ids
 from codesign.engine.gpu.paging import PageTable, Paging
@@ -37,6 +39,7 @@ BLOCK, PAGE = 8, 4
 def small_blocks():
     """Prefix blocks of 8 tokens."""
     modules = (paging_module, schedule_module, batching_module, memory_module)
+    modules = (*modules, replica_module, requests_module)
     patches = [mock.patch.object(module, "PREFIX_BLOCK", BLOCK) for module in modules]
     patches.append(mock.patch.object(schedule_module, "block_ids", partial(block_ids, block=BLOCK)))
     for patch in patches:
@@ -233,16 +236,22 @@ FIT = Fit.load(Path(__file__).parents[2] / "codesign/data/fits/smollm2-135m-cpu/
 SIMULATED = Candidate(Deployment(2), parse_policy("plain"), 3)
 
 
-@given(REQUESTS, st.booleans(), st.integers(0, 24), st.none() | st.sampled_from((8, 16, 24)))
-@settings(max_examples=120, deadline=None)
-def test_the_engine_runs_the_rounds_that_the_simulator_runs(lengths, preempts, spare, chunk):
+@given(
+    REQUESTS,
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 24),
+    st.none() | st.sampled_from((8, 16, 24)),
+)
+@settings(max_examples=150, deadline=None)
+def test_the_engine_runs_the_rounds_that_the_simulator_runs(lengths, preempts, keeps, spare, chunk):
     """Requests that are all there at once: who runs when does not depend on how long steps take."""
     if chunk is not None:  # pieces end where chunks do, unless emitted tokens are run again
         lengths = [((5,) * (BLOCK * (1 + len(ids) // BLOCK)), count) for ids, count in lengths]
-        preempts = False
+        preempts = keeps = False
     requests = [BoundRequest(i, 0.0, "", ids, count) for i, (ids, count) in enumerate(lengths)]
     limit = max(len(r.prompt_ids) + r.max_new_tokens for r in requests) + 1 + spare
-    serving = Serving(max_kv_tokens=limit, preemption=preempts, prefill_chunk=chunk)
+    serving = Serving(limit, chunk, prefix_cache=keeps, preemption=preempts)
     target = FakeTarget(3, Paging.for_rows(limit, 3, page_rows=PAGE).num_pages, 1)
     schedule = Schedule(requests, BatchLimits(3, limit), serving, round_rows=1, emitted_rows=BLOCK)
     measured = Server(target, NoDraft(), schedule, requests).run()
@@ -251,12 +260,18 @@ def test_the_engine_runs_the_rounds_that_the_simulator_runs(lengths, preempts, s
             "arrival": 0.0,
             "prompt_tokens": [len(r.prompt_ids) for r in requests],
             "output_tokens": [r.max_new_tokens for r in requests],
+            "hash_ids": [block_ids(r.prompt_ids, block=BLOCK) for r in requests],
         }
     )
     simulated = simulate(trace, SIMULATED, FIT, serving=serving, seed=0)
     for name in ("num_rounds", "num_preemptions"):
         found = [getattr(record, name) for record in measured.requests]
         assert found == [getattr(record, name) for record in simulated.requests]
-    for name in ("batch", "context", "prefill_tokens", "num_emitted_tokens"):
+    names = ["batch", "context", "num_emitted_tokens"]
+    cached = [[r.cached_tokens for r in run.requests] for run in (measured, simulated)]
+    assert sum(cached[0]) >= sum(cached[1])  # last pages of requests leave room for some blocks
+    if not keeps:
+        names.append("prefill_tokens")
+    for name in names:
         found = measured.rounds.column(name).tolist()
         assert found == simulated.rounds.column(name).tolist(), name
