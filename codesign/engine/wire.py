@@ -135,7 +135,7 @@ def encode_candidates(candidates: Candidates, times: DraftTimes, limits: WireLim
         words += [0] * (len(entry.tokens) - len(entry.chances))
     message = _padded(words, limits.candidate_words)
     _TIMES.pack_into(
-        message, 2 * message.itemsize, times.idle_from, times.received, times.rerooted,
+        message.data, 2 * message.itemsize, times.idle_from, times.received, times.rerooted,
         times.answered, times.num_expansions, times.num_rows,
     )  # fmt: skip
     return message
@@ -143,7 +143,7 @@ def encode_candidates(candidates: Candidates, times: DraftTimes, limits: WireLim
 
 def decode_candidates(message: Words) -> tuple[Candidates, DraftTimes]:
     """Inverse of ``encode_candidates``."""
-    times = DraftTimes(*_TIMES.unpack_from(message, 2 * message.itemsize))
+    times = DraftTimes(*_TIMES.unpack_from(message.data, 2 * message.itemsize))
     round_number, num_requests = message[:2].tolist()
     words = iter(message[2 + _TIME_WORDS :].tolist())
     entries = []
