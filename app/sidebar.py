@@ -60,6 +60,12 @@ def choose_shared() -> Shared:
     return shared
 
 
+def keep_within(key: str, least: int, most: int) -> None:
+    """What was chosen for another plan, request or policy may not be there in this one."""
+    if st.session_state.get(key) is not None:
+        st.session_state[key] = min(max(st.session_state[key], least), most)
+
+
 def choose_traffic() -> Traffic | None:
     """The trace; None while a file is still to be named or uploaded."""
     st.subheader("Traffic")

@@ -90,8 +90,8 @@ def show_fit(entries: list[FitEntry]) -> None:
     else:
         st.caption(
             f"Line: the fit, and its error shaded. Points: {len(points)} measured shapes, the "
-            f"median of their repetitions, from {folder}. What the context costs is taken off both, so that a "
-            "point off the line is an error of the fit."
+            f"median of their repetitions, from {folder}. What the context costs is taken off "
+            "both, so that a point off the line is an error of the fit."
         )
     table = held_out_table(fit, split)
     if len(table):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import streamlit as st
+from sidebar import keep_within
 
 from codesign.dashboard.files import plan_files, runs_of
 from codesign.dashboard.timeline import (
@@ -108,12 +109,6 @@ def choose_run(plan_path: str, label: str) -> StoredRun | None:
 def run_at(path: str) -> StoredRun:
     file = Path(path) / "run.json"
     return measured(path, file.stat().st_mtime if file.exists() else 0.0)
-
-
-def keep_within(key: str, least: int, most: int) -> None:
-    """What was chosen for another request or plan may not be there in this one."""
-    if st.session_state.get(key) is not None:
-        st.session_state[key] = min(max(st.session_state[key], least), most)
 
 
 def show() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import streamlit as st
-from sidebar import LINK
+from sidebar import LINK, keep_within
 
 from codesign.config import SLO
 from codesign.dashboard.choices import Machine, all_workers, splits
@@ -28,10 +28,12 @@ def choose_policy() -> str:
     family = st.selectbox("Kind", names, index=names.index(FIRST_FAMILY), key="policy", bind=LINK)
     about = known_families[family]
     st.caption(f"{about.summary}. {about.source}".rstrip(" ."))
-    sizes = {
-        size.key: st.slider(size.title, size.low, size.high, size.default, key=size.key, bind=LINK)
-        for size in sizes_of(family)
-    }
+    sizes = {}
+    for size in sizes_of(family):
+        keep_within(size.key, size.low, size.high)
+        sizes[size.key] = st.slider(
+            size.title, size.low, size.high, size.default, key=size.key, bind=LINK
+        )
     return label_of(family, sizes)
 
 

@@ -192,7 +192,6 @@ def _named_lines(
     number = form or ".3~g"
     base = alt.Chart(table).encode(
         x=alt.X("time:Q", title="seconds", scale=alt.Scale(nice=False)),
-        color=alt.Color("name:N", sort=there, legend=legend),
         tooltip=[
             alt.Tooltip("name:N", title="line"),
             alt.Tooltip("time:Q", format=",.0f", title="second"),
@@ -202,8 +201,16 @@ def _named_lines(
         ],
     )
     up = alt.Y("low:Q", title=title, axis=axis, scale=alt.Scale(zero=True))
-    band = base.mark_area(opacity=0.25).encode(y=up, y2=alt.Y2("high:Q"))
+    # A colour by name would make the legend one of areas.
+    bands = [
+        base.transform_filter(alt.datum.name == name)
+        .mark_area(opacity=0.25, color=colour)
+        .encode(y=up, y2=alt.Y2("high:Q"))
+        for name, colour in zip(there, SPAN_COLOURS.values(), strict=False)
+    ]
     line = base.mark_line(strokeWidth=1.8).encode(
-        y=alt.Y("value:Q"), strokeDash=alt.StrokeDash("name:N", scale=dash, legend=legend)
+        y=alt.Y("value:Q"),
+        color=alt.Color("name:N", sort=there, legend=legend),
+        strokeDash=alt.StrokeDash("name:N", scale=dash, legend=legend),
     )
-    return alt.layer(band, line).properties(height=_HEIGHT)
+    return alt.layer(*bands, line).properties(height=_HEIGHT)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from codesign.config import SLO
     from codesign.dashboard.what_if import Prediction
 
+_LONG = 10.0  # seconds from which on milliseconds say too much
 _SLIGHT = 0.02  # relative difference that is not worth a word
 
 
@@ -166,6 +167,8 @@ def _tile(
     interval = scored.predicted.get(figure)
     if interval is None:
         return None
+    if unit == "ms" and interval.value >= _LONG:
+        factor, unit = 1.0, "s"
     value = _plain(factor * interval.value)
     return Tile(f"{label}, {unit}", value, _range(interval, factor), origin, explanation)
 

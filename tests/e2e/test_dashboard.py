@@ -83,6 +83,14 @@ def test_a_longer_chain_accepts_more():
     assert number(page, "Accepted") > before
 
 
+def test_a_size_that_the_next_policy_does_not_have_becomes_one_that_it_has():
+    page = open_page("what_if", **SMALL, policy="chain", k="16")
+    page.selectbox(key="policy").set_value("ssd").run()
+    assert not page.exception
+    assert page.slider(key="k").value <= page.slider(key="k").max
+    assert "ssd-" in page.markdown[0].value
+
+
 def test_a_wrong_file_is_one_line_and_the_page_stays_usable(tmp_path):
     wrong = tmp_path / "photo.csv"
     wrong.write_bytes(b"\x89PNG not a trace at all")
