@@ -3,6 +3,7 @@
     python benchmarks/compare_policies.py traces   # three traces, all policies: figures 9 to 12
     python benchmarks/compare_policies.py batches  # batches of one size
     python benchmarks/compare_policies.py map      # load x machine: which policy wins
+    python benchmarks/compare_policies.py price    # what deciding takes of a round
     python benchmarks/compare_policies.py cpu      # the small pair on this machine, 5 minutes
     python benchmarks/compare_policies.py report   # tables and pictures of what is there
 
@@ -148,7 +149,9 @@ def batches(bench: Bench, machine: Machine) -> None:
     pool = bench.requests(SEGMENTS["conv"])
     for batch in BATCHES:
         count = max(3 * batch, 24)
-        requests = _head(pool, count).assign(arrival=0.0, prompt_tokens=512, output_tokens=128)
+        requests = _head(pool, count).assign(arrival=0.0, prompt_tokens=512)
+        # Lengths differ, or plain decoding would keep the batch in step and run prompts together.
+        requests["output_tokens"] = requests["output_tokens"].clip(32, 256)
         for policy in POLICIES:
             key = f"batches/{machine.name}/{batch}/{policy}"
 
@@ -201,7 +204,7 @@ def _machines(names: str) -> Iterator[Machine]:
 def main() -> None:
     """Run one part."""
     parser = argparse.ArgumentParser(description="Compare policies on the same requests.")
-    parser.add_argument("part", choices=["traces", "batches", "map", "cpu", "report"])
+    parser.add_argument("part", choices=["traces", "batches", "map", "price", "cpu", "report"])
     parser.add_argument("--machines", default="h100x8", help="of MACHINES, with commas")
     parser.add_argument("--segments", default="code,conv", help="of the map: code,conv,mooncake")
     parser.add_argument("--traces", type=Path, default=TRACES)
@@ -218,6 +221,10 @@ def main() -> None:
             batches(bench, machine)
     elif args.part == "map":
         load_map(bench, machines, args.segments.split(","))
+    elif args.part == "price":
+        from policy_price import measure as measure_price
+
+        measure_price(bench.store, machines[0])
     elif args.part == "cpu":
         from policy_cpu import measure
 

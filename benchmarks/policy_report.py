@@ -38,6 +38,7 @@ def write(results: Results) -> None:
         _over_time(results),
         _map(results),
         _goals(results),
+        _price(results),
         _cpu(results),
     ]
     PAGE.write_text(reflow("\n\n".join(filter(None, parts))) + "\n", encoding="utf-8")
@@ -165,8 +166,8 @@ def _batches(results: Results) -> str:
     return f"""\
 ## Batches of one size (Figure 11)
 
-Prompts of 512 and answers of 128 tokens, three times as many requests as the batch holds, all there
-at once; mean latency of plain decoding over the policy's.
+Prompts of 512 tokens and answers as in "conv" (32 to 256 tokens), three times as many requests as
+the batch holds, all there at once; mean latency of plain decoding over the policy's.
 
 ![Speedup by batch size](images/policies-batches.png)
 
@@ -308,6 +309,34 @@ def _row(asked: str, ratios: Mapping[str, float]) -> list[tuple[object, ...]]:
         return []
     worst, best = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
     return [(asked, len(ratios), f"{ratios[worst]:.3f}", worst, f"{ratios[best]:.3f}", best)]
+
+
+def _price(results: Results) -> str:
+    rows = []
+    for key, f in _of(results, "price").items():
+        machine, way, batch = key.split("/")
+        rows.append(
+            (
+                machine,
+                way,
+                batch,
+                f"{1e3 * f['round']:.1f}",
+                f"{1e6 * f['before']:.0f}",
+                f"{f['share']:.2%}",
+                f"{1e6 * f['beside']:.0f}" if f["beside"] else "-",
+            )
+        )
+    if not rows:
+        return ""
+    head = ("machine", "policy", "batch", "round, ms", "deciding, us", "of the round",
+            "beside the verification, us")  # fmt: skip
+    return f"""\
+## The price of deciding
+
+Median processor time of the policy's methods per round, learning from verdicts included, on one
+core of the machine that wrote this page, over the mean seconds of the simulated round.
+
+{markdown(head, rows)}"""
 
 
 def _cpu(results: Results) -> str:

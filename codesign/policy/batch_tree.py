@@ -59,6 +59,7 @@ _HORIZON = 5.0  # seconds over which the share of time that prompts take is aver
 _BURST = 3.0
 _FULL = 0.9  # share of time from which prompts are taken to wait for ever
 _MOST_POWER = 50.0
+_NEVER = -100.0  # log chance
 _SURE = 1e-9  # of equal log chances: parents stand with their children
 
 
@@ -143,6 +144,7 @@ class BatchTree(Speculation):
         self._budget = 0.0  # seconds of the verification
         self._last_rows = 0  # of the last draft forward
         self._tokens = float(urgency.sum()) + batch - len(urgency)  # of the roots
+        self._is_urgent = self._tokens > batch
         prompt_rows, num_waiting = self.sharing
         self._base = batch + prompt_rows  # rows of the target's forward without any draft
         self._power = 1.0
@@ -236,23 +238,26 @@ class BatchTree(Speculation):
     def _worthwhile(self, trees: Sequence[BudgetTree], left: int, margin: float) -> Leaves:
         """Leaves of the next forward; none if it does not pay."""
         confidence = np.array([tree.confidence for tree in trees])
-        tops = [tree.open[0][0] if tree.open and self._may_run(tree) else -100.0 for tree in trees]
+        tops = [tree.open[0][0] if tree.open and self._may_run(tree) else _NEVER for tree in trees]
         gains = self._urgency * np.exp(tops) * confidence
-        value, depth = self._best_ahead(gains, confidence, left)
-        if value <= self._choice.value * (1.0 + margin):
+        least = self._choice.value * (1.0 + margin)
+        value = self._next_value(gains)
+        if value <= least or any(not tree.num_expanded for tree in trees):
+            value = self._best_ahead(gains, confidence, left)
+        if value <= least:
             return [[] for _ in trees]
-        level = self._level(len(trees), draft_rows=depth)
+        level, width = self._level(len(trees), is_drafted=True), self._spec.width
         leaves: Leaves = []
         for tree, gain in zip(trees, gains.tolist(), strict=True):
-            if gain < level or not self._is_worth_running(tree, value):
+            if gain < level or not (tree.num_expanded or self._is_worth_running(tree, value)):
                 leaves.append([])
             else:
-                leaves.append(_leaves(tree, self._spec.width, tree.open[0][0] + log(level / gain)))
+                leaves.append(_leaves(tree, width, tree.open[0][0] + log(level / gain)))
         return leaves
 
     def _may_run(self, tree: BudgetTree) -> bool:
         """Asynchronous, what a request missed is run beside the verification: it may be long."""
-        return not (self._spec.is_async and tree.missing >= COLD)
+        return not self._spec.is_async or tree.num_expanded > 0 or tree.missing < COLD
 
     def _is_worth_running(self, tree: BudgetTree, value: float) -> bool:
         """Whether what a request has missed costs less than drafting for it will save."""
@@ -263,14 +268,22 @@ class BatchTree(Speculation):
         saved = self.mean_output * gain * self._plain_seconds / self._batch
         return saved > draft(tree.missing, 0.0) - draft(0, 0.0)
 
-    def _best_ahead(self, gains: Floats, confidence: Floats, left: int) -> tuple[float, int]:
-        """Largest tokens per second with 1 to ``left`` more forwards, and with how many.
+    def _next_value(self, gains: Floats) -> float:
+        """Value with one more forward, each request along its likeliest leaf."""
+        choice, context = self._choice, self._context
+        taken = gains[gains >= self._level(len(gains), is_drafted=False)]
+        if not len(taken):
+            return 0.0
+        seconds = self._spent + self._goodput.draft_seconds(len(taken), context)
+        rows = self._base + choice.rows + len(taken)
+        seconds += self._goodput.target_seconds(rows, context) + self._goodput.overhead
+        return self._value(choice.tokens + float(taken.sum()), seconds)
 
-        Each request goes on along its likeliest leaf at its mean confidence.
-        """
+    def _best_ahead(self, gains: Floats, confidence: Floats, left: int) -> float:
+        """Largest value with 1 to ``left`` more forwards, at each request's mean confidence."""
         choice = self._choice
         gains_DB = gains * confidence ** np.arange(left)[:, None]
-        is_taken_DB = gains_DB >= self._level(len(gains), draft_rows=0)
+        is_taken_DB = gains_DB >= self._level(len(gains), is_drafted=False)
         rows_D = is_taken_DB.sum(axis=1)
         tokens_D = choice.tokens + (gains_DB * is_taken_DB).sum(axis=1).cumsum()
         total_D = choice.rows + rows_D.cumsum()
@@ -278,20 +291,19 @@ class BatchTree(Speculation):
         draft_D = self._drafting(0, max(len(gains), 1), self._context)[rows_D].cumsum()
         seconds_D = self._spent + draft_D + target + self._goodput.overhead
         values_D = np.where(rows_D > 0, self._value(tokens_D, seconds_D), 0.0)
-        best = int(values_D.argmax())
-        return float(values_D[best]), best + 1
+        return float(values_D.max())
 
-    def _level(self, num: int, *, draft_rows: int) -> float:
+    def _level(self, num: int, *, is_drafted: bool) -> float:
         """Price of a further row in tokens: its seconds at what a second yields now.
 
         Args:
             num: Rows over which the seconds of one are averaged.
-            draft_rows: Rows of draft forwards that go with it.
+            is_drafted: Its row in a draft forward is counted, too.
         """
         first, context = self._base + self._choice.rows, self._context
         target, draft = self._goodput.target_seconds, self._goodput.draft_seconds
         seconds = target(first + num, context) - target(first, context)
-        if draft_rows:
+        if is_drafted:
             seconds += draft(num + 1, context) - draft(1, context)
         return max(seconds / num * self._choice.rate, _SURE)
 
@@ -310,9 +322,12 @@ class BatchTree(Speculation):
             counts.append(len(weights) - 1)
         if not self._batch:
             return self._choice
-        worth = np.exp(flat) * np.repeat(self._urgency, counts)
-        worth = -np.sort(-worth)
-        tokens = self._tokens + np.concatenate(([0.0], worth.cumsum()))
+        worth = np.exp(np.array(flat))
+        if self._is_urgent:
+            worth *= np.repeat(self._urgency, counts)
+        worth = np.sort(worth)[::-1]
+        tokens = np.full(len(worth) + 1, self._tokens)
+        tokens[1:] += worth.cumsum()
         seconds = self._verifying(self._base, len(worth), self._context) + self._spent
         seconds[0 if self._spent else 1 :] += self._goodput.overhead
         values = self._value(tokens, seconds)
@@ -397,8 +412,9 @@ class BatchTree(Speculation):
 
 def _leaves(tree: BudgetTree, width: int, bound: float) -> list[int]:
     """The heaviest nodes that may run, of this log weight and above."""
-    room = MAX_TREE_ROWS - tree.num_expanded
-    return [node for weight, node in tree.open[: min(width, room)] if weight >= bound]
+    if tree.num_expanded + width > MAX_TREE_ROWS:
+        width = MAX_TREE_ROWS - tree.num_expanded
+    return [node for weight, node in tree.open[:width] if weight >= bound]
 
 
 def _urgency(one: Progress, target: float | None, step: float) -> float:

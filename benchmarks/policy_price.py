@@ -1,0 +1,113 @@
+"""What a policy's decisions take of a round: processor time of its methods over predicted seconds.
+
+Decisions before the candidates delay the round; those about forwards beside the verification delay
+the draft alone. What trees learn from verdicts is counted with the first.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from policy_cases import CATEGORIES, Machine
+
+from codesign.config import SLO, parse_deployment
+from codesign.fit import Fit
+from codesign.fit.shipped import DEFAULT_FIT
+from codesign.policy.budget_tree import BudgetTree
+from codesign.policy.protocol import DraftSide
+from codesign.policy.speculation import Speculation, parse_policy
+from codesign.policy.tree import DraftTree
+from codesign.sim import cost_of, policy_of
+from codesign.sim.acceptance import SyntheticDrafter
+from codesign.sim.played import PlayedBatch
+from codesign.sim.timing import ApartTiming, TogetherTiming
+from codesign.sim.work import Entering
+
+BATCHES = (1, 8, 32, 64)
+WAYS = ("specserve-8 on 8", "batch-tree-16x2x8 on 8", "async-batch-tree-16x2x8 on 7+1")
+CPU_WAYS = ("batch-tree-16x2x8 on 2", "async-batch-tree-16x2x8 on 1+1")
+ROUNDS, WARM_UP = 60, 10
+_BEFORE, _BESIDE = ("begin", "leaves", "select"), ("overlap_leaves",)
+
+
+class _Clock:
+    """Adds up processor time of calls."""
+
+    def __init__(self) -> None:
+        self.seconds = {"before": 0.0, "beside": 0.0}
+
+    def wrap(self, call: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        """The same call, timed."""
+
+        def timed(*args: Any, **options: Any) -> Any:
+            start = time.thread_time()
+            try:
+                return call(*args, **options)
+            finally:
+                self.seconds[kind] += time.thread_time() - start
+
+        return timed
+
+
+def measure(store: Any, machine: Machine) -> None:
+    """All ways and batch sizes."""
+    for ways, fit, name in (
+        (WAYS, machine.fit(), machine.name),
+        (CPU_WAYS, Fit.load(DEFAULT_FIT), "cpu"),
+    ):
+        for way in ways:
+            for batch in BATCHES if name != "cpu" else (1, 4, 8):
+                key = f"price/{name}/{way}/{batch}"
+                store.get(key, lambda w=way, f=fit, b=batch: _price(w, f, b))
+
+
+def _price(way: str, fit: Fit, batch: int) -> dict[str, Any]:
+    policy, _, label = way.partition(" on ")
+    deployment = parse_deployment(label)
+    cost = cost_of(fit, label)
+    built = policy_of(parse_policy(policy), fit, cost, SLO(tpot=0.1))
+    clock = _Clock()
+    for names, kind in ((_BEFORE, "before"), (_BESIDE, "beside")):
+        for name in names:
+            setattr(built, name, clock.wrap(getattr(built, name), kind))
+    _time_trees(built, clock)
+    drafter = SyntheticDrafter(fit.acceptance, 1)
+    played = PlayedBatch(
+        DraftSide(built), drafter, round_rows=16, hears_early=deployment.draft_workers > 0
+    )
+    is_apart = deployment.draft_workers > 0
+    timing = ApartTiming(cost) if is_apart else TogetherTiming(cost, is_plain=False)
+    entering = [Entering(i, CATEGORIES[i % 6], 500, 600) for i in range(batch)]
+    now, before, beside, rounds = 0.0, [], [], []
+    for number in range(ROUNDS):
+        clock.seconds = dict.fromkeys(clock.seconds, 0.0)
+        seconds = timing.spans(now, 0.0, played.begin(entering, now)).seconds
+        played.end()
+        entering, now = [], now + seconds
+        if number >= WARM_UP:
+            before.append(clock.seconds["before"])
+            beside.append(clock.seconds["beside"])
+            rounds.append(seconds)
+    round_seconds = statistics.mean(rounds)
+    return {
+        "round": round_seconds,
+        "before": statistics.median(before),
+        "beside": statistics.median(beside),
+        "share": statistics.median(before) / round_seconds,
+    }
+
+
+def _time_trees(policy: Speculation, clock: _Clock) -> None:
+    """Count what budget trees learn from verdicts, too."""
+    make = policy.tree_type
+
+    def timed(*args: Any, **options: Any) -> DraftTree:
+        tree = make(*args, **options)
+        if isinstance(tree, BudgetTree):
+            tree._learn = clock.wrap(tree._learn, "before")  # type: ignore[method-assign]
+        return tree
+
+    policy.tree_type = timed
