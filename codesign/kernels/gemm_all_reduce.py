@@ -17,7 +17,7 @@ from codesign.kernels.cuda_module import CudaKernel, load_kernel
 from codesign.kernels.gemm import linear, num_sms
 from codesign.kernels.packing import RECORD_BYTES, TILE, PackedLinear
 from codesign.kernels.symmetric import DeviceExchange, Exchange
-from codesign.kernels.tiling import MAX_ROWS, Tiling, choose, layout, row_tiles
+from codesign.kernels.tiling import MAX_ROWS, Layout, Tiling, choose, layout, row_tiles
 
 
 class _Epilogue(ctypes.Structure):
@@ -52,10 +52,10 @@ def linear_all_reduce(
         pdl: Let the kernel load weights while the one in front of it still runs.
     """
     rows, features = x_MK.shape[0], weight.num_rows
-    count = row_tiles(rows)
-    tiles, groups = weight.data.shape[:2]
-    fits = rows <= MAX_ROWS and 8 * count * tiles * TILE <= exchange.max_elements
-    if not x_MK.is_cuda or not fits:
+    count, (tiles, groups, _) = row_tiles(rows), weight.data.shape
+    fits = x_MK.is_cuda and rows <= MAX_ROWS and 8 * count * tiles * TILE <= exchange.max_elements
+    cut, plan = _layout(weight, count, tiling, x_MK.device) if fits else (None, None)
+    if cut is None or plan is None or plan.stages < 2:  # or its sums leave no room for a ring
         partial_MN = linear(x_MK, weight, tiling=tiling, pdl=pdl)
         return all_reduce_add(partial_MN, residual_MN, exchange=exchange, out_TD=out_MN, pdl=pdl)
     if out_MN is None:
@@ -63,26 +63,12 @@ def linear_all_reduce(
     assert x_MK.dtype == out_MN.dtype == torch.bfloat16, f"rows are {x_MK.dtype}"
     assert x_MK.is_contiguous(), "rows are not contiguous"
     assert out_MN.is_contiguous(), "out is not contiguous"
-    sms = num_sms(x_MK.device.index or 0)
-    if tiling is None:
-        tiling = choose(
-            tiles=tiles, groups=groups, bits=weight.bits, num_row_tiles=count, num_sms=sms
-        )
-    plan = layout(
-        tiling,
-        tiles=tiles,
-        groups=groups,
-        record_bytes=RECORD_BYTES[weight.bits],
-        num_row_tiles=count,
-        num_sms=sms,
-        keep=True,
-    )
     residual = None if residual_MN is None else residual_MN.data_ptr()
     assert exchange.on_device is not None, "the exchange is not on a GPU"
     epilogue = _Epilogue(out_MN.data_ptr(), residual, rows, features, exchange.on_device)
-    _kernel(weight.bits, count, tiling, exchange.world).launch(
-        (plan.clusters * tiling.cluster,),
-        tiling.threads(count),
+    _kernel(weight.bits, count, cut, exchange.world).launch(
+        (plan.clusters * cut.cluster,),
+        cut.threads(count),
         [
             weight.data,
             x_MK,
@@ -94,10 +80,31 @@ def linear_all_reduce(
             *divmod(tiles, plan.clusters),
         ],
         shared_bytes=plan.shared_bytes,
-        cluster=tiling.cluster,
+        cluster=cut.cluster,
         pdl=pdl,
     )
     return out_MN
+
+
+def _layout(
+    weight: PackedLinear, count: int, tiling: Tiling | None, device: torch.device
+) -> tuple[Tiling, Layout]:
+    """The given tiling or the chosen one, and its shared memory."""
+    tiles, groups = weight.data.shape[:2]
+    sms = num_sms(device.index or 0)
+    if tiling is None:
+        tiling = choose(
+            tiles=tiles, groups=groups, bits=weight.bits, num_row_tiles=count, num_sms=sms
+        )
+    return tiling, layout(
+        tiling,
+        tiles=tiles,
+        groups=groups,
+        record_bytes=RECORD_BYTES[weight.bits],
+        num_row_tiles=count,
+        num_sms=sms,
+        keep=True,
+    )
 
 
 @cache

@@ -55,6 +55,7 @@ class Layout:
     """Shared memory of one launch, in bytes and tiles."""
 
     clusters: int
+    steps: int  # of a block, over its chunks
     stages: int
     part_tiles: int
     shared_bytes: int
@@ -99,7 +100,7 @@ def layout(
     stage = tiling.tiles * tiling.warps * record_bytes + 16
     used = -(-most // tiling.tiles) * -(-chunks // tiling.cluster)
     stages = min(_MOST_STAGES, room // stage, max(used, 2))
-    return Layout(clusters, stages, part_tiles, fixed + stages * stage)
+    return Layout(clusters, used, stages, part_tiles, fixed + stages * stage)
 
 
 # Fastest on an H200 within whole forwards of 8 rows, and for more rows one that cuts the columns
@@ -147,10 +148,25 @@ def choose(
                 continue
             tiling = Tiling(warps, 2 if bits == 4 else 1, cluster)
             cost = _cost(tiling, tiles=tiles, groups=groups, num_sms=num_sms)
+            if _is_cramped(tiling, tiles=tiles, groups=groups, bits=bits, num_sms=num_sms):
+                cost *= 2.0  # 16 rows would run as twice 8
             if best is None or cost < best[0] - 1e-9:
                 best = cost, tiling
     assert best is not None
     return best[1]
+
+
+def _is_cramped(tiling: Tiling, *, tiles: int, groups: int, bits: int, num_sms: int) -> bool:
+    """Whether the sums of 16 rows leave no ring of three stages."""
+    plan = layout(
+        tiling,
+        tiles=tiles,
+        groups=groups,
+        record_bytes=1088 if bits == 4 else 4096,
+        num_row_tiles=2,
+        num_sms=num_sms,
+    )
+    return plan.stages < min(3, plan.steps)
 
 
 def _cost(tiling: Tiling, *, tiles: int, groups: int, num_sms: int) -> float:

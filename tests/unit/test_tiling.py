@@ -56,3 +56,13 @@ def test_the_cut_along_the_columns_does_not_depend_on_the_rows(shape, rows):
         num_sms=132,
     )
     assert plan.stages >= 2
+
+
+def test_sixteen_rows_of_the_largest_maps_run_in_one_launch():
+    """70B on one GPU: the sums of two chunks in a cluster of two left room for one stage."""
+    for tiles, groups in ((640, 64), (512, 64), (3584, 64), (512, 224), (1792, 64)):
+        tiling = choose(tiles=tiles, groups=groups, bits=4, num_row_tiles=2)
+        plan = layout(
+            tiling, tiles=tiles, groups=groups, record_bytes=1088, num_row_tiles=2, num_sms=132
+        )
+        assert plan.stages >= 3, (tiles, groups, tiling)
