@@ -274,7 +274,7 @@ def test_a_thousand_rounds_over_slow_links_change_no_token(pair, monkeypatch):
         time.sleep(pauses.choice((0.0, 0.0, 0.001)))
         return answer
 
-    asked = requests(12)
+    asked = requests(16)
     plain = serve(pair, "plain", asked)
     monkeypatch.setattr(LinkedDraft, "send", slow_send)
     monkeypatch.setattr(LinkedDraft, "receive", slow_receive)
