@@ -63,6 +63,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--profile-only", action="append", default=[], metavar="TARGET+DRAFT")
     parser.add_argument("--dry-run", action="store_true", help="print units and seconds only")
     parser.add_argument("--join", type=Path, metavar="FILE", help="predict and compare, no GPU")
+    parser.add_argument("--remark", action="append", default=[], help="with --join, for readers")
     parser.add_argument("--report", nargs="+", type=Path, metavar="FILE", help="write the document")
     return parser.parse_args(words)
 
@@ -198,7 +199,7 @@ def main() -> int:
     if args.join is not None:
         from benchmarks.campaign.join import write_result
 
-        write_result(args.out, args.join)
+        write_result(args.out, args.join, args.remark)
         return 0
     if args.dry_run:
         dry_run(args)

@@ -20,9 +20,10 @@ import numpy as np
 from benchmarks.campaign.requests import request_file
 from benchmarks.campaign.units import WORKLOADS, Workload
 from codesign.acceptance import AcceptanceProfile
-from codesign.artifacts import header, read_table, to_json, write_text
+from codesign.artifacts import header, read_table, sha256, to_json, write_text
 from codesign.config import SLO, Serving, parse_deployment
-from codesign.fit import ACCEPTANCE_FILE, Fit, fit_profile
+from codesign.errors import InfeasibleError
+from codesign.fit import ACCEPTANCE_FILE, PROFILE_FILE, Fit, fit_profile
 from codesign.fit.calibration import held_out_chances
 from codesign.plan import Plan
 from codesign.planner import Question, search
@@ -31,6 +32,9 @@ from codesign.planner.predict import acceptance_error, step_error
 from codesign.planner.student_t import student_t_quantile
 from codesign.policy.walk import Sampling
 from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
+from codesign.records import RoundLog
+from codesign.run_directory import read_run
+from codesign.sim import simulate
 from codesign.traces import Trace
 from codesign.validate import RunComparison, Validation, validate
 
@@ -44,13 +48,27 @@ MAX_KV_TOKENS = 8 * 2048
 FIT_FILE = "fit.json"
 
 
-def write_result(out: Path, file: Path) -> None:
-    """Join every pair that has a profile and runs."""
+def write_result(out: Path, file: Path, remarks: Sequence[str] = ()) -> None:
+    """Join every pair that has a profile and runs.
+
+    Args:
+        out: The campaign's folder.
+        file: To write.
+        remarks: What a reader must know of this campaign.
+    """
     folders = sorted(folder for folder in out.iterdir() if is_ready(folder))
     pairs = [join_pair(folder) for folder in folders]
-    hardware = json.loads((next(iter(out.glob("*/closed/profile.json")))).read_text())["hardware"]
+    hardware = json.loads((next(iter(out.glob(f"*/closed/{PROFILE_FILE}")))).read_text())[
+        "hardware"
+    ]
     meta = header("campaign", seed=SEED)
-    body = {**meta, "hardware": hardware, "num_seeds": NUM_SEEDS, "pairs": pairs}
+    body = {
+        **meta,
+        "hardware": hardware,
+        "num_seeds": NUM_SEEDS,
+        "remarks": list(remarks),
+        "pairs": pairs,
+    }
     write_text(file, _compact(body))
     print(f"wrote {file}: {sum(len(p['runs']) for p in pairs)} runs of {len(pairs)} pairs")
 
@@ -65,6 +83,7 @@ def join_pair(folder: Path) -> dict[str, Any]:
     """Fit, plan and compare one pair."""
     fit = fit_profile(closed_profile(folder))
     fit.save(folder / FIT_FILE)
+    _keep_machine(folder / FIT_FILE, folder / "closed" / PROFILE_FILE)
     runs: list[dict[str, Any]] = []
     plans: list[dict[str, Any]] = []
     for workload in WORKLOADS:
@@ -73,10 +92,11 @@ def join_pair(folder: Path) -> dict[str, Any]:
             plan = make_plan(folder, workload, fit, workers, paths)
             validation = validate(plan, fit, paths)
             again = None if known is None else validate(plan, known, paths)
-            runs += [
-                row(run, fit, workload, None if again is None else again.runs[number])
-                for number, run in enumerate(validation.runs)
-            ]
+            for number, run in enumerate(validation.runs):
+                line = row(run, fit, workload, None if again is None else again.runs[number])
+                if workload.batch == 1:
+                    line["figures"]["decode_speed"] = decode_speeds(plan, run, fit, known)
+                runs.append(line)
             plans.append({"workers": workers, **judgement(plan, validation, workload)})
     return {
         "pair": folder.name,
@@ -109,10 +129,20 @@ def closed_profile(folder: Path) -> Path:
     store = PartStore(copy, settings)
     about = store.finish(names, [])
     # The machine that measured, not the one that joins.
-    profile = copy / "profile.json"
-    kept = {key: meta[key] for key in ("hardware", "created", "command")}
-    write_text(profile, to_json({**about, **kept}, indent=2) + "\n")
+    kept = {key: meta[key] for key in _OF_MACHINE}
+    write_text(copy / PROFILE_FILE, to_json({**about, **kept}, indent=2) + "\n")
     return copy
+
+
+_OF_MACHINE = ("hardware", "created", "command")
+
+
+def _keep_machine(fit_file: Path, profile_file: Path) -> None:
+    """Let a fit's header name the machine and the day of its measurements."""
+    profile, fit = (json.loads(path.read_text()) for path in (profile_file, fit_file))
+    fit |= {key: profile[key] for key in _OF_MACHINE}
+    fit["inputs"] = {"profile": {"path": PROFILE_FILE, "sha256": sha256(profile_file)}}
+    write_text(fit_file, to_json(fit, indent=2) + "\n")
 
 
 def _by_workers(folder: Path, workload: Workload) -> dict[int, list[Path]]:
@@ -146,7 +176,7 @@ def make_plan(
     question = Question(
         requests=requests,
         fit=replace(fit, costs=wide),
-        slo=slo_of(workload, fit, workers),
+        slo=SLO(),
         serving=Serving(max_kv_tokens=MAX_KV_TOKENS),
         objective=objective,
         workers=workers,
@@ -157,18 +187,25 @@ def make_plan(
     )
     trace = Trace(workload.name, requests, str(file), (), "")
     plan_file = folder / f"{workload.name}-{workers}.plan.json"
-    answer = search(question)
+    for slo in targets(workload, fit, workers):
+        question = replace(question, slo=slo)
+        try:
+            answer = search(question)
+            break
+        except InfeasibleError:
+            continue
     return save_plan(plan_file, question, answer, trace=trace, fit_file=folder / FIT_FILE)
 
 
-def slo_of(workload: Workload, fit: Fit, workers: int) -> SLO:
-    """Targets of a segment: what the fit says of a full plain batch; none else."""
+def targets(workload: Workload, fit: Fit, workers: int) -> list[SLO]:
+    """Targets of a segment, what the fit says of a full plain batch times 1.5 and more; or none."""
     cost = fit.costs.get(str(workers))
     if not workload.seconds or cost is None:
-        return SLO()
+        return [SLO()]
     rows = workload.batch
-    tpot = cost.target(rows, 300.0 * rows)
-    return SLO(ttft=3.0 * cost.prefill(384.0) + tpot, tpot=tpot, percentile=50.0)
+    tpot = cost.target(rows, 300.0 * rows, rows)
+    ttft = 2.0 * cost.prefill(384.0) + tpot
+    return [*(SLO(ttft * x, tpot * x, 50.0) for x in (1.5, 3.0, 6.0)), SLO()]
 
 
 def judgement(plan: Plan, validation: Validation, workload: Workload) -> dict[str, Any]:
@@ -202,16 +239,14 @@ def row(
     run: RunComparison, fit: Fit, workload: Workload, known: RunComparison | None
 ) -> dict[str, Any]:
     """One run: [predicted, low, high, measured] of each figure, with 80 % intervals."""
-    spans = {c.name: c.predicted.value for c in run.spans}
-    times = step_error(fit, run.candidate, spans) / MEDIAN
     tokens = acceptance_error(fit, run.candidate)
-    figures = {}
+    figures: dict[str, list[float]] = {}
     for comparison in run.figures:
         name = comparison.name
         if name == "mean_batch" or comparison.error is None:
             continue
         counts = name == "acceptance_length"
-        sigma = tokens if counts else math.hypot(times, tokens)
+        sigma = tokens if counts else _sigma(run, fit)
         low, high = likely(run.by_seed[name], sigma)
         figures[name] = [comparison.predicted.value, low, high, comparison.measured]
         if known is not None and (twin := known.figure(name)) is not None:
@@ -224,6 +259,36 @@ def row(
         "rounds": values,
         "notes": list(run.notes),
     }
+
+
+def decode_speeds(plan: Plan, run: RunComparison, fit: Fit, known: Fit | None) -> list[float]:
+    """Tokens a second in rounds without a prompt, as a figure of ``row``."""
+
+    def simulated(of: Fit) -> list[float]:
+        requests, served = plan.requests(), plan.serving
+        return [
+            _decode_speed(simulate(requests, run.candidate, of, serving=served, seed=seed).rounds)
+            for seed in plan.simulation_seeds
+        ]
+
+    values = simulated(fit)
+    sigma = _sigma(run, fit)
+    figure = [float(np.mean(values)), *likely(values, sigma)]
+    figure.append(_decode_speed(read_run(run.path).records.rounds))
+    return figure if known is None else [*figure, float(np.mean(simulated(known)))]
+
+
+def _decode_speed(rounds: RoundLog) -> float:
+    quiet = rounds.column("prefill_tokens") == 0
+    tokens, seconds = (rounds.column(name)[quiet] for name in ("num_emitted_tokens", "seconds"))
+    return float(tokens.sum() / seconds.sum())
+
+
+def _sigma(run: RunComparison, fit: Fit) -> float:
+    """Relative standard error of a time per token, by the fit."""
+    spans = {c.name: c.predicted.value for c in run.spans}
+    times = step_error(fit, run.candidate, spans) / MEDIAN
+    return math.hypot(times, acceptance_error(fit, run.candidate))
 
 
 def likely(values: Sequence[float], sigma: float) -> tuple[float, float]:

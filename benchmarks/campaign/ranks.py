@@ -21,7 +21,16 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.campaign.requests import bound, load_requests
-from benchmarks.campaign.units import Session, Size, Unit, find_pair, grid, unit_seconds
+from benchmarks.campaign.units import (
+    BATCH,
+    Session,
+    Size,
+    Unit,
+    find_pair,
+    grid,
+    unit,
+    unit_seconds,
+)
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, read_table, write_table
 from codesign.config import Deployment, parse_deployment
@@ -29,14 +38,16 @@ from codesign.engine.run import EngineRun, PolicySetup
 from codesign.fit import fit_costs
 from codesign.fit.calibration import fit_calibration
 from codesign.metrics import summarise
+from codesign.profiler.bench import made_up_tokens
 from codesign.profiler.rank_bench import RankBench
 from codesign.profiler.rank_parts import RankMeasurer, rank_outputs
 from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
+from codesign.prompts import BoundRequest
 from codesign.run_directory import write_run
 
 MAX_KV_TOKENS = 8 * 2048
 SEED = 0
-END_SECONDS = 3.0
+ALPHABET = 32  # tokens that every model has
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +137,14 @@ class Measuring:
         if not self._session.units:
             return 0
         parts = self._folder / "profile" / "parts"
+        if not self._store.has(ACCEPTANCE_PART):
+            print("  no runs before a deployment of one group has recorded acceptance", flush=True)
+            return 0
         steps = read_table(parts / f"{self._task.label}.parquet", kind="profile")[0]
         cost = fit_costs(steps, on_ranks=True)[0][self._task.label]
         recorded = read_table(parts / f"{ACCEPTANCE_PART}.parquet", kind="profile")[0]
         calibration = fit_calibration(AcceptanceProfile.from_table(recorded)).calibration
+        self._warm_up(bench)
         end = min(self._task.deadline, monotonic() + self._task.run_seconds)
         served, guessed, taken = 0, 0.0, 0.0
         for work in self._session.left(self._folder):
@@ -155,6 +170,17 @@ class Measuring:
             if work.candidate.speculation.kind == "plain":
                 self._rank(bench, work, requests, run)
         return served
+
+    def _warm_up(self, bench: RankBench) -> None:
+        """Compile what prompts of a new kind of length compile: multiples of 16, and others."""
+        policy = "tree-4x2x1" if bench.draft is not None else "async-tree-4x2x1"
+        work = unit(parse_deployment(self._task.label), policy, BATCH)
+        requests = [
+            BoundRequest(number, 0.0, "", made_up_tokens(number, length, ALPHABET), 4)
+            for number, length in enumerate((32, 33, 63, 64, 65))
+        ]
+        setup = PolicySetup(work.candidate.speculation)
+        bench.serve(work.candidate, requests, setup, max_kv_tokens=MAX_KV_TOKENS)
 
     def _write(self, work: Unit, run: EngineRun) -> None:
         target, draft = self._session.pair.models

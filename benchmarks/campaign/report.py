@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ SMALL = 0.02  # share of a round below which a span's error is not counted
 REPLAYED = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")
 PREDICTED, LOW, HIGH, MEASURED, KNOWN = range(5)  # places in a figure's list
 WORST = 3
+WIDTH = 100
 
 INTRODUCTION = """\
 ## Predictions against the engine
@@ -31,7 +33,8 @@ trace on them. The fit sees the profile alone; no plan of the grid is in it, and
 are others than those whose acceptance was recorded. Each run is predicted by {seeds} simulations.
 *One stream* is one request after another, *batch* up to eight at once that are all there from the
 start, *replay* a stretch of `conv-twin` at a rate that loads plain decoding by half. A decode
-speed is 1 / TPOT. Errors are (predicted - measured) / measured; the mean ones are of their sizes.
+speed is 1 / TPOT; where the draft shares the target's GPUs its prompt is in it, too. Errors are
+(predicted - measured) / measured; the mean ones are of their sizes.
 """
 
 NOT_CAPTURED = """\
@@ -89,6 +92,7 @@ def document(files: Sequence[Path]) -> str:
     names = ", ".join(f"`{path.parent.name}/{path.name}`" for path in files)
     parts = [
         INTRODUCTION.format(files=names, seeds=payloads[0]["num_seeds"]),
+        remarks(payloads),
         goals(measured),
         worst(measured),
         *(runs_table(result) for result in measured),
@@ -98,6 +102,16 @@ def document(files: Sequence[Path]) -> str:
         NOT_CAPTURED,
     ]
     return "\n".join(part.rstrip() + "\n" for part in parts if part).rstrip()
+
+
+def remarks(payloads: Sequence[dict[str, Any]]) -> str:
+    """What is to be known of each campaign."""
+    lines = [
+        f"- {machine(payload)}, {payload['created'][:10]}: {remark}"
+        for payload in payloads
+        for remark in payload.get("remarks", ())
+    ]
+    return "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in lines)
 
 
 def machine(payload: dict[str, Any]) -> str:
@@ -115,6 +129,12 @@ def goals(results: Sequence[Result]) -> str:
         ["decode speed, one stream, mean error", "3 %", *_each(results, _mean_error, "tpot_mean")],
         ["the same, worst", "8 %", *_each(results, _worst_error, "tpot_mean")],
         ["the same, acceptance known", "", *_each(results, _known_error, "tpot_mean")],
+        [
+            "the same without rounds that run a prompt",
+            "",
+            *(_between(r, PREDICTED) for r in results),
+        ],
+        ["in these, acceptance known", "", *(_between(r, KNOWN) for r in results)],
         ["acceptance length, mean error", "3 %", *_each(results, _length_error, MEASURED)],
         ["round time, one stream, mean error", "", *(_round_error(r) for r in results)],
         *(
@@ -186,6 +206,11 @@ def _worst_error(result: Result, _: str) -> str:
 
 def _known_error(result: Result, _: str) -> str:
     return percent(_mean(_speeds(result, KNOWN)))
+
+
+def _between(result: Result, place: int) -> str:
+    sizes = [abs(e) for e, _ in errors(result.runs("stream"), "decode_speed", place)]
+    return f"{percent(_mean(sizes))}, worst {percent(max(sizes, default=None))}"
 
 
 def _length_error(result: Result, _: int) -> str:

@@ -6,7 +6,8 @@ made again. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -154,10 +155,11 @@ def unit(deployment: Deployment, policy: str, workload: Workload) -> Unit:
     return Unit(workload, Candidate(deployment, parse_policy(policy), workload.batch))
 
 
-def _spread(policies: Sequence[str]) -> Iterator[str]:
-    """Every third, then the others: neighbours of a grid are alike."""
-    for first in range(3):
-        yield from policies[first::3]
+def _spread(policies: Sequence[str]) -> list[str]:
+    """The same in long strides: neighbours of a grid are alike, and it may be cut short."""
+    count = len(policies)
+    stride = next(n for n in (7, 5, 3, 2, 1) if math.gcd(n, count) == 1)
+    return [policies[i * stride % count] for i in range(count)]
 
 
 def forward_seconds(pair: Pair) -> tuple[float, float]:

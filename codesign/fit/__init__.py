@@ -20,13 +20,7 @@ from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, read_json, read_table, sha256, write_json, write_table
 from codesign.errors import InputError
 from codesign.fit.calibration import CalibrationFit, fit_calibration
-from codesign.fit.steps import (
-    MAX_LINE_ERROR,
-    MAX_LINE_ERROR_ON_RANKS,
-    HeldOut,
-    StepFit,
-    fit_step,
-)
+from codesign.fit.steps import HeldOut, StepFit, fit_step
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 
 if TYPE_CHECKING:
@@ -227,14 +221,13 @@ def fit_costs(
     costs: dict[str, RoundCost] = {}
     fits: dict[str, StepFit] = {}
     errors: dict[str, float] = {}
-    line_error = MAX_LINE_ERROR_ON_RANKS if on_ranks else MAX_LINE_ERROR
     for label, part in steps.groupby("deployment", sort=False):
         label, is_split = str(label), "+" in str(label)
         for op in FORWARDS:
             beside = is_split and op.startswith("draft")
             name = f"{label}/{op}"
             timings = _timings(part, label, op, beside=beside)
-            fits[name] = fit_step(timings, is_prefill=op in PROMPTS, max_line_error=line_error)
+            fits[name] = fit_step(timings, is_prefill=op in PROMPTS, on_ranks=on_ranks)
             errors[name] = fits[name].error
         constants: dict[str, Any] = {}
         for op in ("reroot", "link") if is_split else ("reroot",):

@@ -23,13 +23,15 @@ from codesign.policy.cost import StepTime
 if TYPE_CHECKING:
     import pandas as pd
 
-Form = Literal["line", "quadratic", "piecewise", "table"]
+Form = Literal["line", "quadratic", "piecewise", "table", "stairs"]
 Floats = NDArray[np.float64]
 
 MIN_SHAPES = 3  # fewer leave nothing to hold out
 MAX_LINE_ERROR = 0.05  # mean held-out error up to which the papers' line stays
-# On ranks a forward's rows are filled up to 8, 16, 32, ...: its time is a staircase.
 MAX_LINE_ERROR_ON_RANKS = 0.01
+# Prompts are not captured: the host launches their kernels, and what disturbs it only adds time.
+PROMPT_QUANTILE = 0.25
+BUCKETS = (8, 16, 32, 64, 128)  # rows that a forward on ranks is filled up to
 _MAX_BENDS = 4  # of the piecewise form
 # A parabola written out: within 0.5 % between knots, straight on beyond 262,144 rows.
 _PROMPT_KNOTS = (0, *sorted({round(2.0 ** (i / 4.0)) for i in range(73)}))
@@ -75,41 +77,46 @@ class Shapes:
     Attributes:
         rows: (S,) rows of the forward.
         context: (S,) KV rows before it, summed over the requests.
-        seconds: (S,) median over repetitions.
+        requests: (S,) that share it.
+        seconds: (S,) over repetitions, the median or another quantile.
     """
 
     rows: Floats
     context: Floats
+    requests: Floats
     seconds: Floats
 
     @classmethod
-    def of(cls, steps: pd.DataFrame) -> Shapes:
+    def of(cls, steps: pd.DataFrame, quantile: float = 0.5) -> Shapes:
         """Shapes of a table of single timings (see codesign.fit)."""
-        medians = steps.groupby(["rows", "requests", "context"])["seconds"].median().reset_index()
-        return cls(*(medians[name].to_numpy(np.float64) for name in ("rows", "context", "seconds")))
+        grouped = steps.groupby(["rows", "context", "requests"])["seconds"]
+        found = grouped.median() if quantile == 0.5 else grouped.quantile(quantile, "lower")
+        table = found.reset_index()
+        names = ("rows", "context", "requests", "seconds")
+        return cls(*(table[name].to_numpy(np.float64) for name in names))
 
     def without(self, index: int) -> Shapes:
         """All shapes but one."""
         keep = np.arange(len(self.seconds)) != index
-        return Shapes(self.rows[keep], self.context[keep], self.seconds[keep])
+        columns = (self.rows, self.context, self.requests, self.seconds)
+        return Shapes(*(column[keep] for column in columns))
 
 
-def fit_step(
-    steps: pd.DataFrame, *, is_prefill: bool = False, max_line_error: float = MAX_LINE_ERROR
-) -> StepFit:
-    """Fit every form and choose one: the line unless it is off by more than ``max_line_error``.
+def fit_step(steps: pd.DataFrame, *, is_prefill: bool = False, on_ranks: bool = False) -> StepFit:
+    """Fit every form and choose one: the line unless it is off by more than ``MAX_LINE_ERROR``.
 
     Args:
         steps: One row per timing of one kind of step: rows, requests, context, seconds.
         is_prefill: Whether the rows are prompts: then a parabola, attention within the prompt, is
             tried too, and taken wherever it predicts better than the line.
-        max_line_error: Mean held-out error.
+        on_ranks: Forwards run on rank groups: then stairs are tried too, and a line is taken up to
+            ``MAX_LINE_ERROR_ON_RANKS`` only.
 
     Raises:
         InputError: If there are fewer than ``MIN_SHAPES`` shapes, or a time is not above 0.
         HardwareError: If scipy is not installed.
     """
-    shapes = Shapes.of(steps)
+    shapes = Shapes.of(steps, PROMPT_QUANTILE if is_prefill and on_ranks else 0.5)
     if len(shapes.seconds) < MIN_SHAPES:
         raise InputError(
             f"{len(shapes.seconds)} shapes were measured, a fit needs {MIN_SHAPES}. "
@@ -124,10 +131,12 @@ def fit_step(
     }
     if is_prefill:
         forms["quadratic"] = fit_quadratic
+    elif on_ranks:
+        forms["stairs"] = fit_stairs
     errors: dict[Form, HeldOut] = {name: held_out(shapes, fit) for name, fit in forms.items()}
     smooth: list[Form] = ["line", "quadratic"] if is_prefill else ["line"]
     form: Form = min(smooth, key=lambda name: errors[name].mean)
-    if errors[form].mean > max_line_error:
+    if errors[form].mean > (MAX_LINE_ERROR_ON_RANKS if on_ranks else MAX_LINE_ERROR):
         form = min(errors, key=lambda name: errors[name].mean)
     return StepFit(forms[form](shapes), form, errors, len(shapes.seconds))
 
@@ -188,12 +197,43 @@ def fit_table(shapes: Shapes) -> StepTime:
     )
 
 
+def fit_stairs(shapes: Shapes) -> StepTime:
+    """``alpha * context + gamma * rows + each * (requests - 1) + f(bucket)``, f never falling.
+
+    Rows are filled up to a bucket; what the host does goes by requests and rows. More rows than
+    the largest bucket run in several forwards.
+    """
+    largest = shapes.rows.max()
+    first = [bucket for bucket in BUCKETS if bucket < largest]
+    design = np.column_stack(
+        [
+            shapes.context,
+            shapes.rows,
+            shapes.requests - 1.0,
+            np.ones_like(shapes.rows),
+            *(shapes.rows > bucket for bucket in first),
+        ]
+    )
+    alpha, gamma, each, *steps = _solve(design, shapes.seconds).tolist()
+    heights = np.cumsum(steps)
+    rows, seconds = [1], [heights[0] + gamma]
+    for bucket, low, high in zip(BUCKETS, heights, [*heights[1:], heights[-1]], strict=False):
+        rows += [bucket, bucket + 1]
+        seconds += [low + gamma * bucket, high + gamma * (bucket + 1)]
+    if rows[-1] > BUCKETS[-1]:
+        seconds[-1] = seconds[-2] + seconds[0]
+        rows.append(2 * BUCKETS[-1])
+        seconds.append(2.0 * seconds[-2])
+    return StepTime(alpha, tuple(rows), tuple(map(float, seconds)), each=each)
+
+
 def held_out(shapes: Shapes, fit: Callable[[Shapes], StepTime]) -> HeldOut:
     """Relative error of ``fit`` at each shape when it is made from the others."""
     errors = []
     for index, seconds in enumerate(shapes.seconds):
         time = fit(shapes.without(index))
-        errors.append(abs(time(shapes.rows[index], shapes.context[index]) / seconds - 1.0))
+        shape = (shapes.rows[index], shapes.context[index], shapes.requests[index])
+        errors.append(abs(time(*shape) / seconds - 1.0))
     return HeldOut(float(np.mean(errors)), float(np.median(errors)), float(np.max(errors)))
 
 

@@ -20,6 +20,7 @@ from codesign.fit.devices import load_device
 from codesign.fit.priced_model import parse_model
 from codesign.fit.roofline import roofline_fit
 from codesign.fit.shipped import DEFAULT_FIT, shipped_pair
+from codesign.policy.cost import RoundCost
 
 # Tokens per verification of one pair on six datasets are 2.74 to 3.92 (SwiftSpec, Table 6): what a
 # pair loses or gains on other prompts, and so at least what another pair may.
@@ -33,33 +34,60 @@ def device_fit(
 ) -> Fit:
     """The fit of so many GPUs and a pair of models: measured if the package has it, else roofline.
 
-    A measured one is of inflated models, whose steps are those of the shapes they have, and of all
-    deployments of up to so many GPUs; larger machines are priced by their data sheets as a whole,
-    because one search must not mix two sources. Arguments and errors as of ``what_if_fit``.
+    A measured one is of inflated models, whose steps are those of the shapes they have. It must
+    tell the times of everything that a roofline would price; else the machine is priced by data
+    sheets as a whole, because one search must not mix two sources. Arguments and errors as of
+    ``what_if_fit``.
     """
-    names = parse_model(target).label, parse_model(draft).label
-    path = shipped_pair(load_device(device).name, *names)
-    if path is None:
-        return what_if_fit(device, gpus, target, draft, acceptance=acceptance)
-    fit = Fit.load(path)
-    sizes = {label: parse_deployment(label).num_workers for label in fit.costs}
-    if not 1 <= gpus <= max(sizes.values()):
-        return what_if_fit(device, gpus, target, draft, acceptance=acceptance)
+    priced = what_if_fit(device, gpus, target, draft, acceptance=acceptance)
+    path = shipped_pair(load_device(device).name, priced.target, priced.draft)
+    fit = None if path is None else _covering(Fit.load(path), priced)
+    if fit is None:
+        return priced
     origin = f"{fit.acceptance_origin} for {fit.target} with {fit.draft}"
-    fit = replace(
-        fit,
-        target=names[0],
-        draft=names[1],
-        costs={label: cost for label, cost in fit.costs.items() if sizes[label] <= gpus},
-        acceptance_origin=origin,
-    )
+    fit = replace(fit, target=priced.target, draft=priced.draft, acceptance_origin=origin)
     if acceptance is None:
         return fit
     return replace(
         fit,
         acceptance=dialled_acceptance(fit.acceptance, acceptance),
         errors={**fit.errors, "acceptance": DIALLED_ERROR},
-        acceptance_origin=f"made up: {acceptance:g} of first draft tokens",
+        acceptance_origin=priced.acceptance_origin,
+    )
+
+
+def _covering(fit: Fit, priced: Fit) -> Fit | None:
+    """A measured fit of the deployments of a roofline; None if it does not tell all of them."""
+    costs, errors = dict(fit.costs), dict(fit.errors)
+    for label in set(priced.costs) - set(costs):
+        size = parse_deployment(label)
+        sides = _sides(fit, size.target_workers)
+        if size.draft_workers or sides is None:
+            return None
+        costs[label] = _joined(fit.costs[sides[0]], fit.costs[sides[1]], priced.costs[label])
+        for side, op in zip(sides, ("target", "draft"), strict=True):
+            errors[f"{label}/{op}"] = fit.errors[f"{side}/{op}"]
+    return replace(fit, costs={label: costs[label] for label in priced.costs}, errors=errors)
+
+
+def _sides(fit: Fit, gpus: int) -> tuple[str, str] | None:
+    """Splits in which the target, and in which the draft, has so many GPUs."""
+    splits = [d for label in fit.costs if (d := parse_deployment(label)).draft_workers]
+    target = next((d.label for d in splits if d.target_workers == gpus), None)
+    draft = next((d.label for d in splits if d.draft_workers == gpus), None)
+    return None if target is None or draft is None else (target, draft)
+
+
+def _joined(target: RoundCost, draft: RoundCost, priced: RoundCost) -> RoundCost:
+    """Both models in turn on GPUs that each was timed on alone; what fits is arithmetic."""
+    return replace(
+        target,
+        draft=draft.draft,
+        draft_prefill=draft.draft_prefill,
+        link=0.0,
+        slowdown=0.0,
+        kv_tokens=priced.kv_tokens,
+        plain_kv_tokens=priced.plain_kv_tokens,
     )
 
 

@@ -44,6 +44,7 @@ class StepTime(_Segments):
         cross: Seconds per row and token of context: attention of a chunk of a long prompt over
             what stands before it. Of one request: rows of others do not attend to its context.
         apart: Prompts of several requests run one after another, each in a forward of its own.
+        each: Seconds for each request beyond the first: what a host does request by request.
     """
 
     alpha: float
@@ -52,6 +53,7 @@ class StepTime(_Segments):
     gamma: float = 0.0
     cross: float = 0.0
     apart: bool = False
+    each: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.rows) == 1:
@@ -69,7 +71,7 @@ class StepTime(_Segments):
     def __reduce__(self) -> tuple[type[StepTime], tuple[object, ...]]:
         # What dataclasses generate restores the fields only.
         return StepTime, (
-            self.alpha, self.rows, self.seconds, self.gamma, self.cross, self.apart,
+            self.alpha, self.rows, self.seconds, self.gamma, self.cross, self.apart, self.each,
         )  # fmt: skip
 
     @classmethod
@@ -86,6 +88,7 @@ class StepTime(_Segments):
             gamma=self.gamma * factor,
             cross=self.cross * factor,
             apart=self.apart,
+            each=self.each * factor,
         )
 
     def later(self, seconds: float) -> StepTime:
@@ -109,15 +112,19 @@ class StepTime(_Segments):
         ]
         beyond = np.maximum(counts, self._first) - knots[..., 0]
         seconds = knots[..., 1] + knots[..., 2] * beyond + self.alpha * before
+        if self.each:
+            seconds = seconds + self.each * (np.asarray(requests) - 1.0)
         if self.cross:
             seconds = seconds + self.cross * counts * before / np.asarray(requests)
         return seconds
 
-    def __call__(self, rows: float, context: float = 0.0) -> float:
-        """Seconds of a forward of ``rows`` rows that attend to ``context`` tokens in all."""
+    def __call__(self, rows: float, context: float = 0.0, requests: float = 1.0) -> float:
+        """Seconds of a forward of ``rows`` rows of all requests over ``context`` tokens in all."""
         r0, s0, slope = self._segments[bisect_right(self._inner, rows)]
         first = self._first
         seconds = s0 + slope * ((rows if rows > first else first) - r0) + self.alpha * context
+        if self.each:
+            seconds += self.each * (requests - 1.0)
         return seconds + self.cross * rows * context if self.cross else seconds
 
     def of_prompts(self, prompts: Sequence[tuple[int, int]], others: int = 0) -> float:

@@ -74,7 +74,9 @@ class Grid:
 
 
 CPU_GRID = Grid(_TARGET, _DRAFT, PROMPTS, joins_prompts=True)
-RANK_GRID = Grid(_RANK_TARGET, _RANK_DRAFT, (*PROMPTS, *RANK_CONTEXTS[2:]), joins_prompts=False)
+# Kernels of prompts are compiled for lengths that 16 divides, and for others: most are others.
+_RANK_PROMPTS = tuple([n - 1 for n in (*PROMPTS, *RANK_CONTEXTS[2:])])
+RANK_GRID = Grid(_RANK_TARGET, _RANK_DRAFT, _RANK_PROMPTS, joins_prompts=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +215,9 @@ def _spread(
 
 
 def _prefills(op: Op, contexts: Sequence[int], grid: Grid, *, lean: bool) -> tuple[StepShape, ...]:
-    lengths = [n for n in grid.prompts if n <= contexts[-1]][: 4 if lean else None]
+    lengths = [n for n in grid.prompts if n <= contexts[-1]]
     if not grid.joins_prompts:
-        return tuple([StepShape(op, 1, n) for n in lengths])
+        return tuple([StepShape(op, 1, n) for n in lengths[: 5 if lean else None]])
+    lengths = lengths[: 4 if lean else None]
     several = [StepShape(op, 4, 16), StepShape(op, 2, lengths[-1] // 2)]
     return (*[StepShape(op, 1, n) for n in lengths], *several)

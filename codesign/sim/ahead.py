@@ -72,7 +72,7 @@ class RunAhead:
         for rows, emitted, context, kv_tokens, *forwards in ahead.table.tolist():
             if room is not None and kv_tokens > room:
                 break
-            target, draft, reroot = of_sums(rows, context, forwards)
+            target, draft, reroot = of_sums(rows, context, forwards, batch)
             end = now + (target + reroot + draft)
             if end >= until:
                 break

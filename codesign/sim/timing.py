@@ -36,16 +36,18 @@ def draft_seconds(cost: RoundCost, work: Work) -> tuple[float, float]:
 
     Prompts are in one of the two. A forward of prompts alone costs nothing besides.
     """
-    before, beside = _seconds(cost.draft, work.drafting), _seconds(cost.draft, work.overlapped)
+    before, beside = (
+        _seconds(cost.draft, forwards, work.batch) for forwards in (work.drafting, work.overlapped)
+    )
     prompts = cost.draft_prefill.of_prompts(work.prompts) if work.prompts else 0.0
     return (before, beside + prompts) if work.is_prompt_overlapped else (before + prompts, beside)
 
 
-def _seconds(step: StepTime, forwards: Forwards) -> float:
+def _seconds(step: StepTime, forwards: Forwards, batch: int) -> float:
     total = 0.0
     for rows, context in forwards:
         if rows:
-            total += step(rows, context)
+            total += step(rows, context, batch)
     return total
 
 
@@ -58,14 +60,14 @@ class TogetherTiming:
 
     def spans(self, start: float, prefill: float, work: Work) -> Spans:
         """Spans of a round that starts at ``start`` with ``prefill`` seconds of prompts."""
-        target = self._cost.target(work.rows, work.context)
+        target = self._cost.target(work.rows, work.context, work.batch)
         if self._is_plain:
             return Spans(target)
         drafting, _ = draft_seconds(self._cost, work)
         return Spans(target, reroot=0.0 if work.rests else self._cost.reroot, draft=drafting)
 
     def of_sums(
-        self, rows: int, context: int, forwards: Sequence[int]
+        self, rows: int, context: int, forwards: Sequence[int], batch: int
     ) -> tuple[float, float, float]:
         """Seconds of the target, the draft and the re-root in a round without prompts.
 
@@ -73,25 +75,27 @@ class TogetherTiming:
             rows: That the target verifies.
             context: KV rows before them.
             forwards: Of each draft forward its rows, then the KV rows before them.
+            batch: Requests.
         """
         cost, drafting = self._cost, 0.0
-        target = cost.target(rows, context)
+        target = cost.target(rows, context, batch)
         if self._is_plain:
             return target, 0.0, 0.0
         for number in range(0, len(forwards), 2):
             if forwards[number]:
-                drafting += cost.draft(forwards[number], forwards[number + 1])
+                drafting += cost.draft(forwards[number], forwards[number + 1], batch)
         return target, drafting, cost.reroot
 
     def spans_ahead(self, rounds: LedgerRows) -> tuple[Floats, Floats, float]:
         """(N,) target and draft seconds of many rounds, and the re-root's of each."""
-        target = self._cost.target.of_arrays(rounds.rows, rounds.context)
+        cost, batch = self._cost, rounds.batch
+        target = cost.target.of_arrays(rounds.rows, rounds.context, batch)
         drafting = np.zeros(len(target))
         if self._is_plain:
             return target, drafting, 0.0
         for rows, context in zip(rounds.forward_rows.T, rounds.forward_context.T, strict=True):
-            drafting += np.where(rows > 0, self._cost.draft.of_arrays(rows, context), 0.0)
-        return target, drafting, self._cost.reroot
+            drafting += np.where(rows > 0, cost.draft.of_arrays(rows, context, batch), 0.0)
+        return target, drafting, cost.reroot
 
     def run_prompts(self, start: float, prompts: Prompts) -> float:
         """The draft runs prompt rows in a step of the target; seconds that the step gets longer."""
@@ -122,7 +126,7 @@ class ApartTiming:
         ready = start + prefill
         received = max(answered + cost.link, ready)
         self._draft_free = answered + overlapped
-        target = cost.target(work.rows, work.context)
+        target = cost.target(work.rows, work.context, work.batch)
         if overlapped:
             target = slowed(target, max(self._draft_free - received, 0.0), cost.slowdown)
         # What a prefill has hidden is what came first.
@@ -166,6 +170,6 @@ def shared_step(cost: RoundCost, work: Work | None, prompts: Prompts) -> float:
     """
     if work is None:
         return cost.prefill.of_prompts(prompts)
-    alone = cost.target(work.rows, work.context)
+    alone = cost.target(work.rows, work.context, work.batch)
     together = cost.prefill.of_prompts(prompts, work.rows)
     return max(together + cost.target.alpha * work.context - alone, 0.0)

@@ -29,7 +29,7 @@ slopes = st.floats(0.0, 1e-4)
 @given(alpha=slopes, gamma=slopes, delta=st.floats(1e-3, 1.0))
 def test_a_noiseless_line_is_recovered_everywhere(alpha, gamma, delta):
     seconds = alpha * CONTEXT + gamma * ROWS + delta
-    time = fit_line(Shapes(ROWS, CONTEXT, seconds))
+    time = fit_line(Shapes(ROWS, CONTEXT, np.ones_like(ROWS), seconds))
     for rows, context in ((1, 0), (5, 300), (64, 2048)):
         wanted = alpha * context + gamma * rows + delta
         assert time(rows, context) == pytest.approx(wanted, rel=1e-3)
@@ -43,7 +43,7 @@ def test_a_noiseless_line_is_recovered_everywhere(alpha, gamma, delta):
 def test_any_noiseless_rising_table_is_recovered_at_its_knots(alpha, increments, base):
     truth = dict(zip(KNOTS, base + np.cumsum(increments), strict=True))
     seconds = alpha * CONTEXT + np.array([truth[n] for n in ROWS.tolist()])
-    time = fit_table(Shapes(ROWS, CONTEXT, seconds))
+    time = fit_table(Shapes(ROWS, CONTEXT, np.ones_like(ROWS), seconds))
     for (rows, context), wanted in zip(SHAPES, seconds, strict=True):
         assert time(rows, context) == pytest.approx(wanted, rel=1e-3)
 
@@ -57,7 +57,7 @@ def test_any_noiseless_rising_table_is_recovered_at_its_knots(alpha, increments,
 def test_a_noisy_line_is_recovered_within_a_few_times_the_noise(alpha, gamma, delta, seed):
     noise = np.random.default_rng(seed).normal(0.0, 0.02, len(SHAPES))
     truth = alpha * CONTEXT + gamma * ROWS + delta
-    shapes = Shapes(ROWS, CONTEXT, truth * np.exp(noise))
+    shapes = Shapes(ROWS, CONTEXT, np.ones_like(ROWS), truth * np.exp(noise))
     time = fit_line(shapes)
     fitted = np.array([time(n, c) for n, c in SHAPES])
     assert np.abs(fitted / truth - 1.0).max() < 0.1
@@ -66,7 +66,7 @@ def test_a_noisy_line_is_recovered_within_a_few_times_the_noise(alpha, gamma, de
 
 @given(st.lists(st.floats(1e-4, 1.0), min_size=len(SHAPES), max_size=len(SHAPES)))
 def test_whatever_was_measured_times_are_above_zero_and_rise_with_rows_and_context(seconds):
-    shapes = Shapes(ROWS, CONTEXT, np.array(seconds))
+    shapes = Shapes(ROWS, CONTEXT, np.ones_like(ROWS), np.array(seconds))
     for time in [fit(shapes) for fit in (fit_line, fit_quadratic, fit_piecewise, fit_table)]:
         at = [time(n, 100) for n in range(1, 65)]
         assert at[0] >= 0

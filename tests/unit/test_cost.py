@@ -61,7 +61,7 @@ def test_a_chunk_pays_for_each_row_times_what_stands_before_it():
 def test_a_step_time_survives_a_trip_to_another_process_and_a_change_of_one_field():
     step = replace(TABLE, cross=1e-9)
     assert pickle.loads(pickle.dumps(step))(5, 70) == step(5, 70) != TABLE(5, 70)
-    assert set(asdict(step)) == {"alpha", "rows", "seconds", "gamma", "cross", "apart"}
+    assert set(asdict(step)) == {"alpha", "rows", "seconds", "gamma", "cross", "apart", "each"}
 
 
 @given(

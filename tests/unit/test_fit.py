@@ -29,8 +29,8 @@ from codesign.fit import (
 )
 from codesign.fit.calibration import calibration_error, fit_calibration
 from codesign.fit.steps import (
+    BUCKETS,
     MAX_LINE_ERROR,
-    MAX_LINE_ERROR_ON_RANKS,
     Shapes,
     fit_line,
     fit_step,
@@ -220,15 +220,34 @@ def test_a_profile_of_ranks_runs_prompts_apart_and_counts_the_loop_between_two_s
     assert ranks["1+1"].target == fits["1+1/target"].time
 
 
-def test_on_ranks_a_line_must_be_nearly_exact_to_be_taken():
-    def staircase(rows: int, context: int) -> float:
-        return 2e-6 * context + (0.04 if rows <= 8 else 0.043 if rows <= 16 else 0.045)
+def test_on_ranks_stairs_follow_the_buckets_and_the_host_goes_request_by_request():
+    from codesign.engine.gpu.step_rows import BUCKETS as ENGINES
 
-    timed = timings(staircase, noise=0.001)
-    assert fit_step(timed).form == "line"
-    step = fit_step(timed, max_line_error=MAX_LINE_ERROR_ON_RANKS)
-    assert step.form == "table"
-    assert step.time(8, 128) == pytest.approx(staircase(8, 128), rel=0.005)
+    assert BUCKETS == ENGINES
+
+    def staircase(rows: int, context: int, requests: int) -> float:
+        bucket = next(b for b in BUCKETS if rows <= b)
+        return 2e-8 * context + 7e-5 * requests + 1e-5 * rows + 2e-3 + 1e-4 * bucket
+
+    shapes = [(n, r, c) for n, r in GRID for c in (64, 1024)]
+    timed = pd.DataFrame(
+        [("1", "target", n, r, c * r, False, staircase(n, c * r, r)) for n, r, c in shapes],
+        columns=list(STEP_COLUMNS),
+    )
+    step = fit_step(timed, on_ranks=True)
+    assert step.form == "stairs"
+    assert step.error < 0.005 < step.held_out["table"].mean
+    for rows, requests in ((1, 1), (8, 1), (9, 1), (8, 8), (40, 5), (128, 8)):
+        wanted = staircase(rows, 500, requests)
+        assert step.time(rows, 500, requests) == pytest.approx(wanted, rel=0.01)
+        many = step.time.of_arrays([rows], [500], [requests])
+        assert many[0] == step.time(rows, 500, requests)
+    assert step.time(256) == pytest.approx(2 * step.time(128), rel=0.01)  # two forwards
+    assert fit_step(timed).form != "stairs"
+
+
+GRID = [(1, 1), (4, 1), (8, 1), (9, 1), (16, 1), (17, 1), (32, 1), (4, 2), (16, 2), (8, 4), (33, 3),
+        (16, 4), (64, 8), (65, 5), (128, 8), (8, 8)]  # fmt: skip
 
 
 def test_kv_rooms_of_a_profile_are_in_the_costs_of_their_deployment_only():

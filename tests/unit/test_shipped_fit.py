@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import itertools
 
-from codesign.fit import Fit
-from codesign.fit.shipped import DEFAULT_FIT, machine_of, shipped_acceptance
+import pytest
+
+from codesign.fit import ROOFLINE, Fit
+from codesign.fit.shipped import DEFAULT_FIT, machine_of, shipped_acceptance, shipped_pair
+from codesign.fit.what_if import device_fit, what_if_fit
 from codesign.models import DEFAULT_TARGET, DRAFTS
 from codesign.policy.walk import Sampling
 
@@ -33,3 +36,38 @@ def test_shipped_acceptance_is_found_for_its_pair_and_its_sampling_alone():
     for other in (Sampling(0.7), Sampling(top_k=5), Sampling(top_p=0.9)):
         assert shipped_acceptance(*pair, other) is None
     assert shipped_acceptance(DEFAULT_TARGET, "ngram", Sampling()) is None
+
+
+@pytest.mark.parametrize("target", ["llama-3-70b:int4", "llama-3.1-70b:int4", "llama-3.1-8b:int4"])
+def test_a_pair_that_was_measured_takes_the_place_of_its_roofline(target):
+    pair = (target, "llama-3.2-1b:int4")
+    path = shipped_pair("h200", *pair)
+    assert path is not None
+    assert machine_of(path).startswith("NVIDIA H200, measured 20")
+    fit, priced = device_fit("h200", 2, *pair), what_if_fit("h200", 2, *pair)
+    assert (fit.origin, priced.origin) == ("fitted", ROOFLINE)
+    assert (fit.target, fit.draft) == (priced.target, priced.draft) == pair
+    assert fit.acceptance_origin.startswith("recorded for inflated-")
+    assert list(fit.costs) == list(priced.costs) == ["1", "1+1", "2"]
+    for cost in fit.costs.values():
+        assert cost.prefill.apart
+        assert cost.target(1) < cost.target(9) < cost.target(17) < cost.target(129)
+        assert cost.target(8, 500.0, 4) > cost.target(8, 500.0)
+        assert cost.kv_tokens is not None
+    assert fit.costs["2"].target(8) < fit.costs["1+1"].target(8)
+    # One GPU was not timed with both: each side of 1+1 ran on one.
+    assert fit.costs["1"].target == fit.costs["1+1"].target
+    assert fit.costs["1"].link == 0.0 < fit.costs["1+1"].link
+    assert fit.costs["1"].kv_tokens == priced.costs["1"].kv_tokens
+
+
+def test_what_was_not_measured_as_a_whole_is_priced_as_a_whole():
+    pair = ("llama-3-70b:int4", "llama-3.2-1b:int4")
+    assert device_fit("h200", 4, *pair).origin == ROOFLINE
+    assert device_fit("h100", 2, *pair).origin == ROOFLINE
+    assert device_fit("h200", 2, "llama-3-70b:int4", "llama-3.2-3b:int4").origin == ROOFLINE
+    assert device_fit("h200", 2, "llama-3.1-8b", "llama-3.2-1b").origin == ROOFLINE  # bf16
+    dialled = device_fit("h200", 2, *pair, acceptance=0.9)
+    assert dialled.origin == "fitted"
+    assert dialled.acceptance_origin == "made up: 0.9 of first draft tokens"
+    assert dialled.acceptance.hit_rate(1) > device_fit("h200", 2, *pair).acceptance.hit_rate(1)
