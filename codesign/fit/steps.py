@@ -211,7 +211,7 @@ def fit_stairs(shapes: Shapes) -> StepTime:
             shapes.rows,
             shapes.requests - 1.0,
             np.ones_like(shapes.rows),
-            *(shapes.rows > bucket for bucket in first),
+            *((shapes.rows > bucket).astype(np.float64) for bucket in first),
         ]
     )
     alpha, gamma, each, *steps = _solve(design, shapes.seconds).tolist()

@@ -135,11 +135,11 @@ class StepTime(_Segments):
 
         Args:
             prompts: Rows of each, and KV rows before them.
-            others: Rows of requests that decode in the same forward; without their context.
+            others: Rows of requests that decode in the same forward; without their context. Not
+                counted where prompts run apart, as they then have another forward.
         """
         if self.apart:
-            beside = self(others) - self(0.0) if others else 0.0
-            return sum([self(rows, context) for rows, context in prompts], beside)
+            return sum([self(rows, context) for rows, context in prompts])
         if not self.cross:
             rows, context = (sum(numbers) for numbers in zip((others, 0), *prompts, strict=True))
             return self(rows, context)

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codesign.policy.cost import Calibration, StepTime
+from codesign.policy.cost import Calibration, RoundCost, StepTime
+from codesign.sim.timing import shared_step
+from codesign.sim.work import Work
 
 TABLE = StepTime(alpha=1e-6, rows=(1, 2, 8), seconds=(0.010, 0.011, 0.023))
 
@@ -98,3 +100,12 @@ def test_prompts_that_run_apart_cost_what_each_does_alone():
     assert pickle.loads(pickle.dumps(apart)).apart
     assert apart.scaled(2.0).apart
     assert apart.later(0.5)(7, 3) == pytest.approx(alone(7, 3) + 0.5)
+
+
+def test_a_chunk_of_prompts_that_runs_apart_adds_what_it_takes_alone():
+    joint = RoundCost(target=TABLE, draft=TABLE, prefill=TABLE, draft_prefill=TABLE)
+    apart = replace(joint, prefill=replace(TABLE, apart=True))
+    work, prompts = Work(2, 8, 600), [(6, 0), (4, 32)]
+    alone = TABLE(6) + TABLE(4, 32)
+    assert shared_step(apart, work, prompts) == shared_step(apart, None, prompts) == alone
+    assert shared_step(joint, work, prompts) < alone
