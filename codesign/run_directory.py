@@ -94,6 +94,8 @@ def write_run(
         ]
         write_text(folder / "outputs.jsonl", "".join(lines))
     body = {"origin": origin, "seconds": records.seconds, "notes": records.notes, **summary}
+    told = {"refused": records.refused, "calibration": records.calibration}
+    body |= {name: values for name, values in told.items() if values}
     write_json(folder / "run.json", {**run_header, **body})
 
 
@@ -112,6 +114,8 @@ def read_run(directory: str | Path) -> StoredRun:
         _read_rounds(rounds, folder),
         float(summary["seconds"]),
         list(summary["notes"]),
+        refused={int(number): why for number, why in summary.get("refused", {}).items()},
+        calibration=dict(summary.get("calibration", {})),
     )
     return StoredRun(summary, records, _read_outputs(folder / "outputs.jsonl"))
 
