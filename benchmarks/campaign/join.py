@@ -239,7 +239,7 @@ def row(
     run: RunComparison, fit: Fit, workload: Workload, known: RunComparison | None
 ) -> dict[str, Any]:
     """One run: [predicted, low, high, measured] of each figure, with 80 % intervals."""
-    tokens = acceptance_error(fit, run.candidate)
+    tokens = _tokens_sigma(run, fit)
     figures: dict[str, list[float]] = {}
     for comparison in run.figures:
         name = comparison.name
@@ -288,7 +288,13 @@ def _sigma(run: RunComparison, fit: Fit) -> float:
     """Relative standard error of a time per token, by the fit."""
     spans = {c.name: c.predicted.value for c in run.spans}
     times = step_error(fit, run.candidate, spans) / MEDIAN
-    return math.hypot(times, acceptance_error(fit, run.candidate))
+    return math.hypot(times, _tokens_sigma(run, fit))
+
+
+def _tokens_sigma(run: RunComparison, fit: Fit) -> float:
+    """The same of tokens per round: recorded prompts are a sample, and those served another."""
+    recorded = sum(len(group) for group in fit.acceptance.recordings.values())
+    return acceptance_error(fit, run.candidate) * math.sqrt(1 + recorded / len(run.requests))
 
 
 def likely(values: Sequence[float], sigma: float) -> tuple[float, float]:

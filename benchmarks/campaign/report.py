@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.campaign.plot import calibration_svg
+
 DOCUMENT = Path(__file__).parents[2] / "docs" / "validation.md"
+CALIBRATION = DOCUMENT.parent / "images" / "validation-calibration.svg"
 BEGIN, END = "<!-- campaign -->", "<!-- end of campaign -->"
 SPANS = ("target", "draft", "reroot", "link_there", "link_back")
 SMALL = 0.02  # share of a round below which a span's error is not counted
@@ -34,7 +37,9 @@ are others than those whose acceptance was recorded. Each run is predicted by {s
 *One stream* is one request after another, *batch* up to eight at once that are all there from the
 start, *replay* a stretch of `conv-twin` at a rate that loads plain decoding by half. A decode
 speed is 1 / TPOT; where the draft shares the target's GPUs its prompt is in it, too. Errors are
-(predicted - measured) / measured; the mean ones are of their sizes.
+(predicted - measured) / measured; the mean ones are of their sizes. Intervals are of 80 %: spread
+over the simulations, held-out error of the steps, and the luck of the prompts, both of those that
+were recorded and of those that were served.
 """
 
 NOT_CAPTURED = """\
@@ -47,8 +52,8 @@ NOT_CAPTURED = """\
   request is not that request's.
 - Step times are medians of a profile. A machine that is busier, or whose clocks are lower, than it
   was then is not in them.
-- Host work between steps is counted as the profile found it for one step; what it grows by with
-  the requests of a batch is in the fit's line over rows only.
+- Prompts are not captured in graphs: the host launches kernel by kernel, and whatever else keeps
+  the host busy is in their time.
 - Prompts and rounds share no step: chunks of prompts are not measured here.
 - One host: no network between groups.
 """
@@ -81,7 +86,15 @@ def write_document(files: Sequence[Path]) -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]
+    CALIBRATION.write_text(calibration_svg(calibrations(files)), encoding="utf-8")
     DOCUMENT.write_text(f"{before}{BEGIN}\n{document(files)}\n{END}{after}", encoding="utf-8")
+
+
+def calibrations(files: Sequence[Path]) -> dict[str, Any]:
+    """What ``calibration_svg`` draws."""
+    payloads = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    results = [Result(machine(p), pair) for p in payloads for pair in p["pairs"]]
+    return {result.name: result.pair["calibration"] for result in results}
 
 
 def document(files: Sequence[Path]) -> str:
@@ -130,7 +143,7 @@ def goals(results: Sequence[Result]) -> str:
         ["the same, worst", "8 %", *_each(results, _worst_error, "tpot_mean")],
         ["the same, acceptance known", "", *_each(results, _known_error, "tpot_mean")],
         [
-            "the same without rounds that run a prompt",
+            "in rounds without prompts",
             "",
             *(_between(r, PREDICTED) for r in results),
         ],
@@ -397,23 +410,24 @@ def spans_table(results: Sequence[Result]) -> str:
 
 
 def calibration_table(results: Sequence[Result]) -> str:
-    """Confidence against acceptance by kind of prompt, of the first pair of each machine."""
-    text = (
-        "### Confidence against acceptance\n\nChance of the draft's likeliest token after "
-        "calibration, by tenths: mean chance > share accepted. Each request's calibration was "
-        "fitted to others.\n"
+    """Confidence against acceptance: the errors by kind of prompt, and where the picture is."""
+    kinds = list(dict.fromkeys(kind for r in results for kind in r.pair["calibration"]))
+    rows = [
+        [r.name, *(_gap(r.pair["calibration"].get(kind, ())) for kind in kinds)] for r in results
+    ]
+    return (
+        "### Confidence against acceptance\n\n"
+        f"![confidence against acceptance]({CALIBRATION.parent.name}/{CALIBRATION.name})\n\n"
+        "Chance of the draft's likeliest token after calibration (across) and the share that the\n"
+        "target chose (up), by tenths; each request's calibration was fitted to others. Expected\n"
+        f"calibration error by kind of prompt:\n\n{table(['pair', *kinds], rows)}"
     )
-    for result in results:
-        kinds = result.pair["calibration"]
-        rows = []
-        for kind, bins in kinds.items():
-            total = sum(count for *_, count in bins)
-            gap = sum(abs(chance - share) * count for chance, share, count in bins) / total
-            cells = {min(int(c * 10), 9): f"{c:.2f} > {s:.2f}" for c, s, n in bins if n >= 10}
-            rows.append([kind, f"{total}", f"{gap:.3f}", *(cells.get(i, "") for i in range(10))])
-        heads = ["prompts", "tokens", "error", *(f"{i / 10:.1f}" for i in range(10))]
-        text += f"\n{result.name}:\n\n{table(heads, rows)}"
-    return text
+
+
+def _gap(bins: Sequence[Sequence[float]]) -> str:
+    total = sum(count for *_, count in bins)
+    gap = sum(abs(chance - share) * count for chance, share, count in bins)
+    return f"{gap / total:.3f}" if total else ""
 
 
 def seconds_table(results: Sequence[Result]) -> str:
@@ -424,8 +438,17 @@ def seconds_table(results: Sequence[Result]) -> str:
         for result in results
         for each in result.pair["sessions"]
     ]  # fmt: skip
+    if not rows:
+        return ""
     heads = ["pair", "GPUs", *_PHASES, "number of runs"]
-    return "### Seconds on the machine\n\n" + table(heads, rows) if rows else ""
+    needed = [f"{_to_profile(r):.0f} s of {r.name}" for r in results if r.pair["sessions"]]
+    text = f"A pair without its grid, that is start, profile and acceptance: {', '.join(needed)}."
+    return f"### Seconds on the machine\n\n{table(heads, rows)}\n{textwrap.fill(text, WIDTH)}\n"
+
+
+def _to_profile(result: Result) -> float:
+    phases = [name for name in _PHASES if name != "runs"]
+    return sum(each.get(name) or 0.0 for each in result.pair["sessions"] for name in phases)
 
 
 _PHASES = ("start", "profile", "acceptance", "runs")

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -188,7 +189,20 @@ def test_the_document_of_the_repository_is_made_from_its_results(campaign):
         pytest.skip("no campaign is committed")
     text = report.DOCUMENT.read_text(encoding="utf-8")
     shown = text.partition(report.BEGIN)[2].partition(report.END)[0].strip()
-    assert shown == report.document([f.relative_to(ROOT) for f in files]).strip()
+    assert shown == report.document(files).strip()
+    drawn = report.calibration_svg(report.calibrations(files))
+    assert report.CALIBRATION.read_text(encoding="utf-8") == drawn
+
+
+def test_a_chance_that_holds_is_drawn_on_the_diagonal(campaign):
+    bins = [[0.25, 0.25, 90], [0.75, 0.5, 900], [0.9, 0.1, 3]]
+    drawn = ElementTree.fromstring(campaign["report"].calibration_svg({"a & b": {"chat": bins}}))
+    circles = [e.attrib for e in drawn.iter() if e.tag.endswith("circle")]
+    frame = next(e.attrib for e in drawn.iter() if e.tag.endswith("rect"))
+    left, top, side = (float(frame[name]) for name in ("x", "y", "width"))
+    places = [((float(c["cx"]) - left) / side, 1 - (float(c["cy"]) - top) / side) for c in circles]
+    assert places == [pytest.approx((0.25, 0.25)), pytest.approx((0.75, 0.5))]  # three tokens: none
+    assert float(circles[1]["r"]) > float(circles[0]["r"])
 
 
 def test_an_interval_widens_with_the_spread_of_seeds_and_with_the_fits_error(campaign):
