@@ -275,8 +275,8 @@ class Server:
         for number in admitted:
             if self._records[number].admitted is None:
                 self._records[number].admitted = now
-        full = f"the queue is full when it comes; {len(self._schedule.batcher.running)} run"
-        self._refuse(dict.fromkeys(self._schedule.refuse(now), full))
+        late = self._schedule.refuse(now)
+        self._refuse(dict.fromkeys(late, "the queue is full when it comes. Ask again later"))
         evicted = self._schedule.make_room()
         for number in evicted:
             self._worker.evict(number)
