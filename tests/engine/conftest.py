@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from codesign.config import Deployment
+from codesign.config import Deployment, Serving
 from codesign.engine import DraftSource, EngineRun, run_candidate
 from codesign.engine.model import Decoder, load_decoder
 from codesign.engine.weights import random_tensors
 from codesign.models.shape import model_shape
 from codesign.plan import Candidate
+from codesign.policy.options import RequestOptions
 from codesign.policy.speculation import parse_policy
+from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
 
 VOCABULARY = 61
@@ -112,3 +114,93 @@ def serve(pair: Pair) -> Serve:
         return run_candidate(candidate, requests, target=pair.target, **options)
 
     return run
+
+
+# Sharing memory and steps: test_paged_serving.py (ranks) and test_shared_serving.py (CPU).
+
+OUTPUT = 20
+SERVINGS = {
+    "pages": (Serving(preemption=True), 1 << 16),
+    "preemption": (Serving(preemption=True), 1670),
+    "prefixes": (Serving(prefix_cache=True), 4000),
+    "chunks": (Serving(prefill_chunk=100), 1 << 16),
+    "all": (Serving(prefill_chunk=200, prefix_cache=True, preemption=True), 1150),
+}
+OWN_WAYS = (
+    RequestOptions(),
+    RequestOptions(sampling=Sampling(temperature=0.8, seed=5)),
+    RequestOptions(sampling=Sampling(temperature=1.1, top_k=7, seed=6), speculates=False),
+    RequestOptions(sampling=Sampling(temperature=1.0, top_p=0.7, seed=7)),
+    RequestOptions(stop_tokens=frozenset(range(0, VOCABULARY, 4))),
+    RequestOptions(speculates=False),
+)
+
+
+@pytest.fixture(params=SERVINGS)
+def serving(request) -> tuple[Serving, int]:
+    """A way of sharing, and a limit of KV rows that makes it matter."""
+    return SERVINGS[request.param]
+
+
+@pytest.fixture
+def all_at_once() -> tuple[Serving, int]:
+    """Chunks, prefix cache and preemption together."""
+    return SERVINGS["all"]
+
+
+@pytest.fixture(scope="session")
+def long_pair(pair, tmp_path_factory) -> Pair:
+    """The tiny pair with room for prompts of several prefix blocks."""
+    root = tmp_path_factory.mktemp("long")
+    for source in (pair.target_dir, pair.draft_dir):
+        folder = root / source.name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": 4096}))
+        (folder / "model.safetensors").symlink_to(source / "model.safetensors")
+    return Pair(root / "target", root / "draft", load_decoder(root / "target"))
+
+
+def _prompt(length: int, seed: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(0, VOCABULARY, (length,), generator=generator).tolist())
+
+
+@pytest.fixture(scope="session")
+def mixed_requests() -> list[BoundRequest]:
+    """Shared prefixes of one and two blocks, a prompt of whole blocks, twice, and short ones."""
+    shared = _prompt(1024, 0)
+    prompts = [
+        (*shared, *_prompt(40, 1)),
+        _prompt(7, 2),
+        (*shared[:512], *_prompt(60, 3)),
+        shared,
+        _prompt(90, 4),
+        (*shared, *_prompt(3, 5)),
+        shared,
+        (5,),
+    ]
+    return [BoundRequest(i, 0.0, "chat", ids, OUTPUT) for i, ids in enumerate(prompts)]
+
+
+@pytest.fixture(scope="session")
+def own_requests(mixed_requests) -> list[BoundRequest]:
+    """The same requests, each with its own sampling, stop tokens or without speculation."""
+    return [replace(r, options=OWN_WAYS[r.request_id % len(OWN_WAYS)]) for r in mixed_requests]
+
+
+@pytest.fixture(scope="session")
+def plain_outputs(long_pair) -> Callable[..., dict[int, list[int]]]:
+    """``plain_outputs(requests, sampling)``: plain decoding, one request at a time; kept."""
+    kept: dict[object, dict[int, list[int]]] = {}
+
+    def outputs(requests, sampling=None):
+        key = (tuple(requests), sampling)
+        if key not in kept:
+            candidate = Candidate(Deployment(1, 0), parse_policy("plain"), 1)
+            kept[key] = run_candidate(
+                candidate, requests, target=long_pair.target, draft=None, sampling=sampling,
+                max_kv_tokens=1 << 16,
+            ).outputs  # fmt: skip
+        return kept[key]
+
+    return outputs
