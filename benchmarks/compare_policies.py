@@ -2,6 +2,7 @@
 
     python benchmarks/compare_policies.py traces   # three traces, all policies: figures 9 to 12
     python benchmarks/compare_policies.py batches  # batches of one size
+    python benchmarks/compare_policies.py chunks   # prompts in chunks that share forwards
     python benchmarks/compare_policies.py map      # load x machine: which policy wins
     python benchmarks/compare_policies.py price    # what deciding takes of a round
     python benchmarks/compare_policies.py cpu      # the small pair on this machine, 5 minutes
@@ -19,7 +20,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ import pandas as pd
 sys.path.insert(0, str(Path(__file__).parent))
 from policy_cases import (
     BATCHES,
+    CHUNK,
+    CHUNK_POLICIES,
     LOADS,
     MACHINES,
     MAP_POLICIES,
@@ -101,10 +104,11 @@ class Bench:
         slo: SLO,
         *,
         max_batch: int = MAX_BATCH,
+        serving: Serving = SERVING,
     ) -> RunRecords:
         """Simulate one candidate."""
         candidate = Candidate(parse_deployment(deployment), parse_policy(policy), max_batch)
-        return simulate(requests, candidate, fit, serving=SERVING, slo=slo, seed=SEED)
+        return simulate(requests, candidate, fit, serving=serving, slo=slo, seed=SEED)
 
     def capacity(self, machine: Machine, segment: Segment) -> float:
         """Requests a second that plain decoding finishes when all of them wait from the start."""
@@ -163,6 +167,23 @@ def batches(bench: Bench, machine: Machine) -> None:
             bench.store.get(key, make)
 
 
+def chunks(bench: Bench, machine: Machine) -> None:
+    """The traces with prompts in chunks that share the rounds' forwards."""
+    slo = paper_slo(machine)
+    for segment in SEGMENTS.values():
+        requests = machine.cut(bench.requests(segment))
+        for policy in CHUNK_POLICIES:
+
+            def make(policy: str = policy, r: pd.DataFrame = requests) -> dict[str, Any]:
+                deployment = split_of(policy, machine.gpus)
+                serving = replace(SERVING, prefill_chunk=CHUNK)
+                return figures_of(
+                    bench.run(r, machine.fit(), policy, deployment, slo, serving=serving), slo
+                )
+
+            bench.store.get(f"chunks/{machine.name}/{segment.name}/{policy}", make)
+
+
 def load_map(bench: Bench, machines: list[Machine], names: list[str]) -> None:
     """Load x machine and split: plain, SpecServe and the batch trees on each way to split."""
     for machine in machines:
@@ -204,7 +225,9 @@ def _machines(names: str) -> Iterator[Machine]:
 def main() -> None:
     """Run one part."""
     parser = argparse.ArgumentParser(description="Compare policies on the same requests.")
-    parser.add_argument("part", choices=["traces", "batches", "map", "price", "cpu", "report"])
+    parser.add_argument(
+        "part", choices=["traces", "batches", "chunks", "map", "price", "cpu", "report"]
+    )
     parser.add_argument("--machines", default="h100x8", help="of MACHINES, with commas")
     parser.add_argument("--segments", default="code,conv", help="of the map: code,conv,mooncake")
     parser.add_argument("--traces", type=Path, default=TRACES)
@@ -219,6 +242,9 @@ def main() -> None:
     elif args.part == "batches":
         for machine in machines:
             batches(bench, machine)
+    elif args.part == "chunks":
+        for machine in machines:
+            chunks(bench, machine)
     elif args.part == "map":
         load_map(bench, machines, args.segments.split(","))
     elif args.part == "price":

@@ -43,6 +43,8 @@ POLICIES = (
 )
 NAMES = {"static-tree-1x1x1x1x1x1x1x1": "SpecInfer*"}
 MAP_POLICIES = ("plain", "chain-3", "specserve-8", "batch-tree-16x2x8", "async-batch-tree-16x2x8")
+CHUNK = 512  # prompt tokens
+CHUNK_POLICIES = ("plain", "chain-3", "specserve-8", "tree-8x4x4", "batch-tree-16x2x8")
 LOADS = (0.05, 0.25, 0.5, 1.0, 2.0)  # of what plain decoding can bear
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 SCALES = (0.8, 1.0, 1.2, 1.4)
