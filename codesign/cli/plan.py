@@ -93,6 +93,7 @@ def make_plan(args: argparse.Namespace) -> None:
 
     from codesign.plan import FileRef
     from codesign.planner.plan_file import save_plan
+    from codesign.planner.predict import prompt_note
     from codesign.planner.prepared_trace import prepare_trace
 
     fit, fit_file = fit_from_args(args)
@@ -103,6 +104,8 @@ def make_plan(args: argparse.Namespace) -> None:
     prepared = prepare_trace(trace, fit.target, seed=args.seed, max_requests=most)
     for note in prepared.notes[len(trace.notes) :]:
         say(f"trace {trace.name}: {note}")
+    if note := prompt_note(fit, prepared.requests):
+        say(f"fit: {note}")
     out = Path(args.out)
     question = _question(args, fit, prepared)
     start = time.monotonic()

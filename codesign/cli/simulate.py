@@ -129,6 +129,7 @@ def _policies_text(policies: Sequence[dict[str, Any]]) -> str:
 
 def _predict(args: argparse.Namespace) -> None:
     from codesign.metrics import summarise
+    from codesign.planner.predict import prompt_note
     from codesign.sim import simulate
 
     slo = _slo(args)
@@ -136,6 +137,8 @@ def _predict(args: argparse.Namespace) -> None:
     candidate = _candidate(args, fit)
     serving = serving_from_args(args, fit)
     trace = trace_from_args(args)
+    if note := prompt_note(fit, trace.requests):
+        say(f"fit: {note}")
     with progress(args) as report:
         records = simulate(
             trace.requests,

@@ -164,6 +164,7 @@ def _read_step(values: Mapping[str, Any]) -> StepFit:
         form=values["form"],
         held_out={form: HeldOut(**error) for form, error in values["held_out"].items()},
         num_shapes=values["num_shapes"],
+        most_rows=values.get("most_rows", 0),
     )
 
 

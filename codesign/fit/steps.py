@@ -31,6 +31,9 @@ MAX_LINE_ERROR = 0.05  # mean held-out error up to which the papers' line stays
 MAX_LINE_ERROR_ON_RANKS = 0.01
 # Prompts are not captured: the host launches their kernels, and what disturbs it only adds time.
 PROMPT_QUANTILE = 0.25
+# Rows of a prompt from which its attention shows beside all else that a forward on ranks does:
+# below, a parabola follows whatever disturbed the longest prompt, and says hours of longer ones.
+MIN_PARABOLA_ROWS = 1024
 BUCKETS = (8, 16, 32, 64, 128)  # rows that a forward on ranks is filled up to
 _MAX_BENDS = 4  # of the piecewise form
 # A parabola written out: within 0.5 % between knots, straight on beyond 262,144 rows.
@@ -57,12 +60,14 @@ class StepFit:
         form: Which one that is.
         held_out: Error of each form that was tried.
         num_shapes: Shapes that were measured.
+        most_rows: Of a shape; 0 if the file does not say.
     """
 
     time: StepTime
     form: Form
     held_out: dict[Form, HeldOut]
     num_shapes: int
+    most_rows: int = 0
 
     @property
     def error(self) -> float:
@@ -108,7 +113,8 @@ def fit_step(steps: pd.DataFrame, *, is_prefill: bool = False, on_ranks: bool = 
     Args:
         steps: One row per timing of one kind of step: rows, requests, context, seconds.
         is_prefill: Whether the rows are prompts: then a parabola, attention within the prompt, is
-            tried too, and taken wherever it predicts better than the line.
+            tried too, and taken wherever it predicts better than the line; on ranks only if there
+            are prompts of ``MIN_PARABOLA_ROWS``.
         on_ranks: Forwards run on rank groups: then stairs are tried too, and a line is taken up to
             ``MAX_LINE_ERROR_ON_RANKS`` only.
 
@@ -129,16 +135,17 @@ def fit_step(steps: pd.DataFrame, *, is_prefill: bool = False, on_ranks: bool = 
         "piecewise": fit_piecewise,
         "table": fit_table,
     }
-    if is_prefill:
+    most_rows = int(shapes.rows.max())
+    if is_prefill and (not on_ranks or most_rows >= MIN_PARABOLA_ROWS):
         forms["quadratic"] = fit_quadratic
-    elif on_ranks:
+    if on_ranks and not is_prefill:
         forms["stairs"] = fit_stairs
     errors: dict[Form, HeldOut] = {name: held_out(shapes, fit) for name, fit in forms.items()}
-    smooth: list[Form] = ["line", "quadratic"] if is_prefill else ["line"]
+    smooth: list[Form] = ["line", "quadratic"] if "quadratic" in forms else ["line"]
     form: Form = min(smooth, key=lambda name: errors[name].mean)
     if errors[form].mean > (MAX_LINE_ERROR_ON_RANKS if on_ranks else MAX_LINE_ERROR):
         form = min(errors, key=lambda name: errors[name].mean)
-    return StepFit(forms[form](shapes), form, errors, len(shapes.seconds))
+    return StepFit(forms[form](shapes), form, errors, len(shapes.seconds), most_rows)
 
 
 def fit_line(shapes: Shapes) -> StepTime:

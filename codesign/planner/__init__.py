@@ -32,6 +32,7 @@ from codesign.planner.predict import (
     Outcome,
     extrapolation_note,
     misses,
+    prompt_note,
     score,
     spread_over_seeds,
 )
@@ -184,7 +185,10 @@ def _search(
     if not best.scored.is_feasible:
         raise InfeasibleError(nearest_miss(ordered, question.slo, simulations.at_rates))
     ranked = tuple(entry.scored for entry in ordered)
-    note = extrapolation_note(best.candidate, best.outcomes, question.fit)
+    beyond = (
+        extrapolation_note(best.candidate, best.outcomes, question.fit),
+        prompt_note(question.fit, requests),
+    )
     return Answer(
         ranked=ranked,
         ties=find_ties(ranked, question.objective),
@@ -192,7 +196,7 @@ def _search(
         runner_up=explain_runner_up(ranked, question.objective),
         economics=weigh_speculation(ranked, question),
         doubts=find_doubts(ranked, question),
-        notes=(*space.notes, *([note] if note else [])),
+        notes=(*space.notes, *filter(None, beyond)),
         num_candidates=len(space.candidates),
         num_simulated=simulations.num_simulated,
         num_feasible=sum(scored.is_feasible for scored in ranked),

@@ -220,6 +220,18 @@ def extrapolation_note(candidate: Candidate, outcomes: Iterable[Outcome], fit: F
     )
 
 
+def prompt_note(fit: Fit, requests: pd.DataFrame) -> str:
+    """One line if a trace has longer prompts than were measured; else ""."""
+    longest = int(np.max(requests["prompt_tokens"], initial=0))
+    known = [step.most_rows for name, step in fit.steps.items() if name.endswith("/prefill")]
+    if not known or not 0 < min(known) < longest:
+        return ""
+    return (
+        f"prompts have up to {longest:,} tokens, measured were up to {min(known):,}; the times of "
+        "longer ones are extrapolated"
+    )
+
+
 def _figures(metrics: Metrics) -> dict[str, float]:
     values = {name: getattr(metrics, name, None) for name in (*TIMES, *COUNTS, *SHARES)}
     return {name: value for name, value in values.items() if value is not None}

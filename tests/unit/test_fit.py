@@ -167,6 +167,18 @@ def test_a_prefill_learns_from_whole_prompts_what_a_chunk_pays_for_its_context()
     assert chunks == pytest.approx(step.time(8192), rel=0.02)
 
 
+def test_a_disturbed_prompt_on_ranks_bends_no_parabola_through_prompts_that_nobody_measured():
+    seconds = {16: 0.08, 64: 0.1, 128: 0.12, 256: 0.34}  # the longest was disturbed
+    data = [("2", "prefill", n, 1, 0, False, t) for n, t in seconds.items()]
+    steps = pd.DataFrame(data, columns=list(STEP_COLUMNS))
+    threads, ranks = (fit_step(steps, is_prefill=True, on_ranks=on) for on in (False, True))
+    assert "quadratic" in threads.held_out
+    assert "quadratic" not in ranks.held_out
+    assert ranks.most_rows == 256
+    per_row = (ranks.time(256) - ranks.time(128)) / 128
+    assert ranks.time(8192) <= ranks.time(256) + 1.01 * per_row * (8192 - 256)
+
+
 def test_the_held_out_error_of_a_wrong_form_is_not_hidden_by_fitting_to_it():
     shapes = Shapes.of(timings(kinked, noise=0.0))
     worst = max(abs(fit_line(shapes)(n, c) / kinked(n, c) - 1) for n in ROWS for c in CONTEXTS)
@@ -244,6 +256,21 @@ def test_on_ranks_stairs_follow_the_buckets_and_the_host_goes_request_by_request
         assert many[0] == step.time(rows, 500, requests)
     assert step.time(256) == pytest.approx(2 * step.time(128), rel=0.01)  # two forwards
     assert fit_step(timed).form != "stairs"
+
+
+def test_short_prompts_on_ranks_never_grow_faster_than_straight_on():
+    """Noise between 15 and 255 rows must not become a parabola of thousands of rows."""
+    noisy = {15: 0.088, 63: 0.116, 127: 0.175, 255: 0.343}
+    data = [("2", "prefill", n, 1, 0, False, seconds) for n, seconds in noisy.items()]
+    timed = pd.DataFrame(data, columns=list(STEP_COLUMNS))
+    assert fit_step(timed, is_prefill=True).held_out.keys() >= {"quadratic"}
+    step = fit_step(timed, is_prefill=True, on_ranks=True)
+    assert "quadratic" not in step.held_out
+    assert step.most_rows == 255
+    slope = (0.343 - 0.175) / 128
+    for rows in (512, 4096, 32_768):
+        assert step.time(rows) <= step.time(255) + 1.01 * slope * (rows - 255)
+    assert step.time(200, 4096) == pytest.approx(step.time(200))  # no noise by the context, either
 
 
 GRID = [(1, 1), (4, 1), (8, 1), (9, 1), (16, 1), (17, 1), (32, 1), (4, 2), (16, 2), (8, 4), (33, 3),

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
+from dataclasses import fields, replace
 
+import pandas as pd
 import pytest
 
 from codesign.config import SLO, Deployment
+from codesign.fit.steps import HeldOut, StepFit
 from codesign.plan import Candidate
 from codesign.planner.predict import (
     Outcome,
@@ -13,6 +15,7 @@ from codesign.planner.predict import (
     interval_over_seeds,
     misses,
     outcome_of,
+    prompt_note,
     score,
     spread_over_seeds,
     step_error,
@@ -113,6 +116,16 @@ def test_rows_beyond_the_measured_ones_are_called_extrapolated(machine_fit):
     note = extrapolation_note(PLAIN, [outcome(max_rows=33)], machine_fit)
     assert "33 rows" in note
     assert "extrapolated" in note
+
+
+def test_prompts_beyond_the_measured_ones_are_called_extrapolated(machine_fit):
+    forms = {"line": HeldOut(0.01, 0.01, 0.01)}
+    step = StepFit(machine_fit.costs["2"].prefill, "line", forms, num_shapes=4, most_rows=256)
+    fit = replace(machine_fit, steps={"2/prefill": step})
+    short, long = (pd.DataFrame({"prompt_tokens": [16, most]}) for most in (256, 4096))
+    assert prompt_note(fit, short) == ""
+    assert "4,096 tokens, measured were up to 256" in prompt_note(fit, long)
+    assert prompt_note(replace(fit, steps={}), long) == ""
 
 
 def test_what_was_simulated_once_has_the_spread_of_what_was_repeated(machine_fit):
