@@ -222,7 +222,7 @@ def extrapolation_note(candidate: Candidate, outcomes: Iterable[Outcome], fit: F
 
 def prompt_note(fit: Fit, requests: pd.DataFrame) -> str:
     """One line if a trace has longer prompts than were measured; else ""."""
-    longest = int(np.max(requests["prompt_tokens"], initial=0))
+    longest = int(np.max(requests["prompt_tokens"].to_numpy(), initial=0))
     known = [step.most_rows for name, step in fit.steps.items() if name.endswith("/prefill")]
     if not known or not 0 < min(known) < longest:
         return ""
