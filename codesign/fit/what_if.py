@@ -20,12 +20,13 @@ from codesign.fit.devices import load_device
 from codesign.fit.priced_model import parse_model
 from codesign.fit.roofline import roofline_fit
 from codesign.fit.shipped import DEFAULT_FIT, shipped_pair
-from codesign.policy.cost import RoundCost
+from codesign.policy.cost import RoundCost, StepTime
 
 # Tokens per verification of one pair on six datasets are 2.74 to 3.92 (SwiftSpec, Table 6): what a
 # pair loses or gains on other prompts, and so at least what another pair may.
 OTHER_PAIR_ERROR = 0.18
 DIALLED_ERROR = 0.02  # of the model of runs on recordings, whatever the length of a chain
+_DOUBLINGS = 12  # of the longest prompt timed, within which knots follow the roofline's parabola
 _SHAPE_DEPTH = 3  # hits in a row after which the chance of the next one does not rise
 
 
@@ -58,16 +59,40 @@ def device_fit(
 
 def _covering(fit: Fit, priced: Fit) -> Fit | None:
     """A measured fit of the deployments of a roofline; None if it does not tell all of them."""
-    costs, errors = dict(fit.costs), dict(fit.errors)
+    costs, errors = {}, dict(fit.errors)
+    for label in set(priced.costs) & set(fit.costs):
+        costs[label] = _with_long_prompts(fit, label, priced.costs[label])
     for label in set(priced.costs) - set(costs):
         size = parse_deployment(label)
         sides = _sides(fit, size.target_workers)
         if size.draft_workers or sides is None:
             return None
-        costs[label] = _joined(fit.costs[sides[0]], fit.costs[sides[1]], priced.costs[label])
+        costs[label] = _joined(costs[sides[0]], costs[sides[1]], priced.costs[label])
         for side, op in zip(sides, ("target", "draft"), strict=True):
             errors[f"{label}/{op}"] = fit.errors[f"{side}/{op}"]
     return replace(fit, costs={label: costs[label] for label in priced.costs}, errors=errors)
+
+
+def _with_long_prompts(fit: Fit, label: str, priced: RoundCost) -> RoundCost:
+    """A deployment's cost; beyond the longest prompt timed, rows cost what the roofline says."""
+
+    def longer(op: str, time: StepTime, sheet: StepTime) -> StepTime:
+        largest = fit.steps[f"{label}/{op}"].most_rows
+        if not largest:
+            return time
+        knots = [n for n in (0, *time.rows) if n < largest]
+        more = [largest << doubling for doubling in range(_DOUBLINGS)]
+        seconds = [time(n) for n in dict.fromkeys(knots)]
+        seconds += [time(largest) + sheet(n) - sheet(largest) for n in more]
+        rows = (*dict.fromkeys(knots), *more)
+        return replace(time, rows=rows, seconds=tuple(seconds), gamma=0.0, cross=sheet.cross)
+
+    cost = fit.costs[label]
+    return replace(
+        cost,
+        prefill=longer("prefill", cost.prefill, priced.prefill),
+        draft_prefill=longer("draft_prefill", cost.draft_prefill, priced.draft_prefill),
+    )
 
 
 def _sides(fit: Fit, gpus: int) -> tuple[str, str] | None:

@@ -217,7 +217,7 @@ def _spread(
 def _prefills(op: Op, contexts: Sequence[int], grid: Grid, *, lean: bool) -> tuple[StepShape, ...]:
     lengths = [n for n in grid.prompts if n <= contexts[-1]]
     if not grid.joins_prompts:
-        return tuple([StepShape(op, 1, n) for n in lengths[: 5 if lean else None]])
+        return tuple([StepShape(op, 1, n) for n in lengths[:: 2 if lean else 1]])
     lengths = lengths[: 4 if lean else None]
     several = [StepShape(op, 4, 16), StepShape(op, 2, lengths[-1] // 2)]
     return (*[StepShape(op, 1, n) for n in lengths], *several)

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import itertools
 
+import pandas as pd
 import pytest
 
 from codesign.fit import ROOFLINE, Fit
 from codesign.fit.shipped import DEFAULT_FIT, machine_of, shipped_acceptance, shipped_pair
 from codesign.fit.what_if import device_fit, what_if_fit
 from codesign.models import DEFAULT_TARGET, DRAFTS
+from codesign.planner.predict import prompt_note
 from codesign.policy.walk import Sampling
 
 
@@ -59,6 +61,23 @@ def test_a_pair_that_was_measured_takes_the_place_of_its_roofline(target):
     assert fit.costs["1"].target == fit.costs["1+1"].target
     assert fit.costs["1"].link == 0.0 < fit.costs["1+1"].link
     assert fit.costs["1"].kv_tokens == priced.costs["1"].kv_tokens
+
+
+def test_long_prompts_of_a_measured_pair_grow_as_the_roofline_says():
+    pair = ("llama-3-70b:int4", "llama-3.2-1b:int4")
+    fit, priced = device_fit("h200", 2, *pair), what_if_fit("h200", 2, *pair)
+    for label, cost in fit.costs.items():
+        sheet = priced.costs[label]
+        for ours, theirs in (
+            (cost.prefill, sheet.prefill),
+            (cost.draft_prefill, sheet.draft_prefill),
+        ):
+            assert ours(4096) - ours(1024) == pytest.approx(theirs(4096) - theirs(1024), rel=0.01)
+            assert 0 < ours(16) < ours(100) < ours(256) < ours(4096) < 3.0
+    requests = pd.DataFrame({"prompt_tokens": [40, 2000]})
+    assert "up to 2,000 tokens, measured were up to 256" in prompt_note(fit, requests)
+    assert prompt_note(fit, requests[:1]) == ""
+    assert prompt_note(priced, requests) == ""
 
 
 def test_what_was_not_measured_as_a_whole_is_priced_as_a_whole():
