@@ -140,7 +140,7 @@ def test_list_policies_names_every_family_its_source_and_where_it_runs(cli):
     found = cli("simulate", "--list-policies", "--json")
     assert found.returncode == 0, found.stderr
     policies = json.loads(found.stdout)["policies"]
-    assert len(policies) == len(FAMILIES) == 16
+    assert len(policies) == len(FAMILIES) == 18
     for policy in policies:
         assert parse_policy(policy["example"]).label == policy["example"]
         assert policy["summary"]
