@@ -1,14 +1,14 @@
 """The small pair on this CPU: the same comparison, measured, beside what the simulator predicts.
 
-Twelve requests of six kinds, one a second, at most four at a time, greedy. Every policy must emit
-plain decoding's tokens. The step times that steer policies are those of the fit that ships with the
-package; on another machine, or a busy one, the ranking is another.
+Six requests of six kinds, two at a time, greedy; the faster of two passes over all policies, which
+take turns. Every policy must emit plain decoding's tokens. The step times that steer policies are
+those of the fit that ships with the package; on another machine, or a busy one, the ranking is
+another.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,7 @@ WAYS = (
     "async-tree-8x4x4 on 1+1",
     "async-batch-tree-16x2x8 on 1+1",
 )
-REQUESTS, BATCH, SEED = 12, 4, 1
-GAP = 1.0  # seconds between arrivals
+REQUESTS, BATCH, SEED, PASSES = 6, 2, 1, 2
 OUTPUTS = [24 + 8 * (5 * i % 7) for i in range(REQUESTS)]
 MAX_KV = 8192
 
@@ -58,20 +57,21 @@ def measure(store: Any, fit_path: Path | None = None) -> None:
     plain: dict[int, list[int]] = {}
     if any(f"cpu/{way}" not in store.results for way in WAYS[1:]):
         plain = _outputs(requests, target)
-    for way in WAYS:
+    found: dict[str, dict[str, Any]] = {}
+    for way in [way for way in WAYS if f"cpu/{way}" not in store.results] * PASSES:
         policy, _, deployment = way.partition(" on ")
-
-        def run(policy: str = policy, deployment: str = deployment) -> dict[str, Any]:
-            return _run(requests, fit, policy, deployment, target, draft, local, plain)
-
-        store.get(f"cpu/{way}", run)
+        run = _run(requests, fit, policy, deployment, target, draft, local, plain)
+        if way not in found or run["latency_mean"] < found[way]["latency_mean"]:
+            found[way] = run
+    for way, run in found.items():
+        store.get(f"cpu/{way}", lambda r=run: r)
     store.get("cpu/about", lambda: {"text": _about(store.results, machine_of(fit_path))})
 
 
 def _requests(target_dir: Path) -> list[BoundRequest]:
     frame = pd.DataFrame(
         {
-            "arrival": [GAP * i for i in range(REQUESTS)],
+            "arrival": 0.0,
             "prompt_tokens": 64,
             "output_tokens": OUTPUTS,
             "category": [CATEGORIES[i % len(CATEGORIES)] for i in range(REQUESTS)],
@@ -83,9 +83,8 @@ def _requests(target_dir: Path) -> list[BoundRequest]:
 
 def _outputs(requests: list[BoundRequest], target: Decoder) -> dict[int, list[int]]:
     candidate = Candidate(parse_deployment("2"), parse_policy("plain"), BATCH)
-    at_once = [replace(request, arrival=0.0) for request in requests]
     return run_candidate(
-        candidate, at_once, target=target, draft=None, max_kv_tokens=MAX_KV
+        candidate, requests, target=target, draft=None, max_kv_tokens=MAX_KV
     ).outputs
 
 
@@ -154,8 +153,8 @@ def _about(results: dict[str, Any], machine: str) -> str:
     )[0, 1]
     same = all(results[f"cpu/{w}"].get("same_outputs", REQUESTS) == REQUESTS for w in ways)
     return (
-        f"{REQUESTS} requests of six kinds, one in {GAP:g} s, answers of {min(OUTPUTS)} to "
-        f"{max(OUTPUTS)} tokens, at most {BATCH} at a time, smollm2-135m with "
+        f"{REQUESTS} requests of six kinds, answers of {min(OUTPUTS)} to {max(OUTPUTS)} tokens, "
+        f"{BATCH} at a time, the faster of {PASSES} passes, smollm2-135m with "
         f"its shipped draft on two cores; step times from {machine}. Outputs "
         f"{'are' if same else 'ARE NOT ALL'} plain decoding's, token for token. Rank correlation "
         f"of measured and simulated speedups: {agree:.2f}; fastest measured: "
