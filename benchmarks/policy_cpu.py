@@ -8,6 +8,7 @@ another.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,8 @@ def _about(results: dict[str, Any], machine: str) -> str:
     return (
         f"{REQUESTS} requests of six kinds, answers of {min(OUTPUTS)} to {max(OUTPUTS)} tokens, "
         f"{BATCH} at a time, the faster of {PASSES} passes, smollm2-135m with "
-        f"its shipped draft on two cores; step times from {machine}. Outputs "
+        f"its shipped draft on two cores (load average {os.getloadavg()[2]:.1f}); step times from "
+        f"{machine}. Outputs "
         f"{'are' if same else 'ARE NOT ALL'} plain decoding's, token for token. Rank correlation "
         f"of measured and simulated speedups: {agree:.2f}; fastest measured: "
         f"{order('speedup')[0]}, simulated: {order('predicted_speedup')[0]}."
