@@ -101,7 +101,7 @@ def write_result(
     path.parent.mkdir(parents=True, exist_ok=True)
     result = {
         "benchmark": name,
-        "command": " ".join(sys.argv),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "hardware": hardware(),
         "note": note,
         "rows": list(rows),
