@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from codesign.policy.cost import RoundCost, StepTime
 from codesign.sim.taped import LedgerRows
-from codesign.sim.work import Forwards, Prompts, Work
+from codesign.sim.work import Prompts, Work
 
 Floats = NDArray[np.float64]
 
@@ -43,7 +43,7 @@ def draft_seconds(cost: RoundCost, work: Work) -> tuple[float, float]:
     return (before, beside + prompts) if work.is_prompt_overlapped else (before + prompts, beside)
 
 
-def _seconds(step: StepTime, forwards: Forwards, batch: int) -> float:
+def _seconds(step: StepTime, forwards: Iterable[tuple[int, int]], batch: int) -> float:
     total = 0.0
     for rows, context in forwards:
         if rows:
@@ -77,14 +77,11 @@ class TogetherTiming:
             forwards: Of each draft forward its rows, then the KV rows before them.
             batch: Requests.
         """
-        cost, drafting = self._cost, 0.0
-        target = cost.target(rows, context, batch)
+        target = self._cost.target(rows, context, batch)
         if self._is_plain:
             return target, 0.0, 0.0
-        for number in range(0, len(forwards), 2):
-            if forwards[number]:
-                drafting += cost.draft(forwards[number], forwards[number + 1], batch)
-        return target, drafting, cost.reroot
+        pairs = zip(forwards[::2], forwards[1::2], strict=True)
+        return target, _seconds(self._cost.draft, pairs, batch), self._cost.reroot
 
     def spans_ahead(self, rounds: LedgerRows) -> tuple[Floats, Floats, float]:
         """(N,) target and draft seconds of many rounds, and the re-root's of each."""

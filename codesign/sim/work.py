@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 Prompts = Sequence[tuple[int, int]]  # rows of each, and KV rows before them
-Forwards = Sequence[tuple[int, int]]  # rows of each, and KV rows before it
 
 
 @dataclass(slots=True)
