@@ -21,15 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from benchmarks.common import write_result
+from benchmarks.random_pair import write_random_pair
 from codesign.config import Deployment, Serving
 from codesign.engine import EngineRun
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
-from codesign.engine.weights import random_tensors
 from codesign.models.recipe import Recipe, create_inflated, weights_sha256
-from codesign.models.shape import model_shape
 from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
@@ -60,19 +58,9 @@ ALL = Serving(prefill_chunk=512, prefix_cache=True, preemption=True)
 
 def make_pair(root: Path, shape: str) -> tuple[Path, Path]:
     """Directories of a target of a published shape (small without one) and of a draft: random."""
+    write_random_pair(root, CONFIG, target="source")
     for name in ("source", "draft"):
-        (root / name).mkdir()
-        (root / name / "config.json").write_text(json.dumps(CONFIG))
         (root / name / "tokenizer.json").write_text("{}")
-    state = random_tensors(model_shape(root / "source").tensors(), seed=0)
-    state = {k: (v * (4.0 if "lm_head" in k else 1.0)).bfloat16() for k, v in state.items()}
-    generator = torch.Generator().manual_seed(1)
-    noisy = {}
-    for name, tensor in state.items():
-        noise = torch.randn(tensor.shape, generator=generator).bfloat16()
-        noisy[name] = tensor + 0.05 * tensor.std() * noise if tensor.ndim == 2 else tensor
-    save_file(state, root / "source" / "model.safetensors")
-    save_file(noisy, root / "draft" / "model.safetensors")
     if not shape:
         return root / "source", root / "draft"
     source = str(root / "source")

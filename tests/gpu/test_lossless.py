@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import codesign.engine.gpu.ranks as rank_module
 import codesign.engine.gpu.run as run_module
+from benchmarks.random_pair import write_random_pair
 from codesign.config import Deployment
 from codesign.engine.gpu.link import LinkedDraft
 from codesign.engine.gpu.ranks import TARGET_MODEL
@@ -32,9 +32,7 @@ from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import rows_to_expand
 from codesign.engine.gpu.workers import GroupDrafter
 from codesign.engine.partner import LocalDraft
-from codesign.engine.weights import random_tensors
 from codesign.models.recipe import Recipe, create_inflated, weights_sha256
-from codesign.models.shape import model_shape
 from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling, gumbel_row, noise_key
@@ -69,19 +67,9 @@ CONFIG = {
 def pair(tmp_path_factory):
     """Directories of a target of Llama-3.2-1B's shape, and of a small draft: noisy."""
     root = tmp_path_factory.mktemp("lossless")
+    write_random_pair(root, CONFIG, target="source")
     for name in ("source", "draft"):
-        (root / name).mkdir()
-        (root / name / "config.json").write_text(json.dumps(CONFIG))
         (root / name / "tokenizer.json").write_text("{}")
-    state = random_tensors(model_shape(root / "source").tensors(), seed=0)
-    state = {k: (v * (4.0 if "lm_head" in k else 1.0)).bfloat16() for k, v in state.items()}
-    generator = torch.Generator().manual_seed(1)
-    noisy = {}
-    for name, tensor in state.items():
-        noise = torch.randn(tensor.shape, generator=generator).bfloat16()
-        noisy[name] = tensor + 0.05 * tensor.std() * noise if tensor.ndim == 2 else tensor
-    save_file(state, root / "source" / "model.safetensors")
-    save_file(noisy, root / "draft" / "model.safetensors")
     source = str(root / "source")
     recipe = Recipe("llama-3.2-1b", "target", source, weights_sha256(source))
     made = create_inflated(recipe, name=f"test-{root.name}-{time.monotonic_ns()}")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import save_file
 
+from benchmarks.random_pair import write_random_pair
 from codesign.config import Deployment
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
-from codesign.engine.weights import random_tensors
 from codesign.kernels import row_attention as ops
-from codesign.models.shape import model_shape
 from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
@@ -44,18 +40,7 @@ CONFIG = {
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     root = tmp_path_factory.mktemp("pair")
-    for name in ("target", "draft"):
-        (root / name).mkdir()
-        (root / name / "config.json").write_text(json.dumps(CONFIG))
-    state = random_tensors(model_shape(root / "target").tensors(), seed=0)
-    state = {k: (v * (4.0 if "lm_head" in k else 1.0)).bfloat16() for k, v in state.items()}
-    generator = torch.Generator().manual_seed(1)
-    noisy = {}
-    for name, tensor in state.items():
-        noise = torch.randn(tensor.shape, generator=generator).bfloat16()
-        noisy[name] = tensor + 0.15 * tensor.std() * noise if tensor.ndim == 2 else tensor
-    save_file(state, root / "target" / "model.safetensors")
-    save_file(noisy, root / "draft" / "model.safetensors")
+    write_random_pair(root, CONFIG, noise=0.15)
     return root
 
 
