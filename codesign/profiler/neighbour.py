@@ -119,7 +119,10 @@ def _lost(what: str) -> str:
 def _main() -> None:
     """Load both models, then do as the input says."""
     commands, answers = sys.stdin.buffer, sys.stdout.buffer
-    setup: NeighbourSetup = pickle.loads(base64.b64decode(commands.readline()))
+    first = commands.readline()
+    if not first.endswith(b"\n"):  # the other end went before it had said what to load
+        return
+    setup: NeighbourSetup = pickle.loads(base64.b64decode(first))
     target = load_decoder(setup.target)
     size = {"num_requests": _REQUESTS, "max_context": setup.context}
     benches = {

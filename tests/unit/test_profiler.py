@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from time import sleep
@@ -227,6 +229,12 @@ def test_a_neighbour_is_busy_when_told_to_be_and_idle_when_not(tiny_models):
 def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_neighbour_whose_maker_was_interrupted_before_it_spoke_ends_in_silence():
+    command = [sys.executable, "-m", "codesign.profiler.neighbour"]
+    ended = subprocess.run(command, input=b"gAS", capture_output=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
 
 
 def test_a_neighbour_that_is_gone_is_reported_with_the_way_on(tiny_models):
