@@ -3,7 +3,7 @@
 A trace says how long a request is, not what it says. Each request gets a prompt of its category;
 what is missing to the trace's length is filled with other prompts of the pool, put in front of
 the question inside the user's turn as earlier material. Where the trace has prefix blocks, that
-material begins with theirs (codesign/prompt_blocks.py). Planner and engine bind with the same
+material begins with those that other requests have, too (codesign/prompt_blocks.py). Planner and engine bind with the same
 function and the same seed, so they serve the same token ids.
 
 Half of each category is for recording acceptance (``profile``), half for replay (``run``): a
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,7 @@ def bind_prompts(
     """Give every request of a trace real token ids.
 
     A request for fewer tokens than its prompt has keeps the whole prompt, as does one that has less
-    than its prompt behind its last whole block; ``binding_note`` says how many did.
+    than its prompt behind its last common block; ``binding_note`` says how many did.
 
     Args:
         trace_requests: (R,) rows with arrival (s), prompt_tokens, output_tokens, category; the
@@ -133,7 +134,7 @@ def bind_prompts(
         by_category.setdefault(prompt.category, []).append(index)
     generator = np.random.default_rng(seed)
     columns = ("arrival", "prompt_tokens", "output_tokens", "category")
-    blocks = trace_requests["hash_ids"].tolist() if "hash_ids" in trace_requests else None
+    blocks = _common_blocks(trace_requests) if "hash_ids" in trace_requests else None
     text = _block_text(pool)
     wants = trace_requests["speculates"].tolist() if "speculates" in trace_requests else None
     bound = []
@@ -153,7 +154,7 @@ def bind_prompts(
             chosen=chosen,
             first_filler=first_filler,
             num_tokens=int(wanted),
-            start=text.behind_head(blocks[row][: int(wanted) // PREFIX_BLOCK]) if blocks else (),
+            start=text.behind_head(blocks[row]) if blocks else (),
         )
         category = prompts[chosen].category
         options = AS_THE_RUN if wants is None or wants[row] else NO_SPECULATION
@@ -235,6 +236,18 @@ def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
     """Return the length of the common beginning."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _common_blocks(trace_requests: pd.DataFrame) -> list[list[int]]:
+    """Return each request's first whole blocks, up to the last that another one has, too.
+
+    What follows them is the request's own, so that any text will do.
+    """
+    pairs = zip(trace_requests["hash_ids"], trace_requests["prompt_tokens"], strict=True)
+    whole = [list(ids)[: int(num_tokens) // PREFIX_BLOCK] for ids, num_tokens in pairs]
+    times = Counter(itertools.chain.from_iterable(whole))
+    common = [[i for i, block in enumerate(ids, start=1) if times[block] > 1] for ids in whole]
+    return [ids[: last[-1] if last else 0] for ids, last in zip(whole, common, strict=True)]
 
 
 def _block_text(pool: Sequence[_EncodedPrompt]) -> BlockText:

@@ -7,14 +7,18 @@ Imports no torch.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 
 from codesign.errors import HardwareError, InputError
 from codesign.models import resolve_model
 from codesign.models.tokenizer import Tokenizer
 from codesign.prompts import CATEGORIES, bind_prompts, binding_note, encode_user_turn, load_prompts
 from codesign.traces import Trace
+from codesign.traces.checks import BLOCK_TOKENS
 
 DEFAULT_MAX_REQUESTS = 200
 
@@ -47,11 +51,23 @@ def prepare_trace(
         )
     requests = prepared.requests
     bound = bind_prompts(requests, load_prompts("run"), encode_user_turn(tokenizer), seed=seed)
-    bound_requests = requests.assign(
-        prompt_tokens=np.array([b.prompt_tokens for b in bound], np.int64)
-    ).drop(columns="hash_ids", errors="ignore")
+    lengths = [b.prompt_tokens for b in bound]
+    bound_requests = requests.assign(prompt_tokens=np.array(lengths, np.int64))
+    if "hash_ids" in requests:
+        bound_requests["hash_ids"] = _bound_blocks(requests, lengths)
     note = binding_note(requests, bound) or "prompts bound; all have the length the trace says"
     return _noted(dataclasses.replace(prepared, requests=bound_requests), note)
+
+
+def _bound_blocks(requests: pd.DataFrame, lengths: Sequence[int]) -> pd.Series:
+    """Prefix blocks of the bound prompts: where one got longer, its end is like no other's."""
+    columns = requests["hash_ids"], requests["prompt_tokens"], lengths
+    new = itertools.count(1 + max(itertools.chain.from_iterable(columns[0]), default=-1))
+    blocks = []
+    for ids, wanted, length in zip(*columns, strict=True):
+        known = list(ids) if length == wanted else list(ids)[: wanted // BLOCK_TOKENS]
+        blocks.append([*known, *itertools.islice(new, -(-length // BLOCK_TOKENS) - len(known))])
+    return pd.Series(blocks, index=requests.index, dtype=object)
 
 
 def _with_categories(trace: Trace, seed: int) -> Trace:

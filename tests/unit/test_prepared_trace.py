@@ -7,7 +7,7 @@ import codesign.planner.prepared_trace
 from codesign.errors import InputError
 from codesign.planner.prepared_trace import DEFAULT_MAX_REQUESTS, prepare_trace
 from codesign.prompts import CATEGORIES, bind_prompts, load_prompts
-from codesign.traces import Trace
+from codesign.traces import Trace, load_trace, write_parquet
 
 
 class WordTokenizer:
@@ -58,6 +58,38 @@ def test_prompts_are_bound_to_lengths_that_the_engine_will_see(words):
         seed=3,
     )
     assert [b.prompt_tokens for b in bound] == prepared.requests["prompt_tokens"].tolist()
+
+
+def test_prefix_blocks_stay_and_the_engine_binds_the_same_lengths_to_them(words, tmp_path):
+    """The engine's prefix cache can only find what the plan's trace still says."""
+    trace = made(4, prompt=1100, category="chat")
+    trace.requests["hash_ids"] = [[5, 6, 7], [5, 6, 8], [5, 9, 10], [11, 12]]
+    trace.requests.loc[3, ["prompt_tokens", "category"]] = 1024, ""
+    prepared = prepare_trace(trace, "any", seed=3)
+    requests = prepared.requests
+    assert [ids[:2] for ids in requests["hash_ids"]] == [[5, 6], [5, 6], [5, 9], [11, 12]]
+    write_parquet(prepared, tmp_path / "kept.parquet")
+    assert load_trace(tmp_path / "kept.parquet").requests["hash_ids"].tolist() == [
+        *requests["hash_ids"]
+    ]
+    encode = WordTokenizer(None)
+    prompts, chat = load_prompts("run"), lambda text: encode.chat([{"content": text}])
+    bound = bind_prompts(requests, prompts, chat, seed=3)
+    assert [b.prompt_tokens for b in bound] == requests["prompt_tokens"].tolist()
+    assert bound[0].prompt_ids[:1024] == bound[1].prompt_ids[:1024]
+    assert bound[0].prompt_ids[:512] == bound[2].prompt_ids[:512]
+    assert bound[0].prompt_ids[512:1024] != bound[2].prompt_ids[512:1024]
+
+
+def test_blocks_of_prompts_that_got_longer_are_told_apart(words):
+    trace = made(2, prompt=512, category="chat")
+    trace.requests["hash_ids"] = [[5], [5]]
+    requests = prepare_trace(trace, "any", seed=3).requests
+    assert (requests["prompt_tokens"] > 512).all()
+    first, second = requests["hash_ids"]
+    assert first[0] == second[0] == 5
+    assert not {*first[1:]} & {*second[1:]}
+    assert [len(first), len(second)] == [-(-n // 512) for n in requests["prompt_tokens"]]
 
 
 def test_requests_without_a_category_get_one_and_others_keep_theirs(monkeypatch, tmp_path):
