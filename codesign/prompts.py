@@ -2,9 +2,9 @@
 
 A trace says how long a request is, not what it says. Each request gets a prompt of its category;
 what is missing to the trace's length is filled with other prompts of the pool, put in front of
-the question inside the user's turn as earlier material. Where the trace has prefix blocks, that
-material begins with those that other requests have, too (codesign/prompt_blocks.py). Planner and engine bind with the same
-function and the same seed, so they serve the same token ids.
+the question inside the user's turn as earlier material. Where requests have prefix blocks in
+common, that material begins with theirs (codesign/prompt_blocks.py). Planner and engine bind with
+the same function and the same seed, so they serve the same token ids.
 
 Half of each category is for recording acceptance (``profile``), half for replay (``run``): a
 prediction is never tested on the prompts that it was fitted to.
