@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
@@ -174,9 +175,15 @@ class LocalExecutor:
             return
         pool = self._start()
         groups = grouped(jobs, self._tokens_each)
-        futures = {pool.submit(_run_in_worker, [jobs[i] for i in group]): group for group in groups}
-        for future in as_completed(futures):
-            yield from zip(futures[future], future.result(), strict=True)
+        try:
+            futures = {pool.submit(_run_in_worker, [jobs[i] for i in g]): g for g in groups}
+            for future in as_completed(futures):
+                yield from zip(futures[future], future.result(), strict=True)
+        except BrokenProcessPool as err:
+            raise HardwareError(
+                "a process that simulated was killed, as for want of memory. Take fewer at a time: "
+                "--processes N; what they finished is kept: --resume"
+            ) from err
 
     def __enter__(self) -> Self:
         return self

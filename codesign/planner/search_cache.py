@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 def search_key(requests: pd.DataFrame, fit_sha256: str, slo: SLO, serving: Serving) -> str:
     """Hash of what all simulations of a search depend on."""
     digest = hashlib.sha256(__version__.encode())  # another version may simulate otherwise
-    for column in ("arrival", "prompt_tokens", "output_tokens", "category", "hash_ids"):
-        if column in requests:
-            digest.update("\0".join(map(str, requests[column])).encode())
+    for column in sorted(requests):
+        digest.update("\0".join((column, *map(str, requests[column]))).encode())
     digest.update(json.dumps([fit_sha256, asdict(slo), serving.to_dict()]).encode())
     return digest.hexdigest()
 
@@ -95,7 +94,7 @@ class SearchCache:
             self._path.unlink(missing_ok=True)
 
     def _read(self, path: Path) -> None:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")
         if text and not text.endswith("\n"):
             with path.open("a", encoding="utf-8") as file:
                 file.write("\n")  # so that the next line does not go on the cut one

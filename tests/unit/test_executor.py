@@ -72,6 +72,16 @@ def test_a_stopped_search_ends_its_own_processes_and_no_others(question, monkeyp
         assert len(list(other.run(jobs))) == 2
 
 
+def test_when_a_process_is_killed_one_line_says_what_to_do(question, monkeypatch):
+    monkeypatch.setattr(codesign.planner.executor, "_SMALL", 0)
+    executor = LocalExecutor(task_of(question), 2)
+    list(executor.run([job(), job("chain-2")]))
+    for worker in executor._pool._processes.values():
+        worker.kill()
+    with executor, pytest.raises(HardwareError, match=r"killed.*--processes N.*--resume"):
+        list(executor.run([job(), job("chain-2")]))
+
+
 def test_small_searches_start_no_process(question):
     with LocalExecutor(task_of(question), 2) as executor:
         assert len(list(executor.run([job(), job("chain-2")]))) == 2

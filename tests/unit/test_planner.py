@@ -14,7 +14,6 @@ from codesign.config import SLO, Deployment, Serving
 from codesign.errors import InfeasibleError, InputError
 from codesign.metrics import summarise
 from codesign.planner import Question, search
-from codesign.planner.executor import Job
 from codesign.planner.nearest_miss import nearest_miss
 from codesign.planner.predict import Outcome
 from codesign.planner.ranking import Entry
@@ -190,45 +189,6 @@ def test_an_interrupted_search_goes_on_where_it_stopped(question, tmp_path, monk
     assert answer == search(asked)
     cache.remove()
     assert not path.exists()
-
-
-def test_what_was_kept_for_another_question_is_not_used(tmp_path):
-    path = tmp_path / "kept.jsonl"
-    job = Job(Candidate(Deployment(2), parse_policy("plain"), 1), 0, 0, 5)
-    made = Outcome("plain on 2, batch 1", 0, {"goodput": 1.0}, {}, 1, num_requests=5)
-    SearchCache("one", path).put(job, made)
-    assert SearchCache("other", path, resume=True).get(job) is None
-    assert SearchCache("one", path, resume=True).get(job) == made
-    assert SearchCache("one", path).get(job) is None  # without resume it starts anew
-
-
-def test_what_was_kept_of_another_stretch_or_rate_is_not_used():
-    cache = SearchCache("one")
-    job = Job(Candidate(Deployment(2), parse_policy("plain"), 1), 0, 0, 5)
-    made = Outcome("plain on 2, batch 1", 0, {}, {}, 1, num_requests=5)
-    slower = dataclasses.replace(job, rate=0.5)
-    cache.put(slower, made)
-    assert cache.get(job) is None
-    cache.put(job, made)
-    assert cache.get(job) == made
-    assert cache.get(slower) is None
-    assert cache.get(dataclasses.replace(job, end=6)) is None
-    assert cache.get(dataclasses.replace(job, seed=1)) is None
-
-
-@pytest.mark.parametrize("change", ["requests", "fit", "slo", "kv", "chunk", "prefixes"])
-def test_the_key_of_a_search_depends_on_all_that_its_simulations_do(change):
-    base = (trace(), "fit", SLO(tpot=0.1), SERVING)
-    other = {
-        "requests": (trace(seed=2), *base[1:]),
-        "fit": (base[0], "other", *base[2:]),
-        "slo": (*base[:2], SLO(tpot=0.2), SERVING),
-        "kv": (*base[:3], Serving(max_kv_tokens=2048)),
-        "chunk": (*base[:3], Serving(max_kv_tokens=4096, prefill_chunk=64)),
-        "prefixes": (trace().assign(hash_ids=[[i] for i in range(8)]), *base[1:]),
-    }[change]
-    assert search_key(*base) == search_key(*base)
-    assert search_key(*base) != search_key(*other)
 
 
 def test_the_null_plan_is_in_the_table_whatever_wins(question):
