@@ -16,7 +16,7 @@ from codesign.policy.kv_memory import PREFIX_BLOCK
 
 
 class PrefixStore:
-    """Keys and values of blocks, the least recently used evicted first.
+    """Keys and values of blocks, the least recently used evicted first, of a prompt the last.
 
     Args:
         max_tokens: Rows to keep.
@@ -35,16 +35,17 @@ class PrefixStore:
             kept = self._blocks.get(block)
             if kept is None:
                 break
-            self._blocks.move_to_end(block)
             cache.put_rows(slot, *kept, tokens[end : end + PREFIX_BLOCK])
             end += PREFIX_BLOCK
         return end
 
     def keep(self, cache: KVCache, slot: int, blocks: Sequence[int], num_rows: int) -> None:
         """Copy those ``blocks`` of a slab that its first ``num_rows`` rows hold."""
-        for number, block in enumerate(blocks[: num_rows // PREFIX_BLOCK]):
-            if block not in self._blocks:
+        # Backwards: a block is of no use without those before it, so they are used after it.
+        for number in range(min(num_rows // PREFIX_BLOCK, len(blocks)) - 1, -1, -1):
+            if blocks[number] not in self._blocks:
                 start = number * PREFIX_BLOCK
-                self._blocks[block] = cache.copy_rows(slot, start, start + PREFIX_BLOCK)
+                self._blocks[blocks[number]] = cache.copy_rows(slot, start, start + PREFIX_BLOCK)
+            self._blocks.move_to_end(blocks[number])
         while len(self._blocks) > self._max_blocks:
             self._blocks.popitem(last=False)

@@ -1,6 +1,6 @@
 """Verdicts and candidates as int32 tensors of fixed size, so that a message is one transfer.
 
-Prompts of admitted requests vary in length: when there are any, a second tensor follows.
+Prompts, and parts of them to be run, vary in length: when there are any, a second tensor follows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class WireLimits:
     @property
     def verdict_words(self) -> int:
         """int32 words of a verdict: a request may have two entries, its first token and a round."""
-        return _HEAD_WORDS + self.max_batch * (2 * 4 + self.max_rows + 1 + 4 + 3 + 1)
+        return _HEAD_WORDS + self.max_batch * (2 * 4 + self.max_rows + 1 + 4 + 1)
 
     @property
     def candidate_words(self) -> int:
@@ -56,8 +56,10 @@ class WireLimits:
 
 
 def encode_verdict(verdict: Verdict, limits: WireLimits) -> tuple[Words, Words]:
-    """The message and the prompts that follow it (empty when none were admitted)."""
-    prompts = [token for a in (*verdict.admitted, *verdict.prompts) for token in a.tokens]
+    """The message and the prompts that follow it (empty where there are none)."""
+    prompts = [token for admission in verdict.admitted for token in admission.tokens]
+    for part in verdict.prompts:  # a chunk may hold many parts of one request
+        prompts += [part.request_id, part.end, len(part.tokens), *part.tokens]
     words = [
         verdict.round,
         len(verdict.requests),
@@ -77,8 +79,6 @@ def encode_verdict(verdict: Verdict, limits: WireLimits) -> tuple[Words, Words]:
     for admission in verdict.admitted:
         words += [admission.request_id, admission.max_new_tokens, len(admission.tokens)]
         words.append(round((admission.slo_tpot or 0.0) / _TPOT_UNIT))
-    for part in verdict.prompts:
-        words += [part.request_id, part.end, len(part.tokens)]
     return _padded(words, limits.verdict_words), np.array(prompts, np.int32)
 
 
@@ -109,7 +109,7 @@ def decode_verdict(message: Words, prompts: Words) -> Verdict:
         )
     prompt_parts = []
     for _ in range(num_prompts):
-        request_id, end, num_tokens = _take(words, 3)
+        request_id, end, num_tokens = _take(tokens_left, 3)
         prompt_parts.append(PromptRows(request_id, tuple(_take(tokens_left, num_tokens)), end))
     return Verdict(
         round_number,

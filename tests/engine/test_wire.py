@@ -44,7 +44,8 @@ def rows(tokens: tuple[int, ...]) -> st.SearchStrategy[RequestCandidates]:
             st.builds(RequestVerdict, INT, INT, TOKENS, st.booleans()), max_size=3
         ).map(tuple),
         admitted=st.lists(st.builds(Admission, INT, TOKENS, INT, TARGETS), max_size=3).map(tuple),
-        prompts=st.lists(st.builds(PromptRows, INT, TOKENS | st.just(()), INT), max_size=3).map(
+        # One request may have any number: a chunk is cut into pieces.
+        prompts=st.lists(st.builds(PromptRows, INT, TOKENS | st.just(()), INT), max_size=60).map(
             tuple
         ),
         dropped=st.lists(INT, max_size=3).map(tuple),

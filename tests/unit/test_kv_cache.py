@@ -5,8 +5,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from codesign.engine.kv_cache import CapacityError, KVCache  # noqa: E402
+from codesign.engine.prefix_store import PrefixStore  # noqa: E402
 from codesign.engine.rows import RowBatch, causal_rows, join_rows  # noqa: E402
 from codesign.models.shape import ModelShape, Rope  # noqa: E402
+from codesign.policy.kv_memory import PREFIX_BLOCK  # noqa: E402
 
 SHAPE = ModelShape(
     family="llama",
@@ -133,6 +135,18 @@ def test_slabs_made_in_inference_mode_can_be_gathered_outside():
         slot = filled(cache, [0, 1, 2])
     cache.gather(slot, 0, [2])
     assert content(cache, slot) == [2]
+
+
+def test_of_kept_prompt_blocks_the_last_of_a_prompt_goes_first():
+    cache = KVCache(SHAPE, num_slots=1, max_tokens=3 * PREFIX_BLOCK)
+    store = PrefixStore(3 * PREFIX_BLOCK)
+    for blocks in ((1, 2, 3), (7,)):
+        slot = filled(cache, list(range(PREFIX_BLOCK * len(blocks))))
+        store.keep(cache, slot, blocks, cache.length(slot))
+        cache.free(slot)
+    slot = cache.take()
+    assert store.restore(cache, slot, (1, 2, 3), range(3 * PREFIX_BLOCK)) == 2 * PREFIX_BLOCK
+    assert content(cache, slot) == list(range(2 * PREFIX_BLOCK))
 
 
 def test_check_accepts_a_tree_and_the_path_gathered_from_it():
