@@ -22,7 +22,7 @@ import numpy as np
 from codesign.artifacts import SCHEMA_VERSION, header, sha256, write_table
 from codesign.errors import InputError
 from codesign.traces.catalog import bundled_path, cached_path, find_published, find_twin
-from codesign.traces.checks import BLOCK_TOKENS
+from codesign.traces.checks import BLOCK_TOKENS, MAX_TOKENS
 from codesign.traces.formats import CSV_MARK, read_requests
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Trace:
         hash_ids; ``max_prompt`` keeps the blocks that remain.
 
         Raises:
-            InputError: If a factor is not positive or a maximum is below 1.
+            InputError: If a factor is not positive or too large, or a maximum is below 1.
         """
         trace = self
         for column, factor, limit in (
@@ -166,7 +166,10 @@ class Trace:
     def _scale_column(self, column: str, factor: float) -> Trace:
         if factor == 1:
             return self
-        scaled = np.maximum(np.rint(self.requests[column] * factor), 1).astype(np.int64)
+        scaled = np.maximum(np.rint(self.requests[column] * factor), 1)
+        if scaled.max() > MAX_TOKENS:
+            raise InputError(f"{column} times {factor:g} would be above {MAX_TOKENS:,} tokens")
+        scaled = scaled.astype(np.int64)
         requests = self.requests.assign(**{column: scaled})
         old, new = self.requests[column].mean(), scaled.mean()
         note = f"{column} times {factor:g}: mean {old:,.1f} became {new:,.1f}"

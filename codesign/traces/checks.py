@@ -17,7 +17,7 @@ from codesign.errors import InputError
 
 BLOCK_TOKENS = 512  # tokens of one prefix block in Mooncake's hash_ids; the last block is partial
 FIX = "correct or delete that line, or fetch the file again (codesign trace list)"
-_MAX_TOKENS = 2**31 - 1
+MAX_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ def whole_numbers(rows: Rows, column: pd.Series, *, least: int = 1) -> NDArray[n
         if broken.any():
             at = int(np.argmax(broken))
             raise rows.error(_position(column, at), _not_a(column, at, "whole number"))
-    outside = (values < least) | (values > _MAX_TOKENS)
+    outside = (values < least) | (values > MAX_TOKENS)
     if outside.any():
         at = int(np.argmax(outside))
-        reason = f"{column.name} is {column.iloc[at]}, not between {least} and {_MAX_TOKENS}"
+        reason = f"{column.name} is {column.iloc[at]}, not between {least} and {MAX_TOKENS}"
         raise rows.error(_position(column, at), reason)
     return values.astype(np.int64)
 

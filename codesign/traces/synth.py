@@ -28,8 +28,8 @@ from codesign.traces.checks import BLOCK_TOKENS
 
 Floats = NDArray[np.float64]
 
-DEFAULT_DURATION = 600.0  # seconds
-DEFAULT_SEED = 1
+_DURATION = 600.0  # seconds
+_MOST_REQUESTS = 100_000_000  # some GB of memory
 
 # Levels, in percent, of the length quantiles below.
 _LEVELS = (
@@ -133,6 +133,7 @@ _IN_BATCH_SHARE = 0.345
 _BURST_PEAK, _BURST_REQUESTS, _BURST_SHARE, _BURST_IN_BATCH = 67, 107, 0.08, 0.7
 _BURST_STEP = (1 / _BURST_PEAK - _BURST_IN_BATCH * 0.0014) / (1 - _BURST_IN_BATCH)
 
+_LEAST_CV, _LEAST_SUM = 1e-6, 1e-200  # of the gamma distribution; beyond, numbers run out
 _FEWEST_BURSTY = 100  # gaps; with fewer, few draws of silence decide whether a cv can be reached
 
 # Mooncake: time stamps come in ticks. Of the requests that find more than the common first block
@@ -149,7 +150,7 @@ def synthesise(
     duration: float | None = None,
     rate: float | None = None,
     cv: float | None = None,
-    seed: int = DEFAULT_SEED,
+    seed: int = 1,
 ) -> Trace:
     """Return a synthetic trace; with the defaults, the bundled twin of the preset.
 
@@ -163,7 +164,7 @@ def synthesise(
         seed: Of all random numbers; the same seed gives the same bytes.
 
     Raises:
-        InputError: If a value is not positive, both sizes are given, or cv cannot be reached.
+        InputError: If a value is out of range, both sizes are given, or cv cannot be reached.
     """
     twin = find_twin(preset)
     if twin is None:
@@ -200,14 +201,14 @@ def _num_requests(num_requests: int | None, duration: float | None, rate: float)
     if not (rate > 0 and math.isfinite(rate)):
         raise InputError(f"the rate must be a positive number of requests/s, not {rate:g}")
     if num_requests is None:
-        seconds = DEFAULT_DURATION if duration is None else duration
+        seconds = _DURATION if duration is None else duration
         if not (seconds > 0 and math.isfinite(seconds)):
             raise InputError(f"the duration must be a positive number of seconds, not {seconds:g}")
-        return max(1, round(rate * seconds))
-    if duration is not None:
+        num_requests = max(1, round(min(rate * seconds, 2 * _MOST_REQUESTS)))
+    elif duration is not None:
         raise InputError("give the number of requests or the duration, not both")
-    if num_requests < 1:
-        raise InputError(f"a trace needs at least 1 request, not {num_requests}")
+    if not 1 <= num_requests <= _MOST_REQUESTS:
+        raise InputError(f"a trace has 1 to {_MOST_REQUESTS:,} requests, not {num_requests:,}")
     return num_requests
 
 
@@ -234,7 +235,11 @@ def _arrivals(
         gaps = _burst_gaps(num_gaps, rate, cv, rng)
     else:
         # A gamma renewal process: shape 1 / cv^2, then the mean that was asked for.
-        gaps = rng.standard_gamma(1 / cv**2, num_gaps)
+        gaps = rng.standard_gamma(1 / max(cv, _LEAST_CV) ** 2, num_gaps)
+        if gaps.sum() < _LEAST_SUM:
+            raise InputError(
+                f"{num_requests} requests cannot have a cv of {cv:g}. Fix: more requests, or less"
+            )
         gaps *= num_gaps / rate / gaps.sum()
     return np.concatenate([[0.0], np.cumsum(gaps)])
 

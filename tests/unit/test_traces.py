@@ -389,6 +389,7 @@ def test_traces_without_ticks_are_not_spread():
         lambda t: t.scale_rate(float("nan")),
         lambda t: t.scale_lengths(prompt=-1),
         lambda t: t.scale_lengths(output=float("inf")),
+        lambda t: t.scale_lengths(output=1e30),
         lambda t: t.scale_lengths(max_prompt=0),
         lambda t: t.head(0),
         lambda t: t.with_categories(["a"], [1, 2], seed=0),
