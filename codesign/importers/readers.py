@@ -200,7 +200,7 @@ def _sglang_server(path: Path, info: Mapping[str, Any], chain: int | None) -> Ac
         state.get("avg_spec_accept_length", state.get("spec_accept_length"))
         for state in info["internal_states"]
     ]
-    known = [float(length) for length in lengths if length is not None]
+    known = [float(length) for length in lengths if length]  # 0 before the first round
     if not known:
         raise InputError(f"{path}: no avg_spec_accept_length. Turn speculation on, send requests")
     return _sglang_mean(path, known, info.get("speculative_num_steps") or chain)
@@ -212,7 +212,7 @@ def _sglang_responses(path: Path, metas: list[Any], chain: int | None) -> Accept
     for meta in metas:
         for accepted, count in enumerate(meta.get("spec_accept_histogram") or ()):
             histogram[accepted] += count
-        if meta.get("spec_accept_length") is not None:
+        if meta.get("spec_accept_length"):
             lengths.append(float(meta["spec_accept_length"]))
             rounds.append(float(meta.get("spec_verify_ct") or 1.0))
     if histogram:

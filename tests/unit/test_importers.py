@@ -141,7 +141,8 @@ def test_aiperf_records_are_pooled_over_their_requests(tmp_path):
 
 def test_sglang_server_info_gives_the_mean_and_the_steps(tmp_path):
     info = {"speculative_num_steps": 3, "speculative_eagle_topk": 1}
-    states = {"internal_states": [{"avg_spec_accept_length": 2.5}]}
+    idle = {"avg_spec_accept_length": 0.0}  # a rank that has had no round
+    states = {"internal_states": [{"avg_spec_accept_length": 2.5}, idle]}
     for content in ({**info, **states}, {"decode": [{**info, **states}], "prefill": []}):
         summary = read_summary(save(tmp_path, content))
         assert (summary.chain, summary.length, summary.survival) == (3, 2.5, None)
@@ -193,6 +194,7 @@ def test_sglang_log_lines_and_gauge_are_averaged(tmp_path):
         ([{"spec_decode_acceptance": None}], "no request has spec_decode_acceptance"),
         ([{"meta_info": {"id": "x"}}], "no response has spec_accept_length"),
         ({"internal_states": [{}]}, "no avg_spec_accept_length"),
+        ({"internal_states": [{"avg_spec_accept_length": 0.0}]}, "no avg_spec_accept_length"),
         ({"decode": []}, "unknown form"),
         ({"internal_states": [{"avg_spec_accept_length": 2.0}]}, "Add --chain N"),
         ({"speculative_eagle_topk": 4, "internal_states": []}, "the server drafted trees"),
