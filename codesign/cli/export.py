@@ -18,6 +18,10 @@ examples:
 """
 
 
+# A shell starts what is in its background deaf to Ctrl-C.
+_END_TOGETHER = ["trap 'kill $pids' EXIT", "trap 'exit 130' INT TERM"]
+
+
 def add_parser(subparsers: Any) -> None:
     """Add ``codesign export``."""
     parser = subparsers.add_parser(
@@ -86,13 +90,17 @@ def _write(found: Export, payload: dict[str, Any], out: str) -> None:
     from codesign.artifacts import to_json, write_text
 
     folder = Path(out)
-    script = [f"# {found.engine.title}: {found.scored.label}", "set -e"]
-    for command in found.configuration.commands:
-        wait = "" if len(found.configuration.commands) == 1 else " &"
-        script += ["", f"# {command.role}", command.shell + wait]
-    if len(found.configuration.commands) > 1:
+    commands = found.configuration.commands
+    script = ["#!/bin/sh", f"# {found.engine.title}: {found.scored.label}", "set -e"]
+    if len(commands) > 1:
+        script += _END_TOGETHER
+    for command in commands:
+        script += ["", f"# {command.role}", command.shell]
+        if len(commands) > 1:
+            script[-1] += ' &\npids="$pids $!"'
+    if len(commands) > 1:
         script += ["", "wait"]
-    write_text(folder / "serve.sh", "\n".join(["#!/bin/sh", *script]) + "\n")
+    write_text(folder / "serve.sh", "\n".join(script) + "\n")
     write_text(folder / "export.json", to_json(payload) + "\n")
     for name, text in found.configuration.files.items():
         write_text(folder / name, text)

@@ -49,11 +49,13 @@ class EngineModel:
         name: Hugging Face name or directory.
         shape: Its sizes, if they are known here.
         note: What was taken for granted; "" if nothing was.
+        is_assumed: The sizes are those of the model that was planned with.
     """
 
     name: str
     shape: ModelShape | None = None
     note: str = ""
+    is_assumed: bool = False
 
     def runs_on(self, gpus: int) -> bool:
         """Whether so many GPUs can share one copy, as these engines cut it."""
@@ -81,7 +83,8 @@ def engine_model(role: str, planned: str, given: str | None) -> EngineModel:
         if (Path(given) / "config.json").is_file():
             _check_loadable(Path(given), role, given)
             return EngineModel(given, model_shape(Path(given)))
-        return EngineModel(given, _planned_shape(planned))
+        ours = next((name for name, hub in HUB_NAMES.items() if hub == given), None)
+        return EngineModel(given, _planned_shape(ours or planned), is_assumed=ours is None)
     if weights not in ("", "bf16"):
         raise InputError(
             f"the plan serves {name} with {weights} weights: name a checkpoint quantised so, as a "
@@ -104,6 +107,8 @@ def engine_model(role: str, planned: str, given: str | None) -> EngineModel:
 def check_pair(target: EngineModel, draft: EngineModel) -> bool:
     """Whether the vocabularies are one with paddings of different lengths; False if equal.
 
+    Also False where a checkpoint took the place of the planned one and nothing is known of it.
+
     Raises:
         InputError: If they are different ones.
     """
@@ -112,6 +117,8 @@ def check_pair(target: EngineModel, draft: EngineModel) -> bool:
     ours, theirs = target.shape.vocab, draft.shape.vocab
     if target.shape.family == draft.shape.family and abs(ours - theirs) <= PADDING * ours:
         return True
+    if target.is_assumed or draft.is_assumed:
+        return False
     raise InputError(
         f"{target.name} has {ours:,} tokens, {draft.name} {theirs:,}: they speak different "
         "vocabularies. Take a draft of the target's family: --draft-model NAME, or plan again"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 
 import pandas as pd
@@ -45,7 +46,11 @@ def export(cli, tmp_path):
         seed=0,
         num_seeds=2,
         chosen=scored("async-tree-8x4x2", "6+2"),
-        alternatives=(scored("specserve-5", "8"), scored("eagle-8x4x3@1", "8")),
+        alternatives=(
+            scored("specserve-5", "8"),
+            scored("eagle-8x4x3@1", "8"),
+            scored("chain-3", "2x4"),
+        ),
     ).save(tmp_path / "plan.json")
 
     def run(*arguments):
@@ -110,6 +115,25 @@ def test_out_writes_a_script_that_a_shell_reads_and_the_files_it_names(export, t
         check=True,
     )
     assert ran.stdout.splitlines() == json.loads(result.stdout)["commands"][0]["argv"][1:]
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_servers_that_a_script_starts_end_with_it(export, tmp_path, stop):
+    result = export("--to", "trtllm", "--out", ".", "--candidate", "chain-3")
+    assert result.returncode == 0, result.stderr
+    served = tmp_path / "bin" / "trtllm-serve"
+    served.parent.mkdir()
+    served.write_text("#!/bin/sh\necho serving\nexec sleep 600\n")
+    served.chmod(0o755)
+    path = f"{served.parent}:{os.environ['PATH']}"
+    with subprocess.Popen(
+        ["sh", "serve.sh"], cwd=tmp_path, env={**os.environ, "PATH": path}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    ) as script:  # fmt: skip
+        assert [script.stdout.readline() for _ in range(2)] == ["serving\n"] * 2
+        script.send_signal(stop)
+        assert script.stdout.read() == ""  # comes to an end when the last of them has gone
+        assert script.wait() == 130
 
 
 @pytest.mark.parametrize(

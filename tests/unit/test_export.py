@@ -401,6 +401,18 @@ def test_models_that_an_engine_cannot_load_together_are_refused(
     assert "\n" not in str(caught.value)
 
 
+def test_a_pair_that_was_planned_with_two_vocabularies_is_mended_by_the_flag_that_is_named(
+    make, fit
+):
+    plan = make(scored("chain-3"), draft="qwen2-1.5b")
+    mended = Checkpoints(draft="me/llama-draft")
+    found = export_plan(plan, fit, ENGINES["vllm"], checkpoints=mended)
+    assert speculative(found)["model"] == "me/llama-draft"
+    worse = Checkpoints(draft="Qwen/Qwen2-72B-Instruct")
+    with pytest.raises(InputError, match="different vocabularies"):
+        export_plan(plan, fit, ENGINES["vllm"], checkpoints=worse)
+
+
 def test_a_draft_whose_kv_rows_do_not_fit_is_refused(make, fit):
     plan = make(scored("chain-3"), serving=Serving(max_kv_tokens=900))
     with pytest.raises(InputError, match="900 KV rows, the longest request needs 920"):
