@@ -56,7 +56,7 @@ def add_parser(subparsers: Any) -> None:
         help="cpu: a plan's workers are threads (default); cuda: they are GPUs, with a process "
         "each; cpu-ranks: the same processes on the CPU, to try a plan for GPUs",
     )
-    machine.add_argument("--workers", type=int, metavar="N", help="CPU cores for cpu (all)")
+    machine.add_argument("--workers", type=positive, metavar="N", help="CPU cores for cpu (all)")
     machine.add_argument(
         "--padded-rows",
         type=int,

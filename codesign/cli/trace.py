@@ -7,6 +7,7 @@ Also the flags by which every verb that takes a trace changes it: ``add_trace_ar
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING, Any
 
 from codesign.cli.output import add_output_arguments, emit, non_negative, progress, say, table
@@ -180,8 +181,10 @@ def parse_pair(flag: str, text: str, form: str) -> tuple[float, float]:
     """
     try:
         first, second = map(float, text.split(":"))
-    except ValueError as err:
-        raise UsageError(f"{flag} takes {form} in numbers, not '{text}'") from err
+    except ValueError:
+        first = second = math.nan
+    if math.isnan(first + second):
+        raise UsageError(f"{flag} takes {form} in numbers, not '{text}'")
     return first, second
 
 

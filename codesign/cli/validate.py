@@ -53,7 +53,7 @@ def compare(args: argparse.Namespace) -> None:
     from codesign.plan import Plan
     from codesign.validate import validate
 
-    if args.tolerance <= 0:
+    if not args.tolerance > 0:
         raise UsageError(f"--tolerance must be above 0 percent, got {args.tolerance:g}")
     plan = Plan.load(args.plan)
     fit = Fit.load(plan.fit.check() if args.fit is None else Path(args.fit))

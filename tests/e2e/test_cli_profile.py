@@ -137,7 +137,7 @@ def test_ctrl_c_keeps_the_finished_parts_and_says_how_to_go_on(tiny_models, tmp_
         (["--target", "smollm2-135m"], 4, "codesign models fetch smollm2-135m"),
         (["--target", "nowhere", "--draft", "ngram"], 4, "nowhere"),
         (["--target", "nowhere"], 2, "--draft ngram"),
-        (["--workers", "0"], 2, "--workers must be 1 or more"),
+        (["--workers", "0"], 2, "--workers: must be a whole number of 1 or above"),
         (["--workers", "5000", "--draft", "ngram"], 5, "5000 workers"),
         (["--draft", "ngram", "--temperature", "-1"], 4, "temperature"),
     ],

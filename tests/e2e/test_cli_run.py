@@ -183,6 +183,7 @@ def test_ctrl_c_keeps_what_is_finished_and_resume_completes_it(planned):
         (("--plan", "nowhere.json"), 4, "nowhere.json does not exist"),
         (("--plan", "plan.json", "--candidate", "chain-9"), 4, "no candidate 'chain-9'"),
         (("--plan", "plan.json", "--workers", "1"), 5, "codesign plan --workers 1"),
+        (("--plan", "plan.json", "--workers", "0"), 2, "a whole number of 1 or above"),
     ],
 )
 def test_what_cannot_be_run_is_said_in_one_line(planned, flags, code, words):

@@ -40,6 +40,7 @@ def test_simulated_and_measured_runs_lie_side_by_side(cli, tmp_path, runs):
     [
         (("nowhere",), 4, "nowhere/run.json does not exist"),
         (("simulated", "--slice", "3"), 2, "--slice takes START:DURATION in numbers"),
+        (("simulated", "--slice", "nan:3"), 2, "--slice takes START:DURATION in numbers"),
         (("simulated", "--out", "simulated/run.json/t.json"), 4, "cannot write"),
         ((), 2, "RUNDIR"),
     ],
