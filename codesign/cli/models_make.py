@@ -116,10 +116,11 @@ def inflate(args: argparse.Namespace) -> None:
     """Write the recipe of an inflated model."""
     from pathlib import Path
 
-    from codesign.models import DEFAULT_TARGET, DRAFTS
+    from codesign.models import DEFAULT_TARGET, DRAFTS, lasting_name
     from codesign.models.recipe import Degradation, Recipe, create_inflated, weights_sha256
 
-    source = args.source or (DRAFTS[DEFAULT_TARGET] if args.draft else DEFAULT_TARGET)
+    shipped = DRAFTS[DEFAULT_TARGET] if args.draft else DEFAULT_TARGET
+    source = lasting_name(args.source or shipped)
     recipe = Recipe(
         shape=args.shape,
         role="draft" if args.draft else "target",

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from codesign.cli.output import add_output_arguments, emit, non_negative, progress, say
+from codesign.cli.output import add_output_arguments, emit, non_negative, positive, progress, say
 from codesign.errors import HardwareError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def add_parser(subparsers: Any) -> None:
     )
     machine.add_argument(
         "--workers",
-        type=int,
+        type=positive,
         metavar="N",
         help="CPU threads, or GPUs, in all (the cores of this process, or its GPUs)",
     )
@@ -122,11 +122,9 @@ def _leave(error: HardwareError | KeyboardInterrupt) -> NoReturn:
 
 
 def _settings(args: argparse.Namespace) -> ProfileSettings:
-    from pathlib import Path
-
     from codesign.artifacts import hardware
     from codesign.errors import UsageError
-    from codesign.models import DRAFTS
+    from codesign.models import DRAFTS, lasting_name
     from codesign.policy.walk import Sampling
     from codesign.profiler.store import ProfileSettings
 
@@ -138,8 +136,6 @@ def _settings(args: argparse.Namespace) -> ProfileSettings:
         found = hardware()
         workers = len(found["gpus"]) if args.device == "cuda" else found["cores"]
         workers = max((d.num_workers for d in deployments), default=max(workers, 1))
-    if workers < 1:
-        raise UsageError(f"--workers must be 1 or more, not {workers}")
     draft = args.draft
     if draft is None:
         draft = DRAFTS.get(args.target)
@@ -149,12 +145,9 @@ def _settings(args: argparse.Namespace) -> ProfileSettings:
                 "needs no model"
             )
 
-    def absolute(model: str) -> str:  # plans made from this must find it from any folder
-        return str(Path(model).resolve()) if "/" in model and Path(model).is_dir() else model
-
     return ProfileSettings(
-        target=absolute(args.target),
-        draft=absolute(draft),
+        target=lasting_name(args.target),
+        draft=lasting_name(draft),
         workers=workers,
         sampling=Sampling(args.temperature, args.top_k, args.top_p, args.seed),
         is_quick=args.quick,

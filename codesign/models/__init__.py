@@ -27,6 +27,7 @@ __all__ = [
     "Rope",
     "directory_bytes",
     "draft_dir",
+    "lasting_name",
     "list_models",
     "model_shape",
     "models_dir",
@@ -86,6 +87,17 @@ def resolve_model(name_or_path: str | Path) -> Path:
         f"no model and no directory is called {name!r}. See codesign models list, or import one: "
         "codesign models import DIR --name NAME"
     )
+
+
+def lasting_name(name: str) -> str:
+    """Return a model's name, or the absolute path of its folder: files that hold it outlive a cd.
+
+    Raises:
+        InputError: If a folder has that name and no model is in it.
+    """
+    path = Path(name).expanduser()
+    is_folder = path.is_dir() and resolve_model(name) == path
+    return str(path.resolve()) if is_folder else name
 
 
 def draft_dir(name: str = DEFAULT_TARGET) -> Path:

