@@ -13,9 +13,9 @@ from codesign.dashboard.choices import (
     Machine,
     Traffic,
     fits_here,
-    keep_upload,
     traces_here,
 )
+from codesign.dashboard.files import keep_upload
 from codesign.fit.devices import devices
 from codesign.fit.priced_model import WEIGHTS, known_models
 from codesign.traces.synth import PRESETS

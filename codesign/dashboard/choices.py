@@ -6,9 +6,7 @@ again when they have changed. Must not import streamlit or torch.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -93,21 +91,6 @@ def fits_here(folder: Path) -> dict[str, str]:
     found = [path for pattern in ("fit.json", "*/fit.json") for path in folder.glob(pattern)]
     named = {str(path): f"{path.relative_to(folder)}" for path in sorted(found)}
     return {**named, str(DEFAULT_FIT): f"shipped: {machine_of(DEFAULT_FIT)}"}
-
-
-def keep_upload(name: str, data: bytes | memoryview) -> str:
-    """Path of a file with what was uploaded; the same bytes keep their file.
-
-    Args:
-        name: As the visitor's file is called; errors name it.
-        data: Its content.
-    """
-    folder = Path(tempfile.gettempdir()) / f"codesign-uploads-{os.getuid()}"
-    path = folder / hashlib.sha256(data).hexdigest()[:16] / (Path(name).name or "trace")
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.write_bytes(data)
-    return str(path)
 
 
 def load_traffic(traffic: Traffic) -> Trace:

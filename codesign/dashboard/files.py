@@ -1,11 +1,10 @@
-"""Finds the plans and runs that lie around, so that a page has something to show.
+"""Plans and runs that lie around, and files that a visitor brings, so that pages can show them.
 
 Must not import streamlit or torch.
 """
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import io
 import os
@@ -14,7 +13,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from codesign.artifacts import read_json
+from codesign.artifacts import read_json, replacing
 from codesign.errors import InputError
 
 RUN_FILE = "run.json"
@@ -32,9 +31,20 @@ def unpacked(files: Mapping[str, bytes]) -> Path:
     """Path of plan.json after its files were written to a folder of this user, named by content."""
     folder = _own_folder("plans", b"".join(files[name] for name in sorted(files)))
     for name, content in files.items():
-        if not (folder / name).is_file():
-            (folder / name).write_bytes(content)
+        _write_once(folder / name, content)
     return folder / "plan.json"
+
+
+def keep_upload(name: str, data: bytes | memoryview) -> str:
+    """Path of a file with what was uploaded; the same bytes keep their file.
+
+    Args:
+        name: As the visitor's file is called; errors name it.
+        data: Its content.
+    """
+    path = _own_folder("uploads", data) / (Path(name).name or "trace")
+    _write_once(path, data)
+    return str(path)
 
 
 def unzipped(data: bytes) -> Path:
@@ -60,10 +70,16 @@ def unzipped(data: bytes) -> Path:
     return folder
 
 
-def _own_folder(kind: str, content: bytes) -> Path:
+def _write_once(path: Path, data: bytes | memoryview) -> None:
+    """Write a file that another visitor may have written, or be writing."""
+    if not path.is_file():
+        with replacing(path) as temporary:
+            temporary.write_bytes(data)
+
+
+def _own_folder(kind: str, content: bytes | memoryview) -> Path:
     """A folder for temporary files of this user alone, named by what will be in it."""
-    user = os.getuid() if hasattr(os, "getuid") else getpass.getuser()
-    above = Path(tempfile.gettempdir()) / f"codesign-{kind}-{user}"
+    above = Path(tempfile.gettempdir()) / f"codesign-{kind}-{os.getuid()}"
     above.mkdir(exist_ok=True, mode=0o700)
     folder = above / hashlib.sha256(content).hexdigest()[:16]
     folder.mkdir(exist_ok=True)
@@ -115,5 +131,8 @@ def plan_of_run(folder: Path, others: Iterable[Path] = ()) -> Path | None:
 
 def _is_plan(path: Path) -> bool:
     """By its first key: other JSON files may be large, and this is asked again and again."""
-    with path.open("rb") as file:
-        return b'"kind": "plan"' in file.read(_SNIFFED)
+    try:
+        with path.open("rb") as file:
+            return b'"kind": "plan"' in file.read(_SNIFFED)
+    except OSError:  # a folder, a link to nothing, somebody else's
+        return False

@@ -187,6 +187,12 @@ def test_plans_and_runs_of_a_folder_are_found(planned_folder, monkeypatch):
     assert plan_of_run(Path("runs") / ASYNC, plan_files(Path())) == Path("plan.json")
 
 
+def test_a_folder_or_a_dead_link_with_the_name_of_a_plan_is_passed_over(tmp_path):
+    (tmp_path / "old.json").mkdir()
+    (tmp_path / "gone.json").symlink_to(tmp_path / "nowhere")
+    assert plan_files(tmp_path) == []
+
+
 def test_runs_of_a_candidate_are_found_beside_its_plan(planned_folder, tmp_path):
     plan = planned_folder / "plan.json"
     assert runs_of(plan, "plain on 2, batch 4") == [planned_folder / "runs" / "plain"]

@@ -17,13 +17,13 @@ from codesign.dashboard.choices import (
     Traffic,
     all_workers,
     fits_here,
-    keep_upload,
     load_machine,
     load_traffic,
     splits,
     traces_here,
 )
 from codesign.dashboard.commands import simulate_command
+from codesign.dashboard.files import keep_upload
 from codesign.dashboard.kept import Kept
 from codesign.dashboard.policies import families, first_label, label_of, sizes_of
 from codesign.dashboard.records_frames import BOTH, frames_of
