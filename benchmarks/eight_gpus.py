@@ -1,6 +1,6 @@
 """The paper's own configuration: 70B-shaped targets on all GPUs of one host, predicted, then run.
 
-    python -m benchmarks.eight_gpus --predict FILE                # no GPU: what the planner expects
+    python -m benchmarks.eight_gpus --predict FILE [--steps FILE ...]    # no GPU: what is expected
     python -m benchmarks.eight_gpus --out DIRECTORY --dry-run     # steps and seconds
     python -m benchmarks.eight_gpus --out DIRECTORY [--max-seconds 560]    # again until it says 0
     python -m benchmarks.eight_gpus --out DIRECTORY --compare FILE
@@ -15,13 +15,11 @@ the same at half the size. SwiftSpec (arXiv:2506.11309) prints 348 tokens/s on e
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -36,6 +34,7 @@ DIALLED = 3.3  # tokens a round, the paper's
 NOISE = "0.05"  # on the draft's weights, for about as many
 START, RUN = 20.0, 12.0  # seconds of a deployment's start, and of its requests; guesses
 REQUESTS, TOKENS = 12, 128
+STEP_FILES = "engine_steps_*.json"  # of --predict, unless --steps names others
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,52 +134,41 @@ def run_step(step: Step, seconds: float) -> bool:
 
 def predict(args: argparse.Namespace) -> None:
     """Write what the simulator expects of each split, before anybody has run it."""
-    rows = []
+    from benchmarks import eight_predictions as predictions
+
+    known = predictions.known_steps(args.steps or sorted(predictions.RESULTS.glob(STEP_FILES)))
+    software, rows = predictions.software_of(known), []
     for pair, (printed, _) in PAIRS.items():
-        chance = dialled_chance(pair, args.gpus)
+
+        def found(split: str, acceptance: float | None, pair: str = pair) -> dict[str, Any]:
+            fit = predictions.priced(pair, args.gpus, acceptance, software)
+            return predictions.simulated(fit, split, policy_on(split))
+
+        chance = dialled_chance(lambda p: found(str(args.gpus), p)["tokens_a_round"])
         for acceptance in (None, chance):
-            for split in splits(args.gpus):
-                found = simulated(pair, split, args.gpus, acceptance)
-                rows.append({"pair": pair, "split": split, "printed": printed, **found})
-    body = {"gpus": args.gpus, "dialled_tokens_a_round": DIALLED, "rows": rows}
+            about = {"pair": pair, "printed": printed, "acceptance": acceptance or "recorded"}
+            rows += [{**about, "split": s, **found(s, acceptance)} for s in splits(args.gpus)]
+    body = {
+        "gpus": args.gpus,
+        "dialled_tokens_a_round": DIALLED,
+        "software": asdict(software),
+        "fitted_to_gpus": sorted({step.gpus for step in known}),
+        "errors_by_degree": predictions.degree_errors(known),
+        "rows": rows,
+    }
     args.predict.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     show(rows)
+    for row in body["errors_by_degree"]:
+        print("fitted up to {fitted_up_to}: {model} on {gpus}, {ms} ms {error:+.1%}".format(**row))
 
 
-def dialled_chance(pair: str, gpus: int) -> float:
+def dialled_chance(tokens_a_round: Callable[[float], float]) -> float:
     """Chance of a first draft token at which a serial round yields what the paper's do."""
     low, high = 0.3, 0.99
     for _ in range(8):
         middle = (low + high) / 2.0
-        found = simulated(pair, str(gpus), gpus, middle)
-        low, high = (middle, high) if found["tokens_a_round"] < DIALLED else (low, middle)
+        low, high = (middle, high) if tokens_a_round(middle) < DIALLED else (low, middle)
     return round((low + high) / 2.0, 3)
-
-
-def simulated(pair: str, split: str, gpus: int, acceptance: float | None) -> dict[str, Any]:
-    """One stream on one split: tokens/s with its spans."""
-    from codesign.cli import main as codesign
-
-    target, draft = pair.split("+")
-    words = ["simulate", "--trace", "conv-twin", "--max-requests", "40", "--max-prompt", "200"]
-    words += ["--device", "h200", "--gpus", str(gpus), "--deployment", split, "--max-batch", "1"]
-    words += ["--target", f"{target}:int4", "--draft", f"{draft}:int4"]
-    words += ["--policy", policy_on(split), "--json", "--quiet"]
-    words += [] if acceptance is None else ["--acceptance", str(acceptance)]
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
-        code = codesign(words)
-    if code:
-        raise RuntimeError(f"codesign {' '.join(words)} ended with {code}")
-    answer = json.loads(said.getvalue())
-    metrics = answer["metrics"]
-    return {
-        "acceptance": "recorded" if acceptance is None else acceptance,
-        "step_times": answer["data"],
-        "tokens_per_second": round(1.0 / metrics["tpot_mean"], 1),
-        "tokens_a_round": round(metrics["acceptance_length"], 3),
-        "span_ms": {name: round(1e3 * span, 3) for name, span in metrics["spans"].items()},
-    }
 
 
 def compare(args: argparse.Namespace) -> None:
@@ -215,7 +203,6 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         print(
             f"{row['pair']:26} {row['split']:4} acceptance {row['acceptance']!s:9}"
             f" {row['tokens_a_round']:5.2f} tokens a round {row['tokens_per_second']:8.1f} tokens/s"
-            f"  {row['step_times']}"
         )
 
 
@@ -229,6 +216,7 @@ def main() -> int:
     parser.add_argument("--max-seconds", type=float, default=560.0, help="of this call (560)")
     parser.add_argument("--dry-run", action="store_true", help="print steps and seconds only")
     parser.add_argument("--predict", type=Path, metavar="FILE", help="write predictions, no GPU")
+    parser.add_argument("--steps", nargs="+", type=Path, metavar="FILE", help="with --predict")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="predictions beside results")
     args = parser.parse_args()
     if args.predict:

@@ -244,6 +244,14 @@ def held_out(shapes: Shapes, fit: Callable[[Shapes], StepTime]) -> HeldOut:
     return HeldOut(float(np.mean(errors)), float(np.median(errors)), float(np.max(errors)))
 
 
+def non_negative_fit(design_SP: Floats, rest_S: Floats, seconds_S: Floats) -> Floats:
+    """(P,) coefficients of the least squares of what is left, relative to whole seconds."""
+    relative_SP = design_SP / seconds_S[:, None]
+    scale_P = np.linalg.norm(relative_SP, axis=0)
+    scale_P[scale_P == 0.0] = 1.0
+    return _nnls()(relative_SP / scale_P, rest_S / seconds_S)[0] / scale_P
+
+
 def _solve(design_SP: Floats, seconds_S: Floats) -> Floats:
     """(P,) non-negative coefficients; relative residuals, Huber weights by reweighting."""
     nnls = _nnls()
