@@ -5,7 +5,7 @@ models are replaced: forwards take the fitted time, and the draft model agrees w
 often as it did in the recordings.
 
     requests  what a trace asks for
-    cluster   arrivals, routing, a pool for prompts
+    cluster   arrivals, a pool for prompts
     replica   admission, prompts, rounds, eviction: one event per step
     played    the policy's objects in every round
     taped     rounds that these objects made before, for policies that treat requests one by one
@@ -29,10 +29,11 @@ from codesign.policy.batching import Batcher, BatchLimits
 from codesign.policy.cost import Calibration, RoundCost
 from codesign.policy.kv_memory import PrefixCache
 from codesign.policy.protocol import DraftSide
+from codesign.policy.routing import Router
 from codesign.policy.speculation import Goodput, SpeculationSpec, build_speculation
 from codesign.records import RoundLog, RunRecords
 from codesign.sim.acceptance import Luck, Stretches, SyntheticDrafter, weighed_profile
-from codesign.sim.cluster import Arrivals, PromptPool, Router
+from codesign.sim.cluster import Arrivals, PromptPool
 from codesign.sim.played import PlayedBatch
 from codesign.sim.replica import Replica, Shared, SimulatedRequest
 from codesign.sim.requests import check_prompts, check_sizes, read_requests
@@ -103,10 +104,14 @@ def simulate(
     ]
     for replica in replicas:
         env.process(replica.run())
-    router = Router(replicas, serving.routing)
-    give = router.give
+    router = Router([replica.batcher for replica in replicas], serving.routing)
+
+    def route(request: SimulatedRequest) -> None:
+        replicas[router.choose(request.blocks)].give(request)
+
+    give = route
     if pool is not None:
-        env.process(pool.run(router.give))
+        env.process(pool.run(route))
         give = pool.give
     env.process(arrivals.run(give))
     if simulated:

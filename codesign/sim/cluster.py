@@ -1,17 +1,16 @@
-"""A deployment under SimPy's clock: arrivals, the pool that runs prompts, routing, replicas."""
+"""What surrounds replicas under SimPy's clock: arrivals, and the pool that runs prompts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import simpy
 
-from codesign.config import Routing
 from codesign.policy.cost import RoundCost
 from codesign.policy.kv_memory import PREFIX_BLOCK, PrefixCache
-from codesign.sim.replica import Replica, SimulatedRequest
+from codesign.sim.replica import SimulatedRequest
 
 Process = Generator[simpy.Event, Any, None]
 Give = Callable[[SimulatedRequest], None]
@@ -38,44 +37,6 @@ class Arrivals:
                 yield env.timeout(self.next_at - env.now)
             give(request)
         self.next_at = math.inf
-
-
-class Router:
-    """Decides which replica serves a request.
-
-    "round-robin" takes turns. "least-loaded" takes the replica with the fewest requests.
-    "prefix-aware" takes the one that has most of the prompt in its prefix cache, of those that have
-    at most a quarter and two requests more than the least loaded one: a system prompt that all
-    requests share must not send all of them to one replica.
-    """
-
-    def __init__(self, replicas: Sequence[Replica], routing: Routing) -> None:
-        self._replicas = replicas
-        self._routing: Routing = routing
-        self._num_routed = 0
-
-    def give(self, request: SimulatedRequest) -> None:
-        """Send a request to a replica."""
-        self._choose(request).give(request)
-        self._num_routed += 1
-
-    def _choose(self, request: SimulatedRequest) -> Replica:
-        replicas = self._replicas
-        if self._routing == "round-robin" or len(replicas) == 1:
-            return replicas[self._num_routed % len(replicas)]
-        loads = [replica.batcher.num_requests for replica in replicas]
-        least = min(loads)
-        if self._routing == "prefix-aware":
-            matches = [
-                -1
-                if load > 1.25 * least + 2 or replica.batcher.cache is None
-                else replica.batcher.cache.match(request.blocks)
-                for replica, load in zip(replicas, loads, strict=True)
-            ]
-            best = max(matches)
-            if best > 0:
-                return replicas[matches.index(best)]
-        return replicas[loads.index(least)]
 
 
 class PromptPool:
