@@ -7,26 +7,38 @@ what was done to its input. Imports no torch; prints nothing.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-from codesign.artifacts import SCHEMA_VERSION, header, sha256, write_table
+from codesign.artifacts import SCHEMA_VERSION, header, sha256, write_table, write_text
 from codesign.errors import InputError
 from codesign.traces.catalog import bundled_path, cached_path, find_published, find_twin
 from codesign.traces.checks import BLOCK_TOKENS, MAX_TOKENS
 from codesign.traces.formats import CSV_MARK, read_requests
+from codesign.traces.summary import LengthSummary, TraceSummary, arrival_rate, summarise
 
 if TYPE_CHECKING:
     import pandas as pd
+
+__all__ = [
+    "CATEGORIES",
+    "LengthSummary",
+    "Trace",
+    "TraceSummary",
+    "csv_text",
+    "load_trace",
+    "summarise",
+    "write_csv",
+    "write_parquet",
+]
 
 CATEGORIES = ("chat", "code", "mathematics", "translation", "summary", "retrieval")
 
@@ -99,7 +111,7 @@ class Trace:
         if factor == 1:
             return self
         requests = self.requests.assign(arrival=self.requests["arrival"] / factor)
-        old, new = _rate(self.requests), _rate(requests)
+        old, new = arrival_rate(self.requests), arrival_rate(requests)
         note = f"arrival rate times {factor:g}: {old:.3g} became {new:.3g} requests/s"
         return self._changed(requests, note)
 
@@ -139,9 +151,7 @@ class Trace:
         shares = np.asarray(weights, np.float64)
         if len(names) != len(shares) or not len(shares) or (shares < 0).any() or shares.sum() <= 0:
             raise InputError(f"need one weight >= 0 for each category, got {names} and {weights}")
-        limits = np.cumsum(shares) / shares.sum()
-        drawn = np.searchsorted(limits, np.random.default_rng(seed).random(len(self)), side="right")
-        category = np.asarray(names, dtype=object)[np.minimum(drawn, len(names) - 1)]
+        category = draw_names(names, shares, len(self), np.random.default_rng(seed))
         shown = ", ".join(f"{n} {s:.0%}" for n, s in zip(names, shares / shares.sum(), strict=True))
         note = f"categories drawn with seed {seed}, the trace has none: {shown}"
         return self._changed(self.requests.assign(category=category), note)
@@ -198,44 +208,13 @@ class Trace:
         return dataclasses.replace(self, requests=requests, notes=(*self.notes, note))
 
 
-@dataclass(frozen=True, slots=True)
-class LengthSummary:
-    """Tokens of one kind over all requests."""
-
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    max: int
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class TraceSummary:
-    """What a trace asks of a deployment.
-
-    Attributes:
-        num_requests: Requests.
-        duration: Seconds from the first arrival to the last.
-        rate: Requests a second, 1 / mean gap between arrivals; 0 for a single instant.
-        interarrival_cv: Standard deviation of the gaps over their mean; 1 for a Poisson process.
-        peak_requests: Most requests in one second, seconds counted from the first arrival.
-        prompt: Prompt tokens.
-        output: Output tokens.
-        prefix_hit_rate: Share of prompt blocks that an infinite prefix cache has already seen
-            from the prompt's start; None without hash_ids.
-        categories: Requests of each category.
-    """
-
-    num_requests: int
-    duration: float
-    rate: float
-    interarrival_cv: float
-    peak_requests: int
-    prompt: LengthSummary
-    output: LengthSummary
-    prefix_hit_rate: float | None
-    categories: dict[str, int]
+def draw_names(
+    names: Sequence[str], weights: ArrayLike, count: int, rng: np.random.Generator
+) -> NDArray[np.object_]:
+    """Return (count,) names drawn by weight."""
+    limits = np.cumsum(weights) / np.sum(weights)
+    drawn = np.searchsorted(limits, rng.random(count), side="right")
+    return np.asarray(names, dtype=object)[np.minimum(drawn, len(names) - 1)]
 
 
 def load_trace(path_or_name: str | Path) -> Trace:
@@ -277,39 +256,6 @@ def _short_name(path: Path) -> str:
     return published.name if published else path.name.split(".")[0]
 
 
-def summarise(trace: Trace) -> TraceSummary:
-    """Return the figures of a trace that matter for a deployment."""
-    requests = trace.requests
-    arrival = requests["arrival"].to_numpy()
-    has_blocks = "hash_ids" in requests
-    gaps = np.diff(arrival)
-    mean_gap = gaps.mean() if len(gaps) else 0.0
-    counts = requests["category"].value_counts().sort_index()
-    return TraceSummary(
-        num_requests=len(requests),
-        duration=trace.duration,
-        rate=_rate(requests),
-        interarrival_cv=float(gaps.std() / mean_gap) if mean_gap > 0 else 0.0,
-        # unique, not bincount: a trace may last for months
-        peak_requests=int(np.unique(np.floor(arrival), return_counts=True)[1].max()),
-        prompt=_lengths(requests, "prompt_tokens"),
-        output=_lengths(requests, "output_tokens"),
-        prefix_hit_rate=prefix_hit_rate(list(requests["hash_ids"])) if has_blocks else None,
-        categories={str(name): int(count) for name, count in counts.items() if name},
-    )
-
-
-def prefix_hit_rate(hash_ids: Sequence[Sequence[int]]) -> float:
-    """Return the share of blocks that earlier prompts have left in an infinite prefix cache."""
-    seen: set[int] = set()
-    num_hits = num_blocks = 0
-    for ids in hash_ids:
-        num_hits += next((at for at, block in enumerate(ids) if block not in seen), len(ids))
-        num_blocks += len(ids)
-        seen.update(ids)
-    return num_hits / num_blocks
-
-
 def write_parquet(trace: Trace, path: str | Path) -> None:
     """Write the trace as Parquet with its source, notes and checksum; ``load_trace`` reads it.
 
@@ -329,17 +275,7 @@ def write_csv(trace: Trace, path: str | Path) -> None:
     Raises:
         InputError: If the path cannot be written.
     """
-    path, text = Path(path), csv_text(trace)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(text.encode("utf-8"))
-        temporary.replace(path)
-    except OSError as err:
-        raise InputError(f"cannot write {path}: {err.strerror or err}") from err
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    write_text(path, csv_text(trace))
 
 
 def csv_text(trace: Trace) -> str:
@@ -361,17 +297,6 @@ def csv_text(trace: Trace) -> str:
         columns.append(["1" if wants else "0" for wants in requests["speculates"]])
     lines = map(",".join, zip(*columns, strict=True))
     return "\n".join([f"{CSV_MARK}{json.dumps(meta)}", ",".join(names), *lines, ""])
-
-
-def _lengths(requests: pd.DataFrame, name: str) -> LengthSummary:
-    tokens = requests[name].to_numpy()
-    p50, p90, p99 = (float(value) for value in np.percentile(tokens, [50, 90, 99]))
-    return LengthSummary(float(tokens.mean()), p50, p90, p99, int(tokens.max()), int(tokens.sum()))
-
-
-def _rate(requests: pd.DataFrame) -> float:
-    duration = float(requests["arrival"].iloc[-1])
-    return (len(requests) - 1) / duration if duration > 0 else 0.0
 
 
 def _check_factor(name: str, factor: float) -> None:

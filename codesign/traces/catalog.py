@@ -31,7 +31,7 @@ _MOONCAKE_ARXIV = (
 )
 _BURSTGPT = "https://github.com/HPMLL/BurstGPT/releases/download/v2.0/"
 
-Origin = Literal["measured", "publisher", "third party", "first download"]
+Origin = Literal["measured", "publisher", "third party"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class PublishedTrace:
         url: Address of the file.
         about: One line: whose traffic, how long, how many requests.
         licence: Licence of the data.
-        sha256: Checksum; None if nobody has stated one, then the first download is trusted.
+        sha256: Checksum.
         checksum_from: ``measured`` on the file itself for this catalogue; ``publisher``: stated
             by the publisher (Git LFS pointer); ``third party``: the same value in two or more
             independent public projects that use the file.
@@ -54,7 +54,7 @@ class PublishedTrace:
     url: str
     about: str
     licence: str
-    sha256: str | None
+    sha256: str
     checksum_from: Origin
     size: int | None = None
 

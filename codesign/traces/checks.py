@@ -103,11 +103,23 @@ def _not_a(column: pd.Series, at: int, what: str) -> str:
     return f"{column.name} is '{str(value)[:40]}', not a {what}"
 
 
-def check_blocks(rows: Rows, prompt: NDArray[np.int64], ids: list[list[int]]) -> None:
-    """Check that each prompt has one id for each 512 tokens, the last block partial."""
+def request_table(
+    arrival: NDArray[np.float64], prompt: NDArray[np.int64], output: NDArray[np.int64]
+) -> pd.DataFrame:
+    """Return the columns of a trace, moved to start at 0, without categories."""
+    columns = {"arrival": arrival - arrival[0], "prompt_tokens": prompt, "output_tokens": output}
+    requests = pd.DataFrame(columns)
+    requests["category"] = pd.Series([""] * len(requests), dtype=object)
+    return requests
+
+
+def add_blocks(rows: Rows, requests: pd.DataFrame, ids: list[list[int]]) -> None:
+    """Add hash_ids once each prompt has one for each 512 tokens, the last block partial."""
+    prompt = requests["prompt_tokens"].to_numpy()
     expected = -(-prompt // BLOCK_TOKENS)
     found = np.fromiter(map(len, ids), np.int64, len(ids))
     if (found != expected).any():
         at = int(np.argmax(found != expected))
         reason = f"{found[at]} hash_ids for {prompt[at]} prompt tokens, expected {expected[at]}"
         raise rows.error(at, f"{reason} (one for each {BLOCK_TOKENS} tokens)")
+    requests["hash_ids"] = pd.Series(ids, dtype=object)

@@ -71,37 +71,28 @@ def fetch_trace(name: str, *, progress: Progress | None = None) -> FetchedTrace:
         if not was_there:
             path.parent.mkdir(parents=True, exist_ok=True)
             _download(published, part, progress or (lambda _name, _done, _total: None))
-        found, check = _check(published, path if was_there else part)
+        _check(published, path if was_there else part)
         if not was_there:
             part.replace(path)
-        _pin(path).write_text(f"{found}\n", encoding="ascii")
     except OSError as err:
         raise InputError(f"cannot write {path}: {err.strerror or err}") from err
-    return FetchedTrace(published.name, path, found, was_there, check)
+    check = f"sha256 agrees ({published.checksum_from})"
+    return FetchedTrace(published.name, path, published.sha256, was_there, check)
 
 
-def _pin(path: Path) -> Path:
-    """Return the file that holds the checksum of the first download."""
-    return path.with_name(f"{path.name}.sha256")
-
-
-def _check(published: PublishedTrace, file: Path) -> tuple[str, str]:
-    """Return the checksum and what it was held against."""
-    expected, origin = published.sha256, published.checksum_from
-    pin = _pin(cached_path(published))
-    if expected is None and pin.is_file():
-        expected, origin = pin.read_text(encoding="ascii").strip(), "first download"
+def _check(published: PublishedTrace, file: Path) -> None:
     found = sha256(file)
-    if expected is None:
-        return found, "nobody has stated a checksum: trusted on first use, recorded for the next"
-    if found != expected:
-        if file.suffix == ".part":
-            file.unlink()
-            fix = f"it was deleted; try again: codesign trace fetch {published.name}"
-        else:
-            fix = f"delete it, then: codesign trace fetch {published.name}"
-        raise InputError(f"{file.name} has sha256 {found}, expected {expected} ({origin}); {fix}")
-    return found, f"sha256 agrees ({origin})"
+    if found == published.sha256:
+        return
+    if file.suffix == ".part":
+        file.unlink()
+        fix = f"it was deleted; try again: codesign trace fetch {published.name}"
+    else:
+        fix = f"delete it, then: codesign trace fetch {published.name}"
+    raise InputError(
+        f"{file.name} has sha256 {found}, expected {published.sha256} "
+        f"({published.checksum_from}); {fix}"
+    )
 
 
 def _download(published: PublishedTrace, part: Path, progress: Progress) -> None:

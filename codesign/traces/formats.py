@@ -6,8 +6,7 @@ Formats, told apart by content and not by file name; gzip is accepted for all bu
   digits and CRLF, 2024 an offset (``+00:00``) and whole seconds without a fraction.
 - BurstGPT: CSV ``Timestamp`` (seconds), ``Request tokens``, ``Response tokens``, other columns
   ignored. Failed requests have 0 response tokens (its README); they are dropped with a note.
-- Mooncake: JSON Lines ``timestamp`` (ms), ``input_length``, ``output_length``, ``hash_ids``; ours
-  (``traces.mooncake``) may add ``category``.
+- Mooncake: JSON Lines (``traces.mooncake``).
 - Ours: CSV ``arrival,prompt_tokens,output_tokens[,category][,hash_ids][,speculates]``, and Parquet.
 
 The checks are in ``traces.checks``. Imports no torch.
@@ -23,18 +22,24 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from codesign.artifacts import SCHEMA_VERSION, read_table
 from codesign.errors import InputError
-from codesign.traces.checks import FIX, Rows, check_blocks, dates_to_seconds, seconds, whole_numbers
+from codesign.traces.checks import (
+    FIX,
+    Rows,
+    add_blocks,
+    dates_to_seconds,
+    request_table,
+    seconds,
+    whole_numbers,
+)
+from codesign.traces.mooncake import read_mooncake
 
 CSV_MARK = "# codesign trace "  # first line of our CSV, followed by one JSON object
 _MAX_HEADER = 2**16
@@ -98,7 +103,8 @@ def read_requests(path: Path) -> Parsed:
         if not first.strip():
             raise InputError(f"{path} is empty. Fix: fetch it again (codesign trace list)")
         if first.lstrip().startswith("{"):
-            return _read_mooncake(path, is_gzip)
+            with _open(path, is_gzip) as file:
+                return Parsed(read_mooncake(path, file.read().decode("utf-8-sig")))
         return _read_csv(path, is_gzip, first, second)
 
 
@@ -129,7 +135,7 @@ def _read_csv(path: Path, is_gzip: bool, first: str, second: str) -> Parsed:
             )
         notes += _failure_note(len(output) - int(answered.sum()), form.output)
         arrival, output, prompt = arrival[answered], output[answered], prompt.loc[answered]
-    parsed = _assemble(arrival, whole_numbers(rows, prompt), output)
+    parsed = request_table(arrival, whole_numbers(rows, prompt), output)
     if form is _OURS:
         # We write microseconds; neither pandas 2 nor the subtraction returns the nearest float.
         parsed["arrival"] = parsed["arrival"].round(6)
@@ -220,7 +226,7 @@ def _add_own_columns(rows: Rows, requests: pd.DataFrame, frame: pd.DataFrame) ->
             except ValueError as err:
                 reason = f"hash_ids '{text[:40]}' are not whole numbers"
                 raise rows.error(at, reason) from err
-        _add_blocks(rows, requests, ids)
+        add_blocks(rows, requests, ids)
 
 
 def _add_wishes(rows: Rows, requests: pd.DataFrame, frame: pd.DataFrame) -> None:
@@ -236,82 +242,8 @@ def _add_wishes(rows: Rows, requests: pd.DataFrame, frame: pd.DataFrame) -> None
         requests["speculates"] = values.astype(bool)
 
 
-def _add_blocks(rows: Rows, requests: pd.DataFrame, ids: list[list[int]]) -> None:
-    check_blocks(rows, requests["prompt_tokens"].to_numpy(), ids)
-    requests["hash_ids"] = pd.Series(ids, dtype=object)
-
-
 def _series(frame: pd.DataFrame, name: str) -> pd.Series:
     return cast("pd.Series", frame[name])  # header checks leave no column twice
-
-
-def _read_mooncake(path: Path, is_gzip: bool) -> Parsed:
-    with _open(path, is_gzip) as file:
-        lines = file.read().decode("utf-8-sig").split("\n")
-    if not lines[-1].strip():
-        lines.pop()
-    rows = Rows(path, 1)
-    records = _json_records(rows, lines)
-    arrival = seconds(rows, _json_numbers(rows, records, "timestamp")) / 1e3
-    prompt = whole_numbers(rows, _json_numbers(rows, records, "input_length"))
-    output = whole_numbers(rows, _json_numbers(rows, records, "output_length"))
-    requests = _assemble(arrival, prompt, output)
-    if any("hash_ids" in record for record in records):
-        _add_blocks(rows, requests, _json_blocks(rows, records))
-    if any("category" in record for record in records):
-        names = _column(rows, records, "category")
-        requests["category"] = pd.Series(list(map(str, names)), dtype=object)
-    return Parsed(requests)
-
-
-def _json_blocks(rows: Rows, records: list[dict[str, Any]]) -> list[list[int]]:
-    ids = _column(rows, records, "hash_ids")
-    for at, blocks in enumerate(ids):
-        if type(blocks) is not list:
-            raise rows.error(at, f"hash_ids is {json.dumps(blocks)[:40]}, not a list")
-    if set(map(type, chain.from_iterable(ids))) - {int}:
-        at = next(i for i, blocks in enumerate(ids) if set(map(type, blocks)) - {int})
-        raise rows.error(at, "hash_ids holds something that is not a whole number")
-    return ids
-
-
-def _json_records(rows: Rows, lines: list[str]) -> list[dict[str, Any]]:
-    try:
-        # One call of the parser for the whole file; a line that is not one object shows here
-        # or in the count.
-        records = json.loads(f"[{','.join(lines)}]")
-        if len(records) == len(lines) and all(type(record) is dict for record in records):
-            return records
-    except ValueError:
-        pass
-    for at, line in enumerate(lines):
-        try:
-            record = json.loads(line)
-        except ValueError as err:
-            reason = "the line is empty"
-            if line.strip():
-                detail = getattr(err, "msg", err)
-                reason = f"the line is not JSON, or cut off ({detail})"
-            raise rows.error(at, reason) from err
-        if type(record) is not dict:
-            raise rows.error(at, "the line is not a JSON object")
-    raise AssertionError("lines that parse one by one parse together")
-
-
-def _column(rows: Rows, records: list[dict[str, Any]], key: str) -> list[Any]:
-    try:
-        return list(map(itemgetter(key), records))
-    except KeyError as err:
-        at = next(i for i, record in enumerate(records) if key not in record)
-        raise rows.error(at, f"'{key}' is missing") from err
-
-
-def _json_numbers(rows: Rows, records: list[dict[str, Any]], key: str) -> pd.Series:
-    values = _column(rows, records, key)
-    if set(map(type, values)) - {int, float}:
-        at = next(i for i, value in enumerate(values) if type(value) not in (int, float))
-        raise rows.error(at, f"{key} is {json.dumps(values[at])[:40]}, not a number")
-    return pd.Series(values, name=key)
 
 
 def _read_parquet(path: Path) -> Parsed:
@@ -322,14 +254,14 @@ def _read_parquet(path: Path) -> Parsed:
             raise InputError(f"{path}: column '{name}' is missing. Fix: codesign trace synth")
     if frame.empty:
         raise InputError(f"{path} has no request. Fix: codesign trace synth")
-    requests = _assemble(
+    requests = request_table(
         seconds(rows, _series(frame, "arrival")),
         whole_numbers(rows, _series(frame, "prompt_tokens")),
         whole_numbers(rows, _series(frame, "output_tokens")),
     )
     _add_wishes(rows, requests, frame)
     if "hash_ids" in frame:
-        _add_blocks(rows, requests, [list(map(int, blocks)) for blocks in frame["hash_ids"]])
+        add_blocks(rows, requests, [list(map(int, blocks)) for blocks in frame["hash_ids"]])
     return Parsed(requests, _own_notes(meta))
 
 
@@ -338,15 +270,6 @@ def _own_notes(meta: dict[str, Any]) -> tuple[str, ...]:
     source = str(meta.get("source", "synthetic:"))
     made_from = () if source.startswith("synthetic:") else (f"made from {source}",)
     return (*made_from, *map(str, meta.get("notes", ())))
-
-
-def _assemble(
-    arrival: NDArray[np.float64], prompt: NDArray[np.int64], output: NDArray[np.int64]
-) -> pd.DataFrame:
-    columns = {"arrival": arrival - arrival[0], "prompt_tokens": prompt, "output_tokens": output}
-    requests = pd.DataFrame(columns)
-    requests["category"] = pd.Series([""] * len(requests), dtype=object)
-    return requests
 
 
 def _open(path: Path, is_gzip: bool) -> IO[bytes]:

@@ -1,8 +1,8 @@
-"""Writes a trace as Mooncake JSON Lines, which other simulators and load generators replay.
+"""Mooncake JSON Lines, which other simulators and load generators replay, read and written.
 
 One object a line: ``timestamp`` (ms), ``input_length``, ``output_length``, ``hash_ids`` (one for
-each 512 prompt tokens), and ``category`` where the trace has one; readers skip keys that they do
-not know. ``traces.formats`` reads it back. Imports no torch.
+each 512 prompt tokens). Ours may add ``category``; readers skip keys that they do not know.
+Imports no torch.
 
 Source:
     The format of the traces published with Mooncake, arXiv:2407.00079.
@@ -12,19 +12,103 @@ from __future__ import annotations
 
 import itertools
 import json
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from codesign.artifacts import write_text
-from codesign.traces.checks import BLOCK_TOKENS
+from codesign.traces.checks import (
+    BLOCK_TOKENS,
+    Rows,
+    add_blocks,
+    request_table,
+    seconds,
+    whole_numbers,
+)
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from codesign.traces import Trace
+
+
+def read_mooncake(path: Path, text: str) -> pd.DataFrame:
+    """Return the checked requests of a file.
+
+    Args:
+        path: Its name, for errors.
+        text: All of it.
+
+    Raises:
+        InputError: If a line cannot be used.
+    """
+    lines = text.split("\n")
+    if not lines[-1].strip():
+        lines.pop()
+    rows = Rows(path, 1)
+    records = _json_records(rows, lines)
+    arrival = seconds(rows, _json_numbers(rows, records, "timestamp")) / 1e3
+    prompt = whole_numbers(rows, _json_numbers(rows, records, "input_length"))
+    output = whole_numbers(rows, _json_numbers(rows, records, "output_length"))
+    requests = request_table(arrival, prompt, output)
+    if any("hash_ids" in record for record in records):
+        add_blocks(rows, requests, _json_blocks(rows, records))
+    if any("category" in record for record in records):
+        names = _column(rows, records, "category")
+        requests["category"] = pd.Series(list(map(str, names)), dtype=object)
+    return requests
+
+
+def _json_blocks(rows: Rows, records: list[dict[str, Any]]) -> list[list[int]]:
+    ids = _column(rows, records, "hash_ids")
+    for at, blocks in enumerate(ids):
+        if type(blocks) is not list:
+            raise rows.error(at, f"hash_ids is {json.dumps(blocks)[:40]}, not a list")
+    if set(map(type, itertools.chain.from_iterable(ids))) - {int}:
+        at = next(i for i, blocks in enumerate(ids) if set(map(type, blocks)) - {int})
+        raise rows.error(at, "hash_ids holds something that is not a whole number")
+    return ids
+
+
+def _json_records(rows: Rows, lines: list[str]) -> list[dict[str, Any]]:
+    try:
+        # One call of the parser for the whole file; a line that is not one object shows here
+        # or in the count.
+        records = json.loads(f"[{','.join(lines)}]")
+        if len(records) == len(lines) and all(type(record) is dict for record in records):
+            return records
+    except ValueError:
+        pass
+    for at, line in enumerate(lines):
+        try:
+            record = json.loads(line)
+        except ValueError as err:
+            reason = "the line is empty"
+            if line.strip():
+                detail = getattr(err, "msg", err)
+                reason = f"the line is not JSON, or cut off ({detail})"
+            raise rows.error(at, reason) from err
+        if type(record) is not dict:
+            raise rows.error(at, "the line is not a JSON object")
+    raise AssertionError("lines that parse one by one parse together")
+
+
+def _column(rows: Rows, records: list[dict[str, Any]], key: str) -> list[Any]:
+    try:
+        return list(map(itemgetter(key), records))
+    except KeyError as err:
+        at = next(i for i, record in enumerate(records) if key not in record)
+        raise rows.error(at, f"'{key}' is missing") from err
+
+
+def _json_numbers(rows: Rows, records: list[dict[str, Any]], key: str) -> pd.Series:
+    values = _column(rows, records, key)
+    if set(map(type, values)) - {int, float}:
+        at = next(i for i, value in enumerate(values) if type(value) not in (int, float))
+        raise rows.error(at, f"{key} is {json.dumps(values[at])[:40]}, not a number")
+    return pd.Series(values, name=key)
 
 
 def write_mooncake(trace: Trace, path: str | Path) -> None:

@@ -22,7 +22,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from codesign.errors import InputError
-from codesign.traces import CATEGORIES, Trace, csv_text
+from codesign.traces import CATEGORIES, Trace, csv_text, draw_names
 from codesign.traces.catalog import TWINS, find_twin
 from codesign.traces.checks import BLOCK_TOKENS
 
@@ -181,7 +181,7 @@ def synthesise(
             "arrival": np.round(arrival - arrival[0], 6),
             "prompt_tokens": _tokens(known.prompt, num_requests, streams[1]),
             "output_tokens": _tokens(known.output, num_requests, streams[2]),
-            "category": _categories(known.weights, num_requests, streams[3]),
+            "category": draw_names(CATEGORIES, known.weights, num_requests, streams[3]),
         }
     )
     notes = [f"synthetic, seed {seed}: statistics of {known.about}, no request of it"]
@@ -321,14 +321,6 @@ def _stratified(
     """Return ``count`` draws, one from each part of the distribution, in random order."""
     chance = (np.arange(count) + rng.random(count)) / max(count, 1)
     return np.interp(100 * rng.permutation(chance), levels, quantiles)
-
-
-def _categories(
-    weights: tuple[float, ...], count: int, rng: np.random.Generator
-) -> NDArray[np.object_]:
-    limits = np.cumsum(weights) / sum(weights)
-    drawn = np.searchsorted(limits, rng.random(count), side="right")
-    return np.asarray(CATEGORIES, dtype=object)[np.minimum(drawn, len(CATEGORIES) - 1)]
 
 
 def _prefix_blocks(

@@ -131,18 +131,6 @@ def test_a_wrong_checksum_is_refused_and_nothing_is_kept(published):
     assert list(path.parent.iterdir()) == []
 
 
-def test_without_a_published_checksum_the_first_download_is_trusted_and_the_next_held_against_it(
-    published,
-):
-    path = published(sha256=None)
-    assert "trusted on first use" in fetch_trace("mine").check
-    assert fetch_trace("mine").check == "sha256 agrees (first download)"
-    path.unlink()
-    path.with_name("trace.csv.sha256").write_text("1" * 64, encoding="ascii")
-    with pytest.raises(InputError, match=r"expected 1111.*\(first download\)"):
-        fetch_trace("mine")
-
-
 @pytest.mark.parametrize("status", [404, 500])
 def test_a_server_that_refuses_names_the_address_and_where_to_put_the_file(
     published, server, status
