@@ -21,7 +21,7 @@ from codesign.policy.protocol import DraftSide
 from codesign.policy.speculation import Speculation, parse_policy
 from codesign.policy.tree import DraftTree
 from codesign.sim import cost_of, policy_of
-from codesign.sim.acceptance import SyntheticDrafter
+from codesign.sim.acceptance import Luck, SyntheticDrafter
 from codesign.sim.played import PlayedBatch
 from codesign.sim.timing import ApartTiming, TogetherTiming
 from codesign.sim.work import Entering
@@ -74,13 +74,15 @@ def _price(way: str, fit: Fit, batch: int) -> dict[str, Any]:
         for name in names:
             setattr(built, name, clock.wrap(getattr(built, name), kind))
     _time_trees(built, clock)
-    drafter = SyntheticDrafter(fit.acceptance, 1)
+    entering = [Entering(i, CATEGORIES[i % 6], 500, 600) for i in range(batch)]
+    outputs = [request.output_tokens for request in entering]
+    luck = Luck.of(fit.acceptance, [request.category for request in entering], outputs, 1)
+    drafter = SyntheticDrafter(fit.acceptance, 1, luck.path)
     played = PlayedBatch(
         DraftSide(built), drafter, round_rows=16, hears_early=deployment.draft_workers > 0
     )
     is_apart = deployment.draft_workers > 0
     timing = ApartTiming(cost) if is_apart else TogetherTiming(cost, is_plain=False)
-    entering = [Entering(i, CATEGORIES[i % 6], 500, 600) for i in range(batch)]
     now, before, beside, rounds = 0.0, [], [], []
     for number in range(ROUNDS):
         clock.seconds = dict.fromkeys(clock.seconds, 0.0)

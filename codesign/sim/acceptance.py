@@ -30,6 +30,7 @@ from codesign.policy.walk import noise_key
 TRUE_TOKEN = 1
 PROMPT_TOKEN = 0
 _FIRST_WRONG_TOKEN = 2
+_OFF_PATH = 1  # spawn key of the draws for nodes off the true path
 _OFF_PATH_DRAWS = 256  # drawn at once, per request
 _EMPTY_DRAWS = 32  # until then an off-path draw without any proposal is drawn again
 STRETCH_TOKENS = 64  # tokens that a stretch stands for
@@ -245,16 +246,14 @@ class SyntheticDrafter:
 
     Args:
         profile: What was recorded.
-        seed: Of all draws.
-        paths: What each request replays on its true path; drawn anew if None.
+        seed: Of the draws off the true path.
+        paths: What each request replays on it.
     """
 
-    def __init__(self, profile: AcceptanceProfile, seed: int, paths: Paths | None = None) -> None:
+    def __init__(self, profile: AcceptanceProfile, seed: int, paths: Paths) -> None:
         self._recordings = load_recordings(profile)
         self._seed = seed
         self._paths = paths
-        # One stream per cause, so that a policy that looks off the path more often changes no path.
-        self._on_path, self._off_path = np.random.SeedSequence(seed).spawn(2)
         self._requests: dict[int, _Replay] = {}
 
     def admit(
@@ -266,20 +265,17 @@ class SyntheticDrafter:
         output_tokens: int,
         emitted_before: int = 0,
     ) -> None:
-        """Draw what a request replays.
+        """Look up what a request replays.
 
         Args:
-            request_id: Key of its draws.
+            request_id: Key of its path and its draws.
             category: Recordings of this kind; of all kinds if there are none.
             prompt_tokens: Length of its prompt.
             output_tokens: Tokens that it will emit.
             emitted_before: Tokens that it had emitted before it was evicted.
         """
         spans = self._recordings.spans.get(category, self._recordings.spans[""])
-        if self._paths is not None:
-            path = self._paths(request_id, output_tokens, emitted_before)
-        else:
-            path = _draw_path(spans, _stream(self._on_path, request_id), output_tokens)
+        path = self._paths(request_id, output_tokens, emitted_before)
         self._requests[request_id] = _Replay(prompt_tokens, path, spans)
 
     def finish(self, request_id: int) -> None:
@@ -331,36 +327,9 @@ class SyntheticDrafter:
     def _draw_off_path(self, request_id: int, request: _Replay) -> int:
         if not request.drawn:
             if request.off_path is None:
-                request.off_path = _stream(self._off_path, request_id)
-            request.drawn = _draw_tokens(request.spans, request.off_path, _OFF_PATH_DRAWS)
+                seed = np.random.SeedSequence(self._seed, spawn_key=(_OFF_PATH, request_id))
+                request.off_path = np.random.default_rng(seed)
+            # Recordings of a category (and of all) follow one another without a gap.
+            first, end = request.spans[0][0], request.spans[-1][1]
+            request.drawn = request.off_path.integers(first, end, size=_OFF_PATH_DRAWS).tolist()
         return request.drawn.pop()
-
-
-def _stream(cause: np.random.SeedSequence, request_id: int) -> np.random.Generator:
-    """The generator of one request, whenever it is admitted."""
-    key = (*cause.spawn_key, request_id)
-    return np.random.default_rng(np.random.SeedSequence(cause.entropy, spawn_key=key))
-
-
-def _draw_path(
-    spans: tuple[tuple[int, int], ...], generator: np.random.Generator, length: int
-) -> list[int]:
-    """Consecutive recorded tokens from a random start, then other recordings from their start.
-
-    The first token is uniform over all recorded tokens and each later recording is uniform over
-    recordings, so that every position is uniform over all recorded tokens.
-    """
-    start = _draw_tokens(spans, generator, 1)[0]
-    end = next(end for first, end in spans if first <= start < end)
-    path = list(range(start, min(end, start + length)))
-    while len(path) < length:
-        first, end = spans[int(generator.integers(len(spans)))]
-        path += range(first, min(end, first + length - len(path)))
-    return path
-
-
-def _draw_tokens(
-    spans: tuple[tuple[int, int], ...], generator: np.random.Generator, count: int
-) -> list[int]:
-    # Recordings of a category (and of all) follow one another without a gap.
-    return generator.integers(spans[0][0], spans[-1][1], size=count).tolist()

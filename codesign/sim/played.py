@@ -31,8 +31,8 @@ class PlayedBatch:
     """Requests that decode together.
 
     Args:
-        side: The draft's state; None for plain decoding.
-        drafter: Its model; None for plain decoding.
+        side: The draft's state.
+        drafter: Its model.
         round_rows: Most KV rows of a request in a round.
         hears_early: The draft hears of a request before its first token is known, and so answers
             for the prompt alone in its first round, as an asynchronous draft does that runs the
@@ -45,8 +45,8 @@ class PlayedBatch:
 
     def __init__(
         self,
-        side: DraftSide | None,
-        drafter: SyntheticDrafter | None,
+        side: DraftSide,
+        drafter: SyntheticDrafter,
         *,
         round_rows: int,
         hears_early: bool = False,
@@ -76,7 +76,7 @@ class PlayedBatch:
     @property
     def reads_prompts(self) -> bool:
         """Whether the draft runs prompts that begin now, a part at a time."""
-        return self._side is None or self._side.policy.reads_prompts
+        return self._side.policy.reads_prompts
 
     @property
     def kv_tokens(self) -> int:
@@ -161,8 +161,6 @@ class PlayedBatch:
 
     def _tell(self, admissions: Sequence[Admission], now: float) -> None:
         """Send the draft everything that is new."""
-        if self._side is None or self._drafter is None:
-            return
         told = [a for a in admissions if self._requests[a.request_id].speculates]
         for admission in told:
             request = self._requests[admission.request_id]
@@ -187,11 +185,8 @@ class PlayedBatch:
         for request_id in finished:
             self._drafter.finish(request_id)
 
-    def _draft(self, work: Work) -> Candidates | None:
+    def _draft(self, work: Work) -> Candidates:
         """Run the forwards that the candidates need."""
-        if self._side is None:
-            self._news.clear()
-            return None
         self._side.begin()
         while rows := self._side.next_expansion(len(work.drafting)):
             work.drafting.append(self._forward(rows, work))
@@ -201,8 +196,6 @@ class PlayedBatch:
 
     def _grow(self, work: Work) -> None:
         """Run the forwards that overlap the target's verification."""
-        if self._side is None:
-            return
         before = len(work.prompts)
         for _ in range(self._side.policy.overlap):
             if rows := self._side.overlap_expansion():
@@ -211,8 +204,6 @@ class PlayedBatch:
 
     def _forward(self, expansion: Sequence[ExpansionRows], work: Work) -> tuple[int, int]:
         """Answer one draft forward; rows and context without the prompts in it."""
-        assert self._side is not None
-        assert self._drafter is not None
         num_rows = context = 0
         for rows in expansion:
             tokens, log_probs = self._drafter.answer(rows)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 
 from codesign.acceptance import AcceptanceProfile, Recording
@@ -11,8 +9,8 @@ from codesign.policy.protocol import ExpansionRows
 from codesign.sim.acceptance import (
     PROMPT_TOKEN,
     TRUE_TOKEN,
+    Luck,
     SyntheticDrafter,
-    _draw_path,
     load_recordings,
 )
 
@@ -39,7 +37,9 @@ def expansion(node: int, token: int, position: int, request_id: int = 0) -> Expa
 
 
 def drafter(seed: int, *, category: str = "chat", request_ids=(0,)) -> SyntheticDrafter:
-    model = SyntheticDrafter(two_categories(), seed)
+    ids = sorted(request_ids)
+    luck = Luck.of(two_categories(), [category] * (ids[-1] + 1), [50] * (ids[-1] + 1), seed)
+    model = SyntheticDrafter(two_categories(), seed, luck.path)
     for request_id in request_ids:
         model.admit(request_id, category=category, prompt_tokens=5, output_tokens=50)
     return model
@@ -100,25 +100,6 @@ def test_an_unknown_category_replays_all_recordings_and_a_known_one_only_its_own
     assert of_code == {(TRUE_TOKEN, 3, 4)}
     of_all = {tuple(t) for t in replayed(drafter(seed=1, category="poetry"), 0)}
     assert of_all == {(TRUE_TOKEN, 3, 4), (2, TRUE_TOKEN, 4), (2, 3, TRUE_TOKEN), (2, 3, 4)}
-
-
-def test_a_path_goes_on_token_by_token_and_then_at_the_start_of_a_recording():
-    spans = ((0, 4), (4, 6))
-    path = _draw_path(spans, np.random.default_rng(2), 400)
-    assert len(path) == 400
-    for before, after in itertools.pairwise(path):
-        assert after == before + 1 if before not in (3, 5) else after in (0, 4)
-
-
-def test_every_output_position_is_uniform_over_all_recorded_tokens():
-    spans = ((0, 5), (5, 7), (7, 8))
-    num_paths = 6_000
-    generator = np.random.default_rng(3)
-    paths = np.array([_draw_path(spans, generator, 12) for _ in range(num_paths)])
-    error = np.sqrt(1 / 8 * 7 / 8 / num_paths)
-    for position in (0, 1, 5, 11):
-        shares = np.bincount(paths[:, position], minlength=8) / num_paths
-        assert np.abs(shares - 1 / 8).max() < 4.5 * error
 
 
 def test_the_draft_models_confidences_are_the_recorded_ones():

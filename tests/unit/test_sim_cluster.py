@@ -186,7 +186,8 @@ def test_a_prefill_hides_what_came_first(prefill, expected):
 
 def played(policy: str) -> PlayedBatch:
     side = DraftSide(build_speculation(parse_policy(policy)))
-    return PlayedBatch(side, SyntheticDrafter(make_fit().acceptance, 1), round_rows=4)
+    drafter = SyntheticDrafter(make_fit().acceptance, 1, lambda i, length, _: list(range(length)))
+    return PlayedBatch(side, drafter, round_rows=4)
 
 
 def test_a_finished_or_evicted_request_leaves_nothing_behind_on_the_draft_side():
