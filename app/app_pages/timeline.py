@@ -26,7 +26,6 @@ from codesign.run_directory import StoredRun, read_run
 from codesign.sim.replay import ReplayedRound, replay
 
 NO_RUN = "none: simulated only"
-MAKE_PLAN = "codesign plan --trace conv-twin --rate-scale 0.1 --out plan.json"
 
 
 @st.cache_data(max_entries=8, show_spinner="Simulating the plan ...")

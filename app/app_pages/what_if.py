@@ -6,7 +6,7 @@ import streamlit as st
 from sidebar import LINK, keep_within
 
 from codesign.config import SLO
-from codesign.dashboard.choices import Machine, all_workers, splits
+from codesign.dashboard.choices import Machine, splits
 from codesign.dashboard.policies import families, label_of, sizes_of
 from codesign.dashboard.what_if import (
     FIRST_BATCH,
@@ -38,7 +38,7 @@ def choose_policy() -> str:
 
 
 def choose_split(machine: Machine, policy: str) -> str:
-    labels = splits(machine, policy, all_workers(machine))
+    labels = splits(machine, policy)
     return st.selectbox(
         "Split of the machine", labels, key="split", bind=LINK,
         help="8: one group. 7+1: target on 7, draft on 1. 2x4: two replicas of 4. 6/p2: two GPUs "

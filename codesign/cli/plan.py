@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 from codesign.cli.fit_argument import add_fit_argument, fit_from_args
 from codesign.cli.output import add_output_arguments, emit, non_negative, positive, progress, say
 from codesign.cli.plan_result import result_text
-from codesign.cli.serving_arguments import add_serving_arguments, knows_memory, serving_from_args
+from codesign.cli.serving_arguments import (
+    add_serving_arguments,
+    add_slo_arguments,
+    serving_from_args,
+    slo_from_args,
+)
 from codesign.cli.trace import add_trace_arguments, trace_from_args
 from codesign.errors import InfeasibleError, UsageError
 
@@ -44,12 +49,7 @@ def add_parser(subparsers: Any) -> None:
         "--workers", type=positive, metavar="N", help="CPU threads or GPUs (all of the fit)"
     )
     add_serving_arguments(machine)
-    targets = parser.add_argument_group("SLO")
-    targets.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="time to first token")
-    targets.add_argument("--slo-tpot-ms", type=float, metavar="MS", help="time per later token")
-    targets.add_argument(
-        "--slo-percentile", type=float, default=90.0, metavar="P", help="of requests, each (90)"
-    )
+    add_slo_arguments(parser, with_percentile=True)
     search = parser.add_argument_group("search")
     search.add_argument(
         "--objective",
@@ -92,6 +92,7 @@ def make_plan(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from codesign.plan import FileRef
+    from codesign.planner.defaults import knows_memory
     from codesign.planner.plan_file import save_plan
     from codesign.planner.predict import prompt_note
     from codesign.planner.prepared_trace import prepare_trace
@@ -132,27 +133,20 @@ def make_plan(args: argparse.Namespace) -> None:
     emit(args, payload, lambda: result_text(plan, prepared, fit, answer, seconds, out))
 
 
-def _measured_workers(fit: Fit) -> int:
-    """Workers of the largest deployment that was measured."""
-    from codesign.config import parse_deployment
-
-    return max(parse_deployment(label).num_workers for label in fit.costs)
-
-
 def _question(args: argparse.Namespace, fit: Fit, prepared: Trace) -> Question:
     from codesign.planner import Question
+    from codesign.planner.defaults import all_workers, largest_batch
 
-    limit = 256 if knows_memory(fit) else 8
     if args.gpus is not None and (args.workers or 0) > args.gpus:
         raise UsageError(f"--workers {args.workers} is more than --gpus {args.gpus}. Ask for fewer")
     return Question(
         requests=prepared.requests,
         fit=fit,
-        slo=_slo(args),
+        slo=slo_from_args(args),
         serving=serving_from_args(args, fit),
         objective=args.objective,
-        workers=_measured_workers(fit) if args.workers is None else args.workers,
-        max_batch=limit if args.max_batch is None else args.max_batch,
+        workers=all_workers(fit) if args.workers is None else args.workers,
+        max_batch=largest_batch(fit) if args.max_batch is None else args.max_batch,
         policies=tuple(args.policies.split(",")) if args.policies else (),
         seed=args.seed,
     )
@@ -183,14 +177,3 @@ def _search(args: argparse.Namespace, question: Question, fit_ref: FileRef, out:
         raise
     cache.remove()
     return answer
-
-
-def _slo(args: argparse.Namespace) -> Any:
-    from codesign.config import SLO
-
-    ttft, tpot = args.slo_ttft_ms, args.slo_tpot_ms
-    return SLO(
-        ttft=None if ttft is None else ttft / 1000.0,
-        tpot=None if tpot is None else tpot / 1000.0,
-        percentile=args.slo_percentile,
-    )

@@ -1,4 +1,4 @@
-"""Flags of the verbs that simulate: how memory and steps are shared between requests."""
+"""Flags of the verbs that simulate: targets, how memory and steps are shared between requests."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 from codesign.cli.output import positive
 
 if TYPE_CHECKING:
-    from codesign.config import Serving
+    from codesign.config import SLO, Serving
     from codesign.fit import Fit
-
-DEFAULT_MAX_KV_TOKENS = 4096  # where a fit does not say, as on a CPU
 
 
 def add_serving_arguments(group: Any) -> None:
@@ -20,7 +18,7 @@ def add_serving_arguments(group: Any) -> None:
         "--max-kv-tokens",
         type=positive,
         metavar="N",
-        help=f"KV rows of a replica (what the fit says, else {DEFAULT_MAX_KV_TOKENS})",
+        help="KV rows of a replica (what the fit says, else 4096)",
     )
     group.add_argument(
         "--prefill-chunk",
@@ -47,19 +45,35 @@ def add_serving_arguments(group: Any) -> None:
 def serving_from_args(args: argparse.Namespace, fit: Fit) -> Serving:
     """What the flags ask for; a limit of KV rows where neither they nor the fit have one."""
     from codesign.config import Serving
+    from codesign.planner.defaults import bounded
 
-    rows = args.max_kv_tokens
-    if rows is None and not knows_memory(fit):
-        rows = DEFAULT_MAX_KV_TOKENS
-    return Serving(
-        max_kv_tokens=rows,
+    serving = Serving(
+        max_kv_tokens=args.max_kv_tokens,
         prefill_chunk=args.prefill_chunk,
         prefix_cache=args.prefix_cache,
         preemption=args.preemption,
         routing=args.routing,
     )
+    return bounded(serving, fit)
 
 
-def knows_memory(fit: Fit) -> bool:
-    """Whether a fit says how many KV rows its machine holds, in every deployment."""
-    return all(cost.kv_tokens is not None for cost in fit.costs.values())
+def add_slo_arguments(parser: argparse.ArgumentParser, *, with_percentile: bool) -> None:
+    """Add the targets; read them with ``slo_from_args``."""
+    group = parser.add_argument_group("SLO")
+    group.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="time to first token")
+    group.add_argument("--slo-tpot-ms", type=float, metavar="MS", help="time per later token")
+    if with_percentile:
+        group.add_argument(
+            "--slo-percentile", type=float, default=90.0, metavar="P", help="of requests, each (90)"
+        )
+
+
+def slo_from_args(args: argparse.Namespace) -> SLO:
+    """The targets, in seconds."""
+    from codesign.config import SLO
+
+    ttft, tpot = (
+        None if milliseconds is None else milliseconds / 1000.0
+        for milliseconds in (args.slo_ttft_ms, args.slo_tpot_ms)
+    )
+    return SLO(ttft=ttft, tpot=tpot, percentile=getattr(args, "slo_percentile", 90.0))

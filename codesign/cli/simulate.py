@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from codesign.cli.fit_argument import add_fit_argument, fit_from_args
 from codesign.cli.output import add_output_arguments, emit, non_negative, progress, say, table
-from codesign.cli.serving_arguments import add_serving_arguments, serving_from_args
+from codesign.cli.serving_arguments import (
+    add_serving_arguments,
+    add_slo_arguments,
+    serving_from_args,
+    slo_from_args,
+)
 from codesign.cli.trace import add_trace_arguments, trace_from_args
 from codesign.errors import InputError, UsageError
 
@@ -62,9 +67,7 @@ def add_parser(subparsers: Any) -> None:
         "--list-policies", action="store_true", help="list every kind of policy and where it runs"
     )
     parser.add_argument("--seed", type=non_negative, default=0, help="of the acceptance draws (0)")
-    targets = parser.add_argument_group("SLO")
-    targets.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="time to first token")
-    targets.add_argument("--slo-tpot-ms", type=float, metavar="MS", help="time per later token")
+    add_slo_arguments(parser, with_percentile=False)
     output = parser.add_argument_group("files")
     output.add_argument("--out", metavar="RUNDIR", help="write the run's tables into this folder")
     add_output_arguments(parser)
@@ -132,7 +135,7 @@ def _predict(args: argparse.Namespace) -> None:
     from codesign.planner.predict import prompt_note
     from codesign.sim import simulate
 
-    slo = _slo(args)
+    slo = slo_from_args(args)
     fit, fit_file = fit_from_args(args)
     candidate = _candidate(args, fit)
     serving = serving_from_args(args, fit)
@@ -195,15 +198,6 @@ def _deployment(text: str | None, spec: SpeculationSpec, fit: Fit) -> Deployment
         return parse_deployment(text)
     except InputError as err:
         raise UsageError(f"--deployment: {err}") from err
-
-
-def _slo(args: argparse.Namespace) -> SLO:
-    from codesign.config import SLO
-
-    ttft, tpot = args.slo_ttft_ms, args.slo_tpot_ms
-    return SLO(
-        ttft=None if ttft is None else ttft / 1000.0, tpot=None if tpot is None else tpot / 1000.0
-    )
 
 
 def _as_text(candidate: Candidate, metrics: Metrics, slo: SLO, data: str) -> str:

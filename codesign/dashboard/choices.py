@@ -131,35 +131,26 @@ def load_machine(machine: Machine) -> Fit:
     return _machine(machine, file_time(machine.fit))
 
 
-def splits(machine: Machine, policy: str, workers: int) -> list[str]:
-    """Labels of the ways to divide the machine that a policy can run on.
+def splits(machine: Machine, policy: str) -> list[str]:
+    """Labels of the ways to divide all of the machine that a policy can run on.
 
     Args:
         machine: Its fit says which were measured or priced.
         policy: Label.
-        workers: All of them are used.
 
     Raises:
         InputError: If there is none, or no such policy.
     """
+    from codesign.planner.defaults import all_workers
     from codesign.planner.search_space import search_space
     from codesign.policy.speculation import parse_policy
 
-    costs = load_machine(machine).costs
-    space = search_space(costs, workers=workers, max_batch=1, policies=(policy,))
+    fit = load_machine(machine)
+    workers = all_workers(fit)
+    space = search_space(fit.costs, workers=workers, max_batch=1, policies=(policy,))
     wanted = parse_policy(policy)  # a search always compares plain decoding as well
     labels = [c.deployment.label for c in space.candidates if c.speculation == wanted]
     return list(dict.fromkeys(labels))
-
-
-def all_workers(machine: Machine) -> int:
-    """GPUs of the machine, or workers of the largest deployment that was measured."""
-    from codesign.config import parse_deployment
-
-    costs = load_machine(machine).costs
-    if not costs:
-        raise InputError(f"{machine.fit} holds no step times. Fit again: codesign fit")
-    return max(parse_deployment(label).num_workers for label in costs)
 
 
 def file_time(source: str) -> int:

@@ -19,15 +19,15 @@ from codesign.config import SLO, Serving
 from codesign.dashboard.choices import (
     Machine,
     Traffic,
-    all_workers,
     file_time,
     load_machine,
     load_traffic,
 )
 from codesign.dashboard.kept import Kept
-from codesign.dashboard.what_if import MOST, serving_for
+from codesign.dashboard.what_if import MOST
 from codesign.fit.what_if import kept_fit
 from codesign.planner import Answer, Question, search, task_of
+from codesign.planner.defaults import all_workers, bounded, knows_memory, largest_batch
 from codesign.planner.executor import Job, open_executor
 from codesign.planner.fewest import FEWEST, search_fewest
 from codesign.planner.plan_file import save_plan
@@ -36,13 +36,11 @@ from codesign.planner.prepared_trace import prepare_trace
 from codesign.planner.search_cache import SearchCache
 
 if TYPE_CHECKING:
-    from codesign.fit import Fit
     from codesign.plan import Plan
 
 Progress = Callable[[str, int, int], None]
 
 OBJECTIVES = ("goodput", "latency", FEWEST)
-MAX_BATCH, MAX_BATCH_UNKNOWN_MEMORY = 256, 8
 _KEPT = 8  # plans
 
 
@@ -128,11 +126,7 @@ def request_limit(asked: PlanAsked) -> int | None:
     """
     if asked.max_requests is not None or len(load_traffic(asked.traffic)) <= MOST:
         return asked.max_requests
-    return MOST if _knows_memory(load_machine(asked.machine)) else None
-
-
-def _knows_memory(fit: Fit) -> bool:
-    return all(cost.kv_tokens is not None for cost in fit.costs.values())
+    return MOST if knows_memory(load_machine(asked.machine)) else None
 
 
 def find_plan(
@@ -157,20 +151,19 @@ def find_plan(
     """
     fit_file = _fit_file(asked.machine)
     fit = load_machine(asked.machine)
-    knows_memory = _knows_memory(fit)
     trace = load_traffic(asked.traffic)
     most = request_limit(asked)
-    if most is None and knows_memory:
+    if most is None and knows_memory(fit):
         most = len(trace)
     prepared = prepare_trace(trace, fit.target, seed=0, max_requests=most)
     question = Question(
         requests=prepared.requests,
         fit=fit,
         slo=asked.slo,
-        serving=serving_for(asked.machine, asked.serving),
+        serving=bounded(asked.serving, fit),
         objective=asked.objective,
-        workers=all_workers(asked.machine),
-        max_batch=MAX_BATCH if knows_memory else MAX_BATCH_UNKNOWN_MEMORY,
+        workers=all_workers(fit),
+        max_batch=largest_batch(fit),
         policies=asked.policies,
     )
     cache = _Watched(watch)

@@ -18,7 +18,6 @@ from codesign.config import SLO, Deployment, Serving, parse_deployment
 from codesign.dashboard.choices import (
     Machine,
     Traffic,
-    all_workers,
     file_time,
     load_machine,
     load_traffic,
@@ -28,6 +27,7 @@ from codesign.dashboard.choices import (
 from codesign.dashboard.kept import Kept
 from codesign.dashboard.policies import first_label
 from codesign.dashboard.records_frames import Frames, frames_of
+from codesign.planner.defaults import all_workers, bounded
 from codesign.planner.halving import typical_stretch
 from codesign.planner.predict import interval_over_seeds, outcome_of, score, time_error
 from codesign.planner.screen import screen
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]
 
-DEFAULT_MAX_KV_TOKENS = 4096  # where a fit does not say, as on a CPU
 FIRST_FAMILY, FIRST_BATCH, FIRST_SLO = "tree", 64, SLO(ttft=1.0, tpot=0.05)
 NUM_SEEDS = 3
 COARSE, COARSE_PLAYED = 300, 60  # requests; of policies whose every round is played
@@ -116,7 +115,7 @@ _coarse = Lock()
 def first_question() -> Asked:
     """What the page asks before anything is chosen."""
     machine, policy = Machine(), first_label(FIRST_FAMILY)
-    split = splits(machine, policy, all_workers(machine))[0]
+    split = splits(machine, policy)[0]
     traffic, serving = Traffic(traces_here()[0]), Serving(preemption=True)
     return Asked(traffic, machine, policy, split, FIRST_BATCH, FIRST_SLO, serving)
 
@@ -124,15 +123,6 @@ def first_question() -> Asked:
 def known(asked: Asked, *, is_coarse: bool) -> Prediction | None:
     """The answer, if this question has been answered before."""
     return _answers.get(_key(asked, is_coarse))
-
-
-def serving_for(machine: Machine, serving: Serving) -> Serving:
-    """With a limit of KV rows where neither the visitor nor the fit has one."""
-    fit = load_machine(machine)
-    knows_memory = all(cost.kv_tokens is not None for cost in fit.costs.values())
-    if serving.max_kv_tokens is not None or knows_memory:
-        return serving
-    return replace(serving, max_kv_tokens=DEFAULT_MAX_KV_TOKENS)
 
 
 def predict(asked: Asked, *, is_coarse: bool, progress: Progress | None = None) -> Prediction:
@@ -157,10 +147,10 @@ def predict(asked: Asked, *, is_coarse: bool, progress: Progress | None = None) 
 def _predict(asked: Asked, is_coarse: bool, progress: Progress | None) -> Prediction:
     candidate, fit = asked.candidate, load_machine(asked.machine)
     trace = load_traffic(asked.traffic)
-    serving = serving_for(asked.machine, asked.serving)
+    serving = bounded(asked.serving, fit)
     requests = _stretch(trace.requests, _size(candidate, is_coarse=is_coarse))
     job = _Job(requests, fit, asked.slo, serving)
-    other = _plain_candidate(asked, fit, candidate)
+    other = _plain_candidate(fit, candidate)
     plain_key = other, len(requests), _key(replace(asked, policy="", split=""), is_coarse)
     plain = None if other is None else _plains.get(plain_key)
     num_seeds = _num_seeds(candidate)
@@ -259,9 +249,9 @@ def _stretch(requests: pd.DataFrame, size: int) -> pd.DataFrame:
     return part.assign(arrival=part["arrival"] - part["arrival"].iloc[0])
 
 
-def _plain_candidate(asked: Asked, fit: Fit, candidate: Candidate) -> Candidate | None:
+def _plain_candidate(fit: Fit, candidate: Candidate) -> Candidate | None:
     """Plain decoding on all workers as one group, if there is such a deployment and it is other."""
-    whole = Deployment(all_workers(asked.machine))
+    whole = Deployment(all_workers(fit))
     plain = Candidate(whole, parse_policy("plain"), candidate.max_batch)
     return plain if whole.label in fit.costs and plain != candidate else None
 

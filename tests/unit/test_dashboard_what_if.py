@@ -15,7 +15,6 @@ from codesign.dashboard.choices import (
     SYNTHETIC,
     Machine,
     Traffic,
-    all_workers,
     fits_here,
     load_machine,
     load_traffic,
@@ -91,10 +90,9 @@ def test_every_family_has_sliders_that_start_at_its_example(name):
 
 def test_a_policy_with_a_draft_apart_gets_splits_and_others_get_groups():
     machine = Machine()
-    assert all_workers(machine) == 8
-    assert splits(machine, "async-tree-8x4x2", 8)[0] == "7+1"
-    assert splits(machine, "chain-3", 8)[0] == "8"
-    assert all("+" in label for label in splits(machine, "pearl-4", 8))
+    assert splits(machine, "async-tree-8x4x2")[0] == "7+1"
+    assert splits(machine, "chain-3")[0] == "8"
+    assert all("+" in label for label in splits(machine, "pearl-4"))
 
 
 def test_the_coarse_answer_is_of_a_stretch_and_the_other_of_the_whole_trace():

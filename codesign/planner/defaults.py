@@ -1,0 +1,40 @@
+"""What a search takes where nobody says: workers, batch limit, KV rows. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from codesign.config import Serving, parse_deployment
+from codesign.errors import InputError
+from codesign.fit import Fit
+
+MAX_KV_TOKENS = 4096  # of a replica, where the fit does not say, as on a CPU
+MAX_BATCH, MAX_BATCH_UNKNOWN_MEMORY = 256, 8
+
+
+def knows_memory(fit: Fit) -> bool:
+    """Whether a fit says how many KV rows its machine holds, in every deployment."""
+    return all(cost.kv_tokens is not None for cost in fit.costs.values())
+
+
+def bounded(serving: Serving, fit: Fit) -> Serving:
+    """With a limit of KV rows where neither the user nor the fit has one."""
+    if serving.max_kv_tokens is not None or knows_memory(fit):
+        return serving
+    return replace(serving, max_kv_tokens=MAX_KV_TOKENS)
+
+
+def largest_batch(fit: Fit) -> int:
+    """Batch limits are searched up to this one."""
+    return MAX_BATCH if knows_memory(fit) else MAX_BATCH_UNKNOWN_MEMORY
+
+
+def all_workers(fit: Fit) -> int:
+    """Workers of the largest deployment that was measured or priced.
+
+    Raises:
+        InputError: If there is none.
+    """
+    if not fit.costs:
+        raise InputError("the fit holds no step times. Fit again: codesign fit")
+    return max(parse_deployment(label).num_workers for label in fit.costs)
