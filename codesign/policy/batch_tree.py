@@ -27,80 +27,36 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from math import exp, log
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from codesign.policy.batch_rows import Choice, Floats, RowPrices, worth_of_nodes
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import MAX_TREE_ROWS, Progress, Speculation, context_rows
 from codesign.policy.online_calibration import OnlineCalibration
 from codesign.policy.spec import SpeculationSpec
+from codesign.policy.traffic import Traffic
 from codesign.policy.tree import DraftTree
 
-Floats = NDArray[np.float64]
 Leaves = list[list[int]]
 
-MARGIN = 0.02  # of goodput that drafting must promise after a round without
 COLD = 16  # missing tokens from which running them is a decision of its own
+MARGIN = 0.02  # of goodput that drafting must promise after a round without
 MOST_URGENT = 2.0  # weight of a token of a request that is behind its target
 HOPELESS = 1.5  # times its target per token, from which a request counts like any other
 FEWEST_CHOICES = 4  # children of a node
 MOST_AWAITED = 2  # draft forwards that an asynchronous round may wait for
 WAITING = 8.0  # running requests that one counts for whose prompt shares the rounds' forwards
-START_OUTPUT = 64.0  # tokens that a request is expected to emit, until some have finished
-_MEMORY = 0.05  # weight of a finished request in that mean
-_HORIZON = 5.0  # seconds over which the share of time that prompts take is averaged
-_BURST = 3.0
 _FULL = 0.9  # share of time from which prompts are taken to wait for ever
 _MOST_POWER = 50.0
 _NEVER = -100.0  # log chance
 _SURE = 1e-9  # of equal log chances: parents stand with their children
-
-
-class RowPrices:
-    """Seconds of forwards by their rows, worked out once."""
-
-    def __init__(self, seconds: Callable[[float, float], float]) -> None:
-        self._seconds = seconds
-        self._fixed = np.empty(0)
-        self._per_context = np.empty(0)
-
-    def __call__(self, first: int, count: int, context: int) -> Floats:
-        """(count + 1,) seconds of forwards of ``first``, ..., ``first + count`` rows."""
-        if first + count >= len(self._fixed):
-            size = 2 * (first + count) + 64
-            fixed = [self._seconds(rows, 0.0) for rows in range(size)]
-            far = [self._seconds(rows, 4096.0) for rows in range(size)]
-            self._fixed = np.array(fixed)
-            self._per_context = (np.array(far) - self._fixed) / 4096.0
-        part = slice(first, first + count + 1)
-        return self._fixed[part] + context * self._per_context[part]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The best nodes to verify, of those that are drafted.
-
-    Attributes:
-        value: Expected tokens per second; see ``BatchTree._value``.
-        rate: Tokens that a second is worth.
-        tokens: Expected tokens.
-        rows: Nodes beside the roots.
-        level: Least weight, urgency times chance, of a chosen node.
-    """
-
-    value: float
-    rate: float
-    tokens: float
-    rows: int
-    level: float
 
 
 class BatchTree(Speculation):
@@ -123,19 +79,13 @@ class BatchTree(Speculation):
         self.tree_type = partial(BudgetTree, calibration=self.calibration)
         self.fanout = max(spec.width, FEWEST_CHOICES)
         self.overlap = spec.max_overlap
-        self.mean_output = START_OUTPUT
+        self.traffic = Traffic(lambda rows: goodput.target_seconds(rows, 0.0))
         self._spec = spec
         self._goodput = goodput
         self._verifying = RowPrices(goodput.target_seconds)
         self._drafting = RowPrices(goodput.draft_seconds)
-        self._known: list[BudgetTree] = []
         self._was_plain = True
         self._num_rounds = 0
-        self._stall = 0.0  # seconds of prompts that are there already and run after this round
-        self._prompt_time, self._all_time = 0.0, _HORIZON  # seconds lately, older ones faded
-        self._share = 0.0  # of the time, that prompts take lately
-        self._last_now = 0.0
-        self._is_shared = False  # prompts share forwards, they do not run between rounds
         self._begin_round(0, 0, np.ones(0))
 
     def _begin_round(self, batch: int, context: int, urgency: Floats) -> None:
@@ -143,14 +93,13 @@ class BatchTree(Speculation):
         self._spent = 0.0  # seconds of draft forwards that the target waits for
         self._beside = 0.0  # seconds of those beside the verification
         self._budget = 0.0  # seconds of the verification
-        self._last_rows = 0  # of the last draft forward
         self._tokens = float(urgency.sum()) + batch - len(urgency)  # of the roots
         self._is_urgent = self._tokens > batch
         prompt_rows, num_waiting = self.sharing
         self._base = batch + prompt_rows  # rows of the target's forward without any draft
-        self._power = 1.0
+        self._stall, self._power = self.traffic.stall, 1.0
         if prompt_rows and batch:
-            self._power += WAITING * num_waiting / batch / (1.0 - min(self._share, _FULL))
+            self._power += WAITING * num_waiting / batch / (1.0 - min(self.traffic.share, _FULL))
             self._power = min(self._power, _MOST_POWER)
         seconds = self._goodput.target_seconds(self._base, context)
         self._plain_seconds = max(seconds + self._stall, _SURE)
@@ -164,7 +113,7 @@ class BatchTree(Speculation):
         own = cast("Sequence[BudgetTree]", trees)
         num_beside, rows_beside = self.beside
         batch, context = len(trees) + num_beside, context_rows(trees) + rows_beside
-        self._observe_stall(self._learn_lengths(own))
+        self.traffic.observe(own, self.now, is_shared=self.sharing[0] > 0)
         self._begin_round(batch, context, self._urgencies(own, progress, batch, context))
         if own:
             mean = sum([tree.confidence for tree in own]) / len(own)
@@ -180,36 +129,6 @@ class BatchTree(Speculation):
         if self._power == 1.0:
             return tokens / (seconds + self._stall)
         return tokens / self._plain_seconds / (seconds / self._plain_seconds) ** self._power
-
-    def _observe_stall(self, prompt_rows: int) -> None:
-        """Foresee the prompts that run after this round, whatever is decided about it.
-
-        They are those that came while this round's prompts ran: the share of that time that prompts
-        have taken lately. In steady traffic all rounds have such a stall now and then, so that it
-        says nothing of this one; the share's power leaves it to bursts.
-        """
-        seconds = self._goodput.target_seconds(prompt_rows, 0.0) if prompt_rows else 0.0
-        passed = max(self.now - self._last_now, 0.0)
-        faded = exp(-passed / _HORIZON)
-        self._prompt_time = faded * self._prompt_time + seconds
-        self._all_time = faded * self._all_time + passed
-        self._last_now = self.now
-        self._is_shared = self._is_shared or self.sharing[0] > 0
-        self._share = min(self._prompt_time / self._all_time, 1.0)
-        self._stall = 0.0 if self._is_shared else self._share**_BURST * seconds
-
-    def _learn_lengths(self, trees: Sequence[BudgetTree]) -> int:
-        """Take in how many tokens those have emitted that are gone; prompt rows of the new ones."""
-        known = self._known
-        if len(trees) == len(known) and all(a is b for a, b in zip(trees, known, strict=True)):
-            return 0
-        here, before = set(map(id, trees)), set(map(id, known))
-        for tree in known:
-            if id(tree) not in here:
-                emitted = tree.base_len - tree.first_len
-                self.mean_output += _MEMORY * (emitted - self.mean_output)
-        self._known = list(trees)
-        return sum([tree.first_len for tree in trees if id(tree) not in before])
 
     def _urgencies(
         self, trees: Sequence[BudgetTree], progress: Sequence[Progress], batch: int, context: int
@@ -233,6 +152,10 @@ class BatchTree(Speculation):
         own = cast("Sequence[BudgetTree]", trees)
         if done:
             self._spent += self._goodput.draft_seconds(self._last_rows, self._context)
+        else:
+            self._cold = [
+                i for i, tree in enumerate(own) if not tree.num_expanded and tree.missing >= COLD
+            ]
         self._choice = self._choose(own)
         most = MOST_AWAITED if self._spec.is_async else self._spec.expansions
         if done >= most or not own:
@@ -245,27 +168,32 @@ class BatchTree(Speculation):
 
     def _worthwhile(self, trees: Sequence[BudgetTree], left: int, margin: float) -> Leaves:
         """Leaves of the next forward; none if it does not pay."""
+        leaves: Leaves = [[] for _ in trees]
         confidence = np.array([tree.confidence for tree in trees])
-        tops = [tree.open[0][0] if tree.open and self._may_run(tree) else _NEVER for tree in trees]
+        tops = [tree.open[0][0] if tree.open else _NEVER for tree in trees]
+        self._cold = [i for i in self._cold if not trees[i].num_expanded]
+        if self._spec.is_async:
+            # What a request missed is run beside the verification: it may be long.
+            for i in self._cold:
+                tops[i] = _NEVER
         gains = self._urgency * np.exp(tops) * confidence
+        level = self._level(len(trees), is_drafted=False)
+        taken = gains[gains >= level]
+        if not len(taken):
+            return leaves
         least = self._choice.value * (1.0 + margin)
-        value = self._next_value(gains)
-        if value <= least or any(not t.num_expanded and t.missing >= COLD for t in trees):
-            value = self._best_ahead(gains, confidence, left)
+        value = self._next_value(taken)
+        if value <= least or self._cold:
+            value = self._best_ahead(gains, confidence, level, left)
         if value <= least:
-            return [[] for _ in trees]
+            return leaves
         level, width = self._level(len(trees), is_drafted=True), self._spec.width
-        leaves: Leaves = []
-        for tree, gain in zip(trees, gains.tolist(), strict=True):
-            if gain < level or not (tree.num_expanded or self._is_worth_running(tree, value)):
-                leaves.append([])
-            else:
-                leaves.append(_leaves(tree, width, tree.open[0][0] + log(level / gain)))
+        for i, gain in enumerate(gains.tolist()):
+            if gain >= level:
+                tree = trees[i]
+                if tree.num_expanded or self._is_worth_running(tree, value):
+                    leaves[i] = _leaves(tree, width, tops[i] + log(level / gain))
         return leaves
-
-    def _may_run(self, tree: BudgetTree) -> bool:
-        """Asynchronous, what a request missed is run beside the verification: it may be long."""
-        return not self._spec.is_async or tree.num_expanded > 0 or tree.missing < COLD
 
     def _is_worth_running(self, tree: BudgetTree, value: float) -> bool:
         """Whether what a request has missed costs less than drafting for it will save."""
@@ -273,25 +201,22 @@ class BatchTree(Speculation):
             return True
         draft = self._goodput.draft_seconds
         gain = max(1.0 - (self._plain / value) ** (1.0 / self._power), 0.0)
-        saved = self.mean_output * gain * self._plain_seconds / self._batch
+        saved = self.traffic.mean_output * gain * self._plain_seconds / self._batch
         return saved > draft(tree.missing, 0.0) - draft(0, 0.0)
 
-    def _next_value(self, gains: Floats) -> float:
-        """Value with one more forward, each request along its likeliest leaf."""
+    def _next_value(self, taken: Floats) -> float:
+        """Value with one more forward, over the likeliest leaf of each request that pays."""
         choice, context = self._choice, self._context
-        taken = gains[gains >= self._level(len(gains), is_drafted=False)]
-        if not len(taken):
-            return 0.0
         seconds = self._spent + self._goodput.draft_seconds(len(taken), context)
         rows = self._base + choice.rows + len(taken)
         seconds += self._goodput.target_seconds(rows, context) + self._goodput.overhead
         return self._value(choice.tokens + float(taken.sum()), seconds)
 
-    def _best_ahead(self, gains: Floats, confidence: Floats, left: int) -> float:
+    def _best_ahead(self, gains: Floats, confidence: Floats, level: float, left: int) -> float:
         """Largest value with 1 to ``left`` more forwards, at each request's mean confidence."""
         choice = self._choice
         gains_DB = gains * confidence ** np.arange(left)[:, None]
-        is_taken_DB = gains_DB >= self._level(len(gains), is_drafted=False)
+        is_taken_DB = gains_DB >= level
         rows_D = is_taken_DB.sum(axis=1)
         tokens_D = choice.tokens + (gains_DB * is_taken_DB).sum(axis=1).cumsum()
         total_D = choice.rows + rows_D.cumsum()
@@ -319,21 +244,9 @@ class BatchTree(Speculation):
 
     def _choose(self, trees: Sequence[BudgetTree]) -> Choice:
         """The nodes of the best quotient: the heaviest of all requests."""
-        most = self._spec.rows
-        flat: list[float] = []
-        counts = []
-        for tree in trees:
-            weights = tree.log_weights
-            if len(weights) > most:
-                weights = sorted(weights, reverse=True)[:most]
-            flat += weights[1:]
-            counts.append(len(weights) - 1)
-        if not flat and not self._spent:
+        worth = worth_of_nodes(trees, self._urgency if self._is_urgent else None, self._spec.rows)
+        if not len(worth) and not self._spent:
             return self._choice  # the roots alone
-        worth = np.exp(np.array(flat))
-        if self._is_urgent:
-            worth *= np.repeat(self._urgency, counts)
-        worth = np.sort(worth)[::-1]
         tokens = np.full(len(worth) + 1, self._tokens)
         tokens[1:] += worth.cumsum()
         seconds = self._verifying(self._base, len(worth), self._context) + self._spent
@@ -346,18 +259,9 @@ class BatchTree(Speculation):
 
     def select(self, trees: Sequence[DraftTree]) -> Leaves:
         own = cast("Sequence[BudgetTree]", trees)
-        choice, most = self._choice, self._spec.rows
-        chosen: Leaves = []
-        for tree, urgency in zip(own, self._urgency.tolist(), strict=True):
-            nodes = [0]
-            if choice.rows and len(tree) > 1:
-                bound = log(choice.level / urgency) - _SURE
-                weights = tree.log_weights
-                nodes = [n for n, weight in enumerate(weights) if weight >= bound or not n]
-                if len(nodes) > most:
-                    nodes = sorted(nodes, key=weights.__getitem__, reverse=True)[:most]
+        chosen = self._best_nodes(own) if self._choice.rows else [[0] for _ in own]
+        for tree in own:
             tree.sent = ()
-            chosen.append(nodes)
         for i in range(self._num_rounds % self._stride, len(own), self._stride):
             own[i].sent = chosen[i]
         self._num_rounds += 1
@@ -369,6 +273,20 @@ class BatchTree(Speculation):
             self._plan_beside(own)
         self.rests = self._was_plain and not self.overlap
         self.reads_prompts = not self.rests
+        return chosen
+
+    def _best_nodes(self, trees: Sequence[BudgetTree]) -> Leaves:
+        """The nodes of the choice, root included."""
+        chosen: Leaves = []
+        level, most = self._choice.level, self._spec.rows
+        common = log(level) - _SURE
+        for tree, urgency in zip(trees, self._urgency.tolist(), strict=True):
+            bound = common if urgency == 1.0 else log(level / urgency) - _SURE
+            weights = tree.log_weights
+            nodes = [n for n, weight in enumerate(weights) if weight >= bound or not n]
+            if len(nodes) > most:
+                nodes = sorted(nodes, key=weights.__getitem__, reverse=True)[:most]
+            chosen.append(nodes)
         return chosen
 
     # Draft forwards beside the verification.
@@ -411,7 +329,7 @@ class BatchTree(Speculation):
         num_rows = sum([len(nodes) for nodes in leaves])
         seconds = draft(num_rows + missing, context)
         late = self._beside + seconds - max(self._budget, self._beside)
-        if not num_rows or late * value > gain * (self.mean_output if missing else 1.0):
+        if not num_rows or late * value > gain * (self.traffic.mean_output if missing else 1.0):
             self._may_draft = False
             return stop
         self._beside += seconds

@@ -1,4 +1,4 @@
-"""Three frozen simulations: a change of the simulator or a policy shows as changed numbers.
+"""Frozen simulations: a change of the simulator or a policy shows as changed numbers.
 
 Rewrite them with ``pytest tests/golden --update-golden`` and review the difference.
 """
@@ -24,6 +24,8 @@ CASES = {
     "specserve": ("specserve-5", Deployment(2)),
     "tree": ("tree-8x4x2", Deployment(2)),
     "async-tree": ("async-tree-8x4x2", Deployment(1, 1)),
+    "batch-tree": ("batch-tree-8x2x4", Deployment(2)),
+    "async-batch-tree": ("async-batch-tree-8x2x4", Deployment(1, 1)),
 }
 CHANCES = [0.5, 0.14, 0.07, 0.04, 0.03, 0.02, 0.01, 0.005]
 METRICS = (
