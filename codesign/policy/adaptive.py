@@ -102,6 +102,7 @@ class SpecServe(Speculation):
         chosen = [[0] for _ in trees]
         for _, _, i, node in drafted:
             chosen[i].append(node)
+        self.rests = not self._steps and all(len(tree) == 1 for tree in trees)
         return chosen
 
     def _best_prefix(self, trees: Sequence[DraftTree], chances: list[float]) -> int:
@@ -196,6 +197,7 @@ class TurboSpec(Speculation):
 
     def select(self, trees: Sequence[DraftTree]) -> list[list[int]]:
         chosen = [list(range(min(len(tree), self._length + 1))) for tree in trees]
+        self.rests = not self._length and all(len(tree) == 1 for tree in trees)
         self._sent = [
             (tree, tree.base_len, len(nodes) - 1) for tree, nodes in zip(trees, chosen, strict=True)
         ]

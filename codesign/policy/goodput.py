@@ -16,7 +16,7 @@ class Goodput:
     Args:
         draft_seconds: ``f(rows, context)`` of one draft forward.
         target_seconds: ``f(rows, context)`` of the target forward.
-        overhead: Seconds per round beside the forwards.
+        overhead: Seconds beside the forwards of a round in which anything is drafted or verified.
         slo_tpot: Seconds per token that every step must keep, as a request may get one token
             only; None when there is no target.
 
@@ -44,7 +44,9 @@ class Goodput:
 
     def seconds(self, *, batch: int, context: int, steps: int, draft_tokens: int) -> float:
         """Seconds of a serial round: its arguments are those of a call."""
-        seconds = self.target_seconds(batch + draft_tokens, context) + self.overhead
+        seconds = self.target_seconds(batch + draft_tokens, context)
+        if steps or draft_tokens:
+            seconds += self.overhead
         return seconds + sum(self.draft_seconds(batch, context + batch * j) for j in range(steps))
 
     def num_beside(self, *, batch: int, context: int, draft_tokens: int) -> int:
