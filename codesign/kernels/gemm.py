@@ -2,8 +2,8 @@
 
 A decoder layer at batch sizes of speculative decoding is bound by the reading of weights; the
 kernel in cuda/gemm_core.cuh streams them at the memory's pace. ``packed_reference`` defines what
-is correct. More rows than the kernel takes are run piece by piece, and prompts through a dense
-product, which rounds differently.
+is correct. More rows than the kernel takes are run piece by piece, and those of prompts by
+``many_rows``, which rounds weights to bfloat16.
 
 Letters in shapes: M rows, K inputs, N outputs, I channels of a SwiGLU.
 
@@ -18,14 +18,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from codesign.kernels import packed_reference
+from codesign.kernels import many_rows
 from codesign.kernels.cuda_module import CudaKernel, load_kernel
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import RECORD_BYTES, PackedLinear
 from codesign.kernels.tiling import MAX_ROWS, Layout, Tiling, choose, layout, row_tiles
-
-# Above, a dense product of dequantised weights reads fewer bytes than one pass per 32 rows.
-_MOST_ROWS = 256
 
 
 def linear(
@@ -38,6 +35,7 @@ def linear(
     out: Tensor | None = None,
     tiling: Tiling | None = None,
     pdl: bool = True,
+    prompt: bool = False,
 ) -> Tensor:
     """Return ``norm(x) @ weight.T + bias + residual``, (M, N) bfloat16.
 
@@ -50,14 +48,12 @@ def linear(
         out: Where to write, contiguous; None allocates.
         tiling: How to cut the work; None chooses.
         pdl: Let the kernel load weights while the one in front of it still runs.
+        prompt: A row need not have the bits that it has in decoding.
     """
-    if x_MK.shape[0] > _MOST_ROWS:
-        result = packed_reference.linear_bf16(
-            x_MK, weight, norm=norm, bias_N=bias_N, residual_MN=residual_MN
-        )
-        return result if out is None else out.copy_(result)
     if out is None:
         out = x_MK.new_empty(x_MK.shape[0], weight.num_rows)
+    if many_rows.takes(x_MK.shape[0], prompt=prompt):
+        return many_rows.run(x_MK, many_rows.Map(weight, norm, bias_N, residual_MN), out)
     _run(_Call(x_MK, weight, norm, out, bias_N, residual_MN, 0), tiling, pdl=pdl)
     return out
 
@@ -70,6 +66,7 @@ def gate_up(
     out: Tensor | None = None,
     tiling: Tiling | None = None,
     pdl: bool = True,
+    prompt: bool = False,
 ) -> Tensor:
     """Return ``silu(gate) * up`` of ``norm(x)``, (M, I) bfloat16.
 
@@ -79,11 +76,10 @@ def gate_up(
         norm: As in ``linear``, and so the rest.
     """
     channels = weight.num_rows // 2
-    if x_MK.shape[0] > _MOST_ROWS:
-        result = packed_reference.gate_up_bf16(x_MK, weight, norm=norm)
-        return result if out is None else out.copy_(result)
     if out is None:
         out = x_MK.new_empty(x_MK.shape[0], channels)
+    if many_rows.takes(x_MK.shape[0], prompt=prompt):
+        return many_rows.run(x_MK, many_rows.Map(weight, norm, swiglu=True), out)
     _run(_Call(x_MK, weight, norm, out, None, None, 1), tiling, pdl=pdl)
     return out
 

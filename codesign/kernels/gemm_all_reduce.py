@@ -15,6 +15,7 @@ from torch import Tensor
 from codesign.kernels.all_reduce import all_reduce_add
 from codesign.kernels.cuda_module import CudaKernel, load_kernel
 from codesign.kernels.gemm import linear, num_sms
+from codesign.kernels.many_rows import takes
 from codesign.kernels.packing import RECORD_BYTES, TILE, PackedLinear
 from codesign.kernels.symmetric import DeviceExchange, Exchange
 from codesign.kernels.tiling import MAX_ROWS, Layout, Tiling, choose, layout, row_tiles
@@ -39,6 +40,7 @@ def linear_all_reduce(
     out_MN: Tensor | None = None,
     tiling: Tiling | None = None,
     pdl: bool = True,
+    prompt: bool = False,
 ) -> Tensor:
     """Return ``residual + sum over ranks of x @ weight.T``, (M, N) bfloat16, the same everywhere.
 
@@ -50,13 +52,15 @@ def linear_all_reduce(
         out_MN: Where the result goes; may be ``residual_MN``. None: a new tensor.
         tiling: How to cut the GEMM; None chooses as ``linear`` does.
         pdl: Let the kernel load weights while the one in front of it still runs.
+        prompt: As for ``linear``.
     """
     rows, features = x_MK.shape[0], weight.num_rows
     count, (tiles, groups, _) = row_tiles(rows), weight.data.shape
-    fits = x_MK.is_cuda and rows <= MAX_ROWS and 8 * count * tiles * TILE <= exchange.max_elements
+    fits = x_MK.is_cuda and rows <= MAX_ROWS and not takes(rows, prompt=prompt)
+    fits = fits and 8 * count * tiles * TILE <= exchange.max_elements
     cut, plan = _layout(weight, count, tiling, x_MK.device) if fits else (None, None)
     if cut is None or plan is None or plan.stages < 2:  # or its sums leave no room for a ring
-        partial_MN = linear(x_MK, weight, tiling=tiling, pdl=pdl)
+        partial_MN = linear(x_MK, weight, tiling=tiling, pdl=pdl, prompt=prompt)
         return all_reduce_add(partial_MN, residual_MN, exchange=exchange, out_TD=out_MN, pdl=pdl)
     if out_MN is None:
         out_MN = x_MK.new_empty(rows, features)

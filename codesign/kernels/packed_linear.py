@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -32,11 +32,12 @@ LinearMap = Callable[[Tensor], Tensor]  # (T, K) -> (T, N)
 
 @dataclass(frozen=True, slots=True)
 class PackedMap:
-    """``norm(x) @ weight.T + bias`` over a packed weight."""
+    """``norm(x) @ weight.T + bias`` over a packed weight; see ``for_prompts``."""
 
     weight: PackedLinear
     bias_N: Tensor | None
     norm: Norm | None
+    prompt: bool = False
 
     def __call__(self, x_TK: Tensor, residual_TN: Tensor | None = None) -> Tensor:
         """Return the map, and ``residual_TN`` added, (T, N)."""
@@ -46,19 +47,21 @@ class PackedMap:
             norm=self.norm,
             bias_N=self.bias_N,
             residual_MN=residual_TN,
+            prompt=self.prompt,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class PackedSwiglu:
-    """``silu(gate) * up`` of ``norm(x)`` over a packed weight."""
+    """``silu(gate) * up`` of ``norm(x)`` over a packed weight; see ``for_prompts``."""
 
     weight: PackedLinear
     norm: Norm | None
+    prompt: bool = False
 
     def __call__(self, x_TK: Tensor) -> Tensor:
         """Return (T, I)."""
-        return gemm.gate_up(x_TK, self.weight, norm=self.norm)
+        return gemm.gate_up(x_TK, self.weight, norm=self.norm, prompt=self.prompt)
 
 
 def add_map(linear: LinearMap, x_TK: Tensor, residual_TN: Tensor) -> Tensor:
@@ -66,6 +69,13 @@ def add_map(linear: LinearMap, x_TK: Tensor, residual_TN: Tensor) -> Tensor:
     if isinstance(linear, PackedMap):
         return linear(x_TK, residual_TN)
     return residual_TN + linear(x_TK)
+
+
+def for_prompts(linear: LinearMap) -> LinearMap:
+    """Return the map as prompts run it: a row need not have the bits that it has in decoding."""
+    if isinstance(linear, PackedMap | PackedSwiglu):
+        return replace(linear, prompt=True)
+    return linear
 
 
 def data_of(linear: LinearMap) -> Tensor | None:

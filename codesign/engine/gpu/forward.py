@@ -8,8 +8,8 @@ size, F = E / 2, v head rows of the rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from codesign.engine.rank_weights import RankWeights
 from codesign.kernels import rms_norm, rotary_frequencies
 from codesign.kernels.embedding import embed_rows
 from codesign.kernels.fused_attention import attention_in_two, fits, fused_attention
-from codesign.kernels.packed_linear import LinearMap, linear_map, swiglu_map
+from codesign.kernels.packed_linear import LinearMap, for_prompts, linear_map, swiglu_map
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.row_attention import Scratch, rotate_and_append
 
@@ -36,6 +36,15 @@ class _Layer:
     out: LinearMap
     swiglu: LinearMap  # of normed rows
     down: LinearMap
+
+    def for_prompts(self) -> _Layer:
+        return replace(
+            self,
+            qkv=for_prompts(self.qkv),
+            out=for_prompts(self.out),
+            swiglu=for_prompts(self.swiglu),
+            down=for_prompts(self.down),
+        )
 
 
 class RankForward:
@@ -56,6 +65,7 @@ class RankForward:
         self.shape = weights.shape
         self.group = group
         self._layers = [_layer(weights, index) for index in range(weights.shape.layers)]
+        self._prompt_layers = [layer.for_prompts() for layer in self._layers]
         ends = weights.ends()
         self.embedding_VD = ends.embedding
         self._norm = ends.norm
@@ -99,7 +109,7 @@ class RankForward:
                 )
             return fused_attention(qkv_TN, *tables, seen, places_T, heads=heads, pdl=True)
 
-        return self._run(rows.tokens_T, rows.positions_T, attend)
+        return self._run(self._layers, rows.tokens_T, rows.positions_T, attend)
 
     def prompt_hidden(
         self,
@@ -146,7 +156,7 @@ class RankForward:
             )
             return out_1HTE[0].transpose(0, 1).flatten(1)
 
-        return self._run(tokens_N, positions_N, attend)[-1:]
+        return self._run(self._prompt_layers, tokens_N, positions_N, attend)[-1:]
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Float32 logits of the rank's head rows, (T, v); -inf where a row stands for no token."""
@@ -159,6 +169,7 @@ class RankForward:
 
     def _run(
         self,
+        layers: Sequence[_Layer],
         tokens_T: Tensor,
         positions_T: Tensor,
         attend: Callable[[int, Tensor, Tensor, Tensor], Tensor],
@@ -167,7 +178,7 @@ class RankForward:
         x_TD, cos_TF, sin_TF = embed_rows(
             tokens_T, positions_T, self.embedding_VD, self._frequency_F
         )
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(layers):
             qkv_TN = self._head_norms(layer, layer.qkv(x_TD))
             x_TD = add_map(layer.out, attend(index, qkv_TN, cos_TF, sin_TF), x_TD)
             x_TD = add_map(layer.down, layer.swiglu(x_TD), x_TD)

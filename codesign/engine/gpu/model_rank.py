@@ -30,6 +30,7 @@ from codesign.engine.gpu.step_rows import (
     step_words,
 )
 from codesign.engine.gpu.watch import Watch
+from codesign.kernels import many_rows
 from codesign.kernels.row_attention import Scratch
 from codesign.policy.walk import Sampling
 
@@ -134,8 +135,14 @@ class ModelRank:
 
         Before it prompts are run into the scratch slab, so that no request waits for a compiler.
         """
-        for count in COMPILED_LENGTHS:
-            self._run_prompt(prompt_message((0,) * count, self.slabs.scratch_slot, 0), None)
+        on_gpu = self._done is not None
+        for count in (*COMPILED_LENGTHS, *(many_rows.LENGTHS if on_gpu else ())):
+            if count <= self.slabs.max_tokens:
+                message = prompt_message(
+                    (0,) * count, self.slabs.scratch_slot, 0, first_written=count
+                )
+                self._run_prompt(message, None)
+        self.slabs.num_faults_1.zero_()  # the longest one's rows lay over each other
         for bucket in buckets:
             if bucket not in self._steps:
                 self._steps[bucket] = self._make_step(bucket)

@@ -100,7 +100,9 @@ class ProcessGroupRank:
         """See ``TensorGroup.add_map``."""
         if self._exchange is None or not isinstance(linear, PackedMap):
             return self.add(linear(x_TK), residual_TD)
-        return linear_all_reduce(x_TK, linear.weight, residual_TD, exchange=self._exchange)
+        return linear_all_reduce(
+            x_TK, linear.weight, residual_TD, exchange=self._exchange, prompt=linear.prompt
+        )
 
     def check(self) -> None:
         """See ``TensorGroup.check``."""

@@ -1,0 +1,329 @@
+# pyright: reportCallIssue=false, reportMissingImports=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# ruff: noqa: ANN001 (Triton compiles by parameter annotations, and takes launch options beside)
+"""Triton kernels of ``many_rows``: packed int4 weights times the rows of a prompt.
+
+A word of a record holds, for rows g and g + 8 of a tile, the four columns ``4 m`` to ``4 m + 3``
+of the group, so the product is cut in four by the column's remainder and in two by the half of the
+tile: eight products of 32 columns a group, for which a code costs a mask, a subtraction, a
+multiplication and half a rounding. ``arrange`` puts the columns of x in that order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from codesign.kernels.packing import PackedLinear
+
+WORDS = 272  # of a record, 256 of them codes
+_COLUMNS = 1024  # of a program that arranges or joins
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Launch shape of a product; results do not depend on it.
+
+    Attributes:
+        rows: Of x, of a program: 16, 32, 64 or 128.
+        channels: Of each half of the tiles of a program, 64 for four warps.
+        stages: Of its pipeline; two programs are to fit a multiprocessor.
+    """
+
+    rows: int
+    channels: int = 64
+    stages: int = 3
+
+    @classmethod
+    def of(cls, num_rows: int) -> Cut:
+        """For a number of rows."""
+        if num_rows <= 32:
+            return cls(32, stages=4)
+        return cls(64) if num_rows <= 64 else cls(128, stages=2)
+
+
+def arrange(x_MK: Tensor, norm_K: Tensor | None, eps: float) -> Tensor:
+    """Return ``norm(x)``, in the type of x, columns in ``product``'s order within a group."""
+    rows, columns = x_MK.shape
+    out = torch.empty_like(x_MK)
+    _arrange[(rows,)](
+        x_MK,
+        x_MK if norm_K is None else norm_K,
+        out,
+        columns,
+        eps,
+        NORM=norm_K is not None,
+        BLOCK=_COLUMNS,
+        num_warps=4,
+    )
+    return out
+
+
+def product(
+    arranged_MK: Tensor,
+    weight: PackedLinear,
+    out_MN: Tensor,
+    *,
+    bias_N: Tensor | None,
+    residual_MN: Tensor | None,
+    swiglu: bool,
+    cut: Cut,
+    splits: int,
+) -> None:
+    """Write ``x @ weight.T + bias + residual``, or its SwiGLU.
+
+    Args:
+        arranged_MK: From ``arrange``.
+        weight: Packed int4.
+        out_MN: Contiguous.
+        bias_N: As in ``gemm.linear``, and so the residual.
+        residual_MN: May be ``out_MN`` itself.
+        swiglu: Rows of the weight are in ``gate_up_order``.
+        cut: Of a program.
+        splits: Parts of the groups that are added up by themselves.
+    """
+    rows = arranged_MK.shape[0]
+    tiles, groups, _ = weight.data.shape
+    parts = out_MN
+    if splits > 1:
+        parts = torch.empty(
+            splits, rows, weight.num_rows, dtype=torch.float32, device=out_MN.device
+        )
+    _product[(-(-rows // cut.rows), -(-tiles // (cut.channels // 8)), splits)](
+        weight.data.view(torch.int32),
+        arranged_MK,
+        parts,
+        out_MN if bias_N is None else bias_N,
+        out_MN if residual_MN is None else residual_MN,
+        rows,
+        weight.num_rows,
+        tiles,
+        groups,
+        BIAS=bias_N is not None,
+        RESIDUAL=residual_MN is not None,
+        SWIGLU=swiglu,
+        SPLITS=splits,
+        ROWS=cut.rows,
+        CHANNELS=cut.channels,
+        WORDS=WORDS,
+        num_warps=cut.channels // 16,
+        num_stages=cut.stages,
+    )
+    if splits > 1:
+        join(parts, out_MN, bias_N=bias_N, residual_MN=residual_MN, swiglu=swiglu)
+
+
+def join(
+    parts_SMN: Tensor,
+    out_MN: Tensor,
+    *,
+    bias_N: Tensor | None,
+    residual_MN: Tensor | None,
+    swiglu: bool,
+) -> None:
+    """Write the sum of the parts, in their order, with bias and residual, or its SwiGLU."""
+    splits, rows, features = parts_SMN.shape
+    columns = features // 2 if swiglu else features
+    _join[(rows, -(-columns // _COLUMNS))](
+        parts_SMN,
+        out_MN,
+        out_MN if bias_N is None else bias_N,
+        out_MN if residual_MN is None else residual_MN,
+        features,
+        columns,
+        out_MN.stride(0),
+        BIAS=bias_N is not None,
+        RESIDUAL=residual_MN is not None,
+        SWIGLU=swiglu,
+        SPLITS=splits,
+        BLOCK=_COLUMNS,
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _arrange(
+    x,
+    norm,
+    out,
+    columns,
+    eps,
+    NORM: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """One row: its RMSNorm, and column 4 (16 c + 8 j + 2 t + h) + p to place 32 p + word."""
+    at = tl.program_id(0).to(tl.int64) * columns
+    factor = 1.0
+    if NORM:
+        squares = tl.zeros([BLOCK], tl.float32)
+        for start in range(0, columns, BLOCK):
+            place = start + tl.arange(0, BLOCK)
+            value = tl.load(x + at + place, mask=place < columns, other=0.0).to(tl.float32)
+            squares += value * value
+        factor = 1.0 / tl.sqrt(tl.sum(squares, axis=0) / columns + eps)
+    for start in range(0, columns, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        word = place % 32  # (c, t, j, h), as a record has them
+        fourth = word // 16 * 16 + word // 2 % 2 * 8 + word // 4 % 4 * 2 + word % 2
+        column = place // 128 * 128 + fourth * 4 + place // 32 % 4
+        inside = place < columns
+        value = tl.load(x + at + column, mask=inside, other=0.0)
+        if NORM:
+            scale = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
+            value = value.to(tl.float32) * factor * scale
+        tl.store(out + at + place, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _product(
+    words,
+    x,
+    out,
+    bias,
+    residual,
+    rows,
+    features,
+    tiles,
+    groups,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    WORDS: tl.constexpr,
+) -> None:
+    """CHANNELS / 8 tiles times ROWS rows of x, over one part of the groups."""
+    channel = tl.arange(0, CHANNELS)
+    tile = tl.program_id(1) * (CHANNELS // 8) + channel // 8
+    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    part, word = tl.program_id(2), tl.arange(0, 32)
+    is_tile, is_row = tile < tiles, m < rows
+    row_words = words + tile.to(tl.int64) * groups * WORDS
+    code_at = channel[:, None] % 8 * 16 + (word // 16 * 128 + word % 16)[None, :]
+    x_at = x + m.to(tl.int64)[None, :] * (groups * 128) + word[:, None]
+    low = tl.zeros([CHANNELS, ROWS], tl.float32)  # rows g of the tiles
+    high = low  # rows g + 8
+    share = tl.cdiv(groups, SPLITS)
+    for group in range(part * share, tl.minimum(groups, (part + 1) * share)):
+        record = row_words + group * WORDS
+        codes = tl.load(record[:, None] + code_at, mask=is_tile[:, None], other=0)
+        # Words of two float16: of low and high.
+        scales = tl.load(record + 256 + channel % 8 * 2, mask=is_tile, other=0)
+        zeros = tl.load(record + 257 + channel % 8 * 2, mask=is_tile, other=0)
+        low_scale, high_scale = halves(scales)
+        low_zero, high_zero = halves(zeros)
+        # A code at bit 12 of a float32's fraction, behind the exponent of 2^23, is 2^12 (2048 +
+        # code), one at bit 16 2^16 (128 + code). Scales have 11 bits: only the result is rounded.
+        low_unit, low_start = (low_scale * 2.0**-12)[:, None], (low_zero + 1920.0) * low_scale
+        high_unit, high_start = (high_scale * 2.0**-16)[:, None], high_zero * high_scale
+        # The sign of a zero, always plus, hides that the exponent is constant: masking and joining
+        # with two constants would take two instructions.
+        exponent = ((zeros & 0x8000) | 0x4B000000)[:, None]
+        for p in tl.static_range(4):
+            moved = _moved(codes, p)
+            a = ((moved & 0xF000) | exponent).to(tl.float32, bitcast=True)
+            a = (a * low_unit - low_start[:, None]).to(x.dtype.element_ty)
+            b = ((moved & 0xF0000) | exponent).to(tl.float32, bitcast=True)
+            b = (b * high_unit - high_start[:, None]).to(x.dtype.element_ty)
+            values = tl.load(x_at + group * 128 + p * 32, mask=is_row[None, :], other=0.0)
+            low = tl.dot(a, values, low)
+            high = tl.dot(b, values, high)
+    at = part.to(tl.int64) * rows + m
+    if SWIGLU and SPLITS == 1:
+        column = tile * 8 + channel % 8
+        value = low / (1.0 + tl.exp(-low)) * high
+        _write(value, column, at, is_row, out, bias, residual, features // 2, False, False)
+    else:
+        adds_bias, adds_residual = BIAS and SPLITS == 1, RESIDUAL and SPLITS == 1
+        for half in tl.static_range(2):
+            column = tile * 16 + half * 8 + channel % 8
+            value = low if half == 0 else high
+            _write(
+                value, column, at, is_row, out, bias, residual, features, adds_bias, adds_residual
+            )
+
+
+@triton.jit
+def _write(
+    value,
+    column,
+    at,
+    is_row,
+    out,
+    bias,
+    residual,
+    features,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+) -> None:
+    """Add what is to be added, and store columns of rows."""
+    inside = (column < features)[:, None] & is_row[None, :]
+    place = at[None, :] * features + column[:, None]
+    if BIAS:
+        value += tl.load(bias + column, mask=column < features, other=0.0).to(tl.float32)[:, None]
+    if RESIDUAL:
+        value += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def halves(words):  # noqa: ANN201 (a pair)
+    """The two float16 of a word, in float32."""
+    low = (words & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+    high = (words >> 16).to(tl.int16).to(tl.float16, bitcast=True)
+    return low.to(tl.float32), high.to(tl.float32)
+
+
+@triton.jit
+def _moved(codes, p: tl.constexpr):  # noqa: ANN202 (a tensor)
+    """Words, the codes of column p of four at bits 12 (row g) and 16 (row g + 8)."""
+    if p == 0:
+        moved = codes << 12
+    elif p == 1:
+        moved = codes >> 4
+    elif p == 2:
+        moved = codes << 4
+    else:
+        moved = codes >> 12
+    return moved
+
+
+@triton.jit
+def _join(
+    parts,
+    out,
+    bias,
+    residual,
+    features,
+    columns,
+    out_stride,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Columns of one row; a gate's column j lies at 16 (j // 8) + j % 8, its up eight behind."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    at = row * features + (column // 8 * 16 + column % 8 if SWIGLU else column)
+    value = tl.zeros([BLOCK], tl.float32)
+    up = tl.zeros([BLOCK], tl.float32)
+    for part in tl.static_range(SPLITS):
+        from_part = parts + at + part * tl.num_programs(0).to(tl.int64) * features
+        value += tl.load(from_part, mask=inside, other=0.0).to(tl.float32)
+        if SWIGLU:
+            up += tl.load(from_part + 8, mask=inside, other=0.0).to(tl.float32)
+    if SWIGLU:
+        value = value / (1.0 + tl.exp(-value)) * up
+    if BIAS:
+        value += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    place = row * out_stride + column
+    if RESIDUAL:
+        value += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)

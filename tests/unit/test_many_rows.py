@@ -1,0 +1,209 @@
+"""Prompts over packed weights; the Triton kernels in the interpreter, in float32, and compiled."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from codesign.engine.gpu.step_rows import BUCKETS
+from codesign.kernels import many_rows
+from codesign.kernels.int4 import quantize_int4
+from codesign.kernels.many_rows import Map
+from codesign.kernels.packed_reference import Norm
+from codesign.kernels.packing import gate_up_order, pack_int4, unpack
+from codesign.kernels.reference import rms_norm
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+# Rows, features and columns: a ragged tile; half of one; groups that are added up in four parts,
+# not all as long; more tiles than a program takes; whole tiles.
+SHAPES = [(37, 72, 384), (17, 24, 128), (18, 48, 2304), (3, 272, 256), (66, 64, 256)]
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch):
+    """The Triton kernels in the interpreter."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("needs triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor, scope) -> None:
+        patch(tensor, scope)  # NumPy 2.4 turns no array of one entry into an integer by itself
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+    names = [f"codesign.kernels.{name}" for name in ("many_rows_triton", "unpack_triton")]
+    modules = [importlib.reload(importlib.import_module(name)) for name in names]
+    yield modules
+    monkeypatch.undo()
+    for module in modules:
+        importlib.reload(module)  # other tests may have a GPU
+
+
+def random(*size: int, seed: int = 0) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
+
+
+def case(rows: int, features: int, columns: int, *, order: Tensor | None = None):
+    """Rows, a packed weight, and its values in float64; zero points from 0 to 15."""
+    lean = torch.linspace(-3, 3, features)[:, None]
+    weight = quantize_int4(random(features, columns) + lean, group=128)
+    assert int(weight.zeros.min()) == 0
+    assert int(weight.zeros.max()) == 15
+    packed = pack_int4(weight, order=order)
+    return random(rows, columns, seed=1), packed, unpack(packed, torch.float64)
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    assert (found.double() - expected).norm() <= 1e-6 * expected.norm()
+
+
+@pytest.mark.parametrize(("rows", "features", "columns"), SHAPES)
+@pytest.mark.parametrize("way", ["run_fused", "run_dense"])
+def test_rows_of_a_prompt_agree_with_float64(kernels, rows, features, columns, way: str):
+    x, packed, values = case(rows, features, columns)
+    norm, bias = Norm(random(columns, seed=2), 1e-5), random(features, seed=3)
+    residual = random(rows, features, seed=4)
+    run = getattr(many_rows, way)
+    out = torch.full((rows, features), torch.nan)
+    assert_close(run(x, Map(packed), out), x.double() @ values.T)
+    normed = rms_norm(x.double(), norm.weight_K.double(), norm.eps)
+    found = run(x, Map(packed, norm, bias, residual), out)
+    expected = normed @ values.T + bias + residual
+    assert_close(found, expected)
+    out.copy_(residual)
+    assert_close(run(x, Map(packed, norm, bias, out), out), expected)
+
+
+@pytest.mark.parametrize(("rows", "features", "columns"), [(37, 96, 256), (18, 48, 2048)])
+@pytest.mark.parametrize("way", ["run_fused", "run_dense"])
+def test_gates_and_ups_of_a_prompt_end_as_swiglu(kernels, rows, features, columns, way: str):
+    x, packed, values = case(rows, features, columns, order=gate_up_order(features // 2))
+    gate, up = (x.double() @ values.T).unflatten(-1, (-1, 2, 8)).unbind(-2)
+    out = torch.full((rows, features // 2), torch.nan)
+    found = getattr(many_rows, way)(x / 10, Map(packed, swiglu=True), out)
+    expected = (torch.nn.functional.silu(gate / 10) * up / 10).flatten(1)
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("way", ["run_fused", "run_dense"])
+def test_zero_blocks_of_a_shard_add_exactly_nothing(kernels, way: str):
+    weight = quantize_int4(random(40, 256), group=128)
+    x, out = random(18, 512, seed=1), torch.full((18, 48), torch.nan)
+    found = getattr(many_rows, way)(x, Map(pack_int4(weight.pad(48, 512, group=128))), out)
+    assert_close(found[:, :40], x[:, :256].double() @ weight.dequantize(torch.float64).T)
+    assert not found[:, 40:].any()
+
+
+@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize("channels", [64, 128])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_every_cut_of_the_work_gives_the_result(kernels, rows: int, channels: int, splits: int):
+    triton_kernels, _ = kernels
+    x, packed, values = case(20, 72, 384)
+    out = torch.full((20, 72), torch.nan)
+    triton_kernels.product(
+        triton_kernels.arrange(x, None, 0.0),
+        packed,
+        out,
+        bias_N=None,
+        residual_MN=None,
+        swiglu=False,
+        cut=triton_kernels.Cut(rows, channels),
+        splits=splits,
+    )
+    assert_close(out, x.double() @ values.T)
+
+
+def test_weights_are_unpacked_in_pieces_into_memory_that_stays(kernels, monkeypatch):
+    x, packed, values = case(5, 200, 640)
+    assert torch.equal(unpack(packed).double(), values)
+    monkeypatch.setattr(many_rows, "_scratch", {})
+    monkeypatch.setattr(many_rows, "_SCRATCH", 5 * 16 * 640 + 7)
+    assert many_rows.pieces(packed) == [(0, 64), (64, 128), (128, 200)]
+    out = torch.full((5, 200), torch.nan)
+    assert_close(many_rows.run_dense(x, Map(packed), out), x.double() @ values.T)
+    (memory,) = many_rows._scratch.values()
+    assert memory.numel() <= 5 * 16 * 640
+    many_rows.run_dense(x, Map(packed), out)
+    assert next(iter(many_rows._scratch.values())) is memory
+
+
+def test_decoding_never_takes_the_way_of_prompts():
+    assert not any(many_rows.takes(rows, prompt=False) for rows in BUCKETS)
+    assert many_rows.takes(300, prompt=False)
+    assert [rows for rows in (1, 16, 17, 128) if many_rows.takes(rows, prompt=True)] == [17, 128]
+
+
+@given(tiles=st.integers(1, 4000), groups=st.integers(1, 256))
+def test_no_part_of_the_columns_is_empty(tiles: int, groups: int):
+    splits = many_rows.splits(tiles, groups)
+    assert (splits - 1) * -(-groups // splits) < groups
+
+
+COMPILED = """
+import sys
+from pathlib import Path
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from codesign.kernels import many_rows_triton, unpack_triton
+TYPES = {"words": "*i32", "parts": "*fp32", "eps": "fp32"}
+POINTERS = ("x", "out", "bias", "residual", "norm")
+def compiled(kernel, constants, warps=4, stages=3):
+    names = kernel.arg_names
+    types = {n: TYPES.get(n, "*bf16" if n in POINTERS else "i32") for n in names}
+    types |= dict.fromkeys(constants, "constexpr")
+    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names)
+               if types[n][0] == "*" or n in ("groups", "tiles", "features")}
+    source = ASTSource(kernel, types, constants, aligned)
+    options = {"num_warps": warps, "num_stages": stages}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+flags = {"BIAS": False, "RESIDUAL": True, "SWIGLU": False}
+for rows in (17, 33, 65):
+    cut = many_rows_triton.Cut.of(rows)
+    fixed = {"SPLITS": 1, "ROWS": cut.rows, "CHANNELS": cut.channels, "WORDS": 272}
+    made = compiled(many_rows_triton._product, flags | fixed, cut.channels // 16, cut.stages)
+    assert made.asm["ptx"].count("wgmma.mma_async") == 16
+    assert made.metadata.shared <= 227 << 10
+    Path(sys.argv[1], f"{rows}.cubin").write_bytes(made.asm["cubin"])
+compiled(many_rows_triton._arrange, {"NORM": True, "BLOCK": 1024})
+compiled(many_rows_triton._join, flags | {"SPLITS": 4, "BLOCK": 1024})
+compiled(unpack_triton._unpack, {"GROUPS": 4, "WORDS": 272})
+"""
+
+
+def test_the_kernels_compile_for_hopper_with_values_in_registers(tmp_path: Path):
+    triton = pytest.importorskip("triton")
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    if not (tools / "ptxas").exists():
+        pytest.skip("this Triton has no assembler for NVIDIA's GPUs")
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "t")}
+    environment["PYTHONPATH"] = str(Path(many_rows.__file__).parents[2])
+    subprocess.run(
+        [sys.executable, "-c", COMPILED, str(tmp_path)],
+        env=environment,
+        timeout=240,
+        check=True,
+    )
+    for cubin in tmp_path.glob("*.cubin"):
+        usage = subprocess.run(
+            [str(tools / "cuobjdump"), "-res-usage", str(cubin)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        assert "STACK:0" in usage, usage
+        assert "LOCAL:0" in usage, usage
