@@ -19,6 +19,7 @@ from codesign.policy.protocol import DraftSide
 from codesign.policy.speculation import SpeculationSpec, build_speculation
 from codesign.sim.acceptance import Stretches, SyntheticDrafter, weighed_profile
 from codesign.sim.played import PlayedBatch
+from codesign.sim.requests import categories_of
 from codesign.sim.work import Entering, Work
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Behaviour:
 def token_shares(requests: pd.DataFrame, profile: AcceptanceProfile) -> dict[str, float]:
     """Share of the output tokens of each recorded category; "" for those that were not recorded."""
     tokens = np.asarray(requests["output_tokens"], np.float64)
-    kinds = requests["category"].tolist() if "category" in requests else [""] * len(tokens)
+    kinds = categories_of(requests)
     names = [kind if kind in profile.recordings else "" for kind in kinds]
     known, index = np.unique(np.array(names, dtype=str), return_inverse=True)
     sums = np.bincount(index, weights=tokens)

@@ -35,11 +35,11 @@ from codesign.records import RoundLog, RunRecords
 from codesign.sim.acceptance import Luck, Stretches, SyntheticDrafter, weighed_profile
 from codesign.sim.cluster import Arrivals, PromptPool
 from codesign.sim.played import PlayedBatch
-from codesign.sim.replica import Replica, Shared, SimulatedRequest
-from codesign.sim.requests import check_prompts, check_sizes, read_requests
+from codesign.sim.replica import Replica, Shared
+from codesign.sim.requests import SimulatedRequest, check_prompts, check_sizes, read_requests
 from codesign.sim.taped import TapedBatch
 from codesign.sim.tapes import Tapes, make_tapes
-from codesign.sim.timing import ApartTiming, TogetherTiming
+from codesign.sim.timing import timing_of
 from codesign.sim.work import Batch
 
 if TYPE_CHECKING:
@@ -88,14 +88,13 @@ def simulate(
     env = simpy.Environment(initial_time=0.0)
     counter = _FinishCounter(env, progress, len(simulated))
     arrivals = Arrivals(env, simulated.values())
-    # Between arrivals replicas do not hear of each other; a prompt pool sends requests any time.
-    next_event = env.peek if deployment.prefill_workers else lambda: arrivals.next_at
     pool = None
-    shared = Shared(env, simulated, RoundLog(), counter, next_event)
-    if deployment.prefill_workers:
+    # Between arrivals replicas do not hear of each other.
+    shared = Shared(env, simulated, RoundLog(), counter, lambda: arrivals.next_at)
+    if deployment.prefill_workers:  # sends requests any time
         pool = _prompt_pool(env, fit, deployment, cost, serving, counter)
         check_prompts(simulated, pool.max_kv_tokens)
-        shared = replace(shared, on_taken=pool.taken)
+        shared = replace(shared, next_event=env.peek, on_taken=pool.taken)
     log = CalibrationLog()
     make_batch = _batch_maker(candidate, fit, cost, serving, slo, simulated, seed, log)
     replicas = [
@@ -139,14 +138,12 @@ def _replica(
         BatchLimits(candidate.max_batch, max_kv_tokens),
         PrefixCache() if keeps_prefixes else None,
     )
-    is_apart = deployment.draft_workers > 0
-    timing = ApartTiming(cost) if is_apart else TogetherTiming(cost, is_plain=not spec.has_draft)
     return Replica(
         number,
         shared,
         batcher,
         batch,
-        timing,
+        timing_of(cost, is_apart=deployment.draft_workers > 0, is_plain=not spec.has_draft),
         cost,
         round_rows=spec.kv_rows,
         prefill_chunk=serving.prefill_chunk,

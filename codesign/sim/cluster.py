@@ -10,7 +10,7 @@ import simpy
 
 from codesign.policy.cost import RoundCost
 from codesign.policy.kv_memory import PREFIX_BLOCK, PrefixCache
-from codesign.sim.replica import SimulatedRequest
+from codesign.sim.requests import SimulatedRequest
 
 Process = Generator[simpy.Event, Any, None]
 Give = Callable[[SimulatedRequest], None]

@@ -19,7 +19,8 @@ from codesign.policy.tree import DraftTree
 from codesign.sim import cost_of, hears_early, policy_of
 from codesign.sim.acceptance import TRUE_TOKEN, Luck, SyntheticDrafter
 from codesign.sim.played import PlayedBatch
-from codesign.sim.timing import ApartTiming, Spans, TogetherTiming
+from codesign.sim.requests import categories_of
+from codesign.sim.timing import Spans, Timing, timing_of
 from codesign.sim.work import Entering
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def replay(
         seed: Of the acceptance draws.
 
     Raises:
-        InputError: If the candidate has no draft model, or there is no such request.
+        InputError: If the candidate has no draft model, there is no such request, or it asked
+            not to be drafted for.
     """
     if not candidate.speculation.has_draft:
         raise InputError(
@@ -94,20 +96,26 @@ def replay(
         )
     if not 0 <= request_id < len(requests):
         raise InputError(f"there are requests 0 to {len(requests) - 1}, got {request_id}")
-    entering = _entering(requests, request_id)
-    if entering.output_tokens < 2:
+    row, categories = requests.iloc[request_id], categories_of(requests)
+    if not row.get("speculates", True):
+        raise InputError(
+            f"request {request_id} is never drafted for, so that there is no tree. Choose another "
+            "request"
+        )
+    prompt_tokens, output_tokens = int(row["prompt_tokens"]), int(row["output_tokens"])
+    if output_tokens < 2:
         return []
     cost = cost_of(fit, candidate.deployment.unit.label)
     side = _WatchedSide(policy_of(candidate.speculation, fit, cost, slo))
-    luck = Luck.of(fit.acceptance, _categories(requests), requests["output_tokens"].tolist(), seed)
+    luck = Luck.of(fit.acceptance, categories, requests["output_tokens"].tolist(), seed)
     batch = PlayedBatch(
         side,
         SyntheticDrafter(fit.acceptance, seed, luck.path),
         round_rows=candidate.speculation.kv_rows,
         hears_early=hears_early(candidate, serving),
     )
-    is_apart = candidate.deployment.draft_workers > 0
-    timing = ApartTiming(cost) if is_apart else TogetherTiming(cost, is_plain=False)
+    timing = timing_of(cost, is_apart=candidate.deployment.draft_workers > 0)
+    entering = Entering(request_id, categories[request_id], prompt_tokens, output_tokens)
     return _play(side, batch, timing, entering)
 
 
@@ -127,7 +135,7 @@ class _WatchedSide(DraftSide):
 def _play(
     side: _WatchedSide,
     batch: PlayedBatch,
-    timing: ApartTiming | TogetherTiming,
+    timing: Timing,
     entering: Entering,
 ) -> list[ReplayedRound]:
     rounds: list[ReplayedRound] = []
@@ -195,19 +203,3 @@ def _subtree(tree: DraftTree, root: int) -> frozenset[int]:
     for node in nodes:  # grows as it goes
         nodes += tree.children[node].values()
     return frozenset(nodes)
-
-
-def _categories(requests: pd.DataFrame) -> list[str]:
-    if "category" not in requests:
-        return [""] * len(requests)
-    return [kind if isinstance(kind, str) else "" for kind in requests["category"]]
-
-
-def _entering(requests: pd.DataFrame, request_id: int) -> Entering:
-    row = requests.iloc[request_id]
-    return Entering(
-        request_id,
-        _categories(requests)[request_id],
-        int(row["prompt_tokens"]),
-        int(row["output_tokens"]),
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import simpy
 
@@ -19,52 +19,12 @@ from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.records import RequestRecord, RoundLog
 from codesign.sim.ahead import RunAhead
 from codesign.sim.played import PlayedBatch
+from codesign.sim.requests import SimulatedRequest
 from codesign.sim.taped import TapedBatch
-from codesign.sim.timing import Spans, TogetherTiming, shared_step
-from codesign.sim.work import Batch, Entering, Prompts, Tally, Work
+from codesign.sim.timing import Spans, Timing, TogetherTiming, shared_step
+from codesign.sim.work import Batch, Entering, Tally, Work
 
 Process = Generator[simpy.Event, Any, None]
-
-
-@dataclass(slots=True)
-class SimulatedRequest:
-    """A request of the trace and how far it is.
-
-    Attributes:
-        record: What is written down about it.
-        output_tokens: Tokens that it emits in all.
-        blocks: Hash ids of the whole blocks of its prompt; none without a prefix cache.
-        prompt_left: Prompt tokens that are still to be run.
-        emitted: Tokens emitted before it was last evicted, and the one that came with its prompt
-            if that ran elsewhere.
-        speculates: It may be drafted for.
-        is_read: The draft runs its prompt in the steps in which the target does; None before.
-    """
-
-    record: RequestRecord
-    output_tokens: int
-    blocks: tuple[int, ...] = ()
-    prompt_left: int = 0
-    emitted: int = 0
-    speculates: bool = True
-    is_read: bool | None = None
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens to run before it decodes: after an eviction, those emitted as well."""
-        return self.record.prompt_tokens + self.emitted
-
-
-class Timing(Protocol):
-    """Says when the parts of a round run."""
-
-    def run_prompts(self, start: float, prompts: Prompts) -> float:
-        """The draft runs prompt rows in a step of the target; seconds that the step gets longer."""
-        ...
-
-    def spans(self, start: float, prefill: float, work: Work) -> Spans:
-        """Spans of a round that starts at ``start`` with ``prefill`` seconds of prompts."""
-        ...
 
 
 @dataclass(slots=True)

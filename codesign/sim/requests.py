@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,10 +11,38 @@ from codesign.errors import InputError
 from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.policy.speculation import SpeculationSpec
 from codesign.records import RequestRecord
-from codesign.sim.replica import SimulatedRequest
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+@dataclass(slots=True)
+class SimulatedRequest:
+    """A request of the trace and how far it is.
+
+    Attributes:
+        record: What is written down about it.
+        output_tokens: Tokens that it emits in all.
+        blocks: Hash ids of the whole blocks of its prompt; none without a prefix cache.
+        prompt_left: Prompt tokens that are still to be run.
+        emitted: Tokens emitted before it was last evicted, and the one that came with its prompt
+            if that ran elsewhere.
+        speculates: It may be drafted for.
+        is_read: The draft runs its prompt in the steps in which the target does; None before.
+    """
+
+    record: RequestRecord
+    output_tokens: int
+    blocks: tuple[int, ...] = ()
+    prompt_left: int = 0
+    emitted: int = 0
+    speculates: bool = True
+    is_read: bool | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens to run before it decodes: after an eviction, those emitted as well."""
+        return self.record.prompt_tokens + self.emitted
 
 
 def read_requests(requests: pd.DataFrame, *, with_blocks: bool) -> dict[int, SimulatedRequest]:
@@ -25,7 +54,7 @@ def read_requests(requests: pd.DataFrame, *, with_blocks: bool) -> dict[int, Sim
     arrival = np.asarray(requests["arrival"], np.float64).tolist()
     prompt = np.asarray(requests["prompt_tokens"], np.int64).tolist()
     output = np.asarray(requests["output_tokens"], np.int64).tolist()
-    category = requests["category"].tolist() if "category" in requests else [""] * len(arrival)
+    category = categories_of(requests)
     speculates = (
         requests["speculates"].tolist() if "speculates" in requests else [True] * len(arrival)
     )
@@ -36,7 +65,7 @@ def read_requests(requests: pd.DataFrame, *, with_blocks: bool) -> dict[int, Sim
     rows = zip(category, arrival, prompt, output, hash_ids, speculates, strict=True)
     return {
         number: SimulatedRequest(
-            RequestRecord(number, kind if isinstance(kind, str) else "", at, num_prompt),
+            RequestRecord(number, kind, at, num_prompt),
             num_output,
             tuple(blocks[: num_prompt // PREFIX_BLOCK]),
             prompt_left=num_prompt,
@@ -44,6 +73,13 @@ def read_requests(requests: pd.DataFrame, *, with_blocks: bool) -> dict[int, Sim
         )
         for number, (kind, at, num_prompt, num_output, blocks, wants) in enumerate(rows)
     }
+
+
+def categories_of(requests: pd.DataFrame) -> list[str]:
+    """Kind of prompt of each request, "" where it is unknown."""
+    if "category" not in requests:
+        return [""] * len(requests)
+    return [kind if isinstance(kind, str) else "" for kind in requests["category"]]
 
 
 def check_sizes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,23 @@ def _seconds(step: StepTime, forwards: Iterable[tuple[int, int]], batch: int) ->
         if rows:
             total += step(rows, context, batch)
     return total
+
+
+class Timing(Protocol):
+    """Says when the parts of a round run."""
+
+    def run_prompts(self, start: float, prompts: Prompts) -> float:
+        """The draft runs prompt rows in a step of the target; seconds that the step gets longer."""
+        ...
+
+    def spans(self, start: float, prefill: float, work: Work) -> Spans:
+        """Spans of a round that starts at ``start`` with ``prefill`` seconds of prompts."""
+        ...
+
+
+def timing_of(cost: RoundCost, *, is_apart: bool, is_plain: bool = False) -> Timing:
+    """The timing of one replica: target and draft apart, or taking turns on the same workers."""
+    return ApartTiming(cost) if is_apart else TogetherTiming(cost, is_plain=is_plain)
 
 
 class TogetherTiming:

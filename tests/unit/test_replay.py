@@ -123,6 +123,12 @@ def test_plain_decoding_has_no_tree_to_show():
         played("plain", 0)
 
 
+def test_a_request_that_is_never_drafted_for_has_no_tree_to_show():
+    trace = TRACE.assign(speculates=[True, False, True, True, True, True])
+    with pytest.raises(InputError, match="request 1 is never drafted for"):
+        replay(trace, 1, candidate("chain-3"), FIT, serving=SERVING, seed=0)
+
+
 def test_a_request_that_is_not_there_is_one_clear_line():
     with pytest.raises(InputError, match="requests 0 to 5, got 6"):
         played("chain-3", 6)
