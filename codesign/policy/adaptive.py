@@ -11,7 +11,13 @@ from itertools import accumulate
 
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
-from codesign.policy.interface import Progress, Speculation, context_rows, last_confidence
+from codesign.policy.interface import (
+    Progress,
+    Speculation,
+    chain_end,
+    context_rows,
+    last_confidence,
+)
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.tree import DraftTree
 
@@ -44,6 +50,7 @@ class SpecServe(Speculation):
         self._sum_confidence = INITIAL_CONFIDENCE
         self._num_confidence = 1
         self._best = 0.0
+        self._context = 0
         self._steps = 0  # draft forwards of this round
         self._worth: list[int] = []  # nodes of each tree up to the last step that paid
 
@@ -53,35 +60,37 @@ class SpecServe(Speculation):
         return self._sum_confidence / self._num_confidence
 
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
-        self._best = self._estimate(trees, steps=0, chances=_draft_chances(trees))
+        self._context = context_rows(trees)
+        self._best = self._estimate(len(trees), steps=0, chances=_draft_chances(trees))
         self._worth = [len(tree) for tree in trees]
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
         stop: list[list[int]] = [[] for _ in trees]
         self._steps = done
-        if done and not self._correct(trees, done):
+        chances = _draft_chances(trees)
+        if done and not self._correct(trees, done, chances):
             return stop
         # By length, not by ``done``: verified only in part, a chain may live on in the next round.
-        leaves = [tree.leaves(1) if len(tree) <= self._spec.max_depth else [] for tree in trees]
+        leaves = [chain_end(tree) if len(tree) <= self._spec.max_depth else [] for tree in trees]
         if any(leaves) and (self._spec.adaptive_drafter or self._spec.slo_aware):
-            chances = _draft_chances(trees)
+            mean = self.mean_confidence
             chances += [
-                math.exp(tree.log_weights[leaf[0]]) * self.mean_confidence
+                math.exp(tree.log_weights[leaf[0]]) * mean
                 for tree, leaf in zip(trees, leaves, strict=True)
                 if leaf
             ]
-            predicted = self._estimate(trees, steps=done + 1, chances=chances)
+            predicted = self._estimate(len(trees), steps=done + 1, chances=chances)
             if predicted < 0 or (self._spec.adaptive_drafter and predicted < self._best):
                 return stop
         return leaves
 
-    def _correct(self, trees: Sequence[DraftTree], done: int) -> bool:
+    def _correct(self, trees: Sequence[DraftTree], done: int, chances: list[float]) -> bool:
         """Take in the confidences of step ``done``; whether drafting may go on."""
         for tree, num_nodes in zip(trees, self._worth, strict=True):
             if len(tree) > num_nodes:
                 self._sum_confidence += last_confidence(tree)
                 self._num_confidence += 1
-        goodput = self._estimate(trees, steps=done, chances=_draft_chances(trees))
+        goodput = self._estimate(len(trees), steps=done, chances=chances)
         if self._spec.adaptive_drafter and goodput < self._best:
             return False
         self._best = goodput
@@ -96,8 +105,11 @@ class SpecServe(Speculation):
         )
         chances = [math.exp(-d[0]) for d in drafted]
         if self._spec.confidence_prior:
-            drafted = drafted[: self._best_prefix(trees, chances)]
-        elif self._estimate(trees, steps=self._steps, chances=chances) < 0:
+            count = self._goodput.best_count(
+                batch=len(trees), context=self._context, steps=self._steps, chances=chances
+            )
+            drafted = drafted[:count]
+        elif self._estimate(len(trees), steps=self._steps, chances=chances) < 0:
             drafted = []  # tokens left over from the last round may be too many by themselves
         chosen = [[0] for _ in trees]
         for _, _, i, node in drafted:
@@ -105,24 +117,10 @@ class SpecServe(Speculation):
         self.rests = not self._steps and all(len(tree) == 1 for tree in trees)
         return chosen
 
-    def _best_prefix(self, trees: Sequence[DraftTree], chances: list[float]) -> int:
-        context = context_rows(trees)
-        goodputs = [
-            self._goodput(
-                batch=len(trees),
-                context=context,
-                steps=self._steps,
-                draft_tokens=n,
-                accepted=accepted,
-            )
-            for n, accepted in enumerate(accumulate(chances, initial=0.0))
-        ]
-        return max(range(len(goodputs)), key=goodputs.__getitem__)
-
-    def _estimate(self, trees: Sequence[DraftTree], *, steps: int, chances: list[float]) -> float:
+    def _estimate(self, batch: int, *, steps: int, chances: list[float]) -> float:
         return self._goodput(
-            batch=len(trees),
-            context=context_rows(trees),
+            batch=batch,
+            context=self._context,
             steps=steps,
             draft_tokens=len(chances),
             accepted=sum(chances),
@@ -193,7 +191,7 @@ class TurboSpec(Speculation):
             self._judged = ACCEPTANCE_MEMORY
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
-        return [tree.leaves(1) if len(tree) <= self._length else [] for tree in trees]
+        return [chain_end(tree) if len(tree) <= self._length else [] for tree in trees]
 
     def select(self, trees: Sequence[DraftTree]) -> list[list[int]]:
         chosen = [list(range(min(len(tree), self._length + 1))) for tree in trees]

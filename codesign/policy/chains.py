@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
-from codesign.policy.interface import Speculation, context_rows, last_confidence
+from codesign.policy.interface import Speculation, chain_end, context_rows, last_confidence
 from codesign.policy.tree import DraftTree
 
 
@@ -30,7 +30,7 @@ class FixedChain(Speculation):
         self._threshold = threshold
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
-        return [tree.leaves(1) if self._goes_on(tree) else [] for tree in trees]
+        return [chain_end(tree) if self._goes_on(tree) else [] for tree in trees]
 
     def _goes_on(self, tree: DraftTree) -> bool:
         if len(tree) == 1:
@@ -61,7 +61,7 @@ class ParallelChain(Speculation):
 
     def overlap_leaves(self, trees: Sequence[DraftTree]) -> list[list[int]]:
         # A chain in flight and as much again; more is left over only where answers were lost.
-        return [tree.leaves(1) if len(tree) <= 2 * self._max_depth else [] for tree in trees]
+        return [chain_end(tree) if len(tree) <= 2 * self._max_depth else [] for tree in trees]
 
     def select(self, trees: Sequence[DraftTree]) -> list[list[int]]:
         return [list(range(min(len(tree), self._max_depth + 1))) for tree in trees]
@@ -87,7 +87,7 @@ class FreeChain(ParallelChain):
         self._goodput = goodput
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
-        return [tree.leaves(1) if len(tree) == 1 else [] for tree in trees]
+        return [chain_end(tree) if len(tree) == 1 else [] for tree in trees]
 
     def select(self, trees: Sequence[DraftTree]) -> list[list[int]]:
         chosen = super().select(trees)

@@ -5,7 +5,9 @@ Must not import torch or read a clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 SHORTEST_DRAFT = 1e-6  # seconds of a draft forward, where a fit says less
 
@@ -47,7 +49,10 @@ class Goodput:
         seconds = self.target_seconds(batch + draft_tokens, context)
         if steps or draft_tokens:
             seconds += self.overhead
-        return seconds + sum(self.draft_seconds(batch, context + batch * j) for j in range(steps))
+        return seconds + self._drafting(batch, context, steps)
+
+    def _drafting(self, batch: int, context: int, steps: int) -> float:
+        return sum([self.draft_seconds(batch, context + batch * j) for j in range(steps)])
 
     def num_beside(self, *, batch: int, context: int, draft_tokens: int) -> int:
         """Draft forwards of one row per request that fit beside the target's forward."""
@@ -71,3 +76,24 @@ class Goodput:
         if draft_tokens and self.slo_tpot is not None and seconds > self.slo_tpot:
             return -1.0
         return (batch + accepted) / seconds
+
+    def best_count(self, *, batch: int, context: int, steps: int, chances: Sequence[float]) -> int:
+        """How many of the draft tokens, the first ones, are verified with most goodput.
+
+        Args:
+            batch: Requests.
+            context: Sum of their KV rows.
+            steps: Draft forwards made.
+            chances: Of every draft token, descending.
+        """
+        drafting, target = self._drafting(batch, context, steps), self.target_seconds
+        longest = self.slo_tpot if self.slo_tpot is not None else math.inf
+        best, most = (
+            0,
+            batch / self.seconds(batch=batch, context=context, steps=steps, draft_tokens=0),
+        )
+        for n, accepted in enumerate(accumulate(chances), start=1):
+            seconds = target(batch + n, context) + self.overhead + drafting
+            if seconds <= longest and (goodput := (batch + accepted) / seconds) > most:
+                best, most = n, goodput
+        return best

@@ -106,6 +106,12 @@ def last_confidence(tree: DraftTree) -> float:
     return math.exp(tree.log_weights[-1] - tree.log_weights[parent])
 
 
+def chain_end(tree: DraftTree) -> list[int]:
+    """The leaf of a chain, if it may grow: what ``tree.leaves(1)`` finds, without a search."""
+    is_open = tree.slots[-1] == UNEXPANDED and tree.depths[-1] < tree.max_depth
+    return [len(tree.slots) - 1] if is_open else []
+
+
 def context_rows(trees: Sequence[DraftTree]) -> int:
     """KV rows of all requests before a forward over their roots."""
     return sum(tree.base_len - 1 for tree in trees)
