@@ -6,12 +6,12 @@ from pathlib import Path
 
 import streamlit as st
 
+from codesign.dashboard.profile_charts import floor_chart, step_chart
 from codesign.dashboard.profiles import (
     OP_TITLES,
     FitEntry,
     coverage_table,
     device_table,
-    floor_chart,
     floor_table,
     held_out_table,
     known_fits,
@@ -20,7 +20,6 @@ from codesign.dashboard.profiles import (
     profile_folder,
     range_text,
     room,
-    step_chart,
 )
 from codesign.errors import CodesignError
 from codesign.fit import Fit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import streamlit as st
 from sidebar import keep_within
 
@@ -100,7 +101,7 @@ def choose_run(plan_path: str, label: str) -> StoredRun | None:
     )
     if path == NO_RUN:
         if not fitting:
-            st.caption(f'To measure it: `codesign run --plan {plan_path} --policy "{label}"`')
+            st.caption(f'To measure it: `codesign run --plan {plan_path} --candidate "{label}"`')
         return None
     return run_at(path)
 
@@ -157,8 +158,6 @@ def show() -> None:
 
 
 def show_lanes(rounds: list, chosen: int, count: int, step_times: str) -> None:
-    import pandas as pd
-
     st.subheader("Target and draft")
     parts = []
     for side, table in rounds:

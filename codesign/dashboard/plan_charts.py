@@ -11,13 +11,12 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from codesign.charts import SPAN_COLOURS
+from codesign.dashboard.chart_parts import COLOURS, GREY, legend, named
 from codesign.dashboard.plan_tables import TITLES, on_front
 from codesign.dashboard.what_if_charts import SPAN_NAMES
 
 BRUSH = "brush"
 _HEIGHT = 380
-_GREY = "#8a8f98"
 
 
 def pareto_chart(table: pd.DataFrame, x: str, y: str, *, best: str) -> Any:
@@ -36,17 +35,17 @@ def pareto_chart(table: pd.DataFrame, x: str, y: str, *, best: str) -> Any:
     )
     axis_x = alt.X(f"{x}:Q", title=TITLES[x].title, scale=_scale(shown, x))
     axis_y = alt.Y(f"{y}:Q", title=TITLES[y].title, scale=_scale(shown, y))
-    families = alt.Legend(orient="top", columns=2, labelLimit=0)
+    families = legend(columns=2)
     base = alt.Chart(shown)
     ranges = base.transform_filter(alt.datum.front == "on the front")
     layers = [
-        base.mark_line(strokeDash=[4, 3], color=_GREY, strokeWidth=1.2)
+        base.mark_line(strokeDash=[4, 3], color=GREY, strokeWidth=1.2)
         .transform_filter(alt.datum.front == "on the front")
         .encode(x=axis_x, y=axis_y, order=f"{x}:Q"),
-        ranges.mark_rule(opacity=0.5, color=_GREY).encode(
+        ranges.mark_rule(opacity=0.5, color=GREY).encode(
             x=alt.X(f"{x}_low:Q", title=TITLES[x].title), x2=f"{x}_high:Q", y=axis_y
         ),
-        ranges.mark_rule(opacity=0.5, color=_GREY).encode(
+        ranges.mark_rule(opacity=0.5, color=GREY).encode(
             y=alt.Y(f"{y}_low:Q", title=TITLES[y].title), y2=f"{y}_high:Q", x=axis_x
         ),
         base.mark_point(size=90, strokeWidth=1.6)
@@ -61,7 +60,7 @@ def pareto_chart(table: pd.DataFrame, x: str, y: str, *, best: str) -> Any:
                 title="meets the SLO",
                 scale=alt.Scale(domain=["yes", "no"], range=[0.9, 0.0]),
                 legend=alt.Legend(
-                    orient="top", symbolFillColor=_GREY, symbolStrokeColor=_GREY, columns=2
+                    orient="top", symbolFillColor=GREY, symbolStrokeColor=GREY, columns=2
                 ),
             ),
             opacity=alt.condition(alt.datum.front == "on the front", alt.value(1), alt.value(0.5)),
@@ -75,7 +74,7 @@ def pareto_chart(table: pd.DataFrame, x: str, y: str, *, best: str) -> Any:
         )
         .add_params(alt.selection_interval(name=BRUSH)),
         base.transform_filter(alt.datum.chosen == "chosen")
-        .mark_point(shape="circle", size=500, strokeWidth=2.5, color=_GREY, filled=False)
+        .mark_point(shape="circle", size=500, strokeWidth=2.5, color=GREY, filled=False)
         .encode(x=axis_x, y=axis_y),
     ]
     return alt.layer(*layers).properties(height=_HEIGHT)
@@ -97,9 +96,7 @@ def convergence_chart(table: pd.DataFrame, title: str) -> Any:
         title: Of the figure.
     """
     stretches = list(dict.fromkeys(table["stretch"]))
-    colour = alt.Color(
-        "stretch:N", sort=stretches, title="simulated", legend=alt.Legend(orient="top", columns=2)
-    )
+    colour = alt.Color("stretch:N", sort=stretches, title="simulated", legend=legend(columns=2))
     base = alt.Chart(table).encode(x=alt.X("simulation:Q", title="simulation"))
     points = base.mark_point(size=28).encode(
         y=alt.Y("value:Q", title=title, scale=alt.Scale(zero=False)),
@@ -126,23 +123,17 @@ def two_rounds_chart(spans: pd.DataFrame) -> Any:
     spans = spans.loc[spans["ms"] > 0]
     table = spans.assign(
         name=[SPAN_NAMES[name] for name in spans["span"]],
-        order=[list(SPAN_COLOURS).index(name) for name in spans["span"]],
+        order=[list(COLOURS).index(name) for name in spans["span"]],
     )
-    there = {name: SPAN_COLOURS[name] for name in SPAN_COLOURS if name in set(spans["span"])}
+    there = set(spans["span"])
+    colours = {SPAN_NAMES[name]: colour for name, colour in COLOURS.items() if name in there}
     return (
         alt.Chart(table)
         .mark_bar(height={"band": 0.7})
         .encode(
             x=alt.X("sum(ms):Q", title="mean of a round, ms"),
             y=alt.Y("plan:N", title=None, sort=None, axis=alt.Axis(labelLimit=260)),
-            color=alt.Color(
-                "name:N",
-                title=None,
-                scale=alt.Scale(
-                    domain=[SPAN_NAMES[name] for name in there], range=list(there.values())
-                ),
-                legend=alt.Legend(orient="top", columns=1, labelLimit=0),
-            ),
+            color=named(alt.Color, "name:N", colours),
             order=alt.Order("order:O"),
             tooltip=[
                 alt.Tooltip("plan:N"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from codesign.artifacts import cache_dir, read_json, read_table
 from codesign.errors import InputError
@@ -20,8 +21,6 @@ from codesign.fit.roofline import Forward, kv_rows, plain_kv_rows
 from codesign.fit.shipped import DEFAULT_FIT
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from codesign.fit import Fit
     from codesign.policy.cost import StepTime
 
@@ -31,16 +30,9 @@ OP_TITLES = {
     "prefill": "target reads a prompt",
     "draft_prefill": "draft reads a prompt",
 }
-FLOOR_PARTS = (
-    ("weights at full bandwidth", "#3f87d6"),
-    ("bandwidth lost", "#e0892b"),
-    ("layers, fixed", "#8f74c9"),
-    ("all-reduces", "#3ea58a"),
-)
-_CONTEXTS = ("no context", "up to 256", "up to 1,024", "more")
+FLOOR_PARTS = ("weights at full bandwidth", "bandwidth lost", "layers, fixed", "all-reduces")
+CONTEXTS = ("no context", "up to 256", "up to 1,024", "more")
 _CONTEXT_ENDS = (0, 256, 1024)
-_GREY = "#808890"
-_GRID = 120  # points of a fitted line
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +89,6 @@ def known_fits(folder: Path) -> list[FitEntry]:
 
 def coverage_table(entries: list[FitEntry]) -> pd.DataFrame:
     """One row per fit: machine, models, where its numbers come from, splits, error."""
-    import pandas as pd
-
     rows = []
     for entry in entries:
         head = entry.header
@@ -155,82 +145,13 @@ def measured_points(folder: Path, deployment: str, op: str, time: StepTime) -> p
     rows, context = table["rows"].to_numpy(np.float64), table["context"].to_numpy(np.float64)
     paid = context * (time.alpha + time.cross * rows)
     return table.assign(
-        group=[_CONTEXTS[i] for i in np.searchsorted(_CONTEXT_ENDS, context)],
+        group=[CONTEXTS[i] for i in np.searchsorted(_CONTEXT_ENDS, context)],
         ms=1e3 * table["median"],
         fastest=1e3 * table["min"],
         slowest=1e3 * table["max"],
         repetitions=table["count"],
         without_context=1e3 * (table["median"].to_numpy(np.float64) - paid),
     ).drop(columns=["median", "min", "max", "count"])
-
-
-def step_chart(
-    time: StepTime, points: pd.DataFrame | None, *, most_rows: int, error: float = 0.0
-) -> Any:
-    """The fitted time by rows, without context, and the measured shapes less their context.
-
-    Args:
-        time: The fit.
-        points: As ``measured_points``; None for none.
-        most_rows: Where the line ends.
-        error: Relative, of the fit; shaded.
-    """
-    import altair as alt
-    import pandas as pd
-
-    grid = np.unique(np.concatenate([np.linspace(1, most_rows, _GRID), np.arange(1, 17)]))
-    line = pd.DataFrame({"rows": grid, "ms": [1e3 * time(float(n), 0.0) for n in grid]})
-    line = line.assign(low=line["ms"] / (1.0 + error), high=line["ms"] * (1.0 + error))
-    x = alt.X(
-        "rows:Q",
-        title="rows of the forward",
-        scale=alt.Scale(type="symlog", constant=8),
-        axis=alt.Axis(values=[1, *(2**n for n in range(1, 20))], format=",d"),
-    )
-    curve = (
-        alt.Chart(line)
-        .mark_line(color=_GREY, strokeWidth=2)
-        .encode(x=x, y=alt.Y("ms:Q", title="ms, price of the context taken off"))
-    )
-    band = alt.Chart(line).mark_area(color=_GREY, opacity=0.2).encode(x=x, y="low:Q", y2="high:Q")
-    curve = band + curve
-    if points is None:
-        return curve.properties(height=340)
-    groups = [group for group in _CONTEXTS if group in set(points["group"])]
-    colours = ["#3f87d6", "#e0892b", "#3ea58a", "#c9618a"]
-    legend = alt.Legend(orient="top", columns=2, labelLimit=0)
-    dots = (
-        alt.Chart(points)
-        .mark_point(size=60, opacity=0.9, strokeWidth=2)
-        .encode(
-            x=x,
-            y="without_context:Q",
-            color=alt.Color(
-                "group:N",
-                title="KV rows before",
-                legend=legend,
-                scale=alt.Scale(domain=groups, range=colours),
-            ),
-            shape=alt.Shape(
-                "group:N",
-                title="KV rows before",
-                legend=legend,
-                scale=alt.Scale(
-                    domain=groups, range=["circle", "square", "triangle-up", "diamond"]
-                ),
-            ),
-            tooltip=[
-                "rows:Q",
-                "requests:Q",
-                "context:Q",
-                "repetitions:Q",
-                alt.Tooltip("ms:Q", title="median, ms", format=".3~g"),
-                alt.Tooltip("fastest:Q", title="fastest, ms", format=".3~g"),
-                alt.Tooltip("slowest:Q", title="slowest, ms", format=".3~g"),
-            ],
-        )
-    )
-    return (curve + dots).properties(height=400)
 
 
 def most_rows(time: StepTime, points: pd.DataFrame | None) -> int:
@@ -242,8 +163,6 @@ def most_rows(time: StepTime, points: pd.DataFrame | None) -> int:
 
 def held_out_table(fit: Fit, deployment: str) -> pd.DataFrame:
     """One row per forward and form that was tried: error on shapes it had not seen."""
-    import pandas as pd
-
     rows = [
         {
             "forward": OP_TITLES[op],
@@ -269,13 +188,11 @@ def forward_parts(forward: Forward) -> dict[str, float]:
     lost = read / forward.device.memory_bandwidth - floor
     layers = forward.model.shape.layers * forward.software.layer
     rest = forward.delta - floor - lost - layers if forward.gpus > 1 else 0.0
-    return dict(zip((name for name, _ in FLOOR_PARTS), (floor, lost, layers, rest), strict=True))
+    return dict(zip(FLOOR_PARTS, (floor, lost, layers, rest), strict=True))
 
 
 def floor_table(forwards: list[Forward]) -> pd.DataFrame:
     """One row per forward and part: gpus, part, order, ms; forwards that fit in memory alone."""
-    import pandas as pd
-
     rows = [
         {"gpus": forward.gpus, "part": part, "order": order, "ms": 1e3 * seconds}
         for forward in forwards
@@ -285,35 +202,8 @@ def floor_table(forwards: list[Forward]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["gpus", "part", "order", "ms"])
 
 
-def floor_chart(table: pd.DataFrame) -> Any:
-    """Stacked parts of a forward by number of GPUs, the floor lowest."""
-    import altair as alt
-
-    names = [name for name, _ in FLOOR_PARTS]
-    bars = (
-        alt.Chart(table)
-        .mark_bar()
-        .encode(
-            y=alt.Y("gpus:O", title="GPUs"),
-            x=alt.X("sum(ms):Q", title="ms of a forward of one row"),
-            color=alt.Color(
-                "part:N",
-                title=None,
-                sort=names,
-                scale=alt.Scale(domain=names, range=[colour for _, colour in FLOOR_PARTS]),
-                legend=alt.Legend(orient="top", columns=2, labelLimit=0),
-            ),
-            order=alt.Order("order:O"),
-            tooltip=["gpus:O", "part:N", alt.Tooltip("sum(ms):Q", title="ms", format=".3~g")],
-        )
-    )
-    return bars.properties(height=34 * table["gpus"].nunique() + 120)
-
-
 def device_table() -> pd.DataFrame:
     """Data sheets, one row per GPU."""
-    import pandas as pd
-
     rows = [
         {
             "name": name,

@@ -1,6 +1,6 @@
 """Lanes of a run's rounds, simulated above measured, and a round's draft tree.
 
-Must not import streamlit or torch.
+Needs altair, which comes with Streamlit. Must not import streamlit or torch.
 """
 
 from __future__ import annotations
@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import altair as alt
 import numpy as np
+import pandas as pd
 
 from codesign.charts import SPAN_COLOURS
+from codesign.dashboard.chart_parts import COLOURS, GREY, named
 from codesign.errors import InputError
 from codesign.timeline import LANE_OF_SPAN, span_edges
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from codesign.records import RunRecords
 
 LANES = ("target", "draft", "messages")
@@ -30,7 +31,6 @@ SPAN_TITLES = {
 }
 # Requests of a plan that are simulated: what a server does depends on those that have come.
 FIRST_REQUESTS = 2000
-_COLOURS = {**SPAN_COLOURS, "prefill": "#7f8c1f"}
 _THIN = ("prefill", "reroot", "link_there")  # told from their neighbour by height, too
 _LANE_HEIGHT = 34
 _AROUND = 110  # legend and axis
@@ -69,8 +69,6 @@ def lanes(rounds: pd.DataFrame, *, side: str, origin: float) -> pd.DataFrame:
         Columns side, lane, row (both in words), span, begin and end (milliseconds), of_request,
         batch, rows, emitted.
     """
-    import pandas as pd
-
     edges = span_edges({str(name): np.asarray(values) for name, values in rounds.items()})
     parts = []
     for span, lane in LANE_OF_SPAN:
@@ -102,16 +100,14 @@ def lane_chart(shown: pd.DataFrame, *, chosen_round: int | None = None) -> Any:
         shown: What ``lanes`` gave, of one or both sides.
         chosen_round: ``of_request`` (from 1) to frame, None for none.
     """
-    import altair as alt
-
     rows = [
         f"{lane}, {side}"
         for lane in LANES
         for side in ("simulated", "measured")
         if f"{lane}, {side}" in set(shown["row"])
     ]
-    spans = [title for title in SPAN_TITLES.values() if title in set(shown["span"])]
-    colours = {SPAN_TITLES[name]: colour for name, colour in _COLOURS.items()}
+    there = set(shown["span"])
+    colours = {title: COLOURS[name] for name, title in SPAN_TITLES.items() if title in there}
     y = alt.Y(
         "row:N",
         title=None,
@@ -122,12 +118,7 @@ def lane_chart(shown: pd.DataFrame, *, chosen_round: int | None = None) -> Any:
         x=alt.X("begin:Q", title="ms", scale=alt.Scale(nice=False, zero=False)),
         x2="end:Q",
         y=y,
-        color=alt.Color(
-            "span:N",
-            title=None,
-            scale=alt.Scale(domain=spans, range=[colours[title] for title in spans]),
-            legend=alt.Legend(orient="top", columns=3),
-        ),
+        color=named(alt.Color, "span:N", colours, columns=3),
         fillOpacity=alt.condition("datum.side == 'measured'", alt.value(1.0), alt.value(_PALE)),
         tooltip=[
             alt.Tooltip("row:N", title="lane"),
@@ -144,16 +135,14 @@ def lane_chart(shown: pd.DataFrame, *, chosen_round: int | None = None) -> Any:
     thin = base.transform_filter("datum.is_thin").mark_bar(height=_LANE_HEIGHT // 3)
     layers = [thick, thin]
     if chosen_round is not None:
-        layers.append(_frame(alt, shown, chosen_round, y))
+        layers.append(_frame(shown, chosen_round, y))
     # The one parameter of a layered chart must stand on one layer.
     layers[0] = layers[0].interactive(bind_y=False)
     return alt.layer(*layers).properties(height=_LANE_HEIGHT * len(rows) + _AROUND)
 
 
-def _frame(alt: Any, shown: pd.DataFrame, chosen_round: int, y: Any) -> Any:
+def _frame(shown: pd.DataFrame, chosen_round: int, y: Any) -> Any:
     """Ticks where the chosen round of each side begins and ends, prompts before it included."""
-    import pandas as pd
-
     mine = shown[shown["of_request"] == chosen_round]
     edges = [
         {"row": row, "at": at}
@@ -163,7 +152,7 @@ def _frame(alt: Any, shown: pd.DataFrame, chosen_round: int, y: Any) -> Any:
     ]
     return (
         alt.Chart(pd.DataFrame(edges, columns=["row", "at"]))
-        .mark_tick(thickness=2, size=_LANE_HEIGHT - 2, color="#808890")
+        .mark_tick(thickness=2, size=_LANE_HEIGHT - 2, color=GREY)
         .encode(x="at:Q", y=y)
     )
 

@@ -1,15 +1,18 @@
 """The draft tree of a replayed round as a chart: what was verified, taken, kept and dropped.
 
-Must not import streamlit or torch.
+Needs altair, which comes with Streamlit. Must not import streamlit or torch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import pandas as pd
+import altair as alt
+import pandas as pd
 
+from codesign.dashboard.chart_parts import GREY, named
+
+if TYPE_CHECKING:
     from codesign.sim.replay import ReplayedRound
 
 # State, colour, shape: no two alike in either.
@@ -37,8 +40,6 @@ def tree_table(shown: ReplayedRound, *, with_proposals: bool = False) -> pd.Data
         Columns node, parent, depth, place (of the leaves from the top), state, fate ("kept" or
         "dropped"), chance, label.
     """
-    import pandas as pd
-
     nodes = [n for n in range(len(shown.parents)) if with_proposals or _counts(shown, n)]
     places = _places(shown, nodes)
     rows = [
@@ -61,11 +62,10 @@ def tree_table(shown: ReplayedRound, *, with_proposals: bool = False) -> pd.Data
 
 def tree_chart(shown: ReplayedRound, *, with_proposals: bool = False) -> Any:
     """Nodes by depth; shape and colour say what became of a node, filling whether it is kept."""
-    import altair as alt
-
     table = tree_table(shown, with_proposals=with_proposals)
     states = [entry for entry in _STATES if entry[0] in set(table["state"])]
-    names = [name for name, _, _ in states]
+    colours = {name: colour for name, colour, _ in states}
+    shapes = {name: shape for name, _, shape in states}
     across = {
         "title": "draft tokens after the last emitted one",
         "axis": alt.Axis(tickMinStep=1, format="d", grid=False),
@@ -74,19 +74,10 @@ def tree_chart(shown: ReplayedRound, *, with_proposals: bool = False) -> Any:
     down = {"axis": None, "scale": alt.Scale(reverse=True, padding=14)}
     x, y = alt.X("depth:Q", **across), alt.Y("place:Q", **down)
     base = alt.Chart(table).encode(x=x, y=y)
-    edges = _edges(alt, table, shown, across, down)
+    edges = _edges(table, shown, across, down)
     nodes = base.encode(
-        shape=alt.Shape(
-            "state:N",
-            title=None,
-            scale=alt.Scale(domain=names, range=[shape for _, _, shape in states]),
-            legend=alt.Legend(orient="top", columns=2, labelLimit=0),
-        ),
-        color=alt.Color(
-            "state:N",
-            title=None,
-            scale=alt.Scale(domain=names, range=[colour for _, colour, _ in states]),
-        ),
+        shape=named(alt.Shape, "state:N", shapes, columns=2),
+        color=named(alt.Color, "state:N", colours, columns=2),
         tooltip=[
             alt.Tooltip("state:N"),
             alt.Tooltip("fate:N", title="after the verdict"),
@@ -100,7 +91,7 @@ def tree_chart(shown: ReplayedRound, *, with_proposals: bool = False) -> Any:
         )
         for fate in ("dropped", "kept")
     ]
-    labels = base.mark_text(dy=-14, fontSize=11, color="#808890").encode(text="label:N")
+    labels = base.mark_text(dy=-14, fontSize=11, color=GREY).encode(text="label:N")
     height = min(
         max(_LEAF_HEIGHT * (table["place"].to_numpy().max() + 1), _LEAST_HEIGHT), _MOST_HEIGHT
     )
@@ -109,8 +100,6 @@ def tree_chart(shown: ReplayedRound, *, with_proposals: bool = False) -> Any:
 
 def round_table(rounds: list[ReplayedRound]) -> pd.DataFrame:
     """One row per round: number from 1, nodes, verified, accepted, emitted, kept, verdict."""
-    import pandas as pd
-
     return pd.DataFrame(
         [
             {
@@ -130,20 +119,12 @@ def round_table(rounds: list[ReplayedRound]) -> pd.DataFrame:
 
 def round_chart(rounds: list[ReplayedRound], chosen: int) -> Any:
     """Tokens that each round emitted, with hits and misses; ``chosen`` counts from 1."""
-    import altair as alt
-
     table = round_table(rounds)
     x = alt.X("round:Q", title="round of the request", axis=alt.Axis(format="d", tickMinStep=1))
     base = alt.Chart(table)
-    colour = alt.Color(
-        "verdict:N",
-        title=None,
-        scale=alt.Scale(domain=["hit", "miss"], range=["#3ea58a", "#c9618a"]),
-        legend=alt.Legend(orient="top"),
-    )
-    shape = alt.Shape(
-        "verdict:N", title=None, scale=alt.Scale(domain=["hit", "miss"], range=["circle", "cross"])
-    )
+    colours, shapes = {"hit": "#3ea58a", "miss": "#c9618a"}, {"hit": "circle", "miss": "cross"}
+    colour = named(alt.Color, "verdict:N", colours, columns=2)
+    shape = named(alt.Shape, "verdict:N", shapes, columns=2)
     stems = base.mark_rule(strokeWidth=2, opacity=0.5).encode(x=x, y="emitted:Q", color=colour)
     points = base.mark_point(size=60, filled=True, opacity=1.0).encode(
         x=x,
@@ -154,7 +135,7 @@ def round_chart(rounds: list[ReplayedRound], chosen: int) -> Any:
     )
     here = (
         base.transform_filter(f"datum.round == {chosen}")
-        .mark_point(size=220, shape="square", strokeWidth=2, color="#808890", fillOpacity=0)
+        .mark_point(size=220, shape="square", strokeWidth=2, color=GREY, fillOpacity=0)
         .encode(x=x, y="emitted:Q")
     )
     return (stems + points + here).properties(height=210)
@@ -181,11 +162,7 @@ def round_sentence(shown: ReplayedRound, num_rounds: int) -> str:
 
 
 def _edges(
-    alt: Any,
-    table: pd.DataFrame,
-    shown: ReplayedRound,
-    across: dict[str, Any],
-    down: dict[str, Any],
+    table: pd.DataFrame, shown: ReplayedRound, across: dict[str, Any], down: dict[str, Any]
 ) -> Any:
     parents = table.set_index("node")[["depth", "place"]]
     inner = table[table["parent"] >= 0]
@@ -198,7 +175,7 @@ def _edges(
     )
     return (
         alt.Chart(lines)
-        .mark_rule(color="#808890")
+        .mark_rule(color=GREY)
         .encode(
             x=alt.X("from_depth:Q", **across),
             x2="depth:Q",

@@ -1,38 +1,37 @@
 """Prediction against measurement as tables and charts, for any folder of runs.
 
-Must not import streamlit or torch.
+Needs altair, which comes with Streamlit. Must not import streamlit or torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import altair as alt
 import numpy as np
+import pandas as pd
 
-from codesign.charts import SPAN_COLOURS
+from codesign.dashboard.chart_parts import COLOURS, GREY, named
 from codesign.dashboard.choices import file_time
 from codesign.dashboard.files import RUN_FILE
 from codesign.dashboard.kept import Kept
 from codesign.fit import Fit
 from codesign.plan import Plan
-from codesign.report import SHOWN, figure_text
+from codesign.report import SHOWN, error_text, figure_text, shown_comparisons
 from codesign.validate import Validation, validate
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from codesign.validate import RunComparison
 
-RUN_COLOURS = [*SPAN_COLOURS.values(), "#7f8c1f"]
-RUN_SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]
+_RUN_SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]
 RESIDUALS = (
     "acceptance_length", "tpot_mean", "tpot_p90", "throughput", "ttft_p50", "mean_batch",
 )  # fmt: skip
 _validations: Kept[Validation] = Kept(8)
 _MOST_POINTS = 3000  # requests in a chart; of more, evenly spread ones are drawn
-_GREY = "#808890"
 
 
 def compared(
@@ -69,8 +68,6 @@ def residual_table(runs: Sequence[RunComparison]) -> pd.DataFrame:
         Columns run, figure, error, low, high (shares), inside (whether the interval holds the
         measurement), predicted, measured (texts).
     """
-    import pandas as pd
-
     rows = [
         {
             "run": run.label,
@@ -91,9 +88,6 @@ def residual_table(runs: Sequence[RunComparison]) -> pd.DataFrame:
 
 def residual_chart(runs: Sequence[RunComparison], *, tolerance: float) -> Any:
     """Errors by figure, a mark per run on its predicted interval; the tolerance is shaded."""
-    import altair as alt
-    import pandas as pd
-
     table = residual_table(runs)
     figures = [SHOWN[name][0] for name in RESIDUALS if SHOWN[name][0] in set(table["figure"])]
     labels = list(dict.fromkeys(table["run"]))
@@ -101,22 +95,19 @@ def residual_chart(runs: Sequence[RunComparison], *, tolerance: float) -> Any:
     y = alt.Y("figure:N", sort=figures, title=None, axis=alt.Axis(labelLimit=160, grid=True))
     across: Any = {"title": "predicted, relative to measured", "axis": alt.Axis(format="+%")}
     base = alt.Chart(table).encode(y=y, yOffset=offset)
-    legend = alt.Legend(orient="top", columns=1, labelLimit=0)
-    colour = alt.Color("run:N", title=None, sort=labels, legend=legend, scale=_colours(alt, labels))
+    colour, shape = _by_run(labels)
     bars = base.mark_rule(strokeWidth=2).encode(
         x=alt.X("low:Q", **across), x2="high:Q", color=colour
     )
     dots = base.mark_point(size=70, filled=True, opacity=1.0).encode(
         x=alt.X("error:Q", **across),
         color=colour,
-        shape=_shape(alt, labels, legend),
-        tooltip=_tooltip(alt, table),
+        shape=shape,
+        tooltip=_tooltip(table),
     )
     band = alt.Chart(pd.DataFrame([{"low": -tolerance, "high": tolerance}]))
-    shade = band.mark_rect(color=_GREY, opacity=0.15).encode(
-        x=alt.X("low:Q", **across), x2="high:Q"
-    )
-    zero = alt.Chart(pd.DataFrame([{"at": 0.0}])).mark_rule(color=_GREY, strokeDash=[4, 4])
+    shade = band.mark_rect(color=GREY, opacity=0.15).encode(x=alt.X("low:Q", **across), x2="high:Q")
+    zero = alt.Chart(pd.DataFrame([{"at": 0.0}])).mark_rule(color=GREY, strokeDash=[4, 4])
     height = (10 + 11 * len(labels)) * len(figures) + 24 * len(labels) + 60
     return (shade + zero.encode(x=alt.X("at:Q", **across)) + bars + dots).properties(height=height)
 
@@ -127,8 +118,6 @@ def request_table(runs: Sequence[RunComparison], figure: str) -> pd.DataFrame:
     Returns:
         Columns run, request, category, predicted, measured (milliseconds), error (share).
     """
-    import pandas as pd
-
     parts = []
     for run in runs:
         both = run.requests[["request_id", "category"]].assign(
@@ -144,12 +133,9 @@ def request_table(runs: Sequence[RunComparison], figure: str) -> pd.DataFrame:
 
 def request_chart(runs: Sequence[RunComparison], figure: str) -> Any:
     """Error of each request's "ttft" or "tpot" by its measured value, a colour and shape a run."""
-    import altair as alt
-    import pandas as pd
-
     table = request_table(runs, figure)
     labels = list(dict.fromkeys(run.label for run in runs))
-    legend = alt.Legend(orient="top", columns=1, labelLimit=0)
+    colour, shape = _by_run(labels)
     dots = (
         alt.Chart(table)
         .mark_point(size=36, filled=True, opacity=0.7)
@@ -158,8 +144,8 @@ def request_chart(runs: Sequence[RunComparison], figure: str) -> Any:
                 "measured:Q", title=f"measured {figure.upper()}, ms", scale=alt.Scale(zero=False)
             ),
             y=alt.Y("error:Q", title="error of the prediction", axis=alt.Axis(format="+%")),
-            color=alt.Color("run:N", title=None, legend=legend, scale=_colours(alt, labels)),
-            shape=_shape(alt, labels, legend),
+            color=colour,
+            shape=shape,
             tooltip=[
                 "run:N",
                 "request:Q",
@@ -170,16 +156,12 @@ def request_chart(runs: Sequence[RunComparison], figure: str) -> Any:
         )
         .interactive()
     )
-    zero = alt.Chart(pd.DataFrame([{"at": 0.0}])).mark_rule(color=_GREY, strokeDash=[4, 4])
+    zero = alt.Chart(pd.DataFrame([{"at": 0.0}])).mark_rule(color=GREY, strokeDash=[4, 4])
     return (dots + zero.encode(y="at:Q")).properties(height=300 + 24 * len(labels))
 
 
 def comparison_table(run: RunComparison, tolerance: float) -> pd.DataFrame:
     """Every figure, span and round mean of one run, as texts for people."""
-    import pandas as pd
-
-    from codesign.report import error_text, shown_comparisons
-
     rows = []
     for found in (*shown_comparisons(run), *run.rounds):
         title, unit, _ = SHOWN[found.name]
@@ -226,20 +208,14 @@ def calibration_sentence(before: float, after: float | None, num_tokens: int) ->
     return text + f", {after:.3f} calibrated, on requests that were not fitted to."
 
 
-def _colours(alt: Any, labels: Sequence[str]) -> Any:
-    return alt.Scale(domain=list(labels), range=RUN_COLOURS)
+def _by_run(labels: Sequence[str]) -> tuple[Any, Any]:
+    """Colour and shape of each run; of more than there are, some look alike."""
+    colours = dict(zip(labels, cycle(COLOURS.values()), strict=False))
+    shapes = dict(zip(labels, cycle(_RUN_SHAPES), strict=False))
+    return named(alt.Color, "run:N", colours), named(alt.Shape, "run:N", shapes)
 
 
-def _shape(alt: Any, labels: Sequence[str], legend: Any) -> Any:
-    return alt.Shape(
-        "run:N",
-        title=None,
-        legend=legend,
-        scale=alt.Scale(domain=list(labels), range=RUN_SHAPES),
-    )
-
-
-def _tooltip(alt: Any, table: pd.DataFrame) -> list[Any]:
+def _tooltip(table: pd.DataFrame) -> list[Any]:
     return [
         alt.Tooltip(f"{name}:Q", format="+.1%") if name in ("error", "low", "high") else f"{name}:N"
         for name in table.columns

@@ -15,6 +15,7 @@ import altair as alt
 import pandas as pd
 
 from codesign.charts import SPAN_COLOURS
+from codesign.dashboard.chart_parts import COLOURS, GREY
 from codesign.dashboard.records_frames import BOTH, column
 
 SPAN_NAMES = {
@@ -27,10 +28,8 @@ SPAN_NAMES = {
 }
 GROUP_NAMES = {"target": "target's GPUs", "draft": "draft's GPUs", BOTH: "GPUs of both"}
 TOKEN_NAMES = {"drafted": "draft tokens verified", "emitted": "tokens emitted"}
-_COLOURS = {**SPAN_COLOURS, "prefill": "#7f8c1f"}
 _DASHES = ([1, 0], [6, 3], [2, 2])
 _LIMIT = "#d9534a"
-_GREY = "#8a8f98"
 _HEIGHT = 230
 _LITTLE = 0.002  # of a round
 
@@ -102,9 +101,9 @@ def running_chart(over_time: pd.DataFrame, max_batch: int) -> Any:
     if column(rows, "high").max(initial=0.0) > 0.6 * max_batch:
         table = pd.DataFrame({"limit": [max_batch], "text": [f"batch limit {max_batch}"]})
         at = alt.Chart(table).encode(y=alt.Y("limit:Q"))
-        layers.append(at.mark_rule(color=_GREY, strokeDash=[5, 3]))
+        layers.append(at.mark_rule(color=GREY, strokeDash=[5, 3]))
         layers.append(
-            at.mark_text(color=_GREY, align="left", baseline="bottom", dx=4).encode(
+            at.mark_text(color=GREY, align="left", baseline="bottom", dx=4).encode(
                 x=alt.XValue(0), text=alt.Text("text:N")
             )
         )
@@ -154,13 +153,13 @@ def spans_chart(spans: pd.DataFrame) -> Any:
         color=alt.Color(
             "span:N",
             legend=None,
-            scale=alt.Scale(domain=list(_COLOURS), range=list(_COLOURS.values())),
+            scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())),
         ),
     )
-    ranges = base.mark_rule(strokeWidth=1.5, color=_GREY).encode(
+    ranges = base.mark_rule(strokeWidth=1.5, color=GREY).encode(
         x=alt.X("low:Q"), x2=alt.X2("high:Q")
     )
-    text = base.mark_text(align="left", dx=6, color=_GREY).encode(
+    text = base.mark_text(align="left", dx=6, color=GREY).encode(
         x=alt.X("high:Q"), text=alt.Text("text:N")
     )
     return alt.layer(bars, ranges, text).properties(height=max(46 * len(table), 90))
