@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from codesign.cli import build_parser
 from codesign.cli.dashboard import app_script
 from codesign.run_directory import read_run, write_run
 
@@ -53,6 +55,17 @@ def test_the_timeline_shows_a_run_and_the_tree_of_the_round_that_is_chosen(full)
     slider.set_value(slider.value + 1).run()
     assert f"Round {slider.value} of " in texts(page)
     assert "draft tokens verified" in texts(page)
+
+
+def test_the_command_that_measures_a_candidate_is_one_that_there_is(
+    planned_folder, tmp_path, monkeypatch
+):
+    for file in planned_folder.glob("*.*"):
+        shutil.copy(file, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    command = texts(open_page("timeline", candidate=ASYNC)).partition("To measure it: `")[2]
+    words = shlex.split(command.partition("`")[0])
+    assert build_parser("run").parse_args(words[1:]).candidate == [ASYNC]
 
 
 def test_a_link_reproduces_candidate_request_and_round(full):
