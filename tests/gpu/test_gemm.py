@@ -1,4 +1,4 @@
-"""Every tiling of the packed GEMM on a Hopper GPU, over and over: races show as wrong tiles.
+"""Every tiling of the packed GEMM on a Hopper GPU, over and over: races show as wrong tiles; prompts.
 
 python -m pytest tests/gpu/test_gemm.py
 """
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from codesign.kernels import gemm, packed_reference
+from codesign.kernels import gemm, many_rows, packed_reference
 from codesign.kernels.int4 import quantize_int4
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import PackedLinear, gate_up_order, pack_bf16, pack_int4
@@ -119,3 +119,43 @@ def test_swiglu_takes_interleaved_rows():
     for rows in (1, 8, 16, 40):
         expected = packed_reference.gate_up(x[:rows], weight)
         assert error(gemm.gate_up(x[:rows], weight), expected) < 5e-3
+
+
+@pytest.mark.parametrize(("columns", "features"), [*SHAPES[:3], (128, 16), (1152, 200)])
+@pytest.mark.parametrize("way", ["run_fused", "run_dense"])
+def test_prompts_agree_with_float64(columns: int, features: int, way: str):
+    weight, _, norm = case(columns, features)
+    bias = torch.randn(features, device="cuda").to(torch.bfloat16)
+    for rows in (17, 32, 33, 100, 256, 300):
+        x = torch.randn(rows, columns, device="cuda").to(torch.bfloat16)
+        residual = torch.randn(rows, features, device="cuda").to(torch.bfloat16)
+        expected = packed_reference.linear(x, weight, norm=norm, bias_N=bias, residual_MN=residual)
+        out = torch.full_like(residual, torch.nan)
+        run = getattr(many_rows, way)
+        run(x, many_rows.Map(weight, norm, bias, residual), out)
+        assert error(out, expected) < 5e-3, rows
+        run(x, many_rows.Map(weight, norm, bias, residual), residual)
+        assert torch.equal(residual, out), "the residual's own memory"
+        run(x, many_rows.Map(weight), out)
+        assert error(out, packed_reference.linear(x, weight)) < 5e-3, rows
+
+
+@pytest.mark.parametrize(("columns", "features"), SHAPES[:3])
+def test_a_row_of_a_prompt_has_the_same_bits_whatever_is_beside_it(columns: int, features: int):
+    weight, x, norm = case(columns, features)
+    x = torch.cat([x] * 16)
+    few = gemm.linear(x[:17].contiguous(), weight, norm=norm, prompt=True)
+    for rows in (32, 33, 64, 65, 128, 256):
+        found = gemm.linear(x[:rows].contiguous(), weight, norm=norm, prompt=True)
+        assert torch.equal(found[:17], few), rows
+        assert torch.equal(found[16], found[0]), rows
+
+
+@pytest.mark.parametrize("rows", [17, 100, 300])
+def test_gates_and_ups_of_a_prompt_end_as_swiglu(rows: int):
+    torch.manual_seed(5)
+    whole = quantize_int4(torch.randn(2048, 1024, device="cuda"), group=128)
+    weight = pack_int4(whole, order=gate_up_order(1024).cuda())
+    x = torch.randn(rows, 1024, device="cuda").to(torch.bfloat16)
+    out = gemm.gate_up(x, weight, prompt=True)
+    assert error(out, packed_reference.gate_up(x, weight)) < 5e-3
