@@ -16,7 +16,6 @@ from codesign.policy.speculation import SpeculationSpec
 
 # From simple to involved: at equal predictions the simpler one is chosen.
 FAMILIES = tuple(family.spec.family for family in POLICY_FAMILIES)
-UNKNOWN = "unknown"  # saturation in plans of the first version
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ class ScoredCandidate:
     spans: dict[str, float]
     origin: str
     is_feasible: bool
-    saturation: str = UNKNOWN
+    saturation: str = "stable"
 
     @property
     def label(self) -> str:
@@ -137,7 +136,7 @@ class ScoredCandidate:
                 spans=dict(values["spans"]),
                 origin=values["origin"],
                 is_feasible=values["is_feasible"],
-                saturation=values.get("saturation", UNKNOWN),
+                saturation=values["saturation"],
             )
         except (KeyError, TypeError, AttributeError) as err:
             raise InputError(f"not a scored candidate: {err}. Plan again: codesign plan") from err

@@ -8,10 +8,10 @@ to it, with their checksum, so that a folder can be moved. Imports no torch.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from codesign.artifacts import header, read_json, read_table, sha256, write_json
 from codesign.candidate import FAMILIES, Candidate, Interval, ScoredCandidate
@@ -224,7 +224,7 @@ class Plan:
             "slo": asdict(self.slo),
             "objective": self.objective,
             "sampling": asdict(self.sampling),
-            "serving": self.serving.to_dict(),
+            "serving": asdict(self.serving),
             "trace": _written(self.trace, folder),
             "num_requests": self.num_requests,
             "fit": _written(self.fit, folder),
@@ -257,39 +257,24 @@ class Plan:
                 slo=SLO(**values["slo"]),
                 objective=values["objective"],
                 sampling=Sampling(**values["sampling"]),
-                serving=_serving(values),
+                serving=Serving(**values["serving"]),
                 trace=_read(values["trace"], folder),
                 num_requests=values["num_requests"],
                 fit=_read(values["fit"], folder),
                 seed=values["seed"],
                 num_seeds=values["num_seeds"],
                 chosen=ScoredCandidate.from_dict(values["chosen"]),
-                alternatives=_scored(values["alternatives"]),
+                alternatives=tuple(map(ScoredCandidate.from_dict, values["alternatives"])),
                 ties=tuple(values["ties"]),
                 reason=values["reason"],
                 notes=tuple(values["notes"]),
-                runner_up=values.get("runner_up", ""),
-                economics=_economics(values.get("economics")),
-                doubts=tuple(Doubt(**doubt) for doubt in values.get("doubts", ())),
+                runner_up=values["runner_up"],
+                economics=values["economics"] and Economics(**values["economics"]),
+                doubts=tuple(Doubt(**doubt) for doubt in values["doubts"]),
             )
         except (KeyError, TypeError) as err:
-            raise InputError(f"{path} is not a whole plan: {err}. Plan again: codesign plan") from (
-                err
-            )
-
-
-def _serving(values: Mapping[str, Any]) -> Serving:
-    if "serving" not in values:  # a plan of the first version
-        return Serving(max_kv_tokens=values["max_kv_tokens"])
-    return Serving(**values["serving"])
-
-
-def _economics(values: Mapping[str, Any] | None) -> Economics | None:
-    return None if values is None else Economics(**values)
-
-
-def _scored(entries: Iterable[Mapping[str, Any]]) -> tuple[ScoredCandidate, ...]:
-    return tuple(ScoredCandidate.from_dict(entry) for entry in entries)
+            why = f"{path} is not a whole plan: {err}. Plan again: codesign plan"
+            raise InputError(why) from err
 
 
 def _written(ref: FileRef, folder: Path) -> dict[str, str]:

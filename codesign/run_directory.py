@@ -16,14 +16,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from codesign.artifacts import (
-    header,
-    read_json,
-    read_table,
-    write_json,
-    write_table,
-    write_text,
-)
+from codesign.artifacts import header, read_json, read_table, write_json, write_table, write_text
 from codesign.errors import InputError
 from codesign.records import RequestRecord, RoundLog, RoundRecord, RunRecords
 
@@ -31,8 +24,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Origin = Literal["simulated", "measured"]
-
-_ADDED = ("replica", "cached_tokens", "num_preemptions")  # 0 in runs from before replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,26 +122,26 @@ def _clear(folder: Path) -> None:
 
 
 def _read_requests(frame: pd.DataFrame, folder: Path) -> list[RequestRecord]:
-    frame, names = _complete(frame, RequestRecord, folder)
+    names = _checked_names(frame, RequestRecord, folder)
     columns = [frame[name].astype(object).where(frame[name].notna(), None) for name in names]
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [RequestRecord(*row) for row in rows]
 
 
 def _read_rounds(frame: pd.DataFrame, folder: Path) -> RoundLog:
-    return RoundLog.from_table(_complete(frame, RoundRecord, folder)[0])
+    _checked_names(frame, RoundRecord, folder)
+    return RoundLog.from_table(frame)
 
 
-def _complete(frame: pd.DataFrame, row_type: type, folder: Path) -> tuple[pd.DataFrame, list[str]]:
-    """The frame with a column for each field, and their names."""
+def _checked_names(frame: pd.DataFrame, row_type: type, folder: Path) -> list[str]:
+    """Names of the fields, each of which has a column."""
     names = [field.name for field in fields(row_type)]
-    frame = frame.assign(**{n: 0 for n in _ADDED if n in names and n not in frame})
     missing = [name for name in names if name not in frame]
     if missing:
         raise InputError(
             f"a table in {folder} lacks {', '.join(missing)}. Make it again: codesign run"
         )
-    return frame, names
+    return names
 
 
 def _read_outputs(path: Path) -> dict[int, list[int]] | None:

@@ -27,7 +27,7 @@ def search_key(requests: pd.DataFrame, fit_sha256: str, slo: SLO, serving: Servi
     digest = hashlib.sha256(__version__.encode())  # another version may simulate otherwise
     for column in sorted(requests):
         digest.update("\0".join((column, *map(str, requests[column]))).encode())
-    digest.update(json.dumps([fit_sha256, asdict(slo), serving.to_dict()]).encode())
+    digest.update(json.dumps([fit_sha256, asdict(slo), asdict(serving)]).encode())
     return digest.hexdigest()
 
 

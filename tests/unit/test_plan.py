@@ -76,21 +76,6 @@ def test_a_plan_comes_back_as_it_was_saved(plan, tmp_path):
     assert list(Plan.load(path).simulation_seeds) == [7, 8, 9]
 
 
-def test_a_plan_of_the_first_version_is_read_with_its_limit_of_kv_rows(plan, tmp_path):
-    path = tmp_path / "made" / "plan.json"
-    plan.save(path)
-    values = json.loads(path.read_text())
-    for name in ("serving", "economics", "runner_up"):
-        del values[name]
-    for entry in (values["chosen"], *values["alternatives"]):
-        del entry["saturation"]
-    path.write_text(json.dumps({**values, "max_kv_tokens": 2048}))
-    old = Plan.load(path)
-    assert old.serving == Serving(max_kv_tokens=2048)
-    assert old.economics is None
-    assert old.chosen.saturation == "unknown"
-
-
 @pytest.mark.parametrize(
     ("of_plan", "of_fit", "rows"), [(4096, None, 4096), (None, 900, 900), (4096, 900, 900)]
 )

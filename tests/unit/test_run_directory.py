@@ -46,14 +46,12 @@ def test_numbers_come_back_as_python_numbers_and_missing_times_as_none(tmp_path)
     assert type(done.finish) is float
 
 
-def test_a_run_from_before_replicas_comes_back(tmp_path):
+def test_a_table_that_lacks_a_column_is_refused_by_its_name(tmp_path):
     write(tmp_path)
-    for name in ("requests", "rounds"):
-        frame, meta = read_table(tmp_path / f"{name}.parquet", kind=name)
-        added = [c for c in ("replica", "cached_tokens", "num_preemptions") if c in frame]
-        assert added
-        write_table(tmp_path / f"{name}.parquet", frame.drop(columns=added), meta)
-    assert read_run(tmp_path).records == small_run()
+    frame, meta = read_table(tmp_path / "rounds.parquet", kind="rounds")
+    write_table(tmp_path / "rounds.parquet", frame.drop(columns="replica"), meta)
+    with pytest.raises(InputError, match=r"lacks replica\. Make it again: codesign run"):
+        read_run(tmp_path)
 
 
 def test_a_run_without_rounds_or_finished_requests_comes_back(tmp_path):
