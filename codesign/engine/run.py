@@ -145,12 +145,8 @@ def run_candidate(
     check_runs_in_engine(spec)
     served = served_requests(requests, spec, target.shape, max_kv_tokens)
     torch.set_num_threads(candidate.deployment.target_workers)
-    schedule = Schedule(
-        served.requests,
-        BatchLimits(candidate.max_batch, max_kv_tokens),
-        serving,
-        round_rows=spec.kv_rows,
-        max_waiting=max_waiting,
+    schedule = served.schedule(
+        candidate, serving, max_kv_tokens=max_kv_tokens, max_waiting=max_waiting
     )
     keep = max_kv_tokens if serving.prefix_cache else 0
     cache = KVCache(
@@ -202,6 +198,25 @@ class ServedRequests:
     requests: list[BoundRequest]
     refused: dict[int, str]
     longest: int
+
+    def schedule(
+        self,
+        candidate: Candidate,
+        serving: Serving,
+        *,
+        max_kv_tokens: int,
+        emitted_rows: int = 8,
+        max_waiting: int | None = None,
+    ) -> Schedule:
+        """How a candidate serves them; see ``Schedule``."""
+        return Schedule(
+            self.requests,
+            BatchLimits(candidate.max_batch, max_kv_tokens),
+            serving,
+            round_rows=candidate.speculation.kv_rows,
+            emitted_rows=emitted_rows,
+            max_waiting=max_waiting,
+        )
 
 
 def served_requests(

@@ -8,13 +8,12 @@ steps. Arrivals replay by the wall clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from time import perf_counter, sleep
 from typing import Protocol
 
-from codesign.calibration_log import CalibrationLog
 from codesign.engine.partner import Answer, DraftLostError, NoDraft, Partner, TargetLostError
 from codesign.engine.schedule import PromptPiece, Schedule
+from codesign.engine.serving_log import Round, ServingLog
 from codesign.policy.protocol import (
     Admission,
     Candidates,
@@ -25,7 +24,7 @@ from codesign.policy.protocol import (
     VerifyRows,
 )
 from codesign.prompts import BoundRequest
-from codesign.records import RequestRecord, RoundLog, RoundRecord, RunRecords
+from codesign.records import RunRecords
 
 Progress = Callable[[str, int, int], None]
 
@@ -62,15 +61,6 @@ class Target(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Round:
-    """What one round needs until it is written down."""
-
-    start: float
-    prefill: float = 0.0
-    prefill_tokens: int = 0
-
-
 class Server:
     """Serves requests with one target and one draft partner.
 
@@ -81,6 +71,7 @@ class Server:
         requests: What was asked for.
         refused: Why some of them are not served, by number.
         progress: Called as ``progress("serve", finished, total)``.
+        ended: Called as soon as nothing more is served, whatever the reason.
 
     Attributes:
         outputs: Emitted tokens by request number, complete or not.
@@ -95,80 +86,64 @@ class Server:
         *,
         refused: Mapping[int, str] | None = None,
         progress: Progress | None = None,
+        ended: Callable[[], None] | None = None,
     ) -> None:
         self._worker = worker
         self._partner = partner
         self._schedule = schedule
         self._progress = progress
-        self._num_finished = 0
+        self._ended = ended
         self._pending: list[RequestVerdict] = []
         self._complete: list[Admission] = []  # prompts that ended beside the last round
         self._told: set[int] = set()  # requests that the draft has rows of
         self._dropped: list[int] = []
         self._quiet = {r.request_id for r in requests if not r.options.speculates}
-        self._rounds = RoundLog()
-        self._calibration = CalibrationLog()
-        self._notes: list[str] = []
-        self._origin = 0.0
+        self._log = ServingLog(requests)
+        self._log.refuse(refused or {})
         self.outputs: dict[int, list[int]] = {r.request_id: [] for r in requests}
         self.outputs |= schedule.outputs
-        self._records = {
-            r.request_id: RequestRecord(r.request_id, r.category, r.arrival, len(r.prompt_ids))
-            for r in requests
-        }
-        self._refused = dict(refused or {})
-        self._refuse(self._refused)
 
     def run(self) -> RunRecords:
         """Serve everything.
 
         An interruption, or the loss of a part of the target, ends the run with what is finished.
         """
-        self._origin = perf_counter()
+        self._log.begin()
+        try:
+            return self._log.records(cut_by=self._serve())
+        finally:
+            self._partner.close()
+
+    def _serve(self) -> str | None:
+        """Serve until all is done; or what ended it before."""
         try:
             while not self._schedule.is_done:
                 self._wait_for_work()
                 self._round()
-        except (KeyboardInterrupt, TargetLostError) as end:
-            total = len(self._records) - len(self._refused)
-            cause = "interrupted" if isinstance(end, KeyboardInterrupt) else str(end)
-            left = total - self._num_finished
-            self._notes.append(f"{cause}: {left} of {total} requests unfinished")
+        except KeyboardInterrupt:
+            return "interrupted"
+        except TargetLostError as lost:
+            return str(lost)
         finally:
-            seconds = self._now()
-            self._partner.close()
-        records = list(self._records.values())
-        return RunRecords(
-            records,
-            self._rounds,
-            seconds,
-            self._notes,
-            calibration=self._calibration.errors(),
-            refused=self._refused,
-        )
-
-    def _now(self) -> float:
-        return perf_counter() - self._origin
-
-    def _refuse(self, reasons: Mapping[int, str]) -> None:
-        self._refused |= reasons
-        self._notes += [f"request {number} refused: {why}" for number, why in reasons.items()]
+            if self._ended is not None:
+                self._ended()
+        return None
 
     def _wait_for_work(self) -> None:
         batcher = self._schedule.batcher
         arrival = batcher.next_arrival
         if batcher.num_running == 0 and arrival is not None:
-            sleep(max(arrival - self._now(), 0.0))
+            sleep(max(arrival - self._log.now, 0.0))
 
     def _round(self) -> None:
-        this = _Round(start=self._now())
+        this = Round(start=self._log.now)
         admitted = self._admit()
         if self._schedule.chunk is None:
             self._run_between(this, admitted)
         elif self._schedule.batcher.num_running:
             self._run_beside(this)
 
-    def _run_between(self, this: _Round, admitted: Sequence[int]) -> None:
+    def _run_between(self, this: Round, admitted: Sequence[int]) -> None:
         """Run whole prompts, then a round of all requests."""
         joining = [self._schedule.admission(number) for number in admitted]
         if self._partner.is_async:  # the draft prefills while the target does
@@ -185,9 +160,9 @@ class Server:
             return
         rows, verdicts = self._verify(answer)
         self._pending = first + verdicts
-        self._write_round(this, rows, verdicts, ready, answer)
+        self._log.write_round(this, rows, verdicts, ready=ready, answer=answer)
 
-    def _run_beside(self, this: _Round) -> None:
+    def _run_beside(self, this: Round) -> None:
         """Run a round of those whose prompt is complete, and a chunk of prompts beside it."""
         pieces = self._schedule.pieces(self._open_prompt)
         joining, self._complete = self._complete, []
@@ -203,13 +178,11 @@ class Server:
         self._pending = verdicts + [v for v in first if v.request_id not in over]
         self._complete = [p.admission for p in pieces if p.is_last and p.request_id not in over]
         self._dropped += over  # the draft has run their prompts in vain
-        self._write_round(this, rows, verdicts, ready, answer)
+        self._log.write_round(this, rows, verdicts, ready=ready, answer=answer)
 
     def _verify(self, answer: Answer) -> tuple[list[VerifyRows], list[RequestVerdict]]:
         rows, verdicts = self._worker.verify(answer.candidates)
-        for request, verdict in zip(rows, verdicts, strict=True):
-            category = self._records[request.request_id].category
-            self._calibration.add(category, request, verdict)
+        self._log.judge(rows, verdicts)
         self._commit(verdicts)
         return rows, verdicts
 
@@ -237,19 +210,19 @@ class Server:
         requests = [entry for entry in self._pending if entry.request_id in told]
         told -= {entry.request_id for entry in requests if entry.is_finished}
         return Verdict(
-            len(self._rounds),
+            len(self._log.rounds),
             tuple(requests),
             tuple(joining),
             prompts=tuple(prompts),
             dropped=tuple(dropped),
-            now=self._now(),
+            now=self._log.now,
             beside=self._schedule.rows_of(quiet) if quiet else (0, 0),
             sharing=self._sharing(pieces) if pieces else (0, 0),
         )
 
     def _sharing(self, pieces: Sequence[PromptPiece]) -> tuple[int, int]:
         """Prompt rows beside the round, and who waits for a first token."""
-        num_waiting = self._schedule.batcher.num_arrived(self._now())
+        num_waiting = self._schedule.batcher.num_arrived(self._log.now)
         num_running = len({piece.request_id for piece in pieces})
         return sum(piece.count for piece in pieces), num_waiting + num_running
 
@@ -261,8 +234,8 @@ class Server:
             return self._partner.receive()
 
     def _go_on_without_draft(self, lost: DraftLostError) -> None:
-        self._notes.append(
-            f"draft lost in round {len(self._rounds)} at {self._now():.1f} s ({lost}); "
+        self._log.notes.append(
+            f"draft lost in round {len(self._log.rounds)} at {self._log.now:.1f} s ({lost}); "
             "decoding went on without speculation"
         )
         self._partner.close()
@@ -270,31 +243,31 @@ class Server:
 
     def _admit(self) -> list[int]:
         """Let requests join and leave the batch; those that have joined and may stay."""
-        now = self._now()
+        now = self._log.now
         admitted = self._schedule.admit(now)
         for number in admitted:
-            if self._records[number].admitted is None:
-                self._records[number].admitted = now
+            if self._log.requests[number].admitted is None:
+                self._log.requests[number].admitted = now
         late = self._schedule.refuse(now)
-        self._refuse(dict.fromkeys(late, "the queue is full when it comes. Ask again later"))
+        self._log.refuse(dict.fromkeys(late, "the queue is full when it comes. Ask again later"))
         evicted = self._schedule.make_room()
         for number in evicted:
             self._worker.evict(number)
-            self._records[number].num_preemptions += 1
+            self._log.requests[number].num_preemptions += 1
         self._dropped += evicted
         self._complete = [a for a in self._complete if a.request_id not in evicted]
         return [number for number in admitted if number not in evicted]
 
     def _open_prompt(self, admission: Admission, blocks: Sequence[int]) -> int:
         num_cached = self._worker.open_prompt(admission, blocks)
-        record = self._records[admission.request_id]
+        record = self._log.requests[admission.request_id]
         record.cached_tokens = min(num_cached, len(admission.tokens) - 1)
         return num_cached
 
-    def _prefill(self, this: _Round) -> list[RequestVerdict]:
+    def _prefill(self, this: Round) -> list[RequestVerdict]:
         return self._run_pieces(this, self._schedule.pieces(self._open_prompt))
 
-    def _run_pieces(self, this: _Round, pieces: Sequence[PromptPiece]) -> list[RequestVerdict]:
+    def _run_pieces(self, this: Round, pieces: Sequence[PromptPiece]) -> list[RequestVerdict]:
         if not pieces:
             return []
         start = perf_counter()
@@ -306,82 +279,8 @@ class Server:
         return verdicts
 
     def _commit(self, verdicts: Sequence[RequestVerdict]) -> None:
-        now = self._now()
         for verdict in verdicts:
-            record = self._records[verdict.request_id]
             self._schedule.emit(verdict.request_id, verdict.tokens, is_finished=verdict.is_finished)
-            record.output_tokens += len(verdict.tokens)
-            if record.first_token is None:
-                record.first_token = now
-            if verdict.is_finished:
-                record.finish = now
-                self._num_finished += 1
+        self._log.emit(verdicts)
         if self._progress is not None:
-            done = self._num_finished + len(self._refused)
-            self._progress("serve", done, len(self._records))
-
-    def _write_round(
-        self,
-        this: _Round,
-        rows: Sequence[VerifyRows],
-        verdicts: Sequence[RequestVerdict],
-        ready: float,
-        answer: Answer,
-    ) -> None:
-        for request, verdict in zip(rows, verdicts, strict=True):
-            record = self._records[request.request_id]
-            record.num_rounds += 1
-            record.num_draft_tokens += len(request.tokens) - 1
-            record.num_accepted_tokens += len(verdict.tokens) - 1
-        num_rows = sum(len(r.tokens) for r in rows)
-        num_emitted = sum(len(v.tokens) for v in verdicts)
-        times = answer.times
-        spans = round_spans(answer, start=this.start + self._origin, ready=ready)
-        spans["target"] = self._now() - this.start - this.prefill - sum(spans.values())
-        self._rounds.append(
-            RoundRecord(
-                round=len(self._rounds),
-                start=this.start,
-                batch=len(rows),
-                rows=num_rows,
-                context=sum(r.context for r in rows),
-                num_expansions=times.num_expansions if times else 0,
-                draft_rows=times.num_rows if times else 0,
-                num_draft_tokens=num_rows - len(rows),
-                num_accepted_tokens=num_emitted - len(rows),
-                num_emitted_tokens=num_emitted,
-                prefill=this.prefill,
-                prefill_tokens=this.prefill_tokens,
-                replica=0,
-                **spans,
-            )
-        )
-
-
-def round_spans(answer: Answer, *, start: float, ready: float) -> dict[str, float]:
-    """Seconds of each span before the target's forward, as far as the target waited for it.
-
-    The exchange may overlap a prefill; only what lies after ``ready`` counts.
-
-    Args:
-        answer: The partner's answer.
-        start: ``perf_counter`` at the start of the round.
-        ready: ``perf_counter`` when the target began to wait.
-    """
-    spans: dict[str, float] = {"link_there": 0.0, "link_back": 0.0, "reroot": 0.0, "draft": 0.0}
-    if answer.times is None:
-        return spans
-    times = answer.times
-    late = max(times.idle_from, answer.sent)  # overlapped forwards may still have run
-    steps = (
-        ("draft", late),
-        ("link_there", times.received),
-        ("reroot", times.rerooted),
-        ("draft", times.answered),
-        ("link_back", answer.received),
-    )
-    before = max(ready, start)
-    for name, end in steps:
-        spans[name] += max(end - before, 0.0)
-        before = max(before, end)
-    return spans
+            self._progress("serve", self._log.num_over, len(self._log.requests))

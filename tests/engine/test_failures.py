@@ -7,15 +7,24 @@ import itertools
 import os
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import codesign.engine.run as engine_run
+from codesign.config import Serving
 from codesign.engine import DraftSource
-from codesign.engine.partner import DraftLostError
+from codesign.engine.gpu.launch import TorchrunRanks
+from codesign.engine.kv_cache import KVCache
+from codesign.engine.partner import DraftLostError, NoDraft, TargetLostError
 from codesign.engine.remote_draft import RemoteDraft
+from codesign.engine.schedule import Schedule
+from codesign.engine.serve import Server
+from codesign.engine.target_worker import TargetWorker
 from codesign.errors import InputError
+from codesign.policy.batching import BatchLimits
+from codesign.policy.walk import Sampling
 
 
 @pytest.fixture
@@ -137,3 +146,29 @@ def test_an_error_in_the_draft_process_is_not_taken_for_a_normal_end(
     assert "draft process ended, exit code 1" in ours.records.notes[0]
     assert ours.outputs == serve("plain", requests).outputs
     assert "RuntimeError" in capfd.readouterr().err
+
+
+def test_a_signal_of_torchrun_after_a_rank_was_lost_leaves_what_is_done_to_be_written(
+    pair, make_requests
+):
+    """The connection to a lost rank breaks first; torchrun sees a little later that it ended."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    class Lost(TargetWorker):
+        def verify(self, candidates):
+            raise TargetLostError("target ranks cannot be reached")
+
+    class Told(NoDraft):
+        def close(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    requests = make_requests(2)
+    cache = KVCache(pair.target.shape, num_slots=2, max_tokens=100)
+    schedule = Schedule(requests, BatchLimits(2, 1000), Serving(), round_rows=1)
+    try:
+        ranks = TorchrunRanks(SimpleNamespace(silence=60.0))
+        worker = Lost(pair.target, cache, sampling=Sampling())
+        records = Server(worker, Told(), schedule, requests, ended=ranks.let_write).run()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert records.notes == ["target ranks cannot be reached: 2 of 2 requests unfinished"]

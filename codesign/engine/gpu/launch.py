@@ -11,7 +11,9 @@ import pickle
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import NoReturn
@@ -31,6 +33,10 @@ class LocalRanks:
 
     Args:
         setup: The run; its folder exists.
+
+    Attributes:
+        of_draft: For waits on the draft.
+        of_target: For waits on the target's followers.
     """
 
     def __init__(self, setup: RankSetup) -> None:
@@ -41,6 +47,8 @@ class LocalRanks:
         self._processes = {
             rank: self._start(rank) for rank in range(setup.num_ranks) if rank != setup.leader
         }
+        self.of_draft = _of_draft(setup, partial(self._check, draft=True))
+        self.of_target = _of_target(setup, partial(self._check, draft=False))
 
     def _start(self, rank: int) -> subprocess.Popen[bytes]:
         module = "codesign.engine.gpu.rank_process"
@@ -69,25 +77,14 @@ class LocalRanks:
                     )
                 sleep(0.02)
 
-    @property
-    def of_draft(self) -> Watch:
-        """For waits on the draft."""
-        return Watch("the draft", DraftLostError, self._setup.silence, self._check_draft)
-
-    @property
-    def of_target(self) -> Watch:
-        """For waits on the target's followers."""
-        return Watch("target ranks", TargetLostError, self._setup.silence, self._check_target)
-
-    def _check_draft(self) -> None:
+    def _check(self, *, draft: bool) -> None:
         for rank, process in self._processes.items():
-            if self._setup.drafts(rank) and process.poll() is not None:
-                raise DraftLostError(f"draft rank {rank} ended{_exit_code(process)}")
+            if self._setup.drafts(rank) == draft and process.poll() is not None:
+                name, lost = ("draft", DraftLostError) if draft else ("target", TargetLostError)
+                raise lost(f"{name} rank {rank} ended{_exit_code(process)}")
 
-    def _check_target(self) -> None:
-        for rank, process in self._processes.items():
-            if not self._setup.drafts(rank) and process.poll() is not None:
-                raise TargetLostError(f"target rank {rank} ended{_exit_code(process)}")
+    def let_write(self) -> None:
+        """Nothing is served any more; here nobody but the user interrupts what follows."""
 
     def end_draft(self, *, at_once: bool = False) -> None:
         """End the draft's processes; ``at_once`` if they will not do it themselves."""
@@ -117,18 +114,8 @@ class TorchrunRanks:
     """
 
     def __init__(self, setup: RankSetup) -> None:
-        self._setup = setup
+        self.of_draft, self.of_target = _of_draft(setup), _of_target(setup)
         signal.signal(signal.SIGTERM, _end_of_run)
-
-    @property
-    def of_draft(self) -> Watch:
-        """For waits on the draft."""
-        return Watch("the draft", DraftLostError, self._setup.silence)
-
-    @property
-    def of_target(self) -> Watch:
-        """For waits on the target's followers."""
-        return Watch("target ranks", TargetLostError, self._setup.silence)
 
     def wait_until_loaded(self) -> None:
         """Joining waits."""
@@ -136,9 +123,24 @@ class TorchrunRanks:
     def end_draft(self, *, at_once: bool = False) -> None:
         """They end themselves."""
 
-    def close(self, *, at_once: bool = False) -> None:
-        """They end themselves; torchrun gives this one 30 s to write what it measured."""
+    def let_write(self) -> None:
+        """Nothing is served any more: torchrun's signal must not end what follows.
+
+        A connection to a lost rank breaks before torchrun sends it; then it gives 30 s.
+        """
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def close(self, *, at_once: bool = False) -> None:
+        """They end themselves."""
+        self.let_write()
+
+
+def _of_draft(setup: RankSetup, check: Callable[[], None] | None = None) -> Watch:
+    return Watch("the draft", DraftLostError, setup.silence, check)
+
+
+def _of_target(setup: RankSetup, check: Callable[[], None] | None = None) -> Watch:
+    return Watch("target ranks", TargetLostError, setup.silence, check)
 
 
 def _end_of_run(number: int, frame: object) -> NoReturn:

@@ -197,6 +197,8 @@ def load_rank(
         )
         weight_bytes[model] = _allocated(device) - before
         models[model] = _model_rank(setup, model, forward)
+    if dist.is_initialized() and device.type == "cpu":
+        dist.all_reduce(torch.zeros(1))  # loading may take longer than a rank may be silent
     for model, buckets in _buckets(setup).items():
         if model in models:
             models[model].prepare(buckets)

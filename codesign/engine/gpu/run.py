@@ -32,12 +32,10 @@ from codesign.engine.gpu.watch import SILENCE
 from codesign.engine.gpu.workers import GroupTarget
 from codesign.engine.partner import DraftLostError, LocalDraft, NoDraft, Partner
 from codesign.engine.run import EngineRun, PolicySetup, served_requests
-from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Progress, Server
 from codesign.errors import HardwareError, InputError
 from codesign.models.shape import model_shape
 from codesign.plan import Candidate
-from codesign.policy.batching import BatchLimits
 from codesign.policy.interface import MAX_TREE_ROWS
 from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.policy.walk import Sampling
@@ -156,13 +154,12 @@ def run_on_ranks(
     Raises:
         HardwareError: If there are fewer GPUs than ranks, or a rank does not start.
     """
-    spec = candidate.speculation
-    served = served_requests(requests, spec, model_shape(setup.target), max_kv_tokens)
-    schedule = Schedule(
-        served.requests,
-        BatchLimits(candidate.max_batch, max_kv_tokens),
+    target = model_shape(setup.target)
+    served = served_requests(requests, candidate.speculation, target, max_kv_tokens)
+    schedule = served.schedule(
+        candidate,
         serving or Serving(),
-        round_rows=spec.kv_rows,
+        max_kv_tokens=max_kv_tokens,
         emitted_rows=setup.smallest_bucket,
         max_waiting=max_waiting,
     )
@@ -179,9 +176,14 @@ def run_on_ranks(
             paging=setup.target_paging,
             samples_by_row=bool(setup.samplings),
         )
-        partner = partner_of(this, ranks, followers)
         server = Server(
-            worker, partner, schedule, requests, refused=served.refused, progress=progress
+            worker,
+            partner_of(this, ranks, followers),
+            schedule,
+            requests,
+            refused=served.refused,
+            progress=progress,
+            ended=ranks.let_write,
         )
         records = server.run()
         if inspect is not None:
