@@ -1,4 +1,6 @@
-"""Every tiling of the packed GEMM on a Hopper GPU, over and over: races show as wrong tiles; prompts.
+"""Every tiling of the packed GEMM on a Hopper GPU, over and over: races show as wrong tiles.
+
+And prompts by every way.
 
 python -m pytest tests/gpu/test_gemm.py
 """
