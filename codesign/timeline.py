@@ -171,19 +171,7 @@ def span_edges(
 
 
 def _slice_args(span: str, columns: dict[str, NDArray[Any]], i: int) -> dict[str, int]:
-    names = {
-        "prefill": ("round", "prefill_tokens"),
-        "draft": ("round", "num_expansions", "draft_rows"),
-        "target": (
-            "round",
-            "batch",
-            "rows",
-            "context",
-            "num_accepted_tokens",
-            "num_emitted_tokens",
-        ),
-    }.get(span, ("round",))
-    return {name: int(columns[name][i]) for name in names}
+    return {name: int(columns[name][i]) for name in ("round", *_ARGS.get(span, ()))}
 
 
 def _counters(pid: int, suffix: str, columns: dict[str, NDArray[Any]]) -> Iterator[Event]:

@@ -50,11 +50,12 @@ class Decoding:
         table = BehaviourTable.of(self.behaviours)
         return (self._rounds(table, running) / table.emitted[:, None]).min(axis=0)
 
-    def round_seconds(self, running: float) -> float:
-        """Seconds of a round of the behaviour that is the fastest there."""
-        table = BehaviourTable.of(self.behaviours)
-        seconds = self._rounds(table, np.array([running]))[:, 0]
-        return float(seconds[np.argmin(seconds / table.emitted)])
+    def fastest_round(self, running: float) -> tuple[float, float]:
+        """Seconds and tokens of a round of the behaviour that is the fastest there."""
+        emitted = BehaviourTable.of(self.behaviours).emitted
+        seconds = self.round_seconds(running)
+        at = np.argmin(seconds / emitted)
+        return float(seconds[at]), float(emitted[at])
 
     def foreseeing(self) -> Decoding:
         """The same with one behaviour per length that perfect foresight may choose."""
@@ -67,7 +68,7 @@ class Decoding:
         ]
         return Decoding(self.candidate, self.fit, chains, self.context)
 
-    def round_seconds_by_behaviour(self, running: float) -> NDArray[np.float64]:
+    def round_seconds(self, running: float) -> NDArray[np.float64]:
         """(P,) seconds of a round of each behaviour."""
         return self._rounds(BehaviourTable.of(self.behaviours), np.array([running]))[:, 0]
 
@@ -111,9 +112,8 @@ def weigh_speculation(ranked: Sequence[ScoredCandidate], question: Question) -> 
     predicted = best.predicted
     batch = predicted["mean_batch"].value if "mean_batch" in predicted else 1.0
     batch = max(batch, 1.0) * best.candidate.deployment.replicas
-    plain_seconds = float(plain.seconds_per_token(np.array([batch]))[0])
-    seconds = drafting.round_seconds(batch)
-    emitted = seconds / float(drafting.seconds_per_token(np.array([batch]))[0])
+    plain_seconds, _ = plain.fastest_round(batch)
+    seconds, emitted = drafting.fastest_round(batch)
     needed = seconds / plain_seconds
     chain = best.candidate.speculation
     return Economics(
@@ -179,7 +179,7 @@ def oracle_seconds(
         profile: Recorded acceptance.
         shares: Of the output tokens of each kind of prompt.
     """
-    seconds = drafting.foreseeing().round_seconds_by_behaviour(batch)
+    seconds = drafting.foreseeing().round_seconds(batch)
     spec = drafting.candidate.speculation
     fanout = 1 if spec.max_depth else max(spec.rows - 1, spec.width)  # as wide as its tree may be
     total = 0.0

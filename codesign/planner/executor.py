@@ -9,12 +9,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -72,21 +73,12 @@ class Job:
 Result = tuple[int, Outcome]
 
 
-class Executor(Protocol):
-    """Runs jobs of one task; a context manager, so that what it started ends with it."""
+class Executor(AbstractContextManager["Executor", None]):
+    """Runs jobs of one task; what it started ends with it."""
 
+    @abstractmethod
     def run(self, jobs: Sequence[Job]) -> Iterator[Result]:
         """Yield (number of the job, outcome) in any order."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
 
 
 def run_job(task: Task, job: Job) -> Outcome:
@@ -152,7 +144,7 @@ def open_executor(task: Task, kind: Kind = "local", *, processes: int | None = N
     return LocalExecutor(task, _num_cores() if processes is None else processes)
 
 
-class LocalExecutor:
+class LocalExecutor(Executor):
     """Runs jobs in this process while they are small, otherwise in a pool of processes.
 
     Args:
@@ -185,15 +177,7 @@ class LocalExecutor:
                 "--processes N; what they finished is kept: --resume"
             ) from err
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self._pool is None:
             return
         # Known to the pool alone: another search may have processes, too.
@@ -215,7 +199,7 @@ class LocalExecutor:
         return self._pool
 
 
-class RayExecutor:
+class RayExecutor(Executor):
     """Runs jobs on a Ray cluster: what is connected, else RAY_ADDRESS, else one on this machine.
 
     codesign must be installed on every node.
@@ -254,7 +238,7 @@ class RayExecutor:
             for reference in ready:
                 yield from zip(running.pop(reference), self._ray.get(reference), strict=True)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> RayExecutor:
         if not self._ray.is_initialized():
             try:
                 self._ray.init(include_dashboard=False, log_to_driver=False, logging_level="error")
@@ -269,12 +253,7 @@ class RayExecutor:
         self._remote = self._ray.remote(run_jobs)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         del self._shared
         if self._is_ours:
             self._ray.shutdown()

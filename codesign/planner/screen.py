@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from codesign.candidate import Candidate
 from codesign.config import SLO, Deployment, Serving
-from codesign.plan import Candidate
 from codesign.planner.behaviour import Behaviour, chain_behaviour, observe_all, token_shares
 from codesign.planner.round_times import BehaviourTable, round_seconds
 from codesign.planner.workload import Workload, cached_share
@@ -110,7 +110,7 @@ def behaviours_of(
     each batch size, no drafting included.
     """
     shapes = {spec: _shapes_of(spec) for spec in specs if spec.kind == "batch-tree"}
-    alone = [spec for spec in specs if not is_batch_coupled(spec)]
+    alone = [spec for spec in specs if not spec.needs_step_times]
     observed = observe_all(
         list(dict.fromkeys([*alone, *(s for each in shapes.values() for s in each)])), fit, shares
     )
@@ -138,11 +138,6 @@ def _shapes_of(spec: SpeculationSpec) -> list[SpeculationSpec]:
             if rows <= spec.rows and width <= spec.width and expansions <= spec.expansions
         ],
     ]
-
-
-def is_batch_coupled(spec: SpeculationSpec) -> bool:
-    """Whether a policy decides by the batch and by predicted seconds, not for a request alone."""
-    return spec.needs_step_times
 
 
 @dataclass(frozen=True, slots=True, eq=False)

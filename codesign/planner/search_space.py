@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
 from codesign.errors import InputError
 from codesign.fit import ROOFLINE
-from codesign.plan import Candidate
 from codesign.policy.speculation import SpeculationSpec, parse_policy
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ from codesign.plan import Doubt
 from codesign.planner.behaviour import Behaviour, token_shares
 from codesign.planner.ranking import CRITERIA, NOTICEABLE
 from codesign.planner.screen import behaviours_of, screen
-from codesign.policy.cost import RoundCost
 from codesign.policy.speculation import SpeculationSpec
 
 if TYPE_CHECKING:
@@ -90,7 +89,8 @@ def _cases(plans: Sequence[ScoredCandidate], fit: Fit, behaviours: Behaviours) -
         for op, words in _OPS.items():
             error = fit.errors.get(f"{label}/{op}", 0.0)
             for change in (error, -error) if error else ():
-                cost = replace(fit.costs[label], **_scaled(fit.costs[label], op, 1.0 + change))
+                cost = fit.costs[label]
+                cost = replace(cost, **{op: getattr(cost, op).scaled(1.0 + change)})
                 moved = replace(fit, costs={**fit.costs, label: cost})
                 yield _Case(f"{words} of {label}", change, moved, behaviours)
     error = fit.errors.get("acceptance", 0.0)
@@ -100,10 +100,6 @@ def _cases(plans: Sequence[ScoredCandidate], fit: Fit, behaviours: Behaviours) -
             for spec, options in behaviours.items()
         }
         yield _Case("tokens per round", change, fit, moved)
-
-
-def _scaled(cost: RoundCost, op: str, factor: float) -> dict[str, object]:
-    return {op: getattr(cost, op).scaled(factor)}
 
 
 def _emitted(behaviour: Behaviour, change: float) -> float:

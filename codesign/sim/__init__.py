@@ -45,8 +45,8 @@ from codesign.sim.work import Batch
 if TYPE_CHECKING:
     import pandas as pd
 
+    from codesign.candidate import Candidate
     from codesign.fit import Fit
-    from codesign.plan import Candidate
     from codesign.policy.speculation import Speculation
 
 Progress = Callable[[str, int, int], None]

@@ -26,8 +26,8 @@ from codesign.sim.work import Entering
 if TYPE_CHECKING:
     import pandas as pd
 
+    from codesign.candidate import Candidate
     from codesign.fit import Fit
-    from codesign.plan import Candidate
 
 
 @dataclass(frozen=True, slots=True)
