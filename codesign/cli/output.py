@@ -29,34 +29,25 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
-def non_negative(text: str) -> int:
-    """An argparse type: a whole number of 0 or above, as seeds must be.
+def _at_least(least: int) -> Callable[[str], int]:
+    """An argparse type: a whole number of ``least`` or above."""
 
-    Raises:
-        argparse.ArgumentTypeError: If the text is anything else.
-    """
-    try:
-        number = int(text)
-    except ValueError:
-        number = -1
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"must be a whole number of 0 or above, not '{text}'")
-    return number
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise argparse.ArgumentTypeError(
+                f"must be a whole number of {least} or above, not '{text}'"
+            )
+        return number
+
+    return parse
 
 
-def positive(text: str) -> int:
-    """An argparse type: a whole number of 1 or above.
-
-    Raises:
-        argparse.ArgumentTypeError: If the text is anything else.
-    """
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of 1 or above, not '{text}'")
-    return number
+non_negative = _at_least(0)  # as seeds must be
+positive = _at_least(1)
 
 
 def emit(
