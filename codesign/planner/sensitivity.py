@@ -84,8 +84,10 @@ def _figures(
 
 def _cases(plans: Sequence[ScoredCandidate], fit: Fit, behaviours: Behaviours) -> Iterator[_Case]:
     """Every term that has an error, moved up and down by it."""
-    labels = dict.fromkeys(s.candidate.deployment.unit.label for s in plans)
-    for label in labels:
+    deployments = [s.candidate.deployment for s in plans]
+    labels = [d.unit.label for d in deployments]
+    labels += [str(d.prefill_workers) for d in deployments if d.prefill_workers]
+    for label in dict.fromkeys(labels):
         for op, words in _OPS.items():
             error = fit.errors.get(f"{label}/{op}", 0.0)
             for change in (error, -error) if error else ():

@@ -7,8 +7,12 @@ import dataclasses
 import pandas as pd
 import pytest
 
-from codesign.config import SLO, Serving
+from codesign.candidate import Candidate, Interval, ScoredCandidate
+from codesign.config import SLO, Serving, parse_deployment
 from codesign.planner import Question, search
+from codesign.planner.sensitivity import find_doubts
+from codesign.policy.cost import RoundCost, StepTime
+from codesign.policy.speculation import parse_policy
 
 POLICIES = ("plain", "chain-1", "chain-2", "chain-4")
 
@@ -76,3 +80,18 @@ def test_the_worst_doubt_comes_first(question):
     regrets = [d.regret for d in search(dataclasses.replace(question, fit=fit)).doubts]
     assert len(regrets) == 3
     assert regrets == sorted(regrets, reverse=True)
+
+
+def test_the_workers_that_run_prompts_alone_may_be_doubted_too(question):
+    step = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.02)
+    prompt = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.5)
+    costs = dict.fromkeys("123", RoundCost(step, step, prompt, prompt))
+    fit = dataclasses.replace(question.fit, costs=costs, errors={"1/prefill": 0.9})
+    latency = {"goodput": Interval(1.0, 1.0, 1.0), "latency_mean": Interval(2.0, 2.0, 2.0)}
+    plain = parse_policy("plain")
+    plans = [Candidate(parse_deployment(label), plain, 4) for label in ("2/p1", "3")]
+    ranked = [ScoredCandidate(plan, latency, {}, "fitted", is_feasible=True) for plan in plans]
+    asked = dataclasses.replace(question, fit=fit, objective="goodput", workers=3)
+    (doubt,) = find_doubts(ranked, asked)
+    assert (doubt.term, doubt.change) == ("prompt step of 1", 0.9)
+    assert doubt.rival == ranked[1].label
