@@ -14,7 +14,7 @@ from codesign.cli.serving_arguments import (
     serving_from_args,
     slo_from_args,
 )
-from codesign.cli.trace import add_trace_arguments, trace_from_args
+from codesign.cli.trace_argument import add_trace_arguments, trace_from_args
 from codesign.errors import InfeasibleError, UsageError
 
 if TYPE_CHECKING:

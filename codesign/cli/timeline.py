@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from codesign.cli.output import add_output_arguments, emit
-from codesign.cli.trace import parse_pair
+from codesign.cli.trace_argument import parse_pair
 
 _EXAMPLES = """\
 examples:

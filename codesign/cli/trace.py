@@ -1,16 +1,12 @@
-"""``codesign trace``: list, inspect, synthesise and fetch request traces.
-
-Also the flags by which every verb that takes a trace changes it: ``add_trace_arguments`` and
-``trace_from_args``.
-"""
+"""``codesign trace``: list, inspect, synthesise and fetch request traces."""
 
 from __future__ import annotations
 
 import argparse
-import math
 from typing import TYPE_CHECKING, Any
 
 from codesign.cli.output import add_output_arguments, emit, non_negative, progress, say, table
+from codesign.cli.trace_argument import add_change_arguments, changed_trace
 from codesign.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +58,7 @@ def _add_show(actions: Any) -> None:
         epilog=_EXAMPLES,
     )
     parser.add_argument("trace", metavar="TRACE", help="a file, or a name from trace list")
-    _add_changes(parser.add_argument_group("changes to the trace"))
+    add_change_arguments(parser.add_argument_group("changes to the trace"))
     _add_out(parser)
     add_output_arguments(parser)
     parser.set_defaults(func=show)
@@ -107,87 +103,6 @@ def _add_fetch(actions: Any) -> None:
     parser.set_defaults(func=fetch)
 
 
-def add_trace_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Add ``--trace`` and the flags that change it; read them with ``trace_from_args``."""
-    group = parser.add_argument_group("workload")
-    group.add_argument(
-        "--trace", required=required, metavar="TRACE", help="a file, or a name from trace list"
-    )
-    _add_changes(group)
-
-
-def trace_from_args(args: argparse.Namespace) -> Trace:
-    """Return the trace with the changes that were asked for; say every note on stderr.
-
-    Changes are made in this order: jitter, slice, rate, lengths, number of requests.
-
-    Raises:
-        UsageError: If a flag does not parse.
-        InputError: If the trace cannot be used.
-    """
-    trace = _changed_trace(args)
-    for note in trace.notes:
-        say(f"trace {trace.name}: {note}")
-    return trace
-
-
-def _add_changes(group: Any) -> None:
-    group.add_argument(
-        "--slice", metavar="START:DURATION", help="only these seconds, moved to start at 0"
-    )
-    group.add_argument(
-        "--rate-scale", type=float, metavar="X", help="X times as many requests a second"
-    )
-    group.add_argument(
-        "--length-scale", metavar="X[:Y]", help="prompt tokens times X, output tokens times Y (X)"
-    )
-    group.add_argument("--max-prompt", type=int, metavar="N", help="cut prompts to N tokens")
-    group.add_argument("--max-output", type=int, metavar="N", help="cut outputs to N tokens")
-    group.add_argument("--max-requests", type=int, metavar="N", help="only the first N requests")
-    group.add_argument(
-        "--jitter",
-        type=non_negative,
-        metavar="SEED",
-        help="spread equal time stamps over their tick",
-    )
-
-
-def _changed_trace(args: argparse.Namespace) -> Trace:
-    from codesign.traces import load_trace
-
-    window = None if args.slice is None else parse_pair("--slice", args.slice, "START:DURATION")
-    scales = (1.0, 1.0)
-    if args.length_scale is not None:
-        text = args.length_scale
-        scales = parse_pair("--length-scale", text if ":" in text else f"{text}:{text}", "X or X:Y")
-    trace = load_trace(args.trace)
-    if args.jitter is not None:
-        trace = trace.spread_ticks(args.jitter)
-    if window is not None:
-        trace = trace.slice(*window)
-    if args.rate_scale is not None:
-        trace = trace.scale_rate(args.rate_scale)
-    trace = trace.scale_lengths(
-        prompt=scales[0], output=scales[1], max_prompt=args.max_prompt, max_output=args.max_output
-    )
-    return trace if args.max_requests is None else trace.head(args.max_requests)
-
-
-def parse_pair(flag: str, text: str, form: str) -> tuple[float, float]:
-    """Return the two numbers of a flag such as START:DURATION.
-
-    Raises:
-        UsageError: If they are not such.
-    """
-    try:
-        first, second = map(float, text.split(":"))
-    except ValueError:
-        first = second = math.nan
-    if math.isnan(first + second):
-        raise UsageError(f"{flag} takes {form} in numbers, not '{text}'")
-    return first, second
-
-
 def list_all(args: argparse.Namespace) -> None:
     """Print bundled, cached and fetchable traces."""
     from codesign.traces.catalog import PUBLISHED, TWINS, cached_path
@@ -217,7 +132,7 @@ def list_all(args: argparse.Namespace) -> None:
 
 def show(args: argparse.Namespace) -> None:
     """Print the statistics and notes of a trace."""
-    _report(args, _changed_trace(args))
+    _report(args, changed_trace(args))
 
 
 def synth(args: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from codesign import cli as command_line
-from codesign.cli.trace import add_trace_arguments, trace_from_args
+from codesign.cli.trace_argument import add_trace_arguments, trace_from_args
 from codesign.errors import UsageError
 from codesign.traces.catalog import TWINS, bundled_path
 
