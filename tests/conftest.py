@@ -10,13 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import settings
 
 import codesign
 from codesign.acceptance import AcceptanceProfile, Recording
+from codesign.artifacts import header, write_table
+from codesign.candidate import ScoredCandidate
+from codesign.config import SLO, Serving
 from codesign.fit import Fit
+from codesign.plan import FileRef, Plan
 from codesign.policy.cost import Calibration, RoundCost, StepTime
+from codesign.policy.walk import Sampling
 
 # Before anything imports torch or NumPy's BLAS; child processes inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -108,6 +114,36 @@ def planned_folder(machine_fit: Fit, tmp_path_factory: pytest.TempPathFactory) -
         )  # fmt: skip
         assert code == 0
     return folder
+
+
+@pytest.fixture(scope="session")
+def gpu_fit() -> Fit:
+    """Eight GPUs by their data sheet and a pair of models that other engines load."""
+    from codesign.fit.what_if import what_if_fit
+
+    return what_if_fit("h100", 8, "llama-3.1-70b", "llama-3.2-1b")
+
+
+@pytest.fixture(scope="session")
+def gpu_plan(gpu_fit: Fit) -> Callable[..., Plan]:
+    """Make a plan of some candidates, the first chosen; its trace and fit lie in a folder."""
+
+    def make(folder: Path, *candidates: ScoredCandidate, prompts, outputs, **changes) -> Plan:
+        columns = {"prompt_tokens": prompts, "output_tokens": outputs}
+        arrival = 0.1 * np.arange(len(prompts))
+        meta = header("trace", seed=None)
+        write_table(folder / "trace.parquet", pd.DataFrame({"arrival": arrival, **columns}), meta)
+        gpu_fit.save(folder / "fit.json")
+        values = {
+            "target": gpu_fit.target, "draft": gpu_fit.draft, "slo": SLO(), "serving": Serving(),
+            "objective": "goodput", "sampling": Sampling(seed=0), "seed": 0, "num_seeds": 1,
+            "trace": FileRef.of(folder / "trace.parquet"), "num_requests": len(prompts),
+            "fit": FileRef.of(folder / "fit.json"), "chosen": candidates[0],
+            "alternatives": candidates[1:],
+        }  # fmt: skip
+        return Plan(**{**values, **changes})
+
+    return make
 
 
 def _recording(rng: np.random.Generator, request: int) -> Recording:

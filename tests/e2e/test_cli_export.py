@@ -5,16 +5,11 @@ import os
 import signal
 import subprocess
 
-import pandas as pd
 import pytest
 
-from codesign.artifacts import header, write_table
 from codesign.candidate import Candidate, Interval, ScoredCandidate
-from codesign.config import SLO, Serving, parse_deployment
-from codesign.fit.what_if import what_if_fit
-from codesign.plan import FileRef, Plan
+from codesign.config import parse_deployment
 from codesign.policy.speculation import parse_policy
-from codesign.policy.walk import Sampling
 
 
 def scored(policy, split):
@@ -25,33 +20,13 @@ def scored(policy, split):
 
 
 @pytest.fixture
-def export(cli, tmp_path):
-    """``codesign export`` of a plan with three candidates, in its folder."""
-    fit = what_if_fit("h100", 8, "llama-3.1-70b", "llama-3.2-1b")
-    fit.save(tmp_path / "fit.json")
-    requests = pd.DataFrame(
-        {"arrival": [0.0, 1.0], "prompt_tokens": [90, 200], "output_tokens": [20, 10]}
-    )
-    write_table(tmp_path / "plan.trace.parquet", requests, header("trace", seed=None))
-    Plan(
-        target=fit.target,
-        draft=fit.draft,
-        slo=SLO(),
-        objective="goodput",
-        sampling=Sampling(seed=0),
-        serving=Serving(),
-        trace=FileRef.of(tmp_path / "plan.trace.parquet"),
-        num_requests=2,
-        fit=FileRef.of(tmp_path / "fit.json"),
-        seed=0,
-        num_seeds=2,
-        chosen=scored("async-tree-8x4x2", "6+2"),
-        alternatives=(
-            scored("specserve-5", "8"),
-            scored("eagle-8x4x3@1", "8"),
-            scored("chain-3", "2x4"),
-        ),
-    ).save(tmp_path / "plan.json")
+def export(cli, gpu_plan, tmp_path):
+    """``codesign export`` of a plan with four candidates, in its folder."""
+    policies = {"async-tree-8x4x2": "6+2", "specserve-5": "8", "eagle-8x4x3@1": "8",
+                "chain-3": "2x4"}  # fmt: skip
+    candidates = [scored(policy, split) for policy, split in policies.items()]
+    requests = {"prompts": [90, 200], "outputs": [20, 10]}
+    gpu_plan(tmp_path, *candidates, **requests, num_seeds=2).save(tmp_path / "plan.json")
 
     def run(*arguments):
         return cli("export", "--plan", "plan.json", *arguments)

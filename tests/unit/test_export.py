@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from itertools import pairwise
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from codesign.acceptance import AcceptanceProfile
-from codesign.artifacts import header, to_json, write_table
+from codesign.artifacts import to_json
 from codesign.candidate import POLICY_FAMILIES, Candidate, Interval, ScoredCandidate
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.errors import InputError
@@ -23,55 +23,25 @@ from codesign.export.wishes import wish_of
 from codesign.fit import Fit
 from codesign.fit.priced_model import parse_model
 from codesign.fit.what_if import what_if_fit
-from codesign.plan import FileRef, Plan
+from codesign.plan import FileRef
 from codesign.planner.screen import screen
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import KINDS, parse_policy
-from codesign.policy.walk import Sampling
 
 HEAD = Checkpoints(head="me/head")
 EXAMPLES = [family.example for family in POLICY_FAMILIES]
 
 
 @pytest.fixture(scope="module")
-def fit():
-    return what_if_fit("h100", 8, "llama-3.1-70b", "llama-3.2-1b")
+def fit(gpu_fit):
+    return gpu_fit
 
 
 @pytest.fixture(scope="module")
-def make(fit, tmp_path_factory):
+def make(gpu_plan, tmp_path_factory):
     """A plan of one candidate or more for four short requests."""
-    folder = tmp_path_factory.mktemp("plan")
-    requests = pd.DataFrame(
-        {
-            "arrival": [0.0, 0.1, 0.2, 0.3],
-            "prompt_tokens": [900, 400, 700, 100],
-            "output_tokens": [20, 30, 10, 25],
-            "category": ["chat"] * 4,
-        }
-    )
-    write_table(folder / "trace.parquet", requests, header("trace", seed=None))
-    fit.save(folder / "fit.json")
-
-    def plan(*candidates, **changes):
-        made = Plan(
-            target=fit.target,
-            draft=fit.draft,
-            slo=SLO(),
-            objective="goodput",
-            sampling=Sampling(seed=0),
-            serving=Serving(),
-            trace=FileRef.of(folder / "trace.parquet"),
-            num_requests=4,
-            fit=FileRef.of(folder / "fit.json"),
-            seed=0,
-            num_seeds=1,
-            chosen=candidates[0],
-            alternatives=tuple(candidates[1:]),
-        )
-        return dataclasses.replace(made, **changes)
-
-    return plan
+    requests = {"prompts": [900, 400, 700, 100], "outputs": [20, 30, 10, 25]}
+    return functools.partial(gpu_plan, tmp_path_factory.mktemp("plan"), **requests)
 
 
 def scored(policy, split="", *, max_batch=16, batch=3.0, tpot=0.02) -> ScoredCandidate:
