@@ -52,7 +52,7 @@ class Lengths:
         """
         seconds = self.seconds(running)
         if slo_tpot is not None:
-            late = [chain.round_seconds(running) > slo_tpot for chain in self._chains]
+            late = [chain.fastest_round(running)[0] > slo_tpot for chain in self._chains]
             seconds = np.where([False, *late[1:]], np.inf, seconds)
         return least + int(np.argmin(seconds[least:]))
 
