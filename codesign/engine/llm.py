@@ -14,6 +14,7 @@ from codesign.models.tokenizer import Tokenizer
 from codesign.plan import Candidate
 from codesign.policy.options import AS_THE_RUN, RequestOptions
 from codesign.policy.speculation import parse_policy
+from codesign.policy.stop_text import text_before
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest, encode_user_turn
 from codesign.records import RunRecords
@@ -67,8 +68,9 @@ class LLM:
             prompts: Texts of the user.
             policy: Label of a speculation policy; it changes the speed, never the answer.
             sampling: Greedy by default.
-            options: Of each prompt, where it is not decoded like the others: its sampling and stop
-                tokens, and whether anyone drafts for it.
+            options: Of each prompt, where it is not decoded like the others: its sampling, stop
+                tokens and stop strings (the text ends before them), and whether anyone drafts for
+                it.
             max_new_tokens: Per answer.
             max_batch: Requests that share a step.
 
@@ -93,8 +95,12 @@ class LLM:
             draft=self._draft,
             sampling=sampling,
             stop_tokens=frozenset(self._tokenizer.eos_ids),
+            new_text=lambda: self._tokenizer.stream().push,
             max_kv_tokens=max_batch * (longest + max_new_tokens + spec.kv_rows),
         )
         token_ids = tuple(tuple(run.outputs[r.request_id]) for r in requests)
-        texts = tuple(self._tokenizer.decode(ids) for ids in token_ids)
+        texts = tuple(
+            text_before(self._tokenizer.decode(ids), request.options.stop_strings)
+            for ids, request in zip(token_ids, requests, strict=True)
+        )
         return Generation(texts, token_ids, run.records)

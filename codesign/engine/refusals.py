@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from codesign.errors import InputError
+from codesign.policy.stop_text import Push
 from codesign.prompts import BoundRequest
 
 
@@ -53,3 +54,19 @@ def refused_requests(
         number, why = next(iter(refused.items()))
         raise InputError(f"no request can be served; of request {number}: {why}")
     return refused
+
+
+def check_stop_strings(
+    requests: Sequence[BoundRequest], new_text: Callable[[], Push] | None
+) -> None:
+    """Stop strings need text.
+
+    Raises:
+        InputError: If a request has stop strings and nothing makes text of tokens.
+    """
+    wanting = [r.request_id for r in requests if r.options.stop_strings]
+    if wanting and new_text is None:
+        raise InputError(
+            f"request {wanting[0]} has stop strings and no tokenizer was given. Give one: "
+            "new_text=lambda: Tokenizer(DIRECTORY).stream().push"
+        )

@@ -17,7 +17,7 @@ from codesign.engine.kv_cache import KVCache
 from codesign.engine.model import Decoder, load_decoder, load_draft_decoder
 from codesign.engine.partner import LocalDraft, NoDraft, Partner
 from codesign.engine.prefix_store import PrefixStore
-from codesign.engine.refusals import refused_requests
+from codesign.engine.refusals import check_stop_strings, refused_requests
 from codesign.engine.remote_draft import DraftSetup, RemoteDraft
 from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Progress, Server
@@ -36,6 +36,7 @@ from codesign.policy.speculation import (
     build_speculation,
     check_runs_in_engine,
 )
+from codesign.policy.stop_text import Push
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
 from codesign.records import RunRecords
@@ -110,6 +111,7 @@ def run_candidate(
     setup: PolicySetup | None = None,
     sampling: Sampling | None = None,
     stop_tokens: frozenset[int] = frozenset(),
+    new_text: Callable[[], Push] | None = None,
     max_kv_tokens: int = 4096,
     serving: Serving | None = None,
     max_waiting: int | None = None,
@@ -128,6 +130,8 @@ def run_candidate(
         setup: Overrides what ``candidate.speculation`` alone would build (step times, an SLO).
         sampling: Greedy by default.
         stop_tokens: Tokens that end a request; none to follow the trace's output lengths.
+        new_text: Makes what turns a request's tokens into text: ``Tokenizer.stream().push``.
+            Needed where a request has stop strings.
         max_kv_tokens: KV rows of all running requests, as ``serving`` counts them.
         serving: How memory and steps are shared; its own limit of KV rows is not read.
         max_waiting: Requests that may wait, None for any; later ones are refused.
@@ -137,12 +141,13 @@ def run_candidate(
         progress: Called as ``progress("serve", finished, total)``.
 
     Raises:
-        InputError: If no request can be served, a draft is needed and missing, or the policy runs
-            in the simulator only.
+        InputError: If no request can be served, a draft is needed and missing, the policy runs in
+            the simulator only, or a request has stop strings and there is no ``new_text``.
     """
     serving = serving or Serving()
     spec = candidate.speculation
     check_runs_in_engine(spec)
+    check_stop_strings(requests, new_text)
     served = served_requests(requests, spec, target.shape, max_kv_tokens)
     torch.set_num_threads(candidate.deployment.target_workers)
     schedule = served.schedule(
@@ -157,6 +162,7 @@ def run_candidate(
         cache,
         sampling=sampling or Sampling(),
         stop_tokens=stop_tokens,
+        new_text=new_text,
         store=PrefixStore(keep) if keep else None,
     )
     partner = _partner(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,6 +19,7 @@ from codesign.policy.protocol import (
     TargetSide,
     VerifyRows,
 )
+from codesign.policy.stop_text import Push
 from codesign.policy.walk import Sampling, sample_token
 
 
@@ -30,6 +31,7 @@ class TargetWorker:
         cache: A slab per running request.
         sampling: How logits become tokens; its seed keys the noise.
         stop_tokens: Tokens that end a request.
+        new_text: Makes what turns tokens into text, for requests with stop strings.
         store: Prompt blocks of earlier requests; None to keep none.
     """
 
@@ -40,9 +42,10 @@ class TargetWorker:
         *,
         sampling: Sampling,
         stop_tokens: frozenset[int] = frozenset(),
+        new_text: Callable[[], Push] | None = None,
         store: PrefixStore | None = None,
     ) -> None:
-        self.side = TargetSide()
+        self.side = TargetSide(new_text)
         self.cache = cache
         self._decoder = decoder
         self._sampling = sampling

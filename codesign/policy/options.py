@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codesign.errors import InputError
 from codesign.policy.walk import Sampling
 
 
@@ -17,12 +18,19 @@ class RequestOptions:
     Attributes:
         sampling: How its logits become tokens; None for the run's.
         stop_tokens: Tokens that end it, besides the run's.
+        stop_strings: Texts that end it, none of them empty. The last token is the one that
+            completes one of them; plain decoding ends there, too.
         speculates: Whether anyone drafts for it; its tokens are the same without.
     """
 
     sampling: Sampling | None = None
     stop_tokens: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
     speculates: bool = True
+
+    def __post_init__(self) -> None:
+        if "" in self.stop_strings:
+            raise InputError("a stop string must not be empty, got ''")
 
 
 AS_THE_RUN = RequestOptions()

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 from codesign.policy.interface import Progress, Speculation
 from codesign.policy.options import AS_THE_RUN, RequestOptions
+from codesign.policy.stop_text import Push, StopText
 from codesign.policy.tree import DraftTree
 from codesign.policy.walk import Walk, walk
 
@@ -386,10 +387,16 @@ class _Verified:
 
 
 class TargetSide:
-    """Owns the requests and decides every token."""
+    """Owns the requests and decides every token.
 
-    def __init__(self) -> None:
+    Args:
+        new_text: Makes what turns a request's tokens into text; for stop strings.
+    """
+
+    def __init__(self, new_text: Callable[[], Push] | None = None) -> None:
         self._requests: dict[int, _Verified] = {}
+        self._new_text = new_text
+        self._stops: dict[int, StopText] = {}  # kept while a request is evicted
 
     @property
     def request_ids(self) -> tuple[int, ...]:
@@ -409,6 +416,10 @@ class TargetSide:
             admission.max_new_tokens,
             stop_tokens | admission.options.stop_tokens,
         )
+        strings = admission.options.stop_strings
+        if strings and admission.request_id not in self._stops:
+            assert self._new_text is not None, "stop strings without a tokenizer"
+            self._stops[admission.request_id] = StopText(strings, self._new_text())
 
     def evict(self, request_id: int) -> None:
         """Forget a request that loses its KV rows; it may come back with a longer prompt."""
@@ -418,7 +429,8 @@ class TargetSide:
         """Commit the token that the prefill's last row gave."""
         request = self._requests[request_id]
         is_finished = token in request.stop_tokens or request.max_new_tokens == 1
-        return self._commit(request_id, (token,), is_finished=is_finished)
+        _, is_stopped = self._until_stop(request_id, (token,))
+        return self._commit(request_id, (token,), is_finished=is_finished or is_stopped)
 
     def verify_rows(self, candidates: Candidates | None) -> list[VerifyRows]:
         """Rows of the next target forward: each request's tree, or its last token alone.
@@ -468,8 +480,16 @@ class TargetSide:
             stop_tokens=request.stop_tokens,
             limit=request.max_new_tokens - emitted,
         )
-        verdict = self._commit(rows.request_id, walked.tokens, is_finished=walked.is_stopped)
-        return verdict, KVMove(rows.request_id, rows.context, walked.accepted)
+        tokens, is_stopped = self._until_stop(rows.request_id, walked.tokens)
+        is_finished = walked.is_stopped or is_stopped
+        verdict = self._commit(rows.request_id, tokens, is_finished=is_finished)
+        return verdict, KVMove(rows.request_id, rows.context, walked.accepted[: len(tokens)])
+
+    def _until_stop(self, request_id: int, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+        """The tokens up to the end of a stop string, and whether there is one."""
+        stop = self._stops.get(request_id)
+        count = None if stop is None else stop.end(tokens)
+        return tokens[:count], count is not None
 
     def _commit(
         self, request_id: int, tokens: tuple[int, ...], *, is_finished: bool
@@ -479,4 +499,5 @@ class TargetSide:
         request.committed += tokens
         if is_finished:
             del self._requests[request_id]
+            self._stops.pop(request_id, None)
         return verdict

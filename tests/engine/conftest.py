@@ -132,8 +132,15 @@ OWN_WAYS = (
     RequestOptions(sampling=Sampling(temperature=1.1, top_k=7, seed=6), speculates=False),
     RequestOptions(sampling=Sampling(temperature=1.0, top_p=0.7, seed=7)),
     RequestOptions(stop_tokens=frozenset(range(0, VOCABULARY, 4))),
-    RequestOptions(speculates=False),
+    RequestOptions(stop_strings=("cab", "adaa")),
+    RequestOptions(stop_strings=("aadad", "dac"), speculates=False),
 )
+
+
+@pytest.fixture(scope="session")
+def new_text() -> Callable[[], Callable[[int], str]]:
+    """A letter per token of the tiny models, so that stop strings lie across tokens."""
+    return lambda: lambda token: "abcd"[token % 4]
 
 
 @pytest.fixture(params=SERVINGS)
@@ -184,12 +191,12 @@ def mixed_requests() -> list[BoundRequest]:
 
 @pytest.fixture(scope="session")
 def own_requests(mixed_requests) -> list[BoundRequest]:
-    """The same requests, each with its own sampling, stop tokens or without speculation."""
+    """The same requests, each with its own sampling, stops or without speculation."""
     return [replace(r, options=OWN_WAYS[r.request_id % len(OWN_WAYS)]) for r in mixed_requests]
 
 
 @pytest.fixture(scope="session")
-def plain_outputs(long_pair) -> Callable[..., dict[int, list[int]]]:
+def plain_outputs(long_pair, new_text) -> Callable[..., dict[int, list[int]]]:
     """``plain_outputs(requests, sampling)``: plain decoding, one request at a time; kept."""
     kept: dict[object, dict[int, list[int]]] = {}
 
@@ -199,7 +206,7 @@ def plain_outputs(long_pair) -> Callable[..., dict[int, list[int]]]:
             candidate = Candidate(Deployment(1, 0), parse_policy("plain"), 1)
             kept[key] = run_candidate(
                 candidate, requests, target=long_pair.target, draft=None, sampling=sampling,
-                max_kv_tokens=1 << 16,
+                max_kv_tokens=1 << 16, new_text=new_text,
             ).outputs  # fmt: skip
         return kept[key]
 

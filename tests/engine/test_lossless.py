@@ -12,6 +12,7 @@ import pytest
 from codesign.engine import NGRAM, DraftSource, PolicySetup
 from codesign.errors import InputError
 from codesign.policy.cost import RoundCost, StepTime
+from codesign.policy.options import RequestOptions
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 
@@ -184,3 +185,9 @@ def test_records_agree_with_the_outputs(serve, make_requests):
     ]
     assert min(gaps) > -1e-6
     assert statistics.median(gaps) < 2e-3  # a busy machine stops between two rounds now and then
+
+
+def test_stop_strings_without_a_tokenizer_are_refused(serve, make_requests):
+    requests = [replace(make_requests(1)[0], options=RequestOptions(stop_strings=("end",)))]
+    with pytest.raises(InputError, match=r"request 0 has stop strings and no tokenizer"):
+        serve("plain", requests)

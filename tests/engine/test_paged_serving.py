@@ -36,7 +36,7 @@ class Checked(PageTable):
 
 
 @pytest.fixture
-def on_ranks(long_pair, monkeypatch):
+def on_ranks(long_pair, new_text, monkeypatch):
     """Serve on ranks; at the end nobody holds a page and no step saw a row in the wrong place."""
     monkeypatch.setattr(workers, "PageTable", Checked)
 
@@ -51,6 +51,7 @@ def on_ranks(long_pair, monkeypatch):
         faults = []
         result = run_on_ranks(
             setup, candidate, requests, serving=serving, max_kv_tokens=max_kv_tokens,
+            new_text=new_text,
             inspect=lambda rank: faults.extend(m.num_faults() for m in rank.models.values()),
         )  # fmt: skip
         assert not any(faults)

@@ -13,12 +13,12 @@ from codesign.policy.speculation import parse_policy
 
 
 @pytest.fixture
-def on_cpu(long_pair):
+def on_cpu(long_pair, new_text):
     def run(policy, requests, serving, max_kv_tokens, *, draft_workers=0):
         candidate = Candidate(Deployment(1, draft_workers), parse_policy(policy), 3)
         return run_candidate(
             candidate, requests, target=long_pair.target, draft=long_pair.draft, serving=serving,
-            max_kv_tokens=max_kv_tokens, check=True,
+            max_kv_tokens=max_kv_tokens, check=True, new_text=new_text,
         )  # fmt: skip
 
     return run
@@ -28,6 +28,8 @@ def test_no_way_of_sharing_changes_a_token(on_cpu, plain_outputs, own_requests, 
     how, max_kv_tokens = serving
     ours = on_cpu("plain", own_requests, how, max_kv_tokens)
     assert ours.outputs == plain_outputs(own_requests)
+    stopped = [r.request_id for r in own_requests if r.options.stop_strings]
+    assert any(1 < len(ours.outputs[number]) < 20 for number in stopped)
     told = ours.records.requests
     assert any(r.num_preemptions for r in told) == (max_kv_tokens < 2000)
     assert any(r.cached_tokens for r in told) == how.prefix_cache

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from codesign.errors import InputError
+from codesign.policy.options import RequestOptions
 from codesign.policy.protocol import (
     Admission,
     Candidates,
@@ -19,6 +24,7 @@ from codesign.policy.protocol import (
     VerifyRows,
 )
 from codesign.policy.speculation import build_speculation, parse_policy
+from codesign.policy.stop_text import StopText, text_before
 
 
 def draft_side(policy: str = "tree-4x2x1") -> DraftSide:
@@ -28,6 +34,12 @@ def draft_side(policy: str = "tree-4x2x1") -> DraftSide:
 def target_side(*, prompt=(5, 6, 7), max_new_tokens=9, stop_tokens=frozenset()) -> TargetSide:
     target = TargetSide()
     target.admit(Admission(1, tuple(prompt), max_new_tokens), stop_tokens)
+    return target
+
+
+def stopping_side(*strings: str, max_new_tokens: int = 9) -> TargetSide:
+    target = TargetSide(new_text=lambda: "abcdefghij".__getitem__)
+    target.admit(Admission(1, (5,), max_new_tokens, options=RequestOptions(stop_strings=strings)))
     return target
 
 
@@ -251,3 +263,58 @@ def test_stop_token_inside_an_accepted_run_ends_the_request_there():
     verdict, move = target.judge(rows, {0: 8, 1: 9}.__getitem__)
     assert verdict == RequestVerdict(1, 4, (8,), is_finished=True)
     assert move.rows == (0,)
+
+
+# Stop strings.
+
+
+def test_a_string_that_lies_across_tokens_ends_a_request_and_drops_what_was_accepted_behind_it():
+    target = stopping_side("bcd")
+    assert not target.commit_first(1, 1).is_finished
+    rows = VerifyRows(1, (1, 2, 3, 4), (-1, 0, 1, 2), (1, 2, 3, 4), 1)
+    verdict, move = target.judge(rows, sample=lambda row: (2, 3, 4, 5)[row])
+    assert verdict == RequestVerdict(1, 2, (2, 3), is_finished=True)
+    assert move == KVMove(1, 1, (0, 1))
+    assert target.request_ids == ()
+
+
+def test_a_string_may_begin_before_an_eviction_and_end_with_the_first_token_after_it():
+    target = stopping_side("bc")
+    target.commit_first(1, 1)
+    target.evict(1)
+    target.admit(Admission(1, (5, 1), 8, options=RequestOptions(stop_strings=("bc",))))
+    assert target.commit_first(1, 2) == RequestVerdict(1, 2, (2,), is_finished=True)
+
+
+def test_text_of_the_prompt_or_of_half_a_string_ends_nothing():
+    target = stopping_side("fb", "bca")
+    assert not target.commit_first(1, 1).is_finished  # "f", "b": the prompt's text is not looked at
+    rows = VerifyRows(1, (1, 2), (-1, 0), (1, 2), 1)
+    verdict, _ = target.judge(rows, sample=lambda row: (2, 1)[row])
+    assert verdict == RequestVerdict(1, 2, (2, 1))
+
+
+@given(
+    st.text("ab", min_size=1, max_size=40),
+    st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3),
+    st.randoms(use_true_random=False),
+)
+def test_strings_are_found_however_the_text_is_cut_into_tokens(text, strings, rng):
+    cuts = sorted(rng.choices(range(len(text) + 1), k=rng.randint(0, len(text))))
+    tokens = [text[a:b] for a, b in itertools.pairwise([0, *cuts, len(text)])]
+    found = StopText(strings, tokens.__getitem__).end(range(len(tokens)))
+    ends = [text.find(s) + len(s) for s in strings if s in text]
+    if not ends:
+        assert found is None
+        assert text_before(text, strings) == text
+    else:
+        assert found is not None
+        assert len("".join(tokens[: found - 1])) < min(ends) <= len("".join(tokens[:found]))
+        kept = text_before(text, strings)
+        assert not any(s in kept for s in strings)
+        assert any(text.startswith(kept + s) for s in strings)
+
+
+def test_an_empty_stop_string_is_refused():
+    with pytest.raises(InputError, match="stop string must not be empty"):
+        RequestOptions(stop_strings=("\n", ""))

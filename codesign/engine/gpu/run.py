@@ -31,6 +31,7 @@ from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank, draft_wor
 from codesign.engine.gpu.watch import SILENCE
 from codesign.engine.gpu.workers import GroupTarget
 from codesign.engine.partner import DraftLostError, LocalDraft, NoDraft, Partner
+from codesign.engine.refusals import check_stop_strings
 from codesign.engine.run import EngineRun, PolicySetup, served_requests
 from codesign.engine.serve import Progress, Server
 from codesign.errors import HardwareError, InputError
@@ -38,6 +39,7 @@ from codesign.models.shape import model_shape
 from codesign.plan import Candidate
 from codesign.policy.interface import MAX_TREE_ROWS
 from codesign.policy.kv_memory import PREFIX_BLOCK
+from codesign.policy.stop_text import Push
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
 
@@ -129,6 +131,7 @@ def run_on_ranks(
     requests: Sequence[BoundRequest],
     *,
     stop_tokens: frozenset[int] = frozenset(),
+    new_text: Callable[[], Push] | None = None,
     max_kv_tokens: int = 4096,
     serving: Serving | None = None,
     max_waiting: int | None = None,
@@ -145,6 +148,7 @@ def run_on_ranks(
         candidate: Its policy and batch limit.
         requests: With token ids and arrivals in seconds.
         stop_tokens: Tokens that end a request.
+        new_text: Makes what turns a request's tokens into text; see ``run_candidate``.
         max_kv_tokens: KV rows of all running requests, as ``serving`` counts them.
         serving: How memory and steps are shared, as it was given to ``rank_setup``.
         max_waiting: Requests that may wait, None for any; later ones are refused.
@@ -154,6 +158,7 @@ def run_on_ranks(
     Raises:
         HardwareError: If there are fewer GPUs than ranks, or a rank does not start.
     """
+    check_stop_strings(requests, new_text)
     target = model_shape(setup.target)
     served = served_requests(requests, candidate.speculation, target, max_kv_tokens)
     schedule = served.schedule(
@@ -172,6 +177,7 @@ def run_on_ranks(
             num_slots=setup.num_slots,
             sampling=setup.sampling,
             stop_tokens=stop_tokens,
+            new_text=new_text,
             smallest_bucket=setup.smallest_bucket,
             paging=setup.target_paging,
             samples_by_row=bool(setup.samplings),

@@ -6,7 +6,7 @@ the loop (serve.py), the draft's worker (draft_worker.py) and the policy do not 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from codesign.policy.protocol import (
     TargetSide,
     VerifyRows,
 )
+from codesign.policy.stop_text import Push
 from codesign.policy.walk import Sampling, request_key
 
 
@@ -46,6 +47,7 @@ class GroupTarget:
         num_slots: Requests that fit at once.
         sampling: Its seed keys the noise; the ranks sample with the same.
         stop_tokens: Tokens that end a request.
+        new_text: Makes what turns tokens into text, for requests with stop strings.
         smallest_bucket: Fewest rows of a forward, padding included. Plain decoding and speculation
             round alike when both run at the same number of rows.
         paging: Pages of the ranks' slabs; None for whole slabs.
@@ -59,11 +61,12 @@ class GroupTarget:
         num_slots: int,
         sampling: Sampling,
         stop_tokens: frozenset[int] = frozenset(),
+        new_text: Callable[[], Push] | None = None,
         smallest_bucket: int = BUCKETS[0],
         paging: Paging | None = None,
         samples_by_row: bool = False,
     ) -> None:
-        self.side = TargetSide()
+        self.side = TargetSide(new_text)
         self._leader = leader
         self._slots = PageTable(num_slots, paging)
         self._keys: dict[int, int] = {}
