@@ -115,9 +115,9 @@ def _round_events(
     pid: int, records: RunRecords, window: tuple[float, float] | None
 ) -> Iterator[Event]:
     table = records.round_table()
+    num_replicas = len(set(table["replica"]))
     if window is not None:
         table = table[(table["start"] >= window[0]) & (table["start"] < sum(window))]
-    num_replicas = len(set(table["replica"]))
     for replica, rounds in table.groupby("replica", sort=True):
         suffix = f" {replica}" if num_replicas > 1 else ""
         columns = {str(name): np.asarray(values) for name, values in rounds.items()}

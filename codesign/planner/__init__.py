@@ -131,6 +131,7 @@ def search(
     executor: Executor | None = None,
     cache: SearchCache | None = None,
     progress: Progress | None = None,
+    least_attained: float = 0.0,
 ) -> Answer:
     """Find the best plan. The same question gets the same answer, whatever executes it.
 
@@ -141,20 +142,14 @@ def search(
         cache: Keeps finished simulations, so that an interrupted search can go on.
         progress: Called with (stage, done, total): "screen", in candidates, and "simulate", in
             requests.
+        least_attained: Share of requests within the SLO that the screen must find of some
+            candidate, for any to be simulated.
 
     Raises:
         InfeasibleError: If nothing meets the SLO; the message names the nearest miss, the target
             that binds, and what would fit.
         InputError: If the fit does not cover the machine or a request does not fit the KV limit.
     """
-    if executor is None:
-        executor = LocalExecutor(task_of(question))  # of one process: nothing to close
-    return _search(question, executor, SearchCache("") if cache is None else cache, progress)
-
-
-def _search(
-    question: Question, executor: Executor, cache: SearchCache, progress: Progress | None
-) -> Answer:
     requests = question.requests
     start = time.monotonic()
     space = search_space(
@@ -174,11 +169,17 @@ def _search(
         serving=question.serving,
         progress=progress,
     )
+    if screened.attained.max() < least_attained:
+        raise InfeasibleError("no plan is worth simulating: the screen finds all too far off")
     first = [
         space.candidates[index]
         for index in entering(screened, question.objective, question.slo.percentile, len(requests))
     ]
     screen_seconds = time.monotonic() - start
+    if executor is None:
+        executor = LocalExecutor(task_of(question))  # of one process: nothing to close
+    if cache is None:
+        cache = SearchCache("")
     simulations = _Simulations(question, executor, cache, progress)
     ordered = simulations.halve(first, space.candidates)
     best = ordered[0]

@@ -12,9 +12,7 @@ from codesign.config import SLO
 from codesign.errors import InfeasibleError, InputError, UsageError
 from codesign.planner import Answer, Question, search
 from codesign.planner.executor import Executor
-from codesign.planner.screen import screen
 from codesign.planner.search_cache import SearchCache
-from codesign.planner.search_space import SearchSpace, search_space
 
 FEWEST = "fewest"  # the objective
 _HOPELESS = 0.5  # share of the requests wanted that the screen must find, to be worth simulating
@@ -48,49 +46,23 @@ def search_fewest(
             "the fewest workers are those that meet an SLO, and none is given. "
             "Add --slo-ttft-ms MS or --slo-tpot-ms MS"
         )
+    worth = _HOPELESS * question.slo.percentile / 100.0
     missed: list[str] = []
     unknown: list[str] = []
     for workers in range(1, question.workers):
         smaller = replace(question, workers=workers)
-        space = _space(smaller)
-        if space is None:
-            unknown.append(str(workers))
-            continue
         try:
-            if not _is_hopeless(space, smaller):
-                answer = search(smaller, executor=executor, cache=cache, progress=progress)
-                return _with_reason(answer, workers, missed, unknown)
+            answer = search(
+                smaller, executor=executor, cache=cache, progress=progress, least_attained=worth
+            )
         except InfeasibleError:
-            pass
-        missed.append(str(workers))
+            missed.append(str(workers))
+        except InputError:  # the fit prices no plan of so many workers, or memory holds none
+            unknown.append(str(workers))
+        else:
+            return _with_reason(answer, workers, missed, unknown)
     answer = search(question, executor=executor, cache=cache, progress=progress)
     return _with_reason(answer, question.workers, missed, unknown)
-
-
-def _space(question: Question) -> SearchSpace | None:
-    """The candidates; None if the fit prices no plan of so many workers, or memory holds none."""
-    try:
-        return search_space(
-            question.fit.costs,
-            workers=question.workers,
-            max_batch=question.max_batch,
-            policies=question.policies,
-            serving=question.serving,
-            requests=question.requests,
-        )
-    except InputError:
-        return None
-
-
-def _is_hopeless(space: SearchSpace, question: Question) -> bool:
-    screened = screen(
-        space.candidates,
-        question.requests,
-        question.fit,
-        slo=question.slo,
-        serving=question.serving,
-    )
-    return float(screened.attained.max()) < _HOPELESS * question.slo.percentile / 100.0
 
 
 def _with_reason(answer: Answer, workers: int, missed: list[str], unknown: list[str]) -> Answer:

@@ -6,9 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import codesign.planner.executor
 from codesign.config import SLO, Serving
 from codesign.errors import InfeasibleError, UsageError
-from codesign.planner import Question, fewest, search
+from codesign.planner import Question, search
 from codesign.planner.fewest import search_fewest
 from codesign.policy.cost import RoundCost, StepTime
 
@@ -51,15 +52,23 @@ def test_the_fewest_workers_that_meet_the_slo_are_taken(question):
 
 
 def test_a_number_that_is_far_off_is_not_simulated(question, monkeypatch):
-    searched = []
+    simulated = set()
+    simulate = codesign.planner.executor.simulate_outcome
 
-    def recorded(asked, **options):
-        searched.append(asked.workers)
-        return search(asked, **options)
+    def recorded(requests, candidate, *args, **options):
+        simulated.add(candidate.deployment.num_workers)
+        return simulate(requests, candidate, *args, **options)
 
-    monkeypatch.setattr(fewest, "search", recorded)
+    monkeypatch.setattr(codesign.planner.executor, "simulate_outcome", recorded)
     search_fewest(question)
-    assert searched == [2]
+    assert simulated == {2}
+
+
+def test_numbers_that_the_fit_does_not_know_are_named(question):
+    costs = {label: question.fit.costs[label] for label in ("2", "4")}
+    fit = dataclasses.replace(question.fit, costs=costs)
+    answer = search_fewest(dataclasses.replace(question, fit=fit))
+    assert "(the fit has no plan for 1)" in answer.reason
 
 
 def test_where_none_suffices_the_nearest_miss_of_all_workers_is_named(question):

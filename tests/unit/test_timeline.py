@@ -157,6 +157,8 @@ def test_clock_jitter_at_the_seam_of_two_rounds_makes_no_overlap():
 def test_lanes_say_the_replica_only_where_there_are_several():
     one = {lane for _, lane in slices_by_lane(events_of(random_run(0, replicas=1)))}
     assert one == {"target", "draft", "link"}
+    both = make_run([make_round(0, 1.0, target=0.3), make_round(0, 5.0, 1, target=0.3)])
+    assert {lane for _, lane in slices_by_lane(events_of(both, window=(4.0, 2.0)))} == {"target 1"}
 
 
 def test_plain_decoding_has_no_empty_lanes():
