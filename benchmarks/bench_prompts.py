@@ -26,7 +26,7 @@ from benchmarks.bench_forward import MODELS, RandomWeights
 from benchmarks.common import write_result
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.slabs import Slabs
-from codesign.engine.gpu.tensor_group import SingleRank
+from codesign.engine.gpu.tensor_group import SingleRank, TensorGroup
 from codesign.kernels import many_rows
 from codesign.models.shape import ModelShape
 
@@ -50,13 +50,15 @@ OVERLAP = 1.3  # of tensor cores and other instructions, one after the other; 0.
 class Prompt:
     """Some layers of a model, and prompts that run through them."""
 
-    def __init__(self, model: str, num_layers: int, most: int) -> None:
+    def __init__(
+        self, model: str, num_layers: int, most: int, group: TensorGroup | None = None
+    ) -> None:
         name, size, _ = MODELS[model]
         weights: Any = RandomWeights(name, size)
         self.num_all = weights.shape.layers
         weights.shape = replace(weights.shape, layers=num_layers)
         self.shape: ModelShape = weights.shape
-        self.forward = RankForward(weights, SingleRank())
+        self.forward = RankForward(weights, group or SingleRank())
         self.slabs = Slabs(
             self.shape,
             num_slots=1,

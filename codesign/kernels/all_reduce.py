@@ -37,8 +37,10 @@ def all_reduce_add(
     """
     if out_TD is None:
         out_TD = torch.empty_like(partial_TD)
-    if not partial_TD.is_cuda or partial_TD.numel() > exchange.max_elements:
+    if not partial_TD.is_cuda:
         return out_TD.copy_(reference.sum_of_ranks(_gathered(partial_TD, exchange), residual_TD))
+    if partial_TD.numel() > exchange.max_elements:
+        return _gather_and_add(partial_TD, residual_TD, exchange, out_TD)
     assert partial_TD.dtype == torch.bfloat16, f"{partial_TD.dtype} cannot be exchanged"
     assert partial_TD.numel() % PACKET == 0, f"{partial_TD.numel()} elements are no whole packets"
     tensors = [partial_TD, out_TD, *([residual_TD] if residual_TD is not None else [])]
@@ -64,3 +66,18 @@ def _gathered(partial_TD: Tensor, exchange: Exchange) -> list[Tensor]:
     parts = [torch.empty_like(partial_TD) for _ in range(exchange.world)]
     dist.all_gather(parts, partial_TD.contiguous(), group=exchange.group)
     return parts
+
+
+def _gather_and_add(
+    partial_TD: Tensor, residual_TD: Tensor | None, exchange: Exchange, out_TD: Tensor
+) -> Tensor:
+    """The same of more rows, such as a prompt's: over NCCL, and one kernel that adds."""
+    from codesign.kernels import many_rows_triton
+
+    parts_WTD = partial_TD[None]
+    if exchange.world > 1:
+        assert exchange.group is not None, "ranks of one process exchange through their kernels"
+        parts_WTD = partial_TD.new_empty(exchange.world, *partial_TD.shape)
+        dist.all_gather_into_tensor(parts_WTD, partial_TD.contiguous(), group=exchange.group)
+    many_rows_triton.join(parts_WTD, out_TD, bias_N=None, residual_MN=residual_TD, swiglu=False)
+    return out_TD

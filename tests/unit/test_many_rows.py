@@ -21,7 +21,7 @@ from codesign.kernels.int4 import quantize_int4
 from codesign.kernels.many_rows import Map
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import gate_up_order, pack_int4, unpack
-from codesign.kernels.reference import rms_norm
+from codesign.kernels.reference import rms_norm, sum_of_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 # Rows, features and columns: a ragged tile; half of one; groups that are added up in four parts,
@@ -125,6 +125,16 @@ def test_every_cut_of_the_work_gives_the_result(kernels, rows: int, channels: in
         splits=splits,
     )
     assert_close(out, x.double() @ values.T)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_parts_of_ranks_add_up_to_the_bits_of_their_definition(kernels, ranks: int):
+    triton_kernels, _ = kernels
+    parts, residual = random(ranks, 5, 1032), random(5, 1032, seed=1)
+    for added in (None, residual):
+        out = torch.full((5, 1032), torch.nan)
+        triton_kernels.join(parts, out, bias_N=None, residual_MN=added, swiglu=False)
+        assert torch.equal(out, sum_of_ranks(list(parts), added))
 
 
 def test_weights_are_unpacked_in_pieces_into_memory_that_stays(kernels, monkeypatch):
