@@ -109,9 +109,6 @@ def progress(args: argparse.Namespace) -> Iterator[Report]:
 
     A bar with the time left on a terminal; in a pipe a line each 10 s and one at the end;
     nothing with ``--quiet``.
-
-    Args:
-        args: Parsed arguments with ``quiet`` (see ``add_output_arguments``).
     """
     if args.quiet:
         yield lambda stage, done, total: None

@@ -23,16 +23,7 @@ _COLUMNS = (
 def result_text(
     plan: Plan, prepared: Trace, fit: Fit, answer: Answer, seconds: float, out: Path
 ) -> str:
-    """The result block of ``codesign plan``: what was searched, the best, why, what else.
-
-    Args:
-        plan: As saved.
-        prepared: The requests that were simulated.
-        fit: Where the step times came from.
-        answer: How large the search was.
-        seconds: How long it took.
-        out: The plan's file.
-    """
+    """The result block of ``codesign plan``: what was searched, the best, why, what else."""
     from codesign.traces import summarise
 
     trace = summarise(prepared)

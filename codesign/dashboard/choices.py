@@ -81,11 +81,7 @@ def traces_here() -> list[str]:
 
 
 def fits_here(folder: Path) -> dict[str, str]:
-    """Fits by path, each with the words that a list shows: those of a folder, then the shipped.
-
-    Args:
-        folder: Looked into, and into its subfolders.
-    """
+    """Fits of a folder and its subfolders, then the shipped one: words for a list, by path."""
     from codesign.fit.shipped import DEFAULT_FIT, machine_of
 
     found = [path for pattern in ("fit.json", "*/fit.json") for path in folder.glob(pattern)]
@@ -132,11 +128,7 @@ def load_machine(machine: Machine) -> Fit:
 
 
 def splits(machine: Machine, policy: str) -> list[str]:
-    """Labels of the ways to divide all of the machine that a policy can run on.
-
-    Args:
-        machine: Its fit says which were measured or priced.
-        policy: Label.
+    """Labels of the ways to divide all of a machine that a policy, by its label, can run on.
 
     Raises:
         InputError: If there is none, or no such policy.

@@ -41,11 +41,7 @@ _exports: Kept[Exported] = Kept(16)
 
 
 def export_text(found: Found, engine: str) -> Exported:
-    """The chosen candidate for an engine.
-
-    Args:
-        found: A plan and its files.
-        engine: One of ENGINE_TITLES.
+    """The chosen candidate for an engine, one of ENGINE_TITLES.
 
     Raises:
         InputError: If the candidate makes no sense on any engine.

@@ -36,12 +36,7 @@ def unpacked(files: Mapping[str, bytes]) -> Path:
 
 
 def keep_upload(name: str, data: bytes | memoryview) -> str:
-    """Path of a file with what was uploaded; the same bytes keep their file.
-
-    Args:
-        name: As the visitor's file is called; errors name it.
-        data: Its content.
-    """
+    """Path of a file with what was uploaded, under the visitor's name; the same bytes keep it."""
     path = _own_folder("uploads", data) / (Path(name).name or "trace")
     _write_once(path, data)
     return str(path)

@@ -20,14 +20,7 @@ _HEIGHT = 380
 
 
 def pareto_chart(table: pd.DataFrame, x: str, y: str, *, best: str) -> Any:
-    """Candidates by two figures, with ranges, the front between them, and a brush.
-
-    Args:
-        table: As ``plan_tables.candidate_table``.
-        x: Figure.
-        y: Figure.
-        best: Label of the plan's choice.
-    """
+    """Rows of ``candidate_table`` by two figures, with ranges, front, brush, the best ringed."""
     shown = table.loc[table[[x, y]].notna().all(axis=1)]
     shown = shown.assign(
         front=np.where(on_front(shown, x, y), "on the front", "beaten in both"),
@@ -89,12 +82,7 @@ def _scale(table: pd.DataFrame, name: str) -> alt.Scale:
 
 
 def convergence_chart(table: pd.DataFrame, title: str) -> Any:
-    """Every simulation of the search in its order, and the best so far on each stretch.
-
-    Args:
-        table: As ``plan_tables.convergence_table``.
-        title: Of the figure.
-    """
+    """Every simulation in ``convergence_table``, and the best so far on each stretch."""
     stretches = list(dict.fromkeys(table["stretch"]))
     colour = alt.Color("stretch:N", sort=stretches, title="simulated", legend=legend(columns=2))
     base = alt.Chart(table).encode(x=alt.X("simulation:Q", title="simulation"))
@@ -115,11 +103,7 @@ def convergence_chart(table: pd.DataFrame, title: str) -> Any:
 
 
 def two_rounds_chart(spans: pd.DataFrame) -> Any:
-    """Where a round's time goes in two candidates, a bar each.
-
-    Args:
-        spans: As ``plan_tables.span_table``.
-    """
+    """Where a round's time goes in two candidates, a bar each, from their ``span_table``."""
     spans = spans.loc[spans["ms"] > 0]
     table = spans.assign(
         name=[SPAN_NAMES[name] for name in spans["span"]],

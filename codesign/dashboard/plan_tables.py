@@ -79,13 +79,7 @@ def _row(number: int, scored: ScoredCandidate) -> dict[str, Any]:
 
 
 def on_front(table: pd.DataFrame, x: str, y: str) -> NDArray[np.bool_]:
-    """Which rows no other row beats in one figure without losing in the other.
-
-    Args:
-        table: As ``candidate_table``.
-        x: Figure.
-        y: Figure.
-    """
+    """Which rows no other row beats in one of two figures without losing in the other."""
     first, second = _cost(table, x), _cost(table, y)
     front = np.isfinite(first) & np.isfinite(second)
     for row in np.flatnonzero(front):
@@ -103,12 +97,7 @@ def _cost(table: pd.DataFrame, name: str) -> NDArray[np.float64]:
 
 
 def inside(table: pd.DataFrame, brush: Mapping[str, Sequence[float]]) -> pd.DataFrame:
-    """Rows within a brushed rectangle; all of them where nothing is brushed.
-
-    Args:
-        table: As ``candidate_table``.
-        brush: Least and largest value by figure.
-    """
+    """Rows between the least and largest value of each brushed figure; all if none is brushed."""
     kept = np.ones(len(table), bool)
     for name, ends in brush.items():
         if name in table and len(ends) == 2:
@@ -118,13 +107,7 @@ def inside(table: pd.DataFrame, brush: Mapping[str, Sequence[float]]) -> pd.Data
 
 
 def side_by_side(plan: Plan, one: str, other: str) -> pd.DataFrame:
-    """Figures of two candidates, the change from the first to the second, and who is better.
-
-    Args:
-        plan: Which holds both.
-        one: Label.
-        other: Label.
-    """
+    """Figures of two candidates, the change from the first to the second, and who is better."""
     left, right = plan.find(one), plan.find(other)
     rows = []
     for figure in FIGURES:
@@ -182,12 +165,7 @@ def span_table(plan: Plan, labels: Sequence[str]) -> pd.DataFrame:
 
 
 def convergence_table(seen: Sequence[Seen], objective: str) -> pd.DataFrame:
-    """One row per simulation: its figure, and the best so far among stretches of the same length.
-
-    Args:
-        seen: As watched.
-        objective: Decides the figure: mean TPOT for "latency", else goodput.
-    """
+    """Each simulation's mean TPOT for "latency", else goodput; the best so far of a stretch."""
     name = "tpot_mean" if objective == "latency" else "goodput"
     factor, sign = (1000.0, -1.0) if name == "tpot_mean" else (1.0, 1.0)
     best: dict[int, float] = {}

@@ -73,12 +73,7 @@ def sizes_of(family: str) -> tuple[Size, ...]:
 
 
 def label_of(family: str, sizes: Mapping[str, int]) -> str:
-    """The label that ``parse_policy`` reads.
-
-    Args:
-        family: Name.
-        sizes: Value of each of ``sizes_of``, by key.
-    """
+    """The label that ``parse_policy`` reads, from a value of each of ``sizes_of`` by key."""
     wanted = sizes_of(family)
     if not wanted:
         return families()[family].example

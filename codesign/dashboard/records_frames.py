@@ -59,13 +59,7 @@ class Frames:
 
 
 def frames_of(records: RunRecords, deployment: Deployment, cost: RoundCost) -> Frames:
-    """Tables of one simulation.
-
-    Args:
-        records: As simulated.
-        deployment: What served.
-        cost: Step times of one replica, to tell how long the draft worked beside the target.
-    """
+    """Tables of one simulation; step times of one replica tell how long the draft worked."""
     work = _work_of(records.rounds, deployment, cost)
     return Frames(
         latency=_latency(records.requests),

@@ -30,11 +30,7 @@ _LABELLED = ("accepted", "verified, rejected", "the target's own token")
 
 
 def tree_table(shown: ReplayedRound, *, with_proposals: bool = False) -> pd.DataFrame:
-    """One row per node that is drawn.
-
-    Args:
-        shown: A round.
-        with_proposals: Also leaves that the draft named and neither ran nor sent.
+    """One row per node; with proposals also what the draft named and neither ran nor sent.
 
     Returns:
         Columns node, parent, depth, place (of the leaves from the top), state, fate ("kept" or

@@ -22,10 +22,6 @@ def warm_up(host: str, port: int) -> None:
 
     Not before, because both share one interpreter and the browser waits for the server. The answer
     is worked out as any other and kept where the page looks for it.
-
-    Args:
-        host: Of the server.
-        port: Of the server.
     """
     end = time.monotonic() + _LONGEST
     while not _listens(host, port):

@@ -89,12 +89,7 @@ def _limit_layers(limit: float, share: float) -> list[Any]:
 
 
 def running_chart(over_time: pd.DataFrame, max_batch: int) -> Any:
-    """Requests that run at once over the length of the run, and how many may.
-
-    Args:
-        over_time: As ``records_frames.Frames.over_time``.
-        max_batch: Limit of all replicas together.
-    """
+    """Requests that run at once over the length of the run, and how many may on all replicas."""
     rows = over_time.loc[over_time["series"] == "running"]
     band, line = _band_and_line(rows, "requests running")
     layers = [band, line]

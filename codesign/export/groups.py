@@ -101,11 +101,6 @@ def prefill_group(problem: Problem, size: int, losses: list[Loss]) -> int:
     With a draft both sides must be told of it, so that both are cut for it. GPUs that the copies
     leave over may join.
 
-    Args:
-        problem: Its split.
-        size: GPUs of one copy.
-        losses: What is lost is added here.
-
     Raises:
         InputError: If no group that is left holds the models.
     """

@@ -23,13 +23,7 @@ from codesign.policy.speculation import SpeculationSpec
 
 
 class Lengths:
-    """Seconds per token of chains of each length, drafted in turn with the target.
-
-    Args:
-        problem: Its fit, method and requests.
-        unit: Workers of one copy; the fit has step times for them.
-        longest: Draft tokens.
-    """
+    """Seconds per token of chains of each length, drafted in turn with the target."""
 
     def __init__(self, problem: Problem, unit: int, longest: int) -> None:
         fit, requests, old = problem.fit, problem.requests, problem.candidate

@@ -101,14 +101,7 @@ def _figures(predicted: Mapping[str, Interval]) -> dict[str, Interval]:
 def better_candidate(
     plan: Plan, found: Forecast, exported: ScoredCandidate, runs: Callable[[Candidate], bool]
 ) -> str:
-    """Label of the plan's best candidate that the engine runs as it is, if it beats the export.
-
-    Args:
-        plan: Its candidates, best first.
-        found: Predictions of the export.
-        exported: The candidate that was exported.
-        runs: Whether the engine runs a candidate as it is.
-    """
+    """Label of the plan's best candidate that the engine ``runs`` as is, if it beats the export."""
     name, sign = ("tpot_mean", -1.0) if plan.objective == "latency" else ("goodput", 1.0)
     workers = exported.candidate.deployment.num_workers
     if name not in found.exported:

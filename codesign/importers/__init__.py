@@ -31,10 +31,6 @@ __all__ = ["AcceptanceSummary", "imported_fit", "read_summary", "run_model"]
 def imported_fit(steps: Fit, summary: AcceptanceSummary) -> Fit:
     """The step times of a fit with the acceptance of a summary.
 
-    Args:
-        steps: Gives step times and models, and the recorded tokens that confidences are taken from.
-        summary: What was measured elsewhere.
-
     Raises:
         InputError: If the summary contradicts itself, or the fit's recordings are too few.
     """

@@ -66,11 +66,7 @@ class Tokenizer:
     def chat_text(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
     ) -> str:
-        """Return the conversation as the model's chat template writes it.
-
-        Args:
-            messages: Each with ``role`` and ``content``, oldest first.
-            add_generation_prompt: End with the opening of the assistant's turn.
+        """Return the conversation, oldest message first, as the model's chat template writes it.
 
         Raises:
             InputError: If the model has no chat template, or the template refuses.

@@ -35,11 +35,7 @@ if TYPE_CHECKING:
 
 
 def read_mooncake(path: Path, text: str) -> pd.DataFrame:
-    """Return the checked requests of a file.
-
-    Args:
-        path: Its name, for errors.
-        text: All of it.
+    """Return the checked requests of a file; errors name its path.
 
     Raises:
         InputError: If a line cannot be used.
