@@ -40,6 +40,7 @@ ROUND_FIGURES = (
     "seconds", "prefill", "batch", "rows", "context", "num_expansions", "draft_rows",
     "num_emitted_tokens",
 )  # fmt: skip
+OF_QUIET_ROUNDS = (*SPANS, "seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ class RunComparison:
         candidate: What served.
         origin: "measured", or "simulated" if the run is a simulation itself.
         figures: Those of FIGURES that both sides have, and those of CHECKED that were predicted.
-        spans: Mean seconds per round of each span.
+        spans: Mean seconds of each span, over rounds without prompts: where the draft shares the
+            target's workers, a round with a prompt has the draft's in its draft span.
         rounds: Means over the rounds, ROUND_FIGURES.
         by_seed: Predicted figures, one value per seed.
         requests: Joined by request: request_id, category, and predicted (mean over the seeds) and
@@ -179,7 +181,12 @@ class Validation:
 
 
 def validate(
-    plan: Plan, fit: Fit, paths: Sequence[Path], *, progress: Progress | None = None
+    plan: Plan,
+    fit: Fit,
+    paths: Sequence[Path],
+    *,
+    requests: pd.DataFrame | None = None,
+    progress: Progress | None = None,
 ) -> Validation:
     """Compare runs with fresh simulations of exactly what they served.
 
@@ -187,12 +194,13 @@ def validate(
         plan: Names the requests, the limits and the seeds.
         fit: The plan's.
         paths: Folders of runs.
+        requests: Simulated instead of the plan's; the same, but for their kinds of prompt.
         progress: Called with ("simulate", done, total), counting simulations.
 
     Raises:
         InputError: If a folder is no run, or served other requests than the plan's.
     """
-    planned = plan.requests()
+    planned = plan.requests() if requests is None else requests
     seeds = list(plan.simulation_seeds)
     comparisons = []
     for number, path in enumerate(paths):
@@ -312,7 +320,9 @@ def _round_means(
 
 
 def _mean(rounds: RoundLog, name: str) -> float:
-    return float(rounds.column(name).mean())
+    values = rounds.column(name)
+    quiet = rounds.column("prefill_tokens") == 0
+    return float(values[quiet].mean() if name in OF_QUIET_ROUNDS and quiet.any() else values.mean())
 
 
 def _join(simulated: Sequence[RunRecords], measured: RunRecords) -> pd.DataFrame:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,18 +24,8 @@ from pathlib import Path
 from time import monotonic
 from typing import IO
 
-from benchmarks.campaign.units import (
-    FULL,
-    PAIRS,
-    SMALL,
-    Pair,
-    Session,
-    Size,
-    deployments,
-    find_pair,
-    grid,
-    is_profiled,
-)
+from benchmarks.campaign.schedule import Session, Wanted, by_calls, scheduled, unit_seconds
+from benchmarks.campaign.units import FULL, PAIRS, SMALL, Pair, Size, deployments, find_pair, grid
 
 END_SECONDS = 8.0  # for a session to end after its deadline
 SLACK = 60.0  # beyond the guess, after which a session is taken to hang
@@ -56,7 +47,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--deployments", help="these labels, in this order, as 2,1+1,1")
     parser.add_argument("--max-seconds", type=float, default=560.0, help="of this call (560)")
-    parser.add_argument("--run-seconds", type=float, default=1e9, help="of a session, for runs")
+    parser.add_argument(
+        "--run-seconds", type=float, default=math.inf, help="of a session, for runs"
+    )
     parser.add_argument("--small", action="store_true", help="a small grid")
     parser.add_argument("--segments", type=int, default=1, help="plans that replay a trace (1)")
     parser.add_argument("--full-profile", action="store_true", help="more shapes and repetitions")
@@ -69,22 +62,30 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def sessions(args: argparse.Namespace) -> list[Session]:
-    """What is to be measured, in order."""
-    real = args.device == "cpu-ranks"
-    pairs = [p for p in PAIRS if p.is_inflated != real]
+    """What is to be measured, in order: the schedule, unless the flags name something else."""
+    pairs = [p for p in PAIRS if p.is_inflated == (args.device == "cuda")]
     if args.pair:
         pairs = [find_pair(name) for name in args.pair]
-    size = size_of(args)
-    return [
-        Session(pair, label, () if pair.name in args.profile_only else tuple(grid(label, size)))
-        for pair in pairs
-        for label in labels_of(args)
-    ]
+    if not args.deployments and all(pair.is_inflated for pair in pairs):
+        wanted = [w for w in scheduled(args.gpus, args.run_seconds) if w.pair in pairs]
+    else:
+        wanted = [
+            Wanted(pair, label, args.run_seconds, args.segments)
+            for pair in pairs
+            for label in labels_of(args)
+        ]
+    return [_session(args, each) for each in wanted]
 
 
-def size_of(args: argparse.Namespace) -> Size:
+def _session(args: argparse.Namespace, wanted: Wanted) -> Session:
+    size = size_of(args, wanted.segments)
+    units = () if wanted.pair.name in args.profile_only else tuple(grid(wanted.label, size))
+    return Session(wanted.pair, wanted.label, units, wanted.run_seconds)
+
+
+def size_of(args: argparse.Namespace, segments: int) -> Size:
     """Of the grid."""
-    return replace(SMALL if args.small else FULL, segments=args.segments)
+    return replace(SMALL if args.small else FULL, segments=segments)
 
 
 def labels_of(args: argparse.Namespace) -> list[str]:
@@ -101,7 +102,7 @@ def measure(args: argparse.Namespace) -> int:
     for session, process in started(todo):
         left = end - monotonic()
         needed = session.seconds(args.out / session.pair.name)
-        if left < min(needed, 40.0):
+        if left < session.least_seconds(args.out / session.pair.name):
             process.kill()
             process.wait()
             continue
@@ -143,15 +144,17 @@ def give_task(
 ) -> None:
     """Tell a process what to do."""
     has_runs = bool(session.units)
+    segments = len([work for work in session.units if work.workload.seconds])
     task = {
         "out": str(args.out),
         "pair": f"{session.pair.target}+{session.pair.draft}",
         "label": session.label,
         "device": args.device,
         "deadline": end,
-        "run_seconds": args.run_seconds,
-        "size": asdict(size_of(args)) if has_runs else None,
+        "run_seconds": min(session.run_seconds, 1e9),
+        "size": asdict(size_of(args, segments)) if has_runs else None,
         "is_quick": not args.full_profile,
+        "recorded": 0.25 if args.small else 1.0,
     }
     stdin: IO[str] | None = process.stdin
     assert stdin is not None
@@ -175,16 +178,30 @@ def make_models(pair: Pair) -> None:
 
 
 def dry_run(args: argparse.Namespace) -> None:
-    """Print units of work and about how long they take."""
-    total = 0.0
+    """Print units of work and about how long they take, call by call."""
+    todo: list[tuple[Session, dict[str, float]]] = []
     for session in sessions(args):
-        folder = args.out / session.pair.name
-        seconds, runs = session.seconds(folder), session.left(folder)
-        profile = "" if is_profiled(folder, session.label) else "profile, "
-        print(f"{session.pair.name} on {session.label}: {profile}{len(runs)} runs, {seconds:.0f} s")
-        for work in runs:
-            print(f"  {work.folder}")
-        total += seconds
+        phases = session.phases(args.out / session.pair.name)
+        if any(other.pair == session.pair and "acceptance" in found for other, found in todo):
+            phases.pop("acceptance", None)  # once a pair
+        todo.append((session, phases))
+    seconds = [sum(phases.values()) for _, phases in todo]
+    calls = by_calls(seconds, args.max_seconds)
+    total = 0.0
+    for (session, phases), needed, call in zip(todo, seconds, calls, strict=True):
+        total += needed
+        parts = ", ".join(f"{name} {value:.0f}" for name, value in phases.items()) or "done"
+        print(
+            f"call {call}, at {total - needed:4.0f} s: {session.pair.name} on {session.label}, "
+            f"{needed:.0f} s ({parts})"
+        )
+        budget = phases.get("runs", 0.0)
+        for work in session.left(args.out / session.pair.name) if "runs" in phases else ():
+            taken = unit_seconds(work, session.pair)
+            budget -= taken
+            if budget < 0:
+                break
+            print(f"    {taken:5.1f} s  {work.folder}")
     print(f"about {total:.0f} s on {args.gpus} GPUs")
 
 

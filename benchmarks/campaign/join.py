@@ -10,25 +10,27 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from benchmarks.campaign.requests import request_file
-from benchmarks.campaign.units import WORKLOADS, Workload
+from benchmarks.campaign.requests import LONG, kind, request_file
+from benchmarks.campaign.units import BATCH, WORKLOADS, Workload
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, read_table, sha256, to_json, write_text
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.errors import InfeasibleError
 from codesign.fit import ACCEPTANCE_FILE, PROFILE_FILE, Fit, fit_profile
 from codesign.fit.calibration import held_out_chances
+from codesign.fit.prompt_luck import served_error
 from codesign.plan import Plan
 from codesign.planner import Question, search
 from codesign.planner.plan_file import save_plan
-from codesign.planner.predict import acceptance_error, step_error
 from codesign.planner.student_t import student_t_quantile
 from codesign.policy.walk import Sampling
 from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
@@ -91,9 +93,12 @@ def join_pair(folder: Path) -> dict[str, Any]:
         for workers, paths in _by_workers(folder, workload).items():
             plan = make_plan(folder, workload, fit, workers, paths)
             validation = validate(plan, fit, paths)
-            again = None if known is None else validate(plan, known, paths)
+            again, requests = None, plan.requests()
+            if known is not None:
+                again = validate(plan, known, paths, requests=each_its_own(requests))
             for number, run in enumerate(validation.runs):
-                line = row(run, fit, workload, None if again is None else again.runs[number])
+                twin = None if again is None else again.runs[number]
+                line = row(run, fit, workload, requests, twin)
                 if workload.batch == 1:
                     line["figures"]["decode_speed"] = decode_speeds(plan, run, fit, known)
                 runs.append(line)
@@ -167,6 +172,9 @@ def make_plan(
     """What the planner chooses among the plans of the grid."""
     file = request_file(folder, workload)
     requests = read_table(file, kind="trace")[0]
+    if LONG in fit.acceptance.recordings:
+        columns = requests["category"], requests["prompt_tokens"]
+        requests = requests.assign(category=list(map(kind, *columns)))
     candidates = [_candidate(path) for path in paths]
     wide = {
         label: cost for label, cost in fit.costs.items()
@@ -236,18 +244,21 @@ def judgement(plan: Plan, validation: Validation, workload: Workload) -> dict[st
 
 
 def row(
-    run: RunComparison, fit: Fit, workload: Workload, known: RunComparison | None
+    run: RunComparison,
+    fit: Fit,
+    workload: Workload,
+    requests: pd.DataFrame,
+    known: RunComparison | None,
 ) -> dict[str, Any]:
     """One run: [predicted, low, high, measured] of each figure, with 80 % intervals."""
-    tokens = _tokens_sigma(run, fit)
+    tokens, times = tokens_sigma(run, fit, requests), _times_sigma(run, fit)
     figures: dict[str, list[float]] = {}
     for comparison in run.figures:
         name = comparison.name
         if name == "mean_batch" or comparison.error is None:
             continue
         counts = name == "acceptance_length"
-        sigma = tokens if counts else _sigma(run, fit)
-        low, high = likely(run.by_seed[name], sigma)
+        low, high = likely(run.by_seed[name], 0.0 if counts else times, tokens)
         figures[name] = [comparison.predicted.value, low, high, comparison.measured]
         if known is not None and (twin := known.figure(name)) is not None:
             figures[name].append(twin.predicted.value)
@@ -264,18 +275,24 @@ def row(
 def decode_speeds(plan: Plan, run: RunComparison, fit: Fit, known: Fit | None) -> list[float]:
     """Tokens a second in rounds without a prompt, as a figure of ``row``."""
 
-    def simulated(of: Fit) -> list[float]:
-        requests, served = plan.requests(), plan.serving
+    def simulated(of: Fit, requests: pd.DataFrame) -> list[float]:
         return [
-            _decode_speed(simulate(requests, run.candidate, of, serving=served, seed=seed).rounds)
+            _decode_speed(
+                simulate(requests, run.candidate, of, serving=plan.serving, seed=seed).rounds
+            )
             for seed in plan.simulation_seeds
         ]
 
-    values = simulated(fit)
-    sigma = _sigma(run, fit)
-    figure = [float(np.mean(values)), *likely(values, sigma)]
+    requests = plan.requests().iloc[: len(run.requests)]
+    values = simulated(fit, requests)
+    figure = [
+        float(np.mean(values)),
+        *likely(values, _times_sigma(run, fit), tokens_sigma(run, fit, requests)),
+    ]
     figure.append(_decode_speed(read_run(run.path).records.rounds))
-    return figure if known is None else [*figure, float(np.mean(simulated(known)))]
+    if known is None:
+        return figure
+    return [*figure, float(np.mean(simulated(known, each_its_own(requests))))]
 
 
 def _decode_speed(rounds: RoundLog) -> float:
@@ -284,24 +301,46 @@ def _decode_speed(rounds: RoundLog) -> float:
     return float(tokens.sum() / seconds.sum())
 
 
-def _sigma(run: RunComparison, fit: Fit) -> float:
-    """Relative standard error of a time per token, by the fit."""
-    spans = {c.name: c.predicted.value for c in run.spans}
-    times = step_error(fit, run.candidate, spans) / MEDIAN
-    return math.hypot(times, _tokens_sigma(run, fit))
+def _times_sigma(run: RunComparison, fit: Fit) -> float:
+    """Relative standard error of a time per token that is left where the tokens are known.
+
+    Held-out errors of the steps, and of prompts, by their share of the time.
+    """
+    spans = {c.name: c.predicted.value for c in (*run.spans, *run.rounds)}
+    label = run.candidate.deployment.unit.label
+    parts = [
+        (spans.get(op, 0.0), fit.errors[f"{label}/{op}"])
+        for op in ("target", "draft", "prefill")
+        if f"{label}/{op}" in fit.errors
+    ]
+    total = sum(seconds for seconds, _ in parts)
+    squares = sum((seconds * error / MEDIAN) ** 2 for seconds, error in parts)
+    return math.sqrt(squares) / total if total else 0.0
 
 
-def _tokens_sigma(run: RunComparison, fit: Fit) -> float:
+def tokens_sigma(run: RunComparison, fit: Fit, requests: pd.DataFrame) -> float:
     """The same of tokens per round: recorded prompts are a sample, and those served another."""
-    recorded = sum(len(group) for group in fit.acceptance.recordings.values())
-    return acceptance_error(fit, run.candidate) * math.sqrt(1 + recorded / len(run.requests))
+    if run.candidate.family == "plain":
+        return 0.0
+    served = requests["category"].iloc[run.requests["request_id"].to_numpy()]
+    return served_error(fit.acceptance, Counter(served))
 
 
-def likely(values: Sequence[float], sigma: float) -> tuple[float, float]:
-    """Where 80 % of measurements lie: spread over seeds, and a relative standard error."""
+def likely(values: Sequence[float], times: float, tokens: float = 0.0) -> tuple[float, float]:
+    """Where 80 % of measurements lie.
+
+    The luck of the prompts is in the seeds, as far as a simulation draws it, and in ``tokens``; the
+    larger one counts.
+
+    Args:
+        values: By seed.
+        times: Relative standard error of seconds.
+        tokens: The same of tokens per round.
+    """
     mean, spread = float(np.mean(values)), float(np.std(values, ddof=1))
     quantile = student_t_quantile(len(values) - 1, 1.0 - TAIL)
-    half = math.hypot(quantile * spread * math.sqrt(1 + 1 / len(values)), SIGMAS * sigma * mean)
+    luck = max(quantile * spread * math.sqrt(1 + 1 / len(values)), SIGMAS * tokens * mean)
+    half = math.hypot(luck, SIGMAS * times * mean)
     return mean - half, mean + half
 
 
@@ -309,11 +348,11 @@ def calibration_rows(profile: AcceptanceProfile) -> dict[str, list[list[float]]]
     """By kind of prompt: ten bins of [mean chance, share accepted, count], requests held out."""
     found = {}
     chances = held_out_chances(profile)
-    for kind in ("all", *profile.categories):
-        parts = [v for name, values in chances.items() if kind in ("all", name) for v in values]
+    for wanted in ("all", *profile.categories):
+        parts = [v for name, vs in chances.items() if wanted in ("all", name) for v in vs]
         chance, agreed = (np.concatenate([part[i] for part in parts]) for i in range(2))
         at = np.minimum((chance * BINS).astype(np.int64), BINS - 1)
-        found[kind] = [
+        found[wanted] = [
             [float(chance[at == b].mean()), float(agreed[at == b].mean()), int((at == b).sum())]
             for b in range(BINS)
             if (at == b).any()
@@ -322,12 +361,24 @@ def calibration_rows(profile: AcceptanceProfile) -> dict[str, list[list[float]]]
 
 
 def _fit_to_these(folder: Path, workload: Workload, fit: Fit) -> Fit | None:
-    """The fit with the acceptance of the requests that the runs served."""
-    file = folder / "runs" / f"{workload.name}.{ACCEPTANCE_FILE}"
-    if not file.exists():
+    """The fit with the acceptance of each request that the runs served, a kind of its own."""
+    names = (workload.name, BATCH.name) if not workload.seconds else ()
+    files = [folder / "runs" / f"{name}.{ACCEPTANCE_FILE}" for name in names]
+    file = next((file for file in files if file.exists()), None)
+    if file is None:
         return None
     recorded = AcceptanceProfile.from_table(read_table(file, kind="profile")[0])
-    return replace(fit, acceptance=recorded)
+    own = {_own(r.request): (r,) for group in recorded.recordings.values() for r in group}
+    return replace(fit, acceptance=AcceptanceProfile(dict(sorted(own.items()))))
+
+
+def _own(request: int) -> str:
+    return f"request {request:04d}"
+
+
+def each_its_own(requests: pd.DataFrame) -> pd.DataFrame:
+    """Requests that play what was recorded of them."""
+    return requests.assign(category=[_own(number) for number in range(len(requests))])
 
 
 def _sessions(folder: Path) -> list[dict[str, Any]]:

@@ -20,24 +20,19 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.campaign.requests import bound, load_requests
-from benchmarks.campaign.units import (
-    BATCH,
-    Session,
-    Size,
-    Unit,
-    find_pair,
-    grid,
-    unit,
-    unit_seconds,
-)
+from benchmarks.campaign.requests import bound, load_requests, recorded_prompts
+from benchmarks.campaign.schedule import Session, unit_seconds
+from benchmarks.campaign.units import BATCH, Size, Unit, find_pair, grid, unit
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, read_table, write_table
+from codesign.candidate import Candidate
 from codesign.config import Deployment, parse_deployment
 from codesign.engine.run import EngineRun, PolicySetup
 from codesign.fit import fit_costs
 from codesign.fit.calibration import fit_calibration
 from codesign.metrics import summarise
+from codesign.models import resolve_model
+from codesign.policy.speculation import SpeculationSpec
 from codesign.profiler.bench import made_up_tokens
 from codesign.profiler.rank_bench import RankBench
 from codesign.profiler.rank_parts import RankMeasurer, rank_outputs
@@ -63,6 +58,7 @@ class Task:
         run_seconds: At most so long for runs.
         size: Of the grid; None for none.
         is_quick: Of the profile.
+        recorded: Share of the prompts whose acceptance is recorded.
     """
 
     out: str
@@ -73,6 +69,7 @@ class Task:
     run_seconds: float
     size: Mapping[str, Any] | None
     is_quick: bool = True
+    recorded: float = 1.0
 
     @property
     def session(self) -> Session:
@@ -130,8 +127,21 @@ class Measuring:
         self._seconds["profile"] = perf_counter() - start
         start = perf_counter()
         if deployment.draft_workers == 0 and not self._store.has(ACCEPTANCE_PART):
-            self._store.put(ACCEPTANCE_PART, self._measurer.record(bench, _quiet))
+            self._store.put(ACCEPTANCE_PART, self._record(bench, deployment))
         self._seconds["acceptance"] = perf_counter() - start
+
+    def _record(self, bench: RankBench, deployment: Deployment) -> pd.DataFrame:
+        """Acceptance on prompts like those that the runs serve, and none of them."""
+        target = resolve_model(self._session.pair.models[0])
+        requests = recorded_prompts(target, share=self._task.recorded)
+        plain = SpeculationSpec()
+        run = bench.serve(
+            Candidate(deployment, plain, BATCH.batch),
+            requests,
+            PolicySetup(plain),
+            max_kv_tokens=MAX_KV_TOKENS,
+        )
+        return rank_outputs(bench, requests, run.outputs)
 
     def _serve_all(self, bench: RankBench) -> int:
         if not self._session.units:
@@ -145,12 +155,16 @@ class Measuring:
         recorded = read_table(parts / f"{ACCEPTANCE_PART}.parquet", kind="profile")[0]
         calibration = fit_calibration(AcceptanceProfile.from_table(recorded)).calibration
         self._warm_up(bench)
-        end = min(self._task.deadline, monotonic() + self._task.run_seconds)
+        budget = monotonic() + self._task.run_seconds
+        end = min(self._task.deadline, budget)
         served, guessed, taken = 0, 0.0, 0.0
         for work in self._session.left(self._folder):
             guess = unit_seconds(work, self._session.pair)
-            if monotonic() + guess * (taken / guessed if guessed else 1.0) > end:
+            due = monotonic() + guess * (taken / guessed if guessed else 1.0)
+            if due > end:
                 print(f"  {work.folder}: no time left", flush=True)
+                if due > budget:
+                    self._note_spent()
                 continue
             target = self._session.pair.models[0]
             requests = load_requests(self._folder, work.workload, target, cost, seed=SEED)
@@ -158,7 +172,7 @@ class Measuring:
             start = perf_counter()
             run = bench.serve(
                 work.candidate,
-                bound(requests, target, seed=SEED),
+                bound(requests, target, work.workload, seed=SEED)[: work.requests],
                 policy,
                 max_kv_tokens=MAX_KV_TOKENS,
             )
@@ -202,10 +216,14 @@ class Measuring:
     def _rank(self, bench: RankBench, work: Unit, requests: pd.DataFrame, run: EngineRun) -> None:
         """Record the acceptance of these very requests, too: what a prediction could know."""
         file = self._folder / "runs" / f"{work.workload.name}.acceptance.parquet"
-        if work.workload.seconds or file.exists():
-            return
-        served = bound(requests, self._session.pair.models[0], seed=SEED)
+        if work.workload.batch == 1 or work.workload.seconds or file.exists():
+            return  # a stream's requests are the batch's
+        served = bound(requests, self._session.pair.models[0], work.workload, seed=SEED)
         write_table(file, rank_outputs(bench, served, run.outputs), header("profile", seed=SEED))
+
+    def _note_spent(self) -> None:
+        """Let a schedule go on to other sessions: this one had its seconds."""
+        (self._folder / f"{self._task.label}.spent").touch()
 
     def _note(self, served: int) -> None:
         seconds = {name: round(value, 2) for name, value in self._seconds.items()}

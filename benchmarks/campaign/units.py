@@ -1,7 +1,7 @@
-"""What a campaign measures: pairs of models, deployments, a grid of plans, and how long it takes.
+"""What a campaign measures: pairs of models, deployments, and a grid of plans.
 
 A unit of work leaves one file (a part of a profile) or one folder (a run); what is there is not
-made again. Imports no torch.
+made again. When, and how long it takes, is in schedule.py. Imports no torch.
 """
 
 from __future__ import annotations
@@ -13,17 +13,15 @@ from pathlib import Path
 
 from codesign.candidate import Candidate
 from codesign.config import Deployment, parse_deployment
-from codesign.fit.devices import load_device
-from codesign.fit.priced_model import parse_model
-from codesign.fit.roofline import Forward
 from codesign.policy.speculation import parse_policy
 
 ROWS, DEPTHS, MAX_WIDTH = (4, 8, 16), (1, 2, 3, 4, 6, 8), 4
-CHAINS = ("chain-3", "chain-5")
-START, PROFILE = 15.0, 12.0  # seconds, guesses
-PROFILE_CPU = 300.0
-TOKENS_A_ROUND = 2.5  # another guess
-SECONDS_CPU = 0.06  # of a forward of the small pair on a CPU
+CHAINS = ("chain-1", "chain-3", "chain-5")
+# What a planner is likely to choose, and its neighbours: run first, one stream and a batch in turn.
+STREAM_FIRST = ("plain", "tree-8x4x3", "tree-4x2x2", "tree-8x4x4", "tree-4x2x4", "chain-3")
+BATCH_FIRST = ("plain", "chain-1", "tree-4x2x2", "chain-3", "tree-4x2x4")
+SPLIT_STREAM_FIRST = ("8x4x3", "4x2x2", "8x4x4", "4x2x4", "8x4x6", "16x4x4")
+SPLIT_BATCH_FIRST = ("4x2x2", "2x1x1", "4x2x4", "8x4x3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +55,9 @@ class Pair:
 
 # The shipped draft has 3 key-value heads, Qwen2-1.5B's shape 2.
 PAIRS = (
-    Pair("llama-3-8b", "llama-3.2-1b"),
     Pair("llama-3-70b", "llama-3.2-1b"),
     Pair("llama-3-70b", "llama-3.2-3b"),
+    Pair("llama-3-8b", "llama-3.2-1b"),
     Pair("qwen2-72b", "qwen2-1.5b", ("--drop-kv-heads", "1")),
     Pair("smollm2-135m", "smollm2-135m-draft", is_inflated=False),
 )
@@ -91,8 +89,9 @@ class Workload:
     seconds: float = 0.0
 
 
-STREAM, BATCH = Workload("stream", 12, 1), Workload("batch", 24, 8)
+STREAM, BATCH = Workload("stream", 24, 1), Workload("batch", 24, 8)
 SEGMENT = Workload("segment", 400, 8, seconds=10.0)
+PLAIN_STREAM = 4  # plain decoding of one stream has no luck: so many times fewer requests
 WORKLOADS = (STREAM, BATCH, SEGMENT)
 
 
@@ -126,6 +125,14 @@ class Unit:
         """Below the pair's folder of runs."""
         return f"{self.workload.name}/{self.candidate.label.replace(', ', '_').replace(' ', '_')}"
 
+    @property
+    def requests(self) -> int:
+        """How many of the workload's are served."""
+        is_plain = self.candidate.speculation.kind == "plain"
+        if is_plain and self.workload.batch == 1:
+            return max(self.workload.requests // PLAIN_STREAM, 2)
+        return self.workload.requests
+
 
 def deployments(gpus: int) -> list[str]:
     """Labels of one group, and of every split, of up to so many GPUs; the largest first."""
@@ -138,16 +145,31 @@ def grid(label: str, size: Size) -> list[Unit]:
     """Runs of a deployment, the most telling first, so that a grid that is cut short is a grid."""
     deployment = parse_deployment(label)
     trees = [f"tree-{r}x{min(r // 2, MAX_WIDTH)}x{d}" for d in size.depths for r in size.rows]
-    middle = trees[len(trees) // 2 :] + trees[: len(trees) // 2]
     if deployment.draft_workers:
-        policies = [f"async-{tree}" for tree in _spread(middle)]
+        pairs = ["tree-2x1x1"] if size.chains else []  # a chain of one, two rows a request
+        every = _spread([f"async-{tree}" for tree in (*trees, *pairs)])
+        streams, batches = (
+            _ordered([f"async-tree-{shape}" for shape in first], every)
+            for first in (SPLIT_STREAM_FIRST, SPLIT_BATCH_FIRST)
+        )
     else:
-        policies = ["plain", *_spread([*middle, *size.chains])]
+        every = ["plain", *_spread([*trees, *size.chains])]
+        streams, batches = (_ordered(first, every) for first in (STREAM_FIRST, BATCH_FIRST))
     units = []
-    for number, policy in enumerate(policies):
-        workloads = [STREAM, BATCH] + [SEGMENT] * (number < size.segments)
-        units += [unit(deployment, policy, size.of(workload)) for workload in workloads]
+    for number, policies in enumerate(zip(streams, batches, strict=True)):
+        units += [
+            unit(deployment, policy, size.of(load))
+            for policy, load in zip(policies, (STREAM, BATCH), strict=True)
+        ]
+        if number < size.segments:
+            units.append(unit(deployment, batches[number], size.of(SEGMENT)))
     return units
+
+
+def _ordered(first: Sequence[str], every: Sequence[str]) -> list[str]:
+    """As many policies as there are, those that are asked for first in front."""
+    known = [policy for policy in first if policy in every]
+    return list(dict.fromkeys([*known, *every]))
 
 
 def unit(deployment: Deployment, policy: str, workload: Workload) -> Unit:
@@ -160,62 +182,3 @@ def _spread(policies: Sequence[str]) -> list[str]:
     count = len(policies)
     stride = next(n for n in (7, 5, 3, 2, 1) if math.gcd(n, count) == 1)
     return [policies[i * stride % count] for i in range(count)]
-
-
-def forward_seconds(pair: Pair) -> tuple[float, float]:
-    """About how long a forward of target and draft takes on one GPU."""
-    if not pair.is_inflated:
-        return SECONDS_CPU, SECONDS_CPU / 4.0
-    shape = {"llama-3-8b": "llama-3.1-8b"}.get(pair.target, pair.target)
-    device = load_device("h200")
-    target, draft = (
-        Forward(parse_model(f"{name}:int4"), device, 1).delta for name in (shape, pair.draft)
-    )
-    return target, draft
-
-
-def unit_seconds(work: Unit, pair: Pair) -> float:
-    """About how long a run takes."""
-    target, draft = forward_seconds(pair)
-    load, spec = work.workload, work.candidate.speculation
-    if load.seconds:
-        return load.seconds + 1.0
-    rounds = load.requests * load.output_tokens / min(load.batch, load.requests)
-    seconds = target
-    if spec.kind != "plain":
-        drafting = draft * max(spec.expansions, spec.max_depth)
-        rounds /= TOKENS_A_ROUND
-        seconds = max(target, drafting) if spec.is_async else target + drafting
-    return rounds * seconds + 3.0 * load.requests * target
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """Everything that is measured on one start of a deployment's ranks.
-
-    Attributes:
-        pair: Which models.
-        label: Of the deployment.
-        units: Runs, in order.
-    """
-
-    pair: Pair
-    label: str
-    units: tuple[Unit, ...]
-
-    def left(self, folder: Path) -> list[Unit]:
-        """Runs that are not there yet, below the pair's folder."""
-        return [u for u in self.units if not (folder / "runs" / u.folder / "run.json").exists()]
-
-    def seconds(self, folder: Path) -> float:
-        """About how long it takes."""
-        guess = PROFILE if self.pair.is_inflated else PROFILE_CPU
-        profile = 0.0 if is_profiled(folder, self.label) else guess
-        runs = sum(unit_seconds(u, self.pair) for u in self.left(folder))
-        return START + profile + runs if profile or runs else 0.0
-
-
-def is_profiled(folder: Path, label: str) -> bool:
-    """Whether a part of a pair's profile is there."""
-    profile = folder / "profile"
-    return (profile / "profile.json").exists() or (profile / "parts" / f"{label}.parquet").exists()

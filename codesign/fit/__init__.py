@@ -20,6 +20,7 @@ from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, read_json, read_table, sha256, write_json, write_table
 from codesign.errors import InputError
 from codesign.fit.calibration import CalibrationFit, fit_calibration
+from codesign.fit.prompt_luck import acceptance_error
 from codesign.fit.steps import HeldOut, StepFit, fit_step
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 
@@ -34,7 +35,6 @@ PROMPTS = ("prefill", "draft_prefill")
 FORWARDS = ("target", "draft", *PROMPTS)
 ROOFLINE = "roofline"  # origin of a fit from data sheets
 _MAX_SLOWDOWN = 0.95
-_CHAIN = 3  # draft tokens per round of the chain that stands for acceptance in ``errors``
 _FIX = "Measure again: codesign profile"
 
 
@@ -232,7 +232,10 @@ def fit_costs(
             errors[name] = fits[name].error
         constants: dict[str, Any] = {}
         for op in ("reroot", "link") if is_split else ("reroot",):
-            seconds = _timings(part, label, op, beside=None)["seconds"].to_numpy(np.float64)
+            timed = _timings(part, label, op, beside=None)
+            # One number stands for any batch: of one request, whose rounds are short beside it.
+            seconds = timed.loc[timed["requests"] == timed["requests"].min(), "seconds"]
+            seconds = seconds.to_numpy(np.float64)
             constants[op] = float(np.median(seconds))
             errors[f"{label}/{op}"] = float(np.median(np.abs(seconds / constants[op] - 1.0)))
         if is_split:
@@ -276,28 +279,6 @@ def fit_slowdown(target: pd.DataFrame) -> float:
     both = medians.dropna()
     lost = np.asarray(1.0 - both[False] / both[True], np.float64)
     return float(np.clip(np.median(lost), 0.0, _MAX_SLOWDOWN))
-
-
-def acceptance_error(profile: AcceptanceProfile) -> float:
-    """Relative standard error of the tokens that a round of a chain emits, over the requests."""
-    means = np.array(
-        [_tokens_per_round(r.ranks == 0) for group in profile.recordings.values() for r in group]
-    )
-    if len(means) < 2:
-        return 0.0
-    return float(means.std(ddof=1) / np.sqrt(len(means)) / means.mean())
-
-
-def _tokens_per_round(agreed: np.ndarray) -> float:
-    """Mean tokens per round when a chain replays one recording."""
-    at = rounds = 0
-    while at < len(agreed):
-        run = 0
-        while run < _CHAIN and at + run < len(agreed) and agreed[at + run]:
-            run += 1
-        at += run + 1
-        rounds += 1
-    return len(agreed) / rounds
 
 
 def _timings(part: pd.DataFrame, label: str, op: str, *, beside: bool | None) -> pd.DataFrame:

@@ -28,6 +28,7 @@ from codesign.fit import (
     fit_slowdown,
 )
 from codesign.fit.calibration import calibration_error, fit_calibration
+from codesign.fit.prompt_luck import served_error
 from codesign.fit.steps import (
     BUCKETS,
     MAX_LINE_ERROR,
@@ -378,6 +379,40 @@ def test_calibration_error_is_the_gap_between_chance_and_frequency():
 def test_acceptance_error_falls_with_the_number_of_requests():
     few, many = recorded(requests=4, tokens=40), recorded(requests=60, tokens=40)
     assert 0 < acceptance_error(many) < acceptance_error(few) < 0.5
+
+
+def alike(*agreements: str) -> tuple[Recording, ...]:
+    """Recordings in which the draft agrees where there is a 1."""
+    return tuple(
+        Recording(i, np.array([0 if c == "1" else -1 for c in text]), np.full((len(text), 2), -1.0))
+        for i, text in enumerate(agreements)
+    )
+
+
+def test_kinds_of_prompt_that_differ_are_no_luck_if_prompts_of_a_kind_do_not():
+    easy, hard = "1111" * 10, "1000" * 10
+    profile = AcceptanceProfile({"code": alike(easy, easy, easy), "chat": alike(hard, hard)})
+    assert acceptance_error(profile) == 0.0
+    assert served_error(profile, {"code": 5, "chat": 1}) == 0.0
+    mixed = AcceptanceProfile({"chat": alike(easy, hard, easy, hard)})
+    assert acceptance_error(mixed) > 0.1
+
+
+def test_fewer_served_prompts_have_more_luck_and_none_is_without_that_of_the_recorded():
+    profile = recorded(requests=24, tokens=48)
+    few, many, most = (served_error(profile, {"chat": n, "code": n}) for n in (2, 12, 400))
+    assert few > many > most > 0.8 * acceptance_error(profile)
+    one_of_a_kind = AcceptanceProfile({"a": alike("1101"), "b": alike("1000")})
+    assert acceptance_error(one_of_a_kind) > 0.0  # a single one tells nothing of its kind
+    assert served_error(profile, {"unheard of": 4}) > 0.0
+
+
+def test_re_rooting_is_that_of_one_request(tmp_path):
+    steps = whole_profile()
+    steps.loc[steps["op"] == "reroot", "requests"] = 2
+    more = constant("reroot", "2", 5e-5, 6e-5, 7e-5)
+    frame = pd.concat([steps, more.assign(requests=1)], ignore_index=True)
+    assert fit_costs(frame)[0]["2"].reroot == pytest.approx(6e-5)
 
 
 def test_a_fit_survives_its_file(tmp_path):

@@ -145,6 +145,29 @@ def test_requests_are_joined_one_by_one(plan, machine_fit, make_run):
     assert error == pytest.approx(0.2)
 
 
+def test_a_draft_prompt_is_no_part_of_the_draft_span(plan, machine_fit, make_run):
+    long_prompts = dataclasses.replace(
+        machine_fit,
+        costs={
+            label: dataclasses.replace(cost, draft_prefill=cost.draft_prefill.scaled(10.0))
+            for label, cost in machine_fit.costs.items()
+        },
+    )
+    path, _ = make_run("tree-8x2x2")
+    [run] = validate(plan, long_prompts, [path]).runs
+    span = next(span for span in run.spans if span.name == "draft")
+    assert span.error == pytest.approx(0.0, abs=0.15)
+    seconds = next(each for each in run.rounds if each.name == "seconds")
+    assert seconds.error == pytest.approx(0.0, abs=0.15)
+
+
+def test_other_kinds_of_prompt_may_be_simulated_than_the_plan_names(plan, machine_fit, make_run):
+    path, _ = make_run("chain-3")
+    own = plan.requests().assign(category="nothing recorded")
+    [usual], [other] = (validate(plan, machine_fit, [path], requests=r).runs for r in (None, own))
+    assert usual.by_seed["acceptance_length"] != other.by_seed["acceptance_length"]
+
+
 def test_spans_are_compared_one_by_one(plan, machine_fit, make_run):
     def slow_links(records):
         records.rounds = RoundLog(
