@@ -8,6 +8,7 @@ Letters in shapes: N outputs, K inputs of a matrix.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from codesign.engine.rank_weights import (
     HEAD,
     Matrix,
     RankWeights,
+    StateReader,
     WeightReader,
 )
 from codesign.engine.weights import TensorFiles, read_tensors
@@ -28,7 +30,7 @@ from codesign.kernels.int4 import Int4Weight, pack_nibbles, unpack_nibbles
 from codesign.models import DRAFTS, resolve_model
 from codesign.models.quantization import Quantization, expected_tensors, read_quantization
 from codesign.models.recipe import read_recipe, weights_sha256
-from codesign.models.shape import ModelShape, model_shape
+from codesign.models.shape import ModelShape, model_shape, read_config
 from codesign.models.sharding import Cut
 
 # Column of the eight that a word holds, by nibble from the lowest, in AutoAWQ's files.
@@ -71,11 +73,12 @@ def open_reader(directory: Path, *, device: torch.device | str = "cpu") -> Weigh
             f"{directory} was inflated from another {recipe.source} than {source}. Inflate it "
             "again under a new name: codesign models inflate"
         )
+    token_map: Tensor | None = None
     if (target := draft_target(recipe.source)) is None:
         shape = model_shape(source)
-        state, token_map = read_tensors(source, shape.tensors()), None
+        state = read_tensors(source, shape.tensors())
     else:
-        shape, state, token_map = _shipped_draft(source, resolve_model(target))
+        shape, state, token_map = _shipped_draft(source, read_embedding(resolve_model(target)))
     big = model_shape(directory)
     return InflatedReader(recipe, shape, state, big=big, token_map=token_map, device=device)
 
@@ -85,10 +88,48 @@ def draft_target(name: str) -> str | None:
     return next((target for target, draft in DRAFTS.items() if draft == name), None)
 
 
-def _shipped_draft(draft: Path, target: Path) -> tuple[ModelShape, dict[str, Tensor], Tensor]:
-    shape, state = model_shape(draft), load_draft_state(draft)
+def is_shipped_draft(directory: Path) -> bool:
+    """Whether a model uses its target's embedding (see draft_weights.py)."""
+    return "codesign_draft" in read_config(directory / "config.json")
+
+
+def read_embedding(directory: Path) -> Tensor:
+    """Return a model's embedding, (V, D), as it is stored."""
     name = f"{EMBEDDING}.weight"
-    state |= read_tensors(target, {name: model_shape(target).tensors()[name]})
+    return read_tensors(directory, {name: model_shape(directory).tensors()[name]})[name]
+
+
+def open_draft(directory: Path, embedding_VD: Tensor) -> StateReader:
+    """Return the weights of a shipped draft.
+
+    Args:
+        directory: Holds config.json and the draft's weights.
+        embedding_VD: The target's, which the draft uses.
+
+    Raises:
+        InputError: If a file or tensor is missing or broken, or the draft was made for a target
+            of another width or vocabulary.
+    """
+    shape, state, token_map = _shipped_draft(directory, embedding_VD)
+    return StateReader(shape, state, token_map=token_map)
+
+
+def _shipped_draft(
+    directory: Path, embedding_VD: Tensor
+) -> tuple[ModelShape, dict[str, Tensor], Tensor]:
+    shape = replace(model_shape(directory), tie=False)  # the head is the draft's own
+    ours, theirs = (shape.vocab, shape.hidden), tuple(embedding_VD.shape)
+    if ours != theirs:
+        raise InputError(
+            f"the draft has vocabulary and width {ours}, its target {theirs}: it was made for "
+            "another target. List the pairs that fit: codesign models list"
+        )
+    state = load_draft_state(directory) | {f"{EMBEDDING}.weight": embedding_VD}
+    if missing := sorted(set(shape.tensors()) - set(state)):
+        raise InputError(
+            f"{directory} holds no tensor {missing[0]} ({len(missing)} missing). Fetch or make the "
+            "draft again: codesign models list"
+        )
     return shape, state, state.pop(TOKEN_MAP)
 
 

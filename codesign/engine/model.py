@@ -10,20 +10,16 @@ E head size, S rows of a slab in use, V rows of the head.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from codesign.engine.checkpoint import open_rank
-from codesign.engine.draft_weights import TOKEN_MAP, load_draft_state
+from codesign.engine.checkpoint import open_draft, open_rank, read_embedding
 from codesign.engine.kv_cache import KVCache
 from codesign.engine.rank_weights import LayerWeights, RankWeights, StateReader
 from codesign.engine.rows import RowBatch
-from codesign.engine.weights import random_tensors, read_tensors
-from codesign.errors import InputError
 from codesign.kernels import (
     LinearMap,
     pack_linear,
@@ -36,22 +32,7 @@ from codesign.kernels import (
     swiglu,
     tree_attention,
 )
-from codesign.models.shape import ModelShape, model_shape
-
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
-
-
-class Collective(Protocol):
-    """What a decoder asks of the other ranks that hold parts of it."""
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """Return the sum of every rank's ``x``."""
-        ...
-
-    def all_gather(self, x_Tv: Tensor) -> Tensor:
-        """Return the ranks' columns side by side, (T, size v), in the order of ranks."""
-        ...
+from codesign.models.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +59,18 @@ class _Span:
 
 
 class Decoder:
-    """A decoder, or one rank's part of one, with its weights on one device.
+    """A decoder with its weights on one device.
 
     Args:
-        weights: The rank's weights.
-        collective: The other ranks; None if there are none.
+        weights: Of the whole model.
 
     Attributes:
-        shape: Sizes and switches; heads and channels are the rank's own.
+        shape: Sizes and switches.
         token_map: (V,) int64, head row -> token id, where the head has fewer rows than the
             vocabulary; None if they are the same.
     """
 
-    def __init__(self, weights: RankWeights, *, collective: Collective | None = None) -> None:
-        assert (weights.sharding.size > 1) == (collective is not None), "ranks need a collective"
+    def __init__(self, weights: RankWeights) -> None:
         ends = weights.ends()
         self.shape = weights.shape
         self.token_map = ends.token_map
@@ -103,7 +82,6 @@ class Decoder:
         self._layers = [_layer(weights.layer(i), weights.dtype) for i in layers]
         frequency_F = rotary_frequencies(self.shape.rope, self.shape.head_dim)
         self._frequency_F = frequency_F.to(weights.device)
-        self._collective = collective
 
     @torch.inference_mode()
     def forward(self, batch: RowBatch, cache: KVCache) -> Tensor:
@@ -121,9 +99,9 @@ class Decoder:
         tables = (tables[0].to(self._norm.dtype), tables[1].to(self._norm.dtype))
         x_TD = self.embedding_VD[pad_rows(batch.tokens, size)]
         for index, layer in enumerate(self._layers):
-            x_TD = x_TD + self._whole(self._attention(index, layer, x_TD, tables, spans, cache))
+            x_TD = x_TD + self._attention(index, layer, x_TD, tables, spans, cache)
             h_TD = rms_norm(x_TD, layer.mlp_norm, self.shape.eps)
-            x_TD = x_TD + self._whole(layer.down(swiglu(layer.gate_up(h_TD))))
+            x_TD = x_TD + layer.down(swiglu(layer.gate_up(h_TD)))
         return rms_norm(x_TD[:num_rows], self._norm, self.shape.eps)
 
     @torch.inference_mode()
@@ -132,12 +110,7 @@ class Decoder:
         num_rows = hidden_TD.shape[0]
         size = padded_rows(num_rows) if hidden_TD.device.type == "cpu" else num_rows
         logits_TV = self._head(pad_rows(hidden_TD, size))[:num_rows].float()
-        if self._collective is not None:
-            logits_TV = self._collective.all_gather(logits_TV)
         return logits_TV[:, : self._num_tokens].contiguous()
-
-    def _whole(self, part_TD: Tensor) -> Tensor:
-        return part_TD if self._collective is None else self._collective.all_reduce(part_TD)
 
     def _attention(
         self,
@@ -168,113 +141,43 @@ class Decoder:
         return layer.out(out_THE.flatten(1))
 
 
-def load_decoder(
-    directory: Path | str,
-    *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> Decoder:
-    """Return the decoder in a Hugging Face directory.
+def load_decoder(directory: Path | str) -> Decoder:
+    """Return the decoder in a Hugging Face directory, in float32 on the CPU.
 
     Raises:
         InputError: If its family is not supported, or a file or tensor is missing or broken.
     """
-    return Decoder(open_rank(directory, device=device, dtype=dtype))
+    return Decoder(open_rank(directory, dtype=torch.float32))
 
 
 def state_decoder(
-    shape: ModelShape,
-    state: Mapping[str, Tensor],
-    *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-    token_map: Tensor | None = None,
+    shape: ModelShape, state: Mapping[str, Tensor], *, device: torch.device | str = "cpu"
 ) -> Decoder:
-    """Return a decoder of tensors in memory.
+    """Return a decoder of tensors in memory, in float32.
 
     Args:
         shape: Sizes and switches.
         state: Tensors by their Hugging Face names; see ``ModelShape.tensors``.
         device: Where the weights go.
-        dtype: What they are converted to.
-        token_map: See ``Decoder``.
     """
-    reader = StateReader(shape, state, token_map=token_map)
-    return Decoder(RankWeights(reader, device=device, dtype=dtype))
+    return Decoder(RankWeights(StateReader(shape, state), device=device, dtype=torch.float32))
 
 
-def load_draft_decoder(
-    directory: Path | str,
-    target: Decoder | Path | str,
-    *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> Decoder:
+def load_draft_decoder(directory: Path | str, target: Decoder | Path | str) -> Decoder:
     """Return a shipped draft, which uses its target's embedding.
 
     Args:
         directory: Holds config.json and the draft's weights.
         target: The loaded target, whose embedding is then shared, or its directory, of which
             the embedding alone is read.
-        device: Where the weights go; with a loaded target, where that is.
-        dtype: What they are converted to.
 
     Raises:
         InputError: If a file or tensor is missing or broken, or the draft was made for a target
             of another width or vocabulary.
     """
-    shape = model_shape(Path(directory))
-    state = load_draft_state(Path(directory))
-    if isinstance(target, Decoder):
-        embedding_VD = target.embedding_VD
-    else:
-        size = model_shape(Path(target)).tensors()[EMBEDDING]
-        embedding_VD = read_tensors(target, {EMBEDDING: size})[EMBEDDING].to(device, dtype)
-    return draft_decoder(shape, state, embedding_VD, dtype=dtype)
-
-
-def draft_decoder(
-    shape: ModelShape,
-    state: Mapping[str, Tensor],
-    embedding_VD: Tensor,
-    *,
-    dtype: torch.dtype = torch.float32,
-) -> Decoder:
-    """Return a draft that uses its target's embedding and has a head of fewer rows.
-
-    Args:
-        shape: The draft's own shape; width and vocabulary must be the target's.
-        state: Its tensors by Hugging Face names but the embedding, and under ``TOKEN_MAP`` the
-            token of each row of its head, (V,) int64.
-        embedding_VD: The target's, of the target's vocabulary; used as it is, on its device.
-        dtype: What the draft's own tensors are converted to.
-
-    Raises:
-        InputError: If the draft was made for a target of another width or vocabulary, or lacks
-            a tensor.
-    """
-    ours, theirs = (shape.vocab, shape.hidden), tuple(embedding_VD.shape)
-    if ours != theirs:
-        raise InputError(
-            f"the draft has vocabulary and width {ours}, its target {theirs}: it was made for "
-            "another target. List the pairs that fit: codesign models list"
-        )
-    wanted = {TOKEN_MAP, HEAD, *shape.tensors()} - {EMBEDDING}
-    if missing := sorted(wanted - set(state)):
-        raise InputError(f"the draft holds no tensor {missing[0]} ({len(missing)} missing)")
-    own = {name: tensor for name, tensor in state.items() if name != TOKEN_MAP}
-    return state_decoder(
-        replace(shape, tie=False),  # the head is the draft's own
-        own | {EMBEDDING: embedding_VD},
-        device=embedding_VD.device,
-        dtype=dtype,
-        token_map=state[TOKEN_MAP].to(torch.int64),
-    )
-
-
-def random_decoder(shape: ModelShape, seed: int, *, dtype: torch.dtype = torch.float32) -> Decoder:
-    """Return a decoder with random weights, for tests and for timing without a checkpoint."""
-    return state_decoder(shape, random_tensors(shape.tensors(), seed), dtype=dtype)
+    loaded = isinstance(target, Decoder)
+    embedding_VD = target.embedding_VD if loaded else read_embedding(Path(target))
+    return Decoder(RankWeights(open_draft(Path(directory), embedding_VD), dtype=torch.float32))
 
 
 def _layer(weights: LayerWeights, dtype: torch.dtype) -> _Layer:

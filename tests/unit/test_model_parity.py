@@ -15,20 +15,22 @@ transformers = pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from codesign.engine.draft_weights import TOKEN_MAP, save_draft_state  # noqa: E402
+from codesign.engine.draft_weights import (  # noqa: E402
+    TOKEN_MAP,
+    load_draft_state,
+    save_draft_state,
+)
 from codesign.engine.kv_cache import CapacityError, KVCache  # noqa: E402
 from codesign.engine.model import (  # noqa: E402
     Decoder,
-    draft_decoder,
     load_decoder,
     load_draft_decoder,
-    random_decoder,
     state_decoder,
 )
 from codesign.engine.rows import RowBatch, causal_rows, join_rows  # noqa: E402
 from codesign.engine.weights import random_tensors, read_tensors  # noqa: E402
 from codesign.errors import InputError  # noqa: E402
-from codesign.models.shape import ModelShape, Rope  # noqa: E402
+from codesign.models.shape import ModelShape, Rope, model_shape  # noqa: E402
 
 TOLERANCE = 1e-5
 SIZES = {
@@ -228,7 +230,7 @@ def test_check_mode_stops_a_forward_after_a_wrong_gather(pair):
 
 
 def test_a_slab_too_short_is_refused_before_anything_changes():
-    decoder = random_decoder(SHAPE, 0)
+    decoder = state_decoder(SHAPE, random_tensors(SHAPE.tensors(), 0))
     cache = KVCache(SHAPE, num_slots=1, max_tokens=4)
     slot = cache.take()
     decoder.forward(causal_rows(slot, [1, 2, 3]), cache)
@@ -269,59 +271,48 @@ def run(decoder: Decoder, tokens: list[int]):
 MAPPED = [0, 5, 11, 40, 96]
 
 
-def draft_state() -> dict:
-    state = random_tensors(replace(SHAPE, tie=False).tensors(), 5)
+def save_draft(directory: Path, target: Path, **changes: object) -> dict:
+    """A draft of the target's shape with few tokens; returns its tensors as they are read.
+
+    ``changes`` are keys of its config, and names of tensors to leave out.
+    """
+    state = random_tensors(replace(model_shape(target), tie=False).tensors(), 5)
+    state["lm_head.weight"] = state["lm_head.weight"][MAPPED].clone()
     del state["model.embed_tokens.weight"]
-    head = state["lm_head.weight"][MAPPED].clone()
-    return state | {"lm_head.weight": head, TOKEN_MAP: torch.tensor(MAPPED)}
+    state |= {TOKEN_MAP: torch.tensor(MAPPED)}
+    save_draft_state(directory, {name: t for name, t in state.items() if name not in changes})
+    (directory / "config.json").write_bytes((target / "config.json").read_bytes())
+    rewrite(directory, **{name: value for name, value in changes.items() if value is not None})
+    return load_draft_state(directory)
 
 
-def test_a_draft_shares_the_targets_embedding_and_names_few_tokens():
-    target = random_decoder(SHAPE, 0)
-    draft = draft_decoder(SHAPE, draft_state(), target.embedding_VD)
+def test_a_draft_shares_the_targets_embedding_and_names_few_tokens(saved: Path, tmp_path: Path):
+    state = save_draft(tmp_path / "draft", saved)
+    target = load_decoder(saved)
+    draft = load_draft_decoder(tmp_path / "draft", target)
     assert draft.embedding_VD is target.embedding_VD
     assert draft.token_map is not None
     assert draft.token_map.tolist() == MAPPED
-    state = random_tensors(replace(SHAPE, tie=False).tensors(), 5)
-    whole = state_decoder(
-        replace(SHAPE, tie=False), state | {"model.embed_tokens.weight": target.embedding_VD}
-    )
+    head = torch.zeros_like(target.embedding_VD)
+    head[MAPPED] = state["lm_head.weight"]
+    tensors = {"model.embed_tokens.weight": target.embedding_VD, "lm_head.weight": head}
+    whole = state_decoder(replace(model_shape(saved), tie=False), state | tensors)
     assert_close(run(draft, PREFIX), run(whole, PREFIX)[:, MAPPED])
+    alone = load_draft_decoder(tmp_path / "draft", saved)
+    assert torch.equal(run(alone, PREFIX), run(draft, PREFIX))
 
 
-def test_a_draft_loads_beside_a_decoder_or_beside_its_directory(tmp_path: Path):
-    model = reference("llama")
-    model.save_pretrained(tmp_path / "target")
-    target = load_decoder(tmp_path / "target")
-    config = json.loads((tmp_path / "target" / "config.json").read_text())
-    save_draft(tmp_path / "draft", config, target.shape)
-    beside = load_draft_decoder(tmp_path / "draft", target)
-    alone = load_draft_decoder(tmp_path / "draft", tmp_path / "target")
-    assert beside.embedding_VD is target.embedding_VD
-    assert torch.equal(alone.embedding_VD, target.embedding_VD)
-    assert torch.equal(run(beside, PREFIX), run(alone, PREFIX))
-    assert run(beside, PREFIX).shape == (len(PREFIX), 7)
+def test_a_draft_for_another_target_is_refused(saved: Path, tmp_path: Path):
+    save_draft(tmp_path / "draft", saved, vocab_size=98)
+    with pytest.raises(InputError, match=r"\(98, 48\), its target \(131, 48\)"):
+        load_draft_decoder(tmp_path / "draft", saved)
 
 
-def save_draft(directory: Path, config: dict, shape: ModelShape) -> None:
-    state = random_tensors(replace(shape, layers=1, tie=False).tensors(), 1)
-    del state["model.embed_tokens.weight"]
-    state["lm_head.weight"] = state["lm_head.weight"][:7].clone()
-    save_draft_state(directory, state | {TOKEN_MAP: torch.arange(7)})
-    (directory / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
-
-
-def test_a_draft_for_another_target_is_refused():
-    other = random_decoder(replace(SHAPE, vocab=98), 0)
-    with pytest.raises(InputError, match=r"\(97, 32\), its target \(98, 32\)"):
-        draft_decoder(SHAPE, draft_state(), other.embedding_VD)
-
-
-def test_a_draft_without_a_tensor_is_refused():
-    state = draft_state()
-    del state["model.layers.1.mlp.up_proj.weight"]
-    with pytest.raises(InputError, match=r"no tensor model\.layers\.1\.mlp\.up_proj\.weight"):
-        draft_decoder(SHAPE, state, random_decoder(SHAPE, 0).embedding_VD)
+def test_a_draft_without_a_tensor_is_refused(saved: Path, tmp_path: Path):
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_draft(tmp_path / "draft", saved, **{name: None})
+    with pytest.raises(InputError, match=rf"no tensor {name}"):
+        load_draft_decoder(tmp_path / "draft", saved)
 
 
 @pytest.fixture

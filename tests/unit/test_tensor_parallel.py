@@ -1,8 +1,9 @@
-"""Every tensor parallel degree chooses the tokens of one rank: plain, int4 and inflated models."""
+"""Every tensor parallel degree chooses the tokens of the CPU's decoder: plain, int4, inflated."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
@@ -12,9 +13,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
+from codesign.engine.gpu.forward import RankForward  # noqa: E402
+from codesign.engine.gpu.slabs import Slabs  # noqa: E402
+from codesign.engine.gpu.step_rows import BUCKETS  # noqa: E402
+from codesign.engine.gpu.tensor_group import SingleRank  # noqa: E402
 from codesign.engine.inflate import InflatedReader  # noqa: E402
 from codesign.engine.kv_cache import KVCache  # noqa: E402
-from codesign.engine.model import Decoder, state_decoder  # noqa: E402
+from codesign.engine.model import state_decoder  # noqa: E402
 from codesign.engine.rank_weights import EMBEDDING, HEAD, RankWeights, StateReader  # noqa: E402
 from codesign.engine.rows import causal_rows  # noqa: E402
 from codesign.engine.weights import random_tensors  # noqa: E402
@@ -81,28 +86,43 @@ class Ranks:
         return parts
 
 
-class Rank:
+class ThreadRank(SingleRank):
+    """A ``TensorGroup`` of threads."""
+
     def __init__(self, ranks: Ranks, rank: int) -> None:
         self.ranks, self.rank = ranks, rank
 
-    def all_reduce(self, x):
-        return torch.stack(self.ranks.exchange(self.rank, x)).sum(0)
+    def add(self, partial_TD, residual_TD):
+        return residual_TD + torch.stack(self.ranks.exchange(self.rank, partial_TD)).sum(0)
+
+    def add_map(self, linear, x_TK, residual_TD):
+        return self.add(linear(x_TK), residual_TD)
 
     def all_gather(self, x_Tv):
         return torch.cat(self.ranks.exchange(self.rank, x_Tv), dim=1)
 
 
-def greedy(decoder: Decoder, num_tokens: int = NEW_TOKENS) -> tuple[list[int], list]:
-    """Return tokens and the logits that they were chosen from."""
-    cache = KVCache(decoder.shape, num_slots=1, max_tokens=64)
-    slot, tokens, rows = cache.take(), list(PROMPT), []
+def greedy(logits_of: Callable[[list[int], int], torch.Tensor]) -> tuple[list[int], list]:
+    """Return tokens and the logits that they were chosen from; ``logits_of(tokens, start)``."""
+    tokens, rows = list(PROMPT), []
     new = tokens
-    for _ in range(num_tokens):
-        batch = causal_rows(slot, new, start=len(tokens) - len(new))
-        rows.append(decoder.logits(decoder.forward(batch, cache)[-1:])[0])
+    for _ in range(NEW_TOKENS):
+        rows.append(logits_of(new, len(tokens) - len(new)))
         new = [int(rows[-1].argmax())]
         tokens += new
     return tokens[len(PROMPT) :], rows
+
+
+def decode(shape: ModelShape, state: dict) -> tuple[list[int], list]:
+    """Decode with the CPU's decoder."""
+    decoder = state_decoder(shape, state)
+    cache = KVCache(decoder.shape, num_slots=1, max_tokens=64)
+    slot = cache.take()
+    return greedy(
+        lambda new, start: decoder.logits(
+            decoder.forward(causal_rows(slot, new, start=start), cache)[-1:]
+        )[0]
+    )
 
 
 def decode_on(reader, size: int) -> tuple[list[int], list]:
@@ -110,9 +130,18 @@ def decode_on(reader, size: int) -> tuple[list[int], list]:
     ranks = Ranks(size)
 
     def work(rank: int):
+        group = ThreadRank(ranks, rank) if size > 1 else SingleRank()
         weights = RankWeights(reader, size=size, rank=rank, dtype=torch.float32)
-        collective = Rank(ranks, rank) if size > 1 else None
-        return greedy(Decoder(weights, collective=collective))
+        forward = RankForward(weights, group)
+        cpu, rows = torch.device("cpu"), BUCKETS[-1]
+        slabs = Slabs(forward.shape, num_slots=1, max_tokens=rows, dtype=torch.float32, device=cpu)
+
+        def logits_of(new: list[int], start: int) -> torch.Tensor:
+            hidden = forward.prompt_hidden(torch.tensor(new), 0, slabs, start=start)
+            return group.all_gather(forward.logits(hidden))[0, : reader.num_tokens]
+
+        with torch.inference_mode():
+            return greedy(logits_of)
 
     with ThreadPoolExecutor(size) as pool:
         results = list(pool.map(work, range(size)))
@@ -157,10 +186,10 @@ FAMILIES = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("size", DEGREES[1:])
-def test_zero_padded_shards_choose_the_tokens_of_one_rank(family, size):
+def test_zero_padded_shards_choose_the_tokens_of_the_whole_model(family, size):
     shape = replace(SMALL, **FAMILIES[family])
     state = small_state(shape)
-    want, logits = greedy(state_decoder(shape, state))
+    want, logits = decode(shape, state)
     got, others = decode_on(StateReader(shape, state), size)
     assert got == want
     assert len(set(want)) > 2, "a model that repeats itself proves little"
@@ -180,7 +209,7 @@ def test_int4_shards_choose_the_tokens_of_the_dequantised_model(size):
         else tensor
         for name, tensor in state.items()
     }
-    want, _ = greedy(state_decoder(shape, plain))
+    want, _ = decode(shape, plain)
     assert decode_on(reader, size)[0] == want
 
 
@@ -193,7 +222,7 @@ def inflated(name: str) -> InflatedReader:
 @pytest.mark.parametrize("size", DEGREES)
 def test_an_inflated_model_chooses_the_small_models_tokens_on_any_number_of_ranks(name, size):
     reader = inflated(name)
-    want, small = greedy(state_decoder(SMALL, reader.small_state()))
+    want, small = decode(SMALL, reader.small_state())
     got, big = decode_on(reader, size)
     assert got == want
     assert len(set(want)) > 2

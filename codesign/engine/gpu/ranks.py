@@ -6,17 +6,21 @@ and in ranks that torchrun starts on several.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from codesign.engine.checkpoint import open_rank
-from codesign.engine.draft_weights import TOKEN_MAP, load_draft_state
+from codesign.engine.checkpoint import (
+    is_shipped_draft,
+    open_draft,
+    open_rank,
+    open_reader,
+    read_embedding,
+)
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.drafter import Drafter, NgramDrafter
 from codesign.engine.gpu.forward import RankForward
@@ -44,9 +48,7 @@ from codesign.engine.gpu.step_rows import (
 from codesign.engine.gpu.watch import Watch
 from codesign.engine.gpu.workers import GroupDrafter
 from codesign.engine.partner import DraftLostError, TargetLostError
-from codesign.engine.rank_weights import EMBEDDING, RankWeights, StateReader
-from codesign.engine.weights import read_tensors
-from codesign.models.shape import model_shape
+from codesign.engine.rank_weights import RankWeights
 
 TARGET_MODEL, DRAFT_MODEL = 0, 1
 SPARE_SPIN, SHARED_SPIN = 0.05, 0.0005  # seconds
@@ -139,35 +141,16 @@ def load_weights(setup: RankSetup, rank: int, device: torch.device) -> dict[int,
         )
     if setup.has_draft_model and rank in (ranks := setup.group_ranks(draft=True)):
         assert setup.draft is not None
-        weights[DRAFT_MODEL] = open_draft_rank(
-            Path(setup.draft),
-            setup.target,
-            size=len(ranks),
-            rank=ranks.index(rank),
-            device=device,
-            dtype=dtype,
+        draft = Path(setup.draft)
+        reader = (
+            open_draft(draft, read_embedding(setup.target))
+            if is_shipped_draft(draft)
+            else open_reader(draft, device=device)
+        )
+        weights[DRAFT_MODEL] = RankWeights(
+            reader, size=len(ranks), rank=ranks.index(rank), device=device, dtype=dtype
         )
     return weights
-
-
-def open_draft_rank(
-    directory: Path,
-    target: Path,
-    *,
-    size: int,
-    rank: int,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> RankWeights:
-    """A draft's weights: a model of its own, or a shipped one, which has its target's embedding."""
-    if "codesign_draft" not in json.loads((directory / "config.json").read_text()):
-        return open_rank(directory, size=size, rank=rank, device=device, dtype=dtype)
-    name = f"{EMBEDDING}.weight"
-    state = load_draft_state(directory)
-    state |= read_tensors(target, {name: model_shape(target).tensors()[name]})
-    shape = replace(model_shape(directory), tie=False)
-    reader = StateReader(shape, state, token_map=state.pop(TOKEN_MAP))
-    return RankWeights(reader, size=size, rank=rank, device=device, dtype=dtype)
 
 
 def load_rank(
