@@ -75,7 +75,8 @@ def choose_traffic() -> Traffic | None:
     if source == SYNTHETIC:
         return _synthetic()
     if source == FILE:
-        source = st.text_input("Path", key="path", bind=LINK, placeholder="conv.csv")
+        named = st.text_input("Path", key="path", bind=LINK, placeholder="conv.csv")
+        source = str(Path(named).expanduser()) if named else ""
     elif source == UPLOAD:
         source = _uploaded()
     rate = st.slider("Rate, times", 0.1, 5.0, 1.0, 0.1, key="rate_scale", bind=LINK)

@@ -6,12 +6,12 @@ again when they have changed. Must not import streamlit or torch.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from codesign.dashboard.files import upload_folder
 from codesign.errors import InputError
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _read(source: str, stamp: int) -> Trace:
         return load_trace(source)
     except InputError as err:
         # Say the name that the visitor gave, not where an upload was put.
-        raise InputError(str(err).replace(str(Path(source).parent) + os.sep, "")) from err
+        raise InputError(str(err).replace(upload_folder(source), "")) from err
 
 
 @lru_cache(maxsize=_KEPT_TRACES)

@@ -65,6 +65,12 @@ def unzipped(data: bytes) -> Path:
     return folder
 
 
+def upload_folder(path: str) -> str:
+    """What ``keep_upload`` put before the visitor's name of a file; "" for any other file."""
+    folder = Path(path).parent
+    return f"{folder}{os.sep}" if folder.parent == _above("uploads") else ""
+
+
 def _write_once(path: Path, data: bytes | memoryview) -> None:
     """Write a file that another visitor may have written, or be writing."""
     if not path.is_file():
@@ -74,11 +80,14 @@ def _write_once(path: Path, data: bytes | memoryview) -> None:
 
 def _own_folder(kind: str, content: bytes | memoryview) -> Path:
     """A folder for temporary files of this user alone, named by what will be in it."""
-    above = Path(tempfile.gettempdir()) / f"codesign-{kind}-{os.getuid()}"
-    above.mkdir(exist_ok=True, mode=0o700)
-    folder = above / hashlib.sha256(content).hexdigest()[:16]
+    _above(kind).mkdir(exist_ok=True, mode=0o700)
+    folder = _above(kind) / hashlib.sha256(content).hexdigest()[:16]
     folder.mkdir(exist_ok=True)
     return folder
+
+
+def _above(kind: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"codesign-{kind}-{os.getuid()}"
 
 
 def run_folders(folder: Path) -> list[Path]:

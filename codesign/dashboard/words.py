@@ -145,7 +145,7 @@ def hint(message: str) -> str:
         "--policies": '"Only these policies"',
     }
     named = [place for flag, place in places.items() if flag in message]
-    return f" On this page: {' or '.join(named)}, on the left." if named else ""
+    return f". On this page: {' or '.join(named)}, on the left." if named else ""
 
 
 def tokens_origin(acceptance_origin: str) -> str:

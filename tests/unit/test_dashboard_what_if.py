@@ -73,6 +73,11 @@ def test_an_upload_keeps_its_name_and_its_error_is_one_line_with_it():
     assert "\n" not in str(error.value)
 
 
+def test_an_error_about_a_file_of_this_machine_names_its_folder(tmp_path):
+    with pytest.raises(InputError, match=f"^{tmp_path}/gone.csv does not exist"):
+        load_traffic(Traffic(str(tmp_path / "gone.csv")))
+
+
 def test_fits_of_the_folder_come_before_the_shipped_one(tmp_path):
     (tmp_path / "laptop").mkdir()
     (tmp_path / "laptop" / "fit.json").write_text("{}")
@@ -259,6 +264,7 @@ def test_an_error_that_names_a_flag_gets_the_control_of_the_page():
     said = hint("request 3 needs 9,000 KV rows. Fix: --max-prompt and --max-output, or "
                 "--max-kv-tokens")  # fmt: skip
     assert said == (
-        ' On this page: "Cut long requests" or "KV rows of a replica" under "Serving", on the left.'
+        '. On this page: "Cut long requests" or "KV rows of a replica" under "Serving", on the '
+        "left."
     )
     assert hint("no file is named x") == ""
