@@ -1,6 +1,6 @@
 """The command line: parse, call one function of one verb, turn errors into exit codes.
 
-Each verb is a module of this package with ``add_parser(subparsers)``; only the module of
+Each verb is a module of this package with ``add_arguments(parser)``; only the module of
 the verb that was typed is imported, and verbs import the library inside their functions,
 so that ``codesign --help`` stays well under 0.3 s. Import nothing heavier than argparse
 here.
@@ -69,10 +69,9 @@ def build_parser(verb: str | None = None) -> Parser:
     parser.add_argument("-V", "--version", action="version", version=f"codesign {__version__}")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, help_line in VERBS:
+        added = subparsers.add_parser(name, help=help_line)
         if name == verb:
-            importlib.import_module(f"codesign.cli.{name}").add_parser(subparsers)
-        else:
-            subparsers.add_parser(name, help=help_line)
+            importlib.import_module(f"codesign.cli.{name}").add_arguments(added)
     return parser
 
 

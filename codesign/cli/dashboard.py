@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from codesign.cli.output import say
 from codesign.errors import HardwareError, UsageError
@@ -19,15 +19,13 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add ``codesign dashboard``."""
-    parser = subparsers.add_parser(
-        "dashboard",
-        help="open the what-if dashboard in a browser",
-        description="Serve the what-if dashboard to browsers of this machine until Ctrl-C. Files "
-        "are looked for in the folder that it is started in.",
-        epilog=_EXAMPLES,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``codesign dashboard`` takes."""
+    parser.description = (
+        "Serve the what-if dashboard to browsers of this machine until Ctrl-C. Files "
+        "are looked for in the folder that it is started in."
     )
+    parser.epilog = _EXAMPLES
     parser.add_argument(
         "--port", type=int, default=DEFAULT_PORT, metavar="N", help=f"port ({DEFAULT_PORT})"
     )

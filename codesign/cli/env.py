@@ -22,14 +22,10 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add ``codesign env``."""
-    parser = subparsers.add_parser(
-        "env",
-        help="show versions, hardware and folders for a bug report",
-        description="Show versions, hardware and folders, ready to paste into a bug report.",
-        epilog=_EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``codesign env`` takes."""
+    parser.description = "Show versions, hardware and folders, ready to paste into a bug report."
+    parser.epilog = _EXAMPLES
     add_output_arguments(parser)
     parser.set_defaults(func=show_env)
 

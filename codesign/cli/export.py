@@ -22,15 +22,13 @@ examples:
 _END_TOGETHER = ["trap 'kill $pids' EXIT", "trap 'exit 130' INT TERM"]
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add ``codesign export``."""
-    parser = subparsers.add_parser(
-        "export",
-        help="write a plan as the nearest configuration of vLLM, SGLang or TensorRT-LLM",
-        description="Write a candidate of a plan as the nearest configuration that another engine "
-        "can run, say what it cannot express, and predict what that costs.",
-        epilog=_EXAMPLES,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``codesign export`` takes."""
+    parser.description = (
+        "Write a candidate of a plan as the nearest configuration that another engine "
+        "can run, say what it cannot express, and predict what that costs."
     )
+    parser.epilog = _EXAMPLES
     parser.add_argument("--plan", required=True, metavar="FILE", help="what codesign plan wrote")
     parser.add_argument(
         "--to", required=True, choices=("vllm", "sglang", "trtllm"), help="the engine"

@@ -30,15 +30,13 @@ do not say, ranks beyond the first and confidences, is taken from the recordings
 _SHOWN_CHAINS = (1, 2, 3, 4, 5, 8)
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add ``codesign fit``."""
-    parser = subparsers.add_parser(
-        "fit",
-        help="turn a profile into step-time and acceptance models",
-        description="Fit step times, acceptance and the draft's calibration to a profile, and say "
-        "how far off each is on measurements that it has not seen.",
-        epilog=_EXAMPLES,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``codesign fit`` takes."""
+    parser.description = (
+        "Fit step times, acceptance and the draft's calibration to a profile, and say "
+        "how far off each is on measurements that it has not seen."
     )
+    parser.epilog = _EXAMPLES
     parser.add_argument(
         "profile", nargs="?", metavar="PROFILE", help="folder that codesign profile wrote"
     )

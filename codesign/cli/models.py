@@ -23,14 +23,10 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add ``codesign models`` and its actions."""
-    parser = subparsers.add_parser(
-        "models",
-        help="list, fetch, import, quantise or inflate the language models",
-        description="List, fetch, import, inspect, quantise or inflate the language models.",
-        epilog=_EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``codesign models`` takes."""
+    parser.description = "List, fetch, import, inspect, quantise or inflate the language models."
+    parser.epilog = _EXAMPLES
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     _add_list(actions)
     _add_show(actions)

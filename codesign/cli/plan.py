@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from codesign.cli.fit_argument import add_fit_argument, fit_from_args
 from codesign.cli.output import add_output_arguments, emit, non_negative, positive, progress, say
@@ -33,15 +33,13 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add ``codesign plan``."""
-    parser = subparsers.add_parser(
-        "plan",
-        help="search for the plan that meets the SLO on a trace",
-        description="Search policies, splits of the machine and batch limits for the plan that "
-        "meets the SLO on a trace.",
-        epilog=_EXAMPLES,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``codesign plan`` takes."""
+    parser.description = (
+        "Search policies, splits of the machine and batch limits for the plan that "
+        "meets the SLO on a trace."
     )
+    parser.epilog = _EXAMPLES
     add_trace_arguments(parser)
     machine = parser.add_argument_group("hardware")
     add_fit_argument(machine)

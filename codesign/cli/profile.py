@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from codesign.cli.output import add_output_arguments, emit, non_negative, positive, progress, say
 from codesign.errors import HardwareError
@@ -22,16 +22,14 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add ``codesign profile``."""
-    parser = subparsers.add_parser(
-        "profile",
-        help="measure step times and acceptance on this machine",
-        description="Measure how long each step of the engine takes on this machine, with all "
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``codesign profile`` takes."""
+    parser.description = (
+        "Measure how long each step of the engine takes on this machine, with all "
         "workers in one process and with each split between target and draft, and how often the "
-        "draft agrees with the target on real prompts. About 90 seconds on two cores.",
-        epilog=_EXAMPLES,
+        "draft agrees with the target on real prompts. About 90 seconds on two cores."
     )
+    parser.epilog = _EXAMPLES
     models = parser.add_argument_group("models")
     models.add_argument(
         "--target", default="smollm2-135m", metavar="MODEL", help="name or directory (smollm2-135m)"

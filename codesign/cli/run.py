@@ -25,14 +25,10 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add ``codesign run``."""
-    parser = subparsers.add_parser(
-        "run",
-        help="execute a plan on the engine and record what happens",
-        description="Replay a plan's requests on real models, by the wall clock.",
-        epilog=_EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``codesign run`` takes."""
+    parser.description = "Replay a plan's requests on real models, by the wall clock."
+    parser.epilog = _EXAMPLES
     workload = parser.add_argument_group("workload")
     workload.add_argument("--plan", required=True, type=Path, help="plan.json from codesign plan")
     workload.add_argument(

@@ -37,14 +37,10 @@ examples:
 _PARTS = ("mean", "p50", "p90", "p99")
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add ``codesign simulate``."""
-    parser = subparsers.add_parser(
-        "simulate",
-        help="predict how one plan serves a trace",
-        description="Predict how one policy on one split of the machine serves a trace.",
-        epilog=_EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``codesign simulate`` takes."""
+    parser.description = "Predict how one policy on one split of the machine serves a trace."
+    parser.epilog = _EXAMPLES
     add_trace_arguments(parser, required=False)
     machine = parser.add_argument_group("hardware")
     add_fit_argument(machine)

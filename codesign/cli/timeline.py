@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from codesign.cli.output import add_output_arguments, emit
 from codesign.cli.trace_argument import parse_pair
@@ -15,15 +14,13 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add ``codesign timeline``."""
-    parser = subparsers.add_parser(
-        "timeline",
-        help="write runs as a timeline that Perfetto opens",
-        description="Write runs, simulated or measured, as one Chrome trace, laid over each other "
-        "from the start of each run. Open it at ui.perfetto.dev or in chrome://tracing.",
-        epilog=_EXAMPLES,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``codesign timeline`` takes."""
+    parser.description = (
+        "Write runs, simulated or measured, as one Chrome trace, laid over each other "
+        "from the start of each run. Open it at ui.perfetto.dev or in chrome://tracing."
     )
+    parser.epilog = _EXAMPLES
     parser.add_argument(
         "runs",
         nargs="+",

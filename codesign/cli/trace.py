@@ -25,14 +25,10 @@ _SPARK_WIDTH = 60
 _SPARK = " .:-=+*#%@"  # from no request to the peak
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add ``codesign trace`` and its four actions."""
-    parser = subparsers.add_parser(
-        "trace",
-        help="list, inspect, synthesise or fetch request traces",
-        description="List, inspect, synthesise or fetch request traces.",
-        epilog=_EXAMPLES,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``codesign trace`` takes."""
+    parser.description = "List, inspect, synthesise or fetch request traces."
+    parser.epilog = _EXAMPLES
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     _add_list(actions)
     _add_show(actions)

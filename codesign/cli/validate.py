@@ -21,16 +21,14 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add ``codesign validate``."""
-    parser = subparsers.add_parser(
-        "validate",
-        help="hold the prediction against the measurement",
-        description="Simulate again what each run served, and state how far the prediction is off. "
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what ``codesign validate`` takes."""
+    parser.description = (
+        "Simulate again what each run served, and state how far the prediction is off. "
         "Exit code 6 if acceptance length, mean TPOT or throughput of a run is outside the "
-        "tolerance.",
-        epilog=_EXAMPLES,
+        "tolerance."
     )
+    parser.epilog = _EXAMPLES
     parser.add_argument("--plan", required=True, metavar="FILE", help="what codesign plan wrote")
     parser.add_argument(
         "--run", required=True, nargs="+", metavar="RUNDIR", help="folders that codesign run wrote"
