@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,7 @@ from codesign.policy.speculation import SpeculationSpec, build_speculation
 from codesign.sim.acceptance import Stretches, SyntheticDrafter, weighed_profile
 from codesign.sim.played import PlayedBatch
 from codesign.sim.requests import categories_of
+from codesign.sim.tapes import play_alone
 from codesign.sim.work import Entering, Work
 
 if TYPE_CHECKING:
@@ -149,11 +151,8 @@ def observe(
         shares: See ``token_shares``.
     """
 
-    def path(stretch: int, length: int, emitted_before: int) -> list[int]:
-        return stretches.path(stretch, length)
-
-    drafter = SyntheticDrafter(weighed, 0, path)
-    counts = _Counts()
+    drafter = SyntheticDrafter(weighed, 0, stretches.path)
+    rounds: list[tuple[Work, int]] = []
     chosen: Counter[str] = Counter()
     for kind in _spread(shares, NUM_ROUNDS // _ROUNDS_EACH):
         batch = PlayedBatch(
@@ -164,16 +163,9 @@ def observe(
         )
         stretch = stretches.first(kind) + chosen[kind] % stretches.count(kind)
         chosen[kind] += 1
-        entering = [Entering(stretch, kind, 1, _MAX_TOKENS)]
-        for number in range(_ROUNDS_EACH + _WARM_UP):
-            work = batch.begin(entering, 0.0)
-            emitted, finished = batch.end()
-            if finished:
-                break
-            entering = []
-            if number >= _WARM_UP:
-                counts.add(work, emitted)
-    return counts.behaviour()
+        alone = play_alone(batch, Entering(stretch, kind, 1, _MAX_TOKENS))
+        rounds += islice(alone, _WARM_UP, _WARM_UP + _ROUNDS_EACH)
+    return _means(rounds)
 
 
 def _spread(shares: Mapping[str, float], number: int) -> list[str]:
@@ -183,40 +175,16 @@ def _spread(shares: Mapping[str, float], number: int) -> list[str]:
     return [kinds[i] for i in np.searchsorted(np.cumsum(weights), marks).clip(max=len(kinds) - 1)]
 
 
-class _Counts:
-    """Sums over observed rounds."""
-
-    def __init__(self) -> None:
-        self.rounds = 0
-        self.emitted = 0
-        self.rows = 0
-        self.awaited: list[int] = []  # rounds that needed a first, second, ... forward
-        self.awaited_rows: list[int] = []
-        self.overlapped = 0
-        self.overlapped_rows = 0
-
-    def add(self, work: Work, emitted: int) -> None:
-        """A round of one request."""
-        self.rounds += 1
-        self.rows += work.rows
-        self.emitted += emitted
-        self.overlapped += len(work.overlapped)
-        self.overlapped_rows += sum(rows for rows, _ in work.overlapped)
-        for index, (num_rows, _) in enumerate(work.drafting):
-            if index == len(self.awaited):
-                self.awaited.append(0)
-                self.awaited_rows.append(0)
-            self.awaited[index] += 1
-            self.awaited_rows[index] += num_rows
-
-    def behaviour(self) -> Behaviour:
-        """Means."""
-        pairs = zip(self.awaited_rows, self.awaited, strict=True)
-        return Behaviour(
-            emitted=self.emitted / self.rounds,
-            rows=self.rows / self.rounds,
-            awaited=tuple(count / self.rounds for count in self.awaited),
-            awaited_rows=tuple(rows / count for rows, count in pairs),
-            overlapped=self.overlapped / self.rounds,
-            overlapped_rows=self.overlapped_rows / max(self.overlapped, 1),
-        )
+def _means(rounds: Sequence[tuple[Work, int]]) -> Behaviour:
+    works, num = [work for work, _ in rounds], len(rounds)
+    forwards = zip_longest(*(work.drafting for work in works))  # the first of all, the second, ...
+    awaited = [[pair[0] for pair in each if pair is not None] for each in forwards]
+    overlapped = [rows for work in works for rows, _ in work.overlapped]
+    return Behaviour(
+        emitted=sum(emitted for _, emitted in rounds) / num,
+        rows=sum(work.rows for work in works) / num,
+        awaited=tuple(len(rows) / num for rows in awaited),
+        awaited_rows=tuple(sum(rows) / len(rows) for rows in awaited),
+        overlapped=len(overlapped) / num,
+        overlapped_rows=sum(overlapped) / max(len(overlapped), 1),
+    )

@@ -22,7 +22,7 @@ from codesign.planner.workload import Workload
 
 if TYPE_CHECKING:
     from codesign.fit import Fit
-    from codesign.planner import Question
+    from codesign.planner.question import Question
 
 _MAX_ORACLE = 16  # draft tokens of a round with perfect foresight
 _MAX_RECORDED = 20_000  # recorded tokens that the oracle looks at, per kind of prompt

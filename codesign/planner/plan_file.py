@@ -10,7 +10,7 @@ from codesign.policy.walk import Sampling
 from codesign.traces import write_parquet
 
 if TYPE_CHECKING:
-    from codesign.planner import Answer, Question
+    from codesign.planner.question import Answer, Question
     from codesign.traces import Trace
 
 

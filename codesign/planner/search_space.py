@@ -144,11 +144,11 @@ def search_space(
     if slow:
         notes.append(
             f"not searched on so long a trace, whose every round would be played: "
-            f"{_enumerate(s.label for s in slow)}. Search them: --policies LABEL,..., or a shorter "
+            f"{', '.join(s.label for s in slow)}. Search them: --policies LABEL,..., or a shorter "
             "trace: --slice or --max-requests"
         )
     if too_small - kept:
-        names = _enumerate(sorted(too_small - kept))
+        names = ", ".join(sorted(too_small - kept))
         notes.append(f"not searched, KV memory below the longest request ({longest:,}): {names}")
     return SearchSpace(tuple(candidates), tuple(notes))
 
@@ -208,10 +208,10 @@ def _notes(
     missing = [d.label for d in shapes if d == d.unit and d.label not in known]
     notes = []
     if missing and is_priced:
-        notes.append(f"not searched, no memory for the weights: {_enumerate(missing)}")
+        notes.append(f"not searched, no memory for the weights: {', '.join(missing)}")
     elif missing:
         notes.append(
-            f"not searched, no step times: {_enumerate(missing)}. Add them: codesign profile "
+            f"not searched, no step times: {', '.join(missing)}. Add them: codesign profile "
             f"--workers {workers} --out profile, then codesign fit profile"
         )
     if workers == 1 and has_async:
@@ -226,8 +226,8 @@ def _nothing_remains(
     too_small: Iterable[str],
     longest: int,
 ) -> str:
-    labels = _enumerate(costs) or "nothing"
-    names = _enumerate(sorted(too_small))
+    labels = ", ".join(costs) or "nothing"
+    names = ", ".join(sorted(too_small))
     if names:
         return (
             f"the longest request needs {longest:,} KV rows and a round's draft, more than fit "
@@ -236,7 +236,7 @@ def _nothing_remains(
         )
     if any(_is_known(d, costs) for d in deployments(workers)):
         return (
-            f"none of the policies {_enumerate(s.label for s in specs)} runs on what the fit has "
+            f"none of the policies {', '.join(s.label for s in specs)} runs on what the fit has "
             f"step times for with {workers} workers: {labels}. Restrict --policies less"
         )
     return (
@@ -244,7 +244,3 @@ def _nothing_remains(
         f"codesign profile --workers {workers} --out profile, then codesign fit profile; or plan "
         "for those of the fit: --workers N"
     )
-
-
-def _enumerate(labels: Iterable[str]) -> str:
-    return ", ".join(labels)

@@ -23,7 +23,7 @@ from codesign.policy.speculation import SpeculationSpec
 
 if TYPE_CHECKING:
     from codesign.fit import Fit
-    from codesign.planner import Question
+    from codesign.planner.question import Question
 
 _MOST_PLANS = 16  # the best, that are weighed against each other
 _OPS = {"target": "target step", "draft": "draft step", "prefill": "prompt step"}

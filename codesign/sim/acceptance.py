@@ -133,8 +133,8 @@ class Stretches:
         """Kind of prompt of a stretch."""
         return self.categories[bisect_right(self._firsts, stretch) - 1]
 
-    def path(self, stretch: int, length: int) -> list[int]:
-        """Recorded tokens of a stretch; longer ones begin like shorter ones."""
+    def path(self, stretch: int, length: int, emitted_before: int = 0) -> list[int]:
+        """Recorded tokens of a stretch from its start; longer ones begin like shorter ones."""
         found = self._paths.get(stretch, [])
         if len(found) < length:
             kind = self.category(stretch)

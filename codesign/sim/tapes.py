@@ -8,7 +8,7 @@ policy, so that plans are compared on the same luck.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -24,6 +24,7 @@ from codesign.sim.work import Entering, Work
 
 _MARGIN = 160  # tokens beyond a stretch, so that no tree is cut short by the end of the request
 Rounds = NDArray[np.int64]
+Round = tuple[Work, int]  # and the tokens that it emits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,16 +114,20 @@ def make_tapes(
         ends = np.arange(len(stretches) + 1) * STRETCH_TOKENS
         return Tapes(np.ones((int(ends[-1]), 2), np.int64), ends, 0, 0, 0, is_chain=True)
 
-    def path(stretch: int, length: int, emitted_before: int) -> list[int]:
-        return stretches.path(stretch, length)
-
-    drafter = SyntheticDrafter(profile, 0, path)
-    rounds: list[tuple[Work, int]] = []
+    drafter = SyntheticDrafter(profile, 0, stretches.path)
+    rounds: list[Round] = []
     ends = [0]
     for stretch in range(len(stretches)):
-        side = DraftSide(policy)
-        batch = PlayedBatch(side, drafter, round_rows=round_rows, hears_early=hears_early)
-        rounds += _play_alone(batch, stretch, stretches.category(stretch))
+        batch = PlayedBatch(
+            DraftSide(policy), drafter, round_rows=round_rows, hears_early=hears_early
+        )
+        entering = Entering(stretch, stretches.category(stretch), 1, 1 + STRETCH_TOKENS + _MARGIN)
+        num_emitted = 0
+        for work, emitted in play_alone(batch, entering):
+            rounds.append((work, emitted))
+            num_emitted += emitted
+            if num_emitted >= STRETCH_TOKENS:
+                break
         ends.append(len(rounds))
     num_drafting = max(len(work.drafting) for work, _ in rounds)
     num_overlapped = max(len(work.overlapped) for work, _ in rounds)
@@ -143,15 +148,11 @@ def make_tapes(
     )
 
 
-def _play_alone(batch: PlayedBatch, stretch: int, category: str) -> list[tuple[Work, int]]:
-    """Rounds, and tokens that each emits, of one request that plays one stretch."""
-    entering = [Entering(stretch, category, 1, 1 + STRETCH_TOKENS + _MARGIN)]
-    rounds: list[tuple[Work, int]] = []
-    num_emitted = 0
-    while num_emitted < STRETCH_TOKENS:
+def play_alone(batch: PlayedBatch, request: Entering) -> Iterator[Round]:
+    """The rounds of one request that is alone in its batch, as they are made."""
+    entering = [request]
+    while entering or batch.num_requests:
         work = batch.begin(entering, 0.0)
         emitted, _ = batch.end()
-        rounds.append((work, emitted))
-        num_emitted += emitted
         entering = []
-    return rounds
+        yield work, emitted

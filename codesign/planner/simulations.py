@@ -1,0 +1,142 @@
+"""The simulations of one search, each seed and stretch once, in the order of successive halving.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from codesign.candidate import Candidate
+from codesign.planner.executor import Executor, Job
+from codesign.planner.halving import NUM_CLIMBS, Rung, finalists, neighbours, rungs, survivors
+from codesign.planner.predict import Outcome, misses, score, spread_over_seeds
+from codesign.planner.question import Question
+from codesign.planner.ranking import Entry, rank
+from codesign.planner.search_cache import SearchCache
+
+Progress = Callable[[str, int, int], None]
+
+
+class Simulations:
+    """Simulates candidates of one question, each seed and stretch once."""
+
+    def __init__(
+        self,
+        question: Question,
+        executor: Executor,
+        cache: SearchCache,
+        progress: Progress | None,
+    ) -> None:
+        self._question = question
+        self._executor = executor
+        self._cache = cache
+        self._progress = progress
+        self._rungs = rungs(question.requests)
+        self.num_simulated = 0  # candidates
+        self._done = 0  # requests simulated
+        self._total = 0  # requests to simulate, as far as is known
+
+    def halve(self, candidates: Sequence[Candidate], space: Sequence[Candidate]) -> list[Entry]:
+        """Candidates that came to the whole trace, best first.
+
+        Args:
+            candidates: What is simulated first.
+            space: Where their neighbours are found.
+        """
+        question = self._question
+        left, ordered = list(candidates), []
+        self.num_simulated = len(left)
+        for number, rung in enumerate(self._rungs):
+            self._expect(rung, len(left))
+            ordered = self._ranked(left, rung, [question.seed])
+            if number == 0:
+                ordered = self._climbed(ordered, rung, space)
+            left = survivors(ordered, rung.num_kept)
+        left = finalists(ordered, len(question.requests))
+        seeds = range(question.seed, question.seed + question.num_seeds)
+        repeated = {e.candidate: e for e in self._ranked(left, self._rungs[-1], seeds)}
+        return self._judged([(e.candidate, repeated.get(e.candidate, e).outcomes) for e in ordered])
+
+    def _climbed(self, ordered: list[Entry], rung: Rung, space: Sequence[Candidate]) -> list[Entry]:
+        """With the neighbours of the best few, and theirs if these are better."""
+        for _ in range(NUM_CLIMBS):
+            added = neighbours(ordered, space)
+            if not added:
+                break
+            self._total += len(added) * (rung.end - rung.first)
+            jobs = [Job(c, self._question.seed, rung.first, rung.end) for c in added]
+            outcomes = [(outcome,) for outcome in self._run(jobs)]
+            known = [(entry.candidate, entry.outcomes) for entry in ordered]
+            ordered = self._judged([*known, *zip(added, outcomes, strict=True)])
+            self.num_simulated += len(added)
+        return ordered
+
+    def at_rates(self, rates: Sequence[tuple[Candidate, float]]) -> list[list[Outcome]]:
+        """Outcomes by seed at other arrival rates; of a long trace, on its first stretch, once."""
+        rung, seed = self._rungs[0], self._question.seed
+        num = self._question.num_seeds if len(self._rungs) == 1 else 1
+        outcomes = self._run(
+            [
+                Job(candidate, seed + i, rung.first, rung.end, rate)
+                for candidate, rate in rates
+                for i in range(num)
+            ]
+        )
+        return [outcomes[i * num : (i + 1) * num] for i in range(len(rates))]
+
+    def _ranked(
+        self, candidates: Sequence[Candidate], rung: Rung, seeds: Sequence[int]
+    ) -> list[Entry]:
+        outcomes = self._run(
+            [Job(c, seed, rung.first, rung.end) for c in candidates for seed in seeds]
+        )
+        num = len(seeds)
+        return self._judged(
+            [(c, outcomes[i * num : (i + 1) * num]) for i, c in enumerate(candidates)]
+        )
+
+    def _judged(self, simulated: Sequence[tuple[Candidate, Sequence[Outcome]]]) -> list[Entry]:
+        """Entries in order; what was simulated once has the spread of what was repeated."""
+        question = self._question
+        spread = spread_over_seeds([outcomes for _, outcomes in simulated])
+        entries = [
+            Entry(
+                candidate,
+                tuple(outcomes),
+                score(candidate, outcomes, question.fit, question.slo, spread=spread),
+                max(misses(outcomes, question.slo).values()),
+            )
+            for candidate, outcomes in simulated
+        ]
+        return rank(entries, question.objective)
+
+    def _run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """Outcomes of jobs, in their order; from the cache where it has them."""
+        outcomes = {index: self._cache.get(job) for index, job in enumerate(jobs)}
+        missing = [index for index, outcome in outcomes.items() if outcome is None]
+        self._report(sum(job.num_requests for job in jobs) - _size(jobs, missing))
+        for number, outcome in self._executor.run([jobs[index] for index in missing]):
+            job = jobs[missing[number]]
+            outcomes[missing[number]] = outcome
+            self._cache.put(job, outcome)
+            self._report(job.num_requests)
+        return [outcome for outcome in outcomes.values() if outcome is not None]
+
+    def _expect(self, rung: Rung, num_candidates: int) -> None:
+        """Count the requests to simulate from a stretch on, as far as is known."""
+        left = self._rungs[self._rungs.index(rung) :]
+        sizes = [r.end - r.first for r in left]
+        kept = [num_candidates, *(r.num_kept for r in left)]
+        repeats = (self._question.num_seeds - 1) * kept[-1] * sizes[-1]
+        expected = sum(size * count for size, count in zip(sizes, kept[:-1], strict=True))
+        self._total = self._done + expected + repeats
+
+    def _report(self, num_requests: int) -> None:
+        self._done += num_requests
+        if self._progress and num_requests:
+            self._progress("simulate", self._done, max(self._total, self._done))
+
+
+def _size(jobs: Sequence[Job], indices: Sequence[int]) -> int:
+    return sum(jobs[index].num_requests for index in indices)
