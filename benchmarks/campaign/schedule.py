@@ -20,8 +20,10 @@ from codesign.fit.roofline import Forward, Software
 
 START_FIXED, START_LAYER = 12.0, 0.22  # seconds of a start: 14 s of 32 layers, 30 s of 80
 PROFILE = 9.0  # of steps; prompts beside them:
-PROFILE_PROMPT_TOKENS = 10_000  # each once to warm up and three times, up to 2,047
-TOKEN_LAYER = 20e-6  # of a prompt, a layer, on one GPU; eager kernels that the host launches
+PROFILE_PROMPT_TOKENS = 15_000  # each length three times, the longest once more to warm up
+# Of a prompt, a layer, on one GPU: 20 us then. Prompts have kernels of their own since, which are
+# taken to be twice as fast until somebody has timed them.
+TOKEN_LAYER = 10e-6
 RANK = 0.04  # of a recorded request, for the draft's opinion of it
 NUM_RECORDED = (108, 21_800)  # requests, and prompt tokens of all
 SERVED_PROMPT = 140  # tokens
@@ -40,19 +42,33 @@ class Wanted:
 
 
 _LARGE, _LARGER_DRAFT, _SMALL, _QWEN = PAIRS[:4]
-_TWO_GPUS = (
-    Wanted(_LARGE, "2", 45.0, 1), Wanted(_LARGE, "1+1", 45.0, 1),
-    Wanted(_LARGER_DRAFT, "2", 27.0), Wanted(_LARGER_DRAFT, "1+1", 27.0),
-    Wanted(_SMALL, "2", 27.0, 1), Wanted(_SMALL, "1+1", 27.0, 1),
-    Wanted(_QWEN, "2", 27.0), Wanted(_QWEN, "1+1", 27.0),
-)  # fmt: skip
-_FOUR_GPUS = (Wanted(_LARGE, "4", 20.0), Wanted(_LARGE, "2+2", 20.0), Wanted(_LARGE, "3+1", 20.0))
+
+
+def _on_two(first: float, larger: float, small: float) -> tuple[Wanted, ...]:
+    """Every pair on two GPUs; seconds of runs of the first pair, of other large ones, of 8B's."""
+    budgets = (
+        (_LARGE, first, 1),
+        (_LARGER_DRAFT, larger, 0),
+        (_SMALL, small, 1),
+        (_QWEN, larger, 0),
+    )
+    return tuple(
+        Wanted(pair, label, seconds, segments)
+        for pair, seconds, segments in budgets
+        for label in ("2", "1+1")
+    )
+
+
+_ON_FOUR = (Wanted(_LARGE, "4", 20.0), Wanted(_LARGE, "2+2", 20.0), Wanted(_LARGE, "3+1", 20.0))
 _REST = (
     Wanted(_LARGE, "1", 12.0), Wanted(_SMALL, "1", 10.0), Wanted(_LARGER_DRAFT, "2+2", 20.0),
     Wanted(_LARGER_DRAFT, "4", 20.0), Wanted(_LARGE, "2+1", 15.0), Wanted(_LARGE, "1+2", 15.0),
 )  # fmt: skip
-# By GPUs of the machine, the most telling first.
-SCHEDULES = {2: _TWO_GPUS, 4: (*_TWO_GPUS[:2], *_FOUR_GPUS, *_TWO_GPUS[2:], *_REST)}
+# By GPUs of the machine, the most telling first: 600 s of two, 900 s of four and what is left.
+SCHEDULES = {
+    2: (*_on_two(32.0, 15.0, 17.0), Wanted(_LARGE, "1", 12.0), Wanted(_SMALL, "1", 10.0)),
+    4: (*_on_two(45.0, 27.0, 27.0)[:2], *_ON_FOUR, *_on_two(45.0, 27.0, 27.0)[2:], *_REST),
+}
 
 
 @dataclass(frozen=True, slots=True)
