@@ -21,9 +21,7 @@ class CalibrationLog:
         """Take in a request's round; rows without chances say nothing."""
         if len(rows.chances) < 2:
             return
-        bins = self._bins.get(category)
-        if bins is None:
-            bins = self._bins[category] = [[0.0, 0.0, 0.0] for _ in range(NUM_BINS)]
+        bins = self._of(category)
         tokens, parents, chances = rows.tokens, rows.parents, rows.chances
         at = 0
         for emitted in verdict.tokens:
@@ -39,6 +37,18 @@ class CalibrationLog:
             if not taken:
                 return
             at = taken
+
+    def add_all(self, other: CalibrationLog) -> None:
+        """Take in what another log has."""
+        for category, bins in other._bins.items():
+            for sums, more in zip(self._of(category), bins, strict=True):
+                sums[:] = map(sum, zip(sums, more, strict=True))
+
+    def _of(self, category: str) -> list[list[float]]:
+        bins = self._bins.get(category)
+        if bins is None:
+            bins = self._bins[category] = [[0.0, 0.0, 0.0] for _ in range(NUM_BINS)]
+        return bins
 
     def errors(self) -> dict[str, float]:
         """Expected calibration error of each category, and under "all" of all judged tokens.

@@ -108,8 +108,6 @@ def parse_deployment(label: str) -> Deployment:
 class Serving:
     """How a replica shares its memory and its steps between requests.
 
-    The engine does what a plan says of it, but for ``routing``: it runs one replica.
-
     Attributes:
         max_kv_tokens: KV rows of one replica; None for what the fit says its memory holds.
         prefill_chunk: Most prompt tokens that share a step with decoding; None to run whole

@@ -163,6 +163,15 @@ class RoundLog(Sequence[RoundRecord]):
             log.append_values(values)
         return log
 
+    @classmethod
+    def merged(cls, logs: Iterable[RoundLog]) -> RoundLog:
+        """The rounds of several logs, in order of their start."""
+        rows = [np.stack([log.column(name) for name in cls._NAMES], axis=1) for log in logs]
+        every = np.concatenate([np.zeros((0, len(cls._NAMES))), *rows])
+        merged = cls()
+        merged.append_rows(every[np.argsort(every[:, cls._NAMES.index("start")], kind="stable")])
+        return merged
+
     def column(self, name: str) -> NDArray[np.float64]:
         """(rounds,) values of one field or of ``seconds``, counts as well; a copy."""
         if name == "seconds":

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from codesign.cli.output import add_output_arguments, emit, positive, progress, say, table
 
 if TYPE_CHECKING:
-    from codesign.engine.gpu.rank_engine import RankEngine
     from codesign.engine.replay import Engine, MeasuredRun, Replay
+    from codesign.engine.replicas import PlanEngine
     from codesign.plan import Plan, ScoredCandidate
 
 _BASELINES = ("plain", "chain-3", "tree", "async-tree")
@@ -97,6 +97,7 @@ def _follow(args: argparse.Namespace) -> int:
     """Be a process of torchrun that leads nothing; the first one says what goes wrong."""
     import signal
 
+    from codesign.engine.gpu.rank_engine import RankEngine
     from codesign.errors import CodesignError
     from codesign.plan import Plan
 
@@ -106,7 +107,8 @@ def _follow(args: argparse.Namespace) -> int:
         plan = Plan.load(args.plan)
         wanted = _wanted(plan, args)
         replay = _replay(plan, wanted, args)
-        engine = _rank_engine(plan, wanted, args)
+        engine = _engine(plan, wanted, args).here
+        assert isinstance(engine, RankEngine), "torchrun starts ranks"
         engine.follow(replay, [scored.candidate for scored in wanted])
     except CodesignError as error:
         return error.exit_code
@@ -119,7 +121,8 @@ def _lead(args: argparse.Namespace) -> int:
 
     plan = Plan.load(args.plan)
     wanted = _wanted(plan, args)
-    replay, engine = _load(plan, wanted, args)
+    replay = _replay(plan, wanted, args)
+    engine = _engine(plan, wanted, args)
     runs = _run_all(replay, engine, wanted, args)
     payload = {"plan": str(args.plan), "runs": [_as_dict(run) for run in runs]}
     payload["differing_requests"] = _differing(runs)
@@ -149,19 +152,6 @@ def _wanted(plan: Plan, args: argparse.Namespace) -> list[ScoredCandidate]:
     return list({scored.label: scored for scored in wanted}.values())
 
 
-def _load(
-    plan: Plan, wanted: list[ScoredCandidate], args: argparse.Namespace
-) -> tuple[Replay, Engine]:
-    from codesign.artifacts import hardware
-
-    replay = _replay(plan, wanted, args)
-    if args.device != "cpu":
-        return replay, _rank_engine(plan, wanted, args)
-    from codesign.engine.replay import CpuEngine
-
-    return replay, CpuEngine(plan, num_workers=args.workers or hardware()["cores"])
-
-
 def _replay(plan: Plan, wanted: list[ScoredCandidate], args: argparse.Namespace) -> Replay:
     from codesign.errors import HardwareError
 
@@ -177,11 +167,14 @@ def _replay(plan: Plan, wanted: list[ScoredCandidate], args: argparse.Namespace)
     return replay
 
 
-def _rank_engine(plan: Plan, wanted: list[ScoredCandidate], args: argparse.Namespace) -> RankEngine:
-    from codesign.engine.gpu.rank_engine import RankEngine
+def _engine(plan: Plan, wanted: list[ScoredCandidate], args: argparse.Namespace) -> PlanEngine:
+    from codesign.artifacts import hardware
+    from codesign.engine.replicas import PlanEngine
+    from codesign.engine.source import EngineSource
 
-    device = args.device.removesuffix("-ranks")
-    engine = RankEngine(plan, device=device, padded_rows=args.padded_rows)
+    cores = args.workers or hardware()["cores"]
+    source = EngineSource(plan, args.device, num_workers=cores, padded_rows=args.padded_rows)
+    engine = PlanEngine(source)
     engine.check([scored.candidate for scored in wanted])
     return engine
 

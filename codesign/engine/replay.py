@@ -10,6 +10,7 @@ from typing import Protocol
 
 from codesign.artifacts import sha256
 from codesign.config import Serving
+from codesign.engine.feed import Feed
 from codesign.engine.model import Decoder, load_decoder
 from codesign.engine.run import NGRAM, DraftSource, EngineRun, PolicySetup, run_candidate
 from codesign.engine.serve import Progress
@@ -54,6 +55,10 @@ class MeasuredRun:
 class Engine(Protocol):
     """Models of a plan on the hardware that serves them."""
 
+    def check(self, candidates: Sequence[Candidate]) -> None:
+        """Refuse what this machine cannot run, before anything is loaded. Raises HardwareError."""
+        ...
+
     def serve(
         self,
         candidate: Candidate,
@@ -65,8 +70,12 @@ class Engine(Protocol):
         serving: Serving,
         max_waiting: int | None = None,
         progress: Progress | None = None,
+        feed: Feed | None = None,
     ) -> EngineRun:
-        """Serve ``requests`` with a candidate; an interrupted run ends with a note."""
+        """Serve ``requests`` with a candidate; an interrupted run ends with a note.
+
+        With a ``feed`` only those that come through it, as one of several replicas.
+        """
         ...
 
 
@@ -78,23 +87,26 @@ class CpuEngine:
         num_workers: CPU cores that may be used.
 
     Raises:
-        HardwareError: If the machine has fewer cores than the plan's split needs.
         InputError: If a model is not there.
     """
 
     def __init__(self, plan: Plan, *, num_workers: int) -> None:
-        needed = max(s.candidate.deployment.num_workers for s in plan.scored)
-        if needed > num_workers:
-            raise HardwareError(
-                f"the plan needs {needed} CPU cores, found {num_workers}. "
-                f"Plan again: codesign plan --workers {num_workers}"
-            )
-        target_dir = resolve_model(plan.target)
-        self._target = load_decoder(target_dir)
+        self._num_workers = num_workers
+        self._target_dir = resolve_model(plan.target)
+        self._target: Decoder | None = None
         self._draft: DraftSource | None = None
         if plan.draft:
-            self._draft = DraftSource(draft_of(plan), target_dir)
+            self._draft = DraftSource(draft_of(plan), self._target_dir)
         self._local_draft: Decoder | None = None
+
+    def check(self, candidates: Sequence[Candidate]) -> None:
+        """See ``Engine.check``."""
+        needed = max(candidate.deployment.num_workers for candidate in candidates)
+        if needed > self._num_workers:
+            raise HardwareError(
+                f"the plan needs {needed} CPU cores, found {self._num_workers}. "
+                f"Plan again: codesign plan --workers {self._num_workers}"
+            )
 
     def serve(
         self,
@@ -107,8 +119,10 @@ class CpuEngine:
         serving: Serving,
         max_waiting: int | None = None,
         progress: Progress | None = None,
+        feed: Feed | None = None,
     ) -> EngineRun:
         """See ``Engine.serve``."""
+        self._target = self._target or load_decoder(self._target_dir)
         if self._draft is not None and candidate.deployment.draft_workers == 0:
             self._local_draft = self._local_draft or self._draft.load(self._target)
         return run_candidate(
@@ -123,6 +137,7 @@ class CpuEngine:
             max_waiting=max_waiting,
             local_draft=self._local_draft,
             progress=progress,
+            feed=feed,
         )
 
 
@@ -150,12 +165,12 @@ class Replay:
             InputError: If the engines cannot run it.
         """
         deployment, plan = candidate.deployment, self.plan
-        if deployment != deployment.unit:
+        if deployment.prefill_workers:
             raise InputError(
-                f"{candidate.label} has replicas or a pool for prompts, which the engine does not "
-                "run yet. Run another: codesign run --candidate LABEL"
+                f"{candidate.label} has a pool for prompts, which the engine does not run yet. "
+                "Run another: codesign run --candidate LABEL"
             )
-        cost = self._fit.costs.get(deployment.label)
+        cost = self._fit.costs.get(deployment.unit.label)
         policy = PolicySetup(
             candidate.speculation, cost, self._fit.calibration, slo_tpot=plan.slo.tpot
         )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from codesign.calibration_log import CalibrationLog
 from codesign.config import Serving
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.drafter import Drafter, ModelDrafter, NgramDrafter
+from codesign.engine.feed import Feed
 from codesign.engine.kv_cache import KVCache
 from codesign.engine.model import Decoder, load_decoder, load_draft_decoder
 from codesign.engine.partner import LocalDraft, NoDraft, Partner
@@ -96,10 +98,17 @@ class DraftSource:
 
 @dataclass(frozen=True, slots=True)
 class EngineRun:
-    """What a run leaves behind: records, and the tokens of each request, complete or not."""
+    """What a run leaves behind.
+
+    Attributes:
+        records: Of requests and rounds.
+        outputs: Tokens of each request, complete or not.
+        calibration: What the records' calibration errors were summed up from.
+    """
 
     records: RunRecords
     outputs: dict[int, list[int]]
+    calibration: CalibrationLog = field(default_factory=CalibrationLog)
 
 
 def run_candidate(
@@ -119,6 +128,7 @@ def run_candidate(
     check: bool = False,
     draft_delay: Callable[[int], float] | None = None,
     progress: Progress | None = None,
+    feed: Feed | None = None,
 ) -> EngineRun:
     """Serve ``requests`` as ``candidate`` says.
 
@@ -139,6 +149,7 @@ def run_candidate(
         check: Carry (position, token) with every KV row of this process and assert it.
         draft_delay: Seconds by round that the draft process sleeps, to test timing.
         progress: Called as ``progress("serve", finished, total)``.
+        feed: Where requests come from; by default they come when they are due.
 
     Raises:
         InputError: If no request can be served, a draft is needed and missing, the policy runs in
@@ -151,7 +162,11 @@ def run_candidate(
     served = served_requests(requests, spec, target.shape, max_kv_tokens)
     torch.set_num_threads(candidate.deployment.target_workers)
     schedule = served.schedule(
-        candidate, serving, max_kv_tokens=max_kv_tokens, max_waiting=max_waiting
+        candidate,
+        serving,
+        max_kv_tokens=max_kv_tokens,
+        max_waiting=max_waiting,
+        is_fed=feed is not None,
     )
     keep = max_kv_tokens if serving.prefix_cache else 0
     cache = KVCache(
@@ -176,9 +191,17 @@ def run_candidate(
         check=check,
         delay=draft_delay,
     )
-    server = Server(worker, partner, schedule, requests, refused=served.refused, progress=progress)
+    server = Server(
+        worker,
+        partner,
+        schedule,
+        requests,
+        refused=served.refused,
+        progress=progress,
+        feed=feed,
+    )
     records = server.run()
-    return EngineRun(records, server.outputs)
+    return EngineRun(records, server.outputs, server.calibration)
 
 
 def _shares_target(directory: Path) -> bool:
@@ -213,6 +236,7 @@ class ServedRequests:
         max_kv_tokens: int,
         emitted_rows: int = 8,
         max_waiting: int | None = None,
+        is_fed: bool = False,
     ) -> Schedule:
         """How a candidate serves them; see ``Schedule``."""
         return Schedule(
@@ -222,6 +246,7 @@ class ServedRequests:
             round_rows=candidate.speculation.kv_rows,
             emitted_rows=emitted_rows,
             max_waiting=max_waiting,
+            is_fed=is_fed,
         )
 
 

@@ -135,6 +135,7 @@ class Schedule:
         round_rows: Most KV rows of a request in a round.
         emitted_rows: Rows of a forward that computes emitted tokens again.
         max_waiting: Requests that may wait; those that come later are refused. None for any.
+        is_fed: Requests wait only after ``arrive`` has been called for them.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class Schedule:
         round_rows: int,
         emitted_rows: int = 8,
         max_waiting: int | None = None,
+        is_fed: bool = False,
     ) -> None:
         self.chunk = serving.prefill_chunk
         self._sizes = PieceSizes.of(serving, emitted=emitted_rows)
@@ -157,19 +159,22 @@ class Schedule:
             r.request_id: _Entry(r, block_ids(r.prompt_ids) if keeps else ()) for r in requests
         }
         self._prompts: deque[_Entry] = deque()
-        self.batcher = Batcher(
-            map(self._queued, self._entries.values()), limits, PrefixCache() if keeps else None
-        )
+        queue = () if is_fed else map(self._queued, self._entries.values())
+        self.batcher = Batcher(queue, limits, PrefixCache() if keeps else None)
+
+    def arrive(self, request_id: int) -> None:
+        """A request has come, after all that wait."""
+        self.batcher.add(self._queued(self._entries[request_id]))
 
     @property
     def is_done(self) -> bool:
         """Whether nothing waits and nothing runs."""
         return self.batcher.is_done
 
-    @property
-    def outputs(self) -> dict[int, list[int]]:
-        """Emitted tokens by request number."""
-        return {number: entry.emitted for number, entry in self._entries.items()}
+    def output(self, request_id: int) -> list[int]:
+        """What a request has emitted so far, and will; empty for one that is not served."""
+        entry = self._entries.get(request_id)
+        return entry.emitted if entry is not None else []
 
     @property
     def kv_in_use(self) -> int:

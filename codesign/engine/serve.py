@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter, sleep
 from typing import Protocol
 
+from codesign.calibration_log import CalibrationLog
+from codesign.engine.feed import Feed
 from codesign.engine.partner import Answer, DraftLostError, NoDraft, Partner, TargetLostError
 from codesign.engine.schedule import PromptPiece, Schedule
 from codesign.engine.serving_log import Round, ServingLog
@@ -72,6 +74,7 @@ class Server:
         refused: Why some of them are not served, by number.
         progress: Called as ``progress("serve", finished, total)``.
         ended: Called as soon as nothing more is served, whatever the reason.
+        feed: Where requests come from; by default they come when they are due.
 
     Attributes:
         outputs: Emitted tokens by request number, complete or not.
@@ -87,29 +90,42 @@ class Server:
         refused: Mapping[int, str] | None = None,
         progress: Progress | None = None,
         ended: Callable[[], None] | None = None,
+        feed: Feed | None = None,
     ) -> None:
         self._worker = worker
         self._partner = partner
         self._schedule = schedule
         self._progress = progress
         self._ended = ended
+        self._feed = feed
         self._pending: list[RequestVerdict] = []
         self._complete: list[Admission] = []  # prompts that ended beside the last round
         self._told: set[int] = set()  # requests that the draft has rows of
         self._dropped: list[int] = []
         self._quiet = {r.request_id for r in requests if not r.options.speculates}
-        self._log = ServingLog(requests)
+        self._log = ServingLog(feed.replica if feed is not None else 0)
+        self._asked = {r.request_id: r for r in requests}
+        self.outputs: dict[int, list[int]] = {}
+        for request in requests if feed is None else ():
+            self._expect(request)
         self._log.refuse(refused or {})
-        self.outputs: dict[int, list[int]] = {r.request_id: [] for r in requests}
-        self.outputs |= schedule.outputs
+
+    @property
+    def calibration(self) -> CalibrationLog:
+        """How right the draft's chances were."""
+        return self._log.calibration
+
+    def _expect(self, request: BoundRequest) -> None:
+        self._log.expect(request)
+        self.outputs[request.request_id] = self._schedule.output(request.request_id)
 
     def run(self) -> RunRecords:
         """Serve everything.
 
         An interruption, or the loss of a part of the target, ends the run with what is finished.
         """
-        self._log.begin()
         try:
+            self._log.begin(perf_counter() if self._feed is None else self._feed.start())
             return self._log.records(cut_by=self._serve())
         finally:
             self._partner.close()
@@ -117,8 +133,7 @@ class Server:
     def _serve(self) -> str | None:
         """Serve until all is done; or what ended it before."""
         try:
-            while not self._schedule.is_done:
-                self._wait_for_work()
+            while self._wait_for_work():
                 self._round()
         except KeyboardInterrupt:
             return "interrupted"
@@ -129,11 +144,19 @@ class Server:
                 self._ended()
         return None
 
-    def _wait_for_work(self) -> None:
-        batcher = self._schedule.batcher
-        arrival = batcher.next_arrival
-        if batcher.num_running == 0 and arrival is not None:
+    def _wait_for_work(self) -> bool:
+        """Wait until there is something to do; False once nothing can come any more."""
+        schedule = self._schedule
+        if self._feed is not None:
+            for number in self._feed.take(wait=schedule.is_done):
+                self._expect(self._asked[number])
+                schedule.arrive(number)
+        if schedule.is_done:
+            return False
+        arrival = schedule.batcher.next_arrival
+        if schedule.batcher.num_running == 0 and arrival is not None:
             sleep(max(arrival - self._log.now, 0.0))
+        return True
 
     def _round(self) -> None:
         this = Round(start=self._log.now)
@@ -250,6 +273,7 @@ class Server:
                 self._log.requests[number].admitted = now
         late = self._schedule.refuse(now)
         self._log.refuse(dict.fromkeys(late, "the queue is full when it comes. Ask again later"))
+        self._tell_over(late)
         evicted = self._schedule.make_room()
         for number in evicted:
             self._worker.evict(number)
@@ -282,5 +306,10 @@ class Server:
         for verdict in verdicts:
             self._schedule.emit(verdict.request_id, verdict.tokens, is_finished=verdict.is_finished)
         self._log.emit(verdicts)
+        self._tell_over([v.request_id for v in verdicts if v.is_finished])
         if self._progress is not None:
             self._progress("serve", self._log.num_over, len(self._log.requests))
+
+    def _tell_over(self, request_ids: list[int]) -> None:
+        if self._feed is not None and request_ids:
+            self._feed.finished(request_ids)

@@ -32,19 +32,18 @@ class ServingLog:
     """The records of a run that goes on, and its clock.
 
     Args:
-        requests: What was asked for.
+        replica: Number of the replica that serves.
 
     Attributes:
-        requests: A record of each, by number.
+        requests: A record of each that was asked for, by number.
         rounds: Those that are over.
         notes: What a reader of the run must know.
+        calibration: Of the draft's chances.
     """
 
-    def __init__(self, requests: Sequence[BoundRequest]) -> None:
-        self.requests = {
-            r.request_id: RequestRecord(r.request_id, r.category, r.arrival, len(r.prompt_ids))
-            for r in requests
-        }
+    def __init__(self, replica: int = 0) -> None:
+        self._replica = replica
+        self.requests: dict[int, RequestRecord] = {}
         self.rounds = RoundLog()
         self.notes: list[str] = []
         self.calibration = CalibrationLog()
@@ -52,9 +51,20 @@ class ServingLog:
         self._num_finished = 0
         self._origin = perf_counter()
 
-    def begin(self) -> None:
-        """The run starts now."""
-        self._origin = perf_counter()
+    def begin(self, origin: float) -> None:
+        """The run started at ``origin``, by ``perf_counter``."""
+        self._origin = origin
+
+    def expect(self, request: BoundRequest) -> None:
+        """A request is to be served here."""
+        number = request.request_id
+        self.requests[number] = RequestRecord(
+            number,
+            request.category,
+            request.arrival,
+            len(request.prompt_ids),
+            replica=self._replica,
+        )
 
     @property
     def now(self) -> float:
@@ -129,7 +139,7 @@ class ServingLog:
                 num_emitted_tokens=num_emitted,
                 prefill=this.prefill,
                 prefill_tokens=this.prefill_tokens,
-                replica=0,
+                replica=self._replica,
                 **spans,
             )
         )

@@ -265,12 +265,12 @@ def test_a_draft_of_an_unknown_kind_is_refused(planned, tiny_models, tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_replicas_are_refused(planned):
+def test_replicas_are_refused_under_torchrun(planned):
     plan = Plan.load(planned / "plan.json")
     candidate = Candidate(Deployment(1, replicas=2), parse_policy("plain"), 2)
     chosen = dataclasses.replace(plan.chosen, candidate=candidate)
     dataclasses.replace(plan, chosen=chosen).save(planned / "replicas.json")
-    done = run(planned, "--plan", "replicas.json", "--device", "cpu-ranks", "--out", "no")
-    assert done.returncode == InputError.exit_code
-    assert "replicas or a pool for prompts" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    words = ("--plan", "replicas.json", "--device", "cpu-ranks", "--out", "no")
+    done = run(planned, *words, launcher=torchrun(1))
+    assert done.returncode == 1  # torchrun's own
+    assert "Start without torchrun" in done.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from codesign.config import Serving
+from codesign.engine.feed import Feed
 from codesign.engine.gpu.launch import TorchrunProcess
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import serve_rank
@@ -57,12 +58,16 @@ class RankEngine:
         self.process = TorchrunProcess.this()
 
     def check(self, candidates: Sequence[Candidate]) -> None:
-        """Refuse what this machine cannot run, before anything is loaded.
+        """See ``Engine.check``.
 
         Raises:
             HardwareError: If there are fewer GPUs, or processes of torchrun, than ranks.
         """
         needed = max(candidate.deployment.num_workers for candidate in candidates)
+        if self.process is not None and any(c.deployment.replicas > 1 for c in candidates):
+            raise HardwareError(
+                "replicas start their own ranks on one host. Start without torchrun: codesign run"
+            )
         if self.process is not None and self.process.count < needed:
             raise HardwareError(
                 f"the plan needs {needed} ranks, torchrun started {self.process.count}. "
@@ -89,6 +94,7 @@ class RankEngine:
         serving: Serving,
         max_waiting: int | None = None,
         progress: Progress | None = None,
+        feed: Feed | None = None,
     ) -> EngineRun:
         """See ``Engine.serve``."""
         setup = self._setup(candidate, requests, policy, sampling, max_kv_tokens, serving)
@@ -101,6 +107,7 @@ class RankEngine:
                 serving=serving,
                 max_waiting=max_waiting,
                 progress=progress,
+                feed=feed,
             )
         except torch.cuda.OutOfMemoryError as error:
             raise HardwareError(

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _abort_process_group
 
 from codesign.config import Serving
+from codesign.engine.feed import Feed
 from codesign.engine.gpu.launch import LocalRanks, TorchrunProcess, TorchrunRanks
 from codesign.engine.gpu.link import LinkedDraft, last_verdict_words
 from codesign.engine.gpu.mailbox import Mailbox
@@ -136,6 +137,7 @@ def run_on_ranks(
     serving: Serving | None = None,
     max_waiting: int | None = None,
     progress: Progress | None = None,
+    feed: Feed | None = None,
     inspect: Callable[[Rank], None] | None = None,
 ) -> EngineRun:
     """Serve ``requests`` as the target's leader, in this process.
@@ -153,6 +155,7 @@ def run_on_ranks(
         serving: How memory and steps are shared, as it was given to ``rank_setup``.
         max_waiting: Requests that may wait, None for any; later ones are refused.
         progress: Called as ``progress("serve", finished, total)``.
+        feed: Where requests come from; by default they come when they are due.
         inspect: Called with this rank after the run; for tests and benchmarks.
 
     Raises:
@@ -167,6 +170,7 @@ def run_on_ranks(
         max_kv_tokens=max_kv_tokens,
         emitted_rows=setup.smallest_bucket,
         max_waiting=max_waiting,
+        is_fed=feed is not None,
     )
     with started(setup) as (ranks, setup):
         this = load_rank(setup, setup.leader, before_join=ranks.wait_until_loaded)
@@ -190,6 +194,7 @@ def run_on_ranks(
             refused=served.refused,
             progress=progress,
             ended=ranks.let_write,
+            feed=feed,
         )
         records = server.run()
         if inspect is not None:
@@ -198,7 +203,7 @@ def run_on_ranks(
         if leader.is_in_step:
             ranks.close(at_once=True)
         this.leave()
-    return EngineRun(records, server.outputs)
+    return EngineRun(records, server.outputs, server.calibration)
 
 
 @contextlib.contextmanager
