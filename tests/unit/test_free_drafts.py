@@ -37,12 +37,13 @@ def served(
     deployment: str = "1",
     *,
     batch: int = 1,
+    num: int = 40,
     serving: Serving = SERVING,
     slo: SLO | None = None,
 ) -> Metrics:
     requests = pd.DataFrame(
         {
-            "arrival": np.zeros(40) if batch > 1 else np.arange(40) * 100.0,
+            "arrival": np.zeros(num) if batch > 1 else np.arange(num) * 100.0,
             "prompt_tokens": 200,
             "output_tokens": 200,
             "category": "",
@@ -90,7 +91,7 @@ def test_a_drafts_prompt_takes_time_under_every_policy(policy, serving):
     deployment = "1+1" if parse_policy(policy).is_async else "1"
     dear = replace(NOTHING, draft_prefill=replace(FREE, gamma=0.001))  # 0.2 s for a prompt
     free, paid = (
-        served(policy, cost, deployment, serving=serving, slo=SLO(tpot=0.02)).latency_mean
+        served(policy, cost, deployment, num=5, serving=serving, slo=SLO(tpot=0.02)).latency_mean
         for cost in (NOTHING, dear)
     )
     # On workers of its own the draft runs the prompt beside the target's prompt and first round.
