@@ -51,7 +51,8 @@ class FileRef:
             InputError: If it is gone or has changed since.
         """
         if sha256(self.path) != self.sha256:
-            raise InputError(f"{self.path} has changed since the plan was made. Plan again")
+            why = f"{self.path} has changed since the plan was made. Plan again: codesign plan"
+            raise InputError(why)
         return self.path
 
 

@@ -16,9 +16,9 @@ import pandas as pd
 from codesign.errors import HardwareError, InputError
 from codesign.models import resolve_model
 from codesign.models.tokenizer import Tokenizer
+from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.prompts import CATEGORIES, bind_prompts, binding_note, encode_user_turn, load_prompts
 from codesign.traces import Trace
-from codesign.traces.checks import BLOCK_TOKENS
 
 DEFAULT_MAX_REQUESTS = 200
 
@@ -65,8 +65,8 @@ def _bound_blocks(requests: pd.DataFrame, lengths: Sequence[int]) -> pd.Series:
     new = itertools.count(1 + max(itertools.chain.from_iterable(columns[0]), default=-1))
     blocks = []
     for ids, wanted, length in zip(*columns, strict=True):
-        known = list(ids) if length == wanted else list(ids)[: wanted // BLOCK_TOKENS]
-        blocks.append([*known, *itertools.islice(new, -(-length // BLOCK_TOKENS) - len(known))])
+        known = list(ids) if length == wanted else list(ids)[: wanted // PREFIX_BLOCK]
+        blocks.append([*known, *itertools.islice(new, -(-length // PREFIX_BLOCK) - len(known))])
     return pd.Series(blocks, index=requests.index, dtype=object)
 
 

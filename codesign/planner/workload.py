@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from codesign.traces.checks import BLOCK_TOKENS
+from codesign.policy.kv_memory import PREFIX_BLOCK
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,6 +98,8 @@ def _gap_variation(arrival: Floats, stretch: float) -> float:
 def cached_share(requests: pd.DataFrame, replicas: int) -> float:
     """Share of prompt tokens that a prefix cache without a limit would hold, requests in turn.
 
+    As in the simulator: whole blocks, and one token of a prompt is always run.
+
     Args:
         requests: With ``hash_ids``; 0 without.
         replicas: Caches, each of which sees every replicas-th request.
@@ -108,8 +110,8 @@ def cached_share(requests: pd.DataFrame, replicas: int) -> float:
     prompts = requests["prompt_tokens"].tolist()
     hits = 0
     for number, (prompt, ids) in enumerate(zip(prompts, requests["hash_ids"], strict=True)):
-        cache, blocks = seen[number % replicas], list(ids)
+        cache, blocks = seen[number % replicas], list(ids)[: prompt // PREFIX_BLOCK]
         known = next((i for i, block in enumerate(blocks) if block not in cache), len(blocks))
-        hits += min(known * BLOCK_TOKENS, prompt)
+        hits += min(known * PREFIX_BLOCK, prompt - 1)
         cache.update(blocks)
     return hits / max(sum(prompts), 1)

@@ -67,8 +67,8 @@ def test_cached_prompts_are_shorter():
 def test_blocks_that_a_replica_has_seen_are_cached():
     frame = trace(np.arange(4.0), [1024, 1024, 1024, 600])
     frame["hash_ids"] = [[1, 2], [1, 3], [1, 2], [1, 2]]
-    # One cache: 512 of the second, all of the third and of the fourth.
-    assert cached_share(frame, 1) == pytest.approx((512 + 1024 + 600) / 3672)
+    # One cache: 512 of the second, all but a token of the third, the whole block of the fourth.
+    assert cached_share(frame, 1) == pytest.approx((512 + 1023 + 512) / 3672)
     # Two: the third comes to the first one's cache, the fourth to the second one's.
-    assert cached_share(frame, 2) == pytest.approx((1024 + 512) / 3672)
+    assert cached_share(frame, 2) == pytest.approx((1023 + 512) / 3672)
     assert cached_share(frame.drop(columns="hash_ids"), 1) == 0.0
