@@ -58,6 +58,27 @@ def cli(tmp_path: Path) -> Cli:
     return run
 
 
+@pytest.fixture
+def cli_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Cli:
+    """As ``cli`` in this process: a tenth of the time, where a fresh one is not the point."""
+    from codesign.cli import main
+
+    def run(*arguments: str | Path, **environment: str):
+        monkeypatch.chdir(tmp_path)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        words = [str(word) for word in arguments]
+        try:
+            code = main(words)
+        except SystemExit as stop:  # after --help
+            code = int(stop.code or 0)
+        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def target_dir() -> Path:
     """The real default target, from the user's cache; fetched once if a network allows."""

@@ -12,6 +12,11 @@ from codesign.config import parse_deployment
 from codesign.policy.speculation import parse_policy
 
 
+@pytest.fixture
+def cli(cli_here):
+    return cli_here
+
+
 def scored(policy, split):
     candidate = Candidate(parse_deployment(split), parse_policy(policy), 16)
     names = ("mean_batch", "tpot_mean", "goodput", "acceptance_length")

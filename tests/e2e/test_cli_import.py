@@ -15,6 +15,11 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",pos
 
 
 @pytest.fixture
+def cli(cli_here):
+    return cli_here
+
+
+@pytest.fixture
 def metrics(tmp_path):
     (tmp_path / "metrics.txt").write_text(COUNTERS)
     return "metrics.txt"

@@ -27,6 +27,11 @@ CONFIG = {
 
 
 @pytest.fixture
+def cli(cli_here):
+    return cli_here
+
+
+@pytest.fixture
 def home(tmp_path) -> dict[str, str]:
     return {"CODESIGN_HOME": str(tmp_path / "home")}
 

@@ -24,6 +24,11 @@ FEW = ("--policies", "plain,chain-3,tree-8x2x2,async-tree-8x2x2")
 
 
 @pytest.fixture
+def cli(cli_here):
+    return cli_here
+
+
+@pytest.fixture
 def fit_file(machine_fit, tmp_path):
     machine_fit.save(tmp_path / "fit.json")
     return tmp_path / "fit.json"

@@ -69,9 +69,9 @@ def test_recorded_acceptance_covers_the_profile_prompts(profile):
 
 
 @needs_two_cores
-def test_a_profile_becomes_a_fit_that_loads(cli, profile, tmp_path):
+def test_a_profile_becomes_a_fit_that_loads(cli_here, profile, tmp_path):
     out, _ = profile
-    result = cli("fit", out, "--out", "fit.json", "--json")
+    result = cli_here("fit", out, "--out", "fit.json", "--json")
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)
     fit = Fit.load(tmp_path / "fit.json")
@@ -84,9 +84,9 @@ def test_a_profile_becomes_a_fit_that_loads(cli, profile, tmp_path):
 
 
 @needs_two_cores
-def test_the_text_of_a_fit_names_each_step_and_each_kind_of_prompt(cli, profile):
+def test_the_text_of_a_fit_names_each_step_and_each_kind_of_prompt(cli_here, profile):
     out, _ = profile
-    result = cli("fit", out)
+    result = cli_here("fit", out)
     assert result.returncode == 0, result.stderr
     for word in ("target", "draft_prefill", "1+1", "held-out", "translation", "calibration error"):
         assert word in result.stdout
@@ -159,8 +159,8 @@ def test_without_torch_the_extra_to_install_is_named(tmp_path, monkeypatch, caps
     assert "pip install 'codesign[engine]'" in capsys.readouterr().err
 
 
-def test_fitting_what_is_no_profile_names_the_command_that_makes_one(cli, tmp_path):
-    result = cli("fit", tmp_path)
+def test_fitting_what_is_no_profile_names_the_command_that_makes_one(cli_here, tmp_path):
+    result = cli_here("fit", tmp_path)
     assert result.returncode == 4
     assert "codesign profile" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1

@@ -19,6 +19,11 @@ from codesign.run_directory import read_run
 
 
 @pytest.fixture
+def cli(cli_here):
+    return cli_here
+
+
+@pytest.fixture
 def inputs(tmp_path):
     """A trace and a fit in the folder that the command runs in."""
     cost = RoundCost(

@@ -11,6 +11,11 @@ from codesign.run_directory import write_run
 
 
 @pytest.fixture
+def cli(cli_here):
+    return cli_here
+
+
+@pytest.fixture
 def runs(tmp_path):
     request = RequestRecord(0, "chat", 0.5, 10, 4, 0.5, 0.75, 1.5, 2, 6, 1)
     rounds = [RoundRecord(0, 0.5, 1, 4, 10, 3, 13, 3, 1, 2, 0.25, 10, 0.2, 0.0, 0.0, 0.1, 0.03)]

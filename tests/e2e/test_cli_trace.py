@@ -17,6 +17,11 @@ SMALL = "arrival,prompt_tokens,output_tokens\n0,10,20\n0,600,30\n2,50,40\n2,60,5
 
 
 @pytest.fixture
+def cli(cli_here):
+    return cli_here
+
+
+@pytest.fixture
 def small(tmp_path):
     path = tmp_path / "small.csv"
     path.write_text(SMALL, encoding="ascii")

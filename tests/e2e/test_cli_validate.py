@@ -15,6 +15,11 @@ TRACE = (
 )  # fmt: skip
 
 
+@pytest.fixture
+def cli(cli_here):
+    return cli_here
+
+
 @pytest.fixture(scope="module")
 def made_once(machine_fit, tmp_path_factory):
     """A plan, and two runs of it that the simulator made with another seed."""
