@@ -22,7 +22,7 @@ from codesign.engine import DraftSource, PolicySetup, run_candidate
 from codesign.engine.model import Decoder, load_decoder
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT, machine_of
-from codesign.models import DEFAULT_TARGET, draft_dir, resolve_model
+from codesign.models import DEFAULT_TARGET, DRAFTS, resolve_model
 from codesign.models.tokenizer import Tokenizer
 from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
@@ -52,7 +52,7 @@ def measure(store: Any, fit_path: Path | None = None) -> None:
     fit = Fit.load(fit_path)
     target_dir = resolve_model(DEFAULT_TARGET)
     target = load_decoder(target_dir)
-    draft = DraftSource(draft_dir(DEFAULT_TARGET), target_dir)
+    draft = DraftSource(resolve_model(DRAFTS[DEFAULT_TARGET]), target_dir)
     local = draft.load(target)
     requests = _requests(target_dir)
     plain: dict[int, list[int]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import MAX_COLUMNS, add_output_arguments, emit, positive, progress, say
+from codesign.cli.output import add_output_arguments, emit, positive, progress, say, wrapped
 
 if TYPE_CHECKING:
     from codesign.export import Export
@@ -147,9 +147,9 @@ def _as_text(found: Export, args: argparse.Namespace) -> str:
 
     engine, configuration = found.engine, found.configuration
     lines = [
-        *_wrapped("plan", f"{args.plan}: {found.scored.label}"),
-        *_wrapped("engine", f"{engine.title}, {engine.version}"),
-        *_wrapped("predicted", _forecast_text(found)),
+        *wrapped("plan", f"{args.plan}: {found.scored.label}"),
+        *wrapped("engine", f"{engine.title}, {engine.version}"),
+        *wrapped("predicted", _forecast_text(found)),
         "",
     ]
     for command in configuration.commands:
@@ -157,13 +157,13 @@ def _as_text(found: Export, args: argparse.Namespace) -> str:
     for name, text in configuration.files.items():
         lines += [f"{name}:", indent(text.rstrip("\n"), "  "), ""]
     if not found.losses:
-        lines += _wrapped("lost", "nothing: the engine does what the plan says")
+        lines += wrapped("lost", "nothing: the engine does what the plan says")
     for loss in found.losses:
-        lines += _wrapped("lost", f"{loss.what} -> {loss.instead}")
+        lines += wrapped("lost", f"{loss.what} -> {loss.instead}")
     for note in found.notes:
-        lines += _wrapped("note", note)
+        lines += wrapped("note", note)
     if found.better:
-        lines += _wrapped(
+        lines += wrapped(
             "better",
             f"{engine.title} runs the policy and the split of {found.better} as planned, and they "
             f"are predicted to serve better than this: --candidate {found.better!r}",
@@ -200,15 +200,3 @@ def _figure_text(forecast: Forecast) -> str:
             planned = "" if forecast.exported == forecast.planned else f" against {there:.4g}"
             parts.append(f"{title} {here:.4g}{planned} {unit}")
     return ", ".join(parts)
-
-
-def _wrapped(head: str, text: str) -> list[str]:
-    from textwrap import wrap
-
-    return wrap(
-        text,
-        MAX_COLUMNS,
-        initial_indent=f"{head:<10}",
-        subsequent_indent=" " * 10,
-        break_on_hyphens=False,
-    )

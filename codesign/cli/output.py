@@ -103,6 +103,16 @@ def table(
     return "\n".join(lines)
 
 
+def wrapped(head: str, text: str) -> list[str]:
+    """Return lines of at most 100 columns with ``text`` to the right of ``head``."""
+    from textwrap import wrap
+
+    first, later = f"{head:<10}", " " * 10
+    return wrap(
+        text, MAX_COLUMNS, initial_indent=first, subsequent_indent=later, break_on_hyphens=False
+    )
+
+
 @contextmanager
 def progress(args: argparse.Namespace) -> Iterator[Report]:
     """Yield ``report(stage, done, total)``, the callback that long library functions take.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from codesign.cli.output import MAX_COLUMNS, table
+from codesign.cli.output import table, wrapped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,19 +38,19 @@ def result_text(
         f"{len(plan.scored)} on all requests, {number}",
         "",
         f"best      {plan.chosen.label}",
-        *_wrapped("", describe(plan.chosen.candidate)),
+        *wrapped("", describe(plan.chosen.candidate)),
         *_figures(plan),
-        *_wrapped("why", plan.reason),
+        *wrapped("why", plan.reason),
     ]
-    lines += _wrapped("second", plan.runner_up) if plan.runner_up else []
+    lines += wrapped("second", plan.runner_up) if plan.runner_up else []
     if plan.ties:
         more = f" and {len(plan.ties) - 3} more" if len(plan.ties) > 3 else ""
-        lines += _wrapped("ties", f"{'; '.join(plan.ties[:3])}{more}")
+        lines += wrapped("ties", f"{'; '.join(plan.ties[:3])}{more}")
     if plan.economics is not None:
-        lines += _wrapped("pays", pays_text(plan.economics))
-    lines += _wrapped("doubt", doubt_text(plan)) if plan.doubts else []
-    lines += _wrapped("data", _origin(plan, fit))
-    lines += [line for note in plan.notes for line in _wrapped("note", note)]
+        lines += wrapped("pays", pays_text(plan.economics))
+    lines += wrapped("doubt", doubt_text(plan)) if plan.doubts else []
+    lines += wrapped("data", _origin(plan, fit))
+    lines += [line for note in plan.notes for line in wrapped("note", note)]
     lines += ["", table(_COLUMNS, _family_rows(plan)), "", f"next      codesign run --plan {out}"]
     return "\n".join(lines)
 
@@ -104,13 +104,6 @@ def _origin(plan: Plan, fit: Fit) -> str:
     shown = f" (held-out error: {', '.join(errors)})" if errors else ""
     times = f"step times {plan.chosen.origin}{shown}"
     return f"{times}, acceptance {fit.acceptance_origin}, predictions simulated"
-
-
-def _wrapped(head: str, text: str) -> list[str]:
-    from textwrap import wrap
-
-    indent = " " * 10
-    return wrap(text, MAX_COLUMNS, initial_indent=f"{head:<10}", subsequent_indent=indent)
 
 
 def describe(candidate: Candidate) -> str:

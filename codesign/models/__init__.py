@@ -26,12 +26,12 @@ __all__ = [
     "ModelShape",
     "Rope",
     "directory_bytes",
-    "draft_dir",
     "lasting_name",
     "list_models",
     "model_shape",
     "models_dir",
     "resolve_model",
+    "shipped_draft",
 ]
 
 DEFAULT_TARGET = "smollm2-135m"
@@ -72,8 +72,8 @@ def resolve_model(name_or_path: str | Path) -> Path:
     cached = models_dir() / name
     if "/" not in name and (cached / "config.json").is_file():
         return cached
-    if name in DRAFTS.values():
-        return draft_dir(name)
+    if name in DRAFTS.values() and shipped_draft(name).is_dir():
+        return shipped_draft(name)
     path = Path(name_or_path).expanduser()
     if (path / "config.json").is_file():
         return path
@@ -100,20 +100,9 @@ def lasting_name(name: str) -> str:
     return str(path.resolve()) if is_folder else name
 
 
-def draft_dir(name: str = DEFAULT_TARGET) -> Path:
-    """Return the directory of the shipped draft, by its own name or by its target's.
-
-    Raises:
-        InputError: If no draft is shipped under that name.
-    """
-    draft = DRAFTS.get(name, name)
-    path = Path(__file__).parents[1] / "data" / "drafts" / draft
-    if draft not in DRAFTS.values() or not path.is_dir():
-        raise InputError(
-            f"no draft model is shipped for {name!r}; shipped: {', '.join(DRAFTS.values())}. "
-            "The n-gram drafter needs no model"
-        )
-    return path
+def shipped_draft(name: str) -> Path:
+    """Return where a shipped draft lies; a lean installation may have left it out."""
+    return Path(__file__).parents[1] / "data" / "drafts" / name
 
 
 def list_models() -> list[ModelEntry]:
@@ -126,8 +115,7 @@ def list_models() -> list[ModelEntry]:
                 note = FETCHABLE.get(path.name, str(path.resolve()) if path.is_symlink() else "")
                 entries.append(ModelEntry(path.name, origin, path, directory_bytes(path), note))
     for target, draft in sorted(DRAFTS.items()):
-        path = Path(__file__).parents[1] / "data" / "drafts" / draft
-        if path.is_dir():
+        if (path := shipped_draft(draft)).is_dir():
             note = f"draft distilled from {target}"
             entries.append(ModelEntry(draft, "shipped", path, directory_bytes(path), note))
     cached = {entry.name for entry in entries}

@@ -5,16 +5,14 @@ Must not import torch.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from codesign.errors import InputError
-from codesign.models import DEFAULT_TARGET, DRAFTS, directory_bytes, draft_dir, resolve_model
+from codesign.models import DEFAULT_TARGET, DRAFTS, directory_bytes, resolve_model, shipped_draft
 from codesign.models.importing import read_header
 from codesign.models.recipe import Recipe, read_recipe
-from codesign.models.shape import ModelShape, model_shape
+from codesign.models.shape import ModelShape, model_shape, read_config
 from codesign.models.tokenizer import Tokenizer
 
 # The shipped draft has no embedding of its own: it reads its target's, so it fits every model
@@ -85,7 +83,7 @@ def describe_model(name_or_path: str | Path) -> ModelCard:
 
 
 def _is_draft(path: Path) -> bool:
-    return _DRAFT_TABLE in json.loads((path / "config.json").read_text(encoding="utf-8"))
+    return _DRAFT_TABLE in read_config(path / "config.json")
 
 
 def _own_parameters(path: Path) -> int:
@@ -115,8 +113,6 @@ def _find_draft(
         return None, f"{draft} has another vocabulary; the n-gram drafter fits every model"
     if shape.hidden != _DRAFT_HIDDEN:
         return None, f"{draft} shares an embedding of width {_DRAFT_HIDDEN}, not {shape.hidden}"
-    try:
-        draft_dir(draft)
-    except InputError:
+    if not shipped_draft(draft).is_dir():
         return None, f"{draft} would fit, but this installation does not contain it"
     return draft, "same vocabulary and width"

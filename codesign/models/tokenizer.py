@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codesign.errors import HardwareError, InputError
+from codesign.models.shape import read_config
 
 if TYPE_CHECKING:
     import jinja2
@@ -210,9 +211,4 @@ def _token_text(entry: Any) -> str | None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as err:
-        raise InputError(f"{path} is no JSON: {err}") from err
+    return read_config(path) if path.is_file() else {}

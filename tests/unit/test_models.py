@@ -477,11 +477,6 @@ def test_a_folder_that_is_written_down_is_found_from_any_other(tmp_path, cache, 
     assert models.lasting_name("ngram") == "ngram"
 
 
-def test_a_draft_that_is_not_shipped_is_refused():
-    with pytest.raises(InputError, match="no draft model is shipped for 'other'"):
-        models.draft_dir("other")
-
-
 def test_a_model_with_another_vocabulary_gets_no_draft(tmp_path):
     card = model_card.describe_model(write_model(tmp_path, LLAMA))
     assert card.draft is None
