@@ -95,6 +95,9 @@ def make_plan(args: argparse.Namespace) -> None:
     from codesign.planner.predict import prompt_note
     from codesign.planner.prepared_trace import prepare_trace
 
+    out = Path(args.out)
+    if out.is_dir():
+        raise UsageError(f"--out {out} is a folder. Name a file: --out {out / 'plan.json'}")
     fit, fit_file = fit_from_args(args)
     trace = trace_from_args(args)
     most = args.max_requests
@@ -105,7 +108,6 @@ def make_plan(args: argparse.Namespace) -> None:
         say(f"trace {trace.name}: {note}")
     if note := prompt_note(fit, prepared.requests):
         say(f"fit: {note}")
-    out = Path(args.out)
     question = _question(args, fit, prepared)
     start = time.monotonic()
     answer = _search(args, question, FileRef.of(fit_file), out)

@@ -95,14 +95,14 @@ def read_header(file: Path) -> dict[str, dict[str, Any]]:
             length = int.from_bytes(stream.read(8), "little")
             if not 2 <= length <= _MAX_HEADER_BYTES:
                 raise InputError(f"{file} is no safetensors file: header of {length} bytes")
-            entries = json.loads(stream.read(length))
+            entries = dict(json.loads(stream.read(length)))
         num_bytes = file.stat().st_size
+        entries.pop("__metadata__", None)
+        end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
     except OSError as err:
         raise InputError(f"{file} cannot be read: {err.strerror}") from err
-    except ValueError as err:
-        raise InputError(f"{file} is no safetensors file: {err}") from err
-    entries.pop("__metadata__", None)
-    end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+    except (ValueError, TypeError, LookupError) as err:
+        raise InputError(f"{file} is no safetensors file: {err!r}") from err
     if num_bytes != end:
         raise InputError(f"{file} has {num_bytes:,} bytes, its header says {end:,}: copy it again")
     return entries

@@ -150,6 +150,7 @@ def test_the_plan_samples_as_the_profile_did(plan, machine_fit, tmp_path):
         (("--max-batch", "0"), 2, "--max-batch"),
         (("--processes", "0"), 2, "--processes"),
         (("--workers", "0"), 2, "--workers"),
+        (("--out", "."), 2, "--out plan.json"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_in_one_line(plan, flags, code, words):

@@ -386,6 +386,14 @@ def test_a_truncated_file_is_noticed_without_reading_the_weights(tmp_path):
         check_checkpoint(source)
 
 
+@pytest.mark.parametrize("header", ["[1, 2]", '{"a": 3}', '{"a": {"dtype": "F32"}}', "{"])
+def test_a_header_of_another_form_is_no_safetensors_file(tmp_path, header):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header.encode())
+    with pytest.raises(InputError, match="no safetensors file"):
+        read_header(file)
+
+
 @pytest.mark.parametrize("name", ["../up", "", ".hidden", "a b"])
 def test_a_malformed_name_is_refused(tmp_path, name):
     source = write_model(tmp_path / "source", LLAMA)
