@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import codesign
-from codesign import parquet
+from codesign.artifacts import parquet
 
 SHIPPED = Path(codesign.__file__).parent / "data/fits/smollm2-135m-cpu/fit.acceptance.parquet"
 

@@ -3,7 +3,7 @@
 A trace says how long a request is, not what it says. Each request gets a prompt of its category;
 what is missing to the trace's length is filled with other prompts of the pool, put in front of
 the question inside the user's turn as earlier material. Where requests have prefix blocks in
-common, that material begins with theirs (codesign/prompt_blocks.py). Planner and engine bind with
+common, that material begins with theirs (codesign/prompts/blocks.py). Planner and engine bind with
 the same function and the same seed, so they serve the same token ids.
 
 Half of each category is for recording acceptance (``profile``), half for replay (``run``): a
@@ -27,7 +27,7 @@ import numpy as np
 from codesign.errors import InputError
 from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.policy.options import AS_THE_RUN, RequestOptions
-from codesign.prompt_blocks import BlockText
+from codesign.prompts.blocks import BlockText
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,7 +89,7 @@ def load_prompts(split: str | None = None) -> list[Prompt]:
     """
     if split is not None and split not in SPLITS:
         raise InputError(f"prompt split {split!r} is unknown; there are: {', '.join(SPLITS)}")
-    lines = (Path(__file__).parent / "data" / "prompts.jsonl").read_text(encoding="utf-8")
+    lines = (Path(__file__).parents[1] / "data" / "prompts.jsonl").read_text(encoding="utf-8")
     prompts = [Prompt(**json.loads(line)) for line in lines.splitlines()]
     return [prompt for prompt in prompts if split in (None, prompt.split)]
 

@@ -120,7 +120,7 @@ def write_table(path: str | Path, frame: pd.DataFrame, meta: Mapping[str, Any]) 
     Raises:
         InputError: If the path cannot be written.
     """
-    from codesign import parquet
+    from codesign.artifacts import parquet
 
     text = to_json(meta)
     with replacing(Path(path)) as temporary:
@@ -133,7 +133,7 @@ def read_table(path: str | Path, *, kind: str) -> tuple[pd.DataFrame, dict[str, 
     Raises:
         InputError: If it is missing, not Parquet, of another kind or another schema version.
     """
-    from codesign import parquet
+    from codesign.artifacts import parquet
 
     try:
         frame, text = parquet.read(Path(path))
