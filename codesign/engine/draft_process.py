@@ -1,11 +1,11 @@
-"""The draft's process, started by RemoteDraft: python -m codesign.engine.draft_process FOLDER."""
+"""The draft's process, started by RemoteDraft: python -m codesign.engine.draft_process FILENO."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from multiprocessing.connection import Connection
 
 from codesign.engine.remote_draft import serve_draft
 
 if __name__ == "__main__":
-    serve_draft(Path(sys.argv[1]))
+    serve_draft(Connection(int(sys.argv[1])))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +11,7 @@ import torch
 
 from codesign.calibration_log import CalibrationLog
 from codesign.config import Serving
+from codesign.engine.checkpoint import is_shipped_draft
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.drafter import Drafter, ModelDrafter, NgramDrafter
 from codesign.engine.feed import Feed
@@ -24,7 +24,6 @@ from codesign.engine.remote_draft import DraftSetup, RemoteDraft
 from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Progress, Server
 from codesign.engine.target_worker import TargetWorker
-from codesign.engine.wire import WireLimits
 from codesign.errors import InputError
 from codesign.models.shape import ModelShape
 from codesign.plan import Candidate
@@ -91,7 +90,7 @@ class DraftSource:
         """The draft model; None for n-grams. Shares ``target``'s weights where it can."""
         if self.draft == NGRAM:
             return None
-        if _shares_target(Path(self.draft)):
+        if is_shipped_draft(Path(self.draft)):
             return load_draft_decoder(self.draft, target or self.target)
         return load_decoder(self.draft)
 
@@ -204,11 +203,6 @@ def run_candidate(
     return EngineRun(records, server.outputs, server.calibration)
 
 
-def _shares_target(directory: Path) -> bool:
-    """Whether a draft uses its target's embedding (see codesign/engine/draft_weights.py)."""
-    return "codesign_draft" in json.loads((directory / "config.json").read_text())
-
-
 def kv_tokens(request: BoundRequest, spec: SpeculationSpec) -> int:
     """KV rows that a request needs at its longest."""
     return len(request.prompt_ids) + request.max_new_tokens + spec.kv_rows
@@ -298,7 +292,6 @@ def _partner(
         return LocalDraft(build(loaded=local_draft, target=target))
     setup = DraftSetup(
         build,
-        WireLimits(candidate.max_batch, candidate.speculation.max_rows),
         num_threads=candidate.deployment.draft_workers,
         delay=delay,
     )

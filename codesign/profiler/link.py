@@ -10,13 +10,11 @@ from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.drafter import NgramDrafter
 from codesign.engine.partner import Partner
 from codesign.engine.remote_draft import DraftSetup, RemoteDraft
-from codesign.engine.wire import WireLimits
 from codesign.policy.protocol import Admission, RequestVerdict, Verdict
 from codesign.policy.speculation import Speculation
 
 _REQUESTS, _EMITTED = 4, (1, 2, 3)  # of each round
 _ROUNDS, _WARM_UP = 60, 10
-_LIMITS = WireLimits(max_batch=8, max_rows=16)
 
 
 def link_seconds(num_threads: int) -> list[float]:
@@ -25,7 +23,7 @@ def link_seconds(num_threads: int) -> list[float]:
     The draft process drafts nothing. Half of what is left of a round trip without its own time:
     coding, sending and waking up, there and back.
     """
-    partner = RemoteDraft(DraftSetup(idle_worker, _LIMITS, num_threads))
+    partner = RemoteDraft(DraftSetup(idle_worker, num_threads))
     try:
         return message_seconds(partner)
     finally:

@@ -14,17 +14,19 @@ import torch
 
 import codesign.engine.run as engine_run
 from codesign.config import Serving
-from codesign.engine import DraftSource
+from codesign.engine import DraftSource, remote_draft
 from codesign.engine.gpu.launch import TorchrunRanks
 from codesign.engine.kv_cache import KVCache
 from codesign.engine.partner import DraftLostError, NoDraft, TargetLostError
-from codesign.engine.remote_draft import RemoteDraft
+from codesign.engine.remote_draft import DraftSetup, RemoteDraft
 from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Server
 from codesign.engine.target_worker import TargetWorker
 from codesign.errors import InputError
 from codesign.policy.batching import BatchLimits
+from codesign.policy.protocol import Admission, Verdict
 from codesign.policy.walk import Sampling
+from codesign.profiler.link import idle_worker
 
 
 @pytest.fixture
@@ -65,6 +67,24 @@ def test_a_killed_draft_process_loses_no_request_and_is_said(serve, make_request
     assert "draft process ended, exit code -9" in ours.records.notes[0]
     assert ours.records.rounds[0].num_draft_tokens + ours.records.rounds[1].num_draft_tokens > 0
     assert ours.records.rounds[-1].num_draft_tokens == 0
+
+
+def exchange(draft: RemoteDraft, verdict: Verdict) -> None:
+    draft.send(verdict)
+    draft.receive()
+
+
+@pytest.mark.parametrize("num_tokens", [10, 1_000_000], ids=["fits", "fills the line"])
+def test_a_draft_process_that_hangs_is_lost_after_the_limit(monkeypatch, num_tokens):
+    monkeypatch.setattr(remote_draft, "ANSWER_TIMEOUT", 1.0)
+    draft = RemoteDraft(DraftSetup(idle_worker, 1))
+    os.kill(draft.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(DraftLostError, match="gave no answer within 1 s"):
+            exchange(draft, Verdict(0, admitted=(Admission(0, (1,) * num_tokens, 5),)))
+    finally:
+        draft.close()
+    assert not is_running(draft.pid)
 
 
 @pytest.mark.parametrize("policy", ["tree-8x4x2", "async-tree-8x4x2"])
