@@ -29,10 +29,9 @@ from codesign.dashboard.policies import first_label
 from codesign.dashboard.records_frames import Frames, frames_of
 from codesign.planner.defaults import all_workers, bounded
 from codesign.planner.halving import typical_stretch
-from codesign.planner.predict import interval_over_seeds, outcome_of, score, time_error
+from codesign.planner.predict import interval_over_seeds, score, simulate_outcome, time_error
 from codesign.planner.screen import screen
 from codesign.policy.speculation import parse_policy
-from codesign.sim import simulate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,25 +148,37 @@ def _predict(asked: Asked, is_coarse: bool, progress: Progress | None) -> Predic
     trace = load_traffic(asked.traffic)
     serving = bounded(asked.serving, fit)
     requests = _stretch(trace.requests, _size(candidate, is_coarse=is_coarse))
-    job = _Job(requests, fit, asked.slo, serving)
     other = _plain_candidate(fit, candidate)
     plain_key = other, len(requests), _key(replace(asked, policy="", split=""), is_coarse)
     plain = None if other is None else _plains.get(plain_key)
     num_seeds = _num_seeds(candidate)
     is_new = other is not None and plain is None
     report = _Steps(progress, len(requests) * (num_seeds + is_new))
-    simulated = [job.run(candidate, seed, report) for seed in range(num_seeds)]
+
+    def simulated(served: Candidate, seed: int) -> tuple[Outcome, RunRecords]:
+        tell = report.of_one(len(requests))
+        return simulate_outcome(
+            requests, served, fit, slo=asked.slo, serving=serving, seed=seed, progress=tell
+        )
+
+    outcomes, frames = [], []
+    for seed in range(num_seeds):
+        outcome, records = simulated(candidate, seed)
+        outcomes.append(outcome)
+        cost = fit.costs[candidate.deployment.unit.label]
+        frames.append(frames_of(records, candidate.deployment, cost))
     if other is not None and plain is None:
-        outcome = outcome_of(job.records(other, 0, report), other, fit, slo=asked.slo, seed=0)
-        plain = _plains.put(plain_key, score(other, [outcome], fit, asked.slo))
-    scored = score(candidate, [outcome for outcome, _ in simulated], fit, asked.slo)
+        plain = _plains.put(plain_key, score(other, [simulated(other, 0)[0]], fit, asked.slo))
+    scored = score(candidate, outcomes, fit, asked.slo)
     error = time_error(fit, candidate, scored.spans)
+    screened = screen([candidate], requests, fit, slo=asked.slo, serving=serving)
+    load = float(screened.load[0])
     return Prediction(
         scored=scored,
         plain=plain,
-        busy=_busy([frames.busy for _, frames in simulated], error),
-        load=_load(candidate, job, error),
-        frames=Frames.over_seeds([frames for _, frames in simulated], error),
+        busy=_busy([each.busy for each in frames], error),
+        load=Interval(load, load / (1.0 + error), load * (1.0 + error)),
+        frames=Frames.over_seeds(frames, error),
         num_requests=len(requests),
         num_in_trace=len(trace),
         acceptance_origin=fit.acceptance_origin,
@@ -178,33 +189,6 @@ def _predict(asked: Asked, is_coarse: bool, progress: Progress | None) -> Predic
 def _key(asked: Asked, is_coarse: bool) -> object:
     """Files that were written anew are other questions."""
     return asked, is_coarse, file_time(asked.traffic.source), file_time(asked.machine.fit)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Job:
-    """What every simulation of an answer shares."""
-
-    requests: pd.DataFrame
-    fit: Fit
-    slo: SLO
-    serving: Serving
-
-    def run(self, candidate: Candidate, seed: int, report: _Steps) -> tuple[Outcome, Frames]:
-        records = self.records(candidate, seed, report)
-        cost = self.fit.costs[candidate.deployment.unit.label]
-        outcome = outcome_of(records, candidate, self.fit, slo=self.slo, seed=seed)
-        return outcome, frames_of(records, candidate.deployment, cost)
-
-    def records(self, candidate: Candidate, seed: int, report: _Steps) -> RunRecords:
-        return simulate(
-            self.requests,
-            candidate,
-            self.fit,
-            slo=self.slo,
-            serving=self.serving,
-            seed=seed,
-            progress=report.of_one(len(self.requests)),
-        )
 
 
 class _Steps:
@@ -262,9 +246,3 @@ def _busy(shares: list[dict[str, float]], error: float) -> dict[str, Interval]:
         interval = interval_over_seeds([each[name] for each in shares], error)
         found[name] = Interval(interval.value, interval.low, min(interval.high, 1.0))
     return found
-
-
-def _load(candidate: Candidate, job: _Job, error: float) -> Interval:
-    screened = screen([candidate], job.requests, job.fit, slo=job.slo, serving=job.serving)
-    load = float(screened.load[0])
-    return Interval(load, load / (1.0 + error), load * (1.0 + error))

@@ -7,7 +7,7 @@ from the plan file. Imports no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,6 +68,7 @@ def simulate_outcome(
     slo: SLO,
     serving: Serving,
     seed: int,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> tuple[Outcome, RunRecords]:
     """Simulate a candidate once.
 
@@ -78,10 +79,13 @@ def simulate_outcome(
         slo: Targets.
         serving: How memory and steps are shared.
         seed: Of the acceptance draws; the same for every candidate, so that they see the same luck.
+        progress: As of ``codesign.sim.simulate``.
     """
     from codesign.sim import simulate
 
-    records = simulate(requests, candidate, fit, slo=slo, serving=serving, seed=seed)
+    records = simulate(
+        requests, candidate, fit, slo=slo, serving=serving, seed=seed, progress=progress
+    )
     return outcome_of(records, candidate, fit, slo=slo, seed=seed), records
 
 
