@@ -78,9 +78,7 @@ def _price(way: str, fit: Fit, batch: int) -> dict[str, Any]:
     outputs = [request.output_tokens for request in entering]
     luck = Luck.of(fit.acceptance, [request.category for request in entering], outputs, 1)
     drafter = SyntheticDrafter(fit.acceptance, 1, luck.path)
-    played = PlayedBatch(
-        DraftSide(built), drafter, round_rows=16, hears_early=deployment.draft_workers > 0
-    )
+    played = PlayedBatch(DraftSide(built), drafter, hears_early=deployment.draft_workers > 0)
     is_apart = deployment.draft_workers > 0
     timing = ApartTiming(cost) if is_apart else TogetherTiming(cost, is_plain=False)
     now, before, beside, rounds = 0.0, [], [], []

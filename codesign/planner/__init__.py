@@ -7,7 +7,9 @@ luck and small differences count. Imports no torch; prints nothing.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
+from codesign.candidate import Candidate
 from codesign.errors import InfeasibleError
 from codesign.planner.economics import weigh_speculation
 from codesign.planner.executor import Executor, LocalExecutor, Task
@@ -66,20 +68,7 @@ def search(
         requests=requests,
         origin=question.fit.origin,
     )
-    screened = screen(
-        space.candidates,
-        requests,
-        question.fit,
-        slo=question.slo,
-        serving=question.serving,
-        progress=progress,
-    )
-    if screened.attained.max() < least_attained:
-        raise InfeasibleError("no plan is worth simulating: the screen finds all too far off")
-    first = [
-        space.candidates[index]
-        for index in entering(screened, question.objective, question.slo.percentile, len(requests))
-    ]
+    first = _worth_simulating(space.candidates, question, least_attained, progress)
     screen_seconds = time.monotonic() - start
     if executor is None:
         executor = LocalExecutor(task_of(question))  # of one process: nothing to close
@@ -108,3 +97,26 @@ def search(
         num_feasible=sum(scored.is_feasible for scored in ranked),
         screen_seconds=screen_seconds,
     )
+
+
+def _worth_simulating(
+    candidates: Sequence[Candidate],
+    question: Question,
+    least_attained: float,
+    progress: Progress | None,
+) -> list[Candidate]:
+    screened = screen(
+        candidates,
+        question.requests,
+        question.fit,
+        slo=question.slo,
+        serving=question.serving,
+        progress=progress,
+    )
+    if screened.attained.max() < least_attained:
+        raise InfeasibleError("no plan is worth simulating: the screen finds all too far off")
+    percentile, num_requests = question.slo.percentile, len(question.requests)
+    return [
+        candidates[index]
+        for index in entering(screened, question.objective, percentile, num_requests)
+    ]

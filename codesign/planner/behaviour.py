@@ -158,7 +158,6 @@ def observe(
         batch = PlayedBatch(
             DraftSide(build_speculation(spec)),
             drafter,
-            round_rows=spec.max_rows,
             hears_early=spec.is_async,
         )
         stretch = stretches.first(kind) + chosen[kind] % stretches.count(kind)

@@ -232,7 +232,6 @@ def _tapes(
         None if spec.kind == "plain" else build_speculation(spec),
         weighed,
         Stretches(weighed, categories),
-        round_rows=spec.max_rows,
         hears_early=hears_early,
     )
 

@@ -33,7 +33,7 @@ class PlayedBatch:
     Args:
         side: The draft's state.
         drafter: Its model.
-        round_rows: Most KV rows of a request in a round.
+        round_rows: Most KV rows of a request in a round; matters to ``kv_tokens`` alone.
         hears_early: The draft hears of a request before its first token is known, and so answers
             for the prompt alone in its first round, as an asynchronous draft does that runs the
             prompt beside the target.
@@ -48,7 +48,7 @@ class PlayedBatch:
         side: DraftSide,
         drafter: SyntheticDrafter,
         *,
-        round_rows: int,
+        round_rows: int = 0,
         hears_early: bool = False,
         log: CalibrationLog | None = None,
     ) -> None:

@@ -111,7 +111,6 @@ def replay(
     batch = PlayedBatch(
         side,
         SyntheticDrafter(fit.acceptance, seed, luck.path),
-        round_rows=candidate.speculation.kv_rows,
         hears_early=hears_early(candidate, serving),
     )
     timing = timing_of(cost, is_apart=candidate.deployment.draft_workers > 0)

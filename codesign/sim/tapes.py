@@ -98,7 +98,6 @@ def make_tapes(
     profile: AcceptanceProfile,
     stretches: Stretches,
     *,
-    round_rows: int,
     hears_early: bool,
 ) -> Tapes:
     """Play a policy on every stretch.
@@ -107,7 +106,6 @@ def make_tapes(
         policy: None for plain decoding. It must not be batch-coupled.
         profile: What was recorded.
         stretches: Runs of it.
-        round_rows: Most KV rows of a request in a round.
         hears_early: As for PlayedBatch.
     """
     if policy is None:
@@ -118,9 +116,7 @@ def make_tapes(
     rounds: list[Round] = []
     ends = [0]
     for stretch in range(len(stretches)):
-        batch = PlayedBatch(
-            DraftSide(policy), drafter, round_rows=round_rows, hears_early=hears_early
-        )
+        batch = PlayedBatch(DraftSide(policy), drafter, hears_early=hears_early)
         entering = Entering(stretch, stretches.category(stretch), 1, 1 + STRETCH_TOKENS + _MARGIN)
         num_emitted = 0
         for work, emitted in play_alone(batch, entering):

@@ -104,7 +104,6 @@ def tapes() -> dict[str, Tapes]:
             build_speculation(parse_policy(label)),
             PROFILE,
             stretches,
-            round_rows=8,
             hears_early=parse_policy(label).is_async,
         )
         for label in ("chain-3", "tree-6x2x3", "async-tree-6x2x3")
