@@ -65,12 +65,6 @@ class TargetWorker:
             return 0
         return self._store.restore(self.cache, slot, blocks, admission.tokens)
 
-    def prefill(self, admissions: Sequence[Admission]) -> list[RequestVerdict]:
-        """Run whole prompts in one forward and commit the token after each."""
-        for admission in admissions:
-            self.open_prompt(admission, ())
-        return self.run_pieces([PromptPiece(a, 0, len(a.tokens)) for a in admissions])
-
     @torch.inference_mode()
     def run_pieces(self, pieces: Sequence[PromptPiece]) -> list[RequestVerdict]:
         """Run parts of prompts in one forward, and commit the token after each that is complete."""

@@ -18,6 +18,8 @@ from codesign.engine.drafter import Drafter, ModelDrafter, NgramDrafter
 from codesign.engine.kv_cache import KVCache
 from codesign.engine.model import Decoder
 from codesign.engine.rows import causal_rows
+from codesign.engine.schedule import PromptPiece
+from codesign.engine.serve import Target
 from codesign.engine.target_worker import TargetWorker
 from codesign.policy.protocol import (
     Admission,
@@ -99,11 +101,18 @@ class TargetBench(TargetWorker):
             Admission(i, made_up_tokens(i, shape.rows, self._vocab), ENDLESS) for i in ids
         ]
         start = perf_counter()
-        self.prefill(admissions)
+        run_prompts(self, admissions)
         seconds = perf_counter() - start
         for i in ids:
             self.cache.free(self._slots.pop(i))
         return seconds
+
+
+def run_prompts(worker: Target, admissions: Sequence[Admission]) -> None:
+    """Run whole prompts, as an engine does between rounds."""
+    for admission in admissions:
+        worker.open_prompt(admission, ())
+    worker.run_pieces([PromptPiece(a, 0, len(a.tokens)) for a in admissions])
 
 
 class _StagedModel(ModelDrafter):

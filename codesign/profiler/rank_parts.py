@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import pandas as pd
 import torch
@@ -20,10 +19,8 @@ from codesign.engine.partner import DraftLostError, NoDraft, TargetLostError
 from codesign.engine.run import NGRAM, PolicySetup
 from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Server
-from codesign.errors import HardwareError, InputError
+from codesign.errors import HardwareError
 from codesign.models import resolve_model
-from codesign.models.recipe import read_recipe
-from codesign.models.shape import model_shape
 from codesign.policy.batching import BatchLimits
 from codesign.policy.protocol import ExpansionRows
 from codesign.policy.speculation import SpeculationSpec
@@ -37,6 +34,7 @@ from codesign.profiler.recorder import (
     TOP_K,
     Ranked,
     ngram_predictions,
+    pair_positions,
     ranked_tokens,
     recorded_requests,
     shipped_frame,
@@ -82,10 +80,7 @@ class RankMeasurer:
         self._settings = settings
         self._target = resolve_model(settings.target)
         self._draft = NGRAM if settings.draft == NGRAM else resolve_model(settings.draft)
-        positions = model_shape(self._target).max_positions
-        if isinstance(self._draft, Path):
-            positions = min(positions, model_shape(self._draft).max_positions)
-            _check_vocabulary(self._target, self._draft)
+        positions = pair_positions(self._target, self._draft)
         self._contexts = contexts_within(positions, SPARE_ROWS, RANK_CONTEXTS)
         self.deployments = _deployments(settings)
         _check_gpus(settings, self.deployments)
@@ -257,18 +252,3 @@ def _check_gpus(settings: ProfileSettings, deployments: Sequence[Deployment]) ->
     if not found:
         fix = "Try it on this machine's CPU: codesign profile --device cpu-ranks"
     raise HardwareError(f"the profile needs {needed} GPUs, found {found}. {fix}")
-
-
-def _check_vocabulary(target: Path, draft: Path) -> None:
-    """An inflated model's head has the tokens of the small one inside; others stand for none."""
-    ours, theirs = (_num_tokens(directory) for directory in (target, draft))
-    if ours != theirs:
-        raise InputError(
-            f"the draft has {theirs:,} tokens, its target {ours:,}: it was made for another "
-            "target. Choose another: codesign models list, or --draft ngram"
-        )
-
-
-def _num_tokens(directory: Path) -> int:
-    recipe = read_recipe(directory)
-    return model_shape(directory if recipe is None else resolve_model(recipe.source)).vocab

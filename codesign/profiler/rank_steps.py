@@ -27,6 +27,7 @@ from codesign.profiler.bench import (
     StagedDrafter,
     StagedNgrams,
     made_up_tokens,
+    run_prompts,
     staged_candidates,
 )
 from codesign.profiler.steps import MAX_REQUESTS, StepShape
@@ -52,7 +53,7 @@ class RankTarget(GroupTarget):
         )
         self._vocab = model_shape(setup.target).vocab
         longest = setup.target_tokens - SPARE_ROWS
-        self.prefill([self._admission(i, longest) for i in range(MAX_REQUESTS)])  # real rows
+        run_prompts(self, [self._admission(i, longest) for i in range(MAX_REQUESTS)])  # real rows
 
     def seconds(self, shape: StepShape) -> float:
         """Time one step."""
@@ -77,7 +78,7 @@ class RankTarget(GroupTarget):
     def _prefill_seconds(self, shape: StepShape) -> float:
         self.side = TargetSide()
         start = perf_counter()
-        self.prefill([self._admission(MAX_REQUESTS, shape.rows)])
+        run_prompts(self, [self._admission(MAX_REQUESTS, shape.rows)])
         seconds = perf_counter() - start
         self._slots.free(MAX_REQUESTS)
         return seconds

@@ -22,6 +22,9 @@ from codesign.engine.rows import causal_rows
 from codesign.engine.run import run_candidate
 from codesign.errors import InputError
 from codesign.fit.shipped import shipped_acceptance
+from codesign.models import resolve_model
+from codesign.models.recipe import read_recipe
+from codesign.models.shape import model_shape
 from codesign.models.tokenizer import Tokenizer
 from codesign.plan import Candidate
 from codesign.policy.protocol import ExpansionRows
@@ -116,6 +119,34 @@ def ranked_tokens(
             )
         )
     return pd.concat(parts, ignore_index=True).astype({"rank": "int8"})
+
+
+def pair_positions(target: Path, draft: Path | str) -> int:
+    """Positions that both models of a pair have.
+
+    Args:
+        target: Its directory.
+        draft: The same, or NGRAM.
+
+    Raises:
+        InputError: If the draft was made for a target of other tokens.
+    """
+    positions = model_shape(target).max_positions
+    if not isinstance(draft, Path):
+        return positions
+    ours, theirs = _num_tokens(target), _num_tokens(draft)
+    if ours != theirs:
+        raise InputError(
+            f"the draft has {theirs:,} tokens, its target {ours:,}: it was made for another "
+            "target. Choose another: codesign models list, or --draft ngram"
+        )
+    return min(positions, model_shape(draft).max_positions)
+
+
+def _num_tokens(directory: Path) -> int:
+    """An inflated model's head has the tokens of the small one inside; others stand for none."""
+    recipe = read_recipe(directory)
+    return model_shape(directory if recipe is None else resolve_model(recipe.source)).vocab
 
 
 def recorded_requests(

@@ -18,13 +18,17 @@ from codesign.artifacts import hardware
 from codesign.config import Deployment
 from codesign.engine.model import Decoder, load_decoder
 from codesign.engine.run import NGRAM, DraftSource
-from codesign.errors import HardwareError, InputError
+from codesign.errors import HardwareError
 from codesign.models import resolve_model
-from codesign.models.shape import model_shape
 from codesign.profiler.bench import SPARE_ROWS, DraftBench, TargetBench
 from codesign.profiler.link import link_seconds, single_timings
 from codesign.profiler.neighbour import Neighbour, NeighbourSetup
-from codesign.profiler.recorder import record_acceptance, recorded_requests, shipped_frame
+from codesign.profiler.recorder import (
+    pair_positions,
+    record_acceptance,
+    recorded_requests,
+    shipped_frame,
+)
 from codesign.profiler.steps import (
     MAX_REQUESTS,
     Effort,
@@ -138,13 +142,10 @@ class _CpuMeasurer:
         self._settings = settings
         target_dir = resolve_model(settings.target)
         draft = settings.draft if settings.draft == NGRAM else resolve_model(settings.draft)
+        positions = pair_positions(target_dir, draft)
         self._source = DraftSource(draft, target_dir)
         self._target = load_decoder(target_dir)
         self._draft: Decoder | None = self._source.load(self._target)
-        positions = model_shape(target_dir).max_positions
-        if self._draft is not None:
-            positions = min(positions, self._draft.shape.max_positions)
-            _check_vocabulary(self._target, self._draft)
         self._contexts = contexts_within(positions, SPARE_ROWS)
         self._requests, self.notes = recorded_requests(
             target_dir, positions, is_quick=settings.is_quick
@@ -278,11 +279,3 @@ def splits(workers: int) -> list[Deployment]:
         for draft in range(1, workers)
         if workers <= 4 or draft & (draft - 1) == 0
     ]
-
-
-def _check_vocabulary(target: Decoder, draft: Decoder) -> None:
-    if target.shape.vocab != draft.shape.vocab:
-        raise InputError(
-            f"the draft has {draft.shape.vocab:,} tokens, its target {target.shape.vocab:,}: it "
-            "was made for another target. Choose another: codesign models list, or --draft ngram"
-        )

@@ -124,11 +124,6 @@ class ModelRank:
         self._done = torch.cuda.Event() if on_gpu else None
         self._steps: dict[int, _Step] = {}
 
-    @property
-    def is_target(self) -> bool:
-        """Whether prompts are answered with a token."""
-        return isinstance(self.head, TargetHead)
-
     @torch.inference_mode()
     def prepare(self, buckets: Sequence[int] = BUCKETS) -> None:
         """Capture the graphs of ``buckets``; every rank of the group does so at the same time.

@@ -87,12 +87,6 @@ class GroupTarget:
             self._leader.ask(sampling_message(self._slots[request_id], sampling))
         return num_cached
 
-    def prefill(self, admissions: Sequence[Admission]) -> list[RequestVerdict]:
-        """Run each prompt by itself, whoever is admitted with it, and commit the token after it."""
-        for admission in admissions:
-            self.open_prompt(admission, ())
-        return self.run_pieces([PromptPiece(a, 0, len(a.tokens)) for a in admissions])
-
     def run_pieces(self, pieces: Sequence[PromptPiece]) -> list[RequestVerdict]:
         """Run each piece by itself, and commit the token after each prompt that is complete."""
         verdicts = []
