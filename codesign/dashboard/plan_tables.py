@@ -14,6 +14,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from codesign.dashboard.records_frames import column
+from codesign.dashboard.words import interval_text, number_text
 
 if TYPE_CHECKING:
     from codesign.candidate import ScoredCandidate
@@ -74,7 +75,7 @@ def _row(number: int, scored: ScoredCandidate) -> dict[str, Any]:
             row[figure.name] = figure.factor * interval.value
             row[f"{figure.name}_low"] = figure.factor * interval.low
             row[f"{figure.name}_high"] = figure.factor * interval.high
-            row[f"{figure.name}_range"] = _range(interval, figure.factor)
+            row[f"{figure.name}_range"] = interval_text(interval, figure.factor)
     return row
 
 
@@ -131,15 +132,7 @@ def side_by_side(plan: Plan, one: str, other: str) -> pd.DataFrame:
 
 
 def _shown(interval: Any, factor: float) -> str:
-    return f"{_short(factor * interval.value)} ({_range(interval, factor)})"
-
-
-def _range(interval: Any, factor: float) -> str:
-    return f"{_short(factor * interval.low)} to {_short(factor * interval.high)}"
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{number_text(factor * interval.value)} ({interval_text(interval, factor)})"
 
 
 def rival(plan: Plan) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from codesign.dashboard.records_frames import BOTH
 
 if TYPE_CHECKING:
-    from codesign.candidate import Interval, ScoredCandidate
+    from codesign.candidate import Interval
     from codesign.config import SLO
     from codesign.dashboard.what_if import Prediction
 
@@ -39,46 +39,50 @@ class Tile:
     explanation: str
 
 
+# Figure, label, factor, unit, explanation.
+_TILES = (
+    ("ttft_slo", "TTFT p{:g}", 1000.0, "ms", "Arrival to first token, at the SLO's percentile."),
+    ("tpot_slo", "TPOT p{:g}", 1000.0, "ms", "Time per later token, at the SLO's percentile."),
+    ("tpot_mean", "TPOT mean", 1000.0, "ms", "Time per later token, the mean over requests."),
+    ("latency_mean", "Latency mean", 1.0, "s", "Arrival to last token, the mean over requests."),
+    ("slo_attainment", "In SLO", 100.0, "%", "Share of requests that finish and meet every "
+     "target."),
+    ("goodput", "Goodput", 1.0, "req/s", "Requests per second that meet every target."),
+    ("throughput", "Output", 1.0, "tokens/s", "Output tokens per second of the run."),
+    ("acceptance_length", "Accepted", 1.0, "tokens", "Acceptance length: tokens emitted per "
+     "request and round, bonus token included."),
+    ("mean_batch", "Running", 1.0, "requests", "Requests in a round of a replica, on average."),
+)  # fmt: skip
+_BUSY = {"target": "Target busy, %", "draft": "Draft busy, %", BOTH: "GPUs busy, %"}
+
+
 def tiles(prediction: Prediction, slo: SLO) -> list[Tile]:
     """Every figure of a prediction."""
-    scored, percent = prediction.scored, f"p{slo.percentile:g}"
-    origin = scored.origin
-    tokens = tokens_origin(prediction.acceptance_origin)
-    shown = [
-        _tile(scored, "ttft_slo", f"TTFT {percent}", 1000.0, "ms", origin,
-              "Arrival to first token, at the SLO's percentile."),
-        _tile(scored, "tpot_slo", f"TPOT {percent}", 1000.0, "ms", origin,
-              "Time per later token, at the SLO's percentile."),
-        _tile(scored, "tpot_mean", "TPOT mean", 1000.0, "ms", origin,
-              "Time per later token, the mean over requests."),
-        _tile(scored, "latency_mean", "Latency mean", 1.0, "s", origin,
-              "Arrival to last token, the mean over requests."),
-        _tile(scored, "slo_attainment", "In SLO", 100.0, "%", origin,
-              "Share of requests that finish and meet every target."),
-        _tile(scored, "goodput", "Goodput", 1.0, "req/s", origin,
-              "Requests per second that meet every target."),
-        _tile(scored, "throughput", "Output", 1.0, "tokens/s", origin,
-              "Output tokens per second of the run."),
-        _tile(scored, "acceptance_length", "Accepted", 1.0, "tokens", tokens,
-              "Acceptance length: tokens emitted per request and round, bonus token included. "
-              f"Acceptance {prediction.acceptance_origin}."),
-        _tile(scored, "mean_batch", "Running", 1.0, "requests", origin,
-              "Requests in a round of a replica, on average."),
-    ]  # fmt: skip
-    names = {"target": "Target busy", "draft": "Draft busy", BOTH: "GPUs busy"}
+    shown, times = [], prediction.scored.origin
+    for name, label, factor, unit, explanation in _TILES:
+        interval = prediction.scored.predicted.get(name)
+        if interval is None:
+            continue
+        if unit == "ms" and interval.value >= _LONG:
+            factor, unit = 1.0, "s"
+        origin = times
+        if name == "acceptance_length":
+            origin = tokens_origin(prediction.acceptance_origin)
+            explanation += f" Acceptance {prediction.acceptance_origin}."
+        title = f"{label.format(slo.percentile)}, {unit}"
+        shown.append(_tile(title, interval, factor, origin, explanation))
     shown += [
-        Tile(names[name] + ", %", _plain(100 * share.value), _range(share, 100.0), origin,
-             "Share of the run in which these workers compute anything. One request keeps them as "
-             "busy as a hundred: what room is left, Load says.")
+        _tile(_BUSY[name], share, 100.0, times,
+              "Share of the run in which these workers compute anything. One request keeps them as "
+              "busy as a hundred: what room is left, Load says.")
         for name, share in prediction.busy.items()
     ]  # fmt: skip
     shown.append(
-        Tile("Load, %", _plain(100 * prediction.load.value), _range(prediction.load, 100.0),
-             "rough",
-             "Demand over capacity, by the planner's arithmetic without a simulation. Above 100 % "
-             "the queue grows for as long as requests come.")
+        _tile("Load, %", prediction.load, 100.0, "rough",
+              "Demand over capacity, by the planner's arithmetic without a simulation. Above 100 % "
+              "the queue grows for as long as requests come.")
     )  # fmt: skip
-    return [tile for tile in shown if tile is not None]
+    return shown
 
 
 def verdict(prediction: Prediction, slo: SLO) -> str:
@@ -88,8 +92,10 @@ def verdict(prediction: Prediction, slo: SLO) -> str:
         if target is None:
             continue
         figure = prediction.scored.predicted.get(f"{name}_slo")
-        shown = "never" if figure is None else f"{_plain(1000 * figure.value)} ms"
-        parts.append(f"{name.upper()} p{slo.percentile:g} {shown} of {_plain(1000 * target)} ms")
+        shown = "never" if figure is None else f"{number_text(1000 * figure.value)} ms"
+        parts.append(
+            f"{name.upper()} p{slo.percentile:g} {shown} of {number_text(1000 * target)} ms"
+        )
     if not parts:
         return "No SLO set."
     word = "Meets the SLO" if prediction.scored.is_feasible else "Misses the SLO"
@@ -115,10 +121,8 @@ def against_plain(prediction: Prediction) -> str:
         if abs(change) < _SLIGHT:
             parts.append(f"{title} about the same")
             continue
-        parts.append(
-            f"{title} {_plain(factor * ours.value)} instead of {_plain(factor * theirs.value)} "
-            f"{unit} ({change:+.0%})"
-        )
+        here, there = (number_text(factor * each.value) for each in (ours, theirs))
+        parts.append(f"{title} {here} instead of {there} {unit} ({change:+.0%})")
     return f"Against {prediction.plain.label}: {'; '.join(parts)}." if parts else ""
 
 
@@ -155,30 +159,19 @@ def tokens_origin(acceptance_origin: str) -> str:
     return "made up" if acceptance_origin.startswith("made up") else "imported"
 
 
-def _tile(
-    scored: ScoredCandidate,
-    figure: str,
-    label: str,
-    factor: float,
-    unit: str,
-    origin: str,
-    explanation: str,
-) -> Tile | None:
-    interval = scored.predicted.get(figure)
-    if interval is None:
-        return None
-    if unit == "ms" and interval.value >= _LONG:
-        factor, unit = 1.0, "s"
-    value = _plain(factor * interval.value)
-    return Tile(f"{label}, {unit}", value, _range(interval, factor), origin, explanation)
+def _tile(label: str, interval: Interval, factor: float, origin: str, explanation: str) -> Tile:
+    value = number_text(factor * interval.value)
+    return Tile(label, value, interval_text(interval, factor), origin, explanation)
 
 
-def _range(interval: Interval, factor: float) -> str:
-    low, high = (_plain(factor * end) for end in (interval.low, interval.high))
+def interval_text(interval: Interval, factor: float) -> str:
+    """Both ends of a prediction in the unit that is shown."""
+    low, high = (number_text(factor * end) for end in (interval.low, interval.high))
     return f"{low} to {high}"
 
 
-def _plain(value: float) -> str:
+def number_text(value: float) -> str:
+    """Three digits, or whole numbers."""
     if not math.isfinite(value):
         return "no end"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
