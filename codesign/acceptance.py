@@ -4,8 +4,6 @@ For every token that the target emitted in plain decoding: the draft model's lar
 probabilities at that position, and the rank of the target's token among them. Whole requests are
 kept in order, because agreement comes in runs. Nothing is drawn here; codesign.sim.acceptance
 replays the recordings.
-
-NumPy and pandas only; must not import torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""One way to serve, and what is predicted for it: nouns of simulator, planner and engine.
-
-Imports no torch.
-"""
+"""One way to serve, and what is predicted for it: nouns of simulator, planner and engine."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The engine runs the chosen candidate or any alternative by its label; validation simulates the same
 requests with the same seeds again. Files that a plan refers to lie beside it or are named relative
-to it, with their checksum, so that a folder can be moved. Imports no torch.
+to it, with their checksum, so that a folder can be moved.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     rounds.parquet    one row per round (records.RoundRecord)
     outputs.jsonl     emitted tokens per request; the engine's runs only
 
-``run.json`` is written last, so that a folder with it is whole. Imports no torch.
+``run.json`` is written last, so that a folder with it is whole.
 """
 
 from __future__ import annotations

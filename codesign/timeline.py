@@ -5,7 +5,7 @@ the target (prefill, target), the draft (reroot, draft) and the messages (link_t
 Requests are asynchronous events, batch and KV rows are counters. Everything comes from the two
 tables of a run. They hold how long the spans of a round are, not when they began: spans are laid
 in the order of the protocol. Draft forwards that overlap the target's are only counted there, so
-the draft's lane shows the drafting that the target waited for, no more. Imports no torch.
+the draft's lane shows the drafting that the target waited for, no more.
 
 Source:
     Trace Event Format: JSON object form, phases X, b, e, C and M; Perfetto reads it.

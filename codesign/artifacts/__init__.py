@@ -2,7 +2,7 @@
 
 JSON for small results, Parquet for tables. Each carries the same header: kind, schema
 version, codesign version, command line, time, seed, sha256 of the inputs, hardware. Files
-are written whole or not at all. Knows nothing of what is inside; imports no torch.
+are written whole or not at all. Knows nothing of what is inside.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A data frame and one text in a Parquet file, by fastparquet: pyarrow is 178 MB, this is 17 MB.
 
 Columns of lists are JSON in the file, a logical type of Parquet that other readers show as text;
-real lists, as pyarrow writes them, are read too. Imports no torch.
+real lists, as pyarrow writes them, are read too.
 """
 
 from __future__ import annotations

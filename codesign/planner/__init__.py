@@ -1,7 +1,7 @@
 """The search for the best plan: rough screen, simulation on the trace, ranking, nearest miss.
 
 All candidates are simulated on the same requests with the same seeds, so that they see the same
-luck and small differences count. Imports no torch; prints nothing.
+luck and small differences count. Prints nothing.
 """
 
 from __future__ import annotations

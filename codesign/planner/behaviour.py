@@ -1,7 +1,7 @@
 """What a policy does in one round, found once per policy: for arithmetic on thousands of plans.
 
 Plain decoding and chains follow from the recordings in closed form. Every other policy is the real
-object of codesign.policy, run over a sample of recorded rounds without a clock. Imports no torch.
+object of codesign.policy, run over a sample of recorded rounds without a clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a search takes where nobody says: workers, batch limit, KV rows. Imports no torch."""
+"""What a search takes where nobody says: workers, batch limit, KV rows."""
 
 from __future__ import annotations
 

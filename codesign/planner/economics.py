@@ -1,6 +1,6 @@
 """Whether speculation pays: against plain decoding at each load, and against perfect foresight.
 
-The null plan gives all workers to the target and drafts nothing. Imports no torch.
+The null plan gives all workers to the target and drafts nothing.
 """
 
 from __future__ import annotations

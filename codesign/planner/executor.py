@@ -1,7 +1,7 @@
 """Where simulations run: in this process, on all cores, or on a Ray cluster.
 
 A simulation depends on its job and the question alone, so that the plan is the same wherever it was
-made. Imports no torch, and Ray only when asked to.
+made. Imports Ray only when asked to.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The fewest workers that serve a trace within the SLO, and the best plan on these.
-
-Imports no torch.
-"""
+"""The fewest workers that serve a trace within the SLO, and the best plan on these."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Successive halving: many candidates on a short stretch of the trace, the best of them on more.
 
 A short trace is simulated as a whole. Sizes follow from the number of requests alone, never from
-a clock, so that the same question gets the same plan on any machine. Imports no torch.
+a clock, so that the same question gets the same plan on any machine.
 
 Source:
     Jamieson and Talwalkar, arXiv:1502.07943.

@@ -1,7 +1,4 @@
-"""What to say when nothing meets the SLO: the nearest plan, what binds, and what would fit.
-
-Imports no torch.
-"""
+"""What to say when nothing meets the SLO: the nearest plan, what binds, and what would fit."""
 
 from __future__ import annotations
 

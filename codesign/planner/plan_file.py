@@ -1,4 +1,4 @@
-"""The answer of a search as a plan and its files. Imports no torch."""
+"""The answer of a search as a plan and its files."""
 
 from __future__ import annotations
 

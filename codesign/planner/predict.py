@@ -1,7 +1,7 @@
 """The prediction for one candidate: simulations with several seeds, and an interval per figure.
 
 Planner and validation both predict with these functions, so that a plan's figures can be had again
-from the plan file. Imports no torch.
+from the plan file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The trace exactly as it will be simulated and run: few enough requests, bound to real prompts.
 
 The engine binds the same prompts with the same seed, so the lengths here are those it will serve.
-Imports no torch.
 """
 
 from __future__ import annotations

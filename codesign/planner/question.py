@@ -1,4 +1,4 @@
-"""What is asked of the planner, and what it answers. Imports no torch."""
+"""What is asked of the planner, and what it answers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A queue in closed form: what waits, runs and meets its targets when a trace is served.
 
-For many candidates at once, from their seconds per token at a grid of batch sizes. Imports no
-torch.
+For many candidates at once, from their seconds per token at a grid of batch sizes.
 """
 
 from __future__ import annotations

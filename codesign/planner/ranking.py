@@ -2,7 +2,7 @@
 
 Step-time error moves all candidates of a machine together, and all are simulated with the same
 seeds. So the choice goes by paired differences, seed by seed; ties are named by whole intervals,
-which contain the error of the fit as well. Imports no torch.
+which contain the error of the fit as well.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Seconds of a round for many plans at once: fitted step times as NumPy arithmetic.
 
 The simulator prices the same forwards one by one; here each policy on each deployment is priced at
-a grid of batch sizes. Imports no torch.
+a grid of batch sizes.
 """
 
 from __future__ import annotations

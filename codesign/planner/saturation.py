@@ -1,6 +1,6 @@
 """Whether a plan bears the load: the verdict on the queue of a simulated run.
 
-Names as in BLIS. Imports no torch.
+Names as in BLIS.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 How a policy behaves is found once per policy (codesign.planner.behaviour); what that takes on each
 deployment at each batch limit is arithmetic, for all candidates at once. The trace is cut into
 stretches, each served as if its rate went on for ever, with what is left over waiting for the next
-one. Imports no torch.
+one.
 """
 
 from __future__ import annotations

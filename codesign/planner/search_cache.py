@@ -1,7 +1,7 @@
 """Finished simulations of a search, kept while it runs so that an interrupted one can go on.
 
 One JSON object a line, beside the plan that is being made. A line belongs to a key: a hash of
-everything that the simulation depended on. Imports no torch.
+everything that the simulation depended on.
 """
 
 from __future__ import annotations

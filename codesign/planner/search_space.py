@@ -1,7 +1,4 @@
-"""The plans that the planner considers: deployments x policies x batch limits.
-
-Imports no torch.
-"""
+"""The plans that the planner considers: deployments x policies x batch limits."""
 
 from __future__ import annotations
 

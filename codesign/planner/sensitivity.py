@@ -2,7 +2,7 @@
 
 Each term is moved by its own error, all else kept. What that does to a plan is taken from the
 screen's arithmetic, relative to what the screen says without it, so that the simulated figures
-stand and only their change is arithmetic. Imports no torch.
+stand and only their change is arithmetic.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The simulations of one search, each seed and stretch once, in the order of successive halving.
-
-Imports no torch.
-"""
+"""The simulations of one search, each seed and stretch once, in the order of successive halving."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A trace as the screen sees it: arrivals per stretch of time, lengths in a few numbers.
-
-Imports no torch.
-"""
+"""A trace as the screen sees it: arrivals per stretch of time, lengths in a few numbers."""
 
 from __future__ import annotations
 

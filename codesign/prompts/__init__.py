@@ -8,8 +8,6 @@ the same function and the same seed, so they serve the same token ids.
 
 Half of each category is for recording acceptance (``profile``), half for replay (``run``): a
 prediction is never tested on the prompts that it was fitted to.
-
-Must not import torch.
 """
 
 from __future__ import annotations

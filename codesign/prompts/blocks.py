@@ -1,7 +1,7 @@
 """Text for the prefix blocks of a trace: equal ids, equal tokens, and other ids, other tokens.
 
 So the engine, which knows blocks by their tokens, finds in its prefix cache what the simulator
-finds by their ids. Must not import torch.
+finds by their ids.
 """
 
 from __future__ import annotations
