@@ -92,6 +92,7 @@ def product(
         parts = torch.empty(
             splits, rows, weight.num_rows, dtype=torch.float32, device=out_MN.device
         )
+    whole = splits == 1  # then what is fused is done here, and else where the parts are joined
     _product[(-(-rows // cut.rows), -(-tiles // (cut.channels // 8)), splits)](
         weight.data.view(torch.int32),
         arranged_MK,
@@ -102,10 +103,10 @@ def product(
         weight.num_rows,
         tiles,
         groups,
-        BIAS=bias_N is not None,
-        RESIDUAL=residual_MN is not None,
-        SWIGLU=swiglu,
-        SPLITS=splits,
+        -(-groups // splits),
+        BIAS=whole and bias_N is not None,
+        RESIDUAL=whole and residual_MN is not None,
+        SWIGLU=whole and swiglu,
         ROWS=cut.rows,
         CHANNELS=cut.channels,
         WORDS=WORDS,
@@ -177,7 +178,8 @@ def _arrange(
         tl.store(out + at + place, value.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows"])
+# Sizes that change from map to map would each be compiled for.
+@triton.jit(do_not_specialize=["rows", "tiles", "groups", "share"])
 def _product(
     words,
     x,
@@ -188,10 +190,10 @@ def _product(
     features,
     tiles,
     groups,
+    share,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     SWIGLU: tl.constexpr,
-    SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
     WORDS: tl.constexpr,
@@ -207,7 +209,6 @@ def _product(
     x_at = x + m.to(tl.int64)[None, :] * (groups * 128) + word[:, None]
     low = tl.zeros([CHANNELS, ROWS], tl.float32)  # rows g of the tiles
     high = low  # rows g + 8
-    share = tl.cdiv(groups, SPLITS)
     for group in range(part * share, tl.minimum(groups, (part + 1) * share)):
         record = row_words + group * WORDS
         codes = tl.load(record[:, None] + code_at, mask=is_tile[:, None], other=0)
@@ -233,18 +234,15 @@ def _product(
             low = tl.dot(a, values, low)
             high = tl.dot(b, values, high)
     at = part.to(tl.int64) * rows + m
-    if SWIGLU and SPLITS == 1:
+    if SWIGLU:
         column = tile * 8 + channel % 8
         value = low / (1.0 + tl.exp(-low)) * high
         _write(value, column, at, is_row, out, bias, residual, features // 2, False, False)
     else:
-        adds_bias, adds_residual = BIAS and SPLITS == 1, RESIDUAL and SPLITS == 1
         for half in tl.static_range(2):
             column = tile * 16 + half * 8 + channel % 8
             value = low if half == 0 else high
-            _write(
-                value, column, at, is_row, out, bias, residual, features, adds_bias, adds_residual
-            )
+            _write(value, column, at, is_row, out, bias, residual, features, BIAS, RESIDUAL)
 
 
 @triton.jit
