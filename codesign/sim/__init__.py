@@ -90,7 +90,14 @@ def simulate(
     arrivals = Arrivals(env, simulated.values())
     pool = None
     # Between arrivals replicas do not hear of each other.
-    shared = Shared(env, simulated, RoundLog(), counter, lambda: arrivals.next_at)
+    shared = Shared(
+        env,
+        simulated,
+        RoundLog(),
+        counter,
+        next_event=lambda: arrivals.next_at,
+        num_arriving=lambda start, end: arrivals.between(start, end) // deployment.replicas,
+    )
     if deployment.prefill_workers:  # sends requests any time
         pool = _prompt_pool(env, fit, deployment, cost, serving, counter)
         check_prompts(simulated, pool.max_kv_tokens)

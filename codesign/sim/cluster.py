@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
@@ -26,7 +27,12 @@ class Arrivals:
     def __init__(self, env: simpy.Environment, requests: Iterable[SimulatedRequest]) -> None:
         self._env = env
         self._requests = sorted(requests, key=lambda r: (r.record.arrival, r.record.request_id))
-        self.next_at = self._requests[0].record.arrival if self._requests else math.inf
+        self._times = [request.record.arrival for request in self._requests]
+        self.next_at = self._times[0] if self._times else math.inf
+
+    def between(self, start: float, end: float) -> int:
+        """How many arrive after ``start`` and not after ``end``."""
+        return bisect_right(self._times, end) - bisect_right(self._times, start)
 
     def run(self, give: Give) -> Process:
         """Hand them to ``give``."""

@@ -28,7 +28,7 @@ BULK_ROWS = 16
 
 
 class PlayedBatch:
-    """Requests that decode together.
+    """See Batch.
 
     Args:
         side: The draft's state.
@@ -70,21 +70,17 @@ class PlayedBatch:
 
     @property
     def num_requests(self) -> int:
-        """Requests in the batch."""
         return len(self._requests)
 
     @property
     def reads_prompts(self) -> bool:
-        """Whether the draft runs prompts that begin now, a part at a time."""
         return self._side.policy.reads_prompts
 
     @property
     def kv_tokens(self) -> int:
-        """KV rows that the batch needs in its next round, prefix cache not counted."""
         return self._context + self._round_rows * len(self._requests) - self._shared
 
     def begin(self, entering: Sequence[Entering], now: float) -> Work:
-        """Requests join; say what the round does."""
         admissions = [self._admission(request) for request in entering]
         if self._hears_early:
             self._tell(admissions, now)
@@ -100,7 +96,6 @@ class PlayedBatch:
         return work
 
     def end(self) -> tuple[int, list[int]]:
-        """The round is over: tokens emitted, and the requests that are finished."""
         num_emitted, finished = 0, []
         for rows in self._rows:
             verdict, _ = self._target.judge(rows, _sample)
@@ -124,7 +119,6 @@ class PlayedBatch:
         return num_emitted, finished
 
     def drop(self, request_id: int) -> int:
-        """Evict a request between rounds; return the tokens that it has emitted since it came."""
         num_emitted = len(self._target.output(request_id))
         base_len = self._requests[request_id].prompt_tokens + num_emitted
         self._target.evict(request_id)
@@ -134,7 +128,6 @@ class PlayedBatch:
         return num_emitted
 
     def tally(self, request_id: int) -> Tally:
-        """What a finished or evicted request has been through; forgets it."""
         return self._tallies.pop(request_id)
 
     def _forget(self, request_id: int, context: int) -> None:

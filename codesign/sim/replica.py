@@ -39,6 +39,10 @@ class _Running:
     complete: Sequence[SimulatedRequest] = ()
 
 
+def _nobody_comes(start: float, end: float) -> int:
+    return 0
+
+
 def _nobody_asks(request_id: int, at: float) -> None:
     """There is no pool for prompts."""
 
@@ -54,6 +58,7 @@ class Shared:
         on_finish: Called when a request is over.
         next_event: When something from outside a replica happens next, at the earliest.
         on_taken: Called with a request whose prompt has run elsewhere, and when it was admitted.
+        num_arriving: Requests that a replica is given after one time and not after another.
     """
 
     env: simpy.Environment
@@ -62,6 +67,7 @@ class Shared:
     on_finish: Callable[[], None]
     next_event: Callable[[], float]
     on_taken: Callable[[int, float], None] = _nobody_asks
+    num_arriving: Callable[[float, float], int] = _nobody_comes
 
 
 class Replica:
@@ -214,6 +220,10 @@ class Replica:
         self._now_running = None
         if self._chunk is None:
             prefill, num_tokens = self._run_whole_prompts()
+            if isinstance(self._batch, PlayedBatch) and isinstance(self._timing, TogetherTiming):
+                # The draft is told after the prompts; one apart from the target is told before.
+                num_waiting = self._shared.num_arriving(self._now, self._now + prefill)
+                self._batch.sharing = (0, num_waiting)
             return prefill + self._begin_round(prefill, num_tokens)
         if isinstance(self._batch, PlayedBatch):
             rows = sum([request.prompt_left for request in self._prompts])

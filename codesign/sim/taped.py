@@ -73,7 +73,7 @@ class _Playing:
 
 
 class TapedBatch:
-    """Requests that decode together.
+    """See Batch.
 
     Args:
         tapes: What the policy does.
@@ -102,7 +102,6 @@ class TapedBatch:
 
     @property
     def num_requests(self) -> int:
-        """Requests in the batch."""
         return len(self._requests)
 
     @property
@@ -112,11 +111,9 @@ class TapedBatch:
 
     @property
     def kv_tokens(self) -> int:
-        """KV rows that the batch needs in its next round, prefix cache not counted."""
         return self._row()[_KV]
 
     def begin(self, entering: Sequence[Entering], now: float) -> Work:
-        """Requests join; say what the round does."""
         drafted = [request for request in entering if self._add(request)]
         row = self._row()
         self._emitted = row[_EMITTED]
@@ -149,7 +146,6 @@ class TapedBatch:
         self._known_row = None
 
     def end(self) -> tuple[int, list[int]]:
-        """The round is over: tokens emitted, and the requests that are finished."""
         finished = self._ends.pop(self._round, [])
         self._round += 1
         self._known_row = None
@@ -158,7 +154,6 @@ class TapedBatch:
         return self._emitted, finished
 
     def drop(self, request_id: int) -> int:
-        """Evict a request between rounds; return the tokens that it has emitted since it came."""
         playing = self._requests.pop(request_id)
         done = self._round - playing.start
         last = playing.start + len(playing.rounds) - 1
@@ -170,7 +165,6 @@ class TapedBatch:
         return 1 + int(playing.rounds[:, _EMITTED].sum())
 
     def tally(self, request_id: int) -> Tally:
-        """What a finished or evicted request has been through; forgets it."""
         return self._tallies.pop(request_id)
 
     def _row(self) -> list[int]:

@@ -77,7 +77,6 @@ class TogetherTiming:
         self._is_plain = is_plain
 
     def spans(self, start: float, prefill: float, work: Work) -> Spans:
-        """Spans of a round that starts at ``start`` with ``prefill`` seconds of prompts."""
         target = self._cost.target(work.rows, work.context, work.batch)
         if self._is_plain:
             return Spans(target)
@@ -113,7 +112,6 @@ class TogetherTiming:
         return target, drafting, cost.reroot
 
     def run_prompts(self, start: float, prompts: Prompts) -> float:
-        """The draft runs prompt rows in a step of the target; seconds that the step gets longer."""
         return 0.0 if self._is_plain else self._cost.draft_prefill.of_prompts(prompts)
 
 
@@ -130,7 +128,6 @@ class ApartTiming:
         self._draft_free = 0.0
 
     def spans(self, start: float, prefill: float, work: Work) -> Spans:
-        """Spans of a round that starts at ``start`` with ``prefill`` seconds of prompts."""
         cost = self._cost
         late = max(self._draft_free - start, 0.0)
         heard = max(start + cost.link, self._draft_free)
@@ -154,7 +151,6 @@ class ApartTiming:
         return Spans(target, link_there, link_back, reroot, waiting + late)
 
     def run_prompts(self, start: float, prompts: Prompts) -> float:
-        """The draft runs prompt rows in a step of the target; seconds that the step gets longer."""
         seconds = self._cost.draft_prefill.of_prompts(prompts)
         self._draft_free = max(self._draft_free, start) + seconds
         return 0.0
