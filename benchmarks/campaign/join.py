@@ -102,12 +102,13 @@ def join_pair(folder: Path) -> dict[str, Any]:
                 if workload.batch == 1:
                     line["figures"]["decode_speed"] = decode_speeds(plan, run, fit, known)
                 runs.append(line)
-            plans.append({"workers": workers, **judgement(plan, validation, workload)})
+            plans.append({"workers": workers, **judgement(plan, validation, workload, again)})
     return {
         "pair": folder.name,
         "target": fit.target,
         "draft": fit.draft,
         "errors": fit.errors,
+        "recorded": sum(len(group) for group in fit.acceptance.recordings.values()),
         "forms": {name: step.form for name, step in fit.steps.items()},
         "calibration": calibration_rows(fit.acceptance),
         "sessions": _sessions(folder),
@@ -216,7 +217,9 @@ def targets(workload: Workload, fit: Fit, workers: int) -> list[SLO]:
     return [*(SLO(ttft * x, tpot * x, 50.0) for x in (1.5, 3.0, 6.0)), SLO()]
 
 
-def judgement(plan: Plan, validation: Validation, workload: Workload) -> dict[str, Any]:
+def judgement(
+    plan: Plan, validation: Validation, workload: Workload, known: Validation | None = None
+) -> dict[str, Any]:
     """The planner's choice among what was measured, and what it loses."""
     figure, more_is_better = FIGURE[plan.objective]
     measured = {run.label: run.figure(figure) for run in validation.runs}
@@ -224,9 +227,12 @@ def judgement(plan: Plan, validation: Validation, workload: Workload) -> dict[st
     chosen = next((s.label for s in plan.scored if s.label in values), None)
     sign = 1.0 if more_is_better else -1.0
     best = max(values, key=lambda label: sign * values[label])
-    regret = None
-    if chosen is not None:
-        regret = abs(values[chosen] - values[best]) / values[best]
+
+    def regret(choice: str | None) -> float | None:
+        return None if choice is None else abs(values[choice] - values[best]) / values[best]
+
+    expected = {r.label: r.figure(figure) for r in known.runs} if known else {}
+    ranked = {label: sign * c.predicted.value for label, c in expected.items() if c is not None}
     ranking = next((r for r in validation.rankings if r.figure == figure), None)
     return {
         "workload": workload.name,
@@ -236,7 +242,8 @@ def judgement(plan: Plan, validation: Validation, workload: Workload) -> dict[st
         "slo": {"ttft": plan.slo.ttft, "tpot": plan.slo.tpot},
         "chosen": chosen,
         "best": best,
-        "regret": regret,
+        "regret": regret(chosen),
+        "regret_known": regret(max(ranked, key=lambda label: ranked[label], default=None)),
         "num_runs": len(values),
         "correlation": None if ranking is None else ranking.correlation,
         "wrong_pairs": None if ranking is None else [ranking.num_wrong, ranking.num_pairs],
@@ -251,14 +258,16 @@ def row(
     known: RunComparison | None,
 ) -> dict[str, Any]:
     """One run: [predicted, low, high, measured] of each figure, with 80 % intervals."""
-    tokens, times = tokens_sigma(run, fit, requests), _times_sigma(run, fit)
+    tokens = tokens_sigma(run, fit, requests)
     figures: dict[str, list[float]] = {}
     for comparison in run.figures:
         name = comparison.name
         if name == "mean_batch" or comparison.error is None:
             continue
         counts = name == "acceptance_length"
-        low, high = likely(run.by_seed[name], 0.0 if counts else times, tokens)
+        waits = workload.batch > 1 or not name.startswith("tpot")  # for prompts, its own or others'
+        times = 0.0 if counts else times_sigma(run, fit, waits_for_prompts=waits)
+        low, high = likely(run.by_seed[name], times, tokens)
         figures[name] = [comparison.predicted.value, low, high, comparison.measured]
         if known is not None and (twin := known.figure(name)) is not None:
             figures[name].append(twin.predicted.value)
@@ -285,10 +294,8 @@ def decode_speeds(plan: Plan, run: RunComparison, fit: Fit, known: Fit | None) -
 
     requests = plan.requests().iloc[: len(run.requests)]
     values = simulated(fit, requests)
-    figure = [
-        float(np.mean(values)),
-        *likely(values, _times_sigma(run, fit), tokens_sigma(run, fit, requests)),
-    ]
+    times = times_sigma(run, fit, waits_for_prompts=False)
+    figure = [float(np.mean(values)), *likely(values, times, tokens_sigma(run, fit, requests))]
     figure.append(_decode_speed(read_run(run.path).records.rounds))
     if known is None:
         return figure
@@ -301,16 +308,16 @@ def _decode_speed(rounds: RoundLog) -> float:
     return float(tokens.sum() / seconds.sum())
 
 
-def _times_sigma(run: RunComparison, fit: Fit) -> float:
-    """Relative standard error of a time per token that is left where the tokens are known.
+def times_sigma(run: RunComparison, fit: Fit, *, waits_for_prompts: bool) -> float:
+    """Relative standard error of a time that is left where the tokens of a round are known.
 
-    Held-out errors of the steps, and of prompts, by their share of the time.
+    Held-out errors of the steps, and of prompts where they are in it, by their share.
     """
     spans = {c.name: c.predicted.value for c in (*run.spans, *run.rounds)}
     label = run.candidate.deployment.unit.label
     parts = [
         (spans.get(op, 0.0), fit.errors[f"{label}/{op}"])
-        for op in ("target", "draft", "prefill")
+        for op in ("target", "draft", *["prefill"] * waits_for_prompts)
         if f"{label}/{op}" in fit.errors
     ]
     total = sum(seconds for seconds, _ in parts)

@@ -39,17 +39,18 @@ start, *replay* a stretch of `conv-twin` at a rate that loads plain decoding by 
 speed is 1 / TPOT; where the draft shares the target's GPUs its prompt is in it, too. Errors are
 (predicted - measured) / measured; the mean ones are of their sizes. Intervals are of 80 %: spread
 over the simulations, held-out error of the steps, and the luck of the prompts, both of those that
-were recorded and of those that were served.
+were recorded and of those that were served. Spans are those of rounds without prompts: where the
+draft shares the target's GPUs, its prompt is in the draft's span of the other ones.
 """
 
 NOT_CAPTURED = """\
 ### What the model does not capture
 
-- Acceptance is recorded on 24 prompts of 48 tokens. What other prompts do to it is in the interval,
-  not in the prediction; the column "acceptance known" has the same predictions with the acceptance
-  of the prompts that were served.
+- Acceptance is recorded on {recorded} prompts of 48 tokens. What other prompts do to it is in the
+  interval, not in the prediction; the column "acceptance known" has the same predictions with each
+  request's own acceptance.
 - A simulated request draws a stretch of another recorded one of its kind: the draft's luck of a
-  request is not that request's.
+  request is not that request's. In a batch of 24 the last ones decide how long it takes.
 - Step times are medians of a profile. A machine that is busier, or whose clocks are lower, than it
   was then is not in them.
 - Prompts are not captured in graphs: the host launches kernel by kernel, and whatever else keeps
@@ -112,9 +113,14 @@ def document(files: Sequence[Path]) -> str:
         spans_table(measured),
         calibration_table(results),
         seconds_table(results),
-        NOT_CAPTURED,
+        NOT_CAPTURED.format(recorded=_recorded(results)),
     ]
     return "\n".join(part.rstrip() + "\n" for part in parts if part).rstrip()
+
+
+def _recorded(results: Sequence[Result]) -> str:
+    counts = sorted({r.pair["recorded"] for r in results if "recorded" in r.pair})
+    return " or ".join(map(str, counts)) or "some"
 
 
 def remarks(payloads: Sequence[dict[str, Any]]) -> str:
@@ -164,6 +170,7 @@ def goals(results: Sequence[Result]) -> str:
         ),
         ["replay: SLO attainment, worst, points", "3", *(_attainment(r) for r in results)],
         ["regret: latency of one stream", "2 %", *(_plan(r, "stream", "regret") for r in results)],
+        ["regret, acceptance known", "", *(_plan(r, "stream", "regret_known") for r in results)],
         ["regret: throughput of a batch", "2 %", *(_plan(r, "batch", "regret") for r in results)],
         [
             "rank correlation, one stream",
@@ -271,8 +278,9 @@ def _attainment(result: Result) -> str:
 
 
 def _plan(result: Result, workload: str, name: str) -> str:
-    plans = [p for p in result.pair["plans"] if p["workload"] == workload and p[name] is not None]
-    values = [percent(p[name]) if name == "regret" else f"{p[name]:.3f}" for p in plans]
+    plans = [p for p in result.pair["plans"] if p["workload"] == workload]
+    plans = [p for p in plans if p.get(name) is not None]
+    values = [percent(p[name]) if name.startswith("regret") else f"{p[name]:.3f}" for p in plans]
     if len(plans) > 1:
         values = [f"{v} ({p['workers']} GPUs)" for v, p in zip(values, plans, strict=True)]
     return ", ".join(values) or "-"

@@ -190,7 +190,7 @@ def test_what_is_known_of_a_request_is_played_by_that_request(campaign, folder, 
 
 
 def test_an_interval_holds_the_error_of_prompts_by_their_share_of_the_time(campaign, machine_fit):
-    def sigma(prefill: float, error: float) -> float:
+    def sigmas(prefill: float, error: float) -> tuple[float, ...]:
         fit = replace(machine_fit, errors={"2/target": 0.01, "2/prefill": error})
         spans = [("target", 1.0), ("draft", 0.0), ("prefill", prefill)]
         run = SimpleNamespace(
@@ -199,10 +199,12 @@ def test_an_interval_holds_the_error_of_prompts_by_their_share_of_the_time(campa
             candidate=campaign["units"].unit(Deployment(2), "plain", campaign["units"].BATCH)
             .candidate,
         )  # fmt: skip
-        return campaign["join"]._times_sigma(run, fit)
+        sigma = campaign["join"].times_sigma
+        return tuple(sigma(run, fit, waits_for_prompts=waits) for waits in (True, False))
 
-    assert sigma(0.0, 0.5) == pytest.approx(0.01 / 0.6745)
-    assert sigma(1.0, 0.5) == pytest.approx(np.hypot(0.005, 0.25) / 0.6745)
+    steps = pytest.approx(0.01 / 0.6745)
+    assert sigmas(0.0, 0.5) == (steps, steps)
+    assert sigmas(1.0, 0.5) == (pytest.approx(np.hypot(0.005, 0.25) / 0.6745), steps)
 
 
 def comparison(name: str, value: float) -> Comparison:
