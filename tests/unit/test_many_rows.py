@@ -182,13 +182,12 @@ def compiled(kernel, constants, warps=4, stages=3):
     options = {"num_warps": warps, "num_stages": stages}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 flags = {"BIAS": False, "RESIDUAL": True, "SWIGLU": False}
-for rows in (17, 33, 65):
-    cut = many_rows_triton.Cut.of(rows)
-    fixed = {"ROWS": cut.rows, "CHANNELS": cut.channels, "WORDS": 272}
-    made = compiled(many_rows_triton._product, flags | fixed, cut.channels // 16, cut.stages)
-    assert made.asm["ptx"].count("wgmma.mma_async") == 16
-    assert made.metadata.shared <= 227 << 10
-    Path(sys.argv[1], f"{rows}.cubin").write_bytes(made.asm["cubin"])
+cut = many_rows_triton.Cut.of(65)
+fixed = {"ROWS": cut.rows, "CHANNELS": cut.channels, "WORDS": 272}
+made = compiled(many_rows_triton._product, flags | fixed, cut.channels // 16, cut.stages)
+assert made.asm["ptx"].count("wgmma.mma_async") == 16
+assert 2 * made.metadata.shared <= 227 << 10
+Path(sys.argv[1]).write_bytes(made.asm["cubin"])
 compiled(many_rows_triton._arrange, {"NORM": True, "BLOCK": 1024})
 compiled(many_rows_triton._join, flags | {"SPLITS": 4, "BLOCK": 1024})
 compiled(unpack_triton._unpack, {"GROUPS": 4, "WORDS": 272})
@@ -203,17 +202,16 @@ def test_the_kernels_compile_for_hopper_with_values_in_registers(tmp_path: Path)
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "t")}
     environment["PYTHONPATH"] = str(Path(many_rows.__file__).parents[2])
     subprocess.run(
-        [sys.executable, "-c", COMPILED, str(tmp_path)],
+        [sys.executable, "-c", COMPILED, str(tmp_path / "cubin")],
         env=environment,
         timeout=240,
         check=True,
     )
-    for cubin in tmp_path.glob("*.cubin"):
-        usage = subprocess.run(
-            [str(tools / "cuobjdump"), "-res-usage", str(cubin)],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        assert "STACK:0" in usage, usage
-        assert "LOCAL:0" in usage, usage
+    usage = subprocess.run(
+        [str(tools / "cuobjdump"), "-res-usage", str(tmp_path / "cubin")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "STACK:0" in usage, usage
+    assert "LOCAL:0" in usage, usage
