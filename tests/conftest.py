@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -237,3 +239,47 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     save_file(state, root / "target" / "model.safetensors")
     save_file(noisy, root / "draft" / "model.safetensors")
     return root / "target", root / "draft"
+
+
+@pytest.fixture
+def slow_links(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], float]:
+    """Delays between the leaders of target and draft; returns more, before each answer by round."""
+    from codesign.engine.gpu.link import LinkedDraft
+
+    chance = random.Random(5)
+
+    def slowed(method: Callable) -> Callable:
+        def slow(*arguments):
+            time.sleep(chance.choice((0.0, 0.0, 0.001)))
+            return method(*arguments)
+
+        return slow
+
+    for name in ("send", "receive"):
+        monkeypatch.setattr(LinkedDraft, name, slowed(getattr(LinkedDraft, name)))
+    return [chance.choice((0.0, 0.0, 0.0005, 0.002)) for _ in range(10_000)].__getitem__
+
+
+@pytest.fixture
+def verifies_as_staged() -> Callable[..., None]:
+    """``check(worker, seconds)``: timed verifications run the rows that their shapes say."""
+    from codesign.profiler.steps import StepShape
+
+    def check(worker, seconds: Callable[[StepShape], float]) -> None:
+        verify, seen = worker.verify, []
+
+        def spy(candidates):
+            seen.append(verify(candidates))
+            return seen[-1]
+
+        worker.verify = spy
+        for requests, rows, context in ((3, 5, 64), (1, 2, 16), (2, 1, 32), (3, 5, 64)):
+            assert seconds(StepShape("target", requests, rows, context)) > 0
+            verified, verdicts = seen[-1]
+            assert [len(r.tokens) for r in verified] == [rows] * requests
+            assert [r.context for r in verified] == [context] * requests
+            # One draft token is accepted, where there is any.
+            assert [len(v.tokens) for v in verdicts] == [min(rows, 2)] * requests
+            assert not any(v.is_finished for v in verdicts)
+
+    return check

@@ -6,7 +6,6 @@ Outputs are compared with plain decoding on one rank at the same number of rows,
 from __future__ import annotations
 
 import os
-import random
 import signal
 import time
 
@@ -93,19 +92,6 @@ def test_any_split_of_the_ranks_changes_no_token(
     assert not ours.records.notes
     if policy != "plain":
         assert len(ours.records.rounds) < len(plain.records.rounds)
-
-
-def jitter(round_number: int) -> float:
-    return random.Random(round_number).uniform(0.0, 0.004)
-
-
-def test_timing_changes_no_token(serve_ranks, make_requests):
-    requests = make_requests(6)
-    plain = serve_ranks("plain", requests)
-    ours = serve_ranks(
-        "async-tree-8x4x3", requests, target_ranks=1, draft_ranks=1, draft_delay=jitter
-    )
-    assert ours.outputs == plain.outputs
 
 
 def test_acceptance_is_that_of_the_cpu_engine(serve, serve_ranks, make_requests):

@@ -5,8 +5,6 @@ A wrong row on the draft's side changes no token, only what is accepted: it need
 
 from __future__ import annotations
 
-import random
-import time
 from dataclasses import replace
 
 import pytest
@@ -15,7 +13,6 @@ import torch
 import codesign.engine.gpu.ranks as rank_module
 import codesign.engine.gpu.run as run_module
 from codesign.config import Deployment
-from codesign.engine.gpu.link import LinkedDraft
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import rows_to_expand
@@ -110,32 +107,12 @@ def test_a_wrong_move_is_caught(pair, make_requests, parity, monkeypatch):
         serve(pair, "async-tree-8x4x3", make_requests(4))
 
 
-def slow_draft(round_number: int) -> float:
-    return random.Random(round_number).choice((0.0, 0.0, 0.0005, 0.002))
-
-
-def test_a_thousand_rounds_over_slow_links_change_no_token(pair, make_requests, monkeypatch):
-    """Delays before the draft's answer, on the way of verdicts and on the way of candidates."""
-    pauses = random.Random(5)
-    send, receive = LinkedDraft.send, LinkedDraft.receive
-
-    def slow_send(self, verdict):
-        time.sleep(pauses.choice((0.0, 0.0, 0.001)))
-        send(self, verdict)
-
-    def slow_receive(self):
-        answer = receive(self)
-        time.sleep(pauses.choice((0.0, 0.0, 0.001)))
-        return answer
-
-    monkeypatch.setattr(LinkedDraft, "send", slow_send)
-    monkeypatch.setattr(LinkedDraft, "receive", slow_receive)
+def test_a_thousand_rounds_over_slow_links_change_no_token(pair, make_requests, slow_links):
     requests = make_requests(7, max_new_tokens=400)
     ours = serve(
         pair, "async-tree-8x4x3", requests, in_one_process=False, max_batch=1,
-        draft_delay=slow_draft,
+        draft_delay=slow_links,
     )  # fmt: skip
     assert len(ours.records.rounds) >= 1000
     assert not ours.records.notes
-    monkeypatch.undo()
     assert ours.outputs == serve(pair, "plain", requests, max_batch=7).outputs

@@ -45,27 +45,11 @@ def setup(pair, draft: Path | str, *, draft_ranks: int = 0, temperature: float =
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_staged_verification_runs_the_rows_it_says_and_accepts_one_draft_token(pair, temperature):
+def test_a_staged_verification_runs_the_rows_it_says_and_accepts_one_draft_token(
+    pair, temperature, verifies_as_staged
+):
     with rank_bench(setup(pair, NGRAM, temperature=temperature)) as bench:
-        steps = bench.target_steps
-        verify, seen = steps.verify, []
-
-        def spy(candidates):
-            seen.append(verify(candidates))
-            return seen[-1]
-
-        steps.verify = spy  # type: ignore[method-assign]
-        for shape in (
-            StepShape("target", 3, 5, 64),
-            StepShape("target", 1, 2, 16),
-            StepShape("target", 2, 1, 32),
-            StepShape("target", 3, 5, 64),
-        ):
-            assert bench.seconds(shape) > 0
-            rows, verdicts = seen[-1]
-            assert [len(r.tokens) for r in rows] == [shape.rows] * shape.requests
-            assert [r.context for r in rows] == [shape.context] * shape.requests
-            assert [len(v.tokens) for v in verdicts] == [min(shape.rows, 2)] * shape.requests
+        verifies_as_staged(bench.target_steps, bench.seconds)
         for _ in range(NUM_SLOTS + 1):  # its slab is given back
             assert bench.seconds(StepShape("prefill", 1, 32)) > 0
 

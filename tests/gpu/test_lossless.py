@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import random
 import shutil
 import subprocess
 import sys
@@ -25,7 +24,6 @@ import codesign.engine.gpu.ranks as rank_module
 import codesign.engine.gpu.run as run_module
 from benchmarks.random_pair import write_random_pair
 from codesign.config import Deployment
-from codesign.engine.gpu.link import LinkedDraft
 from codesign.engine.gpu.ranks import TARGET_MODEL
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
 from codesign.engine.gpu.slabs import Slabs
@@ -242,31 +240,12 @@ def test_every_row_that_the_draft_sees_equals_a_fresh_forward(pair, policy, monk
     assert not any(faults)
 
 
-def slow_draft(round_number: int) -> float:
-    return random.Random(round_number).choice((0.0, 0.0, 0.0005, 0.002))
-
-
 @TWO_GPUS
 @pytest.mark.multigpu
-def test_a_thousand_rounds_over_slow_links_change_no_token(pair, monkeypatch):
-    """Delays before the draft's answer, on the way of verdicts and on the way of candidates."""
-    pauses = random.Random(5)
-    send, receive = LinkedDraft.send, LinkedDraft.receive
-
-    def slow_send(self, verdict):
-        time.sleep(pauses.choice((0.0, 0.0, 0.001)))
-        send(self, verdict)
-
-    def slow_receive(self):
-        answer = receive(self)
-        time.sleep(pauses.choice((0.0, 0.0, 0.001)))
-        return answer
-
+def test_a_thousand_rounds_over_slow_links_change_no_token(pair, slow_links):
     asked = requests(16)
     plain = serve(pair, "plain", asked)
-    monkeypatch.setattr(LinkedDraft, "send", slow_send)
-    monkeypatch.setattr(LinkedDraft, "receive", slow_receive)
-    ours = serve(pair, "async-tree-8x4x2", asked, max_batch=1, draft_delay=slow_draft)
+    ours = serve(pair, "async-tree-8x4x2", asked, max_batch=1, draft_delay=slow_links)
     assert len(ours.records.rounds) >= 1000
     assert ours.outputs == plain.outputs
 

@@ -152,30 +152,10 @@ def test_splits_are_all_up_to_four_workers_and_then_powers_of_two():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_staged_verification_runs_the_rows_it_says_and_accepts_one_draft_token(
-    decoders, temperature
+    decoders, temperature, verifies_as_staged
 ):
     bench = TargetBench(decoders[0], sampling=Sampling(temperature), num_requests=3, max_context=64)
-    seen = []
-    verify = bench.verify
-
-    def spy(candidates):
-        rows, verdicts = verify(candidates)
-        seen.append((rows, verdicts))
-        return rows, verdicts
-
-    bench.verify = spy  # type: ignore[method-assign]
-    for shape in (
-        StepShape("target", 3, 5, 64),
-        StepShape("target", 1, 2, 16),
-        StepShape("target", 2, 1, 32),
-        StepShape("target", 3, 5, 64),
-    ):
-        assert bench.seconds(shape) > 0
-        rows, verdicts = seen[-1]
-        assert [len(r.tokens) for r in rows] == [shape.rows] * shape.requests
-        assert [r.context for r in rows] == [shape.context] * shape.requests
-        assert [len(v.tokens) for v in verdicts] == [min(shape.rows, 2)] * shape.requests
-        assert not any(v.is_finished for v in verdicts)
+    verifies_as_staged(bench, bench.seconds)
 
 
 def test_prefills_of_any_size_leave_no_slab_behind(decoders):
