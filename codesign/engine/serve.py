@@ -101,6 +101,7 @@ class Server:
         self._pending: list[RequestVerdict] = []
         self._complete: list[Admission] = []  # prompts that ended beside the last round
         self._told: set[int] = set()  # requests that the draft has rows of
+        self._num_left = 0  # that waited when others were admitted last
         self._dropped: list[int] = []
         self._quiet = {r.request_id for r in requests if not r.options.speculates}
         self._log = ServingLog(feed.replica if feed is not None else 0)
@@ -240,12 +241,17 @@ class Server:
             dropped=tuple(dropped),
             now=self._log.now,
             beside=self._schedule.rows_of(quiet) if quiet else (0, 0),
-            sharing=self._sharing(pieces) if pieces else (0, 0),
+            sharing=self._sharing(pieces),
         )
 
     def _sharing(self, pieces: Sequence[PromptPiece]) -> tuple[int, int]:
-        """Prompt rows beside the round, and who waits for a first token."""
+        """Prompt rows beside the round, and who waits for a first token.
+
+        Where prompts run between rounds, those alone who came while they ran.
+        """
         num_waiting = self._schedule.batcher.num_arrived(self._log.now)
+        if self._schedule.chunk is None:
+            return 0, max(num_waiting - self._num_left, 0)
         num_running = len({piece.request_id for piece in pieces})
         return sum(piece.count for piece in pieces), num_waiting + num_running
 
@@ -271,6 +277,7 @@ class Server:
         for number in admitted:
             if self._log.requests[number].admitted is None:
                 self._log.requests[number].admitted = now
+        self._num_left = self._schedule.batcher.num_arrived(now)
         late = self._schedule.refuse(now)
         self._log.refuse(dict.fromkeys(late, "the queue is full when it comes. Ask again later"))
         self._tell_over(late)

@@ -79,7 +79,9 @@ class BatchTree(Speculation):
         self.tree_type = partial(BudgetTree, calibration=self.calibration)
         self.fanout = max(spec.width, FEWEST_CHOICES)
         self.overlap = spec.max_overlap
-        self.traffic = Traffic(lambda rows: goodput.target_seconds(rows, 0.0))
+        self.traffic = Traffic(
+            lambda rows: goodput.target_seconds(rows, 0.0), hears_late=not spec.is_async
+        )
         self._spec = spec
         self._goodput = goodput
         self._verifying = RowPrices(goodput.target_seconds)
@@ -113,7 +115,7 @@ class BatchTree(Speculation):
         own = cast("Sequence[BudgetTree]", trees)
         num_beside, rows_beside = self.beside
         batch, context = len(trees) + num_beside, context_rows(trees) + rows_beside
-        self.traffic.observe(own, self.now, is_shared=self.sharing[0] > 0)
+        self.traffic.observe(own, self.now, self.sharing)
         self._begin_round(batch, context, self._urgencies(own, progress, batch, context))
         if own:
             mean = sum([tree.confidence for tree in own]) / len(own)

@@ -51,8 +51,8 @@ class Speculation:
         tree_type: Makes the draft trees: DraftTree, a subclass, or one with its arguments bound.
         beside: Requests of the batch that are not drafted for, and their KV rows; set before
             ``begin``.
-        sharing: Prompt rows that share the round's forward, and requests that wait for their first
-            token; set before ``begin``.
+        sharing: As in protocol.Verdict: prompt rows that share the round's forward, and requests
+            that wait for their first token; set before ``begin``.
         now: Seconds since the start of the run, by the target's clock; set before ``begin``.
         reads_prompts: Whether prompts that begin now are run by the draft model, too, a part at a
             time; otherwise with the request's first expansion.

@@ -95,7 +95,8 @@ class Verdict:
         beside: Requests of the batch that the draft is not told of, as they want no speculation,
             and their KV rows.
         sharing: Prompt rows that share this round's forward, and requests that wait for their first
-            token; (0, 0) where prompts run between rounds.
+            token. Where prompts run between rounds, 0 and the requests that came while they ran:
+            their prompts run after this round.
     """
 
     round: int

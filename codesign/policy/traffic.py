@@ -11,7 +11,8 @@ from math import exp
 from codesign.policy.budget_tree import BudgetTree
 
 START_OUTPUT = 64.0  # tokens that a request is expected to emit, until some have finished
-_MEMORY = 0.05  # weight of a finished request in that mean
+START_PROMPT = 512.0  # tokens of a prompt, until some have come
+_MEMORY = 0.05  # weight of a request in these means
 _HORIZON = 5.0  # seconds over which the share of time that prompts take is averaged
 _BURST = 3.0
 
@@ -21,37 +22,42 @@ class Traffic:
 
     Args:
         prompt_seconds: ``f(rows)`` of prompts of so many rows.
+        hears_late: Of a round the policy hears after the prompts before it have run, so that it
+            knows how many have come meanwhile.
 
     Attributes:
         mean_output: Tokens that a request emits.
+        mean_prompt: Tokens of a prompt.
         share: Of the time, that prompts take lately.
         stall: Seconds of prompts that are there already and run after this round; 0 where prompts
             share the rounds' forwards.
     """
 
-    def __init__(self, prompt_seconds: Callable[[int], float]) -> None:
-        self.mean_output = START_OUTPUT
+    def __init__(self, prompt_seconds: Callable[[float], float], *, hears_late: bool) -> None:
+        self.mean_output, self.mean_prompt = START_OUTPUT, START_PROMPT
         self.share = 0.0
         self.stall = 0.0
         self._prompt_seconds = prompt_seconds
+        self._hears_late = hears_late
         self._known: list[BudgetTree] = []
         self._prompt_time, self._all_time = 0.0, _HORIZON  # seconds lately, older ones faded
         self._last_now = 0.0
         self._is_shared = False  # prompts share forwards, they do not run between rounds
 
-    def observe(self, trees: Sequence[BudgetTree], now: float, *, is_shared: bool) -> None:
+    def observe(self, trees: Sequence[BudgetTree], now: float, sharing: tuple[int, int]) -> None:
         """A round starts with these requests.
 
-        Foresees the prompts that run after it, whatever is decided about it. They are those that
-        come while this round's prompts run: the share of that time that prompts have taken lately.
-        In steady traffic all rounds have such a stall now and then, so that it says nothing of this
-        one; the share's power leaves it to bursts.
+        Foresees the prompts that run after it, whatever is decided about it: those that have come
+        while this round's prompts ran, where that is known, or else the share of this time that
+        prompts have taken lately. In steady traffic all rounds have such a stall now and then, so
+        that it says nothing of this one: factors of the share leave it to bursts.
 
         Args:
             trees: Of the batch.
             now: Seconds since the start of the run.
-            is_shared: Prompts share this round's forward.
+            sharing: As in protocol.Verdict.
         """
+        shared_rows, num_waiting = sharing
         prompt_rows = self._learn_lengths(trees)
         seconds = self._prompt_seconds(prompt_rows) if prompt_rows else 0.0
         passed = max(now - self._last_now, 0.0)
@@ -59,9 +65,15 @@ class Traffic:
         self._prompt_time = faded * self._prompt_time + seconds
         self._all_time = faded * self._all_time + passed
         self._last_now = now
-        self._is_shared = self._is_shared or is_shared
+        self._is_shared = self._is_shared or shared_rows > 0
         self.share = min(self._prompt_time / self._all_time, 1.0)
-        self.stall = 0.0 if self._is_shared else self.share**_BURST * seconds
+        if self._is_shared:
+            self.stall = 0.0
+        elif self._hears_late:
+            waiting = self._prompt_seconds(num_waiting * self.mean_prompt) if num_waiting else 0.0
+            self.stall = self.share * waiting
+        else:
+            self.stall = self.share**_BURST * seconds
 
     def _learn_lengths(self, trees: Sequence[BudgetTree]) -> int:
         """Take in how many tokens those have emitted that are gone; prompt rows of the new ones."""
@@ -74,4 +86,7 @@ class Traffic:
                 emitted = tree.base_len - tree.first_len
                 self.mean_output += _MEMORY * (emitted - self.mean_output)
         self._known = list(trees)
-        return sum([tree.first_len for tree in trees if id(tree) not in before])
+        prompts = [tree.first_len for tree in trees if id(tree) not in before]
+        for length in prompts:
+            self.mean_prompt += _MEMORY * (length - self.mean_prompt)
+        return sum(prompts)

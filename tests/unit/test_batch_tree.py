@@ -20,6 +20,7 @@ from codesign.policy.cost import Calibration, StepTime
 from codesign.policy.online_calibration import BATCH, OnlineCalibration
 from codesign.policy.protocol import RequestVerdict, VerifyRows
 from codesign.policy.speculation import Goodput, Progress, build_speculation, parse_policy
+from codesign.policy.traffic import Traffic
 from codesign.policy.tree import DraftTree
 
 DRAFT = StepTime.linear(alpha=0.0, gamma=1e-6, delta=0.001)
@@ -132,6 +133,22 @@ def test_a_request_behind_its_target_gets_rows_first_unless_it_is_lost():
     assert rows["late"][1] > rows["fair"][1]
     assert rows["late"][0] <= rows["fair"][0]
     assert policy._urgencies([None], [Progress(0.8, 10)], 1, 0)[0] == MOST_URGENT
+
+
+@pytest.mark.parametrize("hears_late", [True, False])
+def test_prompts_that_wait_stall_a_busy_machine_and_those_that_share_forwards_never_do(hears_late):
+    policy = policy_of()
+    busy, idle, shared = (Traffic(lambda rows: 1e-3 * rows, hears_late=hears_late) for _ in "123")
+    for second in range(20):
+        trees = trees_of(policy, 2, prompt=450)  # 0.9 of every second
+        busy.observe(trees, float(second), (0, 2))
+        idle.observe(trees[:1] if second == 19 else [], float(second), (0, 2))
+        shared.observe(trees, float(second), (64, 2))
+    assert busy.share > 0.8
+    waiting = 2 * busy.mean_prompt * 1e-3 if hears_late else 0.9
+    assert busy.stall == pytest.approx(busy.share ** (1 if hears_late else 3) * waiting)
+    assert 0.0 < idle.stall < 0.3 * busy.stall
+    assert shared.stall == 0.0
 
 
 def test_a_long_prompt_is_not_read_for_a_few_tokens_that_save_little():
