@@ -1,4 +1,4 @@
-# pyright: reportCallIssue=false, reportMissingImports=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportCallIssue=false, reportMissingImports=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportArgumentType=false
 # ruff: noqa: ANN001 (Triton compiles by parameter annotations, and takes launch options beside)
 """Triton kernels of ``many_rows``: packed int4 weights times the rows of a prompt.
 
