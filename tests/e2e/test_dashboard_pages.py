@@ -18,7 +18,7 @@ PLAIN = "plain on 2, batch 4"
 
 def open_page(name: str, **query: str) -> AppTest:
     app = AppTest.from_file(str(app_script()), default_timeout=60.0)
-    app.query_params["trace"] = "code-twin"  # the first page has little to simulate
+    app.query_params["trace"] = "upload"  # the first page has nothing to simulate
     app.run()
     for key, value in query.items():
         app.query_params[key] = value
