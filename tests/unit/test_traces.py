@@ -299,9 +299,9 @@ def test_a_million_rows_load_in_seconds(tmp_path):
         f"2024-05-10 00:00:{i // 20000:02d}.{i % 20000:06d}+00:00,5,6\n" for i in range(1_000_000)
     )
     path = save(tmp_path, AZURE.replace("\r", "") + lines)
-    start = time.perf_counter()
+    start = time.process_time()  # not the wall's: others may be at work
     assert len(load_trace(path)) == 1_000_000
-    assert time.perf_counter() - start < 15  # measured 0.5 s; row by row takes minutes
+    assert time.process_time() - start < 15  # measured 0.5 s; row by row takes minutes
 
 
 def test_slice_keeps_the_window_with_its_start_and_without_its_end():
