@@ -160,22 +160,20 @@ def accepted_moves(
         path_TP: See there.
         scratch_slot: Slab that nobody owns.
     """
-    tree = {"parents_T": parents_T, "firsts_T": firsts_T, "path_TP": path_TP}
     if tokens_T.is_cuda:
         from codesign.kernels import keyed_sampling_triton
 
-        return keyed_sampling_triton.accepted_moves(
-            tokens_T,
-            sampled_T,
-            positions_T=positions_T,
-            prefixes_T=prefixes_T,
-            slots_T=slots_T,
-            places_T=places_T,
-            scratch_slot=scratch_slot,
-            **tree,
-        )
-    depths_T = positions_T - prefixes_T
-    accepted_T = accepted_rows(tokens_T, sampled_T, depths_T=depths_T, **tree)
+        columns = (tokens_T, sampled_T, positions_T, prefixes_T, slots_T, places_T)
+        columns += (parents_T, firsts_T)
+        return keyed_sampling_triton.accepted_moves(columns, path_TP, scratch_slot)
+    accepted_T = accepted_rows(
+        tokens_T,
+        sampled_T,
+        parents_T=parents_T,
+        firsts_T=firsts_T,
+        path_TP=path_TP,
+        depths_T=positions_T - prefixes_T,
+    )
     return torch.stack(
         (
             torch.where(accepted_T, slots_T, scratch_slot),

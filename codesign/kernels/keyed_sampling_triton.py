@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -132,31 +133,12 @@ def _best_of_blocks(
     tl.store(best_tokens + row, tl.load(columns + row * blocks + first) + first_token)
 
 
-def accepted_moves(
-    tokens_T: Tensor,
-    sampled_T: Tensor,
-    *,
-    positions_T: Tensor,
-    prefixes_T: Tensor,
-    slots_T: Tensor,
-    places_T: Tensor,
-    parents_T: Tensor,
-    firsts_T: Tensor,
-    path_TP: Tensor,
-    scratch_slot: int,
-) -> Tensor:
-    """``keyed_sampling.accepted_moves`` on a GPU."""
+def accepted_moves(columns: Sequence[Tensor], path_TP: Tensor, scratch_slot: int) -> Tensor:
+    """``keyed_sampling.accepted_moves`` on a GPU, its columns of rows in that order."""
     rows, longest = path_TP.shape
-    moves_T3 = torch.empty(rows, 3, dtype=torch.int32, device=tokens_T.device)
+    moves_T3 = torch.empty(rows, 3, dtype=torch.int32, device=path_TP.device)
     _accepted_move[(rows,)](
-        tokens_T,
-        sampled_T,
-        positions_T,
-        prefixes_T,
-        slots_T,
-        places_T,
-        parents_T,
-        firsts_T,
+        *columns,
         path_TP,
         moves_T3,
         longest,

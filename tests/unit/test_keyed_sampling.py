@@ -172,4 +172,7 @@ def test_the_kernel_walks_as_the_reference(kernels):
             "scratch_slot": 7,
         }
         expected = accepted_moves(tokens, sampled, **rows)
-        assert kernels.accepted_moves(tokens, sampled, **rows).tolist() == expected.tolist()
+        scratch_slot, path_TP = rows.pop("scratch_slot"), rows.pop("path_TP")
+        columns = (tokens, sampled, *rows.values())
+        found = kernels.accepted_moves(columns, path_TP, scratch_slot)
+        assert found.tolist() == expected.tolist()
