@@ -12,7 +12,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from codesign import __version__, charts
-from codesign.validate import CHECKED, Comparison, Ranking, RunComparison, Validation
+from codesign.validate import CHECKED, Comparison, RunComparison, Validation
+from codesign.validate_ranking import Ranking
 
 if TYPE_CHECKING:
     from codesign.fit import Fit

@@ -8,9 +8,6 @@ other prompts do is told from what the model gets wrong. Imports no torch.
 from __future__ import annotations
 
 import json
-import math
-import shutil
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,21 +16,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from benchmarks.campaign.closed_profile import closed_profile, keep_machine
+from benchmarks.campaign.intervals import likely, times_sigma, tokens_sigma
 from benchmarks.campaign.requests import LONG, kind, request_file
+from benchmarks.campaign.result_file import compact
 from benchmarks.campaign.units import BATCH, WORKLOADS, Workload
 from codesign.acceptance import AcceptanceProfile
-from codesign.artifacts import header, read_table, sha256, to_json, write_text
+from codesign.artifacts import header, read_table, write_text
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.errors import InfeasibleError
 from codesign.fit import ACCEPTANCE_FILE, PROFILE_FILE, Fit, fit_profile
 from codesign.fit.calibration import held_out_chances
-from codesign.fit.prompt_luck import served_error
 from codesign.plan import Plan
 from codesign.planner import Question, search
 from codesign.planner.plan_file import save_plan
-from codesign.planner.student_t import student_t_quantile
-from codesign.policy.walk import Sampling
-from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
+from codesign.profiler.store import ACCEPTANCE_PART
 from codesign.records import RoundLog
 from codesign.run_directory import read_run
 from codesign.sim import simulate
@@ -41,8 +38,6 @@ from codesign.traces import Trace
 from codesign.validate import RunComparison, Validation, validate
 
 NUM_SEEDS, SEED = 8, 0
-TAIL, SIGMAS = 0.1, 1.2816  # of an 80 % interval, on each side
-MEDIAN = 0.6745  # of the size of a normal error, in standard deviations
 OBJECTIVES = {"stream": "latency", "batch": "goodput", "segment": "goodput"}
 FIGURE = {"latency": ("tpot_mean", False), "goodput": ("throughput", True)}
 BINS = 10
@@ -71,7 +66,7 @@ def write_result(out: Path, file: Path, remarks: Sequence[str] = ()) -> None:
         "remarks": list(remarks),
         "pairs": pairs,
     }
-    write_text(file, _compact(body))
+    write_text(file, compact(body))
     print(f"wrote {file}: {sum(len(p['runs']) for p in pairs)} runs of {len(pairs)} pairs")
 
 
@@ -85,7 +80,7 @@ def join_pair(folder: Path) -> dict[str, Any]:
     """Fit, plan and compare one pair."""
     fit = fit_profile(closed_profile(folder))
     fit.save(folder / FIT_FILE)
-    _keep_machine(folder / FIT_FILE, folder / "closed" / PROFILE_FILE)
+    keep_machine(folder / FIT_FILE, folder / "closed" / PROFILE_FILE)
     runs: list[dict[str, Any]] = []
     plans: list[dict[str, Any]] = []
     for workload in WORKLOADS:
@@ -115,40 +110,6 @@ def join_pair(folder: Path) -> dict[str, Any]:
         "plans": plans,
         "runs": runs,
     }
-
-
-def closed_profile(folder: Path) -> Path:
-    """A copy of the parts that are there, as a whole profile."""
-    copy, source = folder / "closed", folder / "profile" / "parts"
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(source, copy / "parts")
-    names = sorted(p.stem for p in source.glob("*.parquet"))
-    names.sort(key=lambda name: (name == ACCEPTANCE_PART, len(name), name))
-    meta = read_table(source / f"{names[0]}.parquet", kind="profile")[1]
-    values = dict(meta["settings"])
-    sampling = Sampling(**values.pop("sampling"))
-    labels = tuple(name for name in names if name != ACCEPTANCE_PART)
-    workers = max(parse_deployment(label).num_workers for label in labels)
-    settings = ProfileSettings(
-        **{**values, "workers": workers, "deployments": labels, "sampling": sampling}
-    )
-    store = PartStore(copy, settings)
-    about = store.finish(names, [])
-    # The machine that measured, not the one that joins.
-    kept = {key: meta[key] for key in _OF_MACHINE}
-    write_text(copy / PROFILE_FILE, to_json({**about, **kept}, indent=2) + "\n")
-    return copy
-
-
-_OF_MACHINE = ("hardware", "created", "command")
-
-
-def _keep_machine(fit_file: Path, profile_file: Path) -> None:
-    """Let a fit's header name the machine and the day of its measurements."""
-    profile, fit = (json.loads(path.read_text()) for path in (profile_file, fit_file))
-    fit |= {key: profile[key] for key in _OF_MACHINE}
-    fit["inputs"] = {"profile": {"path": PROFILE_FILE, "sha256": sha256(profile_file)}}
-    write_text(fit_file, to_json(fit, indent=2) + "\n")
 
 
 def _by_workers(folder: Path, workload: Workload) -> dict[int, list[Path]]:
@@ -308,49 +269,6 @@ def _decode_speed(rounds: RoundLog) -> float:
     return float(tokens.sum() / seconds.sum())
 
 
-def times_sigma(run: RunComparison, fit: Fit, *, waits_for_prompts: bool) -> float:
-    """Relative standard error of a time that is left where the tokens of a round are known.
-
-    Held-out errors of the steps, and of prompts where they are in it, by their share.
-    """
-    spans = {c.name: c.predicted.value for c in (*run.spans, *run.rounds)}
-    label = run.candidate.deployment.unit.label
-    parts = [
-        (spans.get(op, 0.0), fit.errors[f"{label}/{op}"])
-        for op in ("target", "draft", *["prefill"] * waits_for_prompts)
-        if f"{label}/{op}" in fit.errors
-    ]
-    total = sum(seconds for seconds, _ in parts)
-    squares = sum((seconds * error / MEDIAN) ** 2 for seconds, error in parts)
-    return math.sqrt(squares) / total if total else 0.0
-
-
-def tokens_sigma(run: RunComparison, fit: Fit, requests: pd.DataFrame) -> float:
-    """The same of tokens per round: recorded prompts are a sample, and those served another."""
-    if run.candidate.family == "plain":
-        return 0.0
-    served = requests["category"].iloc[run.requests["request_id"].to_numpy()]
-    return served_error(fit.acceptance, Counter(served))
-
-
-def likely(values: Sequence[float], times: float, tokens: float = 0.0) -> tuple[float, float]:
-    """Where 80 % of measurements lie.
-
-    The luck of the prompts is in the seeds, as far as a simulation draws it, and in ``tokens``; the
-    larger one counts.
-
-    Args:
-        values: By seed.
-        times: Relative standard error of seconds.
-        tokens: The same of tokens per round.
-    """
-    mean, spread = float(np.mean(values)), float(np.std(values, ddof=1))
-    quantile = student_t_quantile(len(values) - 1, 1.0 - TAIL)
-    luck = max(quantile * spread * math.sqrt(1 + 1 / len(values)), SIGMAS * tokens * mean)
-    half = math.hypot(luck, SIGMAS * times * mean)
-    return mean - half, mean + half
-
-
 def calibration_rows(profile: AcceptanceProfile) -> dict[str, list[list[float]]]:
     """By kind of prompt: ten bins of [mean chance, share accepted, count], requests held out."""
     found = {}
@@ -391,29 +309,3 @@ def each_its_own(requests: pd.DataFrame) -> pd.DataFrame:
 def _sessions(folder: Path) -> list[dict[str, Any]]:
     file = folder / "sessions.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def _compact(body: dict[str, Any]) -> str:
-    """JSON with a run a line, and numbers of six digits."""
-    return _lines(_rounded(json.loads(to_json(body))), 4) + "\n"
-
-
-def _lines(value: Any, depth: int, margin: str = "") -> str:
-    """A value as JSON, whose parts below a depth stand on one line each."""
-    if not depth or not isinstance(value, dict | list) or not value:
-        return json.dumps(value)
-    inner = margin + " "
-    if isinstance(value, dict):
-        parts = [f"{json.dumps(k)}: {_lines(v, depth - 1, inner)}" for k, v in value.items()]
-    else:
-        parts = [_lines(each, depth - 1, inner) for each in value]
-    opening, closing = "{}" if isinstance(value, dict) else "[]"
-    return f"{opening}\n{inner}" + f",\n{inner}".join(parts) + f"\n{margin}{closing}"
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list) else value

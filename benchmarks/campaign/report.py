@@ -6,23 +6,33 @@ Imports no torch.
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.campaign.goals import (
+    HIGH,
+    KNOWN,
+    LOW,
+    MEASURED,
+    PREDICTED,
+    REPLAYED,
+    SPANS,
+    Result,
+    error_of,
+    errors,
+    goals,
+    signed,
+    speed_error,
+    table,
+)
 from benchmarks.campaign.plot import calibration_svg
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "validation.md"
 CALIBRATION = DOCUMENT.parent / "images" / "validation-calibration.svg"
 BEGIN, END = "<!-- campaign -->", "<!-- end of campaign -->"
-SPANS = ("target", "draft", "reroot", "link_there", "link_back")
-SMALL = 0.02  # share of a round below which a span's error is not counted
-REPLAYED = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")
-PREDICTED, LOW, HIGH, MEASURED, KNOWN = range(5)  # places in a figure's list
 WORST = 3
 WIDTH = 100
 
@@ -58,28 +68,6 @@ NOT_CAPTURED = """\
 - Prompts and rounds share no step: chunks of prompts are not measured here.
 - One host: no network between groups.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A pair of a campaign.
-
-    Attributes:
-        machine: That it was measured on.
-        pair: As in the file.
-    """
-
-    machine: str
-    pair: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        """Of a table's column."""
-        return f"{self.pair['pair']}, {self.machine}"
-
-    def runs(self, *workloads: str) -> list[dict[str, Any]]:
-        """Runs of these workloads; of all without one."""
-        return [r for r in self.pair["runs"] if not workloads or r["workload"] in workloads]
 
 
 def write_document(files: Sequence[Path]) -> None:
@@ -139,170 +127,6 @@ def machine(payload: dict[str, Any]) -> str:
     if found.get("gpus"):
         return found["gpus"][0]["name"].split()[-1]
     return f"{found['cores']} CPU cores"
-
-
-def goals(results: Sequence[Result]) -> str:
-    """Every goal, and what each pair reached."""
-    heads = ["", "goal", *(result.name for result in results)]
-    rows = [
-        ["decode speed, one stream, mean error", "3 %", *_each(results, _mean_error, "tpot_mean")],
-        ["the same, worst", "8 %", *_each(results, _worst_error, "tpot_mean")],
-        ["the same, acceptance known", "", *_each(results, _known_error, "tpot_mean")],
-        [
-            "in rounds without prompts",
-            "",
-            *(_between(r, PREDICTED) for r in results),
-        ],
-        ["in these, acceptance known", "", *(_between(r, KNOWN) for r in results)],
-        ["acceptance length, mean error", "3 %", *_each(results, _length_error, MEASURED)],
-        ["round time, one stream, mean error", "", *(_round_error(r) for r in results)],
-        *(
-            [f"span: {span.replace('_', ' ')}, mean error", "10 %", *_spans(results, span)]
-            for span in SPANS
-        ),
-        *(
-            [
-                f"replay: {name.replace('_', ' ').upper()}, worst error",
-                "10 %",
-                *_replay(results, name),
-            ]
-            for name in REPLAYED
-        ),
-        ["replay: SLO attainment, worst, points", "3", *(_attainment(r) for r in results)],
-        ["regret: latency of one stream", "2 %", *(_plan(r, "stream", "regret") for r in results)],
-        ["regret, acceptance known", "", *(_plan(r, "stream", "regret_known") for r in results)],
-        ["regret: throughput of a batch", "2 %", *(_plan(r, "batch", "regret") for r in results)],
-        [
-            "rank correlation, one stream",
-            "0.95",
-            *(_plan(r, "stream", "correlation") for r in results),
-        ],
-        ["rank correlation, batch", "0.95", *(_plan(r, "batch", "correlation") for r in results)],
-        ["80 % intervals that hold", "70 to 90 %", *(_coverage(r) for r in results)],
-        ["runs", "", *(str(len(r.runs())) for r in results)],
-    ]
-    return "### Goals\n\n" + table(heads, rows)
-
-
-def _each(results: Sequence[Result], function: Any, argument: Any) -> list[str]:
-    return [function(result, argument) for result in results]
-
-
-def error_of(figure: Sequence[float], place: int = PREDICTED) -> float | None:
-    """Relative error of a figure; None without the prediction or a measurement."""
-    if len(figure) <= place or not figure[MEASURED]:
-        return None
-    return figure[place] / figure[MEASURED] - 1.0
-
-
-def errors(
-    runs: Iterable[dict[str, Any]], name: str, place: int = PREDICTED
-) -> list[tuple[float, dict[str, Any]]]:
-    """Errors of one figure with their runs."""
-    found = []
-    for run in runs:
-        error = error_of(run["figures"].get(name, ()), place)
-        if error is not None:
-            found.append((error, run))
-    return found
-
-
-def speed_error(error: float) -> float:
-    """Error of 1 / TPOT."""
-    return 1.0 / (1.0 + error) - 1.0
-
-
-def _speeds(result: Result, place: int = PREDICTED) -> list[float]:
-    return [abs(speed_error(e)) for e, _ in errors(result.runs("stream"), "tpot_mean", place)]
-
-
-def _mean_error(result: Result, _: str) -> str:
-    return percent(_mean(_speeds(result)))
-
-
-def _worst_error(result: Result, _: str) -> str:
-    return percent(max(_speeds(result), default=None))
-
-
-def _known_error(result: Result, _: str) -> str:
-    return percent(_mean(_speeds(result, KNOWN)))
-
-
-def _between(result: Result, place: int) -> str:
-    sizes = [abs(e) for e, _ in errors(result.runs("stream"), "decode_speed", place)]
-    return f"{percent(_mean(sizes))}, worst {percent(max(sizes, default=None))}"
-
-
-def _length_error(result: Result, _: int) -> str:
-    runs = [r for r in result.runs("stream", "batch") if not r["label"].startswith("plain")]
-    sizes, known = (
-        _mean([abs(e) for e, _ in errors(runs, "acceptance_length", place)])
-        for place in (PREDICTED, KNOWN)
-    )
-    return percent(sizes) + ("" if known is None else f" ({percent(known)} known)")
-
-
-def _round_error(result: Result) -> str:
-    values = [r["rounds"]["seconds"] for r in result.runs("stream")]
-    return percent(_mean([abs(p / m - 1.0) for p, m in values if m]))
-
-
-def span_errors(result: Result, span: str, *workloads: str) -> list[float]:
-    """Sizes of the errors of a span, where it is more than ``SMALL`` of the round."""
-    found = []
-    for run in result.runs(*workloads):
-        predicted, measured = run["rounds"][span]
-        if measured > SMALL * run["rounds"]["seconds"][1]:
-            found.append(abs(predicted / measured - 1.0))
-    return found
-
-
-def _spans(results: Sequence[Result], span: str) -> list[str]:
-    return [percent(_mean(span_errors(r, span, "stream", "batch"))) for r in results]
-
-
-def _replay(results: Sequence[Result], name: str) -> list[str]:
-    return [
-        percent(max((abs(e) for e, _ in errors(r.runs("segment"), name)), default=None))
-        for r in results
-    ]
-
-
-def _attainment(result: Result) -> str:
-    points = [
-        abs(figure[PREDICTED] - figure[MEASURED]) * 100.0
-        for run in result.runs("segment")
-        if (figure := run["figures"].get("slo_attainment"))
-    ]
-    return f"{max(points):.1f}" if points else "-"
-
-
-def _plan(result: Result, workload: str, name: str) -> str:
-    plans = [p for p in result.pair["plans"] if p["workload"] == workload]
-    plans = [p for p in plans if p.get(name) is not None]
-    values = [percent(p[name]) if name.startswith("regret") else f"{p[name]:.3f}" for p in plans]
-    if len(plans) > 1:
-        values = [f"{v} ({p['workers']} GPUs)" for v, p in zip(values, plans, strict=True)]
-    return ", ".join(values) or "-"
-
-
-def _coverage(result: Result) -> str:
-    inside = [is_inside(figure) for figure in judged(result)]
-    return percent(_mean([float(i) for i in inside]), 0) + f" of {len(inside)}"
-
-
-def judged(result: Result) -> Iterator[list[float]]:
-    """Figures whose intervals are counted: speed, throughput and acceptance of every run."""
-    for run in result.runs():
-        names = ["tpot_mean", "throughput"]
-        if not run["label"].startswith("plain"):
-            names.append("acceptance_length")
-        yield from (run["figures"][name] for name in names if name in run["figures"])
-
-
-def is_inside(figure: Sequence[float]) -> bool:
-    """Whether a measurement lies in the interval."""
-    return figure[LOW] <= figure[MEASURED] <= figure[HIGH]
 
 
 def worst(results: Sequence[Result]) -> str:
@@ -464,24 +288,3 @@ _PHASES = ("start", "profile", "acceptance", "runs")
 
 def _seconds(value: float | None) -> str:
     return f"{value:.1f}" if value else ""
-
-
-def percent(value: float | None, digits: int = 1) -> str:
-    """A share as percent."""
-    return "-" if value is None or math.isnan(value) else f"{value * 100:.{digits}f} %"
-
-
-def signed(value: float) -> str:
-    """An error as percent."""
-    return f"{value * 100:+.1f} %"
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = ["| " + " | ".join(cells) + " |" for cells in (heads, *rows)]
-    lines.insert(1, "|" + "---|" * len(heads))
-    return "\n".join(lines) + "\n"
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None

@@ -33,7 +33,7 @@ def campaign():
     """The modules of ``benchmarks.campaign`` by name."""
     patch = pytest.MonkeyPatch()
     patch.syspath_prepend(str(ROOT))
-    names = ("units", "schedule", "requests", "join", "report")
+    names = ("units", "schedule", "requests", "intervals", "join", "report")
     yield {name: importlib.import_module(f"benchmarks.campaign.{name}") for name in names}
     patch.undo()
 
@@ -199,7 +199,7 @@ def test_an_interval_holds_the_error_of_prompts_by_their_share_of_the_time(campa
             candidate=campaign["units"].unit(Deployment(2), "plain", campaign["units"].BATCH)
             .candidate,
         )  # fmt: skip
-        sigma = campaign["join"].times_sigma
+        sigma = campaign["intervals"].times_sigma
         return tuple(sigma(run, fit, waits_for_prompts=waits) for waits in (True, False))
 
     steps = pytest.approx(0.01 / 0.6745)
@@ -306,7 +306,7 @@ def test_a_chance_that_holds_is_drawn_on_the_diagonal(campaign):
 
 
 def test_an_interval_widens_with_the_spread_of_seeds_and_with_the_fits_error(campaign):
-    likely = campaign["join"].likely
+    likely = campaign["intervals"].likely
     low, high = likely([1.0, 1.0, 1.0], 0.0)
     assert low == high == 1.0
     narrow, wide = likely([1.0, 1.1, 0.9], 0.0), likely([1.0, 1.1, 0.9], 0.05)

@@ -20,10 +20,10 @@ from codesign.validate import (
     RANKED,
     ROUND_FIGURES,
     Comparison,
-    Ranking,
     RunComparison,
     Validation,
 )
+from codesign.validate_ranking import Ranking
 
 PLAIN = Candidate(Deployment(2), parse_policy("plain"), 4)
 CHAIN = Candidate(Deployment(2), parse_policy("chain-3"), 4)

@@ -22,10 +22,9 @@ from codesign.validate import (
     CHECKED,
     Comparison,
     RunComparison,
-    _rank,
-    rank_correlation,
     validate,
 )
+from codesign.validate_ranking import rank, rank_correlation
 
 POLICIES = ("plain", "chain-3", "tree-8x2x2", "async-tree-8x2x3")
 
@@ -215,7 +214,7 @@ def test_the_ranking_counts_pairs_and_the_regret_of_the_choice(plan, machine_fit
 def test_pairs_that_were_predicted_to_be_equal_are_not_held_against_the_ranking(one, other, tied):
     """Measured the other way round: wrong, unless no order was predicted."""
     runs = [_bare("plain", one, 2.0), _bare("chain-3", other, 1.0)]
-    ranking = _rank(runs, "tpot_mean", more_is_better=False, chosen=runs[0].label)
+    ranking = rank(runs, "tpot_mean", more_is_better=False, chosen=runs[0].label)
     assert (ranking.num_pairs, ranking.num_tied, ranking.num_wrong) == (1, tied, 1 - tied)
     assert ranking.regret == pytest.approx(1.0)
 
