@@ -1,7 +1,4 @@
-"""What the dashboard's charts share: colours, legends, and channels that tell names apart.
-
-Needs altair, which comes with Streamlit. Must not import streamlit or torch.
-"""
+"""What the dashboard's charts share: colours, legends, and channels that tell names apart."""
 
 from __future__ import annotations
 

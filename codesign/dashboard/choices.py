@@ -1,7 +1,7 @@
 """What a visitor chose, as plain values: the traffic, the machine, the policy; and what there is.
 
 Choices are frozen and hashable, so that they are keys of caches and fit into a link. Files are read
-again when they have changed. Must not import streamlit or torch.
+again when they have changed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a visitor chose, as the command line that does the same.
-
-Must not import streamlit or torch.
-"""
+"""What a visitor chose, as the command line that does the same."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A plan that was found here, as the configuration of another engine.
-
-Must not import streamlit or torch.
-"""
+"""A plan that was found here, as the configuration of another engine."""
 
 from __future__ import annotations
 

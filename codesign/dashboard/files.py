@@ -1,7 +1,4 @@
-"""Plans and runs that lie around, and files that a visitor brings, so that pages can show them.
-
-Must not import streamlit or torch.
-"""
+"""Plans and runs that lie around, and files that a visitor brings, so that pages can show them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Charts of a search and its plan. Shapes and dashes differ as well as colours.
-
-Needs altair, which comes with Streamlit. Must not import streamlit or torch.
-"""
+"""Charts of a search and its plan. Shapes and dashes differ as well as colours."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tables of a plan: all candidates, the best trade-offs, two of them side by side.
-
-Must not import streamlit or torch.
-"""
+"""Tables of a plan: all candidates, the best trade-offs, two of them side by side."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The search for the best plan, watched; what it leaves behind, and the files to take away.
-
-Must not import streamlit or torch.
-"""
+"""The search for the best plan, watched; what it leaves behind, and the files to take away."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Charts of step times and of the floors of a forward.
-
-Needs altair, which comes with Streamlit. Must not import streamlit or torch.
-"""
+"""Charts of step times and of the floors of a forward."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What is known of which machine: fits with their points, floors of a forward, data sheets.
-
-Must not import streamlit or torch.
-"""
+"""What is known of which machine: fits with their points, floors of a forward, data sheets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Lanes of a run's rounds, simulated above measured, and a round's draft tree.
-
-Needs altair, which comes with Streamlit. Must not import streamlit or torch.
-"""
+"""Lanes of a run's rounds, simulated above measured, and a round's draft tree."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The draft tree of a replayed round as a chart: what was verified, taken, kept and dropped.
-
-Needs altair, which comes with Streamlit. Must not import streamlit or torch.
-"""
+"""The draft tree of a replayed round as a chart: what was verified, taken, kept and dropped."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Prediction against measurement as tables and charts, for any folder of runs.
-
-Needs altair, which comes with Streamlit. Must not import streamlit or torch.
-"""
+"""Prediction against measurement as tables and charts, for any folder of runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Gets ready while a browser still loads the page: what the first view imports, and its answer.
-
-Must not import streamlit or torch.
-"""
+"""Gets ready while a browser still loads the page: what the first view imports, and its answer."""
 
 from __future__ import annotations
 

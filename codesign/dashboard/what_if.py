@@ -1,7 +1,4 @@
-"""One way to serve one trace: a coarse answer at once, then one from the whole trace.
-
-Must not import streamlit or torch.
-"""
+"""One way to serve one trace: a coarse answer at once, then one from the whole trace."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 Channels are written out (``alt.X2("high:Q")``, not ``x2="high:Q"``): Altair looks every text up in
 its whole schema, which would take longer than all the rest of a chart.
-
-Needs altair, which comes with Streamlit. Must not import streamlit or torch.
 """
 
 from __future__ import annotations

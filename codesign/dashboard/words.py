@@ -1,7 +1,4 @@
-"""Predictions in words: tiles with a range and an origin each, and one sentence of verdict.
-
-Must not import streamlit or torch.
-"""
+"""Predictions in words: tiles with a range and an origin each, and one sentence of verdict."""
 
 from __future__ import annotations
 

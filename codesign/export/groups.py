@@ -1,7 +1,4 @@
-"""Groups of GPUs: which sizes the models can be cut for, hold them, and decode fastest.
-
-Imports no torch.
-"""
+"""Groups of GPUs: which sizes the models can be cut for, hold them, and decode fastest."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Lengths of chains that a policy leaves open, by the planner's own arithmetic.
 
-Recorded acceptance and fitted step times, as in the planner's screen. Imports no torch.
+Recorded acceptance and fitted step times, as in the planner's screen.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""From a candidate to the nearest setup that an engine with serial drafts can run.
-
-Imports no torch.
-"""
+"""From a candidate to the nearest setup that an engine with serial drafts can run."""
 
 from __future__ import annotations
 

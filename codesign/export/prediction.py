@@ -1,7 +1,7 @@
 """What our model predicts for an exported configuration, beside the plan's own candidate.
 
 The same simulations with the same seeds as in the plan: of the policy and the split that were
-exported, on the plan's machine, by this engine's rules for memory and steps. Imports no torch.
+exported, on the plan's machine, by this engine's rules for memory and steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is to be exported, and where to. Imports no torch."""
+"""What is to be exported, and where to."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Nouns of an export: what is served, how the nearest engine configuration says it, what is lost.
-
-Imports no torch.
-"""
+"""Nouns of an export: what is served, its nearest configuration of an engine, what is lost."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """SGLang: ``sglang.launch_server``, and its router for copies and for prompts apart.
 
-Trees of a draft model (STANDALONE) or an EAGLE head, one shape for every batch. Imports no torch.
+Trees of a draft model (STANDALONE) or an EAGLE head, one shape for every batch.
 """
 
 from __future__ import annotations

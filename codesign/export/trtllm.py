@@ -1,6 +1,6 @@
 """TensorRT-LLM: ``trtllm-serve`` with a YAML file, PyTorch backend.
 
-Chains of a draft model with a length by batch size; trees of EAGLE-3 heads. Imports no torch.
+Chains of a draft model with a length by batch size; trees of EAGLE-3 heads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """vLLM: ``vllm serve`` and its ``--speculative-config``.
 
-Chains only; draft model and target share the same GPUs; a length by batch size. Imports no torch.
+Chains only; draft model and target share the same GPUs; a length by batch size.
 """
 
 from __future__ import annotations

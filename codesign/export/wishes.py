@@ -1,4 +1,4 @@
-"""What each policy would ask of an engine, and what of it no engine has. Imports no torch."""
+"""What each policy would ask of an engine, and what of it no engine has."""
 
 from __future__ import annotations
 

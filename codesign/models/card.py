@@ -1,7 +1,4 @@
-"""What there is to know about one model before running it: shape, size, tokenizer, draft.
-
-Must not import torch.
-"""
+"""What there is to know about one model before running it: shape, size, tokenizer, draft."""
 
 from __future__ import annotations
 

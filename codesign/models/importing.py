@@ -3,8 +3,6 @@
 The check reads config.json, the list of shards and the headers of the safetensors files: every
 tensor that the shape calls for must be there with the right size, and none that the engine
 would not use, because a skipped tensor gives wrong text and no error. Weights are not read.
-
-Must not import torch.
 """
 
 from __future__ import annotations

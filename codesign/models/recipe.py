@@ -4,8 +4,6 @@ A recipe names the shape, the small model, the seed of everything else, and how 
 is degraded on purpose. It is an entry of the config.json in a model directory that holds the
 small model's tokenizer and no weights: the engine makes them from the recipe on the device that
 runs them (engine/inflate.py).
-
-Must not import torch.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Formats, told apart by content and not by file name; gzip is accepted for all bu
 - Mooncake: JSON Lines (``traces.mooncake``).
 - Ours: CSV ``arrival,prompt_tokens,output_tokens[,category][,hash_ids][,speculates]``, and Parquet.
 
-The checks are in ``traces.checks``. Imports no torch.
+The checks are in ``traces.checks``.
 """
 
 from __future__ import annotations

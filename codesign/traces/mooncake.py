@@ -2,7 +2,6 @@
 
 One object a line: ``timestamp`` (ms), ``input_length``, ``output_length``, ``hash_ids`` (one for
 each 512 prompt tokens). Ours may add ``category``; readers skip keys that they do not know.
-Imports no torch.
 
 Source:
     The format of the traces published with Mooncake, arXiv:2407.00079.

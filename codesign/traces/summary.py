@@ -1,7 +1,4 @@
-"""What a trace asks of a deployment: rate, burstiness, lengths, shared prefixes.
-
-Imports no torch.
-"""
+"""What a trace asks of a deployment: rate, burstiness, lengths, shared prefixes."""
 
 from __future__ import annotations
 
