@@ -53,6 +53,7 @@ class DraftWorker:
         moves, finished = self.side.receive(verdict)
         self._prompts = verdict.prompts
         self._drafter.release(finished)
+        self._unread.difference_update(finished)
         self._drafter.move(moves)
         rerooted = perf_counter()
         self.side.begin()

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
 import pytest
 
 import codesign.engine.gpu.workers as workers
 from codesign.config import Deployment
-from codesign.engine.gpu.paging import PageTable
+from codesign.engine.gpu.model_rank import PIECE, SLOT_WORD, START_WORD
+from codesign.engine.gpu.paging import PageTable, Paging
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
+from codesign.engine.gpu.step_rows import BUCKETS, KIND
+from codesign.engine.gpu.workers import GroupDrafter
 from codesign.plan import Candidate
+from codesign.policy.protocol import ExpansionRows, PromptRows
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 
@@ -102,3 +107,25 @@ def test_a_draft_on_ranks_of_its_own_shares_as_well(
     assert ours.outputs == plain_outputs(own_requests)
     assert sum(r.num_accepted_tokens for r in ours.records.requests) > 0
     assert any(r.num_preemptions for r in ours.records.requests)
+
+
+def test_a_draft_reads_no_block_that_another_request_has_taken_and_not_run():
+    """The other one's prompt runs in parts; this one's waited until its first expansion."""
+    prompt = tuple(range(1200))
+    starts = []
+
+    class Leader:
+        scratch_slot = 3
+
+        def ask(self, message):
+            if message[KIND] == PIECE:
+                starts.append((int(message[SLOT_WORD]), int(message[START_WORD])))
+            return np.zeros(2 * BUCKETS[0], np.int32)
+
+    drafter = GroupDrafter(
+        Leader(), num_slots=3, choices=1, paging=Paging(64, 100), keeps_prefixes=True
+    )
+    drafter.run_prompts([PromptRows(1, prompt, 600)])
+    drafter.forward([ExpansionRows(0, prompt, tuple(range(1200)), (0,), None, 0)], 1)
+    drafter.run_prompts([PromptRows(1, (), 1200)])
+    assert starts == [(0, 0), (1, 512), (0, 600)]

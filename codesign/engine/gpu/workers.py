@@ -7,6 +7,7 @@ the loop (serve.py), the draft's worker (draft_worker.py) and the policy do not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from codesign.engine.gpu.step_rows import (
     rows_to_verify,
 )
 from codesign.engine.schedule import PromptPiece
+from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.policy.protocol import (
     Admission,
     Candidates,
@@ -204,6 +206,7 @@ class GroupDrafter:
         self._keeps = keeps_prefixes
         self._prompts: dict[int, tuple[int, ...]] = {}  # that run in parts
         self._done: dict[int, int] = {}  # rows of prompts that have been run
+        self._blocks: dict[int, tuple[int, ...]] = {}
         self._pending: dict[int, PendingMove] = {}
 
     def forward(self, expansion: Sequence[ExpansionRows], fanout: int) -> list[Choices]:
@@ -258,6 +261,12 @@ class GroupDrafter:
         """Give a request a slot, with the blocks of its prompt that are there."""
         # Not the block of the last token, whose row is written with the first expansion.
         blocks = block_ids(prompt[:-1]) if self._keeps else ()
+        # Nor any that another request has taken and not run yet: it may come after this one.
+        ahead = {
+            b for n, done in self._done.items() for b in self._blocks[n][done // PREFIX_BLOCK :]
+        }
+        blocks = tuple(takewhile(lambda block: block not in ahead, blocks))
+        self._blocks[request_id] = blocks
         self._done[request_id] = self._slots.take(request_id, blocks)
 
     def _run_prompt(self, request_id: int, tokens: tuple[int, ...]) -> None:
@@ -285,6 +294,7 @@ class GroupDrafter:
         """See ``Drafter.release``."""
         for request_id in request_ids:
             self._slots.free(request_id, self._done.pop(request_id, None))
+            self._blocks.pop(request_id, None)
             self._prompts.pop(request_id, None)
             self._pending.pop(request_id, None)
 
