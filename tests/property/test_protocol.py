@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codesign.policy import protocol
+from codesign.policy import target_side
 from codesign.policy.cost import Calibration, StepTime
 from codesign.policy.protocol import (
     Admission,
@@ -548,7 +548,7 @@ def catching_up_forgets_a_token(monkeypatch):
 
 
 def walk_that(change: Callable[[Walk, frozenset[int], int], Walk]) -> Callable:
-    true = protocol.walk
+    true = target_side.walk
 
     def mutated(monkeypatch):
         def walk(tokens, parents, sample, *, stop_tokens, limit):
@@ -556,7 +556,7 @@ def walk_that(change: Callable[[Walk, frozenset[int], int], Walk]) -> Callable:
                 true(tokens, parents, sample, stop_tokens=(), limit=10**6), stop_tokens, limit
             )
 
-        monkeypatch.setattr(protocol, "walk", walk)
+        monkeypatch.setattr(target_side, "walk", walk)
 
     return mutated
 

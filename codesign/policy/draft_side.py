@@ -1,0 +1,197 @@
+"""The draft's side of the round protocol: trees that grow, and answers to verdicts.
+
+See codesign/policy/protocol.py. Must not import torch or read a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from codesign.policy.interface import Progress, Speculation
+from codesign.policy.messages import (
+    Admission,
+    Candidates,
+    ExpansionRows,
+    KVMove,
+    RequestCandidates,
+    RequestVerdict,
+    Verdict,
+)
+from codesign.policy.tree import DraftTree
+
+
+@dataclass(slots=True)
+class _Drafted:
+    """Draft state of one request: committed tokens, rows in the prefix, and the tree.
+
+    And its progress: when its first token was told, the tokens committed then, its own target.
+    """
+
+    committed: list[int]
+    prefix_len: int
+    tree: DraftTree
+    slo_tpot: float | None
+    first_at: float | None = None
+    first_len: int = 0
+
+
+class DraftSide:
+    """Grows trees and answers verdicts; whoever drives it runs the draft model."""
+
+    def __init__(self, policy: Speculation) -> None:
+        self.policy = policy
+        self._requests: dict[int, _Drafted] = {}
+        self._now = 0.0
+
+    @property
+    def request_ids(self) -> tuple[int, ...]:
+        """Requests that are being drafted for, in order of admission."""
+        return tuple(self._requests)
+
+    def tree(self, request_id: int) -> DraftTree:
+        """The draft tree of a request."""
+        return self._requests[request_id].tree
+
+    def prefix_len(self, request_id: int) -> int:
+        """KV rows in a request's prefix."""
+        return self._requests[request_id].prefix_len
+
+    def committed(self, request_id: int) -> tuple[int, ...]:
+        """Tokens committed so far, prompt included."""
+        return tuple(self._requests[request_id].committed)
+
+    def admit(self, admission: Admission) -> None:
+        """Start a request; its prompt is run together with its first expansion."""
+        tree = self.policy.tree_type(
+            admission.tokens[-1],
+            base_len=len(admission.tokens),
+            max_depth=max(admission.max_new_tokens - 1, 0),
+        )
+        self._requests[admission.request_id] = _Drafted(
+            list(admission.tokens), 0, tree, admission.slo_tpot
+        )
+
+    def receive(self, verdict: Verdict) -> tuple[list[KVMove], list[int]]:
+        """Take in a verdict.
+
+        Returns:
+            KV moves to make in this order, and the requests that are over, whose slabs are free.
+        """
+        moves: list[KVMove] = []
+        finished: list[int] = []
+        self._now = verdict.now
+        policy = self.policy
+        policy.beside, policy.sharing, policy.now = verdict.beside, verdict.sharing, verdict.now
+        for admission in verdict.admitted:
+            self.admit(admission)
+        for entry in verdict.requests:
+            if entry.is_finished:
+                del self._requests[entry.request_id]
+                finished.append(entry.request_id)
+            else:
+                moves.append(self._reroot(entry))
+        for request_id in verdict.dropped:
+            self._requests.pop(request_id, None)
+            finished.append(request_id)
+        # A request may move and finish in one verdict: first its prefill's token, then a round's.
+        return [move for move in moves if move.request_id in self._requests], finished
+
+    def _reroot(self, entry: RequestVerdict) -> KVMove:
+        request = self._requests[entry.request_id]
+        assert entry.base_len == len(request.committed), "verdict out of step"
+        base = request.prefix_len
+        reroot = request.tree.reroot(entry.tokens)
+        request.committed += entry.tokens
+        request.prefix_len += len(reroot.promoted)
+        if request.first_at is None:
+            request.first_at, request.first_len = self._now, len(request.committed)
+        return KVMove(entry.request_id, base, reroot.promoted + reroot.kept)
+
+    def begin(self) -> None:
+        """A round starts: tell the policy."""
+        if not self.policy.needs_progress:
+            self.policy.begin(self._trees())
+            return
+        progress = [self._progress(request) for request in self._requests.values()]
+        self.policy.begin(self._trees(), progress)
+
+    def _progress(self, request: _Drafted) -> Progress:
+        if request.first_at is None:
+            return Progress(slo_tpot=request.slo_tpot)
+        tokens = len(request.committed) - request.first_len
+        return Progress(self._now - request.first_at, tokens, request.slo_tpot)
+
+    def next_expansion(self, done: int) -> list[ExpansionRows]:
+        """Rows of the next draft forward before candidates are sent; none when that is enough."""
+        return self._expand(self.policy.leaves(self._trees(), done))
+
+    def overlap_expansion(self) -> list[ExpansionRows]:
+        """Rows of the next draft forward that overlaps the target's verification."""
+        return self._expand(self.policy.overlap_leaves(self._trees()))
+
+    def expanded(
+        self,
+        rows: ExpansionRows,
+        tokens: Sequence[Sequence[int]],
+        log_probs: Sequence[Sequence[float]],
+    ) -> None:
+        """Take in the draft model's answer.
+
+        Args:
+            rows: As named by ``next_expansion`` or ``overlap_expansion``.
+            tokens: Per node of ``rows`` the likeliest tokens, at most ``policy.fanout`` are used.
+            log_probs: Their log probabilities, descending.
+        """
+        tree = self._requests[rows.request_id].tree
+        fanout = self.policy.fanout
+        for node, node_tokens, node_log_probs in zip(rows.nodes, tokens, log_probs, strict=True):
+            weights = self.policy.weigh(node_log_probs[:fanout])
+            tree.add_children(node, node_tokens[:fanout], weights)
+
+    def candidates(self, round_number: int) -> Candidates:
+        """The trees to verify, one for every request."""
+        chosen = self.policy.select(self._trees())
+        entries = []
+        for (request_id, request), nodes in zip(self._requests.items(), chosen, strict=True):
+            selection = request.tree.select(nodes)
+            entries.append(
+                RequestCandidates(
+                    request_id,
+                    len(request.committed),
+                    selection.tokens,
+                    selection.parents,
+                    request.tree.chances(selection.nodes),
+                )
+            )
+        return Candidates(round_number, tuple(entries))
+
+    def _trees(self) -> list[DraftTree]:
+        return [request.tree for request in self._requests.values()]
+
+    def _expand(self, leaves: Sequence[Sequence[int]]) -> list[ExpansionRows]:
+        return [
+            self._expansion_rows(request_id, request, nodes)
+            for (request_id, request), nodes in zip(self._requests.items(), leaves, strict=True)
+            if nodes
+        ]
+
+    def _expansion_rows(
+        self, request_id: int, request: _Drafted, nodes: Sequence[int]
+    ) -> ExpansionRows:
+        tree = request.tree
+        context = request.prefix_len + tree.num_expanded
+        missing = request.committed[request.prefix_len : -1] if tree.slots[0] < 0 else []
+        tree.expand(nodes)
+        request.prefix_len += len(missing)
+        root = tree.base_len - 1
+        depths = tree.depths
+        return ExpansionRows(
+            request_id=request_id,
+            tokens=(*missing, *[tree.tokens[n] for n in nodes]),
+            positions=(*range(root - len(missing), root), *[root + depths[n] for n in nodes]),
+            nodes=tuple(nodes),
+            visible=None if nodes[0] == 0 else tuple([tuple(tree.visible_slots(n)) for n in nodes]),
+            context=context,
+            trust=tree.trust(nodes),
+        )

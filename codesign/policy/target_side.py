@@ -1,0 +1,147 @@
+"""The target's side of the round protocol: it owns the requests and decides every token.
+
+See codesign/policy/protocol.py. Must not import torch or read a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from codesign.policy.messages import (
+    Admission,
+    Candidates,
+    KVMove,
+    RequestCandidates,
+    RequestVerdict,
+    VerifyRows,
+)
+from codesign.policy.stop_text import Push, StopText
+from codesign.policy.walk import Walk, walk
+
+
+@dataclass(slots=True)
+class _Verified:
+    """Target state of one request."""
+
+    committed: list[int]
+    prompt_len: int
+    max_new_tokens: int
+    stop_tokens: frozenset[int]
+
+
+class TargetSide:
+    """Owns the requests and decides every token.
+
+    Args:
+        new_text: Makes what turns a request's tokens into text; for stop strings.
+    """
+
+    def __init__(self, new_text: Callable[[], Push] | None = None) -> None:
+        self._requests: dict[int, _Verified] = {}
+        self._new_text = new_text
+        self._stops: dict[int, StopText] = {}  # kept while a request is evicted
+
+    @property
+    def request_ids(self) -> tuple[int, ...]:
+        """Running requests, in order of admission."""
+        return tuple(self._requests)
+
+    def output(self, request_id: int) -> tuple[int, ...]:
+        """Tokens emitted so far."""
+        request = self._requests[request_id]
+        return tuple(request.committed[request.prompt_len :])
+
+    def admit(self, admission: Admission, stop_tokens: frozenset[int] = frozenset()) -> None:
+        """Start a request; its prompt must be prefilled and its first token committed next."""
+        self._requests[admission.request_id] = _Verified(
+            list(admission.tokens),
+            len(admission.tokens),
+            admission.max_new_tokens,
+            stop_tokens | admission.options.stop_tokens,
+        )
+        strings = admission.options.stop_strings
+        if strings and admission.request_id not in self._stops:
+            assert self._new_text is not None, "stop strings without a tokenizer"
+            self._stops[admission.request_id] = StopText(strings, self._new_text())
+
+    def evict(self, request_id: int) -> None:
+        """Forget a request that loses its KV rows; it may come back with a longer prompt."""
+        del self._requests[request_id]
+
+    def commit_first(self, request_id: int, token: int) -> RequestVerdict:
+        """Commit the token that the prefill's last row gave."""
+        request = self._requests[request_id]
+        is_finished = token in request.stop_tokens or request.max_new_tokens == 1
+        _, is_stopped = self._until_stop(request_id, (token,))
+        return self._commit(request_id, (token,), is_finished=is_finished or is_stopped)
+
+    def verify_rows(self, candidates: Candidates | None) -> list[VerifyRows]:
+        """Rows of the next target forward: each request's tree, or its last token alone.
+
+        Entries whose base length is not the request's own are stale and ignored.
+        """
+        sent = {} if candidates is None else {c.request_id: c for c in candidates.requests}
+        return [
+            self._request_rows(request_id, request, sent.get(request_id))
+            for request_id, request in self._requests.items()
+        ]
+
+    def _request_rows(
+        self, request_id: int, request: _Verified, entry: RequestCandidates | None
+    ) -> VerifyRows:
+        base_len = len(request.committed)
+        tokens: tuple[int, ...] = (request.committed[-1],)
+        parents: tuple[int, ...] = (-1,)
+        chances: tuple[float, ...] = ()
+        if entry is not None and entry.base_len == base_len:
+            assert entry.tokens[0] == request.committed[-1], "root is not the last committed token"
+            tokens, parents, chances = entry.tokens, entry.parents, entry.chances
+        depths: list[int] = []
+        for parent in parents:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        positions = tuple(base_len - 1 + d for d in depths)
+        return VerifyRows(request_id, tokens, parents, positions, base_len - 1, chances)
+
+    def judge(
+        self, rows: VerifyRows, sample: Callable[[int], int]
+    ) -> tuple[RequestVerdict, KVMove]:
+        """Walk one request's tree and commit what it yields.
+
+        Args:
+            rows: As named by ``verify_rows``.
+            sample: Token that the target emits after a row.
+
+        Returns:
+            The verdict, and the rows of the target's slab that survive.
+        """
+        request = self._requests[rows.request_id]
+        emitted = len(request.committed) - request.prompt_len
+        walked: Walk = walk(
+            rows.tokens,
+            rows.parents,
+            sample,
+            stop_tokens=request.stop_tokens,
+            limit=request.max_new_tokens - emitted,
+        )
+        tokens, is_stopped = self._until_stop(rows.request_id, walked.tokens)
+        is_finished = walked.is_stopped or is_stopped
+        verdict = self._commit(rows.request_id, tokens, is_finished=is_finished)
+        return verdict, KVMove(rows.request_id, rows.context, walked.accepted[: len(tokens)])
+
+    def _until_stop(self, request_id: int, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+        """The tokens up to the end of a stop string, and whether there is one."""
+        stop = self._stops.get(request_id)
+        count = None if stop is None else stop.end(tokens)
+        return tokens[:count], count is not None
+
+    def _commit(
+        self, request_id: int, tokens: tuple[int, ...], *, is_finished: bool
+    ) -> RequestVerdict:
+        request = self._requests[request_id]
+        verdict = RequestVerdict(request_id, len(request.committed), tokens, is_finished)
+        request.committed += tokens
+        if is_finished:
+            del self._requests[request_id]
+            self._stops.pop(request_id, None)
+        return verdict
