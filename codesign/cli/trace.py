@@ -183,6 +183,8 @@ def _write(trace: Trace, out: str) -> None:
     if out.endswith(".jsonl"):
         if "hash_ids" not in trace.requests:
             say(f"trace {trace.name}: no prefix blocks, so every prompt in {out} gets its own")
+        if "speculates" in trace.requests:
+            say(f"trace {trace.name}: {out} does not say which requests are never drafted for")
         write_mooncake(trace, out)
     elif out.endswith((".parquet", ".csv")):
         (write_csv if out.endswith(".csv") else write_parquet)(trace, out)

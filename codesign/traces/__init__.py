@@ -40,6 +40,7 @@ __all__ = [
     "write_parquet",
 ]
 
+_BREAKS = ",\r\n"  # a field of a CSV without quotes
 CATEGORIES = ("chat", "code", "mathematics", "translation", "summary", "retrieval")
 
 
@@ -146,7 +147,7 @@ class Trace:
         Raises:
             InputError: If names and weights do not match or no weight is positive.
         """
-        if any(mark in name for name in names for mark in ",\n"):
+        if any(mark in name for name in names for mark in _BREAKS):
             raise InputError(f"a category must not hold a comma or a line break: {names}")
         shares = np.asarray(weights, np.float64)
         if len(names) != len(shares) or not len(shares) or (shares < 0).any() or shares.sum() <= 0:
@@ -273,13 +274,20 @@ def write_csv(trace: Trace, path: str | Path) -> None:
     Arrivals are rounded to a microsecond, so only a trace that already is comes back the same.
 
     Raises:
-        InputError: If the path cannot be written.
+        InputError: If the path cannot be written, or a category would break its line.
     """
     write_text(path, csv_text(trace))
 
 
 def csv_text(trace: Trace) -> str:
-    """Return the text that ``write_csv`` writes."""
+    """Return the text that ``write_csv`` writes.
+
+    Raises:
+        InputError: If a category would break its line.
+    """
+    for name in trace.requests["category"].unique():
+        if set(name) & set(_BREAKS):
+            raise InputError(f"category {name!r} cannot stand in a CSV. Fix: --out FILE.parquet")
     meta = {"schema_version": SCHEMA_VERSION, "source": trace.source, "notes": list(trace.notes)}
     requests = trace.requests
     columns = [

@@ -51,8 +51,8 @@ def read_mooncake(path: Path, text: str) -> pd.DataFrame:
     if any("hash_ids" in record for record in records):
         add_blocks(rows, requests, _json_blocks(rows, records))
     if any("category" in record for record in records):
-        names = _column(rows, records, "category")
-        requests["category"] = pd.Series(list(map(str, names)), dtype=object)
+        names = ["" if name is None else str(name) for name in _column(rows, records, "category")]
+        requests["category"] = pd.Series(names, dtype=object)
     return requests
 
 

@@ -14,7 +14,7 @@ from pandas.testing import assert_frame_equal
 
 import codesign
 from codesign.errors import InputError
-from codesign.traces import Trace, load_trace, summarise
+from codesign.traces import Trace, load_trace, summarise, write_csv
 from codesign.traces.mooncake import write_mooncake
 
 PUBLISHED_FILES = Path(codesign.__file__).parents[2] / "shared" / "data" / "traces"
@@ -57,6 +57,17 @@ def test_known_blocks_and_categories_come_back(tmp_path):
     write_mooncake(trace, tmp_path / "x.jsonl")
     again = load_trace(tmp_path / "x.jsonl").requests
     assert_frame_equal(again, trace.requests, check_dtype=False)
+
+
+def test_any_category_comes_back_and_one_that_breaks_a_csv_is_refused_there(tmp_path):
+    line = '{"timestamp": %d, "input_length": 9, "output_length": 1, "category": %s}\n'
+    (tmp_path / "x.jsonl").write_text(line % (0, '"a, b"') + line % (1, "null"))
+    trace = load_trace(tmp_path / "x.jsonl")
+    assert trace.requests["category"].tolist() == ["a, b", ""]
+    write_mooncake(trace, tmp_path / "y.jsonl")
+    assert load_trace(tmp_path / "y.jsonl").requests["category"].tolist() == ["a, b", ""]
+    with pytest.raises(InputError, match=r"'a, b' cannot stand in a CSV.*parquet"):
+        write_csv(trace, tmp_path / "y.csv")
 
 
 def test_a_trace_without_categories_is_written_with_mooncakes_own_keys_only(tmp_path):
