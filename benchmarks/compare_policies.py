@@ -3,6 +3,7 @@
     python benchmarks/compare_policies.py traces   # three traces, all policies: figures 9 to 12
     python benchmarks/compare_policies.py batches  # batches of one size
     python benchmarks/compare_policies.py chunks   # prompts in chunks that share forwards
+    python benchmarks/compare_policies.py lengths  # the traces' arrivals, short prompts
     python benchmarks/compare_policies.py map      # load x machine: which policy wins
     python benchmarks/compare_policies.py price    # what deciding takes of a round
     python benchmarks/compare_policies.py cpu      # the small pair on this machine, 5 minutes
@@ -33,6 +34,8 @@ from policy_cases import (
     BATCHES,
     CHUNK,
     CHUNK_POLICIES,
+    LENGTHS_POLICIES,
+    LENGTHS_RATES,
     LOADS,
     MACHINES,
     MAP_POLICIES,
@@ -45,6 +48,7 @@ from policy_cases import (
     paper_slo,
     scaled,
     split_of,
+    with_short_lengths,
 )
 
 from codesign.config import SLO, Serving, parse_deployment
@@ -184,6 +188,17 @@ def chunks(bench: Bench, machine: Machine) -> None:
             bench.store.get(f"chunks/{machine.name}/{segment.name}/{policy}", make)
 
 
+def lengths(bench: Bench, machine: Machine) -> None:
+    """When requests come as in the traces, prompts and answers as short as a benchmark's."""
+    for segment in SEGMENTS.values():
+        short = with_short_lengths(bench.requests(segment), seed=SEED)
+        for rate in LENGTHS_RATES:
+            requests = short.assign(arrival=short["arrival"] / rate)
+            for policy in LENGTHS_POLICIES:
+                key = f"lengths/{machine.name}/{segment.name} x {rate:g}/{policy}"
+                bench.store.get(key, lambda p=policy, r=requests: _on_trace(bench, machine, r, p))
+
+
 def load_map(bench: Bench, machines: list[Machine], names: list[str]) -> None:
     """Load x machine and split: plain, SpecServe and the batch trees on each way to split."""
     for machine in machines:
@@ -209,6 +224,9 @@ def _map_point(bench: Bench, machine: Machine, segment: Segment, load: float) ->
         bench.store.get(key, make)
 
 
+MACHINE_PARTS = {"traces": traces, "batches": batches, "chunks": chunks, "lengths": lengths}
+
+
 def _head(requests: pd.DataFrame, count: int) -> pd.DataFrame:
     """The first requests, begun anew from the first if there are too few."""
     rows = np.arange(count) % len(requests)
@@ -225,9 +243,7 @@ def _machines(names: str) -> Iterator[Machine]:
 def main() -> None:
     """Run one part."""
     parser = argparse.ArgumentParser(description="Compare policies on the same requests.")
-    parser.add_argument(
-        "part", choices=["traces", "batches", "chunks", "map", "price", "cpu", "report"]
-    )
+    parser.add_argument("part", choices=[*MACHINE_PARTS, "map", "price", "cpu", "report"])
     parser.add_argument("--machines", default="h100x8", help="of MACHINES, with commas")
     parser.add_argument("--segments", default="code,conv", help="of the map: code,conv,mooncake")
     parser.add_argument("--traces", type=Path, default=TRACES)
@@ -236,15 +252,9 @@ def main() -> None:
     args = parser.parse_args()
     bench = Bench(Store(args.out, fresh=args.fresh), args.traces)
     machines = list(_machines(args.machines))
-    if args.part == "traces":
+    if args.part in MACHINE_PARTS:
         for machine in machines:
-            traces(bench, machine)
-    elif args.part == "batches":
-        for machine in machines:
-            batches(bench, machine)
-    elif args.part == "chunks":
-        for machine in machines:
-            chunks(bench, machine)
+            MACHINE_PARTS[args.part](bench, machine)
     elif args.part == "map":
         load_map(bench, machines, args.segments.split(","))
     elif args.part == "price":

@@ -45,6 +45,22 @@ NAMES = {"static-tree-1x1x1x1x1x1x1x1": "SpecInfer*"}
 MAP_POLICIES = ("plain", "chain-3", "specserve-8", "batch-tree-16x2x8", "async-batch-tree-16x2x8")
 CHUNK = 512  # prompt tokens
 CHUNK_POLICIES = ("plain", "chain-3", "specserve-8", "tree-8x4x4", "batch-tree-16x2x8")
+LENGTHS_POLICIES = (
+    "plain",
+    "chain-1",
+    "chain-3",
+    "chain-5",
+    "specserve-8",
+    "specserve-8-no-slo",
+    "batch-tree-16x2x8",
+)
+LENGTHS_RATES = (1.0, 3.0)  # times a trace's own
+# Median prompt tokens of questions as short as Spec-Bench's, by category, and of their answers.
+SHORT_PROMPTS = {
+    "chat": 120, "code": 200, "mathematics": 120, "translation": 60, "summary": 900,
+    "retrieval": 800,
+}  # fmt: skip
+SHORT_ANSWERS = 220
 LOADS = (0.05, 0.25, 0.5, 1.0, 2.0)  # of what plain decoding can bear
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 SCALES = (0.8, 1.0, 1.2, 1.4)
@@ -181,6 +197,18 @@ class Segment:
         if path.exists():
             trace = trace.spread_ticks(seed).scale_rate(self.rate).slice(self.start, self.seconds)
         return trace.with_categories(CATEGORIES, [1.0] * len(CATEGORIES), seed).requests
+
+
+def with_short_lengths(requests: pd.DataFrame, *, seed: int) -> pd.DataFrame:
+    """The arrivals of a trace with prompts and answers as a benchmark of questions has them."""
+    rng = np.random.default_rng(seed)
+    prompts = np.array([SHORT_PROMPTS[category] for category in requests["category"]])
+    prompts = prompts * rng.lognormal(0.0, 0.5, len(requests))
+    answers = SHORT_ANSWERS * rng.lognormal(0.0, 0.6, len(requests))
+    return requests.drop(columns="hash_ids", errors="ignore").assign(
+        prompt_tokens=np.maximum(prompts.astype(int), 8),
+        output_tokens=np.clip(answers.astype(int), 16, 1024),
+    )
 
 
 SEGMENTS = {
