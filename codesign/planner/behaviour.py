@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from codesign.acceptance import AcceptanceProfile
 from codesign.policy.protocol import DraftSide
 from codesign.policy.speculation import SpeculationSpec, build_speculation
-from codesign.sim.acceptance import Stretches, SyntheticDrafter, weighed_profile
+from codesign.sim.acceptance import SyntheticDrafter, weighed_profile
 from codesign.sim.played import PlayedBatch
 from codesign.sim.requests import categories_of
+from codesign.sim.stretches import Stretches
 from codesign.sim.tapes import play_alone
 from codesign.sim.work import Entering, Work
 

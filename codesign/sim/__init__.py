@@ -4,12 +4,16 @@ The policy, the round protocol and the batcher are the engine's own (codesign.po
 models are replaced: forwards take the fitted time, and the draft model agrees with the target as
 often as it did in the recordings.
 
-    requests  what a trace asks for
-    cluster   arrivals, a pool for prompts
-    replica   admission, prompts, rounds, eviction: one event per step
-    played    the policy's objects in every round
-    taped     rounds that these objects made before, for policies that treat requests one by one
-    timing    when the parts of a round run
+    requests    what a trace asks for
+    cluster     arrivals, a pool for prompts
+    replica     admission, prompts, rounds, eviction: one event per step
+    played      the policy's objects in every round
+    taped       rounds that these objects made before, for policies that treat requests one by one
+    acceptance  the draft model and the target model that agree as the recorded ones did
+    stretches   which recorded tokens each request plays
+    timing      when the parts of a round run
+    ahead       rounds between which nothing happens, run together
+    replay      one request again, with its draft trees
 """
 
 from __future__ import annotations
@@ -32,11 +36,12 @@ from codesign.policy.protocol import DraftSide
 from codesign.policy.routing import Router
 from codesign.policy.speculation import Goodput, SpeculationSpec, build_speculation
 from codesign.records import RoundLog, RunRecords
-from codesign.sim.acceptance import Luck, Stretches, SyntheticDrafter, weighed_profile
+from codesign.sim.acceptance import SyntheticDrafter, weighed_profile
 from codesign.sim.cluster import Arrivals, PromptPool
 from codesign.sim.played import PlayedBatch
 from codesign.sim.replica import Replica, Shared
 from codesign.sim.requests import SimulatedRequest, check_prompts, check_sizes, read_requests
+from codesign.sim.stretches import Luck, Stretches
 from codesign.sim.taped import TapedBatch
 from codesign.sim.tapes import Tapes, make_tapes
 from codesign.sim.timing import timing_of

@@ -7,17 +7,15 @@ tokens. Elsewhere a random recorded vector is taken, and no child carries ``TRUE
 policy sees real confidences, and the target's walk accepts what the recorded target would have.
 
 What is drawn depends on the seed, the request and the output position alone, never on the schedule
-or the policy: two plans are compared on the same draws. A request of a trace plays *stretches*,
-runs of recorded tokens that are drawn once for all simulations (codesign.sim.tapes says why).
+or the policy: two plans are compared on the same draws. Which recorded tokens a request plays says
+codesign.sim.stretches.
 """
 
 from __future__ import annotations
 
 import functools
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +31,6 @@ _FIRST_WRONG_TOKEN = 2
 _OFF_PATH = 1  # spawn key of the draws for nodes off the true path
 _OFF_PATH_DRAWS = 256  # drawn at once, per request
 _EMPTY_DRAWS = 32  # until then an off-path draw without any proposal is drawn again
-STRETCH_TOKENS = 64  # tokens that a stretch stands for
-_MOST_STRETCHES = 96  # of a kind of prompt
-_FEWEST_STRETCHES = 8
-_TIMES_RECORDED = 2  # stretches of a kind hold each token recorded of it about so often
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,119 +92,6 @@ class _Replay:
     spans: tuple[tuple[int, int], ...]
     off_path: np.random.Generator | None = None
     drawn: list[int] = field(default_factory=list)
-
-
-class Stretches:
-    """Runs of recorded tokens of each kind of prompt, the same in every simulation.
-
-    Their starts are spread evenly over what was recorded and each runs on into the next recording,
-    so that all of them together agree as often as the recordings did.
-
-    Args:
-        profile: What was recorded.
-        categories: Kinds of prompt that are asked for.
-    """
-
-    def __init__(self, profile: AcceptanceProfile, categories: Sequence[str]) -> None:
-        self._recordings = load_recordings(profile)
-        self.categories = tuple(categories)
-        self._counts = [self._number_of(kind) for kind in categories]
-        self._firsts = [0, *accumulate(self._counts)]
-        self._paths: dict[int, list[int]] = {}
-
-    def __len__(self) -> int:
-        return self._firsts[-1]
-
-    def first(self, category: str) -> int:
-        """Number of the first stretch of a kind of prompt."""
-        return self._firsts[self.categories.index(category)]
-
-    def count(self, category: str) -> int:
-        """Stretches of a kind of prompt."""
-        return self._counts[self.categories.index(category)]
-
-    def category(self, stretch: int) -> str:
-        """Kind of prompt of a stretch."""
-        return self.categories[bisect_right(self._firsts, stretch) - 1]
-
-    def path(self, stretch: int, length: int, emitted_before: int = 0) -> list[int]:
-        """Recorded tokens of a stretch from its start; longer ones begin like shorter ones."""
-        found = self._paths.get(stretch, [])
-        if len(found) < length:
-            kind = self.category(stretch)
-            first, num_tokens = self._recorded(kind)
-            place = 2 * (stretch - self.first(kind)) + 1
-            start = place * num_tokens // (2 * self.count(kind))
-            found = [first + (start + i) % num_tokens for i in range(length)]
-            self._paths[stretch] = found
-        return found[:length]
-
-    def _recorded(self, category: str) -> tuple[int, int]:
-        """First recorded token of a kind, and how many there are, recording after recording."""
-        spans = self._recordings.spans.get(category, self._recordings.spans[""])
-        return spans[0][0], spans[-1][1] - spans[0][0]
-
-    def _number_of(self, category: str) -> int:
-        wanted = -(-_TIMES_RECORDED * self._recorded(category)[1] // STRETCH_TOKENS)
-        return min(max(wanted, _FEWEST_STRETCHES), _MOST_STRETCHES)
-
-
-class Luck:
-    """Which stretches each request of a trace plays.
-
-    Args:
-        stretches: What there is.
-        categories: Kind of prompt of each request.
-        output_tokens: Tokens that each emits.
-        seed: Of the draws.
-    """
-
-    def __init__(
-        self,
-        stretches: Stretches,
-        categories: Sequence[str],
-        output_tokens: Sequence[int],
-        seed: int,
-    ) -> None:
-        self._stretches = stretches
-        # A third more than their tokens take, as a stretch that goes on another lacks its start.
-        needed = np.asarray(output_tokens, np.int64) * 4 // (3 * STRETCH_TOKENS) + 2
-        self._ends = np.concatenate(([0], np.cumsum(needed))).tolist()
-        drawn = np.random.default_rng(seed).random(self._ends[-1])
-        firsts = np.array([stretches.first(kind) for kind in categories], np.int64)
-        counts = np.array([stretches.count(kind) for kind in categories], np.int64)
-        within = (drawn * np.repeat(counts, needed)).astype(np.int64)
-        self._chosen = (within + np.repeat(firsts, needed)).tolist()
-
-    @classmethod
-    def of(
-        cls,
-        profile: AcceptanceProfile,
-        categories: Sequence[str],
-        output_tokens: Sequence[int],
-        seed: int,
-    ) -> Luck:
-        """Of the requests of a trace; a kind that was not recorded plays all recordings."""
-        known = set(categories) & set(profile.recordings)
-        kinds = [kind if kind in known else "" for kind in categories]
-        return cls(Stretches(profile, sorted(set(kinds))), kinds, output_tokens, seed)
-
-    @property
-    def categories(self) -> tuple[str, ...]:
-        """Kinds of prompt that there are stretches of."""
-        return self._stretches.categories
-
-    def stretches(self, request_id: int, emitted_before: int = 0) -> list[int]:
-        """Stretches of a request, from the one that it is in after ``emitted_before`` tokens."""
-        first = self._ends[request_id] + emitted_before // STRETCH_TOKENS
-        return self._chosen[first : self._ends[request_id + 1]]
-
-    def path(self, request_id: int, length: int, emitted_before: int = 0) -> list[int]:
-        """Recorded token that each of ``length`` output positions replays."""
-        path: list[int] = []
-        for stretch in self.stretches(request_id, emitted_before):
-            path += self._stretches.path(stretch, min(STRETCH_TOKENS, length - len(path)))
-        return path
 
 
 @functools.lru_cache(maxsize=4)

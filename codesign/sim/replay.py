@@ -17,9 +17,10 @@ from codesign.errors import InputError
 from codesign.policy.protocol import Candidates, DraftSide
 from codesign.policy.tree import DraftTree
 from codesign.sim import cost_of, hears_early, policy_of
-from codesign.sim.acceptance import TRUE_TOKEN, Luck, SyntheticDrafter
+from codesign.sim.acceptance import TRUE_TOKEN, SyntheticDrafter
 from codesign.sim.played import PlayedBatch
 from codesign.sim.requests import categories_of
+from codesign.sim.stretches import Luck
 from codesign.sim.timing import Spans, Timing, timing_of
 from codesign.sim.work import Entering
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from codesign.sim.acceptance import Luck
+from codesign.sim.stretches import Luck
 from codesign.sim.tapes import Tapes
 from codesign.sim.work import Entering, Tally, Work
 

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from codesign.acceptance import AcceptanceProfile
 from codesign.policy.protocol import DraftSide
 from codesign.policy.speculation import Speculation
-from codesign.sim.acceptance import STRETCH_TOKENS, Stretches, SyntheticDrafter
+from codesign.sim.acceptance import SyntheticDrafter
 from codesign.sim.played import PlayedBatch
+from codesign.sim.stretches import STRETCH_TOKENS, Stretches
 from codesign.sim.work import Entering, Work
 
 _MARGIN = 160  # tokens beyond a stretch, so that no tree is cut short by the end of the request

@@ -9,10 +9,10 @@ from codesign.policy.protocol import ExpansionRows
 from codesign.sim.acceptance import (
     PROMPT_TOKEN,
     TRUE_TOKEN,
-    Luck,
     SyntheticDrafter,
     load_recordings,
 )
+from codesign.sim.stretches import Luck
 
 TOP_K = 3
 OFF_PATH_TOKEN = 2

@@ -22,7 +22,7 @@ from codesign.policy.speculation import build_speculation, parse_policy
 from codesign.policy.trees import BestTree
 from codesign.records import RunRecords
 from codesign.sim import ahead, simulate, taped
-from codesign.sim.acceptance import STRETCH_TOKENS, Luck, Stretches
+from codesign.sim.stretches import STRETCH_TOKENS, Luck, Stretches
 from codesign.sim.tapes import Tapes, make_tapes
 
 PROFILE = AcceptanceProfile.independent([0.5, 0.2, 0.1, 0.05], num_tokens=3_000, seed=5)
