@@ -6,6 +6,10 @@
     python -m benchmarks.campaign --out campaign --join benchmarks/results/campaign_DATE_gpu.json
     python -m benchmarks.campaign --report benchmarks/results/campaign_*.json
 
+Without --pair and --deployments a schedule is followed (schedule.py), pair after pair, each session
+with a budget for its runs; one whose runs had theirs leaves LABEL.spent, which may be removed to go
+on with them. A call ends by itself before its seconds are over, with 130 if there is more to do.
+
 The first calls need the GPUs (or --device cpu-ranks, which needs none), and the small models of
 ``codesign models fetch``; nothing large is downloaded. --join predicts every run from the profile
 alone and needs no GPU. --report writes docs/validation.md from what --join left.
@@ -107,7 +111,9 @@ def measure(args: argparse.Namespace) -> int:
             process.wait()
             continue
         print(f"{session.pair.name} on {session.label}: about {needed:.0f} s", flush=True)
-        give_task(process, session, args, end)
+        if not give_task(process, session, args, end):
+            print("  had ended before its task came", flush=True)
+            continue
         try:
             process.wait(timeout=min(left, needed + SLACK) + END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -141,8 +147,8 @@ def start_process() -> subprocess.Popen[str]:
 
 def give_task(
     process: subprocess.Popen[str], session: Session, args: argparse.Namespace, end: float
-) -> None:
-    """Tell a process what to do."""
+) -> bool:
+    """Tell a process what to do; False if it is gone."""
     has_runs = bool(session.units)
     segments = len([work for work in session.units if work.workload.seconds])
     task = {
@@ -158,8 +164,13 @@ def give_task(
     }
     stdin: IO[str] | None = process.stdin
     assert stdin is not None
-    stdin.write(json.dumps(task) + "\n")
-    stdin.close()
+    try:
+        stdin.write(json.dumps(task) + "\n")
+        stdin.close()
+    except BrokenPipeError:
+        process.wait()
+        return False
+    return True
 
 
 def make_models(pair: Pair) -> None:

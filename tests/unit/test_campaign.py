@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -148,6 +150,21 @@ def test_the_schedule_fits_its_calls_and_asks_for_no_more_runs_once_they_had_the
     (tmp_path / "2.spent").touch()
     assert first.phases(tmp_path) == {}
     assert set(replace(first, run_seconds=float("inf")).phases(tmp_path)) == {"start", "runs"}
+
+
+def test_a_session_that_died_before_its_task_does_not_end_the_campaign(campaign, tmp_path):
+    main = importlib.import_module("benchmarks.campaign.__main__")
+    args = main.parse(["--out", str(tmp_path), "--device", "cpu-ranks", "--deployments", "2"])
+    [session] = main.sessions(args)
+    gone = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE, text=True)
+    gone.wait()
+    assert main.give_task(gone, session, args, 0.0) is False
+    with subprocess.Popen(
+        ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as echo:
+        assert main.give_task(echo, session, args, 5.0) is True
+        told = json.loads(echo.stdout.read())
+    assert (told["label"], told["deadline"], told["recorded"]) == ("2", 5.0, 1.0)
 
 
 def test_prompts_that_are_served_are_none_of_those_recorded_and_ask_the_same(campaign, tiny_models):
