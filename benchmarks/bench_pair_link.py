@@ -23,7 +23,7 @@ import torch.multiprocessing as mp
 
 from benchmarks.common import write_result
 from codesign.engine.gpu.mailbox import GlooMailbox, Mailbox, SharedMailbox
-from codesign.engine.wire import WireLimits
+from codesign.engine.gpu.wire import WireLimits
 
 LIMITS = WireLimits(max_batch=4, max_rows=8)
 ROUND_TRIPS, WARM_UP = 1000, 100

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codesign.engine.draft_worker import DraftTimes
-from codesign.engine.wire import (
+from codesign.engine.gpu.wire import (
     WireLimits,
     decode_candidates,
     decode_verdict,

@@ -14,14 +14,14 @@ import numpy as np
 
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.gpu.mailbox import Mailbox, Words
-from codesign.engine.partner import Answer, DraftLostError
-from codesign.engine.wire import (
+from codesign.engine.gpu.wire import (
     WireLimits,
     decode_candidates,
     decode_verdict,
     encode_candidates,
     encode_verdict,
 )
+from codesign.engine.partner import Answer, DraftLostError
 from codesign.policy.protocol import Verdict
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from codesign.engine.gpu.paging import Paging
 from codesign.engine.gpu.watch import SILENCE
+from codesign.engine.gpu.wire import WireLimits
 from codesign.engine.run import NGRAM, PolicySetup
-from codesign.engine.wire import WireLimits
 from codesign.policy.walk import Sampling
 
 if TYPE_CHECKING:
