@@ -245,7 +245,8 @@ def fit_costs(
         times["target"] = times["target"].later(_loop_seconds(part))
         if on_ranks:
             times |= {op: replace(times[op], apart=True) for op in PROMPTS}
-        costs[label] = RoundCost(**times, **constants)
+        # Both engines run a chunk of prompts in a forward of its own, beside the round's.
+        costs[label] = RoundCost(**times, **constants, shares_forwards=False)
     if not costs:
         raise InputError(f"the profile has no timings. {_FIX}")
     return costs, fits, errors

@@ -165,6 +165,8 @@ class RoundCost:
             weights of both counted; None where nobody knows.
         plain_kv_tokens: KV rows that fit without a draft; None for as many as ``kv_tokens``.
         kv_transfer: Seconds per prompt token that moves from a prefill pool to this deployment.
+        shares_forwards: A chunk of prompts beside a round is run in the target's one forward; else
+            in a forward of its own.
     """
 
     target: StepTime
@@ -177,6 +179,7 @@ class RoundCost:
     kv_tokens: int | None = None
     plain_kv_tokens: int | None = None
     kv_transfer: float = 0.0
+    shares_forwards: bool = True
 
     def kv_room(self, limit: int | None, *, has_draft: bool) -> int | None:
         """KV rows of one replica: what fits, at most ``limit``; None if neither is known."""

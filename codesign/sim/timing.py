@@ -172,14 +172,14 @@ def shared_step(cost: RoundCost, work: Work | None, prompts: Prompts) -> float:
     """Seconds that prompt rows add to the forward of a round which they share.
 
     Weights are read once for both, so a forward of all rows costs what a prefill of as many does,
-    and the decoding rows' context on top. Prompts that run apart have forwards of their own.
+    and the decoding rows' context on top; where engines run both in one forward, that is.
 
     Args:
         cost: Of the deployment.
         work: The round; None if nobody decodes.
         prompts: Rows of each prompt in the step, and KV rows before them.
     """
-    if work is None or cost.prefill.apart:
+    if work is None or cost.prefill.apart or not cost.shares_forwards:
         return cost.prefill.of_prompts(prompts)
     alone = cost.target(work.rows, work.context, work.batch)
     together = cost.prefill.of_prompts(prompts, work.rows)

@@ -76,13 +76,16 @@ def test_a_long_prompt_does_not_stall_decoding_when_it_comes_in_chunks():
     assert sum(r.prefill_tokens for r in chunked.rounds) == 4_010
 
 
-def test_a_chunk_shares_the_forward_with_the_rows_that_decode():
-    # One forward of 100 prompt rows and 1 decoding row, not one forward of each.
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_chunk_shares_the_forward_with_the_rows_that_decode_or_has_its_own(shares):
+    # One forward of 100 prompt rows and 1 decoding row, or one forward of each.
     trace = {"arrival": [0.0, 0.1], "prompt_tokens": [10, 1_000], "output_tokens": [400, 2]}
-    rounds = [r for r in run(trace, prefill_chunk=100).rounds if r.prefill_tokens == 100]
+    cost = make_cost(shares_forwards=shares)
+    rounds = [r for r in run(trace, cost=cost, prefill_chunk=100).rounds if r.prefill_tokens == 100]
     assert len(rounds) == 10
+    seconds = max(STEP, FIRST + 101 * TOKEN) if shares else STEP + FIRST + 100 * TOKEN
     for r in rounds:
-        assert r.prefill + r.seconds == pytest.approx(max(STEP, FIRST + 101 * TOKEN))
+        assert r.prefill + r.seconds == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("serving", [{}, {"prefill_chunk": 100_000}], ids=["whole", "chunks"])
