@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING
 
 from codesign.dashboard.files import upload_folder
@@ -148,9 +149,10 @@ def splits(machine: Machine, policy: str) -> list[str]:
 def file_time(source: str) -> int:
     """When a file was last written, in nanoseconds; 0 where the name is no file's."""
     try:
-        return Path(source).stat().st_mtime_ns
+        found = Path(source).stat()
     except OSError:
         return 0
+    return found.st_mtime_ns if S_ISREG(found.st_mode) else 0  # "" is this folder
 
 
 @lru_cache(maxsize=2)

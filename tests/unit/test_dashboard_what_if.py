@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from dataclasses import replace
 
@@ -126,6 +127,13 @@ def test_an_answer_is_remembered_and_a_stopped_one_is_not():
     answer = predict(asked, is_coarse=False)
     assert known(asked, is_coarse=False) is answer
     assert known(asked, is_coarse=True) is None
+
+
+def test_an_answer_is_still_known_when_another_file_was_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer = predict(ASKED, is_coarse=True)
+    os.utime(tmp_path, (1.0, 1.0))
+    assert known(ASKED, is_coarse=True) is answer
 
 
 def test_plain_decoding_is_simulated_once_for_all_policies_and_splits():
