@@ -191,7 +191,7 @@ def rank_bench(setup: RankSetup) -> Iterator[RankBench]:
         draft = link = None
         if setup.draft_ranks:
             assert setup.folder is not None, "ranks of a profile are on one host"
-            link = Link(*this.pair_mailboxes(ranks.of_draft), setup.folder)
+            link = Link(*this.pair_mailboxes(ranks.of_draft), setup.folder, ranks.of_draft)
         elif setup.has_draft_model:
             draft = this.leader(DRAFT_MODEL, followers, ranks.of_target)
         bench = RankBench(this, target, draft, link)

@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import get_args
 
 import numpy as np
@@ -21,6 +22,7 @@ from codesign.engine.gpu.mailbox import Mailbox, Words
 from codesign.engine.gpu.rank_group import GroupLeader
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import Rank
+from codesign.engine.gpu.watch import Watch
 from codesign.engine.gpu.workers import GroupDrafter
 from codesign.engine.partner import Partner
 from codesign.engine.run import PolicySetup
@@ -73,12 +75,14 @@ class Link:
         verdicts: To it; here they are orders.
         candidates: From it.
         folder: Of the ranks.
+        watch: Of its process.
     """
 
-    def __init__(self, verdicts: Mailbox, candidates: Mailbox, folder: Path) -> None:
+    def __init__(self, verdicts: Mailbox, candidates: Mailbox, folder: Path, watch: Watch) -> None:
         self._verdicts = verdicts
         self._candidates = candidates
         self._folder = folder
+        self._watch = watch
         self._is_kept = False
 
     def wait(self) -> float:
@@ -90,8 +94,10 @@ class Link:
         done = self._folder / _DONE
         done.unlink(missing_ok=True)
         self._verdicts.send(_order(_TIME, shape, 1 if busy_step is None else _BESIDE_STEPS))
+        start = perf_counter()
         while busy_step is not None and not done.exists():
             busy_step()
+            self._watch.look(perf_counter() - start)
         return self.wait()
 
     def keep(self) -> None:

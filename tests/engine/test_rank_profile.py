@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
+from codesign.engine.gpu.launch import LocalRanks
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL
+from codesign.engine.partner import DraftLostError
 from codesign.engine.run import NGRAM, PolicySetup
 from codesign.policy.speculation import SpeculationSpec
 from codesign.policy.walk import Sampling
@@ -64,7 +68,10 @@ def test_every_step_of_a_draft_can_be_timed_again_and_again(pair, is_model):
         assert bench.kv_rooms() == {}  # not known of a CPU
 
 
-def test_a_split_times_each_side_alone_and_beside_the_other(pair):
+def test_a_split_times_each_side_alone_and_beside_the_other(pair, monkeypatch):
+    """And notices that the draft has ended while the target is kept busy beside it."""
+    ranks, start = [], LocalRanks.__init__
+    monkeypatch.setattr(LocalRanks, "__init__", lambda *own: (ranks.append(own[0]), start(*own))[1])
     with rank_bench(setup(pair, pair.draft_dir, draft_ranks=1)) as bench:
         for _ in range(3):  # circumstances change in any order
             bench.keep_drafting()
@@ -78,6 +85,11 @@ def test_a_split_times_each_side_alone_and_beside_the_other(pair):
         assert len(messages) == 50
         assert min(messages) > 0
         assert bench.seconds(StepShape("reroot", 2, 8, 64)) > 0
+        bench.keep_verifying()
+        os.kill(ranks[0].pids[0], signal.SIGKILL)
+        with pytest.raises(DraftLostError, match="draft rank 0 ended, exit code -9"):
+            bench.seconds(StepShape("draft", 2, 4, 64))
+        bench._link = None  # nobody is there to be let go
 
 
 def test_rows_lie_on_both_sides_of_every_bucket_and_what_is_timed_beside_is_timed_alone():
