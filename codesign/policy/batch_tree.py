@@ -190,11 +190,12 @@ class BatchTree(Speculation):
         if value <= least:
             return leaves
         level, width = self._level(len(trees), is_drafted=True), self._spec.width
-        for i, gain in enumerate(gains.tolist()):
-            if gain >= level:
-                tree = trees[i]
-                if tree.num_expanded or self._is_worth_running(tree, value):
-                    leaves[i] = _leaves(tree, width, tops[i] + log(level / gain))
+        paying = np.flatnonzero(gains >= level)
+        bounds = (np.log(level / gains[paying]) + np.array(tops)[paying]).tolist()
+        for i, bound in zip(paying.tolist(), bounds, strict=True):
+            tree = trees[i]
+            if tree.num_expanded or self._is_worth_running(tree, value):
+                leaves[i] = _leaves(tree, width, bound)
         return leaves
 
     def _is_worth_running(self, tree: BudgetTree, value: float) -> bool:
@@ -342,7 +343,12 @@ def _leaves(tree: BudgetTree, width: int, bound: float) -> list[int]:
     """The heaviest nodes that may run, of this log weight and above."""
     if tree.num_expanded + width > MAX_TREE_ROWS:
         width = MAX_TREE_ROWS - tree.num_expanded
-    return [node for weight, node in tree.open[:width] if weight >= bound]
+    nodes = []
+    for weight, node in tree.open[:width]:
+        if weight < bound:
+            break
+        nodes.append(node)
+    return nodes
 
 
 def _urgency(one: Progress, target: float, step: float) -> float:
