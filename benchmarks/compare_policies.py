@@ -196,7 +196,13 @@ def lengths(bench: Bench, machine: Machine) -> None:
             requests = short.assign(arrival=short["arrival"] / rate)
             for policy in LENGTHS_POLICIES:
                 key = f"lengths/{machine.name}/{segment.name} x {rate:g}/{policy}"
-                bench.store.get(key, lambda p=policy, r=requests: _on_trace(bench, machine, r, p))
+
+                def make(policy: str = policy, r: pd.DataFrame = requests) -> dict[str, Any]:
+                    slo = paper_slo(machine)
+                    deployment = split_of(policy, machine.gpus)
+                    return figures_of(bench.run(r, machine.fit(), policy, deployment, slo), slo)
+
+                bench.store.get(key, make)
 
 
 def load_map(bench: Bench, machines: list[Machine], names: list[str]) -> None:
