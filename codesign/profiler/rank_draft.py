@@ -6,6 +6,7 @@ third holds the policy of requests that are served in between.
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +44,7 @@ def lead_draft(
     """Be the draft's leader for measurements: do as ``RankBench`` says."""
     folder, limits = rank.setup.folder, rank.setup.limits
     assert folder is not None, "ranks of a profile are on one host"
-    steps = draft_steps(rank.setup, leader)
+    steps, parent = draft_steps(rank.setup, leader), os.getppid()
     candidates.send(_seconds_words(0.0))
     while (order := verdicts.receive())[0] != _END:
         if order[0] == _LINK:
@@ -64,7 +65,8 @@ def lead_draft(
         if order[0] == _TIME:
             (folder / _DONE).touch()
         candidates.send(_seconds_words(median(seconds)))
-        while order[0] == _KEEP and (folder / _BUSY).exists():
+        # Nobody takes the file away where the profile was killed.
+        while order[0] == _KEEP and (folder / _BUSY).exists() and os.getppid() == parent:
             steps.seconds(shape)
 
 
