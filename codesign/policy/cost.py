@@ -119,13 +119,16 @@ class StepTime(_Segments):
         return seconds
 
     def __call__(self, rows: float, context: float = 0.0, requests: float = 1.0) -> float:
-        """Seconds of a forward of ``rows`` rows of all requests over ``context`` tokens in all."""
+        """Seconds of a forward of ``rows`` rows of all requests over ``context`` tokens in all.
+
+        Rows and context are shared equally among the requests; rows attend to their own's.
+        """
         r0, s0, slope = self._segments[bisect_right(self._inner, rows)]
         first = self._first
         seconds = s0 + slope * ((rows if rows > first else first) - r0) + self.alpha * context
         if self.each:
             seconds += self.each * (requests - 1.0)
-        return seconds + self.cross * rows * context if self.cross else seconds
+        return seconds + self.cross * rows * context / requests if self.cross else seconds
 
     def of_prompts(self, prompts: Sequence[tuple[int, int]], others: int = 0) -> float:
         """Seconds of rows of several prompts, which do not attend to each other.

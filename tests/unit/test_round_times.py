@@ -47,10 +47,11 @@ def test_the_seconds_of_a_round_by_hand(behaviour, batch, is_apart, seconds):
         StepTime(1e-6, (2, 8, 16), (0.01, 0.03, 0.04), cross=1e-8),
     ],
 )
-def test_steps_of_one_request_take_as_long_as_in_the_simulator(time):
+def test_steps_of_arrays_take_as_long_as_each_alone(time):
     rows, context = np.array([1.0, 2.0, 5.0, 16.0, 40.0]), np.array([0.0, 10.0, 99.0, 7.0, 800.0])
-    expected = [time(r, c) for r, c in zip(rows, context, strict=True)]
-    assert time.of_arrays(rows, context) == pytest.approx(expected)
+    for requests in (1.0, 4.0):
+        expected = [time(r, c, requests) for r, c in zip(rows, context, strict=True)]
+        assert time.of_arrays(rows, context, requests) == pytest.approx(expected)
 
 
 def test_policies_and_batches_are_priced_as_each_alone():
