@@ -88,7 +88,7 @@ def test_an_evicted_request_runs_its_prompt_and_then_what_it_had_emitted():
     schedule.emit(0, range(6), is_finished=False)
     schedule.emit(1, range(6), is_finished=False)
     assert schedule.make_room() == [1]
-    assert schedule.outputs[1] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5]
+    assert schedule.output(1) == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5]
     schedule.emit(0, range(19), is_finished=True)
     assert schedule.admit(0.0) == [1]
     pieces = schedule.pieces(nothing_kept)
