@@ -13,6 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before torch, as codesign profile and run set it
+os.environ.pop("OMP_NUM_THREADS", None)
+
 import numpy as np
 import pandas as pd
 from policy_cases import CATEGORIES, figures_of
