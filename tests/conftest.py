@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pandas as pd
@@ -283,3 +285,31 @@ def verifies_as_staged() -> Callable[..., None]:
             assert not any(v.is_finished for v in verdicts)
 
     return check
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[ModuleType]]]:
+    """Load modules of codesign.kernels with their Triton kernels in the interpreter."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("needs triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor, scope) -> None:
+        patch(tensor, scope)  # NumPy 2.4 turns no array of one entry into an integer by itself
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+    loaded: list[ModuleType] = []
+
+    def load(*names: str) -> list[ModuleType]:
+        found = [importlib.import_module(f"codesign.kernels.{name}") for name in names]
+        loaded.extend(importlib.reload(module) for module in found)
+        return found
+
+    yield load
+    monkeypatch.undo()
+    for module in loaded:
+        importlib.reload(module)  # other tests may have a GPU

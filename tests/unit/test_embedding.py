@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import importlib
-import importlib.util
-
 import pytest
 import torch
 
@@ -23,13 +20,8 @@ def test_a_forward_begins_with_rows_of_the_embedding_and_angles():
 
 
 @pytest.mark.parametrize("hidden", [64, 1024, 1500])
-def test_the_kernel_begins_it_alike(monkeypatch: pytest.MonkeyPatch, hidden: int):
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("Triton is not installed")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    from codesign.kernels import embedding_triton
-
-    kernel = importlib.reload(embedding_triton)
+def test_the_kernel_begins_it_alike(interpreted, hidden: int):
+    (kernel,) = interpreted("embedding_triton")
     embedding = torch.randn(20, hidden)
     tokens = torch.tensor([0, 19, 5], dtype=torch.int32)
     positions = torch.tensor([1, 0, 40_000], dtype=torch.int32)

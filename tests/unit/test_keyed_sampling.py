@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import random
 
 import numpy as np
@@ -122,14 +120,9 @@ def test_accepted_rows_are_the_walks(forest):
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch):
+def kernels(interpreted):
     """The Triton kernels in the interpreter."""
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("Triton is not installed")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    from codesign.kernels import keyed_sampling_triton
-
-    return importlib.reload(keyed_sampling_triton)
+    return interpreted("keyed_sampling_triton")[0]
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # int64 wraps on purpose

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 import subprocess
 import sys
@@ -30,26 +28,9 @@ SHAPES = [(37, 72, 384), (17, 24, 128), (18, 48, 2304), (3, 272, 256), (66, 64, 
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch):
+def kernels(interpreted):
     """The Triton kernels in the interpreter."""
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("needs triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    from triton.runtime import interpreter
-
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor, scope) -> None:
-        patch(tensor, scope)  # NumPy 2.4 turns no array of one entry into an integer by itself
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-    names = [f"codesign.kernels.{name}" for name in ("many_rows_triton", "unpack_triton")]
-    modules = [importlib.reload(importlib.import_module(name)) for name in names]
-    yield modules
-    monkeypatch.undo()
-    for module in modules:
-        importlib.reload(module)  # other tests may have a GPU
+    return interpreted("many_rows_triton", "unpack_triton")
 
 
 def random(*size: int, seed: int = 0) -> Tensor:

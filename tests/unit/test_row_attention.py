@@ -5,8 +5,6 @@ The Triton kernels run in Triton's interpreter where Triton is installed: slow, 
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from dataclasses import replace
 
 import pytest
@@ -93,25 +91,9 @@ def test_moves_happen_in_order_and_only_as_many_as_told(slabs):
 
 
 @pytest.fixture
-def kernels(monkeypatch):
+def kernels(interpreted):
     """The Triton kernels in the interpreter."""
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("needs triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    from triton.runtime import interpreter
-
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor, scope) -> None:
-        patch(tensor, scope)  # NumPy 2.4 turns no array of one entry into an integer by itself
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
-    import codesign.kernels.row_attention_triton as module
-
-    yield importlib.reload(module)
-    monkeypatch.undo()
-    importlib.reload(module)  # other tests may have a GPU
+    return interpreted("row_attention_triton")[0]
 
 
 @pytest.mark.filterwarnings("ignore")

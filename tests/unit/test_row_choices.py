@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import importlib
-import importlib.util
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,14 +8,9 @@ from codesign.kernels.row_choices import choice_words, row_choices
 
 
 @pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch):
+def kernels(interpreted):
     """The Triton kernels in the interpreter."""
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("Triton is not installed")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    from codesign.kernels import row_choices_triton
-
-    return importlib.reload(row_choices_triton)
+    return interpreted("row_choices_triton")[0]
 
 
 def logits(rows: int, tokens: int) -> Tensor:
