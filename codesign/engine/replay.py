@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import Protocol
 
 from codesign.artifacts import sha256
-from codesign.config import Serving
 from codesign.engine.feed import Feed
 from codesign.engine.model import Decoder, load_decoder
-from codesign.engine.run import NGRAM, DraftSource, EngineRun, PolicySetup, run_candidate
+from codesign.engine.run import (
+    NGRAM,
+    DraftSource,
+    EngineRun,
+    PolicySetup,
+    ServeOptions,
+    run_candidate,
+)
 from codesign.engine.serve import Progress
 from codesign.errors import HardwareError, InputError
 from codesign.fit import Fit
@@ -21,7 +27,6 @@ from codesign.models import resolve_model
 from codesign.models.shape import model_shape
 from codesign.models.tokenizer import Tokenizer
 from codesign.plan import Candidate, Plan, ScoredCandidate
-from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest, bind_prompts, encode_user_turn, load_prompts
 from codesign.run_directory import read_run, write_run
 
@@ -63,12 +68,8 @@ class Engine(Protocol):
         self,
         candidate: Candidate,
         requests: Sequence[BoundRequest],
-        policy: PolicySetup,
+        options: ServeOptions,
         *,
-        sampling: Sampling,
-        max_kv_tokens: int,
-        serving: Serving,
-        max_waiting: int | None = None,
         progress: Progress | None = None,
         feed: Feed | None = None,
     ) -> EngineRun:
@@ -112,12 +113,8 @@ class CpuEngine:
         self,
         candidate: Candidate,
         requests: Sequence[BoundRequest],
-        policy: PolicySetup,
+        options: ServeOptions,
         *,
-        sampling: Sampling,
-        max_kv_tokens: int,
-        serving: Serving,
-        max_waiting: int | None = None,
         progress: Progress | None = None,
         feed: Feed | None = None,
     ) -> EngineRun:
@@ -130,11 +127,11 @@ class CpuEngine:
             requests,
             target=self._target,
             draft=self._draft,
-            setup=policy,
-            sampling=sampling,
-            max_kv_tokens=max_kv_tokens,
-            serving=serving,
-            max_waiting=max_waiting,
+            setup=options.policy,
+            sampling=options.sampling,
+            max_kv_tokens=options.max_kv_tokens,
+            serving=options.serving,
+            max_waiting=options.max_waiting,
             local_draft=self._local_draft,
             progress=progress,
             feed=feed,
@@ -176,6 +173,12 @@ class Replay:
         )
         return policy, plan.max_kv_tokens(cost, has_draft=candidate.speculation.has_draft)
 
+    def options(self, candidate: Candidate, *, max_waiting: int | None = None) -> ServeOptions:
+        """How an engine serves the plan's requests with a candidate; see ``policy``."""
+        policy, max_kv_tokens = self.policy(candidate)
+        plan = self.plan
+        return ServeOptions(policy, plan.sampling, max_kv_tokens, plan.serving, max_waiting)
+
     def run(
         self,
         scored: ScoredCandidate,
@@ -189,17 +192,8 @@ class Replay:
 
         An interrupted run is written too, with what is finished and a note.
         """
-        policy, max_kv_tokens = self.policy(scored.candidate)
-        run = engine.serve(
-            scored.candidate,
-            self.requests,
-            policy,
-            sampling=self.plan.sampling,
-            max_kv_tokens=max_kv_tokens,
-            serving=self.plan.serving,
-            max_waiting=max_waiting,
-            progress=progress,
-        )
+        options = self.options(scored.candidate, max_waiting=max_waiting)
+        run = engine.serve(scored.candidate, self.requests, options, progress=progress)
         return self._write(scored, run, directory)
 
     def _write(self, scored: ScoredCandidate, run: EngineRun, directory: Path) -> MeasuredRun:

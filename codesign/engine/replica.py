@@ -14,7 +14,7 @@ from typing import Any
 
 from codesign.engine.feed import Feed
 from codesign.engine.partner import TargetLostError
-from codesign.engine.run import EngineRun
+from codesign.engine.run import EngineRun, ServeOptions
 from codesign.engine.source import EngineSource
 from codesign.plan import Candidate
 from codesign.policy.kv_memory import PrefixCache
@@ -31,18 +31,18 @@ class ReplicaSetup:
         source: Its engine.
         candidate: Split, policy and batch limit of one replica.
         requests: All that may come.
-        options: Further arguments of ``Engine.serve``.
+        options: Of each replica.
     """
 
     source: EngineSource
     candidate: Candidate
     requests: Sequence[BoundRequest]
-    options: dict[str, Any]
+    options: ServeOptions
 
     def serve(self, feed: Feed) -> EngineRun:
         """Be a replica."""
         engine = self.source.load()
-        return engine.serve(self.candidate, self.requests, **self.options, feed=feed)
+        return engine.serve(self.candidate, self.requests, self.options, feed=feed)
 
 
 class Replica:

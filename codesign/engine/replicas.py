@@ -14,15 +14,14 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Any
 
 from codesign.calibration_log import CalibrationLog
 from codesign.config import Serving
 from codesign.engine.blocks import block_ids
-from codesign.engine.feed import OVER, READY, STOP
+from codesign.engine.feed import OVER, READY, STOP, Feed
 from codesign.engine.partner import TargetLostError
 from codesign.engine.replica import SETUP_FILE, Replica, ReplicaSetup
-from codesign.engine.run import EngineRun, PolicySetup, served_requests
+from codesign.engine.run import EngineRun, ServeOptions, served_requests
 from codesign.engine.serve import Progress
 from codesign.engine.source import EngineSource
 from codesign.errors import HardwareError
@@ -31,7 +30,6 @@ from codesign.models.shape import model_shape
 from codesign.plan import Candidate
 from codesign.policy.kv_memory import PrefixCache
 from codesign.policy.routing import Router
-from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
 from codesign.records import RequestRecord, RoundLog, RunRecords
 
@@ -65,25 +63,23 @@ class PlanEngine:
         self,
         candidate: Candidate,
         requests: Sequence[BoundRequest],
-        policy: PolicySetup,
-        **options: Any,
+        options: ServeOptions,
+        *,
+        progress: Progress | None = None,
+        feed: Feed | None = None,
     ) -> EngineRun:
         """See ``Engine.serve``."""
         if candidate.deployment.replicas == 1:
-            return self.here.serve(candidate, requests, policy, **options)
-        return serve_on_replicas(self._source, candidate, requests, policy, **options)
+            return self.here.serve(candidate, requests, options, progress=progress, feed=feed)
+        return serve_on_replicas(self._source, candidate, requests, options, progress=progress)
 
 
 def serve_on_replicas(
     source: EngineSource,
     candidate: Candidate,
     requests: Sequence[BoundRequest],
-    policy: PolicySetup,
+    options: ServeOptions,
     *,
-    sampling: Sampling,
-    max_kv_tokens: int,
-    serving: Serving,
-    max_waiting: int | None = None,
     progress: Progress | None = None,
 ) -> EngineRun:
     """Serve ``requests`` with every replica of ``candidate``, routed as ``serving`` says.
@@ -94,11 +90,7 @@ def serve_on_replicas(
         source: What each replica loads.
         candidate: With two replicas or more.
         requests: With token ids and arrivals in seconds.
-        policy: Of each replica.
-        sampling: How the target samples.
-        max_kv_tokens: KV rows of a replica.
-        serving: How a replica shares memory and steps, and the routing.
-        max_waiting: Requests that may wait at a replica; later ones are refused.
+        options: Of each replica.
         progress: Called as ``progress("serve", finished, total)``.
 
     Raises:
@@ -107,17 +99,10 @@ def serve_on_replicas(
     """
     unit = replace(candidate, deployment=candidate.deployment.unit)
     shape = model_shape(resolve_model(source.plan.target))
-    served = served_requests(requests, unit.speculation, shape, max_kv_tokens)
-    options = {
-        "policy": policy,
-        "sampling": sampling,
-        "max_kv_tokens": max_kv_tokens,
-        "serving": serving,
-        "max_waiting": max_waiting,
-    }
+    served = served_requests(requests, unit.speculation, shape, options.max_kv_tokens)
     setup = ReplicaSetup(source, unit, served.requests, options)
     with _started(setup, candidate.deployment.replicas) as replicas:
-        run = _Run(replicas, serving, served.requests, progress)
+        run = _Run(replicas, options.serving, served.requests, progress)
         cut_by = run.serve()
         return _merged(replicas, run, requests, served.refused, cut_by)
 
@@ -125,7 +110,7 @@ def serve_on_replicas(
 @contextlib.contextmanager
 def _started(setup: ReplicaSetup, count: int) -> Iterator[list[Replica]]:
     """Every replica's process, ready to serve; they are gone at the end."""
-    keeps = setup.options["serving"].prefix_cache
+    keeps = setup.options.serving.prefix_cache
     size = setup.candidate.deployment.num_workers
     gpus = setup.source.gpus()
     with tempfile.TemporaryDirectory(prefix="codesign-") as folder, contextlib.ExitStack() as stack:
@@ -137,7 +122,7 @@ def _started(setup: ReplicaSetup, count: int) -> Iterator[list[Replica]]:
                 number,
                 gpus=None if gpus is None else gpus[number * size : (number + 1) * size],
                 cache=PrefixCache() if keeps else None,
-                max_kv_tokens=setup.options["max_kv_tokens"],
+                max_kv_tokens=setup.options.max_kv_tokens,
             )
             stack.callback(replica.close)
             replicas.append(replica)

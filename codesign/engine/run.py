@@ -96,6 +96,25 @@ class DraftSource:
 
 
 @dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """How an engine serves the requests of a plan; picklable.
+
+    Attributes:
+        policy: What the candidate's policy is built from.
+        sampling: How the target samples.
+        max_kv_tokens: KV rows of all running requests of a replica, as ``serving`` counts them.
+        serving: How a replica shares memory and steps, and the routing.
+        max_waiting: Requests that may wait at a replica, None for any; later ones are refused.
+    """
+
+    policy: PolicySetup
+    sampling: Sampling
+    max_kv_tokens: int
+    serving: Serving
+    max_waiting: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRun:
     """What a run leaves behind.
 

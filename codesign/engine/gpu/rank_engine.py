@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from codesign.config import Serving
 from codesign.engine.feed import Feed
 from codesign.engine.gpu.launch import TorchrunProcess
 from codesign.engine.gpu.rank_setup import RankSetup
@@ -18,14 +17,13 @@ from codesign.engine.gpu.run import rank_setup, run_on_ranks
 from codesign.engine.gpu.watch import is_broken_collective
 from codesign.engine.partner import TargetLostError
 from codesign.engine.replay import Replay, draft_of
-from codesign.engine.run import NGRAM, EngineRun, PolicySetup
+from codesign.engine.run import NGRAM, EngineRun, ServeOptions
 from codesign.engine.serve import Progress
 from codesign.errors import HardwareError
 from codesign.kernels.symmetric import PeerLostError
 from codesign.models import resolve_model
 from codesign.models.shape import model_shape
 from codesign.plan import Candidate, Plan
-from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
 
 DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
@@ -87,25 +85,21 @@ class RankEngine:
         self,
         candidate: Candidate,
         requests: Sequence[BoundRequest],
-        policy: PolicySetup,
+        options: ServeOptions,
         *,
-        sampling: Sampling,
-        max_kv_tokens: int,
-        serving: Serving,
-        max_waiting: int | None = None,
         progress: Progress | None = None,
         feed: Feed | None = None,
     ) -> EngineRun:
         """See ``Engine.serve``."""
-        setup = self._setup(candidate, requests, policy, sampling, max_kv_tokens, serving)
+        setup = self._setup(candidate, requests, options)
         try:
             return run_on_ranks(
                 setup,
                 candidate,
                 requests,
-                max_kv_tokens=max_kv_tokens,
-                serving=serving,
-                max_waiting=max_waiting,
+                max_kv_tokens=options.max_kv_tokens,
+                serving=options.serving,
+                max_waiting=options.max_waiting,
                 progress=progress,
                 feed=feed,
             )
@@ -124,11 +118,7 @@ class RankEngine:
         """
         assert self.process is not None, "only processes of torchrun follow"
         for candidate in candidates:
-            policy, max_kv_tokens = replay.policy(candidate)
-            sampling, serving = replay.plan.sampling, replay.plan.serving
-            setup = self._setup(
-                candidate, replay.requests, policy, sampling, max_kv_tokens, serving
-            )
+            setup = self._setup(candidate, replay.requests, replay.options(candidate))
             rank = self.process.rank(setup)
             if rank is None:
                 continue
@@ -140,23 +130,17 @@ class RankEngine:
                 raise TargetLostError(f"rank {rank} lost the others of its group") from error
 
     def _setup(
-        self,
-        candidate: Candidate,
-        requests: Sequence[BoundRequest],
-        policy: PolicySetup,
-        sampling: Sampling,
-        max_kv_tokens: int,
-        serving: Serving,
+        self, candidate: Candidate, requests: Sequence[BoundRequest], options: ServeOptions
     ) -> RankSetup:
         setup = rank_setup(
             candidate,
             requests,
             target=self._target,
             draft=self._draft,
-            policy=policy,
-            sampling=sampling,
-            max_kv_tokens=max_kv_tokens,
-            serving=serving,
+            policy=options.policy,
+            sampling=options.sampling,
+            max_kv_tokens=options.max_kv_tokens,
+            serving=options.serving,
             device=self._device,
             dtype=DTYPES[self._device],
             smallest_bucket=self._padded_rows,
