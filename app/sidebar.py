@@ -18,7 +18,7 @@ from codesign.dashboard.choices import (
 from codesign.dashboard.files import keep_upload
 from codesign.fit.devices import devices
 from codesign.fit.priced_model import WEIGHTS, known_models
-from codesign.traces.synth import PRESETS
+from codesign.traces.presets import PRESETS
 
 FILE, UPLOAD = "file on this machine", "upload"
 SHEETS = "GPUs by data sheet"

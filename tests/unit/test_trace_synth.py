@@ -9,7 +9,8 @@ from codesign.errors import InputError
 from codesign.traces import CATEGORIES, csv_text, load_trace, summarise
 from codesign.traces.catalog import TWINS, bundled_path
 from codesign.traces.checks import BLOCK_TOKENS
-from codesign.traces.synth import PRESETS, synthesise
+from codesign.traces.presets import PRESETS
+from codesign.traces.synth import synthesise
 
 SEEDS = (1, 2, 3)
 
