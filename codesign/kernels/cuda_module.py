@@ -12,8 +12,10 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import re
+import struct
 from collections.abc import Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,11 +30,14 @@ from codesign.errors import HardwareError
 SOURCES = Path(__file__).with_name("cuda")
 _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
-Argument = Tensor | int | float | ctypes.c_int64 | ctypes.c_uint64 | ctypes.Structure | None
+Argument = Tensor | int | float | ctypes.Structure | None
 
 
 def load_kernel(source: str, name: str, defines: Mapping[str, int] | None = None) -> CudaKernel:
-    """Return a kernel for the current device; the first call compiles it and must not be captured.
+    """Return a kernel, loaded on the current device; the first call must not be captured.
+
+    It may be kept and launched on any device: where it was not loaded before, its first launch
+    there loads it, and must not be captured either.
 
     Args:
         source: File name in ``codesign/kernels/cuda``.
@@ -43,11 +48,18 @@ def load_kernel(source: str, name: str, defines: Mapping[str, int] | None = None
         HardwareError: If the device cannot run it, or NVRTC or cuda-bindings is missing.
     """
     options = tuple(f"-D{key}={value}" for key, value in sorted((defines or {}).items()))
-    return _load(source, name, options, torch.cuda.current_device())
+    kernel = _kernel(source, name, options)
+    kernel.load()
+    return kernel
 
 
 @cache
-def _load(source: str, name: str, options: tuple[str, ...], device: int) -> CudaKernel:
+def _kernel(source: str, name: str, options: tuple[str, ...]) -> CudaKernel:
+    return CudaKernel(source, name, options)
+
+
+def _load(source: str, name: str, options: tuple[str, ...], device: int) -> Any:
+    """Return a kernel's function on a device, which is the current one."""
     major, minor = torch.cuda.get_device_capability(device)
     if major < 9:
         raise HardwareError(
@@ -58,20 +70,34 @@ def _load(source: str, name: str, options: tuple[str, ...], device: int) -> Cuda
     driver = _bindings().driver
     torch.cuda.current_stream(device).synchronize()  # makes the device's context current
     module = checked(driver.cuModuleLoadData(_machine_code(source, architecture, options)))
-    function = checked(driver.cuModuleGetFunction(module, name.encode()))
-    return CudaKernel(function)
+    return checked(driver.cuModuleGetFunction(module, name.encode()))
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """A kernel on one device, and what its launches have been allowed to take there."""
+
+    function: Any
+    shared_bytes: int = 48 << 10
+    cluster: int = 8
 
 
 class CudaKernel:
-    """A loaded kernel."""
+    """A kernel of a source, on every device that it is launched on."""
 
-    def __init__(self, function: Any) -> None:
-        self._function = function
-        self._shared_bytes = 0
+    def __init__(self, source: str, name: str, options: tuple[str, ...]) -> None:
+        self._origin = source, name, options
+        self._loaded: dict[int, _Loaded] = {}
+
+    def load(self) -> None:
+        """Compile and load the kernel for the current device, where that has not been done."""
+        device = torch.cuda.current_device()
+        if device not in self._loaded:
+            self._loaded[device] = _Loaded(_load(*self._origin, device))
 
     def launch(
         self,
-        grid: Sequence[int],
+        grid: tuple[int, ...],
         block: int,
         args: Sequence[Argument],
         *,
@@ -79,55 +105,95 @@ class CudaKernel:
         cluster: int = 1,
         pdl: bool = False,
     ) -> None:
-        """Launch on PyTorch's current stream, without waiting.
+        """Launch on PyTorch's current device and stream, without waiting.
 
         Args:
             grid: Blocks along x, and y and z if given.
             block: Threads of a block.
             args: The kernel's arguments in order: a tensor or None is a pointer, an int is an
-                int32, a float a float32; a ctypes value goes as it is.
+                int32, a float a float32; a structure goes as it is.
             shared_bytes: Dynamic shared memory of a block.
             cluster: Blocks of a cluster, along x.
             pdl: Let the kernel start before the one in front of it has ended; it then must execute
                 ``griddepcontrol.wait`` before it touches that one's results.
         """
-        driver = _bindings().driver
-        self._allow(driver, shared_bytes, cluster)
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
-        config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
-        config.sharedMemBytes = shared_bytes
-        config.hStream = torch.cuda.current_stream().cuda_stream
-        config.attrs = _attributes(driver, cluster, pdl)
-        config.numAttrs = len(config.attrs)
-        values = [_as_c(arg) for arg in args]
-        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        at = ctypes.addressof(pointers)
-        checked(driver.cuLaunchKernelEx(config, self._function, at, 0))
-
-    def _allow(self, driver: Any, shared_bytes: int, cluster: int) -> None:
-        """Raise the function's limits where a launch needs more than every device grants."""
-        which = driver.CUfunction_attribute
-        if shared_bytes > max(self._shared_bytes, 48 << 10):
-            limit = which.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            checked(driver.cuFuncSetAttribute(self._function, limit, shared_bytes))
-            self._shared_bytes = shared_bytes
-        if cluster > 8:
-            allowed = which.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
-            checked(driver.cuFuncSetAttribute(self._function, allowed, 1))
+        device = torch.cuda.current_device()
+        if device not in self._loaded:
+            self.load()
+        loaded = self._loaded[device]
+        if shared_bytes > loaded.shared_bytes or cluster > loaded.cluster:
+            _allow(loaded, shared_bytes, cluster)
+        stream = torch._C._cuda_getCurrentRawStream(device)  # a Stream object costs more than this
+        config = _config(grid, block, stream, shared_bytes, cluster, pdl)
+        values = _values(args)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(values))
+        launch = _bindings().driver.cuLaunchKernelEx
+        # The driver copies the values, from wherever they lie, before it returns.
+        checked(launch(config, loaded.function, at, 0))
 
 
-def _as_c(arg: Argument) -> Any:
-    """Return an argument as the C value that a kernel takes."""
-    if arg is None:
-        return ctypes.c_void_p(None)
+def _allow(loaded: _Loaded, shared_bytes: int, cluster: int) -> None:
+    """Raise the function's limits where a launch needs more than every device grants."""
+    driver = _bindings().driver
+    which = driver.CUfunction_attribute
+    if shared_bytes > loaded.shared_bytes:
+        limit = which.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        checked(driver.cuFuncSetAttribute(loaded.function, limit, shared_bytes))
+        loaded.shared_bytes = shared_bytes
+    if cluster > loaded.cluster:
+        allowed = which.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+        checked(driver.cuFuncSetAttribute(loaded.function, allowed, 1))
+        loaded.cluster = cluster
+
+
+def _values(args: Sequence[Argument]) -> bytearray:
+    """Return where each of the arguments lies, and then their values, eight bytes each."""
+    count = len(args)
+    values = bytearray(16 * count or 1)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(values)) + 8 * count
+    places = [*range(start, start + 8 * count, 8)]
+    words = [arg if type(arg) is int else _word(arg) for arg in args]
+    if None in words:  # structures are read from where they are
+        for index, arg in enumerate(args):
+            if isinstance(arg, ctypes.Structure):
+                places[index], words[index] = ctypes.addressof(arg), 0
+    struct.pack_into(f"{2 * count}q", values, 0, *places, *words)
+    return values
+
+
+def _word(arg: Argument) -> int | None:
+    """Return an argument's bits, those of an int32 with its sign; None of a structure."""
     if isinstance(arg, Tensor):
-        return ctypes.c_void_p(arg.data_ptr())
-    if isinstance(arg, int):
-        return ctypes.c_int32(arg)
+        return arg.data_ptr()
     if isinstance(arg, float):
-        return ctypes.c_float(arg)
-    return arg
+        return _bits(arg)
+    if isinstance(arg, ctypes.Structure):
+        return None
+    return arg or 0
+
+
+@lru_cache(maxsize=256)
+def _bits(value: float) -> int:
+    """Return the bits of a float32."""
+    return int.from_bytes(struct.pack("<f", value), "little")
+
+
+# Filling in a configuration takes longer than a launch. One is never changed, so threads may share
+# it; with the stream in the key, there is nothing to set.
+@lru_cache(maxsize=4096)
+def _config(
+    grid: tuple[int, ...], block: int, stream: int, shared_bytes: int, cluster: int, pdl: bool
+) -> Any:
+    """Return a launch's configuration."""
+    driver = _bindings().driver
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
+    config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
+    config.sharedMemBytes = shared_bytes
+    config.hStream = stream
+    config.attrs = _attributes(driver, cluster, pdl)
+    config.numAttrs = len(config.attrs)
+    return config
 
 
 def _attributes(driver: Any, cluster: int, pdl: bool) -> list[Any]:
