@@ -28,7 +28,7 @@ SPAN_COLOURS = {
     "link_back": "#c9618a",
 }
 # Runs are told apart by shape as well as by colour.
-_RUN_SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]
+RUN_SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]
 _POINT = SPAN_COLOURS["target"]
 _INK = "#010203"  # stands for the page's text colour until the SVG is written
 _GREY = "#808890"  # can be read on white and on black
@@ -226,7 +226,7 @@ def _scatter(
     )
     legend = _run_legend(alt, rows) if with_legend else None
     colour = alt.Color("run:N", title=None, legend=legend, scale=_run_scale(alt))
-    shape = alt.Shape("run:N", title=None, legend=legend, scale=alt.Scale(range=_RUN_SHAPES))
+    shape = alt.Shape("run:N", title=None, legend=legend, scale=alt.Scale(range=RUN_SHAPES))
     if not with_names:
         dots = base.mark_point(size=28, opacity=0.6, filled=True).encode(color=colour, shape=shape)
         return (identity + dots).properties(width=_WIDTH, height=_HEIGHT, title=title)

@@ -6,49 +6,27 @@ torch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from codesign import __version__, charts
-from codesign.validate import CHECKED, Comparison, RunComparison, Validation
-from codesign.validate_ranking import Ranking
+from codesign.report_words import (
+    SHOWN,
+    error_text,
+    figure_text,
+    figure_title,
+    ranking_text,
+    shown_comparisons,
+    verdict,
+)
 
 if TYPE_CHECKING:
     from codesign.fit import Fit
     from codesign.plan import Plan
+    from codesign.validate import Comparison, RunComparison, Validation
+    from codesign.validate_ranking import Ranking
 
-# Title, unit and factor of each figure that is shown.
-SHOWN = {
-    "ttft_p50": ("TTFT p50", "ms", 1000.0),
-    "ttft_p90": ("TTFT p90", "ms", 1000.0),
-    "ttft_p99": ("TTFT p99", "ms", 1000.0),
-    "tpot_mean": ("TPOT mean", "ms", 1000.0),
-    "tpot_p50": ("TPOT p50", "ms", 1000.0),
-    "tpot_p90": ("TPOT p90", "ms", 1000.0),
-    "tpot_p99": ("TPOT p99", "ms", 1000.0),
-    "throughput": ("throughput", "tokens/s", 1.0),
-    "acceptance_length": ("acceptance length", "tokens", 1.0),
-    "slo_attainment": ("SLO attainment", "%", 100.0),
-    "goodput": ("goodput", "req/s", 1.0),
-    "mean_batch": ("batch", "requests", 1.0),
-    "target": ("span: target", "ms", 1000.0),
-    "draft": ("span: draft", "ms", 1000.0),
-    "reroot": ("span: re-root", "ms", 1000.0),
-    "link_there": ("span: link there", "ms", 1000.0),
-    "link_back": ("span: link back", "ms", 1000.0),
-    "seconds": ("round", "ms", 1000.0),
-    "prefill": ("prefill before a round", "ms", 1000.0),
-    "batch": ("requests in a round", "", 1.0),
-    "rows": ("rows verified", "", 1.0),
-    "context": ("KV rows of the batch", "", 1.0),
-    "num_expansions": ("draft forwards", "", 1.0),
-    "draft_rows": ("rows drafted", "", 1.0),
-    "num_emitted_tokens": ("tokens emitted", "", 1.0),
-}
-
-_LITTLE = 0.002  # of a round
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --soft: #60666d; --line: #d9dde2;
   --page: #ffffff; --card: #f6f7f9; --good: #1a7f4b; --bad: #b3261e; }
@@ -83,9 +61,10 @@ def html_report(validation: Validation, plan: Plan, *, tolerance: float, fit: Fi
         fit: For the chart of the calibration; None to leave it out.
     """
     runs = validation.runs
+    is_good, sentence = verdict(validation, tolerance)
     sections = [
         _heading(validation, plan),
-        _verdict(validation, tolerance),
+        f'<p class="verdict{"" if is_good else " bad"}">{escape(sentence)}</p>',
         "<h2>Figures</h2>",
         _overview(runs, tolerance),
         '<p class="soft">Predicted, measured, error relative to the measurement. Red: outside the '
@@ -109,26 +88,6 @@ def html_report(validation: Validation, plan: Plan, *, tolerance: float, fit: Fi
     )
 
 
-def shown_comparisons(run: RunComparison) -> list[Comparison]:
-    """Figures and spans of a run, without spans that are next to nothing on both sides."""
-    little = _LITTLE * sum(span.measured for span in run.spans)
-    spans = [s for s in run.spans if max(s.predicted.value, s.measured) > little]
-    return [*run.figures, *spans]
-
-
-def error_text(comparison: Comparison) -> str:
-    """The relative error with its sign, for example "+3.1 %"."""
-    return "-" if comparison.error is None else f"{100 * comparison.error:+.1f} %"
-
-
-def figure_text(name: str, value: float) -> str:
-    """A figure in the unit that it is shown in, without the unit."""
-    if not math.isfinite(value):
-        return "-"
-    shown = SHOWN[name][2] * value
-    return f"{shown:,.0f}" if abs(shown) >= 1000 else f"{shown:.3g}"
-
-
 def _heading(validation: Validation, plan: Plan) -> str:
     targets = [
         f"{name} p{plan.slo.percentile:g} at most {1000 * target:g} ms"
@@ -143,34 +102,11 @@ def _heading(validation: Validation, plan: Plan) -> str:
     )
 
 
-def _verdict(validation: Validation, tolerance: float) -> str:
-    outside = validation.outside(tolerance)
-    figures = ", ".join(SHOWN[name][0] for name in CHECKED)
-    number = f"{len(validation.runs)} run" + ("s" if len(validation.runs) != 1 else "")
-    if unfinished := validation.unfinished:
-        return (
-            f'<p class="verdict bad">{number}: {len(unfinished)} with requests that did not finish '
-            f"({escape(', '.join(run.label for run in unfinished))}), which cannot be held against "
-            "a prediction of a whole run.</p>"
-        )
-    if not outside:
-        return (
-            f'<p class="verdict">{number}: {figures} are all within {tolerance:.0%} of the '
-            "measurement.</p>"
-        )
-    run, worst = outside[0]
-    return (
-        f'<p class="verdict bad">{number}: {len(outside)} of the figures {figures} are more than '
-        f"{tolerance:.0%} off, most of all {SHOWN[worst.name][0]} of {escape(run.label)} "
-        f"({error_text(worst)}).</p>"
-    )
-
-
 def _overview(runs: Sequence[RunComparison], tolerance: float) -> str:
     names = [
         n for n in ("tpot_mean", "throughput", "acceptance_length", "ttft_p50") if _has(runs, n)
     ]
-    head = "".join(f'<th colspan="3">{_title(name)}</th>' for name in names)
+    head = "".join(f'<th colspan="3">{figure_title(name)}</th>' for name in names)
     rows = []
     for run in runs:
         cells = [f"<td>{escape(run.label)}</td>"]
@@ -182,11 +118,6 @@ def _overview(runs: Sequence[RunComparison], tolerance: float) -> str:
 
 def _has(runs: Sequence[RunComparison], name: str) -> bool:
     return any(run.figure(name) is not None for run in runs)
-
-
-def _title(name: str) -> str:
-    title, unit, _ = SHOWN[name]
-    return f"{title}, {unit}" if unit else title
 
 
 def _cells(comparison: Comparison | None, tolerance: float) -> str:
@@ -216,7 +147,7 @@ def _chart_sections(runs: Sequence[RunComparison], fit: Fit | None) -> list[str]
     scatters = [
         (
             charts.predicted_against_measured(
-                runs, name, title=_title(name), factor=SHOWN[name][2]
+                runs, name, title=figure_title(name), factor=SHOWN[name][2]
             ),
             "",
         )
@@ -265,7 +196,7 @@ def _figures(shown: Sequence[tuple[Any, str]]) -> str:
 
 
 def _ranking(ranking: Ranking) -> str:
-    title = _title(ranking.figure)
+    title = figure_title(ranking.figure)
     rows = [
         f"<tr><td>{place}</td><td>{escape(predicted)}</td><td>{escape(measured)}</td></tr>"
         for place, (predicted, measured) in enumerate(
@@ -276,30 +207,13 @@ def _ranking(ranking: Ranking) -> str:
     return _table(head, rows) + f"<p>{ranking_text(ranking)}</p>"
 
 
-def ranking_text(ranking: Ranking) -> str:
-    """One sentence: how many pairs came out in the predicted order, and the choice's regret."""
-    apart = ranking.num_pairs - ranking.num_tied
-    text = f"{apart - ranking.num_wrong} of {apart} pairs in the predicted order"
-    if not apart:
-        text = f"all {ranking.num_pairs} pairs too close to predict"
-    elif ranking.num_tied:
-        text += f", {ranking.num_tied} too close to predict"
-    if ranking.correlation is not None:
-        text += f", rank correlation {ranking.correlation:.2f}"
-    if ranking.regret is not None:
-        lost = "is the best measured" if ranking.regret <= 0 else f"loses {ranking.regret:.1%}"
-        text += f"; the plan's choice {lost}"
-        text += "" if ranking.regret <= 0 else " to the best measured"
-    return text
-
-
 def _details(run: RunComparison, tolerance: float) -> str:
     rows = []
     for comparison in (*shown_comparisons(run), *run.rounds):
         interval, name = comparison.predicted, comparison.name
         inside = "inside" if comparison.is_inside else "outside"
         rows.append(
-            f"<tr><td>{_title(name)}</td>{_cells(comparison, tolerance)}"
+            f"<tr><td>{figure_title(name)}</td>{_cells(comparison, tolerance)}"
             f"<td>{figure_text(name, interval.low)} to {figure_text(name, interval.high)}</td>"
             f'<td class="{"good" if comparison.is_inside else ""}">{inside}</td></tr>'
         )

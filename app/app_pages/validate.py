@@ -14,12 +14,11 @@ from codesign.dashboard.validation import (
     comparison_table,
     request_chart,
     residual_chart,
-    verdict,
 )
 from codesign.errors import CodesignError
 from codesign.fit import Fit
 from codesign.plan import Plan
-from codesign.report import SHOWN, ranking_text
+from codesign.report_words import SHOWN, ranking_text, verdict
 from codesign.run_directory import read_run
 from codesign.validate import Validation
 

@@ -93,7 +93,7 @@ def _write_report(
 
 
 def _line(comparison: Comparison) -> str:
-    from codesign.report import SHOWN, error_text, figure_text
+    from codesign.report_words import SHOWN, error_text, figure_text
 
     name, predicted = comparison.name, comparison.predicted.value
     title, unit, _ = SHOWN[name]
@@ -139,7 +139,7 @@ def _comparison_payload(comparison: Comparison) -> dict[str, Any]:
 
 
 def _as_text(validation: Validation, plan: Plan, tolerance: float) -> str:
-    from codesign.report import ranking_text
+    from codesign.report_words import ranking_text
 
     lines = [
         f"plan      {plan.num_requests:,} requests, {plan.target} with {plan.draft or 'no draft'}; "
@@ -161,15 +161,14 @@ def _as_text(validation: Validation, plan: Plan, tolerance: float) -> str:
 
 
 def _run_lines(run: RunComparison, tolerance: float) -> list[str]:
-    from codesign.report import SHOWN, error_text, figure_text, shown_comparisons
+    from codesign.report_words import error_text, figure_text, figure_title, shown_comparisons
 
     rows = []
     for comparison in shown_comparisons(run):
         name, interval = comparison.name, comparison.predicted
-        title, unit, _ = SHOWN[name]
         rows.append(
             [
-                f"{title}, {unit}" if unit else title,
+                figure_title(name),
                 figure_text(name, interval.value),
                 f"[{figure_text(name, interval.low)}, {figure_text(name, interval.high)}]",
                 figure_text(name, comparison.measured),
@@ -193,7 +192,7 @@ def _run_lines(run: RunComparison, tolerance: float) -> list[str]:
 
 
 def _overview(validation: Validation) -> str:
-    from codesign.report import SHOWN, error_text, figure_text
+    from codesign.report_words import error_text, figure_text, figure_title
     from codesign.validate import CHECKED
 
     rows = []
@@ -208,5 +207,4 @@ def _overview(validation: Validation) -> str:
             shown = " / ".join(figure_text(name, value) for value in both)
             cells.append(f"{shown} ({error_text(comparison)})")
         rows.append(cells)
-    heads = [", ".join(filter(None, SHOWN[name][:2])) for name in CHECKED]
-    return table(["predicted / measured", *heads], rows)
+    return table(["predicted / measured", *map(figure_title, CHECKED)], rows)

@@ -11,19 +11,25 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from codesign.charts import RUN_SHAPES
 from codesign.dashboard.chart_parts import COLOURS, GREY, named
 from codesign.dashboard.choices import file_time
 from codesign.dashboard.files import RUN_FILE
 from codesign.dashboard.kept import Kept
 from codesign.fit import Fit
 from codesign.plan import Plan
-from codesign.report import SHOWN, error_text, figure_text, shown_comparisons
+from codesign.report_words import (
+    SHOWN,
+    error_text,
+    figure_text,
+    figure_title,
+    shown_comparisons,
+)
 from codesign.validate import Validation, validate
 
 if TYPE_CHECKING:
     from codesign.validate import RunComparison
 
-_RUN_SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down"]
 RESIDUALS = (
     "acceptance_length", "tpot_mean", "tpot_p90", "throughput", "ttft_p50", "mean_batch",
 )  # fmt: skip
@@ -161,11 +167,10 @@ def comparison_table(run: RunComparison, tolerance: float) -> pd.DataFrame:
     """Every figure, span and round mean of one run, as texts for people."""
     rows = []
     for found in (*shown_comparisons(run), *run.rounds):
-        title, unit, _ = SHOWN[found.name]
         low, high = found.predicted.low, found.predicted.high
         rows.append(
             {
-                "figure": f"{title}, {unit}" if unit else title,
+                "figure": figure_title(found.name),
                 "predicted": figure_text(found.name, found.predicted.value),
                 "interval": f"{figure_text(found.name, low)} to {figure_text(found.name, high)}",
                 "measured": figure_text(found.name, found.measured),
@@ -175,26 +180,6 @@ def comparison_table(run: RunComparison, tolerance: float) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
-
-
-def verdict(validation: Validation, tolerance: float) -> tuple[bool, str]:
-    """Whether every checked figure of every run is within the tolerance, and one sentence."""
-    number = len(validation.runs)
-    runs = f"{number} run" + ("" if number == 1 else "s")
-    if validation.unfinished:
-        labels = ", ".join(run.label for run in validation.unfinished)
-        return False, f"{runs}; not every request finished in {labels}: no verdict on these."
-    outside = validation.outside(tolerance)
-    if not outside:
-        return True, (
-            f"{runs}: acceptance length, mean TPOT and throughput are all within {tolerance:.0%} "
-            "of the measurement."
-        )
-    run, worst = outside[0]
-    return False, (
-        f"{runs}: {len(outside)} of {3 * number} checked figures are more than {tolerance:.0%} "
-        f"off, most of all {SHOWN[worst.name][0]} of {run.label}, {worst.error or 0.0:+.1%}."
-    )
 
 
 def calibration_sentence(before: float, after: float | None, num_tokens: int) -> str:
@@ -208,7 +193,7 @@ def calibration_sentence(before: float, after: float | None, num_tokens: int) ->
 def _by_run(labels: Sequence[str]) -> tuple[Any, Any]:
     """Colour and shape of each run; of more than there are, some look alike."""
     colours = dict(zip(labels, cycle(COLOURS.values()), strict=False))
-    shapes = dict(zip(labels, cycle(_RUN_SHAPES), strict=False))
+    shapes = dict(zip(labels, cycle(RUN_SHAPES), strict=False))
     return named(alt.Color, "run:N", colours), named(alt.Shape, "run:N", shapes)
 
 

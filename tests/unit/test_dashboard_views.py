@@ -30,7 +30,6 @@ from codesign.dashboard.validation import (
     request_chart,
     request_table,
     residual_table,
-    verdict,
 )
 from codesign.errors import InputError
 from codesign.fit import Fit
@@ -39,6 +38,7 @@ from codesign.fit.priced_model import parse_model
 from codesign.fit.roofline import Forward
 from codesign.plan import Plan
 from codesign.policy.cost import StepTime
+from codesign.report_words import verdict
 from codesign.run_directory import StoredRun, read_run
 from codesign.sim.replay import ReplayedRound, replay
 from codesign.validate import Validation, validate

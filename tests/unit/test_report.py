@@ -14,7 +14,8 @@ from codesign.config import SLO, Deployment, Serving
 from codesign.plan import Candidate, FileRef, Interval, Plan, ScoredCandidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
-from codesign.report import SHOWN, figure_text, html_report, ranking_text, shown_comparisons
+from codesign.report import html_report
+from codesign.report_words import SHOWN, figure_text, ranking_text, shown_comparisons
 from codesign.validate import (
     FIGURES,
     RANKED,
