@@ -12,7 +12,7 @@ Imports torch and nothing of the engine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -102,63 +102,105 @@ def _run(call: _Call, tiling: Tiling | None, *, pdl: bool) -> None:
     assert out.is_contiguous(), "out is not contiguous"
     assert x.shape[1] == weight.num_columns, f"{x.shape[1]} columns for {weight.num_columns}"
     assert out.shape[1] % 2 == 0, f"{out.shape[1]} outputs: the kernel writes pairs"
-    most = MAX_ROWS
-    while most > 8 and _layout(weight, most, tiling, x.device)[1].stages < 2:
-        most //= 2  # the sums of fewer rows leave room for a ring
+    tiles, groups, _ = weight.data.shape
+    most = _most_rows(tiles, groups, weight.bits, tiling, num_sms(x.device.index or 0))
+    if x.shape[0] <= most:
+        _launch(call, tiling, pdl=pdl)
+        return
     for start in range(0, x.shape[0], most):
         rows = slice(start, min(start + most, x.shape[0]))
-        _launch(call, rows, tiling, pdl=pdl)
+        residual = None if call.residual_MN is None else call.residual_MN[rows]
+        part = replace(call, x_MK=x[rows], out=out[rows], residual_MN=residual)
+        _launch(part, tiling, pdl=pdl)
 
 
-def _layout(
-    weight: PackedLinear, num_rows: int, tiling: Tiling | None, device: torch.device
-) -> tuple[Tiling, Layout]:
-    """The given tiling or the chosen one, and its shared memory."""
-    tiles, groups = weight.data.shape[:2]
-    count, sms = row_tiles(num_rows), num_sms(device.index or 0)
-    tiling = tiling or _choose(tiles, groups, weight.bits, count, sms)
-    return tiling, layout(
-        tiling,
-        tiles=tiles,
-        groups=groups,
-        record_bytes=RECORD_BYTES[weight.bits],
-        num_row_tiles=count,
-        num_sms=sms,
-    )
-
-
-def _launch(call: _Call, rows: slice, tiling: Tiling | None, *, pdl: bool) -> None:
+def _launch(call: _Call, tiling: Tiling | None, *, pdl: bool) -> None:
     """One launch over at most ``MAX_ROWS`` rows."""
-    x, out, weight, norm = call.x_MK[rows], call.out[rows], call.weight, call.norm
-    residual = None if call.residual_MN is None else call.residual_MN[rows]
-    tiles, groups = weight.data.shape[:2]
-    count = row_tiles(x.shape[0])
-    tiling, plan = _layout(weight, x.shape[0], tiling, x.device)
-    assert plan.stages >= 2, f"{tiling} leaves no room for a ring"
-    args = [weight.data, x, None if norm is None else norm.weight_K, out, call.bias_N, residual]
-    args += [
-        x.shape[0],
-        x.shape[1],
-        out.shape[1],
-        groups,
-        plan.stages,
-        plan.part_tiles,
-        *divmod(tiles, plan.clusters),
-    ]
-    args += [0.0 if norm is None else norm.eps]
-    _kernel(weight.bits, count, tiling, call.activation).launch(
-        (plan.clusters * tiling.cluster,),
-        tiling.threads(count),
+    x, weight, norm = call.x_MK, call.weight, call.norm
+    rows, columns = x.shape
+    tiles, groups, _ = weight.data.shape
+    count, sms = row_tiles(rows), num_sms(x.device.index or 0)
+    plan = _plan(tiles, groups, weight.bits, count, tiling, sms, call.activation)
+    norm_K, eps = (None, 0.0) if norm is None else (norm.weight_K, norm.eps)
+    args = [weight.data, x, norm_K, call.out, call.bias_N, call.residual_MN]
+    args += [rows, columns, call.out.shape[1], groups, *plan.sizes, eps]
+    plan.kernel.launch(
+        plan.grid,
+        plan.threads,
         args,
         shared_bytes=plan.shared_bytes,
-        cluster=tiling.cluster,
+        cluster=plan.cluster,
         pdl=pdl,
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A launch, but for its tensors and rows."""
+
+    kernel: CudaKernel
+    grid: tuple[int]
+    threads: int
+    sizes: tuple[int, ...]  # of the ring and of the partial sums; tiles of a cluster
+    shared_bytes: int
+    cluster: int
+
+    @classmethod
+    def of(
+        cls, kernel: CudaKernel, tiling: Tiling, plan: Layout, *, tiles: int, count: int
+    ) -> Plan:
+        """The launch of a kernel over ``tiles`` tiles of a weight and ``count`` of rows."""
+        return cls(
+            kernel,
+            (plan.clusters * tiling.cluster,),
+            tiling.threads(count),
+            (plan.stages, plan.part_tiles, *divmod(tiles, plan.clusters)),
+            plan.shared_bytes,
+            tiling.cluster,
+        )
+
+
+# What follows costs the host more than a launch does, and depends on few sizes.
 @cache
-def _choose(tiles: int, groups: int, bits: int, count: int, sms: int) -> Tiling:
-    return choose(tiles=tiles, groups=groups, bits=bits, num_row_tiles=count, num_sms=sms)
+def _plan(
+    tiles: int,
+    groups: int,
+    bits: int,
+    count: int,
+    tiling: Tiling | None,
+    sms: int,
+    activation: int,
+) -> Plan:
+    tiling, plan = _layout(tiles, groups, bits, count, tiling, sms)
+    assert plan.stages >= 2, f"{tiling} leaves no room for a ring"
+    kernel = _kernel(bits, count, tiling, activation)
+    return Plan.of(kernel, tiling, plan, tiles=tiles, count=count)
+
+
+@cache
+def _most_rows(tiles: int, groups: int, bits: int, tiling: Tiling | None, sms: int) -> int:
+    """Rows of a launch: the sums of fewer leave room for a ring."""
+    most = MAX_ROWS
+    while most > 8 and _layout(tiles, groups, bits, row_tiles(most), tiling, sms)[1].stages < 2:
+        most //= 2
+    return most
+
+
+def _layout(
+    tiles: int, groups: int, bits: int, count: int, tiling: Tiling | None, sms: int
+) -> tuple[Tiling, Layout]:
+    """The given tiling or the chosen one, and its shared memory."""
+    tiling = tiling or choose(
+        tiles=tiles, groups=groups, bits=bits, num_row_tiles=count, num_sms=sms
+    )
+    return tiling, layout(
+        tiling,
+        tiles=tiles,
+        groups=groups,
+        record_bytes=RECORD_BYTES[bits],
+        num_row_tiles=count,
+        num_sms=sms,
+    )
 
 
 @cache
@@ -167,7 +209,6 @@ def num_sms(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@cache
 def _kernel(bits: int, count: int, tiling: Tiling, activation: int) -> CudaKernel:
     defines = {
         "BITS": bits,

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from codesign.kernels.all_reduce import all_reduce_add
 from codesign.kernels.cuda_module import CudaKernel, load_kernel
-from codesign.kernels.gemm import linear, num_sms
+from codesign.kernels.gemm import Plan, linear, num_sms
 from codesign.kernels.many_rows import takes
 from codesign.kernels.packing import RECORD_BYTES, TILE, PackedLinear
 from codesign.kernels.symmetric import DeviceExchange, Exchange
-from codesign.kernels.tiling import MAX_ROWS, Layout, Tiling, choose, layout, row_tiles
+from codesign.kernels.tiling import MAX_ROWS, Tiling, choose, layout, row_tiles
 
 
 class _Epilogue(ctypes.Structure):
@@ -58,8 +58,11 @@ def linear_all_reduce(
     count, (tiles, groups, _) = row_tiles(rows), weight.data.shape
     fits = x_MK.is_cuda and rows <= MAX_ROWS and not takes(rows, prompt=prompt)
     fits = fits and 8 * count * tiles * TILE <= exchange.max_elements
-    cut, plan = _layout(weight, count, tiling, x_MK.device) if fits else (None, None)
-    if cut is None or plan is None or plan.stages < 2:  # or its sums leave no room for a ring
+    plan = None
+    if fits:
+        sms = num_sms(x_MK.device.index or 0)
+        plan = _plan(tiles, groups, weight.bits, count, tiling, sms, exchange.world)
+    if plan is None:  # or its sums leave no room for a ring
         partial_MN = linear(x_MK, weight, tiling=tiling, pdl=pdl, prompt=prompt)
         return all_reduce_add(partial_MN, residual_MN, exchange=exchange, out_TD=out_MN, pdl=pdl)
     if out_MN is None:
@@ -70,48 +73,39 @@ def linear_all_reduce(
     residual = None if residual_MN is None else residual_MN.data_ptr()
     assert exchange.on_device is not None, "the exchange is not on a GPU"
     epilogue = _Epilogue(out_MN.data_ptr(), residual, rows, features, exchange.on_device)
-    _kernel(weight.bits, count, cut, exchange.world).launch(
-        (plan.clusters * cut.cluster,),
-        cut.threads(count),
-        [
-            weight.data,
-            x_MK,
-            epilogue,
-            x_MK.shape[1],
-            groups,
-            plan.stages,
-            plan.part_tiles,
-            *divmod(tiles, plan.clusters),
-        ],
+    plan.kernel.launch(
+        plan.grid,
+        plan.threads,
+        [weight.data, x_MK, epilogue, x_MK.shape[1], groups, *plan.sizes],
         shared_bytes=plan.shared_bytes,
-        cluster=cut.cluster,
+        cluster=plan.cluster,
         pdl=pdl,
     )
     return out_MN
 
 
-def _layout(
-    weight: PackedLinear, count: int, tiling: Tiling | None, device: torch.device
-) -> tuple[Tiling, Layout]:
-    """The given tiling or the chosen one, and its shared memory."""
-    tiles, groups = weight.data.shape[:2]
-    sms = num_sms(device.index or 0)
-    if tiling is None:
-        tiling = choose(
-            tiles=tiles, groups=groups, bits=weight.bits, num_row_tiles=count, num_sms=sms
-        )
-    return tiling, layout(
+@cache
+def _plan(
+    tiles: int, groups: int, bits: int, count: int, tiling: Tiling | None, sms: int, world: int
+) -> Plan | None:
+    """The launch with the given tiling or the chosen one; None where there is no room for it."""
+    tiling = tiling or choose(
+        tiles=tiles, groups=groups, bits=bits, num_row_tiles=count, num_sms=sms
+    )
+    plan = layout(
         tiling,
         tiles=tiles,
         groups=groups,
-        record_bytes=RECORD_BYTES[weight.bits],
+        record_bytes=RECORD_BYTES[bits],
         num_row_tiles=count,
         num_sms=sms,
         keep=True,
     )
+    if plan.stages < 2:
+        return None
+    return Plan.of(_kernel(bits, count, tiling, world), tiling, plan, tiles=tiles, count=count)
 
 
-@cache
 def _kernel(bits: int, count: int, tiling: Tiling, world: int) -> CudaKernel:
     defines = {
         "BITS": bits,

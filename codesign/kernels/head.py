@@ -21,7 +21,7 @@ from codesign.kernels.gemm import num_sms
 from codesign.kernels.packed_reference import Norm, product
 from codesign.kernels.packing import RECORD_BYTES, PackedLinear
 from codesign.kernels.row_choices import Lists, row_choices, words_of
-from codesign.kernels.tiling import Tiling, layout, row_tiles
+from codesign.kernels.tiling import Layout, Tiling, layout, row_tiles
 
 MOST_CHOICES = 8  # a lane keeps them in registers, for each of its rows
 _MOST_ROWS = 16
@@ -77,18 +77,8 @@ def _launch(
 ) -> Lists:
     rows, columns = x_MK.shape
     tiles, groups, _ = weight.data.shape
-    limit = 16 if rows <= 8 else 8
-    tiling = tiling or Tiling(next(w for w in range(limit, 0, -1) if groups % w == 0), 1)
-    num_row_tiles = row_tiles(rows)
-    plan = layout(
-        tiling,
-        tiles=tiles,
-        groups=groups,
-        record_bytes=RECORD_BYTES[weight.bits],
-        num_row_tiles=num_row_tiles,
-        num_sms=num_sms(x_MK.device.index or 0),
-    )
-    assert plan.stages >= 2, f"{tiling} leaves no room for a ring"
+    num_row_tiles, sms = row_tiles(rows), num_sms(x_MK.device.index or 0)
+    tiling, plan = _layout(tiles, groups, weight.bits, rows, tiling, sms)
     lists = Lists.empty(rows, plan.clusters * tiling.slots(num_row_tiles), count, x_MK.device)
     norm_weight, eps = (None, 0.0) if norm is None else (norm.weight_K, norm.eps)
     args = [weight.data, x_MK, norm_weight, lists.values_TBK, lists.columns_TBK, lists.sums_TB2]
@@ -102,6 +92,25 @@ def _launch(
         pdl=True,
     )
     return lists
+
+
+@cache
+def _layout(
+    tiles: int, groups: int, bits: int, rows: int, tiling: Tiling | None, sms: int
+) -> tuple[Tiling, Layout]:
+    """The given tiling or the chosen one, and its shared memory."""
+    limit = 16 if rows <= 8 else 8
+    tiling = tiling or Tiling(next(w for w in range(limit, 0, -1) if groups % w == 0), 1)
+    plan = layout(
+        tiling,
+        tiles=tiles,
+        groups=groups,
+        record_bytes=RECORD_BYTES[bits],
+        num_row_tiles=row_tiles(rows),
+        num_sms=sms,
+    )
+    assert plan.stages >= 2, f"{tiling} leaves no room for a ring"
+    return tiling, plan
 
 
 @cache
