@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from codesign.engine.gpu.slabs import Slabs, seen_rows
 from codesign.engine.gpu.step_rows import BUCKETS, DeviceRows
@@ -25,6 +24,7 @@ from codesign.kernels.embedding import embed_rows
 from codesign.kernels.fused_attention import attention_in_two, fits, fused_attention
 from codesign.kernels.packed_linear import LinearMap, for_prompts, linear_map, swiglu_map
 from codesign.kernels.packed_reference import Norm
+from codesign.kernels.prompt_attention import prompt_attention
 from codesign.kernels.row_attention import Scratch, rotate_and_append
 
 
@@ -101,7 +101,7 @@ class RankForward:
         seen = seen_rows(rows, slabs)
 
         def attend(index: int, qkv_TN: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
-            tables = (cos_TF, sin_TF, slabs.keys_LBGME[index], slabs.values_LBGME[index])
+            tables = (cos_TF, sin_TF, *slabs.layers[index])
             heads, places_T = self.shape.heads, rows.kv_rows_T
             if not self._fused:
                 return attention_in_two(
@@ -133,28 +133,21 @@ class RankForward:
         positions_N = torch.arange(start, end, device=tokens_N.device)
         slots_N, places_N = slabs.prompt_places(slot, positions_N, first_written)
 
+        rows_of = slabs.prompt_rows(slot, end)
+        heads = self.shape.heads
+
         def attend(index: int, qkv_TN: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
             q_THE = rotate_and_append(
                 qkv_TN,
                 cos_TF,
                 sin_TF,
-                slabs.keys_LBGME[index],
-                slabs.values_LBGME[index],
+                *slabs.layers[index],
                 slots_N,
                 places_N,
-                heads=self.shape.heads,
+                heads=heads,
                 tables_SK=slabs.tables_SK,
             )
-            keys_GSE, values_GSE = slabs.rows(index, slot, end)
-            out_1HTE = F.scaled_dot_product_attention(
-                q_THE.transpose(0, 1)[None],
-                keys_GSE[None],
-                values_GSE[None],
-                attn_mask=causal_lower_right(len(tokens_N), end) if start else None,
-                is_causal=not start,
-                enable_gqa=self.shape.heads != self.shape.kv_heads,
-            )
-            return out_1HTE[0].transpose(0, 1).flatten(1)
+            return prompt_attention(q_THE, *rows_of(index))
 
         return self._run(self._prompt_layers, tokens_N, positions_N, attend)[-1:]
 

@@ -10,7 +10,7 @@ key/value heads, M rows of a slab or page, E head size, T rows of a step, N rows
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ class Slabs:
     Attributes:
         keys_LBGME: Keys.
         values_LBGME: Values.
+        layers: Keys and values of each layer.
         tables_SK: Page of each slab's rows, int32; None for whole slabs.
         max_tokens: Rows of a slab.
         scratch_slot: Slab of padding rows.
@@ -66,6 +67,7 @@ class Slabs:
         size = (shape.layers, pieces, shape.kv_heads, rows, shape.head_dim)
         self.keys_LBGME = torch.zeros(size, dtype=dtype, device=device)
         self.values_LBGME = torch.zeros(size, dtype=dtype, device=device)
+        self.layers = [*zip(self.keys_LBGME.unbind(), self.values_LBGME.unbind(), strict=True)]
         self.num_faults_1 = torch.zeros(1, dtype=torch.int32, device=device)
         self._labels_BM2: Tensor | None = None
         if check:
@@ -79,16 +81,21 @@ class Slabs:
             self._entries_SK[entry.slot, entry.index] = entry.page
         self.tables_SK.copy_(self._entries_SK, non_blocking=True)
 
-    def rows(self, layer: int, slot: int, count: int) -> tuple[Tensor, Tensor]:
-        """The first ``count`` keys and values of a slab, each (G, count, E)."""
-        keys_BGME, values_BGME = self.keys_LBGME[layer], self.values_LBGME[layer]
+    def prompt_rows(self, slot: int, count: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+        """The first ``count`` keys and values of a slab, of a layer, each (1, G, count, E).
+
+        Those in pages are copied when a layer is asked for: its rows must be written by then.
+        """
         if self.tables_SK is None:
-            return keys_BGME[slot, :, :count], values_BGME[slot, :, :count]
-        pages = self.tables_SK[slot, : -(-count // keys_BGME.shape[2])]
-        return tuple(
-            part[pages].transpose(0, 1).flatten(1, 2)[:, :count]
-            for part in (keys_BGME, values_BGME)
-        )  # pyright: ignore[reportReturnType]
+            keys = self.keys_LBGME[:, slot : slot + 1, :, :count].unbind()
+            values = self.values_LBGME[:, slot : slot + 1, :, :count].unbind()
+            return lambda layer: (keys[layer], values[layer])
+        pages = self.tables_SK[slot, : -(-count // self.keys_LBGME.shape[3])]
+
+        def gathered(slabs_BGME: Tensor) -> Tensor:
+            return slabs_BGME[pages].transpose(0, 1).flatten(1, 2)[None, :, :count]
+
+        return lambda layer: (gathered(self.layers[layer][0]), gathered(self.layers[layer][1]))
 
     def places(self, slots_N: Tensor, rows_N: Tensor) -> tuple[Tensor, Tensor]:
         """Where slab rows lie; see ``row_attention.places_of``."""

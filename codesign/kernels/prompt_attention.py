@@ -1,0 +1,68 @@
+"""Attention of a prompt's rows over those before them and each other.
+
+Left to itself, PyTorch picks cuDNN for this on a Hopper GPU: that costs the host more than the
+other launches of a layer together, and a new plan for every new length. The flash kernel starts
+at once, and takes the rows of a piece as the last ones of the keys.
+
+Letters in shapes: T rows, S slab rows up to the last of them, H query heads, G key/value heads,
+E head size.
+
+Imports torch and nothing of the engine.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+
+_LARGEST_HEAD = 256  # of the flash kernel
+
+
+def prompt_attention(q_THE: Tensor, keys_1GSE: Tensor, values_1GSE: Tensor) -> Tensor:
+    """Return attention of the last T of S rows, each over those up to itself, (T, H E).
+
+    Args:
+        q_THE: Rotated queries; query head h uses key/value head h * G // H.
+        keys_1GSE: Rotated keys of all rows up to the last.
+        values_1GSE: Values of the same.
+    """
+    rows, heads, head_dim = q_THE.shape
+    q_1HTE = q_THE[None].transpose(1, 2)
+    if _runs_flash(q_THE):
+        # Of this operation, "causal" lines up the last row with the last key.
+        out_1HTE = torch.ops.aten._scaled_dot_product_flash_attention.default(
+            q_1HTE, keys_1GSE, values_1GSE, 0.0, True, scale=head_dim**-0.5
+        )[0]
+    else:
+        before = keys_1GSE.shape[2] - rows
+        out_1HTE = F.scaled_dot_product_attention(
+            q_1HTE,
+            keys_1GSE,
+            values_1GSE,
+            attn_mask=causal_lower_right(rows, rows + before) if before else None,
+            is_causal=not before,
+            enable_gqa=heads != keys_1GSE.shape[1],
+        )
+    return out_1HTE.transpose(1, 2).reshape(rows, -1)
+
+
+def _runs_flash(q_THE: Tensor) -> bool:
+    head_dim = q_THE.shape[-1]
+    return (
+        q_THE.is_cuda
+        and q_THE.dtype in (torch.bfloat16, torch.float16)
+        and head_dim % 8 == 0
+        and head_dim <= _LARGEST_HEAD
+        and _has_flash(q_THE.device.index or 0)
+    )
+
+
+@cache
+def _has_flash(device: int) -> bool:
+    """Whether PyTorch was built with the kernel, and a device runs it."""
+    built = torch.backends.cuda.is_flash_attention_available()
+    return built and torch.cuda.get_device_capability(device)[0] >= 8
