@@ -28,8 +28,16 @@ from pathlib import Path
 from time import monotonic
 from typing import IO
 
-from benchmarks.campaign.schedule import Session, Wanted, by_calls, scheduled, unit_seconds
+from benchmarks.campaign.schedule import (
+    Session,
+    Wanted,
+    by_calls,
+    run_share,
+    scheduled,
+    unit_seconds,
+)
 from benchmarks.campaign.units import FULL, PAIRS, SMALL, Pair, Size, deployments, find_pair, grid
+from codesign.config import parse_deployment
 
 END_SECONDS = 8.0  # for a session to end after its deadline
 SLACK = 60.0  # beyond the guess, after which a session is taken to hang
@@ -103,15 +111,16 @@ def measure(args: argparse.Namespace) -> int:
     todo = [s for s in sessions(args) if s.seconds(args.out / s.pair.name)]
     for pair in {s.pair.name: s.pair for s in todo}.values():
         make_models(pair)
-    for session, process in started(todo):
+    for number, (session, process) in enumerate(started(todo)):
         left = end - monotonic()
+        share = run_share([s.phases(args.out / s.pair.name) for s in todo[number:]], left)
         needed = session.seconds(args.out / session.pair.name)
         if left < session.least_seconds(args.out / session.pair.name):
             process.kill()
             process.wait()
             continue
         print(f"{session.pair.name} on {session.label}: about {needed:.0f} s", flush=True)
-        if not give_task(process, session, args, end):
+        if not give_task(process, session, args, end=end, share=share):
             print("  had ended before its task came", flush=True)
             continue
         try:
@@ -125,11 +134,11 @@ def measure(args: argparse.Namespace) -> int:
 
 def started(todo: Sequence[Session]) -> Iterator[tuple[Session, subprocess.Popen[str]]]:
     """Sessions with their processes, each started while the one before works."""
-    following = start_process() if todo else None
+    following = start_process(todo[0]) if todo else None
     for number, session in enumerate(todo):
         process = following
         assert process is not None
-        following = start_process() if number + 1 < len(todo) else None
+        following = start_process(todo[number + 1]) if number + 1 < len(todo) else None
         try:
             yield session, process
         except GeneratorExit:
@@ -139,16 +148,21 @@ def started(todo: Sequence[Session]) -> Iterator[tuple[Session, subprocess.Popen
             raise
 
 
-def start_process() -> subprocess.Popen[str]:
-    """A process that loads what it needs and waits for its task."""
-    words = [sys.executable, "-m", MODULE]
+def start_process(session: Session) -> subprocess.Popen[str]:
+    """A process that loads what it needs, as its other ranks do, and waits for its task."""
+    words = [sys.executable, "-m", MODULE, str(parse_deployment(session.label).num_workers)]
     return subprocess.Popen(words, stdin=subprocess.PIPE, text=True)
 
 
 def give_task(
-    process: subprocess.Popen[str], session: Session, args: argparse.Namespace, end: float
+    process: subprocess.Popen[str],
+    session: Session,
+    args: argparse.Namespace,
+    *,
+    end: float,
+    share: float,
 ) -> bool:
-    """Tell a process what to do; False if it is gone."""
+    """Tell a process what to do, by when, in what share of its runs' time; False if it is gone."""
     has_runs = bool(session.units)
     segments = len([work for work in session.units if work.workload.seconds])
     task = {
@@ -157,7 +171,7 @@ def give_task(
         "label": session.label,
         "device": args.device,
         "deadline": end,
-        "run_seconds": min(session.run_seconds, 1e9),
+        "run_seconds": min(share * session.run_seconds, 1e9),
         "size": asdict(size_of(args, segments)) if has_runs else None,
         "is_quick": not args.full_profile,
         "recorded": 0.25 if args.small else 1.0,

@@ -1,6 +1,6 @@
 """One session: profile a deployment on its ranks and serve the grid's runs on the same ones.
 
-    python -m benchmarks.campaign.ranks < task.json
+    python -m benchmarks.campaign.ranks NUM_RANKS < task.json
 
 A process of its own, so that a lost GPU ends one session. It loads what takes long before it reads
 its task, so that the next one can be started while this one still measures.
@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -27,6 +27,7 @@ from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, read_table, write_table
 from codesign.candidate import Candidate
 from codesign.config import Deployment, parse_deployment
+from codesign.engine.gpu.launch import keep_waiting
 from codesign.engine.run import EngineRun, PolicySetup
 from codesign.fit import fit_costs
 from codesign.fit.calibration import fit_calibration
@@ -107,6 +108,7 @@ class Measuring:
         self._store.open(resume=True)
         self._measurer = RankMeasurer(replace(settings, deployments=(task.label,)))
         self._seconds: dict[str, float] = {}
+        self._parts: dict[str, float] = {}
 
     def run(self) -> None:
         """Measure what is missing, as far as the time goes."""
@@ -114,6 +116,7 @@ class Measuring:
         deployment = parse_deployment(self._task.label)
         with self._measurer.bench(deployment) as bench:
             self._seconds["start"] = perf_counter() - start
+            self._parts = bench.start_seconds
             self._profile(bench, deployment)
             start = perf_counter()
             served = self._serve_all(bench)
@@ -226,8 +229,11 @@ class Measuring:
         (self._folder / f"{self._task.label}.spent").touch()
 
     def _note(self, served: int) -> None:
-        seconds = {name: round(value, 2) for name, value in self._seconds.items()}
-        line = {"label": self._task.label, "served": served, **seconds}
+        seconds, parts = (
+            {name: round(value, 2) for name, value in taken.items()}
+            for taken in (self._seconds, self._parts)
+        )
+        line = {"label": self._task.label, "served": served, **seconds, "start_parts": parts}
         with (self._folder / "sessions.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         print(f"  {line}", flush=True)
@@ -237,10 +243,13 @@ def _quiet(share: float) -> None:
     """No progress is shown."""
 
 
-def main(words: Sequence[str]) -> None:
+def main(num_ranks: int) -> None:
     """Read the task, do it, and leave without waiting for kernels that hang."""
-    values = json.loads(words[0] if words else sys.stdin.readline())
-    task = Task(**values)
+    keep_waiting(num_ranks - 1)
+    line = sys.stdin.readline()
+    if not line:
+        return  # the campaign is over
+    task = Task(**json.loads(line))
     try:
         Measuring(task).run()
     except BaseException:
@@ -252,4 +261,4 @@ def main(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(int(sys.argv[1]))

@@ -18,12 +18,11 @@ from codesign.config import parse_deployment
 from codesign.fit.devices import load_device
 from codesign.fit.roofline import Forward, Software
 
-START_FIXED, START_LAYER = 12.0, 0.22  # seconds of a start: 14 s of 32 layers, 30 s of 80
-PROFILE = 9.0  # of steps; prompts beside them:
-PROFILE_PROMPT_TOKENS = 15_000  # each length three times, the longest once more to warm up
-# Of a prompt, a layer, on one GPU: 20 us then. Prompts have kernels of their own since, which are
-# taken to be twice as fast until somebody has timed them.
-TOKEN_LAYER = 10e-6
+START_FIXED, START_LAYER = 8.0, 0.1  # seconds of a start: 11 s of 32 layers, 16 s of 80
+PROFILE = 6.0  # of steps; prompts beside them:
+PROFILE_PROMPTS = (15, 127, 143, 255, 287, 511, 1023, 2047)  # tokens; each three times
+# Of a prompt on one H200, a layer of 70B: what the host takes at least, and what the weights do.
+HOST_LAYER, PROMPT_LAYER, TOKEN_LAYER = 450e-6, 300e-6, 2.5e-6
 RANK = 0.04  # of a recorded request, for the draft's opinion of it
 NUM_RECORDED = (108, 21_800)  # requests, and prompt tokens of all
 SERVED_PROMPT = 140  # tokens
@@ -44,13 +43,13 @@ class Wanted:
 _LARGE, _LARGER_DRAFT, _SMALL, _QWEN = PAIRS[:4]
 
 
-def _on_two(first: float, larger: float, small: float) -> tuple[Wanted, ...]:
-    """Every pair on two GPUs; seconds of runs of the first pair, of other large ones, of 8B's."""
+def _on_two(first: float, small: float, larger: float) -> tuple[Wanted, ...]:
+    """Every pair on two GPUs; seconds of runs of the first pair, of 8B's, of other large ones."""
     budgets = (
         (_LARGE, first, 1),
-        (_LARGER_DRAFT, larger, 0),
         (_SMALL, small, 1),
         (_QWEN, larger, 0),
+        (_LARGER_DRAFT, larger, 0),
     )
     return tuple(
         Wanted(pair, label, seconds, segments)
@@ -64,11 +63,12 @@ _REST = (
     Wanted(_LARGE, "1", 12.0), Wanted(_SMALL, "1", 10.0), Wanted(_LARGER_DRAFT, "2+2", 20.0),
     Wanted(_LARGER_DRAFT, "4", 20.0), Wanted(_LARGE, "2+1", 15.0), Wanted(_LARGE, "1+2", 15.0),
 )  # fmt: skip
-# By GPUs of the machine, the most telling first: 600 s of two, 900 s of four and what is left.
+# By GPUs of the machine, the most telling first: 490 s of two, 900 s of four and what is left.
 SCHEDULES = {
-    2: (*_on_two(32.0, 15.0, 17.0), Wanted(_LARGE, "1", 12.0), Wanted(_SMALL, "1", 10.0)),
+    2: _on_two(42.0, 28.0, 30.0),
     4: (*_on_two(45.0, 27.0, 27.0)[:2], *_ON_FOUR, *_on_two(45.0, 27.0, 27.0)[2:], *_REST),
 }
+MOST_SHARE, LEAST_SHARE = 2.0, 0.5  # of the seconds wanted for runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +163,16 @@ def step_seconds(pair: Pair, label: str) -> tuple[float, float]:
     return target, draft
 
 
-def token_seconds(pair: Pair, label: str) -> float:
-    """Of a prompt's token, both models, where they take turns or not."""
+def prompt_seconds(pair: Pair, label: str, tokens: float) -> float:
+    """Of a prompt of so many tokens, both models, where they take turns or not."""
     if not pair.is_inflated:
-        return CPU_STEP / 50.0
-    shapes = [eight_predictions.model(name).shape.layers for name in (pair.target, pair.draft)]
-    return sum(
-        TOKEN_LAYER * layers / gpus**0.6 for layers, gpus in zip(shapes, _sides(label), strict=True)
-    )
+        return tokens * CPU_STEP / 50.0
+    seconds = 0.0
+    for name, gpus in zip((pair.target, pair.draft), _sides(label), strict=True):
+        shape = eight_predictions.model(name).shape
+        size = shape.hidden * shape.intermediate / (8192 * 28672) / gpus
+        seconds += shape.layers * max(HOST_LAYER, size * (PROMPT_LAYER + TOKEN_LAYER * tokens))
+    return seconds
 
 
 def start_seconds(pair: Pair) -> float:
@@ -183,17 +185,15 @@ def start_seconds(pair: Pair) -> float:
 def profile_seconds(pair: Pair, label: str) -> float:
     """Of one deployment's part of a profile."""
     fixed = PROFILE if pair.is_inflated else CPU_PROFILE
-    return fixed + PROFILE_PROMPT_TOKENS * token_seconds(pair, label)
+    return fixed + 3 * sum(prompt_seconds(pair, label, tokens) for tokens in PROFILE_PROMPTS)
 
 
 def recording_seconds(pair: Pair, label: str) -> float:
     """Of recording acceptance."""
     requests, prompt_tokens = NUM_RECORDED
     rounds = requests * 48 / 8.0
-    return (
-        rounds * step_seconds(pair, label)[0]
-        + prompt_tokens * token_seconds(pair, label)
-        + requests * RANK
+    return rounds * step_seconds(pair, label)[0] + requests * (
+        prompt_seconds(pair, label, prompt_tokens / requests) + RANK
     )
 
 
@@ -212,7 +212,19 @@ def unit_seconds(work: Unit, pair: Pair) -> float:
         tiles = -(-spec.max_rows * min(load.batch, load.requests) // 8) if load.batch > 1 else 1
         seconds = target * max(1.0, 0.75 * tiles)
         seconds = max(seconds, drafting) if spec.is_async else seconds + drafting
-    return rounds * seconds + SERVED_PROMPT * work.requests * token_seconds(pair, label)
+    return rounds * seconds + work.requests * prompt_seconds(pair, label, SERVED_PROMPT)
+
+
+def run_share(phases: Sequence[dict[str, float]], left: float) -> float:
+    """What share of its seconds for runs each of these sessions may have, if all are to come.
+
+    Args:
+        phases: Of the sessions that are left, from ``Session.phases``.
+        left: Seconds for all of them.
+    """
+    wanted = sum(each.get("runs", 0.0) for each in phases)
+    fixed = sum(sum(each.values()) for each in phases) - wanted
+    return min(max((left - fixed) / wanted, LEAST_SHARE), MOST_SHARE) if wanted else 1.0
 
 
 def by_calls(seconds: Sequence[float], call: float) -> list[int]:

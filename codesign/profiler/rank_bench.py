@@ -66,6 +66,7 @@ class RankBench:
         self, this: Rank, target: GroupLeader, draft: GroupLeader | None, link: Link | None
     ) -> None:
         self.setup = this.setup
+        self.start_seconds = this.start_seconds
         self.target = target
         self.draft = draft
         self._this = this

@@ -123,7 +123,7 @@ def test_the_schedule_fits_its_calls_and_asks_for_no_more_runs_once_they_had_the
     schedule, units = campaign["schedule"], campaign["units"]
     wanted = schedule.scheduled(4)
     assert [w.pair.name for w in wanted][:6] == 5 * ["llama-3-70b+llama-3.2-1b"] + [
-        "llama-3-70b+llama-3.2-3b"
+        "llama-3-8b+llama-3.2-1b"
     ]
     pairs = {pair.name for pair in units.PAIRS if pair.is_inflated}
     for gpus in (2, 4):
@@ -152,17 +152,27 @@ def test_the_schedule_fits_its_calls_and_asks_for_no_more_runs_once_they_had_the
     assert set(replace(first, run_seconds=float("inf")).phases(tmp_path)) == {"start", "runs"}
 
 
+def test_runs_share_the_seconds_that_starts_and_profiles_leave(campaign):
+    share = campaign["schedule"].run_share
+    phases = [{"start": 10.0, "profile": 5.0, "runs": 20.0}, {"start": 10.0, "runs": 20.0}]
+    assert share(phases, 65.0) == 1.0
+    assert share(phases, 55.0) == 0.75
+    assert share(phases, 30.0) == 0.5  # the last ones go without rather than all with too little
+    assert share(phases, 500.0) == 2.0
+    assert share([{"start": 10.0}], 5.0) == 1.0
+
+
 def test_a_session_that_died_before_its_task_does_not_end_the_campaign(campaign, tmp_path):
     main = importlib.import_module("benchmarks.campaign.__main__")
     args = main.parse(["--out", str(tmp_path), "--device", "cpu-ranks", "--deployments", "2"])
     [session] = main.sessions(args)
     gone = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE, text=True)
     gone.wait()
-    assert main.give_task(gone, session, args, 0.0) is False
+    assert main.give_task(gone, session, args, end=0.0, share=1.0) is False
     with subprocess.Popen(
         ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as echo:
-        assert main.give_task(echo, session, args, 5.0) is True
+        assert main.give_task(echo, session, args, end=5.0, share=1.0) is True
         told = json.loads(echo.stdout.read())
     assert (told["label"], told["deadline"], told["recorded"]) == ("2", 5.0, 1.0)
 

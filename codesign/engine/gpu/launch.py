@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,19 @@ from codesign.errors import HardwareError
 SETUP_FILE = "setup.pickle"
 START_SECONDS = 600.0
 END_SECONDS = 5.0
+_MODULE = "codesign.engine.gpu.rank_process"
+_waiting: list[subprocess.Popen[str]] = []  # for a run of this process to take
+
+
+def keep_waiting(count: int) -> None:
+    """Start processes that load what every rank needs, for runs of this process to come."""
+    _waiting.extend(_rank_process() for _ in range(count))
+
+
+def _rank_process() -> subprocess.Popen[str]:
+    # A session of its own: Ctrl-C is the leader's to handle.
+    command = [sys.executable, "-m", _MODULE]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
 
 
 class LocalRanks:
@@ -50,11 +64,12 @@ class LocalRanks:
         self.of_draft = _of_draft(setup, partial(self._check, draft=True))
         self.of_target = _of_target(setup, partial(self._check, draft=False))
 
-    def _start(self, rank: int) -> subprocess.Popen[bytes]:
-        module = "codesign.engine.gpu.rank_process"
-        command = [sys.executable, "-m", module, str(self._folder), str(rank)]
-        # A session of its own: Ctrl-C is the leader's to handle.
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    def _start(self, rank: int) -> subprocess.Popen[str]:
+        process = _waiting.pop() if _waiting else _rank_process()
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin as task:  # whoever waits for it says so
+            task.write(f"{rank} {self._folder}\n")
+        return process
 
     @property
     def pids(self) -> dict[int, int]:
@@ -183,6 +198,6 @@ def read_setup(folder: Path) -> RankSetup:
     return pickle.loads((folder / SETUP_FILE).read_bytes())
 
 
-def _exit_code(process: subprocess.Popen[bytes]) -> str:
+def _exit_code(process: subprocess.Popen[str]) -> str:
     code = process.poll()
     return "" if code is None else f", exit code {code}"

@@ -1,4 +1,8 @@
-"""A rank that a run started: python -m codesign.engine.gpu.rank_process FOLDER RANK."""
+"""A rank that a run started: python -m codesign.engine.gpu.rank_process.
+
+It loads what takes long before it reads its task, RANK FOLDER, from its standard input: a process
+may wait for a run to come.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +28,18 @@ def main() -> None:
     """Serve; when others are lost, end without a word: the run's leader says what happened."""
     parent = os.getppid()
     faulthandler.register(signal.SIGUSR1)  # shows where a rank waits
+    rank, _, folder = sys.stdin.readline().rstrip("\n").partition(" ")
+    if not rank:
+        return  # no run came
     try:
-        serve_rank(read_setup(Path(sys.argv[1])), int(sys.argv[2]), lambda: _check_parent(parent))
+        serve_rank(read_setup(Path(folder)), int(rank), lambda: _check_parent(parent))
     except (DraftLostError, TargetLostError):
         os._exit(1)
     except (RuntimeError, CodesignError) as error:
         if not is_broken_collective(error):
             if not isinstance(error, CodesignError):
                 raise
-            sys.stderr.write(f"rank {sys.argv[2]}: {error}\n")
+            sys.stderr.write(f"rank {rank}: {error}\n")
         os._exit(1)
 
 

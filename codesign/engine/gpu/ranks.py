@@ -6,10 +6,12 @@ and in ranks that torchrun starts on several.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 
 import torch
 import torch.distributed as dist
@@ -64,6 +66,7 @@ class Rank:
         models: Its part of each model, by TARGET_MODEL and DRAFT_MODEL.
         leaders: What this rank leads.
         weight_bytes: GPU memory that each model's weights take here; 0 on a CPU.
+        start_seconds: What the start took, by part.
     """
 
     setup: RankSetup
@@ -71,6 +74,7 @@ class Rank:
     models: dict[int, ModelRank]
     leaders: list[GroupLeader] = field(default_factory=list)
     weight_bytes: dict[int, int] = field(default_factory=dict)
+    start_seconds: dict[str, float] = field(default_factory=dict)
 
     def mailbox(
         self, name: str, writer: int, readers: range, max_words: int, watch: Watch | None
@@ -164,14 +168,18 @@ def load_rank(
         before_join: Called once this rank's files are open.
     """
     device = select_device(setup, rank)
+    marks = [("", perf_counter())]
     weights = load_weights(setup, rank, device)
+    marks.append(("open", perf_counter()))
     if setup.folder is not None:
         (setup.folder / f"ready-{rank}").touch()
     if before_join is not None:
         before_join()
+    marks.append(("wait", perf_counter()))
     join(setup, rank)
     hidden = max((part.shape.hidden for part in weights.values()), default=0)
     groups = tensor_groups(setup, rank, hidden, device)
+    marks.append(("join", perf_counter()))
     models, weight_bytes = {}, {}
     for model, part in weights.items():
         before = _allocated(device)
@@ -182,10 +190,13 @@ def load_rank(
         models[model] = _model_rank(setup, model, forward)
     if dist.is_initialized() and device.type == "cpu":
         dist.all_reduce(torch.zeros(1))  # loading may take longer than a rank may be silent
+    marks.append(("weights", perf_counter()))
     for model, buckets in _buckets(setup).items():
         if model in models:
             models[model].prepare(buckets)
-    return Rank(setup, rank, models, weight_bytes=weight_bytes)
+    marks.append(("capture", perf_counter()))
+    seconds = {name: end - start for (_, start), (name, end) in itertools.pairwise(marks)}
+    return Rank(setup, rank, models, weight_bytes=weight_bytes, start_seconds=seconds)
 
 
 def _allocated(device: torch.device) -> int:
