@@ -217,6 +217,7 @@ def _kernel(bits: int, count: int, tiling: Tiling, activation: int) -> CudaKerne
         "TILES": tiling.tiles,
         "BLOCKS": tiling.blocks,
         "ACTIVATION": activation,
+        "FIRST": tiling.first,
         "DELAYS": int(tiling.delays),
     }
     return load_kernel("gemm.cu", "gemm", defines)

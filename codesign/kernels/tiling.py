@@ -25,6 +25,8 @@ class Tiling:
         blocks: Blocks an SM is to hold.
         launched: Of those, how many a launch fills; in the room that is left, the blocks of the
             next launch start early and fill their rings. 0 for all.
+        first: Stages of the ring that are filled before the rows are there, in whose way the others
+            would be; 0 for all.
         delays: Let every role of the kernel dawdle at random, for tests.
     """
 
@@ -33,6 +35,7 @@ class Tiling:
     cluster: int = 1
     blocks: int = 1
     launched: int = 0
+    first: int = 0
     delays: bool = False
 
     def slots(self, num_row_tiles: int) -> int:
@@ -95,7 +98,7 @@ def layout(
     part_tiles = owned * tiling.cluster + (most if sums_up else 0)
     slots = tiling.slots(num_row_tiles)
     fixed = 512 * num_row_tiles * (slots * tiling.tiles * tiling.warps + part_tiles)
-    fixed += 32 * num_row_tiles * (tiling.warps + tiling.cluster) + 16 * slots + 8 + 8 * owned
+    fixed += 32 * num_row_tiles * (tiling.warps + tiling.cluster) + 16 * slots + 16 + 8 * owned
     room = (SHARED_BYTES + _RESERVED) // tiling.blocks - _RESERVED - fixed
     stage = tiling.tiles * tiling.warps * record_bytes + 16
     used = -(-most // tiling.tiles) * -(-chunks // tiling.cluster)
@@ -124,8 +127,8 @@ _MEASURED = {
     # Llama 1B
     (192, 16): (Tiling(16, 2), Tiling(16, 2)),
     (128, 16): (Tiling(8, 1, 1, 2, 1), Tiling(8, 1)),
-    (1024, 16): (Tiling(16, 1), Tiling(16, 1)),
-    (128, 64): (Tiling(16, 1, 4), Tiling(16, 1, 4)),
+    (1024, 16): (Tiling(16, 1, first=2), Tiling(16, 1)),
+    (128, 64): (Tiling(16, 1, 4, first=2), Tiling(16, 1, 4)),
 }
 
 

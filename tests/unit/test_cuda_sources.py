@@ -22,7 +22,10 @@ SOURCES = [
         "fused_attention.cu",
         {"E": 64, "MT": 2, "C": 8, "TAIL": 32, "STAGES": 4, "GROUP": 3, "PAGE": 64},
     ),
-    ("gemm.cu", {"BITS": 4, "NT": 1, "WARPS": 16, "TILES": 2, "BLOCKS": 1, "ACTIVATION": 1}),
+    (
+        "gemm.cu",
+        {"BITS": 4, "NT": 1, "WARPS": 16, "TILES": 2, "BLOCKS": 1, "ACTIVATION": 1, "FIRST": 2},
+    ),
     ("gemm.cu", {"BITS": 4, "NT": 2, "WARPS": 8, "TILES": 2, "BLOCKS": 1, "ACTIVATION": 0}),
     ("head.cu", {"BITS": 16, "NT": 1, "WARPS": 16, "TILES": 1, "BLOCKS": 1, "KEPT": 8}),
     (

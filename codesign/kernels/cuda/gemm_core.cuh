@@ -14,7 +14,8 @@
 // multiplied after the product; the sum of squares falls out of loading h.
 //
 // Macros: BITS 4 or 16; NT 1, 2 or 4 (8, 16 or 32 rows); WARPS consumers; TILES a consumer multiplies
-// at a time (1, 2, 4); BLOCKS an SM must hold; DELAYS 1: every role dawdles at random, for tests.
+// at a time (1, 2, 4); BLOCKS an SM must hold; FIRST stages of the ring are filled before x is there (0:
+// all); DELAYS 1: every role dawdles at random, for tests.
 // packing.py has the layout of a record. No CUDA header.
 
 typedef unsigned char u8;
@@ -24,6 +25,9 @@ typedef unsigned long long u64;
 
 #ifndef BLOCKS
 #define BLOCKS 1
+#endif
+#ifndef FIRST
+#define FIRST 0
 #endif
 #define GROUP 128
 #define RECORD (BITS == 4 ? 1088 : 4096)
@@ -364,7 +368,7 @@ struct Plan {
   int owned;                               // tiles that this block finishes: rank, rank + size, ...
   float4 *partial, *part;                  // (SLOTS, TILES, NT, WARPS, 32); (part_tiles, NT, 32)
   float *squares, *total;                  // (WARPS, 8 NT); (size, 8 NT) of the cluster's blocks
-  u32 ring, full, empty, partial_full, partial_empty, norm_ready, arrived;
+  u32 ring, full, empty, partial_full, partial_empty, norm_ready, taken, arrived;
 };
 #define STAGE (TILES * WARPS * RECORD)
 #define TILE_BYTES (NT * 512)
@@ -387,7 +391,7 @@ __device__ __forceinline__ Plan make_plan(const Gemm& a, u8* memory) {
   p.total = p.squares + WARPS * 8 * NT;
   p.full = shared_address(p.total + p.size * 8 * NT), p.empty = p.full + 8 * a.stages;
   p.partial_full = p.empty + 8 * a.stages, p.partial_empty = p.partial_full + 8 * SLOTS;
-  p.norm_ready = p.partial_empty + 8 * SLOTS, p.arrived = p.norm_ready + 8;
+  p.norm_ready = p.partial_empty + 8 * SLOTS, p.taken = p.norm_ready + 8, p.arrived = p.taken + 8;
   return p;
 }
 // What block `from` has sent of the `place`-th owned tile; and this block's own sums over chunks.
@@ -403,7 +407,7 @@ __device__ __forceinline__ float4* kept(const Plan& p, int index) {
 __device__ __forceinline__ void start_barriers(const Gemm& a, const Plan& p, int lane) {
   if (lane < a.stages) barrier_init(p.full + 8 * lane, 1), barrier_init(p.empty + 8 * lane, WARPS);
   if (lane < SLOTS) barrier_init(p.partial_full + 8 * lane, WARPS), barrier_init(p.partial_empty + 8 * lane, 1);
-  if (lane == 31) barrier_init(p.norm_ready, 1);
+  if (lane == 31) barrier_init(p.norm_ready, 1), barrier_init(p.taken, WARPS);
   if (p.size > 1)
     for (int i = lane; i < p.owned; i += 32) barrier_init(p.arrived + 8 * i, 1);
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -424,6 +428,7 @@ __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
     for (int s = 0; s < p.steps; s++) {
       dawdle();
       if (free-- == 0) wait_for_previous();
+      if (FIRST && c == 0 && s == FIRST) wait_for_previous(), barrier_wait(p.taken, 0);
       barrier_wait(p.empty + 8 * slot, phase);
       const int tiles = min(TILES, p.num_tiles - s * TILES);
       barrier_expect(p.full + 8 * slot, tiles * count * RECORD);
@@ -490,6 +495,11 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
     if (!AHEAD) fetch_rows(a, group, lane, raw);
     if (c > 0 || NT > 1) fetch_norm(a, group, lane, scale);
     take_rows(a, raw, scale, w);
+    if (FIRST && c == 0) {
+      asm volatile("" ::"f"(w.sums[0][0]), "r"(w.b[0][15]) : "memory");  // it is there
+      __syncwarp();
+      if (lane == 0) barrier_arrive(p.taken);
+    }
     if (AHEAD && c + 1 < p.chunks) fetch_rows(a, group + p.size * WARPS, lane, raw);
     if (c == 0 && warp == 0) release_next();
     if (c == p.chunks - 1 && a.norm) share_squares(p, w, warp, lane);
