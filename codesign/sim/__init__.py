@@ -7,6 +7,8 @@ often as it did in the recordings.
     requests    what a trace asks for
     cluster     arrivals, a pool for prompts
     replica     admission, prompts, rounds, eviction: one event per step
+    prefill     who is admitted and does not decode yet
+    steps       what a replica does now, and the row that is written of it
     played      the policy's objects in every round
     taped       rounds that these objects made before, for policies that treat requests one by one
     acceptance  the draft model and the target model that agree as the recorded ones did

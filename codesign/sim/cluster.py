@@ -150,4 +150,4 @@ class PromptPool:
 
 def _own_rows(request: SimulatedRequest) -> int:
     """KV rows of a prompt, prefix blocks not counted."""
-    return request.record.prompt_tokens - PREFIX_BLOCK * len(request.blocks)
+    return request.record.prompt_tokens - request.shared_tokens

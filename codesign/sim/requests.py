@@ -44,6 +44,11 @@ class SimulatedRequest:
         """Tokens to run before it decodes: after an eviction, those emitted as well."""
         return self.record.prompt_tokens + self.emitted
 
+    @property
+    def shared_tokens(self) -> int:
+        """KV rows of the prefix cache that it uses."""
+        return PREFIX_BLOCK * len(self.blocks)
+
 
 def read_requests(requests: pd.DataFrame, *, with_blocks: bool) -> dict[int, SimulatedRequest]:
     """The rows of a trace by number.

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from codesign.records import RequestRecord
+
 Prompts = Sequence[tuple[int, int]]  # rows of each, and KV rows before them
 
 
@@ -73,6 +75,12 @@ class Tally:
     num_rounds: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+
+    def add_to(self, record: RequestRecord) -> None:
+        """Write it down; a request that was evicted has several."""
+        record.num_rounds += self.num_rounds
+        record.num_draft_tokens += self.num_draft_tokens
+        record.num_accepted_tokens += self.num_accepted_tokens
 
 
 class Batch(Protocol):

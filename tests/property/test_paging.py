@@ -15,7 +15,6 @@ import codesign.engine.gpu.paging as paging_module
 import codesign.engine.schedule as schedule_module
 import codesign.policy.batching as batching_module
 import codesign.policy.kv_memory as memory_module
-import codesign.sim.replica as replica_module
 import codesign.sim.requests as requests_module
 from codesign.config import Deployment, Serving
 from codesign.engine.blocks import block_ids
@@ -38,8 +37,7 @@ BLOCK, PAGE = 8, 4
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks():
     """Prefix blocks of 8 tokens."""
-    modules = (paging_module, schedule_module, batching_module, memory_module)
-    modules = (*modules, replica_module, requests_module)
+    modules = (paging_module, schedule_module, batching_module, memory_module, requests_module)
     patches = [mock.patch.object(module, "PREFIX_BLOCK", BLOCK) for module in modules]
     patches.append(mock.patch.object(schedule_module, "block_ids", partial(block_ids, block=BLOCK)))
     for patch in patches:
