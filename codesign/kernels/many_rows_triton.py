@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from codesign.kernels.packing import PackedLinear
+from codesign.kernels.triton_launch import launch
 
 WORDS = 272  # of a record, 256 of them codes
 _COLUMNS = 1024  # of a program that arranges or joins
@@ -40,23 +41,28 @@ class Cut:
     @classmethod
     def of(cls, num_rows: int) -> Cut:
         """For a number of rows."""
-        if num_rows <= 32:
-            return cls(32, stages=4)
-        return cls(64) if num_rows <= 64 else cls(128, stages=2)
+        return _FEW if num_rows <= 32 else _SOME if num_rows <= 64 else _MANY
+
+
+# On an H200, 128 x 64 in three stages ran 256 rows of a 70B over four GPUs 5 % faster a layer than
+# in two, 128 rows 3 % faster; all cuts of fewer rows took as long as the host.
+_FEW, _SOME, _MANY = Cut(32, stages=4), Cut(64), Cut(128)
 
 
 def arrange(x_MK: Tensor, norm_K: Tensor | None, eps: float) -> Tensor:
     """Return ``norm(x)``, in the type of x, columns in ``product``'s order within a group."""
     rows, columns = x_MK.shape
     out = torch.empty_like(x_MK)
-    _arrange[(rows,)](
+    launch(
+        _arrange,
+        (rows, 1, 1),
         x_MK,
         x_MK if norm_K is None else norm_K,
         out,
         columns,
         eps,
-        NORM=norm_K is not None,
-        BLOCK=_COLUMNS,
+        norm_K is not None,  # NORM
+        _COLUMNS,
         num_warps=4,
     )
     return out
@@ -93,7 +99,9 @@ def product(
             splits, rows, weight.num_rows, dtype=torch.float32, device=out_MN.device
         )
     whole = splits == 1  # then what is fused is done here, and else where the parts are joined
-    _product[(-(-rows // cut.rows), -(-tiles // (cut.channels // 8)), splits)](
+    launch(
+        _product,
+        (-(-rows // cut.rows), -(-tiles // (cut.channels // 8)), splits),
         weight.data.view(torch.int32),
         arranged_MK,
         parts,
@@ -104,12 +112,12 @@ def product(
         tiles,
         groups,
         -(-groups // splits),
-        BIAS=whole and bias_N is not None,
-        RESIDUAL=whole and residual_MN is not None,
-        SWIGLU=whole and swiglu,
-        ROWS=cut.rows,
-        CHANNELS=cut.channels,
-        WORDS=WORDS,
+        whole and bias_N is not None,  # BIAS
+        whole and residual_MN is not None,  # RESIDUAL
+        whole and swiglu,  # SWIGLU
+        cut.rows,
+        cut.channels,
+        WORDS,
         num_warps=cut.channels // 16,
         num_stages=cut.stages,
     )
@@ -128,7 +136,9 @@ def join(
     """Write the sum of the parts, in their order, with bias and residual, or its SwiGLU."""
     splits, rows, features = parts_SMN.shape
     columns = features // 2 if swiglu else features
-    _join[(rows, -(-columns // _COLUMNS))](
+    launch(
+        _join,
+        (rows, -(-columns // _COLUMNS), 1),
         parts_SMN,
         out_MN,
         out_MN if bias_N is None else bias_N,
@@ -136,11 +146,11 @@ def join(
         features,
         columns,
         out_MN.stride(0),
-        BIAS=bias_N is not None,
-        RESIDUAL=residual_MN is not None,
-        SWIGLU=swiglu,
-        SPLITS=splits,
-        BLOCK=_COLUMNS,
+        bias_N is not None,  # BIAS
+        residual_MN is not None,  # RESIDUAL
+        swiglu,  # SWIGLU
+        splits,
+        _COLUMNS,
         num_warps=4,
     )
 

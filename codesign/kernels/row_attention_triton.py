@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from codesign.kernels.row_attention import CHUNK, Scratch, SeenRows
+from codesign.kernels.triton_launch import launch
 
 BLOCK = 64  # keys per step of a program
 MOVE_BLOCK = 16  # slab rows that are read before any is written
@@ -198,8 +199,10 @@ def rotate_and_append(
     """``row_attention.rotate_and_append`` on a GPU."""
     rows = qkv_TN.shape[0]
     kv_heads, head_dim = keys_BGME.shape[1], keys_BGME.shape[3]
-    q_THE = torch.empty(rows, heads, head_dim, dtype=qkv_TN.dtype, device=qkv_TN.device)
-    _rotate_and_append[(rows, heads + 2 * kv_heads)](
+    q_THE = qkv_TN.new_empty(rows, heads, head_dim)
+    launch(
+        _rotate_and_append,
+        (rows, heads + 2 * kv_heads, 1),
         qkv_TN,
         cos_TF,
         sin_TF,
@@ -213,10 +216,10 @@ def rotate_and_append(
         keys_BGME.stride(0),
         keys_BGME.stride(1),
         0 if tables_SK is None else tables_SK.stride(0),
-        PAGE=_page_rows(keys_BGME.shape[2], tables_SK),
-        H=heads,
-        G=kv_heads,
-        HALF=head_dim // 2,
+        _page_rows(keys_BGME.shape[2], tables_SK),
+        heads,
+        kv_heads,
+        head_dim // 2,
         num_warps=1,
     )
     return q_THE

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from codesign.kernels.many_rows_triton import WORDS, halves
 from codesign.kernels.packing import TILE, PackedLinear
+from codesign.kernels.triton_launch import launch
 
 GROUPS = 4  # of a program
 
@@ -18,12 +19,14 @@ GROUPS = 4  # of a program
 def unpack(weight: PackedLinear, first_tile: int, dense_nK: Tensor) -> None:
     """Write the values of whole tiles from ``first_tile`` on, rounded once."""
     tiles, groups = dense_nK.shape[0] // TILE, weight.data.shape[1]
-    _unpack[(-(-groups // GROUPS), tiles)](
+    launch(
+        _unpack,
+        (-(-groups // GROUPS), tiles, 1),
         weight.data[first_tile:].view(torch.int32),
         dense_nK,
         groups,
-        GROUPS=GROUPS,
-        WORDS=WORDS,
+        GROUPS,
+        WORDS,
         num_warps=4,
     )
 

@@ -1,0 +1,49 @@
+"""Launches of Triton kernels that have been launched alike before, without its look at arguments.
+
+Triton's own launch takes the host longer than most kernels of a prompt run. What it looks at to
+choose machine code is the key here, and more: a number counts as itself.
+
+Imports torch and nothing of the engine; Triton's objects come from the callers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ALIGNED = 16  # bytes; machine code for aligned pointers is another
+_MOST = 1 << 14  # of entries: rows of prompts times maps
+_compiled: dict[tuple[Any, ...], Any] = {}
+
+
+def launch(kernel: Any, grid: tuple[int, int, int], *args: Any, **options: int) -> None:
+    """Launch a Triton kernel on PyTorch's current device and stream.
+
+    Args:
+        kernel: A function under ``triton.jit``.
+        grid: Programs.
+        args: All of its arguments in order, constants, too.
+        options: Launch options, such as ``num_warps``.
+    """
+    pointers = 0
+    for arg in args:
+        if isinstance(arg, Tensor):
+            pointers |= arg.data_ptr()
+    repeats = pointers % _ALIGNED == 0 and torch.cuda.is_initialized()
+    device = torch.cuda.current_device() if repeats else -1
+    kinds = [arg.dtype if isinstance(arg, Tensor) else arg for arg in args]
+    key = (kernel, device, *kinds, *options.values())
+    known = _compiled.get(key)
+    if known:
+        try:
+            known[grid](*args, stream=torch._C._cuda_getCurrentRawStream(device))
+            return
+        except TypeError:  # this Triton wants something else: leave it all to it
+            _compiled[key] = None
+    compiled = kernel[grid](*args, **options)  # nothing in the interpreter
+    if repeats and key not in _compiled:
+        if len(_compiled) >= _MOST:
+            _compiled.clear()
+        _compiled[key] = compiled
