@@ -16,6 +16,7 @@ Imports torch and nothing of the engine.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -119,6 +120,7 @@ def run_dense(x_MK: Tensor, of: Map, out: Tensor) -> Tensor:
     return out
 
 
+@cache
 def splits(tiles: int, groups: int) -> int:
     """Return how many parts of the columns are added up by themselves: of the weight alone."""
     most = max(1, min(_PROGRAMS // -(-tiles // 8), groups // _FEWEST_GROUPS, _MOST_SPLITS))
