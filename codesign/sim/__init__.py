@@ -6,11 +6,12 @@ often as it did in the recordings.
 
     requests    what a trace asks for
     cluster     arrivals, a pool for prompts
+    batches     what makes a replica's batch, of one of two kinds:
+    played      the policy's objects in every round
+    taped       rounds that these objects made before, for policies that treat requests one by one
     replica     admission, prompts, rounds, eviction: one event per step
     prefill     who is admitted and does not decode yet
     steps       what a replica does now, and the row that is written of it
-    played      the policy's objects in every round
-    taped       rounds that these objects made before, for policies that treat requests one by one
     acceptance  the draft model and the target model that agree as the recorded ones did
     stretches   which recorded tokens each request plays
     timing      when the parts of a round run
@@ -20,32 +21,24 @@ often as it did in the recordings.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import simpy
 
-from codesign.acceptance import AcceptanceProfile
 from codesign.calibration_log import CalibrationLog
-from codesign.config import SLO, Deployment, Serving
+from codesign.config import SLO, Deployment, Routing, Serving
 from codesign.errors import InputError
 from codesign.policy.batching import Batcher, BatchLimits
-from codesign.policy.cost import Calibration, RoundCost
+from codesign.policy.cost import RoundCost
 from codesign.policy.kv_memory import PrefixCache
-from codesign.policy.protocol import DraftSide
 from codesign.policy.routing import Router
-from codesign.policy.speculation import Goodput, SpeculationSpec, build_speculation
 from codesign.records import RoundLog, RunRecords
-from codesign.sim.acceptance import SyntheticDrafter, weighed_profile
+from codesign.sim.batches import batch_maker, policy_of
 from codesign.sim.cluster import Arrivals, PromptPool
-from codesign.sim.played import PlayedBatch
 from codesign.sim.replica import Replica, Shared
 from codesign.sim.requests import SimulatedRequest, check_prompts, check_sizes, read_requests
-from codesign.sim.stretches import Luck, Stretches
-from codesign.sim.taped import TapedBatch
-from codesign.sim.tapes import Tapes, make_tapes
 from codesign.sim.timing import timing_of
 from codesign.sim.work import Batch
 
@@ -54,7 +47,8 @@ if TYPE_CHECKING:
 
     from codesign.candidate import Candidate
     from codesign.fit import Fit
-    from codesign.policy.speculation import Speculation
+
+__all__ = ["cost_of", "policy_of", "simulate"]
 
 Progress = Callable[[str, int, int], None]
 _REPORTS = 200  # of progress in a simulation
@@ -96,37 +90,17 @@ def simulate(
     counter = _FinishCounter(env, progress, len(simulated))
     arrivals = Arrivals(env, simulated.values())
     pool = None
-    # Between arrivals replicas do not hear of each other.
-    shared = Shared(
-        env,
-        simulated,
-        RoundLog(),
-        counter,
-        next_event=lambda: arrivals.next_at,
-        num_arriving=lambda start, end: arrivals.between(start, end) // deployment.replicas,
-    )
-    if deployment.prefill_workers:  # sends requests any time
+    if deployment.prefill_workers:
         pool = _prompt_pool(env, fit, deployment, cost, serving, counter)
         check_prompts(simulated, pool.max_kv_tokens)
-        shared = replace(shared, next_event=env.peek, on_taken=pool.taken)
+    shared = _shared(env, simulated, counter, arrivals, pool, deployment.replicas)
     log = CalibrationLog()
-    make_batch = _batch_maker(candidate, fit, cost, serving, slo, simulated, seed, log)
+    make_batch = batch_maker(candidate, fit, cost, serving, slo, simulated.values(), seed, log)
     replicas = [
         _replica(number, shared, candidate, serving, cost, max_kv_tokens, make_batch())
         for number in range(deployment.replicas)
     ]
-    for replica in replicas:
-        env.process(replica.run())
-    router = Router([replica.batcher for replica in replicas], serving.routing)
-
-    def route(request: SimulatedRequest) -> None:
-        replicas[router.choose(request.blocks)].give(request)
-
-    give = route
-    if pool is not None:
-        env.process(pool.run(route))
-        give = pool.give
-    env.process(arrivals.run(give))
+    _start(env, arrivals, pool, replicas, serving.routing)
     if simulated:
         env.run(counter.all_finished)
     records = [request.record for request in simulated.values()]
@@ -134,6 +108,47 @@ def simulate(
     return RunRecords(
         records, shared.rounds, seconds, notes=["simulated"], calibration=log.errors()
     )
+
+
+def _shared(
+    env: simpy.Environment,
+    requests: dict[int, SimulatedRequest],
+    counter: _FinishCounter,
+    arrivals: Arrivals,
+    pool: PromptPool | None,
+    num_replicas: int,
+) -> Shared:
+    # Between arrivals replicas do not hear of each other.
+    shared = Shared(
+        env,
+        requests,
+        RoundLog(),
+        counter,
+        next_event=lambda: arrivals.next_at,
+        num_arriving=lambda start, end: arrivals.between(start, end) // num_replicas,
+    )
+    # A pool sends requests any time.
+    return shared if pool is None else replace(shared, next_event=env.peek, on_taken=pool.taken)
+
+
+def _start(
+    env: simpy.Environment,
+    arrivals: Arrivals,
+    pool: PromptPool | None,
+    replicas: Sequence[Replica],
+    routing: Routing,
+) -> None:
+    """Connect all, so that each knows whom it gives a request to."""
+    router = Router([replica.batcher for replica in replicas], routing)
+
+    def route(request: SimulatedRequest) -> None:
+        replicas[router.choose(request.blocks)].give(request)
+
+    for replica in replicas:
+        env.process(replica.run())
+    if pool is not None:
+        env.process(pool.run(route))
+    env.process(arrivals.run(route if pool is None else pool.give))
 
 
 def _replica(
@@ -181,73 +196,6 @@ class _FinishCounter:
             self._progress("simulate", self._done, self._total)
         if self._done == self._total:
             self.all_finished.succeed()
-
-
-def _batch_maker(
-    candidate: Candidate,
-    fit: Fit,
-    cost: RoundCost,
-    serving: Serving,
-    slo: SLO | None,
-    requests: dict[int, SimulatedRequest],
-    seed: int,
-    log: CalibrationLog,
-) -> Callable[[], Batch]:
-    """What makes the batch of each replica."""
-    spec = candidate.speculation
-    policy = None if spec.kind == "plain" else policy_of(spec, fit, cost, slo)
-    profile = fit.acceptance
-    kinds = [request.record.category for request in requests.values()]
-    outputs = [request.output_tokens for request in requests.values()]
-    luck = Luck.of(profile, kinds, outputs, seed)
-    early = hears_early(candidate, serving)
-    rows = spec.kv_rows
-    if policy is not None and policy.is_batch_coupled:
-
-        def play() -> Batch:
-            side = DraftSide(policy_of(spec, fit, cost, slo))
-            drafter = SyntheticDrafter(profile, seed, luck.path)
-            return PlayedBatch(side, drafter, round_rows=rows, hears_early=early, log=log)
-
-        return play
-    overlap = 0 if policy is None else policy.overlap
-    tapes = _tapes(spec, overlap, profile, fit.calibration, luck.categories, hears_early=early)
-    return lambda: TapedBatch(tapes, luck, round_rows=rows, hears_early=early)
-
-
-def hears_early(candidate: Candidate, serving: Serving) -> bool:
-    """Whether a draft on workers of its own answers before a request's first token is known."""
-    deployment = candidate.deployment
-    is_together = deployment.draft_workers == 0
-    return not (is_together or serving.prefill_chunk or deployment.prefill_workers)
-
-
-def policy_of(spec: SpeculationSpec, fit: Fit, cost: RoundCost, slo: SLO | None) -> Speculation:
-    """The policy's own object, as a replica drives it."""
-    goodput = Goodput(
-        cost.draft, cost.target, overhead=cost.reroot, slo_tpot=slo.tpot if slo else None
-    )
-    return build_speculation(spec, goodput=goodput, calibration=fit.calibration)
-
-
-@functools.lru_cache(maxsize=128)
-def _tapes(
-    spec: SpeculationSpec,
-    overlap: int,
-    profile: AcceptanceProfile,
-    calibration: Calibration,
-    categories: tuple[str, ...],
-    *,
-    hears_early: bool,
-) -> Tapes:
-    """Tapes of a policy, kept because a planner simulates it on many deployments."""
-    weighed = weighed_profile(profile, calibration)
-    return make_tapes(
-        None if spec.kind == "plain" else build_speculation(spec),
-        weighed,
-        Stretches(weighed, categories),
-        hears_early=hears_early,
-    )
 
 
 def _prompt_pool(

@@ -16,8 +16,9 @@ from codesign.config import SLO, Serving
 from codesign.errors import InputError
 from codesign.policy.protocol import Candidates, DraftSide
 from codesign.policy.tree import DraftTree
-from codesign.sim import cost_of, hears_early, policy_of
+from codesign.sim import cost_of
 from codesign.sim.acceptance import TRUE_TOKEN, SyntheticDrafter
+from codesign.sim.batches import hears_early, policy_of
 from codesign.sim.played import PlayedBatch
 from codesign.sim.requests import categories_of
 from codesign.sim.stretches import Luck

@@ -1,0 +1,103 @@
+"""What makes a replica's batch: the policy's own objects, or tapes that they have played."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from codesign.acceptance import AcceptanceProfile
+from codesign.calibration_log import CalibrationLog
+from codesign.config import SLO, Serving
+from codesign.policy.cost import Calibration, RoundCost
+from codesign.policy.protocol import DraftSide
+from codesign.policy.speculation import Goodput, SpeculationSpec, build_speculation
+from codesign.sim.acceptance import SyntheticDrafter, weighed_profile
+from codesign.sim.played import PlayedBatch
+from codesign.sim.requests import SimulatedRequest
+from codesign.sim.stretches import Luck, Stretches
+from codesign.sim.taped import TapedBatch
+from codesign.sim.tapes import Tapes, make_tapes
+from codesign.sim.work import Batch
+
+if TYPE_CHECKING:
+    from codesign.candidate import Candidate
+    from codesign.fit import Fit
+    from codesign.policy.speculation import Speculation
+
+
+def batch_maker(
+    candidate: Candidate,
+    fit: Fit,
+    cost: RoundCost,
+    serving: Serving,
+    slo: SLO | None,
+    requests: Iterable[SimulatedRequest],
+    seed: int,
+    log: CalibrationLog,
+) -> Callable[[], Batch]:
+    """What makes the batch of each replica.
+
+    Args:
+        candidate: What is simulated.
+        fit: Calibration and recorded acceptance.
+        cost: Step times of its deployment.
+        serving: How steps are shared.
+        slo: Steers policies that serve an SLO.
+        requests: In order of their numbers.
+        seed: Of the acceptance draws.
+        log: Where played batches note what the policy believed and what came.
+    """
+    spec = candidate.speculation
+    policy = None if spec.kind == "plain" else policy_of(spec, fit, cost, slo)
+    profile = fit.acceptance
+    sizes = [(request.record.category, request.output_tokens) for request in requests]
+    luck = Luck.of(profile, [kind for kind, _ in sizes], [tokens for _, tokens in sizes], seed)
+    early = hears_early(candidate, serving)
+    rows = spec.kv_rows
+    if policy is not None and policy.is_batch_coupled:
+
+        def play() -> Batch:
+            side = DraftSide(policy_of(spec, fit, cost, slo))
+            drafter = SyntheticDrafter(profile, seed, luck.path)
+            return PlayedBatch(side, drafter, round_rows=rows, hears_early=early, log=log)
+
+        return play
+    overlap = 0 if policy is None else policy.overlap
+    tapes = _tapes(spec, overlap, profile, fit.calibration, luck.categories, hears_early=early)
+    return lambda: TapedBatch(tapes, luck, round_rows=rows, hears_early=early)
+
+
+def hears_early(candidate: Candidate, serving: Serving) -> bool:
+    """Whether a draft on workers of its own answers before a request's first token is known."""
+    deployment = candidate.deployment
+    is_together = deployment.draft_workers == 0
+    return not (is_together or serving.prefill_chunk or deployment.prefill_workers)
+
+
+def policy_of(spec: SpeculationSpec, fit: Fit, cost: RoundCost, slo: SLO | None) -> Speculation:
+    """The policy's own object, as a replica drives it."""
+    goodput = Goodput(
+        cost.draft, cost.target, overhead=cost.reroot, slo_tpot=slo.tpot if slo else None
+    )
+    return build_speculation(spec, goodput=goodput, calibration=fit.calibration)
+
+
+@functools.lru_cache(maxsize=128)
+def _tapes(
+    spec: SpeculationSpec,
+    overlap: int,
+    profile: AcceptanceProfile,
+    calibration: Calibration,
+    categories: tuple[str, ...],
+    *,
+    hears_early: bool,
+) -> Tapes:
+    """Tapes of a policy, kept because a planner simulates it on many deployments."""
+    weighed = weighed_profile(profile, calibration)
+    return make_tapes(
+        None if spec.kind == "plain" else build_speculation(spec),
+        weighed,
+        Stretches(weighed, categories),
+        hears_early=hears_early,
+    )
