@@ -3,10 +3,11 @@
     python benchmarks/policy_ranks.py serve FOLDER --fit FIT --seconds 140    # two GPUs
     python benchmarks/policy_ranks.py join FOLDER                             # no GPU; for report
 
-The first seconds of each trace, prompts and answers cut, at a rate that loads plain decoding by
-``LOAD`` as the fit says; at most eight requests at once, whole prompts between rounds. Ranks are
-started once per way to split the GPUs and serve every policy on it; plain decoding comes first and
-last, which tells how far two equal runs are apart. What there is no time for is left out.
+The first seconds of each trace, prompts made shorter and answers cut, at a rate that loads plain
+decoding by ``LOAD`` as the fit says; at most eight requests at once, whole prompts between rounds.
+Ranks are started once per way to split the GPUs and serve every policy on it; plain decoding comes
+first and again later, which tells how far two equal runs are apart. What there is no time for is
+left out.
 """
 
 from __future__ import annotations
@@ -54,17 +55,18 @@ SERIAL = (
 )  # fmt: skip
 SPLIT = ("async-batch-tree-16x2x8", "async-tree-8x4x6")
 BATCH, MAX_KV_TOKENS, SEED, NUM_SEEDS = 8, 8 * 2048, 1, 5
-MAX_PROMPT, MAX_OUTPUT, LOAD = 384, 128, 0.7
+PROMPT, PROMPTS, MAX_OUTPUT, LOAD = 192, (48, 512), 96, 0.7
 BURST = 400.0  # seconds into the trace "code", before the burst
-START, ROOM = 22.0, 3.0  # guesses: seconds of a start, and of what is written at the end
+ROOM = 3.0  # seconds, for what is written at the end
 
 
 def segment(name: str, folder: Path, cost: RoundCost, seconds: float) -> pd.DataFrame:
     """So many seconds of a trace, at a rate that loads plain decoding."""
     requests = SEGMENTS[name].load(folder, seed=SEED).drop(columns="hash_ids", errors="ignore")
     requests = requests[requests["arrival"] >= (BURST if name == "code" else 0.0)]
+    prompts = requests["prompt_tokens"] * (PROMPT / requests["prompt_tokens"].median())
     requests = requests.assign(
-        prompt_tokens=requests["prompt_tokens"].clip(upper=MAX_PROMPT),
+        prompt_tokens=prompts.round().astype(int).clip(*PROMPTS),
         output_tokens=requests["output_tokens"].clip(2, MAX_OUTPUT),
     )
     prompt, output = (float(requests[f"{kind}_tokens"].mean()) for kind in ("prompt", "output"))
@@ -79,7 +81,7 @@ def target_of(cost: RoundCost) -> SLO:
     """The paper's 30 ms a token, scaled by a plain step; and a prompt that waits for four more."""
     paper = Forward(parse_model("llama-3.1-70b"), load_device("a800"), 8).decode(1, 1000)
     step = cost.target(1, 1000, 1)
-    return SLO(ttft=5.0 * cost.prefill(MAX_PROMPT), tpot=PAPER_TPOT * step / paper)
+    return SLO(ttft=5.0 * cost.prefill(PROMPT), tpot=PAPER_TPOT * step / paper)
 
 
 def serve(args: argparse.Namespace) -> None:
@@ -95,7 +97,7 @@ def serve(args: argparse.Namespace) -> None:
     for name in names:
         requests = segment(name, args.traces, fit.costs[whole], args.length)
         write_table(args.folder / f"{name}.parquet", requests, header("trace", seed=SEED))
-    first = end - START - len(names) * len(SPLIT) * 1.6 * args.length
+    first = end - args.start - len(names) * len(SPLIT) * 1.6 * args.length
     about = {"slo": asdict(slo), "segments": names, "fit": args.fit.name}
     write_json(args.folder / "about.json", {**header("policies", seed=SEED), **about})
     for deployment, policies, until in ((whole, SERIAL, first), (split, SPLIT, end)):
@@ -222,8 +224,7 @@ def join(args: argparse.Namespace) -> None:
 def _joined(folder: Path, name: str, fit: Fit, slo: SLO) -> Iterator[tuple[str, dict[str, Any]]]:
     """(policy and split, measured figures with the simulated ones beside them)."""
     planned = read_table(folder / f"{name}.parquet", kind="trace")[0]
-    outputs = read_run(folder / "runs" / name / "plain").outputs
-    assert outputs is not None, "a measured run"
+    outputs = read_run(folder / "runs" / name / "plain").outputs  # if they have been kept
     for path in sorted((folder / "runs" / name).glob("*/run.json")):
         run = read_run(path.parent)
         candidate = Candidate.from_dict(run.summary["candidate"])
@@ -240,8 +241,8 @@ def _joined(folder: Path, name: str, fit: Fit, slo: SLO) -> Iterator[tuple[str, 
             for key, value in simulated[0].items()
             if isinstance(value, float) and all(s[key] is not None for s in simulated)
         }
-        same = run.outputs or {}
-        figures["same_outputs"] = sum(same.get(n) == o for n, o in outputs.items())
+        if outputs is not None and run.outputs is not None:
+            figures["same_outputs"] = sum(run.outputs[n] == o for n, o in outputs.items())
         yield f"{run.summary['label']} on {candidate.deployment.label}", figures
 
 
@@ -287,7 +288,7 @@ def _lines(found: dict[str, dict[str, Any]]) -> Iterator[str]:
             f"{1e3 * f['ttft_p50']:.0f} ({1e3 * s['ttft_p50']:.0f}) ms  in SLO "
             f"{f['slo_attainment']:.0%} ({s['slo_attainment']:.0%})  tokens a round "
             f"{f['acceptance_length']:.2f} ({s['acceptance_length']:.2f})  outputs "
-            f"{f.get('same_outputs', 0)} of {f['num_requests']} as plain's"
+            f"{f.get('same_outputs', '-')} of {f['num_requests']} as plain's"
         )
     yield f"  rank correlation of latencies, measured and simulated: {rank_correlation(found):.2f}"
     for asked, (value, holds) in statements(found).items():
@@ -304,6 +305,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu-ranks"])
     parser.add_argument("--segments", default="mooncake,code")
     parser.add_argument("--length", type=float, default=4.0, help="seconds of each segment")
+    parser.add_argument("--start", type=float, default=30.0, help="a guess: until ranks serve")
     parser.add_argument("--seconds", type=float, default=140.0, help="of all")
     parser.add_argument("--traces", type=Path, default=TRACES)
     parser.add_argument("--out", type=Path, default=RESULTS)
