@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 _ALIGNED = 16  # bytes; machine code for aligned pointers is another
 _MOST = 1 << 14  # of entries: rows of prompts times maps
+_NUMBERS = frozenset((bool, int, float))
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
@@ -24,16 +24,19 @@ def launch(kernel: Any, grid: tuple[int, int, int], *args: Any, **options: int) 
     Args:
         kernel: A function under ``triton.jit``.
         grid: Programs.
-        args: All of its arguments in order, constants, too.
+        args: All of its arguments in order, constants, too: tensors and Python's numbers.
         options: Launch options, such as ``num_warps``.
     """
     pointers = 0
+    kinds = []
     for arg in args:
-        if isinstance(arg, Tensor):
+        if type(arg) in _NUMBERS:
+            kinds.append(arg)
+        else:
+            kinds.append(arg.dtype)
             pointers |= arg.data_ptr()
     repeats = pointers % _ALIGNED == 0 and torch.cuda.is_initialized()
     device = torch.cuda.current_device() if repeats else -1
-    kinds = [arg.dtype if isinstance(arg, Tensor) else arg for arg in args]
     key = (kernel, device, *kinds, *options.values())
     known = _compiled.get(key)
     if known:
