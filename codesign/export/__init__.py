@@ -105,47 +105,73 @@ def export_plan(
     Raises:
         InputError: If the candidate makes no sense on any engine: see docs/export.md.
     """
-    given = Checkpoints() if checkpoints is None else checkpoints
-    scored = plan.find(candidate)
-    method = _method(plan, scored, engine)
-    target = engine_model("target", plan.target, given.target)
-    draft = _draft(plan, method, given, target)
-    is_padded = draft is not None and method == "draft" and check_pair(target, draft)
-    requests = plan.requests()
-    problem = Problem(
+    problem = _problem(
         plan,
-        scored,
+        plan.find(candidate),
         fit,
-        requests,
         engine,
-        method,
-        target,
-        draft,
-        is_cpu=_is_cpu(plan, fit),
-        tensor_parallel=tensor_parallel,
-        is_vocab_padded=is_padded,
+        Checkpoints() if checkpoints is None else checkpoints,
+        tensor_parallel,
     )
     nearest = find_nearest(problem)
     configuration = engine.write(nearest.setup)
-    found, better = None, ""
-    if nearest.candidate is not None:
-        note = ""
-        if nearest.setup.schedule:
-            note = "the length of its mean batch stands for the lengths by batch size"
-        found = forecast(
-            plan, scored, nearest.candidate, fit, requests, note=note, progress=progress
-        )
-        better = better_candidate(plan, found, scored, lambda other: _runs(other, problem))
-    notes = [model.note for model in (target, draft) if model is not None and model.note]
+    found = _forecast(problem, nearest, progress)
+    better = ""
+    if found is not None:
+        better = better_candidate(plan, found, problem.scored, lambda other: _runs(other, problem))
+    models = (problem.target, problem.draft)
+    notes = [model.note for model in models if model is not None and model.note]
     return Export(
         engine,
-        scored,
+        problem.scored,
         nearest,
         configuration,
         found,
         better,
         (*nearest.losses, *configuration.losses),
         (*notes, *configuration.notes, *_plan_notes(plan, nearest)),
+    )
+
+
+def _problem(
+    plan: Plan,
+    scored: ScoredCandidate,
+    fit: Fit,
+    engine: Engine,
+    given: Checkpoints,
+    tensor_parallel: int | None,
+) -> Problem:
+    method = _method(plan, scored, engine)
+    target = engine_model("target", plan.target, given.target)
+    draft = _draft(plan, method, given, target)
+    return Problem(
+        plan,
+        scored,
+        fit,
+        plan.requests(),
+        engine,
+        method,
+        target,
+        draft,
+        is_cpu=_is_cpu(plan, fit),
+        tensor_parallel=tensor_parallel,
+        is_vocab_padded=draft is not None and method == "draft" and check_pair(target, draft),
+    )
+
+
+def _forecast(problem: Problem, nearest: Nearest, progress: Progress | None) -> Forecast | None:
+    """What is predicted for the export; None if nothing that can be simulated stands for it."""
+    if nearest.candidate is None:
+        return None
+    is_mean = bool(nearest.setup.schedule)
+    return forecast(
+        problem.plan,
+        problem.scored,
+        nearest.candidate,
+        problem.fit,
+        problem.requests,
+        note="the length of its mean batch stands for the lengths by batch size" if is_mean else "",
+        progress=progress,
     )
 
 
