@@ -11,8 +11,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from errno import EACCES
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -111,10 +113,26 @@ def read_run(directory: str | Path) -> StoredRun:
     return StoredRun(summary, records, _read_outputs(folder / "outputs.jsonl"))
 
 
-def _clear(folder: Path) -> None:
-    """Make the folder; a run that is there is no longer whole."""
+def make_folder(folder: Path) -> None:
+    """Make a folder for runs, if it is missing, before anything is measured.
+
+    Raises:
+        InputError: If that cannot be, or nothing can be written into it.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES))
+    except OSError as err:
+        raise InputError(
+            f"cannot write into {folder}: {err.strerror or err}. Name another: --out FOLDER"
+        ) from err
+
+
+def _clear(folder: Path) -> None:
+    """Make the folder; a run that is there is no longer whole."""
+    make_folder(folder)
+    try:
         for name in ("run.json", "outputs.jsonl"):
             (folder / name).unlink(missing_ok=True)
     except OSError as err:

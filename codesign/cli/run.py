@@ -76,7 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_plan(args: argparse.Namespace) -> int:
     """Run the chosen candidate, or those asked for; 130 when interrupted, 4 with refusals."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: processes share the cores
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _check_torchrun(args)
         if os.environ["RANK"] != "0":
@@ -118,11 +117,13 @@ def _follow(args: argparse.Namespace) -> int:
 def _lead(args: argparse.Namespace) -> int:
     from codesign.errors import InputError
     from codesign.plan import Plan
+    from codesign.run_directory import make_folder
 
     plan = Plan.load(args.plan)
     wanted = _wanted(plan, args)
     replay = _replay(plan, wanted, args)
     engine = _engine(plan, wanted, args)
+    make_folder(args.out)
     runs = _run_all(replay, engine, wanted, args)
     payload = {"plan": str(args.plan), "runs": [_as_dict(run) for run in runs]}
     payload["differing_requests"] = _differing(runs)

@@ -184,10 +184,11 @@ def test_ctrl_c_keeps_what_is_finished_and_resume_completes_it(planned):
         (("--plan", "plan.json", "--candidate", "chain-9"), 4, "no candidate 'chain-9'"),
         (("--plan", "plan.json", "--workers", "1"), 5, "codesign plan --workers 1"),
         (("--plan", "plan.json", "--workers", "0"), 2, "a whole number of 1 or above"),
+        (("--plan", "plan.json", "--out", "trace.csv"), 4, "cannot write into trace.csv: "),
     ],
 )
 def test_what_cannot_be_run_is_said_in_one_line(planned, flags, code, words):
-    result = in_folder(planned, "run", *flags, "--out", "refused", "--quiet")
+    result = in_folder(planned, "run", "--out", "refused", *flags, "--quiet")
     assert result.returncode == code
     assert words in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
