@@ -17,10 +17,10 @@ from codesign.planner.halving import entering
 from codesign.planner.nearest_miss import nearest_miss
 from codesign.planner.predict import extrapolation_note, prompt_note
 from codesign.planner.question import Answer, Question
-from codesign.planner.ranking import explain, explain_runner_up, find_ties
+from codesign.planner.ranking import Entry, explain, explain_runner_up, find_ties
 from codesign.planner.screen import screen
 from codesign.planner.search_cache import SearchCache
-from codesign.planner.search_space import search_space
+from codesign.planner.search_space import SearchSpace, search_space
 from codesign.planner.sensitivity import find_doubts
 from codesign.planner.simulations import Progress, Simulations
 
@@ -57,7 +57,6 @@ def search(
             that binds, and what would fit.
         InputError: If the fit does not cover the machine or a request does not fit the KV limit.
     """
-    requests = question.requests
     start = time.monotonic()
     space = search_space(
         question.fit.costs,
@@ -65,7 +64,7 @@ def search(
         max_batch=question.max_batch,
         policies=question.policies,
         serving=question.serving,
-        requests=requests,
+        requests=question.requests,
         origin=question.fit.origin,
     )
     first = _worth_simulating(space.candidates, question, least_attained, progress)
@@ -76,27 +75,9 @@ def search(
         cache = SearchCache("")
     simulations = Simulations(question, executor, cache, progress)
     ordered = simulations.halve(first, space.candidates)
-    best = ordered[0]
-    if not best.scored.is_feasible:
+    if not ordered[0].scored.is_feasible:
         raise InfeasibleError(nearest_miss(ordered, question.slo, simulations.at_rates))
-    ranked = tuple(entry.scored for entry in ordered)
-    beyond = (
-        extrapolation_note(best.candidate, best.outcomes, question.fit),
-        prompt_note(question.fit, requests),
-    )
-    return Answer(
-        ranked=ranked,
-        ties=find_ties(ranked, question.objective),
-        reason=explain(ranked, question.slo),
-        runner_up=explain_runner_up(ranked, question.objective),
-        economics=weigh_speculation(ranked, question),
-        doubts=find_doubts(ranked, question),
-        notes=(*space.notes, *filter(None, beyond)),
-        num_candidates=len(space.candidates),
-        num_simulated=simulations.num_simulated,
-        num_feasible=sum(scored.is_feasible for scored in ranked),
-        screen_seconds=screen_seconds,
-    )
+    return _answer(question, space, ordered, simulations.num_simulated, screen_seconds)
 
 
 def _worth_simulating(
@@ -120,3 +101,30 @@ def _worth_simulating(
         candidates[index]
         for index in entering(screened, question.objective, percentile, num_requests)
     ]
+
+
+def _answer(
+    question: Question,
+    space: SearchSpace,
+    ordered: Sequence[Entry],
+    num_simulated: int,
+    screen_seconds: float,
+) -> Answer:
+    best = ordered[0]
+    ranked = tuple(entry.scored for entry in ordered)
+    beyond = (
+        extrapolation_note(best.candidate, best.outcomes, question.fit),
+        prompt_note(question.fit, question.requests),
+    )
+    return Answer(
+        ranked=ranked,
+        ties=find_ties(ranked, question.objective),
+        reason=explain(ranked, question.slo),
+        runner_up=explain_runner_up(ranked, question.objective),
+        economics=weigh_speculation(ranked, question),
+        doubts=find_doubts(ranked, question),
+        notes=(*space.notes, *filter(None, beyond)),
+        num_candidates=len(space.candidates),
+        num_simulated=num_simulated,
+        screen_seconds=screen_seconds,
+    )

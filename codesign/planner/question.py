@@ -61,7 +61,6 @@ class Answer:
         notes: What a reader must know.
         num_candidates: Size of the search space.
         num_simulated: Candidates simulated on the trace or a stretch of it.
-        num_feasible: Those of ``ranked`` that meet the SLO.
         screen_seconds: Wall time of the screen; no part of the answer's equality.
     """
 
@@ -74,10 +73,14 @@ class Answer:
     notes: tuple[str, ...]
     num_candidates: int
     num_simulated: int
-    num_feasible: int
     screen_seconds: float = field(default=0.0, compare=False)
 
     @property
     def chosen(self) -> ScoredCandidate:
         """The best plan."""
         return self.ranked[0]
+
+    @property
+    def num_feasible(self) -> int:
+        """Those of ``ranked`` that meet the SLO."""
+        return sum(scored.is_feasible for scored in self.ranked)

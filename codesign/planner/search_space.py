@@ -120,32 +120,25 @@ def search_space(
     usable = [d for d in shapes if _is_known(d, costs)]
     limit = None if serving is None else serving.max_kv_tokens
     longest = 0 if requests is None else longest_request(requests)
-    limits = batch_limits(max_batch)
-    candidates: list[Candidate] = []
-    too_small: set[str] = set()
-    for spec, deployment in product(specs, usable):
-        if (deployment.draft_workers > 0) != spec.is_async:
-            continue
-        if not _holds(deployment, spec, costs, limit, longest):
-            too_small.add(deployment.label)
-            continue
-        candidates += [Candidate(deployment, spec, limit) for limit in limits]
-    if not candidates:
+    pairs = [(d, spec) for spec, d in product(specs, usable) if _suits(d, spec)]
+    held = [pair for pair in pairs if _holds(*pair, costs, limit, longest)]
+    too_small = {d.label for d, _ in set(pairs) - set(held)}
+    if not held:
         raise InputError(_nothing_remains(costs, workers, specs, too_small, longest))
     null, whole = SpeculationSpec(), Deployment(workers)
     if null not in specs and _is_known(whole, costs) and _holds(whole, null, costs, limit, longest):
-        candidates += [Candidate(whole, null, limit) for limit in limits]
-    kept = {candidate.deployment.label for candidate in candidates}
-    is_priced = origin == ROOFLINE
-    notes = _notes(shapes, usable, workers, True in wanted, is_priced=is_priced)
+        held.append((whole, null))
+    candidates = [Candidate(*pair, size) for pair in held for size in batch_limits(max_batch)]
+    left_out = too_small - {d.label for d, _ in held}
+    notes = _notes(shapes, usable, workers, True in wanted, is_priced=origin == ROOFLINE)
     if slow:
         notes.append(
             f"not searched on so long a trace, whose every round would be played: "
             f"{', '.join(s.label for s in slow)}. Search them: --policies LABEL,..., or a shorter "
             "trace: --slice or --max-requests"
         )
-    if too_small - kept:
-        names = ", ".join(sorted(too_small - kept))
+    if left_out:
+        names = ", ".join(sorted(left_out))
         notes.append(f"not searched, KV memory below the longest request ({longest:,}): {names}")
     return SearchSpace(tuple(candidates), tuple(notes))
 
@@ -165,6 +158,11 @@ def longest_request(requests: pd.DataFrame) -> int:
     """KV rows of the longest prompt with its answer."""
     both = np.asarray(requests["prompt_tokens"] + requests["output_tokens"], np.int64)
     return int(both.max(initial=0))
+
+
+def _suits(deployment: Deployment, spec: SpeculationSpec) -> bool:
+    """Whether drafts have workers of their own in one exactly if they have in the other."""
+    return (deployment.draft_workers > 0) == spec.is_async
 
 
 def _is_known(deployment: Deployment, costs: Mapping[str, RoundCost]) -> bool:
