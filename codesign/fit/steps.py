@@ -116,7 +116,8 @@ def fit_step(steps: pd.DataFrame, *, is_prefill: bool = False, on_ranks: bool = 
             tried too, and taken wherever it predicts better than the line; on ranks only if there
             are prompts of ``MIN_PARABOLA_ROWS``.
         on_ranks: Forwards run on rank groups: then stairs are tried too, and a line is taken up to
-            ``MAX_LINE_ERROR_ON_RANKS`` only.
+            ``MAX_LINE_ERROR_ON_RANKS`` only. Kernels of prompts change with their length, so that
+            a form that misses the very prompts that it was fitted to is none.
 
     Raises:
         InputError: If there are fewer than ``MIN_SHAPES`` shapes, or a time is not above 0.
@@ -141,11 +142,26 @@ def fit_step(steps: pd.DataFrame, *, is_prefill: bool = False, on_ranks: bool = 
     if on_ranks and not is_prefill:
         forms["stairs"] = fit_stairs
     errors: dict[Form, HeldOut] = {name: held_out(shapes, fit) for name, fit in forms.items()}
-    smooth: list[Form] = ["line", "quadratic"] if "quadratic" in forms else ["line"]
-    form: Form = min(smooth, key=lambda name: errors[name].mean)
-    if errors[form].mean > (MAX_LINE_ERROR_ON_RANKS if on_ranks else MAX_LINE_ERROR):
+    times: dict[Form, StepTime] = {name: fit(shapes) for name, fit in forms.items()}
+    form = _choice(errors, MAX_LINE_ERROR_ON_RANKS if on_ranks else MAX_LINE_ERROR)
+    if is_prefill and on_ranks and _miss(times[form], shapes) > MAX_LINE_ERROR:
+        form = min(times, key=lambda name: _miss(times[name], shapes))
+    return StepFit(times[form], form, errors, len(shapes.seconds), most_rows)
+
+
+def _choice(errors: dict[Form, HeldOut], most: float) -> Form:
+    """A smooth form where its error is at most ``most``, else the best of all."""
+    smooth: list[Form] = [form for form in errors if form in ("line", "quadratic")]
+    form = min(smooth, key=lambda name: errors[name].mean)
+    if errors[form].mean > most:
         form = min(errors, key=lambda name: errors[name].mean)
-    return StepFit(forms[form](shapes), form, errors, len(shapes.seconds), most_rows)
+    return form
+
+
+def _miss(time: StepTime, shapes: Shapes) -> float:
+    """Mean relative error on the shapes themselves."""
+    places = zip(shapes.rows, shapes.context, shapes.requests, shapes.seconds, strict=True)
+    return float(np.mean([abs(time(n, c, r) / seconds - 1.0) for n, c, r, seconds in places]))
 
 
 def fit_line(shapes: Shapes) -> StepTime:

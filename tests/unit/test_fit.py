@@ -180,6 +180,16 @@ def test_a_disturbed_prompt_on_ranks_bends_no_parabola_through_prompts_that_nobo
     assert ranks.time(8192) <= ranks.time(256) + 1.01 * per_row * (8192 - 256)
 
 
+def test_prompts_on_ranks_whose_kernels_change_with_the_length_take_what_was_measured():
+    measured = {15: 6.0, 127: 6.1, 143: 9.0, 255: 10.0, 287: 13.0, 511: 16.0, 1023: 28.0}
+    steps = pd.DataFrame(
+        {"rows": n, "requests": 1, "context": 0, "seconds": ms / 1e3} for n, ms in measured.items()
+    )
+    fit = fit_step(steps, is_prefill=True, on_ranks=True)
+    assert fit.form == "table"
+    assert [1e3 * fit.time(n, 0) for n in measured] == pytest.approx(list(measured.values()))
+
+
 def test_the_held_out_error_of_a_wrong_form_is_not_hidden_by_fitting_to_it():
     shapes = Shapes.of(timings(kinked, noise=0.0))
     worst = max(abs(fit_line(shapes)(n, c) / kinked(n, c) - 1) for n in ROWS for c in CONTEXTS)
