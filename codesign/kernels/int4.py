@@ -123,38 +123,22 @@ def unpack_nibbles(packed_NW: Tensor) -> Tensor:
     return pairs.flatten(-2)
 
 
-def quantize_int4(
-    weight_NK: Tensor,
-    *,
-    group: int,
-    real_K: Tensor | None = None,
-    importance_K: Tensor | None = None,
-) -> Int4Weight:
+def quantize_int4(weight_NK: Tensor, *, group: int) -> Int4Weight:
     """Round a matrix to int4, each group with the range that leaves the smallest squared error.
 
     Args:
         weight_NK: Floating point; K a multiple of ``group``.
-        group: Columns that share a scale.
-        real_K: bool; columns that count. The others are taken as zeros and have no say in scale
-            and zero point; a group without any gets scale 0.
-        importance_K: Weight of each column's squared error; None = all alike.
+        group: Columns that share a scale; that of zeros alone is 0.
     """
     rows, columns = weight_NK.shape
     w_NUg = weight_NK.to(torch.float32).view(rows, -1, group)
-    weigh_Ug = torch.ones(columns, device=w_NUg.device)
-    if importance_K is not None:
-        weigh_Ug = importance_K.to(torch.float32)
-    if real_K is not None:
-        w_NUg = torch.where(real_K.view(-1, group), w_NUg, 0.0)
-        weigh_Ug = weigh_Ug * real_K
-    weigh_Ug = weigh_Ug.view(-1, group)
     low_NU1 = w_NUg.amin(-1, keepdim=True).clamp(max=0.0)
     high_NU1 = w_NUg.amax(-1, keepdim=True).clamp(min=0.0)
     scale, zero, q = _round_groups(w_NUg, low_NU1, high_NU1)
-    least_NU1 = _error(scale, zero, q, w_NUg, weigh_Ug)
+    least_NU1 = _error(scale, zero, q, w_NUg)
     for part in _CLIPPED:
         found = _round_groups(w_NUg, low_NU1 * part, high_NU1 * part)
-        error_NU1 = _error(*found, w_NUg, weigh_Ug)
+        error_NU1 = _error(*found, w_NUg)
         better = error_NU1 < least_NU1
         least_NU1 = torch.where(better, error_NU1, least_NU1)
         scale = torch.where(better, found[0], scale)
@@ -178,6 +162,6 @@ def _round_groups(
     return scale, zero, (torch.round(w_NUg / scale) + zero).clamp(0, LARGEST)
 
 
-def _error(scale: Tensor, zero: Tensor, q: Tensor, w_NUg: Tensor, weigh_Ug: Tensor) -> Tensor:
-    """Return each group's weighted squared error, (N, U, 1)."""
-    return (((q - zero) * scale - w_NUg).square() * weigh_Ug).sum(-1, keepdim=True)
+def _error(scale: Tensor, zero: Tensor, q: Tensor, w_NUg: Tensor) -> Tensor:
+    """Return each group's squared error, (N, U, 1)."""
+    return ((q - zero) * scale - w_NUg).square().sum(-1, keepdim=True)

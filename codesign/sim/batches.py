@@ -49,13 +49,12 @@ def batch_maker(
         log: Where played batches note what the policy believed and what came.
     """
     spec = candidate.speculation
-    policy = None if spec.kind == "plain" else policy_of(spec, fit, cost, slo)
     profile = fit.acceptance
     sizes = [(request.record.category, request.output_tokens) for request in requests]
     luck = Luck.of(profile, [kind for kind, _ in sizes], [tokens for _, tokens in sizes], seed)
     early = hears_early(candidate, serving)
     rows = spec.kv_rows
-    if policy is not None and policy.is_batch_coupled:
+    if spec.kind != "plain" and policy_of(spec, fit, cost, slo).is_batch_coupled:
 
         def play() -> Batch:
             side = DraftSide(policy_of(spec, fit, cost, slo))
@@ -63,8 +62,7 @@ def batch_maker(
             return PlayedBatch(side, drafter, round_rows=rows, hears_early=early, log=log)
 
         return play
-    overlap = 0 if policy is None else policy.overlap
-    tapes = _tapes(spec, overlap, profile, fit.calibration, luck.categories, hears_early=early)
+    tapes = _tapes(spec, profile, fit.calibration, luck.categories, hears_early=early)
     return lambda: TapedBatch(tapes, luck, round_rows=rows, hears_early=early)
 
 
@@ -86,7 +84,6 @@ def policy_of(spec: SpeculationSpec, fit: Fit, cost: RoundCost, slo: SLO | None)
 @functools.lru_cache(maxsize=128)
 def _tapes(
     spec: SpeculationSpec,
-    overlap: int,
     profile: AcceptanceProfile,
     calibration: Calibration,
     categories: tuple[str, ...],
