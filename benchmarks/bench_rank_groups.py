@@ -35,7 +35,6 @@ from codesign.engine.gpu import launch
 from codesign.engine.gpu.ranks import Rank
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
 from codesign.engine.gpu.step_rows import RequestRows, bucket_of, pack_step
-from codesign.engine.run import NGRAM
 from codesign.engine.weights import random_tensors
 from codesign.models.shape import model_shape
 from codesign.plan import Candidate
@@ -103,7 +102,7 @@ class Stage:
 
     def serve(
         self, model: str, policy: str, *, target_ranks: int = 1, draft_ranks: int = 0,
-        batch: int = 1, rows: int = ROWS, count: int = 8, tokens: int = 128, ngram: bool = False,
+        batch: int = 1, rows: int = ROWS, count: int = 8, tokens: int = 128,
         sampling: Sampling | None = None, against: EngineRun | None = None, **options: Any,
     ) -> EngineRun:  # fmt: skip
         """Serve random prompts; print speed and how many requests differ from another run."""
@@ -112,7 +111,7 @@ class Stage:
         inspect = options.pop("inspect", None)
         setup = rank_setup(
             candidate, requests, target=self.models / model,
-            draft=NGRAM if ngram else self.models / f"{model}-draft",
+            draft=self.models / f"{model}-draft",
             sampling=sampling or Sampling(), max_kv_tokens=1 << 16, smallest_bucket=rows,
             device=self.device, dtype=self.dtype, silence=20.0, **options,
         )  # fmt: skip

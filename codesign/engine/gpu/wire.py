@@ -27,7 +27,7 @@ Words = NDArray[np.int32]
 _TIMES = struct.Struct("<4d2q")
 _TIME_WORDS = _TIMES.size // 4
 _CLOCK, _CLOCK_WORDS = struct.Struct("<d"), struct.Struct("<2i")
-_HEAD_WORDS = 13  # of a verdict
+_HEAD_WORDS = 12  # of a verdict
 _TPOT_UNIT = 1e-6  # seconds
 _CHANCE_UNITS = 1 << 20
 
@@ -64,7 +64,6 @@ def encode_verdict(verdict: Verdict, limits: WireLimits) -> tuple[Words, Words]:
         verdict.round,
         len(verdict.requests),
         len(verdict.admitted),
-        len(prompts),
         int(verdict.is_last),
         len(verdict.prompts),
         len(verdict.dropped),
@@ -82,15 +81,10 @@ def encode_verdict(verdict: Verdict, limits: WireLimits) -> tuple[Words, Words]:
     return _padded(words, limits.verdict_words), np.array(prompts, np.int32)
 
 
-def prompt_words(message: Words) -> int:
-    """Words of the second tensor that follows a verdict."""
-    return int(message[3])
-
-
 def decode_verdict(message: Words, prompts: Words) -> Verdict:
     """Inverse of ``encode_verdict``."""
     words = iter(message.tolist())
-    round_number, num_requests, num_admitted, _, is_last, num_prompts, num_dropped = _take(words, 7)
+    round_number, num_requests, num_admitted, is_last, num_prompts, num_dropped = _take(words, 6)
     num_beside, rows_beside, prompt_rows, num_waiting, *clock = _take(words, 6)
     (now,) = _CLOCK.unpack(_CLOCK_WORDS.pack(*clock))
     dropped = tuple(_take(words, num_dropped))
