@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before torch, as codesign profile and run set it
-os.environ.pop("OMP_NUM_THREADS", None)
+os.environ.pop("OMP_NUM_THREADS", None)  # before torch is imported
 
 import numpy as np
 import pandas as pd

@@ -86,8 +86,6 @@ def measure(args: argparse.Namespace) -> None:
             "profiling runs the engine, which needs torch. Install it: pip install "
             "'codesign[engine]'"
         )
-    # Threads that wait must not spin on the core of the other process. Read when torch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from codesign.profiler.session import make_profile
 
     settings = _settings(args)

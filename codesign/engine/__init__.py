@@ -6,6 +6,12 @@ and returns the rows that the simulator predicts. Way of one request: run.py (se
 draft_worker.py (grow trees) -> drafter.py (draft forwards).
 """
 
+import os
+
+from codesign.threads import short_waits
+
+os.environ.update(short_waits(os.environ))  # before torch is imported
+
 from codesign.engine.run import (
     NGRAM,
     DraftSource,

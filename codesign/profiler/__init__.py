@@ -5,3 +5,9 @@ engine's own workers, neighbour.py keeps the other model busy, link.py times mes
 ranks tokens, store.py keeps finished parts. rank_parts.py, rank_bench.py and rank_steps.py do the
 same on rank groups. Imports torch, as only the engine does.
 """
+
+import os
+
+from codesign.threads import short_waits
+
+os.environ.update(short_waits(os.environ))  # before torch is imported
