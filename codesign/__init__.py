@@ -14,4 +14,8 @@ Importing this package imports nothing heavy: take what you need from its module
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 __version__ = "0.1.0"
+
+Progress = Callable[[str, int, int], None]  # told by long functions: stage, done, total

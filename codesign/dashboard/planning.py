@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from codesign import Progress
 from codesign.artifacts import read_json
 from codesign.config import SLO, Serving
 from codesign.dashboard.choices import (
@@ -35,7 +36,6 @@ from codesign.planner.search_cache import SearchCache
 if TYPE_CHECKING:
     from codesign.plan import Plan
 
-Progress = Callable[[str, int, int], None]
 
 OBJECTIVES = ("goodput", "latency", FEWEST)
 _KEPT = 8  # plans

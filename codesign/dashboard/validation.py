@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from codesign import Progress
 from codesign.charts import RUN_SHAPES
 from codesign.dashboard.chart_parts import COLOURS, GREY, named
 from codesign.dashboard.choices import file_time
@@ -41,7 +42,7 @@ def compared(
     plan_file: str,
     runs: Sequence[str],
     *,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Validation:
     """As ``codesign.validate.validate``; files that have not changed are compared once.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from codesign import Progress
 from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.config import SLO, Deployment, Serving, parse_deployment
 from codesign.dashboard.choices import (
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from codesign.planner.predict import Outcome
     from codesign.records import RunRecords
 
-Progress = Callable[[str, int, int], None]
 
 FIRST_FAMILY, FIRST_BATCH, FIRST_SLO = "tree", 64, SLO(ttft=1.0, tpot=0.05)
 NUM_SEEDS = 3

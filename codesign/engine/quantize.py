@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from codesign import Progress
 from codesign.engine.awq_files import AwqFiles, copy_rest
 from codesign.engine.checkpoint import CheckpointReader
 from codesign.engine.column_factors import MAPS, balanced, floats
@@ -41,8 +41,6 @@ from codesign.models.recipe import read_recipe
 from codesign.models.shape import ModelShape, model_shape
 from codesign.models.tokenizer import Tokenizer
 from codesign.prompts import load_prompts
-
-Progress = Callable[[str, int, int], None]
 
 _MAX_TOKENS = 2048
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter, sleep
 from typing import Protocol
 
+from codesign import Progress
 from codesign.calibration_log import CalibrationLog
 from codesign.engine.feed import Feed
 from codesign.engine.partner import Answer, DraftLostError, NoDraft, Partner, TargetLostError
@@ -27,8 +28,6 @@ from codesign.policy.protocol import (
 )
 from codesign.prompts import BoundRequest
 from codesign.records import RunRecords
-
-Progress = Callable[[str, int, int], None]
 
 
 class Target(Protocol):

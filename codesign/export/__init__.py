@@ -19,12 +19,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from codesign import Progress
 from codesign.artifacts import read_json
 from codesign.errors import InputError
 from codesign.export import sglang, trtllm, vllm
 from codesign.export.models import NGRAM, EngineModel, check_pair, engine_model
 from codesign.export.nearest import Nearest, find_nearest
-from codesign.export.prediction import Forecast, Progress, better_candidate, forecast, runs_as_is
+from codesign.export.prediction import Forecast, better_candidate, forecast, runs_as_is
 from codesign.export.problem import Problem
 from codesign.export.setup import Configuration, Engine, Loss, Method
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from codesign import Progress
 from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.export.setup import Engine
 from codesign.export.wishes import wish_of
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from codesign.fit import Fit
     from codesign.plan import Plan
 
-Progress = Callable[[str, int, int], None]
 
 FIGURES = ("tpot_mean", "ttft_mean", "throughput", "goodput", "acceptance_length")
 _MANY_TOKENS = 500_000  # of the answers: with more, one seed has to do

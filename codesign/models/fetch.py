@@ -18,10 +18,11 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from codesign import Progress
 from codesign.artifacts import sha256
 from codesign.errors import HardwareError, InputError
 from codesign.models import DEFAULT_TARGET, FETCHABLE, models_dir
-from codesign.models.gguf_convert import Progress, convert_gguf
+from codesign.models.gguf_convert import convert_gguf
 from codesign.models.importing import check_checkpoint, installing
 from codesign.models.tokenizer import Tokenizer
 

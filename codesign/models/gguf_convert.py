@@ -12,20 +12,19 @@ inside the functions, because nothing but a fetch needs them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from codesign import Progress
 from codesign.errors import InputError
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
     from tokenizers import Tokenizer
 
-Progress = Callable[[str, int, int], None]
 """Called with the stage, how much of it is done and how much there is."""
 
 _OUTER_NAMES = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from codesign import Progress
 from codesign.candidate import Candidate
 from codesign.errors import InfeasibleError
 from codesign.planner.economics import weigh_speculation
@@ -22,7 +23,7 @@ from codesign.planner.screen import screen
 from codesign.planner.search_cache import SearchCache
 from codesign.planner.search_space import SearchSpace, search_space
 from codesign.planner.sensitivity import find_doubts
-from codesign.planner.simulations import Progress, Simulations
+from codesign.planner.simulations import Simulations
 
 __all__ = ["Answer", "Question", "search", "task_of"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
+from codesign import Progress
 from codesign.config import SLO
 from codesign.errors import InfeasibleError, InputError, UsageError
 from codesign.planner import Answer, Question, search
@@ -20,7 +20,7 @@ def search_fewest(
     *,
     executor: Executor | None = None,
     cache: SearchCache | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Answer:
     """The answer for the smallest number of workers that has one.
 

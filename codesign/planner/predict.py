@@ -7,12 +7,13 @@ from the plan file.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from codesign import Progress
 from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.config import SLO, Serving
 from codesign.metrics import Metrics, meets_slo, slo_values, summarise
@@ -68,7 +69,7 @@ def simulate_outcome(
     slo: SLO,
     serving: Serving,
     seed: int,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Outcome, RunRecords]:
     """Simulate a candidate once.
 

@@ -8,13 +8,14 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from codesign import Progress
 from codesign.candidate import Candidate
 from codesign.config import SLO, Deployment, Serving
 from codesign.planner.behaviour import Behaviour, chain_behaviour, observe_all, token_shares
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from codesign.fit import Fit
 
 Floats = NDArray[np.float64]
-Progress = Callable[[str, int, int], None]
 
 _TREES = ((2, 1, 1), (3, 1, 2), (4, 1, 3), (8, 2, 4), (16, 2, 6), (16, 2, 8))  # rows x width x E
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from codesign import Progress
 from codesign.candidate import Candidate
 from codesign.planner.executor import Executor, Job
 from codesign.planner.halving import NUM_CLIMBS, Rung, finalists, neighbours, rungs, survivors
@@ -11,8 +12,6 @@ from codesign.planner.predict import Outcome, misses, score, spread_over_seeds
 from codesign.planner.question import Question
 from codesign.planner.ranking import Entry, rank
 from codesign.planner.search_cache import SearchCache
-
-Progress = Callable[[str, int, int], None]
 
 
 class Simulations:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from codesign import Progress
 from codesign.acceptance import ABSENT_LOG_PROB
 from codesign.config import Deployment
 from codesign.engine.drafter import NgramDrafter
@@ -39,7 +40,6 @@ MAX_BATCH = 8
 OUTPUT_TOKENS = 48  # recorded after each prompt
 RECORDED_LENGTHS = (1, 128, 256)  # prompt tokens; no prompt is cut, so 1 is its own length
 
-Progress = Callable[[str, int, int], None]
 Ranked = tuple[list[int], list[float]]  # tokens and log probabilities, likeliest first
 
 

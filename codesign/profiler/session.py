@@ -6,7 +6,6 @@ where it stopped. The files are described in codesign.fit, which reads them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ from typing import Any, Protocol
 import pandas as pd
 import torch
 
+from codesign import Progress
 from codesign.artifacts import hardware
 from codesign.config import Deployment
 from codesign.engine.model import Decoder, load_decoder
@@ -40,8 +40,6 @@ from codesign.profiler.steps import (
     time_groups,
 )
 from codesign.profiler.store import ACCEPTANCE_PART, Part, PartStore, ProfileSettings, Tick
-
-Progress = Callable[[str, int, int], None]
 
 
 def make_profile(

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 import simpy
 
+from codesign import Progress
 from codesign.calibration_log import CalibrationLog
 from codesign.config import SLO, Deployment, Routing, Serving
 from codesign.errors import InputError
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
 __all__ = ["cost_of", "policy_of", "simulate"]
 
-Progress = Callable[[str, int, int], None]
 _REPORTS = 200  # of progress in a simulation
 
 

@@ -10,16 +10,13 @@ import http.client
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from codesign import __version__
+from codesign import Progress, __version__
 from codesign.artifacts import sha256
 from codesign.errors import HardwareError, InputError
 from codesign.traces.catalog import PUBLISHED, PublishedTrace, cached_path, find_published
-
-Progress = Callable[[str, int, int], None]
 
 _CHUNK = 2**20
 _TIMEOUT = 30.0  # seconds without a byte
