@@ -39,6 +39,7 @@ from codesign.fit.roofline import Forward
 from codesign.plan import Candidate
 from codesign.policy.cost import RoundCost
 from codesign.policy.speculation import parse_policy
+from codesign.records import RunRecords
 from codesign.run_directory import read_run, write_run
 from codesign.sim import simulate
 
@@ -231,19 +232,59 @@ def _joined(folder: Path, name: str, fit: Fit, slo: SLO) -> Iterator[tuple[str, 
         lengths = np.array([r.prompt_tokens for r in run.records.requests], np.int64)
         requests = planned.assign(prompt_tokens=lengths)
         figures = dict(run.summary["metrics"])
-        serving = Serving(max_kv_tokens=MAX_KV_TOKENS)
-        simulated = [
-            figures_of(simulate(requests, candidate, fit, serving=serving, slo=slo, seed=seed), slo)
-            for seed in range(NUM_SEEDS)
-        ]
-        figures["simulated"] = {
-            key: float(np.mean([s[key] for s in simulated]))
-            for key, value in simulated[0].items()
-            if isinstance(value, float) and all(s[key] is not None for s in simulated)
-        }
+        cost = fit.costs[candidate.deployment.label]
+        figures |= _against_fit(run.records, cost, is_split=candidate.deployment.draft_workers > 0)
+        slower = replace(
+            cost,
+            prefill=cost.prefill.scaled(figures["prompts"]),
+            draft_prefill=cost.draft_prefill.scaled(figures["prompts"]),
+        )
+        known = replace(fit, costs={candidate.deployment.label: slower})
+        figures["simulated"] = _simulated(requests, candidate, fit, slo)
+        figures["prompts_known"] = _simulated(requests, candidate, known, slo)
         if outputs is not None and run.outputs is not None:
             figures["same_outputs"] = sum(run.outputs[n] == o for n, o in outputs.items())
         yield f"{run.summary['label']} on {candidate.deployment.label}", figures
+
+
+def _simulated(
+    requests: pd.DataFrame, candidate: Candidate, fit: Fit, slo: SLO
+) -> dict[str, float]:
+    """Mean figures over the seeds."""
+    serving = Serving(max_kv_tokens=MAX_KV_TOKENS)
+    runs = [
+        figures_of(simulate(requests, candidate, fit, serving=serving, slo=slo, seed=seed), slo)
+        for seed in range(NUM_SEEDS)
+    ]
+    return {
+        key: float(np.mean([run[key] for run in runs]))
+        for key, value in runs[0].items()
+        if isinstance(value, float) and all(run[key] is not None for run in runs)
+    }
+
+
+def _against_fit(run: RunRecords, cost: RoundCost, *, is_split: bool) -> dict[str, float]:
+    """Prompts and target steps over the fit's, and seconds of a round's drafting beyond its steps.
+
+    The last only where target and draft take turns: else most of it is hidden.
+    """
+    rounds = run.rounds
+    names = ("rows", "context", "batch", "num_expansions", "draft_rows", "target", "draft")
+    table = pd.DataFrame({name: rounds.column(name) for name in names})
+    quiet = table[rounds.column("prefill_tokens") == 0]
+    steps = cost.target.of_arrays(quiet["rows"], quiet["context"], quiet["batch"])
+    found = {
+        "prompts": float(rounds.column("prefill").sum())
+        / sum(cost.prefill(request.prompt_tokens) for request in run.requests),
+        "target_steps": float(quiet["target"].sum()) / float(steps.sum()),
+    }
+    drafting = quiet[quiet["num_expansions"] > 0]
+    if len(drafting) and not is_split:
+        rows = drafting["draft_rows"] / drafting["num_expansions"]
+        step = cost.draft.of_arrays(rows, drafting["context"], drafting["batch"])
+        beyond = drafting["draft"] - drafting["num_expansions"] * step
+        found["beyond_draft_steps"] = float(beyond.mean())  # what deciding takes is in it
+    return found
 
 
 def statements(found: dict[str, dict[str, Any]]) -> dict[str, tuple[float, bool]]:
@@ -268,11 +309,16 @@ def statements(found: dict[str, dict[str, Any]]) -> dict[str, tuple[float, bool]
     }
 
 
-def rank_correlation(found: dict[str, dict[str, Any]]) -> float:
-    """Of measured and simulated mean latencies, over the policies."""
+def rank_correlation(found: dict[str, dict[str, Any]], kind: str = "simulated") -> float:
+    """Of measured and simulated mean latencies, over the policies.
+
+    Args:
+        found: Figures by policy and split.
+        kind: "simulated", or "prompts_known": after prompts took what they did in each run.
+    """
     ways = [way for way in found if not way.startswith("plain again")]
     measured = [found[way]["latency_mean"] for way in ways]
-    simulated = [found[way]["simulated"]["latency_mean"] for way in ways]
+    simulated = [found[way][kind]["latency_mean"] for way in ways]
     ranks = np.argsort(np.argsort([measured, simulated], axis=1), axis=1)
     return float(np.corrcoef(ranks)[0, 1])
 
@@ -280,7 +326,7 @@ def rank_correlation(found: dict[str, dict[str, Any]]) -> float:
 def _lines(found: dict[str, dict[str, Any]]) -> Iterator[str]:
     base = found[next(way for way in found if way.startswith("plain on"))]
     for way, f in sorted(found.items(), key=lambda pair: pair[1]["latency_mean"]):
-        s = f["simulated"]
+        s, known = f["simulated"], f["prompts_known"]
         yield (
             f"  {way:32s} x{base['latency_mean'] / f['latency_mean']:.2f} "
             f"({base['simulated']['latency_mean'] / s['latency_mean']:.2f})  TPOT "
@@ -288,9 +334,13 @@ def _lines(found: dict[str, dict[str, Any]]) -> Iterator[str]:
             f"{1e3 * f['ttft_p50']:.0f} ({1e3 * s['ttft_p50']:.0f}) ms  in SLO "
             f"{f['slo_attainment']:.0%} ({s['slo_attainment']:.0%})  tokens a round "
             f"{f['acceptance_length']:.2f} ({s['acceptance_length']:.2f})  outputs "
-            f"{f.get('same_outputs', '-')} of {f['num_requests']} as plain's"
+            f"{f.get('same_outputs', '-')} of {f['num_requests']} as plain's; prompts x"
+            f"{f['prompts']:.2f}, target x{f['target_steps']:.2f} of the fit, beyond draft steps "
+            f"{1e3 * f.get('beyond_draft_steps', 0.0):.2f} ms; latency {f['latency_mean']:.3f} "
+            f"({s['latency_mean']:.3f}, with these prompts {known['latency_mean']:.3f})"
         )
     yield f"  rank correlation of latencies, measured and simulated: {rank_correlation(found):.2f}"
+    yield f"  the same with each run's own prompts: {rank_correlation(found, 'prompts_known'):.2f}"
     for asked, (value, holds) in statements(found).items():
         yield f"  {asked}: {value:.3f}, {'holds' if holds else 'DOES NOT HOLD'}"
 

@@ -21,6 +21,7 @@ from policy_cases import (
     SHORT_ANSWERS,
 )
 from policy_charts import bars, lines, over_time
+from policy_ranks import rank_correlation, statements
 from scenarios import markdown, reflow
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -36,7 +37,7 @@ def write(results: Results) -> None:
     parts = [
         "# Policies compared\n\nWritten by `python benchmarks/compare_policies.py report` from "
         "`benchmarks/results/policies.json`; the script's head says how that is made. All of it "
-        "but the last section is simulated: roofline step times, llama-3.1-70b:int4 with "
+        "but the last two sections is simulated: roofline step times, llama-3.1-70b:int4 with "
         "llama-3.2-1b:int4, acceptance as recorded for the small pair, six kinds of prompt in "
         "equal shares. Prompts run whole between rounds, with prefix cache and preemption, as the "
         "paper's did. A difference below about 10 % is within what we do not know of an engine; "
@@ -51,6 +52,7 @@ def write(results: Results) -> None:
         _map(results),
         _goals(results),
         _price(results),
+        _ranks(results),
         _cpu(results),
     ]
     PAGE.write_text(reflow("\n\n".join(filter(None, parts))) + "\n", encoding="utf-8")
@@ -426,6 +428,76 @@ Median processor time of the policy's methods per round, learning from verdicts 
 core of the machine that wrote this page, over the mean seconds of the simulated round.
 
 {markdown(head, rows)}"""
+
+
+def _ranks(results: Results) -> str:
+    about = results.get("ranks/about")
+    if about is None:
+        return ""
+    parts = [
+        f"""\
+## Measured on two {about["machine"]}
+
+{about["target"]} with {about["draft"]}, every policy of a split on the same running ranks, the
+first seconds of a trace with prompts made shorter and answers cut, at {about["load"]:.0%} of what
+plain decoding bears by the fit, at most {about["batch"]} requests at once
+(`python benchmarks/policy_ranks.py`, whose head says more). The fit is that of the same machine,
+minutes before. In brackets what was simulated of the same requests; plain decoding ran twice. The
+last columns say why they differ: seconds of prompts and of the target's steps over the fit's, what
+a round's drafting takes beyond the draft's steps (deciding is in it), and the latency simulated
+once prompts take what they took in this run."""
+    ]
+    for segment in SEGMENTS:
+        found = _of(results, f"ranks/{segment}")
+        if found:
+            parts.append(_ranks_table(segment, found))
+    parts.append(about.get("remark", ""))
+    return "\n\n".join(filter(None, parts))
+
+
+def _ranks_table(segment: str, found: Mapping[str, Mapping[str, Any]]) -> str:
+    base = found[next(way for way in found if way.startswith("plain on"))]
+    simulated = base["simulated"]["latency_mean"]
+    rows = []
+    for way, f in sorted(found.items(), key=lambda pair: pair[1]["latency_mean"]):
+        s, beside = f["simulated"], f.get("beyond_draft_steps")
+        speedups = base["latency_mean"] / f["latency_mean"], simulated / s["latency_mean"]
+        rows.append(
+            (
+                way,
+                f"{speedups[0]:.2f} ({speedups[1]:.2f})",
+                f"{_ms(f['latency_mean'])} ({_ms(s['latency_mean'])})",
+                f"{1e3 * f['tpot_mean']:.1f} ({1e3 * s['tpot_mean']:.1f})",
+                f"{f['slo_attainment']:.0%} ({s['slo_attainment']:.0%})",
+                f"{f['acceptance_length']:.2f} ({s['acceptance_length']:.2f})",
+                f"{f['prompts']:.2f}",
+                f"{f['target_steps']:.2f}",
+                "-" if beside is None else f"{1e3 * beside:.2f}",
+                _ms(f["prompts_known"]["latency_mean"]),
+            )
+        )
+    head = ("policy", "speedup", "latency, ms", "TPOT, ms", "in SLO", "tokens a round",
+            "prompts", "target steps", "beyond steps, ms", "latency, these prompts")  # fmt: skip
+    holds = [
+        f"{asked}: {value:.2f}, {'holds' if is_so else 'does not hold'}"
+        for asked, (value, is_so) in statements(dict(found)).items()
+    ]
+    ranks = rank_correlation(dict(found)), rank_correlation(dict(found), "prompts_known")
+    return f"""\
+{segment}: {base["num_requests"]} requests; the tokens are plain decoding's in {_same(found)}.
+Rank correlation of measured and simulated latencies: {ranks[0]:.2f}, with each run's own prompts
+{ranks[1]:.2f}. {"; ".join(holds)}.
+
+{markdown(head, rows)}"""
+
+
+def _same(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """How many outputs are plain decoding's, by split."""
+    splits: dict[str, int] = {}
+    for way, f in found.items():
+        split = way.split(" on ")[1]
+        splits[split] = min(splits.get(split, f["same_outputs"]), f["same_outputs"])
+    return ", ".join(f"{count} of them on {split}" for split, count in splits.items())
 
 
 def _cpu(results: Results) -> str:
