@@ -13,8 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codesign.policy.budget_tree import BudgetTree
+from codesign.policy.interface import MAX_TREE_ROWS
 
 Floats = NDArray[np.float64]
+
+NEVER = -100.0  # log chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +46,23 @@ class RowPrices:
         self._seconds = seconds
         self._fixed = np.empty(0)
         self._per_context = np.empty(0)
+        self._context = -1  # of the prices at hand, which a round asks for again and again
+        self._prices = np.empty(0)
 
     def __call__(self, first: int, count: int, context: int) -> Floats:
-        """(count + 1,) seconds of forwards of ``first``, ..., ``first + count`` rows."""
+        """(count + 1,) seconds of forwards of ``first``, ..., ``first + count`` rows; a view."""
         if first + count >= len(self._fixed):
             size = 2 * (first + count) + 64
             fixed = [self._seconds(rows, 0.0) for rows in range(size)]
             far = [self._seconds(rows, 4096.0) for rows in range(size)]
             self._fixed = np.array(fixed)
             self._per_context = (np.array(far) - self._fixed) / 4096.0
-        part = slice(first, first + count + 1)
-        return self._fixed[part] + context * self._per_context[part]
+            self._context = -1
+        if context != self._context:
+            self._prices = self._fixed + context * self._per_context
+            self._prices.flags.writeable = False
+            self._context = context
+        return self._prices[first : first + count + 1]
 
 
 def worth_of_nodes(trees: Sequence[BudgetTree], urgency: Floats | None, most: int) -> Floats:
@@ -65,10 +74,12 @@ def worth_of_nodes(trees: Sequence[BudgetTree], urgency: Floats | None, most: in
         most: Nodes of one tree that count, the root among them.
     """
     weights = [tree.log_weights for tree in trees]
-    sizes = [len(own) for own in weights]
-    if max(sizes, default=0) > most:
+    sizes = list(map(len, weights))
+    if sum(sizes) == len(sizes):
+        return np.empty(0)  # roots alone
+    if max(sizes) > most:
         weights = [own if len(own) <= most else _heaviest(own, most) for own in weights]
-        sizes = [len(own) for own in weights]
+        sizes = list(map(len, weights))
     worth = np.exp(np.fromiter(chain.from_iterable(weights), float, sum(sizes)))
     if urgency is None:
         worth.sort()
@@ -79,6 +90,30 @@ def worth_of_nodes(trees: Sequence[BudgetTree], urgency: Floats | None, most: in
     worth = worth[is_node]
     worth.sort()
     return worth[::-1]
+
+
+def gains_ahead(gains: Floats, confidence: Floats, depth: int) -> Floats:
+    """(D, B) gains of a request's next leaves, one below another."""
+    gains_DB = np.empty((depth, len(gains)))
+    gains_DB[0], gains_DB[1:] = gains, confidence
+    return np.multiply.accumulate(gains_DB, axis=0, out=gains_DB)
+
+
+def prospects(trees: Sequence[BudgetTree]) -> tuple[Floats, Floats]:
+    """(B,) each request's mean confidence, and the log chance of its likeliest leaf."""
+    confidence = np.array([tree.confidence for tree in trees])
+    tops = [tree.open[0][0] if tree.open else NEVER for tree in trees]
+    return confidence, np.array(tops)
+
+
+def leaves_above(tree: BudgetTree, width: int, bound: float) -> list[int]:
+    """The heaviest nodes that may run, of this log weight and above; the first one is."""
+    if tree.num_expanded + width > MAX_TREE_ROWS:
+        width = MAX_TREE_ROWS - tree.num_expanded
+    ranked = tree.open
+    if width > 1 and len(ranked) > 1 and ranked[1][0] >= bound:
+        return [node for weight, node in ranked[:width] if weight >= bound]
+    return [ranked[0][1]] if width > 0 else []
 
 
 def _heaviest(log_weights: Sequence[float], most: int) -> list[float]:

@@ -29,16 +29,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import exp, log
+from math import log
 from typing import Any, cast
 
 import numpy as np
 
-from codesign.policy.batch_rows import Choice, Floats, RowPrices, worth_of_nodes
+from codesign.policy.batch_rows import (
+    NEVER,
+    Choice,
+    Floats,
+    RowPrices,
+    gains_ahead,
+    leaves_above,
+    prospects,
+    worth_of_nodes,
+)
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
-from codesign.policy.interface import MAX_TREE_ROWS, Progress, Speculation, context_rows
+from codesign.policy.interface import Progress, Speculation, context_rows
 from codesign.policy.online_calibration import OnlineCalibration
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.traffic import Traffic
@@ -55,7 +64,6 @@ MOST_AWAITED = 2  # draft forwards that an asynchronous round may wait for
 WAITING = 8.0  # running requests that one counts for whose prompt shares the rounds' forwards
 _FULL = 0.9  # share of time from which prompts are taken to wait for ever
 _MOST_POWER = 50.0
-_NEVER = -100.0  # log chance
 _SURE = 1e-9  # of equal log chances: parents stand with their children
 
 
@@ -140,13 +148,12 @@ class BatchTree(Speculation):
         if run is None and all(one.slo_tpot is None for one in progress):
             return np.ones(len(trees))
         step = self._goodput.target_seconds(batch, context)
-        weights = [
-            _urgency(one, target, step)
-            if (target := one.slo_tpot or run) and one.elapsed + step > target * (one.tokens + 1)
-            else 1.0
-            for one in progress
-        ]
-        return np.array(weights or [1.0] * len(trees))
+        weights = np.ones(len(trees))
+        for i, one in enumerate(progress):
+            target = one.slo_tpot or run
+            if target and one.elapsed + step > target * (one.tokens + 1):
+                weights[i] = _urgency(one, target, step)
+        return weights
 
     # Draft forwards that the target waits for.
 
@@ -171,13 +178,11 @@ class BatchTree(Speculation):
     def _worthwhile(self, trees: Sequence[BudgetTree], left: int, margin: float) -> Leaves:
         """Leaves of the next forward; none if it does not pay."""
         leaves: Leaves = [[] for _ in trees]
-        confidence = np.array([tree.confidence for tree in trees])
-        tops = [tree.open[0][0] if tree.open else _NEVER for tree in trees]
+        confidence, tops = prospects(trees)
         self._cold = [i for i in self._cold if not trees[i].num_expanded]
-        if self._spec.is_async:
+        if self._spec.is_async and self._cold:
             # What a request missed is run beside the verification: it may be long.
-            for i in self._cold:
-                tops[i] = _NEVER
+            tops[self._cold] = NEVER
         gains = self._urgency * np.exp(tops) * confidence
         level = self._level(len(trees), is_drafted=False)
         taken = gains[gains >= level]
@@ -190,18 +195,17 @@ class BatchTree(Speculation):
         if value <= least:
             return leaves
         level, width = self._level(len(trees), is_drafted=True), self._spec.width
-        paying = np.flatnonzero(gains >= level)
-        bounds = (np.log(level / gains[paying]) + np.array(tops)[paying]).tolist()
+        pays = gains >= level
+        for i in self._cold:
+            pays[i] = pays[i] and self._is_worth_running(trees[i], value)
+        paying = pays.nonzero()[0]
+        bounds = (np.log(level / gains[paying]) + tops[paying]).tolist()
         for i, bound in zip(paying.tolist(), bounds, strict=True):
-            tree = trees[i]
-            if tree.num_expanded or self._is_worth_running(tree, value):
-                leaves[i] = _leaves(tree, width, bound)
+            leaves[i] = leaves_above(trees[i], width, bound)
         return leaves
 
     def _is_worth_running(self, tree: BudgetTree, value: float) -> bool:
         """Whether what a request has missed costs less than drafting for it will save."""
-        if tree.missing < COLD:
-            return True
         draft = self._goodput.draft_seconds
         gain = max(1.0 - (self._plain / value) ** (1.0 / self._power), 0.0)
         saved = self.traffic.mean_output * gain * self._plain_seconds / self._batch
@@ -218,7 +222,7 @@ class BatchTree(Speculation):
     def _best_ahead(self, gains: Floats, confidence: Floats, level: float, left: int) -> float:
         """Largest value with 1 to ``left`` more forwards, at each request's mean confidence."""
         choice = self._choice
-        gains_DB = gains * confidence ** np.arange(left)[:, None]
+        gains_DB = gains_ahead(gains, confidence, left)
         is_taken_DB = gains_DB >= level
         rows_D = is_taken_DB.sum(axis=1)
         tokens_D = choice.tokens + (gains_DB * is_taken_DB).sum(axis=1).cumsum()
@@ -263,8 +267,6 @@ class BatchTree(Speculation):
     def select(self, trees: Sequence[DraftTree]) -> Leaves:
         own = cast("Sequence[BudgetTree]", trees)
         chosen = self._best_nodes(own) if self._choice.rows else [[0] for _ in own]
-        for tree in own:
-            tree.sent = ()
         for i in range(self._num_rounds % self._stride, len(own), self._stride):
             own[i].sent = chosen[i]
         self._num_rounds += 1
@@ -286,7 +288,10 @@ class BatchTree(Speculation):
         for tree, urgency in zip(trees, self._urgency.tolist(), strict=True):
             bound = common if urgency == 1.0 else log(level / urgency) - _SURE
             weights = tree.log_weights
-            nodes = [n for n, weight in enumerate(weights) if weight >= bound or not n]
+            if bound > 0.0 or len(weights) == 1:
+                chosen.append([0])
+                continue
+            nodes = [n for n, weight in enumerate(weights) if weight >= bound]
             if len(nodes) > most:
                 nodes = sorted(nodes, key=weights.__getitem__, reverse=True)[:most]
             chosen.append(nodes)
@@ -305,7 +310,7 @@ class BatchTree(Speculation):
     def _pays_in_the_end(self, gains: Floats, confidence: Floats) -> bool:
         """Whether trees that cost nothing would beat plain decoding."""
         depth = max(int(self._budget / max(self._goodput.draft_seconds(len(gains), 0), 1e-9)), 1)
-        gains_DB = gains * confidence ** np.arange(min(depth, self._spec.expansions))[:, None]
+        gains_DB = gains_ahead(gains, confidence, min(depth, self._spec.expansions))
         worth = -np.sort(-gains_DB.ravel())
         seconds = self._verifying(self._base, len(worth), self._context) + self._goodput.overhead
         values = self._value(self._tokens + np.concatenate(([0.0], worth.cumsum())), seconds)
@@ -320,15 +325,20 @@ class BatchTree(Speculation):
         draft, context = self._goodput.draft_seconds, self._context
         row_seconds = (draft(len(own) + 1, context) - draft(1, context)) / max(len(own), 1)
         level = max(row_seconds * value, _SURE)
-        leaves = []
-        gain, missing = 0.0, 0
-        for tree, urgency in zip(own, self._urgency.tolist(), strict=True):
-            bound = log(level / (urgency * max(tree.confidence, _SURE)))
-            nodes = _leaves(tree, self._spec.width, min(bound, 0.0))
-            if nodes:
-                gain += urgency * exp(tree.open[0][0]) * tree.confidence
-                missing += tree.missing if tree.base_len > tree.first_len else 0
-            leaves.append(nodes)
+        confidence, tops = prospects(own)
+        bounds = np.log(level / (self._urgency * np.maximum(confidence, _SURE)))
+        np.minimum(bounds, 0.0, out=bounds)
+        leaves: Leaves = [[] for _ in own]
+        width, missing = self._spec.width, 0
+        paying = (tops >= bounds).nonzero()[0]
+        for i, bound in zip(paying.tolist(), bounds[paying].tolist(), strict=True):
+            tree = own[i]
+            leaves[i] = leaves_above(tree, width, bound)
+            if not leaves[i]:
+                tops[i] = NEVER  # its slab is full
+            elif not tree.num_expanded and tree.base_len > tree.first_len:
+                missing += tree.missing
+        gain = float((self._urgency * np.exp(tops) * confidence)[paying].sum())
         num_rows = sum([len(nodes) for nodes in leaves])
         seconds = draft(num_rows + missing, context)
         late = self._beside + seconds - max(self._budget, self._beside)
@@ -337,18 +347,6 @@ class BatchTree(Speculation):
             return stop
         self._beside += seconds
         return leaves
-
-
-def _leaves(tree: BudgetTree, width: int, bound: float) -> list[int]:
-    """The heaviest nodes that may run, of this log weight and above."""
-    if tree.num_expanded + width > MAX_TREE_ROWS:
-        width = MAX_TREE_ROWS - tree.num_expanded
-    nodes = []
-    for weight, node in tree.open[:width]:
-        if weight < bound:
-            break
-        nodes.append(node)
-    return nodes
 
 
 def _urgency(one: Progress, target: float, step: float) -> float:

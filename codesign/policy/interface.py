@@ -114,7 +114,7 @@ def chain_end(tree: DraftTree) -> list[int]:
 
 def context_rows(trees: Sequence[DraftTree]) -> int:
     """KV rows of all requests before a forward over their roots."""
-    return sum(tree.base_len - 1 for tree in trees)
+    return sum([tree.base_len for tree in trees]) - len(trees)
 
 
 def likeliest_path(tree: DraftTree, node: int = 0) -> list[int]:

@@ -78,7 +78,7 @@ class Traffic:
     def _learn_lengths(self, trees: Sequence[BudgetTree]) -> int:
         """Take in how many tokens those have emitted that are gone; prompt rows of the new ones."""
         known = self._known
-        if len(trees) == len(known) and all(a is b for a, b in zip(trees, known, strict=True)):
+        if list(trees) == known:  # the same objects: trees are not compared by their nodes
             return 0
         here, before = set(map(id, trees)), set(map(id, known))
         for tree in known:
