@@ -28,6 +28,7 @@ from pathlib import Path
 from time import monotonic
 from typing import IO
 
+from benchmarks.campaign.requests import TRACE
 from benchmarks.campaign.schedule import (
     Session,
     Wanted,
@@ -38,6 +39,7 @@ from benchmarks.campaign.schedule import (
 )
 from benchmarks.campaign.units import FULL, PAIRS, SMALL, Pair, Size, deployments, find_pair, grid
 from codesign.config import parse_deployment
+from codesign.traces import load_trace
 
 END_SECONDS = 8.0  # for a session to end after its deadline
 SLACK = 60.0  # beyond the guess, after which a session is taken to hang
@@ -109,6 +111,8 @@ def measure(args: argparse.Namespace) -> int:
     """Run sessions until everything is done or the seconds are over; 130 if there is more to do."""
     end = monotonic() + args.max_seconds - END_SECONDS
     todo = [s for s in sessions(args) if s.seconds(args.out / s.pair.name)]
+    if any(work.workload.seconds for session in todo for work in session.units):
+        load_trace(TRACE)  # says so at once if it is not here
     for pair in {s.pair.name: s.pair for s in todo}.values():
         make_models(pair)
     for number, (session, process) in enumerate(started(todo)):

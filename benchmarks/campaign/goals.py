@@ -179,6 +179,7 @@ def _plan(result: Result, workload: str, name: str) -> str:
     plans = [p for p in result.pair["plans"] if p["workload"] == workload]
     plans = [p for p in plans if p.get(name) is not None]
     values = [percent(p[name]) if name.startswith("regret") else f"{p[name]:.3f}" for p in plans]
+    values = [f"{v} of {p['num_runs']}" for v, p in zip(values, plans, strict=True)]
     if len(plans) > 1:
         values = [f"{v} ({p['workers']} GPUs)" for v, p in zip(values, plans, strict=True)]
     return ", ".join(values) or "-"

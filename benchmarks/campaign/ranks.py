@@ -29,6 +29,7 @@ from codesign.candidate import Candidate
 from codesign.config import Deployment, parse_deployment
 from codesign.engine.gpu.launch import keep_waiting
 from codesign.engine.run import EngineRun, PolicySetup
+from codesign.errors import CodesignError
 from codesign.fit import fit_costs
 from codesign.fit.calibration import fit_calibration
 from codesign.metrics import summarise
@@ -170,7 +171,11 @@ class Measuring:
                     self._note_spent()
                 continue
             target = self._session.pair.models[0]
-            requests = load_requests(self._folder, work.workload, target, cost, seed=SEED)
+            try:
+                requests = load_requests(self._folder, work.workload, target, cost, seed=SEED)
+            except CodesignError as error:  # the other runs need not go with it
+                print(f"  {work.folder}: {error}", flush=True)
+                continue
             policy = PolicySetup(work.candidate.speculation, cost, calibration)
             start = perf_counter()
             run = bench.serve(

@@ -45,12 +45,13 @@ A campaign profiles a pair of models on rank groups, and serves a grid of plans 
 trace on them. The fit sees the profile alone; no plan of the grid is in it, and the prompts served
 are others than those whose acceptance was recorded. Each run is predicted by {seeds} simulations.
 *One stream* is one request after another, *batch* up to eight at once that are all there from the
-start, *replay* a stretch of `conv-twin` at a rate that loads plain decoding by half. A decode
-speed is 1 / TPOT; where the draft shares the target's GPUs its prompt is in it, too. Errors are
-(predicted - measured) / measured; the mean ones are of their sizes. Intervals are of 80 %: spread
-over the simulations, held-out error of the steps, and the luck of the prompts, both of those that
-were recorded and of those that were served. Spans are those of rounds without prompts: where the
-draft shares the target's GPUs, its prompt is in the draft's span of the other ones.
+start, *replay* a stretch of a trace, as `conv-twin` at a rate that loads plain decoding by half. A
+decode speed is 1 / TPOT; where the draft shares the target's GPUs its prompt is in it, too. Errors
+are (predicted - measured) / measured; the mean ones are of their sizes. Regret and correlation are
+those among so many plans. Intervals are of 80 %: spread over the simulations, held-out error of
+the steps, and the luck of the prompts, both of those that were recorded and of those that were
+served. Spans are those of rounds without prompts: where the draft shares the target's GPUs, its
+prompt is in the draft's span of the other ones.
 """
 
 NOT_CAPTURED = """\
@@ -156,7 +157,11 @@ def cause(run: dict[str, Any]) -> str:
         text += f"; with the acceptance known {signed(speed_error(known))}"
     gaps = {s: run["rounds"][s][0] - run["rounds"][s][1] for s in SPANS}
     span = max(gaps, key=lambda name: abs(gaps[name]))
-    return f"{text}; most of the round's in its {span.replace('_', ' ')} ({_us(gaps[span])} us)"
+    text += f"; most of the round's in its {span.replace('_', ' ')} ({_us(gaps[span])} us)"
+    predicted, measured = run["rounds"].get("prefill", (0.0, 0.0))
+    if abs(predicted - measured) > abs(gaps[span]):
+        text += f"; prompts {_us(predicted - measured)} us a round"
+    return text
 
 
 def _us(seconds: float) -> str:

@@ -40,9 +40,16 @@ def test_shipped_acceptance_is_found_for_its_pair_and_its_sampling_alone():
     assert shipped_acceptance(DEFAULT_TARGET, "ngram", Sampling()) is None
 
 
-@pytest.mark.parametrize("target", ["llama-3-70b:int4", "llama-3.1-70b:int4", "llama-3.1-8b:int4"])
-def test_a_pair_that_was_measured_takes_the_place_of_its_roofline(target):
-    pair = (target, "llama-3.2-1b:int4")
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("llama-3-70b:int4", "llama-3.2-1b:int4"),
+        ("llama-3.1-70b:int4", "llama-3.2-3b:int4"),
+        ("llama-3.1-8b:int4", "llama-3.2-1b:int4"),
+        ("qwen2-72b:int4", "qwen2-1.5b:int4"),
+    ],
+)
+def test_a_pair_that_was_measured_takes_the_place_of_its_roofline(pair):
     path = shipped_pair("h200", *pair)
     assert path is not None
     assert machine_of(path).startswith("NVIDIA H200, measured 20")
@@ -72,10 +79,10 @@ def test_long_prompts_of_a_measured_pair_grow_as_the_roofline_says():
             (cost.prefill, sheet.prefill),
             (cost.draft_prefill, sheet.draft_prefill),
         ):
-            assert ours(4096) - ours(1024) == pytest.approx(theirs(4096) - theirs(1024), rel=0.01)
-            assert 0 < ours(16) < ours(100) < ours(256) < ours(4096) < 3.0
-    requests = pd.DataFrame({"prompt_tokens": [40, 2000]})
-    assert "up to 2,000 tokens, measured were up to 256" in prompt_note(fit, requests)
+            assert ours(8192) - ours(4096) == pytest.approx(theirs(8192) - theirs(4096), rel=0.01)
+            assert 0 < ours(16) < ours(100) < ours(512) <= ours(2048) < ours(4096) < 3.0
+    requests = pd.DataFrame({"prompt_tokens": [40, 5000]})
+    assert "up to 5,000 tokens, measured were up to 2,047" in prompt_note(fit, requests)
     assert prompt_note(fit, requests[:1]) == ""
     assert prompt_note(priced, requests) == ""
 
@@ -84,7 +91,7 @@ def test_what_was_not_measured_as_a_whole_is_priced_as_a_whole():
     pair = ("llama-3-70b:int4", "llama-3.2-1b:int4")
     assert device_fit("h200", 4, *pair).origin == ROOFLINE
     assert device_fit("h100", 2, *pair).origin == ROOFLINE
-    assert device_fit("h200", 2, "llama-3-70b:int4", "llama-3.2-3b:int4").origin == ROOFLINE
+    assert device_fit("h200", 2, "llama-3.1-8b:int4", "llama-3.2-3b:int4").origin == ROOFLINE
     assert device_fit("h200", 2, "llama-3.1-8b", "llama-3.2-1b").origin == ROOFLINE  # bf16
     dialled = device_fit("h200", 2, *pair, acceptance=0.9)
     assert dialled.origin == "fitted"
