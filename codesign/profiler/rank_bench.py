@@ -35,6 +35,7 @@ from codesign.profiler.rank_steps import RankTarget, draft_steps, kv_room
 from codesign.profiler.steps import StepShape
 from codesign.prompts import BoundRequest
 
+TARGET_OPS = ("target", "prefill")
 BUSY_TARGET = StepShape("target", 2, 4, 64)  # a round as busy as one stream's, or two's
 _LOOP_PROMPT, _LOOP_ROUNDS, _LOOP_WARM_UP = 16, 40, 8
 
@@ -78,13 +79,18 @@ class RankBench:
         self._is_target_busy = False
 
     def seconds(self, shape: StepShape) -> float:
-        """Time one step."""
-        if shape.op in ("target", "prefill"):
-            return self.target_steps.seconds(shape)
-        if self._link is None:
-            assert self._draft_steps is not None
-            return self._draft_steps.seconds(shape)
-        return self._link.step_seconds(shape, self._busy_step if self._is_target_busy else None)
+        """Time one step.
+
+        But for prompts it is the second of two: in a round the host has just run the same code, and
+        the first of two costs it up to 40 us a row more.
+        """
+        if self._link is not None and shape.op not in TARGET_OPS:
+            return self._link.step_seconds(shape, self._busy_step if self._is_target_busy else None)
+        steps = self.target_steps if shape.op in TARGET_OPS else self._draft_steps
+        assert steps is not None
+        if "prefill" not in shape.op:
+            steps.seconds(shape)
+        return steps.seconds(shape)
 
     def rest(self) -> None:
         """Time each side alone from now on."""

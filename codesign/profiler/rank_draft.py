@@ -35,7 +35,9 @@ _OPS: tuple[Op, ...] = get_args(Op)
 _TIME, _KEEP, _LINK, _MEMORY, _SERVE, _END = range(6)  # orders
 _BUSY, _DONE, _POLICY = "draft-busy", "draft-done", "draft-policy"  # files
 BUSY_DRAFT = StepShape("draft", 2, 4, 64)
-_BESIDE_STEPS = 3  # of which the median counts: the first may meet the target between two steps
+# Of a step's repetitions the median counts, and of several not the first: in a round the host has
+# just run the same code, and the target is under way.
+_STEPS, _PROMPT_STEPS, _BESIDE_STEPS = 2, 1, 4
 
 
 def lead_draft(
@@ -64,7 +66,7 @@ def lead_draft(
         seconds = [steps.seconds(shape) for _ in range(count)]
         if order[0] == _TIME:
             (folder / _DONE).touch()
-        candidates.send(_seconds_words(median(seconds)))
+        candidates.send(_seconds_words(median(seconds[1:] or seconds)))
         # Nobody takes the file away where the profile was killed.
         while order[0] == _KEEP and (folder / _BUSY).exists() and os.getppid() == parent:
             steps.seconds(shape)
@@ -95,7 +97,8 @@ class Link:
         """Time a step of the draft, while this process runs ``busy_step`` again and again."""
         done = self._folder / _DONE
         done.unlink(missing_ok=True)
-        self._verdicts.send(_order(_TIME, shape, 1 if busy_step is None else _BESIDE_STEPS))
+        count = _PROMPT_STEPS if "prefill" in shape.op else _STEPS
+        self._verdicts.send(_order(_TIME, shape, count if busy_step is None else _BESIDE_STEPS))
         start = perf_counter()
         while busy_step is not None and not done.exists():
             busy_step()
