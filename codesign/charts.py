@@ -115,19 +115,6 @@ def calibration(profile: AcceptanceProfile, fitted: Calibration) -> Any:
     from codesign.policy.cost import Calibration
 
     alt = _altair()
-    recordings = [r for group in profile.recordings.values() for r in group]
-    confidence = np.exp(np.concatenate([r.log_probs[:, 0] for r in recordings]))
-    is_right = np.concatenate([r.ranks == 0 for r in recordings])
-    which = np.minimum((confidence * _NUM_BINS).astype(int), _NUM_BINS - 1)
-    points = [
-        {
-            "confidence": float(confidence[which == i].mean()),
-            "accepted": float(is_right[which == i].mean()),
-            "tokens": int((which == i).sum()),
-        }
-        for i in range(_NUM_BINS)
-        if (which == i).any()
-    ]
     grid = np.linspace(0.02, 0.98, 49)
     curves = [
         {"confidence": float(c), "accepted": _sigmoid(k.slope * _logit(c) + k.intercept), "line": n}
@@ -136,7 +123,7 @@ def calibration(profile: AcceptanceProfile, fitted: Calibration) -> Any:
     ]
     share = alt.Scale(domain=[0, 1])
     dots = (
-        alt.Chart(alt.Data(values=points))
+        alt.Chart(alt.Data(values=_confidence_bins(profile)))
         .mark_circle(color=_POINT, opacity=0.8)
         .encode(
             x=alt.X("confidence:Q", title="draft model's confidence", scale=share),
@@ -159,6 +146,22 @@ def calibration(profile: AcceptanceProfile, fitted: Calibration) -> Any:
         )
     )
     return (lines + dots).properties(width=_WIDTH, height=_HEIGHT)
+
+
+def _confidence_bins(profile: AcceptanceProfile) -> list[dict[str, float]]:
+    recordings = [r for group in profile.recordings.values() for r in group]
+    confidence = np.exp(np.concatenate([r.log_probs[:, 0] for r in recordings]))
+    is_right = np.concatenate([r.ranks == 0 for r in recordings])
+    which = np.minimum((confidence * _NUM_BINS).astype(int), _NUM_BINS - 1)
+    return [
+        {
+            "confidence": float(confidence[which == i].mean()),
+            "accepted": float(is_right[which == i].mean()),
+            "tokens": int((which == i).sum()),
+        }
+        for i in range(_NUM_BINS)
+        if (which == i).any()
+    ]
 
 
 def svg(chart: Any) -> str:

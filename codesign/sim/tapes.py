@@ -118,31 +118,43 @@ def make_tapes(
     ends = [0]
     for stretch in range(len(stretches)):
         batch = PlayedBatch(DraftSide(policy), drafter, hears_early=hears_early)
-        entering = Entering(stretch, stretches.category(stretch), 1, 1 + STRETCH_TOKENS + _MARGIN)
-        num_emitted = 0
-        for work, emitted in play_alone(batch, entering):
-            rounds.append((work, emitted))
-            num_emitted += emitted
-            if num_emitted >= STRETCH_TOKENS:
-                break
+        rounds += _play_stretch(batch, stretch, stretches.category(stretch))
         ends.append(len(rounds))
     num_drafting = max(len(work.drafting) for work, _ in rounds)
     num_overlapped = max(len(work.overlapped) for work, _ in rounds)
     is_chain = policy.fanout == 1 and not num_overlapped
-    table = np.zeros((len(rounds), 2 + 3 * (num_drafting + num_overlapped)), np.int64)
-    for row, (work, emitted) in zip(table, rounds, strict=True):
-        row[:2] = work.rows, emitted
-        for first, forwards in ((0, work.drafting), (num_drafting, work.overlapped)):
-            for j, (num_rows, context) in enumerate(forwards, start=first):
-                row[2 + 3 * j : 5 + 3 * j] = num_rows, 1, context - work.context
     return Tapes(
-        table,
+        _table(rounds, num_drafting, num_overlapped),
         np.array(ends),
         num_drafting,
         num_overlapped,
         warm_up=0 if is_chain else 2 if hears_early else 1,
         is_chain=is_chain,
     )
+
+
+def _play_stretch(batch: PlayedBatch, stretch: int, category: str) -> list[Round]:
+    """The rounds until the tokens of a stretch are emitted."""
+    request = Entering(stretch, category, 1, 1 + STRETCH_TOKENS + _MARGIN)
+    rounds: list[Round] = []
+    num_emitted = 0
+    for work, emitted in play_alone(batch, request):
+        rounds.append((work, emitted))
+        num_emitted += emitted
+        if num_emitted >= STRETCH_TOKENS:
+            break
+    return rounds
+
+
+def _table(rounds: Sequence[Round], num_drafting: int, num_overlapped: int) -> Rounds:
+    """A row for each round; see ``Tapes.rounds``."""
+    table = np.zeros((len(rounds), 2 + 3 * (num_drafting + num_overlapped)), np.int64)
+    for row, (work, emitted) in zip(table, rounds, strict=True):
+        row[:2] = work.rows, emitted
+        for first, forwards in ((0, work.drafting), (num_drafting, work.overlapped)):
+            for j, (num_rows, context) in enumerate(forwards, start=first):
+                row[2 + 3 * j : 5 + 3 * j] = num_rows, 1, context - work.context
+    return table
 
 
 def play_alone(batch: PlayedBatch, request: Entering) -> Iterator[Round]:
