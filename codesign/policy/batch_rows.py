@@ -107,13 +107,15 @@ def prospects(trees: Sequence[BudgetTree]) -> tuple[Floats, Floats]:
 
 
 def leaves_above(tree: BudgetTree, width: int, bound: float) -> list[int]:
-    """The heaviest nodes that may run, of this log weight and above; the first one is."""
+    """The heaviest nodes that may run, of this log weight and above."""
     if tree.num_expanded + width > MAX_TREE_ROWS:
         width = MAX_TREE_ROWS - tree.num_expanded
-    ranked = tree.open
-    if width > 1 and len(ranked) > 1 and ranked[1][0] >= bound:
-        return [node for weight, node in ranked[:width] if weight >= bound]
-    return [ranked[0][1]] if width > 0 else []
+    nodes = []
+    for weight, node in tree.open[:width]:
+        if weight < bound:
+            break
+        nodes.append(node)
+    return nodes
 
 
 def _heaviest(log_weights: Sequence[float], most: int) -> list[float]:

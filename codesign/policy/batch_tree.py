@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import log
+from math import exp, log
 from typing import Any, cast
 
 import numpy as np
@@ -47,7 +47,7 @@ from codesign.policy.batch_rows import (
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
-from codesign.policy.interface import Progress, Speculation, context_rows
+from codesign.policy.interface import MAX_TREE_ROWS, Progress, Speculation, context_rows
 from codesign.policy.online_calibration import OnlineCalibration
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.traffic import Traffic
@@ -201,7 +201,12 @@ class BatchTree(Speculation):
         paying = pays.nonzero()[0]
         bounds = (np.log(level / gains[paying]) + tops[paying]).tolist()
         for i, bound in zip(paying.tolist(), bounds, strict=True):
-            leaves[i] = leaves_above(trees[i], width, bound)
+            tree = trees[i]
+            ranked = tree.open
+            if (len(ranked) == 1 or ranked[1][0] < bound) and tree.num_expanded < MAX_TREE_ROWS:
+                leaves[i] = [ranked[0][1]]  # most often: its likeliest leaf pays, no other does
+            else:
+                leaves[i] = leaves_above(tree, width, bound)
         return leaves
 
     def _is_worth_running(self, tree: BudgetTree, value: float) -> bool:
@@ -325,20 +330,15 @@ class BatchTree(Speculation):
         draft, context = self._goodput.draft_seconds, self._context
         row_seconds = (draft(len(own) + 1, context) - draft(1, context)) / max(len(own), 1)
         level = max(row_seconds * value, _SURE)
-        confidence, tops = prospects(own)
-        bounds = np.log(level / (self._urgency * np.maximum(confidence, _SURE)))
-        np.minimum(bounds, 0.0, out=bounds)
-        leaves: Leaves = [[] for _ in own]
-        width, missing = self._spec.width, 0
-        paying = (tops >= bounds).nonzero()[0]
-        for i, bound in zip(paying.tolist(), bounds[paying].tolist(), strict=True):
-            tree = own[i]
-            leaves[i] = leaves_above(tree, width, bound)
-            if not leaves[i]:
-                tops[i] = NEVER  # its slab is full
-            elif not tree.num_expanded and tree.base_len > tree.first_len:
-                missing += tree.missing
-        gain = float((self._urgency * np.exp(tops) * confidence)[paying].sum())
+        leaves = []
+        gain, missing = 0.0, 0
+        for tree, urgency in zip(own, self._urgency.tolist(), strict=True):
+            bound = log(level / (urgency * max(tree.confidence, _SURE)))
+            nodes = leaves_above(tree, self._spec.width, min(bound, 0.0))
+            if nodes:
+                gain += urgency * exp(tree.open[0][0]) * tree.confidence
+                missing += tree.missing if tree.base_len > tree.first_len else 0
+            leaves.append(nodes)
         num_rows = sum([len(nodes) for nodes in leaves])
         seconds = draft(num_rows + missing, context)
         late = self._beside + seconds - max(self._budget, self._beside)
