@@ -183,12 +183,14 @@ def _engine(plan: Plan, wanted: list[ScoredCandidate], args: argparse.Namespace)
 def _run_all(
     replay: Replay, engine: Engine, wanted: list[ScoredCandidate], args: argparse.Namespace
 ) -> list[MeasuredRun]:
+    from codesign.busy_cores import core_times
     from codesign.engine.replay import run_directories
 
     runs = []
     for scored, directory in zip(wanted, run_directories(args.out, wanted), strict=True):
         run = replay.stored(scored, directory) if args.resume else None
         if run is None:
+            start = core_times()
             with progress(args) as report:
                 run = replay.run(
                     scored,
@@ -197,6 +199,10 @@ def _run_all(
                     max_waiting=args.max_waiting,
                     progress=lambda _, done, total, label=scored.label: report(label, done, total),
                 )
+            end = core_times()
+            # Ranks outlive a run: what they use is not known to be ours.
+            if start and end and args.device == "cpu" and (warning := start.note(end)):
+                say(f"{scored.label}: {warning}")
         for note in run.notes:
             say(f"{scored.label}: {note}")
         runs.append(run)
