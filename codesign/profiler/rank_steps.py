@@ -12,7 +12,7 @@ from time import perf_counter
 
 import torch
 
-from codesign.engine.gpu.model_rank import prompt_message
+from codesign.engine.gpu.prompt_rows import prompt_message
 from codesign.engine.gpu.rank_group import GroupLeader
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank

@@ -11,12 +11,14 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+import codesign.engine.gpu.ranks as ranks_module
 import codesign.engine.gpu.workers as workers
 from codesign.config import Deployment
-from codesign.engine.gpu.model_rank import PIECE, SLOT_WORD, START_WORD
+from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.paging import PageTable, Paging
+from codesign.engine.gpu.prompt_rows import PROMPT_BUCKETS, SLOT_WORD, START_WORD
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
-from codesign.engine.gpu.step_rows import BUCKETS, KIND
+from codesign.engine.gpu.step_rows import BUCKETS, KIND, PIECE
 from codesign.engine.gpu.workers import GroupDrafter
 from codesign.plan import Candidate
 from codesign.policy.protocol import ExpansionRows, PromptRows
@@ -81,6 +83,37 @@ def test_ranks_share_memory_and_steps_without_changing_a_token(
     assert any(r.cached_tokens for r in told) == how.prefix_cache
     if how.prefill_chunk:
         assert ours.records.rounds.column("prefill_tokens").max() <= how.prefill_chunk
+
+
+@pytest.fixture
+def padded(monkeypatch):
+    """Ranks run prompts of up to 256 rows padded, as graphs do; returns the buckets taken."""
+    taken = []
+    hidden = RankForward.padded_prompt_hidden
+
+    def spy(forward, prompt, slabs):
+        taken.append(len(prompt.tokens_T))
+        return hidden(forward, prompt, slabs)
+
+    monkeypatch.setattr(RankForward, "padded_prompt_hidden", spy)
+    monkeypatch.setattr(ranks_module, "_prompt_buckets", lambda *_: PROMPT_BUCKETS)
+    return taken
+
+
+def test_padded_prompts_change_no_token(on_ranks, plain_outputs, mixed_requests, serving, padded):
+    how, max_kv_tokens = serving
+    ours = on_ranks("tree-4x2x2", mixed_requests, how, max_kv_tokens)
+    assert ours.outputs == plain_outputs(mixed_requests)
+    assert len(set(padded)) > 1
+
+
+def test_padded_prompts_are_sampled_as_their_requests_want(
+    on_ranks, plain_outputs, own_requests, all_at_once, padded
+):
+    sampling = Sampling(temperature=0.7, seed=1)
+    ours = on_ranks("chain-3", own_requests, *all_at_once, sampling=sampling)
+    assert ours.outputs == plain_outputs(own_requests, sampling)
+    assert len(padded) > 20
 
 
 @pytest.mark.parametrize("policy", ["plain", "chain-3"])

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from codesign.engine.gpu.prompt_rows import DevicePrompt
 from codesign.engine.gpu.slabs import Slabs, seen_rows
 from codesign.engine.gpu.step_rows import BUCKETS, DeviceRows
 from codesign.engine.gpu.tensor_group import TensorGroup
@@ -24,7 +25,7 @@ from codesign.kernels.embedding import embed_rows
 from codesign.kernels.fused_attention import attention_in_two, fits, fused_attention
 from codesign.kernels.packed_linear import LinearMap, for_prompts, linear_map, swiglu_map
 from codesign.kernels.packed_reference import Norm
-from codesign.kernels.prompt_attention import prompt_attention
+from codesign.kernels.prompt_attention import prompt_attention, slab_attention, takes_slabs
 from codesign.kernels.row_attention import Scratch, rotate_and_append
 
 
@@ -131,25 +132,38 @@ class RankForward:
         """
         end = start + tokens_N.shape[0]
         positions_N = torch.arange(start, end, device=tokens_N.device)
-        slots_N, places_N = slabs.prompt_places(slot, positions_N, first_written)
-
+        places = slabs.prompt_places(slot, positions_N, first_written, end)
         rows_of = slabs.prompt_rows(slot, end)
-        heads = self.shape.heads
+        tables_SK, heads = slabs.tables_SK, self.shape.heads
 
         def attend(index: int, qkv_TN: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
-            q_THE = rotate_and_append(
-                qkv_TN,
-                cos_TF,
-                sin_TF,
-                *slabs.layers[index],
-                slots_N,
-                places_N,
-                heads=heads,
-                tables_SK=slabs.tables_SK,
-            )
+            tables = (cos_TF, sin_TF, *slabs.layers[index], *places)
+            q_THE = rotate_and_append(qkv_TN, *tables, heads=heads, tables_SK=tables_SK)
             return prompt_attention(q_THE, *rows_of(index))
 
         return self._run(self._prompt_layers, tokens_N, positions_N, attend)[-1:]
+
+    @property
+    def pads_prompts(self) -> bool:
+        """Whether ``padded_prompt_hidden`` runs within a graph here."""
+        of = {"head_dim": self.shape.head_dim, "dtype": self.dtype, "device": self.device}
+        return self._fused and takes_slabs(**of)
+
+    def padded_prompt_hidden(self, prompt: DevicePrompt, slabs: Slabs) -> Tensor:
+        """``prompt_hidden`` of a message on the device, padded to a bucket, (1, D)."""
+        slot_1, start_1, count_1 = prompt.slot_1, prompt.start_1, prompt.count_1
+        rows_T = torch.arange(len(prompt.tokens_T), dtype=torch.int32, device=self.device)
+        positions_T = rows_T + start_1
+        places = slabs.prompt_places(slot_1, positions_T, prompt.first_written_1, start_1 + count_1)
+        tables_SK, heads = slabs.tables_SK, self.shape.heads
+
+        def attend(index: int, qkv_TN: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
+            tables = (cos_TF, sin_TF, *slabs.layers[index], *places)
+            q_THE = rotate_and_append(qkv_TN, *tables, heads=heads, tables_SK=tables_SK)
+            return slab_attention(q_THE, *slabs.layers[index], slot_1, start_1, count_1, tables_SK)
+
+        hidden_TD = self._run(self._prompt_layers, prompt.tokens_T, positions_T, attend)
+        return hidden_TD.index_select(0, count_1 - 1)
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Float32 logits of the rank's head rows, (T, v); -inf where a row stands for no token."""

@@ -1,7 +1,8 @@
 """One model on one rank: takes step messages, answers with a few words.
 
 On a GPU each row bucket is one CUDA graph from the copy of the message to the device to the copy
-of the answer back; a step is one launch. On a CPU the same calls run one by one.
+of the answer back; a step is one launch, and so is a prompt that a bucket holds. On a CPU the same
+calls run one by one.
 """
 
 from __future__ import annotations
@@ -12,17 +13,33 @@ from time import perf_counter
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.heads import StepHead, TargetHead
 from codesign.engine.gpu.paging import Entry
+from codesign.engine.gpu.prompt_rows import (
+    COUNT_WORD,
+    HIGH_WORD,
+    LOW_WORD,
+    SLOT_WORD,
+    START_WORD,
+    WRITTEN_WORD,
+    DevicePrompt,
+    prompt_message,
+)
 from codesign.engine.gpu.row_sampling import SAMPLING_WORDS, RowTargetHead, sampling_words
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import (
     BUCKET,
     BUCKETS,
+    END,
     HEADER,
     KIND,
+    PAGES,
+    PIECE,
+    PROMPT,
+    SAMPLING,
     DeviceRows,
     Words,
     max_step_words,
@@ -34,38 +51,8 @@ from codesign.kernels import many_rows
 from codesign.kernels.row_attention import Scratch
 from codesign.policy.walk import Sampling
 
-STEP, PROMPT, PIECE, PAGES, SAMPLING, END = range(6)  # kinds of message
-START_WORD, SLOT_WORD, COUNT_WORD, LOW_WORD, HIGH_WORD, WRITTEN_WORD = range(2, 8)  # of a prompt's
 PATIENCE = 0.05  # seconds between two looks after the other ranks
 COMPILED_LENGTHS = (1, 16, 17)  # of prompts: Triton tells one, multiples of 16 and others apart
-
-
-def prompt_message(
-    tokens: Sequence[int],
-    slot: int,
-    noise_key: int,
-    *,
-    start: int = 0,
-    first_written: int = 0,
-    is_last: bool = True,
-) -> Words:
-    """Message for ``ModelRank``: run a prompt, or a piece of one, into a slab.
-
-    Args:
-        tokens: Of the rows.
-        slot: The slab.
-        noise_key: Of the request.
-        start: Slab row of the first token; those before it are there.
-        first_written: Rows below are there, too, and stay as they are.
-        is_last: The target answers with the token after the last row.
-    """
-    message = np.zeros(HEADER + len(tokens), np.int32)
-    message[KIND] = PROMPT if is_last else PIECE
-    message[SLOT_WORD], message[COUNT_WORD] = slot, len(tokens)
-    message[START_WORD], message[WRITTEN_WORD] = start, first_written
-    message[LOW_WORD : HIGH_WORD + 1] = np.array([noise_key], np.uint64).view(np.int32)
-    message[HEADER:] = tokens
-    return message
 
 
 def pages_message(entries: Sequence[Entry]) -> Words:
@@ -96,7 +83,7 @@ class _Step:
     """A bucket's step: run it, then read the answer."""
 
     run: Callable[[], None]
-    answer: torch.Tensor  # on the host
+    answer: Tensor  # on the host
     scratch: Scratch | None
 
 
@@ -123,16 +110,24 @@ class ModelRank:
         self._buffer = torch.zeros(words, dtype=torch.int32, device=forward.device)
         self._done = torch.cuda.Event() if on_gpu else None
         self._steps: dict[int, _Step] = {}
+        self._prompts: dict[int, _Step] = {}
+        # Graphs run one after the other and keep nothing but their answers, so they share memory:
+        # that of one pool and stream.
+        self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
+        self._stream = torch.cuda.Stream(forward.device) if on_gpu else None
 
     @torch.inference_mode()
-    def prepare(self, buckets: Sequence[int] = BUCKETS) -> None:
+    def prepare(self, buckets: Sequence[int] = BUCKETS, prompt_buckets: Sequence[int] = ()) -> None:
         """Capture the graphs of ``buckets``; every rank of the group does so at the same time.
 
-        Before it prompts are run into the scratch slab, so that no request waits for a compiler.
+        Longer prompts than ``prompt_buckets`` hold are run into the scratch slab before, so that no
+        request waits for a compiler.
         """
         on_gpu = self._done is not None
+        for bucket in sorted(prompt_buckets, reverse=True):  # the others fit into its memory
+            self._prompts[bucket] = self._make_prompt(bucket)
         for count in (*COMPILED_LENGTHS, *(many_rows.LENGTHS if on_gpu else ())):
-            if count <= self.slabs.max_tokens:
+            if max(prompt_buckets, default=0) < count <= self.slabs.max_tokens:
                 message = prompt_message(
                     (0,) * count, self.slabs.scratch_slot, 0, first_written=count
                 )
@@ -143,10 +138,9 @@ class ModelRank:
                 self._steps[bucket] = self._make_step(bucket)
 
     def _make_step(self, bucket: int) -> _Step:
-        on_gpu = self._done is not None
-        answer = torch.zeros(self.head.words(bucket), dtype=torch.int32, pin_memory=on_gpu)
+        answer = self._answer(self.head.words(bucket))
         scratch = None
-        if on_gpu:
+        if self._done is not None:
             shape, device = self.forward.shape, self.forward.device
             tokens = self.slabs.max_tokens
             scratch = Scratch.make(bucket, shape.heads, shape.head_dim, tokens, device)
@@ -162,12 +156,50 @@ class ModelRank:
             out = self.head.finish(self.forward, rows, self.slabs, hidden_TD)
             answer.copy_(out, non_blocking=True)
 
-        return _Step(self._captured(run, bucket) if on_gpu else run, answer, scratch)
-
-    def _captured(self, run: Callable[[], None], bucket: int) -> Callable[[], None]:
         idle = pack_step((), bucket=bucket, scratch_slot=self.slabs.scratch_slot)
+        return _Step(self._captured(run, idle), answer, scratch)
+
+    def _make_prompt(self, bucket: int) -> _Step:
+        """Prompts of one bucket; only a target answers, with the token after the last row."""
+        answer = self._answer(1)
+        words = HEADER + bucket
+        prompt = DevicePrompt.of(self._buffer, bucket)
+
+        def run() -> None:
+            self._buffer[:words].copy_(self._staging[:words], non_blocking=True)
+            start_1, count_1, written_1 = prompt.start_1, prompt.count_1, prompt.first_written_1
+            self.slabs.label_prompt(
+                prompt.tokens_T,
+                prompt.slot_1,
+                start=start_1,
+                first_written=written_1,
+                count=count_1,
+            )
+            hidden_1D = self.forward.padded_prompt_hidden(prompt, self.slabs)
+            if isinstance(self.head, TargetHead):
+                keys = prompt.key_low_1, prompt.key_high_1, start_1 + count_1 - 1
+                answer.copy_(self._sample(hidden_1D, prompt.slot_1, *keys), non_blocking=True)
+
+        idle = prompt_message((0,), self.slabs.scratch_slot, 0)
+        return _Step(self._captured(run, idle), answer, None)
+
+    def _answer(self, words: int) -> Tensor:
+        return torch.zeros(words, dtype=torch.int32, pin_memory=self._done is not None)
+
+    def _sample(self, hidden_1D: Tensor, slot_1: Tensor, *keys: Tensor) -> Tensor:
+        """The token after a prompt, (1,) int32."""
+        assert isinstance(self.head, TargetHead), "a draft answers nothing"
+        if isinstance(self.head, RowTargetHead):
+            self.head.slots_T = slot_1
+        return self.head.sample(self.forward, hidden_1D, *keys).to(torch.int32)
+
+    def _captured(self, run: Callable[[], None], idle: Words) -> Callable[[], None]:
+        """On a GPU a graph of what runs, captured with a message that writes to scratch alone."""
+        stream = self._stream
+        if stream is None:
+            return run
+        self._staging.zero_()
         self._staging[: len(idle)] = torch.from_numpy(idle)
-        stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), self.forward.group.patient():
             run()  # compiles kernels and sets up collectives
@@ -175,7 +207,7 @@ class ModelRank:
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
             run()
         return graph.replay
 
@@ -224,6 +256,20 @@ class ModelRank:
 
     def _run_prompt(self, message: Words, watch: Watch | None) -> Words:
         """Run a prompt; the target answers with the token after it, the draft with nothing."""
+        count = int(message[COUNT_WORD])
+        bucket = min((bucket for bucket in self._prompts if bucket >= count), default=None)
+        if bucket is None:
+            return self._run_any_prompt(message, watch)
+        step, staging = self._prompts[bucket], self._staging.numpy()
+        staging[: len(message)] = message
+        staging[len(message) : HEADER + bucket] = 0  # any token
+        step.run()
+        self._wait(watch)
+        is_answered = message[KIND] == PROMPT and isinstance(self.head, TargetHead)
+        return step.answer.numpy()[: int(is_answered)].copy()
+
+    def _run_any_prompt(self, message: Words, watch: Watch | None) -> Words:
+        """``_run_prompt`` kernel by kernel, without padding."""
         device, count = self.forward.device, int(message[COUNT_WORD])
         words = torch.from_numpy(message).to(device)
         tokens_N, slot = words[HEADER : HEADER + count].long(), int(message[SLOT_WORD])
@@ -236,17 +282,16 @@ class ModelRank:
         if message[KIND] == PIECE or not isinstance(self.head, TargetHead):
             self._wait(watch)
             return np.zeros(0, np.int32)
-        if isinstance(self.head, RowTargetHead):
-            self.head.slots_T = words[SLOT_WORD, None]
-        last = torch.tensor([start + count - 1], device=device)
-        low_1, high_1 = words[LOW_WORD, None], words[HIGH_WORD, None]
-        token_1 = self.head.sample(self.forward, hidden_1D, low_1, high_1, last)
+        last_1 = torch.tensor([start + count - 1], device=device)
+        keys = words[LOW_WORD, None], words[HIGH_WORD, None], last_1
+        token_1 = self._sample(hidden_1D, words[SLOT_WORD, None], *keys)
         self._wait(watch)
-        return token_1.to("cpu", torch.int32).numpy()
+        return token_1.cpu().numpy()
 
     def close(self) -> None:
         """Drop the graphs: NCCL's communicators do not end while one of them holds a collective."""
         self._steps.clear()
+        self._prompts.clear()
 
     def num_faults(self) -> int:
         """Rows that a checked step saw in the wrong place; 0 without ``check``."""

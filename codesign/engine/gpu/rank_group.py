@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import Mapping
 
 from codesign.engine.gpu.mailbox import Mailbox
-from codesign.engine.gpu.model_rank import END, ModelRank, end_message
-from codesign.engine.gpu.step_rows import KIND, MODEL, Words
+from codesign.engine.gpu.model_rank import ModelRank, end_message
+from codesign.engine.gpu.step_rows import END, KIND, MODEL, Words
 from codesign.engine.gpu.watch import Watch, is_broken_collective
 from codesign.engine.partner import DraftLostError, TargetLostError
 from codesign.kernels.symmetric import PeerLostError

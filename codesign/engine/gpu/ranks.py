@@ -36,6 +36,7 @@ from codesign.engine.gpu.mailbox import (
     shared_memory_is_ordered,
 )
 from codesign.engine.gpu.model_rank import ModelRank
+from codesign.engine.gpu.prompt_rows import buckets_up_to
 from codesign.engine.gpu.rank_group import GroupLeader, follow
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.row_sampling import RowTargetHead
@@ -193,7 +194,7 @@ def load_rank(
     marks.append(("weights", perf_counter()))
     for model, buckets in _buckets(setup).items():
         if model in models:
-            models[model].prepare(buckets)
+            models[model].prepare(buckets, _prompt_buckets(setup, models[model].forward))
     marks.append(("capture", perf_counter()))
     seconds = {name: end - start for (_, start), (name, end) in itertools.pairwise(marks)}
     return Rank(setup, rank, models, weight_bytes=weight_bytes, start_seconds=seconds)
@@ -231,6 +232,11 @@ def _buckets(setup: RankSetup) -> dict[int, list[int]]:
         TARGET_MODEL: _up_to(bucket_of(target, setup.smallest_bucket), setup.smallest_bucket),
         DRAFT_MODEL: _up_to(bucket_of(draft), BUCKETS[0]),
     }
+
+
+def _prompt_buckets(setup: RankSetup, forward: RankForward) -> tuple[int, ...]:
+    """Buckets that prompts of a run can take, here and on the other ranks of the group."""
+    return buckets_up_to(setup.target_tokens) if forward.pads_prompts else ()
 
 
 def _up_to(largest: int, smallest: int) -> list[int]:

@@ -102,12 +102,19 @@ class Slabs:
         return places_of(slots_N, rows_N, self.tables_SK, self.keys_LBGME.shape[3])
 
     def prompt_places(
-        self, slot: int, positions_N: Tensor, first_written: int
+        self,
+        slot: int | Tensor,
+        positions_N: Tensor,
+        first_written: int | Tensor,
+        end: int | Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Slab and slab row that rows of a prompt go to; into scratch below ``first_written``."""
-        is_own = positions_N >= first_written
-        places = torch.where(is_own, positions_N, positions_N % BUCKETS[-1])
-        return torch.where(is_own, slot, self.scratch_slot), places
+        """Slab and slab row that rows of a prompt go to.
+
+        Into scratch below ``first_written``, which are there, and from ``end`` on: padding.
+        """
+        outside = (positions_N < first_written) | (positions_N >= end)
+        slots_N = (torch.zeros_like(positions_N) + slot).masked_fill(outside, self.scratch_slot)
+        return slots_N, torch.where(outside, positions_N % BUCKETS[-1], positions_N)
 
     def move(self, moves_N3: Tensor, num_moves_1: Tensor) -> None:
         """Move rows of all layers; see ``row_attention.move_rows``."""
@@ -133,17 +140,33 @@ class Slabs:
         self.num_faults_1 += ((found_TM != expected) & is_seen_TM).sum()
 
     def label_prompt(
-        self, tokens_N: Tensor, slot: int, *, start: int = 0, first_written: int = 0
+        self,
+        tokens_N: Tensor,
+        slot: int | Tensor,
+        *,
+        start: int | Tensor = 0,
+        first_written: int | Tensor = 0,
+        count: Tensor | None = None,
     ) -> None:
-        """Note position and token of a prompt's rows; check that those before them are there."""
+        """Note position and token of a prompt's rows; check that those before them are there.
+
+        Args:
+            tokens_N: Of the rows.
+            slot: The slab; as a tensor, of one entry, as are the next ones.
+            start: Position of the first row.
+            first_written: See ``prompt_places``.
+            count: Rows that are no padding; None: all.
+        """
         if self._labels_BM2 is None:
             return
-        positions = torch.arange(start + len(tokens_N), device=tokens_N.device)
-        new = positions[start:]
-        places = self.places(*self.prompt_places(slot, new, first_written))
-        self._labels_BM2[places] = torch.stack((new, tokens_N), dim=-1).int()
-        found = self._labels_BM2[self.places(torch.full_like(positions, slot), positions)]
-        self.num_faults_1 += (found[:, 0] != positions).sum()
+        device = tokens_N.device
+        new = torch.arange(len(tokens_N), device=device) + start
+        end = start + (len(tokens_N) if count is None else count)
+        places = self.places(*self.prompt_places(slot, new, first_written, end))
+        self._labels_BM2[places] = torch.stack((new, tokens_N.long()), dim=-1).int()
+        expected = torch.arange(self.max_tokens, device=device)
+        found = self._labels_BM2[self.places(torch.zeros_like(expected) + slot, expected)]
+        self.num_faults_1 += ((found[:, 0] != expected) & (expected < end)).sum()
 
     def labels(self, slot: int) -> list[tuple[int, int]]:
         """Position and token of a slab's rows, with ``check``; junk where it has no pages."""

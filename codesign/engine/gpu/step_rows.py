@@ -26,6 +26,7 @@ BUCKETS = (8, 16, 32, 64, 128)  # a forward over 1 row costs what one over 8 doe
 MAX_PATH = MAX_TREE_ROWS + 8
 HEADER = 8
 MODEL, KIND, BUCKET, NUM_MOVES = range(4)  # words of the header
+STEP, PROMPT, PIECE, PAGES, SAMPLING, END = range(6)  # kinds of message
 COLUMNS = (
     "tokens",
     "positions",

@@ -13,8 +13,9 @@ import numpy as np
 
 from codesign.engine.blocks import block_ids
 from codesign.engine.drafter import Choices
-from codesign.engine.gpu.model_rank import pages_message, prompt_message, sampling_message
+from codesign.engine.gpu.model_rank import pages_message, sampling_message
 from codesign.engine.gpu.paging import PageTable, Paging
+from codesign.engine.gpu.prompt_rows import prompt_message
 from codesign.engine.gpu.rank_group import GroupLeader
 from codesign.engine.gpu.step_rows import (
     BUCKETS,
