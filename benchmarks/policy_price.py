@@ -1,16 +1,17 @@
 """What a policy's decisions take of a round: processor time of its methods over predicted seconds.
 
 Decisions before the candidates delay the round; those about forwards beside the verification delay
-the draft alone. What trees learn from verdicts is counted with the first.
+the draft alone. What trees learn from verdicts is counted with the first. Every repetition plays
+the same rounds, and the fastest of each round counts: other processes only ever make one slower.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from policy_cases import CATEGORIES, Machine
 
 from codesign.config import SLO, parse_deployment
@@ -27,10 +28,10 @@ from codesign.sim.stretches import Luck
 from codesign.sim.timing import ApartTiming, TogetherTiming
 from codesign.sim.work import Entering
 
-BATCHES = (1, 8, 32, 64)
+BATCHES = (1, 8, 32, 64, 128)
 WAYS = ("specserve-8 on 8", "batch-tree-16x2x8 on 8", "async-batch-tree-16x2x8 on 7+1")
 CPU_WAYS = ("batch-tree-16x2x8 on 2", "async-batch-tree-16x2x8 on 1+1")
-ROUNDS, WARM_UP = 60, 10
+ROUNDS, WARM_UP, REPEATS, PASSES = 40, 10, 3, 8
 _BEFORE, _BESIDE = ("begin", "leaves", "select"), ("overlap_leaves",)
 
 
@@ -54,18 +55,40 @@ class _Clock:
 
 
 def measure(store: Any, machine: Machine) -> None:
-    """All ways and batch sizes."""
-    for ways, fit, name in (
-        (WAYS, machine.fit(), machine.name),
-        (CPU_WAYS, Fit.load(DEFAULT_FIT), "cpu"),
-    ):
-        for way in ways:
-            for batch in BATCHES if name != "cpu" else (1, 4, 8):
-                key = f"price/{name}/{way}/{batch}"
-                store.get(key, lambda w=way, f=fit, b=batch: _price(w, f, b))
+    """All ways and batch sizes, in turns: a busy spell of the machine spoils a pass, not a row."""
+    fits = (
+        (WAYS, BATCHES, machine.fit(), machine.name),
+        (CPU_WAYS, (1, 4, 8), Fit.load(DEFAULT_FIT), "cpu"),
+    )
+    cases = {
+        f"price/{name}/{way}/{batch}": (way, fit, batch)
+        for ways, batches, fit, name in fits
+        for way in ways
+        for batch in batches
+    }
+    wanted = {key: case for key, case in cases.items() if key not in store.results}
+    found: dict[str, dict[str, Any]] = {}
+    for key, case in [*wanted.items()] * PASSES:
+        price = _price(*case)
+        if key not in found or price["before"] < found[key]["before"]:
+            found[key] = price
+    for key, price in found.items():
+        store.get(key, lambda p=price: p)
 
 
 def _price(way: str, fit: Fit, batch: int) -> dict[str, Any]:
+    played = [_played(way, fit, batch) for _ in range(REPEATS)]
+    before, beside, rounds = (np.min(each, axis=0) for each in zip(*played, strict=True))
+    return {
+        "round": float(rounds.mean()),
+        "before": float(np.median(before)),
+        "beside": float(np.median(beside)),
+        "share": float(np.median(before) / rounds.mean()),
+    }
+
+
+def _played(way: str, fit: Fit, batch: int) -> tuple[list[float], list[float], list[float]]:
+    """Seconds of deciding before the candidates, beside the verification, and of each round."""
     policy, _, label = way.partition(" on ")
     deployment = parse_deployment(label)
     cost = cost_of(fit, label)
@@ -92,13 +115,7 @@ def _price(way: str, fit: Fit, batch: int) -> dict[str, Any]:
             before.append(clock.seconds["before"])
             beside.append(clock.seconds["beside"])
             rounds.append(seconds)
-    round_seconds = statistics.mean(rounds)
-    return {
-        "round": round_seconds,
-        "before": statistics.median(before),
-        "beside": statistics.median(beside),
-        "share": statistics.median(before) / round_seconds,
-    }
+    return before, beside, rounds
 
 
 def _time_trees(policy: Speculation, clock: _Clock) -> None:

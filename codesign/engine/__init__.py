@@ -8,9 +8,9 @@ draft_worker.py (grow trees) -> drafter.py (draft forwards).
 
 import os
 
-from codesign.threads import short_waits
+from codesign.threads import calm_waits
 
-os.environ.update(short_waits(os.environ))  # before torch is imported
+os.environ.update(calm_waits(os.environ))  # before torch is imported
 
 from codesign.engine.run import (
     NGRAM,

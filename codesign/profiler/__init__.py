@@ -8,6 +8,6 @@ same on rank groups. Imports torch, as only the engine does.
 
 import os
 
-from codesign.threads import short_waits
+from codesign.threads import calm_waits
 
-os.environ.update(short_waits(os.environ))  # before torch is imported
+os.environ.update(calm_waits(os.environ))  # before torch is imported

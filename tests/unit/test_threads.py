@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from codesign.threads import short_waits
+from codesign.threads import calm_waits
 
 # Stands for torch, and tells what torch's OpenMP would have read.
 SPY = """
@@ -41,14 +41,13 @@ def seen_by_torch(module: str, **variables: str) -> str:
 @pytest.mark.parametrize(
     "module", ["codesign.engine.llm", "codesign.engine.draft_process", "codesign.profiler.session"]
 )
-def test_threads_spin_briefly_whatever_loads_torch(module: str) -> None:
-    assert seen_by_torch(module) == "10000 None"
+def test_threads_sleep_whatever_loads_torch(module: str) -> None:
+    assert seen_by_torch(module) == "None PASSIVE"
 
 
 def test_the_users_own_wait_policy_stays() -> None:
-    assert seen_by_torch("codesign.engine", OMP_WAIT_POLICY="PASSIVE") == "None PASSIVE"
+    assert seen_by_torch("codesign.engine", OMP_WAIT_POLICY="ACTIVE") == "None ACTIVE"
 
 
 def test_the_users_own_spin_count_stays() -> None:
-    assert "GOMP_SPINCOUNT" not in short_waits({"GOMP_SPINCOUNT": "7"})
-    assert "KMP_BLOCKTIME" in short_waits({"GOMP_SPINCOUNT": "7"})
+    assert not calm_waits({"GOMP_SPINCOUNT": "7"})
