@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -129,6 +133,45 @@ def test_a_row_has_the_same_bits_however_its_prompt_is_cut_padded_and_stored(ker
         padded[: end - start] = q[start:end]
         found = kernel(padded, *paged.slabs, *paged.words(start, end - start), paged.tables)
         assert torch.equal(found[: end - start], once[start:end])
+
+
+COMPILED = """
+import sys
+from pathlib import Path
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from codesign.kernels.prompt_attention_triton import KEYS, ROWS, _attend
+names = _attend.arg_names
+constants = {"PAGE": 64, "E": 128, "ROWS": ROWS, "KEYS": KEYS}
+types = dict.fromkeys(names, "i32") | dict.fromkeys(constants, "constexpr") | {"scale": "fp32"}
+types |= dict.fromkeys(("q", "keys", "values", "out"), "*bf16")
+types |= dict.fromkeys(("slots", "starts", "counts", "tables"), "*i32")
+aligned = ("q", "keys", "values", "out", "q_stride", "slab_stride", "head_stride")
+places = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+source = ASTSource(_attend, types, constants, places)
+options = {"num_warps": 4, "num_stages": 2}
+made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+assert "wgmma.mma_async" in made.asm["ptx"]
+assert 2 * made.metadata.shared <= 227 << 10
+Path(sys.argv[1]).write_bytes(made.asm["cubin"])
+"""
+
+
+def test_the_kernel_compiles_for_hopper_with_values_in_registers(tmp_path: Path):
+    triton = pytest.importorskip("triton")
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    if not (tools / "ptxas").exists():
+        pytest.skip("this Triton has no assembler for NVIDIA's GPUs")
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "t")}
+    environment["PYTHONPATH"] = str(Path(module.__file__).parents[2])
+    cubin = str(tmp_path / "cubin")
+    words = [sys.executable, "-c", COMPILED, cubin]
+    subprocess.run(words, env=environment, timeout=240, check=True)
+    words = [str(tools / "cuobjdump"), "-res-usage", cubin]
+    usage = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert "STACK:0" in usage, usage
+    assert "LOCAL:0" in usage, usage
 
 
 def test_only_a_gpu_has_a_kernel_for_slabs():
