@@ -23,7 +23,6 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np

@@ -171,7 +171,7 @@ def _plan(
     sms: int,
     activation: int,
 ) -> Plan:
-    tiling, plan = _layout(tiles, groups, bits, count, tiling, sms)
+    tiling, plan = chosen_layout(tiles, groups, bits, count, tiling, sms)
     assert plan.stages >= 2, f"{tiling} leaves no room for a ring"
     kernel = _kernel(bits, count, tiling, activation)
     return Plan.of(kernel, tiling, plan, tiles=tiles, count=count)
@@ -181,15 +181,25 @@ def _plan(
 def _most_rows(tiles: int, groups: int, bits: int, tiling: Tiling | None, sms: int) -> int:
     """Rows of a launch: the sums of fewer leave room for a ring."""
     most = MAX_ROWS
-    while most > 8 and _layout(tiles, groups, bits, row_tiles(most), tiling, sms)[1].stages < 2:
+    while most > 8:
+        _, plan = chosen_layout(tiles, groups, bits, row_tiles(most), tiling, sms)
+        if plan.stages >= 2:
+            break
         most //= 2
     return most
 
 
-def _layout(
-    tiles: int, groups: int, bits: int, count: int, tiling: Tiling | None, sms: int
+def chosen_layout(
+    tiles: int,
+    groups: int,
+    bits: int,
+    count: int,
+    tiling: Tiling | None,
+    sms: int,
+    *,
+    keep: bool = False,
 ) -> tuple[Tiling, Layout]:
-    """The given tiling or the chosen one, and its shared memory."""
+    """Return the given tiling or the chosen one, and its shared memory; ``keep`` as in layout."""
     tiling = tiling or choose(
         tiles=tiles, groups=groups, bits=bits, num_row_tiles=count, num_sms=sms
     )
@@ -200,6 +210,7 @@ def _layout(
         record_bytes=RECORD_BYTES[bits],
         num_row_tiles=count,
         num_sms=sms,
+        keep=keep,
     )
 
 

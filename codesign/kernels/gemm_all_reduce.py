@@ -14,11 +14,11 @@ from torch import Tensor
 
 from codesign.kernels.all_reduce import all_reduce_add
 from codesign.kernels.cuda_module import CudaKernel, load_kernel
-from codesign.kernels.gemm import Plan, linear, num_sms
+from codesign.kernels.gemm import Plan, chosen_layout, linear, num_sms
 from codesign.kernels.many_rows import takes
-from codesign.kernels.packing import RECORD_BYTES, TILE, PackedLinear
+from codesign.kernels.packing import TILE, PackedLinear
 from codesign.kernels.symmetric import DeviceExchange, Exchange
-from codesign.kernels.tiling import MAX_ROWS, Tiling, choose, layout, row_tiles
+from codesign.kernels.tiling import MAX_ROWS, Tiling, row_tiles
 
 
 class _Epilogue(ctypes.Structure):
@@ -89,18 +89,7 @@ def _plan(
     tiles: int, groups: int, bits: int, count: int, tiling: Tiling | None, sms: int, world: int
 ) -> Plan | None:
     """The launch with the given tiling or the chosen one; None where there is no room for it."""
-    tiling = tiling or choose(
-        tiles=tiles, groups=groups, bits=bits, num_row_tiles=count, num_sms=sms
-    )
-    plan = layout(
-        tiling,
-        tiles=tiles,
-        groups=groups,
-        record_bytes=RECORD_BYTES[bits],
-        num_row_tiles=count,
-        num_sms=sms,
-        keep=True,
-    )
+    tiling, plan = chosen_layout(tiles, groups, bits, count, tiling, sms, keep=True)
     if plan.stages < 2:
         return None
     return Plan.of(_kernel(bits, count, tiling, world), tiling, plan, tiles=tiles, count=count)

@@ -44,13 +44,13 @@ def prompt_attention(q_THE: Tensor, keys_1GSE: Tensor, values_1GSE: Tensor) -> T
             q_1HTE, keys_1GSE, values_1GSE, 0.0, True, scale=head_dim**-0.5
         )[0]
     else:
-        before = keys_1GSE.shape[2] - rows
+        length = keys_1GSE.shape[2]
         out_1HTE = F.scaled_dot_product_attention(
             q_1HTE,
             keys_1GSE,
             values_1GSE,
-            attn_mask=causal_lower_right(rows, rows + before) if before else None,
-            is_causal=not before,
+            attn_mask=causal_lower_right(rows, length) if length > rows else None,
+            is_causal=length == rows,
             enable_gqa=heads != keys_1GSE.shape[1],
         )
     return out_1HTE.transpose(1, 2).reshape(rows, -1)
