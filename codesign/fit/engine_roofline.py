@@ -19,7 +19,7 @@ from codesign.errors import InputError
 from codesign.fit.devices import Device
 from codesign.fit.priced_model import PricedModel
 from codesign.fit.roofline import DEFAULT_SOFTWARE, Forward, Software
-from codesign.fit.steps import non_negative_fit
+from codesign.fit.step_forms import non_negative_fit
 
 
 @dataclass(frozen=True, slots=True)

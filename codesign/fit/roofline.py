@@ -22,7 +22,7 @@ from codesign.errors import InputError
 from codesign.fit import ROOFLINE, Fit
 from codesign.fit.devices import Device
 from codesign.fit.priced_model import PricedModel
-from codesign.fit.steps import prompt_time
+from codesign.fit.step_forms import prompt_time
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 
 Link = Literal["nvlink", "pcie"]

@@ -9,14 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codesign.fit.steps import (
-    Shapes,
-    fit_line,
-    fit_piecewise,
-    fit_quadratic,
-    fit_table,
-    held_out,
-)
+from codesign.fit.step_forms import Shapes, fit_line, fit_piecewise, fit_quadratic, fit_table
+from codesign.fit.steps import held_out
 
 SHAPES = [(n, c) for n in (1, 2, 4, 8, 12, 16, 32) for c in (32, 128, 512)]
 ROWS = np.array([n for n, _ in SHAPES], np.float64)

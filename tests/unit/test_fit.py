@@ -29,15 +29,10 @@ from codesign.fit import (
 )
 from codesign.fit.calibration import calibration_error, fit_calibration
 from codesign.fit.prompt_luck import served_error
-from codesign.fit.steps import (
-    BUCKETS,
-    MAX_LINE_ERROR,
-    Shapes,
-    fit_line,
-    fit_step,
-    fit_table,
-    held_out,
-)
+from codesign.fit.prompt_stairs import PROMPT_BUCKETS, fit_prompt_stairs
+from codesign.fit.step_forms import BUCKETS, Shapes, fit_line, fit_table
+from codesign.fit.steps import MAX_LINE_ERROR, fit_step, held_out
+from codesign.profiler.steps import RANK_CONTEXTS, RANK_GRID, target_shapes
 
 ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 CONTEXTS = (32, 128, 512)
@@ -180,8 +175,48 @@ def test_a_disturbed_prompt_on_ranks_bends_no_parabola_through_prompts_that_nobo
     assert ranks.time(8192) <= ranks.time(256) + 1.01 * per_row * (8192 - 256)
 
 
+def test_prompts_on_ranks_climb_stairs_as_far_as_graphs_go_and_a_line_beyond():
+    from codesign.engine.gpu.prompt_rows import PROMPT_BUCKETS as ENGINES
+
+    assert PROMPT_BUCKETS == ENGINES
+    heights = dict(zip(PROMPT_BUCKETS, (15.0, 29.7, 34.2, 47.8, 89.2), strict=True))
+
+    def milliseconds(rows: int) -> float:
+        bucket = next((b for b in PROMPT_BUCKETS if rows <= b), None)
+        return 55.0 + 0.2 * rows if bucket is None else heights[bucket]
+
+    shapes = target_shapes(RANK_CONTEXTS, beside=False, lean=True, grid=RANK_GRID)
+    lengths = [s.rows for s in shapes if s.op == "prefill"]
+    data = [("2", "prefill", n, 1, 0, False, milliseconds(n) / 1e3) for n in lengths] * 3
+    steps = pd.DataFrame(data, columns=list(STEP_COLUMNS))
+    step = fit_step(steps, is_prefill=True, on_ranks=True)
+    assert step.form == "stairs"
+    assert step.error < 0.005 < 0.05 < step.held_out["table"].mean
+    for rows in (1, 16, 17, 32, 33, 64, 65, 128, 129, 147, 256, 257, 300, 512, 2048, 4096):
+        assert 1e3 * step.time(rows) == pytest.approx(milliseconds(rows), rel=0.01)
+    edges = [n + step for n in PROMPT_BUCKETS for step in (0, 1)]
+    found = [step.time(rows) for rows in edges]
+    assert step.time.of_arrays(edges, 0).tolist() == found
+    assert fit_step(steps, is_prefill=True).form != "stairs"
+
+
+def test_a_bucket_of_prompts_that_was_not_timed_lies_between_its_neighbours():
+    measured = {15: 6.0, 31: 7.0, 127: 10.0, 255: 20.0}
+    time = fit_prompt_stairs(Shapes.of(prompts_of(measured)))
+    assert [1e3 * time(n) for n in (16, 32, 40, 128, 200)] == pytest.approx([6, 7, 8, 10, 20])
+    assert 1e3 * time(1000) == pytest.approx(78.4, rel=0.01)  # nothing is known of these
+    longer = fit_prompt_stairs(Shapes.of(prompts_of({511: 8.0, 1023: 12.0, 2047: 20.0})))
+    assert 1e3 * longer(767) == pytest.approx(10.0, rel=0.01)
+
+
+def prompts_of(milliseconds: dict[int, float]) -> pd.DataFrame:
+    """Timings of prompts on ranks."""
+    data = [("2", "prefill", n, 1, 0, False, ms / 1e3) for n, ms in milliseconds.items()]
+    return pd.DataFrame(data, columns=list(STEP_COLUMNS))
+
+
 def test_prompts_on_ranks_whose_kernels_change_with_the_length_take_what_was_measured():
-    measured = {15: 6.0, 127: 6.1, 143: 9.0, 255: 10.0, 287: 13.0, 511: 16.0, 1023: 28.0}
+    measured = {15: 6.0, 127: 6.1, 143: 9.0, 255: 14.0, 287: 15.0, 511: 19.0, 1023: 28.0}
     steps = pd.DataFrame(
         {"rows": n, "requests": 1, "context": 0, "seconds": ms / 1e3} for n, ms in measured.items()
     )

@@ -12,7 +12,7 @@ import pytest
 from codesign.acceptance import AcceptanceProfile
 from codesign.config import Serving, parse_deployment
 from codesign.errors import InputError
-from codesign.fit.steps import prompt_time
+from codesign.fit.step_forms import prompt_time
 from codesign.metrics import summarise, ttft
 from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost, StepTime

@@ -1,0 +1,197 @@
+"""Forms of a step's time, each fitted to shapes by non-negative least squares.
+
+Residuals are relative, and shapes that fit badly are weighted down. A shape is (rows, requests,
+context); its time is a quantile over repetitions. Which form is taken is steps.py's choice.
+
+Must not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codesign.errors import HardwareError
+from codesign.policy.cost import StepTime
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats = NDArray[np.float64]
+
+BUCKETS = (8, 16, 32, 64, 128)  # rows that a forward on ranks is filled up to
+_MAX_BENDS = 4  # of the piecewise form
+# A parabola written out: within 0.5 % between knots, straight on beyond 262,144 rows.
+_PROMPT_KNOTS = (0, *sorted({round(2.0 ** (i / 4.0)) for i in range(73)}))
+_HUBER = 1.345  # residuals beyond this many standard deviations weigh less
+_REWEIGHTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Median seconds by shape.
+
+    Attributes:
+        rows: (S,) rows of the forward.
+        context: (S,) KV rows before it, summed over the requests.
+        requests: (S,) that share it.
+        seconds: (S,) over repetitions, the median or another quantile.
+    """
+
+    rows: Floats
+    context: Floats
+    requests: Floats
+    seconds: Floats
+
+    @classmethod
+    def of(cls, steps: pd.DataFrame, quantile: float = 0.5) -> Shapes:
+        """Shapes of a table of single timings (see codesign.fit)."""
+        grouped = steps.groupby(["rows", "context", "requests"])["seconds"]
+        found = grouped.median() if quantile == 0.5 else grouped.quantile(quantile, "lower")
+        table = found.reset_index()
+        names = ("rows", "context", "requests", "seconds")
+        return cls(*(table[name].to_numpy(np.float64) for name in names))
+
+    def without(self, index: int) -> Shapes:
+        """All shapes but one."""
+        return self.only(np.arange(len(self.seconds)) != index)
+
+    def only(self, keep: NDArray[np.bool_]) -> Shapes:
+        """A choice of the shapes."""
+        columns = (self.rows, self.context, self.requests, self.seconds)
+        return Shapes(*(column[keep] for column in columns))
+
+
+def miss(time: StepTime, shapes: Shapes) -> float:
+    """Mean relative error on the shapes themselves."""
+    places = zip(shapes.rows, shapes.context, shapes.requests, shapes.seconds, strict=True)
+    return float(np.mean([abs(time(n, c, r) / seconds - 1.0) for n, c, r, seconds in places]))
+
+
+def fit_line(shapes: Shapes) -> StepTime:
+    """``alpha * context + gamma * rows + delta``, no coefficient below 0."""
+    design = np.column_stack([shapes.context, shapes.rows, np.ones_like(shapes.rows)])
+    alpha, gamma, delta = _solve(design, shapes.seconds).tolist()
+    return StepTime.linear(alpha=alpha, gamma=gamma, delta=delta)
+
+
+def fit_quadratic(shapes: Shapes) -> StepTime:
+    """A line, and ``cross`` seconds for each pair of a row and a token that it attends to.
+
+    A row of a prompt attends to the context before the prompt and to the rows before it, so that
+    whole prompts, measured without context, tell what a chunk of a prompt pays for its context.
+    """
+    pairs = shapes.rows * (shapes.context + shapes.rows / 2.0)
+    design = np.column_stack([pairs, shapes.rows, np.ones_like(pairs)])
+    cross, gamma, delta = _solve(design, shapes.seconds).tolist()
+    return prompt_time(alpha=0.0, gamma=gamma, delta=delta, cross=cross)
+
+
+def prompt_time(*, alpha: float, gamma: float, delta: float, cross: float) -> StepTime:
+    """Seconds of prompt rows of which each attends to the context and to the rows before it."""
+    seconds = tuple(delta + gamma * n + cross * n * n / 2.0 for n in _PROMPT_KNOTS)
+    return StepTime(alpha=alpha, rows=_PROMPT_KNOTS, seconds=seconds, cross=cross)
+
+
+def fit_piecewise(shapes: Shapes) -> StepTime:
+    """``alpha * context + f(rows)``, f straight between a few bends and steeper after each."""
+    measured = np.unique(shapes.rows)
+    inner = measured[1:-1]
+    picks = np.linspace(0, len(inner) - 1, min(_MAX_BENDS, len(inner))).round().astype(np.int64)
+    bends = np.unique(inner[picks]) if len(inner) else inner
+    after = np.maximum(shapes.rows[:, None] - bends[None, :], 0.0)
+    ones = np.ones_like(shapes.rows)
+    design = np.column_stack([shapes.context, ones, shapes.rows, after])
+    alpha, delta, gamma, *steeper = _solve(design, shapes.seconds).tolist()
+    knots = np.unique([0.0, *bends, measured[-1], measured[-1] + 1.0])
+    seconds = delta + gamma * knots + np.maximum(knots[:, None] - bends, 0.0) @ np.array(steeper)
+    return StepTime(alpha, tuple(int(n) for n in knots), tuple(seconds.tolist()))
+
+
+def fit_table(shapes: Shapes) -> StepTime:
+    """``alpha * context + f(rows)`` with a knot at each measured row count, f never falling.
+
+    f is written as a sum of increments; that none is below 0 makes it monotone, so one
+    non-negative least squares solves for alpha and an isotonic f at once.
+    """
+    knots = np.unique(shapes.rows)
+    steps = (shapes.rows[:, None] >= knots[None, :]).astype(np.float64)
+    alpha, *increments = _solve(np.column_stack([shapes.context, steps]), shapes.seconds).tolist()
+    return StepTime(
+        alpha=alpha,
+        rows=tuple(int(knot) for knot in knots),
+        seconds=tuple(np.cumsum(increments).tolist()),
+    )
+
+
+def fit_stairs(shapes: Shapes) -> StepTime:
+    """``alpha * context + gamma * rows + each * (requests - 1) + f(bucket)``, f never falling.
+
+    Rows are filled up to a bucket; what the host does goes by requests and rows. More rows than
+    the largest bucket run in several forwards.
+    """
+    largest = shapes.rows.max()
+    first = [bucket for bucket in BUCKETS if bucket < largest]
+    design = np.column_stack(
+        [
+            shapes.context,
+            shapes.rows,
+            shapes.requests - 1.0,
+            np.ones_like(shapes.rows),
+            *((shapes.rows > bucket).astype(np.float64) for bucket in first),
+        ]
+    )
+    alpha, gamma, each, *steps = _solve(design, shapes.seconds).tolist()
+    heights = np.cumsum(steps)
+    rows, seconds = [1], [heights[0] + gamma]
+    for bucket, low, high in zip(BUCKETS, heights, [*heights[1:], heights[-1]], strict=False):
+        rows += [bucket, bucket + 1]
+        seconds += [low + gamma * bucket, high + gamma * (bucket + 1)]
+    if rows[-1] > BUCKETS[-1]:
+        seconds[-1] = seconds[-2] + seconds[0]
+        rows.append(2 * BUCKETS[-1])
+        seconds.append(2.0 * seconds[-2])
+    return StepTime(alpha, tuple(rows), tuple(map(float, seconds)), each=each)
+
+
+def non_negative_fit(design_SP: Floats, rest_S: Floats, seconds_S: Floats) -> Floats:
+    """(P,) coefficients of the least squares of what is left, relative to whole seconds."""
+    relative_SP = design_SP / seconds_S[:, None]
+    scale_P = np.linalg.norm(relative_SP, axis=0)
+    scale_P[scale_P == 0.0] = 1.0
+    return _nnls()(relative_SP / scale_P, rest_S / seconds_S)[0] / scale_P
+
+
+def _solve(design_SP: Floats, seconds_S: Floats) -> Floats:
+    """(P,) non-negative coefficients; relative residuals, Huber weights by reweighting."""
+    nnls = _nnls()
+    relative_SP = design_SP / seconds_S[:, None]
+    scale_P = np.linalg.norm(relative_SP, axis=0)  # columns differ by many powers of ten
+    scale_P[scale_P == 0.0] = 1.0
+    relative_SP = relative_SP / scale_P
+    root_weight_S = np.ones(len(seconds_S))
+    solution_P = np.zeros(design_SP.shape[1])
+    for _ in range(_REWEIGHTS):
+        solution_P, _ = nnls(relative_SP * root_weight_S[:, None], root_weight_S)
+        residual_S = np.abs(relative_SP @ solution_P - 1.0)
+        spread = 1.4826 * float(np.median(residual_S))  # standard deviation, if it were normal
+        if spread < 1e-9:
+            break
+        bound = _HUBER * spread
+        root_weight_S = np.sqrt(np.minimum(1.0, bound / np.maximum(residual_S, bound)))
+    return solution_P / scale_P
+
+
+def _nnls() -> Callable[[Floats, Floats], tuple[Floats, float]]:
+    try:
+        from scipy.optimize import nnls
+    except ImportError as err:
+        raise HardwareError(
+            "fitting a profile needs scipy, which is not installed. "
+            "Install it: pip install 'codesign[fit]'"
+        ) from err
+    return nnls
