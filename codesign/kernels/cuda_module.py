@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -239,7 +240,7 @@ def _machine_code(source: str, architecture: str, options: tuple[str, ...]) -> b
     code = _compile(nvrtc, text, source, (f"-arch={architecture}", "-std=c++17", *options))
     path.parent.mkdir(parents=True, exist_ok=True)
     # Ranks compile at the same time: each writes its own file, and the last rename wins.
-    draft = path.with_suffix(f".{torch.cuda.current_device()}")
+    draft = path.with_suffix(f".{os.getpid()}")
     draft.write_bytes(code)
     draft.replace(path)
     return code

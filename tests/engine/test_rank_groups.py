@@ -94,6 +94,16 @@ def test_any_split_of_the_ranks_changes_no_token(
         assert len(ours.records.rounds) < len(plain.records.rounds)
 
 
+def test_ranks_in_turns_gather_through_their_sums(serve_ranks, make_requests):
+    requests, sampling = make_requests(3), SAMPLINGS["0.7"]
+    plain = serve_ranks("plain", requests, sampling=sampling)
+    ours = serve_ranks(
+        "async-tree-8x4x2", requests, sampling=sampling, target_ranks=2, draft_ranks=2,
+        shares_gpus=True,
+    )  # fmt: skip
+    assert ours.outputs == plain.outputs
+
+
 def test_acceptance_is_that_of_the_cpu_engine(serve, serve_ranks, make_requests):
     """Wrong KV rows on the draft's side would change no token, but what is accepted."""
     requests = make_requests(5, max_new_tokens=40)

@@ -21,7 +21,7 @@ from codesign.kernels.packing import PackedLinear, gate_up_order, pack_bf16, pac
 from codesign.kernels.tiling import Tiling, choose, layout, row_tiles
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability(0)[0] == 9
-pytestmark = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
 REPEATS = 200
 # Columns and features: whole and ragged tiles, chunks and groups.
 SHAPES = [(2048, 8192), (8192, 2560), (7168, 1024), (1000, 1000), (576, 48), (128, 16)]

@@ -26,7 +26,7 @@ from codesign.kernels.prompt_attention import prompt_attention, slab_attention
 from codesign.policy.walk import Sampling
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability(0)[0] == 9
-pytestmark = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
 TOKENS, PAGE = 1024, 64
 PIECES = [(0, 1, 16), (0, 16, 16), (0, 100, 128), (5, 33, 64), (700, 200, 256), (767, 1, 16)]
 

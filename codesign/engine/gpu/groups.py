@@ -12,7 +12,12 @@ from torch.distributed.rendezvous import rendezvous
 
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.step_rows import BUCKETS
-from codesign.engine.gpu.tensor_group import ProcessGroupRank, SingleRank, TensorGroup
+from codesign.engine.gpu.tensor_group import (
+    ProcessGroupRank,
+    RankInTurns,
+    SingleRank,
+    TensorGroup,
+)
 from codesign.kernels.symmetric import open_exchange
 
 JOIN_TIMEOUT = timedelta(seconds=600)  # loading and capturing large models takes minutes
@@ -22,14 +27,14 @@ def join(setup: RankSetup, rank: int) -> None:
     """Meet the other ranks; nothing to do when there are none."""
     if setup.num_ranks == 1:
         return
-    on_gpu = setup.device == "cuda"
+    has_nccl = setup.device == "cuda" and not setup.shares_gpus  # not of two ranks on a GPU
     if setup.folder is None:
         store = next(rendezvous("env://"))[0]
     else:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host: no name look-ups
         store = next(rendezvous(f"file://{setup.folder}/rendezvous", rank, setup.num_ranks))[0]
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        "cpu:gloo,cuda:nccl" if has_nccl else "gloo",
         store=PrefixStore(f"run-{setup.number}", store),
         rank=rank,
         world_size=setup.num_ranks,
@@ -43,6 +48,8 @@ def select_device(setup: RankSetup, rank: int) -> torch.device:
         torch.set_num_threads(1)
         return torch.device("cpu")
     local = rank if setup.folder is not None else int(os.environ.get("LOCAL_RANK", rank))
+    if setup.shares_gpus:
+        local %= torch.cuda.device_count()
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
 
@@ -84,7 +91,8 @@ def _tensor_group(
         return SingleRank()
     if not setup.fused or not _shares_memory(setup, device):
         return ProcessGroupRank(group)
-    return ProcessGroupRank(group, open_exchange(group, max_elements=elements, device=device))
+    exchange = open_exchange(group, max_elements=elements, device=device)
+    return (RankInTurns if setup.shares_gpus else ProcessGroupRank)(group, exchange)
 
 
 def _shares_memory(setup: RankSetup, device: torch.device) -> bool:

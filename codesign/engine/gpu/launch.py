@@ -65,7 +65,7 @@ class LocalRanks:
         self.of_target = _of_target(setup, partial(self._check, draft=False))
 
     def _start(self, rank: int) -> subprocess.Popen[str]:
-        process = _waiting.pop() if _waiting else _rank_process()
+        process = _waiting.pop(0) if _waiting else _rank_process()
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin as task:  # whoever waits for it says so
             task.write(f"{rank} {self._folder}\n")

@@ -50,6 +50,7 @@ class RankSetup:
         silence: Seconds without an answer after which a rank counts as lost.
         fused: Use the kernels that were made for this GPU; False to compare with.
         number: Of this run among those that the same processes serve.
+        shares_gpus: Ranks take turns on fewer GPUs, for tests: each wait for another costs a turn.
         lead_draft: What the draft's leader does instead of answering verdicts; for measurements.
         delay: Seconds that the draft sleeps before each answer, by round; for tests of timing.
     """
@@ -76,6 +77,7 @@ class RankSetup:
     silence: float = SILENCE
     fused: bool = True
     number: int = 0
+    shares_gpus: bool = False
     lead_draft: Callable[[Rank, GroupLeader | None, Mailbox, Mailbox], None] | None = None
     delay: Callable[[int], float] | None = None
 

@@ -67,6 +67,7 @@ def rank_setup(
     silence: float = SILENCE,
     fused: bool = True,
     number: int = 0,
+    shares_gpus: bool = False,
     draft_delay: Callable[[int], float] | None = None,
 ) -> RankSetup:
     """What the ranks of a candidate's run must know.
@@ -110,6 +111,7 @@ def rank_setup(
         silence=silence,
         fused=fused,
         number=number,
+        shares_gpus=shares_gpus,
         delay=draft_delay,
     )
 
@@ -217,9 +219,10 @@ def started(setup: RankSetup) -> Iterator[tuple[Ranks, RankSetup]]:
             _abandon()
             ranks.close()
         return
-    if setup.device == "cuda" and torch.cuda.device_count() < setup.num_ranks:
+    needed = setup.num_ranks if setup.device == "cuda" and not setup.shares_gpus else 0
+    if torch.cuda.device_count() < needed:
         raise HardwareError(
-            f"the plan needs {setup.num_ranks} GPUs, found {torch.cuda.device_count()}. "
+            f"the plan needs {needed} GPUs, found {torch.cuda.device_count()}. "
             f"Plan again: codesign plan --workers {torch.cuda.device_count()}"
         )
     # Shared memory: the mailboxes are files in this folder.

@@ -124,3 +124,20 @@ class ProcessGroupRank:
             dist.all_gather(rows, x_Tv, group=self._group)
             parts = torch.stack(rows)
         return parts.transpose(0, 1).reshape(x_Tv.shape[0], -1)
+
+
+class RankInTurns(ProcessGroupRank):
+    """A rank that takes turns with others on one GPU, where NCCL does not run; for tests.
+
+    gloo cannot be captured, so what is gathered goes through the exchange: each rank adds zeros for
+    the others' bytes, and bfloat16 holds the numbers of a byte exactly.
+    """
+
+    def all_gather(self, x_Tv: Tensor) -> Tensor:
+        """See ``TensorGroup.all_gather``."""
+        assert self._exchange is not None, "ranks in turns need an exchange"
+        bytes_TB = x_Tv.contiguous().view(torch.uint8)
+        parts_WTB = bytes_TB.new_zeros((self.size, *bytes_TB.shape), dtype=torch.bfloat16)
+        parts_WTB[self.rank] = bytes_TB
+        every_WTB = all_reduce_add(parts_WTB, None, exchange=self._exchange).to(torch.uint8)
+        return every_WTB.view(x_Tv.dtype).transpose(0, 1).reshape(x_Tv.shape[0], -1)

@@ -1,0 +1,135 @@
+"""Three and four ranks, and every split of them, also where there are fewer GPUs than ranks.
+
+Ranks take turns on the GPUs that are there: the kernels, graphs and exchanges of as many GPUs, but
+for the gathering of samples and choices, which NCCL does and here the exchange. A rank that waits
+for another on its GPU waits for its turn, some milliseconds, so the models have few layers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.random_pair import write_random_pair
+from codesign.config import Deployment
+from codesign.engine.gpu.launch import keep_waiting
+from codesign.engine.gpu.run import rank_setup, run_on_ranks
+from codesign.models.recipe import Recipe, create_inflated, weights_sha256
+from codesign.plan import Candidate
+from codesign.policy.speculation import parse_policy
+from codesign.policy.walk import Sampling
+from codesign.prompts import BoundRequest, load_prompts
+
+ROOT = Path(__file__).parents[2]
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability(0) == (9, 0)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU"),
+]
+DEVICE = {"device": "cuda", "dtype": "bfloat16"}
+PROMPTS, PROMPT_TOKENS, NEW_TOKENS, ROWS = 8, 48, 40, 64
+LAYERS = {"source": 2, "target": 3}  # one of random weights behind the small model's
+SAMPLINGS = {"greedy": Sampling(), "0.7": Sampling(0.7, seed=3)}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 512,
+    "num_hidden_layers": LAYERS["source"],
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "intermediate_size": 1024,
+    "vocab_size": 4096,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Directories of a target as wide as Llama-3.2-1B, int4, and of a small draft: noisy."""
+    root = tmp_path_factory.mktemp("degrees")
+    write_random_pair(root, CONFIG, target="source")
+    for name in ("source", "draft"):
+        (root / name / "tokenizer.json").write_text("{}")
+    source = str(root / "source")
+    recipe = Recipe("llama-3.2-1b", "target", source, weights_sha256(source))
+    made = create_inflated(recipe, name=f"test-{root.name}-{time.monotonic_ns()}")
+    shutil.move(made, root / "target")
+    path = root / "target" / "config.json"
+    fewer = {"num_hidden_layers": LAYERS["target"], "vocab_size": 2 * CONFIG["vocab_size"]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | fewer))
+    keep_waiting(3)
+    return root
+
+
+@pytest.fixture(scope="module")
+def serve_both():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        return importlib.import_module("benchmarks.step_log").serve_both
+
+
+def requests() -> list[BoundRequest]:
+    texts = [prompt.text.encode()[: PROMPT_TOKENS - i] for i, prompt in enumerate(load_prompts())]
+    return [
+        BoundRequest(i, 0.0, "", tuple(text), NEW_TOKENS) for i, text in enumerate(texts[:PROMPTS])
+    ]
+
+
+def set_up(pair, policy, ranks, sampling):
+    candidate = Candidate(Deployment(*ranks), parse_policy(policy), PROMPTS)
+    setup = rank_setup(
+        candidate, requests(), target=pair / "target", draft=pair / "draft", sampling=sampling,
+        smallest_bucket=ROWS, shares_gpus=True, **DEVICE,
+    )  # fmt: skip
+    return setup, candidate
+
+
+@pytest.fixture(scope="module")
+def alone(pair):
+    """Plain decoding on one rank, by sampling, each made once."""
+    runs = {}
+
+    def run(name):
+        if name not in runs:
+            setup, candidate = set_up(pair, "plain", (1, 0), SAMPLINGS[name])
+            runs[name] = run_on_ranks(setup, candidate, requests()).outputs
+        return runs[name]
+
+    return run
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+@pytest.mark.parametrize(
+    ("policy", "ranks"),
+    [
+        ("tree-8x4x2", (3, 0)),
+        ("tree-8x4x2", (4, 0)),
+        ("async-tree-8x4x2", (3, 1)),
+        ("async-tree-8x4x2", (2, 2)),
+        ("async-tree-8x4x2", (1, 2)),
+    ],
+    ids=["3", "4", "3+1", "2+2", "1+2"],
+)
+def test_no_split_of_more_ranks_changes_a_token(
+    pair, serve_both, alone, check_calls, policy, ranks, name
+):
+    setup, candidate = set_up(pair, policy, ranks, SAMPLINGS[name])
+    keep_waiting(sum(ranks) - 1)  # for the next run: loading takes as long as a run
+    one = alone(name)
+    plain, ours = serve_both(setup, candidate, requests(), max_kv_tokens=4096)
+    assert ours.outputs == plain.outputs
+    assert not plain.records.notes + ours.records.notes
+    assert len(ours.records.rounds) < len(plain.records.rounds)
+    name = f"{ranks[0]} ranks"
+    check_calls(name, pair / "target", requests(), one, plain.outputs, setup.sampling)
