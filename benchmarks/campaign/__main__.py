@@ -92,14 +92,14 @@ def sessions(args: argparse.Namespace) -> list[Session]:
 
 
 def _session(args: argparse.Namespace, wanted: Wanted) -> Session:
-    size = size_of(args, wanted.segments)
+    size = size_of(args, wanted.segments, wanted.batches)
     units = () if wanted.pair.name in args.profile_only else tuple(grid(wanted.label, size))
-    return Session(wanted.pair, wanted.label, units, wanted.run_seconds)
+    return Session(wanted.pair, wanted.label, units, wanted.run_seconds, size)
 
 
-def size_of(args: argparse.Namespace, segments: int) -> Size:
+def size_of(args: argparse.Namespace, segments: int, batches: int) -> Size:
     """Of the grid."""
-    return replace(SMALL if args.small else FULL, segments=segments)
+    return replace(SMALL if args.small else FULL, segments=segments, batches=batches)
 
 
 def labels_of(args: argparse.Namespace) -> list[str]:
@@ -167,8 +167,6 @@ def give_task(
     share: float,
 ) -> bool:
     """Tell a process what to do, by when, in what share of its runs' time; False if it is gone."""
-    has_runs = bool(session.units)
-    segments = len([work for work in session.units if work.workload.seconds])
     task = {
         "out": str(args.out),
         "pair": f"{session.pair.target}+{session.pair.draft}",
@@ -176,7 +174,7 @@ def give_task(
         "device": args.device,
         "deadline": end,
         "run_seconds": min(share * session.run_seconds, 1e9),
-        "size": asdict(size_of(args, segments)) if has_runs else None,
+        "size": asdict(session.size) if session.units else None,
         "is_quick": not args.full_profile,
         "recorded": 0.25 if args.small else 1.0,
     }

@@ -70,12 +70,18 @@ def goals(results: Sequence[Result]) -> str:
         ["regret: latency of one stream", "2 %", *(_plan(r, "stream", "regret") for r in results)],
         ["regret, acceptance known", "", *(_plan(r, "stream", "regret_known") for r in results)],
         ["regret: throughput of a batch", "2 %", *(_plan(r, "batch", "regret") for r in results)],
+        ["regret: goodput of a replay", "2 %", *(_plan(r, "segment", "regret") for r in results)],
         [
             "rank correlation, one stream",
             "0.95",
             *(_plan(r, "stream", "correlation") for r in results),
         ],
         ["rank correlation, batch", "0.95", *(_plan(r, "batch", "correlation") for r in results)],
+        [
+            "rank correlation, replay",
+            "0.95",
+            *(_plan(r, "segment", "correlation") for r in results),
+        ],
         ["80 % intervals that hold", "70 to 90 %", *(_coverage(r) for r in results)],
         ["runs", "", *(str(len(r.runs())) for r in results)],
     ]
@@ -177,7 +183,7 @@ def _attainment(result: Result) -> str:
 
 def _plan(result: Result, workload: str, name: str) -> str:
     plans = [p for p in result.pair["plans"] if p["workload"] == workload]
-    plans = [p for p in plans if p.get(name) is not None]
+    plans = [p for p in plans if p.get(name) is not None and p["num_runs"] > 1]
     values = [percent(p[name]) if name.startswith("regret") else f"{p[name]:.3f}" for p in plans]
     values = [f"{v} of {p['num_runs']}" for v, p in zip(values, plans, strict=True)]
     if len(plans) > 1:

@@ -16,33 +16,32 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from benchmarks.campaign.blind import blind_fits
+from benchmarks.campaign.chosen_plan import (
+    FIT_FILE,
+    NUM_SEEDS,
+    SEED,
+    candidate_of,
+    judgement,
+    make_plan,
+    workers_of,
+)
 from benchmarks.campaign.closed_profile import closed_profile, keep_machine
 from benchmarks.campaign.intervals import likely, times_sigma, tokens_sigma
-from benchmarks.campaign.requests import LONG, kind, request_file
 from benchmarks.campaign.result_file import compact
 from benchmarks.campaign.units import BATCH, WORKLOADS, Workload
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, read_table, write_text
-from codesign.config import SLO, Serving, parse_deployment
-from codesign.errors import InfeasibleError
 from codesign.fit import ACCEPTANCE_FILE, PROFILE_FILE, Fit, fit_profile
 from codesign.fit.calibration import held_out_chances
 from codesign.plan import Plan
-from codesign.planner import Question, search
-from codesign.planner.plan_file import save_plan
 from codesign.profiler.store import ACCEPTANCE_PART
 from codesign.records import RoundLog
 from codesign.run_directory import read_run
 from codesign.sim import simulate
-from codesign.traces import Trace
-from codesign.validate import RunComparison, Validation, validate
+from codesign.validate import RunComparison, validate
 
-NUM_SEEDS, SEED = 8, 0
-OBJECTIVES = {"stream": "latency", "batch": "goodput", "segment": "goodput"}
-FIGURE = {"latency": ("tpot_mean", False), "goodput": ("throughput", True)}
 BINS = 10
-MAX_KV_TOKENS = 8 * 2048
-FIT_FILE = "fit.json"
 
 
 def write_result(out: Path, file: Path, remarks: Sequence[str] = ()) -> None:
@@ -106,6 +105,7 @@ def join_pair(folder: Path) -> dict[str, Any]:
         "recorded": sum(len(group) for group in fit.acceptance.recordings.values()),
         "forms": {name: step.form for name, step in fit.steps.items()},
         "calibration": calibration_rows(fit.acceptance),
+        "blind": blind_fits(folder, fit),
         "sessions": _sessions(folder),
         "plans": plans,
         "runs": runs,
@@ -116,99 +116,8 @@ def _by_workers(folder: Path, workload: Workload) -> dict[int, list[Path]]:
     """Runs of a workload by the number of GPUs that they use."""
     found: dict[int, list[Path]] = {}
     for path in sorted(p.parent for p in (folder / "runs" / workload.name).glob("*/run.json")):
-        found.setdefault(_workers(_candidate(path)), []).append(path)
+        found.setdefault(workers_of(candidate_of(path)), []).append(path)
     return dict(sorted(found.items()))
-
-
-def _candidate(path: Path) -> dict[str, Any]:
-    return json.loads((path / "run.json").read_text(encoding="utf-8"))["candidate"]
-
-
-def _workers(candidate: dict[str, Any]) -> int:
-    return parse_deployment(candidate["label"].split(" on ")[1].split(",")[0]).num_workers
-
-
-def make_plan(
-    folder: Path, workload: Workload, fit: Fit, workers: int, paths: Sequence[Path]
-) -> Plan:
-    """What the planner chooses among the plans of the grid."""
-    file = request_file(folder, workload)
-    requests = read_table(file, kind="trace")[0]
-    if LONG in fit.acceptance.recordings:
-        columns = requests["category"], requests["prompt_tokens"]
-        requests = requests.assign(category=list(map(kind, *columns)))
-    candidates = [_candidate(path) for path in paths]
-    wide = {
-        label: cost for label, cost in fit.costs.items()
-        if parse_deployment(label).num_workers == workers
-    }  # fmt: skip
-    objective = OBJECTIVES[workload.name]
-    question = Question(
-        requests=requests,
-        fit=replace(fit, costs=wide),
-        slo=SLO(),
-        serving=Serving(max_kv_tokens=MAX_KV_TOKENS),
-        objective=objective,
-        workers=workers,
-        max_batch=workload.batch,
-        policies=tuple(dict.fromkeys(c["label"].split(" on ")[0] for c in candidates)),
-        seed=SEED,
-        num_seeds=NUM_SEEDS,
-    )
-    trace = Trace(workload.name, requests, str(file), (), "")
-    plan_file = folder / f"{workload.name}-{workers}.plan.json"
-    for slo in targets(workload, fit, workers):
-        question = replace(question, slo=slo)
-        try:
-            answer = search(question)
-            break
-        except InfeasibleError:
-            continue
-    return save_plan(plan_file, question, answer, trace=trace, fit_file=folder / FIT_FILE)
-
-
-def targets(workload: Workload, fit: Fit, workers: int) -> list[SLO]:
-    """Targets of a segment, what the fit says of a full plain batch times 1.5 and more; or none."""
-    cost = fit.costs.get(str(workers))
-    if not workload.seconds or cost is None:
-        return [SLO()]
-    rows = workload.batch
-    tpot = cost.target(rows, 300.0 * rows, rows)
-    ttft = 2.0 * cost.prefill(384.0) + tpot
-    return [*(SLO(ttft * x, tpot * x, 50.0) for x in (1.5, 3.0, 6.0)), SLO()]
-
-
-def judgement(
-    plan: Plan, validation: Validation, workload: Workload, known: Validation | None = None
-) -> dict[str, Any]:
-    """The planner's choice among what was measured, and what it loses."""
-    figure, more_is_better = FIGURE[plan.objective]
-    measured = {run.label: run.figure(figure) for run in validation.runs}
-    values = {label: c.measured for label, c in measured.items() if c is not None}
-    chosen = next((s.label for s in plan.scored if s.label in values), None)
-    sign = 1.0 if more_is_better else -1.0
-    best = max(values, key=lambda label: sign * values[label])
-
-    def regret(choice: str | None) -> float | None:
-        return None if choice is None else abs(values[choice] - values[best]) / values[best]
-
-    expected = {r.label: r.figure(figure) for r in known.runs} if known else {}
-    ranked = {label: sign * c.predicted.value for label, c in expected.items() if c is not None}
-    ranking = next((r for r in validation.rankings if r.figure == figure), None)
-    return {
-        "workload": workload.name,
-        "objective": plan.objective,
-        "figure": figure,
-        "requests": plan.num_requests,
-        "slo": {"ttft": plan.slo.ttft, "tpot": plan.slo.tpot},
-        "chosen": chosen,
-        "best": best,
-        "regret": regret(chosen),
-        "regret_known": regret(max(ranked, key=lambda label: ranked[label], default=None)),
-        "num_runs": len(values),
-        "correlation": None if ranking is None else ranking.correlation,
-        "wrong_pairs": None if ranking is None else [ranking.num_wrong, ranking.num_pairs],
-    }
 
 
 def row(

@@ -20,6 +20,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.campaign.blind import keep_blind
 from benchmarks.campaign.requests import bound, load_requests, recorded_prompts
 from benchmarks.campaign.schedule import Session, unit_seconds
 from benchmarks.campaign.units import BATCH, Size, Unit, find_pair, grid, unit
@@ -110,6 +111,7 @@ class Measuring:
         self._measurer = RankMeasurer(replace(settings, deployments=(task.label,)))
         self._seconds: dict[str, float] = {}
         self._parts: dict[str, float] = {}
+        self._blind = ""
 
     def run(self) -> None:
         """Measure what is missing, as far as the time goes."""
@@ -158,6 +160,7 @@ class Measuring:
         cost = fit_costs(steps, on_ranks=True)[0][self._task.label]
         recorded = read_table(parts / f"{ACCEPTANCE_PART}.parquet", kind="profile")[0]
         calibration = fit_calibration(AcceptanceProfile.from_table(recorded)).calibration
+        self._blind = keep_blind(self._folder, self._task.label, cost, calibration)
         self._warm_up(bench)
         budget = monotonic() + self._task.run_seconds
         end = min(self._task.deadline, budget)
@@ -239,6 +242,7 @@ class Measuring:
             for taken in (self._seconds, self._parts)
         )
         line = {"label": self._task.label, "served": served, **seconds, "start_parts": parts}
+        line["blind"] = self._blind
         with (self._folder / "sessions.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         print(f"  {line}", flush=True)

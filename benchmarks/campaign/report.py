@@ -6,19 +6,13 @@ Imports no torch.
 from __future__ import annotations
 
 import json
-import statistics
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.campaign.goals import (
-    HIGH,
     KNOWN,
-    LOW,
-    MEASURED,
-    PREDICTED,
-    REPLAYED,
     SPANS,
     Result,
     error_of,
@@ -29,6 +23,7 @@ from benchmarks.campaign.goals import (
     table,
 )
 from benchmarks.campaign.plot import calibration_svg
+from benchmarks.campaign.run_tables import runs_table, spans_table
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "validation.md"
 CALIBRATION = DOCUMENT.parent / "images" / "validation-calibration.svg"
@@ -45,7 +40,7 @@ A campaign profiles a pair of models on rank groups, and serves a grid of plans 
 trace on them. The fit sees the profile alone; no plan of the grid is in it, and the prompts served
 are others than those whose acceptance was recorded. Each run is predicted by {seeds} simulations.
 *One stream* is one request after another, *batch* up to eight at once that are all there from the
-start, *replay* a stretch of a trace, as `conv-twin` at a rate that loads plain decoding by half. A
+start, *replay* a stretch of a trace, as `conv-twin`, at a share of what plain decoding bears. A
 decode speed is 1 / TPOT; where the draft shares the target's GPUs its prompt is in it, too. Errors
 are (predicted - measured) / measured; the mean ones are of their sizes. Regret and correlation are
 those among so many plans. Intervals are of 80 %: spread over the simulations, held-out error of
@@ -64,8 +59,8 @@ NOT_CAPTURED = """\
   request is not that request's. In a batch of 24 the last ones decide how long it takes.
 - Step times are medians of a profile. A machine that is busier, or whose clocks are lower, than it
   was then is not in them.
-- Prompts are not captured in graphs: the host launches kernel by kernel, and whatever else keeps
-  the host busy is in their time.
+- Prompts of more than 256 tokens are launched kernel by kernel: whatever else keeps the host busy
+  is in their time. Shorter ones are graphs, at the price of 16, 32, 64, 128 or 256 rows.
 - Prompts and rounds share no step: chunks of prompts are not measured here.
 - One host: no network between groups.
 """
@@ -96,6 +91,7 @@ def document(files: Sequence[Path]) -> str:
     parts = [
         INTRODUCTION.format(files=names, seeds=payloads[0]["num_seeds"]),
         remarks(payloads),
+        blindness(results),
         goals(measured),
         worst(measured),
         *(runs_table(result) for result in measured),
@@ -120,6 +116,19 @@ def remarks(payloads: Sequence[dict[str, Any]]) -> str:
         for remark in payload.get("remarks", ())
     ]
     return "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in lines)
+
+
+def blindness(results: Sequence[Result]) -> str:
+    """Whether what predicts is what was written on the machine before the first run."""
+    found = [each for r in results for each in r.pair.get("blind", {}).values()]
+    if not found:
+        return ""
+    same = sum(each["is_same"] for each in found)
+    text = (
+        f"- Each deployment's fit was written and hashed on the machine before its first run: "
+        f"{same} of {len(found)} are the ones that predict here."
+    )
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
 
 
 def machine(payload: dict[str, Any]) -> str:
@@ -166,84 +175,6 @@ def cause(run: dict[str, Any]) -> str:
 
 def _us(seconds: float) -> str:
     return f"{seconds * 1e6:+.0f}"
-
-
-def runs_table(result: Result) -> str:
-    """Every run of a pair."""
-    rows = []
-    for run in sorted(result.runs("stream"), key=lambda r: r["figures"]["tpot_mean"][MEASURED]):
-        tpot, length = run["figures"]["tpot_mean"], run["figures"].get("acceptance_length")
-        speed = [1.0 / max(tpot[place], 1e-9) for place in (PREDICTED, HIGH, LOW, MEASURED)]
-        batch = next((r for r in result.runs("batch") if _twin(r, run)), None)
-        rows.append(
-            [
-                run["label"].removesuffix(", batch 1"),
-                f"{speed[0]:.0f} [{speed[1]:.0f}, {speed[2]:.0f}]",
-                f"{speed[3]:.0f}",
-                signed(speed_error(error_of(tpot) or 0.0)),
-                _known_speed(tpot),
-                "" if length is None else f"{length[PREDICTED]:.2f} / {length[MEASURED]:.2f}",
-                *_throughput(batch),
-            ]
-        )
-    replayed = [
-        [
-            run["label"],
-            *(
-                f"{figure[PREDICTED] * 1e3:.1f} / {figure[MEASURED] * 1e3:.1f}"
-                for name in REPLAYED
-                if (figure := run["figures"].get(name))
-            ),
-        ]
-        for run in result.runs("segment")
-    ]
-    heads = ["plan", "tokens/s predicted", "measured", "error", "acceptance known",
-             "tokens a round", "batch: tokens/s", "error"]  # fmt: skip
-    text = f"### {result.name}\n\n{table(heads, rows)}"
-    if replayed:
-        heads = [
-            "replay, ms predicted / measured",
-            *(n.replace("_", " ").upper() for n in REPLAYED),
-        ]
-        text += "\n" + table(heads, replayed)
-    return text
-
-
-def _twin(run: dict[str, Any], other: dict[str, Any]) -> bool:
-    return run["label"].rpartition(",")[0] == other["label"].rpartition(",")[0]
-
-
-def _known_speed(tpot: Sequence[float]) -> str:
-    error = error_of(tpot, KNOWN)
-    return "" if error is None else signed(speed_error(error))
-
-
-def _throughput(run: dict[str, Any] | None) -> list[str]:
-    if run is None:
-        return ["", ""]
-    figure = run["figures"]["throughput"]
-    shown = f"{figure[PREDICTED]:.0f} / {figure[MEASURED]:.0f}"
-    return [shown, signed(error_of(figure) or 0.0)]
-
-
-def spans_table(results: Sequence[Result]) -> str:
-    """Mean spans of a round of one stream by pair and deployment."""
-    rows = []
-    for result in results:
-        groups: dict[str, list[dict[str, Any]]] = {}
-        for run in result.runs("stream"):
-            groups.setdefault(run["label"].split(" on ")[1].split(",")[0], []).append(run)
-        for label, runs in groups.items():
-            means = {
-                span: [statistics.fmean(r["rounds"][span][side] for r in runs) for side in (0, 1)]
-                for span in (*SPANS, "seconds")
-            }
-            rows.append(
-                [f"{result.name}, {label}"]
-                + [f"{p * 1e3:.3f} / {m * 1e3:.3f}" if p or m else "" for p, m in means.values()]
-            )
-    heads = ["predicted / measured, ms", *(s.replace("_", " ") for s in SPANS), "round"]
-    return "### Spans of a round, one stream, mean over the plans\n\n" + table(heads, rows)
 
 
 def calibration_table(results: Sequence[Result]) -> str:

@@ -36,8 +36,10 @@ from codesign.prompts import (
 )
 from codesign.traces import Trace, load_trace, write_parquet
 
-TRACE, MAX_PROMPT, MAX_OUTPUT = "conv-twin", 1980, 64  # of a segment
-LOAD = 0.5  # of what plain decoding bears
+# Of a segment: prompts of a median of 150 tokens, one in ten beyond what runs as a graph, and
+# answers as long as those that are recorded.
+TRACE, PROMPT_SCALE, MAX_PROMPT, MAX_OUTPUT = "conv-twin", 0.15, 512, 48
+LOAD = 0.3  # of what plain decoding bears on all GPUs: where they are split, more than twice that
 # Tokens of material in front of a question, of requests that are recorded, and that are served.
 RECORDED_MATERIAL, SERVED_MATERIAL = (16, 32, 48, 64), (40,)
 LONG, LONG_TOKENS, LONG_FROM = "long", 600, 300  # a kind of its own: prompts of a trace
@@ -164,12 +166,15 @@ def _at_once(workload: Workload, target: str) -> Trace:
 
 
 def _segment(workload: Workload, cost: RoundCost | None) -> Trace:
-    """A stretch of a trace, at a rate that loads plain decoding by half."""
+    """A stretch of a trace, at a rate that loads plain decoding by ``LOAD``."""
     assert cost is not None, "the first deployment is profiled"
-    trace = load_trace(TRACE).scale_lengths(max_prompt=MAX_PROMPT, max_output=MAX_OUTPUT)
-    prompt, output = (trace.requests[f"{kind}_tokens"].mean() for kind in ("prompt", "output"))
-    rows = workload.batch
-    step = cost.target(rows, rows * (prompt + output / 2))
-    rate = LOAD / (cost.prefill(prompt) + output * step / rows)
+    trace = load_trace(TRACE).scale_lengths(
+        prompt=PROMPT_SCALE, max_prompt=MAX_PROMPT, max_output=MAX_OUTPUT
+    )
+    prompts = trace.requests["prompt_tokens"].to_numpy()
+    output, rows = float(trace.requests["output_tokens"].mean()), workload.batch
+    step = cost.target(rows, rows * (prompts.mean() + output / 2))
+    prefill = float(cost.prefill.of_arrays(prompts, 0.0).mean())
+    rate = LOAD / (prefill + output * step / rows)
     found = (len(trace) - 1) / trace.duration
     return trace.scale_rate(rate / found).slice(0.0, workload.seconds)

@@ -13,61 +13,65 @@ from math import inf
 from pathlib import Path
 
 from benchmarks import eight_predictions
-from benchmarks.campaign.units import PAIRS, Pair, Unit
+from benchmarks.campaign.units import FULL, LEADING, PAIRS, Pair, Size, Unit
 from codesign.config import parse_deployment
 from codesign.fit.devices import load_device
+from codesign.fit.prompt_stairs import LONGEST
 from codesign.fit.roofline import Forward, Software
 
-START_FIXED, START_LAYER = 8.0, 0.1  # seconds of a start: 11 s of 32 layers, 16 s of 80
-PROFILE = 6.0  # of steps; prompts beside them:
-PROFILE_PROMPTS = (15, 127, 143, 255, 287, 511, 1023, 2047)  # tokens; each three times
-# Of a prompt on one H200, a layer of 70B: what the host takes at least, and what the weights do.
-HOST_LAYER, PROMPT_LAYER, TOKEN_LAYER = 450e-6, 300e-6, 2.5e-6
+START_FIXED, START_LAYER = 6.0, 0.08  # seconds of a start: 8.5 s of 32 layers, 12.5 s of 80
+PROFILE, SPLIT_PROFILE = 3.5, 6.5  # of steps; prompts beside them, each three times:
+PROFILE_PROMPTS = (16, 16, 32, 32, 64, 64, 128, 128, 256, 256, 287, 511, 1023, 2047)  # rows
+# Of a prompt on one H200, a layer of 70B: what weights and rows do, and the host beyond graphs.
+PROMPT_LAYER, ROW_LAYER, LONG_ROW_LAYER, HOST_LAYER = 150e-6, 3.7e-6, 2.55e-6, 400e-6
 RANK = 0.04  # of a recorded request, for the draft's opinion of it
 NUM_RECORDED = (108, 21_800)  # requests, and prompt tokens of all
-SERVED_PROMPT = 140  # tokens
+SERVED_PROMPT = 256  # rows of the graph of 140 tokens
 TOKENS_A_ROUND = 2.1  # as served
 CPU_START, CPU_STEP, CPU_PROFILE = 8.0, 0.01, 30.0  # of tiny models
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A deployment of a pair, the most seconds of its runs, and plans that replay a trace."""
+    """A deployment of a pair.
+
+    Attributes:
+        pair: Which models.
+        label: Of the deployment.
+        run_seconds: Most seconds for its runs.
+        segments: Plans that replay a trace.
+        batches: Of the leading plans, those that serve a batch.
+    """
 
     pair: Pair
     label: str
     run_seconds: float
     segments: int = 0
+    batches: int = LEADING
 
 
 _LARGE, _LARGER_DRAFT, _SMALL, _QWEN = PAIRS[:4]
 
 
-def _on_two(first: float, small: float, larger: float) -> tuple[Wanted, ...]:
-    """Every pair on two GPUs; seconds of runs of the first pair, of 8B's, of other large ones."""
-    budgets = (
-        (_LARGE, first, 1),
-        (_SMALL, small, 1),
-        (_QWEN, larger, 0),
-        (_LARGER_DRAFT, larger, 0),
-    )
-    return tuple(
-        Wanted(pair, label, seconds, segments)
-        for pair, seconds, segments in budgets
-        for label in ("2", "1+1")
-    )
-
-
+# Two pairs replay a trace, all but the first serve batches: the second objective of each. Of the
+# first one a batch of plain decoding stays, whose requests' own acceptance is recorded.
+_ON_TWO = (
+    Wanted(_LARGE, "2", 58.0, segments=3, batches=1),
+    Wanted(_LARGE, "1+1", 47.0, segments=1, batches=0),
+    Wanted(_SMALL, "2", 43.0, segments=3),
+    Wanted(_SMALL, "1+1", 43.0, segments=3),
+    Wanted(_QWEN, "2", 33.0),
+    Wanted(_QWEN, "1+1", 51.0),
+    Wanted(_LARGER_DRAFT, "2", 33.0),
+    Wanted(_LARGER_DRAFT, "1+1", 51.0),
+)
 _ON_FOUR = (Wanted(_LARGE, "4", 20.0), Wanted(_LARGE, "2+2", 20.0), Wanted(_LARGE, "3+1", 20.0))
 _REST = (
     Wanted(_LARGE, "1", 12.0), Wanted(_SMALL, "1", 10.0), Wanted(_LARGER_DRAFT, "2+2", 20.0),
     Wanted(_LARGER_DRAFT, "4", 20.0), Wanted(_LARGE, "2+1", 15.0), Wanted(_LARGE, "1+2", 15.0),
 )  # fmt: skip
-# By GPUs of the machine, the most telling first: 490 s of two, 900 s of four and what is left.
-SCHEDULES = {
-    2: _on_two(42.0, 28.0, 30.0),
-    4: (*_on_two(45.0, 27.0, 27.0)[:2], *_ON_FOUR, *_on_two(45.0, 27.0, 27.0)[2:], *_REST),
-}
+# By GPUs of the machine, the most telling first: 560 s of two, 1000 s of four and what is left.
+SCHEDULES = {2: _ON_TWO, 4: (*_ON_TWO[:2], *_ON_FOUR, *_ON_TWO[2:], *_REST)}
 MOST_SHARE, LEAST_SHARE = 2.0, 0.5  # of the seconds wanted for runs
 
 
@@ -80,12 +84,14 @@ class Session:
         label: Of the deployment.
         units: Runs, in order.
         run_seconds: Most seconds for them.
+        size: Of the grid that they are.
     """
 
     pair: Pair
     label: str
     units: tuple[Unit, ...]
     run_seconds: float = inf
+    size: Size = FULL
 
     def left(self, folder: Path) -> list[Unit]:
         """Runs that are not there yet, below the pair's folder."""
@@ -171,7 +177,9 @@ def prompt_seconds(pair: Pair, label: str, tokens: float) -> float:
     for name, gpus in zip((pair.target, pair.draft), _sides(label), strict=True):
         shape = eight_predictions.model(name).shape
         size = shape.hidden * shape.intermediate / (8192 * 28672) / gpus
-        seconds += shape.layers * max(HOST_LAYER, size * (PROMPT_LAYER + TOKEN_LAYER * tokens))
+        beyond = max(tokens - LONGEST, 0.0)
+        layer = size * (PROMPT_LAYER + ROW_LAYER * min(tokens, LONGEST) + LONG_ROW_LAYER * beyond)
+        seconds += shape.layers * (max(layer, HOST_LAYER) if beyond else layer)
     return seconds
 
 
@@ -184,7 +192,8 @@ def start_seconds(pair: Pair) -> float:
 
 def profile_seconds(pair: Pair, label: str) -> float:
     """Of one deployment's part of a profile."""
-    fixed = PROFILE if pair.is_inflated else CPU_PROFILE
+    fixed = SPLIT_PROFILE if "+" in label else PROFILE
+    fixed = fixed if pair.is_inflated else CPU_PROFILE
     return fixed + 3 * sum(prompt_seconds(pair, label, tokens) for tokens in PROFILE_PROMPTS)
 
 
@@ -203,7 +212,7 @@ def unit_seconds(work: Unit, pair: Pair) -> float:
     target, draft = step_seconds(pair, label)
     load, spec = work.workload, work.candidate.speculation
     if load.seconds:
-        return load.seconds + 1.0
+        return load.seconds + 1.5
     rounds = work.requests * load.output_tokens / min(load.batch, work.requests)
     seconds = target
     if spec.kind != "plain":

@@ -17,11 +17,12 @@ from codesign.policy.speculation import parse_policy
 
 ROWS, DEPTHS, MAX_WIDTH = (4, 8, 16), (1, 2, 3, 4, 6, 8), 4
 CHAINS = ("chain-1", "chain-3", "chain-5")
-# What a planner is likely to choose, and its neighbours: run first, one stream and a batch in turn.
-STREAM_FIRST = ("plain", "tree-8x4x3", "tree-4x2x2", "tree-8x4x4", "tree-4x2x4", "chain-3")
+# What a planner is likely to choose, and its neighbours: run first, workload by workload in turn.
+LEADING = 4
+STREAM_FIRST = ("plain", "tree-8x4x3", "tree-4x2x2", "chain-3", "tree-8x4x4", "chain-1")
 BATCH_FIRST = ("plain", "chain-1", "tree-4x2x2", "chain-3", "tree-4x2x4")
-SPLIT_STREAM_FIRST = ("8x4x3", "4x2x2", "8x4x4", "4x2x4", "8x4x6", "16x4x4")
-SPLIT_BATCH_FIRST = ("4x2x2", "2x1x1", "4x2x4", "8x4x3")
+SPLIT_STREAM_FIRST = ("8x4x3", "4x2x2", "8x4x4", "2x1x1", "4x2x4", "8x4x6", "16x4x4")
+SPLIT_BATCH_FIRST = ("4x2x2", "2x1x1", "8x4x3", "4x2x4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,20 +91,30 @@ class Workload:
 
 
 STREAM, BATCH = Workload("stream", 24, 1), Workload("batch", 24, 8)
-SEGMENT = Workload("segment", 400, 8, seconds=10.0)
+SEGMENT = Workload("segment", 400, 8, seconds=9.0)
 PLAIN_STREAM = 4  # plain decoding of one stream has no luck: so many times fewer requests
 WORKLOADS = (STREAM, BATCH, SEGMENT)
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of the grid is run: every so many plans, and how many of them on a segment."""
+    """How much of the grid is run.
+
+    Attributes:
+        rows: Of trees.
+        depths: Of trees.
+        chains: By name.
+        segments: Plans that replay a segment.
+        batches: Plans that serve a batch before all plans serve a stream.
+        requests: Share of each workload's.
+    """
 
     rows: Sequence[int] = ROWS
     depths: Sequence[int] = DEPTHS
     chains: Sequence[str] = CHAINS
     segments: int = 1
-    requests: float = 1.0  # share of each workload's
+    requests: float = 1.0
+    batches: int = LEADING
 
     def of(self, workload: Workload) -> Workload:
         """A workload of this size."""
@@ -155,15 +166,15 @@ def grid(label: str, size: Size) -> list[Unit]:
     else:
         every = ["plain", *_spread([*trees, *size.chains])]
         streams, batches = (_ordered(first, every) for first in (STREAM_FIRST, BATCH_FIRST))
-    units = []
-    for number, policies in enumerate(zip(streams, batches, strict=True)):
-        units += [
-            unit(deployment, policy, size.of(load))
-            for policy, load in zip(policies, (STREAM, BATCH), strict=True)
-        ]
+    leading, others = [], []
+    for number, (stream, batch) in enumerate(zip(streams, batches, strict=True)):
+        first = leading if number < LEADING else others
+        first.append(unit(deployment, stream, size.of(STREAM)))
+        first = leading if number < size.batches else others
+        first.append(unit(deployment, batch, size.of(BATCH)))
         if number < size.segments:
-            units.append(unit(deployment, batches[number], size.of(SEGMENT)))
-    return units
+            leading.append(unit(deployment, batch, size.of(SEGMENT)))
+    return leading + others
 
 
 def _ordered(first: Sequence[str], every: Sequence[str]) -> list[str]:

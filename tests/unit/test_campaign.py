@@ -36,7 +36,7 @@ def campaign():
     """The modules of ``benchmarks.campaign`` by name."""
     patch = pytest.MonkeyPatch()
     patch.syspath_prepend(str(ROOT))
-    names = ("units", "schedule", "requests", "intervals", "join", "report")
+    names = ("units", "schedule", "requests", "intervals", "blind", "join", "report")
     yield {name: importlib.import_module(f"benchmarks.campaign.{name}") for name in names}
     patch.undo()
 
@@ -161,6 +161,41 @@ def test_runs_share_the_seconds_that_starts_and_profiles_leave(campaign):
     assert share(phases, 30.0) == 0.5  # the last ones go without rather than all with too little
     assert share(phases, 500.0) == 2.0
     assert share([{"start": 10.0}], 5.0) == 1.0
+
+
+def test_a_fit_is_kept_before_the_first_run_and_one_that_changed_since_is_told(
+    campaign, machine_fit, tmp_path
+):
+    blind, cost = campaign["blind"], machine_fit.costs["2"]
+    kept = blind.keep_blind(tmp_path, "2", cost, machine_fit.calibration)
+    later = replace(cost, reroot=cost.reroot * 1.1)
+    assert blind.keep_blind(tmp_path, "2", later, machine_fit.calibration) == kept  # the first one
+    rounded = replace(cost, reroot=cost.reroot * (1 + 1e-9))
+    for costs, is_same in ((cost, True), (rounded, True), (later, False)):
+        fit = replace(machine_fit, costs={"2": costs})
+        assert blind.blind_fits(tmp_path, fit) == {"2": {"sha256": kept, "is_same": is_same}}
+    assert blind.blind_fits(tmp_path, replace(machine_fit, costs={"4": cost})) == {}
+    pair = result() | {"blind": {"2": {"sha256": kept, "is_same": False}}}
+    said = campaign["report"].blindness([campaign["report"].Result("H200", pair)])
+    assert "0 of 1 are" in said
+
+
+def test_the_leading_plans_of_a_session_serve_what_its_schedule_asks_for(campaign):
+    schedule, units = campaign["schedule"], campaign["units"]
+    for wanted in schedule.scheduled(2):
+        size = replace(units.FULL, segments=wanted.segments, batches=wanted.batches)
+        works = units.grid(wanted.label, size)
+        leading = works[: units.LEADING + wanted.batches + wanted.segments]
+        counts = {
+            load.name: sum(w.workload.name == load.name for w in leading)
+            for load in units.WORKLOADS
+        }
+        wished = (units.LEADING, wanted.batches, wanted.segments)
+        assert tuple(counts.values()) == wished
+        assert {w.folder for w in works} >= {w.folder for w in units.grid(wanted.label, units.FULL)
+                                             if not w.workload.seconds}  # fmt: skip
+    wide = {(w.pair.name, w.label) for w in schedule.scheduled(2)}
+    assert len(wide) == 8
 
 
 def test_a_trace_that_is_missing_is_named_before_anything_is_started(
