@@ -36,8 +36,8 @@ from codesign.prompts import (
 )
 from codesign.traces import Trace, load_trace, write_parquet
 
-# Of a segment: prompts of a median of 150 tokens, cut to what runs as a graph (how far the host slows
-# longer ones is luck: 12 % of these), and answers as long as those that are recorded.
+# Of a segment: prompts of a median of 150 tokens, cut to what runs as a graph (how far the host
+# slows longer ones, 12 % of these, is luck), and answers as long as those that are recorded.
 TRACE, PROMPT_SCALE, MAX_PROMPT, MAX_OUTPUT = "conv-twin", 0.15, 240, 48
 LOAD = 0.3  # of what plain decoding bears on all GPUs: where they are split, more than twice that
 # Tokens of material in front of a question, of requests that are recorded, and that are served.
