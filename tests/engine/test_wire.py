@@ -55,9 +55,7 @@ def rows(tokens: tuple[int, ...]) -> st.SearchStrategy[RequestCandidates]:
     )
 )
 def test_verdicts_round_trip(verdict):
-    message, prompts = encode_verdict(verdict, LIMITS)
-    assert len(message) == LIMITS.verdict_words
-    assert decode_verdict(message, prompts) == verdict
+    assert decode_verdict(encode_verdict(verdict, LIMITS)) == verdict
 
 
 @given(
@@ -72,5 +70,5 @@ def test_verdicts_round_trip(verdict):
 )
 def test_candidates_round_trip(candidates, times):
     message = encode_candidates(candidates, times, LIMITS)
-    assert len(message) == LIMITS.candidate_words
+    assert len(message) <= LIMITS.candidate_words
     assert decode_candidates(message) == (candidates, times)

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter, sleep
 
-import numpy as np
-
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.gpu.mailbox import Mailbox, Words
 from codesign.engine.gpu.wire import (
@@ -59,7 +57,7 @@ class LinkedDraft:
 
     def send(self, verdict: Verdict) -> None:
         """See ``Partner.send``."""
-        words = _verdict_words(verdict, self._limits)
+        words = encode_verdict(verdict, self._limits)
         self._sent = perf_counter()
         with self._noted():
             self._verdicts.send(words)
@@ -107,8 +105,7 @@ def serve_verdicts(
         delay: Seconds to sleep before each answer, by round; for tests of timing.
     """
     while True:
-        words = verdicts.receive()
-        verdict = decode_verdict(words[: limits.verdict_words], words[limits.verdict_words :])
+        verdict = decode_verdict(verdicts.receive())
         if verdict.is_last:
             return
         if delay is not None:
@@ -120,9 +117,4 @@ def serve_verdicts(
 
 def last_verdict_words(limits: WireLimits) -> Words:
     """The message that ends the draft's leader."""
-    return _verdict_words(Verdict(0, is_last=True), limits)
-
-
-def _verdict_words(verdict: Verdict, limits: WireLimits) -> Words:
-    message, prompts = encode_verdict(verdict, limits)
-    return np.concatenate((message, prompts)) if len(prompts) else message
+    return encode_verdict(Verdict(0, is_last=True), limits)

@@ -107,6 +107,7 @@ class ModelRank:
         on_gpu = forward.device.type == "cuda"
         words = max_step_words(max_moves)
         self._staging = torch.zeros(words, dtype=torch.int32, pin_memory=on_gpu)
+        self._words = self._staging.numpy()  # the same memory
         self._buffer = torch.zeros(words, dtype=torch.int32, device=forward.device)
         self._done = torch.cuda.Event() if on_gpu else None
         self._steps: dict[int, _Step] = {}
@@ -229,7 +230,7 @@ class ModelRank:
         if bucket not in self._steps:
             self._steps[bucket] = self._make_step(bucket)
         step = self._steps[bucket]
-        self._staging.numpy()[: len(message)] = message
+        self._words[: len(message)] = message
         step.run()
         self._wait(watch)
         return step.answer.numpy().copy()
@@ -260,9 +261,9 @@ class ModelRank:
         bucket = min((bucket for bucket in self._prompts if bucket >= count), default=None)
         if bucket is None:
             return self._run_any_prompt(message, watch)
-        step, staging = self._prompts[bucket], self._staging.numpy()
-        staging[: len(message)] = message
-        staging[len(message) : HEADER + bucket] = 0  # any token
+        step = self._prompts[bucket]
+        self._words[: len(message)] = message
+        self._words[len(message) : HEADER + bucket] = 0  # any token
         step.run()
         self._wait(watch)
         is_answered = message[KIND] == PROMPT and isinstance(self.head, TargetHead)
