@@ -109,7 +109,6 @@ def alone(pair):
     return run
 
 
-@pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.parametrize(
     ("policy", "ranks"),
     [
@@ -121,6 +120,7 @@ def alone(pair):
     ],
     ids=["3", "4", "3+1", "2+2", "1+2"],
 )
+@pytest.mark.parametrize("name", SAMPLINGS)
 def test_no_split_of_more_ranks_changes_a_token(
     pair, serve_both, alone, check_calls, policy, ranks, name
 ):

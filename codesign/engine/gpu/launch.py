@@ -6,6 +6,7 @@ torchrun ends all of them as soon as one fails.
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import signal
@@ -34,6 +35,14 @@ _waiting: list[subprocess.Popen[str]] = []  # for a run of this process to take
 def keep_waiting(count: int) -> None:
     """Start processes that load what every rank needs, for runs of this process to come."""
     _waiting.extend(_rank_process() for _ in range(count))
+
+
+@atexit.register
+def _dismiss() -> None:
+    """No run came for these."""
+    for process in _waiting:
+        process.kill()
+        process.communicate()
 
 
 def _rank_process() -> subprocess.Popen[str]:
