@@ -65,12 +65,7 @@ class PolicySetup:
         """The policy object."""
         goodput = None
         if self.cost is not None:
-            goodput = Goodput(
-                self.cost.draft,
-                self.cost.target,
-                overhead=self.cost.reroot,
-                slo_tpot=self.slo_tpot,
-            )
+            goodput = Goodput.of_cost(self.cost, slo_tpot=self.slo_tpot)
         return build_speculation(self.spec, goodput=goodput, calibration=self.calibration)
 
 

@@ -246,11 +246,12 @@ class Server:
     def _sharing(self, pieces: Sequence[PromptPiece]) -> tuple[int, int]:
         """Prompt rows beside the round, and who waits for a first token.
 
-        Where prompts run between rounds, those alone who came while they ran.
+        Where prompts run between rounds, those alone who came while they ran and find room.
         """
-        num_waiting = self._schedule.batcher.num_arrived(self._log.now)
+        batcher = self._schedule.batcher
+        num_waiting = batcher.num_arrived(self._log.now)
         if self._schedule.chunk is None:
-            return 0, max(num_waiting - self._num_left, 0)
+            return 0, min(max(num_waiting - self._num_left, 0), batcher.num_free)
         num_running = len({piece.request_id for piece in pieces})
         return sum(piece.count for piece in pieces), num_waiting + num_running
 

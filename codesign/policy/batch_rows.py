@@ -40,28 +40,38 @@ class Choice:
 
 
 class RowPrices:
-    """Seconds of forwards by their rows, worked out once."""
+    """Seconds of forwards by their rows, worked out once.
+
+    Attributes:
+        extra: Seconds of every forward beside those, which depend on the number of requests.
+    """
 
     def __init__(self, seconds: Callable[[float, float], float]) -> None:
+        self.extra = 0.0
         self._seconds = seconds
         self._fixed = np.empty(0)
         self._per_context = np.empty(0)
-        self._context = -1  # of the prices at hand, which a round asks for again and again
+        # Of the prices at hand, which a round asks for again and again: context, extra.
+        self._context: tuple[int, float] = (-1, 0.0)
         self._prices = np.empty(0)
 
+    def of(self, rows: int, context: int) -> float:
+        """Seconds of one forward."""
+        return self._seconds(rows, context) + self.extra
+
     def __call__(self, first: int, count: int, context: int) -> Floats:
-        """(count + 1,) seconds of forwards of ``first``, ..., ``first + count`` rows; a view."""
+        """(count + 1,) seconds of forwards of ``first``, ..., ``first + count`` rows."""
         if first + count >= len(self._fixed):
             size = 2 * (first + count) + 64
             fixed = [self._seconds(rows, 0.0) for rows in range(size)]
             far = [self._seconds(rows, 4096.0) for rows in range(size)]
             self._fixed = np.array(fixed)
             self._per_context = (np.array(far) - self._fixed) / 4096.0
-            self._context = -1
-        if context != self._context:
-            self._prices = self._fixed + context * self._per_context
+            self._context = (-1, 0.0)
+        if (context, self.extra) != self._context:
+            self._prices = self._fixed + (context * self._per_context + self.extra)
             self._prices.flags.writeable = False
-            self._context = context
+            self._context = (context, self.extra)
         return self._prices[first : first + count + 1]
 
 

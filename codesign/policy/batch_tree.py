@@ -100,9 +100,12 @@ class BatchTree(Speculation):
 
     def _begin_round(self, batch: int, context: int, urgency: Floats) -> None:
         self._batch, self._context, self._urgency = batch, context, urgency
+        self._verifying.extra = self._goodput.target_each * max(batch - 1, 0)
+        self._drafting.extra = self._goodput.draft_each * max(batch - 1, 0)
         self._spent = 0.0  # seconds of draft forwards that the target waits for
         self._beside = 0.0  # seconds of those beside the verification
         self._budget = 0.0  # seconds of the verification
+        self._saved = 0.0  # seconds per token of each request, by drafting for all
         self._tokens = float(urgency.sum()) + batch - len(urgency)  # of the roots
         self._is_urgent = self._tokens > batch
         prompt_rows, num_waiting = self.sharing
@@ -111,7 +114,7 @@ class BatchTree(Speculation):
         if prompt_rows and batch:
             self._power += WAITING * num_waiting / batch / (1.0 - min(self.traffic.share, _FULL))
             self._power = min(self._power, _MOST_POWER)
-        seconds = self._goodput.target_seconds(self._base, context)
+        seconds = self._verifying.of(self._base, context)
         self._plain_seconds = max(seconds + self._stall, _SURE)
         self._plain = self._value(self._tokens, seconds) if batch else 0.0
         rate = self._power * self._tokens / self._plain_seconds
@@ -147,7 +150,7 @@ class BatchTree(Speculation):
         run = self._goodput.slo_tpot
         if run is None and all(one.slo_tpot is None for one in progress):
             return np.ones(len(trees))
-        step = self._goodput.target_seconds(batch, context)
+        step = self._verifying.of(batch, context)
         weights = np.ones(len(trees))
         for i, one in enumerate(progress):
             target = one.slo_tpot or run
@@ -160,7 +163,7 @@ class BatchTree(Speculation):
     def leaves(self, trees: Sequence[DraftTree], done: int) -> Leaves:
         own = cast("Sequence[BudgetTree]", trees)
         if done:
-            self._spent += self._goodput.draft_seconds(self._last_rows, self._context)
+            self._spent += self._drafting.of(self._last_rows, self._context)
         else:
             self._cold = [
                 i for i, tree in enumerate(own) if not tree.num_expanded and tree.missing >= COLD
@@ -192,12 +195,12 @@ class BatchTree(Speculation):
         value = self._next_value(taken)
         if value <= least or self._cold:
             value = self._best_ahead(gains, confidence, level, left)
+        if value > least and self._leave_cold(trees, gains):
+            value = self._best_ahead(gains, confidence, level, left)  # of those that are left
         if value <= least:
             return leaves
         level, width = self._level(len(trees), is_drafted=True), self._spec.width
         pays = gains >= level
-        for i in self._cold:
-            pays[i] = pays[i] and self._is_worth_running(trees[i], value)
         paying = pays.nonzero()[0]
         bounds = (np.log(level / gains[paying]) + tops[paying]).tolist()
         for i, bound in zip(paying.tolist(), bounds, strict=True):
@@ -209,23 +212,40 @@ class BatchTree(Speculation):
                 leaves[i] = leaves_above(tree, width, bound)
         return leaves
 
-    def _is_worth_running(self, tree: BudgetTree, value: float) -> bool:
-        """Whether what a request has missed costs less than drafting for it will save."""
-        draft = self._goodput.draft_seconds
-        gain = max(1.0 - (self._plain / value) ** (1.0 / self._power), 0.0)
-        saved = self.traffic.mean_output * gain * self._plain_seconds / self._batch
-        return saved > draft(tree.missing, 0.0) - draft(0, 0.0)
+    def _leave_cold(self, trees: Sequence[BudgetTree], gains: Floats) -> bool:
+        """Take the gain from requests whose prompt is not worth running; whether there are any."""
+        left = [i for i in self._cold if gains[i] and not self._is_worth_running(trees[i])]
+        gains[left] = 0.0
+        return bool(left)
+
+    def _is_worth_running(self, tree: BudgetTree) -> bool:
+        """Whether running what a request has missed costs less than drafting for it will save.
+
+        Both are seconds of the machine: prompts that stall this round take as long either way.
+        """
+        saved = self.traffic.expected_left(tree) * self._saved / self._batch
+        return saved > self._goodput.draft_prompt_seconds(tree.missing)
+
+    def _is_worth_reading(self) -> bool:
+        """The same of a prompt that begins now, at what drafting saves in this round."""
+        seconds = self._spent + self._budget + self._goodput.overhead
+        saved = self._plain_seconds - self._stall - self._tokens * seconds / self._choice.tokens
+        prompt = self._goodput.draft_prompt_seconds(self.traffic.mean_prompt)
+        return saved * self.traffic.expected_left() > prompt * self._batch
 
     def _next_value(self, taken: Floats) -> float:
         """Value with one more forward, over the likeliest leaf of each request that pays."""
         choice, context = self._choice, self._context
-        seconds = self._spent + self._goodput.draft_seconds(len(taken), context)
+        seconds = self._spent + self._drafting.of(len(taken), context)
         rows = self._base + choice.rows + len(taken)
-        seconds += self._goodput.target_seconds(rows, context) + self._goodput.overhead
+        seconds += self._verifying.of(rows, context) + self._goodput.overhead
         return self._value(choice.tokens + float(taken.sum()), seconds)
 
     def _best_ahead(self, gains: Floats, confidence: Floats, level: float, left: int) -> float:
-        """Largest value with 1 to ``left`` more forwards, at each request's mean confidence."""
+        """Largest value with 1 to ``left`` more forwards, at each request's mean confidence.
+
+        Also finds the seconds that such rounds save for every token of each request.
+        """
         choice = self._choice
         gains_DB = gains_ahead(gains, confidence, left)
         is_taken_DB = gains_DB >= level
@@ -236,6 +256,8 @@ class BatchTree(Speculation):
         draft_D = self._drafting(0, max(len(gains), 1), self._context)[rows_D].cumsum()
         seconds_D = self._spent + draft_D + target + self._goodput.overhead
         values_D = np.where(rows_D > 0, self._value(tokens_D, seconds_D), 0.0)
+        plain = self._plain_seconds - self._stall
+        self._saved = plain - self._tokens * float((seconds_D / tokens_D).min())
         return float(values_D.max())
 
     def _level(self, num: int, *, is_drafted: bool) -> float:
@@ -246,7 +268,7 @@ class BatchTree(Speculation):
             is_drafted: Its row in a draft forward is counted, too.
         """
         first, context = self._base + self._choice.rows, self._context
-        target, draft = self._goodput.target_seconds, self._goodput.draft_seconds
+        target, draft = self._verifying.of, self._drafting.of
         seconds = target(first + num, context) - target(first, context)
         if is_drafted:
             seconds += draft(num + 1, context) - draft(1, context)
@@ -277,12 +299,11 @@ class BatchTree(Speculation):
         self._num_rounds += 1
         num_rows = sum([len(nodes) for nodes in chosen]) - len(own)
         self._was_plain = not num_rows and not self._spent
-        seconds = self._goodput.target_seconds(self._base + num_rows, self._context)
-        self._budget = seconds
+        self._budget = self._verifying.of(self._base + num_rows, self._context)
         if self._spec.is_async:
             self._plan_beside(own)
         self.rests = self._was_plain and not self.overlap
-        self.reads_prompts = not self.rests
+        self.reads_prompts = not self.rests and (self._spec.is_async or self._is_worth_reading())
         return chosen
 
     def _best_nodes(self, trees: Sequence[BudgetTree]) -> Leaves:
@@ -314,7 +335,7 @@ class BatchTree(Speculation):
 
     def _pays_in_the_end(self, gains: Floats, confidence: Floats) -> bool:
         """Whether trees that cost nothing would beat plain decoding."""
-        depth = max(int(self._budget / max(self._goodput.draft_seconds(len(gains), 0), 1e-9)), 1)
+        depth = max(int(self._budget / max(self._drafting.of(len(gains), 0), 1e-9)), 1)
         gains_DB = gains_ahead(gains, confidence, min(depth, self._spec.expansions))
         worth = -np.sort(-gains_DB.ravel())
         seconds = self._verifying(self._base, len(worth), self._context) + self._goodput.overhead
@@ -327,26 +348,37 @@ class BatchTree(Speculation):
         if not self._may_draft:
             return stop
         value = self._choice.rate
-        draft, context = self._goodput.draft_seconds, self._context
+        draft, context = self._drafting.of, self._context
         row_seconds = (draft(len(own) + 1, context) - draft(1, context)) / max(len(own), 1)
         level = max(row_seconds * value, _SURE)
-        leaves = []
-        gain, missing = 0.0, 0
+        leaves: Leaves = []
+        gain, prompts = 0.0, 0.0
         for tree, urgency in zip(own, self._urgency.tolist(), strict=True):
             bound = log(level / (urgency * max(tree.confidence, _SURE)))
             nodes = leaves_above(tree, self._spec.width, min(bound, 0.0))
+            if nodes and tree.missing >= COLD and tree.base_len > tree.first_len:
+                seconds = prompts + self._goodput.draft_prompt_seconds(tree.missing)
+                if self._is_worth_delay(tree, urgency, self._beside + seconds - self._budget):
+                    prompts = seconds
+                else:
+                    nodes = []
             if nodes:
                 gain += urgency * exp(tree.open[0][0]) * tree.confidence
-                missing += tree.missing if tree.base_len > tree.first_len else 0
             leaves.append(nodes)
         num_rows = sum([len(nodes) for nodes in leaves])
-        seconds = draft(num_rows + missing, context)
+        seconds = draft(num_rows, context)
         late = self._beside + seconds - max(self._budget, self._beside)
-        if not num_rows or late * value > gain * (self.traffic.mean_output if missing else 1.0):
+        if not num_rows or (late * value > gain and not prompts):
             self._may_draft = False
             return stop
-        self._beside += seconds
+        self._beside += seconds + prompts
         return leaves
+
+    def _is_worth_delay(self, tree: BudgetTree, urgency: float, late: float) -> bool:
+        """Whether drafting for a request will yield more than running what it missed delays all."""
+        gain = urgency * tree.confidence
+        num_rounds = self.traffic.expected_left(tree) / (1.0 + gain)
+        return gain * num_rounds > self._choice.rate * late
 
 
 def _urgency(one: Progress, target: float, step: float) -> float:

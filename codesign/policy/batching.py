@@ -88,6 +88,11 @@ class Batcher:
         return tuple(self._running)
 
     @property
+    def num_free(self) -> int:
+        """Requests that may join before anyone leaves, as far as the batch's size goes."""
+        return self._limits.max_batch - len(self._running)
+
+    @property
     def num_waiting(self) -> int:
         """Requests in the queue."""
         return len(self._waiting)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
+
+from codesign.policy.cost import RoundCost
 
 SHORTEST_DRAFT = 1e-6  # seconds of a draft forward, where a fit says less
 
@@ -21,6 +24,11 @@ class Goodput:
         overhead: Seconds beside the forwards of a round in which anything is drafted or verified.
         slo_tpot: Seconds per token that every step must keep, as a request may get one token
             only; None when there is no target.
+        draft_prompt_seconds: ``f(rows)`` of the draft model over rows of a prompt; None where they
+            cost what rows of a draft forward do.
+        prompt_seconds: The same of the target.
+        draft_each: Seconds that a draft forward takes longer for every request beyond the first.
+        target_each: The same of the target's.
 
     Source:
         SpecServe, Algorithm 3 and equations 3 to 9, with each request's context read once per step
@@ -34,11 +42,32 @@ class Goodput:
         *,
         overhead: float = 0.0,
         slo_tpot: float | None = None,
+        draft_prompt_seconds: Callable[[float], float] | None = None,
+        prompt_seconds: Callable[[float], float] | None = None,
+        draft_each: float = 0.0,
+        target_each: float = 0.0,
     ) -> None:
         self.draft_seconds = draft_seconds
         self.target_seconds = target_seconds
         self.overhead = overhead
         self.slo_tpot = slo_tpot
+        self.draft_prompt_seconds = draft_prompt_seconds or partial(_rows_alone, draft_seconds)
+        self.draft_each, self.target_each = draft_each, target_each
+        self.prompt_seconds = prompt_seconds or partial(_rows_alone, target_seconds)
+
+    @classmethod
+    def of_cost(cls, cost: RoundCost, *, slo_tpot: float | None = None) -> Goodput:
+        """The estimator of a deployment."""
+        return cls(
+            cost.draft,
+            cost.target,
+            overhead=cost.reroot,
+            slo_tpot=slo_tpot,
+            draft_prompt_seconds=cost.draft_prefill,
+            prompt_seconds=cost.prefill,
+            draft_each=cost.draft.each,
+            target_each=cost.target.each,
+        )
 
     def without_slo(self) -> Goodput:
         """The same estimator without a TPOT target."""
@@ -97,3 +126,7 @@ class Goodput:
             if seconds <= longest and (goodput := (batch + accepted) / seconds) > most:
                 best, most = n, goodput
         return best
+
+
+def _rows_alone(seconds: Callable[[float, float], float], rows: float) -> float:
+    return seconds(rows, 0.0)

@@ -73,8 +73,8 @@ class Verdict:
         beside: Requests of the batch that the draft is not told of, as they want no speculation,
             and their KV rows.
         sharing: Prompt rows that share this round's forward, and requests that wait for their first
-            token. Where prompts run between rounds, 0 and the requests that came while they ran:
-            their prompts run after this round.
+            token. Where prompts run between rounds, 0 and the requests that came while they ran and
+            find a free place: their prompts run after this round.
     """
 
     round: int

@@ -5,6 +5,7 @@ Must not import torch or read a clock.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from math import exp
 
@@ -12,6 +13,7 @@ from codesign.policy.budget_tree import BudgetTree
 
 START_OUTPUT = 64.0  # tokens that a request is expected to emit, until some have finished
 START_PROMPT = 512.0  # tokens of a prompt, until some have come
+_LENGTHS = 128  # of the last finished requests that are remembered
 _MEMORY = 0.05  # weight of a request in these means
 _HORIZON = 5.0  # seconds over which the share of time that prompts take is averaged
 _BURST = 3.0
@@ -40,6 +42,7 @@ class Traffic:
         self._prompt_seconds = prompt_seconds
         self._hears_late = hears_late
         self._known: list[BudgetTree] = []
+        self._lengths: deque[int] = deque(maxlen=_LENGTHS)
         self._prompt_time, self._all_time = 0.0, _HORIZON  # seconds lately, older ones faded
         self._last_now = 0.0
         self._is_shared = False  # prompts share forwards, they do not run between rounds
@@ -75,6 +78,15 @@ class Traffic:
         else:
             self.stall = self.share**_BURST * seconds
 
+    def expected_left(self, tree: BudgetTree | None = None) -> float:
+        """Tokens that a request, or a new one, still emits: what those had left that were longer.
+
+        Its own limit is not looked at: most requests end long before.
+        """
+        emitted = tree.base_len - tree.first_len if tree is not None else 0
+        left = [length - emitted for length in self._lengths if length > emitted]
+        return (START_OUTPUT + sum(left)) / (1 + len(left))
+
     def _learn_lengths(self, trees: Sequence[BudgetTree]) -> int:
         """Take in how many tokens those have emitted that are gone; prompt rows of the new ones."""
         known = self._known
@@ -84,6 +96,7 @@ class Traffic:
         for tree in known:
             if id(tree) not in here:
                 emitted = tree.base_len - tree.first_len
+                self._lengths.append(emitted)
                 self.mean_output += _MEMORY * (emitted - self.mean_output)
         self._known = list(trees)
         prompts = [tree.first_len for tree in trees if id(tree) not in before]

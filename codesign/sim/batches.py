@@ -75,9 +75,7 @@ def hears_early(candidate: Candidate, serving: Serving) -> bool:
 
 def policy_of(spec: SpeculationSpec, fit: Fit, cost: RoundCost, slo: SLO | None) -> Speculation:
     """The policy's own object, as a replica drives it."""
-    goodput = Goodput(
-        cost.draft, cost.target, overhead=cost.reroot, slo_tpot=slo.tpot if slo else None
-    )
+    goodput = Goodput.of_cost(cost, slo_tpot=slo.tpot if slo else None)
     return build_speculation(spec, goodput=goodput, calibration=fit.calibration)
 
 

@@ -197,7 +197,7 @@ class Replica:
             if isinstance(self._batch, PlayedBatch) and isinstance(self._timing, TogetherTiming):
                 # The draft is told after the prompts; one apart from the target is told before.
                 num_waiting = self._shared.num_arriving(self._now, self._now + prefill)
-                self._batch.sharing = (0, num_waiting)
+                self._batch.sharing = (0, min(num_waiting, self.batcher.num_free))
             return prefill + self._begin_round(prefill, num_tokens)
         if isinstance(self._batch, PlayedBatch):
             num_waiting = self._prefill.num_prompts + self.batcher.num_waiting

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import codesign.engine.run as engine_run
 from codesign.config import Deployment, Serving
 from codesign.engine import DraftSource, EngineRun, run_candidate
 from codesign.engine.model import Decoder, load_decoder
@@ -19,6 +20,7 @@ from codesign.models.shape import model_shape
 from codesign.plan import Candidate
 from codesign.policy.options import RequestOptions
 from codesign.policy.speculation import parse_policy
+from codesign.policy.trees import BestTree
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
 
@@ -114,6 +116,33 @@ def serve(pair: Pair) -> Serve:
         return run_candidate(candidate, requests, target=pair.target, **options)
 
     return run
+
+
+class RestingTree(BestTree):
+    """Begins to draft late, draws a breath that is longer than a forward has rows, and goes on."""
+
+    def leaves(self, trees, done):
+        return self._unless_resting(trees, super().leaves(trees, done))
+
+    def overlap_leaves(self, trees):
+        return self._unless_resting(trees, super().overlap_leaves(trees))
+
+    def _unless_resting(self, trees, leaves):
+        left = [tree.max_depth for tree in trees]  # tokens to come; requests want 230
+        rest = [depth > 210 or 40 < depth <= 190 for depth in left]
+        return [[] if rests else nodes for rests, nodes in zip(rest, leaves, strict=True)]
+
+
+@pytest.fixture
+def resting(monkeypatch) -> int:
+    """Every tree policy is a RestingTree; how many tokens requests must ask for."""
+    build = engine_run.PolicySetup.build
+
+    def resting_tree(setup):
+        return RestingTree(setup.spec) if setup.spec.kind == "tree" else build(setup)
+
+    monkeypatch.setattr(engine_run.PolicySetup, "build", resting_tree)
+    return 230
 
 
 # Sharing memory and steps: test_paged_serving.py (ranks) and test_shared_serving.py (CPU).

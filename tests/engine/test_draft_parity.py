@@ -95,6 +95,17 @@ def test_every_expansion_equals_a_fresh_forward_of_its_path(serve, make_requests
     assert parity.num_checked > 100
 
 
+@pytest.mark.parametrize("policy", ["tree-4x2x2", "async-tree-4x2x2"])
+def test_a_draft_that_begins_late_and_rests_long_still_equals_a_fresh_forward(
+    serve, make_requests, parity, resting, policy
+):
+    requests = make_requests(2, max_new_tokens=resting)
+    ours = serve(policy, requests)
+    assert ours.outputs == serve("plain", requests).outputs
+    assert parity.num_checked > 50
+    assert sum(len(rows) for rows in ours.outputs.values()) == 2 * resting
+
+
 def test_a_wrong_move_is_caught(serve, make_requests, parity, monkeypatch):
     """Negative control: rows kept in the wrong order must not go unnoticed."""
     right = ModelDrafter.move

@@ -15,7 +15,7 @@ import codesign.engine.gpu.run as run_module
 from codesign.config import Deployment
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
 from codesign.engine.gpu.slabs import Slabs
-from codesign.engine.gpu.step_rows import rows_to_expand
+from codesign.engine.gpu.step_rows import BUCKETS, rows_to_expand
 from codesign.engine.gpu.workers import GroupDrafter, PendingMove
 from codesign.engine.partner import Answer, LocalDraft
 from codesign.plan import Candidate
@@ -98,6 +98,17 @@ def test_every_row_that_the_draft_sees_equals_a_fresh_forward(pair, make_request
     ours = serve(pair, policy, requests)
     assert ours.outputs == serve(pair, "plain", requests).outputs
     assert parity.num_checked > 100
+
+
+@pytest.mark.parametrize("policy", ["tree-4x2x2", "async-tree-4x2x2"])
+def test_a_draft_that_rests_for_more_rows_than_a_forward_has_catches_up(
+    pair, make_requests, parity, resting, policy
+):
+    requests = make_requests(2, max_new_tokens=resting)
+    ours = serve(pair, policy, requests)
+    assert ours.outputs == serve(pair, "plain", requests).outputs
+    assert parity.num_checked > 50
+    assert ours.records.rounds.column("draft_rows").max() > BUCKETS[-1]
 
 
 def test_a_wrong_move_is_caught(pair, make_requests, parity, monkeypatch):

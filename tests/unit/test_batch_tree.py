@@ -7,21 +7,25 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codesign.calibration_log import CalibrationLog
+from codesign.candidate import Candidate
+from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
-from codesign.policy.batch_tree import COLD, MARGIN, MOST_URGENT, BatchTree
+from codesign.policy.batch_tree import MARGIN, MOST_URGENT, BatchTree
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration, StepTime
 from codesign.policy.online_calibration import BATCH, OnlineCalibration
 from codesign.policy.protocol import RequestVerdict, VerifyRows
 from codesign.policy.speculation import Goodput, Progress, build_speculation, parse_policy
-from codesign.policy.traffic import Traffic
+from codesign.policy.traffic import START_OUTPUT, Traffic
 from codesign.policy.tree import DraftTree
+from codesign.sim import simulate
 
 DRAFT = StepTime.linear(alpha=0.0, gamma=1e-6, delta=0.001)
 TARGET = StepTime.linear(alpha=0.0, gamma=1e-5, delta=0.010)
@@ -151,15 +155,71 @@ def test_prompts_that_wait_stall_a_busy_machine_and_those_that_share_forwards_ne
     assert shared.stall == 0.0
 
 
-def test_a_long_prompt_is_not_read_for_a_few_tokens_that_save_little():
-    draft = StepTime.linear(alpha=0.0, gamma=1e-4, delta=0.001)
-    reads = {}
-    for prompt in (COLD, 20_000):
-        policy = policy_of(draft=draft)
-        policy.mean_output = 10.0
-        policy.begin(trees := trees_of(policy, 1, prompt=prompt), [Progress()])
-        reads[prompt] = bool(policy.leaves(trees, 0)[0])
-    assert reads == {COLD: True, 20_000: False}
+def reads(policy: BatchTree, count: int = 1, *, prompt: int = 200, stall: float = 0.0) -> int:
+    """For how many of so many new requests the draft reads the prompt in the first round."""
+    policy.traffic.stall = stall
+    policy.traffic.observe = lambda *_: None  # type: ignore[method-assign]
+    policy.begin(trees := trees_of(policy, count, prompt=prompt), [Progress()] * count)
+    return sum(map(bool, policy.leaves(trees, 0)))
+
+
+def test_a_prompt_is_read_once_what_drafting_saves_is_more_than_it_costs():
+    # Up to 4 tokens for a target's step and 4 of the draft save 4 ms a token; 64 are expected.
+    for seconds, count in ((0.1, 1), (0.5, 0)):
+        prompts = Goodput(DRAFT, TARGET, draft_prompt_seconds=lambda rows, s=seconds: s)
+        policy = build_speculation(parse_policy("batch-tree-8x2x4"), goodput=prompts)
+        assert isinstance(policy, BatchTree)
+        assert reads(policy) == count
+        assert reads(policy, 8) == 0  # eight prompts for steps that are shared by eight
+        assert reads(policy, stall=1.0) == count  # others' prompts take as long either way
+
+
+def test_drafting_does_not_begin_for_those_few_whose_prompt_is_read_already():
+    target = StepTime(alpha=0.0, rows=(1, 4, 5, 16), seconds=(0.010, 0.010, 0.0145, 0.0145))
+    prompts = Goodput(DRAFT, target, draft_prompt_seconds=lambda rows: 9.0)
+    policy = build_speculation(parse_policy("batch-tree-8x1x4"), goodput=prompts)
+    trees = trees_of(policy, 4, prompt=200)
+    run(trees[:1], [[0]], [[0.9]])
+    trees[0].reroot([5])
+    _, forwards = play(policy, trees, [[0.6]] * 4)
+    assert forwards == 0
+    for tree in trees[1:]:
+        run([tree], [[0]], [[0.9]])
+        tree.reroot([5])
+    _, forwards = play(policy, trees, [[0.6]] * 4)
+    assert forwards > 0
+
+
+def test_what_a_request_still_emits_is_told_by_those_that_were_longer():
+    policy = policy_of()
+    traffic = Traffic(lambda rows: 0.0, hears_late=True)
+    trees = trees_of(policy, 41)
+    traffic.observe(trees, 0.0, (0, 0))
+    for tree, length in zip(trees, [10] * 20 + [100] * 20, strict=False):
+        tree.base_len += length
+    traffic.observe(trees[-1:], 1.0, (0, 0))
+    assert traffic.expected_left(trees[-1]) == pytest.approx(55.0, abs=1.0)
+    trees[-1].base_len += 50
+    assert traffic.expected_left(trees[-1]) == pytest.approx(50.0, abs=1.0)
+    trees[-1].base_len += 50
+    assert traffic.expected_left(trees[-1]) == START_OUTPUT  # nobody was as long
+
+
+@pytest.mark.parametrize("rate", [3.0, 12.0])
+def test_where_a_prompt_of_the_draft_costs_many_plain_steps_nothing_is_lost(rate):
+    name = "h200-llama-3.1-8b-int4+llama-3.2-1b-int4"
+    fit = Fit.load(DEFAULT_FIT.parents[1] / name / "fit.json")
+    assert fit.costs["2"].draft_prefill(200) > 4 * fit.costs["2"].target(1)
+    arrivals = np.random.default_rng(1).exponential(1.0 / rate, 60).cumsum()
+    requests = pd.DataFrame(
+        {"arrival": arrivals, "prompt_tokens": 200, "output_tokens": [30, 120] * 30}
+    )
+    latency = {}
+    for label in ("plain", "batch-tree-16x2x8"):
+        candidate = Candidate(parse_deployment("2"), parse_policy(label), 8)
+        run = simulate(requests, candidate, fit, serving=Serving(max_kv_tokens=1 << 16), seed=1)
+        latency[label] = np.mean([r.finish - r.arrival for r in run.requests])
+    assert latency["batch-tree-16x2x8"] < 1.02 * latency["plain"]
 
 
 def test_a_batch_waits_for_its_requests_that_missed_only_if_they_are_many():

@@ -7,6 +7,7 @@ the loop (serve.py), the draft's worker (draft_worker.py) and the policy do not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 import numpy as np
@@ -343,7 +344,7 @@ def _split(requests: Iterable[RequestRows]) -> Iterator[list[RequestRows]]:
     """Requests in as few forwards as the largest bucket allows, in order."""
     part: list[RequestRows] = []
     room = BUCKETS[-1]
-    for request in requests:
+    for request in (piece for whole in requests for piece in _pieces(whole)):
         if len(request.tokens) > room:
             yield part
             part, room = [], BUCKETS[-1]
@@ -351,3 +352,18 @@ def _split(requests: Iterable[RequestRows]) -> Iterator[list[RequestRows]]:
         room -= len(request.tokens)
     if part:
         yield part
+
+
+def _pieces(request: RequestRows) -> Iterator[RequestRows]:
+    """A request's rows, none more than a forward has: one that was not drafted for has many."""
+    for start in range(0, len(request.tokens), BUCKETS[-1]):
+        rows = slice(start, start + BUCKETS[-1])
+        yield replace(
+            request,
+            tokens=request.tokens[rows],
+            positions=request.positions[rows],
+            context=request.context + start,
+            prefixes=request.prefixes[rows],
+            paths=request.paths[rows],
+            parents=request.parents[rows],
+        )
