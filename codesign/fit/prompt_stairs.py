@@ -9,18 +9,36 @@ Must not import torch.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from codesign.fit.step_forms import Floats, Shapes, fit_line, fit_quadratic, fit_table, miss
 from codesign.policy.cost import StepTime
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 PROMPT_BUCKETS = (16, 32, 64, 128, 256)  # rows that a prompt on ranks is filled up to
 LONGEST = PROMPT_BUCKETS[-1]
 # Rows of a prompt from which its attention shows beside all else that a forward on ranks does:
 # below, a parabola follows whatever disturbed the longest prompt, and says hours of longer ones.
 MIN_PARABOLA_ROWS = 1024
+# Longer prompts wait for the host, which is disturbed now and then: that only adds.
+_LONG_QUANTILE = 0.25
 _MAX_SMOOTH_MISS = 0.03  # up to which longer prompts lie on a line or a parabola
+
+
+def prompt_shapes(steps: pd.DataFrame) -> Shapes:
+    """Shapes of prompts: medians as far as graphs go, a low quantile of longer ones."""
+    is_long = steps["rows"] > LONGEST
+    parts = [
+        Shapes.of(part, quantile)
+        for part, quantile in ((steps.loc[~is_long], 0.5), (steps.loc[is_long], _LONG_QUANTILE))
+        if len(part)
+    ]
+    columns = ("rows", "context", "requests", "seconds")
+    return Shapes(*(np.concatenate([getattr(part, name) for part in parts]) for name in columns))
 
 
 def fit_prompt_stairs(shapes: Shapes) -> StepTime:
@@ -42,10 +60,7 @@ def fit_prompt_stairs(shapes: Shapes) -> StepTime:
 
 
 def _heights(short: Shapes) -> Floats:
-    """(B,) seconds of each bucket; of one that was not timed, by its rows between those that were.
-
-    What disturbs a prompt only adds time, so that a bucket's height is the median of its shapes.
-    """
+    """(B,) seconds of each bucket; one that was not timed lies by its rows between its neighbours."""
     found = [
         (bucket, float(np.median(short.seconds[inside])))
         for low, bucket in pairwise((0, *PROMPT_BUCKETS))

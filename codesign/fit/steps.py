@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from codesign.errors import InputError
-from codesign.fit.prompt_stairs import MIN_PARABOLA_ROWS, fit_prompt_stairs
+from codesign.fit.prompt_stairs import MIN_PARABOLA_ROWS, fit_prompt_stairs, prompt_shapes
 from codesign.fit.step_forms import (
     Shapes,
     fit_line,
@@ -37,8 +37,6 @@ Form = Literal["line", "quadratic", "piecewise", "table", "stairs"]
 MIN_SHAPES = 3  # fewer leave nothing to hold out
 MAX_LINE_ERROR = 0.05  # mean held-out error up to which the papers' line stays
 MAX_LINE_ERROR_ON_RANKS = 0.01
-# A prompt is timed a few times only, longer ones wait for the host, and what disturbs only adds.
-PROMPT_QUANTILE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ def fit_step(steps: pd.DataFrame, *, is_prefill: bool = False, on_ranks: bool = 
         InputError: If there are fewer than ``MIN_SHAPES`` shapes, or a time is not above 0.
         HardwareError: If scipy is not installed.
     """
-    shapes = Shapes.of(steps, PROMPT_QUANTILE if is_prefill and on_ranks else 0.5)
+    shapes = prompt_shapes(steps) if is_prefill and on_ranks else Shapes.of(steps)
     if len(shapes.seconds) < MIN_SHAPES:
         raise InputError(
             f"{len(shapes.seconds)} shapes were measured, a fit needs {MIN_SHAPES}. "

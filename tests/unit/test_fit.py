@@ -209,6 +209,13 @@ def test_a_bucket_of_prompts_that_was_not_timed_lies_between_its_neighbours():
     assert 1e3 * longer(767) == pytest.approx(10.0, rel=0.01)
 
 
+def test_a_prompt_that_waits_for_the_host_counts_as_it_is_undisturbed_and_a_graph_by_its_median():
+    times = {255: (9.0, 10.0, 11.0), 511: (20.0, 30.0, 50.0), 1023: (40.0, 41.0, 90.0)}
+    data = pd.concat([prompts_of({n: ms[i] for n, ms in times.items()}) for i in range(3)])
+    step = fit_step(data, is_prefill=True, on_ranks=True)
+    assert [1e3 * step.time(n) for n in times] == pytest.approx([10.0, 20.0, 40.0])
+
+
 def prompts_of(milliseconds: dict[int, float]) -> pd.DataFrame:
     """Timings of prompts on ranks."""
     data = [("2", "prefill", n, 1, 0, False, ms / 1e3) for n, ms in milliseconds.items()]
