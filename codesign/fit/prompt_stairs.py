@@ -60,7 +60,7 @@ def fit_prompt_stairs(shapes: Shapes) -> StepTime:
 
 
 def _heights(short: Shapes) -> Floats:
-    """(B,) seconds of each bucket; one that was not timed lies by its rows between its neighbours."""
+    """(B,) seconds of each bucket; one that was not timed lies between its neighbours."""
     found = [
         (bucket, float(np.median(short.seconds[inside])))
         for low, bucket in pairwise((0, *PROMPT_BUCKETS))
