@@ -7,6 +7,7 @@ terminal; in a pipe, or with NO_COLOR, everything is plain text of at most 100 c
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -103,6 +104,11 @@ def table(
     return "\n".join(lines)
 
 
+def number_text(value: float) -> str:
+    """Four significant digits, or whole numbers: never with an exponent."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.4g}"
+
+
 def wrapped(head: str, text: str) -> list[str]:
     """Return lines of at most 100 columns with ``text`` to the right of ``head``."""
     from textwrap import wrap
@@ -196,7 +202,7 @@ def _cell(value: object) -> str:
         return "-"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+    return number_text(value) if isinstance(value, float) else str(value)
 
 
 def _fit_widths(widths: list[int]) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from codesign.cli.output import table, wrapped
+from codesign.cli.output import number_text, table, wrapped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from codesign.traces import Trace
 
 _MOST_DOUBTS = 2
-_COLUMNS = (
-    "plan", "TPOT p50", "p90 ms", "TTFT p90", "tokens/s", "accepted", "in SLO", "fits", "load"
-)  # fmt: skip
+_COLUMNS = ("plan", "TPOT p50", "p90 ms", "TTFT p90", "tokens/s", "tok/round", "load", "in SLO")
 
 
 def result_text(
@@ -51,7 +49,9 @@ def result_text(
     lines += wrapped("doubt", doubt_text(plan)) if plan.doubts else []
     lines += wrapped("data", _origin(plan, fit))
     lines += [line for note in plan.notes for line in wrapped("note", note)]
-    lines += ["", table(_COLUMNS, _family_rows(plan)), "", f"next      codesign run --plan {out}"]
+    columns = _COLUMNS if has_slo else _COLUMNS[:-1]
+    rows = [row[: len(columns)] for row in _family_rows(plan)]
+    lines += ["", table(columns, rows), "", f"next      codesign run --plan {out}"]
     return "\n".join(lines)
 
 
@@ -64,26 +64,27 @@ def pays_text(economics: Economics) -> str:
     word = "faster" if economics.gain >= 1 else "slower"
     ratio = economics.gain if economics.gain >= 1 else 1 / economics.gain
     if economics.crossover is None:
-        load = f"speculate at every load up to {economics.largest_batch:,} running requests"
+        most = _counted(economics.largest_batch, "running request")
+        load = f"speculate at every load, up to {most}"
     elif economics.crossover == 0:
         load = "do not speculate, at any load"
     else:
-        load = f"speculate up to {economics.crossover:,} running requests, not above"
+        load = f"speculate up to {_counted(economics.crossover, 'running request')}, not above"
     rate = economics.break_even_rate
     chance = "" if rate is None else f" (each draft token accepted with {rate:.0%})"
     return (
         f"{load}. With {economics.batch:.3g} running, {name} decodes {ratio:.3g} times {word} than "
         f"{economics.null_plan}; it breaks even at {economics.break_even_length:.2f} tokens a "
-        f"round{chance} and has {economics.acceptance_length:.2f}; perfect foresight of the length "
-        f"would give {economics.oracle_gain:.3g} times"
+        f"round{chance} and has {economics.acceptance_length:.2f}; knowing beforehand how many "
+        f"tokens will be accepted would give {economics.oracle_gain:.3g} times"
     )
 
 
 def doubt_text(plan: Plan) -> str:
     """What would change the choice, and what to do about it."""
     named = [
-        f"{d.term} {abs(d.change):.0%} {'above' if d.change > 0 else 'below'} the fit: {d.rival} "
-        f"would be {d.regret:.0%} better"
+        f"if {_term_text(d.term)} {abs(d.change):.0%} {'above' if d.change > 0 else 'below'} the "
+        f"fit, {d.rival} would be {d.regret:.0%} better"
         for d in plan.doubts[:_MOST_DOUBTS]
     ]
     fix = (
@@ -91,7 +92,13 @@ def doubt_text(plan: Plan) -> str:
         if plan.chosen.origin == "roofline"
         else "codesign profile"
     )
-    return f"{'; '.join(named)}. What settles it: {fix}"
+    return f"{'; '.join(named)}. The fit may be that far off; what settles it: {fix}"
+
+
+def _term_text(term: str) -> str:
+    """A doubt's term as the subject of a sentence: "draft step of 3+1", "tokens per round"."""
+    step, of, label = term.partition(" of ")
+    return f"the {step}s on {label} are" if of else f"{term} are"
 
 
 def _origin(plan: Plan, fit: Fit) -> str:
@@ -113,22 +120,30 @@ def describe(candidate: Candidate) -> str:
     spec, workers = candidate.speculation, candidate.deployment
     how = {
         "plain": "plain decoding, no draft",
-        "chain": f"chains of {spec.max_depth} draft tokens",
+        "chain": f"chains of {_counted(spec.max_depth, 'draft token')}",
         "threshold": f"chains of up to {spec.max_depth}, cut after the first unsure token",
         "tree": f"trees of {spec.rows} rows, {spec.expansions} x {spec.width} leaves drafted",
         "specserve": f"chains of up to {spec.max_depth}, as long as goodput is predicted to rise",
+        "batch-tree": f"trees that share the rows of the batch, up to {spec.rows} rows a request, "
+        f"up to {spec.expansions} x {spec.width} leaves drafted",
     }.get(spec.kind) or f"{spec.label} ({summarise_policy(spec)})"
     if workers.draft_workers:
-        where = f"target on {workers.target_workers} and draft on {workers.draft_workers} workers"
-        where += ", at the same time"
+        draft = _counted(workers.draft_workers, "worker")
+        where = f"target on {workers.target_workers} and draft on {draft}, at the same time"
     else:
-        where = f"{workers.target_workers} workers" + ("" if spec.kind == "plain" else ", in turn")
+        where = _counted(workers.target_workers, "worker")
+        where += "" if spec.kind == "plain" else ", target and draft in turn"
     if workers.replicas > 1:
         where = f"{workers.replicas} replicas, each: {where}"
     if workers.prefill_workers:
-        where += f"; prompts on {workers.prefill_workers} workers of their own"
+        own = "of its own" if workers.prefill_workers == 1 else "of their own"
+        where += f"; prompts on {_counted(workers.prefill_workers, 'worker')} {own}"
     each = " per replica" if workers.replicas > 1 else ""
-    return f"{how}; {where}; at most {candidate.max_batch} requests at once{each}"
+    return f"{how}; {where}; at most {_counted(candidate.max_batch, 'request')} at once{each}"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _figures(plan: Plan) -> list[str]:
@@ -151,8 +166,9 @@ def _figures(plan: Plan) -> list[str]:
 
 
 def _shown(interval: Interval, factor: float, unit: str) -> str:
-    value, low, high = (factor * x for x in (interval.value, interval.low, interval.high))
-    return f"{value:,.4g} {unit}  [{low:,.4g}, {high:,.4g}]"
+    ends = (interval.value, interval.low, interval.high)
+    value, low, high = (number_text(factor * x) for x in ends)
+    return f"{value} {unit}  [{low}, {high}]"
 
 
 def _family_rows(plan: Plan) -> list[list[object]]:
@@ -172,9 +188,9 @@ def _family_rows(plan: Plan) -> list[list[object]]:
                 *(None if value is None else 1000 * value for value in times),
                 values.get("throughput"),
                 values.get("acceptance_length"),
-                "-" if attained is None else f"{attained:.0%}",
-                "yes" if scored.is_feasible else "no",
                 scored.saturation,
+                ("" if attained is None else f"{attained:.0%}")
+                + ("" if scored.is_feasible else " no"),
             ]
         )
     return rows

@@ -241,7 +241,7 @@ def _as_text(plan: Plan, runs: list[MeasuredRun], args: argparse.Namespace) -> s
                 _pair(m.slo_attainment, predicted.get("slo_attainment"), 100.0, 0),
             ]
         )
-    columns = ["measured (predicted)", "TTFT p50 ms", "TPOT ms", "tokens/s", "accepted", "SLO %"]
+    columns = ["measured (predicted)", "TTFT p50 ms", "TPOT ms", "tokens/s", "tok/round", "SLO %"]
     lines = [table(columns, rows)]
     if len(runs) > 1:
         differing = _differing(runs)

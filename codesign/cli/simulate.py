@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from codesign.cli.fit_argument import add_fit_argument, fit_from_args
-from codesign.cli.output import add_output_arguments, emit, non_negative, progress, say, table
+from codesign.cli.output import (
+    add_output_arguments,
+    emit,
+    non_negative,
+    number_text,
+    positive,
+    progress,
+    say,
+    table,
+)
 from codesign.cli.serving_arguments import (
     add_serving_arguments,
     add_slo_arguments,
@@ -50,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="workers of the target, or of target + draft: 2, 1+1, 2x3+1, 4/p2 (first of the fit)",
     )
     machine.add_argument(
-        "--max-batch", type=int, default=4, metavar="N", help="requests at once (4)"
+        "--max-batch", type=positive, default=4, metavar="N", help="requests at once (4)"
     )
     add_serving_arguments(machine)
     parser.add_argument(
@@ -229,4 +238,4 @@ def _as_text(candidate: Candidate, metrics: Metrics, slo: SLO, data: str) -> str
 
 
 def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.4g}"
+    return "-" if value is None else number_text(value)

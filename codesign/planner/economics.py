@@ -91,12 +91,13 @@ def weigh_speculation(ranked: Sequence[ScoredCandidate], question: Question) -> 
         question: What was asked.
 
     Returns:
-        None if no candidate speculates, or none does not.
+        None if no candidate speculates, or none does not, or answers have a single token.
     """
     null = next((s for s in ranked if s.candidate.family == "plain"), None)
     best = next((s for s in ranked if s.candidate.family != "plain"), None)
-    if null is None or best is None:
+    if null is None or best is None or "acceptance_length" not in best.predicted:
         return None
+    emitted, simulated = best.predicted["acceptance_length"].value, sum(best.spans.values())
     fit, requests = question.fit, question.requests
     shares = token_shares(requests, fit.acceptance)
     specs = [s.candidate.speculation for s in (null, best)]
@@ -113,8 +114,7 @@ def weigh_speculation(ranked: Sequence[ScoredCandidate], question: Question) -> 
     batch = predicted["mean_batch"].value if "mean_batch" in predicted else 1.0
     batch = max(batch, 1.0) * best.candidate.deployment.replicas
     plain_seconds, _ = plain.fastest_round(batch)
-    seconds, emitted = drafting.fastest_round(batch)
-    needed = seconds / plain_seconds
+    needed = simulated / plain_seconds
     chain = best.candidate.speculation
     return Economics(
         null_plan=null.label,

@@ -16,6 +16,7 @@ AtRates = Callable[[Sequence[tuple[Candidate, float]]], list[list[Outcome]]]
 _NUM_NEAREST = 3  # candidates whose sustainable rate is looked for
 _MAX_HALVINGS = 10  # of the rate, until the machine counts as idle
 _NUM_BISECTIONS = 4
+_MANY_TIMES = 3.0  # from where on a miss is said as a factor
 
 
 def nearest_miss(ordered: Sequence[Entry], slo: SLO, simulate: AtRates) -> str:
@@ -87,6 +88,7 @@ def _shown(target: str, slo: SLO, ratio: float) -> str:
     name = f"{target.upper()} p{slo.percentile:g}"
     if not math.isfinite(ratio):
         return f"{name} is never reached, target {1000 * limit:g} ms"
-    return (
-        f"{name} {1000 * limit * ratio:,.0f} ms, target {1000 * limit:g} ms ({ratio - 1:.0%} over)"
-    )
+    value = 1000 * limit * ratio
+    shown = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    over = f"{ratio - 1:.0%} over" if ratio < _MANY_TIMES else f"{ratio:,.1f} times that"
+    return f"{name} {shown} ms, target {1000 * limit:g} ms ({over})"

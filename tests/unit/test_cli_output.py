@@ -46,6 +46,11 @@ def test_a_wide_table_is_clipped_to_100_columns_widest_column_first():
     assert lines[2] == "tree    short"
 
 
+def test_large_numbers_have_no_exponent():
+    drawn = output.table(["ms"], [[44_840.5], [9_999.96], [0.012345], [1e-7]])
+    assert drawn.split() == ["ms", "44,840", "10,000", "0.01235", "1e-07"]
+
+
 def test_a_table_without_rows_still_has_its_heads():
     assert output.table(["a", "b"], []) == "a  b"
 

@@ -17,6 +17,13 @@ from codesign.policy.speculation import parse_policy
 CHANCE = 0.7
 
 
+def tokens(depth, chance=CHANCE):
+    return sum(chance**i for i in range(depth + 1))
+
+
+TOKENS_OF_3 = tokens(3)
+
+
 def made_fit(gamma=0.001) -> Fit:
     """A row costs ``gamma`` beside 10 ms a forward, a draft forward 1 ms."""
     cost = RoundCost(
@@ -29,23 +36,23 @@ def made_fit(gamma=0.001) -> Fit:
     return Fit("t", "d", 0.0, {"2": cost}, Calibration(), profile, {})
 
 
-def scored(policy, batch) -> ScoredCandidate:
+def scored(policy, batch, emitted, seconds) -> ScoredCandidate:
     candidate = Candidate(Deployment(2), parse_policy(policy), 64)
-    figures = {"mean_batch": Interval(batch, batch, batch)}
-    return ScoredCandidate(candidate, figures, {}, "fitted", is_feasible=True)
+    means = {"mean_batch": batch, "acceptance_length": emitted}
+    figures = {name: Interval(mean, mean, mean) for name, mean in means.items()}
+    spans = {"target": seconds - 0.003, "draft": 0.003}
+    return ScoredCandidate(candidate, figures, spans, "fitted", is_feasible=True)
 
 
-def weighed(*policies, gamma=0.001, batch=2.0, max_batch=64):
+def weighed(*policies, gamma=0.001, batch=2.0, max_batch=64, emitted=TOKENS_OF_3, seconds=0.021):
+    """By default what a simulation of chain-3 with two requests at once would find."""
     requests = pd.DataFrame({"arrival": [0.0], "prompt_tokens": [10], "output_tokens": [10]})
     question = Question(
         requests, made_fit(gamma), SLO(), Serving(max_kv_tokens=10**6),
         workers=2, max_batch=max_batch,
     )  # fmt: skip
-    return weigh_speculation([scored(policy, batch) for policy in policies], question)
-
-
-def tokens(depth, chance=CHANCE):
-    return sum(chance**i for i in range(depth + 1))
+    ranked = [scored(policy, batch, emitted, seconds) for policy in policies]
+    return weigh_speculation(ranked, question)
 
 
 def test_the_crossover_is_where_a_chain_decodes_as_fast_as_plain():
@@ -69,6 +76,14 @@ def test_gain_and_break_even_by_hand():
     assert found.acceptance_length == pytest.approx(tokens(3), rel=0.02)
     assert found.gain == pytest.approx(tokens(3) * 12 / 21, rel=0.02)
     assert tokens(3, found.break_even_rate) == pytest.approx(21 / 12)
+
+
+def test_a_policy_that_decides_each_round_is_weighed_by_what_was_simulated():
+    """SpecServe may draft one token a round, or five: what it did here is what pays or not."""
+    found = weighed("specserve-5", "plain", emitted=1.5, seconds=0.015)
+    assert found.acceptance_length == 1.5
+    assert found.break_even_length == pytest.approx(15 / 12)
+    assert found.gain == pytest.approx(1.5 * 12 / 15)
 
 
 def test_nothing_is_weighed_without_a_plain_and_a_speculative_plan():

@@ -1,0 +1,64 @@
+"""What ``codesign plan`` says in words."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+from codesign.candidate import Candidate
+from codesign.cli.plan_result import describe, doubt_text, pays_text
+from codesign.config import parse_deployment
+from codesign.plan import Doubt, Economics
+from codesign.policy.speculation import parse_policy
+
+ECONOMICS = Economics(
+    null_plan="plain on 2, batch 1",
+    speculative="chain-3 on 2, batch 1",
+    gain=1.5,
+    crossover=None,
+    largest_batch=1,
+    batch=1.0,
+    break_even_length=1.4,
+    acceptance_length=2.1,
+    break_even_rate=0.35,
+    oracle_gain=3.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "deployment", "words"),
+    [
+        ("chain-1", "2", "chains of 1 draft token; 2 workers, target and draft in turn;"),
+        ("plain", "2/p1", "no draft; 2 workers; prompts on 1 worker of its own;"),
+        ("async-batch-tree-16x2x8", "3+1", "up to 16 rows a request, up to 8 x 2 leaves drafted;"),
+        ("async-tree-8x4x2", "2x3+1", "2 replicas, each: target on 3 and draft on 1 worker, at"),
+    ],
+)
+def test_a_candidate_is_told_with_its_own_numbers(policy, deployment, words):
+    candidate = Candidate(parse_deployment(deployment), parse_policy(policy), 1)
+    assert words in describe(candidate)
+    assert "at most 1 request at once" in describe(candidate)
+
+
+def test_where_speculation_pays_is_said_without_a_plural_of_one():
+    assert pays_text(ECONOMICS).startswith("speculate at every load, up to 1 running request. ")
+    some = dataclasses.replace(ECONOMICS, crossover=12, largest_batch=64)
+    assert pays_text(some).startswith("speculate up to 12 running requests, not above. ")
+
+
+def test_a_doubt_says_what_would_have_to_be_off_and_what_would_be_best_then():
+    plan = SimpleNamespace(
+        doubts=(
+            Doubt("draft step of 3+1", -0.2, "tree-8x4x4 on 3+1, batch 8", 0.12),
+            Doubt("tokens per round", 0.05, "plain on 4, batch 8", 0.03),
+        ),
+        chosen=SimpleNamespace(origin="roofline"),
+    )
+    text = doubt_text(plan)  # type: ignore[arg-type]
+    assert text.startswith(
+        "if the draft steps on 3+1 are 20% below the fit, tree-8x4x4 on 3+1, batch 8 would be 12% "
+        "better; if tokens per round are 5% above the fit, plain on 4, batch 8 would be 3% better"
+    )
+    assert text.endswith("codesign profile on such a machine")
