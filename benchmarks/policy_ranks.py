@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 RESULTS = Path(__file__).parent / "results" / "policies.json"
 SERIAL = (
-    "plain", "batch-tree-16x2x8", "specserve-8", "chain-3", "chain-1", "chain-5", "plain again",
+    "plain", "batch-tree-16x2x8", "specserve-8", "chain-3", "chain-1", "plain again", "chain-5",
     "tree-8x4x4", "specserve-8-no-slo",
 )  # fmt: skip
 SPLIT = ("async-batch-tree-16x2x8", "async-tree-8x4x6")
@@ -97,10 +97,14 @@ def serve(args: argparse.Namespace) -> None:
     for name in names:
         requests = segment(name, args.traces, fit.costs[whole], args.length)
         write_table(args.folder / f"{name}.parquet", requests, header("trace", seed=SEED))
-    first = end - args.start - len(names) * len(SPLIT) * 1.6 * args.length
+    serial, apart = (tuple(filter(None, part.split(","))) for part in (args.serial, args.split))
+    # Of the split's policies the first surely runs, others if there is time.
+    first = end - (args.start + len(names) * 1.4 * args.length if apart else 0.0)
     about = {"slo": asdict(slo), "segments": names, "fit": args.fit.name}
     write_json(args.folder / "about.json", {**header("policies", seed=SEED), **about})
-    for deployment, policies, until in ((whole, SERIAL, first), (split, SPLIT, end)):
+    for deployment, policies, until in ((whole, serial, first), (split, apart, end)):
+        if not policies:
+            continue
         served = _serve_on(args, fit, deployment, policies, slo, until)
         print(f"{deployment}: {served} runs, {end - monotonic():.0f} s left", flush=True)
 
@@ -207,16 +211,16 @@ def join(args: argparse.Namespace) -> None:
     about = json.loads((args.folder / "about.json").read_text())
     fit, slo = Fit.load(args.folder / about["fit"]), SLO(**about["slo"])
     results = json.loads(args.out.read_text()) if args.out.exists() else {}
-    results = {key: value for key, value in results.items() if not key.startswith("ranks/")}
+    results = {k: value for k, value in results.items() if not k.startswith(f"{args.key}/")}
     machine = json.loads((args.folder / about["fit"]).read_text())["hardware"]
-    results["ranks/about"] = {
+    results[f"{args.key}/about"] = {
         **about["slo"], "target": fit.target, "draft": fit.draft, "load": LOAD, "batch": BATCH,
         "machine": machine["gpus"][0]["name"] if machine.get("gpus") else machine["cpu"],
         "created": about["created"],
     }  # fmt: skip
     for name in about["segments"]:
         found = dict(_joined(args.folder, name, fit, slo))
-        results |= {f"ranks/{name}/{way}": figures for way, figures in found.items()}
+        results |= {f"{args.key}/{name}/{way}": figures for way, figures in found.items()}
         print(f"{name}:\n" + "\n".join(_lines(found)))
     args.out.write_text(json.dumps(results, indent=1, default=float) + "\n", encoding="utf-8")
 
@@ -353,11 +357,14 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu-ranks"])
     parser.add_argument("--segments", default="mooncake,code")
+    parser.add_argument("--serial", default=",".join(SERIAL), help="policies, with commas")
+    parser.add_argument("--split", default=",".join(SPLIT), help="the same of 1 GPU beside others")
     parser.add_argument("--length", type=float, default=4.0, help="seconds of each segment")
     parser.add_argument("--start", type=float, default=30.0, help="a guess: until ranks serve")
     parser.add_argument("--seconds", type=float, default=140.0, help="of all")
     parser.add_argument("--traces", type=Path, default=TRACES)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--key", default="ranks", help="of the results: ranks, ranks-8b, ..")
     args = parser.parse_args()
     {"serve": serve, "join": join}[args.part](args)
 

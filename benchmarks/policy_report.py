@@ -52,7 +52,7 @@ def write(results: Results) -> None:
         _map(results),
         _goals(results),
         _price(results),
-        _ranks(results),
+        *[_ranks(results, key) for key in ("ranks", "ranks-8b")],
         _cpu(results),
     ]
     PAGE.write_text(reflow("\n\n".join(filter(None, parts))) + "\n", encoding="utf-8")
@@ -434,13 +434,14 @@ mean seconds of the simulated round.
 {markdown(head, rows)}"""
 
 
-def _ranks(results: Results) -> str:
-    about = results.get("ranks/about")
+def _ranks(results: Results, key: str) -> str:
+    """Section of a pair of models."""
+    about = results.get(f"{key}/about")
     if about is None:
         return ""
     parts = [
         f"""\
-## Measured on two {about["machine"]}
+## Measured on two {about["machine"]}: {about["target"].removeprefix("inflated-")}
 
 {about["target"]} with {about["draft"]}, every policy of a split on the same running ranks, the
 first seconds of a trace with prompts made shorter and answers cut, at {about["load"]:.0%} of what
@@ -452,7 +453,7 @@ a round's drafting takes beyond the draft's steps (deciding is in it), and the l
 once prompts take what they took in this run."""
     ]
     for segment in SEGMENTS:
-        found = _of(results, f"ranks/{segment}")
+        found = _of(results, f"{key}/{segment}")
         if found:
             parts.append(_ranks_table(segment, found))
     parts.append(about.get("remark", ""))
