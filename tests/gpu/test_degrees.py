@@ -1,6 +1,6 @@
 """Three and four ranks, and every split of them, also where there are fewer GPUs than ranks.
 
-Ranks take turns on the GPUs that are there: the kernels, graphs and exchanges of as many GPUs, but
+Ranks then take turns on the GPUs that are there: the kernels, graphs and exchanges of as many GPUs, but
 for the gathering of samples and choices, which NCCL does and here the exchange. A rank that waits
 for another on its GPU waits for its turn, some milliseconds, so the models have few layers.
 """
@@ -27,6 +27,7 @@ from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest, load_prompts
 
 ROOT = Path(__file__).parents[2]
+NUM_GPUS = torch.cuda.device_count()
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability(0) == (9, 0)
 pytestmark = [
     pytest.mark.gpu,
@@ -90,7 +91,7 @@ def set_up(pair, policy, ranks, sampling):
     candidate = Candidate(Deployment(*ranks), parse_policy(policy), PROMPTS)
     setup = rank_setup(
         candidate, requests(), target=pair / "target", draft=pair / "draft", sampling=sampling,
-        smallest_bucket=ROWS, shares_gpus=True, **DEVICE,
+        smallest_bucket=ROWS, shares_gpus=NUM_GPUS < sum(ranks), **DEVICE,
     )  # fmt: skip
     return setup, candidate
 
