@@ -1,8 +1,8 @@
 """Three and four ranks, and every split of them, also where there are fewer GPUs than ranks.
 
-Ranks then take turns on the GPUs that are there: the kernels, graphs and exchanges of as many GPUs, but
-for the gathering of samples and choices, which NCCL does and here the exchange. A rank that waits
-for another on its GPU waits for its turn, some milliseconds, so the models have few layers.
+Ranks then take turns on the GPUs that are there: the kernels, graphs and exchanges of as many GPUs,
+but for the gathering of samples and choices, which NCCL does and here the exchange. A rank that
+waits for another on its GPU waits for its turn, some milliseconds, so the models have few layers.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def set_up(pair, policy, ranks, sampling):
     candidate = Candidate(Deployment(*ranks), parse_policy(policy), PROMPTS)
     setup = rank_setup(
         candidate, requests(), target=pair / "target", draft=pair / "draft", sampling=sampling,
-        smallest_bucket=ROWS, shares_gpus=NUM_GPUS < sum(ranks), **DEVICE,
+        smallest_bucket=ROWS, shares_gpus=sum(ranks) > NUM_GPUS, **DEVICE,
     )  # fmt: skip
     return setup, candidate
 
