@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from struct import Struct
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,44 +142,68 @@ def pack_step(
         scratch_slot: Slab that nobody owns.
         moves: Slab rows to move before the forward, in this order.
     """
-    message = np.zeros(step_words(bucket, len(moves)), np.int32)
-    message[BUCKET], message[NUM_MOVES] = bucket, len(moves)
-    columns, paths, move_words = _parts(message, bucket)
-    columns[SLOT] = scratch_slot
-    columns[KV_ROW] = paths[:, 0] = np.arange(bucket)
-    columns[PARENT] = -1
-    at = 0
+    idle = _idle_step(bucket, scratch_slot)
+    message = np.zeros(len(idle) + 3 * len(moves), np.int32)
+    message[: len(idle)] = idle
+    into = message.data
+    columns: list[list[int]] = [[] for _ in COLUMNS]
+    paths: list[Sequence[int]] = []
     for request in requests:
-        _pack_request(request, columns[:, at : at + len(request.tokens)], paths[at:], at)
-        at += len(request.tokens)
+        _add_rows(request, columns)
+        paths += request.paths
+    for number, column in enumerate(columns):
+        _put(into, HEADER + number * bucket, column)
+    start = HEADER + bucket * len(COLUMNS)
+    for path, position, prefix in zip(paths, columns[POSITION], columns[PREFIX], strict=True):
+        assert len(path) == position + 1 - prefix, f"a row at {position} sees {len(path)} tree rows"
+        _put(into, start, path)
+        start += MAX_PATH
     if moves:
-        move_words[:] = [(move.slot, move.source, move.target) for move in moves]
+        message[NUM_MOVES] = len(moves)
+        moved = [word for move in moves for word in (move.slot, move.source, move.target)]
+        _put(into, len(idle), moved)
     return message
 
 
-def _pack_request(request: RequestRows, columns: Words, paths: Words, first: int) -> None:
-    count = len(request.tokens)
-    columns[TOKEN] = request.tokens
-    columns[POSITION] = request.positions
-    columns[SLOT] = request.slot
-    columns[KV_ROW] = np.arange(request.context, request.context + count)
-    columns[PREFIX] = request.prefixes
-    columns[PARENT] = [first + parent if parent >= 0 else -1 for parent in request.parents]
-    columns[FIRST] = first
-    key = np.array([request.noise_key], np.uint64).view(np.int32)
-    columns[KEY_LOW], columns[KEY_HIGH] = key[0], key[1]
-    for i, path in enumerate(request.paths):
-        seen = request.positions[i] + 1 - request.prefixes[i]
-        assert len(path) == seen, f"row {i} at {request.positions[i]} sees {len(path)} tree rows"
-        paths[i, : len(path)] = path
-
-
-def _parts(message: Words, bucket: int) -> tuple[Words, Words, Words]:
-    """Columns (9, T), paths (T, MAX_PATH) and moves (N, 3) of a message, as views."""
+@cache
+def _idle_step(bucket: int, scratch_slot: int) -> Words:
+    """The message of a step of padding alone; not to be written to."""
+    message = np.zeros(step_words(bucket), np.int32)
+    message[BUCKET] = bucket
     start = HEADER + bucket * len(COLUMNS)
-    end = start + bucket * MAX_PATH
     columns = message[HEADER:start].reshape(len(COLUMNS), bucket)
-    return columns, message[start:end].reshape(bucket, MAX_PATH), message[end:].reshape(-1, 3)
+    columns[SLOT] = scratch_slot
+    columns[PARENT] = -1
+    columns[KV_ROW] = message[start:].reshape(bucket, MAX_PATH)[:, 0] = np.arange(bucket)
+    return message
+
+
+def _add_rows(request: RequestRows, columns: list[list[int]]) -> None:
+    num_rows, first, key = len(request.tokens), len(columns[TOKEN]), request.noise_key
+    columns[TOKEN] += request.tokens
+    columns[POSITION] += request.positions
+    columns[SLOT] += (request.slot,) * num_rows
+    columns[KV_ROW] += range(request.context, request.context + num_rows)
+    columns[PREFIX] += request.prefixes
+    columns[PARENT] += [first + parent if parent >= 0 else -1 for parent in request.parents]
+    columns[FIRST] += (first,) * num_rows
+    columns[KEY_LOW] += (_signed(key & 0xFFFFFFFF),) * num_rows
+    columns[KEY_HIGH] += (_signed(key >> 32),) * num_rows
+
+
+def _signed(word: int) -> int:
+    """The int32 of the same 32 bits."""
+    return word - (1 << 32) if word >> 31 else word
+
+
+def _put(into: memoryview, start: int, words: Sequence[int]) -> None:
+    """Write words; a step waits for it, and filling a part of an array takes twice as long."""
+    _words_of(len(words)).pack_into(into, 4 * start, *words)
+
+
+@cache
+def _words_of(count: int) -> Struct:
+    return Struct(f"{count}i")
 
 
 @dataclass(frozen=True, slots=True)
