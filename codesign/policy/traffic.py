@@ -11,7 +11,7 @@ from math import exp
 
 from codesign.policy.budget_tree import BudgetTree
 
-START_OUTPUT = 64.0  # tokens that a request is expected to emit, until some have finished
+START_OUTPUT = 96.0  # tokens that a request is expected to emit, until some have finished
 START_PROMPT = 512.0  # tokens of a prompt, until some have come
 _LENGTHS = 128  # of the last finished requests that are remembered
 _MEMORY = 0.05  # weight of a request in these means

