@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 SHARED_BYTES = 227 << 10  # of a Hopper SM, what one block may use
 _MOST_STAGES = 16
+_BARRIERS = 384  # bytes in front of the ring
 _RESERVED = 1 << 10  # of every block on the SM, beside what it asks for
 MAX_ROWS = 32
 
@@ -98,9 +99,9 @@ def layout(
     part_tiles = owned * tiling.cluster + (most if sums_up else 0)
     slots = tiling.slots(num_row_tiles)
     fixed = 512 * num_row_tiles * (slots * tiling.tiles * tiling.warps + part_tiles)
-    fixed += 32 * num_row_tiles * (tiling.warps + tiling.cluster) + 16 * slots + 16 + 8 * owned
+    fixed += 32 * num_row_tiles * (tiling.warps + tiling.cluster) + 8 * owned + _BARRIERS
     room = (SHARED_BYTES + _RESERVED) // tiling.blocks - _RESERVED - fixed
-    stage = tiling.tiles * tiling.warps * record_bytes + 16
+    stage = tiling.tiles * tiling.warps * record_bytes
     used = -(-most // tiling.tiles) * -(-chunks // tiling.cluster)
     stages = min(_MOST_STAGES, room // stage, max(used, 2))
     return Layout(clusters, used, stages, part_tiles, fixed + stages * stage)
