@@ -425,7 +425,7 @@ __device__ __forceinline__ void multiply_records(const Records& r, const Consume
 
 #define STAGE (TILES * WARPS * RECORD)
 #define MOST_STAGES 16
-#define EMPTY (8 * MOST_STAGES)  // from a stage's barrier `full` to its `empty`
+#define TO_EMPTY (8 * MOST_STAGES)  // from a stage's barrier `full` to its `empty`
 #define BARRIERS 384             // bytes in front of the ring
 #define TILE_BYTES (NT * 512)
 
@@ -452,7 +452,7 @@ __device__ __forceinline__ Plan make_plan(const Gemm& a, u8* memory) {
   p.chunks = ((a.groups + WARPS - 1) / WARPS - p.rank + p.size - 1) >> p.shift;
   p.owned = (p.num_tiles - p.rank + p.size - 1) >> p.shift;
   // Barriers first, where their places are known when this is compiled.
-  p.full = shared_address(memory), p.empty = p.full + EMPTY, p.partial_full = p.empty + EMPTY;
+  p.full = shared_address(memory), p.empty = p.full + TO_EMPTY, p.partial_full = p.empty + TO_EMPTY;
   p.partial_empty = p.partial_full + 8 * SLOTS, p.norm_ready = p.partial_empty + 8 * SLOTS, p.taken = p.norm_ready + 8;
   p.ring = p.full + BARRIERS;
   p.partial = (float4*)(memory + BARRIERS + a.stages * STAGE);
@@ -595,7 +595,7 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
       // The stage is freed here, behind stores that need its contents. A release right behind the loads
       // orders them before other threads' accesses, not before the copy engine's: loads still under way
       // then found the next records.
-      if (lane == 0) barrier_arrive(bar + EMPTY), barrier_arrive(p.partial_full + 8 * place);
+      if (lane == 0) barrier_arrive(bar + TO_EMPTY), barrier_arrive(p.partial_full + 8 * place);
       stage += STAGE, bar += 8;
       if (bar == end) stage = 0, bar = p.full, phase ^= 1;
       if (++place == SLOTS) place = 0;
