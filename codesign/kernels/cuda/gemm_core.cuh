@@ -525,6 +525,7 @@ __device__ __forceinline__ void share_squares(const Plan& p, const Consumer& w, 
     const u32 to = shared_address(p.total + p.rank * 8 * NT + lane);
     if (p.size == 1) p.total[lane] = s;  // st.async is illegal in a launch without clusters
     else
+#pragma unroll 1
       for (int r = 0; r < p.size; r++) send1(remote_address(to, r), s, remote_address(p.norm_ready, r));
   }
   __syncwarp();
@@ -548,11 +549,11 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
   Consumer w;
 #pragma unroll
   for (int n = 0; n < NT; n++) w.squares[n] = 0.f;
-  u32 mine = p.ring + warp * RECORD + lane * 16, ends = p.ring + warp * RECORD + 1024 + (lane >> 2) * 8;
-  asm volatile("" : "+r"(mine), "+r"(ends));  // keep them instead of computing them at every step
+  // This lane's pieces of the stage's records.
+  u32 codes = p.ring + warp * RECORD + lane * 16, ends = p.ring + warp * RECORD + 1024 + (lane >> 2) * 8;
   float4* const to = p.partial + warp * 32 + lane;
   const u32 end = p.full + 8 * a.stages;
-  u32 stage = 0, bar = p.full, phase = 0;
+  u32 bar = p.full, phase = 0;
   u32 taken = ~0u;  // bit i: parity of partial_empty[i] to wait for
   uint4 raw[NT][4], scale[4];
   if (NT == 1) fetch_norm(a, p.rank * WARPS + warp, lane, scale);  // of more rows, registers are short
@@ -560,6 +561,7 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
   if (AHEAD) fetch_rows(a, p.rank * WARPS + warp, lane, raw);
   for (int c = 0; c < p.chunks; c++) {
     const int group = (p.rank + c * p.size) * WARPS + warp;
+    if (group >= a.groups) codes -= warp * RECORD, ends -= warp * RECORD;  // x is zero there: any weights do
     if (!AHEAD) fetch_rows(a, group, lane, raw);
     if (c > 0 || NT > 1) fetch_norm(a, group, lane, scale);
     take_rows(a, raw, scale, lane, w);
@@ -570,19 +572,16 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
     }
     if (AHEAD && c + 1 < p.chunks) fetch_rows(a, group + p.size * WARPS, lane, raw);
     if (c == 0 && warp == 0) release_next();
-    if (c == p.chunks - 1 && a.norm) share_squares(p, w, warp, lane);
+    const bool has_squares = c == p.chunks - 1 && a.norm;
+    if (has_squares && p.size == 1) share_squares(p, w, warp, lane);  // reducers wait for them
     int place = 0;
     for (int s = 0; s < p.steps; s++) {
-      float acc[TILES][NT][4];
-#pragma unroll
-      for (int i = 0; i < TILES * NT * 4; i++) (&acc[0][0][0])[i] = 0.f;
       dawdle();
       barrier_wait(bar, phase);
-      if (group < a.groups) {
-        Records r;  // stale behind the last tile: nobody adds it
-        load_records(mine + stage, ends + stage, r);
-        multiply_records(r, w, acc);
-      }
+      Records r;  // stale behind the last tile: nobody adds it
+      load_records(codes, ends, r);
+      float acc[TILES][NT][4];
+      multiply_records(r, w, acc);
       barrier_wait(p.partial_empty + 8 * place, taken >> place & 1);
       taken ^= 1u << place;
 #pragma unroll
@@ -596,10 +595,11 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
       // orders them before other threads' accesses, not before the copy engine's: loads still under way
       // then found the next records.
       if (lane == 0) barrier_arrive(bar + TO_EMPTY), barrier_arrive(p.partial_full + 8 * place);
-      stage += STAGE, bar += 8;
-      if (bar == end) stage = 0, bar = p.full, phase ^= 1;
+      codes += STAGE, ends += STAGE, bar += 8;
+      if (bar == end) codes -= a.stages * STAGE, ends -= a.stages * STAGE, bar = p.full, phase ^= 1;
       if (++place == SLOTS) place = 0;
     }
+    if (has_squares && p.size > 1) share_squares(p, w, warp, lane);  // as no product does
   }
 }
 
