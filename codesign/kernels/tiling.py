@@ -112,44 +112,44 @@ def layout(
 # itself can be slower between its neighbours.
 _MEASURED = {
     # Llama 70B over four GPUs: qkv, o, gate_up, down
-    (160, 64): (Tiling(16, 2, 4, first=1), Tiling(16, 1, 4)),
-    (512, 16): (Tiling(8, 2, 2, 2, 1, first=2), Tiling(8, 2, 2)),
+    (160, 64): (Tiling(16, 2, 4, first=2), Tiling(16, 1, 4)),
+    (512, 16): (Tiling(8, 2, 2, 2, 1, first=2), Tiling(8, 1, 2)),
     (896, 64): (Tiling(16, 2, 4), Tiling(16, 2, 4)),
-    (512, 56): (Tiling(14, 4, 2), Tiling(14, 2, 2)),
+    (512, 56): (Tiling(14, 2, 4), Tiling(14, 1, 4)),
     # over two
-    (320, 64): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
+    (320, 64): (Tiling(8, 2, 4), Tiling(8, 1, 4)),
     (512, 32): (Tiling(8, 2, 4, 2, 1), Tiling(8, 1, 4)),
-    (1792, 64): (Tiling(16, 2, 4), Tiling(16, 2, 4)),
-    (512, 112): (Tiling(14, 2, 4), Tiling(14, 2, 4)),
+    (1792, 64): (Tiling(16, 2, 2), Tiling(16, 2, 2)),
+    (512, 112): (Tiling(14, 2, 4), Tiling(14, 1, 4)),
     # on one
-    (640, 64): (Tiling(16, 2, 4), Tiling(16, 2, 4)),
-    (512, 64): (Tiling(16, 2, 4), Tiling(16, 2, 4)),
+    (640, 64): (Tiling(16, 2, 4), Tiling(16, 1, 4)),
+    (512, 64): (Tiling(16, 2, 4), Tiling(16, 1, 4)),
     (3584, 64): (Tiling(16, 2, 2), Tiling(16, 1, 2)),
-    (512, 224): (Tiling(14, 2, 4), Tiling(14, 2, 4)),
+    (512, 224): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
     # Llama 8B
     (384, 32): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
-    (256, 32): (Tiling(8, 4, 4), Tiling(8, 2, 4)),
+    (256, 32): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
     (1792, 32): (Tiling(16, 2, 2), Tiling(16, 2, 2)),
-    (256, 112): (Tiling(14, 2, 4), Tiling(14, 2, 4)),
+    (256, 112): (Tiling(14, 2, 4), Tiling(14, 1, 4)),
     # over two
     (192, 32): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
-    (256, 16): (Tiling(8, 2, 2, 2, 1), Tiling(8, 1, 2)),
+    (256, 16): (Tiling(8, 1, 2, 2, 1), Tiling(8, 1, 2)),
     (896, 32): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
-    (256, 56): (Tiling(14, 4, 4), Tiling(14, 1, 4)),
+    (256, 56): (Tiling(14, 1, 4), Tiling(14, 1, 4)),
     # Llama 3B
-    (320, 24): (Tiling(12, 2, 2), Tiling(12, 1, 2)),
+    (320, 24): (Tiling(12, 1, 2), Tiling(12, 1, 2)),
     (192, 24): (Tiling(12, 1, 2), Tiling(12, 1, 2)),
-    (1024, 24): (Tiling(12, 4, 2), Tiling(12, 4, 2)),
-    (192, 64): (Tiling(16, 2, 4), Tiling(16, 1, 4)),
+    (1024, 24): (Tiling(12, 4, 2, first=2), Tiling(12, 4, 2)),
+    (192, 64): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
     # over two; its down is cut as the 8B's qkv
-    (160, 24): (Tiling(12, 2, 2), Tiling(12, 1, 2)),
+    (160, 24): (Tiling(12, 1, 2), Tiling(12, 1, 2)),
     (192, 12): (Tiling(12, 1), Tiling(12, 1)),
-    (512, 24): (Tiling(12, 2, 2), Tiling(12, 1, 2)),
+    (512, 24): (Tiling(12, 1, 2), Tiling(12, 1, 2)),
     # Llama 1B
     (192, 16): (Tiling(8, 2, 2), Tiling(8, 1, 2)),
     (128, 16): (Tiling(8, 1, 2, 2, 1), Tiling(8, 1, 2)),
     (1024, 16): (Tiling(16, 1, first=3), Tiling(16, 1)),
-    (128, 64): (Tiling(16, 1, 4, first=2), Tiling(16, 1, 4)),
+    (128, 64): (Tiling(16, 1, 4, first=3), Tiling(16, 1, 4)),
 }
 
 
