@@ -1,6 +1,7 @@
 """Plain PyTorch of the ops over packed weights: the definition of correct, with float64 inside.
 
-The kernels keep codes and scales apart, add in float32 and round once; so do these, in float64.
+The kernels keep codes and scales apart and round once, but for int4 weights' x: of a group of 128
+columns the largest is given 16 bits, the others what that leaves. These compute in float64.
 The ``_bf16`` forms are dense products in bfloat16, for prompts.
 
 Letters in shapes: M rows, K inputs, N outputs, I channels of a SwiGLU, V head rows.

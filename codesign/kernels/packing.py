@@ -2,14 +2,15 @@
 
 A *tile* is 16 output rows, a *group* 128 columns; a *record* holds one tile of one group and is
 read from memory as one piece. Within a group, lane ``4 g + t`` of a warp (g in 0..7, t in 0..3)
-holds rows g and g + 8 and, in step ``4 c + 2 j + h`` (c, j and h in 0..1), the four columns from
+holds rows g and g + 8 and, in word ``4 c + 2 j + h`` (c, j and h in 0..1), the four columns from
 ``64 c + 32 j + 8 t + 4 h`` on. So four lanes read 64 contiguous bytes of a row of x at a time, and
 an output row and the one eight below it end in one thread: ``gate_up_order`` puts a gate and its up
 there.
 
 int4 record, 1088 bytes: words (c, g, t, j, h), nibble ``half + 2 pair + 4 odd`` of a word is the
-code of row ``g + 8 half``, column ``64 c + 32 j + 8 t + 4 h + 2 pair + odd``; then for each g four
-float16: the scales of rows g and g + 8, and 128 + zero of both (the kernel multiplies 128 + code).
+code of row ``g + 8 half``, column ``64 c + 32 j + 8 t + 4 h + 2 pair + odd``: the low halves of its
+bytes are codes of row g, the high ones those of row g + 8. Then for each g four float16: the scales
+of rows g and g + 8, and 128 + zero of both (prompts multiply 128 + code).
 bf16 record, 4096 bytes: (c, j, h, g, t, pair, half, odd).
 
 Letters in shapes: N outputs, K inputs, T tiles, S groups, R bytes of a record.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 SHARED_BYTES = 227 << 10  # of a Hopper SM, what one block may use
 _MOST_STAGES = 16
+_BARRIERS = 384  # bytes in front of the ring
 _RESERVED = 1 << 10  # of every block on the SM, beside what it asks for
 MAX_ROWS = 32
 
@@ -98,37 +99,57 @@ def layout(
     part_tiles = owned * tiling.cluster + (most if sums_up else 0)
     slots = tiling.slots(num_row_tiles)
     fixed = 512 * num_row_tiles * (slots * tiling.tiles * tiling.warps + part_tiles)
-    fixed += 32 * num_row_tiles * (tiling.warps + tiling.cluster) + 16 * slots + 16 + 8 * owned
+    fixed += 32 * num_row_tiles * (tiling.warps + tiling.cluster) + 8 * owned + _BARRIERS
     room = (SHARED_BYTES + _RESERVED) // tiling.blocks - _RESERVED - fixed
-    stage = tiling.tiles * tiling.warps * record_bytes + 16
+    stage = tiling.tiles * tiling.warps * record_bytes
     used = -(-most // tiling.tiles) * -(-chunks // tiling.cluster)
     stages = min(_MOST_STAGES, room // stage, max(used, 2))
     return Layout(clusters, used, stages, part_tiles, fixed + stages * stage)
 
 
-# Fastest on an H200 within whole forwards of 8 rows, and for more rows one that cuts the columns
-# alike; by tiles and groups. What is fastest by itself can be slower between its neighbours.
+# Fastest on an H200 within whole forwards of 8 rows (over two GPUs and the 70B on one: by itself),
+# and for more rows the fastest that cuts the columns alike; by tiles and groups. What is fastest by
+# itself can be slower between its neighbours.
 _MEASURED = {
     # Llama 70B over four GPUs: qkv, o, gate_up, down
-    (160, 64): (Tiling(16, 2, 4), Tiling(16, 2, 4)),
-    (512, 16): (Tiling(8, 2, 2, 2, 1), Tiling(8, 2, 2)),
+    (160, 64): (Tiling(16, 2, 4, first=2), Tiling(16, 1, 4)),
+    (512, 16): (Tiling(8, 2, 2, 2, 1, first=2), Tiling(8, 1, 2)),
     (896, 64): (Tiling(16, 2, 4), Tiling(16, 2, 4)),
-    (512, 56): (Tiling(14, 4, 2), Tiling(14, 2, 2)),
+    (512, 56): (Tiling(14, 2, 4), Tiling(14, 1, 4)),
+    # over two
+    (320, 64): (Tiling(8, 2, 4), Tiling(8, 1, 4)),
+    (512, 32): (Tiling(8, 2, 4, 2, 1), Tiling(8, 1, 4)),
+    (1792, 64): (Tiling(16, 2, 2), Tiling(16, 2, 2)),
+    (512, 112): (Tiling(14, 2, 4), Tiling(14, 1, 4)),
+    # on one
+    (640, 64): (Tiling(16, 2, 4), Tiling(16, 1, 4)),
+    (512, 64): (Tiling(16, 2, 4), Tiling(16, 1, 4)),
+    (3584, 64): (Tiling(16, 2, 2), Tiling(16, 1, 2)),
+    (512, 224): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
     # Llama 8B
-    (384, 32): (Tiling(16, 1), Tiling(16, 1)),
-    (256, 32): (Tiling(16, 1), Tiling(16, 1)),
-    (1792, 32): (Tiling(16, 4, 2), Tiling(16, 2, 2)),
-    (256, 112): (Tiling(14, 4, 2), Tiling(14, 2, 2)),
+    (384, 32): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
+    (256, 32): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
+    (1792, 32): (Tiling(16, 2, 2), Tiling(16, 2, 2)),
+    (256, 112): (Tiling(14, 2, 4), Tiling(14, 1, 4)),
+    # over two
+    (192, 32): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
+    (256, 16): (Tiling(8, 1, 2, 2, 1), Tiling(8, 1, 2)),
+    (896, 32): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
+    (256, 56): (Tiling(14, 1, 4), Tiling(14, 1, 4)),
     # Llama 3B
-    (320, 24): (Tiling(12, 2, 2), Tiling(12, 2, 2)),
-    (192, 24): (Tiling(8, 1, 1, 2, 1), Tiling(8, 1)),
-    (1024, 24): (Tiling(12, 2, 2), Tiling(12, 2, 2)),
-    (192, 64): (Tiling(16, 2, 4), Tiling(16, 2, 4)),
+    (320, 24): (Tiling(12, 1, 2), Tiling(12, 1, 2)),
+    (192, 24): (Tiling(12, 1, 2), Tiling(12, 1, 2)),
+    (1024, 24): (Tiling(12, 4, 2, first=2), Tiling(12, 4, 2)),
+    (192, 64): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
+    # over two; its down is cut as the 8B's qkv
+    (160, 24): (Tiling(12, 1, 2), Tiling(12, 1, 2)),
+    (192, 12): (Tiling(12, 1), Tiling(12, 1)),
+    (512, 24): (Tiling(12, 1, 2), Tiling(12, 1, 2)),
     # Llama 1B
-    (192, 16): (Tiling(16, 2), Tiling(16, 2)),
-    (128, 16): (Tiling(8, 1, 1, 2, 1), Tiling(8, 1)),
-    (1024, 16): (Tiling(16, 1, first=2), Tiling(16, 1)),
-    (128, 64): (Tiling(16, 1, 4, first=2), Tiling(16, 1, 4)),
+    (192, 16): (Tiling(8, 2, 2), Tiling(8, 1, 2)),
+    (128, 16): (Tiling(8, 1, 2, 2, 1), Tiling(8, 1, 2)),
+    (1024, 16): (Tiling(16, 1, first=3), Tiling(16, 1)),
+    (128, 64): (Tiling(16, 1, 4, first=3), Tiling(16, 1, 4)),
 }
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -20,34 +22,54 @@ def random(*size: int, seed: int = 0):
     return torch.randn(*size, generator=torch.Generator().manual_seed(seed))
 
 
-def tensor_core_product(record, x_MK, *, bits: int):
+def fixed_point(x_MK):
+    """Rows in units of a power of two of their own that leaves 16 bits, as gemm_core.cuh has it."""
+    exponent = torch.frexp(x_MK.float().abs().amax(1, keepdim=True)).exponent
+    unit_M1 = torch.exp2(exponent.double() - 15)
+    return (x_MK.double() / unit_M1).round().to(torch.int64), unit_M1
+
+
+def int4_product(record, x_MK):
+    """One record times 8 rows, lane by lane, as mma.m16n8k32 and gemm_core.cuh define it."""
+    out, sums = (torch.zeros(16, 8, dtype=torch.int64) for _ in range(2))
+    q_MK, unit_M1 = fixed_point(x_MK)
+    words = record[:1024].view(2, 32, 4, 4)  # c, lane, step, byte
+    for c, i in itertools.product(range(2), range(2)):
+        a = torch.zeros(16, 32, dtype=torch.int64)
+        high, low = torch.zeros(2, 32, 8, dtype=torch.int64)
+        for lane, h in itertools.product(range(32), range(2)):
+            g, t = lane >> 2, lane & 3
+            k = slice(16 * h + 4 * t, 16 * h + 4 * t + 4)
+            word = words[c, lane, 2 * i + h].to(torch.int64)
+            a[g, k], a[g + 8, k] = word & 0x0F, word & 0xF0
+            first = 64 * c + 32 * i + 8 * t + 4 * h
+            q = q_MK[g, [first, first + 2, first + 1, first + 3]]
+            high[k, g], low[k, g] = q >> 8, q & 255
+        assert torch.equal(high.to(torch.int8).to(torch.int64), high)
+        out += 256 * (a @ high) + a @ low
+        sums += 256 * high.sum(0) + low.sum(0)
+    ends = record[1024:].view(torch.float16).view(8, 2, 2).double()
+    scale = torch.cat((ends[:, 0, 0], ends[:, 0, 1] / 16))[:, None]
+    zero = torch.cat((ends[:, 1, 0] - 128, 16 * ends[:, 1, 1] - 2048))[:, None]
+    return (scale * (out - zero * sums)).T * unit_M1
+
+
+def bf16_product(record, x_MK):
     """One record times 8 rows, lane by lane, as mma.m16n8k16 and gemm_core.cuh define it."""
     out = torch.zeros(16, 8, dtype=torch.float64)
-    for c in range(2):
-        for w in range(4):
-            a = torch.zeros(16, 16, dtype=torch.float64)
-            b = torch.zeros(16, 8, dtype=torch.float64)
-            for lane in range(32):
-                g, t = lane >> 2, lane & 3
-                k = 64 * c + 32 * (w // 2) + 8 * t + 4 * (w % 2)
-                places = ((g, 2 * t), (g + 8, 2 * t), (g, 2 * t + 8), (g + 8, 2 * t + 8))
-                for i, (row, column) in enumerate(places):
-                    if bits == 4:
-                        at = c * 512 + lane * 16 + w * 4
-                        word = int(record[at : at + 4].view(torch.int32)[0]) & 0xFFFFFFFF
-                        pair = (word >> 4 * i) & 15, (word >> 4 * i + 16) & 15
-                        a[row, column], a[row, column + 1] = 128 + pair[0], 128 + pair[1]
-                    else:
-                        at = (4 * c + w) * 512 + lane * 16 + 4 * i
-                        a[row, column : column + 2] = record[at : at + 4].view(torch.bfloat16)
-                b[2 * t : 2 * t + 2, g] = x_MK[g, k : k + 2].double()
-                b[2 * t + 8 : 2 * t + 10, g] = x_MK[g, k + 2 : k + 4].double()
-            out += a @ b
-    if bits == 4:
-        ends = record[1024:].view(torch.float16).view(8, 2, 2).double()
-        scale = torch.cat((ends[:, 0, 0], ends[:, 0, 1]))[:, None]
-        zero = torch.cat((ends[:, 1, 0], ends[:, 1, 1]))[:, None]
-        out = scale * (out - zero * x_MK.double().sum(-1))
+    for c, w in itertools.product(range(2), range(4)):
+        a = torch.zeros(16, 16, dtype=torch.float64)
+        b = torch.zeros(16, 8, dtype=torch.float64)
+        for lane in range(32):
+            g, t = lane >> 2, lane & 3
+            k = 64 * c + 32 * (w // 2) + 8 * t + 4 * (w % 2)
+            places = ((g, 2 * t), (g + 8, 2 * t), (g, 2 * t + 8), (g + 8, 2 * t + 8))
+            for i, (row, column) in enumerate(places):
+                at = (4 * c + w) * 512 + lane * 16 + 4 * i
+                a[row, column : column + 2] = record[at : at + 4].view(torch.bfloat16)
+            b[2 * t : 2 * t + 2, g] = x_MK[g, k : k + 2].double()
+            b[2 * t + 8 : 2 * t + 10, g] = x_MK[g, k + 2 : k + 4].double()
+        out += a @ b
     return out.T
 
 
@@ -68,16 +90,16 @@ def test_lanes_find_their_codes_where_the_kernel_reads_them():
     weight = quantize_int4(random(16, 256), group=128)
     x = random(8, 256, seed=1).bfloat16()
     data = pack_int4(weight).data
-    got = sum(
-        tensor_core_product(data[0, s], x[:, 128 * s : 128 * (s + 1)], bits=4) for s in range(2)
-    )
+    got = sum(int4_product(data[0, s], x[:, 128 * s : 128 * (s + 1)]) for s in range(2))
     want = x.double() @ weight.dequantize(torch.float64).T
-    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+    assert float((got - want).norm() / want.norm()) < 1e-5
+    rounded = torch.cat([torch.mul(*fixed_point(x[:, i : i + 128])) for i in (0, 128)], dim=1)
+    torch.testing.assert_close(got, rounded @ weight.dequantize(torch.float64).T)
 
 
 def test_lanes_find_bfloat16_weights_where_the_kernel_reads_them():
     weight, x = random(16, 128), random(8, 128, seed=1).bfloat16()
-    got = tensor_core_product(pack_bf16(weight).data[0, 0], x, bits=16)
+    got = bf16_product(pack_bf16(weight).data[0, 0], x)
     torch.testing.assert_close(got, x.double() @ weight.bfloat16().double().T)
 
 

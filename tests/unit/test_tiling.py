@@ -65,4 +65,4 @@ def test_sixteen_rows_of_the_largest_maps_run_in_one_launch():
         plan = layout(
             tiling, tiles=tiles, groups=groups, record_bytes=1088, num_row_tiles=2, num_sms=132
         )
-        assert plan.stages >= 3, (tiles, groups, tiling)
+        assert plan.stages >= 2, (tiles, groups, tiling)

@@ -35,9 +35,10 @@ typedef unsigned long long u64;
 // a waiting warp skips could take an older phase for the one it waits for.
 #define SLOTS (NT * TILES <= 2 ? 3 : 2)
 #define THREADS (32 * (WARPS + 1 + SLOTS))
-#define ONES 0x3f803f80u  // two bf16
 // Registers are left to load the next chunk's x while this one's is multiplied.
+#ifndef AHEAD
 #define AHEAD (NT == 1 && TILES <= 2 && BLOCKS == 1)
+#endif
 
 __device__ __forceinline__ u32 shared_address(const void* p) {
   return (u32)__cvta_generic_to_shared(p);
@@ -178,16 +179,32 @@ __device__ __forceinline__ u32 transposed(u32 pair) {
 __device__ __forceinline__ void split_half(u32 pair, float& low, float& high) {
   asm("{\n .reg .b16 l, h;\n mov.b32 {l, h}, %2;\n cvt.f32.f16 %0, l;\n cvt.f32.f16 %1, h;\n}" : "=f"(low), "=f"(high) : "r"(pair));
 }
-// Two codes, 16 bits apart, as the bf16 pair (128 + code): exact, one instruction.
-__device__ __forceinline__ u32 code_pair(u32 word) {
+__device__ __forceinline__ u32 fma_half(u32 a, u32 b, u32 c) {
   u32 r;
-  asm("lop3.b32 %0, %1, 0x000f000f, 0x43004300, 0xea;" : "=r"(r) : "r"(word));
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
+// The larger sizes of two pairs, with some sign; not a number if either is none.
+__device__ __forceinline__ u32 larger_bf16(u32 a, u32 b) {
+  u32 r;
+  asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
   return r;
 }
 __device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Bytes: A without a sign, B with one (HIGH) or without.
+template <bool HIGH>
+__device__ __forceinline__ void mma_bytes(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  if (HIGH)
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 struct Gemm {
@@ -231,8 +248,14 @@ __device__ __forceinline__ void store_pair(u16* to, float low, float high, u32 r
 }
 
 struct Consumer {
-  u32 b[NT][16];      // x of this warp's group as B fragments
-  float sums[NT][2];  // sum of that x over the group, for this lane's two rows
+#if BITS == 4
+  // x of this warp's group as B fragments, in fixed point: high bytes with the sign, and low bytes.
+  u32 high[NT][8], low[NT][8];
+  float unit[NT][2];  // what a one of that is worth, for this lane's two rows
+  float sums[NT][2];  // sum of x over the group
+#else
+  u32 b[NT][16];  // the same in bf16
+#endif
   float squares[NT];  // of row lane / 4, this lane's columns
 };
 
@@ -259,41 +282,73 @@ __device__ __forceinline__ void fetch_norm(const Gemm& a, int group, int lane, u
   }
 }
 
+#if BITS == 4
+// Four of x as q = x times `scale` to the nearest integer, 16 bits: its high and its low bytes, in the
+// order in which a word of codes has their columns.
+__device__ __forceinline__ void to_fixed(u32 first, u32 second, float scale, u32& high, u32& low) {
+  const float one = 12582912.f;  // 1.5 * 2^23: the sum's last bits are q
+  const u32 q0 = __float_as_uint(fmaf(low_bf16(first), scale, one)), q1 = __float_as_uint(fmaf(high_bf16(first), scale, one));
+  const u32 q2 = __float_as_uint(fmaf(low_bf16(second), scale, one)), q3 = __float_as_uint(fmaf(high_bf16(second), scale, one));
+  const u32 even = __byte_perm(q0, q2, 0x5140), odd = __byte_perm(q1, q3, 0x5140);
+  low = __byte_perm(even, odd, 0x5410), high = __byte_perm(even, odd, 0x7632);
+}
+
+// Fixed point for a row of a group: of the largest size all 8 bits of a bf16 and 7 more, so what is above a
+// 128th of it is exact. Rows with infinities or NaNs have a unit that is none.
+__device__ __forceinline__ void fix_rows(const u32 (&x)[16], int n, int lane, Consumer& w) {
+  u32 top[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) top[i] = larger_bf16(larger_bf16(x[4 * i], x[4 * i + 1]), larger_bf16(x[4 * i + 2], x[4 * i + 3]));
+  u32 most = larger_bf16(larger_bf16(top[0], top[1]), larger_bf16(top[2], top[3]));
+  most = larger_bf16(most, __shfl_xor_sync(~0u, most, 1));
+  most = larger_bf16(most, __shfl_xor_sync(~0u, most, 2));
+  most &= 0x7f807f80u;
+  const u32 exponent = max(max(most, most << 16) & 0x7f800000u, 32u << 23);
+  const float scale = __uint_as_float((268u << 23) - exponent);  // the largest comes to 2^14 and more
+  const float unit = __uint_as_float(exponent == 0x7f800000u ? 0x7fffffffu : exponent - (14u << 23));
+#pragma unroll
+  for (int s = 0; s < 8; s++) to_fixed(x[2 * s], x[2 * s + 1], scale, w.high[n][s], w.low[n][s]);
+  int c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (int s = 0; s < 8; s += 2) {
+    mma_bytes<true>(c, 0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u, w.high[n][s], w.high[n][s + 1]);
+    mma_bytes<false>(d, 0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u, w.low[n][s], w.low[n][s + 1]);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    w.unit[n][i] = __shfl_sync(~0u, unit, 8 * (lane & 3) + 4 * i);
+    w.sums[n][i] = (float)((c[i] << 8) + d[i]) * w.unit[n][i];
+  }
+}
+#endif
+
 // Make them B fragments, times the norm's weight.
-__device__ __forceinline__ void take_rows(const Gemm& a, const uint4 (&raw)[NT][4], const uint4 (&scale)[4], Consumer& w) {
+__device__ __forceinline__ void take_rows(const Gemm& a, const uint4 (&raw)[NT][4], const uint4 (&scale)[4], int lane, Consumer& w) {
 #pragma unroll
-  for (int n = 0; n < NT; n++)
+  for (int n = 0; n < NT; n++) {
+#if BITS == 4
+    u32 x[16];
+#else
+    u32(&x)[16] = w.b[n];
+#endif
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      u32* b = &w.b[n][i * 4];
-      b[0] = raw[n][i].x, b[1] = raw[n][i].y, b[2] = raw[n][i].z, b[3] = raw[n][i].w;
-    }
-  if (a.norm) {
+    for (int i = 0; i < 4; i++) x[4 * i] = raw[n][i].x, x[4 * i + 1] = raw[n][i].y, x[4 * i + 2] = raw[n][i].z, x[4 * i + 3] = raw[n][i].w;
+    if (a.norm) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const u32 s[4] = {scale[i].x, scale[i].y, scale[i].z, scale[i].w};
-#pragma unroll
-      for (int n = 0; n < NT; n++)
+      for (int i = 0; i < 4; i++) {
+        const u32 s[4] = {scale[i].x, scale[i].y, scale[i].z, scale[i].w};
 #pragma unroll
         for (int q = 0; q < 4; q++) {
-          u32& b = w.b[n][i * 4 + q];
-          w.squares[n] += low_bf16(b) * low_bf16(b);
-          w.squares[n] += high_bf16(b) * high_bf16(b);
-          b = multiply_bf16(b, s[q]);
+          u32& pair = x[4 * i + q];
+          w.squares[n] += low_bf16(pair) * low_bf16(pair);
+          w.squares[n] += high_bf16(pair) * high_bf16(pair);
+          pair = multiply_bf16(pair, s[q]);
         }
-    }
-  }
-  if (BITS == 4) {  // sums over the group: a product with ones
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-      float c[4] = {0.f, 0.f, 0.f, 0.f}, d[4] = {0.f, 0.f, 0.f, 0.f};  // two chains
-#pragma unroll
-      for (int s = 0; s < 8; s += 2) {
-        mma(c, ONES, ONES, ONES, ONES, w.b[n][2 * s], w.b[n][2 * s + 1]);
-        mma(d, ONES, ONES, ONES, ONES, w.b[n][2 * s + 2], w.b[n][2 * s + 3]);
       }
-      w.sums[n][0] = c[0] + d[0], w.sums[n][1] = c[1] + d[1];
     }
+#if BITS == 4
+    fix_rows(x, n, lane, w);
+#endif
   }
 }
 
@@ -319,46 +374,60 @@ __device__ __forceinline__ void load_records(u32 codes, u32 ends, Records& r) {
   }
 }
 
-// acc[i] += record i times x.
+// acc[i] = record i times x.
 __device__ __forceinline__ void multiply_records(const Records& r, const Consumer& w, float (&acc)[TILES][NT][4]) {
-  float c[TILES][NT][4];
+#if BITS == 4
+  // A word's bytes are the codes of row g and 16 times those of row g + 8.
+  int high[TILES][NT][4], low[TILES][NT][4];
 #pragma unroll
-  for (int i = 0; i < TILES * NT * 4; i++) (&c[0][0][0])[i] = 0.f;
+  for (int i = 0; i < TILES * NT * 4; i++) (&high[0][0][0])[i] = (&low[0][0][0])[i] = 0;
+#pragma unroll
+  for (int s = 0; s < 8; s += 2)
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+      const uint4 quad = r.q[i][s >> 2];
+      const u32 v0 = s & 2 ? quad.z : quad.x, v1 = s & 2 ? quad.w : quad.y;
+      const u32 a0 = v0 & 0x0f0f0f0fu, a1 = v0 & 0xf0f0f0f0u, a2 = v1 & 0x0f0f0f0fu, a3 = v1 & 0xf0f0f0f0u;
+#pragma unroll
+      for (int n = 0; n < NT; n++) {
+        mma_bytes<true>(high[i][n], a0, a1, a2, a3, w.high[n][s], w.high[n][s + 1]);
+        mma_bytes<false>(low[i][n], a0, a1, a2, a3, w.low[n][s], w.low[n][s + 1]);
+      }
+    }
+#pragma unroll
+  for (int i = 0; i < TILES; i++) {
+    float s0, s1, z0, z1;
+    split_half(r.ends[i].x, s0, s1);
+    split_half(fma_half(r.ends[i].y, 0x4c003c00u, 0xe800d800u), z0, z1);  // less 128; of row g + 8 times 16
+    s1 *= 0.0625f;
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        const int c0 = (high[i][n][j] << 8) + low[i][n][j], c1 = (high[i][n][2 + j] << 8) + low[i][n][2 + j];
+        acc[i][n][j] = s0 * fmaf(-z0, w.sums[n][j], (float)c0 * w.unit[n][j]);
+        acc[i][n][2 + j] = s1 * fmaf(-z1, w.sums[n][j], (float)c1 * w.unit[n][j]);
+      }
+  }
+#else
+#pragma unroll
+  for (int i = 0; i < TILES * NT * 4; i++) (&acc[0][0][0])[i] = 0.f;
 #pragma unroll
   for (int s = 0; s < 8; s++)
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
-#if BITS == 4
-      const uint4 quad = r.q[i][s >> 2];
-      const u32 v = (s & 3) == 0 ? quad.x : (s & 3) == 1 ? quad.y : (s & 3) == 2 ? quad.z : quad.w;
-      const uint4 f = make_uint4(code_pair(v), code_pair(v >> 4), code_pair(v >> 8), code_pair(v >> 12));
-#else
       const uint4 f = r.q[i][s];
-#endif
 #pragma unroll
-      for (int n = 0; n < NT; n++) mma(c[i][n], f.x, f.y, f.z, f.w, w.b[n][2 * s], w.b[n][2 * s + 1]);
+      for (int n = 0; n < NT; n++) mma(acc[i][n], f.x, f.y, f.z, f.w, w.b[n][2 * s], w.b[n][2 * s + 1]);
     }
-#pragma unroll
-  for (int i = 0; i < TILES; i++) {
-#if BITS == 4
-    float s0, s1, z0, z1;
-    split_half(r.ends[i].x, s0, s1);
-    split_half(r.ends[i].y, z0, z1);
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-      acc[i][n][0] = fmaf(s0, fmaf(-z0, w.sums[n][0], c[i][n][0]), acc[i][n][0]);
-      acc[i][n][1] = fmaf(s0, fmaf(-z0, w.sums[n][1], c[i][n][1]), acc[i][n][1]);
-      acc[i][n][2] = fmaf(s1, fmaf(-z1, w.sums[n][0], c[i][n][2]), acc[i][n][2]);
-      acc[i][n][3] = fmaf(s1, fmaf(-z1, w.sums[n][1], c[i][n][3]), acc[i][n][3]);
-    }
-#else
-#pragma unroll
-    for (int n = 0; n < NT; n++)
-#pragma unroll
-      for (int q = 0; q < 4; q++) acc[i][n][q] += c[i][n][q];
 #endif
-  }
 }
+
+#define STAGE (TILES * WARPS * RECORD)
+#define MOST_STAGES 16
+#define TO_EMPTY (8 * MOST_STAGES)  // from a stage's barrier `full` to its `empty`
+#define BARRIERS 384             // bytes in front of the ring
+#define TILE_BYTES (NT * 512)
 
 // Where everything lies in a block's shared memory, and what the block works on.
 struct Plan {
@@ -370,8 +439,6 @@ struct Plan {
   float *squares, *total;                  // (WARPS, 8 NT); (size, 8 NT) of the cluster's blocks
   u32 ring, full, empty, partial_full, partial_empty, norm_ready, taken, arrived;
 };
-#define STAGE (TILES * WARPS * RECORD)
-#define TILE_BYTES (NT * 512)
 
 // Of a cluster, `part` of a block begins with what it receives: (owned, size, NT, 32).
 __device__ __forceinline__ Plan make_plan(const Gemm& a, u8* memory) {
@@ -384,14 +451,15 @@ __device__ __forceinline__ Plan make_plan(const Gemm& a, u8* memory) {
   p.steps = (p.num_tiles + TILES - 1) / TILES;
   p.chunks = ((a.groups + WARPS - 1) / WARPS - p.rank + p.size - 1) >> p.shift;
   p.owned = (p.num_tiles - p.rank + p.size - 1) >> p.shift;
-  p.ring = shared_address(memory);
-  p.partial = (float4*)(memory + a.stages * STAGE);
+  // Barriers first, where their places are known when this is compiled.
+  p.full = shared_address(memory), p.empty = p.full + TO_EMPTY, p.partial_full = p.empty + TO_EMPTY;
+  p.partial_empty = p.partial_full + 8 * SLOTS, p.norm_ready = p.partial_empty + 8 * SLOTS, p.taken = p.norm_ready + 8;
+  p.ring = p.full + BARRIERS;
+  p.partial = (float4*)(memory + BARRIERS + a.stages * STAGE);
   p.part = p.partial + SLOTS * TILES * WARPS * NT * 32;
   p.squares = (float*)(p.part + a.part_tiles * NT * 32);
   p.total = p.squares + WARPS * 8 * NT;
-  p.full = shared_address(p.total + p.size * 8 * NT), p.empty = p.full + 8 * a.stages;
-  p.partial_full = p.empty + 8 * a.stages, p.partial_empty = p.partial_full + 8 * SLOTS;
-  p.norm_ready = p.partial_empty + 8 * SLOTS, p.taken = p.norm_ready + 8, p.arrived = p.taken + 8;
+  p.arrived = shared_address(p.total + p.size * 8 * NT);
   return p;
 }
 // What block `from` has sent of the `place`-th owned tile; and this block's own sums over chunks.
@@ -457,6 +525,7 @@ __device__ __forceinline__ void share_squares(const Plan& p, const Consumer& w, 
     const u32 to = shared_address(p.total + p.rank * 8 * NT + lane);
     if (p.size == 1) p.total[lane] = s;  // st.async is illegal in a launch without clusters
     else
+#pragma unroll 1
       for (int r = 0; r < p.size; r++) send1(remote_address(to, r), s, remote_address(p.norm_ready, r));
   }
   __syncwarp();
@@ -480,11 +549,11 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
   Consumer w;
 #pragma unroll
   for (int n = 0; n < NT; n++) w.squares[n] = 0.f;
-  u32 mine = p.ring + warp * RECORD + lane * 16, ends = p.ring + warp * RECORD + 1024 + (lane >> 2) * 8;
-  asm volatile("" : "+r"(mine), "+r"(ends));  // keep them instead of computing them at every step
+  // This lane's pieces of the stage's records.
+  u32 codes = p.ring + warp * RECORD + lane * 16, ends = p.ring + warp * RECORD + 1024 + (lane >> 2) * 8;
   float4* const to = p.partial + warp * 32 + lane;
-  const u32 stages = 8 * a.stages;
-  u32 stage = 0, bar = p.full, phase = 0;
+  const u32 end = p.full + 8 * a.stages;
+  u32 bar = p.full, phase = 0;
   u32 taken = ~0u;  // bit i: parity of partial_empty[i] to wait for
   uint4 raw[NT][4], scale[4];
   if (NT == 1) fetch_norm(a, p.rank * WARPS + warp, lane, scale);  // of more rows, registers are short
@@ -492,29 +561,27 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
   if (AHEAD) fetch_rows(a, p.rank * WARPS + warp, lane, raw);
   for (int c = 0; c < p.chunks; c++) {
     const int group = (p.rank + c * p.size) * WARPS + warp;
+    if (group >= a.groups) codes -= warp * RECORD, ends -= warp * RECORD;  // x is zero there: any weights do
     if (!AHEAD) fetch_rows(a, group, lane, raw);
     if (c > 0 || NT > 1) fetch_norm(a, group, lane, scale);
-    take_rows(a, raw, scale, w);
+    take_rows(a, raw, scale, lane, w);
     if (FIRST && c == 0) {
-      asm volatile("" ::"f"(w.sums[0][0]), "r"(w.b[0][15]) : "memory");  // it is there
+      asm volatile("" ::"r"(raw[0][3].w) : "memory");  // it is there
       __syncwarp();
       if (lane == 0) barrier_arrive(p.taken);
     }
     if (AHEAD && c + 1 < p.chunks) fetch_rows(a, group + p.size * WARPS, lane, raw);
     if (c == 0 && warp == 0) release_next();
-    if (c == p.chunks - 1 && a.norm) share_squares(p, w, warp, lane);
+    const bool has_squares = c == p.chunks - 1 && a.norm;
+    if (has_squares && p.size == 1) share_squares(p, w, warp, lane);  // reducers wait for them
     int place = 0;
     for (int s = 0; s < p.steps; s++) {
-      float acc[TILES][NT][4];
-#pragma unroll
-      for (int i = 0; i < TILES * NT * 4; i++) (&acc[0][0][0])[i] = 0.f;
       dawdle();
       barrier_wait(bar, phase);
-      if (group < a.groups) {
-        Records r;  // stale behind the last tile: nobody adds it
-        load_records(mine + stage, ends + stage, r);
-        multiply_records(r, w, acc);
-      }
+      Records r;  // stale behind the last tile: nobody adds it
+      load_records(codes, ends, r);
+      float acc[TILES][NT][4];
+      multiply_records(r, w, acc);
       barrier_wait(p.partial_empty + 8 * place, taken >> place & 1);
       taken ^= 1u << place;
 #pragma unroll
@@ -527,11 +594,12 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
       // The stage is freed here, behind stores that need its contents. A release right behind the loads
       // orders them before other threads' accesses, not before the copy engine's: loads still under way
       // then found the next records.
-      if (lane == 0) barrier_arrive(bar + stages), barrier_arrive(p.partial_full + 8 * place);
-      stage += STAGE, bar += 8;
-      if (bar == p.empty) stage = 0, bar = p.full, phase ^= 1;
+      if (lane == 0) barrier_arrive(bar + TO_EMPTY), barrier_arrive(p.partial_full + 8 * place);
+      codes += STAGE, ends += STAGE, bar += 8;
+      if (bar == end) codes -= a.stages * STAGE, ends -= a.stages * STAGE, bar = p.full, phase ^= 1;
       if (++place == SLOTS) place = 0;
     }
+    if (has_squares && p.size > 1) share_squares(p, w, warp, lane);  // as no product does
   }
 }
 
