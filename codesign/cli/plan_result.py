@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from codesign.traces import Trace
 
 _MOST_DOUBTS = 2
+_MOST_TIES = 3
 _COLUMNS = ("plan", "TPOT p50", "p90 ms", "TTFT p90", "tokens/s", "tok/round", "load", "in SLO")
 
 
@@ -41,9 +42,7 @@ def result_text(
         *wrapped("why", plan.reason),
     ]
     lines += wrapped("second", plan.runner_up) if plan.runner_up else []
-    if plan.ties:
-        more = f" and {len(plan.ties) - 3} more" if len(plan.ties) > 3 else ""
-        lines += wrapped("ties", f"{'; '.join(plan.ties[:3])}{more}")
+    lines += wrapped("ties", ties_text(plan)) if plan.ties else []
     if plan.economics is not None:
         lines += wrapped("pays", pays_text(plan.economics))
     lines += wrapped("doubt", doubt_text(plan)) if plan.doubts else []
@@ -53,6 +52,21 @@ def result_text(
     rows = [row[: len(columns)] for row in _family_rows(plan)]
     lines += ["", table(columns, rows), "", f"next      codesign run --plan {out}"]
     return "\n".join(lines)
+
+
+def ties_text(plan: Plan) -> str:
+    """What the prediction cannot tell from the best: one label of each policy and split."""
+    batch = {
+        label.rpartition(", ")[0]: label for label in reversed((plan.chosen.label, *plan.ties))
+    }
+    others = [label for label in batch.values() if label != plan.chosen.label]
+    own = plan.chosen.label.rpartition(", ")[0]
+    shown = sorted(others, key=plan.ties.index)[:_MOST_TIES]
+    if len(others) > len(shown):
+        shown.append(f"{len(others) - len(shown)} more")
+    if any(label.startswith(f"{own}, ") for label in plan.ties):
+        shown.append("the best with other batch limits")
+    return "; ".join(shown)
 
 
 def pays_text(economics: Economics) -> str:
@@ -148,6 +162,7 @@ def _counted(number: int, noun: str) -> str:
 
 def _figures(plan: Plan) -> list[str]:
     predicted, percent = plan.chosen.predicted, f"p{plan.slo.percentile:g}"
+    has_draft = plan.chosen.candidate.speculation.has_draft
     rows = [("", "predicted", "SLO", "")]
     for name, target in (("ttft", plan.slo.ttft), ("tpot", plan.slo.tpot)):
         if f"{name}_slo" in predicted:
@@ -160,7 +175,7 @@ def _figures(plan: Plan) -> list[str]:
         ("goodput", "req/s"),
         ("acceptance_length", "tokens per round"),
     ):
-        if name in predicted:
+        if name in predicted and (name != "acceptance_length" or has_draft):
             rows.append((name.replace("_", " "), _shown(predicted[name], 1.0, unit), "", ""))
     return [f"  {a:<18}  {b:<34}  {c:<9} {d}".rstrip() for a, b, c, d in rows]
 

@@ -109,12 +109,15 @@ def weigh_speculation(ranked: Sequence[ScoredCandidate], question: Question) -> 
     )
     largest = max(min(_most_running(s.candidate, question, context) for s in (null, best)), 1)
     running = np.arange(1.0, largest + 1.0)
-    pays = drafting.seconds_per_token(running) <= plain.seconds_per_token(running)
     predicted = best.predicted
     batch = predicted["mean_batch"].value if "mean_batch" in predicted else 1.0
     batch = max(batch, 1.0) * best.candidate.deployment.replicas
     plain_seconds, _ = plain.fastest_round(batch)
     needed = simulated / plain_seconds
+    # Arithmetic says how it goes on from the simulated load, not where it starts.
+    arithmetic = drafting.seconds_per_token(np.array([batch, *running]))
+    each = arithmetic[1:] * (simulated / emitted / arithmetic[0])
+    pays = each <= plain.seconds_per_token(running)
     chain = best.candidate.speculation
     return Economics(
         null_plan=null.label,

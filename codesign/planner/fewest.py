@@ -63,7 +63,8 @@ def search_fewest(
 
 
 def _with_reason(answer: Answer, workers: int, missed: list[str], unknown: list[str]) -> Answer:
-    reason = f"{workers} workers are the fewest that meet the SLO"
+    reason = f"{workers} workers are" if workers > 1 else "1 worker is"
+    reason += " the fewest that meet the SLO"
     reason += f" (the fit has no plan for {', '.join(unknown)})" if unknown else ""
     reason += f"; {', '.join(missed)} do not" if missed else ""
     return replace(answer, reason=f"{reason}; {answer.reason}")

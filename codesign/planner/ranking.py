@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from codesign.candidate import Candidate, ScoredCandidate
 from codesign.config import SLO
 from codesign.planner.predict import Outcome
+from codesign.planner.saturation import OVERLOADED
 
 NOTICEABLE = 0.01  # relative gain that a simpler plan is given up for
 
@@ -24,6 +25,10 @@ CRITERIA = {
 }
 
 _WORDS = {"goodput": "goodput", "latency_mean": "mean latency", "tpot_mean": "mean TPOT"}
+_OVERLOAD = (
+    "it does not bear this load: the queue grows for as long as requests come. Plan for fewer "
+    "(--rate-scale), or set --slo-ttft-ms to see what bears it"
+)
 _SPAN_WORDS = {
     "target": "verifying",
     "draft": "waiting for the draft",
@@ -109,11 +114,14 @@ def find_ties(ranked: Sequence[ScoredCandidate], objective: str) -> tuple[str, .
 
 
 def explain(ranked: Sequence[ScoredCandidate], slo: SLO) -> str:
-    """One line: what a round of the first candidate spends its time on, its gain, what binds."""
+    """One line: what a round of the first candidate spends its time on, its gain, what binds.
+
+    A queue that grows without end comes first: no other figure means much beside it.
+    """
     best = ranked[0]
-    parts = []
+    parts = [_OVERLOAD] if best.saturation == OVERLOADED else []
     total = sum(best.spans.values())
-    if total > 0:
+    if total > 0 and best.candidate.speculation.has_draft:
         shares = [f"verification takes {best.spans['target'] / total:.0%} of a round"]
         if best.spans["draft"] > 0:
             shares.append(f"waiting for the draft {best.spans['draft'] / total:.0%}")
@@ -190,6 +198,6 @@ def _what_binds(best: ScoredCandidate, slo: SLO) -> str:
         if target is not None and f"{name}_slo" in best.predicted
     }
     if not used:
-        return "no target binds"
+        return "no SLO was set" if slo.ttft is None and slo.tpot is None else "no target binds"
     name = max(used, key=used.__getitem__)
     return f"{name.upper()} p{slo.percentile:g} binds first, at {used[name]:.0%} of its target"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codesign.candidate import Candidate
-from codesign.config import Deployment, Serving
+from codesign.config import Deployment, Serving, parse_deployment
 from codesign.errors import InputError
 from codesign.fit import ROOFLINE
 from codesign.policy.speculation import SpeculationSpec, parse_policy
@@ -28,6 +28,7 @@ ADAPTIVE_LENGTH = 5  # of threshold and specserve
 BATCH_TREE = (16, 2, 8)  # most rows, leaves and forwards
 BATCH_LIMITS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
+_MOST_NAMED = 12  # splits that a note lists
 MAX_PLAYED_TOKENS = 200_000  # output tokens of a trace up to which slow policies are searched, too
 
 
@@ -70,20 +71,21 @@ def default_policies() -> list[SpeculationSpec]:
     return specs
 
 
-def deployments(workers: int) -> list[Deployment]:
-    """Every way to use all workers: one group, replicas, target and draft apart, prompts apart.
+def deployments(workers: int, costs: Mapping[str, RoundCost]) -> list[Deployment]:
+    """Every priced way to use all workers: one group, replicas, draft apart, prompts apart.
 
     Tensor parallel groups that do not divide a model are left to the fit: it has no step times for
     them. Those without a pool for prompts come first, larger groups before more replicas.
     """
+    units = [parse_deployment(label) for label in costs]
+    largest = sorted(units, key=lambda unit: (-unit.num_workers, unit.draft_workers))
+    pools = sorted(unit.target_workers for unit in units if not unit.draft_workers)
     found = []
-    for prefill in range(workers):
-        for replicas in range(1, workers - prefill + 1):
-            unit, rest = divmod(workers - prefill, replicas)
-            if rest == 0:
-                found += [
-                    Deployment(unit - draft, draft, replicas, prefill) for draft in range(unit)
-                ]
+    for prefill in (0, *(pool for pool in pools if pool < workers)):
+        for unit in largest:
+            replicas, rest = divmod(workers - prefill, unit.num_workers)
+            if rest == 0 and replicas:
+                found.append(Deployment(unit.target_workers, unit.draft_workers, replicas, prefill))
     return found
 
 
@@ -116,8 +118,7 @@ def search_space(
     slow = [] if policies or requests is None else _too_slow(specs, requests)
     specs = [spec for spec in specs if spec not in slow]
     wanted = {spec.is_async for spec in specs}
-    shapes = [d for d in deployments(workers) if (d.draft_workers > 0) in wanted]
-    usable = [d for d in shapes if _is_known(d, costs)]
+    usable = [d for d in deployments(workers, costs) if (d.draft_workers > 0) in wanted]
     limit = None if serving is None else serving.max_kv_tokens
     longest = 0 if requests is None else longest_request(requests)
     pairs = [(d, spec) for spec, d in product(specs, usable) if _suits(d, spec)]
@@ -126,11 +127,11 @@ def search_space(
     if not held:
         raise InputError(_nothing_remains(costs, workers, specs, too_small, longest))
     null, whole = SpeculationSpec(), Deployment(workers)
-    if null not in specs and _is_known(whole, costs) and _holds(whole, null, costs, limit, longest):
+    if null not in specs and whole.label in costs and _holds(whole, null, costs, limit, longest):
         held.append((whole, null))
     candidates = [Candidate(*pair, size) for pair in held for size in batch_limits(max_batch)]
     left_out = too_small - {d.label for d, _ in held}
-    notes = _notes(shapes, usable, workers, True in wanted, is_priced=origin == ROOFLINE)
+    notes = _notes(costs, workers, wanted, is_priced=origin == ROOFLINE)
     if slow:
         notes.append(
             f"not searched on so long a trace, whose every round would be played: "
@@ -165,11 +166,6 @@ def _suits(deployment: Deployment, spec: SpeculationSpec) -> bool:
     return (deployment.draft_workers > 0) == spec.is_async
 
 
-def _is_known(deployment: Deployment, costs: Mapping[str, RoundCost]) -> bool:
-    prompts = deployment.prefill_workers
-    return deployment.unit.label in costs and (not prompts or str(prompts) in costs)
-
-
 def _holds(
     deployment: Deployment,
     spec: SpeculationSpec,
@@ -188,28 +184,26 @@ def _holds(
 
 
 def _notes(
-    shapes: Sequence[Deployment],
-    usable: Sequence[Deployment],
-    workers: int,
-    has_async: bool,
-    *,
-    is_priced: bool,
+    costs: Mapping[str, RoundCost], workers: int, wanted: Collection[bool], *, is_priced: bool
 ) -> list[str]:
     """What was not measured, of the shapes that are one group or one split.
 
     A roofline prices every split that holds the weights: others need no profile.
     """
-    known = {d.unit.label for d in usable}
-    missing = [d.label for d in shapes if d == d.unit and d.label not in known]
+    splits = [Deployment(workers - draft, draft) for draft in range(workers)]
+    shapes = [d.label for d in splits if (d.draft_workers > 0) in wanted]
+    missing = [label for label in shapes if label not in costs]
+    names = ", ".join(missing[:_MOST_NAMED])
+    names += f" and {more:,} more" if (more := len(missing) - _MOST_NAMED) > 0 else ""
     notes = []
     if missing and is_priced:
-        notes.append(f"not searched, no memory for the weights: {', '.join(missing)}")
+        notes.append(f"not searched, no memory for the weights: {names}")
     elif missing:
         notes.append(
-            f"not searched, no step times: {', '.join(missing)}. Add them: codesign profile "
+            f"not searched, no step times: {names}. Add them: codesign profile "
             f"--workers {workers} --out profile, then codesign fit profile"
         )
-    if workers == 1 and has_async:
+    if workers == 1 and True in wanted:
         notes.append("not searched: asynchronous trees, which need at least 2 workers")
     return notes
 
@@ -229,7 +223,7 @@ def _nothing_remains(
             f"{names}. Cut or scale requests: --max-prompt N, --max-output N, --length-scale X; or "
             "raise --max-kv-tokens"
         )
-    if any(_is_known(d, costs) for d in deployments(workers)):
+    if deployments(workers, costs):
         return (
             f"none of the policies {', '.join(s.label for s in specs)} runs on what the fit has "
             f"step times for with {workers} workers: {labels}. Restrict --policies less"

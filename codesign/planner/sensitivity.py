@@ -18,6 +18,7 @@ from codesign.candidate import ScoredCandidate
 from codesign.plan import Doubt
 from codesign.planner.behaviour import Behaviour, token_shares
 from codesign.planner.ranking import CRITERIA, NOTICEABLE
+from codesign.planner.saturation import OVERLOADED
 from codesign.planner.screen import behaviours_of, screen
 from codesign.policy.speculation import SpeculationSpec
 
@@ -51,8 +52,8 @@ def find_doubts(ranked: Sequence[ScoredCandidate], question: Question) -> tuple[
     criteria = [name for name, _ in CRITERIA[question.objective][:2]]
     plans = [s for s in ranked if s.is_feasible and all(name in s.predicted for name in criteria)]
     plans = plans[:_MOST_PLANS]
-    if len(plans) < 2 or plans[0] is not ranked[0]:
-        return ()
+    if len(plans) < 2 or plans[0] is not ranked[0] or plans[0].saturation == OVERLOADED:
+        return ()  # of an endless queue the screen's arithmetic knows nothing
     shares = token_shares(question.requests, question.fit.acceptance)
     specs = list(dict.fromkeys(s.candidate.speculation for s in plans))
     behaviours = behaviours_of(specs, question.fit, shares)

@@ -64,8 +64,8 @@ def test_the_crossover_is_where_a_chain_decodes_as_fast_as_plain():
 
 
 def test_free_rows_pay_at_every_load_and_dear_ones_at_none():
-    assert weighed("chain-3", "plain", gamma=0.0).crossover is None
-    assert weighed("chain-3", "plain", gamma=1.0).crossover == 0
+    assert weighed("chain-3", "plain", gamma=0.0, seconds=0.013).crossover is None
+    assert weighed("chain-3", "plain", gamma=1.0, seconds=8.013).crossover == 0
 
 
 def test_gain_and_break_even_by_hand():
@@ -84,6 +84,9 @@ def test_a_policy_that_decides_each_round_is_weighed_by_what_was_simulated():
     assert found.acceptance_length == 1.5
     assert found.break_even_length == pytest.approx(15 / 12)
     assert found.gain == pytest.approx(1.5 * 12 / 15)
+    slow = weighed("specserve-5", "plain", emitted=1.2, seconds=0.015)  # below plain decoding
+    assert slow.gain < 1
+    assert slow.crossover in (0, 1)  # and so not above one request, whatever arithmetic says
 
 
 def test_nothing_is_weighed_without_a_plain_and_a_speculative_plan():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from codesign.candidate import Candidate
-from codesign.cli.plan_result import describe, doubt_text, pays_text
+from codesign.cli.plan_result import describe, doubt_text, pays_text, ties_text
 from codesign.config import parse_deployment
 from codesign.plan import Doubt, Economics
 from codesign.policy.speculation import parse_policy
@@ -62,3 +62,17 @@ def test_a_doubt_says_what_would_have_to_be_off_and_what_would_be_best_then():
         "better; if tokens per round are 5% above the fit, plain on 4, batch 8 would be 3% better"
     )
     assert text.endswith("codesign profile on such a machine")
+
+
+def test_ties_name_each_policy_and_split_once():
+    labels = [
+        "chain-2 on 2, batch 4",
+        "chain-2 on 2, batch 8",
+        "chain-3 on 2, batch 8",
+        "plain on 2, batch 1",
+    ]
+    plan = SimpleNamespace(
+        chosen=SimpleNamespace(label="chain-3 on 2, batch 4"), ties=tuple(labels)
+    )
+    text = ties_text(plan)  # type: ignore[arg-type]
+    assert text == "chain-2 on 2, batch 4; plain on 2, batch 1; the best with other batch limits"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from codesign.config import SLO, Deployment
@@ -79,7 +81,14 @@ def test_the_reason_names_the_share_of_verification_and_the_gain():
     reason = explain(ranked, SLO())
     assert "verification takes 75% of a round" in reason
     assert "40% below plain" in reason
-    assert "no target binds" in reason
+    assert reason.endswith("no SLO was set")
+
+
+def test_the_reason_begins_with_a_load_that_the_best_plan_does_not_bear():
+    best = entry("plain").scored
+    assert "queue" not in explain([best], SLO())
+    swamped = dataclasses.replace(best, saturation="overloaded")
+    assert explain([swamped], SLO()).startswith("it does not bear this load: the queue grows")
 
 
 @pytest.mark.parametrize(("ttft", "tpot", "binds"), [(1.0, 0.2, "TTFT"), (4.0, 0.11, "TPOT")])

@@ -22,6 +22,12 @@ def costs(*labels, kv_tokens=None):
     return {label: dataclasses.replace(COST, kv_tokens=kv_tokens) for label in labels}
 
 
+def every_split(workers):
+    """Step times of every group and split of up to so many workers."""
+    sizes = range(1, workers + 1)
+    return costs(*(f"{n}" for n in sizes), *(f"{n - d}+{d}" for n in sizes for d in range(1, n)))
+
+
 def requests(prompt=100, output=50, num=3) -> pd.DataFrame:
     columns = {"arrival": [0.0] * num, "prompt_tokens": [prompt] * num, "output_tokens": output}
     return pd.DataFrame(columns)
@@ -45,16 +51,25 @@ def test_only_asynchronous_policies_are_tried_on_splits():
 
 
 def test_every_way_to_use_all_workers_is_named_once():
-    labels = [d.label for d in deployments(4)]
+    labels = [d.label for d in deployments(4, every_split(4))]
     assert labels == [
         "4", "3+1", "2+2", "1+3", "2x2", "2x1+1", "4x1",
         "3/p1", "2+1/p1", "1+2/p1", "3x1/p1",
         "2/p2", "1+1/p2", "2x1/p2",
         "1/p3",
     ]  # fmt: skip
-    assert len({d.label for d in deployments(8)}) == len(deployments(8))
-    assert {d.num_workers for d in deployments(8)} == {8}
-    assert {"2x4", "4x2", "2x3+1", "6+2"} <= {d.label for d in deployments(8)}
+    eight = deployments(8, every_split(8))
+    assert len({d.label for d in eight}) == len(eight)
+    assert {d.num_workers for d in eight} == {8}
+    assert {"2x4", "4x2", "2x3+1", "6+2"} <= {d.label for d in eight}
+
+
+def test_a_number_of_workers_beyond_all_machines_is_refused_at_once():
+    with pytest.raises(InputError, match=r"no step times for 99999 workers, only for 2, 1\+1"):
+        search_space(costs("2", "1+1"), workers=99_999, max_batch=8)
+    space = search_space(costs("1"), workers=99_999, max_batch=1)
+    assert {c.deployment.label for c in space.candidates} == {"99999x1", "99998x1/p1"}
+    assert space.notes[0].count(",") < 20
 
 
 def test_replicas_and_prompt_pools_need_the_step_times_of_their_parts_alone():
@@ -181,9 +196,7 @@ def test_policies_whose_every_round_is_played_need_a_short_trace_or_to_be_asked_
 
 
 def test_eight_workers_have_at_least_5000_candidates():
-    labels = [d.label for d in deployments(8) if d == d.unit]
-    labels += ["1", "2", "4", "2+1", "3+1", "2+2", "1+1"]
-    assert len(search_space(costs(*labels), workers=8, max_batch=256).candidates) >= 5000
+    assert len(search_space(every_split(8), workers=8, max_batch=256).candidates) >= 5000
 
 
 def test_no_policy_is_tried_twice():
