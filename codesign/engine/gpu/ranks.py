@@ -236,7 +236,11 @@ def _buckets(setup: RankSetup) -> dict[int, list[int]]:
 
 def _prompt_buckets(setup: RankSetup, forward: RankForward) -> tuple[int, ...]:
     """Buckets that prompts of a run can take, here and on the other ranks of the group."""
-    return buckets_up_to(setup.target_tokens) if forward.pads_prompts else ()
+    if not forward.pads_prompts:
+        return ()
+    # More rows than an exchange takes go over gloo where GPUs are shared, which no graph holds.
+    longest = BUCKETS[-1] if setup.shares_gpus else setup.target_tokens
+    return buckets_up_to(min(setup.target_tokens, longest))
 
 
 def _up_to(largest: int, smallest: int) -> list[int]:
