@@ -47,6 +47,17 @@ def _at_least(least: int) -> Callable[[str], int]:
     return parse
 
 
+def above_0(text: str) -> float:
+    """An argparse type: a finite number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, not '{text}'")
+    return number
+
+
 non_negative = _at_least(0)  # as seeds must be
 positive = _at_least(1)
 

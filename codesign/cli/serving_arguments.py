@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import positive
+from codesign.cli.output import above_0, positive
 
 if TYPE_CHECKING:
     from codesign.config import SLO, Serving
@@ -60,8 +60,8 @@ def serving_from_args(args: argparse.Namespace, fit: Fit) -> Serving:
 def add_slo_arguments(parser: argparse.ArgumentParser, *, with_percentile: bool) -> None:
     """Add the targets; read them with ``slo_from_args``."""
     group = parser.add_argument_group("SLO")
-    group.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="time to first token")
-    group.add_argument("--slo-tpot-ms", type=float, metavar="MS", help="time per later token")
+    for flag, words in (("ttft", "time to first token"), ("tpot", "time per later token")):
+        group.add_argument(f"--slo-{flag}-ms", type=above_0, metavar="MS", help=words)
     if with_percentile:
         group.add_argument(
             "--slo-percentile", type=float, default=90.0, metavar="P", help="of requests, each (90)"

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--deployment",
         metavar="SPLIT",
-        help="workers of the target, or of target + draft: 2, 1+1, 2x3+1, 4/p2 (first of the fit)",
+        help="workers of the target, or of target + draft: 2, 1+1, 2x3+1, 4/p2 (most workers)",
     )
     machine.add_argument(
         "--max-batch", type=positive, default=4, metavar="N", help="requests at once (4)"
@@ -193,12 +193,13 @@ def _candidate(args: argparse.Namespace, fit: Fit) -> Candidate:
 
 
 def _deployment(text: str | None, spec: SpeculationSpec, fit: Fit) -> Deployment:
-    """What the user named, or the first of the fit that the policy can run on."""
+    """What the user named, or the largest of the fit that the policy can run on."""
     from codesign.config import parse_deployment
 
     if text is None:
         priced = [parse_deployment(label) for label in fit.costs]
-        return next((d for d in priced if (d.draft_workers > 0) == spec.is_async), priced[0])
+        suited = [d for d in priced if (d.draft_workers > 0) == spec.is_async]
+        return max(suited or priced, key=lambda d: (d.num_workers, d.target_workers))
     try:
         return parse_deployment(text)
     except InputError as err:

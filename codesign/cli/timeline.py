@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from codesign.cli.output import add_output_arguments, emit
 from codesign.cli.trace_argument import parse_pair
+
+if TYPE_CHECKING:
+    from codesign.records import RunRecords
 
 _EXAMPLES = """\
 examples:
@@ -56,9 +61,22 @@ def export(args: argparse.Namespace) -> None:
         stored = read_run(folder)
         label = stored.summary.get("label", folder)
         runs.append(TimelineRun(f"{label} ({stored.origin}, {folder})", stored.records))
+    if window is not None:
+        _check_window(window, [run.records for run in runs])
     num_events = write_timeline(args.out, runs, window=window)
     payload = {"out": args.out, "num_events": num_events, "runs": [run.name for run in runs]}
-    text = (
-        f"wrote {args.out}: {num_events:,} events of {len(runs)} runs; open it at ui.perfetto.dev"
-    )
+    number = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+    text = f"wrote {args.out}: {num_events:,} events of {number}; open it at ui.perfetto.dev"
     emit(args, payload, text)
+
+
+def _check_window(window: tuple[float, float], runs: Sequence[RunRecords]) -> None:
+    from codesign.errors import InputError
+
+    start, duration = window
+    longest = max(records.seconds for records in runs)
+    if duration <= 0 or start >= longest or start + duration <= 0:
+        raise InputError(
+            f"nothing happens from {start:g} s for {duration:g} s; the longest run takes "
+            f"{longest:.1f} s. Another: --slice START:DURATION"
+        )

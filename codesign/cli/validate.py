@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import add_output_arguments, emit, progress, say, table
+from codesign.cli.output import above_0, add_output_arguments, emit, progress, say, table
 from codesign.errors import UsageError, ValidationError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fit", metavar="FIT", help="another fit than the plan's")
     check = parser.add_argument_group("check")
     check.add_argument(
-        "--tolerance", type=float, default=15.0, metavar="PERCENT", help="largest error (15)"
+        "--tolerance", type=above_0, default=15.0, metavar="PERCENT", help="largest error (15)"
     )
     check.add_argument("--no-check", action="store_true", help="report only, never exit with 6")
     files = parser.add_argument_group("files")
@@ -51,8 +51,8 @@ def compare(args: argparse.Namespace) -> None:
     from codesign.plan import Plan
     from codesign.validate import validate
 
-    if not args.tolerance > 0:
-        raise UsageError(f"--tolerance must be above 0 percent, got {args.tolerance:g}")
+    if args.report is not None and not args.report.endswith(".html"):
+        raise UsageError(f"--report takes a name that ends in .html, not '{args.report}'")
     plan = Plan.load(args.plan)
     fit = Fit.load(plan.fit.check() if args.fit is None else Path(args.fit))
     with progress(args) as report:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 STEPS_FILE, ACCEPTANCE_FILE, PROFILE_FILE = "steps.parquet", "acceptance.parquet", "profile.json"
 STEP_COLUMNS = ("deployment", "op", "rows", "requests", "context", "beside", "seconds")
 KV_ROOMS = ("kv_tokens", "plain_kv_tokens")  # ops whose rows say what fits, in no time
+DECIDING = "deciding"  # op whose rows say what a look at so many requests takes a batch's policy
 LOOP = "loop"  # op whose rows say what a round's loop takes beside the target's step
 PROMPTS = ("prefill", "draft_prefill")
 FORWARDS = ("target", "draft", *PROMPTS)
@@ -120,7 +121,7 @@ class Fit:
             acceptance_path = path.parent / payload["acceptance"]["path"]
             wanted = payload["acceptance"]["sha256"]
             fields = _read_fields(payload)
-        except (KeyError, TypeError, AttributeError) as err:
+        except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise InputError(f"{path} is incomplete ({err!r}). Fit again: codesign fit") from err
         if sha256(acceptance_path) != wanted:
             raise InputError(
@@ -141,7 +142,7 @@ def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
         "top_p": payload.get("top_p", 1.0),
         "costs": {label: _read_cost(cost) for label, cost in payload["costs"].items()},
         "calibration": Calibration(**payload["calibration"]),
-        "errors": payload["errors"],
+        "errors": dict(payload["errors"]),
         "origin": payload["origin"],
         "acceptance_origin": payload.get("acceptance_origin", "recorded"),
         "steps": {name: _read_step(step) for name, step in payload["steps"].items()},
@@ -151,6 +152,8 @@ def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_time(values: Mapping[str, Any]) -> StepTime:
     rows, seconds = tuple(values["rows"]), tuple(values["seconds"])
+    if len(rows) != len(seconds) or not np.isfinite([*seconds, values["alpha"]]).all():
+        raise ValueError(f"no step time: seconds {seconds} of rows {rows}, alpha {values['alpha']}")
     return StepTime(**{**values, "rows": rows, "seconds": seconds})
 
 
@@ -187,6 +190,8 @@ def fit_profile(directory: str | Path) -> Fit:
     if missing:
         raise InputError(f"profile {directory} lacks {', '.join(missing)}. {_FIX}")
     acceptance = AcceptanceProfile.from_table(recorded)
+    if not (steps.loc[~steps["op"].isin((*KV_ROOMS, LOOP)), "seconds"] > 0).all():
+        raise InputError(f"profile {directory} holds a time that is not above 0 seconds. {_FIX}")
     costs, fits, errors = fit_costs(steps, on_ranks=about.get("device", "cpu") != "cpu")
     calibration = fit_calibration(acceptance)
     return Fit(
@@ -240,7 +245,7 @@ def fit_costs(
             errors[f"{label}/{op}"] = float(np.median(np.abs(seconds / constants[op] - 1.0)))
         if is_split:
             constants["slowdown"] = fit_slowdown(_timings(part, label, "target", beside=None))
-        constants |= _kv_rooms(part)
+        constants |= _kv_rooms(part) | _deciding(part)
         times = {op: fits[f"{label}/{op}"].time for op in FORWARDS}
         times["target"] = times["target"].later(_loop_seconds(part))
         if on_ranks:
@@ -256,6 +261,15 @@ def _loop_seconds(part: pd.DataFrame) -> float:
     """Host seconds between two target steps, where the profile says so."""
     seconds = part.loc[part["op"] == LOOP, "seconds"]
     return max(float(seconds.median()), 0.0) if len(seconds) else 0.0
+
+
+def _deciding(part: pd.DataFrame) -> dict[str, float]:
+    """Seconds of a look at a batch, and of each request in it, where the profile says so."""
+    timed = part.loc[part["op"] == DECIDING]
+    if timed["requests"].nunique() < 2:
+        return {}
+    each, first = np.polyfit(timed["requests"].to_numpy(float), timed["seconds"].to_numpy(float), 1)
+    return {"deciding": max(float(first), 0.0), "deciding_each": max(float(each), 0.0)}
 
 
 def _kv_rooms(part: pd.DataFrame) -> dict[str, int]:

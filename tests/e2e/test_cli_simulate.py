@@ -97,7 +97,7 @@ def test_without_the_flag_the_fit_is_that_of_the_folder_else_the_shipped_one(cli
         (("4",), 4, "no step times for deployment 4, only for 2, 1+1"),
         (("4",), 4, "Fix: one of these with --deployment"),
         (("two",), 2, "--deployment: unknown split 'two'"),
-        (("2", "--slo-ttft-ms", "nan"), 4, "SLO ttft must be a number of seconds above 0"),
+        (("2", "--slo-ttft-ms", "nan"), 2, "--slo-ttft-ms: must be a number above 0, not 'nan'"),
         (("2", "--policy", "chain"), 4, "unknown policy 'chain'"),
         (("2", "--policy", "async-tree-4x2x1"), 4, "needs workers of its own"),
         (("2", "--max-kv-tokens", "40"), 4, "the machine holds 40"),

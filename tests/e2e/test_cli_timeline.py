@@ -46,6 +46,8 @@ def test_simulated_and_measured_runs_lie_side_by_side(cli, tmp_path, runs):
         (("nowhere",), 4, "nowhere/run.json does not exist"),
         (("simulated", "--slice", "3"), 2, "--slice takes START:DURATION in numbers"),
         (("simulated", "--slice", "nan:3"), 2, "--slice takes START:DURATION in numbers"),
+        (("simulated", "--slice", "9:3"), 4, "nothing happens from 9 s for 3 s; the longest run"),
+        (("simulated", "--slice", "1:-3"), 4, "nothing happens from 1 s for -3 s"),
         (("simulated", "--out", "simulated/run.json/t.json"), 4, "cannot write"),
         ((), 2, "RUNDIR"),
     ],

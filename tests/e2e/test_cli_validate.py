@@ -115,6 +115,7 @@ def test_a_run_that_was_cut_short_is_exit_code_6_and_said_plainly(cli, planned):
     [
         (("--run", "nothing"), 4, "nothing/run.json does not exist"),
         (("--run", "runs/plain", "--tolerance", "nan"), 2, "--tolerance"),
+        (("--run", "runs/plain", "--report", "r.pdf"), 2, "a name that ends in .html, not 'r.pdf'"),
         (("--run", "runs/plain", "--report", "fit.json/x.html"), 4, "cannot write"),
         ((), 2, "--run"),
     ],

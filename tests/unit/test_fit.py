@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -273,6 +274,17 @@ def test_link_slowdown_and_the_drafts_time_beside_the_target_are_recovered():
     assert fits["2/target"].num_shapes == len(ROWS) * len(CONTEXTS)
 
 
+def test_deciding_is_a_line_over_requests_and_nothing_where_nobody_timed_it():
+    looks = [
+        {"deployment": "2", "op": "deciding", "rows": 0, "requests": batch, "context": 0,
+         "beside": False, "seconds": 4e-5 + 1e-6 * batch}
+        for batch in (1, 8, 64)
+    ]  # fmt: skip
+    cost = fit_costs(pd.concat([whole_profile(), pd.DataFrame(looks)]))[0]["2"]
+    assert (cost.deciding, cost.deciding_each) == pytest.approx((4e-5, 1e-6))
+    assert fit_costs(whole_profile())[0]["2"].deciding == 0.0
+
+
 def test_a_profile_of_ranks_runs_prompts_apart_and_counts_the_loop_between_two_steps():
     steps = pd.concat([whole_profile(), constant("loop", "2", 0.9e-3, 1e-3, 5e-3)])
     threads, _, _ = fit_costs(steps)
@@ -502,6 +514,25 @@ def test_a_fit_with_another_acceptance_beside_it_is_refused(tmp_path):
     write_table(tmp_path / "fit.acceptance.parquet", recorded().to_table(), header("fit", seed=1))
     with pytest.raises(InputError, match=r"is not the one .* Fit again: codesign fit"):
         Fit.load(tmp_path / "fit.json")
+
+
+@pytest.mark.parametrize("seconds", [[math.nan], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]])
+def test_a_fit_whose_times_are_no_numbers_or_too_many_is_refused(tmp_path, seconds):
+    fit = fit_profile(write_profile(tmp_path, whole_profile()))
+    fit.save(tmp_path / "fit.json")
+    payload = json.loads((tmp_path / "fit.json").read_text())
+    payload["costs"]["1+1"]["draft"] |= {"rows": [1], "seconds": seconds}
+    (tmp_path / "fit.json").write_text(json.dumps(payload))
+    with pytest.raises(InputError, match=r"is incomplete .*Fit again: codesign fit"):
+        Fit.load(tmp_path / "fit.json")
+
+
+@pytest.mark.parametrize("seconds", [math.nan, -1.0])
+def test_a_profile_with_one_time_that_is_none_is_refused(tmp_path, seconds):
+    steps = whole_profile()
+    steps.loc[3, "seconds"] = seconds
+    with pytest.raises(InputError, match="not above 0 seconds"):
+        fit_profile(write_profile(tmp_path, steps))
 
 
 def test_an_incomplete_fit_is_refused(tmp_path):
