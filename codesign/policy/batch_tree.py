@@ -78,6 +78,7 @@ class BatchTree(Speculation):
 
     is_batch_coupled = True
     needs_progress = True
+    decides = True
 
     def __init__(
         self, spec: SpeculationSpec, goodput: Goodput, calibration: Calibration | None = None

@@ -170,6 +170,9 @@ class RoundCost:
         kv_transfer: Seconds per prompt token that moves from a prefill pool to this deployment.
         shares_forwards: A chunk of prompts beside a round is run in the target's one forward; else
             in a forward of its own.
+        deciding: Host seconds of a look of a policy that decides by the whole batch (one before
+            each draft forward, one at the end), beside what the steps hold; 0 where unknown.
+        deciding_each: The same for every request that it looks at.
     """
 
     target: StepTime
@@ -183,6 +186,8 @@ class RoundCost:
     plain_kv_tokens: int | None = None
     kv_transfer: float = 0.0
     shares_forwards: bool = True
+    deciding: float = 0.0
+    deciding_each: float = 0.0
 
     def kv_room(self, limit: int | None, *, has_draft: bool) -> int | None:
         """KV rows of one replica: what fits, at most ``limit``; None if neither is known."""

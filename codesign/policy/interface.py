@@ -56,6 +56,8 @@ class Speculation:
         now: Seconds since the start of the run, by the target's clock; set before ``begin``.
         reads_prompts: Whether prompts that begin now are run by the draft model, too, a part at a
             time; otherwise with the request's first expansion.
+        decides: What it decides about a batch takes the host a time that counts; see
+            cost.RoundCost.deciding.
         rests: The round is plain decoding: nothing was drafted, and no tree is left to move.
     """
 
@@ -63,6 +65,7 @@ class Speculation:
     overlap: int = 0
     is_batch_coupled: bool = False
     needs_progress: bool = False
+    decides: bool = False
     tree_type: Callable[..., DraftTree] = DraftTree
     beside: tuple[int, int] = (0, 0)
     sharing: tuple[int, int] = (0, 0)

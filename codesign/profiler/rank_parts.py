@@ -25,6 +25,7 @@ from codesign.policy.batching import BatchLimits
 from codesign.policy.protocol import ExpansionRows
 from codesign.policy.speculation import SpeculationSpec
 from codesign.profiler.bench import SPARE_ROWS
+from codesign.profiler.deciding import deciding_timings
 from codesign.profiler.link import single_timings
 from codesign.profiler.rank_bench import RankBench, rank_bench
 from codesign.profiler.rank_draft import lead_draft
@@ -152,6 +153,7 @@ class RankMeasurer:
         rows = time_groups(groups, bench.seconds, effort=self._effort, seed=seed, tick=tick)
         frames = [pd.DataFrame(list(rows))]
         frames.append(single_timings("loop", bench.loop_seconds()))
+        frames.append(deciding_timings())
         if deployment.draft_workers:
             frames.append(single_timings("link", bench.message_seconds()))
         nothing = {"requests": 0, "context": 0, "beside": False, "seconds": 0.0}

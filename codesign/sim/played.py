@@ -184,7 +184,9 @@ class PlayedBatch:
         while rows := self._side.next_expansion(len(work.drafting)):
             work.drafting.append(self._forward(rows, work))
         candidates = self._side.candidates(self._num_verdicts - 1)
-        work.rests = self._side.policy.rests
+        policy = self._side.policy
+        work.rests = policy.rests
+        work.looks = len(work.drafting) + 1 if policy.decides else 0
         return candidates
 
     def _grow(self, work: Work) -> None:
@@ -193,6 +195,7 @@ class PlayedBatch:
         for _ in range(self._side.policy.overlap):
             if rows := self._side.overlap_expansion():
                 work.overlapped.append(self._forward(rows, work))
+        work.looks_beside = len(work.overlapped) if self._side.policy.decides else 0
         work.is_prompt_overlapped = len(work.prompts) > before
 
     def _forward(self, expansion: Sequence[ExpansionRows], work: Work) -> tuple[int, int]:

@@ -35,11 +35,12 @@ class Spans:
 def draft_seconds(cost: RoundCost, work: Work) -> tuple[float, float]:
     """Seconds of the draft forwards before the candidates and beside the verification.
 
-    Prompts are in one of the two. A forward of prompts alone costs nothing besides.
+    With what deciding about them takes. Prompts are in one of the two. A forward of prompts alone
+    costs nothing besides.
     """
-    before, beside = (
-        _seconds(cost.draft, forwards, work.batch) for forwards in (work.drafting, work.overlapped)
-    )
+    look = cost.deciding + cost.deciding_each * work.batch
+    before = _seconds(cost.draft, work.drafting, work.batch) + look * work.looks
+    beside = _seconds(cost.draft, work.overlapped, work.batch) + look * work.looks_beside
     prompts = cost.draft_prefill.of_prompts(work.prompts) if work.prompts else 0.0
     return (before, beside + prompts) if work.is_prompt_overlapped else (before + prompts, beside)
 

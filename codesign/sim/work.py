@@ -56,6 +56,8 @@ class Work:
             them.
         is_prompt_overlapped: That forward is one beside the verification.
         rests: The policy decodes plainly and has no tree to move.
+        looks: Times that the policy decided before the candidates; 0 where that takes no time.
+        looks_beside: The same beside the verification.
     """
 
     batch: int
@@ -66,6 +68,8 @@ class Work:
     prompts: list[tuple[int, int]] = field(default_factory=list)
     is_prompt_overlapped: bool = False
     rests: bool = False
+    looks: int = 0
+    looks_beside: int = 0
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -220,6 +221,30 @@ def test_where_a_prompt_of_the_draft_costs_many_plain_steps_nothing_is_lost(rate
         run = simulate(requests, candidate, fit, serving=Serving(max_kv_tokens=1 << 16), seed=1)
         latency[label] = np.mean([r.finish - r.arrival for r in run.requests])
     assert latency["batch-tree-16x2x8"] < 1.02 * latency["plain"]
+
+
+@pytest.mark.parametrize("label", ["batch-tree-16x2x8 on 2", "async-batch-tree-16x2x8 on 1+1"])
+def test_every_look_of_a_batch_s_policy_is_charged_where_the_target_waits_for_it(label):
+    policy, deployment = label.split(" on ")
+    fit = Fit.load(DEFAULT_FIT)
+    requests = pd.DataFrame({"arrival": [0.0] * 3, "prompt_tokens": 20, "output_tokens": 30})
+    candidate = Candidate(parse_deployment(deployment), parse_policy(policy), 4)
+    drafts = []
+    for first, each in ((0.0, 0.0), (1e-3, 1e-4)):
+        cost = replace(fit.costs[deployment], deciding=first, deciding_each=each)
+        known = replace(fit, costs={deployment: cost})
+        run = simulate(requests, candidate, known, serving=Serving(max_kv_tokens=4096), seed=1)
+        drafts.append(run.rounds)
+    free, charged = drafts
+    looks = charged.column("num_expansions") + 1.0
+    longest = looks * (1e-3 + 1e-4 * charged.column("batch"))
+    added = charged.column("seconds").sum() - free.column("seconds").sum()
+    assert (charged.column("num_expansions") == free.column("num_expansions")).all()
+    if "+" in deployment:  # those beside the verification are hidden, as far as it lasts
+        assert 1e-3 * len(looks) <= added < longest.sum()
+    else:
+        grown = charged.column("draft") - free.column("draft")
+        assert grown == pytest.approx(longest)
 
 
 def test_a_batch_waits_for_its_requests_that_missed_only_if_they_are_many():
