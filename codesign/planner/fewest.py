@@ -66,5 +66,5 @@ def _with_reason(answer: Answer, workers: int, missed: list[str], unknown: list[
     reason = f"{workers} workers are" if workers > 1 else "1 worker is"
     reason += " the fewest that meet the SLO"
     reason += f" (the fit has no plan for {', '.join(unknown)})" if unknown else ""
-    reason += f"; {', '.join(missed)} do not" if missed else ""
+    reason += f"; {', '.join(missed)} {'do' if len(missed) > 1 else 'does'} not" if missed else ""
     return replace(answer, reason=f"{reason}; {answer.reason}")

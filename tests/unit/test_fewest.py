@@ -46,7 +46,7 @@ def question(machine_fit):
 def test_the_fewest_workers_that_meet_the_slo_are_taken(question):
     answer = search_fewest(question)
     assert answer.chosen.candidate.deployment.num_workers == 2
-    assert answer.reason.startswith("2 workers are the fewest that meet the SLO; 1 do not; ")
+    assert answer.reason.startswith("2 workers are the fewest that meet the SLO; 1 does not; ")
     with pytest.raises(InfeasibleError):
         search(dataclasses.replace(question, workers=1))
 
