@@ -175,6 +175,9 @@ def test_a_fit_is_kept_before_the_first_run_and_one_that_changed_since_is_told(
         fit = replace(machine_fit, costs={"2": costs})
         assert blind.blind_fits(tmp_path, fit) == {"2": {"sha256": kept, "is_same": is_same}}
     assert blind.blind_fits(tmp_path, replace(machine_fit, costs={"4": cost})) == {}
+    assert blind._is_same({"a": [1.0]}, {"a": [1.0], "new": 0.0})
+    assert not blind._is_same({"a": [1.0]}, {"a": [1.0], "new": 0.5})
+    assert not blind._is_same({"a": [1.0], "gone": 0.0}, {"a": [1.0]})
     pair = result() | {"blind": {"2": {"sha256": kept, "is_same": False}}}
     said = campaign["report"].blindness([campaign["report"].Result("H200", pair)])
     assert "0 of 1 are" in said
