@@ -113,6 +113,25 @@ def test_a_row_has_the_same_bits_alone_and_among_others(columns: int, features: 
         assert torch.equal(gemm.linear(x[:rows], weight, norm=norm)[:1], alone), rows
 
 
+@pytest.mark.parametrize(("columns", "features"), SHAPES[:3])
+def test_rows_of_any_size_keep_their_precision_and_no_number_comes_of_none(
+    columns: int, features: int
+):
+    weight, x, _ = case(columns, features)
+    rows = x[:8].float()
+    rows[0], rows[1, 5], rows[2, 7] = 0.0, torch.nan, torch.inf
+    rows[3] *= 1e-28
+    rows[4, ::64] *= 3e3
+    rows[5] *= 1e30
+    rows[6, : columns // 2] = 0.0
+    x = rows.to(torch.bfloat16)
+    out, expected = gemm.linear(x, weight), packed_reference.linear(x, weight)
+    assert not out[0].any()
+    assert not out[1:3].isfinite().any()
+    for row in range(3, 8):
+        assert error(out[row], expected[row]) < 5e-3, row
+
+
 def test_swiglu_takes_interleaved_rows():
     torch.manual_seed(5)
     whole = quantize_int4(torch.randn(2048, 1024, device="cuda"), group=128)
