@@ -50,8 +50,14 @@ def result_text(
     lines += [line for note in plan.notes for line in wrapped("note", note)]
     columns = _COLUMNS if has_slo else _COLUMNS[:-1]
     rows = [row[: len(columns)] for row in _family_rows(plan)]
-    lines += ["", table(columns, rows), "", f"next      codesign run --plan {out}"]
+    lines += ["", table(columns, rows), "", f"next      {_next_command(plan, out)}"]
     return "\n".join(lines)
+
+
+def _next_command(plan: Plan, out: Path) -> str:
+    if plan.chosen.candidate.speculation.runs_in_engine:
+        return f"codesign run --plan {out}"
+    return f"codesign export --plan {out} --to vllm --head NAME (the engine here has no such head)"
 
 
 def ties_text(plan: Plan) -> str:

@@ -218,13 +218,16 @@ def _as_text(candidate: Candidate, metrics: Metrics, slo: SLO, data: str) -> str
         ]
         for key in ("ttft", "tpot")
     ]
+    attained = metrics.slo_attainment
+    if slo.ttft is None and slo.tpot is None:
+        attained = None
     spans = [[name, milliseconds(seconds)] for name, seconds in metrics.spans.items()]
     figures = [
         ["requests finished", f"{metrics.num_finished:,} of {metrics.num_requests:,}"],
         ["seconds", _figure(metrics.seconds)],
         ["throughput, tokens/s", _figure(metrics.throughput)],
         ["goodput, requests/s", _figure(metrics.goodput)],
-        ["meet the SLO", _figure(metrics.slo_attainment)],
+        ["meet the SLO", "-" if attained is None else f"{attained:.1%}"],
         ["acceptance length", _figure(metrics.acceptance_length)],
         ["mean batch", _figure(metrics.mean_batch)],
     ]

@@ -190,7 +190,7 @@ def fit_profile(directory: str | Path) -> Fit:
     if missing:
         raise InputError(f"profile {directory} lacks {', '.join(missing)}. {_FIX}")
     acceptance = AcceptanceProfile.from_table(recorded)
-    if not (steps.loc[~steps["op"].isin((*KV_ROOMS, LOOP)), "seconds"] > 0).all():
+    if not (steps.loc[steps["op"].isin(FORWARDS), "seconds"] > 0).all():
         raise InputError(f"profile {directory} holds a time that is not above 0 seconds. {_FIX}")
     costs, fits, errors = fit_costs(steps, on_ranks=about.get("device", "cpu") != "cpu")
     calibration = fit_calibration(acceptance)

@@ -225,8 +225,8 @@ def roofline_fit(
         needed = (target.memory_bytes(1) + draft.memory_bytes(1)) / 1e9
         raise InputError(
             f"{target.label} and {draft.label} need {needed:.0f} GB, {gpus} x {device.name} have "
-            f"{gpus * device.memory_bytes / 1e9:.0f} with room for KV rows. Fix: --gpus, or int4 "
-            "weights (--target NAME:int4)"
+            f"{gpus * device.memory_bytes / 1e9:.0f}, and KV rows need room beside them. Fix: "
+            "--gpus, or int4 weights (--target NAME:int4)"
         )
     return Fit(
         target=target.label,

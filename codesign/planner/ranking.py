@@ -127,6 +127,8 @@ def explain(ranked: Sequence[ScoredCandidate], slo: SLO) -> str:
             shares.append(f"waiting for the draft {best.spans['draft'] / total:.0%}")
         parts.append(", ".join(shares))
     parts += _gain_over_plain(ranked)
+    if best.candidate.family == "plain" and any(s.candidate.family != "plain" for s in ranked):
+        parts.append("no plan with a draft serves this better")
     parts.append(_what_binds(best, slo))
     return "; ".join(parts)
 

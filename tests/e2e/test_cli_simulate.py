@@ -115,13 +115,17 @@ def test_a_device_and_a_pair_stand_in_for_a_fit(cli, tmp_path):
     hardware = ["--device", "h100", "--gpus", "8", "--target", "llama-3-70b:int4"]
     arguments = ["--trace", "conv-twin", "--slice", "0:2", "--max-kv-tokens", "100000", "--json"]
     what_if = [*hardware, "--draft", "llama-3.2-3b:int4", "--acceptance", "0.7"]
-    beyond = cli("simulate", *arguments, *what_if, "--deployment", "9")
+    beyond = cli(
+        "simulate", *arguments, *hardware, "--draft", "qwen2-1.5b:int4", "--deployment", "9"
+    )
     assert beyond.returncode == 4
+    assert "no engine runs a draft of another vocabulary" in beyond.stderr
     assert "not as 9. Fix: one of these with --deployment, or --gpus N" in beyond.stderr
     split = ["--deployment", "6+2", "--policy", "async-tree-8x4x4"]
     result = cli("simulate", *arguments, *what_if, *split)
     assert result.returncode == 0, result.stderr
     assert "roofline of 8 x h100 (data sheets, not measured)" in result.stderr
+    assert "vocabulary" not in result.stderr
     printed = json.loads(result.stdout)
     assert printed["data"] == "roofline"
     assert 0.002 < printed["metrics"]["tpot_mean"] < 0.05

@@ -84,6 +84,14 @@ def test_the_reason_names_the_share_of_verification_and_the_gain():
     assert reason.endswith("no SLO was set")
 
 
+def test_plain_decoding_is_chosen_because_no_draft_serves_better():
+    plain, chain = entry("plain").scored, entry("chain-3").scored
+    assert (
+        explain([plain, chain], SLO()) == "no plan with a draft serves this better; no SLO was set"
+    )
+    assert explain([plain], SLO()) == "no SLO was set"
+
+
 def test_the_reason_begins_with_a_load_that_the_best_plan_does_not_bear():
     best = entry("plain").scored
     assert "queue" not in explain([best], SLO())
