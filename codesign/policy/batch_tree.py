@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import exp, log
+from math import log
 from typing import Any, cast
 
 import numpy as np
@@ -47,7 +47,7 @@ from codesign.policy.batch_rows import (
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
-from codesign.policy.interface import MAX_TREE_ROWS, Progress, Speculation, context_rows
+from codesign.policy.interface import Progress, Speculation, context_rows
 from codesign.policy.online_calibration import OnlineCalibration
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.traffic import Traffic
@@ -167,7 +167,9 @@ class BatchTree(Speculation):
             self._spent += self._drafting.of(self._last_rows, self._context)
         else:
             self._cold = [
-                i for i, tree in enumerate(own) if not tree.num_expanded and tree.missing >= COLD
+                i
+                for i, tree in enumerate(own)
+                if not tree.num_expanded and tree.base_len - tree.prefix_len > COLD
             ]
         self._choice = self._choose(own)
         most = MOST_AWAITED if self._spec.is_async else self._spec.expansions
@@ -200,17 +202,11 @@ class BatchTree(Speculation):
             value = self._best_ahead(gains, confidence, level, left)  # of those that are left
         if value <= least:
             return leaves
-        level, width = self._level(len(trees), is_drafted=True), self._spec.width
-        pays = gains >= level
-        paying = pays.nonzero()[0]
-        bounds = (np.log(level / gains[paying]) + tops[paying]).tolist()
-        for i, bound in zip(paying.tolist(), bounds, strict=True):
-            tree = trees[i]
-            ranked = tree.open
-            if (len(ranked) == 1 or ranked[1][0] < bound) and tree.num_expanded < MAX_TREE_ROWS:
-                leaves[i] = [ranked[0][1]]  # most often: its likeliest leaf pays, no other does
-            else:
-                leaves[i] = leaves_above(tree, width, bound)
+        level = self._level(len(trees), is_drafted=True)
+        paying = (gains >= level).nonzero()[0]
+        bounds = np.log(level / gains[paying]) + tops[paying]
+        for i, bound in zip(paying.tolist(), bounds.tolist(), strict=True):
+            leaves[i] = leaves_above(trees[i], self._spec.width, bound)
         return leaves
 
     def _leave_cold(self, trees: Sequence[BudgetTree], gains: Floats) -> bool:
@@ -352,32 +348,31 @@ class BatchTree(Speculation):
         draft, context = self._drafting.of, self._context
         row_seconds = (draft(len(own) + 1, context) - draft(1, context)) / max(len(own), 1)
         level = max(row_seconds * value, _SURE)
-        leaves: Leaves = []
-        gain, prompts = 0.0, 0.0
-        for tree, urgency in zip(own, self._urgency.tolist(), strict=True):
-            bound = log(level / (urgency * max(tree.confidence, _SURE)))
-            nodes = leaves_above(tree, self._spec.width, min(bound, 0.0))
-            if nodes and tree.missing >= COLD and tree.base_len > tree.first_len:
+        confidence, tops = prospects(own)
+        gains = self._urgency * confidence
+        bounds = np.minimum(np.log(level / np.maximum(gains, _SURE)), 0.0)
+        leaves: Leaves = [[] for _ in own]
+        prompts = 0.0
+        for i in (tops >= bounds).nonzero()[0].tolist():
+            tree = own[i]
+            if not tree.num_expanded and tree.missing >= COLD and tree.base_len > tree.first_len:
                 seconds = prompts + self._goodput.draft_prompt_seconds(tree.missing)
-                if self._is_worth_delay(tree, urgency, self._beside + seconds - self._budget):
-                    prompts = seconds
-                else:
-                    nodes = []
-            if nodes:
-                gain += urgency * exp(tree.open[0][0]) * tree.confidence
-            leaves.append(nodes)
+                if not self._is_worth_delay(tree, gains[i], self._beside + seconds - self._budget):
+                    continue
+                prompts = seconds
+            leaves[i] = leaves_above(tree, self._spec.width, bounds[i])
         num_rows = sum([len(nodes) for nodes in leaves])
         seconds = draft(num_rows, context)
         late = self._beside + seconds - max(self._budget, self._beside)
+        gain = float((gains * np.exp(tops))[[i for i, nodes in enumerate(leaves) if nodes]].sum())
         if not num_rows or (late * value > gain and not prompts):
             self._may_draft = False
             return stop
         self._beside += seconds + prompts
         return leaves
 
-    def _is_worth_delay(self, tree: BudgetTree, urgency: float, late: float) -> bool:
+    def _is_worth_delay(self, tree: BudgetTree, gain: float, late: float) -> bool:
         """Whether drafting for a request will yield more than running what it missed delays all."""
-        gain = urgency * tree.confidence
         num_rounds = self.traffic.expected_left(tree) / (1.0 + gain)
         return gain * num_rounds > self._choice.rate * late
 

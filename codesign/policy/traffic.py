@@ -5,8 +5,10 @@ Must not import torch or read a clock.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import exp
 
 from codesign.policy.budget_tree import BudgetTree
@@ -43,6 +45,8 @@ class Traffic:
         self._hears_late = hears_late
         self._known: list[BudgetTree] = []
         self._lengths: deque[int] = deque(maxlen=_LENGTHS)
+        self._ranked: list[int] = []  # ascending
+        self._beyond = [0]  # sum of these from each on
         self._prompt_time, self._all_time = 0.0, _HORIZON  # seconds lately, older ones faded
         self._last_now = 0.0
         self._is_shared = False  # prompts share forwards, they do not run between rounds
@@ -84,8 +88,9 @@ class Traffic:
         Its own limit is not looked at: most requests end long before.
         """
         emitted = tree.base_len - tree.first_len if tree is not None else 0
-        left = [length - emitted for length in self._lengths if length > emitted]
-        return (START_OUTPUT + sum(left)) / (1 + len(left))
+        shorter = bisect_right(self._ranked, emitted)
+        count = len(self._ranked) - shorter
+        return (START_OUTPUT + self._beyond[shorter] - emitted * count) / (1 + count)
 
     def _learn_lengths(self, trees: Sequence[BudgetTree]) -> int:
         """Take in how many tokens those have emitted that are gone; prompt rows of the new ones."""
@@ -98,6 +103,9 @@ class Traffic:
                 emitted = tree.base_len - tree.first_len
                 self._lengths.append(emitted)
                 self.mean_output += _MEMORY * (emitted - self.mean_output)
+        if len(known) > len(here & before):
+            self._ranked = sorted(self._lengths)
+            self._beyond = [*accumulate(reversed(self._ranked), initial=0)][::-1]
         self._known = list(trees)
         prompts = [tree.first_len for tree in trees if id(tree) not in before]
         for length in prompts:

@@ -277,6 +277,51 @@ def test_forwards_beside_the_verification_end_where_it_ends():
         assert made * seconds > 0.010 - 2 * seconds or made == most
 
 
+@given(
+    st.lists(st.lists(st.floats(0.05, 0.95), min_size=1, max_size=5), min_size=1, max_size=6),
+    st.floats(1e-6, 2e-3),
+    st.integers(1, 4),
+)
+def test_leaves_beside_the_verification_are_those_whose_children_are_worth_a_row(
+    firsts, row, width
+):
+    draft = StepTime.linear(alpha=0.0, gamma=row, delta=0.0)
+    policy = policy_of(f"async-batch-tree-8x{width}x8", draft=draft)
+    trees = trees_of(policy, len(firsts))
+    policy.begin(trees, [Progress()] * len(trees))
+    for tree, chances in zip(trees, firsts, strict=True):
+        tree.expand([0])
+        ordered = sorted(np.array(chances) / max(sum(chances), 1.0), reverse=True)
+        tree.add_children(0, range(len(ordered)), np.log(ordered).tolist())
+    policy._choice = policy._choose(trees)
+    policy.select(trees)
+    level = row * policy._choice.rate
+    wanted = [
+        [n for weight, n in t.open[:width] if math.exp(min(weight, 0.0)) * t.confidence >= level]
+        for t in trees
+    ]
+    found = policy.overlap_leaves(trees)
+    assert found == wanted or not any(found)  # or it is late
+    assert any(found) == (any(wanted) and policy._may_draft)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.integers(1, 200), max_size=300), st.integers(0, 220))
+def test_lengths_are_ranked_as_requests_finish_the_last_ones_alone(lengths, emitted):
+    policy = policy_of()
+    traffic = Traffic(lambda rows: 0.0, hears_late=True)
+    waiting = trees_of(policy, 1)[0]
+    for length in lengths:
+        tree = trees_of(policy, 1)[0]
+        traffic.observe([waiting, tree], 0.0, (0, 0))
+        tree.base_len += length
+        traffic.observe([waiting], 0.0, (0, 0))
+    waiting.base_len += emitted
+    left = [length - emitted for length in lengths[-128:] if length > emitted]
+    expected = (START_OUTPUT + sum(left)) / (1 + len(left))
+    assert traffic.expected_left(waiting) == pytest.approx(expected)
+
+
 def test_requests_beside_the_batch_make_rows_dearer():
     target = StepTime(alpha=0.0, rows=(1, 16, 17, 32), seconds=(0.010, 0.010, 0.040, 0.041))
     rows = {}
