@@ -50,6 +50,9 @@ class FileRef:
         Raises:
             InputError: If it is gone or has changed since.
         """
+        if not self.path.is_file():
+            why = f"{self.path}, which the plan names, is not there. Plan again: codesign plan"
+            raise InputError(why)
         if sha256(self.path) != self.sha256:
             why = f"{self.path} has changed since the plan was made. Plan again: codesign plan"
             raise InputError(why)

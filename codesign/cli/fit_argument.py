@@ -82,20 +82,6 @@ def fit_from_args(args: argparse.Namespace) -> tuple[Fit, Path]:
     return Fit.load(file), file
 
 
-def _vocabulary_note(target: str, draft: str) -> str:
-    """That a draft proposes other tokens than its target knows; "" where they may be the same."""
-    from codesign.export.models import PADDING
-    from codesign.fit.priced_model import parse_model
-
-    ours, theirs = (parse_model(name).shape.vocab for name in (target, draft))
-    if abs(ours - theirs) <= PADDING * ours:
-        return ""
-    return (
-        f"{target} has {ours:,} tokens, {draft} {theirs:,}: no engine runs a draft of another "
-        "vocabulary; what is predicted is a draft of its size"
-    )
-
-
 def _what_if(args: argparse.Namespace) -> tuple[Fit, Path]:
     from codesign.fit import ROOFLINE
     from codesign.fit.what_if import device_fit, kept_fit
@@ -114,7 +100,5 @@ def _what_if(args: argparse.Namespace) -> tuple[Fit, Path]:
     if fit.origin == ROOFLINE:
         source = f"roofline of {machine} (data sheets, not measured)"
     say(f"fit: {source}; acceptance {fit.acceptance_origin}")
-    if note := _vocabulary_note(args.target, args.draft):
-        say(f"fit: {note}")
     dial = "recorded" if args.acceptance is None else f"{args.acceptance:g}"
     return kept_fit(fit, f"{args.gpus}x{args.device}-{fit.target}-{fit.draft}-{dial}")

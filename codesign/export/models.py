@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codesign.errors import InputError
-from codesign.fit.priced_model import known_models, parse_model
+from codesign.fit.priced_model import PADDING, known_models, parse_model
 from codesign.models import ModelShape, model_shape, resolve_model
 from codesign.models.shape import read_config
 
 NGRAM = "ngram"  # the drafter that needs no model
-PADDING = 0.01  # of a vocabulary: more than this is not padding of the same one
 
 # Shapes that come with the package, by the checkpoints on the Hugging Face hub that have them.
 HUB_NAMES = {

@@ -25,6 +25,7 @@ _BITS: dict[str, float] = {"bf16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.0}
 _INT4_GROUP_BITS = 16 + 4  # scale and zero point of a group
 _CHANNELS = 128
 _LARGE = 6.5e9  # parameters of a "7B" model
+PADDING = 0.01  # of a vocabulary: more than this is not padding of the same one
 # Mean relative error of a forward's seconds for an engine that the fitting left out
 # (benchmarks/fit_roofline.py), models of 7B and more, and smaller ones.
 LARGE_ERROR, SMALL_ERROR = 0.19, 0.33

@@ -17,7 +17,7 @@ from codesign.config import parse_deployment
 from codesign.errors import InputError
 from codesign.fit import Fit
 from codesign.fit.devices import load_device
-from codesign.fit.priced_model import parse_model
+from codesign.fit.priced_model import PADDING, parse_model
 from codesign.fit.roofline import roofline_fit
 from codesign.fit.shipped import DEFAULT_FIT, shipped_pair
 from codesign.policy.cost import RoundCost, StepTime
@@ -138,11 +138,14 @@ def what_if_fit(
     if acceptance is not None:
         profile, error = dialled_acceptance(recorded.acceptance, acceptance), DIALLED_ERROR
         origin = f"made up: {acceptance:g} of first draft tokens"
+    models = parse_model(target), parse_model(draft)
+    ours, theirs = (model.shape.vocab for model in models)
+    if abs(ours - theirs) > PADDING * ours:
+        origin += f"; no engine runs this pair, whose vocabularies are {ours:,} and {theirs:,}"
     return roofline_fit(
         load_device(device),
         gpus,
-        parse_model(target),
-        parse_model(draft),
+        *models,
         profile,
         acceptance_error=error,
         acceptance_origin=origin,

@@ -119,13 +119,13 @@ def test_a_device_and_a_pair_stand_in_for_a_fit(cli, tmp_path):
         "simulate", *arguments, *hardware, "--draft", "qwen2-1.5b:int4", "--deployment", "9"
     )
     assert beyond.returncode == 4
-    assert "no engine runs a draft of another vocabulary" in beyond.stderr
+    assert "no engine runs this pair, whose vocabularies are 128,256 and 151,936" in beyond.stderr
     assert "not as 9. Fix: one of these with --deployment, or --gpus N" in beyond.stderr
     split = ["--deployment", "6+2", "--policy", "async-tree-8x4x4"]
     result = cli("simulate", *arguments, *what_if, *split)
     assert result.returncode == 0, result.stderr
     assert "roofline of 8 x h100 (data sheets, not measured)" in result.stderr
-    assert "vocabulary" not in result.stderr
+    assert "vocabular" not in result.stderr
     printed = json.loads(result.stdout)
     assert printed["data"] == "roofline"
     assert 0.002 < printed["metrics"]["tpot_mean"] < 0.05

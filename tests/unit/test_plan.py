@@ -105,6 +105,9 @@ def test_a_trace_that_changed_after_planning_is_refused(plan, tmp_path):
     (tmp_path / "made" / "trace.parquet").write_bytes(b"other")
     with pytest.raises(InputError, match="has changed since the plan was made"):
         Plan.load(tmp_path / "made" / "plan.json").requests()
+    (tmp_path / "made" / "trace.parquet").unlink()
+    with pytest.raises(InputError, match=r"is not there\. Plan again: codesign plan"):
+        Plan.load(tmp_path / "made" / "plan.json").requests()
 
 
 @pytest.mark.parametrize(
