@@ -18,6 +18,7 @@ from codesign.errors import InputError
 BLOCK_TOKENS = 512  # tokens of one prefix block in Mooncake's hash_ids; the last block is partial
 FIX = "correct or delete that line, or fetch the file again (codesign trace list)"
 MAX_TOKENS = 2**31 - 1
+_LATEST = 1e11  # seconds since 1970 that nobody means
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,17 @@ def dates_to_seconds(rows: Rows, column: pd.Series) -> NDArray[np.float64]:
 
 
 def seconds(rows: Rows, column: pd.Series) -> NDArray[np.float64]:
+    """Return times in seconds; milliseconds since 1970 are seen for what they are."""
+    values = ascending(rows, column)
+    if values[0] > _LATEST:
+        raise InputError(
+            f"{rows.path}, {rows.word} {rows.first}: {column.name} is {values[0]:.0f}, which is no "
+            "time in seconds. Fix: divide milliseconds by 1000"
+        )
+    return values
+
+
+def ascending(rows: Rows, column: pd.Series) -> NDArray[np.float64]:
     """Return times that are numbers already and do not go back, in the unit they came in."""
     values = _numbers(rows, column, "number")
     _check_order(rows, np.diff(values), column)

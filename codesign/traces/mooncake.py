@@ -24,8 +24,8 @@ from codesign.traces.checks import (
     BLOCK_TOKENS,
     Rows,
     add_blocks,
+    ascending,
     request_table,
-    seconds,
     whole_numbers,
 )
 
@@ -44,7 +44,7 @@ def read_mooncake(path: Path, text: str) -> pd.DataFrame:
         lines.pop()
     rows = Rows(path, 1)
     records = _json_records(rows, lines)
-    arrival = seconds(rows, _json_numbers(rows, records, "timestamp")) / 1e3
+    arrival = ascending(rows, _json_numbers(rows, records, "timestamp")) / 1e3
     prompt = whole_numbers(rows, _json_numbers(rows, records, "input_length"))
     output = whole_numbers(rows, _json_numbers(rows, records, "output_length"))
     requests = request_table(arrival, prompt, output)

@@ -178,6 +178,13 @@ REJECTED_LINES = {
 }
 
 
+def test_milliseconds_since_1970_are_refused_as_such(tmp_path):
+    with pytest.raises(InputError, match=r"line 2: arrival is 1700000000000, .* by 1000"):
+        load_text(tmp_path, f"{OURS}\n1700000000000,1,1\n1700000001000,1,1\n")
+    trace = load_text(tmp_path, f"{OURS}\n1700000000,1,1\n1700000001,1,1\n")
+    assert trace.requests["arrival"].tolist() == [0.0, 1.0]
+
+
 @pytest.mark.parametrize(("content", "line", "reason"), REJECTED_LINES.values(), ids=REJECTED_LINES)
 def test_a_bad_csv_row_is_refused_with_file_line_reason_and_fix(tmp_path, content, line, reason):
     with pytest.raises(InputError) as caught:
