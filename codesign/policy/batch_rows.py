@@ -118,13 +118,10 @@ def prospects(trees: Sequence[BudgetTree]) -> tuple[Floats, Floats]:
 
 def leaves_above(tree: BudgetTree, width: int, bound: float) -> list[int]:
     """The heaviest nodes that may run, of this log weight and above."""
-    ranked = tree.open
-    if ranked and (len(ranked) == 1 or ranked[1][0] < bound) and tree.num_expanded < MAX_TREE_ROWS:
-        return [ranked[0][1]] if ranked[0][0] >= bound else []  # most often: one pays, no other
     if tree.num_expanded + width > MAX_TREE_ROWS:
         width = MAX_TREE_ROWS - tree.num_expanded
     nodes = []
-    for weight, node in ranked[:width]:
+    for weight, node in tree.open[:width]:
         if weight < bound:
             break
         nodes.append(node)

@@ -47,7 +47,7 @@ from codesign.policy.batch_rows import (
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
-from codesign.policy.interface import Progress, Speculation, context_rows
+from codesign.policy.interface import MAX_TREE_ROWS, Progress, Speculation, context_rows
 from codesign.policy.online_calibration import OnlineCalibration
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.traffic import Traffic
@@ -106,6 +106,7 @@ class BatchTree(Speculation):
         self._spent = 0.0  # seconds of draft forwards that the target waits for
         self._beside = 0.0  # seconds of those beside the verification
         self._budget = 0.0  # seconds of the verification
+        self._draft_rows: float | None = None  # seconds of a row for each request
         self._saved = 0.0  # seconds per token of each request, by drafting for all
         self._tokens = float(urgency.sum()) + batch - len(urgency)  # of the roots
         self._is_urgent = self._tokens > batch
@@ -205,23 +206,33 @@ class BatchTree(Speculation):
         level = self._level(len(trees), is_drafted=True)
         paying = (gains >= level).nonzero()[0]
         bounds = np.log(level / gains[paying]) + tops[paying]
+        width = self._spec.width
         for i, bound in zip(paying.tolist(), bounds.tolist(), strict=True):
-            leaves[i] = leaves_above(trees[i], self._spec.width, bound)
+            tree = trees[i]
+            ranked = tree.open
+            if (len(ranked) == 1 or ranked[1][0] < bound) and tree.num_expanded < MAX_TREE_ROWS:
+                leaves[i] = [ranked[0][1]]  # most often: its likeliest leaf pays, no other does
+            else:
+                leaves[i] = leaves_above(tree, width, bound)
         return leaves
 
     def _leave_cold(self, trees: Sequence[BudgetTree], gains: Floats) -> bool:
-        """Take the gain from requests whose prompt is not worth running; whether there are any."""
-        left = [i for i in self._cold if gains[i] and not self._is_worth_running(trees[i])]
+        """Take the gain from requests for which running what they missed costs more than it saves.
+
+        Returns:
+            Whether there are any.
+        """
+        if not self._cold:
+            return False
+        # Both are seconds of the machine: prompts that stall this round take as long either way.
+        saved, prompt = self._saved / self._batch, self._goodput.draft_prompt_seconds
+        left_of, left = self.traffic.expected_left, []
+        for i in self._cold:
+            tree = trees[i]
+            if left_of(tree) * saved <= prompt(tree.base_len - 1 - tree.prefix_len):
+                left.append(i)
         gains[left] = 0.0
         return bool(left)
-
-    def _is_worth_running(self, tree: BudgetTree) -> bool:
-        """Whether running what a request has missed costs less than drafting for it will save.
-
-        Both are seconds of the machine: prompts that stall this round take as long either way.
-        """
-        saved = self.traffic.expected_left(tree) * self._saved / self._batch
-        return saved > self._goodput.draft_prompt_seconds(tree.missing)
 
     def _is_worth_reading(self) -> bool:
         """The same of a prompt that begins now, at what drafting saves in this round."""
@@ -268,7 +279,9 @@ class BatchTree(Speculation):
         target, draft = self._verifying.of, self._drafting.of
         seconds = target(first + num, context) - target(first, context)
         if is_drafted:
-            seconds += draft(num + 1, context) - draft(1, context)
+            if self._draft_rows is None:  # the same in all of a round
+                self._draft_rows = draft(num + 1, context) - draft(1, context)
+            seconds += self._draft_rows
         return max(seconds / num * self._choice.rate, _SURE)
 
     # Rows.
