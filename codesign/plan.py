@@ -67,12 +67,12 @@ class Economics:
     chosen candidate or, if that is plain decoding, the best that speculates.
 
     Attributes:
-        null_plan: Label of the best plan without a draft that gives all workers to the target.
+        null_plan: Label of the best plan without a draft.
         speculative: Label of the candidate that the other figures are about.
         gain: Decode speed (tokens per second of one request) over the null plan's, 1 for equal,
             at the batch that was simulated.
-        crossover: Most running requests at which it decodes no slower than the null plan; 0 if it
-            never does, None if it always does up to the largest batch.
+        crossover: Most running requests at which it decodes no slower than the null plan, without
+            a gap from ``batch`` on; 0 if it never does, None if it does up to the largest batch.
         largest_batch: Up to which the crossover was looked for.
         batch: Requests running at once on average, as simulated; where the next three hold.
         break_even_length: Tokens per round from which speculation pays.

@@ -24,6 +24,7 @@ _FOLDER = Path(__file__).parents[1] / "data" / "shapes"
 _BITS: dict[str, float] = {"bf16": 16.0, "fp8": 8.0, "int8": 8.0, "int4": 4.0}
 _INT4_GROUP_BITS = 16 + 4  # scale and zero point of a group
 _CHANNELS = 128
+_ALIASES = {"llama-3-8b": "llama-3.1-8b"}  # as codesign models inflate calls that size
 _LARGE = 6.5e9  # parameters of a "7B" model
 PADDING = 0.01  # of a vocabulary: more than this is not padding of the same one
 # Mean relative error of a forward's seconds for an engine that the fitting left out
@@ -127,7 +128,7 @@ def parse_model(text: str) -> PricedModel:
         name, weights = text, "bf16"
     if weights not in WEIGHTS:
         raise InputError(f"unknown weights {weights!r} of {name}; one of {', '.join(WEIGHTS)}")
-    folder = _FOLDER / name.lower()
+    folder = _FOLDER / _ALIASES.get(name.lower(), name.lower())
     if not (folder / "config.json").is_file():
         folder = Path(name)
     if not (folder / "config.json").is_file():

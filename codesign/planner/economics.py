@@ -1,6 +1,6 @@
 """Whether speculation pays: against plain decoding at each load, and against perfect foresight.
 
-The null plan gives all workers to the target and drafts nothing.
+The null plan is the best one without a draft.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def weigh_speculation(ranked: Sequence[ScoredCandidate], question: Question) -> 
         null_plan=null.label,
         speculative=best.label,
         gain=emitted / needed,
-        crossover=None if pays[-1] else int(running[pays].max(initial=0.0)),
+        crossover=_crossover(pays, batch),
         largest_batch=int(largest),
         batch=batch,
         break_even_length=needed,
@@ -131,6 +131,23 @@ def weigh_speculation(ranked: Sequence[ScoredCandidate], question: Question) -> 
         break_even_rate=chance_for(needed, chain.max_depth) if chain.kind == "chain" else None,
         oracle_gain=plain_seconds / oracle_seconds(drafting, batch, fit.acceptance, shares),
     )
+
+
+def _crossover(pays: NDArray[np.bool_], batch: float) -> int | None:
+    """Most running requests at which drafting pays without a gap from the simulated load on.
+
+    Args:
+        pays: (B,) at 1, 2, ... running requests.
+        batch: Running requests that were simulated.
+
+    Returns:
+        If it does not pay there, the most below; None if it pays up to the end.
+    """
+    load = min(int(batch), len(pays))
+    if not pays[load - 1]:
+        return int(np.flatnonzero(pays[: load - 1]).max(initial=-1)) + 1
+    stops = np.flatnonzero(~pays[load:])
+    return load + int(stops[0]) if len(stops) else None
 
 
 def _most_running(candidate: Candidate, question: Question, context: float) -> int:

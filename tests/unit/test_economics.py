@@ -10,7 +10,13 @@ from codesign.config import SLO, Deployment, Serving
 from codesign.fit import Fit
 from codesign.planner import Question
 from codesign.planner.behaviour import chain_behaviour
-from codesign.planner.economics import Decoding, chance_for, oracle_seconds, weigh_speculation
+from codesign.planner.economics import (
+    Decoding,
+    _crossover,
+    chance_for,
+    oracle_seconds,
+    weigh_speculation,
+)
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import parse_policy
 
@@ -61,6 +67,22 @@ def test_the_crossover_is_where_a_chain_decodes_as_fast_as_plain():
     by_hand = (10 * tokens(3) - 13) / (4 - tokens(3))
     assert found.crossover == pytest.approx(by_hand, abs=1)
     assert found.largest_batch == 64
+
+
+@pytest.mark.parametrize(
+    ("pays", "batch", "crossover"),
+    [
+        ("11110000", 2.5, 4),
+        ("11110011", 2.5, 4),  # steps in the cost of rows: what pays again later is not promised
+        ("11110011", 5.0, 4),
+        ("00110011", 2.0, 0),
+        ("00111111", 3.0, None),
+        ("11111111", 99.0, None),
+    ],
+)
+def test_drafting_pays_from_the_simulated_load_up_to_the_first_gap(pays, batch, crossover):
+    found = _crossover(np.array([mark == "1" for mark in pays]), batch)
+    assert found == crossover
 
 
 def test_free_rows_pay_at_every_load_and_dear_ones_at_none():
