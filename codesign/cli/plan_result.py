@@ -93,10 +93,11 @@ def pays_text(economics: Economics) -> str:
     rate = economics.break_even_rate
     chance = "" if rate is None else f" (each draft token accepted with {rate:.0%})"
     return (
-        f"{load}. With {economics.batch:.3g} running, prompts aside, {name} decodes {ratio:.3g} times {word} than "
-        f"{economics.null_plan}; it breaks even at {economics.break_even_length:.2f} tokens a "
-        f"round{chance} and has {economics.acceptance_length:.2f}; knowing beforehand how many "
-        f"tokens will be accepted would give {economics.oracle_gain:.3g} times"
+        f"{load}. With {economics.batch:.3g} running, prompts aside, {name} decodes {ratio:.3g} "
+        f"times {word} than {economics.null_plan}; it breaks even at "
+        f"{economics.break_even_length:.2f} tokens a round{chance} and has "
+        f"{economics.acceptance_length:.2f}; knowing beforehand how many tokens will be accepted "
+        f"would give {economics.oracle_gain:.3g} times"
     )
 
 
