@@ -5,6 +5,7 @@
     python benchmarks/compare_policies.py chunks   # prompts in chunks that share forwards
     python benchmarks/compare_policies.py lengths  # the traces' arrivals, short prompts
     python benchmarks/compare_policies.py map      # load x machine: which policy wins
+    python benchmarks/compare_policies.py pairs    # measured pairs: never slower than plain?
     python benchmarks/compare_policies.py price    # what deciding takes of a round
     python benchmarks/compare_policies.py cpu      # the small pair on this machine, 5 minutes
     python benchmarks/compare_policies.py report   # tables and pictures of what is there
@@ -249,7 +250,7 @@ def _machines(names: str) -> Iterator[Machine]:
 def main() -> None:
     """Run one part."""
     parser = argparse.ArgumentParser(description="Compare policies on the same requests.")
-    parser.add_argument("part", choices=[*MACHINE_PARTS, "map", "price", "cpu", "report"])
+    parser.add_argument("part", choices=[*MACHINE_PARTS, "map", "pairs", "price", "cpu", "report"])
     parser.add_argument("--machines", default="h100x8", help="of MACHINES, with commas")
     parser.add_argument("--segments", default="code,conv", help="of the map: code,conv,mooncake")
     parser.add_argument("--traces", type=Path, default=TRACES)
@@ -263,6 +264,10 @@ def main() -> None:
             MACHINE_PARTS[args.part](bench, machine)
     elif args.part == "map":
         load_map(bench, machines, args.segments.split(","))
+    elif args.part == "pairs":
+        from policy_pairs import measure as measure_pairs
+
+        measure_pairs(bench.store, args.traces)
     elif args.part == "price":
         from policy_price import measure as measure_price
 

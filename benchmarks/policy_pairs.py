@@ -1,0 +1,55 @@
+"""Measured pairs on two GPUs, simulated: is a batch tree ever slower than plain decoding there?
+
+Step times of the shipped fits, requests of each trace as ``policy_ranks.py`` serves them (prompts
+made shorter, answers cut, eight at once), at loads from what leaves the GPUs idle to saturation.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from policy_cases import SEGMENTS, figures_of
+from policy_ranks import BATCH, MAX_KV_TOKENS, segment, target_of
+
+from codesign.config import Serving, parse_deployment
+from codesign.fit import Fit
+from codesign.fit.shipped import DEFAULT_FIT
+from codesign.plan import Candidate
+from codesign.policy.cost import RoundCost
+from codesign.policy.speculation import parse_policy
+from codesign.sim import simulate
+
+LOADS, POLICIES = (0.3, 0.7, 1.2), ("plain", "batch-tree-16x2x8", "specserve-8", "chain-1")
+NUM_REQUESTS, LONG, SEED = 120, 1000.0, 1
+
+
+def measure(store: Any, traces: Path) -> None:
+    """All pairs, traces, loads and policies."""
+    for path in sorted(DEFAULT_FIT.parents[1].glob("h200-*/fit.json")):
+        fit = Fit.load(path)
+        for name in SEGMENTS:
+            for load in LOADS:
+                requests = _requests(name, traces, fit.costs["2"], load)
+                for policy in POLICIES:
+
+                    def make(r: pd.DataFrame = requests, p: str = policy, f: Fit = fit) -> Any:
+                        slo = target_of(f.costs["2"])
+                        candidate = Candidate(parse_deployment("2"), parse_policy(p), BATCH)
+                        serving = Serving(max_kv_tokens=MAX_KV_TOKENS)
+                        run = simulate(r, candidate, f, serving=serving, slo=slo, seed=SEED)
+                        return figures_of(run, slo)
+
+                    pair = path.parent.name.removeprefix("h200-")
+                    store.get(f"pairs/{pair}/{name}/{load}/{policy}", make)
+
+
+def _requests(name: str, traces: Path, cost: RoundCost, load: float) -> pd.DataFrame:
+    """So many requests of a trace, at so much of what plain decoding bears."""
+    requests = segment(name, traces, cost, LONG).iloc[:NUM_REQUESTS]
+    prompt, output = (float(requests[f"{kind}_tokens"].mean()) for kind in ("prompt", "output"))
+    step = cost.target(BATCH, BATCH * (prompt + output / 2), BATCH)
+    seconds = NUM_REQUESTS * (cost.prefill(prompt) + output * step / BATCH) / load
+    arrival = requests["arrival"] - requests["arrival"].iloc[0]
+    return requests.assign(arrival=arrival * seconds / arrival.iloc[-1])
