@@ -111,19 +111,21 @@ def alone(pair):
 
 
 @pytest.mark.parametrize(
-    ("policy", "ranks"),
+    ("name", "policy", "ranks"),
     [
-        ("tree-8x4x2", (3, 0)),
-        ("tree-8x4x2", (4, 0)),
-        ("async-tree-8x4x2", (3, 1)),
-        ("async-tree-8x4x2", (2, 2)),
-        ("async-tree-8x4x2", (1, 2)),
+        ("greedy", "tree-8x4x2", (3, 0)),
+        ("greedy", "tree-8x4x2", (4, 0)),
+        ("greedy", "async-tree-8x4x2", (3, 1)),
+        ("greedy", "async-tree-8x4x2", (2, 2)),
+        ("greedy", "async-tree-8x4x2", (1, 2)),
+        ("0.7", "tree-8x4x2", (3, 0)),
+        ("0.7", "tree-8x4x2", (4, 0)),
+        ("0.7", "async-tree-8x4x2", (3, 1)),
     ],
-    ids=["3", "4", "3+1", "2+2", "1+2"],
+    ids=["3", "4", "3+1", "2+2", "1+2", "3 at 0.7", "4 at 0.7", "3+1 at 0.7"],
 )
-@pytest.mark.parametrize("name", SAMPLINGS)
 def test_no_split_of_more_ranks_changes_a_token(
-    pair, serve_both, alone, check_calls, policy, ranks, name
+    pair, serve_both, alone, check_calls, name, policy, ranks
 ):
     setup, candidate = set_up(pair, policy, ranks, SAMPLINGS[name])
     keep_waiting(sum(ranks) - 1)  # for the next run: loading takes as long as a run
