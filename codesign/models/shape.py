@@ -162,7 +162,9 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as err:
-        raise InputError(f"{path} cannot be read: {err.strerror}") from err
+        raise InputError(
+            f"{path} cannot be read: {err.strerror}. Name a Hugging Face folder"
+        ) from err
     except ValueError as err:
         raise InputError(f"{path} is no JSON: {err}") from err
     if not isinstance(config, dict):
