@@ -60,7 +60,7 @@ def test_a_profile_of_ranks_holds_every_step_of_every_deployment(chain):
     wanted |= {("1+1", "target", False), ("1+1", "target", True), ("1+1", "prefill", False)}
     wanted |= {("1+1", op, True) for op in ("draft", "draft_prefill", "reroot")}
     wanted |= {("1+1", "draft", False), ("1+1", "link", False)}
-    wanted |= {("1", "loop", False), ("1+1", "loop", False)}
+    wanted |= {(split, op, False) for split in ("1", "1+1") for op in ("loop", "deciding")}
     assert found == wanted
     assert steps["seconds"].gt(0).all()
     rows = set(steps.loc[steps["op"] == "target", "rows"])
