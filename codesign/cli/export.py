@@ -18,8 +18,8 @@ examples:
 """
 
 
-# A shell starts what is in its background deaf to Ctrl-C.
-_END_TOGETHER = ["trap 'kill $pids' EXIT", "trap 'exit 130' INT TERM"]
+# A shell starts what is in its background deaf to Ctrl-C. `$!`: the one that `pids` may lack yet.
+_END_TOGETHER = ["trap 'kill $pids $!' EXIT", "trap 'exit 130' INT TERM"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -98,9 +98,13 @@ def test_out_writes_a_script_that_a_shell_reads_and_the_files_it_names(export, t
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_servers_that_a_script_starts_end_with_it(export, tmp_path, stop):
+@pytest.mark.parametrize("before_it_is_noted", ["", "sleep 1\n"])
+def test_servers_that_a_script_starts_end_with_it(export, tmp_path, before_it_is_noted, stop):
     result = export("--to", "trtllm", "--out", ".", "--candidate", "chain-3")
     assert result.returncode == 0, result.stderr
+    script_text = (tmp_path / "serve.sh").read_text()
+    slow_text = script_text.replace("pids=", f"{before_it_is_noted}pids=")
+    (tmp_path / "serve.sh").write_text(slow_text)
     served = tmp_path / "bin" / "trtllm-serve"
     served.parent.mkdir()
     served.write_text("#!/bin/sh\necho serving\nexec sleep 600\n")
@@ -112,8 +116,8 @@ def test_servers_that_a_script_starts_end_with_it(export, tmp_path, stop):
     ) as script:  # fmt: skip
         assert [script.stdout.readline() for _ in range(2)] == ["serving\n"] * 2
         script.send_signal(stop)
-        assert script.stdout.read() == ""  # comes to an end when the last of them has gone
-        assert script.wait() == 130
+        rest, _ = script.communicate(timeout=60)  # comes to an end when the last of them has gone
+        assert (rest, script.returncode) == ("", 130)
 
 
 @pytest.mark.parametrize(
