@@ -73,14 +73,15 @@ def floor(shape: ModelShape, rows: int) -> float:
     return 1e3 * max(weights * INT4_BITS / 8 / READ_BANDWIDTH, 2 * rows * weights / DENSE_RATE)
 
 
-def rank_of(forward: RankForward) -> ModelRank:
-    """A target of two slabs."""
+def rank_of(forward: RankForward, **slab_options: Any) -> ModelRank:
+    """A greedy target of two slabs."""
     slabs = Slabs(
         forward.shape,
         num_slots=2,
         max_tokens=TOKENS,
         dtype=forward.dtype,
         device=forward.device,
+        **slab_options,
     )
     return ModelRank(forward, slabs, TargetHead(Sampling()))
 

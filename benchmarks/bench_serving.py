@@ -23,11 +23,10 @@ import numpy as np
 import torch
 
 from benchmarks.common import write_result
-from benchmarks.random_pair import write_random_pair
+from benchmarks.random_pair import inflate_source, small_config, write_source_pair
 from codesign.config import Deployment, Serving
 from codesign.engine import EngineRun
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
-from codesign.models.recipe import Recipe, create_inflated, weights_sha256
 from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
@@ -35,22 +34,7 @@ from codesign.prompts import BoundRequest, bind_prompts, load_prompts
 from codesign.traces import load_trace
 
 VOCABULARY = 4096
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 512,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "intermediate_size": 1024,
-    "vocab_size": VOCABULARY,
-    "rope_theta": 500000.0,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-}
+CONFIG = small_config(layers=16, vocabulary=VOCABULARY, max_positions=131072, rope_theta=500000.0)
 WIDE = 1 << 17  # KV rows: no limit here
 ROWS = 64  # of a target forward: a batch of 8 trees of 8
 ALL = Serving(prefill_chunk=512, prefix_cache=True, preemption=True)
@@ -58,14 +42,9 @@ ALL = Serving(prefill_chunk=512, prefix_cache=True, preemption=True)
 
 def make_pair(root: Path, shape: str) -> tuple[Path, Path]:
     """Directories of a target of a published shape (small without one) and of a draft: random."""
-    write_random_pair(root, CONFIG, target="source")
-    for name in ("source", "draft"):
-        (root / name / "tokenizer.json").write_text("{}")
-    if not shape:
-        return root / "source", root / "draft"
-    source = str(root / "source")
-    recipe = Recipe(shape, "target", source, weights_sha256(source))
-    return create_inflated(recipe, name=f"bench-{time.monotonic_ns()}"), root / "draft"
+    write_source_pair(root, CONFIG)
+    target = inflate_source(root, shape, prefix="bench") if shape else root / "source"
+    return target, root / "draft"
 
 
 class Bench:

@@ -1,8 +1,12 @@
-"""A random target and a draft that agrees with it now and then, so that nothing is downloaded."""
+"""A random target and a draft that agrees with it now and then, so that nothing is downloaded.
+
+The target may be inflated to a published shape.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,34 @@ import torch
 from safetensors.torch import save_file
 
 from codesign.engine.weights import random_tensors
+from codesign.models.recipe import Recipe, create_inflated, weights_sha256
 from codesign.models.shape import model_shape
+
+
+def small_config(
+    *,
+    layers: int,
+    vocabulary: int = 4096,
+    max_positions: int = 2048,
+    rope_theta: float = 10000.0,
+) -> dict[str, Any]:
+    """config.json of a Llama that is 512 wide."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 512,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "intermediate_size": 1024,
+        "vocab_size": vocabulary,
+        "rope_theta": rope_theta,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": max_positions,
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+    }
 
 
 def write_random_pair(
@@ -37,3 +68,17 @@ def write_random_pair(
         noisy[name] = tensor + noise * tensor.std() * drawn if tensor.ndim == 2 else tensor
     save_file(state, root / target / "model.safetensors")
     save_file(noisy, root / "draft" / "model.safetensors")
+
+
+def write_source_pair(root: Path, config: Mapping[str, Any]) -> None:
+    """Write the folders "source" and "draft" below ``root``, with a tokenizer that is none."""
+    write_random_pair(root, config, target="source")
+    for name in ("source", "draft"):
+        (root / name / "tokenizer.json").write_text("{}")
+
+
+def inflate_source(root: Path, shape: str, *, prefix: str) -> Path:
+    """Return the directory of a new model of a published shape with the answers of "source"."""
+    source = str(root / "source")
+    recipe = Recipe(shape, "target", source, weights_sha256(source))
+    return create_inflated(recipe, name=f"{prefix}-{time.monotonic_ns()}")

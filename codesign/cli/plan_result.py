@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from codesign.cli.output import number_text, table, wrapped
+from codesign.cli.output import counted, number_text, table, wrapped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,12 +84,12 @@ def pays_text(economics: Economics) -> str:
     word = "faster" if economics.gain >= 1 else "slower"
     ratio = economics.gain if economics.gain >= 1 else 1 / economics.gain
     if economics.crossover is None:
-        most = _counted(economics.largest_batch, "running request")
+        most = counted(economics.largest_batch, "running request")
         load = f"speculate at every load, up to {most}"
     elif economics.crossover == 0:
         load = "do not speculate, at any load"
     else:
-        load = f"speculate up to {_counted(economics.crossover, 'running request')}, not above"
+        load = f"speculate up to {counted(economics.crossover, 'running request')}, not above"
     rate = economics.break_even_rate
     chance = "" if rate is None else f" (each draft token accepted with {rate:.0%})"
     return (
@@ -141,7 +141,7 @@ def describe(candidate: Candidate) -> str:
     spec, workers = candidate.speculation, candidate.deployment
     how = {
         "plain": "plain decoding, no draft",
-        "chain": f"chains of {_counted(spec.max_depth, 'draft token')}",
+        "chain": f"chains of {counted(spec.max_depth, 'draft token')}",
         "threshold": f"chains of up to {spec.max_depth}, cut after the first unsure token",
         "tree": f"trees of {spec.rows} rows, {spec.expansions} x {spec.width} leaves drafted",
         "specserve": f"chains of up to {spec.max_depth}, as long as goodput is predicted to rise",
@@ -149,22 +149,18 @@ def describe(candidate: Candidate) -> str:
         f"up to {spec.expansions} x {spec.width} leaves drafted",
     }.get(spec.kind) or f"{spec.label} ({summarise_policy(spec)})"
     if workers.draft_workers:
-        draft = _counted(workers.draft_workers, "worker")
+        draft = counted(workers.draft_workers, "worker")
         where = f"target on {workers.target_workers} and draft on {draft}, at the same time"
     else:
-        where = _counted(workers.target_workers, "worker")
+        where = counted(workers.target_workers, "worker")
         where += "" if spec.kind == "plain" else ", target and draft in turn"
     if workers.replicas > 1:
         where = f"{workers.replicas} replicas, each: {where}"
     if workers.prefill_workers:
         own = "of its own" if workers.prefill_workers == 1 else "of their own"
-        where += f"; prompts on {_counted(workers.prefill_workers, 'worker')} {own}"
+        where += f"; prompts on {counted(workers.prefill_workers, 'worker')} {own}"
     each = " per replica" if workers.replicas > 1 else ""
-    return f"{how}; {where}; at most {_counted(candidate.max_batch, 'request')} at once{each}"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"{how}; {where}; at most {counted(candidate.max_batch, 'request')} at once{each}"
 
 
 def _figures(plan: Plan) -> list[str]:

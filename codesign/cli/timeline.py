@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from codesign.cli.output import add_output_arguments, emit
+from codesign.cli.output import add_output_arguments, counted, emit
 from codesign.cli.trace_argument import parse_pair
 
 if TYPE_CHECKING:
@@ -65,9 +65,12 @@ def export(args: argparse.Namespace) -> None:
         _check_window(window, [run.records for run in runs])
     num_events = write_timeline(args.out, runs, window=window)
     payload = {"out": args.out, "num_events": num_events, "runs": [run.name for run in runs]}
-    number = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    text = f"wrote {args.out}: {num_events:,} events of {number}; open it at ui.perfetto.dev"
-    emit(args, payload, text)
+    of = counted(len(runs), "run")
+    emit(
+        args,
+        payload,
+        f"wrote {args.out}: {num_events:,} events of {of}; open it at ui.perfetto.dev",
+    )
 
 
 def _check_window(window: tuple[float, float], runs: Sequence[RunRecords]) -> None:

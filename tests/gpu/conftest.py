@@ -1,14 +1,17 @@
-"""Shared by GPU tests: how close a call was that two ways of serving decided differently."""
+"""Shared by GPU tests: two runs on the same ranks, and how close calls were that differ."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from codesign.engine import EngineRun
 from codesign.engine.checkpoint import open_rank
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.slabs import Slabs
@@ -44,6 +47,14 @@ class Scores:
             key = noise_key(sampling.seed, request.request_id, len(path))
             scores = scores + sampling.temperature * gumbel_row(key, len(scores))
         return float(np.abs(scores[ours[place]] - scores[theirs[place]]))
+
+
+@pytest.fixture(scope="module")
+def serve_both() -> Callable[..., tuple[EngineRun, EngineRun]]:
+    """``benchmarks.step_log.serve_both``; ranks import it, too, so it has its full name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[2]))
+        return importlib.import_module("benchmarks.step_log").serve_both
 
 
 @pytest.fixture(scope="module")

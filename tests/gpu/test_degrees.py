@@ -7,26 +7,21 @@ waits for another on its GPU waits for its turn, some milliseconds, so the model
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
-import time
-from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.random_pair import write_random_pair
+from benchmarks.random_pair import inflate_source, small_config, write_source_pair
 from codesign.config import Deployment
 from codesign.engine.gpu.launch import keep_waiting
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
-from codesign.models.recipe import Recipe, create_inflated, weights_sha256
 from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest, load_prompts
 
-ROOT = Path(__file__).parents[2]
 NUM_GPUS = torch.cuda.device_count()
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability(0) == (9, 0)
 pytestmark = [
@@ -37,47 +32,20 @@ DEVICE = {"device": "cuda", "dtype": "bfloat16"}
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS, ROWS = 8, 48, 40, 64
 LAYERS = {"source": 2, "target": 3}  # one of random weights behind the small model's
 SAMPLINGS = {"greedy": Sampling(), "0.7": Sampling(0.7, seed=3)}
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 512,
-    "num_hidden_layers": LAYERS["source"],
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "intermediate_size": 1024,
-    "vocab_size": 4096,
-    "rope_theta": 10000.0,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-}
+CONFIG = small_config(layers=LAYERS["source"])
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     """Directories of a target as wide as Llama-3.2-1B, int4, and of a small draft: noisy."""
     root = tmp_path_factory.mktemp("degrees")
-    write_random_pair(root, CONFIG, target="source")
-    for name in ("source", "draft"):
-        (root / name / "tokenizer.json").write_text("{}")
-    source = str(root / "source")
-    recipe = Recipe("llama-3.2-1b", "target", source, weights_sha256(source))
-    made = create_inflated(recipe, name=f"test-{root.name}-{time.monotonic_ns()}")
-    shutil.move(made, root / "target")
+    write_source_pair(root, CONFIG)
+    shutil.move(inflate_source(root, "llama-3.2-1b", prefix=f"test-{root.name}"), root / "target")
     path = root / "target" / "config.json"
     fewer = {"num_hidden_layers": LAYERS["target"], "vocab_size": 2 * CONFIG["vocab_size"]}
     path.write_text(json.dumps(json.loads(path.read_text()) | fewer))
     keep_waiting(3)
     return root
-
-
-@pytest.fixture(scope="module")
-def serve_both():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        return importlib.import_module("benchmarks.step_log").serve_both
 
 
 def requests() -> list[BoundRequest]:

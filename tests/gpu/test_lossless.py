@@ -7,12 +7,10 @@ many tokens another number of GPUs turns round, and how close their calls were.
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +19,7 @@ import torch
 
 import codesign.engine.gpu.ranks as rank_module
 import codesign.engine.gpu.run as run_module
-from benchmarks.random_pair import write_random_pair
+from benchmarks.random_pair import inflate_source, small_config, write_source_pair
 from codesign.config import Deployment
 from codesign.engine.gpu.launch import keep_waiting
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
@@ -29,7 +27,6 @@ from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import rows_to_expand
 from codesign.engine.gpu.workers import GroupDrafter
 from codesign.engine.partner import LocalDraft
-from codesign.models.recipe import Recipe, create_inflated, weights_sha256
 from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
@@ -41,35 +38,15 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not NUM_GPUS, reason="needs a 
 TWO_GPUS = pytest.mark.skipif(NUM_GPUS < 2, reason="needs two GPUs")
 PROMPTS, NEW_TOKENS, BATCH, ROWS = 64, 256, 8, 64
 SAMPLINGS = {"greedy": Sampling(), "0.7": Sampling(0.7, seed=3)}
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 512,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "intermediate_size": 1024,
-    "vocab_size": 4096,
-    "rope_theta": 10000.0,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-}
+CONFIG = small_config(layers=16, max_positions=4096)
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     """Directories of a target of Llama-3.2-1B's shape, and of a small draft: noisy."""
     root = tmp_path_factory.mktemp("lossless")
-    write_random_pair(root, CONFIG, target="source")
-    for name in ("source", "draft"):
-        (root / name / "tokenizer.json").write_text("{}")
-    source = str(root / "source")
-    recipe = Recipe("llama-3.2-1b", "target", source, weights_sha256(source))
-    made = create_inflated(recipe, name=f"test-{root.name}-{time.monotonic_ns()}")
-    shutil.move(made, root / "target")
+    write_source_pair(root, CONFIG)
+    shutil.move(inflate_source(root, "llama-3.2-1b", prefix=f"test-{root.name}"), root / "target")
     keep_waiting(NUM_GPUS > 1)
     return root
 
@@ -94,11 +71,8 @@ def serve(pair, policy, asked, *, max_batch=BATCH, rows=ROWS, **options):
 
 
 @pytest.fixture(scope="module")
-def both(pair):
+def both(pair, serve_both):
     """Runs without and with a draft on the same ranks, by sampling and policy, each made once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT))
-        serve_both = importlib.import_module("benchmarks.step_log").serve_both
     runs = {}
 
     def run(name, policy, target_ranks):

@@ -14,20 +14,18 @@ import torch
 from torch import Tensor
 
 from benchmarks.bench_forward import RandomWeights
+from benchmarks.bench_prompt_graphs import TOKENS, rank_of
 from codesign.engine.gpu.forward import RankForward
-from codesign.engine.gpu.heads import TargetHead
 from codesign.engine.gpu.model_rank import ModelRank, pages_message
 from codesign.engine.gpu.paging import Entry, Paging
 from codesign.engine.gpu.prompt_rows import PROMPT_BUCKETS, prompt_message
-from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import Words, pack_step
 from codesign.engine.gpu.tensor_group import SingleRank
 from codesign.kernels.prompt_attention import prompt_attention, slab_attention
-from codesign.policy.walk import Sampling
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability(0)[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
-TOKENS, PAGE = 1024, 64
+PAGE = 64
 PIECES = [(0, 1, 16), (0, 16, 16), (0, 100, 128), (5, 33, 64), (700, 200, 256), (767, 1, 16)]
 
 
@@ -41,17 +39,9 @@ def forward() -> Iterator[RankForward]:
         yield RankForward(weights, SingleRank())
 
 
-def rank_of(forward: RankForward, *, buckets: tuple[int, ...], **slab_options: Any) -> ModelRank:
+def prepared(forward: RankForward, *, buckets: tuple[int, ...], **slab_options: Any) -> ModelRank:
     """A greedy target; without buckets its prompts are launched kernel by kernel."""
-    slabs = Slabs(
-        forward.shape,
-        num_slots=2,
-        max_tokens=TOKENS,
-        dtype=forward.dtype,
-        device=forward.device,
-        **slab_options,
-    )
-    rank = ModelRank(forward, slabs, TargetHead(Sampling()))
+    rank = rank_of(forward, **slab_options)
     rank.prepare((8,), buckets)
     return rank
 
@@ -107,8 +97,8 @@ def test_attention_of_padded_rows_is_that_of_flash_and_the_same_in_pages_and_pie
 def test_a_graph_gives_the_token_and_keys_of_the_same_prompt_launched_kernel_by_kernel(
     forward: RankForward,
 ) -> None:
-    graphs = rank_of(forward, buckets=PROMPT_BUCKETS)
-    launched = rank_of(forward, buckets=())
+    graphs = prepared(forward, buckets=PROMPT_BUCKETS)
+    launched = prepared(forward, buckets=())
     for count in (1, 16, 64, 147, 256):
         message = made_up(count, 0, seed=count)
         assert graphs.answer(message).tolist() == launched.answer(message).tolist()
@@ -118,7 +108,7 @@ def test_a_graph_gives_the_token_and_keys_of_the_same_prompt_launched_kernel_by_
 
 @torch.inference_mode()
 def test_neither_padding_nor_another_graph_in_between_changes_a_bit(forward: RankForward) -> None:
-    rank = rank_of(forward, buckets=PROMPT_BUCKETS)
+    rank = prepared(forward, buckets=PROMPT_BUCKETS)
     full, part, short = made_up(256, 0), made_up(147, 1), made_up(60, 1)
     assert part[-147:].tolist() == full[-256 : -256 + 147].tolist()
     rank.answer(full)
@@ -136,7 +126,7 @@ def test_neither_padding_nor_another_graph_in_between_changes_a_bit(forward: Ran
 @torch.inference_mode()
 def test_rows_within_graphs_carry_their_labels_through_pages(forward: RankForward) -> None:
     paging = Paging(PAGE, 2 * TOKENS // PAGE)
-    rank = rank_of(forward, buckets=PROMPT_BUCKETS, paging=paging, check=True)
+    rank = prepared(forward, buckets=PROMPT_BUCKETS, paging=paging, check=True)
     pages = iter(range(2 * TOKENS // PAGE - 1, -1, -1))
     entries = [Entry(slot, i, next(pages)) for i in range(TOKENS // PAGE) for slot in (0, 1)]
     rank.answer(pages_message(entries))

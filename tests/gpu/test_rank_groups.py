@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.random_pair import write_random_pair
+from benchmarks.random_pair import small_config, write_random_pair
 from codesign.config import Deployment
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
 from codesign.kernels import row_attention as ops
@@ -19,22 +19,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "intermediate_size": 1024,
-    "vocab_size": 997,
-    "rope_theta": 10000.0,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-}
+CONFIG = small_config(layers=4, vocabulary=997)
 
 
 @pytest.fixture(scope="module")

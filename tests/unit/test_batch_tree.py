@@ -81,13 +81,8 @@ def test_rows_go_to_the_request_whose_tokens_are_likely():
     assert len(chosen[1]) > len(chosen[0])
 
 
-@given(
-    st.lists(st.lists(st.floats(0.05, 0.95), min_size=1, max_size=6), min_size=1, max_size=5),
-    st.floats(1e-6, 3e-3),
-)
-def test_the_chosen_rows_have_the_best_quotient_of_tokens_and_seconds(firsts, gamma):
-    target = StepTime.linear(alpha=0.0, gamma=gamma, delta=0.010)
-    policy = policy_of("batch-tree-8x4x4", target=target)
+def drafted_once(policy, firsts):
+    """Trees of a round in which their roots were expanded, with these chances of the children."""
     trees = trees_of(policy, len(firsts))
     policy.begin(trees, [Progress()] * len(trees))
     for tree, chances in zip(trees, firsts, strict=True):
@@ -95,6 +90,17 @@ def test_the_chosen_rows_have_the_best_quotient_of_tokens_and_seconds(firsts, ga
         ordered = sorted(np.array(chances) / max(sum(chances), 1.0), reverse=True)
         tree.add_children(0, range(len(ordered)), np.log(ordered).tolist())
     policy._choice = policy._choose(trees)
+    return trees
+
+
+@given(
+    st.lists(st.lists(st.floats(0.05, 0.95), min_size=1, max_size=6), min_size=1, max_size=5),
+    st.floats(1e-6, 3e-3),
+)
+def test_the_chosen_rows_have_the_best_quotient_of_tokens_and_seconds(firsts, gamma):
+    target = StepTime.linear(alpha=0.0, gamma=gamma, delta=0.010)
+    policy = policy_of("batch-tree-8x4x4", target=target)
+    trees = drafted_once(policy, firsts)
     chosen = policy.select(trees)
     ranked = sorted((math.exp(w) for t in trees for w in t.log_weights[1:]), reverse=True)
 
@@ -288,13 +294,7 @@ def test_leaves_beside_the_verification_are_those_whose_children_are_worth_a_row
 ):
     draft = StepTime.linear(alpha=0.0, gamma=row, delta=0.0)
     policy = policy_of(f"async-batch-tree-8x{width}x8", draft=draft)
-    trees = trees_of(policy, len(firsts))
-    policy.begin(trees, [Progress()] * len(trees))
-    for tree, chances in zip(trees, firsts, strict=True):
-        tree.expand([0])
-        ordered = sorted(np.array(chances) / max(sum(chances), 1.0), reverse=True)
-        tree.add_children(0, range(len(ordered)), np.log(ordered).tolist())
-    policy._choice = policy._choose(trees)
+    trees = drafted_once(policy, firsts)
     policy.select(trees)
     level = row * policy._choice.rate
     wanted = [

@@ -134,14 +134,11 @@ class RankForward:
         positions_N = torch.arange(start, end, device=tokens_N.device)
         places = slabs.prompt_places(slot, positions_N, first_written, end)
         rows_of = slabs.prompt_rows(slot, end)
-        tables_SK, heads = slabs.tables_SK, self.shape.heads
 
-        def attend(index: int, qkv_TN: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
-            tables = (cos_TF, sin_TF, *slabs.layers[index], *places)
-            q_THE = rotate_and_append(qkv_TN, *tables, heads=heads, tables_SK=tables_SK)
+        def see(index: int, q_THE: Tensor) -> Tensor:
             return prompt_attention(q_THE, *rows_of(index))
 
-        return self._run(self._prompt_layers, tokens_N, positions_N, attend)[-1:]
+        return self._run_prompt(tokens_N, positions_N, slabs, places, see)[-1:]
 
     @property
     def pads_prompts(self) -> bool:
@@ -155,15 +152,31 @@ class RankForward:
         rows_T = torch.arange(len(prompt.tokens_T), dtype=torch.int32, device=self.device)
         positions_T = rows_T + start_1
         places = slabs.prompt_places(slot_1, positions_T, prompt.first_written_1, start_1 + count_1)
+        seen = slot_1, start_1, count_1, slabs.tables_SK
+
+        def see(index: int, q_THE: Tensor) -> Tensor:
+            return slab_attention(q_THE, *slabs.layers[index], *seen)
+
+        hidden_TD = self._run_prompt(prompt.tokens_T, positions_T, slabs, places, see)
+        return hidden_TD.index_select(0, count_1 - 1)
+
+    def _run_prompt(
+        self,
+        tokens_T: Tensor,
+        positions_T: Tensor,
+        slabs: Slabs,
+        places: tuple[Tensor, Tensor],
+        see: Callable[[int, Tensor], Tensor],
+    ) -> Tensor:
+        """Hidden states of rows; ``see`` is attention behind their keys and values' writing."""
         tables_SK, heads = slabs.tables_SK, self.shape.heads
 
         def attend(index: int, qkv_TN: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
             tables = (cos_TF, sin_TF, *slabs.layers[index], *places)
             q_THE = rotate_and_append(qkv_TN, *tables, heads=heads, tables_SK=tables_SK)
-            return slab_attention(q_THE, *slabs.layers[index], slot_1, start_1, count_1, tables_SK)
+            return see(index, q_THE)
 
-        hidden_TD = self._run(self._prompt_layers, prompt.tokens_T, positions_T, attend)
-        return hidden_TD.index_select(0, count_1 - 1)
+        return self._run(self._prompt_layers, tokens_T, positions_T, attend)
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Float32 logits of the rank's head rows, (T, v); -inf where a row stands for no token."""
