@@ -23,11 +23,11 @@ import codesign.engine.gpu.ranks as rank_module
 import codesign.engine.gpu.run as run_module
 from benchmarks.random_pair import write_random_pair
 from codesign.config import Deployment
+from codesign.engine.gpu.group_drafter import GroupDrafter
 from codesign.engine.gpu.launch import keep_waiting
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import rows_to_expand
-from codesign.engine.gpu.workers import GroupDrafter
 from codesign.engine.partner import LocalDraft
 from codesign.models.recipe import Recipe, create_inflated, weights_sha256
 from codesign.plan import Candidate
