@@ -33,7 +33,6 @@ from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import (
     BUCKET,
     BUCKETS,
-    END,
     HEADER,
     KIND,
     PAGES,
@@ -69,13 +68,6 @@ def sampling_message(slot: int, sampling: Sampling) -> Words:
     message = np.zeros(HEADER + SAMPLING_WORDS, np.int32)
     message[KIND], message[SLOT_WORD] = SAMPLING, slot
     message[HEADER:] = sampling_words(sampling)
-    return message
-
-
-def end_message() -> Words:
-    """Message that ends a follower."""
-    message = np.zeros(HEADER, np.int32)
-    message[KIND] = END
     return message
 
 

@@ -9,13 +9,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
+import numpy as np
+
 from codesign.engine.gpu.mailbox import Mailbox
-from codesign.engine.gpu.model_rank import ModelRank, end_message, pages_message
+from codesign.engine.gpu.model_rank import ModelRank, pages_message
 from codesign.engine.gpu.paging import PageTable
-from codesign.engine.gpu.step_rows import END, KIND, MODEL, Words
+from codesign.engine.gpu.step_rows import END, HEADER, KIND, MODEL, Words
 from codesign.engine.gpu.watch import Watch, is_broken_collective
 from codesign.engine.partner import DraftLostError, TargetLostError
 from codesign.kernels.symmetric import PeerLostError
+
+
+def end_message() -> Words:
+    """Message that ends a follower."""
+    message = np.zeros(HEADER, np.int32)
+    message[KIND] = END
+    return message
 
 
 class GroupLeader:

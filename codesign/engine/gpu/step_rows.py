@@ -183,21 +183,18 @@ def pack_step(
     else:
         message = idle.copy()
     into = message.data
-    row, start = HEADER, HEADER + bucket * len(COLUMNS)
-    for request in requests:
-        count, at = len(request.tokens), 4 * row
-        pack = _pack(count)
-        for words in _columns(request, row - HEADER):
-            pack(into, at, *words)
-            at += 4 * bucket
-        for path, position, prefix in zip(
-            request.paths, request.positions, request.prefixes, strict=True
-        ):
-            length = len(path)
-            assert length == position + 1 - prefix, f"a row at {position} sees {length} tree rows"
-            _pack(length)(into, 4 * start, *path)
-            start += MAX_PATH
-        row += count
+    columns = _columns(requests[0], 0) if len(requests) == 1 else _joined(requests)
+    pack, at = _pack(len(columns[TOKEN])), 4 * HEADER
+    for words in columns:
+        pack(into, at, *words)
+        at += 4 * bucket
+    at = 4 * (HEADER + bucket * len(COLUMNS))
+    paths = [path for request in requests for path in request.paths]
+    for path, position, prefix in zip(paths, columns[POSITION], columns[PREFIX], strict=True):
+        length = len(path)
+        assert length == position + 1 - prefix, f"a row at {position} sees {length} tree rows"
+        _pack(length)(into, at, *path)
+        at += 4 * MAX_PATH
     if moves:
         moved = [word for move in moves for word in (move.slot, move.source, move.target)]
         _pack(len(moved))(into, 4 * len(idle), *moved)
@@ -234,6 +231,15 @@ def _columns(request: RequestRows, first: int) -> tuple[Sequence[int], ...]:
         (_signed(key & 0xFFFFFFFF),) * num_rows,
         (_signed(key >> 32),) * num_rows,
     )
+
+
+def _joined(requests: Sequence[RequestRows]) -> Sequence[Sequence[int]]:
+    """The same of several requests, or of none."""
+    columns: list[list[int]] = [[] for _ in COLUMNS]
+    for request in requests:
+        for column, words in zip(columns, _columns(request, len(columns[TOKEN])), strict=True):
+            column += words
+    return columns
 
 
 def _signed(word: int) -> int:
