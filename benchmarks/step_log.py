@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.bench_gpu_engine import one_request
 from codesign.config import Serving
 from codesign.engine import EngineRun
+from codesign.engine.gpu.group_target import GroupTarget
 from codesign.engine.gpu.link import serve_verdicts
 from codesign.engine.gpu.mailbox import Mailbox
 from codesign.engine.gpu.rank_group import GroupLeader
@@ -22,7 +23,6 @@ from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank, draft_worker, load_rank
 from codesign.engine.gpu.run import partner_of, started
 from codesign.engine.gpu.step_rows import BUCKET, Words, bucket_of, pack_step
-from codesign.engine.gpu.workers import GroupTarget
 from codesign.engine.partner import NoDraft
 from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Server

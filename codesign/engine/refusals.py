@@ -1,10 +1,17 @@
-"""Requests that an engine cannot serve, each with the reason; the others are served."""
+"""Requests that an engine can serve, and those that it cannot, each with the reason."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from codesign.config import Serving
+from codesign.engine.schedule import Schedule
 from codesign.errors import InputError
+from codesign.models.shape import ModelShape
+from codesign.plan import Candidate
+from codesign.policy.batching import BatchLimits
+from codesign.policy.spec import SpeculationSpec
 from codesign.policy.stop_text import Push
 from codesign.prompts import BoundRequest
 
@@ -70,3 +77,63 @@ def check_stop_strings(
             f"request {wanting[0]} has stop strings and no tokenizer was given. Give one: "
             "new_text=lambda: Tokenizer(DIRECTORY).stream().push"
         )
+
+
+def kv_tokens(request: BoundRequest, spec: SpeculationSpec) -> int:
+    """KV rows that a request needs at its longest."""
+    return len(request.prompt_ids) + request.max_new_tokens + spec.kv_rows
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRequests:
+    """What of a run's requests can be served.
+
+    Attributes:
+        requests: Those that can.
+        refused: Why the others cannot, by number.
+        longest: KV rows of the longest.
+    """
+
+    requests: list[BoundRequest]
+    refused: dict[int, str]
+    longest: int
+
+    def schedule(
+        self,
+        candidate: Candidate,
+        serving: Serving,
+        *,
+        max_kv_tokens: int,
+        emitted_rows: int = 8,
+        max_waiting: int | None = None,
+        is_fed: bool = False,
+    ) -> Schedule:
+        """How a candidate serves them; see ``Schedule``."""
+        return Schedule(
+            self.requests,
+            BatchLimits(candidate.max_batch, max_kv_tokens),
+            serving,
+            round_rows=candidate.speculation.kv_rows,
+            emitted_rows=emitted_rows,
+            max_waiting=max_waiting,
+            is_fed=is_fed,
+        )
+
+
+def served_requests(
+    requests: Sequence[BoundRequest], spec: SpeculationSpec, target: ModelShape, max_kv_tokens: int
+) -> ServedRequests:
+    """Part the requests that can be served from those that cannot.
+
+    Raises:
+        InputError: If there is none.
+    """
+    refused = refused_requests(
+        requests,
+        round_rows=spec.kv_rows,
+        max_kv_tokens=max_kv_tokens,
+        max_positions=target.max_positions,
+        vocab=target.vocab,
+    )
+    served = [request for request in requests if request.request_id not in refused]
+    return ServedRequests(served, refused, max(kv_tokens(r, spec) for r in served))

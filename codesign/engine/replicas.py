@@ -20,8 +20,9 @@ from codesign.config import Serving
 from codesign.engine.blocks import block_ids
 from codesign.engine.feed import OVER, READY, STOP, Feed
 from codesign.engine.partner import TargetLostError
+from codesign.engine.refusals import served_requests
 from codesign.engine.replica import SETUP_FILE, Replica, ReplicaSetup
-from codesign.engine.run import EngineRun, ServeOptions, served_requests
+from codesign.engine.run import EngineRun, ServeOptions
 from codesign.engine.serve import Progress
 from codesign.engine.source import EngineSource
 from codesign.errors import HardwareError

@@ -19,15 +19,12 @@ from codesign.engine.kv_cache import KVCache
 from codesign.engine.model import Decoder, load_decoder, load_draft_decoder
 from codesign.engine.partner import LocalDraft, NoDraft, Partner
 from codesign.engine.prefix_store import PrefixStore
-from codesign.engine.refusals import check_stop_strings, refused_requests
+from codesign.engine.refusals import check_stop_strings, served_requests
 from codesign.engine.remote_draft import DraftSetup, RemoteDraft
-from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Progress, Server
 from codesign.engine.target_worker import TargetWorker
 from codesign.errors import InputError
-from codesign.models.shape import ModelShape
 from codesign.plan import Candidate
-from codesign.policy.batching import BatchLimits
 from codesign.policy.cost import Calibration, RoundCost
 from codesign.policy.speculation import (
     MAX_TREE_ROWS,
@@ -215,66 +212,6 @@ def run_candidate(
     )
     records = server.run()
     return EngineRun(records, server.outputs, server.calibration)
-
-
-def kv_tokens(request: BoundRequest, spec: SpeculationSpec) -> int:
-    """KV rows that a request needs at its longest."""
-    return len(request.prompt_ids) + request.max_new_tokens + spec.kv_rows
-
-
-@dataclass(frozen=True, slots=True)
-class ServedRequests:
-    """What of a run's requests can be served.
-
-    Attributes:
-        requests: Those that can.
-        refused: Why the others cannot, by number.
-        longest: KV rows of the longest.
-    """
-
-    requests: list[BoundRequest]
-    refused: dict[int, str]
-    longest: int
-
-    def schedule(
-        self,
-        candidate: Candidate,
-        serving: Serving,
-        *,
-        max_kv_tokens: int,
-        emitted_rows: int = 8,
-        max_waiting: int | None = None,
-        is_fed: bool = False,
-    ) -> Schedule:
-        """How a candidate serves them; see ``Schedule``."""
-        return Schedule(
-            self.requests,
-            BatchLimits(candidate.max_batch, max_kv_tokens),
-            serving,
-            round_rows=candidate.speculation.kv_rows,
-            emitted_rows=emitted_rows,
-            max_waiting=max_waiting,
-            is_fed=is_fed,
-        )
-
-
-def served_requests(
-    requests: Sequence[BoundRequest], spec: SpeculationSpec, target: ModelShape, max_kv_tokens: int
-) -> ServedRequests:
-    """Part the requests that can be served from those that cannot.
-
-    Raises:
-        InputError: If there is none.
-    """
-    refused = refused_requests(
-        requests,
-        round_rows=spec.kv_rows,
-        max_kv_tokens=max_kv_tokens,
-        max_positions=target.max_positions,
-        vocab=target.vocab,
-    )
-    served = [request for request in requests if request.request_id not in refused]
-    return ServedRequests(served, refused, max(kv_tokens(r, spec) for r in served))
 
 
 def _partner(

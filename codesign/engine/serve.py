@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter, sleep
-from typing import Protocol
 
 from codesign import Progress
 from codesign.calibration_log import CalibrationLog
@@ -17,49 +16,16 @@ from codesign.engine.feed import Feed
 from codesign.engine.partner import Answer, DraftLostError, NoDraft, Partner, TargetLostError
 from codesign.engine.schedule import PromptPiece, Schedule
 from codesign.engine.serving_log import Round, ServingLog
+from codesign.engine.target import Target
 from codesign.policy.protocol import (
     Admission,
-    Candidates,
     PromptRows,
     RequestVerdict,
-    TargetSide,
     Verdict,
     VerifyRows,
 )
 from codesign.prompts import BoundRequest
 from codesign.records import RunRecords
-
-
-class Target(Protocol):
-    """The target's half of a round, on a CPU (TargetWorker) or on GPUs (GroupTarget)."""
-
-    side: TargetSide
-
-    def open_prompt(self, admission: Admission, blocks: Sequence[int]) -> int:
-        """Make room for a request.
-
-        Args:
-            admission: It.
-            blocks: Ids of its prompt's whole blocks; none without a prefix cache.
-
-        Returns:
-            Leading rows of its prompt that are there already.
-        """
-        ...
-
-    def run_pieces(self, pieces: Sequence[PromptPiece]) -> list[RequestVerdict]:
-        """Run parts of prompts, and commit the token after each that is complete."""
-        ...
-
-    def evict(self, request_id: int) -> None:
-        """A request loses its KV rows, if it has any."""
-        ...
-
-    def verify(
-        self, candidates: Candidates | None
-    ) -> tuple[list[VerifyRows], list[RequestVerdict]]:
-        """Run every request's tree (or last token) and commit what the walk yields."""
-        ...
 
 
 class Server:

@@ -12,6 +12,7 @@ from codesign.engine.model import Decoder
 from codesign.engine.prefix_store import PrefixStore
 from codesign.engine.rows import RowBatch, causal_rows, join_rows
 from codesign.engine.schedule import PromptPiece
+from codesign.engine.target import Target
 from codesign.policy.protocol import (
     Admission,
     Candidates,
@@ -23,7 +24,7 @@ from codesign.policy.stop_text import Push
 from codesign.policy.walk import Sampling, sample_token
 
 
-class TargetWorker:
+class TargetWorker(Target):
     """Drives ``TargetSide`` with the target model.
 
     Args:
@@ -56,7 +57,7 @@ class TargetWorker:
         self._samplings: dict[int, Sampling] = {}
 
     def open_prompt(self, admission: Admission, blocks: Sequence[int]) -> int:
-        """See ``serve.Target.open_prompt``."""
+        """See ``Target.open_prompt``."""
         request_id = admission.request_id
         slot = self._slots[request_id] = self.cache.take()
         self._blocks[request_id] = blocks
@@ -93,15 +94,8 @@ class TargetWorker:
             for part in parts:
                 slot, blocks = self._slots[part.request_id], self._blocks[part.request_id]
                 self._store.keep(self.cache, slot, blocks, part.end)
-        self._release_finished(verdicts)
+        self.free_finished(verdicts)
         return verdicts
-
-    def evict(self, request_id: int) -> None:
-        """See ``serve.Target.evict``."""
-        if request_id in self.side.request_ids:
-            self.side.evict(request_id)
-        if request_id in self._slots:
-            self._free(request_id)
 
     @torch.inference_mode()
     def verify(
@@ -129,7 +123,7 @@ class TargetWorker:
                 self._slots[request.request_id], move.base, [move.base + r for r in move.rows]
             )
             first += len(request.tokens)
-        self._release_finished(verdicts)
+        self.free_finished(verdicts)
         return rows, verdicts
 
     def _row_batch(self, rows: Sequence[VerifyRows]) -> RowBatch:
@@ -141,15 +135,12 @@ class TargetWorker:
             visible=tuple(_ancestor_mask(r) for r in rows),
         )
 
-    def _release_finished(self, verdicts: Sequence[RequestVerdict]) -> None:
-        for verdict in verdicts:
-            if verdict.is_finished:
-                self._free(verdict.request_id)
-
-    def _free(self, request_id: int) -> None:
-        self.cache.free(self._slots.pop(request_id))
-        self._blocks.pop(request_id, None)
-        self._samplings.pop(request_id, None)
+    def free(self, request_id: int) -> None:
+        """See ``Target.free``."""
+        if request_id in self._slots:
+            self.cache.free(self._slots.pop(request_id))
+            self._blocks.pop(request_id, None)
+            self._samplings.pop(request_id, None)
 
 
 def _joined(pieces: Sequence[PromptPiece]) -> list[PromptPiece]:

@@ -143,11 +143,12 @@ class DraftSide:
             tokens: Per node of ``rows`` the likeliest tokens, at most ``policy.fanout`` are used.
             log_probs: Their log probabilities, descending.
         """
-        tree = self._requests[rows.request_id].tree
-        fanout = self.policy.fanout
+        add_children = self._requests[rows.request_id].tree.add_children
+        fanout, weigh = self.policy.fanout, self.policy.weigh
         for node, node_tokens, node_log_probs in zip(rows.nodes, tokens, log_probs, strict=True):
-            weights = self.policy.weigh(node_log_probs[:fanout])
-            tree.add_children(node, node_tokens[:fanout], weights)
+            if len(node_tokens) > fanout:
+                node_tokens, node_log_probs = node_tokens[:fanout], node_log_probs[:fanout]
+            add_children(node, node_tokens, weigh(node_log_probs))
 
     def candidates(self, round_number: int) -> Candidates:
         """The trees to verify, one for every request."""
@@ -191,7 +192,7 @@ class DraftSide:
             tokens=(*missing, *[tree.tokens[n] for n in nodes]),
             positions=(*range(root - len(missing), root), *[root + depths[n] for n in nodes]),
             nodes=tuple(nodes),
-            visible=None if nodes[0] == 0 else tuple([tuple(tree.visible_slots(n)) for n in nodes]),
+            visible=None if nodes[0] == 0 else tuple([tree.visible_slots(n) for n in nodes]),
             context=context,
             trust=tree.trust(nodes),
         )

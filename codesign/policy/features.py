@@ -77,6 +77,7 @@ class FeatureTree(RerunTree):
 
     def _weigh_again(self, own: dict[int, float]) -> None:
         """Set the log chances of some nodes given their parents, and pass them on."""
+        self._renumbered()
         old = list(self.log_weights)
         for node in range(1, len(self)):
             parent = self.parents[node]

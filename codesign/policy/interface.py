@@ -76,10 +76,10 @@ class Speculation:
     def __init__(self, calibration: Calibration | None = None) -> None:
         self._calibration = calibration or Calibration()
 
-    def weigh(self, log_probs: Sequence[float]) -> list[float]:
+    def weigh(self, log_probs: Sequence[float]) -> Sequence[float]:
         """Calibrated log chance of acceptance of each draft log probability; at most 0."""
         if self._calibration.is_identity:
-            return list(log_probs)
+            return log_probs
         return [_calibrated(log_prob, self._calibration) for log_prob in log_probs]
 
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:

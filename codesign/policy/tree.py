@@ -74,6 +74,12 @@ class DraftTree:
         self.slots: list[int] = [UNEXPANDED]
         self.children: list[dict[int, int]] = [_NO_CHILDREN]
         self.num_expanded = 0
+        self._renumbered()
+
+    def _renumbered(self) -> None:
+        """Nodes or their weights are others now: forget what was found out about them."""
+        self._open: list[int] | None = None  # leaves that may grow, as far as they are sorted
+        self._visible: dict[int, tuple[int, ...]] = {}  # slots of paths, by expanded node
 
     def __len__(self) -> int:
         """Nodes, root included."""
@@ -97,11 +103,14 @@ class DraftTree:
         A child's weight never exceeds its parent's, and children exist only below expanded
         nodes, so every leaf's parent has a KV row. Ties go to the older node.
         """
-        depths, max_depth = self.depths, self.max_depth
-        open_nodes = [
-            n for n, slot in enumerate(self.slots) if slot == UNEXPANDED and depths[n] < max_depth
-        ]
-        return self._heaviest(open_nodes, width)
+        if self._open is None:
+            depths, deepest, slots = self.depths, self.max_depth, self.slots
+            self._open = [
+                n for n, slot in enumerate(slots) if slot == UNEXPANDED and depths[n] < deepest
+            ]
+        # Nearly sorted already, and stable, so that equal weights stay in creation order.
+        self._open.sort(key=self.log_weights.__getitem__, reverse=True)
+        return self._open[:width]
 
     def _heaviest(self, nodes: Sequence[int], count: int) -> list[int]:
         # A stable sort, so equal weights stay in creation order: parents before children.
@@ -109,13 +118,26 @@ class DraftTree:
 
     def expand(self, nodes: Sequence[int]) -> None:
         """Give ``nodes`` the next KV slots, in this order; the draft model runs on them now."""
-        for node in nodes:
-            self.slots[node] = self.num_expanded
-            self.num_expanded += 1
+        for slot, node in enumerate(nodes, self.num_expanded):
+            self.slots[node] = slot
+        count = len(nodes)
+        self.num_expanded += count
+        if self._open is not None:  # whoever asks for leaves runs the first of them
+            if self._open[:count] == list(nodes):
+                del self._open[:count]
+            else:
+                self._open = None
 
-    def visible_slots(self, node: int) -> list[int]:
+    def visible_slots(self, node: int) -> tuple[int, ...]:
         """Slots of the expanded nodes on the path to ``node``, its own included."""
-        return [self.slots[n] for n in self.path(node)]
+        seen = self._visible.get(node)
+        if seen is None:
+            parent = self.parents[node]
+            before = () if parent == NO_PARENT else self.visible_slots(parent)
+            seen = (*before, self.slots[node])
+            if UNEXPANDED not in seen:
+                self._visible[node] = seen
+        return seen
 
     def add_children(self, node: int, tokens: Sequence[int], log_probs: Sequence[float]) -> None:
         """Add the draft model's choices below an expanded node, once per node.
@@ -125,16 +147,19 @@ class DraftTree:
             tokens: Distinct token ids.
             log_probs: Natural logarithm of the chance of each; finite, at most 0.
         """
-        first, count = len(self.tokens), len(tokens)
+        count = len(tokens)
         assert len(log_probs) == count, "one log probability per token"
-        weight = self.log_weights[node]
-        self.children[node] = dict(zip(tokens, range(first, first + count), strict=True))
+        new = range(len(self.tokens), len(self.tokens) + count)
+        weight, depth = self.log_weights[node], self.depths[node] + 1
+        self.children[node] = dict(zip(tokens, new, strict=True))
         self.tokens += tokens
-        self.parents += [node] * count
-        self.depths += [self.depths[node] + 1] * count
+        self.parents += (node,) * count
+        self.depths += (depth,) * count
         self.log_weights += [weight + log_prob for log_prob in log_probs]
-        self.slots += [UNEXPANDED] * count
-        self.children += [_NO_CHILDREN] * count
+        self.slots += (UNEXPANDED,) * count
+        self.children += (_NO_CHILDREN,) * count
+        if self._open is not None and depth < self.max_depth:
+            self._open += new
 
     def chances(self, nodes: Sequence[int]) -> tuple[float, ...]:
         """Chance of each node given its parent, 1 for the root; () for the root alone."""
@@ -210,6 +235,7 @@ class DraftTree:
         self.log_weights = [min(self.log_weights[n] - weight, 0.0) for n in keep]
         self.slots = [new_slot.get(self.slots[n], UNEXPANDED) for n in keep]
         self.num_expanded = len(kept_slots)
+        self._renumbered()
         return tuple(kept_slots)
 
 

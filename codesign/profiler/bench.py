@@ -19,7 +19,7 @@ from codesign.engine.kv_cache import KVCache
 from codesign.engine.model import Decoder
 from codesign.engine.rows import causal_rows
 from codesign.engine.schedule import PromptPiece
-from codesign.engine.serve import Target
+from codesign.engine.target import Target
 from codesign.engine.target_worker import TargetWorker
 from codesign.policy.protocol import (
     Admission,

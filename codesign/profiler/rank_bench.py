@@ -16,11 +16,11 @@ import torch
 
 from codesign.config import Serving
 from codesign.engine.draft_worker import DraftWorker
+from codesign.engine.gpu.group_target import GroupTarget
 from codesign.engine.gpu.rank_group import GroupLeader
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank, load_rank
 from codesign.engine.gpu.run import started
-from codesign.engine.gpu.workers import GroupTarget
 from codesign.engine.partner import LocalDraft, NoDraft, Partner
 from codesign.engine.run import EngineRun, PolicySetup
 from codesign.engine.schedule import Schedule

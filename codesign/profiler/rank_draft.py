@@ -18,13 +18,13 @@ import numpy as np
 
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.drafter import Drafter, NgramDrafter
+from codesign.engine.gpu.group_drafter import GroupDrafter
 from codesign.engine.gpu.link import LinkedDraft, last_verdict_words, serve_verdicts
 from codesign.engine.gpu.mailbox import Mailbox, Words
 from codesign.engine.gpu.rank_group import GroupLeader
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import Rank
 from codesign.engine.gpu.watch import Watch
-from codesign.engine.gpu.workers import GroupDrafter
 from codesign.engine.partner import Partner
 from codesign.engine.run import PolicySetup
 from codesign.profiler.link import idle_worker, message_seconds

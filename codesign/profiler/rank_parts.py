@@ -12,9 +12,10 @@ import pandas as pd
 import torch
 
 from codesign.config import Deployment, Serving, parse_deployment
+from codesign.engine.gpu.group_drafter import GroupDrafter
+from codesign.engine.gpu.group_target import GroupTarget
 from codesign.engine.gpu.rank_engine import DTYPES
 from codesign.engine.gpu.rank_setup import RankSetup
-from codesign.engine.gpu.workers import GroupDrafter, GroupTarget
 from codesign.engine.partner import DraftLostError, NoDraft, TargetLostError
 from codesign.engine.run import NGRAM, PolicySetup
 from codesign.engine.schedule import Schedule

@@ -1,7 +1,8 @@
 """Steps of the engine on rank groups, one at a time, at any batch and context, and what fits.
 
-The workers are those that serve (engine/gpu/workers.py). Ranks do not count rows: a step says
-where its own go, so staging a context takes nothing but a prompt that was run once.
+Target and drafter are those that serve (engine/gpu/group_target.py, group_drafter.py). Ranks do not
+count rows: a step says where its own go, so staging a context takes nothing but a prompt that was
+run once.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from time import perf_counter
 
 import torch
 
+from codesign.engine.gpu.group_drafter import GroupDrafter
+from codesign.engine.gpu.group_target import GroupTarget
 from codesign.engine.gpu.prompt_rows import prompt_message
 from codesign.engine.gpu.rank_group import GroupLeader
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank
-from codesign.engine.gpu.workers import GroupDrafter, GroupTarget
 from codesign.models.shape import model_shape
 from codesign.policy.protocol import Admission, TargetSide
 from codesign.profiler.bench import (

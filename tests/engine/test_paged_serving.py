@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 import codesign.engine.gpu.ranks as ranks_module
-import codesign.engine.gpu.workers as workers
 from codesign.config import Deployment
+from codesign.engine.gpu import group_drafter, group_target
 from codesign.engine.gpu.forward import RankForward
+from codesign.engine.gpu.group_drafter import GroupDrafter
 from codesign.engine.gpu.paging import PageTable, Paging
 from codesign.engine.gpu.prompt_rows import PROMPT_BUCKETS, SLOT_WORD, START_WORD
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
 from codesign.engine.gpu.step_rows import BUCKETS, KIND, PIECE
-from codesign.engine.gpu.workers import GroupDrafter
 from codesign.plan import Candidate
 from codesign.policy.protocol import ExpansionRows, PromptRows
 from codesign.policy.speculation import parse_policy
@@ -45,7 +45,8 @@ class Checked(PageTable):
 @pytest.fixture
 def on_ranks(long_pair, new_text, monkeypatch):
     """Serve on ranks; at the end nobody holds a page and no step saw a row in the wrong place."""
-    monkeypatch.setattr(workers, "PageTable", Checked)
+    for module in (group_drafter, group_target):
+        monkeypatch.setattr(module, "PageTable", Checked)
 
     def run(policy, requests, serving=None, max_kv_tokens=1 << 16, *, ranks=(1, 0), **options):
         Checked.made.clear()

@@ -1,9 +1,13 @@
-"""Shared by GPU tests: two runs on the same ranks, and how close calls were that differ."""
+"""Shared by GPU tests: two runs on the same ranks, and how close calls were that differ.
+
+And a table at the end of what was shown: what ran, requests that differ, rounds, flips, margins.
+"""
 
 from __future__ import annotations
 
 import importlib
-import sys
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +26,38 @@ from codesign.policy.walk import gumbel_row, noise_key
 # 0.06, in every way of serving otherwise, which turns some tenths round; a wrong row or shard moves
 # them by whole ones.
 WIDEST_FLIP = 0.5
+SHOWN = pytest.StashKey[list[dict[str, str]]]()
+SHOWN_FILE = "CODESIGN_SHOWN_FILE"  # where run_all.py lets several runs leave their rows
+
+
+@pytest.fixture(scope="session")
+def shown(pytestconfig) -> Callable[..., None]:
+    """``shown(what, **figures)``: a row of the table at the end."""
+    rows = pytestconfig.stash.setdefault(SHOWN, [])
+
+    def show(what: str, **figures) -> None:
+        rows.append({"what": what} | {name: str(figure) for name, figure in figures.items()})
+
+    return show
+
+
+def pytest_terminal_summary(terminalreporter, config) -> None:
+    """The table; of all runs so far, where they leave their rows in one file."""
+    rows = config.stash.get(SHOWN, [])
+    if path := os.environ.get(SHOWN_FILE):
+        with Path(path).open("a+") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+            file.seek(0)
+            rows = [json.loads(line) for line in file]
+    if not rows:
+        return
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [names, *([row.get(name, "") for name in names] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    terminalreporter.write_sep("=", "what was shown")
+    for line in lines:
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        terminalreporter.write_line("  ".join(cells).rstrip())
 
 
 class Scores:
@@ -58,7 +94,7 @@ def serve_both() -> Callable[..., tuple[EngineRun, EngineRun]]:
 
 
 @pytest.fixture(scope="module")
-def check_calls() -> Callable[..., None]:
+def check_calls(shown) -> Callable[..., None]:
     """``check(what, directory, requests, ours, theirs, sampling)``: what differs was close."""
     loaded: dict = {}
 
@@ -70,8 +106,10 @@ def check_calls() -> Callable[..., None]:
             mine, other = ours[request.request_id], theirs[request.request_id]
             if mine != other:
                 margins.append(loaded[directory].margin(request, mine, other, sampling))
-        shown = [round(margin, 4) for margin in sorted(margins)]
-        sys.stdout.write(f"{what} turn {len(shown)} of {len(requests)} requests, margins {shown}\n")
+        margins.sort()
+        median = f"{margins[len(margins) // 2]:.4f}" if margins else "-"
+        widest = f"{margins[-1]:.4f}" if margins else "-"
+        shown(what, requests=len(requests), flips=len(margins), median=median, widest=widest)
         assert max(margins, default=0.0) < WIDEST_FLIP
 
     return check

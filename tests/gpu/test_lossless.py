@@ -1,8 +1,8 @@
 """An inflated int4 target on GPUs: no way of drafting changes a token; parity, delays, lost ranks.
 
 The small models are random, so that nothing is downloaded; prompts are the shipped ones, byte by
-byte. `python -m pytest -rP tests/gpu` runs everything that this machine's GPUs allow, and shows how
-many tokens another number of GPUs turns round, and how close their calls were.
+byte. A table at the end says how many rounds there were, how many requests another number of GPUs
+turns round, and how close their calls were.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import codesign.engine.gpu.ranks as rank_module
 import codesign.engine.gpu.run as run_module
 from benchmarks.random_pair import inflate_source, small_config, write_source_pair
 from codesign.config import Deployment
+from codesign.engine.gpu.group_drafter import GroupDrafter
 from codesign.engine.gpu.launch import keep_waiting
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import rows_to_expand
-from codesign.engine.gpu.workers import GroupDrafter
 from codesign.engine.partner import LocalDraft
 from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
@@ -91,13 +91,25 @@ def both(pair, serve_both):
     return run
 
 
-WAYS = [("tree-8x4x2", 1)] + [("async-tree-8x4x2", 1), ("tree-8x4x2", 2)] * (NUM_GPUS > 1)
+ON_TWO = [TWO_GPUS, pytest.mark.multigpu]
+WAYS = [
+    ("tree-8x4x2", 1),
+    pytest.param("async-tree-8x4x2", 1, marks=ON_TWO),
+    pytest.param("tree-8x4x2", 2, marks=ON_TWO),
+]
+
+
+def show(shown, what, plain, ours) -> None:
+    differ = sum(ours.outputs[number] != tokens for number, tokens in plain.outputs.items())
+    rounds = f"{len(ours.records.rounds)} of {len(plain.records.rounds)}"
+    shown(what, requests=len(plain.outputs), differ=differ, rounds=rounds)
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.parametrize(("policy", "target_ranks"), WAYS)
-def test_speculation_changes_no_token(both, name, policy, target_ranks):
+def test_speculation_changes_no_token(both, shown, name, policy, target_ranks):
     plain, ours = both(name, policy, target_ranks)
+    show(shown, f"{policy} on {target_ranks} target ranks, {name}", plain, ours)
     assert ours.outputs == plain.outputs
     assert len(ours.records.rounds) < 0.8 * len(plain.records.rounds)
     assert not plain.records.notes + ours.records.notes
@@ -111,7 +123,7 @@ def test_tokens_that_another_number_of_gpus_turns_round_were_close_calls(
 ):
     one = both(name, "async-tree-8x4x2", 1)[0].outputs
     two = both(name, "tree-8x4x2", 2)[0].outputs
-    check_calls("two GPUs", pair / "target", requests(), one, two, SAMPLINGS[name])
+    check_calls(f"two GPUs for one, {name}", pair / "target", requests(), one, two, SAMPLINGS[name])
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
@@ -119,9 +131,10 @@ def test_tokens_that_another_number_of_rows_turns_round_were_close_calls(
     pair, both, check_calls, name
 ):
     sampling = SAMPLINGS[name]
-    many = both(name, *WAYS[NUM_GPUS > 1])[0].outputs
+    made = "async-tree-8x4x2" if NUM_GPUS > 1 else "tree-8x4x2"
+    many = both(name, made, 1)[0].outputs
     few = serve(pair, "plain", requests(), rows=8, sampling=sampling).outputs
-    check_calls("8 rows", pair / "target", requests(), many, few, sampling)
+    check_calls(f"8 rows for {ROWS}, {name}", pair / "target", requests(), many, few, sampling)
 
 
 class ParityDrafter(GroupDrafter):
@@ -177,7 +190,7 @@ class OverlappingDraft(LocalDraft):
 
 
 @pytest.mark.parametrize("policy", ["tree-4x2x3", "async-tree-8x4x3"])
-def test_every_row_that_the_draft_sees_equals_a_fresh_forward(pair, policy, monkeypatch):
+def test_every_row_that_the_draft_sees_equals_a_fresh_forward(pair, policy, monkeypatch, shown):
     ParityDrafter.num_checked = 0
     monkeypatch.setattr(rank_module, "GroupDrafter", ParityDrafter)
     monkeypatch.setattr(run_module, "LocalDraft", OverlappingDraft)
@@ -193,16 +206,18 @@ def test_every_row_that_the_draft_sees_equals_a_fresh_forward(pair, policy, monk
         replace(setup, draft_ranks=0), candidate, asked, max_kv_tokens=1 << 16,
         inspect=lambda rank: faults.extend(m.num_faults() for m in rank.models.values()),
     )  # fmt: skip
+    shown(f"rows of a draft compared, {policy}", rows=ParityDrafter.num_checked)
     assert ParityDrafter.num_checked >= 100
     assert not any(faults)
 
 
 @TWO_GPUS
 @pytest.mark.multigpu
-def test_a_thousand_rounds_over_slow_links_change_no_token(pair, slow_links):
+def test_a_thousand_rounds_over_slow_links_change_no_token(pair, slow_links, shown):
     asked = requests(16)
     plain = serve(pair, "plain", asked)
     ours = serve(pair, "async-tree-8x4x2", asked, max_batch=1, draft_delay=slow_links)
+    show(shown, "slow links", plain, ours)
     assert len(ours.records.rounds) >= 1000
     assert ours.outputs == plain.outputs
 
@@ -223,7 +238,7 @@ def lost_models(tmp_path_factory):
     ],
 )
 def test_a_lost_rank_ends_the_run_or_its_speculation_within_ten_seconds(
-    lost_models, stage, says, finished
+    lost_models, shown, stage, says, finished
 ):
     words = ["-m", "benchmarks.bench_rank_groups", "--only", stage]
     done = subprocess.run(
@@ -232,6 +247,7 @@ def test_a_lost_rank_ends_the_run_or_its_speculation_within_ten_seconds(
     )  # fmt: skip
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     row = next(row for row in rows if "seconds_to_the_end" in row)
+    shown(stage, seconds=row["seconds_to_the_end"])
     assert row["seconds_to_the_end"] < 10
     assert row["finished"] == finished
     assert row["tokens"] > 0

@@ -491,7 +491,7 @@ def wrong_base_len_after_reroot(monkeypatch):
 
 def draft_mask_shows_all(monkeypatch):
     monkeypatch.setattr(
-        DraftTree, "visible_slots", lambda self, node: list(range(self.slots[node] + 1))
+        DraftTree, "visible_slots", lambda self, node: tuple(range(self.slots[node] + 1))
     )
 
 

@@ -99,7 +99,7 @@ def assert_sound(tree: DraftTree) -> None:
         assert tree.slots[parent] != UNEXPANDED, "a child below a node that never ran"
         assert tree.log_weights[node] <= tree.log_weights[parent]
         if tree.slots[node] != UNEXPANDED:
-            assert tree.visible_slots(node) == [*tree.visible_slots(parent), tree.slots[node]]
+            assert tree.visible_slots(node) == (*tree.visible_slots(parent), tree.slots[node])
 
 
 @given(seed=st.integers(0, 2**32), rounds=st.integers(1, 6), max_depth=st.integers(0, 14))

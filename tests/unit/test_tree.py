@@ -44,8 +44,8 @@ def test_a_node_sees_its_expanded_path_and_itself_only():
     tree = small_tree()
     assert tree.slots == [0, 1, 2, UNEXPANDED, UNEXPANDED, UNEXPANDED]
     tree.expand([5, 3])
-    assert tree.visible_slots(5) == [0, 2, 3]
-    assert tree.visible_slots(3) == [0, 1, 4]
+    assert tree.visible_slots(5) == (0, 2, 3)
+    assert tree.visible_slots(3) == (0, 1, 4)
 
 
 def test_leaves_are_the_heaviest_unexpanded_nodes():

@@ -33,13 +33,13 @@ from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import (
     BUCKET,
     BUCKETS,
-    END,
     HEADER,
     KIND,
     PAGES,
     PIECE,
     PROMPT,
     SAMPLING,
+    STEP,
     DeviceRows,
     Words,
     max_step_words,
@@ -71,19 +71,12 @@ def sampling_message(slot: int, sampling: Sampling) -> Words:
     return message
 
 
-def end_message() -> Words:
-    """Message that ends a follower."""
-    message = np.zeros(HEADER, np.int32)
-    message[KIND] = END
-    return message
-
-
 @dataclass(slots=True)
 class _Step:
     """A bucket's step: run it, then read the answer."""
 
     run: Callable[[], None]
-    answer: Tensor  # on the host
+    answer: Words  # on the host, as the run leaves it
     scratch: Scratch | None
 
 
@@ -158,7 +151,7 @@ class ModelRank:
             answer.copy_(out, non_blocking=True)
 
         idle = pack_step((), bucket=bucket, scratch_slot=self.slabs.scratch_slot)
-        return _Step(self._captured(run, idle), answer, scratch)
+        return _Step(self._captured(run, idle), answer.numpy(), scratch)
 
     def _make_prompt(self, bucket: int) -> _Step:
         """Prompts of one bucket; only a target answers, with the token after the last row."""
@@ -182,7 +175,7 @@ class ModelRank:
                 answer.copy_(self._sample(hidden_1D, prompt.slot_1, *keys), non_blocking=True)
 
         idle = prompt_message((0,), self.slabs.scratch_slot, 0)
-        return _Step(self._captured(run, idle), answer, None)
+        return _Step(self._captured(run, idle), answer.numpy(), None)
 
     def _answer(self, words: int) -> Tensor:
         return torch.zeros(words, dtype=torch.int32, pin_memory=self._done is not None)
@@ -198,7 +191,7 @@ class ModelRank:
         """On a GPU a graph of what runs, captured with a message that writes to scratch alone."""
         stream = self._stream
         if stream is None:
-            return run
+            return torch.inference_mode()(run)
         self._staging.zero_()
         self._staging[: len(idle)] = torch.from_numpy(idle)
         stream.wait_stream(torch.cuda.current_stream())
@@ -212,7 +205,6 @@ class ModelRank:
             run()
         return graph.replay
 
-    @torch.inference_mode()
     def answer(self, message: Words, watch: Watch | None = None) -> Words:
         """Run a message and wait for its answer.
 
@@ -220,20 +212,24 @@ class ModelRank:
             message: From ``pack_step``, ``prompt_message``, or one of the others above.
             watch: Of the other ranks of the group.
         """
-        kind = message[KIND]
+        kind, bucket = int(message[KIND]), int(message[BUCKET])
+        if kind != STEP:
+            return self._answer_other(kind, message, watch)
+        step = self._steps.get(bucket)
+        if step is None:
+            with torch.inference_mode():
+                step = self._steps[bucket] = self._make_step(bucket)
+        self._words[: len(message)] = message
+        step.run()  # of a graph: no mode of PyTorch's to enter, which takes as long as a copy
+        self._wait(watch)
+        return step.answer.copy()
+
+    @torch.inference_mode()
+    def _answer_other(self, kind: int, message: Words, watch: Watch | None) -> Words:
         if kind in (PROMPT, PIECE):
             return self._run_prompt(message, watch)
-        if kind in (PAGES, SAMPLING):
-            self._note(message)
-            return np.zeros(0, np.int32)
-        bucket = int(message[BUCKET])
-        if bucket not in self._steps:
-            self._steps[bucket] = self._make_step(bucket)
-        step = self._steps[bucket]
-        self._words[: len(message)] = message
-        step.run()
-        self._wait(watch)
-        return step.answer.numpy().copy()
+        self._note(message)
+        return np.zeros(0, np.int32)
 
     def _wait(self, watch: Watch | None) -> None:
         """Poll the GPU, so that a rank that died ends the wait on a collective with it."""
@@ -267,7 +263,7 @@ class ModelRank:
         step.run()
         self._wait(watch)
         is_answered = message[KIND] == PROMPT and isinstance(self.head, TargetHead)
-        return step.answer.numpy()[: int(is_answered)].copy()
+        return step.answer[: int(is_answered)].copy()
 
     def _run_any_prompt(self, message: Words, watch: Watch | None) -> Words:
         """``_run_prompt`` kernel by kernel, without padding."""

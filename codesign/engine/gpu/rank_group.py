@@ -9,12 +9,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 
+import numpy as np
+
 from codesign.engine.gpu.mailbox import Mailbox
-from codesign.engine.gpu.model_rank import ModelRank, end_message
-from codesign.engine.gpu.step_rows import END, KIND, MODEL, Words
+from codesign.engine.gpu.model_rank import ModelRank, pages_message
+from codesign.engine.gpu.paging import PageTable
+from codesign.engine.gpu.step_rows import END, HEADER, KIND, MODEL, Words
 from codesign.engine.gpu.watch import Watch, is_broken_collective
 from codesign.engine.partner import DraftLostError, TargetLostError
 from codesign.kernels.symmetric import PeerLostError
+
+
+def end_message() -> Words:
+    """Message that ends a follower."""
+    message = np.zeros(HEADER, np.int32)
+    message[KIND] = END
+    return message
 
 
 class GroupLeader:
@@ -70,6 +80,15 @@ class GroupLeader:
             with contextlib.suppress(TargetLostError, DraftLostError):
                 self._mailbox.send(end_message())
                 self._mailbox.flush()
+
+
+def see_to_pages(leader: GroupLeader, slots: PageTable, num_rows: Mapping[int, int]) -> None:
+    """Tell the ranks of the pages that requests need for so many rows, and of all new ones."""
+    for request_id, rows in num_rows.items():
+        slots.grow(request_id, rows)
+    entries = slots.take_entries()
+    if entries:
+        leader.ask(pages_message(entries))
 
 
 def follow(mailbox: Mailbox, models: Mapping[int, ModelRank], watch: Watch | None = None) -> None:

@@ -26,6 +26,7 @@ from codesign.engine.checkpoint import (
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.drafter import Drafter, NgramDrafter
 from codesign.engine.gpu.forward import RankForward
+from codesign.engine.gpu.group_drafter import GroupDrafter
 from codesign.engine.gpu.groups import join, select_device, tensor_groups
 from codesign.engine.gpu.heads import DraftHead, StepHead, TargetHead
 from codesign.engine.gpu.link import serve_verdicts, verdict_mailbox_words
@@ -49,7 +50,6 @@ from codesign.engine.gpu.step_rows import (
     max_step_words,
 )
 from codesign.engine.gpu.watch import Watch
-from codesign.engine.gpu.workers import GroupDrafter
 from codesign.engine.partner import DraftLostError, TargetLostError
 from codesign.engine.rank_weights import RankWeights
 

@@ -1,8 +1,8 @@
 """Run a candidate on rank groups: the same loop, policy and records as on a CPU.
 
-Way of one round: serve.py (loop) -> workers.GroupTarget -> rank_group.GroupLeader -> model_rank
-(one graph) on every rank of the target; link.LinkedDraft <-> the draft's leader (ranks.serve_rank)
--> workers.GroupDrafter -> the draft's ranks.
+Way of one round: serve.py (loop) -> group_target.GroupTarget -> rank_group.GroupLeader ->
+model_rank (one graph) on every rank of the target; link.LinkedDraft <-> the draft's leader
+(ranks.serve_rank) -> group_drafter.GroupDrafter -> the draft's ranks.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import _abort_process_group
 
 from codesign.config import Serving
 from codesign.engine.feed import Feed
+from codesign.engine.gpu.group_target import GroupTarget
 from codesign.engine.gpu.launch import LocalRanks, TorchrunProcess, TorchrunRanks
 from codesign.engine.gpu.link import LinkedDraft, last_verdict_words
 from codesign.engine.gpu.mailbox import Mailbox
@@ -30,10 +31,9 @@ from codesign.engine.gpu.rank_group import GroupLeader
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank, draft_worker, load_rank
 from codesign.engine.gpu.watch import SILENCE
-from codesign.engine.gpu.workers import GroupTarget
 from codesign.engine.partner import DraftLostError, LocalDraft, NoDraft, Partner
-from codesign.engine.refusals import check_stop_strings
-from codesign.engine.run import EngineRun, PolicySetup, served_requests
+from codesign.engine.refusals import check_stop_strings, served_requests
+from codesign.engine.run import EngineRun, PolicySetup
 from codesign.engine.serve import Progress, Server
 from codesign.errors import HardwareError, InputError
 from codesign.models.shape import model_shape

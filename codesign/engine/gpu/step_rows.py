@@ -10,8 +10,8 @@ tree reads its keys in the very order in which plain decoding does, and rounds a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from struct import Struct
 
@@ -127,6 +127,39 @@ def rows_to_expand(rows: ExpansionRows, slot: int, *, skip: int = 0) -> RequestR
     return RequestRows(slot, tokens, positions, context, prefixes, paths, (-1,) * count)
 
 
+def split_steps(requests: Sequence[RequestRows]) -> list[Sequence[RequestRows]]:
+    """Requests in as few forwards as the largest bucket allows, in order."""
+    if 0 < sum([len(r.tokens) for r in requests]) <= BUCKETS[-1]:
+        return [requests]
+    parts: list[Sequence[RequestRows]] = []
+    part: list[RequestRows] = []
+    room = BUCKETS[-1]
+    for request in (piece for whole in requests for piece in _pieces(whole)):
+        if len(request.tokens) > room:
+            parts.append(part)
+            part, room = [], BUCKETS[-1]
+        part.append(request)
+        room -= len(request.tokens)
+    if part:
+        parts.append(part)
+    return parts
+
+
+def _pieces(request: RequestRows) -> Iterator[RequestRows]:
+    """A request's rows, none more than a forward has: one that was not drafted for has many."""
+    for start in range(0, len(request.tokens), BUCKETS[-1]):
+        rows = slice(start, start + BUCKETS[-1])
+        yield replace(
+            request,
+            tokens=request.tokens[rows],
+            positions=request.positions[rows],
+            context=request.context + start,
+            prefixes=request.prefixes[rows],
+            paths=request.paths[rows],
+            parents=request.parents[rows],
+        )
+
+
 def pack_step(
     requests: Sequence[RequestRows],
     *,
@@ -143,25 +176,28 @@ def pack_step(
         moves: Slab rows to move before the forward, in this order.
     """
     idle = _idle_step(bucket, scratch_slot)
-    message = np.zeros(len(idle) + 3 * len(moves), np.int32)
-    message[: len(idle)] = idle
-    into = message.data
-    columns: list[list[int]] = [[] for _ in COLUMNS]
-    paths: list[Sequence[int]] = []
-    for request in requests:
-        _add_rows(request, columns)
-        paths += request.paths
-    for number, column in enumerate(columns):
-        _put(into, HEADER + number * bucket, column)
-    start = HEADER + bucket * len(COLUMNS)
-    for path, position, prefix in zip(paths, columns[POSITION], columns[PREFIX], strict=True):
-        assert len(path) == position + 1 - prefix, f"a row at {position} sees {len(path)} tree rows"
-        _put(into, start, path)
-        start += MAX_PATH
     if moves:
+        message = np.empty(len(idle) + 3 * len(moves), np.int32)
+        message[: len(idle)] = idle
         message[NUM_MOVES] = len(moves)
+    else:
+        message = idle.copy()
+    into = message.data
+    columns = _columns(requests[0], 0) if len(requests) == 1 else _joined(requests)
+    pack, at = _pack(len(columns[TOKEN])), 4 * HEADER
+    for words in columns:
+        pack(into, at, *words)
+        at += 4 * bucket
+    at = 4 * (HEADER + bucket * len(COLUMNS))
+    paths = [path for request in requests for path in request.paths]
+    for path, position, prefix in zip(paths, columns[POSITION], columns[PREFIX], strict=True):
+        length = len(path)
+        assert length == position + 1 - prefix, f"a row at {position} sees {length} tree rows"
+        _pack(length)(into, at, *path)
+        at += 4 * MAX_PATH
+    if moves:
         moved = [word for move in moves for word in (move.slot, move.source, move.target)]
-        _put(into, len(idle), moved)
+        _pack(len(moved))(into, 4 * len(idle), *moved)
     return message
 
 
@@ -178,17 +214,32 @@ def _idle_step(bucket: int, scratch_slot: int) -> Words:
     return message
 
 
-def _add_rows(request: RequestRows, columns: list[list[int]]) -> None:
-    num_rows, first, key = len(request.tokens), len(columns[TOKEN]), request.noise_key
-    columns[TOKEN] += request.tokens
-    columns[POSITION] += request.positions
-    columns[SLOT] += (request.slot,) * num_rows
-    columns[KV_ROW] += range(request.context, request.context + num_rows)
-    columns[PREFIX] += request.prefixes
-    columns[PARENT] += [first + parent if parent >= 0 else -1 for parent in request.parents]
-    columns[FIRST] += (first,) * num_rows
-    columns[KEY_LOW] += (_signed(key & 0xFFFFFFFF),) * num_rows
-    columns[KEY_HIGH] += (_signed(key >> 32),) * num_rows
+def _columns(request: RequestRows, first: int) -> tuple[Sequence[int], ...]:
+    """A request's words of each of COLUMNS, if its rows begin at ``first``."""
+    num_rows, key = len(request.tokens), request.noise_key
+    parents = request.parents
+    if first:
+        parents = [first + parent if parent >= 0 else -1 for parent in parents]
+    return (
+        request.tokens,
+        request.positions,
+        (request.slot,) * num_rows,
+        range(request.context, request.context + num_rows),
+        request.prefixes,
+        parents,
+        (first,) * num_rows,
+        (_signed(key & 0xFFFFFFFF),) * num_rows,
+        (_signed(key >> 32),) * num_rows,
+    )
+
+
+def _joined(requests: Sequence[RequestRows]) -> Sequence[Sequence[int]]:
+    """The same of several requests, or of none."""
+    columns: list[list[int]] = [[] for _ in COLUMNS]
+    for request in requests:
+        for column, words in zip(columns, _columns(request, len(columns[TOKEN])), strict=True):
+            column += words
+    return columns
 
 
 def _signed(word: int) -> int:
@@ -196,14 +247,10 @@ def _signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word
 
 
-def _put(into: memoryview, start: int, words: Sequence[int]) -> None:
-    """Write words; a step waits for it, and filling a part of an array takes twice as long."""
-    _words_of(len(words)).pack_into(into, 4 * start, *words)
-
-
 @cache
-def _words_of(count: int) -> Struct:
-    return Struct(f"{count}i")
+def _pack(count: int) -> Callable[..., None]:
+    """``_pack(count)(into, byte, *words)``: filling a part of an array takes twice as long."""
+    return Struct(f"{count}i").pack_into
 
 
 @dataclass(frozen=True, slots=True)

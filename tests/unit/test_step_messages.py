@@ -1,0 +1,104 @@
+"""What leaders ask their ranks, word for word: other bookkeeping must not change a message."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import zlib
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from codesign.engine.draft_worker import DraftWorker
+from codesign.engine.gpu.group_drafter import GroupDrafter
+from codesign.engine.gpu.group_target import GroupTarget
+from codesign.engine.gpu.paging import Paging
+from codesign.engine.gpu.step_rows import (
+    BUCKET,
+    KIND,
+    STEP,
+)
+from codesign.engine.schedule import PromptPiece
+from codesign.policy.protocol import Admission, Verdict
+from codesign.policy.speculation import build_speculation, parse_policy
+from codesign.policy.walk import Sampling
+
+VOCAB = 40
+
+
+class Recorder:
+    """A leader whose ranks answer by the message alone."""
+
+    scratch_slot = 9
+
+    def __init__(self, choices: int, log) -> None:
+        self.choices, self.log, self.count = choices, log, 0
+
+    def ask(self, message: np.ndarray) -> np.ndarray:
+        self.log.update(message.tobytes())
+        self.count += 1
+        drawn = np.random.default_rng(zlib.crc32(message.tobytes()))
+        if message[KIND] != STEP:
+            return drawn.integers(VOCAB, size=1, dtype=np.int32)
+        rows = int(message[BUCKET])
+        if not self.choices:  # a target: mostly what many drafts say first
+            return drawn.integers(3, size=rows, dtype=np.int32)
+        tokens = np.argsort(drawn.random((rows, VOCAB)) + np.arange(VOCAB) / 9)[:, : self.choices]
+        chances = -np.sort(-drawn.random((rows, self.choices)).round(1)) - 1.01  # with ties
+        words = tokens.astype(np.int32), chances.astype(np.float32).view(np.int32)
+        return np.stack(words).ravel()
+
+
+def messages(policy: str, batch: int, *, paging: Paging | None = None) -> tuple[str, int]:
+    """A digest of all messages to both models of some requests, and how many there were."""
+    log, speculation = hashlib.sha256(), build_speculation(parse_policy(policy))
+    ask_target, ask_draft = Recorder(0, log), Recorder(speculation.fanout, log)
+    target = GroupTarget(
+        ask_target, num_slots=batch, sampling=Sampling(0.7, seed=3), smallest_bucket=16,
+        paging=paging,
+    )  # fmt: skip
+    drafter = GroupDrafter(ask_draft, num_slots=batch, choices=speculation.fanout, paging=paging)
+    draft, chance = DraftWorker(speculation, drafter), random.Random(batch)
+    waiting = [
+        Admission(n, tuple(chance.choices(range(VOCAB), k=chance.randrange(1, 300))), 30)
+        for n in range(3 * batch)
+    ]
+    verdicts, number = [], 0
+    while waiting or target.side.request_ids:
+        joining = [
+            waiting.pop() for _ in range(min(batch - len(target.side.request_ids), len(waiting)))
+        ]
+        for admission in joining:
+            target.open_prompt(admission, ())
+            first = target.run_pieces([PromptPiece(admission, 0, len(admission.tokens))])
+            verdicts += first
+        candidates, _ = draft.answer(Verdict(number, tuple(verdicts), tuple(joining)))
+        trees = [(entry.tokens, entry.parents) for entry in candidates.requests]
+        log.update(repr(trees).encode())
+        verdicts = target.verify(candidates)[1]
+        draft.overlap()
+        number += 1
+    return log.hexdigest()[:16], ask_target.count + ask_draft.count
+
+
+# Policy, batch and whether slabs lie in pages: a digest of the messages, and how many there are.
+RECORDED = {
+    ("tree-8x4x4", 1, False): ("774ff5f9a06e8a3f", 232),
+    ("tree-8x4x4", 5, True): ("29059e5ea47109d8", 394),
+    ("async-tree-8x4x8", 1, False): ("44ad91e3e6b253ca", 408),
+    ("async-tree-8x4x12", 3, False): ("eebd35b62418c3bd", 680),
+    ("chain-3", 4, False): ("90587d4a94bd41ee", 298),
+    ("ssd-4x3", 2, False): ("110d9a813f39e202", 478),
+    ("pipeinfer-8x4x3", 2, False): ("a0dc718bcc909d06", 259),
+    ("eagle-8x4x3", 2, False): ("13b6b6e8d9ca03ea", 214),
+    ("tree-8x4x4", 40, False): ("67cc4fa988ecdecb", 715),
+    ("inflight-tree-8x4x6", 2, False): ("3afedd3060d13c16", 322),
+}
+
+
+@pytest.mark.parametrize(("policy", "batch", "is_paged"), RECORDED)
+def test_messages_are_those_that_were_recorded(policy, batch, is_paged):
+    paging = Paging(16, 400) if is_paged else None
+    assert messages(policy, batch, paging=paging) == RECORDED[policy, batch, is_paged]
