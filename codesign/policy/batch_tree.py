@@ -66,6 +66,7 @@ MOST_AWAITED = 2  # draft forwards that an asynchronous round may wait for
 WAITING = 8.0  # running requests that one counts for whose prompt shares the rounds' forwards
 _FULL = 0.9  # share of time from which prompts are taken to wait for ever
 _MOST_POWER = 50.0
+_MOST_AHEAD = 256  # nodes that are foreseen: of large batches few forwards ever pay
 _MEMORY = 0.02  # weight of a round in the mean confidence
 
 
@@ -201,7 +202,8 @@ class BatchTree(Speculation):
         gains = np.exp(tops) * confidence
         least = self._choice.value * (1.0 + margin)
         value, level = self._next_value(gains)
-        if value <= least or self._cold:
+        # Where nothing is drafted yet the first forward alone may not pay, but several may.
+        if self._cold or (value <= least and not self._spent and left > 1):
             value, level = self._best_ahead(gains, confidence, left)
         if value > least and self._leave_cold(trees, gains):
             value, level = self._best_ahead(gains, confidence, left)  # of those that are left
@@ -273,6 +275,7 @@ class BatchTree(Speculation):
         Each is over a request's likeliest leaf, at its mean confidence. Also finds the seconds that
         such rounds save for every token of each request.
         """
+        left = min(left, max(_MOST_AHEAD // max(len(gains), 1), 1))
         gains_DB = gains_ahead(gains, confidence, left)
         worth = np.concatenate((self._worth, gains_DB.ravel()))
         depth = np.repeat(np.arange(left + 1), [len(self._worth), *[len(gains)] * left])
