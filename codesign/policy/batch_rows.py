@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import log
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from codesign.policy.interface import MAX_TREE_ROWS
 Floats = NDArray[np.float64]
 
 NEVER = -100.0  # log chance
+SURE = 1e-9  # of equal log chances: parents stand with their children
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,47 @@ def worth_of_nodes(trees: Sequence[BudgetTree], urgency: Floats | None, most: in
     worth = worth[is_node]
     worth.sort()
     return worth[::-1]
+
+
+def best_nodes(
+    trees: Sequence[BudgetTree], urgency: Floats, choice: Choice, most: int
+) -> list[list[int]]:
+    """The nodes of a choice, root included, at most ``most`` of a tree."""
+    if not choice.rows:
+        return [[0] for _ in trees]
+    chosen: list[list[int]] = []
+    common = log(choice.level) - SURE
+    bounds = [common if one == 1.0 else log(choice.level / one) - SURE for one in urgency.tolist()]
+    for tree, bound in zip(trees, bounds, strict=True):
+        weights = tree.log_weights
+        if bound > 0.0 or len(weights) == 1:
+            chosen.append([0])
+            continue
+        nodes = [n for n, weight in enumerate(weights) if weight >= bound]
+        if len(nodes) > most:
+            nodes = sorted(nodes, key=weights.__getitem__, reverse=True)[:most]
+        chosen.append(nodes)
+    excess = sum([len(nodes) for nodes in chosen]) - len(trees) - choice.rows
+    if excess > 0:
+        _leave_equals(trees, chosen, bounds, excess)
+    return chosen
+
+
+def _leave_equals(
+    trees: Sequence[BudgetTree], chosen: list[list[int]], bounds: Sequence[float], excess: int
+) -> None:
+    """Take away so many of the nodes that are worth as much as the least: a row may cost a lot.
+
+    The youngest of a tree go first, so that none stays without its parent.
+    """
+    for tree, nodes, bound in zip(trees, chosen, bounds, strict=True):
+        weights = tree.log_weights
+        for node in sorted(nodes[1:], reverse=True):
+            if not excess:
+                return
+            if weights[node] <= bound + 2 * SURE:
+                nodes.remove(node)
+                excess -= 1
 
 
 def gains_ahead(gains: Floats, confidence: Floats, depth: int) -> Floats:

@@ -14,7 +14,8 @@ are verified) / seconds, as predicted by the fitted step times. What follows fro
   back needs ``MARGIN`` more. The prompt (or what it missed) of a request that was never drafted for
   is run only if the tokens that it is still expected to emit will save more time than that takes.
 - Urgency. A token of a request that falls behind its TPOT target counts more, up to ``MOST_URGENT``
-  times, unless it is too far behind. Rows go to it first; nobody else gets none.
+  times, unless it is too far behind, when rows are shared out: they go to it first; nobody else
+  gets none. What is drafted does not depend on it: forwards that all pay for would serve few.
 
 Chances are calibrated online (codesign/policy/online_calibration.py).
 
@@ -29,16 +30,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import log
 from typing import Any, cast
 
 import numpy as np
 
 from codesign.policy.batch_rows import (
     NEVER,
+    SURE,
     Choice,
     Floats,
     RowPrices,
+    best_nodes,
     gains_ahead,
     leaves_above,
     prospects,
@@ -64,7 +66,8 @@ MOST_AWAITED = 2  # draft forwards that an asynchronous round may wait for
 WAITING = 8.0  # running requests that one counts for whose prompt shares the rounds' forwards
 _FULL = 0.9  # share of time from which prompts are taken to wait for ever
 _MOST_POWER = 50.0
-_SURE = 1e-9  # of equal log chances: parents stand with their children
+_MOST_AHEAD = 256  # nodes that are foreseen: of large batches few forwards ever pay
+_MEMORY = 0.02  # weight of a round in the mean confidence
 
 
 class BatchTree(Speculation):
@@ -106,10 +109,10 @@ class BatchTree(Speculation):
         self._spent = 0.0  # seconds of draft forwards that the target waits for
         self._beside = 0.0  # seconds of those beside the verification
         self._budget = 0.0  # seconds of the verification
-        self._draft_rows: float | None = None  # seconds of a row for each request
+        self._draft_rows: float | None = None  # seconds of a row of a draft forward
+        self._worth: Floats = np.empty(0)  # of all nodes, descending
         self._saved = 0.0  # seconds per token of each request, by drafting for all
-        self._tokens = float(urgency.sum()) + batch - len(urgency)  # of the roots
-        self._is_urgent = self._tokens > batch
+        self._tokens = float(batch)  # of the roots
         prompt_rows, num_waiting = self.sharing
         self._base = batch + prompt_rows  # rows of the target's forward without any draft
         self._stall, self._power = self.traffic.stall, 1.0
@@ -117,7 +120,7 @@ class BatchTree(Speculation):
             self._power += WAITING * num_waiting / batch / (1.0 - min(self.traffic.share, _FULL))
             self._power = min(self._power, _MOST_POWER)
         seconds = self._verifying.of(self._base, context)
-        self._plain_seconds = max(seconds + self._stall, _SURE)
+        self._plain_seconds = max(seconds + self._stall, SURE)
         self._plain = self._value(self._tokens, seconds) if batch else 0.0
         rate = self._power * self._tokens / self._plain_seconds
         self._choice = Choice(self._plain, rate, self._tokens, 0, 1.0)
@@ -131,8 +134,14 @@ class BatchTree(Speculation):
         self.traffic.observe(own, self.now, self.sharing)
         self._begin_round(batch, context, self._urgencies(own, progress, batch, context))
         if own:
-            mean = sum([tree.confidence for tree in own]) / len(own)
-            self.calibration.confidence += 0.1 * (mean - self.calibration.confidence)
+            self._learn_confidence(own)
+
+    def _learn_confidence(self, trees: Sequence[BudgetTree]) -> None:
+        """What new requests start with: of those that draft, so that a hard batch does not stay."""
+        found = [tree.confidence for tree in trees if tree.prefix_len]
+        if found and not self._was_plain:
+            mean = sum(found) / len(found)
+            self.calibration.confidence += _MEMORY * (mean - self.calibration.confidence)
 
     def _value(self, tokens: Any, seconds: Any) -> Any:
         """Tokens per second, the stall between rounds counted.
@@ -190,20 +199,17 @@ class BatchTree(Speculation):
         if self._spec.is_async and self._cold:
             # What a request missed is run beside the verification: it may be long.
             tops[self._cold] = NEVER
-        gains = self._urgency * np.exp(tops) * confidence
-        level = self._level(len(trees), is_drafted=False)
-        taken = gains[gains >= level]
-        if not len(taken):
-            return leaves
+        gains = np.exp(tops) * confidence
         least = self._choice.value * (1.0 + margin)
-        value = self._next_value(taken)
-        if value <= least or self._cold:
-            value = self._best_ahead(gains, confidence, level, left)
+        value, level = self._next_value(gains)
+        # Where nothing is drafted yet the first forward alone may not pay, but several may.
+        if self._cold or (value <= least and not self._spent and left > 1):
+            value, level = self._best_ahead(gains, confidence, left)
         if value > least and self._leave_cold(trees, gains):
-            value = self._best_ahead(gains, confidence, level, left)  # of those that are left
+            value, level = self._best_ahead(gains, confidence, left)  # of those that are left
         if value <= least:
             return leaves
-        level = self._level(len(trees), is_drafted=True)
+        level = min(level, float(gains.max()))
         paying = (gains >= level).nonzero()[0]
         bounds = np.log(level / gains[paying]) + tops[paying]
         width = self._spec.width
@@ -241,57 +247,96 @@ class BatchTree(Speculation):
         prompt = self._goodput.draft_prompt_seconds(self.traffic.mean_prompt)
         return saved * self.traffic.expected_left() > prompt * self._batch
 
-    def _next_value(self, taken: Floats) -> float:
-        """Value with one more forward, over the likeliest leaf of each request that pays."""
-        choice, context = self._choice, self._context
-        seconds = self._spent + self._drafting.of(len(taken), context)
-        rows = self._base + choice.rows + len(taken)
-        seconds += self._verifying.of(rows, context) + self._goodput.overhead
-        return self._value(choice.tokens + float(taken.sum()), seconds)
+    def _next_value(self, gains: Floats) -> tuple[float, float]:
+        """Value with one more forward, and the least gain of a leaf that is worth its row then.
 
-    def _best_ahead(self, gains: Floats, confidence: Floats, level: float, left: int) -> float:
-        """Largest value with 1 to ``left`` more forwards, at each request's mean confidence.
-
-        Also finds the seconds that such rounds save for every token of each request.
+        The children compete with all nodes that are there: where a step costs the same up to some
+        number of rows, they take the place of the least of those that fill it.
         """
-        choice = self._choice
+        worth = np.concatenate((self._worth, gains))
+        worth.sort()
+        worth = worth[::-1]
+        num, fixed = len(gains), self._spent + self._goodput.overhead
+        draft = self._drafting(0, num, self._context)
+        target = self._verifying(self._base, len(worth), self._context)[1:]
+        tokens = self._tokens + worth.cumsum()
+        best = int(self._value(tokens, target + (fixed + draft[num])).argmax())
+        level = max(float(worth[best]), SURE)
+        rows = int((gains >= level).sum())
+        if not rows:
+            return 0.0, level
+        seconds = float(target[best] + draft[rows]) + fixed
+        value = float(self._value(float(tokens[best]), seconds))
+        return value, self._least_gain(worth, best + 1, num)
+
+    def _best_ahead(self, gains: Floats, confidence: Floats, left: int) -> tuple[float, float]:
+        """The same with 1 to ``left`` more forwards, whichever is best.
+
+        Each is over a request's likeliest leaf, at its mean confidence. Also finds the seconds that
+        such rounds save for every token of each request.
+        """
+        left = min(left, max(_MOST_AHEAD // max(len(gains), 1), 1))
         gains_DB = gains_ahead(gains, confidence, left)
-        is_taken_DB = gains_DB >= level
-        rows_D = is_taken_DB.sum(axis=1)
-        tokens_D = choice.tokens + (gains_DB * is_taken_DB).sum(axis=1).cumsum()
-        total_D = choice.rows + rows_D.cumsum()
-        target = self._verifying(self._base, int(total_D[-1]), self._context)[total_D]
-        draft_D = self._drafting(0, max(len(gains), 1), self._context)[rows_D].cumsum()
-        seconds_D = self._spent + draft_D + target + self._goodput.overhead
-        values_D = np.where(rows_D > 0, self._value(tokens_D, seconds_D), 0.0)
+        worth = np.concatenate((self._worth, gains_DB.ravel()))
+        depth = np.repeat(np.arange(left + 1), [len(self._worth), *[len(gains)] * left])
+        order = worth.argsort()[::-1]
+        worth, depths = worth[order], np.arange(1, left + 1)
+        is_there_DN = depth[order] <= depths[:, None]
+        tokens_DN = self._tokens + (is_there_DN * worth).cumsum(axis=1)
+        target_DN = self._verifying(self._base, len(worth), self._context)[
+            is_there_DN.cumsum(axis=1)
+        ]
+        draft = self._drafting(0, max(len(gains), 1), self._context)
+        fixed = self._spent + self._goodput.overhead
+        all_D = fixed + depths * draft[len(gains)]
+        best_D = self._value(tokens_DN, target_DN + all_D[:, None]).argmax(axis=1)
+        level_D = np.maximum(worth[best_D], SURE)
+        rows_DD = (gains_DB >= level_D[:, None, None]).sum(axis=2)
+        drafting_D = np.where(np.tri(left, dtype=bool), draft[rows_DD], 0.0).sum(axis=1)
+        tokens_D = tokens_DN[depths - 1, best_D]
+        seconds_D = fixed + drafting_D + target_DN[depths - 1, best_D]
+        values_D = np.where(rows_DD[:, 0] > 0, self._value(tokens_D, seconds_D), 0.0)
         plain = self._plain_seconds - self._stall
         self._saved = plain - self._tokens * float((seconds_D / tokens_D).min())
-        return float(values_D.max())
+        best = int(values_D.argmax())
+        count = int(is_there_DN[best, : best_D[best] + 1].sum())
+        level = self._least_gain(worth[is_there_DN[best]], count, len(gains))
+        return float(values_D[best]), level
 
-    def _level(self, num: int, *, is_drafted: bool) -> float:
-        """Price of a further row in tokens: its seconds at what a second yields now.
+    def _least_gain(self, worth: Floats, count: int, num: int) -> float:
+        """Least gain of a leaf that is worth its row in the next draft forward.
+
+        Without it the target's row goes to the best of the nodes that are left out, or is saved.
 
         Args:
-            num: Rows over which the seconds of one are averaged.
-            is_drafted: Its row in a draft forward is counted, too.
+            worth: Of all nodes, descending, with those that the forward is to make.
+            count: How many of them would be verified.
+            num: Requests.
         """
-        first, context = self._base + self._choice.rows, self._context
-        target, draft = self._verifying.of, self._drafting.of
-        seconds = target(first + num, context) - target(first, context)
-        if is_drafted:
-            if self._draft_rows is None:  # the same in all of a round
-                self._draft_rows = draft(num + 1, context) - draft(1, context)
-            seconds += self._draft_rows
-        return max(seconds / num * self._choice.rate, _SURE)
+        target = self._verifying(self._base, count, self._context)
+        saved = float(target[count] - target[count - 1]) * self._choice.rate
+        other = float(worth[count]) if count < len(worth) else 0.0
+        return max(float(worth[count - 1]), max(other, saved) + self._row_price(num), SURE)
+
+    def _row_price(self, num: int) -> float:
+        """Tokens that the seconds of a row of a draft forward would yield."""
+        if self._draft_rows is None:  # the same in all of a round
+            draft = self._drafting.of
+            self._draft_rows = (draft(num + 1, self._context) - draft(1, self._context)) / num
+        return max(self._draft_rows * self._choice.rate, SURE)
 
     # Rows.
 
     def _choose(self, trees: Sequence[BudgetTree]) -> Choice:
         """The nodes of the best quotient: the heaviest of all requests."""
-        worth = worth_of_nodes(trees, self._urgency if self._is_urgent else None, self._spec.rows)
+        self._worth = worth = worth_of_nodes(trees, None, self._spec.rows)
         if not len(worth) and not self._spent:
             return self._choice  # the roots alone
-        tokens = np.full(len(worth) + 1, self._tokens)
+        return self._best(worth, self._tokens)
+
+    def _best(self, worth: Floats, roots: float) -> Choice:
+        """Of nodes of this worth, descending, beside roots that are worth so much."""
+        tokens = np.full(len(worth) + 1, roots)
         tokens[1:] += worth.cumsum()
         seconds = self._verifying(self._base, len(worth), self._context) + self._spent
         seconds[0 if self._spent else 1 :] += self._goodput.overhead
@@ -303,7 +348,11 @@ class BatchTree(Speculation):
 
     def select(self, trees: Sequence[DraftTree]) -> Leaves:
         own = cast("Sequence[BudgetTree]", trees)
-        chosen = self._best_nodes(own) if self._choice.rows else [[0] for _ in own]
+        choice = self._choice
+        if choice.rows and (self._urgency > 1.0).any():
+            worth = worth_of_nodes(own, self._urgency, self._spec.rows)
+            choice = self._best(worth, float(self._urgency.sum()) + self._batch - len(own))
+        chosen = best_nodes(own, self._urgency, choice, self._spec.rows)
         for i in range(self._num_rounds % self._stride, len(own), self._stride):
             own[i].sent = chosen[i]
         self._num_rounds += 1
@@ -316,30 +365,13 @@ class BatchTree(Speculation):
         self.reads_prompts = not self.rests and (self._spec.is_async or self._is_worth_reading())
         return chosen
 
-    def _best_nodes(self, trees: Sequence[BudgetTree]) -> Leaves:
-        """The nodes of the choice, root included."""
-        chosen: Leaves = []
-        level, most = self._choice.level, self._spec.rows
-        common = log(level) - _SURE
-        for tree, urgency in zip(trees, self._urgency.tolist(), strict=True):
-            bound = common if urgency == 1.0 else log(level / urgency) - _SURE
-            weights = tree.log_weights
-            if bound > 0.0 or len(weights) == 1:
-                chosen.append([0])
-                continue
-            nodes = [n for n, weight in enumerate(weights) if weight >= bound]
-            if len(nodes) > most:
-                nodes = sorted(nodes, key=weights.__getitem__, reverse=True)[:most]
-            chosen.append(nodes)
-        return chosen
-
     # Draft forwards beside the verification.
 
     def _plan_beside(self, trees: Sequence[BudgetTree]) -> None:
         """Whether to draft at all."""
         confidence = np.array([tree.confidence for tree in trees])
         self._may_draft = bool(trees) and (
-            not self._was_plain or self._pays_in_the_end(self._urgency * confidence, confidence)
+            not self._was_plain or self._pays_in_the_end(confidence, confidence)
         )
         self.overlap = self._spec.expansions if self._may_draft else 0
 
@@ -360,10 +392,10 @@ class BatchTree(Speculation):
         value = self._choice.rate
         draft, context = self._drafting.of, self._context
         row_seconds = (draft(len(own) + 1, context) - draft(1, context)) / max(len(own), 1)
-        level = max(row_seconds * value, _SURE)
+        level = max(row_seconds * value, SURE)
         confidence, tops = prospects(own)
-        gains = self._urgency * confidence
-        bounds = np.minimum(np.log(level / np.maximum(gains, _SURE)), 0.0)
+        gains = confidence
+        bounds = np.minimum(np.log(level / np.maximum(gains, SURE)), 0.0)
         leaves: Leaves = [[] for _ in own]
         prompts = 0.0
         for i in (tops >= bounds).nonzero()[0].tolist():

@@ -76,11 +76,10 @@ class Traffic:
         self.share = min(self._prompt_time / self._all_time, 1.0)
         if self._is_shared:
             self.stall = 0.0
-        elif self._hears_late:
-            waiting = self._prompt_seconds(num_waiting * self.mean_prompt) if num_waiting else 0.0
-            self.stall = self.share * waiting
-        else:
-            self.stall = self.share**_BURST * seconds
+            return
+        if self._hears_late:
+            seconds = self._prompt_seconds(num_waiting * self.mean_prompt) if num_waiting else 0.0
+        self.stall = self.share**_BURST * seconds
 
     def expected_left(self, tree: BudgetTree | None = None) -> float:
         """Tokens that a request, or a new one, still emits: what those had left that were longer.
