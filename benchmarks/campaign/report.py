@@ -23,7 +23,7 @@ from benchmarks.campaign.goals import (
     table,
 )
 from benchmarks.campaign.plot import calibration_svg
-from benchmarks.campaign.run_tables import runs_table, spans_table
+from benchmarks.campaign.run_tables import intervals_table, runs_table, spans_table
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "validation.md"
 CALIBRATION = DOCUMENT.parent / "images" / "validation-calibration.svg"
@@ -43,10 +43,12 @@ are others than those whose acceptance was recorded. Each run is predicted by {s
 start, *replay* a stretch of a trace, as `conv-twin`, at a share of what plain decoding bears. A
 decode speed is 1 / TPOT; where the draft shares the target's GPUs its prompt is in it, too. Errors
 are (predicted - measured) / measured; the mean ones are of their sizes. Regret and correlation are
-those among so many plans. Intervals are of 80 %: spread over the simulations, held-out error of
-the steps, and the luck of the prompts, both of those that were recorded and of those that were
-served. Spans are those of rounds without prompts: where the draft shares the target's GPUs, its
-prompt is in the draft's span of the other ones.
+those among so many plans. Intervals are of 80 %, of parts that add up by their squares: the mean of
+so many simulations; the luck of the requests served, which is the spread of the simulations less
+what questions do to acceptance, as those served ask the recorded ones; the luck of the prompts
+recorded, again of their words alone; held-out errors of the steps. Spans are those of rounds
+without prompts: where the draft shares the target's GPUs, its prompt is in the draft's span of the
+other ones.
 """
 
 NOT_CAPTURED = """\
@@ -96,6 +98,7 @@ def document(files: Sequence[Path]) -> str:
         worst(measured),
         *(runs_table(result) for result in measured),
         spans_table(measured),
+        intervals_table(measured),
         calibration_table(results),
         seconds_table(results),
         NOT_CAPTURED.format(recorded=_recorded(results)),
@@ -220,7 +223,7 @@ def _to_profile(result: Result) -> float:
     return sum(each.get(name) or 0.0 for each in first for name in phases)
 
 
-_PHASES = ("start", "profile", "acceptance", "runs")
+_PHASES = ("start", "profile", "acceptance", "check", "runs")
 
 
 def _seconds(value: float | None) -> str:
