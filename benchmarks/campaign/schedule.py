@@ -20,7 +20,7 @@ from codesign.fit.prompt_stairs import LONGEST
 from codesign.fit.roofline import Forward, Software
 
 START_FIXED, START_LAYER = 6.0, 0.08  # seconds of a start: 8.5 s of 32 layers, 12.5 s of 80
-PROFILE, SPLIT_PROFILE = 3.5, 6.5  # of steps; prompts beside them, each three times:
+PROFILE, SPLIT_PROFILE = 4.5, 7.5  # of steps, with another look at a few; prompts beside them, each three times:
 PROFILE_PROMPTS = (16, 16, 32, 32, 64, 64, 128, 128, 256, 256, 287, 511, 1023, 2047)  # rows
 # Of a prompt on one H200, a layer of 70B: what weights and rows do, and the host beyond graphs.
 PROMPT_LAYER, ROW_LAYER, LONG_ROW_LAYER, HOST_LAYER = 150e-6, 3.7e-6, 2.55e-6, 400e-6
@@ -55,18 +55,18 @@ class Wanted:
 _LARGE, _LARGER_DRAFT, _SMALL, _QWEN = PAIRS[:4]
 
 
-# Eight plans of every pair serve one stream and batches, and two or more replay a trace. With
-# a large target a stream takes 5 to 9 s, so that three quarters of the requests are served.
+# Eight plans of every pair serve one stream and batches, and two or more replay a trace. With a
+# large target a stream of all requests takes 7 to 11 s, so that three quarters of them are served.
 _SHORT = 0.75
 _ON_TWO = (
-    Wanted(_LARGE, "2", 55.0, segments=2, share=_SHORT),
-    Wanted(_LARGE, "1+1", 54.0, segments=1, share=_SHORT),
-    Wanted(_SMALL, "2", 30.0, segments=2),
-    Wanted(_SMALL, "1+1", 30.0, segments=2),
-    Wanted(_QWEN, "2", 46.0, segments=1, share=_SHORT),
+    Wanted(_LARGE, "2", 46.0, segments=2, share=_SHORT),
+    Wanted(_LARGE, "1+1", 52.0, segments=1, share=_SHORT),
+    Wanted(_SMALL, "2", 32.0, segments=2),
+    Wanted(_SMALL, "1+1", 22.0, segments=1),
+    Wanted(_QWEN, "2", 44.0, segments=1, share=_SHORT),
     Wanted(_QWEN, "1+1", 62.0, segments=1, share=_SHORT),
-    Wanted(_LARGER_DRAFT, "2", 46.0, segments=1, share=_SHORT),
-    Wanted(_LARGER_DRAFT, "1+1", 60.0, segments=1, share=_SHORT),
+    Wanted(_LARGER_DRAFT, "2", 38.0, segments=1, share=_SHORT),
+    Wanted(_LARGER_DRAFT, "1+1", 53.0, segments=1, share=_SHORT),
 )
 _ON_FOUR = (Wanted(_LARGE, "4", 20.0), Wanted(_LARGE, "2+2", 20.0), Wanted(_LARGE, "3+1", 20.0))
 _REST = (

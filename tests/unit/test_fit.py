@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,8 @@ from codesign.fit.prompt_stairs import PROMPT_BUCKETS, fit_prompt_stairs
 from codesign.fit.step_forms import BUCKETS, Shapes, fit_line, fit_table
 from codesign.fit.steps import MAX_LINE_ERROR, fit_step, held_out
 from codesign.profiler.steps import RANK_CONTEXTS, RANK_GRID, target_shapes
+from codesign.sim.timing import ApartTiming, TogetherTiming
+from codesign.sim.work import Work
 
 ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 CONTEXTS = (32, 128, 512)
@@ -540,6 +543,21 @@ def test_re_rooting_is_that_of_one_request(tmp_path):
     more = constant("reroot", "2", 5e-5, 6e-5, 7e-5)
     frame = pd.concat([steps, more.assign(requests=1)], ignore_index=True)
     assert fit_costs(frame)[0]["2"].reroot == pytest.approx(6e-5)
+
+
+def test_re_rooting_takes_longer_for_each_request_and_a_simulated_batch_pays_for_it():
+    rows = [("2", "reroot", 8 * n, n, 0, False, 4e-5 + 2e-5 * (n - 1)) for n in (1, 2, 4)]
+    others = whole_profile()
+    others = others.loc[(others["op"] != "reroot") | (others["deployment"] != "2")]
+    timed = pd.concat([others, pd.DataFrame(rows, columns=list(STEP_COLUMNS))])
+    costs, _, _ = fit_costs(timed, on_ranks=True)
+    assert costs["2"].reroots(8) == pytest.approx(4e-5 + 7 * 2e-5)
+    assert costs["1+1"].reroots(8) == costs["1+1"].reroot  # of one request alone it was timed
+    work = Work(8, 8, 100, drafting=[(8, 100)])
+    spans = TogetherTiming(costs["2"], is_plain=False).spans(0.0, 0.0, work)
+    assert spans.reroot == pytest.approx(1.8e-4)
+    apart = ApartTiming(replace(costs["2"], link=0.0)).spans(0.0, 0.0, work)
+    assert apart.reroot == pytest.approx(1.8e-4)
 
 
 def test_a_fit_survives_its_file(tmp_path):
