@@ -142,7 +142,7 @@ def fit_stairs(shapes: Shapes) -> StepTime:
             shapes.context,
             shapes.rows,
             shapes.requests - 1.0,
-            ~np.isin(shapes.rows, BUCKETS),
+            (~np.isin(shapes.rows, BUCKETS)).astype(np.float64),
             np.ones_like(shapes.rows),
             *((shapes.rows > bucket).astype(np.float64) for bucket in first),
         ]

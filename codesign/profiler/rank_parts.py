@@ -178,7 +178,7 @@ class RankMeasurer:
             return part
         groups = without_prompts(self._groups(bench, is_split=deployment.draft_workers > 0))
         anew = self._timed(bench, groups, self._effort, _unseen)
-        kept = part.loc[~part["op"].isin(anew["op"].unique())]
+        kept = part.loc[~part["op"].isin(sorted(set(anew["op"])))]
         return pd.concat([anew.assign(deployment=deployment.label), kept], ignore_index=True)
 
     def changed(self, bench: RankBench, deployment: Deployment, part: pd.DataFrame) -> float:
