@@ -24,10 +24,8 @@ _TIMES_RECORDED = 2  # stretches of a kind hold each token recorded of it about 
 class Stretches:
     """Runs of recorded tokens of each kind of prompt, the same in every simulation.
 
-    Each recorded answer that is no longer than a stretch is one, so that a request is as lucky, or
-    as unlucky, as a recorded one was as a whole: in a batch the unlucky ones go on when the others
-    are gone. Of longer answers, or of few, the starts are spread evenly over what was recorded.
-    Either runs on into the next recording, and all of them together agree as often as these did.
+    Their starts are spread evenly over what was recorded and each runs on into the next recording,
+    so that all of them together agree as often as the recordings did.
 
     Args:
         profile: What was recorded.
@@ -62,38 +60,18 @@ class Stretches:
         if len(found) < length:
             kind = self.category(stretch)
             first, num_tokens = self._recorded(kind)
-            start = self._start(kind, stretch - self.first(kind)) - first
+            place = 2 * (stretch - self.first(kind)) + 1
+            start = place * num_tokens // (2 * self.count(kind))
             found = [first + (start + i) % num_tokens for i in range(length)]
             self._paths[stretch] = found
         return found[:length]
 
     def _recorded(self, category: str) -> tuple[int, int]:
         """First recorded token of a kind, and how many there are, recording after recording."""
-        spans = self._spans(category)
+        spans = self._recordings.spans.get(category, self._recordings.spans[""])
         return spans[0][0], spans[-1][1] - spans[0][0]
 
-    def _start(self, category: str, number: int) -> int:
-        """Recorded token that a stretch begins with."""
-        count = self.count(category)
-        if self._plays_answers(category):
-            spans = self._spans(category)
-            return spans[number * len(spans) // count][0]
-        first, num_tokens = self._recorded(category)
-        return first + (2 * number + 1) * num_tokens // (2 * count)
-
-    def _plays_answers(self, category: str) -> bool:
-        """Whether stretches are whole recorded answers."""
-        spans = self._spans(category)
-        longest = max(end - first for first, end in spans)
-        return longest <= STRETCH_TOKENS and len(spans) >= _FEWEST_STRETCHES
-
-    def _spans(self, category: str) -> tuple[tuple[int, int], ...]:
-        """First and last recorded token of each answer of a kind."""
-        return self._recordings.spans.get(category, self._recordings.spans[""])
-
     def _number_of(self, category: str) -> int:
-        if self._plays_answers(category):
-            return min(len(self._spans(category)), _MOST_STRETCHES)
         wanted = -(-_TIMES_RECORDED * self._recorded(category)[1] // STRETCH_TOKENS)
         return min(max(wanted, _FEWEST_STRETCHES), _MOST_STRETCHES)
 
