@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,7 @@ def validate(
     paths: Sequence[Path],
     *,
     requests: pd.DataFrame | None = None,
+    plan_hash: str | None = None,
     progress: Progress | None = None,
 ) -> Validation:
     """Compare runs with fresh simulations of exactly what they served.
@@ -56,6 +58,7 @@ def validate(
         fit: The plan's.
         paths: Folders of runs.
         requests: Simulated instead of the plan's; the same, but for their kinds of prompt.
+        plan_hash: SHA-256 of the plan's file, to tell runs of another plan; None not to.
         progress: Called with ("simulate", done, total), counting simulations.
 
     Raises:
@@ -70,7 +73,9 @@ def validate(
             if progress:
                 progress(stage, first + done, len(paths) * len(seeds))
 
-        comparisons.append(_compare(plan, fit, planned, path, read_run(path), report))
+        run = read_run(path)
+        found = _compare(plan, fit, planned, path, run, report)
+        comparisons.append(replace(found, notes=(*found.notes, *_other_plan(run, plan_hash))))
     rankings = tuple(rank(comparisons, name, up, plan.chosen.label) for name, up in RANKED)
     return Validation(
         tuple(comparisons),
@@ -157,6 +162,14 @@ def _served(planned: pd.DataFrame, run: StoredRun, path: Path) -> tuple[pd.DataF
             "had, so the figures cannot be compared"
         )
     return requests.assign(prompt_tokens=prompt_tokens), notes
+
+
+def _other_plan(run: StoredRun, plan_hash: str | None) -> list[str]:
+    """A note if a run says that it is of another plan."""
+    named = run.summary.get("inputs", {}).get("plan", {})
+    if plan_hash is None or named.get("sha256", plan_hash) == plan_hash:
+        return []
+    return [f"the run names another plan, {named['path']}; it served the same requests"]
 
 
 def _round_means(

@@ -93,6 +93,7 @@ def sessions(args: argparse.Namespace) -> list[Session]:
 
 def _session(args: argparse.Namespace, wanted: Wanted) -> Session:
     size = size_of(args, wanted.segments, wanted.batches)
+    size = replace(size, requests=wanted.share * size.requests)
     units = () if wanted.pair.name in args.profile_only else tuple(grid(wanted.label, size))
     return Session(wanted.pair, wanted.label, units, wanted.run_seconds, size)
 

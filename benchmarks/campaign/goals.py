@@ -196,13 +196,18 @@ def _coverage(result: Result) -> str:
     return percent(_mean([float(i) for i in inside]), 0) + f" of {len(inside)}"
 
 
+def judged_names(run: dict[str, Any]) -> list[str]:
+    """Figures whose intervals are counted: speed, throughput and acceptance."""
+    names = ["tpot_mean", "throughput"]
+    if not run["label"].startswith("plain"):
+        names.append("acceptance_length")
+    return [name for name in names if name in run["figures"]]
+
+
 def judged(result: Result) -> Iterator[list[float]]:
-    """Figures whose intervals are counted: speed, throughput and acceptance of every run."""
+    """Figures of every run whose intervals are counted."""
     for run in result.runs():
-        names = ["tpot_mean", "throughput"]
-        if not run["label"].startswith("plain"):
-            names.append("acceptance_length")
-        yield from (run["figures"][name] for name in names if name in run["figures"])
+        yield from (run["figures"][name] for name in judged_names(run))
 
 
 def is_inside(figure: Sequence[float]) -> bool:

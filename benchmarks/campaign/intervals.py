@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from benchmarks.campaign.requests import recorded_questions
+from benchmarks.campaign.units import Workload
 from codesign.fit import Fit
-from codesign.fit.prompt_luck import served_error
+from codesign.fit.prompt_luck import PromptLuck, prompt_luck
 from codesign.planner.student_t import student_t_quantile
 from codesign.validate import RunComparison
 
@@ -35,27 +38,60 @@ def times_sigma(run: RunComparison, fit: Fit, *, waits_for_prompts: bool) -> flo
     return math.sqrt(squares) / total if total else 0.0
 
 
-def tokens_sigma(run: RunComparison, fit: Fit, requests: pd.DataFrame) -> float:
-    """The same of tokens per round: recorded prompts are a sample, and those served another."""
+def luck_of(run: RunComparison, fit: Fit, requests: pd.DataFrame, workload: Workload) -> PromptLuck:
+    """Of tokens per round: the questions of all requests are recorded, their words are others."""
     if run.candidate.family == "plain":
-        return 0.0
-    served = requests["category"].iloc[run.requests["request_id"].to_numpy()]
-    return served_error(fit.acceptance, Counter(served))
+        return PromptLuck(0.0, 0.0, 0.0)
+    served = Counter(requests["category"].iloc[run.requests["request_id"].to_numpy()])
+    asked = recorded_questions(fit.acceptance)
+    return prompt_luck(fit.acceptance, served, questions=asked, in_turn=not workload.seconds)
 
 
-def likely(values: Sequence[float], times: float, tokens: float = 0.0) -> tuple[float, float]:
+@dataclass(frozen=True, slots=True)
+class Likely:
+    """Where 80 % of measurements lie, and why: half widths that add up by their squares.
+
+    Attributes:
+        mean: Of the simulations.
+        simulations: There are only so many.
+        served: Luck of the requests that are served, as far as simulations draw it.
+        recorded: Luck of the prompts whose acceptance was recorded.
+        steps: Held-out errors of the steps' times.
+    """
+
+    mean: float
+    simulations: float
+    served: float
+    recorded: float
+    steps: float
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Where they lie."""
+        half = math.hypot(self.simulations, self.served, self.recorded, self.steps)
+        return self.mean - half, self.mean + half
+
+    @property
+    def parts(self) -> list[float]:
+        """The half widths relative to the mean, in the order above."""
+        parts = (self.simulations, self.served, self.recorded, self.steps)
+        return [part / self.mean if self.mean else 0.0 for part in parts]
+
+
+def likely(values: Sequence[float], times: float, luck: PromptLuck | None = None) -> Likely:
     """Where 80 % of measurements lie.
-
-    The luck of the prompts is in the seeds, as far as a simulation draws it, and in ``tokens``; the
-    larger one counts.
 
     Args:
         values: By seed.
         times: Relative standard error of seconds.
-        tokens: The same of tokens per round.
+        luck: Of the prompts; without it what simulations draw is all there is.
     """
     mean, spread = float(np.mean(values)), float(np.std(values, ddof=1))
-    quantile = student_t_quantile(len(values) - 1, 1.0 - TAIL)
-    luck = max(quantile * spread * math.sqrt(1 + 1 / len(values)), SIGMAS * tokens * mean)
-    half = math.hypot(luck, SIGMAS * times * mean)
-    return mean - half, mean + half
+    one = student_t_quantile(len(values) - 1, 1.0 - TAIL) * spread
+    return Likely(
+        mean,
+        simulations=one / math.sqrt(len(values)),
+        served=one if luck is None else one * luck.share,
+        recorded=0.0 if luck is None else SIGMAS * luck.recorded * mean,
+        steps=SIGMAS * times * mean,
+    )

@@ -27,7 +27,7 @@ from benchmarks.campaign.chosen_plan import (
     workers_of,
 )
 from benchmarks.campaign.closed_profile import closed_profile, keep_machine
-from benchmarks.campaign.intervals import likely, times_sigma, tokens_sigma
+from benchmarks.campaign.intervals import likely, luck_of, times_sigma
 from benchmarks.campaign.result_file import compact
 from benchmarks.campaign.units import BATCH, WORKLOADS, Workload
 from codesign.acceptance import AcceptanceProfile
@@ -94,7 +94,7 @@ def join_pair(folder: Path) -> dict[str, Any]:
                 twin = None if again is None else again.runs[number]
                 line = row(run, fit, workload, requests, twin)
                 if workload.batch == 1:
-                    line["figures"]["decode_speed"] = decode_speeds(plan, run, fit, known)
+                    line["figures"]["decode_speed"] = decode_speeds(plan, run, fit, known, workload)
                 runs.append(line)
             plans.append({"workers": workers, **judgement(plan, validation, workload, again)})
     return {
@@ -128,8 +128,9 @@ def row(
     known: RunComparison | None,
 ) -> dict[str, Any]:
     """One run: [predicted, low, high, measured] of each figure, with 80 % intervals."""
-    tokens = tokens_sigma(run, fit, requests)
+    luck = luck_of(run, fit, requests, workload)
     figures: dict[str, list[float]] = {}
+    parts: dict[str, list[float]] = {}
     for comparison in run.figures:
         name = comparison.name
         if name == "mean_batch" or comparison.error is None:
@@ -137,8 +138,9 @@ def row(
         counts = name == "acceptance_length"
         waits = workload.batch > 1 or not name.startswith("tpot")  # for prompts, its own or others'
         times = 0.0 if counts else times_sigma(run, fit, waits_for_prompts=waits)
-        low, high = likely(run.by_seed[name], times, tokens)
-        figures[name] = [comparison.predicted.value, low, high, comparison.measured]
+        found = likely(run.by_seed[name], times, luck)
+        figures[name] = [comparison.predicted.value, *found.bounds, comparison.measured]
+        parts[name] = found.parts
         if known is not None and (twin := known.figure(name)) is not None:
             figures[name].append(twin.predicted.value)
     values = {c.name: [c.predicted.value, c.measured] for c in (*run.spans, *run.rounds)}
@@ -146,12 +148,15 @@ def row(
         "workload": workload.name,
         "label": run.label,
         "figures": figures,
+        "parts": parts,
         "rounds": values,
         "notes": list(run.notes),
     }
 
 
-def decode_speeds(plan: Plan, run: RunComparison, fit: Fit, known: Fit | None) -> list[float]:
+def decode_speeds(
+    plan: Plan, run: RunComparison, fit: Fit, known: Fit | None, workload: Workload
+) -> list[float]:
     """Tokens a second in rounds without a prompt, as a figure of ``row``."""
 
     def simulated(of: Fit, requests: pd.DataFrame) -> list[float]:
@@ -165,7 +170,8 @@ def decode_speeds(plan: Plan, run: RunComparison, fit: Fit, known: Fit | None) -
     requests = plan.requests().iloc[: len(run.requests)]
     values = simulated(fit, requests)
     times = times_sigma(run, fit, waits_for_prompts=False)
-    figure = [float(np.mean(values)), *likely(values, times, tokens_sigma(run, fit, requests))]
+    figure = list(likely(values, times, luck_of(run, fit, requests, workload)).bounds)
+    figure.insert(0, float(np.mean(values)))
     figure.append(_decode_speed(read_run(run.path).records.rounds))
     if known is None:
         return figure

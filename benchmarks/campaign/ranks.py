@@ -112,6 +112,7 @@ class Measuring:
         self._seconds: dict[str, float] = {}
         self._parts: dict[str, float] = {}
         self._blind = ""
+        self._changed: float | None = None
 
     def run(self) -> None:
         """Measure what is missing, as far as the time goes."""
@@ -124,17 +125,26 @@ class Measuring:
             start = perf_counter()
             served = self._serve_all(bench)
             self._seconds["runs"] = perf_counter() - start
+            self._look_back(bench, deployment)
         self._note(served)
 
     def _profile(self, bench: RankBench, deployment: Deployment) -> None:
+        """The part, acceptance and a warm-up, then another look at the host's pace."""
         start = perf_counter()
+        part = None
         if not self._store.has(deployment.label):
-            self._store.put(deployment.label, self._measurer.time(bench, deployment, _quiet))
+            part = self._measurer.time(bench, deployment, _quiet)
         self._seconds["profile"] = perf_counter() - start
         start = perf_counter()
         if deployment.draft_workers == 0 and not self._store.has(ACCEPTANCE_PART):
             self._store.put(ACCEPTANCE_PART, self._record(bench, deployment))
         self._seconds["acceptance"] = perf_counter() - start
+        start = perf_counter()
+        self._warm_up(bench)
+        if part is not None:
+            part = self._measurer.steadied(bench, deployment, part)
+            self._store.put(deployment.label, part)
+        self._seconds["check"] = perf_counter() - start
 
     def _record(self, bench: RankBench, deployment: Deployment) -> pd.DataFrame:
         """Acceptance on prompts like those that the runs serve, and none of them."""
@@ -161,7 +171,6 @@ class Measuring:
         recorded = read_table(parts / f"{ACCEPTANCE_PART}.parquet", kind="profile")[0]
         calibration = fit_calibration(AcceptanceProfile.from_table(recorded)).calibration
         self._blind = keep_blind(self._folder, self._task.label, cost, calibration)
-        self._warm_up(bench)
         budget = monotonic() + self._task.run_seconds
         end = min(self._task.deadline, budget)
         served, guessed, taken = 0, 0.0, 0.0
@@ -232,6 +241,13 @@ class Measuring:
         served = bound(requests, self._session.pair.models[0], work.workload, seed=SEED)
         write_table(file, rank_outputs(bench, served, run.outputs), header("profile", seed=SEED))
 
+    def _look_back(self, bench: RankBench, deployment: Deployment) -> None:
+        """How the host's pace is now, beside the profile's; for readers, no prediction sees it."""
+        if monotonic() < self._task.deadline:
+            parts = self._folder / "profile" / "parts"
+            part = read_table(parts / f"{deployment.label}.parquet", kind="profile")[0]
+            self._changed = round(self._measurer.changed(bench, deployment, part), 4)
+
     def _note_spent(self) -> None:
         """Let a schedule go on to other sessions: this one had its seconds."""
         (self._folder / f"{self._task.label}.spent").touch()
@@ -242,7 +258,7 @@ class Measuring:
             for taken in (self._seconds, self._parts)
         )
         line = {"label": self._task.label, "served": served, **seconds, "start_parts": parts}
-        line["blind"] = self._blind
+        line |= {"blind": self._blind, "changed": self._changed, "notes": self._measurer.notes}
         with (self._folder / "sessions.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         print(f"  {line}", flush=True)

@@ -23,7 +23,7 @@ from benchmarks.campaign.goals import (
     table,
 )
 from benchmarks.campaign.plot import calibration_svg
-from benchmarks.campaign.run_tables import runs_table, spans_table
+from benchmarks.campaign.run_tables import intervals_table, runs_table, spans_table
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "validation.md"
 CALIBRATION = DOCUMENT.parent / "images" / "validation-calibration.svg"
@@ -43,11 +43,20 @@ are others than those whose acceptance was recorded. Each run is predicted by {s
 start, *replay* a stretch of a trace, as `conv-twin`, at a share of what plain decoding bears. A
 decode speed is 1 / TPOT; where the draft shares the target's GPUs its prompt is in it, too. Errors
 are (predicted - measured) / measured; the mean ones are of their sizes. Regret and correlation are
-those among so many plans. Intervals are of 80 %: spread over the simulations, held-out error of
-the steps, and the luck of the prompts, both of those that were recorded and of those that were
+those among so many plans. Intervals are of 80 %: {intervals}
 served. Spans are those of rounds without prompts: where the draft shares the target's GPUs, its
 prompt is in the draft's span of the other ones.
 """
+
+OF_LUCK = """\
+spread over the simulations, held-out error of
+the steps, and the luck of the prompts, both of those that were recorded and of those that were"""
+OF_PARTS = """\
+parts that add up by their squares. There
+are only so many simulations; requests that are served have luck, which is the spread of the
+simulations less what questions do to acceptance, as the recorded ones are asked again; so have
+those that were recorded; and steps have held-out errors. None is fitted to how many intervals
+hold: all plans of a pair share one draw of the luck of its prompts, both of recorded and of"""
 
 NOT_CAPTURED = """\
 ### What the model does not capture
@@ -89,18 +98,26 @@ def document(files: Sequence[Path]) -> str:
     measured = [result for result in results if result.runs()]
     names = ", ".join(f"`{path.parent.name}/{path.name}`" for path in files)
     parts = [
-        INTRODUCTION.format(files=names, seeds=payloads[0]["num_seeds"]),
+        INTRODUCTION.format(
+            files=names, seeds=payloads[0]["num_seeds"], intervals=_intervals(results)
+        ),
         remarks(payloads),
         blindness(results),
         goals(measured),
         worst(measured),
         *(runs_table(result) for result in measured),
         spans_table(measured),
+        intervals_table(measured),
         calibration_table(results),
         seconds_table(results),
         NOT_CAPTURED.format(recorded=_recorded(results)),
     ]
     return "\n".join(part.rstrip() + "\n" for part in parts if part).rstrip()
+
+
+def _intervals(results: Sequence[Result]) -> str:
+    has_parts = any("parts" in run for result in results for run in result.runs())
+    return OF_PARTS if has_parts else OF_LUCK
 
 
 def _recorded(results: Sequence[Result]) -> str:
@@ -211,7 +228,23 @@ def seconds_table(results: Sequence[Result]) -> str:
     heads = ["pair", "GPUs", *_PHASES, "number of runs"]
     needed = [f"{_to_profile(r):.0f} s of {r.name}" for r in results if r.pair["sessions"]]
     text = f"A pair without its grid, that is start, profile and acceptance: {', '.join(needed)}."
+    text = f"{text}{_changes(results)}"
     return f"### Seconds on the machine\n\n{table(heads, rows)}\n{textwrap.fill(text, WIDTH)}\n"
+
+
+def _changes(results: Sequence[Result]) -> str:
+    """How the host's pace was after the runs, where it was looked at."""
+    found = [
+        f"{signed(each['changed'])} of {result.name} on {each['label']}"
+        for result in results
+        for each in result.pair["sessions"]
+        if each.get("changed") is not None
+    ]
+    if not found:
+        return ""
+    return (
+        f" After the runs small steps took more, or less, than in the profile: {', '.join(found)}."
+    )
 
 
 def _to_profile(result: Result) -> float:
@@ -220,7 +253,7 @@ def _to_profile(result: Result) -> float:
     return sum(each.get(name) or 0.0 for each in first for name in phases)
 
 
-_PHASES = ("start", "profile", "acceptance", "runs")
+_PHASES = ("start", "profile", "acceptance", "check", "runs")
 
 
 def _seconds(value: float | None) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.campaign.units import Workload
+from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import read_table
 from codesign.errors import HardwareError, InputError
 from codesign.models import resolve_model
@@ -109,6 +110,17 @@ def recorded_prompts(target: Path, *, share: float = 1.0) -> list[BoundRequest]:
     [long] = _with_material(target, (LONG_TOKENS,), RECORDED_TOKENS)
     found = [request for group in asked for request in group]
     return _numbered([*found, *(dataclasses.replace(r, category=LONG) for r in long[::2])])
+
+
+def recorded_questions(profile: AcceptanceProfile) -> dict[int, int]:
+    """Which question each recorded request asks; of those behind much material another one each."""
+    count = len(load_prompts("run"))
+    return {
+        recording.request: recording.request % count
+        for kind, group in profile.recordings.items()
+        if kind != LONG
+        for recording in group
+    }
 
 
 def _with_material(

@@ -16,6 +16,9 @@ from benchmarks.campaign.goals import (
     SPANS,
     Result,
     error_of,
+    is_inside,
+    judged_names,
+    percent,
     signed,
     speed_error,
     table,
@@ -103,3 +106,33 @@ def spans_table(results: Sequence[Result]) -> str:
             )
     heads = ["predicted / measured, ms", *(s.replace("_", " ") for s in SPANS), "round"]
     return "### Spans of a round, one stream, mean over the plans\n\n" + table(heads, rows)
+
+
+def intervals_table(results: Sequence[Result]) -> str:
+    """What each part adds to the intervals that are counted: mean half widths."""
+    rows = []
+    for result in results:
+        for workload, shown in (
+            ("stream", "one stream"),
+            ("batch", "batch"),
+            ("segment", "replay"),
+        ):
+            found = [
+                (run["parts"][name], run["figures"][name])
+                for run in result.runs(workload)
+                for name in judged_names(run)
+                if name in run.get("parts", {})
+            ]
+            if found:
+                rows.append([f"{result.name}, {shown}", *_widths(found)])
+    heads = ["80 % intervals, mean half width", "simulations", "prompts served", "prompts recorded",
+             "steps", "all", "error", "hold"]  # fmt: skip
+    return "### What the intervals are made of\n\n" + table(heads, rows) if rows else ""
+
+
+def _widths(found: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[str]:
+    parts = [statistics.fmean(each) for each in zip(*(parts for parts, _ in found), strict=True)]
+    whole = statistics.fmean((f[HIGH] - f[LOW]) / (2.0 * f[PREDICTED]) for _, f in found)
+    error = statistics.fmean(abs(error_of(f) or 0.0) for _, f in found)
+    inside = statistics.fmean(float(is_inside(f)) for _, f in found)
+    return [*map(percent, (*parts, whole, error)), f"{percent(inside, 0)} of {len(found)}"]

@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def compare(args: argparse.Namespace) -> None:
     """Print the comparison, write the report, and check the tolerance."""
+    from codesign.artifacts import sha256
     from codesign.fit import Fit
     from codesign.plan import Plan
     from codesign.validate import validate
@@ -56,7 +57,8 @@ def compare(args: argparse.Namespace) -> None:
     plan = Plan.load(args.plan)
     fit = Fit.load(plan.fit.check() if args.fit is None else Path(args.fit))
     with progress(args) as report:
-        validation = validate(plan, fit, [Path(run) for run in args.run], progress=report)
+        runs = [Path(run) for run in args.run]
+        validation = validate(plan, fit, runs, plan_hash=sha256(args.plan), progress=report)
     tolerance = args.tolerance / 100.0
     if args.report is not None:
         _write_report(args.report, validation, plan, fit, tolerance)

@@ -238,11 +238,12 @@ def fit_costs(
         constants: dict[str, Any] = {}
         for op in ("reroot", "link") if is_split else ("reroot",):
             timed = _timings(part, label, op, beside=None)
-            # One number stands for any batch: of one request, whose rounds are short beside it.
-            seconds = timed.loc[timed["requests"] == timed["requests"].min(), "seconds"]
-            seconds = seconds.to_numpy(np.float64)
+            one = timed.loc[timed["requests"] == timed["requests"].min(), "seconds"]
+            seconds = one.to_numpy(np.float64)
             constants[op] = float(np.median(seconds))
             errors[f"{label}/{op}"] = float(np.median(np.abs(seconds / constants[op] - 1.0)))
+            if op == "reroot":
+                constants["reroot_each"] = _for_each(timed, constants[op])
         if is_split:
             constants["slowdown"] = fit_slowdown(_timings(part, label, "target", beside=None))
         constants |= _kv_rooms(part) | _deciding(part)
@@ -261,6 +262,15 @@ def _loop_seconds(part: pd.DataFrame) -> float:
     """Host seconds between two target steps, where the profile says so."""
     seconds = part.loc[part["op"] == LOOP, "seconds"]
     return max(float(seconds.median()), 0.0) if len(seconds) else 0.0
+
+
+def _for_each(timed: pd.DataFrame, first: float) -> float:
+    """Seconds for each request beyond the first, through what one takes; 0 of one request alone."""
+    seconds = timed.groupby("requests")["seconds"].median()
+    beyond = seconds.index.to_numpy(np.float64) - 1.0
+    if not beyond.any():
+        return 0.0
+    return max(float(beyond @ (seconds.to_numpy(np.float64) - first) / (beyond @ beyond)), 0.0)
 
 
 def _deciding(part: pd.DataFrame) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 Prompts differ: of a draft distilled for its target, the rounds that an answer of 48 tokens takes
 vary by 22 % from prompt to prompt. Recorded ones are a sample, and those that are served another.
-Both are drawn again and again from the recordings, each kind of prompt by itself.
+Where both ask the same questions, what a question does to acceptance is the same in both.
 
 Must not import torch.
 """
@@ -10,6 +10,7 @@ Must not import torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,43 +22,113 @@ _DRAWS = 400
 Floats = NDArray[np.float64]
 
 
+@dataclass(frozen=True, slots=True)
+class PromptLuck:
+    """Relative standard errors of the tokens that a round of a chain emits.
+
+    Attributes:
+        recorded: Of what the recordings say of prompts like those that are served.
+        served: Of the requests served, around all that are like them.
+        anew: The same if each asked a question drawn anew: what a simulation draws.
+    """
+
+    recorded: float
+    served: float
+    anew: float
+
+    @property
+    def share(self) -> float:
+        """Of the spread of simulations, what the requests that are served have, too."""
+        return self.served / self.anew if self.anew else 1.0
+
+
 def acceptance_error(profile: AcceptanceProfile) -> float:
     """Relative standard error of the tokens that a round of a chain emits, over the requests."""
     served = {kind: len(group) for kind, group in profile.recordings.items()}
-    return _spread(profile, served, is_served=False)
-
-
-def served_error(profile: AcceptanceProfile, served: Mapping[str, int]) -> float:
-    """The same of the difference between these recordings and so many other requests.
-
-    Args:
-        profile: What was recorded.
-        served: Requests by kind of prompt; a kind that was not recorded is like all of them.
-    """
-    return _spread(profile, served, is_served=True)
-
-
-def _spread(profile: AcceptanceProfile, served: Mapping[str, int], *, is_served: bool) -> float:
     by_kind = {kind: _rounds_per_token(group) for kind, group in profile.recordings.items()}
     every = np.concatenate(list(by_kind.values()))
     if len(every) < 2:
         return 0.0
     generator = np.random.default_rng(0)
-    expected, found = np.zeros(_DRAWS), np.zeros(_DRAWS)
+    expected, found = np.zeros(_DRAWS), 0.0
     for kind, count in served.items():
-        rates_N = by_kind.get(kind, every)
-        if len(rates_N) < 2:
-            rates_N = every
+        rates_N = by_kind[kind] if len(by_kind[kind]) > 1 else every
         again_DN = generator.choice(rates_N, (_DRAWS, len(rates_N)))
         # A few values drawn again vary less than those that they stand for.
-        scale = np.sqrt(len(rates_N) / max(len(rates_N) - 1, 1))
+        scale = np.sqrt(len(rates_N) / (len(rates_N) - 1))
         expected += count * (rates_N.mean() + scale * (again_DN.mean(axis=1) - rates_N.mean()))
-        if is_served:
-            others_DC = generator.choice(rates_N, (_DRAWS, count))
-            found += count * (rates_N.mean() + scale * (others_DC.mean(axis=1) - rates_N.mean()))
-        else:
-            found += count * rates_N.mean()
+        found += count * rates_N.mean()
     return float(np.std(np.log(found / expected), ddof=1)) if expected.min() > 0 else 0.0
+
+
+def prompt_luck(
+    profile: AcceptanceProfile,
+    served: Mapping[str, int],
+    *,
+    questions: Mapping[int, int] | None = None,
+    in_turn: bool = False,
+) -> PromptLuck:
+    """What recordings leave open of so many other requests.
+
+    Args:
+        profile: What was recorded.
+        served: Requests by kind of prompt; a kind that was not recorded is like all of them.
+        questions: Question of each recorded request, where those that are served ask the same
+            ones with other words around them; None where nothing is known of theirs.
+        in_turn: They ask each question once before any twice.
+    """
+    every = tuple(r for group in profile.recordings.values() for r in group)
+    rounds = recorded = found = anew = 0.0
+    for kind, count in served.items():
+        group = profile.recordings.get(kind, ())
+        group = group if len(group) > 1 else every
+        if len(group) < 2:
+            return PromptLuck(0.0, 0.0, 0.0)
+        spread = _Spread.of(group, questions or {})
+        rounds += count * spread.mean
+        recorded += count**2 * spread.of_recorded
+        found += count**2 * spread.of_served(count, in_turn=in_turn)
+        anew += count * (spread.questions + spread.words)
+    return PromptLuck(*(float(np.sqrt(v)) / rounds for v in (recorded, found, anew)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    """Rounds a token of a kind of prompt: mean, and variances between and within questions."""
+
+    mean: float
+    questions: float
+    words: float
+    num_questions: int
+    num_recorded: int
+    is_known: bool
+
+    @classmethod
+    def of(cls, group: tuple[Recording, ...], questions: Mapping[int, int]) -> _Spread:
+        rates_N = _rounds_per_token(group)
+        asked = [questions.get(recording.request, -1) for recording in group]
+        groups = [rates_N[np.array(asked) == question] for question in dict.fromkeys(asked)]
+        freedom = len(rates_N) - len(groups)
+        mean, count = float(rates_N.mean()), len(rates_N)
+        if -1 in asked or freedom < 1 or len(groups) < 2:
+            return cls(mean, float(rates_N.var(ddof=1)), 0.0, count, count, False)
+        words = sum(float(((part - part.mean()) ** 2).sum()) for part in groups) / freedom
+        between = float(np.var([part.mean() for part in groups], ddof=1))
+        between = max(between - words * len(groups) / count, 0.0)
+        return cls(mean, between, words, len(groups), count, True)
+
+    @property
+    def of_recorded(self) -> float:
+        """Variance of the mean of the recorded; of known questions only that of their words."""
+        between = 0.0 if self.is_known else self.questions / self.num_questions
+        return between + self.words / self.num_recorded
+
+    def of_served(self, count: int, *, in_turn: bool) -> float:
+        """Variance of the mean of so many requests."""
+        left_out = 1.0 / count
+        if self.is_known and in_turn:
+            left_out = max(1.0 / count - 1.0 / self.num_questions, 0.0)
+        return left_out * self.questions + self.words / count
 
 
 def _rounds_per_token(recordings: tuple[Recording, ...]) -> Floats:

@@ -131,8 +131,9 @@ def fit_table(shapes: Shapes) -> StepTime:
 def fit_stairs(shapes: Shapes) -> StepTime:
     """``alpha * context + gamma * rows + each * (requests - 1) + f(bucket)``, f never falling.
 
-    Rows are filled up to a bucket; what the host does goes by requests and rows. More rows than
-    the largest bucket run in several forwards.
+    Rows are filled up to a bucket, which may cost ``f`` more than a full one: padding has a pass
+    of its own in some kernels. What the host does goes by requests and rows. More rows than the
+    largest bucket run in several forwards.
     """
     largest = shapes.rows.max()
     first = [bucket for bucket in BUCKETS if bucket < largest]
@@ -141,20 +142,22 @@ def fit_stairs(shapes: Shapes) -> StepTime:
             shapes.context,
             shapes.rows,
             shapes.requests - 1.0,
+            (~np.isin(shapes.rows, BUCKETS)).astype(np.float64),
             np.ones_like(shapes.rows),
             *((shapes.rows > bucket).astype(np.float64) for bucket in first),
         ]
     )
-    alpha, gamma, each, *steps = _solve(design, shapes.seconds).tolist()
+    alpha, gamma, each, padding, *steps = _solve(design, shapes.seconds).tolist()
     heights = np.cumsum(steps)
-    rows, seconds = [1], [heights[0] + gamma]
-    for bucket, low, high in zip(BUCKETS, heights, [*heights[1:], heights[-1]], strict=False):
-        rows += [bucket, bucket + 1]
-        seconds += [low + gamma * bucket, high + gamma * (bucket + 1)]
-    if rows[-1] > BUCKETS[-1]:
-        seconds[-1] = seconds[-2] + seconds[0]
-        rows.append(2 * BUCKETS[-1])
-        seconds.append(2.0 * seconds[-2])
+    heights = np.append(heights, [heights[-1]] * (len(BUCKETS) - len(heights)))
+    rows: list[int] = []
+    seconds: list[float] = []
+    for low, bucket, height in zip((0, *BUCKETS), BUCKETS, heights, strict=False):
+        rows += [low + 1, bucket - 1, bucket]
+        seconds += [height + padding + gamma * (low + 1), height + padding + gamma * (bucket - 1)]
+        seconds.append(height + gamma * bucket)
+    rows += [BUCKETS[-1] + 1, 2 * BUCKETS[-1]]
+    seconds += [seconds[-1] + seconds[0], 2.0 * seconds[-1]]
     return StepTime(alpha, tuple(rows), tuple(map(float, seconds)), each=each)
 
 

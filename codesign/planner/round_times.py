@@ -76,10 +76,11 @@ def round_seconds(
     users = np.maximum(table.awaited[:, :, None] * size / np.maximum(needs, 1e-12), 1.0)
     draft_rows = table.awaited_rows[:, :, None] * users
     awaited = (needs * cost.draft.of_arrays(draft_rows, context * users, users)).sum(axis=1)
+    reroot = cost.reroot + cost.reroot_each * (size - 1.0)
     drafts = (table.awaited.sum(axis=1) + table.overlapped > 0)[:, None]
     if not is_apart:
-        return target + awaited + np.where(drafts, cost.reroot, 0.0)
+        return target + awaited + np.where(drafts, reroot, 0.0)
     one = cost.draft.of_arrays(table.overlapped_rows[:, None] * size, all_context, size)
     beside = table.overlapped[:, None] * one
     slowed = np.minimum(target + cost.slowdown * beside, target / (1.0 - cost.slowdown))
-    return np.maximum(slowed + 2.0 * cost.link, beside) + awaited + cost.reroot
+    return np.maximum(slowed + 2.0 * cost.link, beside) + awaited + reroot

@@ -160,7 +160,7 @@ class RoundCost:
         draft: One draft forward, tree bookkeeping included.
         prefill: Target forward over prompt rows.
         draft_prefill: Draft forward over prompt rows.
-        reroot: Seconds to re-root and move KV rows, per round.
+        reroot: Seconds to re-root, move KV rows and choose candidates, per round of one request.
         link: Seconds of one message, one way; 0 when both models share a process.
         slowdown: Seconds that the target loses for each second in which the draft model runs beside
             it (shared memory bandwidth); 0 on separate GPUs.
@@ -173,6 +173,7 @@ class RoundCost:
         deciding: Host seconds of a look of a policy that decides by the whole batch (one before
             each draft forward, one at the end), beside what the steps hold; 0 where unknown.
         deciding_each: The same for every request that it looks at.
+        reroot_each: Seconds that the re-root takes longer for every request beyond the first.
     """
 
     target: StepTime
@@ -188,6 +189,11 @@ class RoundCost:
     shares_forwards: bool = True
     deciding: float = 0.0
     deciding_each: float = 0.0
+    reroot_each: float = 0.0
+
+    def reroots(self, requests: float) -> float:
+        """Seconds of the re-root of so many requests."""
+        return self.reroot + self.reroot_each * (requests - 1.0)
 
     def kv_room(self, limit: int | None, *, has_draft: bool) -> int | None:
         """KV rows of one replica: what fits, at most ``limit``; None if neither is known."""

@@ -37,6 +37,8 @@ SPARE_ROWS = 128  # behind the longest context: tree rows
 MAX_PREFILLS = 4  # prompts in one forward
 ENDLESS = 1 << 30  # output tokens; no staged request ever finishes
 ALPHABET = 61  # few tokens, so that n-grams repeat
+_MOST_LEAVES = 4  # that one forward runs of a tree
+_LEVELS, _KEPT_LEVELS = 2, 4  # of a tree before the step that is timed: 36 and 92 nodes of 8x4
 
 
 class TargetBench(TargetWorker):
@@ -148,10 +150,14 @@ class DraftSteps:
         drafter: What answers it.
         vocab: Tokens that the drafter knows.
         num_requests: Largest batch.
+        is_apart: The target has workers of its own, so that trees are kept and grow beside it.
     """
 
-    def __init__(self, drafter: StagedDrafter, *, vocab: int, num_requests: int) -> None:
+    def __init__(
+        self, drafter: StagedDrafter, *, vocab: int, num_requests: int, is_apart: bool = False
+    ) -> None:
         self._drafter = drafter
+        self._levels = _KEPT_LEVELS if is_apart else _LEVELS
         self._vocab = vocab
         self._num_requests = num_requests
 
@@ -162,9 +168,16 @@ class DraftSteps:
         return self._prefill_seconds(shape) if shape.op == "draft_prefill" else self._reroot(shape)
 
     def _expansion_seconds(self, shape: StepShape) -> float:
-        """One overlapped expansion of ``shape.rows`` leaves per request, the root's children."""
-        worker = self._worker(rows=max(shape.rows + 1, 2), width=shape.rows)
-        self._stage(worker, shape, expansions=1)
+        """One overlapped expansion of ``shape.rows`` leaves per request.
+
+        A few leaves are staged as trees have them: of twice as many rows, levels below the root,
+        where the host looks at more nodes and takes in more children than at first, and at still
+        more of them in a tree that was kept from round to round.
+        """
+        is_tree = 1 < shape.rows <= _MOST_LEAVES
+        rows = 2 * shape.rows if is_tree else shape.rows + 1
+        worker = self._worker(rows=rows, width=shape.rows)
+        self._stage(worker, shape, expansions=self._levels if is_tree else 1)
         start = perf_counter()
         worker.overlap()
         return perf_counter() - start
@@ -180,11 +193,11 @@ class DraftSteps:
     def _reroot(self, shape: StepShape) -> float:
         """A whole answer without a forward: re-root, KV moves, choice of candidates."""
         worker = self._worker(rows=shape.rows, width=shape.rows // 2)
-        self._stage(worker, shape, expansions=3)
+        self._stage(worker, shape, expansions=max(self._levels, 3))
         entries = []
         for request_id in range(shape.requests):
             tree = worker.side.tree(request_id)
-            token = tree.tokens[shape.rows // 2]  # not the first child: rows must move
+            token = tree.tokens[2]  # not the first child: rows must move
             entries.append(RequestVerdict(request_id, tree.base_len, (token,)))
         _, times = worker.answer(Verdict(0, tuple(entries)))
         assert times.num_expansions == 0, "the staged tree was too small"
@@ -201,7 +214,7 @@ class DraftSteps:
             tokens = made_up_tokens(request_id, shape.context, self._vocab)
             side.admit(Admission(request_id, tokens, ENDLESS))
         slabs: dict[int, tuple[int, ...]] = {}
-        log_probs = [-1.0 - 0.1 * i for i in range(fanout)]
+        log_probs = [-0.5 - 0.6 * i for i in range(fanout)]  # a draft that is fairly sure
         for _ in range(expansions):
             for rows in side.overlap_expansion():
                 slabs[rows.request_id] = slabs.get(rows.request_id, ()) + rows.tokens

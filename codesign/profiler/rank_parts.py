@@ -42,6 +42,13 @@ from codesign.profiler.recorder import (
     shipped_frame,
 )
 from codesign.profiler.session import splits
+from codesign.profiler.steadiness import (
+    CHECK,
+    TOLERANCE,
+    change,
+    small_steps,
+    without_prompts,
+)
 from codesign.profiler.steps import (
     RANK_CONTEXTS,
     RANK_GRID,
@@ -145,14 +152,12 @@ class RankMeasurer:
 
     def _deployment(self, deployment: Deployment, tick: Tick) -> pd.DataFrame:
         with self.bench(deployment) as bench:
-            return self.time(bench, deployment, tick)
+            return self.steadied(bench, deployment, self.time(bench, deployment, tick))
 
     def time(self, bench: RankBench, deployment: Deployment, tick: Tick) -> pd.DataFrame:
         """The part of a deployment, on its ranks."""
         groups = self._groups(bench, is_split=deployment.draft_workers > 0)
-        seed = self._settings.sampling.seed
-        rows = time_groups(groups, bench.seconds, effort=self._effort, seed=seed, tick=tick)
-        frames = [pd.DataFrame(list(rows))]
+        frames = [self._timed(bench, groups, self._effort, tick)]
         frames.append(single_timings("loop", bench.loop_seconds()))
         frames.append(deciding_timings())
         if deployment.draft_workers:
@@ -162,6 +167,32 @@ class RankMeasurer:
         if rooms:
             frames.append(pd.DataFrame(rooms))
         return pd.concat(frames, ignore_index=True).assign(deployment=deployment.label)
+
+    def steadied(
+        self, bench: RankBench, deployment: Deployment, part: pd.DataFrame
+    ) -> pd.DataFrame:
+        """A part after another look: its steps are timed anew if the host was slow meanwhile."""
+        changed = self.changed(bench, deployment, part)
+        if abs(changed) > TOLERANCE:
+            self.notes.append(_pace_note(deployment.label, changed))
+        if changed >= -TOLERANCE:
+            return part
+        groups = without_prompts(self._groups(bench, is_split=deployment.draft_workers > 0))
+        anew = self._timed(bench, groups, self._effort, _unseen)
+        kept = part.loc[~part["op"].isin(sorted(set(anew["op"])))]
+        return pd.concat([anew.assign(deployment=deployment.label), kept], ignore_index=True)
+
+    def changed(self, bench: RankBench, deployment: Deployment, part: pd.DataFrame) -> float:
+        """By how much small steps take longer now than in a part, relative to it."""
+        groups = small_steps(self._groups(bench, is_split=deployment.draft_workers > 0))
+        return change(part, self._timed(bench, groups, CHECK, _unseen))
+
+    def _timed(
+        self, bench: RankBench, groups: Sequence[Group], effort: Effort, tick: Tick
+    ) -> pd.DataFrame:
+        seed = self._settings.sampling.seed
+        rows = time_groups(groups, bench.seconds, effort=effort, seed=seed, tick=tick)
+        return pd.DataFrame(list(rows))
 
     def _groups(self, bench: RankBench, *, is_split: bool) -> list[Group]:
         lean, contexts = self._settings.is_quick, self._contexts
@@ -204,6 +235,18 @@ class RankMeasurer:
         )
         server.run()
         return server.outputs
+
+
+def _pace_note(label: str, changed: float) -> str:
+    if changed < 0:
+        what = f"{-changed:.0%} less a little later; these are the times that count"
+    else:
+        what = f"{changed:.0%} more a little later: it is slow now, or measure again"
+    return f"{label}: the host does not keep its pace: small steps took {what}"
+
+
+def _unseen(share: float) -> None:
+    """No progress is shown."""
 
 
 def rank_outputs(

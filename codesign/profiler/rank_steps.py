@@ -110,7 +110,8 @@ def draft_steps(setup: RankSetup, leader: GroupLeader | None) -> DraftSteps:
         assert isinstance(setup.draft, Path), "a draft that is led is a model"
         vocab = model_shape(setup.draft).vocab
         drafter = _StagedGroup(leader, setup, vocab)
-    return DraftSteps(drafter, vocab=vocab, num_requests=MAX_REQUESTS)
+    is_apart = setup.draft_ranks > 0
+    return DraftSteps(drafter, vocab=vocab, num_requests=MAX_REQUESTS, is_apart=is_apart)
 
 
 def kv_room(rank: Rank) -> tuple[int | None, int | None]:

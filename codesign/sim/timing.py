@@ -82,7 +82,8 @@ class TogetherTiming:
         if self._is_plain:
             return Spans(target)
         drafting, _ = draft_seconds(self._cost, work)
-        return Spans(target, reroot=0.0 if work.rests else self._cost.reroot, draft=drafting)
+        moving = 0.0 if work.rests else self._cost.reroots(work.batch)
+        return Spans(target, reroot=moving, draft=drafting)
 
     def of_sums(
         self, rows: int, context: int, forwards: Sequence[int], batch: int
@@ -99,7 +100,7 @@ class TogetherTiming:
         if self._is_plain:
             return target, 0.0, 0.0
         pairs = zip(forwards[::2], forwards[1::2], strict=True)
-        return target, _seconds(self._cost.draft, pairs, batch), self._cost.reroot
+        return target, _seconds(self._cost.draft, pairs, batch), self._cost.reroots(batch)
 
     def spans_ahead(self, rounds: LedgerRows) -> tuple[Floats, Floats, float]:
         """(N,) target and draft seconds of many rounds, and the re-root's of each."""
@@ -110,7 +111,7 @@ class TogetherTiming:
             return target, drafting, 0.0
         for rows, context in zip(rounds.forward_rows.T, rounds.forward_context.T, strict=True):
             drafting += np.where(rows > 0, cost.draft.of_arrays(rows, context, batch), 0.0)
-        return target, drafting, cost.reroot
+        return target, drafting, cost.reroots(batch)
 
     def run_prompts(self, start: float, prompts: Prompts) -> float:
         return 0.0 if self._is_plain else self._cost.draft_prefill.of_prompts(prompts)
@@ -134,7 +135,7 @@ class ApartTiming:
         heard = max(start + cost.link, self._draft_free)
         link_there = heard - start - late
         drafting, overlapped = draft_seconds(cost, work)
-        moving = 0.0 if work.rests else cost.reroot
+        moving = 0.0 if work.rests else cost.reroots(work.batch)
         answered = heard + moving + drafting
         ready = start + prefill
         received = max(answered + cost.link, ready)

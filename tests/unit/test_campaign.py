@@ -15,12 +15,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from codesign.acceptance import AcceptanceProfile
+from codesign.acceptance import AcceptanceProfile, Recording
 from codesign.artifacts import header, write_table
 from codesign.candidate import Interval
 from codesign.config import Deployment, Serving
 from codesign.errors import InputError
 from codesign.fit import FORWARDS, STEP_COLUMNS, Fit, fit_profile
+from codesign.fit.prompt_luck import PromptLuck
 from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
 from codesign.run_directory import write_run
 from codesign.sim import simulate
@@ -390,10 +391,47 @@ def test_a_chance_that_holds_is_drawn_on_the_diagonal(campaign):
 
 def test_an_interval_widens_with_the_spread_of_seeds_and_with_the_fits_error(campaign):
     likely = campaign["intervals"].likely
-    low, high = likely([1.0, 1.0, 1.0], 0.0)
+    low, high = likely([1.0, 1.0, 1.0], 0.0).bounds
     assert low == high == 1.0
-    narrow, wide = likely([1.0, 1.1, 0.9], 0.0), likely([1.0, 1.1, 0.9], 0.05)
+    narrow, wide = (likely([1.0, 1.1, 0.9], error).bounds for error in (0.0, 0.05))
     assert wide[0] < narrow[0] < 1.0 < narrow[1] < wide[1]
     normal = np.random.default_rng(0).normal(1.0, 0.1, (2000, 9))
-    inside = [a <= row[8] <= b for row in normal for a, b in [likely(row[:8].tolist(), 0.0)]]
+    inside = [a <= row[8] <= b for row in normal for a, b in [likely(row[:8].tolist(), 0.0).bounds]]
     assert np.mean(inside) == pytest.approx(0.8, abs=0.03)
+
+
+def test_an_interval_says_what_each_part_adds_and_known_questions_narrow_it(campaign):
+    likely, values = campaign["intervals"].likely, [2.0, 2.2, 1.8]
+    whole = likely(values, 0.02, PromptLuck(0.03, 0.1, 0.1))
+    known = likely(values, 0.02, PromptLuck(0.01, 0.05, 0.1))
+    simulations, served, recorded, steps = whole.parts
+    assert served == pytest.approx(np.sqrt(3) * simulations)
+    assert recorded == pytest.approx(1.2816 * 0.03)
+    assert steps == pytest.approx(1.2816 * 0.02)
+    low, high = whole.bounds
+    assert (high - low) / 4.0 == pytest.approx(np.linalg.norm(whole.parts))
+    assert known.parts[1:3] == [pytest.approx(served / 2), pytest.approx(recorded / 3)]
+    assert high > known.bounds[1]
+
+
+def test_recorded_requests_are_known_by_their_question(campaign, tiny_models):
+    requests = campaign["requests"]
+    prompts = requests.recorded_prompts(tiny_models[0])
+    recording = Recording(0, np.array([0]), np.array([[-1.0]]))
+    kinds = {p.category for p in prompts}
+    profile = AcceptanceProfile(
+        {
+            kind: tuple(
+                replace(recording, request=p.request_id) for p in prompts if p.category == kind
+            )
+            for kind in kinds
+        }
+    )
+    asked = requests.recorded_questions(profile)
+    amounts = len(requests.RECORDED_MATERIAL)
+    by_question = [[p for p in prompts if asked.get(p.request_id) == q] for q in range(24)]
+    assert all(len(group) == amounts for group in by_question)
+    for group in by_question:
+        endings = {tuple(p.prompt_ids[-8:]) for p in group}
+        assert len(endings) == 1
+        assert requests.LONG not in {p.category for p in group}

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,17 +24,23 @@ from codesign.fit import (
     STEP_COLUMNS,
     STEPS_FILE,
     Fit,
-    acceptance_error,
     fit_costs,
     fit_profile,
     fit_slowdown,
 )
 from codesign.fit.calibration import calibration_error, fit_calibration
-from codesign.fit.prompt_luck import served_error
+from codesign.fit.prompt_luck import (
+    PromptLuck,
+    _rounds_per_token,
+    acceptance_error,
+    prompt_luck,
+)
 from codesign.fit.prompt_stairs import PROMPT_BUCKETS, fit_prompt_stairs
 from codesign.fit.step_forms import BUCKETS, Shapes, fit_line, fit_table
 from codesign.fit.steps import MAX_LINE_ERROR, fit_step, held_out
 from codesign.profiler.steps import RANK_CONTEXTS, RANK_GRID, target_shapes
+from codesign.sim.timing import ApartTiming, TogetherTiming
+from codesign.sim.work import Work
 
 ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 CONTEXTS = (32, 128, 512)
@@ -323,6 +330,23 @@ def test_on_ranks_stairs_follow_the_buckets_and_the_host_goes_request_by_request
     assert fit_step(timed).form != "stairs"
 
 
+@pytest.mark.parametrize("padding", [0.0, 1e-4])
+def test_rows_that_are_padded_cost_what_they_were_timed_at_beside_a_full_bucket(padding):
+    def forward(rows: int, context: int) -> float:
+        bucket = next(b for b in BUCKETS if rows <= b)
+        return 1e-8 * context + 6e-4 + 2e-6 * bucket + padding * (rows < bucket)
+
+    shapes = [(n, r, c) for n, r in GRID for c in (64, 1024)]
+    timed = pd.DataFrame(
+        [("1", "draft", n, r, c * r, False, forward(n, c * r)) for n, r, c in shapes],
+        columns=list(STEP_COLUMNS),
+    )
+    time = fit_step(timed, on_ranks=True).time
+    for rows in (1, 2, 4, 7, 8, 9, 12, 16, 31, 32, 100, 128):
+        assert time(rows, 500) == pytest.approx(forward(rows, 500), rel=0.01), rows
+        assert time.of_arrays([rows], [500])[0] == time(rows, 500)
+
+
 def test_short_prompts_on_ranks_never_grow_faster_than_straight_on():
     """Noise between 15 and 255 rows must not become a parabola of thousands of rows."""
     noisy = {15: 0.088, 63: 0.116, 127: 0.175, 255: 0.343}
@@ -457,18 +481,60 @@ def test_kinds_of_prompt_that_differ_are_no_luck_if_prompts_of_a_kind_do_not():
     easy, hard = "1111" * 10, "1000" * 10
     profile = AcceptanceProfile({"code": alike(easy, easy, easy), "chat": alike(hard, hard)})
     assert acceptance_error(profile) == 0.0
-    assert served_error(profile, {"code": 5, "chat": 1}) == 0.0
+    assert prompt_luck(profile, {"code": 5, "chat": 1}) == PromptLuck(0.0, 0.0, 0.0)
     mixed = AcceptanceProfile({"chat": alike(easy, hard, easy, hard)})
     assert acceptance_error(mixed) > 0.1
 
 
-def test_fewer_served_prompts_have_more_luck_and_none_is_without_that_of_the_recorded():
+def test_fewer_served_prompts_have_more_luck_and_that_of_the_recorded_stays():
     profile = recorded(requests=24, tokens=48)
-    few, many, most = (served_error(profile, {"chat": n, "code": n}) for n in (2, 12, 400))
-    assert few > many > most > 0.8 * acceptance_error(profile)
+    few, many, most = (prompt_luck(profile, {"chat": n, "code": n}) for n in (2, 12, 400))
+    assert few.served > many.served > most.served > 0.0
+    assert all(luck.served == pytest.approx(luck.anew) for luck in (few, many, most))
+    assert few.recorded == pytest.approx(most.recorded)
+    assert most.recorded == pytest.approx(acceptance_error(profile), rel=0.3)
     one_of_a_kind = AcceptanceProfile({"a": alike("1101"), "b": alike("1000")})
     assert acceptance_error(one_of_a_kind) > 0.0  # a single one tells nothing of its kind
-    assert served_error(profile, {"unheard of": 4}) > 0.0
+    assert prompt_luck(profile, {"unheard of": 4}).served > 0.0
+    assert prompt_luck(AcceptanceProfile({"a": alike("1101")}), {"a": 3}).share == 1.0
+
+
+def test_questions_that_were_recorded_are_no_luck_but_the_words_around_them_are():
+    easy, hard = "1111" * 10, "1000" * 10
+    pure = AcceptanceProfile({"chat": alike(easy, easy, hard, hard)})
+    asked = {0: 7, 1: 7, 2: 8, 3: 8}
+    assert prompt_luck(pure, {"chat": 2}).served > 0.1
+    known = prompt_luck(pure, {"chat": 2}, questions=asked, in_turn=True)
+    assert (known.recorded, known.served, known.share) == (0.0, 0.0, 0.0)
+    assert known.anew > 0.1
+    at_random = prompt_luck(pure, {"chat": 2}, questions=asked)
+    assert at_random.recorded == 0.0 < at_random.served  # one question may be asked twice
+    words = AcceptanceProfile({"chat": alike(easy, hard, easy, hard)})
+    assert prompt_luck(words, {"chat": 2}, questions=asked, in_turn=True).share == 1.0
+    once_each = dict(enumerate(range(4)))  # then nobody knows what is the question's
+    assert prompt_luck(words, {"chat": 2}, questions=once_each).share == 1.0
+
+
+def test_the_luck_that_is_left_is_what_requests_drawn_from_such_questions_have():
+    draws = np.random.default_rng(0)
+
+    def answers(skills: np.ndarray, each: int) -> list[str]:
+        chances = np.clip(
+            np.repeat(skills, each) + draws.normal(0.0, 0.1, each * len(skills)), 0, 1
+        )
+        return ["".join("01"[int(hit)] for hit in draws.random(48) < p) for p in chances]
+
+    found, predicted = [], []
+    for _ in range(60):
+        skills = draws.uniform(0.2, 0.9, 12)
+        profile = AcceptanceProfile({"chat": alike(*answers(skills, 4))})
+        again = AcceptanceProfile({"chat": alike(*answers(skills, 1))})
+        means = [np.mean(_rounds_per_token(p.recordings["chat"])) for p in (profile, again)]
+        found.append(np.log(means[1] / means[0]))
+        asked = {number: number // 4 for number in range(48)}
+        luck = prompt_luck(profile, {"chat": 12}, questions=asked, in_turn=True)
+        predicted.append(np.hypot(luck.served, luck.recorded))
+    assert np.std(found) == pytest.approx(np.mean(predicted), rel=0.3)
 
 
 def test_re_rooting_is_that_of_one_request(tmp_path):
@@ -477,6 +543,21 @@ def test_re_rooting_is_that_of_one_request(tmp_path):
     more = constant("reroot", "2", 5e-5, 6e-5, 7e-5)
     frame = pd.concat([steps, more.assign(requests=1)], ignore_index=True)
     assert fit_costs(frame)[0]["2"].reroot == pytest.approx(6e-5)
+
+
+def test_re_rooting_takes_longer_for_each_request_and_a_simulated_batch_pays_for_it():
+    rows = [("2", "reroot", 8 * n, n, 0, False, 4e-5 + 2e-5 * (n - 1)) for n in (1, 2, 4)]
+    others = whole_profile()
+    others = others.loc[(others["op"] != "reroot") | (others["deployment"] != "2")]
+    timed = pd.concat([others, pd.DataFrame(rows, columns=list(STEP_COLUMNS))])
+    costs, _, _ = fit_costs(timed, on_ranks=True)
+    assert costs["2"].reroots(8) == pytest.approx(4e-5 + 7 * 2e-5)
+    assert costs["1+1"].reroots(8) == costs["1+1"].reroot  # of one request alone it was timed
+    work = Work(8, 8, 100, drafting=[(8, 100)])
+    spans = TogetherTiming(costs["2"], is_plain=False).spans(0.0, 0.0, work)
+    assert spans.reroot == pytest.approx(1.8e-4)
+    apart = ApartTiming(replace(costs["2"], link=0.0)).spans(0.0, 0.0, work)
+    assert apart.reroot == pytest.approx(1.8e-4)
 
 
 def test_a_fit_survives_its_file(tmp_path):

@@ -21,11 +21,12 @@ from codesign.engine.model import load_decoder
 from codesign.engine.run import DraftSource
 from codesign.errors import HardwareError, InputError
 from codesign.policy.walk import Sampling
-from codesign.profiler.bench import DraftBench, TargetBench
+from codesign.profiler.bench import DraftBench, DraftSteps, StagedNgrams, TargetBench
 from codesign.profiler.link import link_seconds
 from codesign.profiler.neighbour import Neighbour, NeighbourSetup
 from codesign.profiler.recorder import TOP_K, record_acceptance
 from codesign.profiler.session import make_profile, splits
+from codesign.profiler.steadiness import CHECK, change, small_steps, without_prompts
 from codesign.profiler.steps import (
     Effort,
     Group,
@@ -136,6 +137,50 @@ def test_measuring_ends_with_its_seconds_but_not_before_the_fewest_passes():
     rows = time_groups([group], lambda s: 1.0, effort=effort, seed=0, tick=shares.append)
     assert len(list(rows)) == 3
     assert max(shares) <= 1.0
+
+
+def test_a_slow_phase_of_the_host_is_seen_in_small_steps_that_are_timed_again():
+    shapes = (
+        StepShape("target", 1, 4, 64), StepShape("target", 1, 32, 64), StepShape("draft", 1, 8, 64),
+        StepShape("target", 4, 2, 64), StepShape("prefill", 1, 64),
+    )  # fmt: skip
+    groups = [Group(shapes, False, lambda: None), Group(shapes, True, lambda: None)]
+    [small] = small_steps(groups)
+    assert [(s.op, s.rows) for s in small.shapes] == [("target", 4), ("draft", 8)]
+    assert not any("prefill" in s.op for group in without_prompts(groups) for s in group.shapes)
+
+    def timed(groups: list[Group], seconds: float) -> pd.DataFrame:
+        rows = time_groups(
+            groups, lambda shape: seconds, effort=CHECK, seed=0, tick=lambda share: None
+        )
+        return pd.DataFrame(list(rows))
+
+    first = timed(groups, 2.0)
+    assert change(first, timed([small], 2.0)) == 0.0
+    assert change(first, timed([small], 1.8)) == pytest.approx(-0.1)
+    assert change(first.iloc[:0], timed([small], 1.8)) == 0.0  # nothing to compare
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_a_forward_of_several_leaves_is_staged_below_the_first_level_of_a_tree(is_apart):
+    bench = DraftSteps(StagedNgrams(), vocab=61, num_requests=2, is_apart=is_apart)
+    seen = []
+
+    def spied(worker, shape, *, expansions):
+        stage(worker, shape, expansions=expansions)
+        seen.append([worker.side.tree(i) for i in range(shape.requests)])
+
+    stage, bench._stage = bench._stage, spied
+    for rows in (1, 4, 16):
+        assert bench.seconds(StepShape("draft", 2, rows, 32)) > 0
+    assert bench.seconds(StepShape("reroot", 2, 8, 32)) > 0
+    chain, tree, widest, _ = (trees[0] for trees in seen)
+    assert chain.num_expanded == 2  # what was timed is in it, too
+    levels = 4 if is_apart else 2  # trees that are kept are larger
+    assert tree.num_expanded == 1 + 4 * levels
+    assert max(tree.depths) > 2
+    assert len(tree.children[0]) == 7  # as in a tree of eight rows
+    assert widest.num_expanded == 1 + 16
 
 
 def test_splits_are_all_up_to_four_workers_and_then_powers_of_two():

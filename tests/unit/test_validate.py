@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,7 @@ from codesign.validate import (
     CHECKED,
     Comparison,
     RunComparison,
+    _other_plan,
     validate,
 )
 from codesign.validate_ranking import rank, rank_correlation
@@ -342,3 +344,14 @@ def test_progress_counts_all_simulations(plan, machine_fit, make_run):
 def test_the_error_is_relative_to_the_measurement():
     assert Comparison("x", Interval(90, 80, 100), 100).error == pytest.approx(-0.1)
     assert Comparison("x", Interval(90, 80, 100), 0).error is None
+
+
+def test_a_run_of_another_plan_is_told_and_one_that_names_none_is_not():
+    def notes(inputs: dict[str, object], plan_hash: str | None) -> list[str]:
+        run = SimpleNamespace(summary={"inputs": inputs})
+        return _other_plan(run, plan_hash)  # type: ignore[arg-type]
+
+    named = {"plan": {"path": "old.plan.json", "sha256": "aa"}}
+    assert notes(named, "aa") == notes({}, "aa") == notes(named, None) == []
+    [note] = notes(named, "bb")
+    assert "another plan, old.plan.json" in note

@@ -1,0 +1,52 @@
+"""Whether a machine kept its pace while it was profiled: small steps are timed again later.
+
+A host has slow phases of some seconds in which small steps take several percent more, and a profile
+may lie in one as a whole. They only add, so the faster of two series counts. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from codesign.profiler.steps import Effort, Group, StepShape
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CHECK = Effort(0.4, 3, 3)
+TOLERANCE = 0.03  # change of the median shape from which a phase is called slow
+_ROWS = 8  # more are less of the host's
+_SHAPE = ["op", "rows", "requests", "context", "beside"]
+
+
+def small_steps(groups: Sequence[Group]) -> list[Group]:
+    """What is timed again: steps of one request, of target and draft, nothing beside them."""
+    chosen = [
+        replace(group, shapes=tuple([s for s in group.shapes if _is_small(s)]))
+        for group in groups
+        if not group.beside
+    ]
+    return [group for group in chosen if group.shapes]
+
+
+def without_prompts(groups: Sequence[Group]) -> list[Group]:
+    """What is timed anew after a slow phase: prompts are long, and not the host's."""
+    return [
+        replace(group, shapes=tuple([s for s in group.shapes if "prefill" not in s.op]))
+        for group in groups
+    ]
+
+
+def change(first: pd.DataFrame, again: pd.DataFrame) -> float:
+    """By how much shapes of ``again`` took longer than in ``first``: the median over shapes."""
+    before, after = (frame.groupby(_SHAPE)["seconds"].median() for frame in (first, again))
+    ratio = (after / before).dropna()
+    return float(np.median(ratio)) - 1.0 if len(ratio) else 0.0
+
+
+def _is_small(shape: StepShape) -> bool:
+    return shape.op in ("target", "draft") and shape.requests == 1 and shape.rows <= _ROWS
