@@ -100,10 +100,11 @@ class BatchTree(Speculation):
         self._drafting = RowPrices(goodput.draft_seconds)
         self._was_plain = True
         self._num_rounds = 0
-        self._begin_round(0, 0, np.ones(0))
+        self._urgency = np.ones(0)
+        self._begin_round(0, 0)
 
-    def _begin_round(self, batch: int, context: int, urgency: Floats) -> None:
-        self._batch, self._context, self._urgency = batch, context, urgency
+    def _begin_round(self, batch: int, context: int) -> None:
+        self._batch, self._context = batch, context
         self._verifying.extra = self._goodput.target_each * max(batch - 1, 0)
         self._drafting.extra = self._goodput.draft_each * max(batch - 1, 0)
         self._spent = 0.0  # seconds of draft forwards that the target waits for
@@ -132,7 +133,8 @@ class BatchTree(Speculation):
         num_beside, rows_beside = self.beside
         batch, context = len(trees) + num_beside, context_rows(trees) + rows_beside
         self.traffic.observe(own, self.now, self.sharing)
-        self._begin_round(batch, context, self._urgencies(own, progress, batch, context))
+        self._begin_round(batch, context)
+        self._urgency = self._urgencies(own, progress, batch, context)
         if own:
             self._learn_confidence(own)
 

@@ -227,6 +227,20 @@ def test_a_request_behind_its_target_gets_rows_first_unless_it_is_lost():
     assert policy._urgencies([None], [Progress(0.8, 10)], 1, 0)[0] == MOST_URGENT
 
 
+def test_urgency_is_that_of_this_round_s_batch_whatever_was_there_before():
+    urgency = []
+    for before in (1, 40):
+        policy = build_speculation(
+            parse_policy("batch-tree-8x2x4"),
+            goodput=Goodput(DRAFT, TARGET, slo_tpot=0.05, target_each=0.001),
+        )
+        for count in (before, 2):
+            policy.begin(trees_of(policy, count), [Progress(0.55, 10)] * count)
+        urgency.append(policy._urgency.tolist())
+    assert urgency[0] == urgency[1]
+    assert 1.0 < urgency[0][0] < MOST_URGENT
+
+
 @pytest.mark.parametrize("hears_late", [True, False])
 def test_prompts_that_wait_stall_a_busy_machine_and_those_that_share_forwards_never_do(hears_late):
     policy = policy_of()
