@@ -125,8 +125,10 @@ class Measuring:
             start = perf_counter()
             served = self._serve_all(bench)
             self._seconds["runs"] = perf_counter() - start
-            self._look_back(bench, deployment)
-        self._note(served)
+            try:
+                self._look_back(bench, deployment)
+            finally:
+                self._note(served)
 
     def _profile(self, bench: RankBench, deployment: Deployment) -> None:
         """The part, acceptance and a warm-up, then another look at the host's pace."""
@@ -134,6 +136,7 @@ class Measuring:
         part = None
         if not self._store.has(deployment.label):
             part = self._measurer.time(bench, deployment, _quiet)
+            self._store.put(deployment.label, part)  # also if the session is cut in what follows
         self._seconds["profile"] = perf_counter() - start
         start = perf_counter()
         if deployment.draft_workers == 0 and not self._store.has(ACCEPTANCE_PART):
@@ -142,8 +145,7 @@ class Measuring:
         start = perf_counter()
         self._warm_up(bench)
         if part is not None:
-            part = self._measurer.steadied(bench, deployment, part)
-            self._store.put(deployment.label, part)
+            self._store.put(deployment.label, self._measurer.steadied(bench, deployment, part))
         self._seconds["check"] = perf_counter() - start
 
     def _record(self, bench: RankBench, deployment: Deployment) -> pd.DataFrame:

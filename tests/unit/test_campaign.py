@@ -202,6 +202,18 @@ def test_the_leading_plans_of_a_session_serve_what_its_schedule_asks_for(campaig
     assert len(wide) == 8
 
 
+def test_all_deployments_of_a_pair_serve_as_many_requests_as_its_one_table_has(campaign, tmp_path):
+    main = importlib.import_module("benchmarks.campaign.__main__")
+    counts: dict[str, set[int]] = {}
+    for words in (["--gpus", "4"], ["--deployments", "1"]):
+        for session in main.sessions(main.parse(["--out", str(tmp_path), *words])):
+            streams = {w.workload.requests for w in session.units if not w.workload.seconds}
+            counts.setdefault(session.pair.name, set()).update(streams)
+    assert len(counts) == 4
+    assert all(len(numbers) == 1 for numbers in counts.values())
+    assert set.union(*counts.values()) == {18, 24}
+
+
 def test_a_trace_that_is_missing_is_named_before_anything_is_started(
     campaign, tmp_path, monkeypatch
 ):
