@@ -86,8 +86,14 @@ def assert_sound(tree: DraftTree) -> None:
     expanded = sorted(slot for slot in tree.slots if slot != UNEXPANDED)
     assert expanded == list(range(tree.num_expanded))
     assert tree.log_weights[0] == 0.0
+    open_nodes = [n for n in range(len(tree)) if tree.slots[n] == UNEXPANDED]
+    open_nodes = [n for n in open_nodes if tree.depths[n] < tree.max_depth]
+    # As found anew, whatever is remembered of earlier looks: the heaviest first, then the older.
+    assert tree.leaves(len(tree)) == sorted(open_nodes, key=lambda n: -tree.log_weights[n])
     for node in range(len(tree)):
         parent = tree.parents[node]
+        if tree.slots[node] != UNEXPANDED:
+            assert tree.visible_slots(node) == tuple(tree.slots[n] for n in tree.path(node))
         assert tree.position(node) == tree.base_len - 1 + len(token_path(tree, node))
         assert tree.depths[node] <= tree.max_depth
         assert {c: tree.children[node][tree.tokens[c]] for c in tree.children[node].values()} == {
@@ -98,8 +104,6 @@ def assert_sound(tree: DraftTree) -> None:
         assert parent < node
         assert tree.slots[parent] != UNEXPANDED, "a child below a node that never ran"
         assert tree.log_weights[node] <= tree.log_weights[parent]
-        if tree.slots[node] != UNEXPANDED:
-            assert tree.visible_slots(node) == (*tree.visible_slots(parent), tree.slots[node])
 
 
 @given(seed=st.integers(0, 2**32), rounds=st.integers(1, 6), max_depth=st.integers(0, 14))
