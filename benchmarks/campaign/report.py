@@ -227,7 +227,7 @@ def seconds_table(results: Sequence[Result]) -> str:
         return ""
     heads = ["pair", "GPUs", *_PHASES, "number of runs"]
     needed = [f"{_to_profile(r):.0f} s of {r.name}" for r in results if r.pair["sessions"]]
-    text = f"A pair without its grid, that is start, profile and acceptance: {', '.join(needed)}."
+    text = f"A pair without its grid, that is all but its runs: {', '.join(needed)}."
     text = f"{text}{_changes(results)}"
     return f"### Seconds on the machine\n\n{table(heads, rows)}\n{textwrap.fill(text, WIDTH)}\n"
 

@@ -129,11 +129,12 @@ def fit_table(shapes: Shapes) -> StepTime:
 
 
 def fit_stairs(shapes: Shapes) -> StepTime:
-    """``alpha * context + gamma * rows + each * (requests - 1) + f(bucket)``, f never falling.
+    """``alpha * context + gamma * rows + each * (requests - 1) + f(bucket) + padding``.
 
-    Rows are filled up to a bucket, which may cost ``f`` more than a full one: padding has a pass
-    of its own in some kernels. What the host does goes by requests and rows. More rows than the
-    largest bucket run in several forwards.
+    Rows are filled up to a bucket, and f never falls from one to the next. Where a bucket is not
+    full, ``padding`` seconds are added, 0 or more: some kernels give such rows a pass of their own.
+    So a full bucket may take less than a row fewer. What the host does goes by requests and rows.
+    More rows than the largest bucket run in several forwards.
     """
     largest = shapes.rows.max()
     first = [bucket for bucket in BUCKETS if bucket < largest]

@@ -1,7 +1,8 @@
 """Whether a machine kept its pace while it was profiled: small steps are timed again later.
 
 A host has slow phases of some seconds in which small steps take several percent more, and a profile
-may lie in one as a whole. They only add, so the faster of two series counts. Imports no torch.
+may lie in one as a whole. They only add: where these steps are faster later, all are timed anew
+and the second series counts. Imports no torch.
 """
 
 from __future__ import annotations
