@@ -18,7 +18,9 @@ from codesign.models.sharding import Cut
 
 # Standard deviation of q - zero: q uniform in 0..15, zero uniform in 6..9.
 _SPREAD = 4.74
-_CHUNK = 1 << 26  # places hashed at once: half a gigabyte of int64
+# Places hashed at once: on a GPU half a gigabyte of int64, on a CPU what its caches hold (8 times as
+# fast as half a gigabyte).
+_CHUNK, _CPU_CHUNK = 1 << 26, 1 << 17
 
 
 class Junk:
@@ -32,6 +34,7 @@ class Junk:
     def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:
         self._seed = seed
         self.device = torch.device(device)
+        self._chunk = _CPU_CHUNK if self.device.type == "cpu" else _CHUNK
 
     def int4(
         self, name: str, rows: Cut, columns: Cut, *, whole_columns: int, group: int, gain: float
@@ -41,7 +44,7 @@ class Junk:
         groups = Cut(columns.start // group, columns.stop // group, 0)
         width, num_groups = whole_columns // PER_WORD, whole_columns // group
         packed = torch.empty(rows.num_real, words.num_real, dtype=torch.int32, device=self.device)
-        step = max(1, _CHUNK // max(1, words.num_real))
+        step = max(1, self._chunk // max(1, words.num_real))
         for start in range(0, rows.num_real, step):
             part = Cut(rows.start + start, min(rows.start + start + step, rows.stop), 0)
             bits = self._bits(f"{name}/q", part, words, width)
@@ -59,7 +62,7 @@ class Junk:
         """Return part of a bfloat16 matrix that keeps the scale of its input."""
         size = rows.num_real, columns.num_real
         out = torch.empty(size, dtype=torch.bfloat16, device=self.device)
-        step = max(1, _CHUNK // max(1, columns.num_real))
+        step = max(1, self._chunk // max(1, columns.num_real))
         for start in range(0, rows.num_real, step):
             part = Cut(rows.start + start, min(rows.start + start + step, rows.stop), 0)
             unit = self._unit(name, part, columns, whole_columns)
