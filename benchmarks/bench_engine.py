@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -29,6 +30,7 @@ from codesign.artifacts import header, write_table
 from codesign.candidate import ScoredCandidate
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.engine import EngineRun
+from codesign.engine.gpu.launch import keep_waiting
 from codesign.engine.gpu.rank_engine import DTYPES
 from codesign.engine.gpu.ranks import Rank
 from codesign.engine.gpu.run import rank_setup
@@ -39,6 +41,7 @@ from codesign.models.recipe import Degradation, Recipe, create_inflated, weights
 from codesign.plan import Candidate, FileRef, Plan
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
+from codesign.prompts import load_prompts
 from codesign.records import SPANS
 
 SHIPPED = Path(__file__).parents[1] / "codesign" / "data" / "fits" / "smollm2-135m-cpu"
@@ -63,8 +66,16 @@ class Bench:
         self._trace_seconds = trace_seconds
         self.events: list[dict[str, Any]] = []
 
-    def run(self, candidate: Candidate, log: Path) -> list[dict[str, Any]]:
-        """Serve the plan's requests without and then with a candidate's draft on the same ranks."""
+    def run(
+        self, candidate: Candidate, log: Path, following: Candidate | None = None
+    ) -> list[dict[str, Any]]:
+        """Serve the plan's requests without and then with a candidate's draft on the same ranks.
+
+        Args:
+            candidate: Which.
+            log: For the draft's steps.
+            following: The one to come, whose processes load while these ranks start.
+        """
         policy, max_kv_tokens = self._replay.policy(candidate)
         setup = rank_setup(
             candidate, self._replay.requests, target=resolve_model(self.plan.target),
@@ -91,6 +102,7 @@ class Bench:
                 logs[step_log.name] = step_log.summary(rank, model)
 
         start = perf_counter()
+        keep_waiting(following.deployment.num_workers - 1 if following is not None else 0)
         plain, run = serve_both(
             setup, candidate, self._replay.requests, max_kv_tokens=max_kv_tokens, between=watch,
             after=look,
@@ -146,12 +158,25 @@ def summary(run: EngineRun) -> dict[str, Any]:
         "requests": len(run.outputs),
         "tokens": sum(map(len, run.outputs.values())),
         "tokens_per_second": round(float(1e3 * emitted.sum() / total.sum()), 1),
+        **by_prompts(run),
         "tokens_a_round": round(float(emitted.sum() / batch.sum()), 3),
         "round_ms": round(float(np.median(total)), 4),
         "messages_and_reroot_ms": round(float(np.median(beside)), 4),
         "span_ms_median": {name: round(float(np.median(v)), 4) for name, v in spans.items()},
         "span_ms_mean": {name: round(float(v.mean()), 4) for name, v in spans.items()},
     }
+
+
+def by_prompts(run: EngineRun) -> dict[str, Any]:
+    """Decoding speed of a request, mean by kind of prompt, and the mean of these."""
+    speeds: dict[str, list[float]] = {}
+    for request in run.records.requests:
+        if request.finish is not None and request.first_token is not None:
+            seconds = max(request.finish - request.first_token, 1e-9)
+            speeds.setdefault(request.category, []).append((request.output_tokens - 1) / seconds)
+    means = {kind: round(float(np.mean(each)), 1) for kind, each in sorted(speeds.items())}
+    mean = round(float(np.mean(list(means.values()))), 1) if means else 0.0
+    return {"tokens_per_second_by_prompts": means, "mean_over_prompt_sets": mean}
 
 
 def inflate(pair: str, sources: Sequence[str], degradation: Degradation) -> tuple[str, str]:
@@ -179,17 +204,21 @@ def write_plan(
     path: Path, target: str, draft: str, candidates: Sequence[Candidate], *, requests: int,
     tokens: int, sampling: Sampling,
 ) -> None:  # fmt: skip
-    """A plan of these candidates over shipped prompts, all there at once; no machine was fitted."""
+    """A plan of these candidates over shipped prompts, all there at once; no machine was fitted.
+
+    Every kind of prompt comes as often as the others, where there are requests enough.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     fit = replace(Fit.load(SHIPPED / "fit.json"), target=target, draft=draft)
     fit_path, trace_path = path.with_suffix(".fit.json"), path.with_suffix(".trace.parquet")
     fit.save(fit_path)
+    kinds = sorted({prompt.category for prompt in load_prompts("run")})
     trace = pd.DataFrame(
         {
             "arrival": 0.0,
             "prompt_tokens": [40 + 17 * i % 160 for i in range(requests)],
             "output_tokens": tokens,
-            "category": "chat",
+            "category": [kinds[i % len(kinds)] for i in range(requests)],
         }
     )
     write_table(trace_path, trace, header("trace", seed=0))
@@ -235,11 +264,12 @@ def main() -> None:
                    tokens=args.tokens, sampling=sampling)  # fmt: skip
         return
     bench, rows = Bench(args.plan, args.device, args.padded_rows, args.trace_seconds), []
+    every = [scored.candidate for scored in bench.plan.scored]
+    todo = [candidate for candidate in every if candidate.speculation.kind != "plain"]
+    keep_waiting(todo[0].deployment.num_workers - 1 if todo else 0)
     with tempfile.TemporaryDirectory() as folder:
-        for index, scored in enumerate(bench.plan.scored):
-            if scored.candidate.speculation.kind == "plain":
-                continue
-            for row in bench.run(scored.candidate, Path(folder) / f"{index}.json"):
+        for index, (candidate, following) in enumerate(zip_longest(todo, todo[1:])):
+            for row in bench.run(candidate, Path(folder) / f"{index}.json", following):
                 rows.append({"target": bench.plan.target, "draft": bench.plan.draft, **row})
                 print(json.dumps(rows[-1]), flush=True)
             _write(args, rows, bench.events)
