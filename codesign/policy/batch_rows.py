@@ -1,80 +1,22 @@
-"""Rows of a batch's forwards: what they cost, and what the nodes are worth that may fill them.
+"""Which nodes of a batch's trees fill the rows of its forwards: the heaviest ones.
 
 Must not import torch or read a clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import chain
 from math import log
 
 import numpy as np
-from numpy.typing import NDArray
 
+from codesign.policy.batch_round import Choice, Floats
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.interface import MAX_TREE_ROWS
 
-Floats = NDArray[np.float64]
-
 NEVER = -100.0  # log chance
 SURE = 1e-9  # of equal log chances: parents stand with their children
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The best nodes to verify, of those that are drafted.
-
-    Attributes:
-        value: Expected tokens per second; see ``BatchTree._value``.
-        rate: Tokens that a second is worth.
-        tokens: Expected tokens.
-        rows: Nodes beside the roots.
-        level: Least weight, urgency times chance, of a chosen node.
-    """
-
-    value: float
-    rate: float
-    tokens: float
-    rows: int
-    level: float
-
-
-class RowPrices:
-    """Seconds of forwards by their rows, worked out once.
-
-    Attributes:
-        extra: Seconds of every forward beside those, which depend on the number of requests.
-    """
-
-    def __init__(self, seconds: Callable[[float, float], float]) -> None:
-        self.extra = 0.0
-        self._seconds = seconds
-        self._fixed = np.empty(0)
-        self._per_context = np.empty(0)
-        # Of the prices at hand, which a round asks for again and again: context, extra.
-        self._context: tuple[int, float] = (-1, 0.0)
-        self._prices = np.empty(0)
-
-    def of(self, rows: int, context: int) -> float:
-        """Seconds of one forward."""
-        return self._seconds(rows, context) + self.extra
-
-    def __call__(self, first: int, count: int, context: int) -> Floats:
-        """(count + 1,) seconds of forwards of ``first``, ..., ``first + count`` rows."""
-        if first + count >= len(self._fixed):
-            size = 2 * (first + count) + 64
-            fixed = [self._seconds(rows, 0.0) for rows in range(size)]
-            far = [self._seconds(rows, 4096.0) for rows in range(size)]
-            self._fixed = np.array(fixed)
-            self._per_context = (np.array(far) - self._fixed) / 4096.0
-            self._context = (-1, 0.0)
-        if (context, self.extra) != self._context:
-            self._prices = self._fixed + (context * self._per_context + self.extra)
-            self._prices.flags.writeable = False
-            self._context = (context, self.extra)
-        return self._prices[first : first + count + 1]
 
 
 def worth_of_nodes(trees: Sequence[BudgetTree], urgency: Floats | None, most: int) -> Floats:
@@ -145,18 +87,37 @@ def _leave_equals(
                 excess -= 1
 
 
-def gains_ahead(gains: Floats, confidence: Floats, depth: int) -> Floats:
-    """(D, B) gains of a request's next leaves, one below another."""
-    gains_DB = np.empty((depth, len(gains)))
-    gains_DB[0], gains_DB[1:] = gains, confidence
-    return np.multiply.accumulate(gains_DB, axis=0, out=gains_DB)
-
-
 def prospects(trees: Sequence[BudgetTree]) -> tuple[Floats, Floats]:
     """(B,) each request's mean confidence, and the log chance of its likeliest leaf."""
     confidence = np.array([tree.confidence for tree in trees])
     tops = [tree.open[0][0] if tree.open else NEVER for tree in trees]
     return confidence, np.array(tops)
+
+
+def leaves_worth(
+    trees: Sequence[BudgetTree], width: int, gains: Floats, tops: Floats, level: float
+) -> list[list[int]]:
+    """Leaves of each tree that gain so much, at most ``width`` of one.
+
+    Args:
+        trees: B of them.
+        width: Leaves.
+        gains: (B,) gain of each tree's likeliest leaf; a likelier leaf gains in proportion.
+        tops: (B,) log chance of that leaf.
+        level: Least gain; at most the largest of ``gains``.
+    """
+    leaves: list[list[int]] = [[] for _ in trees]
+    paying = (gains >= level).nonzero()[0]
+    # Least log chance; a leaf that gains just the level is at it to the last digit.
+    bounds = np.log(level / gains[paying]) + tops[paying]
+    for i, bound in zip(paying.tolist(), bounds.tolist(), strict=True):
+        tree = trees[i]
+        ranked = tree.open
+        if (len(ranked) == 1 or ranked[1][0] < bound) and tree.num_expanded < MAX_TREE_ROWS:
+            leaves[i] = [ranked[0][1]]  # most often: its likeliest leaf pays, no other does
+        else:
+            leaves[i] = leaves_above(tree, width, bound)
+    return leaves
 
 
 def leaves_above(tree: BudgetTree, width: int, bound: float) -> list[int]:
