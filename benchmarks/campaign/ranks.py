@@ -31,8 +31,8 @@ from codesign.config import Deployment, parse_deployment
 from codesign.engine.gpu.launch import keep_waiting
 from codesign.engine.run import EngineRun, PolicySetup
 from codesign.errors import CodesignError
-from codesign.fit import fit_costs
 from codesign.fit.calibration import fit_calibration
+from codesign.fit.round_costs import fit_costs
 from codesign.metrics import summarise
 from codesign.models import resolve_model
 from codesign.policy.speculation import SpeculationSpec

@@ -1,6 +1,6 @@
 """Profile to fit: step times, acceptance and calibration of one machine and one pair of models.
 
-A profile is a folder (``codesign profile``): steps.parquet with one row per timing, with
+A profile is a folder (``codesign profile``): steps.parquet with one row per timing,
 acceptance.parquet with one row per recorded token, and profile.json. A fit is one JSON file and
 the recorded acceptance beside it. The planner and the simulator read fits, never profiles.
 
@@ -10,9 +10,9 @@ Must not import torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,22 +21,13 @@ from codesign.artifacts import header, read_json, read_table, sha256, write_json
 from codesign.errors import InputError
 from codesign.fit.calibration import CalibrationFit, fit_calibration
 from codesign.fit.prompt_luck import acceptance_error
-from codesign.fit.steps import HeldOut, StepFit, fit_step
+from codesign.fit.round_costs import FORWARDS, MEASURE, fit_costs
+from codesign.fit.steps import HeldOut, StepFit
 from codesign.policy.cost import Calibration, RoundCost, StepTime
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 STEPS_FILE, ACCEPTANCE_FILE, PROFILE_FILE = "steps.parquet", "acceptance.parquet", "profile.json"
 STEP_COLUMNS = ("deployment", "op", "rows", "requests", "context", "beside", "seconds")
-KV_ROOMS = ("kv_tokens", "plain_kv_tokens")  # ops whose rows say what fits, in no time
-DECIDING = "deciding"  # op whose rows say what a look at so many requests takes a batch's policy
-LOOP = "loop"  # op whose rows say what a round's loop takes beside the target's step
-PROMPTS = ("prefill", "draft_prefill")
-FORWARDS = ("target", "draft", *PROMPTS)
 ROOFLINE = "roofline"  # origin of a fit from data sheets
-_MAX_SLOWDOWN = 0.95
-_FIX = "Measure again: codesign profile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +179,10 @@ def fit_profile(directory: str | Path) -> Fit:
     missing = [name for name in STEP_COLUMNS if name not in steps]
     missing += [name for name in ("target", "draft", "temperature") if name not in about]
     if missing:
-        raise InputError(f"profile {directory} lacks {', '.join(missing)}. {_FIX}")
+        raise InputError(f"profile {directory} lacks {', '.join(missing)}. {MEASURE}")
     acceptance = AcceptanceProfile.from_table(recorded)
     if not (steps.loc[steps["op"].isin(FORWARDS), "seconds"] > 0).all():
-        raise InputError(f"profile {directory} holds a time that is not above 0 seconds. {_FIX}")
+        raise InputError(f"profile {directory} holds a time that is not above 0 seconds. {MEASURE}")
     costs, fits, errors = fit_costs(steps, on_ranks=about.get("device", "cpu") != "cpu")
     calibration = fit_calibration(acceptance)
     return Fit(
@@ -207,111 +198,3 @@ def fit_profile(directory: str | Path) -> Fit:
         steps=fits,
         calibration_fit=calibration,
     )
-
-
-def fit_costs(
-    steps: pd.DataFrame, *, on_ranks: bool = False
-) -> tuple[dict[str, RoundCost], dict[str, StepFit], dict[str, float]]:
-    """Round costs by deployment, the fits behind them, and held-out errors by "deployment/op".
-
-    A draft with workers of its own nearly always runs beside the target, so its times are taken
-    there; the target's are taken alone, and ``slowdown`` says what the draft costs it.
-
-    Args:
-        steps: Rows of steps.parquet.
-        on_ranks: Rank groups run each prompt by itself, also of requests that start together.
-
-    Raises:
-        InputError: If a deployment lacks a kind of step.
-    """
-    costs: dict[str, RoundCost] = {}
-    fits: dict[str, StepFit] = {}
-    errors: dict[str, float] = {}
-    for label, part in steps.groupby("deployment", sort=False):
-        label, is_split = str(label), "+" in str(label)
-        for op in FORWARDS:
-            beside = is_split and op.startswith("draft")
-            name = f"{label}/{op}"
-            timings = _timings(part, label, op, beside=beside)
-            fits[name] = fit_step(timings, is_prefill=op in PROMPTS, on_ranks=on_ranks)
-            errors[name] = fits[name].error
-        constants: dict[str, Any] = {}
-        for op in ("reroot", "link") if is_split else ("reroot",):
-            timed = _timings(part, label, op, beside=None)
-            one = timed.loc[timed["requests"] == timed["requests"].min(), "seconds"]
-            seconds = one.to_numpy(np.float64)
-            constants[op] = float(np.median(seconds))
-            errors[f"{label}/{op}"] = float(np.median(np.abs(seconds / constants[op] - 1.0)))
-            if op == "reroot":
-                constants["reroot_each"] = _for_each(timed, constants[op])
-        if is_split:
-            constants["slowdown"] = fit_slowdown(_timings(part, label, "target", beside=None))
-        constants |= _kv_rooms(part) | _deciding(part)
-        times = {op: fits[f"{label}/{op}"].time for op in FORWARDS}
-        times["target"] = times["target"].later(_loop_seconds(part))
-        if on_ranks:
-            times |= {op: replace(times[op], apart=True) for op in PROMPTS}
-        # Both engines run a chunk of prompts in a forward of its own, beside the round's.
-        costs[label] = RoundCost(**times, **constants, shares_forwards=False)
-    if not costs:
-        raise InputError(f"the profile has no timings. {_FIX}")
-    return costs, fits, errors
-
-
-def _loop_seconds(part: pd.DataFrame) -> float:
-    """Host seconds between two target steps, where the profile says so."""
-    seconds = part.loc[part["op"] == LOOP, "seconds"]
-    return max(float(seconds.median()), 0.0) if len(seconds) else 0.0
-
-
-def _for_each(timed: pd.DataFrame, first: float) -> float:
-    """Seconds for each request beyond the first, through what one takes; 0 of one request alone."""
-    seconds = timed.groupby("requests")["seconds"].median()
-    beyond = seconds.index.to_numpy(np.float64) - 1.0
-    if not beyond.any():
-        return 0.0
-    return max(float(beyond @ (seconds.to_numpy(np.float64) - first) / (beyond @ beyond)), 0.0)
-
-
-def _deciding(part: pd.DataFrame) -> dict[str, float]:
-    """Seconds of a look at a batch, and of each request in it, where the profile says so."""
-    timed = part.loc[part["op"] == DECIDING]
-    if timed["requests"].nunique() < 2:
-        return {}
-    each, first = np.polyfit(timed["requests"].to_numpy(float), timed["seconds"].to_numpy(float), 1)
-    return {"deciding": max(float(first), 0.0), "deciding_each": max(float(each), 0.0)}
-
-
-def _kv_rooms(part: pd.DataFrame) -> dict[str, int]:
-    """KV rows that fit, where the profile says so."""
-    found = part.loc[part["op"].isin(KV_ROOMS)].groupby("op")["rows"].min()
-    return {str(op): int(rows) for op, rows in found.items()}
-
-
-def fit_slowdown(target: pd.DataFrame) -> float:
-    """Seconds that the target loses per second of drafting beside it: 1 - alone / beside.
-
-    Args:
-        target: Timings of target forwards, alone and beside, of the same shapes.
-
-    Raises:
-        InputError: If no shape was timed both ways.
-    """
-    shape = ["rows", "requests", "context"]
-    medians = target.groupby([*shape, "beside"])["seconds"].median().unstack("beside")
-    if not {True, False} <= set(medians.columns) or medians.dropna().empty:
-        raise InputError(f"no target forward was timed both alone and beside the draft. {_FIX}")
-    both = medians.dropna()
-    lost = np.asarray(1.0 - both[False] / both[True], np.float64)
-    return float(np.clip(np.median(lost), 0.0, _MAX_SLOWDOWN))
-
-
-def _timings(part: pd.DataFrame, label: str, op: str, *, beside: bool | None) -> pd.DataFrame:
-    wanted = part["op"] == op
-    if beside is not None:
-        wanted &= part["beside"] == beside
-    found = part.loc[wanted]
-    if len(found) == 0:
-        where = "" if beside is None else " beside its partner" if beside else " alone"
-        raise InputError(f"the profile has no timings of {op} in deployment {label}{where}. {_FIX}")
-    return found

@@ -24,9 +24,7 @@ from codesign.fit import (
     STEP_COLUMNS,
     STEPS_FILE,
     Fit,
-    fit_costs,
     fit_profile,
-    fit_slowdown,
 )
 from codesign.fit.calibration import calibration_error, fit_calibration
 from codesign.fit.prompt_luck import (
@@ -36,6 +34,7 @@ from codesign.fit.prompt_luck import (
     prompt_luck,
 )
 from codesign.fit.prompt_stairs import PROMPT_BUCKETS, fit_prompt_stairs
+from codesign.fit.round_costs import fit_costs, fit_slowdown
 from codesign.fit.step_forms import BUCKETS, Shapes, fit_line, fit_table
 from codesign.fit.steps import MAX_LINE_ERROR, fit_step, held_out
 from codesign.profiler.steps import RANK_CONTEXTS, RANK_GRID, target_shapes

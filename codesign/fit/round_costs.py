@@ -1,0 +1,136 @@
+"""Costs of a round by deployment, from the timings of a profile.
+
+Must not import torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from codesign.errors import InputError
+from codesign.fit.steps import StepFit, fit_step
+from codesign.policy.cost import RoundCost
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KV_ROOMS = ("kv_tokens", "plain_kv_tokens")  # ops whose rows say what fits, in no time
+DECIDING = "deciding"  # op whose rows say what a look at so many requests takes a batch's policy
+LOOP = "loop"  # op whose rows say what a round's loop takes beside the target's step
+PROMPTS = ("prefill", "draft_prefill")
+FORWARDS = ("target", "draft", *PROMPTS)
+MEASURE = "Measure again: codesign profile"
+_MAX_SLOWDOWN = 0.95
+
+
+def fit_costs(
+    steps: pd.DataFrame, *, on_ranks: bool = False
+) -> tuple[dict[str, RoundCost], dict[str, StepFit], dict[str, float]]:
+    """Round costs by deployment, the fits behind them, and held-out errors by "deployment/op".
+
+    A draft with workers of its own nearly always runs beside the target, so its times are taken
+    there; the target's are taken alone, and ``slowdown`` says what the draft costs it.
+
+    Args:
+        steps: Rows of steps.parquet.
+        on_ranks: Rank groups run each prompt by itself, also of requests that start together.
+
+    Raises:
+        InputError: If a deployment lacks a kind of step.
+    """
+    costs: dict[str, RoundCost] = {}
+    fits: dict[str, StepFit] = {}
+    errors: dict[str, float] = {}
+    for label, part in steps.groupby("deployment", sort=False):
+        label, is_split = str(label), "+" in str(label)
+        for op in FORWARDS:
+            beside = is_split and op.startswith("draft")
+            name = f"{label}/{op}"
+            timings = _timings(part, label, op, beside=beside)
+            fits[name] = fit_step(timings, is_prefill=op in PROMPTS, on_ranks=on_ranks)
+            errors[name] = fits[name].error
+        constants: dict[str, Any] = {}
+        for op in ("reroot", "link") if is_split else ("reroot",):
+            timed = _timings(part, label, op, beside=None)
+            one = timed.loc[timed["requests"] == timed["requests"].min(), "seconds"]
+            seconds = one.to_numpy(np.float64)
+            constants[op] = float(np.median(seconds))
+            errors[f"{label}/{op}"] = float(np.median(np.abs(seconds / constants[op] - 1.0)))
+            if op == "reroot":
+                constants["reroot_each"] = _for_each(timed, constants[op])
+        if is_split:
+            constants["slowdown"] = fit_slowdown(_timings(part, label, "target", beside=None))
+        constants |= _kv_rooms(part) | _deciding(part)
+        times = {op: fits[f"{label}/{op}"].time for op in FORWARDS}
+        times["target"] = times["target"].later(_loop_seconds(part))
+        if on_ranks:
+            times |= {op: replace(times[op], apart=True) for op in PROMPTS}
+        # Both engines run a chunk of prompts in a forward of its own, beside the round's.
+        costs[label] = RoundCost(**times, **constants, shares_forwards=False)
+    if not costs:
+        raise InputError(f"the profile has no timings. {MEASURE}")
+    return costs, fits, errors
+
+
+def _loop_seconds(part: pd.DataFrame) -> float:
+    """Host seconds between two target steps, where the profile says so."""
+    seconds = part.loc[part["op"] == LOOP, "seconds"]
+    return max(float(seconds.median()), 0.0) if len(seconds) else 0.0
+
+
+def _for_each(timed: pd.DataFrame, first: float) -> float:
+    """Seconds for each request beyond the first, through what one takes; 0 of one request alone."""
+    seconds = timed.groupby("requests")["seconds"].median()
+    beyond = seconds.index.to_numpy(np.float64) - 1.0
+    if not beyond.any():
+        return 0.0
+    return max(float(beyond @ (seconds.to_numpy(np.float64) - first) / (beyond @ beyond)), 0.0)
+
+
+def _deciding(part: pd.DataFrame) -> dict[str, float]:
+    """Seconds of a look at a batch, and of each request in it, where the profile says so."""
+    timed = part.loc[part["op"] == DECIDING]
+    if timed["requests"].nunique() < 2:
+        return {}
+    each, first = np.polyfit(timed["requests"].to_numpy(float), timed["seconds"].to_numpy(float), 1)
+    return {"deciding": max(float(first), 0.0), "deciding_each": max(float(each), 0.0)}
+
+
+def _kv_rooms(part: pd.DataFrame) -> dict[str, int]:
+    """KV rows that fit, where the profile says so."""
+    found = part.loc[part["op"].isin(KV_ROOMS)].groupby("op")["rows"].min()
+    return {str(op): int(rows) for op, rows in found.items()}
+
+
+def fit_slowdown(target: pd.DataFrame) -> float:
+    """Seconds that the target loses per second of drafting beside it: 1 - alone / beside.
+
+    Args:
+        target: Timings of target forwards, alone and beside, of the same shapes.
+
+    Raises:
+        InputError: If no shape was timed both ways.
+    """
+    shape = ["rows", "requests", "context"]
+    medians = target.groupby([*shape, "beside"])["seconds"].median().unstack("beside")
+    if not {True, False} <= set(medians.columns) or medians.dropna().empty:
+        raise InputError(f"no target forward was timed both alone and beside the draft. {MEASURE}")
+    both = medians.dropna()
+    lost = np.asarray(1.0 - both[False] / both[True], np.float64)
+    return float(np.clip(np.median(lost), 0.0, _MAX_SLOWDOWN))
+
+
+def _timings(part: pd.DataFrame, label: str, op: str, *, beside: bool | None) -> pd.DataFrame:
+    wanted = part["op"] == op
+    if beside is not None:
+        wanted &= part["beside"] == beside
+    found = part.loc[wanted]
+    if len(found) == 0:
+        where = "" if beside is None else " beside its partner" if beside else " alone"
+        raise InputError(
+            f"the profile has no timings of {op} in deployment {label}{where}. {MEASURE}"
+        )
+    return found
