@@ -72,11 +72,13 @@ _ON_TWO = (
     Wanted(_LARGER_DRAFT, "2", 38.0, segments=1),
     Wanted(_LARGER_DRAFT, "1+1", 53.0, segments=1),
 )
-_ON_FOUR = (Wanted(_LARGE, "4", 20.0), Wanted(_LARGE, "2+2", 20.0), Wanted(_LARGE, "3+1", 20.0))
+_ON_FOUR = tuple(Wanted(_LARGE, label, 20.0) for label in ("4", "2+2", "3+1"))
 _REST = (
-    Wanted(_LARGE, "1", 12.0), Wanted(_SMALL, "1", 10.0), Wanted(_LARGER_DRAFT, "2+2", 20.0),
-    Wanted(_LARGER_DRAFT, "4", 20.0), Wanted(_LARGE, "2+1", 15.0), Wanted(_LARGE, "1+2", 15.0),
-)  # fmt: skip
+    *(Wanted(_LARGE, label, 15.0) for label in ("2+1", "3", "1+2", "1")),
+    Wanted(_SMALL, "1", 10.0),
+    *(Wanted(_LARGER_DRAFT, label, 20.0) for label in ("4", "3+1", "2+2")),
+    *(Wanted(_QWEN, label, 20.0) for label in ("4", "3+1", "2+2")),
+)
 # By GPUs of the machine, the most telling first: 560 s of two, 1000 s of four and what is left.
 SCHEDULES = {2: _ON_TWO, 4: (*_ON_TWO[:2], *_ON_FOUR, *_ON_TWO[2:], *_REST)}
 MOST_SHARE, LEAST_SHARE = 2.0, 0.5  # of the seconds wanted for runs
