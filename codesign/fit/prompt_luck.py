@@ -125,10 +125,11 @@ class _Spread:
 
     def of_served(self, count: int, *, in_turn: bool) -> float:
         """Variance of the mean of so many requests."""
-        left_out = 1.0 / count
-        if self.is_known and in_turn:
-            left_out = max(1.0 / count - 1.0 / self.num_questions, 0.0)
-        return left_out * self.questions + self.words / count
+        by_question = 1.0 / count
+        if self.is_known and in_turn:  # only those beyond whole turns are a choice of questions
+            beyond = count % self.num_questions
+            by_question = beyond / count**2 * (1.0 - beyond / self.num_questions)
+        return by_question * self.questions + self.words / count
 
 
 def _rounds_per_token(recordings: tuple[Recording, ...]) -> Floats:

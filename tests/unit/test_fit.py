@@ -506,6 +506,8 @@ def test_questions_that_were_recorded_are_no_luck_but_the_words_around_them_are(
     known = prompt_luck(pure, {"chat": 2}, questions=asked, in_turn=True)
     assert (known.recorded, known.served, known.share) == (0.0, 0.0, 0.0)
     assert known.anew > 0.1
+    once, three = (prompt_luck(pure, {"chat": n}, questions=asked, in_turn=True) for n in (1, 3))
+    assert 0.0 < three.served == pytest.approx(once.served / 3)  # the third one asks either
     at_random = prompt_luck(pure, {"chat": 2}, questions=asked)
     assert at_random.recorded == 0.0 < at_random.served  # one question may be asked twice
     words = AcceptanceProfile({"chat": alike(easy, hard, easy, hard)})
