@@ -124,6 +124,7 @@ def run(todo: Sequence[Part], gpus: Sequence[str], folder: Path) -> int:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a time limit's, too
     begin = time.monotonic()
     found = [str(gpu) for gpu in range(torch.cuda.device_count())]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
