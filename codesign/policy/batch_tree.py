@@ -236,8 +236,9 @@ class BatchTree(Speculation):
     def _plan_beside(self, trees: Sequence[BudgetTree]) -> None:
         """Whether to draft at all."""
         most = self._spec.expansions
-        pays = not self._was_plain or beats_plain(self._round, prospects(trees)[0], most, MARGIN)
-        self._may_draft = bool(trees) and pays
+        self._may_draft = bool(trees)
+        if trees and self._was_plain:
+            self._may_draft = beats_plain(self._round, prospects(trees)[0], most, MARGIN)
         self.overlap = most if self._may_draft else 0
 
     def overlap_leaves(self, trees: Sequence[DraftTree]) -> Leaves:
