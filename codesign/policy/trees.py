@@ -1,4 +1,4 @@
-"""Draft trees: of a fixed shape, best-first, and best-first with the verified nodes in mind.
+"""Policies that draft trees: of a fixed shape, best-first, and best-first with the verified nodes in mind.
 
 Must not import torch or read a clock.
 """
