@@ -1,4 +1,4 @@
-"""Policies that draft trees: of a fixed shape, best-first, and best-first with the verified nodes in mind.
+"""Policies of draft trees: fixed shape, best-first, or best-first with the verified ones in mind.
 
 Must not import torch or read a clock.
 """
