@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from codesign.profiler.steps import Effort, Group, StepShape
 
 if TYPE_CHECKING:
     import pandas as pd
 
 CHECK = Effort(0.4, 3, 3)
-TOLERANCE = 0.03  # change of the median shape from which a phase is called slow
+TOLERANCE = 0.03  # change from which a phase is called slow
 _ROWS = 8  # more are less of the host's
 _SHAPE = ["op", "rows", "requests", "context", "beside"]
 
@@ -43,10 +41,14 @@ def without_prompts(groups: Sequence[Group]) -> list[Group]:
 
 
 def change(first: pd.DataFrame, again: pd.DataFrame) -> float:
-    """By how much shapes of ``again`` took longer than in ``first``: the median over shapes."""
+    """By how much shapes of ``again`` took longer than in ``first``, relative to it.
+
+    The median over the shapes of target or draft, of whichever changed more: the host is a small
+    part of a large target's steps.
+    """
     before, after = (frame.groupby(_SHAPE)["seconds"].median() for frame in (first, again))
-    ratio = (after / before).dropna()
-    return float(np.median(ratio)) - 1.0 if len(ratio) else 0.0
+    changes = (after / before).dropna().groupby("op").median() - 1.0
+    return float(max(changes, key=abs, default=0.0))
 
 
 def _is_small(shape: StepShape) -> bool:

@@ -146,6 +146,7 @@ def test_a_slow_phase_of_the_host_is_seen_in_small_steps_that_are_timed_again():
     )  # fmt: skip
     groups = [Group(shapes, False, lambda: None), Group(shapes, True, lambda: None)]
     [small] = small_steps(groups)
+    target = Group((StepShape("target", 4, 2, 64),), False, lambda: None)
     assert [(s.op, s.rows) for s in small.shapes] == [("target", 4), ("draft", 8)]
     assert not any("prefill" in s.op for group in without_prompts(groups) for s in group.shapes)
 
@@ -159,6 +160,9 @@ def test_a_slow_phase_of_the_host_is_seen_in_small_steps_that_are_timed_again():
     assert change(first, timed([small], 2.0)) == 0.0
     assert change(first, timed([small], 1.8)) == pytest.approx(-0.1)
     assert change(first.iloc[:0], timed([small], 1.8)) == 0.0  # nothing to compare
+    draft = timed([small], 2.0)
+    draft.loc[draft["op"] == "draft", "seconds"] = 1.8  # a large target's steps hide the host
+    assert change(first, pd.concat([draft, timed([target], 2.0)])) == pytest.approx(-0.1)
 
 
 @pytest.mark.parametrize("is_apart", [False, True])
