@@ -18,8 +18,8 @@ from codesign.models.sharding import Cut
 
 # Standard deviation of q - zero: q uniform in 0..15, zero uniform in 6..9.
 _SPREAD = 4.74
-# Places hashed at once: on a GPU half a gigabyte of int64, on a CPU what its caches hold (8 times as
-# fast as half a gigabyte).
+# Places hashed at once: on a GPU half a gigabyte of int64, on a CPU what its caches hold (8 times
+# as fast as half a gigabyte).
 _CHUNK, _CPU_CHUNK = 1 << 26, 1 << 17
 
 
