@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from time import sleep
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -24,6 +25,7 @@ from codesign.policy.walk import Sampling
 from codesign.profiler.bench import DraftBench, DraftSteps, StagedNgrams, TargetBench
 from codesign.profiler.link import link_seconds
 from codesign.profiler.neighbour import Neighbour, NeighbourSetup
+from codesign.profiler.rank_parts import RankMeasurer
 from codesign.profiler.recorder import TOP_K, record_acceptance
 from codesign.profiler.session import make_profile, splits
 from codesign.profiler.steadiness import CHECK, change, small_steps, without_prompts
@@ -163,6 +165,33 @@ def test_a_slow_phase_of_the_host_is_seen_in_small_steps_that_are_timed_again():
     draft = timed([small], 2.0)
     draft.loc[draft["op"] == "draft", "seconds"] = 1.8  # a large target's steps hide the host
     assert change(first, pd.concat([draft, timed([target], 2.0)])) == pytest.approx(-0.1)
+
+
+@pytest.mark.parametrize(("later", "counts"), [(0.9, True), (0.99, False), (1.1, False)])
+def test_steps_are_timed_anew_only_where_the_host_was_slow_and_a_change_is_noted(
+    tiny_models, later, counts
+):
+    settings = ProfileSettings(
+        str(tiny_models[0]), str(tiny_models[1]), 2, is_quick=True, device="cpu-ranks"
+    )
+    measurer, split = RankMeasurer(settings), Deployment(1, 1)
+    before = len(measurer.notes)
+    bench = SimpleNamespace(
+        seconds=lambda shape: 1.0, rest=list, keep_drafting=list, keep_verifying=list
+    )
+    groups = measurer._groups(bench, is_split=True)
+    first = measurer._timed(bench, groups, ONE_PASS, lambda share: None)
+    others = pd.DataFrame([{"op": "link", "seconds": 1.0, "deployment": "1+1"}])
+    part = pd.concat([first.assign(deployment="1+1"), others], ignore_index=True)
+    bench.seconds = lambda shape: later
+    found = measurer.steadied(bench, split, part)
+    steps = found.loc[found["op"].isin(["target", "draft", "reroot"])]
+    kept = found.loc[~found["op"].isin(["target", "draft", "reroot"])]
+    assert set(steps["seconds"]) == {later if counts else 1.0}
+    assert set(kept["seconds"]) == {1.0}
+    assert set(kept["op"]) == {"prefill", "draft_prefill", "link"}
+    assert set(found["deployment"]) == {"1+1"}
+    assert len(measurer.notes) - before == (abs(later - 1.0) > 0.03)
 
 
 @pytest.mark.parametrize("is_apart", [False, True])
