@@ -108,7 +108,7 @@ class BatchRound:
     def __init__(self, goodput: Goodput) -> None:
         self.target = RowPrices(goodput.target_seconds, goodput.target_each)
         self.draft = RowPrices(goodput.draft_seconds, goodput.draft_each)
-        self.overhead = goodput.overhead
+        self._overhead = goodput.overhead
 
     def begin(
         self, batch: int, context: int, *, traffic: Traffic, sharing: tuple[int, int]
@@ -124,6 +124,7 @@ class BatchRound:
         prompt_rows, num_waiting = sharing
         self.batch, self.context, self.roots = batch, context, float(batch)
         self.num_base = batch + prompt_rows
+        self.overhead = self._overhead(batch)
         self.target.begin(batch, context, self.num_base)
         self.draft.begin(batch, context, 0)
         self.awaited = self.beside = self.verification = 0.0
