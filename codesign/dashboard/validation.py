@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from codesign import Progress
+from codesign.artifacts import sha256
 from codesign.charts import RUN_SHAPES
 from codesign.dashboard.chart_parts import COLOURS, GREY, named
 from codesign.dashboard.choices import file_time
@@ -61,7 +62,8 @@ def compared(
         return known
     plan = Plan.load(plan_file)
     fit = Fit.load(plan.fit.check())
-    found = validate(plan, fit, [Path(run) for run in runs], progress=progress)
+    folders = [Path(run) for run in runs]
+    found = validate(plan, fit, folders, plan_hash=sha256(plan_file), progress=progress)
     return _validations.put(question, found)
 
 

@@ -129,6 +129,16 @@ def test_validate_takes_the_runs_and_ends_with_0_or_6(ran):
     assert "Traceback" not in result.stderr
 
 
+def test_validate_says_of_a_run_that_it_is_of_another_plan(ran):
+    folder, printed = ran
+    (folder / "other.json").write_text((folder / "plan.json").read_text() + "\n")
+    plain = next(r["directory"] for r in printed["runs"] if r["label"].startswith("plain"))
+    for plan, is_another in (("plan.json", False), ("other.json", True)):
+        result = in_folder(folder, "validate", "--plan", plan, "--run", plain, "--json", "--quiet")
+        [run] = json.loads(result.stdout)["runs"]
+        assert any("another plan" in note for note in run["notes"]) == is_another
+
+
 # The command with progress lines in a pipe as they come, not each ten seconds.
 TALKATIVE = (
     "import sys; from codesign.cli import main, output; output._PIPE_INTERVAL = 0; sys.exit(main())"
