@@ -29,6 +29,7 @@ class Goodput:
         prompt_seconds: The same of the target.
         draft_each: Seconds that a draft forward takes longer for every request beyond the first.
         target_each: The same of the target's.
+        shares_forwards: As in cost.RoundCost.
 
     Source:
         SpecServe, Algorithm 3 and equations 3 to 9, with each request's context read once per step
@@ -46,6 +47,7 @@ class Goodput:
         prompt_seconds: Callable[[float], float] | None = None,
         draft_each: float = 0.0,
         target_each: float = 0.0,
+        shares_forwards: bool = True,
     ) -> None:
         self.draft_seconds = draft_seconds
         self.target_seconds = target_seconds
@@ -53,6 +55,7 @@ class Goodput:
         self.slo_tpot = slo_tpot
         self.draft_prompt_seconds = draft_prompt_seconds or partial(_rows_alone, draft_seconds)
         self.draft_each, self.target_each = draft_each, target_each
+        self.shares_forwards = shares_forwards
         self.prompt_seconds = prompt_seconds or partial(_rows_alone, target_seconds)
 
     @classmethod
@@ -67,6 +70,7 @@ class Goodput:
             prompt_seconds=cost.prefill,
             draft_each=cost.draft.each,
             target_each=cost.target.each,
+            shares_forwards=cost.shares_forwards and not cost.prefill.apart,
         )
 
     def without_slo(self) -> Goodput:
