@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from codesign.engine.degrade import degrade
-from codesign.engine.junk import Junk
-from codesign.engine.placement import entries_of, place
+from codesign.engine.inflate_places import entries_of, place
+from codesign.engine.random_weights import RandomWeights
 from codesign.engine.rank_weights import EMBEDDING, HEAD, NORM, Matrix
 from codesign.kernels.int4 import PER_WORD, Int4Weight, pack_nibbles, unpack_nibbles
 from codesign.models.recipe import FINE, GROUP, Recipe
@@ -94,7 +94,7 @@ class InflatedReader:
         self._state = left
         self._device = torch.device(device)
         self._at = place(self.small, big, device=self._device)
-        self._junk = Junk(recipe.seed, device)
+        self._junk = RandomWeights(recipe.seed, device)
         self._shrink = (small.hidden * (1 + FINE**-2) / big.hidden) ** 0.5
 
     def matrix(self, name: str, rows: Cut, columns: Cut) -> Matrix:

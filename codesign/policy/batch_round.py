@@ -116,7 +116,6 @@ class BatchRound:
     def __init__(self, goodput: Goodput) -> None:
         self.target = RowPrices(goodput.target_seconds, goodput.target_each)
         self.draft = RowPrices(goodput.draft_seconds, goodput.draft_each)
-        self.overhead = goodput.overhead
         self._goodput = goodput
 
     def begin(
@@ -132,6 +131,7 @@ class BatchRound:
         """
         prompt_rows, num_waiting = sharing
         self.batch, self.context, self.roots = batch, context, float(batch)
+        self.overhead = self._goodput.overhead(batch)
         shares = self._goodput.shares_forwards or not prompt_rows
         self.num_base = batch + prompt_rows if shares else batch
         apart = 0.0 if shares else self._goodput.prompt_seconds(prompt_rows)

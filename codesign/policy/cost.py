@@ -16,9 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+_Number = TypeVar("_Number", float, NDArray[np.float64])
 
 
 class _Segments:
@@ -191,8 +194,8 @@ class RoundCost:
     deciding_each: float = 0.0
     reroot_each: float = 0.0
 
-    def reroots(self, requests: float) -> float:
-        """Seconds of the re-root of so many requests."""
+    def reroots(self, requests: _Number) -> _Number:
+        """Seconds of the re-root of so many requests: a number, or an array of them."""
         return self.reroot + self.reroot_each * (requests - 1.0)
 
     def kv_room(self, limit: int | None, *, has_draft: bool) -> int | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from itertools import accumulate
 
@@ -29,6 +30,7 @@ class Goodput:
         prompt_seconds: The same of the target.
         draft_each: Seconds that a draft forward takes longer for every request beyond the first.
         target_each: The same of the target's.
+        overhead_each: The same of what is beside the forwards.
         shares_forwards: As in cost.RoundCost.
 
     Source:
@@ -47,12 +49,13 @@ class Goodput:
         prompt_seconds: Callable[[float], float] | None = None,
         draft_each: float = 0.0,
         target_each: float = 0.0,
+        overhead_each: float = 0.0,
         shares_forwards: bool = True,
     ) -> None:
         self.draft_seconds = draft_seconds
         self.target_seconds = target_seconds
-        self.overhead = overhead
         self.slo_tpot = slo_tpot
+        self._overhead, self._overhead_each = overhead, overhead_each
         self.draft_prompt_seconds = draft_prompt_seconds or partial(_rows_alone, draft_seconds)
         self.draft_each, self.target_each = draft_each, target_each
         self.shares_forwards = shares_forwards
@@ -70,27 +73,39 @@ class Goodput:
             prompt_seconds=cost.prefill,
             draft_each=cost.draft.each,
             target_each=cost.target.each,
+            overhead_each=cost.reroot_each,
             shares_forwards=cost.shares_forwards and not cost.prefill.apart,
         )
 
     def without_slo(self) -> Goodput:
         """The same estimator without a TPOT target."""
-        return Goodput(self.draft_seconds, self.target_seconds, overhead=self.overhead)
+        free = copy(self)
+        free.slo_tpot = None
+        return free
+
+    def overhead(self, batch: int) -> float:
+        """Seconds beside the forwards of a round of ``batch`` requests."""
+        return self._overhead + self._overhead_each * max(batch - 1, 0)
 
     def seconds(self, *, batch: int, context: int, steps: int, draft_tokens: int) -> float:
         """Seconds of a serial round: its arguments are those of a call."""
-        seconds = self.target_seconds(batch + draft_tokens, context)
+        seconds = self._verifying(batch, context, draft_tokens)
         if steps or draft_tokens:
-            seconds += self.overhead
+            seconds += self.overhead(batch)
         return seconds + self._drafting(batch, context, steps)
 
+    def _verifying(self, batch: int, context: int, draft_tokens: int) -> float:
+        each = self.target_each * max(batch - 1, 0)
+        return self.target_seconds(batch + draft_tokens, context) + each
+
     def _drafting(self, batch: int, context: int, steps: int) -> float:
-        return sum([self.draft_seconds(batch, context + batch * j) for j in range(steps)])
+        seconds = sum([self.draft_seconds(batch, context + batch * j) for j in range(steps)])
+        return seconds + steps * self.draft_each * max(batch - 1, 0)
 
     def num_beside(self, *, batch: int, context: int, draft_tokens: int) -> int:
         """Draft forwards of one row per request that fit beside the target's forward."""
-        verifying = self.target_seconds(batch + draft_tokens, context)
-        drafting = self.draft_seconds(batch, context + draft_tokens)
+        verifying = self._verifying(batch, context, draft_tokens)
+        drafting = self._drafting(batch, context + draft_tokens, 1)
         return int(verifying / max(drafting, SHORTEST_DRAFT))
 
     def __call__(
@@ -119,14 +134,15 @@ class Goodput:
             steps: Draft forwards made.
             chances: Of every draft token, descending.
         """
-        drafting, target = self._drafting(batch, context, steps), self.target_seconds
+        target, fixed = self.target_seconds, self.target_each * max(batch - 1, 0)
+        fixed += self._drafting(batch, context, steps) + self.overhead(batch)
         longest = self.slo_tpot if self.slo_tpot is not None else math.inf
         best, most = (
             0,
             batch / self.seconds(batch=batch, context=context, steps=steps, draft_tokens=0),
         )
         for n, accepted in enumerate(accumulate(chances), start=1):
-            seconds = target(batch + n, context) + self.overhead + drafting
+            seconds = target(batch + n, context) + fixed
             if seconds <= longest and (goodput := (batch + accepted) / seconds) > most:
                 best, most = n, goodput
         return best

@@ -16,7 +16,7 @@ from codesign.sim.acceptance import SyntheticDrafter, weighed_profile
 from codesign.sim.played import PlayedBatch
 from codesign.sim.requests import SimulatedRequest
 from codesign.sim.stretches import Luck, Stretches
-from codesign.sim.taped import TapedBatch
+from codesign.sim.tape_batch import TapedBatch
 from codesign.sim.tapes import Tapes, make_tapes
 from codesign.sim.work import Batch
 

@@ -15,12 +15,12 @@ import simpy
 from codesign.policy.batching import Batcher, QueuedRequest
 from codesign.policy.cost import RoundCost
 from codesign.records import RoundLog
-from codesign.sim.ahead import RunAhead
 from codesign.sim.played import PlayedBatch
 from codesign.sim.prefill import Prefill
+from codesign.sim.quiet_rounds import RunAhead
 from codesign.sim.requests import SimulatedRequest
 from codesign.sim.steps import Step, StepLog
-from codesign.sim.taped import TapedBatch
+from codesign.sim.tape_batch import TapedBatch
 from codesign.sim.timing import Spans, Timing, TogetherTiming, shared_step
 from codesign.sim.work import Batch, Work
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codesign.policy.cost import RoundCost, StepTime
-from codesign.sim.taped import LedgerRows
+from codesign.sim.tape_batch import LedgerRows
 from codesign.sim.work import Prompts, Work
 
 Floats = NDArray[np.float64]

@@ -2,8 +2,8 @@
 
 A batch is the requests that decode together. There are two kinds: one plays the policy's objects
 in every round (codesign.sim.played), one plays back rounds that these objects have made before
-(codesign.sim.taped), which is a hundred times faster and only right for policies that treat each
-request by itself.
+(codesign.sim.tape_batch), which is a hundred times faster and only right for policies that treat
+each request by itself.
 """
 
 from __future__ import annotations

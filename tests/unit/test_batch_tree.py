@@ -266,6 +266,19 @@ def test_prompts_that_wait_stall_a_round_as_long_as_the_fit_s_prompts_take(label
     assert policy.traffic.stall == pytest.approx(policy.traffic.share**3 * 1e-5 * rows)
 
 
+def test_a_re_root_that_grows_with_the_batch_ends_drafting_where_it_costs_more_than_it_brings():
+    drafted = {}
+    for each in (0.0, 0.01):  # beside a step of 10 ms: 70 for a batch of 8
+        policy = build_speculation(
+            parse_policy("batch-tree-8x2x4"), goodput=Goodput(DRAFT, TARGET, overhead_each=each)
+        )
+        for batch in (1, 8):
+            _, drafted[each, batch] = play(policy, trees_of(policy, batch), [[0.9, 0.05]] * batch)
+    assert drafted[0.0, 1] == drafted[0.01, 1] > 0
+    assert drafted[0.0, 8] > 0
+    assert drafted[0.01, 8] == 0
+
+
 @pytest.mark.parametrize("hears_late", [True, False])
 def test_prompts_that_wait_stall_a_busy_machine_and_those_that_share_forwards_never_do(hears_late):
     policy = policy_of()

@@ -21,8 +21,9 @@ from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import build_speculation, parse_policy
 from codesign.policy.trees import BestTree
 from codesign.records import RunRecords
-from codesign.sim import ahead, simulate, taped
+from codesign.sim import quiet_rounds, simulate, tape_batch
 from codesign.sim.stretches import STRETCH_TOKENS, Luck, Stretches
+from codesign.sim.tape_batch import TapedBatch
 from codesign.sim.tapes import Tapes, make_tapes
 
 PROFILE = AcceptanceProfile.independent([0.5, 0.2, 0.1, 0.05], num_tokens=3_000, seed=5)
@@ -164,12 +165,12 @@ def test_a_request_that_comes_back_goes_on_where_it_was():
 )
 def test_rounds_run_ahead_are_those_of_one_after_another(policy, serving, monkeypatch):
     trace = make_trace(60, longest=90)
-    monkeypatch.setattr(taped, "_FEWEST_AHEAD", 10**9)
+    monkeypatch.setattr(tape_batch, "_FEWEST_AHEAD", 10**9)
     one_by_one = run(policy, trace, serving)
-    monkeypatch.setattr(taped, "_FEWEST_AHEAD", 2)
-    monkeypatch.setattr(ahead, "_MORE_PER_FORWARD", 0)
+    monkeypatch.setattr(tape_batch, "_FEWEST_AHEAD", 2)
+    monkeypatch.setattr(quiet_rounds, "_MORE_PER_FORWARD", 0)
     for fewest_arrays in (2, 10**9):  # all on arrays, then all in the loop
-        monkeypatch.setattr(ahead, "_FEWEST_ARRAYS", fewest_arrays)
+        monkeypatch.setattr(quiet_rounds, "_FEWEST_ARRAYS", fewest_arrays)
         together = run(policy, trace, serving)
         assert together.requests == one_by_one.requests
         assert together.rounds.to_table().equals(one_by_one.rounds.to_table())
@@ -177,9 +178,9 @@ def test_rounds_run_ahead_are_those_of_one_after_another(policy, serving, monkey
 
 def test_many_rounds_are_run_ahead(monkeypatch):
     stretches = []
-    skip = taped.TapedBatch.skip
+    skip = TapedBatch.skip
     monkeypatch.setattr(
-        taped.TapedBatch, "skip", lambda self, count: (stretches.append(count), skip(self, count))
+        TapedBatch, "skip", lambda self, count: (stretches.append(count), skip(self, count))
     )
     records = run("plain", make_trace(60, longest=90), PLAIN_SERVING)
     assert sum(stretches) > 0.3 * len(records.rounds)

@@ -374,6 +374,40 @@ def test_goodput_is_tokens_over_the_time_of_draft_and_target():
     assert found == pytest.approx(5.5 / seconds)
 
 
+def test_goodput_counts_what_every_further_request_costs_a_step_and_the_re_root():
+    alone = StepTime.linear(alpha=0.0, gamma=0.0, delta=1e-3)
+    estimate = Goodput(
+        alone, alone, overhead=1e-4, draft_each=2e-4, target_each=3e-4, overhead_each=5e-5
+    )
+    seconds = 1e-3 + 4 * 3e-4 + 3 * (1e-3 + 4 * 2e-4) + 1e-4 + 4 * 5e-5
+    free = estimate.without_slo()
+    for one in (estimate, free):
+        assert one.seconds(batch=5, context=0, steps=3, draft_tokens=9) == pytest.approx(seconds)
+    assert estimate.seconds(batch=5, context=0, steps=0, draft_tokens=0) == pytest.approx(2.2e-3)
+    assert estimate.num_beside(batch=5, context=0, draft_tokens=0) == 1  # 1.8 of 2.2 ms
+
+
+@given(
+    chances=st.lists(st.floats(0.0, 1.0), max_size=12),
+    batch=st.integers(1, 16),
+    steps=st.integers(1, 4),
+    each=st.floats(0.0, 1e-3),
+)
+def test_the_best_count_is_the_one_with_most_goodput(chances, batch, steps, each):
+    estimate = Goodput(
+        StepTime.linear(alpha=1e-7, gamma=1e-5, delta=1e-3),
+        StepTime.linear(alpha=1e-7, gamma=3e-4, delta=1e-2),
+        overhead=2e-4, draft_each=each, target_each=each, overhead_each=each,
+    )  # fmt: skip
+    chances.sort(reverse=True)
+    ask = {"batch": batch, "context": 100, "steps": steps}
+    values = [
+        estimate(**ask, draft_tokens=n, accepted=sum(chances[:n])) for n in range(len(chances) + 1)
+    ]
+    best = estimate.best_count(**ask, chances=chances)
+    assert values[best] == pytest.approx(max(values))
+
+
 def test_goodput_is_negative_where_a_speculative_step_breaks_the_target():
     # Plain: 20 ms. One draft token: 22 ms.
     estimate = goodput(slo_tpot=0.0215)

@@ -23,7 +23,7 @@ _SPREAD = 4.74
 _CHUNK, _CPU_CHUNK = 1 << 26, 1 << 17
 
 
-class Junk:
+class RandomWeights:
     """Random weights of one model.
 
     Args:

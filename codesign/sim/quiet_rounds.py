@@ -11,7 +11,7 @@ from dataclasses import fields
 import numpy as np
 
 from codesign.records import RoundLog, RoundRecord
-from codesign.sim.taped import LedgerRows, TapedBatch
+from codesign.sim.tape_batch import LedgerRows, TapedBatch
 from codesign.sim.timing import Floats, TogetherTiming
 
 _COLUMNS = {field.name: number for number, field in enumerate(fields(RoundRecord))}
