@@ -61,9 +61,16 @@ class RowPrices:
         self._per_context = np.empty(0)
         self.begin(0, 0, 0)
 
-    def begin(self, batch: int, context: int, base: int) -> None:
-        """A round of so many requests and KV rows; lists of prices start at ``base`` rows."""
-        self._extra = self._each * max(batch - 1, 0)
+    def begin(self, batch: int, context: int, base: int, more: float = 0.0) -> None:
+        """A round of so many requests and KV rows.
+
+        Args:
+            batch: Requests.
+            context: KV rows of all of them.
+            base: Rows at which lists of prices start.
+            more: Seconds of whatever else runs with each forward.
+        """
+        self._extra = self._each * max(batch - 1, 0) + more
         self._context, self._base = context, base
         self._prices = np.empty(0)  # from ``base`` on; worked out when first asked for
 
@@ -95,6 +102,7 @@ class BatchRound:
         batch: Requests.
         context: KV rows of all of them.
         num_base: Rows of the target's forward without any draft: roots, and prompts that share it.
+            Those that have a forward of their own beside it are seconds of it instead.
         roots: Expected tokens of the roots: one for each request.
         target: Prices of the target's forward; its lists begin at ``num_base`` rows.
         draft: Prices of a draft forward.
@@ -108,7 +116,7 @@ class BatchRound:
     def __init__(self, goodput: Goodput) -> None:
         self.target = RowPrices(goodput.target_seconds, goodput.target_each)
         self.draft = RowPrices(goodput.draft_seconds, goodput.draft_each)
-        self._overhead = goodput.overhead
+        self._goodput = goodput
 
     def begin(
         self, batch: int, context: int, *, traffic: Traffic, sharing: tuple[int, int]
@@ -123,9 +131,11 @@ class BatchRound:
         """
         prompt_rows, num_waiting = sharing
         self.batch, self.context, self.roots = batch, context, float(batch)
-        self.num_base = batch + prompt_rows
-        self.overhead = self._overhead(batch)
-        self.target.begin(batch, context, self.num_base)
+        self.overhead = self._goodput.overhead(batch)
+        shares = self._goodput.shares_forwards or not prompt_rows
+        self.num_base = batch + prompt_rows if shares else batch
+        apart = 0.0 if shares else self._goodput.prompt_seconds(prompt_rows)
+        self.target.begin(batch, context, self.num_base, apart)
         self.draft.begin(batch, context, 0)
         self.awaited = self.beside = self.verification = 0.0
         self._draft_row: float | None = None

@@ -87,9 +87,7 @@ class BatchTree(Speculation):
         self.tree_type = partial(BudgetTree, calibration=self.calibration)
         self.fanout = max(spec.width, FEWEST_CHOICES)
         self.overlap = spec.max_overlap
-        self.traffic = Traffic(
-            lambda rows: goodput.target_seconds(rows, 0.0), hears_late=not spec.is_async
-        )
+        self.traffic = Traffic(goodput.prompt_seconds, hears_late=not spec.is_async)
         self._spec = spec
         self._slo_tpot = goodput.slo_tpot
         self._prompt_seconds = goodput.draft_prompt_seconds

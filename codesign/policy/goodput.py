@@ -31,6 +31,7 @@ class Goodput:
         draft_each: Seconds that a draft forward takes longer for every request beyond the first.
         target_each: The same of the target's.
         overhead_each: The same of what is beside the forwards.
+        shares_forwards: As in cost.RoundCost.
 
     Source:
         SpecServe, Algorithm 3 and equations 3 to 9, with each request's context read once per step
@@ -49,6 +50,7 @@ class Goodput:
         draft_each: float = 0.0,
         target_each: float = 0.0,
         overhead_each: float = 0.0,
+        shares_forwards: bool = True,
     ) -> None:
         self.draft_seconds = draft_seconds
         self.target_seconds = target_seconds
@@ -56,6 +58,7 @@ class Goodput:
         self._overhead, self._overhead_each = overhead, overhead_each
         self.draft_prompt_seconds = draft_prompt_seconds or partial(_rows_alone, draft_seconds)
         self.draft_each, self.target_each = draft_each, target_each
+        self.shares_forwards = shares_forwards
         self.prompt_seconds = prompt_seconds or partial(_rows_alone, target_seconds)
 
     @classmethod
@@ -71,6 +74,7 @@ class Goodput:
             draft_each=cost.draft.each,
             target_each=cost.target.each,
             overhead_each=cost.reroot_each,
+            shares_forwards=cost.shares_forwards and not cost.prefill.apart,
         )
 
     def without_slo(self) -> Goodput:

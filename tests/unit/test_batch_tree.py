@@ -146,6 +146,17 @@ def test_no_more_rows_are_verified_than_were_priced_and_none_without_its_parent(
             tree.reroot([0, 0, 9] if len(tree) > 4 else [7])
 
 
+def test_prompts_in_a_forward_of_their_own_leave_the_stairs_where_they_are():
+    goodput = Goodput(DRAFT, STAIRS, prompt_seconds=lambda rows: 0.005, shares_forwards=False)
+    policy = build_speculation(parse_policy("batch-tree-8x2x4"), goodput=goodput)
+    assert isinstance(policy, BatchTree)
+    policy.sharing = (64, 0)
+    chosen, forwards = play(policy, trees_of(policy, 6), [[0.3, 0.15]] * 6)
+    assert (sum(map(len, chosen)), forwards) == (16, 1)  # the second stair is full, too
+    seconds = 0.005 + STAIRS(16) + DRAFT(6, 24)
+    assert policy._choice.value == pytest.approx(policy._choice.tokens / seconds)
+
+
 def test_a_stair_that_unlikely_siblings_fill_does_not_end_drafting():
     # As two H200 did: 8 rows of 2 requests were full of siblings after one forward, and the
     # children of the likeliest were priced as rows 9 and 10. SpecServe made 2.9 forwards there.
@@ -239,6 +250,20 @@ def test_urgency_is_that_of_this_round_s_batch_whatever_was_there_before():
         urgency.append(policy._urgency.tolist())
     assert urgency[0] == urgency[1]
     assert 1.0 < urgency[0][0] < MOST_URGENT
+
+
+@pytest.mark.parametrize("label", ["batch-tree-8x2x4", "async-batch-tree-8x2x4"])
+def test_prompts_that_wait_stall_a_round_as_long_as_the_fit_s_prompts_take(label):
+    # 200 rows at once cost a sixth of what a decoding step of as many rows would take.
+    goodput = Goodput(DRAFT, TARGET, prompt_seconds=lambda rows: 1e-5 * rows)
+    policy = build_speculation(parse_policy(label), goodput=goodput)
+    assert isinstance(policy, BatchTree)
+    for second in range(1, 50):
+        policy.now, policy.sharing = 0.01 * second, (0, 3)
+        policy.begin(trees_of(policy, 2, prompt=100), [Progress()] * 2)
+    assert policy.traffic.share == pytest.approx(49 * 2e-3 / (5.0 + 0.49), rel=0.1)
+    rows = 3 * policy.traffic.mean_prompt if label.startswith("batch") else 200
+    assert policy.traffic.stall == pytest.approx(policy.traffic.share**3 * 1e-5 * rows)
 
 
 def test_a_re_root_that_grows_with_the_batch_ends_drafting_where_it_costs_more_than_it_brings():
