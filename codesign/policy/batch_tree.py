@@ -150,12 +150,14 @@ class BatchTree(Speculation):
             tops[self._cold] = NEVER
         gains = np.exp(tops) * confidence
         least = self._choice.value * (1.0 + margin)
-        value, level = self._next_value(gains)
+        value, level = (0.0, 0.0) if self._cold else self._next_value(gains)
         # Where nothing is drafted yet the first forward alone may not pay, but several may. Prompts
         # are judged by what several save.
         if self._cold or (value <= least and not self._round.awaited and left > 1):
             value, level = self._best_ahead(gains, confidence, left)
         if value > least and self._cold and self._leave_cold(trees, gains):
+            if not gains.any():
+                return [[] for _ in trees]
             value, level = self._best_ahead(gains, confidence, left)  # of those that are left
         if value <= least:
             return [[] for _ in trees]
