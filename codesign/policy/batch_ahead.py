@@ -45,11 +45,9 @@ def next_forward(
     best = int(this.value(tokens, target + (fixed + draft[num])).argmax())
     level = max(float(worth[best]), LEAST)
     rows = int((gains >= level).sum())
-    if not rows:
-        return 0.0, level
     # Only leaves whose children are verified would run.
     seconds = float(target[best] + draft[rows]) + fixed
-    value = float(this.value(float(tokens[best]), seconds))
+    value = float(this.value(float(tokens[best]), seconds)) if rows else 0.0
     return value, least_gain(this, worth, best + 1, num, rate)
 
 
