@@ -36,6 +36,7 @@ from codesign.engine.gpu.ranks import Rank
 from codesign.engine.gpu.run import rank_setup
 from codesign.engine.replay import Replay, draft_of
 from codesign.fit import Fit
+from codesign.metrics import tpot
 from codesign.models import models_dir, resolve_model
 from codesign.models.recipe import Degradation, Recipe, create_inflated, weights_sha256
 from codesign.plan import Candidate, FileRef, Plan
@@ -102,7 +103,7 @@ class Bench:
                 logs[step_log.name] = step_log.summary(rank, model)
 
         start = perf_counter()
-        keep_waiting(following.deployment.num_workers - 1 if following is not None else 0)
+        load_ahead(following)
         plain, run = serve_both(
             setup, candidate, self._replay.requests, max_kv_tokens=max_kv_tokens, between=watch,
             after=look,
@@ -167,13 +168,17 @@ def summary(run: EngineRun) -> dict[str, Any]:
     }
 
 
+def load_ahead(candidate: Candidate | None) -> None:
+    """Keep as many processes loading as a candidate's run will start."""
+    keep_waiting(candidate.deployment.num_workers - 1 if candidate is not None else 0)
+
+
 def by_prompts(run: EngineRun) -> dict[str, Any]:
     """Decoding speed of a request, mean by kind of prompt, and the mean of these."""
     speeds: dict[str, list[float]] = {}
     for request in run.records.requests:
-        if request.finish is not None and request.first_token is not None:
-            seconds = max(request.finish - request.first_token, 1e-9)
-            speeds.setdefault(request.category, []).append((request.output_tokens - 1) / seconds)
+        if seconds := tpot(request):
+            speeds.setdefault(request.category, []).append(1.0 / seconds)
     means = {kind: round(float(np.mean(each)), 1) for kind, each in sorted(speeds.items())}
     mean = round(float(np.mean(list(means.values()))), 1) if means else 0.0
     return {"tokens_per_second_by_prompts": means, "mean_over_prompt_sets": mean}
@@ -266,7 +271,7 @@ def main() -> None:
     bench, rows = Bench(args.plan, args.device, args.padded_rows, args.trace_seconds), []
     every = [scored.candidate for scored in bench.plan.scored]
     todo = [candidate for candidate in every if candidate.speculation.kind != "plain"]
-    keep_waiting(todo[0].deployment.num_workers - 1 if todo else 0)
+    load_ahead(todo[0] if todo else None)
     with tempfile.TemporaryDirectory() as folder:
         for index, (candidate, following) in enumerate(zip_longest(todo, todo[1:])):
             for row in bench.run(candidate, Path(folder) / f"{index}.json", following):

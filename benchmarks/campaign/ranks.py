@@ -39,7 +39,7 @@ from codesign.policy.speculation import SpeculationSpec
 from codesign.profiler.bench import made_up_tokens
 from codesign.profiler.rank_bench import RankBench
 from codesign.profiler.rank_parts import RankMeasurer, rank_outputs
-from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
+from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings, unseen
 from codesign.prompts import BoundRequest
 from codesign.run_directory import write_run
 
@@ -135,7 +135,7 @@ class Measuring:
         start = perf_counter()
         part = None
         if not self._store.has(deployment.label):
-            part = self._measurer.time(bench, deployment, _quiet)
+            part = self._measurer.time(bench, deployment, unseen)
             self._store.put(deployment.label, part)  # also if the session is cut in what follows
         self._seconds["profile"] = perf_counter() - start
         start = perf_counter()
@@ -264,10 +264,6 @@ class Measuring:
         with (self._folder / "sessions.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         print(f"  {line}", flush=True)
-
-
-def _quiet(share: float) -> None:
-    """No progress is shown."""
 
 
 def main(num_ranks: int) -> None:

@@ -65,12 +65,8 @@ def export(args: argparse.Namespace) -> None:
         _check_window(window, [run.records for run in runs])
     num_events = write_timeline(args.out, runs, window=window)
     payload = {"out": args.out, "num_events": num_events, "runs": [run.name for run in runs]}
-    of = counted(len(runs), "run")
-    emit(
-        args,
-        payload,
-        f"wrote {args.out}: {num_events:,} events of {of}; open it at ui.perfetto.dev",
-    )
+    what = f"{num_events:,} events of {counted(len(runs), 'run')}"
+    emit(args, payload, f"wrote {args.out}: {what}; open it at ui.perfetto.dev")
 
 
 def _check_window(window: tuple[float, float], runs: Sequence[RunRecords]) -> None:

@@ -56,6 +56,7 @@ from codesign.policy.traffic import Traffic
 from codesign.policy.tree import DraftTree
 
 Leaves = list[list[int]]
+Promise = tuple[float, float]  # value of the round, and the least gain of a leaf worth its row
 
 COLD = 16  # missing tokens from which running them is a decision of its own
 MARGIN = 0.02  # of goodput that drafting must promise after a round without
@@ -150,11 +151,7 @@ class BatchTree(Speculation):
             tops[self._cold] = NEVER
         gains = np.exp(tops) * confidence
         least = self._choice.value * (1.0 + margin)
-        value, level = (0.0, 0.0) if self._cold else self._next_value(gains)
-        # Where nothing is drafted yet the first forward alone may not pay, but several may. Prompts
-        # are judged by what several save.
-        if self._cold or (value <= least and not self._round.awaited and left > 1):
-            value, level = self._best_ahead(gains, confidence, left)
+        value, level = self._promised(gains, confidence, left, least)
         if value > least and self._cold and self._leave_cold(trees, gains):
             if not gains.any():
                 return [[] for _ in trees]
@@ -163,12 +160,17 @@ class BatchTree(Speculation):
             return [[] for _ in trees]
         return leaves_worth(trees, self._spec.width, gains, tops, min(level, float(gains.max())))
 
-    def _next_value(self, gains: Floats) -> tuple[float, float]:
-        """Value with one more forward, and the least gain of a leaf that is worth its row then."""
-        return next_forward(self._round, self._worth, gains, self._choice.rate)
+    def _promised(self, gains: Floats, confidence: Floats, left: int, least: float) -> Promise:
+        """What further forwards promise: one, or, where it matters, the best number of several."""
+        if not self._cold:  # prompts are judged by what several forwards save
+            found = next_forward(self._round, self._worth, gains, self._choice.rate)
+            # Where nothing is drafted yet the first one alone may not pay, but several may.
+            if found[0] > least or self._round.awaited or left <= 1:
+                return found
+        return self._best_ahead(gains, confidence, left)
 
-    def _best_ahead(self, gains: Floats, confidence: Floats, left: int) -> tuple[float, float]:
-        """The same with 1 to ``left`` more; also notes the seconds that such rounds save."""
+    def _best_ahead(self, gains: Floats, confidence: Floats, left: int) -> Promise:
+        """What 1 to ``left`` promise; also notes the seconds that such rounds save."""
         value, level, self._saved = best_forwards(
             self._round, self._worth, gains, confidence, left, self._choice.rate
         )

@@ -59,7 +59,7 @@ from codesign.profiler.steps import (
     target_shapes,
     time_groups,
 )
-from codesign.profiler.store import ACCEPTANCE_PART, Part, ProfileSettings, Tick
+from codesign.profiler.store import ACCEPTANCE_PART, Part, ProfileSettings, Tick, unseen
 from codesign.prompts import BoundRequest
 
 MAX_ROWS = 32  # of a request in a verification
@@ -178,14 +178,14 @@ class RankMeasurer:
         if changed >= -TOLERANCE:
             return part
         groups = without_prompts(self._groups(bench, is_split=deployment.draft_workers > 0))
-        anew = self._timed(bench, groups, self._effort, _unseen)
+        anew = self._timed(bench, groups, self._effort, unseen)
         kept = part.loc[~part["op"].isin(sorted(set(anew["op"])))]
         return pd.concat([anew.assign(deployment=deployment.label), kept], ignore_index=True)
 
     def changed(self, bench: RankBench, deployment: Deployment, part: pd.DataFrame) -> float:
         """By how much small steps take longer now than in a part, relative to it."""
         groups = small_steps(self._groups(bench, is_split=deployment.draft_workers > 0))
-        return change(part, self._timed(bench, groups, CHECK, _unseen))
+        return change(part, self._timed(bench, groups, CHECK, unseen))
 
     def _timed(
         self, bench: RankBench, groups: Sequence[Group], effort: Effort, tick: Tick
@@ -243,10 +243,6 @@ def _pace_note(label: str, changed: float) -> str:
     else:
         what = f"{changed:.0%} more a little later: it is slow now, or measure again"
     return f"{label}: the host does not keep its pace: small steps took {what}"
-
-
-def _unseen(share: float) -> None:
-    """No progress is shown."""
 
 
 def rank_outputs(

@@ -26,6 +26,10 @@ Device = Literal["cpu", "cuda", "cpu-ranks"]
 _PARTS = "parts"
 
 
+def unseen(share: float) -> None:
+    """A tick that shows no progress."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProfileSettings:
     """What to measure.

@@ -41,6 +41,18 @@ def shown(pytestconfig) -> Callable[..., None]:
     return show
 
 
+@pytest.fixture(scope="session")
+def show_runs(shown) -> Callable[[str, EngineRun, EngineRun], None]:
+    """``show_runs(what, plain, ours)``: a row of a run beside plain decoding's."""
+
+    def show(what: str, plain: EngineRun, ours: EngineRun) -> None:
+        differ = sum(ours.outputs[number] != tokens for number, tokens in plain.outputs.items())
+        rounds = f"{len(ours.records.rounds)} of {len(plain.records.rounds)}"
+        shown(what, requests=len(plain.outputs), differ=differ, rounds=rounds)
+
+    return show
+
+
 def pytest_terminal_summary(terminalreporter, config) -> None:
     """The table; of all runs so far, where they leave their rows in one file."""
     rows = config.stash.get(SHOWN, [])

@@ -103,16 +103,14 @@ def alone(pair):
     ids=["3", "4", "3+1", "2+2", "1+2", "3 at 0.7", "4 at 0.7", "3+1 at 0.7", "2+2 at 0.7"],
 )
 def test_no_split_of_more_ranks_changes_a_token(
-    pair, serve_both, alone, check_calls, shown, name, policy, ranks
+    pair, serve_both, alone, check_calls, show_runs, name, policy, ranks
 ):
     setup, candidate = set_up(pair, policy, ranks, SAMPLINGS[name])
     keep_waiting(sum(ranks) - 1)  # for the next run: loading takes as long as a run
     one = alone(name)
     plain, ours = serve_both(setup, candidate, requests(), max_kv_tokens=MAX_KV_TOKENS)
-    differ = sum(ours.outputs[n] != tokens for n, tokens in plain.outputs.items())
-    rounds = f"{len(ours.records.rounds)} of {len(plain.records.rounds)}"
     split = "+".join(str(count) for count in ranks if count)
-    shown(f"{policy} on {split} ranks, {name}", requests=PROMPTS, differ=differ, rounds=rounds)
+    show_runs(f"{policy} on {split} ranks, {name}", plain, ours)
     assert ours.outputs == plain.outputs
     assert not plain.records.notes + ours.records.notes
     assert len(ours.records.rounds) < len(plain.records.rounds)

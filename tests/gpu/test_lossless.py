@@ -99,17 +99,11 @@ WAYS = [
 ]
 
 
-def show(shown, what, plain, ours) -> None:
-    differ = sum(ours.outputs[number] != tokens for number, tokens in plain.outputs.items())
-    rounds = f"{len(ours.records.rounds)} of {len(plain.records.rounds)}"
-    shown(what, requests=len(plain.outputs), differ=differ, rounds=rounds)
-
-
 @pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.parametrize(("policy", "target_ranks"), WAYS)
-def test_speculation_changes_no_token(both, shown, name, policy, target_ranks):
+def test_speculation_changes_no_token(both, show_runs, name, policy, target_ranks):
     plain, ours = both(name, policy, target_ranks)
-    show(shown, f"{policy} on {target_ranks} target ranks, {name}", plain, ours)
+    show_runs(f"{policy} on {target_ranks} target ranks, {name}", plain, ours)
     assert ours.outputs == plain.outputs
     assert len(ours.records.rounds) < 0.8 * len(plain.records.rounds)
     assert not plain.records.notes + ours.records.notes
@@ -213,11 +207,11 @@ def test_every_row_that_the_draft_sees_equals_a_fresh_forward(pair, policy, monk
 
 @TWO_GPUS
 @pytest.mark.multigpu
-def test_a_thousand_rounds_over_slow_links_change_no_token(pair, slow_links, shown):
+def test_a_thousand_rounds_over_slow_links_change_no_token(pair, slow_links, show_runs):
     asked = requests(16)
     plain = serve(pair, "plain", asked)
     ours = serve(pair, "async-tree-8x4x2", asked, max_batch=1, draft_delay=slow_links)
-    show(shown, "slow links", plain, ours)
+    show_runs("slow links", plain, ours)
     assert len(ours.records.rounds) >= 1000
     assert ours.outputs == plain.outputs
 

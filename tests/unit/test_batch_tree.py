@@ -18,6 +18,7 @@ from codesign.candidate import Candidate
 from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
+from codesign.policy.batch_ahead import next_forward
 from codesign.policy.batch_tree import MARGIN, MOST_URGENT, BatchTree
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration, StepTime
@@ -205,8 +206,8 @@ def test_what_further_forwards_promise_is_the_best_mix_of_old_and_new_nodes(
     assert found <= bound * (1 + 1e-9)
     without = best(0, draft(batch))  # if that is best, none of the new nodes are worth a row
     assert found >= most * (1 - 1e-9) or most <= without * (1 + 1e-9)
-    once, level = policy._next_value(np.array(gains))
-    assert (once, level) == pytest.approx(policy._best_ahead(np.array(gains), confidence, 1))
+    once = next_forward(policy._round, policy._worth, np.array(gains), policy._choice.rate)
+    assert once == pytest.approx(policy._best_ahead(np.array(gains), confidence, 1))
 
 
 def test_it_decodes_plainly_where_rows_are_dear_and_returns_only_for_a_margin():
