@@ -1,16 +1,17 @@
 """Tree attention of one layer in a CUDA graph, against PyTorch's and the two-kernel version.
 
-    python -m benchmarks.bench_attention [--out DIRECTORY]
+    python -m benchmarks.bench_attention [--peers] [--out DIRECTORY]
 
 Slabs of many layers are used in turn (more than the second-level cache holds). The baselines
 attend rotated queries over keys that are in place: rotation and KV write are extra there, and
-``flash`` sees the prefix only, without a mask.
+``flash`` has no mask: every row sees all. With ``--peers``, those of ``peer_attention``, too. Each
+baseline is compared with float64 before it is timed.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.common import Timing, graph_time, write_result
+from benchmarks import peer_attention
+from benchmarks.common import graph_time, why_not, write_result
 from codesign.kernels import row_attention as two_kernels
 from codesign.kernels.fused_attention import fused_attention
 
@@ -35,6 +37,7 @@ MODELS = [
 ]
 CONTEXTS = (500, 1000, 4000, 32_000)
 ROWS = 8
+LARGEST_ERROR = 2e-2  # of results rounded to bfloat16
 
 
 class Layers:
@@ -63,6 +66,9 @@ class Layers:
         self.cos, self.sin = angles.cos(), angles.sin()
         self.scratch = two_kernels.Scratch.make(ROWS, heads, head_dim, slab_rows, self.qkv.device)
         self.out = torch.empty(ROWS, heads * head_dim, device="cuda", dtype=torch.bfloat16)
+        self.q_THE = torch.randn(ROWS, heads, head_dim, device="cuda", dtype=torch.bfloat16)
+        seen_by_row = torch.ones(ROWS, context + ROWS, dtype=torch.bool, device="cuda")
+        self.mask_TS = seen_by_row.tril(context)
         self.floor = (layer_bytes + self.qkv.nbytes + self.out.nbytes) / READ_BANDWIDTH
 
     def layer(self, i: int) -> tuple[Tensor, Tensor]:
@@ -91,67 +97,88 @@ class Layers:
         q_THE = two_kernels.rotate_and_append(self.qkv, *tables, heads=self.heads)
         two_kernels.row_attention(q_THE, keys, values, self.seen, self.scratch)
 
-    def sdpa(self, backend: SDPBackend, *, masked: bool) -> Callable[[int], None]:
+    def sdpa(self, backend: SDPBackend, *, masked: bool) -> Callable[[int], Tensor]:
         """PyTorch's attention over the same keys; grouped query heads as rows of a head."""
-        kv_heads, head_dim = self.keys.shape[2], self.keys.shape[4]
+        kv_heads = self.keys.shape[2]
         group = self.heads // kv_heads
-        q_1GRE = torch.randn(
-            1, kv_heads, ROWS * group, head_dim, device="cuda", dtype=torch.bfloat16
-        )
+        q_GTRE = self.q_THE.unflatten(1, (kv_heads, group)).transpose(0, 1)
+        q_1GNE = q_GTRE.flatten(1, 2)[None]
         end = self.context + ROWS
         mask = None
         if masked:  # rows of a mask must be aligned
-            bias = torch.zeros(ROWS * group, -(-end // 8) * 8, device="cuda", dtype=torch.bfloat16)
-            bias[:, self.context : end].masked_fill_(
-                ~torch.ones(ROWS, ROWS, device="cuda").tril().bool().repeat_interleave(group, 0),
-                -torch.inf,
-            )
+            hidden = ~self.mask_TS.repeat_interleave(group, 0)
+            bias = q_1GNE.new_zeros(ROWS * group, -(-end // 8) * 8)
+            bias[:, :end].masked_fill_(hidden, -torch.inf)
             mask = bias[None, None, :, :end].expand(1, kv_heads, -1, -1)
 
-        def call(i: int) -> None:
+        def call(i: int) -> Tensor:
             keys, values = self.layer(i)
             with sdpa_kernel(backend):
-                F.scaled_dot_product_attention(
-                    q_1GRE, keys[:, :, :end], values[:, :, :end], attn_mask=mask
+                out_1GNE = F.scaled_dot_product_attention(
+                    q_1GNE, keys[:, :, :end], values[:, :, :end], attn_mask=mask
                 )
+            return out_1GNE[0].unflatten(1, (ROWS, group)).transpose(0, 1)
 
         return call
 
+    def baselines(self) -> dict[str, Callable[[int], Tensor]]:
+        """PyTorch's versions; a name says whether there is a mask."""
+        return {
+            "sdpa efficient, masked": self.sdpa(SDPBackend.EFFICIENT_ATTENTION, masked=True),
+            "sdpa flash, no mask": self.sdpa(SDPBackend.FLASH_ATTENTION, masked=False),
+            "sdpa cudnn, masked": self.sdpa(SDPBackend.CUDNN_ATTENTION, masked=True),
+        }
 
-def measure(name: str, call: Callable[[int], Any]) -> Timing | None:
-    """Time a version; None where it does not run."""
-    try:
-        return graph_time(call)
-    except (RuntimeError, ValueError) as error:
-        print(f"  {name}: {str(error).splitlines()[0][:100]}", flush=True)
-        torch.cuda.synchronize()
-        return None
+    def error(self, call: Callable[[int], Tensor], *, masked: bool) -> float:
+        """Return how far a baseline's result for the first layer is from float64's.
+
+        Raises:
+            ValueError: If it is so far that it attends something else.
+        """
+        found = call(0).double().reshape(self.q_THE.shape)
+        expected = peer_attention.expected_attention(self, self.mask_TS if masked else None)
+        error = float((found - expected).norm() / expected.norm())
+        if not error < LARGEST_ERROR:
+            raise ValueError(f"other attention: relative error {error:.3g}")
+        return error
 
 
-def rows_of(model: tuple[str, int, int, int], context: int) -> list[dict[str, Any]]:
+def rows_of(
+    model: tuple[str, int, int, int], context: int, *, peers: bool
+) -> Iterator[dict[str, Any]]:
     """All versions of one model at one context."""
     name, heads, kv_heads, head_dim = model
     layers = Layers(heads, kv_heads, head_dim, context)
-    versions: dict[str, Callable[[int], Any]] = {
+    ours: dict[str, Callable[[int], Any]] = {
         "one launch": layers.ours,
         "one launch, PDL": lambda i: layers.ours(i, pdl=True),
         "two-kernel Triton": layers.two_launches,
-        "sdpa efficient, masked": layers.sdpa(SDPBackend.EFFICIENT_ATTENTION, masked=True),
-        "sdpa flash, no mask": layers.sdpa(SDPBackend.FLASH_ATTENTION, masked=False),
-        "sdpa cudnn, masked": layers.sdpa(SDPBackend.CUDNN_ATTENTION, masked=True),
     }
-    rows = []
-    for version, call in versions.items():
-        timing = measure(version, call)
-        if timing is not None:
-            size = {"model": name, "context": context, "rows": ROWS, "version": version}
-            rows.append(size | timing.microseconds | {"floor_us": round(layers.floor * 1e6, 2)})
-            print(
-                f"{name:18} {context:6} {version:24} {timing.median * 1e6:8.2f} us, "
-                f"floor {layers.floor * 1e6:.2f}",
-                flush=True,
-            )
-    return rows
+    label = {"model": name, "context": context, "rows": ROWS}
+    for version, call in ours.items():
+        yield label | {"version": version} | timed(layers, call)
+    makers = {v: lambda call=call: call for v, call in layers.baselines().items()}
+    if peers:
+        makers |= peer_attention.makers(layers)
+    for version, make in makers.items():
+        yield label | {"version": version} | checked(layers, make, masked="no mask" not in version)
+
+
+def timed(layers: Layers, call: Callable[[int], Any]) -> dict[str, Any]:
+    """What a row says of the time."""
+    return graph_time(call).microseconds | {"floor_us": round(layers.floor * 1e6, 2)}
+
+
+def checked(
+    layers: Layers, make: Callable[[], Callable[[int], Tensor]], *, masked: bool
+) -> dict[str, Any]:
+    """Compare a baseline with float64, then time it; or why there is no time of it."""
+    try:
+        call = make()
+        error = layers.error(call, masked=masked)
+        return timed(layers, call) | {"relative_error": round(error, 6)}
+    except Exception as error:  # theirs may raise whatever it likes
+        return {"status": why_not(error)}
 
 
 def main() -> None:
@@ -159,14 +186,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--models", type=int, default=len(MODELS))
+    parser.add_argument("--peers", action="store_true", help="time other projects' kernels, too")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    rows = []
-    for model in MODELS[: arguments.models]:
-        for context in CONTEXTS:
-            rows += rows_of(model, context)
+    rows: list[dict[str, Any]] = []
     note = "medians over graph replays of 50 calls; layers in turn, cache cold; floor at 4.2 TB/s"
-    print(write_result("attention", rows, directory=arguments.out, note=note))
+    try:
+        for model in MODELS[: arguments.models]:
+            for context in CONTEXTS:
+                for row in rows_of(model, context, peers=arguments.peers):
+                    rows.append(row)
+                    show(row)
+    finally:  # another project's kernel may have broken the device's context
+        print(write_result("attention", rows, directory=arguments.out, note=note))
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print a row."""
+    what = f"{row['model']:18} {row['context']:6} {row['version']:24}"
+    time = f"{row['us']:8.2f} us, floor {row['floor_us']:.2f}" if "us" in row else row["status"]
+    print(what, time, flush=True)
 
 
 if __name__ == "__main__":

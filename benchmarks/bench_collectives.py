@@ -1,10 +1,12 @@
 """The all-reduce of tensor parallelism, alone and in the GEMM's epilogue, against NCCL and PyTorch.
 
-    python -m benchmarks.bench_collectives [--gpus N] [--out DIRECTORY]
+    python -m benchmarks.bench_collectives [--gpus N] [--alone] [--peers] [--out DIRECTORY]
 
 One process a GPU on one host. Times are medians over graph replays; of all ranks the slowest
 counts. Weights are used in turn (more than the second-level cache holds). The floor of the
 all-reduce is its wire time one way at 450 GB/s; that of a GEMM the reading of its weight.
+With ``--peers``, FlashInfer's fused sums come last, and the result is written before them, too:
+their kernels wait for a rank without a limit.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ import torch.distributed._symmetric_memory as symmetric_memory
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from benchmarks.common import graph_time, write_result
+from benchmarks.common import graph_time, why_not, write_result
+from benchmarks.peer_collectives import FusedSums
 from codesign.kernels.all_reduce import all_reduce_add
 from codesign.kernels.gemm import linear
 from codesign.kernels.gemm_all_reduce import linear_all_reduce
@@ -83,7 +86,7 @@ class Bench:
         def ours(i: int, *, pdl: bool = False) -> None:
             all_reduce_add(part, residual, exchange=self.exchange, out_TD=out, pdl=pdl)
 
-        what = {"op": "all-reduce", "rows": rows, "hidden": hidden, "kib": part.nbytes // 1024}
+        what = size_of(part)
         floor = part.nbytes * (self.exchange.world - 1) / WIRE_BANDWIDTH
         ops = torch.ops.symm_mem
         for version, call in {
@@ -97,12 +100,34 @@ class Bench:
             shared.normal_()
             self.measure(what, version, call, floor)
 
+    def peers(self) -> None:
+        """FlashInfer's one-shot sums, or why there is no time of them."""
+        try:
+            sums = FusedSums(self.group, max(rows for rows, _ in SIZES), SIZES[-1][1])
+            for rows, hidden in SIZES:
+                part = torch.randn(rows, hidden, device="cuda").to(torch.bfloat16)
+                what = size_of(part)
+                floor = part.nbytes * (self.exchange.world - 1) / WIRE_BANDWIDTH
+                for version, call in sums.calls(part).items():
+                    self.measure(what, version, call, floor)
+        except Exception as error:  # theirs may raise whatever it likes
+            row = {"op": "all-reduce", "version": "FlashInfer", "status": why_not(error)}
+            self.rows.append(row)
+            print(row, flush=True)
+
     def check_sum(self, part: Tensor) -> None:
         """Compare one call with the definition, bit by bit."""
         parts = [torch.empty_like(part) for _ in range(self.exchange.world)]
         dist.all_gather(parts, part, group=self.group)
         found = all_reduce_add(part, parts[0], exchange=self.exchange)
         assert torch.equal(found, sum_of_ranks(parts, parts[0])), "not the sum of the ranks"
+
+    def write(self, directory: Path | None) -> None:
+        """Write all rows so far."""
+        if self.exchange.rank == 0:
+            note = "medians over replays of 50 calls, slowest rank; bf16, residual added, 8 rows"
+            name = f"collectives_tp{self.exchange.world}"
+            print(write_result(name, self.rows, directory=directory, note=note), flush=True)
 
     def layers(self, model: str, op: str, inputs: int, outputs: int) -> None:
         """A row-parallel map with its all-reduce, fused and not."""
@@ -149,6 +174,12 @@ class Bench:
             self.measure(what, version, call, floor)
 
 
+def size_of(part: Tensor) -> dict[str, Any]:
+    """What a row of a sum is about."""
+    rows, hidden = part.shape
+    return {"op": "all-reduce", "rows": rows, "hidden": hidden, "kib": part.nbytes // 1024}
+
+
 def random_weights(outputs: int, columns: int) -> list[PackedLinear]:
     """Enough copies of a random int4 weight to keep the cache cold."""
     groups = columns // 128
@@ -169,7 +200,7 @@ def copy_of(weight: PackedLinear) -> PackedLinear:
     return PackedLinear(weight.data.clone(), weight.num_rows, weight.num_columns, weight.bits)
 
 
-def run_rank(rank: int, world: int, port: int, out: Path | None) -> None:
+def run_rank(rank: int, world: int, port: int, arguments: argparse.Namespace) -> None:
     """What each process does."""
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)
@@ -182,12 +213,13 @@ def run_rank(rank: int, world: int, port: int, out: Path | None) -> None:
     for rows, hidden in SIZES:
         bench.all_reduces(rows, hidden)
     torch.manual_seed(0)
-    for layer in LAYERS:
+    for layer in [] if arguments.alone else LAYERS:
         bench.layers(*layer)
-    if rank == 0:
-        note = "medians over replays of 50 calls, slowest rank; bf16, residual added, 8 rows"
-        name = f"collectives_tp{world}"
-        print(write_result(name, bench.rows, directory=out, note=note), flush=True)
+    bench.write(arguments.out)
+    if arguments.peers:
+        torch.manual_seed(rank)
+        bench.peers()
+        bench.write(arguments.out)
     dist.barrier(group)
     dist.destroy_process_group()
 
@@ -196,13 +228,15 @@ def main() -> None:
     """Start a process a GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gpus", type=int, default=torch.cuda.device_count())
+    parser.add_argument("--alone", action="store_true", help="leave out maps with their sums")
+    parser.add_argument("--peers", action="store_true", help="time FlashInfer's sums, too")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(run_rank, (arguments.gpus, port, arguments.out), nprocs=arguments.gpus)
+    mp.spawn(run_rank, (arguments.gpus, port, arguments), nprocs=arguments.gpus)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """The linear maps of a decoder layer in CUDA graphs, against the memory's floor and PyTorch's own.
 
-    python -m benchmarks.bench_kernels [--rows 1 8 16] [--sweep] [--out DIRECTORY]
+    python -m benchmarks.bench_kernels [--rows 1 8 16] [--sweep] [--peers] [--out DIRECTORY]
 
 Weights are used in turn, more bytes than the second-level cache holds. Norm, SwiGLU and residual
-are fused where a layer has them; the baselines are the product alone: cuBLAS over bfloat16 weights
-and PyTorch's int4 product. Every kernel is compared with float64 before it is timed.
+are fused where a layer has them; the baselines are the product alone: cuBLAS over bfloat16 weights,
+PyTorch's int4 product and, with ``--peers``, those of other projects (``peer_gemm``). Every kernel
+is compared with float64 before it is timed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import Timing, graph_time, write_result
+from benchmarks import peer_gemm
+from benchmarks.common import Timing, graph_time, why_not, write_result
 from codesign.kernels import gemm, packed_reference
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import GROUP, TILE, PackedLinear
@@ -34,6 +36,7 @@ MODELS = {
     "llama-3.2-3b TP1": (3072, 3072, 1024, 8192),
     "llama-3.2-1b TP1": (2048, 2048, 512, 8192),
 }
+OPS = ("qkv", "o", "gate_up", "down")
 WARPS = (16, 14, 12, 8)
 
 
@@ -131,15 +134,20 @@ class Case:
         count = row_tiles(self.rows)
         return choose(tiles=self.of.tiles, groups=self.of.groups, bits=4, num_row_tiles=count)
 
-    def row(self, kernel: str, timing: Timing) -> dict[str, Any]:
-        """What every row has."""
-        weight_bytes = self.weights[0].num_bytes
-        floor = weight_bytes / READ_BANDWIDTH
+    def label(self, kernel: str) -> dict[str, Any]:
+        """What every row is about."""
         return {
             "model": self.of.model,
             "op": self.of.op,
             "rows": self.rows,
             "kernel": kernel,
+        }
+
+    def row(self, kernel: str, timing: Timing) -> dict[str, Any]:
+        """What every row of a kernel that ran has."""
+        weight_bytes = self.weights[0].num_bytes
+        floor = weight_bytes / READ_BANDWIDTH
+        return self.label(kernel) | {
             "weight_bytes": weight_bytes,
             "floor_us": round(floor * 1e6, 3),
             "ratio": round(timing.median / floor, 3),
@@ -166,6 +174,23 @@ class Case:
             12,
         )
         return [*rows, self.row("torch int4 (tinygemm)", timing)]
+
+    def peer(self, peer: peer_gemm.Peer) -> dict[str, Any]:
+        """Another project's product alone, or why there is no time of it."""
+        try:
+            return self.timed_peer(peer)
+        except Exception as error:  # theirs may raise whatever it likes
+            return self.label(peer.name) | {"status": why_not(error)}
+
+    def timed_peer(self, peer: peer_gemm.Peer) -> dict[str, Any]:
+        """Check the first weight, then time copies in turn."""
+        size = (self.of.features, self.of.columns)
+        weight = peer_gemm.random_int4(*size, group=GROUP, device="cuda")
+        x = self.x.to(peer.dtype)
+        products = [peer.load(weight, self.rows, peer.dtype) for _ in self.weights]
+        error = peer_gemm.relative_error(products[0], weight, x)
+        timing = self.time(lambda i: products[i % len(products)](x), 12)
+        return self.row(peer.name, timing) | {"relative_error": round(error, 6)}
 
 
 def random_weight(of: Map) -> PackedLinear:
@@ -208,28 +233,39 @@ def fits(of: Map, rows: int, tiling: Tiling) -> bool:
 
 def main() -> None:
     """Time everything and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--ops", nargs="+", default=list(OPS))
     parser.add_argument("--sweep", action="store_true", help="time every tiling, too")
+    parser.add_argument("--peers", action="store_true", help="time other projects' products, too")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.manual_seed(0)
     results: list[dict[str, Any]] = []
-    for of in maps():
-        if of.model not in args.models:
-            continue
-        for rows in args.rows:
-            case = Case(of, rows)
-            found = [case.measured(None), case.measured(None, pdl=False)]
-            if rows == 8:
-                found += case.baselines()
-            if args.sweep:
-                found += [case.measured(t, replays=8) for t in candidates(of, rows)]
-            results += found
-            show(found)
     note = "medians in CUDA graphs, weights in turn; floor: weight bytes / 4.2 TB/s"
-    print(write_result("kernels", results, directory=args.out, note=note))
+    try:
+        for of in maps():
+            if of.model not in args.models or of.op not in args.ops:
+                continue
+            for rows in args.rows:
+                found = measured_case(Case(of, rows), sweep=args.sweep, peers=args.peers)
+                results += found
+                show(found)
+    finally:  # another project's kernel may have broken the device's context
+        print(write_result("kernels", results, directory=args.out, note=note))
+
+
+def measured_case(case: Case, *, sweep: bool, peers: bool) -> list[dict[str, Any]]:
+    """All rows of one map at one number of rows."""
+    found = [case.measured(None), case.measured(None, pdl=False)]
+    if case.rows == 8:
+        found += case.baselines()
+    if sweep:
+        found += [case.measured(t, replays=8) for t in candidates(case.of, case.rows)]
+    if peers:
+        found += [case.peer(peer) for peer in peer_gemm.PEERS]
+    return found
 
 
 def show(found: list[dict[str, Any]]) -> None:
@@ -239,7 +275,9 @@ def show(found: list[dict[str, Any]]) -> None:
     named = [row for row in found if row["kernel"] != "ours" or row is first]
     swept = sorted((row for row in found if row not in named), key=lambda row: row["us"])
     for row in named + swept[:5]:
-        print(f"  {row['us']:8.2f} {row['kernel']} {row.get('tiling', '')}", flush=True)
+        time = f"{row['us']:8.2f}" if "us" in row else f"{'-':>8}"
+        remark = row.get("tiling", row.get("status", ""))
+        print(f"  {time} {row['kernel']} {remark}", flush=True)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,14 @@ def graph_time(
     return Timing(statistics.median(times), times[tenth], times[-1 - tenth], replays, calls)
 
 
+def why_not(error: Exception) -> str:
+    """Return in a line why another project's kernel has no time."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"not installed: {error.name}"
+    what = (str(error).splitlines() or [""])[0]
+    return f"{type(error).__name__}: {what[:200]}"
+
+
 def hardware() -> dict[str, Any]:
     """What the numbers were measured on."""
     properties = torch.cuda.get_device_properties(0)

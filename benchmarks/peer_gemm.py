@@ -1,0 +1,117 @@
+"""Int4 products of other projects, where they are installed: Humming and GemLite.
+
+Each loads the same ``Int4Weight`` as our kernels' packing does, zero points included, and is
+compared with float64 before it is timed. ``bench_kernels --peers`` times them. Humming takes the
+tiling that its own table has for the number of rows, GemLite times its configurations itself.
+
+What they lay out is stated by ``humming_tensors`` and ``gemlite_tensors``, in plain PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from codesign.kernels.int4 import SMALLEST_SCALE, Int4Weight, pack_nibbles, unpack_nibbles
+
+LARGEST_ERROR = 2e-2  # they round weights to 16 bits, and some add up parts in bfloat16
+Product = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A kernel of another project.
+
+    Attributes:
+        name: In results.
+        dtype: Of its rows and result.
+        load: Lays a weight out for a number of rows; returns the product.
+    """
+
+    name: str
+    dtype: torch.dtype
+    load: Callable[[Int4Weight, int, torch.dtype], Product]
+
+
+def humming(weight: Int4Weight, rows: int, dtype: torch.dtype) -> Product:
+    """Return Humming's product for exactly so many rows."""
+    from humming.layer import HummingLayer  # type: ignore[import-not-found]
+    from humming.tune import get_heuristics_config  # type: ignore[import-not-found]
+
+    layer = HummingLayer(
+        shape_n=weight.rows,
+        shape_k=weight.columns,
+        weight_config={"dtype": "uint4", "group_size": weight.group, "has_zero_point": True},
+        torch_dtype=dtype,
+    ).to(weight.packed.device)
+    layer.load_from_tensors(humming_tensors(weight, dtype))
+    layer.transform()
+    # Without it kernels for 92 numbers of rows would be compiled.
+    tiling = json.dumps(get_heuristics_config(layer.humming_config, shape_m=rows))
+    return lambda x_MK: layer(x_MK, tuning_config=tiling)
+
+
+def humming_tensors(weight: Int4Weight, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return what Humming loads: our words, scales, and zero points packed along the rows."""
+    zeros_UN = weight.zeros.t().contiguous()
+    return {
+        "weight": weight.packed,
+        "weight_scale": weight.scales.to(dtype),
+        "zero_point": pack_nibbles(zeros_UN).t().contiguous(),
+    }
+
+
+def gemlite(weight: Int4Weight, rows: int, dtype: torch.dtype) -> Product:
+    """Return GemLite's product; its first call tries its configurations."""
+    from gemlite import DType, GemLiteLinear  # type: ignore[import-not-found]
+
+    kind = DType.FP16 if dtype == torch.float16 else DType.BF16
+    layer = GemLiteLinear(
+        4,
+        group_size=weight.group,
+        in_features=weight.columns,
+        out_features=weight.rows,
+        input_dtype=kind,
+        output_dtype=kind,
+    )
+    layer.pack(*gemlite_tensors(weight, dtype))
+    return layer.forward
+
+
+def gemlite_tensors(weight: Int4Weight, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what GemLite packs: a byte a code, scales, zero points."""
+    return unpack_nibbles(weight.packed), weight.scales.to(dtype), weight.zeros.to(dtype)
+
+
+PEERS = (
+    Peer("Humming bf16", torch.bfloat16, humming),
+    Peer("GemLite fp16", torch.float16, gemlite),
+    Peer("GemLite bf16", torch.bfloat16, gemlite),
+)
+
+
+def random_int4(rows: int, columns: int, *, group: int, device: str) -> Int4Weight:
+    """Return random codes and zero points, and scales that float16 and bfloat16 both hold."""
+    words = torch.randint(-(1 << 31), 1 << 31, (rows, columns // 8), device=device)
+    size = (rows, columns // group)
+    scales = torch.rand(size, device=device) * 0.02 + SMALLEST_SCALE
+    zeros = torch.randint(0, 16, size, device=device, dtype=torch.uint8)
+    return Int4Weight(words.to(torch.int32), scales.to(torch.bfloat16).half(), zeros)
+
+
+def relative_error(product: Product, weight: Int4Weight, x_MK: Tensor) -> float:
+    """Return how far a product is from float64's.
+
+    Raises:
+        ValueError: If it is so far that it computes something else.
+    """
+    expected_MN = x_MK.double() @ weight.dequantize(torch.float64).t()
+    found_MN = product(x_MK)
+    error = float((found_MN.double() - expected_MN).norm() / expected_MN.norm())
+    if not error < LARGEST_ERROR:
+        raise ValueError(f"another product: relative error {error:.3g}")
+    return error
