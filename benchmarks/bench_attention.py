@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -191,14 +192,14 @@ def main() -> None:
     torch.manual_seed(0)
     rows: list[dict[str, Any]] = []
     note = "medians over graph replays of 50 calls; layers in turn, cache cold; floor at 4.2 TB/s"
-    try:
-        for model in MODELS[: arguments.models]:
-            for context in CONTEXTS:
-                for row in rows_of(model, context, peers=arguments.peers):
-                    rows.append(row)
-                    show(row)
-    finally:  # another project's kernel may have broken the device's context
-        print(write_result("attention", rows, directory=arguments.out, note=note))
+    write = partial(write_result, "attention", rows, directory=arguments.out, note=note)
+    for model in MODELS[: arguments.models]:
+        for context in CONTEXTS:
+            for row in rows_of(model, context, peers=arguments.peers):
+                rows.append(row)
+                show(row)
+                write()  # each time: another project's kernel may break or stop what comes next
+    print(write())
 
 
 def show(row: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -244,16 +245,16 @@ def main() -> None:
     torch.manual_seed(0)
     results: list[dict[str, Any]] = []
     note = "medians in CUDA graphs, weights in turn; floor: weight bytes / 4.2 TB/s"
-    try:
-        for of in maps():
-            if of.model not in args.models or of.op not in args.ops:
-                continue
-            for rows in args.rows:
-                found = measured_case(Case(of, rows), sweep=args.sweep, peers=args.peers)
-                results += found
-                show(found)
-    finally:  # another project's kernel may have broken the device's context
-        print(write_result("kernels", results, directory=args.out, note=note))
+    write = partial(write_result, "kernels", results, directory=args.out, note=note)
+    for of in maps():
+        if of.model not in args.models or of.op not in args.ops:
+            continue
+        for rows in args.rows:
+            found = measured_case(Case(of, rows), sweep=args.sweep, peers=args.peers)
+            results += found
+            show(found)
+            write()  # each time: another project's kernel may break or stop what comes next
+    print(write())
 
 
 def measured_case(case: Case, *, sweep: bool, peers: bool) -> list[dict[str, Any]]:
