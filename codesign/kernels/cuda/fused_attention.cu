@@ -97,6 +97,8 @@ __device__ __forceinline__ u32 pair_of(float low, float high) {
 __device__ __forceinline__ float low_half(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_half(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// Shows the others nothing of what was done before: with release it is a fence of the whole GPU.
+__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ u32 address_in(u32 local, int block) {
   u32 remote;
@@ -225,7 +227,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
   const int rank = blockIdx.x, head = blockIdx.y;
   constexpr int group = GROUP, max_tokens = ROWS / group;
   const int row_elements = (slabs.heads + 2 * slabs.kv_heads) * E;
-  cluster_arrive();  // before anything is stored into another block, that block must have started
+  cluster_arrive_relaxed();  // before anything is stored into another block, that block must have started
 
   // The requests of the forward: runs of rows in one slab; cut into items of max_tokens rows.
   bool counts = false;
