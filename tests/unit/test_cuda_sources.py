@@ -44,7 +44,7 @@ SOURCES = [
 ]
 
 NAMES = [name for name, _ in SOURCES]
-ATTENTION, MAPS = 1, [i for i, name in enumerate(NAMES) if "gemm" in name]
+ATTENTION, WITH_NORM, MAPS = 1, 3, [i for i, name in enumerate(NAMES) if "gemm" in name]
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
 needs_dump = pytest.mark.skipif(
     NVCC is None or DUMP is None, reason="nvcc or cuobjdump is not installed"
@@ -95,6 +95,16 @@ def test_a_map_waits_for_no_fence_of_the_whole_gpu(index: int, compiled: Compile
     found = instructions(compiled(index)[1])
     assert "UCGABAR_ARV" in found
     assert not [name for name in found if name.startswith("MEMBAR")]
+
+
+@needs_dump
+def test_the_norm_is_loaded_before_the_wait_for_the_kernel_in_front(compiled: Compile):
+    found = instructions(compiled(WITH_NORM)[1])
+    letters = {"LDG.E.128": "x", "ACQBULK": "w"}
+    order = "".join(letters.get(name[:9], "") for name in found)
+    first = re.search("x+w?", order)
+    assert first is not None
+    assert first.group() == "xxxxw", order
 
 
 @needs_dump

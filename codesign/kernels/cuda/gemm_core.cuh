@@ -273,13 +273,14 @@ __device__ __forceinline__ void fetch_rows(const Gemm& a, int group, int lane, u
     }
 }
 
-// This lane's part of the norm's weight, which no kernel writes.
+// This lane's part of the norm's weight, which no kernel writes. Not by __ldg: such loads are moved behind the wait for
+// the kernel in front, even volatile ones.
 __device__ __forceinline__ void fetch_norm(const Gemm& a, int group, int lane, uint4 (&scale)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const int k = group * GROUP + i * 32 + (lane & 3) * 8;
     scale[i] = make_uint4(0, 0, 0, 0);
-    if (a.norm && k < a.columns) scale[i] = __ldg((const uint4*)(a.norm + k));
+    if (a.norm && k < a.columns) scale[i] = load_fresh4(a.norm + k);
   }
 }
 
