@@ -1,10 +1,11 @@
 """Whole forwards of int4 models on one GPU, in one CUDA graph each, against the memory's floor.
 
-    python -m benchmarks.bench_forward [--models NAME ...] [--rows 8] [--out DIRECTORY]
+    python -m benchmarks.bench_forward [--models NAME ...] [--rows 8] [--real-rows 4] [--out DIR]
 
 Random weights of published shapes; a rank of a tensor-parallel group is timed as a model of its own
 size, without the sums over ranks. Targets end in float32 logits, drafts in their likeliest tokens.
-The floor is the reading of all weights once at 4.2 TB/s.
+The floor is the reading of all weights once at 4.2 TB/s. With ``--real-rows`` the other rows are
+padding, as where a step is smaller than its bucket.
 """
 
 from __future__ import annotations
@@ -94,26 +95,31 @@ def random_int4(rows: int, columns: int) -> Int4Weight:
     return Int4Weight(packed.to(torch.int32), scales.half(), zeros)
 
 
-class Step:
-    """A model and one step's rows: a root and its children behind a context."""
+def one_request(rows: int, context: int) -> RequestRows:
+    """A flat tree of ``rows`` rows: a root and its children."""
+    return RequestRows(
+        slot=0,
+        tokens=(1,) * rows,
+        positions=(context, *(context + 1,) * (rows - 1)),
+        context=context,
+        prefixes=(context,) * rows,
+        paths=((0,), *((0, i) for i in range(1, rows))),
+        parents=(-1, *(0,) * (rows - 1)),
+    )
 
-    def __init__(self, model: str, rows: int, context: int) -> None:
+
+class Step:
+    """A model and one step's rows: a root and its children behind a context, then padding."""
+
+    def __init__(self, model: str, rows: int, real_rows: int, context: int) -> None:
         name, size, self.goal = MODELS[model]
         weights: Any = RandomWeights(name, size)
         self.forward = RankForward(weights, SingleRank())
         shape, device = self.forward.shape, self.forward.device
         dtype = self.forward.dtype
         self.slabs = Slabs(shape, num_slots=1, max_tokens=2048, dtype=dtype, device=device)
-        request = RequestRows(
-            slot=0,
-            tokens=(1,) * rows,
-            positions=(context, *(context + 1,) * (rows - 1)),
-            context=context,
-            prefixes=(context,) * rows,
-            paths=((0,), *((0, i) for i in range(1, rows))),
-            parents=(-1, *(0,) * (rows - 1)),
-        )
-        message = torch.from_numpy(pack_step([request], bucket=rows, scratch_slot=1))
+        packed = pack_step([one_request(real_rows, context)], bucket=rows, scratch_slot=1)
+        message = torch.from_numpy(packed)
         self.rows = DeviceRows.of(message.to(device), rows)
         self.packed_head = pack_bf16(self.forward._head_vD)
         self.norm = Norm(self.forward._norm, shape.eps)
@@ -169,9 +175,9 @@ class Step:
         return sorted(times[5:])
 
 
-def measure(model: str, rows: int, context: int) -> list[dict[str, Any]]:
+def measure(model: str, rows: int, real_rows: int, context: int) -> list[dict[str, Any]]:
     """Rows of the result for one model."""
-    step = Step(model, rows, context)
+    step = Step(model, rows, real_rows, context)
     found = []
 
     def note(what: str, run: Callable[[], Tensor]) -> None:
@@ -180,6 +186,7 @@ def measure(model: str, rows: int, context: int) -> list[dict[str, Any]]:
         row = {
             "model": model,
             "rows": rows,
+            "real_rows": real_rows,
             "context": context,
             "what": what,
             "ms": round(middle, 4),
@@ -204,13 +211,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--real-rows", type=int, help="that are no padding; all without it")
     parser.add_argument("--context", type=int, default=500)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.manual_seed(0)
     results = []
     for model in args.models:
-        results += measure(model, args.rows, args.context)
+        results += measure(model, args.rows, args.real_rows or args.rows, args.context)
         torch.cuda.empty_cache()
     note = "medians of 40 graph replays; random int4 weights, bf16 head; floor: bytes / 4.2 TB/s"
     print(write_result("forward", results, directory=args.out, note=note))

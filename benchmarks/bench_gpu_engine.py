@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.bench_forward import one_request
 from benchmarks.common import write_result
 from codesign.config import Deployment
 from codesign.engine import EngineRun
@@ -28,7 +29,7 @@ from codesign.engine.gpu.model_rank import ModelRank
 from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
 from codesign.engine.gpu.slabs import Slabs
-from codesign.engine.gpu.step_rows import RequestRows, bucket_of, pack_step
+from codesign.engine.gpu.step_rows import bucket_of, pack_step
 from codesign.engine.gpu.tensor_group import SingleRank
 from codesign.engine.rank_weights import RankWeights, StateReader
 from codesign.models.shape import ModelShape, model_shape
@@ -116,19 +117,6 @@ def summary(run: EngineRun) -> dict[str, Any]:
         "span_ms_mean": {name: round(float(v.mean()), 4) for name, v in spans.items()},
         "notes": run.records.notes,
     }
-
-
-def one_request(rows: int, context: int) -> RequestRows:
-    """A flat tree of ``rows`` rows: a root and its children."""
-    return RequestRows(
-        slot=0,
-        tokens=(1,) * rows,
-        positions=(context, *(context + 1,) * (rows - 1)),
-        context=context,
-        prefixes=(context,) * rows,
-        paths=((0,), *((0, i) for i in range(1, rows))),
-        parents=(-1, *(0,) * (rows - 1)),
-    )
 
 
 def step_times(rank: Rank) -> dict[str, Any]:

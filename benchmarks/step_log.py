@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks.bench_gpu_engine import one_request
+from benchmarks.bench_forward import one_request
 from codesign.config import Serving
 from codesign.engine import EngineRun
 from codesign.engine.gpu.group_target import GroupTarget

@@ -47,6 +47,7 @@ class _Rows(ctypes.Structure):
         ("num_rows", ctypes.c_int32),
         ("path_length", ctypes.c_int32),
         ("table_length", ctypes.c_int32),
+        ("padding_slot", ctypes.c_int32),
     )
 
 
@@ -80,6 +81,7 @@ def fused_attention(
 
     On a GPU the rows of a request are neighbours, their ``kv_rows_T`` consecutive, and its slab
     rows from the last full 16 of the shortest prefix to the last new row at most ``max_tail``.
+    Nothing is attended or written for rows of padding there: their results are zero.
 
     Args:
         qkv_TN: Query heads, key heads, value heads of every row, not rotated.
@@ -137,6 +139,7 @@ def fused_attention(
                 rows,
                 path_length,
                 tables_SK.shape[1],
+                seen.padding_slot,
             ),
             out_TN,
             math.log2(math.e) / math.sqrt(head_dim),

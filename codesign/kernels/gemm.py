@@ -24,6 +24,10 @@ from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import RECORD_BYTES, PackedLinear
 from codesign.kernels.tiling import MAX_ROWS, Layout, Tiling, choose, layout, row_tiles
 
+# Threads of a block of more warps have too few registers for more rows: 340 to 564 bytes each go to
+# local memory at 14 to 16 warps. (72B: 40.0 ms for 32 rows, twice 16.4 for 16.)
+_SPILLING_ROWS, _ROOMY_WARPS = 16, 8
+
 
 def linear(
     x_MK: Tensor,
@@ -179,11 +183,11 @@ def _plan(
 
 @cache
 def _most_rows(tiles: int, groups: int, bits: int, tiling: Tiling | None, sms: int) -> int:
-    """Rows of a launch: the sums of fewer leave room for a ring."""
+    """Rows of a launch: the sums of fewer leave room for a ring, and for x in registers."""
     most = MAX_ROWS
     while most > 8:
-        _, plan = chosen_layout(tiles, groups, bits, row_tiles(most), tiling, sms)
-        if plan.stages >= 2:
+        cut, plan = chosen_layout(tiles, groups, bits, row_tiles(most), tiling, sms)
+        if plan.stages >= 2 and (most <= _SPILLING_ROWS or cut.warps <= _ROOMY_WARPS):
             break
         most //= 2
     return most

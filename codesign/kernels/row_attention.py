@@ -37,6 +37,8 @@ class SeenRows:
         prefixes_T: (T,) slab rows 0, 1, ... that it sees first.
         path_TP: (T, P) what it sees then, counted from its prefix.
         tables_SK: (S, K) page of each slab's rows [k M, k M + M); None where a slab is one piece.
+        padding_slot: Slab of rows that fill up a forward, behind all others; -1 for none. Nobody
+            reads their results, which are finite, nor their keys and values, which may be left out.
     """
 
     slots_T: Tensor
@@ -44,6 +46,7 @@ class SeenRows:
     prefixes_T: Tensor
     path_TP: Tensor
     tables_SK: Tensor | None = None
+    padding_slot: int = -1
 
 
 def seen_row_indices(seen: SeenRows, row: int) -> Tensor:

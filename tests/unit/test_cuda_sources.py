@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,12 @@ import pytest
 from codesign.kernels.cuda_module import source_text
 
 NVCC = shutil.which("nvcc")
+TRITON = find_spec("triton")  # brings one
+DUMP = shutil.which("cuobjdump") or (
+    TRITON
+    and TRITON.origin
+    and shutil.which("cuobjdump", path=Path(TRITON.origin).parent / "backends/nvidia/bin")
+)
 SOURCES = [
     ("all_reduce.cu", {"WORLD": 8, "THREADS": 64}),
     (
@@ -34,26 +43,76 @@ SOURCES = [
     ),
 ]
 
+NAMES = [name for name, _ in SOURCES]
+ATTENTION, WITH_NORM, MAPS = 1, 3, [i for i, name in enumerate(NAMES) if "gemm" in name]
+needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
+needs_dump = pytest.mark.skipif(
+    NVCC is None or DUMP is None, reason="nvcc or cuobjdump is not installed"
+)
+Compile = Callable[[int], tuple[str, Path]]
 
-@pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
-@pytest.mark.parametrize(("source", "defines"), SOURCES, ids=[name for name, _ in SOURCES])
-def test_a_source_compiles_without_spilling(source: str, defines: dict[str, int], tmp_path: Path):
-    text = tmp_path / source
-    text.write_text(source_text(source))
-    options = [f"-D{key}={value}" for key, value in defines.items()]
-    command = [str(NVCC), "-arch=sm_90a", "-std=c++17", "-Xptxas=-v", "-cubin", *options]
-    run = subprocess.run(
-        [*command, "-o", str(tmp_path / "cubin"), str(text)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    assert re.search(r"Used \d+ registers", run.stderr), run.stderr
-    assert re.findall(r"(\d+) bytes spill", run.stderr).count("0") == len(
-        re.findall(r"bytes spill", run.stderr)
-    ), run.stderr
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
+    """Compiles one of the sources: what ptxas says of it, and the machine code."""
+    folder = tmp_path_factory.mktemp("kernels")
+
+    @cache
+    def compile_source(index: int) -> tuple[str, Path]:
+        source, defines = SOURCES[index]
+        text, cubin = folder / source, folder / f"{index}.cubin"
+        text.write_text(source_text(source))
+        options = [f"-D{key}={value}" for key, value in defines.items()]
+        command = [str(NVCC), "-arch=sm_90a", "-std=c++17", "-Xptxas=-v", "-cubin", *options]
+        command += ["-o", str(cubin), str(text)]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        assert run.returncode == 0, run.stderr
+        return run.stderr, cubin
+
+    return compile_source
+
+
+def instructions(cubin: Path) -> list[str]:
+    """Names of a kernel's instructions, in order."""
+    command = [str(DUMP), "-sass", str(cubin)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    line = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([\w.]+)", re.MULTILINE)
+    return line.findall(run.stdout)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("index", range(len(SOURCES)), ids=NAMES)
+def test_a_source_compiles_without_spilling(index: int, compiled: Compile):
+    log, _ = compiled(index)
+    assert re.search(r"Used \d+ registers", log), log
+    spills = re.findall(r"(\d+) bytes spill", log)
+    assert all(size == "0" for size in spills), log
+
+
+@needs_dump
+@pytest.mark.parametrize("index", MAPS)
+def test_a_map_waits_for_no_fence_of_the_whole_gpu(index: int, compiled: Compile):
+    found = instructions(compiled(index)[1])
+    assert "UCGABAR_ARV" in found
+    assert not [name for name in found if name.startswith("MEMBAR")]
+
+
+@needs_dump
+def test_the_norm_is_loaded_before_the_wait_for_the_kernel_in_front(compiled: Compile):
+    found = instructions(compiled(WITH_NORM)[1])
+    letters = {"LDG.E.128": "x", "ACQBULK": "w"}
+    order = "".join(letters.get(name[:9], "") for name in found)
+    first = re.search("x+w?", order)
+    assert first is not None
+    assert first.group() == "xxxxw", order
+
+
+@needs_dump
+def test_attention_begins_without_a_fence(compiled: Compile):
+    found = instructions(compiled(ATTENTION)[1])
+    start = found[: found.index("ACQBULK")]
+    assert "UCGABAR_ARV" in start
+    assert not [name for name in start if name.startswith("MEMBAR")]
 
 
 def test_includes_are_pasted_once():

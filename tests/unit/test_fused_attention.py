@@ -263,6 +263,66 @@ def test_a_row_of_a_tree_gets_the_bits_of_plain_decoding(heads: int, kv_heads: i
         assert torch.equal(alone.run()[0], out[row]), f"row {row}"
 
 
+SCRATCH = 3  # slab of padding
+
+
+def padded(case: Case, count: int) -> Case:
+    """The same rows and ``count`` of padding; the scratch slab holds no numbers."""
+    keys, values = case.keys.clone(), case.values.clone()
+    keys[SCRATCH], values[SCRATCH] = torch.nan, torch.nan
+    seen, rows = case.seen, torch.arange(count, dtype=torch.int32, device=DEVICE)
+
+    def behind(column: Tensor, more: Tensor) -> Tensor:
+        return torch.cat((column, more)).contiguous()
+
+    path_TP = torch.zeros(count, seen.path_TP.shape[1], dtype=torch.int32, device=DEVICE)
+    path_TP[:, 0] = rows
+    slots_T = behind(seen.slots_T, torch.full_like(rows, SCRATCH))
+    positions_T = behind(seen.positions_T, torch.zeros_like(rows))
+    prefixes_T = behind(seen.prefixes_T, torch.zeros_like(rows))
+    sees_TP = behind(seen.path_TP, path_TP)
+    return Case(
+        behind(case.qkv_TN, torch.ones_like(case.qkv_TN[:1]).expand(count, -1)),
+        behind(case.cos_TF, torch.ones_like(case.cos_TF[:1]).expand(count, -1)),
+        behind(case.sin_TF, torch.zeros_like(case.sin_TF[:1]).expand(count, -1)),
+        keys,
+        values,
+        SeenRows(slots_T, positions_T, prefixes_T, sees_TP, padding_slot=SCRATCH),
+        behind(case.places, rows),
+        case.heads,
+    )
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
+@pytest.mark.parametrize(("new", "count"), [(4, 4), (1, 7), (7, 1), (9, 7), (5, 59)])
+def test_padding_changes_no_bit_of_the_rows_in_front(heads, kv_heads, head_dim, new, count):
+    requests = [Request(prefix=203, tree=6, new=new), Request(prefix=77, tree=0, new=1, slot=2)]
+    alone = make_case(requests, heads=heads, kv_heads=kv_heads, head_dim=head_dim, seed=11)
+    both = padded(alone, count)
+    poisoned = both.keys.clone()
+    out = torch.full((new + 1 + count, heads * head_dim), torch.nan, dtype=torch.bfloat16)
+    found, wanted = both.run(out_TN=out.to(DEVICE)), alone.run()
+    assert torch.equal(found[: new + 1], wanted)
+    assert found.isfinite().all()
+    assert torch.equal(both.keys[:SCRATCH], alone.keys[:SCRATCH])
+    assert torch.equal(both.values[:SCRATCH], alone.values[:SCRATCH])
+    if DEVICE == "cuda":  # neither written nor attended
+        assert torch.equal(both.keys.view(torch.int16), poisoned.view(torch.int16))
+        assert not found[new + 1 :].any()
+
+
+@pytest.mark.parametrize("count", [1, 8, 128])
+def test_a_forward_of_padding_alone_is_finite(count: int):
+    alone = make_case([Request(prefix=5, tree=0, new=1)], heads=32, kv_heads=8, head_dim=64)
+    both = padded(alone, count)
+    columns = ("slots_T", "positions_T", "prefixes_T", "path_TP")
+    seen = replace(both.seen, **{name: getattr(both.seen, name)[1:] for name in columns})
+    rows = ("qkv_TN", "cos_TF", "sin_TF", "places")
+    case = replace(both, seen=seen, **{name: getattr(both, name)[1:] for name in rows})
+    out = torch.full((count, 32 * 64), torch.nan, dtype=torch.bfloat16)
+    assert case.run(out_TN=out.to(DEVICE)).isfinite().all()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 def test_one_graph_serves_every_tree_and_context():

@@ -3,6 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codesign.kernels.gemm import _most_rows
 from codesign.kernels.tiling import _MEASURED, SHARED_BYTES, choose, layout, row_tiles
 
 RECORD = {4: 1088, 16: 4096}
@@ -66,3 +67,17 @@ def test_sixteen_rows_of_the_largest_maps_run_in_one_launch():
             tiling, tiles=tiles, groups=groups, record_bytes=1088, num_row_tiles=2, num_sms=132
         )
         assert plan.stages >= 2, (tiles, groups, tiling)
+
+
+def test_more_than_sixteen_rows_share_a_launch_only_where_registers_are_left():
+    """Of the 70B's maps over four GPUs, its down on one, and the 72B's."""
+    most = {
+        (160, 64): 16,
+        (512, 16): 32,
+        (896, 64): 16,
+        (512, 56): 16,
+        (512, 224): 32,
+        (512, 231): 16,
+    }
+    found = {cut: _most_rows(*cut, 4, None, 132) for cut in most}
+    assert found == most

@@ -197,4 +197,5 @@ def seen_slab_rows(rows: DeviceRows, positions_M: Tensor) -> Tensor:
 
 def seen_rows(rows: DeviceRows, slabs: Slabs) -> SeenRows:
     """What the attention of a step reads."""
-    return SeenRows(rows.slots_T, rows.positions_T, rows.prefixes_T, rows.path_TP, slabs.tables_SK)
+    columns = (rows.slots_T, rows.positions_T, rows.prefixes_T, rows.path_TP)
+    return SeenRows(*columns, slabs.tables_SK, padding_slot=slabs.scratch_slot)

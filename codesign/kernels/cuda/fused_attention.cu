@@ -10,6 +10,9 @@
 // ("tail": the rest of the prefix, the tree, the new rows) lie in shared memory as a whole, and each
 // token gathers its path from there by the row addresses of ldmatrix.
 //
+// Rows of `padding_slot` fill up the forward behind all others: nothing is attended or written for
+// them, their results are zero. How many there are is seen here, as one graph serves all numbers.
+//
 // Macros: E head size (64, 128), GROUP query heads of a key/value head, MT tiles of 16 query rows a block, C blocks of a cluster, TAIL rows,
 // STAGES tiles of keys and values in flight, PAGE rows of a page (a multiple of 16; 0: slabs are whole).
 
@@ -25,7 +28,7 @@ constexpr int STAGE = KEYS * LD * 2;    // elements: keys, then values
 
 struct Rows {  // of the forward, on the device, int32; tables: page of each slab's rows
   const int *slots, *positions, *prefixes, *paths, *places, *tables;
-  int num_rows, path_length, table_length;
+  int num_rows, path_length, table_length, padding_slot;
 };
 
 struct Slabs {  // of one layer: (slab or page, kv head, row, E)
@@ -94,6 +97,8 @@ __device__ __forceinline__ u32 pair_of(float low, float high) {
 __device__ __forceinline__ float low_half(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_half(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// Shows the others nothing of what was done before: with release it is a fence of the whole GPU.
+__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ u32 address_in(u32 local, int block) {
   u32 remote;
@@ -222,15 +227,16 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
   const int rank = blockIdx.x, head = blockIdx.y;
   constexpr int group = GROUP, max_tokens = ROWS / group;
   const int row_elements = (slabs.heads + 2 * slabs.kv_heads) * E;
-  cluster_arrive();  // before anything is stored into another block, that block must have started
+  cluster_arrive_relaxed();  // before anything is stored into another block, that block must have started
 
   // The requests of the forward: runs of rows in one slab; cut into items of max_tokens rows.
-  const int num_rows = rows.num_rows;
-  if (tid < num_rows) {
+  bool counts = false;
+  if (tid < rows.num_rows) {
     slots[tid] = rows.slots[tid], positions[tid] = rows.positions[tid];
     prefixes[tid] = rows.prefixes[tid], places[tid] = rows.places[tid];
+    counts = slots[tid] != rows.padding_slot;
   }
-  __syncthreads();
+  const int num_rows = __syncthreads_count(counts);  // padding comes last
   const bool begins = tid < num_rows && (tid == 0 || slots[tid] != slots[tid - 1] || places[tid] != places[tid - 1] + 1);
   const u32 run_bits = __ballot_sync(~0u, begins);
   if (lane == 0) runs[warp] = run_bits;
@@ -242,6 +248,11 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
   int num_items = 0;
   for (int w = 0; w < WARPS; w++) num_items += __popc(starts[w]);
   bool previous_done = false, all_started = false;
+  auto clear_padding = [&]() {  // each block its part, by 8 elements
+    constexpr int PARTS = group * E / 8;
+    for (int i = rank * THREADS + tid; i < (rows.num_rows - num_rows) * PARTS; i += C * THREADS)
+      *(uint4*)(out + ((size_t)(num_rows + i / PARTS) * slabs.heads + head * group) * E + i % PARTS * 8) = make_uint4(0, 0, 0, 0);
+  };
 
   for (int index = blockIdx.z; index < num_items; index += gridDim.z) {
     Item item;
@@ -442,6 +453,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       }
     }
     cluster_arrive();
+    if (index == 0) clear_padding();  // while the others' results are on their way
     cluster_wait();
 
     for (int i = tid; i < OWNED * (E / 2); i += THREADS) {
@@ -466,6 +478,10 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       cluster_arrive();
       cluster_wait();
     }
+  }
+  if (num_items == 0 && blockIdx.z == 0) {  // padding alone; who waits for this kernel counts on the one in front, too
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    clear_padding();
   }
   if (!all_started) cluster_wait();
 }

@@ -100,7 +100,8 @@ __device__ __forceinline__ u64 evict_first() {
 __device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 // Let the next kernel's CTAs start (they wait in turn for this kernel's end).
 __device__ __forceinline__ void release_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// Shows the others nothing but that this block has started: an arrival with release compiles to a fence of the whole GPU.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ int cluster_size() {
   int n;
@@ -272,13 +273,14 @@ __device__ __forceinline__ void fetch_rows(const Gemm& a, int group, int lane, u
     }
 }
 
-// This lane's part of the norm's weight, which no kernel writes.
+// This lane's part of the norm's weight, which no kernel writes. Not by __ldg: such loads are moved behind the wait for
+// the kernel in front, even volatile ones.
 __device__ __forceinline__ void fetch_norm(const Gemm& a, int group, int lane, uint4 (&scale)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const int k = group * GROUP + i * 32 + (lane & 3) * 8;
     scale[i] = make_uint4(0, 0, 0, 0);
-    if (a.norm && k < a.columns) scale[i] = __ldg((const uint4*)(a.norm + k));
+    if (a.norm && k < a.columns) scale[i] = load_fresh4(a.norm + k);
   }
 }
 
@@ -478,7 +480,7 @@ __device__ __forceinline__ void start_barriers(const Gemm& a, const Plan& p, int
   if (lane == 31) barrier_init(p.norm_ready, 1), barrier_init(p.taken, WARPS);
   if (p.size > 1)
     for (int i = lane; i < p.owned; i += 32) barrier_init(p.arrived + 8 * i, 1);
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // all that others must find here behind the cluster's barrier
   if (p.size > 1) {
     if (lane == 31 && a.norm) barrier_expect(p.norm_ready, p.size * 8 * NT * 4);
     for (int i = lane; i < p.owned; i += 32) barrier_expect(p.arrived + 8 * i, p.size * TILE_BYTES);
