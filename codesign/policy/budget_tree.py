@@ -47,7 +47,12 @@ class BudgetTree(DraftTree):
     @property
     def missing(self) -> int:
         """Committed tokens that the draft model has not run on, the root not counted."""
-        return self.base_len - 1 - self.prefix_len if self.slots[0] == UNEXPANDED else 0
+        return self.base_len - 1 - self.prefix_len
+
+    @property
+    def emitted(self) -> int:
+        """Tokens committed since it was admitted."""
+        return self.base_len - self.first_len
 
     def expand(self, nodes: Sequence[int]) -> None:
         """See DraftTree.expand; a root is run with all that is missing before it."""

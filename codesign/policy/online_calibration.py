@@ -46,9 +46,7 @@ class OnlineCalibration:
         self._found = np.tile([start.slope, start.intercept], (2, 1))  # (likeliest, siblings)
         self._curvature = np.tile(PRIOR * np.eye(2), (2, 1, 1))
         self._tables = [_table(*pair) for pair in self._found.tolist()]
-        self._judged: tuple[list[float], list[float]] = ([], [])
-        self._agreed: tuple[list[bool], list[bool]] = ([], [])
-        self._num_new = 0
+        self._judged: list[tuple[float, bool, bool]] = []  # as they were told to ``observe``
         self.confidence = START_CONFIDENCE
 
     @property
@@ -82,20 +80,16 @@ class OnlineCalibration:
 
     def observe(self, log_chance: float, *, is_likeliest: bool, is_accepted: bool) -> None:
         """A token was judged that had this calibrated log chance given its parent."""
-        kind = 0 if is_likeliest else 1
-        self._judged[kind].append(log_chance)
-        self._agreed[kind].append(is_accepted)
-        self._num_new += 1
-        if self._num_new >= BATCH:
+        self._judged.append((log_chance, is_likeliest, is_accepted))
+        if len(self._judged) == BATCH:
             self._update()
 
     def _update(self) -> None:
-        for kind in (0, 1):
-            if self._judged[kind]:
-                self._step(kind, np.array(self._judged[kind]), np.array(self._agreed[kind], float))
-                self._judged[kind].clear()
-                self._agreed[kind].clear()
-        self._num_new = 0
+        log_chance_N, is_likeliest_N, agreed_N = np.array(self._judged).T
+        for kind, own_N in enumerate((is_likeliest_N == 1.0, is_likeliest_N == 0.0)):
+            if own_N.any():
+                self._step(kind, log_chance_N[own_N], agreed_N[own_N])
+        self._judged.clear()
 
     def _step(self, kind: int, log_chance_N: Floats, agreed_N: Floats) -> None:
         slope, intercept = self._found[kind]
