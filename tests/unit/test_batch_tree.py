@@ -526,8 +526,7 @@ def test_what_was_judged_moves_the_chances_towards_what_was_accepted():
         said = float(generator.uniform(0.2, 0.8))
         first, sibling = calibration.log_chances([math.log(said), math.log(0.2)], -20.0)
         is_taken = bool(generator.random() < 0.5 * said)  # half as often as the draft says
-        calibration.observe(first, is_likeliest=True, is_accepted=is_taken)
-        calibration.observe(sibling, is_likeliest=False, is_accepted=generator.random() < 0.2)
+        calibration.learn([(first, True, is_taken), (sibling, False, generator.random() < 0.2)])
     after = calibration.log_chances([math.log(0.6), math.log(0.2)], -20.0)
     assert math.exp(before[0]) == pytest.approx(0.6, abs=0.01)
     assert math.exp(after[0]) == pytest.approx(0.3, abs=0.04)
@@ -538,15 +537,14 @@ def test_what_was_judged_moves_the_chances_towards_what_was_accepted():
 def test_a_tree_tells_what_was_accepted_and_what_was_not():
     calibration = OnlineCalibration()
     seen = []
-    calibration.observe = lambda chance, **is_: seen.append(
-        (round(math.exp(chance), 1), *is_.values())
-    )  # type: ignore[method-assign]
+    calibration.learn = seen.extend  # type: ignore[method-assign]
     tree = BudgetTree(9, base_len=3, max_depth=20, calibration=calibration)
     run([tree], [[0]], [[0.6, 0.3]])
     run([tree], [[1]], [[0.8, 0.1]])
     tree.sent = [0, 1, 2, 3]
     tree.reroot([0, 5])
-    assert seen == [(0.6, True, True), (0.3, False, False), (0.8, True, False)]
+    judged = [(round(math.exp(chance), 1), *told) for chance, *told in seen]
+    assert judged == [(0.6, True, True), (0.3, False, False), (0.8, True, False)]
 
 
 # What a run reports.
