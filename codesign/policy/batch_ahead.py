@@ -13,6 +13,8 @@ Must not import torch or read a clock.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from codesign.policy.batch_round import LEAST, BatchRound, Floats
@@ -27,7 +29,7 @@ def next_forward(
 
     Args:
         this: The round.
-        worth: (N,) chances of the nodes that are drafted, descending.
+        worth: (1 + N,) of the roots and the drafted nodes, as for ``BatchRound.best``.
         gains: (B,) gain of each request's likeliest leaf.
         rate: Tokens that a second is worth, by the best choice without it.
 
@@ -35,20 +37,9 @@ def next_forward(
         Value of the round with it, 0 where no leaf is worth its row, and the least gain of a leaf
         that is.
     """
-    num = len(gains)
-    worth = np.concatenate((worth, gains))
-    worth.sort()
-    worth = worth[::-1]
-    draft, target = this.draft(num), this.target(len(worth))[1:]
-    tokens = this.roots + worth.cumsum()
-    fixed = this.awaited + this.overhead
-    best = int(this.value(tokens, target + (fixed + draft[num])).argmax())
-    level = max(float(worth[best]), LEAST)
-    rows = int((gains >= level).sum())
-    # Only leaves whose children are verified would run.
-    seconds = float(target[best] + draft[rows]) + fixed
-    value = float(this.value(float(tokens[best]), seconds)) if rows else 0.0
-    return value, least_gain(this, worth, best + 1, num, rate)
+    worth = _with_more(worth, gains)
+    value, _, count = _promise(this, worth, [gains])
+    return value, least_gain(this, worth, count, len(gains), rate)
 
 
 def best_forwards(
@@ -58,7 +49,7 @@ def best_forwards(
 
     Args:
         this: The round.
-        worth: (N,) chances of the nodes that are drafted, descending.
+        worth: (1 + N,) of the roots and the drafted nodes, as for ``BatchRound.best``.
         gains: (B,) gain of each request's likeliest leaf.
         confidence: (B,) each request's mean confidence.
         most: Forwards.
@@ -69,32 +60,49 @@ def best_forwards(
         seconds per token of each request that such rounds save (``BatchRound.saved``).
     """
     num = len(gains)
-    most = min(most, max(_MOST_NODES // max(num, 1), 1))
-    gains_DB = gains_ahead(gains, confidence, most)
-    worth_N = np.concatenate((worth, gains_DB.ravel()))
-    made_by_N = np.repeat(np.arange(most + 1), [len(worth), *[num] * most])
-    order_N = worth_N.argsort()[::-1]
-    worth_N, made_by_N = worth_N[order_N], made_by_N[order_N]
-    # Row d of what follows is of d + 1 forwards; nodes of later ones are not there.
-    forwards_D = np.arange(1, most + 1)
-    is_there_DN = made_by_N <= forwards_D[:, None]
-    tokens_DN = this.roots + (is_there_DN * worth_N).cumsum(axis=1)
-    target_DN = this.target(len(worth_N))[is_there_DN.cumsum(axis=1)]
-    draft = this.draft(max(num, 1))
-    fixed = this.awaited + this.overhead
-    all_D = fixed + forwards_D * draft[num]
-    best_D = this.value(tokens_DN, target_DN + all_D[:, None]).argmax(axis=1)
+    made: list[Floats] = []
+    best, level, fastest = -1.0, 0.0, np.inf
+    for more in gains_ahead(gains, confidence, min(most, max(_MOST_NODES // num, 1))):
+        made.append(more)
+        worth = _with_more(worth, more)
+        value, seconds_per_token, count = _promise(this, worth, made)
+        fastest = min(fastest, seconds_per_token)
+        if value > best:
+            best, level = value, least_gain(this, worth, count, num, rate)
+    return best, level, this.saved(fastest)
+
+
+def _with_more(worth: Floats, gains: Floats) -> Floats:
+    """(1 + N + B,) what there is and the nodes of one more forward, descending."""
+    worth = np.concatenate((worth, gains))
+    worth.sort()
+    return worth[::-1]
+
+
+def _promise(this: BatchRound, worth: Floats, made: Sequence[Floats]) -> tuple[float, float, int]:
+    """What a round with so many more forwards promises.
+
+    Args:
+        this: The round.
+        worth: (1 + N,) with the nodes that these forwards are to make.
+        made: (B,) gains of the leaves of each of them.
+
+    Returns:
+        Value of the round, 0 where the first forward has no leaf that is worth its row; seconds
+        per token; and how many nodes would be verified.
+    """
+    num = len(made[0])
+    draft, target, fixed = this.draft(num), this.target(len(worth) - 1), this.fixed
+    tokens = worth.cumsum()
+    drafting = len(made) * float(draft[num])
+    count = 1 + int(this.value(tokens, target + (fixed + drafting))[1:].argmax())
+    level = max(float(worth[count]), LEAST)
     # Only leaves whose children are verified would run.
-    level_D = np.maximum(worth_N[best_D], LEAST)
-    rows_DD = (gains_DB >= level_D[:, None, None]).sum(axis=2)
-    drafting_D = np.where(np.tri(most, dtype=bool), draft[rows_DD], 0.0).sum(axis=1)
-    tokens_D = tokens_DN[forwards_D - 1, best_D]
-    seconds_D = fixed + drafting_D + target_DN[forwards_D - 1, best_D]
-    values_D = np.where(rows_DD[:, 0] > 0, this.value(tokens_D, seconds_D), 0.0)
-    best = int(values_D.argmax())
-    is_there, last = is_there_DN[best], int(best_D[best])
-    level = least_gain(this, worth_N[is_there], int(is_there[: last + 1].sum()), num, rate)
-    return float(values_D[best]), level, this.saved(float((seconds_D / tokens_D).min()))
+    rows = [np.count_nonzero(gains >= level) for gains in made]
+    seconds = fixed + float(target[count]) + sum([float(draft[own]) for own in rows])
+    promised = float(tokens[count])
+    value = this.value(promised, seconds) if rows[0] else 0.0
+    return value, (seconds - this.stall) / promised, count
 
 
 def least_gain(this: BatchRound, worth: Floats, count: int, num: int, rate: float) -> float:
@@ -104,15 +112,15 @@ def least_gain(this: BatchRound, worth: Floats, count: int, num: int, rate: floa
 
     Args:
         this: The round.
-        worth: (N,) of all nodes, descending, with those that the forward is to make.
-        count: How many of them would be verified.
+        worth: (1 + N,) with the nodes that the forward is to make.
+        count: How many nodes would be verified.
         num: Requests.
         rate: Tokens that a second is worth.
     """
     target = this.target(count)
     saved = float(target[count] - target[count - 1]) * rate
-    other = float(worth[count]) if count < len(worth) else 0.0
-    return max(float(worth[count - 1]), max(other, saved) + this.draft_row(num, rate), LEAST)
+    other = float(worth[count + 1]) if count + 1 < len(worth) else 0.0
+    return max(float(worth[count]), max(other, saved) + this.draft_row(num, rate), LEAST)
 
 
 def beats_plain(this: BatchRound, confidence: Floats, most: int, margin: float) -> bool:
@@ -129,9 +137,9 @@ def beats_plain(this: BatchRound, confidence: Floats, most: int, margin: float) 
     depth = max(int(this.verification / max(this.draft.of(len(confidence), 0), LEAST)), 1)
     gains_DB = gains_ahead(confidence, confidence, min(depth, most))
     worth = -np.sort(-gains_DB.ravel())
-    tokens = this.roots + np.concatenate(([0.0], worth.cumsum()))
-    values = this.value(tokens, this.target(len(worth)) + this.overhead)
-    return bool(values[1:].max(initial=0.0) > this.plain.value * (1.0 + margin))
+    tokens = this.roots + worth.cumsum()
+    values = this.value(tokens, this.target(len(worth))[1:] + (this.overhead + this.stall))
+    return bool(values.max(initial=0.0) > this.plain.value * (1.0 + margin))
 
 
 def gains_ahead(gains: Floats, confidence: Floats, depth: int) -> Floats:

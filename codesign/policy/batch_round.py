@@ -26,6 +26,8 @@ WAITING = 8.0  # running requests that one counts for whose prompt shares the ro
 _FULL = 0.9  # share of time from which prompts are taken to wait for ever
 _MOST_POWER = 50.0
 _FAR = 4096.0  # tokens of context by which its price is found
+_SPARE = 256  # rows beyond those that are asked for: more will be
+_NOTHING: Floats = np.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,8 @@ class RowPrices:
 
     def __init__(self, seconds: Callable[[float, float], float], each: float) -> None:
         self._seconds, self._each = seconds, each
-        self._fixed = np.empty(0)  # of 0, 1, 2, .. rows without context, as far as worked out
-        self._per_context = np.empty(0)
+        self._fixed = _NOTHING  # of 0, 1, 2, .. rows without context, as far as worked out
+        self._per_context = _NOTHING
         self.begin(0, 0, 0)
 
     def begin(self, batch: int, context: int, base: int, more: float = 0.0) -> None:
@@ -72,7 +74,7 @@ class RowPrices:
         """
         self._extra = self._each * max(batch - 1, 0) + more
         self._context, self._base = context, base
-        self._prices = np.empty(0)  # from ``base`` on; worked out when first asked for
+        self._prices = _NOTHING  # from ``base`` on; worked out when first asked for
 
     def of(self, rows: int, context: int) -> float:
         """Seconds of one forward."""
@@ -86,12 +88,13 @@ class RowPrices:
 
     def _work_out(self, last: int) -> None:
         if last >= len(self._fixed):
-            rows = range(2 * last + 64)
+            rows = range(2 * last + _SPARE)
             self._fixed = np.array([self._seconds(n, 0.0) for n in rows])
             far = np.array([self._seconds(n, _FAR) for n in rows])
             self._per_context = (far - self._fixed) / _FAR
-        prices = self._fixed + (self._context * self._per_context + self._extra)
-        self._prices = prices[self._base :]
+        these = slice(self._base, 2 * last + _SPARE)
+        self._prices = self._context * self._per_context[these] + self._extra
+        self._prices += self._fixed[these]
         self._prices.flags.writeable = False
 
 
@@ -107,6 +110,7 @@ class BatchRound:
         target: Prices of the target's forward; its lists begin at ``num_base`` rows.
         draft: Prices of a draft forward.
         overhead: Seconds beside the forwards of a round in which anything is drafted or verified.
+        stall: Seconds of prompts that run before the next round.
         plain: The choice of no draft at all.
         awaited: Seconds so far of draft forwards that the target waits for.
         beside: The same of those beside the verification.
@@ -139,42 +143,46 @@ class BatchRound:
         self.draft.begin(batch, context, 0)
         self.awaited = self.beside = self.verification = 0.0
         self._draft_row: float | None = None
-        self._stall, self._power = traffic.stall, 1.0
+        self.stall, self._power = traffic.stall, 1.0
         if prompt_rows and batch:
             self._power += WAITING * num_waiting / batch / (1.0 - min(traffic.share, _FULL))
             self._power = min(self._power, _MOST_POWER)
-        seconds = self.target.of(self.num_base, context)
-        self._plain_seconds = max(seconds + self._stall, LEAST)
+        seconds = self.target.of(self.num_base, context) + self.stall
+        self._plain_seconds = max(seconds, LEAST)
         value = self.value(self.roots, seconds) if batch else 0.0
         rate = self._power * self.roots / self._plain_seconds
         self.plain = Choice(value, rate, self.roots, 0, 1.0)
 
     def value(self, tokens: Any, seconds: Any) -> Any:
-        """Tokens per second, the stall behind the round counted.
+        """Tokens per second; the seconds are those of ``fixed`` and of the forwards.
 
         Where prompts share the forward, each further second of the round is one of those that wait
         for them, too: their number raises the price of time, not that of tokens. ``WAITING`` was
         found by simulation: with 1, 3 and 8 the mean latency of three traces fell each time.
         """
         if self._power == 1.0:
-            return tokens / (seconds + self._stall)
+            return tokens / seconds
         return tokens / self._plain_seconds / (seconds / self._plain_seconds) ** self._power
 
-    def best(self, worth: Floats, roots: float) -> Choice:
+    @property
+    def fixed(self) -> float:
+        """Seconds of the round so far, and of what is beside its forwards; the stall behind it."""
+        return self.awaited + self.overhead + self.stall
+
+    def best(self, worth: Floats) -> Choice:
         """How many nodes are verified with most value: the heaviest, as long as it rises.
 
         Args:
-            worth: (N,) tokens that each node is worth, descending.
-            roots: The same of all roots together.
+            worth: (1 + N,) tokens that all roots together are worth, then each node, descending.
         """
-        tokens = np.full(len(worth) + 1, roots)
-        tokens[1:] += worth.cumsum()
-        seconds = self.target(len(worth)) + self.awaited
-        seconds[0 if self.awaited else 1 :] += self.overhead
+        tokens = worth.cumsum()
+        seconds = self.target(len(worth) - 1) + self.fixed
+        if not self.awaited:
+            seconds[0] -= self.overhead
         values = self.value(tokens, seconds)
         best = int(values.argmax())
-        level = float(worth[best - 1]) if best else np.inf
-        rate = self._power * float(tokens[best]) / (float(seconds[best]) + self._stall)
+        level = float(worth[best]) if best else np.inf
+        rate = self._power * float(tokens[best]) / float(seconds[best])
         return Choice(float(values[best]), rate, float(tokens[best]), best, level)
 
     def draft_row(self, num: int, rate: float) -> float:
@@ -196,4 +204,4 @@ class BatchRound:
             seconds_per_token: Of all requests' tokens together; prompts that stall the round take
                 as long either way and are not in them.
         """
-        return self._plain_seconds - self._stall - self.roots * seconds_per_token
+        return self._plain_seconds - self.stall - self.roots * seconds_per_token

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from math import log
+from operator import attrgetter
 
 import numpy as np
 
@@ -17,44 +18,48 @@ from codesign.policy.interface import MAX_TREE_ROWS
 
 NEVER = -100.0  # log chance
 SURE = 1e-9  # of equal log chances: parents stand with their children
+_confidence = attrgetter("confidence")
 
 
-def worth_of_nodes(trees: Sequence[BudgetTree], urgency: Floats | None, most: int) -> Floats:
-    """(N,) urgency times chance of all drafted nodes, descending.
+def worth_of_nodes(
+    trees: Sequence[BudgetTree], roots: float, most: int, urgency: Floats | None = None
+) -> Floats:
+    """(1 + N,) tokens that all roots are worth, then those of every drafted node, descending.
 
     Args:
         trees: B of them.
-        urgency: (B,) weight of a token of each; None where all are 1.
+        roots: Tokens that all roots together are worth.
         most: Nodes of one tree that count, the root among them.
+        urgency: (B,) weight of a token of each; None where all are 1.
     """
     weights = [tree.log_weights for tree in trees]
     sizes = list(map(len, weights))
     if sum(sizes) == len(sizes):
-        return np.empty(0)  # roots alone
+        return np.array([roots])  # nothing is drafted yet
     if max(sizes) > most:
-        weights = [own if len(own) <= most else _heaviest(own, most) for own in weights]
+        weights = [own if len(own) <= most else sorted(own, reverse=True)[:most] for own in weights]
         sizes = list(map(len, weights))
     worth = np.exp(np.fromiter(chain.from_iterable(weights), float, sum(sizes)))
-    if urgency is None:
-        worth.sort()
-        return worth[::-1][len(sizes) :]  # no node is worth more than a root: those come first
-    worth *= np.repeat(urgency, sizes)
-    is_node = np.ones(len(worth), bool)
-    is_node[np.cumsum([0, *sizes[:-1]])] = False
-    worth = worth[is_node]
+    if urgency is not None:
+        worth *= np.repeat(urgency, sizes)
+        worth[np.cumsum([0, *sizes[:-1]])] = np.inf
     worth.sort()
-    return worth[::-1]
+    # Roots come first, as no node is worth more. The last of them stands for all.
+    worth = worth[::-1][len(sizes) - 1 :]
+    worth[0] = roots
+    return worth
 
 
 def best_nodes(
-    trees: Sequence[BudgetTree], urgency: Floats, choice: Choice, most: int
+    trees: Sequence[BudgetTree], choice: Choice, most: int, urgency: Floats | None = None
 ) -> list[list[int]]:
     """The nodes of a choice, root included, at most ``most`` of a tree."""
     if not choice.rows:
         return [[0] for _ in trees]
     chosen: list[list[int]] = []
-    common = log(choice.level) - SURE
-    bounds = [common if one == 1.0 else log(choice.level / one) - SURE for one in urgency.tolist()]
+    bounds = [log(choice.level) - SURE] * len(trees)
+    if urgency is not None:
+        bounds = [log(choice.level / one) - SURE for one in urgency.tolist()]
     for tree, bound in zip(trees, bounds, strict=True):
         weights = tree.log_weights
         if bound > 0.0 or len(weights) == 1:
@@ -64,7 +69,7 @@ def best_nodes(
         if len(nodes) > most:
             nodes = sorted(nodes, key=weights.__getitem__, reverse=True)[:most]
         chosen.append(nodes)
-    excess = sum([len(nodes) for nodes in chosen]) - len(trees) - choice.rows
+    excess = sum(map(len, chosen)) - len(trees) - choice.rows
     if excess > 0:
         _leave_equals(trees, chosen, bounds, excess)
     return chosen
@@ -89,9 +94,10 @@ def _leave_equals(
 
 def prospects(trees: Sequence[BudgetTree]) -> tuple[Floats, Floats]:
     """(B,) each request's mean confidence, and the log chance of its likeliest leaf."""
-    confidence = np.array([tree.confidence for tree in trees])
-    tops = [tree.open[0][0] if tree.open else NEVER for tree in trees]
-    return confidence, np.array(tops)
+    num = len(trees)
+    confidence = np.fromiter(map(_confidence, trees), float, num)
+    tops = [ranked[0][0] if (ranked := tree.open) else NEVER for tree in trees]
+    return confidence, np.fromiter(tops, float, num)
 
 
 def leaves_worth(
@@ -106,7 +112,7 @@ def leaves_worth(
         tops: (B,) log chance of that leaf.
         level: Least gain; at most the largest of ``gains``.
     """
-    leaves: list[list[int]] = [[] for _ in trees]
+    leaves = no_leaves(trees)
     paying = (gains >= level).nonzero()[0]
     # Least log chance; a leaf that gains just the level is at it to the last digit.
     bounds = np.log(level / gains[paying]) + tops[paying]
@@ -120,6 +126,11 @@ def leaves_worth(
     return leaves
 
 
+def no_leaves(trees: Sequence[BudgetTree]) -> list[list[int]]:
+    """As many empty lists: one and the same, to which nobody adds."""
+    return [[]] * len(trees)
+
+
 def leaves_above(tree: BudgetTree, width: int, bound: float) -> list[int]:
     """The heaviest nodes that may run, of this log weight and above."""
     if tree.num_expanded + width > MAX_TREE_ROWS:
@@ -130,7 +141,3 @@ def leaves_above(tree: BudgetTree, width: int, bound: float) -> list[int]:
             break
         nodes.append(node)
     return nodes
-
-
-def _heaviest(log_weights: Sequence[float], most: int) -> list[float]:
-    return sorted(log_weights, reverse=True)[:most]

@@ -30,6 +30,7 @@ Source:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import cast
@@ -43,6 +44,7 @@ from codesign.policy.batch_rows import (
     best_nodes,
     leaves_above,
     leaves_worth,
+    no_leaves,
     prospects,
     worth_of_nodes,
 )
@@ -91,7 +93,7 @@ class BatchTree(Speculation):
         self.traffic = Traffic(goodput.prompt_seconds, hears_late=not spec.is_async)
         self._spec = spec
         self._slo_tpot = goodput.slo_tpot
-        self._prompt_seconds = goodput.draft_prompt_seconds
+        self._goodput = goodput
         self._round = BatchRound(goodput)
         self._was_plain = True
         self._num_rounds = 0
@@ -102,9 +104,8 @@ class BatchTree(Speculation):
         batch, context = len(trees) + num_beside, context_rows(trees) + rows_beside
         self.traffic.observe(own, self.now, self.sharing)
         self._round.begin(batch, context, traffic=self.traffic, sharing=self.sharing)
-        self._urgency = self._urgencies(own, progress, batch, context)
+        self._urgency = self._urgencies(progress, batch, context)
         self._choice = self._round.plain  # the best of what is drafted
-        self._worth: Floats = np.empty(0)  # chances of all drafted nodes, descending
         self._saved = 0.0  # seconds per token of each request, by drafting for all
         self._may_draft = True  # beside the verification
         if own:
@@ -112,8 +113,10 @@ class BatchTree(Speculation):
 
     def _learn_confidence(self, trees: Sequence[BudgetTree]) -> None:
         """What new requests start with: of those that draft, so that a hard batch does not stay."""
+        if self._was_plain:
+            return
         found = [tree.confidence for tree in trees if tree.prefix_len]
-        if found and not self._was_plain:
+        if found:
             mean = sum(found) / len(found)
             self.calibration.confidence += _MEMORY * (mean - self.calibration.confidence)
 
@@ -125,23 +128,25 @@ class BatchTree(Speculation):
             self._round.awaited += self._round.draft.of(self._last_rows, self._round.context)
             self._cold = [i for i in self._cold if not own[i].num_expanded]
         else:
-            self._cold = [i for i, tree in enumerate(own) if _is_cold(tree)]
+            self._cold = [i for i, tree in enumerate(own) if tree.missing >= COLD]
         self._choice = self._choose(own)
         most = MOST_AWAITED if self._spec.is_async else self._spec.expansions
         if done >= most or not own:
-            return [[] for _ in own]
+            return no_leaves(own)
         left = 1 if self._spec.is_async else most - done
         margin = MARGIN if self._was_plain and not done else 0.0
         leaves = self._worthwhile(own, left, margin)
-        self._last_rows = sum([len(nodes) for nodes in leaves])
+        self._last_rows = sum(map(len, leaves))
         return leaves
 
     def _choose(self, trees: Sequence[BudgetTree]) -> Choice:
         """The nodes of the best quotient: the heaviest of all requests."""
-        self._worth = worth_of_nodes(trees, None, self._spec.rows)
-        if not len(self._worth) and not self._round.awaited:
-            return self._round.plain
-        return self._round.best(self._worth, self._round.roots)
+        this = self._round
+        # Of the roots, and the chances of all drafted nodes.
+        self._worth = worth_of_nodes(trees, this.roots, self._spec.rows)
+        if len(self._worth) == 1 and not this.awaited:
+            return this.plain
+        return this.best(self._worth)
 
     def _worthwhile(self, trees: Sequence[BudgetTree], left: int, margin: float) -> Leaves:
         """Leaves of the next forward; none if it does not pay."""
@@ -153,12 +158,13 @@ class BatchTree(Speculation):
         least = self._choice.value * (1.0 + margin)
         value, level = self._promised(gains, confidence, left, least)
         if value > least and self._cold and self._leave_cold(trees, gains):
-            if not gains.any():
-                return [[] for _ in trees]
+            if not np.count_nonzero(gains):
+                return no_leaves(trees)
             value, level = self._best_ahead(gains, confidence, left)  # of those that are left
         if value <= least:
-            return [[] for _ in trees]
-        return leaves_worth(trees, self._spec.width, gains, tops, min(level, float(gains.max())))
+            return no_leaves(trees)
+        level = min(level, float(gains[gains.argmax()]))
+        return leaves_worth(trees, self._spec.width, gains, tops, level)
 
     def _promised(self, gains: Floats, confidence: Floats, left: int, least: float) -> Promise:
         """What further forwards promise: one, or, where it matters, the best number of several."""
@@ -183,26 +189,27 @@ class BatchTree(Speculation):
             Whether there are any.
         """
         # Both are seconds of the machine: prompts that stall this round take as long either way.
-        saved, left = self._saved / self._round.batch, self.traffic.expected_left
-        prompt = self._prompt_seconds
-        costly = [i for i in self._cold if left(trees[i]) * saved <= prompt(trees[i].missing)]
+        cold = [trees[i] for i in self._cold]
+        left = self.traffic.expected_left(np.array([tree.emitted for tree in cold]))
+        prompts = self._goodput.draft_prompts([tree.missing for tree in cold])
+        costly = np.array(self._cold)[left * (self._saved / self._round.batch) <= prompts]
         gains[costly] = 0.0
-        return bool(costly)
+        return bool(len(costly))
 
     # Rows.
 
     def select(self, trees: Sequence[DraftTree]) -> Leaves:
         own = cast("Sequence[BudgetTree]", trees)
         this, choice = self._round, self._choice
-        if choice.rows and (self._urgency > 1.0).any():
-            worth = worth_of_nodes(own, self._urgency, self._spec.rows)
-            choice = this.best(worth, float(self._urgency.sum()) + this.batch - len(own))
-        chosen = best_nodes(own, self._urgency, choice, self._spec.rows)
+        if choice.rows and self._urgency is not None:
+            roots = float(self._urgency.sum()) + this.batch - len(own)
+            choice = this.best(worth_of_nodes(own, roots, self._spec.rows, self._urgency))
+        chosen = best_nodes(own, choice, self._spec.rows, self._urgency)
         stride = 1 + this.batch // 16  # one in so many requests teaches the calibration
         for i in range(self._num_rounds % stride, len(own), stride):
             own[i].sent = chosen[i]
         self._num_rounds += 1
-        num_rows = sum([len(nodes) for nodes in chosen]) - len(own)
+        num_rows = sum(map(len, chosen)) - len(own)
         self._was_plain = not num_rows and not this.awaited
         this.verification = this.target.of(this.num_base + num_rows, this.context)
         if self._spec.is_async:
@@ -211,17 +218,14 @@ class BatchTree(Speculation):
         self.reads_prompts = not self.rests and (self._spec.is_async or self._is_worth_reading())
         return chosen
 
-    def _urgencies(
-        self, trees: Sequence[BudgetTree], progress: Sequence[Progress], batch: int, context: int
-    ) -> Floats:
-        """(B,) weight of a token of each request."""
-        weights = np.ones(len(trees))
-        if self._slo_tpot is None and all(one.slo_tpot is None for one in progress):
-            return weights
-        step = self._round.target.of(batch, context)
+    def _urgencies(self, progress: Sequence[Progress], batch: int, context: int) -> Floats | None:
+        """(B,) weight of a token of each request; None if all count 1."""
+        step, common = self._round.target.of(batch, context), self._slo_tpot or math.inf
+        weights = None
         for i, one in enumerate(progress):
-            target = one.slo_tpot or self._slo_tpot
-            if target and one.elapsed + step > target * (one.tokens + 1):
+            target = one.slo_tpot or common
+            if one.elapsed + step > target * (one.tokens + 1):
+                weights = np.ones(len(progress)) if weights is None else weights
                 weights[i] = _urgency(one, target, step)
         return weights
 
@@ -230,8 +234,8 @@ class BatchTree(Speculation):
         this = self._round
         seconds = this.awaited + this.verification + this.overhead
         saved = this.saved(seconds / self._choice.tokens)
-        prompt = self._prompt_seconds(self.traffic.mean_prompt)
-        return saved * self.traffic.expected_left() > prompt * this.batch
+        prompt = self._goodput.draft_prompt_seconds(self.traffic.mean_prompt)
+        return saved * float(self.traffic.expected_left()) > prompt * this.batch
 
     # Draft forwards beside the verification.
 
@@ -245,20 +249,19 @@ class BatchTree(Speculation):
 
     def overlap_leaves(self, trees: Sequence[DraftTree]) -> Leaves:
         own = cast("Sequence[BudgetTree]", trees)
-        stop: Leaves = [[] for _ in own]
         if not self._may_draft:
-            return stop
+            return no_leaves(own)
         this, rate = self._round, self._choice.rate
         confidence, tops = prospects(own)
         leaves, prompts = self._leaves_beside(own, confidence, tops)
-        num_rows = sum([len(nodes) for nodes in leaves])
+        num_rows = sum(map(len, leaves))
         seconds = this.draft.of(num_rows, this.context)
         late = this.beside + seconds - max(this.verification, this.beside)
-        taken = [i for i, nodes in enumerate(leaves) if nodes]
+        taken = np.fromiter(map(bool, leaves), bool, len(leaves))
         gain = float((confidence * np.exp(tops))[taken].sum())
         if not num_rows or (late * rate > gain and not prompts):
             self._may_draft = False
-            return stop
+            return no_leaves(own)
         this.beside += seconds + prompts
         return leaves
 
@@ -266,31 +269,28 @@ class BatchTree(Speculation):
         self, trees: Sequence[BudgetTree], confidence: Floats, tops: Floats
     ) -> tuple[Leaves, float]:
         """Leaves whose children may be worth a row, and seconds of the prompts run with them."""
-        this = self._round
+        this, width = self._round, self._spec.width
         level = this.draft_row(len(trees), self._choice.rate)
         bounds = np.minimum(np.log(level / np.maximum(confidence, LEAST)), 0.0)
-        leaves: Leaves = [[] for _ in trees]
+        leaves = no_leaves(trees)
         prompts = 0.0
-        for i in (tops >= bounds).nonzero()[0].tolist():
+        paying = (tops >= bounds).nonzero()[0]
+        for i, bound in zip(paying.tolist(), bounds[paying].tolist(), strict=True):
             tree = trees[i]
             # A new request's prompt runs while the target runs it, too.
-            if _is_cold(tree) and tree.base_len > tree.first_len:
-                seconds = prompts + self._prompt_seconds(tree.missing)
+            if tree.missing >= COLD and tree.emitted:
+                seconds = prompts + self._goodput.draft_prompt_seconds(tree.missing)
                 late = this.beside + seconds - this.verification
                 if not self._is_worth_delay(tree, confidence[i], late):
                     continue
                 prompts = seconds
-            leaves[i] = leaves_above(tree, self._spec.width, bounds[i])
+            leaves[i] = leaves_above(tree, width, bound)
         return leaves, prompts
 
     def _is_worth_delay(self, tree: BudgetTree, gain: float, late: float) -> bool:
         """Whether drafting for a request will yield more than running what it missed delays all."""
-        num_rounds = self.traffic.expected_left(tree) / (1.0 + gain)
+        num_rounds = float(self.traffic.expected_left(tree.emitted)) / (1.0 + gain)
         return gain * num_rounds > self._choice.rate * late
-
-
-def _is_cold(tree: BudgetTree) -> bool:
-    return not tree.num_expanded and tree.missing >= COLD
 
 
 def _urgency(one: Progress, target: float, step: float) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from codesign.policy.online_calibration import OnlineCalibration
+from codesign.policy.online_calibration import Judged, OnlineCalibration
 from codesign.policy.tree import UNEXPANDED, DraftTree, Reroot
 
 LEAST_CHANCE = math.log(0.02)  # of a sibling of the likeliest child; others never get a row
@@ -47,7 +47,12 @@ class BudgetTree(DraftTree):
     @property
     def missing(self) -> int:
         """Committed tokens that the draft model has not run on, the root not counted."""
-        return self.base_len - 1 - self.prefix_len if self.slots[0] == UNEXPANDED else 0
+        return self.base_len - 1 - self.prefix_len
+
+    @property
+    def emitted(self) -> int:
+        """Tokens committed since it was admitted."""
+        return self.base_len - self.first_len
 
     def expand(self, nodes: Sequence[int]) -> None:
         """See DraftTree.expand; a root is run with all that is missing before it."""
@@ -92,23 +97,21 @@ class BudgetTree(DraftTree):
     def _learn(self, verified: Sequence[int]) -> None:
         """Tell the calibration of every node that the target has judged."""
         sent, weights = set(self.sent), self.log_weights
-        node, observe = 0, self.calibration.observe
+        judged: list[Judged] = []
+        node = 0
         for token in verified:
-            taken = -1
-            is_likeliest = True
+            above, taken, is_likeliest = weights[node], -1, True
             for child_token, child in self.children[node].items():
                 if child in sent:
                     is_taken = child_token == token
-                    observe(
-                        weights[child] - weights[node],
-                        is_likeliest=is_likeliest,
-                        is_accepted=is_taken,
-                    )
-                    taken = child if is_taken else taken
+                    judged.append((weights[child] - above, is_likeliest, is_taken))
+                    if is_taken:
+                        taken = child
                 is_likeliest = False
             if taken < 0:
-                return
+                break
             node = taken
+        self.calibration.learn(judged)
 
 
 def _heaviest(pair: tuple[float, int]) -> float:

@@ -11,7 +11,10 @@ from copy import copy
 from functools import partial
 from itertools import accumulate
 
-from codesign.policy.cost import RoundCost
+import numpy as np
+from numpy.typing import NDArray
+
+from codesign.policy.cost import RoundCost, StepTime
 
 SHORTEST_DRAFT = 1e-6  # seconds of a draft forward, where a fit says less
 
@@ -76,6 +79,13 @@ class Goodput:
             overhead_each=cost.reroot_each,
             shares_forwards=cost.shares_forwards and not cost.prefill.apart,
         )
+
+    def draft_prompts(self, rows: Sequence[int]) -> NDArray[np.float64]:
+        """Seconds of the draft model over each of several prompts of so many rows, run alone."""
+        seconds = self.draft_prompt_seconds
+        if isinstance(seconds, StepTime):
+            return seconds.of_arrays(rows, 0.0)
+        return np.array([seconds(count) for count in rows])
 
     def without_slo(self) -> Goodput:
         """The same estimator without a TPOT target."""

@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from codesign.policy.cost import Calibration
 
 Floats = NDArray[np.float64]
+# Calibrated log chance of a token given its parent, whether it was the likeliest child, and whether
+# it was accepted.
+Judged = tuple[float, bool, bool]
 
 BATCH = 256  # judged tokens between two updates
 PRIOR = 20.0  # weight of the start: about that of 100 judged tokens
@@ -25,6 +28,8 @@ KEPT = 0.98  # weight of what was learned before, per update: half is forgotten 
 START_CONFIDENCE = 0.6  # as SpecServe's
 _BINS = 256  # of the table of chances
 _EDGE = 1e-4
+_MIDDLE_B = np.clip((np.arange(_BINS + 1) + 0.5) / _BINS, _EDGE, 1.0 - 0.25 / _BINS)
+_LOGIT_B = np.log(_MIDDLE_B) - np.log1p(-_MIDDLE_B)
 _SLOPES, _INTERCEPTS = (0.1, 4.0), (-4.0, 4.0)
 
 
@@ -46,9 +51,7 @@ class OnlineCalibration:
         self._found = np.tile([start.slope, start.intercept], (2, 1))  # (likeliest, siblings)
         self._curvature = np.tile(PRIOR * np.eye(2), (2, 1, 1))
         self._tables = [_table(*pair) for pair in self._found.tolist()]
-        self._judged: tuple[list[float], list[float]] = ([], [])
-        self._agreed: tuple[list[bool], list[bool]] = ([], [])
-        self._num_new = 0
+        self._judged: list[Judged] = []  # since the last update
         self.confidence = START_CONFIDENCE
 
     @property
@@ -80,22 +83,18 @@ class OnlineCalibration:
             chances.append(chance)
         return chances
 
-    def observe(self, log_chance: float, *, is_likeliest: bool, is_accepted: bool) -> None:
-        """A token was judged that had this calibrated log chance given its parent."""
-        kind = 0 if is_likeliest else 1
-        self._judged[kind].append(log_chance)
-        self._agreed[kind].append(is_accepted)
-        self._num_new += 1
-        if self._num_new >= BATCH:
-            self._update()
+    def learn(self, judged: Sequence[Judged]) -> None:
+        """Take in tokens that the target has judged."""
+        self._judged += judged
+        while len(self._judged) >= BATCH:
+            self._update(self._judged[:BATCH])
+            del self._judged[:BATCH]
 
-    def _update(self) -> None:
-        for kind in (0, 1):
-            if self._judged[kind]:
-                self._step(kind, np.array(self._judged[kind]), np.array(self._agreed[kind], float))
-                self._judged[kind].clear()
-                self._agreed[kind].clear()
-        self._num_new = 0
+    def _update(self, judged: Sequence[Judged]) -> None:
+        log_chance_N, is_likeliest_N, agreed_N = np.array(judged).T
+        for kind, own_N in enumerate((is_likeliest_N == 1.0, is_likeliest_N == 0.0)):
+            if own_N.any():
+                self._step(kind, log_chance_N[own_N], agreed_N[own_N])
 
     def _step(self, kind: int, log_chance_N: Floats, agreed_N: Floats) -> None:
         slope, intercept = self._found[kind]
@@ -119,6 +118,4 @@ class OnlineCalibration:
 
 def _table(slope: float, intercept: float) -> list[float]:
     """Log chances by the draft's probability in equal bins."""
-    middle_B = np.clip((np.arange(_BINS + 1) + 0.5) / _BINS, _EDGE, 1.0 - 0.25 / _BINS)
-    logit_B = slope * (np.log(middle_B) - np.log1p(-middle_B)) + intercept
-    return (-np.logaddexp(0.0, -logit_B)).tolist()
+    return (-np.logaddexp(0.0, -(slope * _LOGIT_B + intercept))).tolist()

@@ -5,11 +5,12 @@ Must not import torch or read a clock.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from math import exp
+from typing import Any
+
+import numpy as np
 
 from codesign.policy.budget_tree import BudgetTree
 
@@ -45,8 +46,8 @@ class Traffic:
         self._hears_late = hears_late
         self._known: list[BudgetTree] = []
         self._lengths: deque[int] = deque(maxlen=_LENGTHS)
-        self._ranked: list[int] = []  # ascending
-        self._beyond = [0]  # sum of these from each on
+        self._ranked = np.empty(0, np.int64)  # ascending
+        self._beyond = np.zeros(1, np.int64)  # sum of these from each on
         self._prompt_time, self._all_time = 0.0, _HORIZON  # seconds lately, older ones faded
         self._last_now = 0.0
         self._is_shared = False  # prompts share forwards, they do not run between rounds
@@ -81,13 +82,15 @@ class Traffic:
             seconds = self._prompt_seconds(num_waiting * self.mean_prompt) if num_waiting else 0.0
         self.stall = self.share**_BURST * seconds
 
-    def expected_left(self, tree: BudgetTree | None = None) -> float:
-        """Tokens that a request, or a new one, still emits: what those had left that were longer.
+    def expected_left(self, emitted: Any = 0) -> Any:
+        """Tokens that requests still emit after so many: what those had left that were longer.
 
-        Its own limit is not looked at: most requests end long before.
+        Their own limits are not looked at: most requests end long before.
+
+        Args:
+            emitted: Of a request, or an array of them.
         """
-        emitted = tree.base_len - tree.first_len if tree is not None else 0
-        shorter = bisect_right(self._ranked, emitted)
+        shorter = self._ranked.searchsorted(emitted, side="right")
         count = len(self._ranked) - shorter
         return (START_OUTPUT + self._beyond[shorter] - emitted * count) / (1 + count)
 
@@ -99,12 +102,11 @@ class Traffic:
         here, before = set(map(id, trees)), set(map(id, known))
         for tree in known:
             if id(tree) not in here:
-                emitted = tree.base_len - tree.first_len
-                self._lengths.append(emitted)
-                self.mean_output += _MEMORY * (emitted - self.mean_output)
+                self._lengths.append(tree.emitted)
+                self.mean_output += _MEMORY * (tree.emitted - self.mean_output)
         if len(known) > len(here & before):
-            self._ranked = sorted(self._lengths)
-            self._beyond = [*accumulate(reversed(self._ranked), initial=0)][::-1]
+            self._ranked = np.sort(self._lengths)
+            self._beyond = np.append(self._ranked[::-1].cumsum()[::-1], 0)
         self._known = list(trees)
         prompts = [tree.first_len for tree in trees if id(tree) not in before]
         for length in prompts:

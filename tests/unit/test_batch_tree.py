@@ -19,6 +19,8 @@ from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
 from codesign.policy.batch_ahead import next_forward
+from codesign.policy.batch_round import Choice
+from codesign.policy.batch_rows import best_nodes
 from codesign.policy.batch_tree import MARGIN, MOST_URGENT, BatchTree
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration, StepTime
@@ -187,7 +189,7 @@ def test_what_further_forwards_promise_is_the_best_mix_of_old_and_new_nodes(
     policy = policy_of("batch-tree-16x2x8", target=STAIRS, draft=draft)
     trees, batch = trees_of(policy, len(gains)), len(gains)
     policy.begin(trees, [Progress()] * batch)
-    policy._worth = np.array(sorted(nodes, reverse=True))
+    policy._worth = np.array([batch, *sorted(nodes, reverse=True)])
     confidence = np.full(batch, 0.6)
 
     def best(depth: int, drafting: float) -> float:
@@ -208,6 +210,29 @@ def test_what_further_forwards_promise_is_the_best_mix_of_old_and_new_nodes(
     assert found >= most * (1 - 1e-9) or most <= without * (1 + 1e-9)
     once = next_forward(policy._round, policy._worth, np.array(gains), policy._choice.rate)
     assert once == pytest.approx(policy._best_ahead(np.array(gains), confidence, 1))
+
+
+def test_a_sibling_that_learning_has_made_likelier_takes_the_row_alone():
+    policy = policy_of(target=StepTime.linear(alpha=0.0, gamma=1e-3, delta=0.010))
+    trees = drafted_once(policy, [[0.6, 0.3]])
+    trees[0].log_weights[1:] = [math.log(0.05), math.log(0.8)]
+    policy._choice = policy._choose(trees)
+    assert policy.select(trees) == [[0, 2]]
+
+
+def test_a_root_is_verified_even_where_tokens_of_an_urgent_request_weigh_more():
+    trees = drafted_once(policy_of(), [[0.9], [0.9]])
+    choice = Choice(value=1.0, rate=1.0, tokens=4.8, rows=1, level=1.8)
+    assert best_nodes(trees, choice, 8, np.array([2.0, 1.0])) == [[0, 1], [0]]
+
+
+@given(st.lists(st.integers(1, 600), min_size=1, max_size=9))
+def test_prompts_of_the_draft_cost_together_what_each_costs_alone(rows):
+    knots = StepTime(alpha=0.0, rows=(1, 64, 300), seconds=(0.001, 0.002, 0.009), cross=1e-9)
+    for seconds in (knots, knots.__call__):
+        goodput = Goodput(DRAFT, TARGET, draft_prompt_seconds=seconds)
+        alone = [goodput.draft_prompt_seconds(count) for count in rows]
+        assert goodput.draft_prompts(rows).tolist() == alone
 
 
 def test_it_decodes_plainly_where_rows_are_dear_and_returns_only_for_a_margin():
@@ -236,7 +261,7 @@ def test_a_request_behind_its_target_gets_rows_first_unless_it_is_lost():
     assert rows["fair"] == rows["lost"]
     assert rows["late"][1] > rows["fair"][1]
     assert rows["late"][0] <= rows["fair"][0]
-    assert policy._urgencies([None], [Progress(0.8, 10)], 1, 0)[0] == MOST_URGENT
+    assert policy._urgencies([Progress(0.8, 10)], 1, 0)[0] == MOST_URGENT
 
 
 def test_urgency_is_that_of_this_round_s_batch_whatever_was_there_before():
@@ -339,11 +364,11 @@ def test_what_a_request_still_emits_is_told_by_those_that_were_longer():
     for tree, length in zip(trees, [10] * 20 + [100] * 20, strict=False):
         tree.base_len += length
     traffic.observe(trees[-1:], 1.0, (0, 0))
-    assert traffic.expected_left(trees[-1]) == pytest.approx(55.0, abs=2.5)
+    assert traffic.expected_left(trees[-1].emitted) == pytest.approx(55.0, abs=2.5)
     trees[-1].base_len += 50
-    assert traffic.expected_left(trees[-1]) == pytest.approx(50.0, abs=2.5)
+    assert traffic.expected_left(trees[-1].emitted) == pytest.approx(50.0, abs=2.5)
     trees[-1].base_len += 50
-    assert traffic.expected_left(trees[-1]) == START_OUTPUT  # nobody was as long
+    assert traffic.expected_left(trees[-1].emitted) == START_OUTPUT  # nobody was as long
 
 
 @pytest.mark.parametrize("rate", [3.0, 12.0])
@@ -454,7 +479,7 @@ def test_lengths_are_ranked_as_requests_finish_the_last_ones_alone(lengths, emit
     waiting.base_len += emitted
     left = [length - emitted for length in lengths[-128:] if length > emitted]
     expected = (START_OUTPUT + sum(left)) / (1 + len(left))
-    assert traffic.expected_left(waiting) == pytest.approx(expected)
+    assert traffic.expected_left(waiting.emitted) == pytest.approx(expected)
 
 
 def test_requests_beside_the_batch_make_rows_dearer():
@@ -501,8 +526,7 @@ def test_what_was_judged_moves_the_chances_towards_what_was_accepted():
         said = float(generator.uniform(0.2, 0.8))
         first, sibling = calibration.log_chances([math.log(said), math.log(0.2)], -20.0)
         is_taken = bool(generator.random() < 0.5 * said)  # half as often as the draft says
-        calibration.observe(first, is_likeliest=True, is_accepted=is_taken)
-        calibration.observe(sibling, is_likeliest=False, is_accepted=generator.random() < 0.2)
+        calibration.learn([(first, True, is_taken), (sibling, False, generator.random() < 0.2)])
     after = calibration.log_chances([math.log(0.6), math.log(0.2)], -20.0)
     assert math.exp(before[0]) == pytest.approx(0.6, abs=0.01)
     assert math.exp(after[0]) == pytest.approx(0.3, abs=0.04)
@@ -513,15 +537,14 @@ def test_what_was_judged_moves_the_chances_towards_what_was_accepted():
 def test_a_tree_tells_what_was_accepted_and_what_was_not():
     calibration = OnlineCalibration()
     seen = []
-    calibration.observe = lambda chance, **is_: seen.append(
-        (round(math.exp(chance), 1), *is_.values())
-    )  # type: ignore[method-assign]
+    calibration.learn = seen.extend  # type: ignore[method-assign]
     tree = BudgetTree(9, base_len=3, max_depth=20, calibration=calibration)
     run([tree], [[0]], [[0.6, 0.3]])
     run([tree], [[1]], [[0.8, 0.1]])
     tree.sent = [0, 1, 2, 3]
     tree.reroot([0, 5])
-    assert seen == [(0.6, True, True), (0.3, False, False), (0.8, True, False)]
+    judged = [(round(math.exp(chance), 1), *told) for chance, *told in seen]
+    assert judged == [(0.6, True, True), (0.3, False, False), (0.8, True, False)]
 
 
 # What a run reports.
