@@ -13,6 +13,8 @@ seconds, by the fitted step times (codesign/policy/batch_round.py). What follows
   that does not fit is made if it promises more tokens than the time that it is late would yield.
 - No draft at all where that has the best quotient: plain decoding, without a tree to move. Coming
   back needs ``MARGIN`` more.
+- Looks take the host's time: a batch that decodes plainly is left alone for some rounds, as long
+  as it stays as it is (plain_rest.py).
 - Prompts. Of a *cold* request the draft has not run the prompt, or has missed many tokens since.
   It runs them only if the tokens to come, as many as are expected (traffic.py), save more time.
 - Urgency. A token of a request that falls behind its TPOT target counts more, up to ``MOST_URGENT``
@@ -30,7 +32,6 @@ Source:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import cast
@@ -53,17 +54,17 @@ from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import Progress, Speculation, context_rows
 from codesign.policy.online_calibration import OnlineCalibration
+from codesign.policy.plain_rest import PlainRest
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.traffic import Traffic
 from codesign.policy.tree import DraftTree
+from codesign.policy.urgency import urgencies
 
 Leaves = list[list[int]]
 Promise = tuple[float, float]  # value of the round, and the least gain of a leaf worth its row
 
 COLD = 16  # missing tokens from which running them is a decision of its own
 MARGIN = 0.02  # of goodput that drafting must promise after a round without
-MOST_URGENT = 2.0  # weight of a token of a request that is behind its target
-HOPELESS = 1.5  # times its target per token, from which a request counts like any other
 FEWEST_CHOICES = 4  # children of a node
 MOST_AWAITED = 2  # draft forwards that an asynchronous round may wait for
 _MEMORY = 0.02  # weight of a round in the mean confidence
@@ -97,14 +98,18 @@ class BatchTree(Speculation):
         self._round = BatchRound(goodput)
         self._was_plain = True
         self._num_rounds = 0
+        self._rest = PlainRest()
 
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
         own = cast("Sequence[BudgetTree]", trees)
         num_beside, rows_beside = self.beside
+        self.decides = not self._rest.goes_on(own, num_beside, self.sharing)
+        if not self.decides:
+            return
         batch, context = len(trees) + num_beside, context_rows(trees) + rows_beside
         self.traffic.observe(own, self.now, self.sharing)
         self._round.begin(batch, context, traffic=self.traffic, sharing=self.sharing)
-        self._urgency = self._urgencies(progress, batch, context)
+        self._urgency = urgencies(progress, self._round.target.of(batch, context), self._slo_tpot)
         self._choice = self._round.plain  # the best of what is drafted
         self._saved = 0.0  # seconds per token of each request, by drafting for all
         self._may_draft = True  # beside the verification
@@ -124,6 +129,8 @@ class BatchTree(Speculation):
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> Leaves:
         own = cast("Sequence[BudgetTree]", trees)
+        if not self.decides:
+            return no_leaves(own)
         if done:
             self._round.awaited += self._round.draft.of(self._last_rows, self._round.context)
             self._cold = [i for i in self._cold if not own[i].num_expanded]
@@ -200,6 +207,8 @@ class BatchTree(Speculation):
 
     def select(self, trees: Sequence[DraftTree]) -> Leaves:
         own = cast("Sequence[BudgetTree]", trees)
+        if not self.decides:
+            return super().select(trees)
         this, choice = self._round, self._choice
         if choice.rows and self._urgency is not None:
             roots = float(self._urgency.sum()) + this.batch - len(own)
@@ -215,19 +224,10 @@ class BatchTree(Speculation):
         if self._spec.is_async:
             self._plan_beside(own)
         self.rests = self._was_plain and not self.overlap
+        if self.rests and len(self._worth) == 1:
+            self._rest.begin(self._goodput.look(this.batch), this.verification)
         self.reads_prompts = not self.rests and (self._spec.is_async or self._is_worth_reading())
         return chosen
-
-    def _urgencies(self, progress: Sequence[Progress], batch: int, context: int) -> Floats | None:
-        """(B,) weight of a token of each request; None if all count 1."""
-        step, common = self._round.target.of(batch, context), self._slo_tpot or math.inf
-        weights = None
-        for i, one in enumerate(progress):
-            target = one.slo_tpot or common
-            if one.elapsed + step > target * (one.tokens + 1):
-                weights = np.ones(len(progress)) if weights is None else weights
-                weights[i] = _urgency(one, target, step)
-        return weights
 
     def _is_worth_reading(self) -> bool:
         """Whether a prompt that begins now is worth running, at what this round saves."""
@@ -291,10 +291,3 @@ class BatchTree(Speculation):
         """Whether drafting for a request will yield more than running what it missed delays all."""
         num_rounds = float(self.traffic.expected_left(tree.emitted)) / (1.0 + gain)
         return gain * num_rounds > self._choice.rate * late
-
-
-def _urgency(one: Progress, target: float, step: float) -> float:
-    """Weight of the tokens of a request that is owed more than one: how many, within bounds."""
-    if one.elapsed > HOPELESS * target * (one.tokens + 1):
-        return 1.0
-    return min((one.elapsed + step) / target - one.tokens, MOST_URGENT)

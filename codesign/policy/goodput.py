@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from codesign.policy.cost import RoundCost, StepTime
 
 SHORTEST_DRAFT = 1e-6  # seconds of a draft forward, where a fit says less
+UNTIMED_LOOK = 1e-4  # seconds of a look at a batch, where a fit does not say
 
 
 class Goodput:
@@ -35,6 +36,9 @@ class Goodput:
         target_each: The same of the target's.
         overhead_each: The same of what is beside the forwards.
         shares_forwards: As in cost.RoundCost.
+        deciding: Seconds of a look of a policy that decides by the whole batch; 0 where nobody
+            has timed it.
+        deciding_each: The same for every request that it looks at.
 
     Source:
         SpecServe, Algorithm 3 and equations 3 to 9, with each request's context read once per step
@@ -54,11 +58,14 @@ class Goodput:
         target_each: float = 0.0,
         overhead_each: float = 0.0,
         shares_forwards: bool = True,
+        deciding: float = 0.0,
+        deciding_each: float = 0.0,
     ) -> None:
         self.draft_seconds = draft_seconds
         self.target_seconds = target_seconds
         self.slo_tpot = slo_tpot
         self._overhead, self._overhead_each = overhead, overhead_each
+        self._deciding, self._deciding_each = deciding, deciding_each
         self.draft_prompt_seconds = draft_prompt_seconds or partial(_rows_alone, draft_seconds)
         self.draft_each, self.target_each = draft_each, target_each
         self.shares_forwards = shares_forwards
@@ -78,6 +85,8 @@ class Goodput:
             target_each=cost.target.each,
             overhead_each=cost.reroot_each,
             shares_forwards=cost.shares_forwards and not cost.prefill.apart,
+            deciding=cost.deciding,
+            deciding_each=cost.deciding_each,
         )
 
     def draft_prompts(self, rows: Sequence[int]) -> NDArray[np.float64]:
@@ -96,6 +105,10 @@ class Goodput:
     def overhead(self, batch: int) -> float:
         """Seconds beside the forwards of a round of ``batch`` requests."""
         return self._overhead + self._overhead_each * max(batch - 1, 0)
+
+    def look(self, batch: int) -> float:
+        """Seconds of a look at ``batch`` requests, of a policy that decides by all of them."""
+        return (self._deciding or UNTIMED_LOOK) + self._deciding_each * batch
 
     def seconds(self, *, batch: int, context: int, steps: int, draft_tokens: int) -> float:
         """Seconds of a serial round: its arguments are those of a call."""

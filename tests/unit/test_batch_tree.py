@@ -21,18 +21,22 @@ from codesign.fit.shipped import DEFAULT_FIT
 from codesign.policy.batch_ahead import next_forward
 from codesign.policy.batch_round import Choice
 from codesign.policy.batch_rows import best_nodes
-from codesign.policy.batch_tree import MARGIN, MOST_URGENT, BatchTree
+from codesign.policy.batch_tree import MARGIN, BatchTree
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration, StepTime
+from codesign.policy.goodput import UNTIMED_LOOK
 from codesign.policy.online_calibration import BATCH, OnlineCalibration
+from codesign.policy.plain_rest import LONGEST, LOOKING
 from codesign.policy.protocol import RequestVerdict, VerifyRows
 from codesign.policy.speculation import Goodput, Progress, build_speculation, parse_policy
 from codesign.policy.traffic import START_OUTPUT, Traffic
 from codesign.policy.tree import DraftTree
+from codesign.policy.urgency import MOST_URGENT, urgencies
 from codesign.sim import simulate
 
 DRAFT = StepTime.linear(alpha=0.0, gamma=1e-6, delta=0.001)
 TARGET = StepTime.linear(alpha=0.0, gamma=1e-5, delta=0.010)
+DEAR = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.020)  # no forward pays beside the target
 
 
 def policy_of(
@@ -41,8 +45,9 @@ def policy_of(
     target: StepTime = TARGET,
     draft: StepTime = DRAFT,
     slo_tpot: float | None = None,
+    deciding: float = 0.0,
 ) -> BatchTree:
-    goodput = Goodput(draft, target, slo_tpot=slo_tpot)
+    goodput = Goodput(draft, target, slo_tpot=slo_tpot, deciding=deciding)
     policy = build_speculation(parse_policy(label), goodput=goodput)
     assert isinstance(policy, BatchTree)
     return policy
@@ -250,6 +255,40 @@ def test_it_decodes_plainly_where_rows_are_dear_and_returns_only_for_a_margin():
     assert not policy.rests
 
 
+def looks_of(policy: BatchTree, batches: Sequence[Sequence[BudgetTree]]) -> list[bool]:
+    """Whether each round is looked at; all of them must be plain."""
+    looks = []
+    for trees in batches:
+        chosen, forwards = play(policy, trees, [[0.9]] * len(trees))
+        assert (chosen, forwards) == ([[0]] * len(trees), 0)
+        assert policy.rests
+        assert not policy.reads_prompts
+        looks.append(policy.decides)
+        for tree in trees:
+            tree.reroot((9,))
+    return looks
+
+
+@pytest.mark.parametrize(("look", "rounds"), [(0.0, 1), (9e-5, 1), (3e-4, 3), (9e-3, LONGEST)])
+def test_plain_rounds_are_looked_at_so_often_that_looks_take_their_share(look, rounds):
+    policy = policy_of(draft=DEAR, deciding=look)
+    trees = trees_of(policy, 2)
+    looks = looks_of(policy, [trees] * (2 * rounds + 1))
+    assert looks == ([True] + [False] * (rounds - 1)) * 2 + [True]
+    assert rounds in (math.ceil((look or UNTIMED_LOOK) / (LOOKING * TARGET(2))), LONGEST)
+
+
+def test_a_batch_that_changes_is_looked_at_at_once():
+    policy = policy_of(draft=DEAR, deciding=9e-3)
+    first, second = trees_of(policy, 2)
+    batches = [[first], [first], [first, second], [first, second], [second], [second]]
+    assert looks_of(policy, batches) == [True, False] * 3
+    policy.beside = (1, 30)
+    assert looks_of(policy, [[second]] * 2) == [True, False]
+    policy.sharing = (0, 3)
+    assert looks_of(policy, [[second]] * 2) == [True, False]
+
+
 def test_a_request_behind_its_target_gets_rows_first_unless_it_is_lost():
     target = StepTime.linear(alpha=0.0, gamma=1e-3, delta=0.010)
     fair, late, lost = Progress(0.1, 10), Progress(0.6, 10), Progress(9.0, 10)
@@ -261,7 +300,7 @@ def test_a_request_behind_its_target_gets_rows_first_unless_it_is_lost():
     assert rows["fair"] == rows["lost"]
     assert rows["late"][1] > rows["fair"][1]
     assert rows["late"][0] <= rows["fair"][0]
-    assert policy._urgencies([Progress(0.8, 10)], 1, 0)[0] == MOST_URGENT
+    assert urgencies([Progress(0.8, 10)], target(1), 0.05)[0] == MOST_URGENT
 
 
 def test_urgency_is_that_of_this_round_s_batch_whatever_was_there_before():
@@ -396,18 +435,18 @@ def test_every_look_of_a_batch_s_policy_is_charged_where_the_target_waits_for_it
     requests = pd.DataFrame({"arrival": [0.0] * 3, "prompt_tokens": 20, "output_tokens": 30})
     candidate = Candidate(parse_deployment(deployment), parse_policy(policy), 4)
     drafts = []
-    for first, each in ((0.0, 0.0), (1e-3, 1e-4)):
+    for first, each in ((0.0, 0.0), (1e-5, 1e-6)):  # too little to decide otherwise
         cost = replace(fit.costs[deployment], deciding=first, deciding_each=each)
         known = replace(fit, costs={deployment: cost})
         run = simulate(requests, candidate, known, serving=Serving(max_kv_tokens=4096), seed=1)
         drafts.append(run.rounds)
     free, charged = drafts
     looks = charged.column("num_expansions") + 1.0
-    longest = looks * (1e-3 + 1e-4 * charged.column("batch"))
+    longest = looks * (1e-5 + 1e-6 * charged.column("batch"))
     added = charged.column("seconds").sum() - free.column("seconds").sum()
     assert (charged.column("num_expansions") == free.column("num_expansions")).all()
     if "+" in deployment:  # those beside the verification are hidden, as far as it lasts
-        assert 1e-3 * len(looks) <= added < longest.sum()
+        assert 1e-5 * len(looks) <= added < longest.sum()
     else:
         grown = charged.column("draft") - free.column("draft")
         assert grown == pytest.approx(longest)
