@@ -13,8 +13,8 @@ seconds, by the fitted step times (codesign/policy/batch_round.py). What follows
   that does not fit is made if it promises more tokens than the time that it is late would yield.
 - No draft at all where that has the best quotient: plain decoding, without a tree to move. Coming
   back needs ``MARGIN`` more.
-- Looks take the host's time: a batch that decodes plainly is left alone for some rounds, as long
-  as it stays as it is (plain_rest.py).
+- Looks at the batch take the host's time. After one by which plain decoding is best no more are
+  made until that was ``LOOKING`` of the time, whoever comes and goes.
 - Prompts. Of a *cold* request the draft has not run the prompt, or has missed many tokens since.
   It runs them only if the tokens to come, as many as are expected (traffic.py), save more time.
 - Urgency. A token of a request that falls behind its TPOT target counts more, up to ``MOST_URGENT``
@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import ceil
 from typing import cast
 
 import numpy as np
@@ -54,7 +55,6 @@ from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import Progress, Speculation, context_rows
 from codesign.policy.online_calibration import OnlineCalibration
-from codesign.policy.plain_rest import PlainRest
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.traffic import Traffic
 from codesign.policy.tree import DraftTree
@@ -64,6 +64,8 @@ Leaves = list[list[int]]
 Promise = tuple[float, float]  # value of the round, and the least gain of a leaf worth its row
 
 COLD = 16  # missing tokens from which running them is a decision of its own
+LOOKING = 0.01  # share of the time of plain rounds that looks at the batch may take
+LONGEST_REST = 16  # rounds
 MARGIN = 0.02  # of goodput that drafting must promise after a round without
 FEWEST_CHOICES = 4  # children of a node
 MOST_AWAITED = 2  # draft forwards that an asynchronous round may wait for
@@ -98,14 +100,15 @@ class BatchTree(Speculation):
         self._round = BatchRound(goodput)
         self._was_plain = True
         self._num_rounds = 0
-        self._rest = PlainRest()
+        self._rest = 0  # rounds until the next look, once plain decoding was best
 
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
         own = cast("Sequence[BudgetTree]", trees)
-        num_beside, rows_beside = self.beside
-        self.decides = not self._rest.goes_on(own, num_beside, self.sharing)
+        self._rest -= 1
+        self.decides = self._rest <= 0
         if not self.decides:
             return
+        num_beside, rows_beside = self.beside
         batch, context = len(trees) + num_beside, context_rows(trees) + rows_beside
         self.traffic.observe(own, self.now, self.sharing)
         self._round.begin(batch, context, traffic=self.traffic, sharing=self.sharing)
@@ -225,7 +228,8 @@ class BatchTree(Speculation):
             self._plan_beside(own)
         self.rests = self._was_plain and not self.overlap
         if self.rests and len(self._worth) == 1:
-            self._rest.begin(self._goodput.look(this.batch), this.verification)
+            look = self._goodput.look(this.batch)
+            self._rest = min(ceil(look / (LOOKING * max(this.verification, LEAST))), LONGEST_REST)
         self.reads_prompts = not self.rests and (self._spec.is_async or self._is_worth_reading())
         return chosen
 

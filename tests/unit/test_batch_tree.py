@@ -21,12 +21,11 @@ from codesign.fit.shipped import DEFAULT_FIT
 from codesign.policy.batch_ahead import next_forward
 from codesign.policy.batch_round import Choice
 from codesign.policy.batch_rows import best_nodes
-from codesign.policy.batch_tree import MARGIN, BatchTree
+from codesign.policy.batch_tree import LONGEST_REST, LOOKING, MARGIN, BatchTree
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration, StepTime
 from codesign.policy.goodput import UNTIMED_LOOK
 from codesign.policy.online_calibration import BATCH, OnlineCalibration
-from codesign.policy.plain_rest import LONGEST, LOOKING
 from codesign.policy.protocol import RequestVerdict, VerifyRows
 from codesign.policy.speculation import Goodput, Progress, build_speculation, parse_policy
 from codesign.policy.traffic import START_OUTPUT, Traffic
@@ -255,10 +254,14 @@ def test_it_decodes_plainly_where_rows_are_dear_and_returns_only_for_a_margin():
     assert not policy.rests
 
 
-def looks_of(policy: BatchTree, batches: Sequence[Sequence[BudgetTree]]) -> list[bool]:
-    """Whether each round is looked at; all of them must be plain."""
+@pytest.mark.parametrize(("look", "rounds"), [(0.0, 1), (9e-5, 1), (3e-4, 3), (9e-3, LONGEST_REST)])
+def test_plain_rounds_are_looked_at_so_often_that_looks_take_their_share(look, rounds):
+    policy = policy_of(draft=DEAR, deciding=look)
+    trees = trees_of(policy, 2)
     looks = []
-    for trees in batches:
+    for number in range(2 * rounds + 1):
+        if number == rounds // 2:
+            trees.append(trees_of(policy, 1)[0])  # changes nothing
         chosen, forwards = play(policy, trees, [[0.9]] * len(trees))
         assert (chosen, forwards) == ([[0]] * len(trees), 0)
         assert policy.rests
@@ -266,27 +269,19 @@ def looks_of(policy: BatchTree, batches: Sequence[Sequence[BudgetTree]]) -> list
         looks.append(policy.decides)
         for tree in trees:
             tree.reroot((9,))
-    return looks
-
-
-@pytest.mark.parametrize(("look", "rounds"), [(0.0, 1), (9e-5, 1), (3e-4, 3), (9e-3, LONGEST)])
-def test_plain_rounds_are_looked_at_so_often_that_looks_take_their_share(look, rounds):
-    policy = policy_of(draft=DEAR, deciding=look)
-    trees = trees_of(policy, 2)
-    looks = looks_of(policy, [trees] * (2 * rounds + 1))
     assert looks == ([True] + [False] * (rounds - 1)) * 2 + [True]
-    assert rounds in (math.ceil((look or UNTIMED_LOOK) / (LOOKING * TARGET(2))), LONGEST)
+    seconds = look or UNTIMED_LOOK
+    assert rounds in (math.ceil(seconds / (LOOKING * TARGET(2))), LONGEST_REST)
 
 
-def test_a_batch_that_changes_is_looked_at_at_once():
-    policy = policy_of(draft=DEAR, deciding=9e-3)
-    first, second = trees_of(policy, 2)
-    batches = [[first], [first], [first, second], [first, second], [second], [second]]
-    assert looks_of(policy, batches) == [True, False] * 3
-    policy.beside = (1, 30)
-    assert looks_of(policy, [[second]] * 2) == [True, False]
-    policy.sharing = (0, 3)
-    assert looks_of(policy, [[second]] * 2) == [True, False]
+def test_a_batch_that_drafts_is_looked_at_in_every_round():
+    policy = policy_of(deciding=9e-3)
+    trees = trees_of(policy, 2)
+    for _ in range(5):
+        assert play(policy, trees, [[0.9]] * 2)[1]
+        assert policy.decides
+        for tree in trees:
+            tree.reroot((9,))
 
 
 def test_a_request_behind_its_target_gets_rows_first_unless_it_is_lost():
