@@ -1,11 +1,16 @@
 """A random target and a draft that agrees with it now and then, so that nothing is downloaded.
 
-The target may be inflated to a published shape.
+    python -m benchmarks.random_pair FOLDER [--layers 16] [--sharpness 3]
+
+writes a model with a tokenizer of letters, which ``bench_engine --inflate`` takes as the source of
+target and draft. The target may be inflated to a published shape.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import string
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +18,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Regex, Tokenizer, pre_tokenizers
+from tokenizers import models as tokenizer_models
+from torch import Tensor
 
 from codesign.engine.weights import random_tensors
 from codesign.models.recipe import Recipe, create_inflated, weights_sha256
@@ -45,6 +53,34 @@ def small_config(
     }
 
 
+def write_sharp_model(folder: Path, *, layers: int, sharpness: float) -> None:
+    """Write a model whose likeliest token is far ahead of the others.
+
+    Args:
+        folder: A new one.
+        layers: Of the model.
+        sharpness: What the logits of ``write_random_pair``'s target are multiplied by.
+    """
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(small_config(layers=layers)))
+    state = _random_state(model_shape(folder).tensors())
+    state["lm_head.weight"] *= sharpness
+    save_file(state, folder / "model.safetensors")
+    words = ["[UNK]", *string.ascii_lowercase, *" ,.:-\n"]
+    kind = tokenizer_models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]")
+    tokenizer = Tokenizer(kind)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}: "
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+
+
+def _random_state(sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Weights by name, bfloat16; the head's four times as large as the other maps'."""
+    state = random_tensors(sizes, seed=0)
+    return {k: (v * (4.0 if "lm_head" in k else 1.0)).bfloat16() for k, v in state.items()}
+
+
 def write_random_pair(
     root: Path, config: Mapping[str, Any], *, target: str = "target", noise: float = 0.05
 ) -> None:
@@ -59,8 +95,7 @@ def write_random_pair(
     for name in (target, "draft"):
         (root / name).mkdir()
         (root / name / "config.json").write_text(json.dumps(config))
-    state = random_tensors(model_shape(root / target).tensors(), seed=0)
-    state = {k: (v * (4.0 if "lm_head" in k else 1.0)).bfloat16() for k, v in state.items()}
+    state = _random_state(model_shape(root / target).tensors())
     generator = torch.Generator().manual_seed(1)
     noisy = {}
     for name, tensor in state.items():
@@ -82,3 +117,17 @@ def inflate_source(root: Path, shape: str, *, prefix: str) -> Path:
     source = str(root / "source")
     recipe = Recipe(shape, "target", source, weights_sha256(source))
     return create_inflated(recipe, name=f"{prefix}-{time.monotonic_ns()}")
+
+
+def main() -> None:
+    """Write the model."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--sharpness", type=float, default=3.0)
+    args = parser.parse_args()
+    write_sharp_model(args.folder, layers=args.layers, sharpness=args.sharpness)
+
+
+if __name__ == "__main__":
+    main()

@@ -36,8 +36,9 @@ def device_fit(
     """The fit of so many GPUs and a pair of models: measured if the package has it, else roofline.
 
     A measured one is of inflated models, whose steps are those of the shapes they have. It must
-    tell the times of everything that a roofline would price; else the machine is priced by data
-    sheets as a whole, because one search must not mix two sources. Arguments and errors as of
+    tell the times of everything that a roofline would price, or of all GPUs in one group and in
+    two: what it then cannot tell is no part of the fit. Else the machine is priced by data sheets
+    as a whole, because one search must not mix two sources. Arguments and errors as of
     ``what_if_fit``.
     """
     priced = what_if_fit(device, gpus, target, draft, acceptance=acceptance)
@@ -58,19 +59,31 @@ def device_fit(
 
 
 def _covering(fit: Fit, priced: Fit) -> Fit | None:
-    """A measured fit of the deployments of a roofline; None if it does not tell all of them."""
+    """A measured fit of a roofline's deployments; None if too few of them were measured."""
     costs, errors = {}, dict(fit.errors)
+    is_whole = _tells_all_gpus(
+        fit, max(parse_deployment(label).num_workers for label in priced.costs)
+    )
     for label in set(priced.costs) & set(fit.costs):
         costs[label] = _with_long_prompts(fit, label, priced.costs[label])
     for label in set(priced.costs) - set(costs):
         size = parse_deployment(label)
         sides = _sides(fit, size.target_workers)
         if size.draft_workers or sides is None:
+            if is_whole:
+                continue
             return None
         costs[label] = _joined(costs[sides[0]], costs[sides[1]], priced.costs[label])
         for side, op in zip(sides, ("target", "draft"), strict=True):
             errors[f"{label}/{op}"] = fit.errors[f"{side}/{op}"]
-    return replace(fit, costs={label: costs[label] for label in priced.costs}, errors=errors)
+    told = [label for label in priced.costs if label in costs]
+    return replace(fit, costs={label: costs[label] for label in told}, errors=errors)
+
+
+def _tells_all_gpus(fit: Fit, gpus: int) -> bool:
+    """Whether so many GPUs were timed as one group, and as two."""
+    sizes = [parse_deployment(label) for label in fit.costs]
+    return {size.draft_workers > 0 for size in sizes if size.num_workers == gpus} == {False, True}
 
 
 def _with_long_prompts(fit: Fit, label: str, priced: RoundCost) -> RoundCost:

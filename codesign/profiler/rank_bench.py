@@ -29,7 +29,7 @@ from codesign.models.shape import model_shape
 from codesign.plan import Candidate
 from codesign.policy.batching import BatchLimits
 from codesign.policy.protocol import Candidates, RequestVerdict, VerifyRows
-from codesign.profiler.bench import made_up_tokens
+from codesign.profiler.bench import DraftSteps, made_up_tokens
 from codesign.profiler.rank_draft import Link, drafter_of
 from codesign.profiler.rank_steps import RankTarget, draft_steps, kv_room
 from codesign.profiler.steps import StepShape
@@ -82,7 +82,7 @@ class RankBench:
         """Time one step.
 
         But for prompts it is the second of two: in a round the host has just run the same code, and
-        the first of two costs it up to 40 us a row more.
+        the first of two costs it up to 40 us a row more. The draft's comes after one of the target.
         """
         if self._link is not None and shape.op not in TARGET_OPS:
             return self._link.step_seconds(shape, self._busy_step if self._is_target_busy else None)
@@ -90,6 +90,8 @@ class RankBench:
         assert steps is not None
         if "prefill" not in shape.op:
             steps.seconds(shape)
+        if isinstance(steps, DraftSteps):
+            return steps.seconds(shape, before=self._busy_step)
         return steps.seconds(shape)
 
     def rest(self) -> None:

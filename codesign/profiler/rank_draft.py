@@ -38,6 +38,7 @@ BUSY_DRAFT = StepShape("draft", 2, 4, 64)
 # Of a step's repetitions the median counts, and of several not the first: in a round the host has
 # just run the same code, and the target is under way.
 _STEPS, _PROMPT_STEPS, _BESIDE_STEPS = 2, 1, 4
+_VERDICT_SECONDS = 2e-3  # that a draft waits before a step: the target's rounds take 2 ms and more
 
 
 def lead_draft(
@@ -63,13 +64,21 @@ def lead_draft(
             continue
         shape = _shape(order)
         count = int(order[-1])
-        seconds = [steps.seconds(shape) for _ in range(count)]
+        before = _wait if order[0] == _TIME else None
+        seconds = [steps.seconds(shape, before=before) for _ in range(count)]
         if order[0] == _TIME:
             (folder / _DONE).touch()
         candidates.send(_seconds_words(median(seconds[1:] or seconds)))
         # Nobody takes the file away where the profile was killed.
         while order[0] == _KEEP and (folder / _BUSY).exists() and os.getppid() == parent:
             steps.seconds(shape)
+
+
+def _wait() -> None:
+    """As for a verdict: spin, as a mailbox does."""
+    start = perf_counter()
+    while perf_counter() - start < _VERDICT_SECONDS:
+        pass
 
 
 class Link:

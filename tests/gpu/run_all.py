@@ -22,6 +22,7 @@ import torch
 
 FOLDER = Path("tests/gpu")
 LOSSLESS, DEGREES = FOLDER / "test_lossless.py", FOLDER / "test_degrees.py"
+GROUPS = FOLDER / "test_rank_groups.py"  # of two ranks
 ASIDE = [FOLDER / name for name in ("test_prompt_graphs.py", "test_serving.py")]
 NOTHING_COLLECTED = 5
 POLL, LAST_WORDS = 0.2, 15.0  # seconds; the latter for parts that are interrupted
@@ -49,8 +50,9 @@ def parts(gpus: int) -> list[Part]:
         Part("maps and the rest", 1, (str(FOLDER), *apart, *aside, *alone)),
         Part("degrees", 4 if gpus >= 4 else 1, (str(DEGREES),)),
         Part("lossless on two at 0.7", 2, (str(LOSSLESS), *several, "-k", "0.7 and not lost")),
+        Part("groups of two", 2, (str(GROUPS), *several)),
         Part("prompts and serving", 1, (*map(str, ASIDE), *alone)),
-        Part("exchange", gpus, (str(FOLDER), *apart, *several)),
+        Part("exchange", gpus, (str(FOLDER), *apart, f"--ignore={GROUPS}", *several)),
         Part("lost ranks", gpus, (str(LOSSLESS), *several, "-k", "lost")),
     ]
 

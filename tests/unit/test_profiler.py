@@ -208,12 +208,37 @@ def test_a_forward_of_several_leaves_is_staged_below_the_first_level_of_a_tree(i
         assert bench.seconds(StepShape("draft", 2, rows, 32)) > 0
     assert bench.seconds(StepShape("reroot", 2, 8, 32)) > 0
     chain, tree, widest, _ = (trees[0] for trees in seen)
-    assert chain.num_expanded == 2  # what was timed is in it, too
+    assert chain.num_expanded == 1 + 3  # what was timed is in it, too
     levels = 4 if is_apart else 2  # trees that are kept are larger
-    assert tree.num_expanded == 1 + 4 * levels
+    assert tree.num_expanded == 1 + 4 * (levels - 1) + 4 * 3
     assert max(tree.depths) > 2
     assert len(tree.children[0]) == 7  # as in a tree of eight rows
     assert widest.num_expanded == 1 + 16
+
+
+def test_a_draft_step_is_as_a_round_has_it(monkeypatch):
+    """After something else, some forwards in a row, of calibrated chances."""
+    events = []
+    drafter = StagedNgrams()
+    forward = drafter.forward
+    monkeypatch.setattr(drafter, "forward", lambda *a: (events.append("forward"), forward(*a))[1])
+    bench = DraftSteps(drafter, vocab=61, num_requests=2)
+    weighed = bench._worker(rows=8, width=4).side.policy.weigh([-0.5])
+    assert weighed != [-0.5]
+    for shape, count in ((StepShape("draft", 1, 4, 32), 3), (StepShape("draft", 1, 16, 32), 1)):
+        events.clear()
+        mean = bench.seconds(shape, before=lambda: events.append("before"))
+        assert events == ["before"] + count * ["forward"]
+        assert mean > 0
+
+
+def test_the_seconds_of_forwards_in_a_row_are_those_of_one(monkeypatch):
+    drafter = StagedNgrams()
+    forward = drafter.forward
+    monkeypatch.setattr(drafter, "forward", lambda *a: (sleep(0.02), forward(*a))[1])
+    bench = DraftSteps(drafter, vocab=61, num_requests=2)
+    for rows in (1, 4, 16):
+        assert bench.seconds(StepShape("draft", 1, rows, 32)) == pytest.approx(0.021, abs=0.006)
 
 
 def test_splits_are_all_up_to_four_workers_and_then_powers_of_two():

@@ -87,9 +87,21 @@ def test_long_prompts_of_a_measured_pair_grow_as_the_roofline_says():
     assert prompt_note(priced, requests) == ""
 
 
+def test_all_gpus_measured_as_one_group_and_as_two_are_enough():
+    pair = ("llama-3-70b:int4", "llama-3.2-1b:int4")
+    fit = device_fit("h200", 4, *pair)
+    assert fit.origin == "fitted"
+    assert list(fit.costs) == ["1", "1+1", "2", "2+2", "3+1", "4"]  # no 1+2, 2+1, 3 or 1+3
+    steps = [fit.costs[label].target(8) for label in ("4", "3+1", "2+2", "1+1")]
+    assert steps == sorted(steps)
+    assert all(cost.kv_tokens for cost in fit.costs.values())
+
+
 def test_what_was_not_measured_as_a_whole_is_priced_as_a_whole():
     pair = ("llama-3-70b:int4", "llama-3.2-1b:int4")
-    assert device_fit("h200", 4, *pair).origin == ROOFLINE
+    assert device_fit("h200", 3, *pair).origin == ROOFLINE  # of three GPUs nothing but 3+1's target
+    assert device_fit("h200", 8, *pair).origin == ROOFLINE
+    assert device_fit("h200", 4, "llama-3-70b:int4", "llama-3.2-3b:int4").origin == ROOFLINE
     assert device_fit("h100", 2, *pair).origin == ROOFLINE
     assert device_fit("h200", 2, "llama-3.1-8b:int4", "llama-3.2-3b:int4").origin == ROOFLINE
     assert device_fit("h200", 2, "llama-3.1-8b", "llama-3.2-1b").origin == ROOFLINE  # bf16
