@@ -473,14 +473,15 @@ prompt was priced as rows of a draft forward, a fifth to a half of what it takes
 others that stalled a round paid for it: with 8B + 1B and the slow prompts of that time (8 ms for
 148 tokens beside steps of 1.8) it was 0.50 to 0.76 of plain decoding, and 0.99 to 1.00 afterwards
 on the same step times (60 to 120 requests). Two things are left. On "code" answers have 17
-tokens in the mean and 96 are expected until some requests have finished: the first second costs 2 to 4 % of
-so short a run (over 240 requests 1 to 2 %). At saturation one request's prompt rarely pays alone,
-where all eight would pay together: there SpecServe, which reads all, is up to 3 % ahead.
+tokens in the mean and 96 are expected until some requests have finished: the first second costs
+2 to 4 % of so short a run (over 240 requests 1 to 2 %). At saturation one request's prompt rarely
+pays alone, where all eight would pay together: there SpecServe, which reads all, is up to 3 %
+ahead.
 
 A look of the batch tree costs here what the fits say, 0.05 to 0.09 ms, those of SpecServe nothing.
 With 0.24 ms and 4 us a request, as measured (see below), the least of the batch tree is 0.967.
-While every plain round had a look these were 0.939 and 0.789, both with 8B + 1B on "conv" at load 1.2,
-and with the measured looks the mean over all cases was 3.6 % lower.
+While every plain round had a look these were 0.939 and 0.789, both with 8B + 1B on "conv" at
+load 1.2, and with the measured looks the mean over all cases was 3.6 % lower.
 
 {markdown(("pair", "trace", "load", *policies), rows)}"""
 
