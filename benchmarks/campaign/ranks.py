@@ -36,7 +36,7 @@ from codesign.fit.round_costs import fit_costs
 from codesign.metrics import summarise
 from codesign.models import resolve_model
 from codesign.policy.speculation import SpeculationSpec
-from codesign.profiler.bench import made_up_tokens
+from codesign.profiler.draft_steps import made_up_tokens
 from codesign.profiler.rank_bench import RankBench
 from codesign.profiler.rank_parts import RankMeasurer, rank_outputs
 from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings, unseen

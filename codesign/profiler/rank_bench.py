@@ -29,7 +29,7 @@ from codesign.models.shape import model_shape
 from codesign.plan import Candidate
 from codesign.policy.batching import BatchLimits
 from codesign.policy.protocol import Candidates, RequestVerdict, VerifyRows
-from codesign.profiler.bench import DraftSteps, made_up_tokens
+from codesign.profiler.draft_steps import DraftSteps, made_up_tokens
 from codesign.profiler.rank_draft import Link, drafter_of
 from codesign.profiler.rank_steps import RankTarget, draft_steps, kv_room
 from codesign.profiler.steps import StepShape

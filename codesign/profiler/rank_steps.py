@@ -21,16 +21,13 @@ from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank
 from codesign.models.shape import model_shape
 from codesign.policy.protocol import Admission, TargetSide
-from codesign.profiler.bench import (
+from codesign.profiler.bench import SPARE_ROWS, StagedNgrams, run_prompts, staged_candidates
+from codesign.profiler.draft_steps import (
     ALPHABET,
     ENDLESS,
-    SPARE_ROWS,
     DraftSteps,
     StagedDrafter,
-    StagedNgrams,
     made_up_tokens,
-    run_prompts,
-    staged_candidates,
 )
 from codesign.profiler.steps import MAX_REQUESTS, StepShape
 

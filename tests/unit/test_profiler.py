@@ -22,7 +22,8 @@ from codesign.engine.model import load_decoder
 from codesign.engine.run import DraftSource
 from codesign.errors import HardwareError, InputError
 from codesign.policy.walk import Sampling
-from codesign.profiler.bench import DraftBench, DraftSteps, StagedNgrams, TargetBench
+from codesign.profiler.bench import DraftBench, StagedNgrams, TargetBench
+from codesign.profiler.draft_steps import DraftSteps
 from codesign.profiler.link import link_seconds
 from codesign.profiler.neighbour import Neighbour, NeighbourSetup
 from codesign.profiler.rank_parts import RankMeasurer
