@@ -2,8 +2,8 @@
 
     python tests/gpu/run_all.py [WORDS FOR PYTEST]
 
-What is timed, and what needs all GPUs, runs alone. On one GPU it is pytest alone. A part's log is
-written when it ends; an interrupt ends all parts and writes what they have.
+What needs all GPUs runs alone; on one GPU it is pytest alone. A part's log is written when it ends;
+an interrupt ends all parts and writes what they have.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def parts(gpus: int) -> list[Part]:
         Part("maps and the rest", 1, (str(FOLDER), *apart, *aside, *alone)),
         Part("degrees", 4 if gpus >= 4 else 1, (str(DEGREES),)),
         Part("lossless on two at 0.7", 2, (str(LOSSLESS), *several, "-k", "0.7 and not lost")),
+        Part("lost ranks", 2, (str(LOSSLESS), *several, "-k", "lost")),
         Part("groups of two", 2, (str(GROUPS), *several)),
         Part("prompts and serving", 1, (*map(str, ASIDE), *alone)),
         Part("exchange", gpus, (str(FOLDER), *apart, f"--ignore={GROUPS}", *several)),
-        Part("lost ranks", gpus, (str(LOSSLESS), *several, "-k", "lost")),
     ]
 
 
