@@ -56,12 +56,7 @@ class DraftWorker:
         self._unread.difference_update(finished)
         self._drafter.move(moves)
         rerooted = perf_counter()
-        self.side.begin()
-        done = 0
-        while rows := self.side.next_expansion(done):
-            self._expand(rows)
-            done += 1
-        candidates = self.side.candidates(verdict.round)
+        candidates = self._draft(verdict.round) if self.side.begin() else Candidates(verdict.round)
         times = DraftTimes(
             idle_from=self._idle_from,
             received=received,
@@ -72,6 +67,13 @@ class DraftWorker:
         )
         self._num_expansions = self._num_rows = 0
         return candidates, times
+
+    def _draft(self, number: int) -> Candidates:
+        done = 0
+        while rows := self.side.next_expansion(done):
+            self._expand(rows)
+            done += 1
+        return self.side.candidates(number)
 
     def overlap(self) -> None:
         """Run the forwards that the policy hides behind the target's verification, and prompts."""

@@ -102,12 +102,12 @@ class BatchTree(Speculation):
         self._num_rounds = 0
         self._rest = 0  # rounds until the next look, once plain decoding was best
 
+    def stays_at_rest(self) -> bool:
+        self._rest -= 1
+        return self._rest > 0
+
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
         own = cast("Sequence[BudgetTree]", trees)
-        self._rest -= 1
-        self.decides = self._rest <= 0
-        if not self.decides:
-            return
         num_beside, rows_beside = self.beside
         batch, context = len(trees) + num_beside, context_rows(trees) + rows_beside
         self.traffic.observe(own, self.now, self.sharing)
@@ -132,8 +132,6 @@ class BatchTree(Speculation):
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> Leaves:
         own = cast("Sequence[BudgetTree]", trees)
-        if not self.decides:
-            return no_leaves(own)
         if done:
             self._round.awaited += self._round.draft.of(self._last_rows, self._round.context)
             self._cold = [i for i in self._cold if not own[i].num_expanded]
@@ -210,8 +208,6 @@ class BatchTree(Speculation):
 
     def select(self, trees: Sequence[DraftTree]) -> Leaves:
         own = cast("Sequence[BudgetTree]", trees)
-        if not self.decides:
-            return super().select(trees)
         this, choice = self._round, self._choice
         if choice.rows and self._urgency is not None:
             roots = float(self._urgency.sum()) + this.batch - len(own)

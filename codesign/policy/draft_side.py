@@ -108,13 +108,15 @@ class DraftSide:
             request.first_at, request.first_len = self._now, len(request.committed)
         return KVMove(entry.request_id, base, reroot.promoted + reroot.kept)
 
-    def begin(self) -> None:
-        """A round starts: tell the policy."""
-        if not self.policy.needs_progress:
-            self.policy.begin(self._trees())
-            return
-        progress = [self._progress(request) for request in self._requests.values()]
+    def begin(self) -> bool:
+        """A round starts: whether the policy looks at the trees, or only roots are verified."""
+        if self.policy.stays_at_rest():
+            return False
+        progress = ()
+        if self.policy.needs_progress:
+            progress = [self._progress(request) for request in self._requests.values()]
         self.policy.begin(self._trees(), progress)
+        return True
 
     def _progress(self, request: _Drafted) -> Progress:
         if request.first_at is None:
@@ -151,7 +153,7 @@ class DraftSide:
             add_children(node, node_tokens, weigh(node_log_probs))
 
     def candidates(self, round_number: int) -> Candidates:
-        """The trees to verify, one for every request."""
+        """The trees to verify, one for every request; after a round began with a look."""
         chosen = self.policy.select(self._trees())
         entries = []
         for (request_id, request), nodes in zip(self._requests.items(), chosen, strict=True):

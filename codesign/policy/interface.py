@@ -37,10 +37,10 @@ class Progress:
 class Speculation:
     """Plain autoregression, and what the other policies share.
 
-    A round: ``begin``; while ``leaves`` names any, the draft model runs on them; ``select`` names
-    the nodes to verify; an asynchronous policy then names ``overlap_leaves`` while the target
-    verifies. Named leaves of a tree are all its root alone, or begin with its root and follow one
-    another, or leave out its root.
+    A round, unless it ``stays_at_rest``: ``begin``; while ``leaves`` names any, the draft model
+    runs on them; ``select`` names the nodes to verify; an asynchronous policy then names
+    ``overlap_leaves`` while the target verifies. Named leaves of a tree are all its root alone, or
+    begin with its root and follow one another, or leave out its root.
 
     Attributes:
         fanout: Most children of a node.
@@ -82,8 +82,12 @@ class Speculation:
             return log_probs
         return [_calibrated(log_prob, self._calibration) for log_prob in log_probs]
 
+    def stays_at_rest(self) -> bool:
+        """Whether the round that starts is plain decoding without a look at the trees."""
+        return False
+
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
-        """A round starts; the trees are already re-rooted.
+        """A round with a look at the trees starts; these are already re-rooted.
 
         Args:
             trees: One per request.

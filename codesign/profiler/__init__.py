@@ -2,8 +2,8 @@
 
 session.py runs the whole profile; steps.py says what is timed, bench.py and draft_steps.py stage a
 step in the engine's own workers, neighbour.py keeps the other model busy, link.py times messages,
-recorder.py ranks tokens, store.py keeps finished parts. rank_parts.py, rank_bench.py and rank_steps.py do the
-same on rank groups. Imports torch, as only the engine does.
+recorder.py ranks tokens, store.py keeps finished parts. rank_parts.py, rank_bench.py and
+rank_steps.py do the same on rank groups. Imports torch, as only the engine does.
 """
 
 import os

@@ -180,11 +180,13 @@ class PlayedBatch:
 
     def _draft(self, work: Work) -> Candidates:
         """Run the forwards that the candidates need."""
-        self._side.begin()
+        number, policy = self._num_verdicts - 1, self._side.policy
+        if not self._side.begin():
+            work.rests, work.looks = True, 0
+            return Candidates(number)
         while rows := self._side.next_expansion(len(work.drafting)):
             work.drafting.append(self._forward(rows, work))
-        candidates = self._side.candidates(self._num_verdicts - 1)
-        policy = self._side.policy
+        candidates = self._side.candidates(number)
         work.rests = policy.rests
         work.looks = len(work.drafting) + 1 if policy.decides else 0
         return candidates

@@ -262,11 +262,12 @@ def test_plain_rounds_are_looked_at_so_often_that_looks_take_their_share(look, r
     for number in range(2 * rounds + 1):
         if number == rounds // 2:
             trees.append(trees_of(policy, 1)[0])  # changes nothing
-        chosen, forwards = play(policy, trees, [[0.9]] * len(trees))
-        assert (chosen, forwards) == ([[0]] * len(trees), 0)
+        looks.append(not policy.stays_at_rest())
+        if looks[-1]:
+            chosen, forwards = play(policy, trees, [[0.9]] * len(trees))
+            assert (chosen, forwards) == ([[0]] * len(trees), 0)
         assert policy.rests
         assert not policy.reads_prompts
-        looks.append(policy.decides)
         for tree in trees:
             tree.reroot((9,))
     assert looks == ([True] + [False] * (rounds - 1)) * 2 + [True]
@@ -278,8 +279,8 @@ def test_a_batch_that_drafts_is_looked_at_in_every_round():
     policy = policy_of(deciding=9e-3)
     trees = trees_of(policy, 2)
     for _ in range(5):
+        assert not policy.stays_at_rest()
         assert play(policy, trees, [[0.9]] * 2)[1]
-        assert policy.decides
         for tree in trees:
             tree.reroot((9,))
 
