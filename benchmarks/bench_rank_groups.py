@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks.bench_gpu_engine import RandomState, big_shape
+from benchmarks.random_pair import write_letters
 from codesign.config import Deployment, Serving
 from codesign.engine import EngineRun
 from codesign.engine.gpu import launch
@@ -61,7 +62,6 @@ TINY = {
 }
 NOISE = 0.03  # of a draft's weights, in standard deviations
 ROWS = 32  # padded rows of runs that are compared
-LETTERS = ["[UNK]", *"abcdefghijklmnopqrstuvwxyz ,.:-\n"]
 
 
 def main() -> None:
@@ -381,18 +381,12 @@ def descendants(pid: int) -> list[int]:
 def make_pair(models: Path, name: str, device: str) -> None:
     """Write a random target and a draft that is the same with noise."""
     from safetensors.torch import save_file
-    from tokenizers import Regex, Tokenizer, pre_tokenizers
-    from tokenizers import models as kinds
 
     config = TINY if name == "tiny" else json.loads((SHAPES / name / "config.json").read_text())
-    tokenizer = Tokenizer(kinds.WordLevel({c: i for i, c in enumerate(LETTERS)}, "[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}: "
     for folder in (models / name, models / f"{name}-draft"):
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(config))
-        tokenizer.save(str(folder / "tokenizer.json"))
-        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        write_letters(folder)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     shape = model_shape(models / name)
     sizes = shape.tensors()

@@ -66,6 +66,11 @@ def write_sharp_model(folder: Path, *, layers: int, sharpness: float) -> None:
     state = _random_state(model_shape(folder).tensors())
     state["lm_head.weight"] *= sharpness
     save_file(state, folder / "model.safetensors")
+    write_letters(folder)
+
+
+def write_letters(folder: Path) -> None:
+    """Write a tokenizer of one token a letter, 0 for others, and a chat template that adds none."""
     words = ["[UNK]", *string.ascii_lowercase, *" ,.:-\n"]
     kind = tokenizer_models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]")
     tokenizer = Tokenizer(kind)
