@@ -17,18 +17,25 @@ out=$(mkdir -p "${2:?a folder for results}" && cd "$2" && pwd)
 gpus=$(nvidia-smi -L | wc -l)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4} PYTHONUNBUFFERED=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 
+# limited SECONDS COMMAND...: what is cut off has written what it had, and the next one runs; a failure ends all.
+limited() {
+  local code=0
+  timeout "$@" || code=$?
+  if [ "$code" = 124 ]; then echo "rented_gpus.sh: cut off after $1 s: ${*:2}" >&2; else return "$code"; fi
+}
+
 kernels() {
   local gpu=0 models
   for models in "1b 70b/4" "3b 70b/2" 8b 70b; do # one GPU each, side by side where there are four
-    CUDA_VISIBLE_DEVICES=$((gpu % gpus)) timeout 150 python -m benchmarks.bench_forward \
+    CUDA_VISIBLE_DEVICES=$((gpu % gpus)) limited 150 python -m benchmarks.bench_forward \
       --models $models --out "$out/forward_$gpu" &
     gpu=$((gpu + 1))
     if [ "$gpus" -lt 4 ]; then wait; fi
   done
   wait
-  timeout 150 python -m benchmarks.bench_kernels --models "llama-70b TP4" --rows 8 16 --peers --out "$out"
-  timeout 90 python -m benchmarks.bench_attention --models 1 --peers --out "$out"
-  if [ "$gpus" -gt 1 ]; then timeout 90 python -m benchmarks.bench_collectives --peers --out "$out"; fi
+  limited 240 python -m benchmarks.bench_kernels --models "llama-70b TP4" --rows 8 16 --peers --out "$out"
+  limited 90 python -m benchmarks.bench_attention --models 1 --peers --out "$out"
+  if [ "$gpus" -gt 1 ]; then limited 90 python -m benchmarks.bench_collectives --peers --out "$out"; fi
 }
 
 tests() {
@@ -40,7 +47,7 @@ pair() {
   local name=$1 shapes=$2 policies=$3
   shift 3
   python -m benchmarks.bench_engine --plan "$out/$name/plan.json" --inflate "$shapes" --policies $policies "$@"
-  timeout 200 python -m benchmarks.bench_engine --plan "$out/$name/plan.json" --out "$out" --name "$name" \
+  limited 200 python -m benchmarks.bench_engine --plan "$out/$name/plan.json" --out "$out" --name "$name" \
     --trace "$out/$name.trace.json"
 }
 
