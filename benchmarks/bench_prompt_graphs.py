@@ -1,4 +1,4 @@
-"""Short prompts through a whole model on one GPU: as graphs, and launched kernel by kernel.
+"""Prompts through a whole model on one GPU: as graphs, and launched kernel by kernel.
 
     python -m benchmarks.bench_prompt_graphs [--models NAME ...] [--rows N ...] [--out DIRECTORY]
 
@@ -25,14 +25,15 @@ from benchmarks.common import write_result
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.heads import TargetHead
 from codesign.engine.gpu.model_rank import ModelRank
-from codesign.engine.gpu.prompt_rows import PROMPT_BUCKETS, prompt_message
+from codesign.engine.gpu.prompt_rows import LONG_BUCKETS, PROMPT_BUCKETS, prompt_message
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import Words
 from codesign.engine.gpu.tensor_group import SingleRank
 from codesign.models.shape import ModelShape
 from codesign.policy.walk import Sampling
 
-TOKENS = 1024
+TOKENS = 2304
+ROWS = [16, 64, 77, 147, 256, 300, 512, 700, 1024, 1500, 2048]
 INT4_BITS = 4.25  # with scale and zero point of a group of 128
 
 
@@ -67,9 +68,7 @@ def replayed(rank: ModelRank, bucket: int, repeats: int = 7) -> float:
 
 def floor(shape: ModelShape, rows: int) -> float:
     """Milliseconds below which no forward over int4 weights can be."""
-    head = shape.heads * shape.head_dim
-    per_layer = shape.hidden * (2 * head + 2 * shape.kv_heads * shape.head_dim)
-    weights = shape.layers * (per_layer + 3 * shape.hidden * shape.intermediate)
+    weights = shape.layers * shape.layer_weights
     return 1e3 * max(weights * INT4_BITS / 8 / READ_BANDWIDTH, 2 * rows * weights / DENSE_RATE)
 
 
@@ -93,10 +92,11 @@ def times(name: str, counts: list[int]) -> Iterator[dict[str, Any]]:
     forward = RankForward(weights, SingleRank())
     launched, graphs = rank_of(forward), rank_of(forward)
     since = perf_counter()
-    graphs.prepare((8,), PROMPT_BUCKETS)
+    buckets = (*PROMPT_BUCKETS, *LONG_BUCKETS)  # also those that a run would not take
+    graphs.prepare((8,), buckets)
     capture = perf_counter() - since
     for count in counts:
-        bucket = next(bucket for bucket in PROMPT_BUCKETS if bucket >= count)
+        bucket = next(bucket for bucket in buckets if bucket >= count)
         message = made_up(count, count, forward.shape.vocab)
         firsts = []
         for rank in (graphs, launched):
@@ -124,7 +124,7 @@ def main() -> None:
     """Time the models and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=["1b", "8b", "70b"], choices=list(MODELS))
-    parser.add_argument("--rows", nargs="+", type=int, default=[16, 23, 64, 77, 128, 147, 256])
+    parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows = []

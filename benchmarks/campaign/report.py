@@ -68,8 +68,9 @@ NOT_CAPTURED = """\
   request is not that request's. In a batch of 24 the last ones decide how long it takes.
 - Step times are medians of a profile. A machine that is busier, or whose clocks are lower, than it
   was then is not in them.
-- Prompts of more than 256 tokens are launched kernel by kernel: whatever else keeps the host busy
-  is in their time. Shorter ones are graphs, at the price of 16, 32, 64, 128 or 256 rows.
+- Prompts that are graphs, all of up to 256 tokens and of most ranks up to 2048, have the price of
+  the next bucket. Longer ones are launched kernel by kernel: whatever else keeps the host busy is
+  in their time.
 - Prompts and rounds share no step: chunks of prompts are not measured here.
 - One host: no network between groups.
 """

@@ -81,6 +81,11 @@ class ModelShape:
         """Number of trained values; a tied head is counted once."""
         return sum(math.prod(size) for size in self.tensors().values())
 
+    @property
+    def layer_weights(self) -> int:
+        """Number of values in the matrices of a layer."""
+        return sum(math.prod(size) for size in self._layer_tensors().values() if len(size) == 2)
+
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Return name and shape of every tensor that a checkpoint of this shape holds."""
         tensors: dict[str, tuple[int, ...]] = {

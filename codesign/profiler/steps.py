@@ -75,9 +75,11 @@ class Grid:
 
 CPU_GRID = Grid(_TARGET, _DRAFT, PROMPTS, joins_prompts=True)
 # Two in each bucket that prompts are filled up to, off its edges, as the draft's last token is run
-# as a step; longer ones, which are not filled up, by their doublings, more often where they begin.
-_RANK_PROMPTS = (9, 15, 20, 31, 40, 63, 80, 127, 143, 255, 287, 383, 511, 1023, 2047)
-_LEAN_WITHOUT = (383,)
+# as a step. Whether those above 256 are filled up shows in whether the two take as long.
+_RANK_PROMPTS = (
+    *(9, 15, 20, 31, 40, 63, 80, 127, 143, 255),
+    *(287, 511, 575, 767, 831, 1023, 1151, 1535, 1727, 2047),
+)
 RANK_GRID = Grid(_RANK_TARGET, _RANK_DRAFT, _RANK_PROMPTS, joins_prompts=False)
 
 
@@ -219,7 +221,7 @@ def _spread(
 def _prefills(op: Op, contexts: Sequence[int], grid: Grid, *, lean: bool) -> tuple[StepShape, ...]:
     lengths = [n for n in grid.prompts if n <= contexts[-1]]
     if not grid.joins_prompts:
-        return tuple([StepShape(op, 1, n) for n in lengths if not lean or n not in _LEAN_WITHOUT])
+        return tuple([StepShape(op, 1, n) for n in lengths])
     lengths = lengths[: 4 if lean else None]
     several = [StepShape(op, 4, 16), StepShape(op, 2, lengths[-1] // 2)]
     return (*[StepShape(op, 1, n) for n in lengths], *several)

@@ -6,22 +6,35 @@ A graph is captured on a GPU; what it does runs here call by call.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
+import codesign
 from codesign.engine.checkpoint import open_rank
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.heads import DraftHead, TargetHead
 from codesign.engine.gpu.model_rank import ModelRank, pages_message, sampling_message
 from codesign.engine.gpu.paging import Entry, Paging
-from codesign.engine.gpu.prompt_rows import PROMPT_BUCKETS, buckets_up_to, prompt_message
+from codesign.engine.gpu.prompt_rows import (
+    LONG_BUCKETS,
+    LONG_CONTEXT,
+    PROMPT_BUCKETS,
+    bucket_for,
+    buckets_up_to,
+    long_buckets,
+    prompt_message,
+)
 from codesign.engine.gpu.row_sampling import RowTargetHead
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.tensor_group import SingleRank
+from codesign.models.shape import model_shape
+from codesign.models.sharding import Sharding
 from codesign.policy.walk import Sampling
 
-CPU, TOKENS, SLOTS, PAGE = torch.device("cpu"), 320, 3, 16
+SHAPES = Path(codesign.__file__).parent / "data" / "shapes"
+CPU, TOKENS, SLOTS, PAGE = torch.device("cpu"), 640, 3, 16
 WARM, OTHER = Sampling(temperature=0.9, seed=4), Sampling(temperature=1.2, top_k=5, seed=6)
 HEADS = {
     "greedy": lambda: TargetHead(Sampling()),
@@ -38,7 +51,7 @@ def both(pair):
     def make(head: str = "greedy", *, paged: bool = False) -> list[ModelRank]:
         paging = Paging(PAGE, SLOTS * TOKENS // PAGE) if paged else None
         ranks = []
-        for buckets in ((), PROMPT_BUCKETS):
+        for buckets in ((), buckets_up_to(512)):
             weights = open_rank(pair.target_dir, size=1, rank=0, device=CPU, dtype=torch.float32)
             forward = RankForward(weights, SingleRank())
             slabs = Slabs(
@@ -85,7 +98,7 @@ def same(ranks: Sequence[ModelRank], slot: int, count: int) -> None:
     assert [rank.num_faults() for rank in ranks] == [0, 0]
 
 
-LENGTHS = (1, 15, 16, 17, 64, 65, 200, 256)
+LENGTHS = (1, 15, 16, 17, 64, 65, 200, 256, 257, 512)
 
 
 @pytest.mark.parametrize("paged", [False, True])
@@ -155,4 +168,26 @@ def test_a_run_prepares_the_buckets_that_its_prompts_can_take():
     assert buckets_up_to(10) == (16,)
     assert buckets_up_to(16) == (16,)
     assert buckets_up_to(17) == (16, 32)
-    assert buckets_up_to(5000) == PROMPT_BUCKETS
+    assert buckets_up_to(257) == (*PROMPT_BUCKETS, 512)
+    assert buckets_up_to(5000) == (*PROMPT_BUCKETS, *LONG_BUCKETS)
+    assert buckets_up_to(5000, (512, 768)) == (*PROMPT_BUCKETS, 512, 768)
+    assert buckets_up_to(5000, ()) == PROMPT_BUCKETS
+
+
+SHARDED = {("llama-3.2-1b", 1): 2048, ("llama-3.2-3b", 1): 2048, ("llama-3.1-8b", 1): 1024}
+SHARDED |= {("llama-3-70b", 1): 0, ("llama-3-70b", 2): 768, ("llama-3-70b", 4): 2048}
+
+
+@pytest.mark.parametrize(("model", "ranks"), SHARDED)
+def test_a_long_prompt_is_a_graph_where_its_launches_would_take_longer(model: str, ranks: int):
+    shape = Sharding(model_shape(SHAPES / model), size=ranks, group=128).shape
+    found = long_buckets(shape.layer_weights, adds_ranks=ranks > 1)
+    assert found == tuple(b for b in LONG_BUCKETS if b <= SHARDED[model, ranks])
+
+
+def test_a_long_bucket_is_for_prompts_near_their_beginning():
+    assert bucket_for((16, 256, 512), 200, 100_000) == 256
+    assert bucket_for((16, 256, 512), 512, LONG_CONTEXT - 512) == 512
+    assert bucket_for((16, 256, 512), 512, LONG_CONTEXT - 511) is None
+    assert bucket_for((16, 256, 512), 513, 0) is None
+    assert bucket_for((), 1, 0) is None

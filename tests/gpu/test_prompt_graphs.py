@@ -5,6 +5,7 @@ python -m pytest tests/gpu/test_prompt_graphs.py
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from benchmarks.bench_prompt_graphs import TOKENS, rank_of
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.model_rank import ModelRank, pages_message
 from codesign.engine.gpu.paging import Entry, Paging
-from codesign.engine.gpu.prompt_rows import PROMPT_BUCKETS, prompt_message
+from codesign.engine.gpu.prompt_rows import buckets_up_to, prompt_message
 from codesign.engine.gpu.step_rows import Words, pack_step
 from codesign.engine.gpu.tensor_group import SingleRank
 from codesign.kernels.prompt_attention import prompt_attention, slab_attention
@@ -27,6 +28,8 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability(0)[0] ==
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
 PAGE = 64
 PIECES = [(0, 1, 16), (0, 16, 16), (0, 100, 128), (5, 33, 64), (700, 200, 256), (767, 1, 16)]
+PIECES += [(0, 300, 512), (700, 1500, 1536), (0, 2048, 2048)]
+ALL = buckets_up_to(2048)
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +100,9 @@ def test_attention_of_padded_rows_is_that_of_flash_and_the_same_in_pages_and_pie
 def test_a_graph_gives_the_token_and_keys_of_the_same_prompt_launched_kernel_by_kernel(
     forward: RankForward,
 ) -> None:
-    graphs = prepared(forward, buckets=PROMPT_BUCKETS)
+    graphs = prepared(forward, buckets=ALL)
     launched = prepared(forward, buckets=())
-    for count in (1, 16, 64, 147, 256):
+    for count in (1, 16, 64, 147, 256, 257, 512, 700, 1024, 1500, 2048):
         message = made_up(count, 0, seed=count)
         assert graphs.answer(message).tolist() == launched.answer(message).tolist()
         ours, theirs = keys_of(graphs, 0, count), keys_of(launched, 0, count)
@@ -108,7 +111,7 @@ def test_a_graph_gives_the_token_and_keys_of_the_same_prompt_launched_kernel_by_
 
 @torch.inference_mode()
 def test_neither_padding_nor_another_graph_in_between_changes_a_bit(forward: RankForward) -> None:
-    rank = prepared(forward, buckets=PROMPT_BUCKETS)
+    rank = prepared(forward, buckets=ALL)
     full, part, short = made_up(256, 0), made_up(147, 1), made_up(60, 1)
     assert part[-147:].tolist() == full[-256 : -256 + 147].tolist()
     rank.answer(full)
@@ -126,13 +129,15 @@ def test_neither_padding_nor_another_graph_in_between_changes_a_bit(forward: Ran
 @torch.inference_mode()
 def test_rows_within_graphs_carry_their_labels_through_pages(forward: RankForward) -> None:
     paging = Paging(PAGE, 2 * TOKENS // PAGE)
-    rank = prepared(forward, buckets=PROMPT_BUCKETS, paging=paging, check=True)
+    rank = prepared(forward, buckets=ALL, paging=paging, check=True)
     pages = iter(range(2 * TOKENS // PAGE - 1, -1, -1))
     entries = [Entry(slot, i, next(pages)) for i in range(TOKENS // PAGE) for slot in (0, 1)]
     rank.answer(pages_message(entries))
-    for start, end in ((0, 100), (100, 116), (116, 372), (372, 373)):
-        rank.answer(made_up(end - start, 1, seed=end, start=start, is_last=end == 373))
+    ends = (100, 116, 372, 373, 1100, 2100)
+    for start, end in itertools.pairwise((0, *ends)):
+        rank.answer(made_up(end - start, 1, seed=end, start=start, is_last=end == ends[-1]))
     assert rank.num_faults() == 0
-    assert [position for position, _ in rank.slabs.labels(1)[:373]] == list(range(373))
+    positions = [position for position, _ in rank.slabs.labels(1)[: ends[-1]]]
+    assert positions == list(range(ends[-1]))
     rank.answer(made_up(5, 0, start=3, is_last=False))  # the three rows in front are missing
     assert rank.num_faults() == 3

@@ -33,7 +33,7 @@ from codesign.fit.prompt_luck import (
     acceptance_error,
     prompt_luck,
 )
-from codesign.fit.prompt_stairs import PROMPT_BUCKETS, fit_prompt_stairs
+from codesign.fit.prompt_stairs import LONG_BUCKETS, PROMPT_BUCKETS, fit_prompt_stairs
 from codesign.fit.round_costs import fit_costs, fit_slowdown
 from codesign.fit.step_forms import BUCKETS, Shapes, fit_line, fit_table
 from codesign.fit.steps import MAX_LINE_ERROR, fit_step, held_out
@@ -182,29 +182,48 @@ def test_a_disturbed_prompt_on_ranks_bends_no_parabola_through_prompts_that_nobo
     assert ranks.time(8192) <= ranks.time(256) + 1.01 * per_row * (8192 - 256)
 
 
-def test_prompts_on_ranks_climb_stairs_as_far_as_graphs_go_and_a_line_beyond():
-    from codesign.engine.gpu.prompt_rows import PROMPT_BUCKETS as ENGINES
-
-    assert PROMPT_BUCKETS == ENGINES
-    heights = dict(zip(PROMPT_BUCKETS, (15.0, 29.7, 34.2, 47.8, 89.2), strict=True))
-
-    def milliseconds(rows: int) -> float:
-        bucket = next((b for b in PROMPT_BUCKETS if rows <= b), None)
-        return 55.0 + 0.2 * rows if bucket is None else heights[bucket]
-
+def timed_prompts(milliseconds: Callable[[int], float]) -> pd.DataFrame:
+    """Prompts as a profile on ranks times them."""
     shapes = target_shapes(RANK_CONTEXTS, beside=False, lean=True, grid=RANK_GRID)
     lengths = [s.rows for s in shapes if s.op == "prefill"]
     data = [("2", "prefill", n, 1, 0, False, milliseconds(n) / 1e3) for n in lengths] * 3
-    steps = pd.DataFrame(data, columns=list(STEP_COLUMNS))
+    return pd.DataFrame(data, columns=list(STEP_COLUMNS))
+
+
+@pytest.mark.parametrize("longest_graph", [256, 768, 2048])
+def test_prompts_on_ranks_climb_stairs_as_far_as_graphs_go_and_a_line_beyond(longest_graph: int):
+    from codesign.engine.gpu import prompt_rows as engines
+
+    assert (PROMPT_BUCKETS, LONG_BUCKETS) == (engines.PROMPT_BUCKETS, engines.LONG_BUCKETS)
+    heights = dict(zip(PROMPT_BUCKETS, (15.0, 29.7, 34.2, 47.8, 89.2), strict=True))
+    heights |= {bucket: 55.0 + 0.2 * bucket for bucket in LONG_BUCKETS if bucket <= longest_graph}
+
+    def milliseconds(rows: int) -> float:
+        bucket = next((b for b in heights if rows <= b), None)
+        return 55.0 + 0.2 * rows if bucket is None else heights[bucket]
+
+    steps = timed_prompts(milliseconds)
     step = fit_step(steps, is_prefill=True, on_ranks=True)
     assert step.form == "stairs"
     assert step.error < 0.005 < 0.05 < step.held_out["table"].mean
-    for rows in (1, 16, 17, 32, 33, 64, 65, 128, 129, 147, 256, 257, 300, 512, 2048, 4096):
-        assert 1e3 * step.time(rows) == pytest.approx(milliseconds(rows), rel=0.01)
-    edges = [n + step for n in PROMPT_BUCKETS for step in (0, 1)]
+    edges = [n + step for n in (*PROMPT_BUCKETS, *LONG_BUCKETS) for step in (0, 1)]
+    for rows in (1, *edges, 147, 300, 600, 2048, 4096):
+        assert 1e3 * step.time(rows) == pytest.approx(milliseconds(rows), rel=0.01), rows
     found = [step.time(rows) for rows in edges]
     assert step.time.of_arrays(edges, 0).tolist() == found
     assert fit_step(steps, is_prefill=True).form != "stairs"
+
+
+def test_a_long_bucket_with_one_prompt_is_flat_only_where_most_are():
+    graphs = {n: 10.0 * next(b for b in LONG_BUCKETS if n <= b) / 512 for n in LONG}
+    launched = {n: 10.0 * n / 512 for n in LONG}
+    for measured, at_600 in ((graphs, 15.0), (launched, 11.7)):
+        del measured[575]
+        time = fit_prompt_stairs(Shapes.of(prompts_of({255: 5.0} | measured)))
+        assert 1e3 * time(600) == pytest.approx(at_600, rel=0.01)
+
+
+LONG = (287, 511, 575, 767, 831, 1023, 1151, 1535, 1727, 2047)
 
 
 def test_a_bucket_of_prompts_that_was_not_timed_lies_between_its_neighbours():

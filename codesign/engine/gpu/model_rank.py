@@ -26,6 +26,7 @@ from codesign.engine.gpu.prompt_rows import (
     START_WORD,
     WRITTEN_WORD,
     DevicePrompt,
+    bucket_for,
     prompt_message,
 )
 from codesign.engine.gpu.row_sampling import SAMPLING_WORDS, RowTargetHead, sampling_words
@@ -120,12 +121,14 @@ class ModelRank:
         on_gpu = self._done is not None
         for bucket in sorted(prompt_buckets, reverse=True):  # the others fit into its memory
             self._prompts[bucket] = self._make_prompt(bucket)
+        largest = max(prompt_buckets, default=0)
         for count in (*COMPILED_LENGTHS, *(many_rows.LENGTHS if on_gpu else ())):
-            if max(prompt_buckets, default=0) < count <= self.slabs.max_tokens:
+            is_launched = count > min(largest, many_rows.DENSE_ROWS)
+            if is_launched and max(count, largest + 1) <= self.slabs.max_tokens:
                 message = prompt_message(
                     (0,) * count, self.slabs.scratch_slot, 0, first_written=count
                 )
-                self._run_prompt(message, None)
+                self._run_any_prompt(message, None)
         self.slabs.num_faults_1.zero_()  # the longest one's rows lay over each other
         for bucket in buckets:
             if bucket not in self._steps:
@@ -253,8 +256,7 @@ class ModelRank:
 
     def _run_prompt(self, message: Words, watch: Watch | None) -> Words:
         """Run a prompt; the target answers with the token after it, the draft with nothing."""
-        count = int(message[COUNT_WORD])
-        bucket = min((bucket for bucket in self._prompts if bucket >= count), default=None)
+        bucket = bucket_for(self._prompts, int(message[COUNT_WORD]), int(message[START_WORD]))
         if bucket is None:
             return self._run_any_prompt(message, watch)
         step = self._prompts[bucket]

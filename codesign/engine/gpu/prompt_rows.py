@@ -1,15 +1,16 @@
 """The message of a prompt or a piece of one, and the same on the device, for a graph to read.
 
-Up to 256 rows wait for the host when they are launched kernel by kernel, so they run as graphs,
-padded to a bucket. The buckets are where the maps of prompts change their cut
-(``kernels.many_rows``): a row of padding costs next to nothing.
+Launched kernel by kernel, rows wait for the host, so they run as graphs, padded to a bucket. Up to
+256 rows the buckets are where the maps of prompts change their cut (``kernels.many_rows``): a row
+of padding costs next to nothing. Above, a row costs what it multiplies, so there are graphs as far
+as the GPU, padding and all, is done before a host would have launched the same.
 
 Layout: header, then the tokens. Followers of a rank group get it as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,12 +21,38 @@ from codesign.kernels.many_rows import DENSE_ROWS
 
 START_WORD, SLOT_WORD, COUNT_WORD, LOW_WORD, HIGH_WORD, WRITTEN_WORD = range(2, 8)
 PROMPT_BUCKETS = (16, 32, 64, 128, DENSE_ROWS)
+LONG_BUCKETS = (512, 768, 1024, 1536, 2048)
+# Seconds of a layer, from prompts of four pairs on one to four H200s: a host launches it in the
+# first, and its sums over ranks in the second; a weight takes the third to be unpacked for cuBLAS,
+# and the fourth for each row.
+_LAUNCHES, _SUMS, _UNPACK, _ROW = 1.0e-3, 0.4e-3, 1.0e-12, 2.5e-15
+# Rows and those before them in a long bucket: the attention that reads lengths from device memory
+# takes up to four times as long as the flash kernel, by then as long as the maps.
+LONG_CONTEXT = 4096
 
 
-def buckets_up_to(longest: int) -> tuple[int, ...]:
-    """Buckets that prompts of at most ``longest`` rows can take."""
-    smaller = sum(bucket < longest for bucket in PROMPT_BUCKETS)
-    return PROMPT_BUCKETS[: smaller + 1]
+def long_buckets(layer_weights: int, *, adds_ranks: bool) -> tuple[int, ...]:
+    """Buckets of long prompts that a graph runs sooner than the host launches them.
+
+    Args:
+        layer_weights: Of a layer, on one rank.
+        adds_ranks: Each of its two residual maps ends in a sum over ranks.
+    """
+    host = _LAUNCHES + _SUMS * adds_ranks
+    return tuple(b for b in LONG_BUCKETS if layer_weights * (_UNPACK + _ROW * b) <= host)
+
+
+def buckets_up_to(longest: int, long: Sequence[int] = LONG_BUCKETS) -> tuple[int, ...]:
+    """Buckets that prompts of at most ``longest`` rows can take; ``long`` are those above 256."""
+    buckets = (*PROMPT_BUCKETS, *long)
+    return buckets[: sum(bucket < longest for bucket in buckets) + 1]
+
+
+def bucket_for(buckets: Iterable[int], count: int, start: int) -> int | None:
+    """The smallest bucket for so many rows behind ``start``; None: launch them one by one."""
+    found = min((bucket for bucket in buckets if bucket >= count), default=None)
+    is_far = found is not None and found > DENSE_ROWS and start + count > LONG_CONTEXT
+    return None if is_far else found
 
 
 def prompt_message(

@@ -37,7 +37,7 @@ from codesign.engine.gpu.mailbox import (
     shared_memory_is_ordered,
 )
 from codesign.engine.gpu.model_rank import ModelRank
-from codesign.engine.gpu.prompt_rows import buckets_up_to
+from codesign.engine.gpu.prompt_rows import buckets_up_to, long_buckets
 from codesign.engine.gpu.rank_group import GroupLeader, follow
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.row_sampling import RowTargetHead
@@ -240,7 +240,8 @@ def _prompt_buckets(setup: RankSetup, forward: RankForward) -> tuple[int, ...]:
         return ()
     # More rows than an exchange takes go over gloo where GPUs are shared, which no graph holds.
     longest = BUCKETS[-1] if setup.shares_gpus else setup.target_tokens
-    return buckets_up_to(min(setup.target_tokens, longest))
+    long = long_buckets(forward.shape.layer_weights, adds_ranks=forward.group.size > 1)
+    return buckets_up_to(min(setup.target_tokens, longest), long)
 
 
 def _up_to(largest: int, smallest: int) -> list[int]:
