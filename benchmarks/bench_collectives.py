@@ -4,7 +4,8 @@
 
 One process a GPU on one host. Times are medians over graph replays; of all ranks the slowest
 counts. Weights are used in turn (more than the second-level cache holds). The floor of the
-all-reduce is its wire time one way at 450 GB/s; that of a GEMM the reading of its weight.
+all-reduce is its wire time one way at 450 GB/s, of a prompt's rows twice that of a rank's share of
+them; that of a GEMM the reading of its weight.
 With ``--peers``, FlashInfer's fused sums come last, and the result is written before them, too:
 their kernels wait for a rank without a limit.
 """
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from benchmarks.common import graph_time, why_not, write_result
 from benchmarks.peer_collectives import FusedSums
-from codesign.kernels.all_reduce import all_reduce_add
+from codesign.kernels.all_reduce import add_by_rows, add_gathered, all_reduce_add
 from codesign.kernels.gemm import linear
 from codesign.kernels.gemm_all_reduce import linear_all_reduce
 from codesign.kernels.int4 import Int4Weight
@@ -37,6 +38,7 @@ from codesign.kernels.symmetric import Exchange, open_exchange
 READ_BANDWIDTH, WIRE_BANDWIDTH = 4.2e12, 450e9
 COLD_BYTES = 250e6
 SIZES = [(8, 2048), (8, 4096), (8, 8192), (16, 8192), (32, 8192)]
+PROMPTS = [(256, 8192), (512, 8192), (1024, 8192), (2048, 8192)]
 # model, op, inputs over all ranks, outputs
 LAYERS = [
     ("llama-70b", "o", 8192, 8192),
@@ -99,6 +101,25 @@ class Bench:
             part.normal_()
             shared.normal_()
             self.measure(what, version, call, floor)
+
+    def prompts(self, rows: int, hidden: int) -> None:
+        """The collective of a prompt's rows."""
+        part = torch.randn(rows, hidden, device="cuda").to(torch.bfloat16)
+        residual, out = torch.zeros_like(part), torch.empty_like(part)
+        ways = {"every rank adds all": add_gathered, "each adds some": add_by_rows}
+        sums = [way(part, part, self.group, torch.empty_like(part)) for way in ways.values()]
+        assert torch.equal(*sums), "the ways differ"
+        floor = part.nbytes * 2 * (self.exchange.world - 1) / self.exchange.world / WIRE_BANDWIDTH
+        for version, way in ways.items():
+            self.measure(
+                size_of(part),
+                version,
+                lambda i, way=way: way(part, residual, self.group, out),
+                floor,
+            )
+        self.measure(
+            size_of(part), "NCCL", lambda i: dist.all_reduce(part, group=self.group), floor
+        )
 
     def peers(self) -> None:
         """FlashInfer's one-shot sums, or why there is no time of them."""
@@ -212,6 +233,8 @@ def run_rank(rank: int, world: int, port: int, arguments: argparse.Namespace) ->
     bench = Bench(open_exchange(group, max_elements=32 * 8192, device=device), group)
     for rows, hidden in SIZES:
         bench.all_reduces(rows, hidden)
+    for rows, hidden in PROMPTS:
+        bench.prompts(rows, hidden)
     torch.manual_seed(0)
     for layer in [] if arguments.alone else LAYERS:
         bench.layers(*layer)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from codesign.kernels.all_reduce import all_reduce_add
+from codesign.kernels.all_reduce import add_by_rows, add_gathered, all_reduce_add
 from codesign.kernels.reference import sum_of_ranks
 from codesign.kernels.symmetric import Exchange, PeerLostError, local_exchanges, open_exchange
 
@@ -43,6 +43,37 @@ def test_ranks_end_with_the_same_bits(tmp_path: Path):
         assert torch.equal(torch.load(f"{results}.{rank}"), wanted)
     exact = sum(part.double() for part in parts) + residual.double()
     torch.testing.assert_close(wanted.double(), exact, rtol=2**-8, atol=0)
+
+
+SHARED = (6, 5, 4, 2, 1)  # rows: as many each, one fewer for the last, none for it or for two
+
+
+def share_rows(rank: int, world: int, store: str, results: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    found = []
+    for rows in SHARED:
+        *parts, residual = parts_of(world, rows, 24, seed=rows)
+        out = torch.full_like(residual, torch.nan)
+        found.append(add_by_rows(parts[rank], None, dist.group.WORLD, out))
+        assert found[-1] is out
+        gathered = add_gathered(parts[rank], residual, dist.group.WORLD, torch.empty_like(residual))
+        found.append(add_by_rows(parts[rank], residual, dist.group.WORLD, residual))  # into itself
+        assert torch.equal(found[-1], gathered)
+    torch.save(found, f"{results}.{rank}")
+    dist.destroy_process_group()
+
+
+def test_many_rows_that_ranks_share_out_end_with_the_same_bits(tmp_path: Path):
+    world = 3
+    store, results = str(tmp_path / "store"), str(tmp_path / "sum")
+    mp.spawn(share_rows, (world, store, results), nprocs=world)
+    wanted = []
+    for rows in SHARED:
+        *parts, residual = parts_of(world, rows, 24, seed=rows)
+        wanted += [sum_of_ranks(parts, None), sum_of_ranks(parts, residual)]
+    for rank in range(world):
+        for ours, theirs in zip(torch.load(f"{results}.{rank}"), wanted, strict=True):
+            assert torch.equal(ours, theirs)
 
 
 def test_a_group_of_one_adds_the_residual():
