@@ -47,7 +47,10 @@ class StepTime(_Segments):
         cross: Seconds per row and token of context: attention of a chunk of a long prompt over
             what stands before it. Of one request: rows of others do not attend to its context.
         apart: Prompts of several requests run one after another, each in a forward of its own.
-        each: Seconds for each request beyond the first: what a host does request by request.
+        each: Seconds for each request beyond the first: what a host and attention do one by one.
+        tile: Rows that attention takes together of one request. More of them are as much work as
+            another request, so that ``each`` counts the tiles where there are more of those than
+            requests. 0 where rows of a request make no difference.
     """
 
     alpha: float
@@ -57,6 +60,7 @@ class StepTime(_Segments):
     cross: float = 0.0
     apart: bool = False
     each: float = 0.0
+    tile: int = 0
 
     def __post_init__(self) -> None:
         if len(self.rows) == 1:
@@ -75,6 +79,7 @@ class StepTime(_Segments):
         # What dataclasses generate restores the fields only.
         return StepTime, (
             self.alpha, self.rows, self.seconds, self.gamma, self.cross, self.apart, self.each,
+            self.tile,
         )  # fmt: skip
 
     @classmethod
@@ -92,6 +97,7 @@ class StepTime(_Segments):
             cross=self.cross * factor,
             apart=self.apart,
             each=self.each * factor,
+            tile=self.tile,
         )
 
     def later(self, seconds: float) -> StepTime:
@@ -116,7 +122,10 @@ class StepTime(_Segments):
         beyond = np.maximum(counts, self._first) - knots[..., 0]
         seconds = knots[..., 1] + knots[..., 2] * beyond + self.alpha * before
         if self.each:
-            seconds = seconds + self.each * (np.asarray(requests) - 1.0)
+            parts = np.asarray(requests, np.float64)
+            if self.tile:
+                parts = np.maximum(parts, counts / self.tile)
+            seconds = seconds + self.each * (parts - 1.0)
         if self.cross:
             seconds = seconds + self.cross * counts * before / np.asarray(requests)
         return seconds
@@ -130,7 +139,10 @@ class StepTime(_Segments):
         first = self._first
         seconds = s0 + slope * ((rows if rows > first else first) - r0) + self.alpha * context
         if self.each:
-            seconds += self.each * (requests - 1.0)
+            parts = requests
+            if self.tile and rows > requests * self.tile:
+                parts = rows / self.tile
+            seconds += self.each * (parts - 1.0)
         return seconds + self.cross * rows * context / requests if self.cross else seconds
 
     def of_prompts(self, prompts: Sequence[tuple[int, int]], others: int = 0) -> float:
@@ -152,6 +164,17 @@ class StepTime(_Segments):
         fixed = self(0.0)
         parts = [self(rows, context) - fixed for rows, context in (*prompts, (others, 0)) if rows]
         return fixed + sum(parts)
+
+
+def more_parts(requests: int, rows: int, tile: int) -> float:
+    """How many ``each`` a forward of so many requests pays above one of as many rows of one.
+
+    Args:
+        requests: That share the rows.
+        rows: Of all of them.
+        tile: As in StepTime.
+    """
+    return max(requests - (max(rows / tile, 1.0) if tile else 1.0), 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -329,6 +329,26 @@ def test_on_ranks_stairs_follow_the_buckets_and_the_host_goes_request_by_request
     assert fit_step(timed).form != "stairs"
 
 
+@pytest.mark.parametrize("tile", [0, 4, 8])
+def test_stairs_find_how_many_rows_of_a_request_attention_takes_together(tile):
+    def staircase(rows: int, context: int, requests: int) -> float:
+        bucket = next(b for b in BUCKETS if rows <= b)
+        parts = max(requests, rows / tile) if tile else requests
+        return 2e-8 * context + 7e-5 * parts + 2e-3 + 1e-4 * bucket
+
+    target = target_shapes(RANK_CONTEXTS, beside=False, lean=True, grid=RANK_GRID)
+    shapes = [(s.rows, s.requests, s.context) for s in target if s.op == "target"]
+    timed = pd.DataFrame(
+        [("1", "target", n * r, r, c * r, False, staircase(n * r, c * r, r)) for n, r, c in shapes],
+        columns=list(STEP_COLUMNS),
+    )
+    step = fit_step(timed, on_ranks=True)
+    assert step.time.tile == tile
+    for rows, requests in ((8, 1), (8, 8), (16, 8), (32, 1), (32, 8), (64, 8)):
+        wanted = staircase(rows, 300, requests)
+        assert step.time(rows, 300, requests) == pytest.approx(wanted, rel=2e-3)
+
+
 @pytest.mark.parametrize("padding", [0.0, 1e-4])
 def test_rows_that_are_padded_cost_what_they_were_timed_at_beside_a_full_bucket(padding):
     def forward(rows: int, context: int) -> float:
