@@ -186,7 +186,7 @@ class RoundCost:
         draft: One draft forward, tree bookkeeping included.
         prefill: Target forward over prompt rows.
         draft_prefill: Draft forward over prompt rows.
-        reroot: Seconds to re-root, move KV rows and choose candidates, per round of one request.
+        reroot: Seconds to re-root and move KV rows, per round of one request.
         link: Seconds of one message, one way; 0 when both models share a process.
         slowdown: Seconds that the target loses for each second in which the draft model runs beside
             it (shared memory bandwidth); 0 on separate GPUs.
@@ -200,6 +200,9 @@ class RoundCost:
             each draft forward, one at the end), beside what the steps hold; 0 where unknown.
         deciding_each: The same for every request that it looks at.
         reroot_each: Seconds that the re-root takes longer for every request beyond the first.
+        choice: Seconds to choose the candidates, per round of one request; 0 where a profile has
+            them in the re-root.
+        choice_each: The same for every request beyond the first.
     """
 
     target: StepTime
@@ -216,10 +219,16 @@ class RoundCost:
     deciding: float = 0.0
     deciding_each: float = 0.0
     reroot_each: float = 0.0
+    choice: float = 0.0
+    choice_each: float = 0.0
 
     def reroots(self, requests: _Number) -> _Number:
         """Seconds of the re-root of so many requests: a number, or an array of them."""
         return self.reroot + self.reroot_each * (requests - 1.0)
+
+    def choices(self, requests: _Number) -> _Number:
+        """The same of choosing candidates."""
+        return self.choice + self.choice_each * (requests - 1.0)
 
     def kv_room(self, limit: int | None, *, has_draft: bool) -> int | None:
         """KV rows of one replica: what fits, at most ``limit``; None if neither is known."""

@@ -82,7 +82,7 @@ class Goodput:
         return cls(
             cost.draft,
             cost.target,
-            overhead=cost.reroot,
+            overhead=cost.reroot + cost.choice,
             slo_tpot=slo_tpot,
             draft_prompt_seconds=cost.draft_prefill,
             prompt_seconds=cost.prefill,
@@ -90,7 +90,7 @@ class Goodput:
             target_each=cost.target.each,
             draft_tile=cost.draft.tile,
             target_tile=cost.target.tile,
-            overhead_each=cost.reroot_each,
+            overhead_each=cost.reroot_each + cost.choice_each,
             shares_forwards=cost.shares_forwards and not cost.prefill.apart,
             deciding=cost.deciding,
             deciding_each=cost.deciding_each,
