@@ -202,7 +202,7 @@ def calibration_rows(profile: AcceptanceProfile) -> dict[str, list[list[float]]]
 
 def _fit_to_these(folder: Path, workload: Workload, fit: Fit) -> Fit | None:
     """The fit with the acceptance of each request that the runs served, a kind of its own."""
-    names = (workload.name, BATCH.name) if not workload.seconds else ()
+    names = (workload.name, *[BATCH.name] * (not workload.seconds))
     files = [folder / "runs" / f"{name}.{ACCEPTANCE_FILE}" for name in names]
     file = next((file for file in files if file.exists()), None)
     if file is None:

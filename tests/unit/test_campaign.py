@@ -269,17 +269,22 @@ def test_what_is_known_of_a_request_is_played_by_that_request(campaign, folder, 
     table = AcceptanceProfile(
         {"chat": tuple(replace(r, request=i) for i, r in enumerate(recordings[:3]))}
     ).to_table()
-    file = folder / PAIR / "runs" / "batch.acceptance.parquet"
-    write_table(file, table, header("profile", seed=0))
+    runs = folder / PAIR / "runs"
+    files = [runs / f"{name}.acceptance.parquet" for name in ("batch", units.SEGMENT.name)]
+    for file in files:
+        write_table(file, table, header("profile", seed=0))
     try:
         known = join._fit_to_these(folder / PAIR, units.STREAM, machine_fit)
+        replayed = join._fit_to_these(folder / PAIR, units.SEGMENT, machine_fit)
     finally:
-        file.unlink()
+        for file in files:
+            file.unlink()
     requests = join.each_its_own(pd.DataFrame({"category": ["chat"] * 3}))
     assert list(known.acceptance.recordings) == requests["category"].tolist()
     for number, kind in enumerate(requests["category"]):
         [recording] = known.acceptance.recordings[kind]
         assert recording.ranks.tolist() == recordings[number].ranks.tolist()
+    assert list(replayed.acceptance.recordings) == list(known.acceptance.recordings)
     assert join._fit_to_these(folder / PAIR, units.SEGMENT, machine_fit) is None
 
 
