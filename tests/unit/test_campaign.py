@@ -23,7 +23,7 @@ from codesign.errors import InputError
 from codesign.fit import FORWARDS, STEP_COLUMNS, Fit, fit_profile
 from codesign.fit.prompt_luck import PromptLuck
 from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
-from codesign.run_directory import write_run
+from codesign.run_directory import read_run, write_run
 from codesign.sim import simulate
 from codesign.validate import Comparison
 
@@ -37,7 +37,7 @@ def campaign():
     """The modules of ``benchmarks.campaign`` by name."""
     patch = pytest.MonkeyPatch()
     patch.syspath_prepend(str(ROOT))
-    names = ("units", "schedule", "requests", "intervals", "blind", "join", "report")
+    names = ("units", "schedule", "requests", "intervals", "blind", "join", "report", "true_steps")
     yield {name: importlib.import_module(f"benchmarks.campaign.{name}") for name in names}
     patch.undo()
 
@@ -274,8 +274,8 @@ def test_what_is_known_of_a_request_is_played_by_that_request(campaign, folder, 
     for file in files:
         write_table(file, table, header("profile", seed=0))
     try:
-        known = join._fit_to_these(folder / PAIR, units.STREAM, machine_fit)
-        replayed = join._fit_to_these(folder / PAIR, units.SEGMENT, machine_fit)
+        known = join.fit_to_these(folder / PAIR, units.STREAM, machine_fit)
+        replayed = join.fit_to_these(folder / PAIR, units.SEGMENT, machine_fit)
     finally:
         for file in files:
             file.unlink()
@@ -285,7 +285,30 @@ def test_what_is_known_of_a_request_is_played_by_that_request(campaign, folder, 
         [recording] = known.acceptance.recordings[kind]
         assert recording.ranks.tolist() == recordings[number].ranks.tolist()
     assert list(replayed.acceptance.recordings) == list(known.acceptance.recordings)
-    assert join._fit_to_these(folder / PAIR, units.SEGMENT, machine_fit) is None
+    assert join.fit_to_these(folder / PAIR, units.SEGMENT, machine_fit) is None
+
+
+def test_true_steps_are_found_in_the_rounds_whatever_the_fit_says(campaign, folder):
+    true_steps = campaign["true_steps"]
+    fit = fit_profile(campaign["join"].closed_profile(folder / PAIR))
+    judged = set()
+    for path in sorted(folder.glob(f"{PAIR}/runs/*/*")):
+        if not path.is_dir():
+            continue
+        policy, _, label = path.name.partition("_on_")
+        cost, is_plain = fit.costs[label.partition("_")[0]], policy == "plain"
+        names = ["target", "prefill", *["draft"] * (not is_plain and "+" not in label)]
+        wrong = replace(cost, **{name: getattr(cost, name).scaled(0.5) for name in names})
+        records = read_run(path).records
+        found = true_steps.true_cost(wrong, records, has_draft=not is_plain)
+        for name in names:
+            wanted = getattr(cost, name)(12, 300)
+            assert getattr(found, name)(12, 300) == pytest.approx(wanted, rel=0.03), (path, name)
+            judged.add(name)
+        if not is_plain:
+            assert found.reroots(2) == pytest.approx(cost.reroots(2), rel=0.01)
+            assert found.link == pytest.approx(cost.link, rel=0.05)
+    assert judged == {"target", "prefill", "draft"}
 
 
 def test_an_interval_holds_the_error_of_prompts_by_their_share_of_the_time(campaign, machine_fit):
