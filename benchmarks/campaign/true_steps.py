@@ -88,7 +88,7 @@ def _prompts(
 
 
 def compare(folder: Path, workload: Workload) -> list[list[str]]:
-    """Rows of a table: errors of a pair's runs as predicted, with true steps, and known requests."""
+    """Rows of a table: errors of runs as predicted, with true steps, and with known requests."""
     fit, rows = Fit.load(folder / FIT_FILE), []
     known = fit_to_these(folder, workload, fit)
     for path in sorted(p.parent for p in (folder / "runs" / workload.name).glob("*/run.json")):
