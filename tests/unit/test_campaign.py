@@ -23,6 +23,7 @@ from codesign.errors import InputError
 from codesign.fit import FORWARDS, STEP_COLUMNS, Fit, fit_profile
 from codesign.fit.prompt_luck import PromptLuck
 from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
+from codesign.prompts import BoundRequest
 from codesign.run_directory import read_run, write_run
 from codesign.sim import simulate
 from codesign.validate import Comparison
@@ -286,6 +287,34 @@ def test_what_is_known_of_a_request_is_played_by_that_request(campaign, folder, 
         assert recording.ranks.tolist() == recordings[number].ranks.tolist()
     assert list(replayed.acceptance.recordings) == list(known.acceptance.recordings)
     assert join.fit_to_these(folder / PAIR, units.SEGMENT, machine_fit) is None
+
+
+def test_what_plain_decoding_said_is_ranked_for_batches_and_replays_where_it_is_whole(
+    campaign, tmp_path, monkeypatch
+):
+    ranks = importlib.import_module("benchmarks.campaign.ranks")
+    units = campaign["units"]
+    asked = [BoundRequest(i, 0.0, "", (1, 2), 3) for i in range(3)]
+    table = AcceptanceProfile(
+        {"": (Recording(0, np.zeros(3, np.int64), np.zeros((3, 2))),)}
+    ).to_table()
+    monkeypatch.setattr(ranks, "bound", lambda *args, seed: asked)
+    monkeypatch.setattr(ranks, "rank_outputs", lambda bench, served, outputs: table)
+    measuring = object.__new__(ranks.Measuring)
+    measuring._folder = tmp_path
+    measuring._session = SimpleNamespace(pair=SimpleNamespace(models=("target", "draft")))
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    whole = {i: [7, 8, 9] for i in range(3)}
+    for workload, outputs, is_kept in (
+        (units.STREAM, whole, False),  # the batch's
+        (units.SEGMENT, whole | {1: [7]}, False),
+        (units.BATCH, whole, True),
+        (units.SEGMENT, whole, True),
+    ):
+        work = SimpleNamespace(workload=workload, requests=3)
+        measuring._rank(None, work, None, SimpleNamespace(outputs=outputs))
+        assert (runs / f"{workload.name}.acceptance.parquet").exists() == is_kept
 
 
 def test_true_steps_are_found_in_the_rounds_whatever_the_fit_says(campaign, folder):
