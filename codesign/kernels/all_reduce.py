@@ -72,12 +72,12 @@ def _gather_and_add(
     partial_TD: Tensor, residual_TD: Tensor | None, exchange: Exchange, out_TD: Tensor
 ) -> Tensor:
     """The same of more rows, such as a prompt's: over NCCL, and one kernel that adds."""
-    from codesign.kernels import many_rows_triton
+    from codesign.kernels import join_parts_triton
 
     parts_WTD = partial_TD[None]
     if exchange.world > 1:
         assert exchange.group is not None, "ranks of one process exchange through their kernels"
         parts_WTD = partial_TD.new_empty(exchange.world, *partial_TD.shape)
         dist.all_gather_into_tensor(parts_WTD, partial_TD.contiguous(), group=exchange.group)
-    many_rows_triton.join(parts_WTD, out_TD, bias_N=None, residual_MN=residual_TD, swiglu=False)
+    join_parts_triton.join(parts_WTD, out_TD, bias_N=None, residual_MN=residual_TD, swiglu=False)
     return out_TD

@@ -94,7 +94,7 @@ def run_fused(x_MK: Tensor, of: Map, out: Tensor) -> Tensor:
 
 def run_dense(x_MK: Tensor, of: Map, out: Tensor) -> Tensor:
     """``run`` through unpacked weights, as many at a time as the scratch memory holds."""
-    from codesign.kernels import many_rows_triton, unpack_triton
+    from codesign.kernels import join_parts_triton, unpack_triton
 
     if of.norm is not None:
         x_MK = rms_norm(x_MK, of.norm.weight_K, of.norm.eps)
@@ -112,7 +112,7 @@ def run_dense(x_MK: Tensor, of: Map, out: Tensor) -> Tensor:
         if of.swiglu:
             both = x_MK @ dense_Kn
             part = out[:, start // 2 : end // 2]
-            many_rows_triton.join(both[None], part, bias_N=None, residual_MN=None, swiglu=True)
+            join_parts_triton.join(both[None], part, bias_N=None, residual_MN=None, swiglu=True)
         elif adds:
             out[:, start:end].addmm_(x_MK, dense_Kn)
         else:

@@ -151,9 +151,9 @@ def rotate_and_append(
     rows = qkv_TN.shape[0]
     kv_heads, head_dim = keys_BGME.shape[1], keys_BGME.shape[3]
     if qkv_TN.is_cuda:
-        from codesign.kernels import row_attention_triton
+        from codesign.kernels import slab_rows_triton
 
-        return row_attention_triton.rotate_and_append(
+        return slab_rows_triton.rotate_and_append(
             qkv_TN,
             cos_TF,
             sin_TF,
@@ -194,9 +194,9 @@ def move_rows(
         tables_SK: Pages of the slabs, see ``SeenRows``.
     """
     if keys_LBGME.is_cuda:
-        from codesign.kernels import row_attention_triton
+        from codesign.kernels import slab_rows_triton
 
-        row_attention_triton.move_rows(keys_LBGME, values_LBGME, moves_N3, num_moves_1, tables_SK)
+        slab_rows_triton.move_rows(keys_LBGME, values_LBGME, moves_N3, num_moves_1, tables_SK)
         return
     moves = moves_N3.view(-1, 3)[: int(num_moves_1[0])]
     froms = places_of(moves[:, 0], moves[:, 1], tables_SK, keys_LBGME.shape[3])

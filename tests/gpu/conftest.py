@@ -112,7 +112,6 @@ def check_calls(shown) -> Callable[..., None]:
 
     def check(what, directory, requests, ours, theirs, sampling) -> None:
         margins = []
-        torch.cuda.set_device(0)  # a leader that served as another rank left its own
         if ours != theirs and directory not in loaded:
             loaded[directory] = Scores(directory, torch.device("cuda", 0))
         for request in requests:

@@ -30,7 +30,7 @@ SHAPES = [(37, 72, 384), (17, 24, 128), (18, 48, 2304), (3, 272, 256), (66, 64, 
 @pytest.fixture
 def kernels(interpreted):
     """The Triton kernels in the interpreter."""
-    return interpreted("many_rows_triton", "unpack_triton")
+    return interpreted("join_parts_triton", "many_rows_triton", "unpack_triton")
 
 
 def random(*size: int, seed: int = 0) -> Tensor:
@@ -92,7 +92,7 @@ def test_zero_blocks_of_a_shard_add_exactly_nothing(kernels, way: str):
 @pytest.mark.parametrize("channels", [64, 128])
 @pytest.mark.parametrize("splits", [1, 3])
 def test_every_cut_of_the_work_gives_the_result(kernels, rows: int, channels: int, splits: int):
-    triton_kernels, _ = kernels
+    _, triton_kernels, _ = kernels
     x, packed, values = case(20, 72, 384)
     out = torch.full((20, 72), torch.nan)
     triton_kernels.product(
@@ -110,11 +110,11 @@ def test_every_cut_of_the_work_gives_the_result(kernels, rows: int, channels: in
 
 @pytest.mark.parametrize("ranks", [1, 3, 4])
 def test_parts_of_ranks_add_up_to_the_bits_of_their_definition(kernels, ranks: int):
-    triton_kernels, _ = kernels
+    joining, _, _ = kernels
     parts, residual = random(ranks, 5, 1032), random(5, 1032, seed=1)
     for added in (None, residual):
         out = torch.full((5, 1032), torch.nan)
-        triton_kernels.join(parts, out, bias_N=None, residual_MN=added, swiglu=False)
+        joining.join(parts, out, bias_N=None, residual_MN=added, swiglu=False)
         assert torch.equal(out, sum_of_ranks(list(parts), added))
 
 
@@ -150,7 +150,7 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from codesign.kernels import many_rows_triton, unpack_triton
+from codesign.kernels import join_parts_triton, many_rows_triton, unpack_triton
 TYPES = {"words": "*i32", "parts": "*fp32", "eps": "fp32"}
 POINTERS = ("x", "out", "bias", "residual", "norm")
 def compiled(kernel, constants, warps=4, stages=3):
@@ -170,7 +170,7 @@ assert made.asm["ptx"].count("wgmma.mma_async") == 16
 assert 2 * made.metadata.shared <= 227 << 10
 Path(sys.argv[1]).write_bytes(made.asm["cubin"])
 compiled(many_rows_triton._arrange, {"NORM": True, "BLOCK": 1024})
-compiled(many_rows_triton._join, flags | {"SPLITS": 4, "BLOCK": 1024})
+compiled(join_parts_triton._join, flags | {"SPLITS": 4, "BLOCK": 1024})
 compiled(unpack_triton._unpack, {"GROUPS": 4, "WORDS": 272})
 """
 

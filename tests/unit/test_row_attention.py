@@ -91,8 +91,14 @@ def test_moves_happen_in_order_and_only_as_many_as_told(slabs):
 
 
 @pytest.fixture
-def kernels(interpreted):
-    """The Triton kernels in the interpreter."""
+def writing(interpreted):
+    """The Triton kernels that write slabs, in the interpreter."""
+    return interpreted("slab_rows_triton")[0]
+
+
+@pytest.fixture
+def kernels(interpreted, writing):
+    """The Triton kernels of attention in the interpreter."""
     return interpreted("row_attention_triton")[0]
 
 
@@ -111,7 +117,7 @@ def test_the_attention_kernel_agrees_and_gives_plain_decodings_bits(slabs, kerne
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_kernels_that_write_slabs_agree(slabs, kernels):
+def test_the_kernels_that_write_slabs_agree(slabs, writing):
     rows = 5
     generator = torch.Generator().manual_seed(2)
     qkv = torch.randn(rows, (HEADS + 2 * GROUPS) * HEAD_DIM, generator=generator)
@@ -121,7 +127,7 @@ def test_the_kernels_that_write_slabs_agree(slabs, kernels):
     results = []
     for op, move in (
         (ops.rotate_and_append, ops.move_rows),
-        (kernels.rotate_and_append, kernels.move_rows),
+        (writing.rotate_and_append, writing.move_rows),
     ):
         keys, values = (slab.clone() for slab in slabs)
         q = op(qkv, angles.cos(), angles.sin(), keys[1], values[1], slots, places, heads=HEADS)
@@ -190,13 +196,13 @@ def test_pages_are_written_as_slabs_are(slabs, paged):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_kernels_find_rows_in_pages(slabs, paged, kernels):
+def test_the_kernels_find_rows_in_pages(slabs, paged, kernels, writing):
     *pools, tables = paged
     seen, q = seen_rows(*TREE), queries(4)
     scratch = ops.Scratch.make(4, HEADS, HEAD_DIM, TOKENS, torch.device("cpu"))
     whole = kernels.attend(q, slabs[0][0], slabs[1][0], seen, scratch)
     in_pages = replace(seen, tables_SK=tables)
     assert torch.equal(kernels.attend(q, pools[0][0], pools[1][0], in_pages, scratch), whole)
-    ours = written(kernels.rotate_and_append, kernels.move_rows, pools, tables)
+    ours = written(writing.rotate_and_append, writing.move_rows, pools, tables)
     theirs = written(ops.rotate_and_append, ops.move_rows, pools, tables)
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6, equal_nan=True)

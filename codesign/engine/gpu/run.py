@@ -228,7 +228,7 @@ def started(setup: RankSetup) -> Iterator[tuple[Ranks, RankSetup]]:
     # Shared memory: the mailboxes are files in this folder.
     memory = Path("/dev/shm")
     parent = memory if memory.is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="codesign-", dir=parent) as folder:
+    with own_gpu(), tempfile.TemporaryDirectory(prefix="codesign-", dir=parent) as folder:
         setup = replace(setup, folder=Path(folder), number=next(_NUMBERS))
         ranks = LocalRanks(setup)
         try:
@@ -236,6 +236,17 @@ def started(setup: RankSetup) -> Iterator[tuple[Ranks, RankSetup]]:
         finally:
             ranks.close()
             _abandon()
+
+
+@contextlib.contextmanager
+def own_gpu() -> Iterator[None]:
+    """The leader's GPU is current only within; a process begins on GPU 0."""
+    before = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    try:
+        yield
+    finally:
+        if torch.cuda.is_initialized():
+            torch.cuda.set_device(before)
 
 
 def _abandon() -> None:
