@@ -166,19 +166,28 @@ def _spans(results: Sequence[Result], span: str) -> list[str]:
 
 
 def _replay(results: Sequence[Result], name: str) -> list[str]:
-    return [
-        percent(max((abs(e) for e, _ in errors(r.runs("segment"), name)), default=None))
-        for r in results
-    ]
+    return [_worst_replay(result, name) for result in results]
+
+
+def _worst_replay(result: Result, name: str) -> str:
+    worst, known = (
+        max((abs(e) for e, _ in errors(result.runs("segment"), name, place)), default=None)
+        for place in (PREDICTED, KNOWN)
+    )
+    return percent(worst) + ("" if known is None else f" ({percent(known)} known)")
 
 
 def _attainment(result: Result) -> str:
-    points = [
-        abs(figure[PREDICTED] - figure[MEASURED]) * 100.0
-        for run in result.runs("segment")
-        if (figure := run["figures"].get("slo_attainment"))
+    found = [
+        figure for run in result.runs("segment") if (figure := run["figures"].get("slo_attainment"))
     ]
-    return f"{max(points):.1f}" if points else "-"
+    worst, known = (
+        max((abs(f[place] - f[MEASURED]) * 100.0 for f in found if len(f) > place), default=None)
+        for place in (PREDICTED, KNOWN)
+    )
+    if worst is None:
+        return "-"
+    return f"{worst:.1f}" + ("" if known is None else f" ({known:.1f} known)")
 
 
 def _plan(result: Result, workload: str, name: str) -> str:

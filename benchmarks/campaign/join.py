@@ -83,7 +83,7 @@ def join_pair(folder: Path) -> dict[str, Any]:
     runs: list[dict[str, Any]] = []
     plans: list[dict[str, Any]] = []
     for workload in WORKLOADS:
-        known = _fit_to_these(folder, workload, fit)
+        known = fit_to_these(folder, workload, fit)
         for workers, paths in _by_workers(folder, workload).items():
             plan = make_plan(folder, workload, fit, workers, paths)
             validation = validate(plan, fit, paths)
@@ -200,9 +200,9 @@ def calibration_rows(profile: AcceptanceProfile) -> dict[str, list[list[float]]]
     return found
 
 
-def _fit_to_these(folder: Path, workload: Workload, fit: Fit) -> Fit | None:
+def fit_to_these(folder: Path, workload: Workload, fit: Fit) -> Fit | None:
     """The fit with the acceptance of each request that the runs served, a kind of its own."""
-    names = (workload.name, BATCH.name) if not workload.seconds else ()
+    names = (workload.name, *[BATCH.name] * (not workload.seconds))
     files = [folder / "runs" / f"{name}.{ACCEPTANCE_FILE}" for name in names]
     file = next((file for file in files if file.exists()), None)
     if file is None:

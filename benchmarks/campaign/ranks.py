@@ -238,9 +238,12 @@ class Measuring:
     def _rank(self, bench: RankBench, work: Unit, requests: pd.DataFrame, run: EngineRun) -> None:
         """Record the acceptance of these very requests, too: what a prediction could know."""
         file = self._folder / "runs" / f"{work.workload.name}.acceptance.parquet"
-        if work.workload.batch == 1 or work.workload.seconds or file.exists():
+        if work.workload.batch == 1 or file.exists():
             return  # a stream's requests are the batch's
         served = bound(requests, self._session.pair.models[0], work.workload, seed=SEED)
+        served = served[: work.requests]
+        if any(len(run.outputs.get(r.request_id, ())) < r.max_new_tokens for r in served):
+            return
         write_table(file, rank_outputs(bench, served, run.outputs), header("profile", seed=SEED))
 
     def _look_back(self, bench: RankBench, deployment: Deployment) -> None:

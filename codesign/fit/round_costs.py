@@ -12,13 +12,14 @@ import numpy as np
 
 from codesign.errors import InputError
 from codesign.fit.steps import StepFit, fit_step
-from codesign.policy.cost import RoundCost
+from codesign.policy.cost import RoundCost, StepTime
 
 if TYPE_CHECKING:
     import pandas as pd
 
 KV_ROOMS = ("kv_tokens", "plain_kv_tokens")  # ops whose rows say what fits, in no time
 DECIDING = "deciding"  # op whose rows say what a look at so many requests takes a batch's policy
+CHOICE = "choice"  # op whose rows say what naming the candidates takes
 LOOP = "loop"  # op whose rows say what a round's loop takes beside the target's step
 PROMPTS = ("prefill", "draft_prefill")
 FORWARDS = ("target", "draft", *PROMPTS)
@@ -53,19 +54,20 @@ def fit_costs(
             fits[name] = fit_step(timings, is_prefill=op in PROMPTS, on_ranks=on_ranks)
             errors[name] = fits[name].error
         constants: dict[str, Any] = {}
-        for op in ("reroot", "link") if is_split else ("reroot",):
+        has_choice = bool((part["op"] == CHOICE).any())  # else in the re-root
+        for op in ("reroot", *[CHOICE] * has_choice, *["link"] * is_split):
             timed = _timings(part, label, op, beside=None)
             one = timed.loc[timed["requests"] == timed["requests"].min(), "seconds"]
             seconds = one.to_numpy(np.float64)
             constants[op] = float(np.median(seconds))
             errors[f"{label}/{op}"] = float(np.median(np.abs(seconds / constants[op] - 1.0)))
-            if op == "reroot":
-                constants["reroot_each"] = _for_each(timed, constants[op])
+            if op != "link":
+                constants[f"{op}_each"] = _for_each(timed, constants[op])
         if is_split:
             constants["slowdown"] = fit_slowdown(_timings(part, label, "target", beside=None))
         constants |= _kv_rooms(part) | _deciding(part)
         times = {op: fits[f"{label}/{op}"].time for op in FORWARDS}
-        times["target"] = times["target"].later(_loop_seconds(part))
+        times["target"] = _with_loop(times["target"], part.loc[part["op"] == LOOP])
         if on_ranks:
             times |= {op: replace(times[op], apart=True) for op in PROMPTS}
         # Both engines run a chunk of prompts in a forward of its own, beside the round's.
@@ -75,10 +77,14 @@ def fit_costs(
     return costs, fits, errors
 
 
-def _loop_seconds(part: pd.DataFrame) -> float:
-    """Host seconds between two target steps, where the profile says so."""
-    seconds = part.loc[part["op"] == LOOP, "seconds"]
-    return max(float(seconds.median()), 0.0) if len(seconds) else 0.0
+def _with_loop(target: StepTime, timed: pd.DataFrame) -> StepTime:
+    """A step with the host's seconds between two of them, where the profile says so."""
+    if not len(timed):
+        return target
+    one = timed.loc[timed["requests"] <= 1, "seconds"]
+    first = max(float(one.median()), 0.0)
+    more = _for_each(timed.loc[timed["requests"] > 1], first)
+    return replace(target.later(first), each=target.each + more)
 
 
 def _for_each(timed: pd.DataFrame, first: float) -> float:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 BUCKETS = (8, 16, 32, 64, 128)  # rows that a forward on ranks is filled up to
+TILES = (0, 4, 8)  # rows of a request that attention may take together: 16 or 32 query rows
 _MAX_BENDS = 4  # of the piecewise form
 # A parabola written out: within 0.5 % between knots, straight on beyond 262,144 rows.
 _PROMPT_KNOTS = (0, *sorted({round(2.0 ** (i / 4.0)) for i in range(73)}))
@@ -129,20 +130,28 @@ def fit_table(shapes: Shapes) -> StepTime:
 
 
 def fit_stairs(shapes: Shapes) -> StepTime:
-    """``alpha * context + gamma * rows + each * (requests - 1) + f(bucket) + padding``.
+    """``alpha * context + gamma * rows + each * (parts - 1) + f(bucket) + padding``.
 
     Rows are filled up to a bucket, and f never falls from one to the next. Where a bucket is not
     full, ``padding`` seconds are added, 0 or more: some kernels give such rows a pass of their own.
     So a full bucket may take less than a row fewer. What the host does goes by requests and rows.
+    Attention goes by parts: requests, or tiles of one request's rows where these are more. How many
+    rows a tile has follows from heads that a profile does not name: the best of ``TILES`` is taken.
     More rows than the largest bucket run in several forwards.
     """
+    return min((_stairs(shapes, tile) for tile in TILES), key=lambda time: miss(time, shapes))
+
+
+def _stairs(shapes: Shapes, tile: int) -> StepTime:
+    """Stairs with tiles of so many rows; 0 for a request's rows together."""
     largest = shapes.rows.max()
     first = [bucket for bucket in BUCKETS if bucket < largest]
+    parts = np.maximum(shapes.requests, shapes.rows / tile) if tile else shapes.requests
     design = np.column_stack(
         [
             shapes.context,
             shapes.rows,
-            shapes.requests - 1.0,
+            parts - 1.0,
             (~np.isin(shapes.rows, BUCKETS)).astype(np.float64),
             np.ones_like(shapes.rows),
             *((shapes.rows > bucket).astype(np.float64) for bucket in first),
@@ -159,7 +168,7 @@ def fit_stairs(shapes: Shapes) -> StepTime:
         seconds.append(height + gamma * bucket)
     rows += [BUCKETS[-1] + 1, 2 * BUCKETS[-1]]
     seconds += [seconds[-1] + seconds[0], 2.0 * seconds[-1]]
-    return StepTime(alpha, tuple(rows), tuple(map(float, seconds)), each=each)
+    return StepTime(alpha, tuple(rows), tuple(map(float, seconds)), each=each, tile=tile)
 
 
 def non_negative_fit(design_SP: Floats, rest_S: Floats, seconds_S: Floats) -> Floats:

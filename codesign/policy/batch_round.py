@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from codesign.policy.cost import more_parts
 from codesign.policy.goodput import Goodput
 from codesign.policy.traffic import Traffic
 
@@ -55,10 +56,13 @@ class RowPrices:
     Args:
         seconds: ``f(rows, context)``, linear in the context.
         each: Seconds that a forward takes longer for every request beyond the first.
+        tile: As in cost.StepTime.
     """
 
-    def __init__(self, seconds: Callable[[float, float], float], each: float) -> None:
-        self._seconds, self._each = seconds, each
+    def __init__(
+        self, seconds: Callable[[float, float], float], each: float, tile: int = 0
+    ) -> None:
+        self._seconds, self._each, self._tile = seconds, each, tile
         self._fixed = _NOTHING  # of 0, 1, 2, .. rows without context, as far as worked out
         self._per_context = _NOTHING
         self.begin(0, 0, 0)
@@ -72,13 +76,14 @@ class RowPrices:
             base: Rows at which lists of prices start.
             more: Seconds of whatever else runs with each forward.
         """
-        self._extra = self._each * max(batch - 1, 0) + more
+        self._batch, self._more = batch, more
         self._context, self._base = context, base
         self._prices = _NOTHING  # from ``base`` on; worked out when first asked for
 
     def of(self, rows: int, context: int) -> float:
         """Seconds of one forward."""
-        return self._seconds(rows, context) + self._extra
+        each = self._each * more_parts(self._batch, rows, self._tile)
+        return self._seconds(rows, context) + (each + self._more)
 
     def __call__(self, count: int) -> Floats:
         """(count + 1,) seconds of forwards of 0, ..., ``count`` rows above the base; read-only."""
@@ -92,10 +97,17 @@ class RowPrices:
             self._fixed = np.array([self._seconds(n, 0.0) for n in rows])
             far = np.array([self._seconds(n, _FAR) for n in rows])
             self._per_context = (far - self._fixed) / _FAR
-        these = slice(self._base, 2 * last + _SPARE)
-        self._prices = self._context * self._per_context[these] + self._extra
+        these = slice(self._base, min(2 * last + _SPARE, len(self._fixed)))
+        self._prices = self._context * self._per_context[these] + self._extra(these.stop)
         self._prices += self._fixed[these]
         self._prices.flags.writeable = False
+
+    def _extra(self, end: int) -> Floats | float:
+        """Seconds beside those of one request's rows, from the base to ``end`` rows."""
+        if not self._tile:
+            return self._each * max(self._batch - 1, 0) + self._more
+        as_one = np.maximum(np.arange(self._base, end) / self._tile, 1.0)
+        return self._each * np.maximum(self._batch - as_one, 0.0) + self._more
 
 
 class BatchRound:
@@ -118,8 +130,8 @@ class BatchRound:
     """
 
     def __init__(self, goodput: Goodput) -> None:
-        self.target = RowPrices(goodput.target_seconds, goodput.target_each)
-        self.draft = RowPrices(goodput.draft_seconds, goodput.draft_each)
+        self.target = RowPrices(goodput.target_seconds, goodput.target_each, goodput.target_tile)
+        self.draft = RowPrices(goodput.draft_seconds, goodput.draft_each, goodput.draft_tile)
         self._goodput = goodput
 
     def begin(

@@ -47,7 +47,10 @@ class StepTime(_Segments):
         cross: Seconds per row and token of context: attention of a chunk of a long prompt over
             what stands before it. Of one request: rows of others do not attend to its context.
         apart: Prompts of several requests run one after another, each in a forward of its own.
-        each: Seconds for each request beyond the first: what a host does request by request.
+        each: Seconds for each request beyond the first: what a host and attention do one by one.
+        tile: Rows that attention takes together of one request. More of them are as much work as
+            another request, so that ``each`` counts the tiles where there are more of those than
+            requests. 0 where rows of a request make no difference.
     """
 
     alpha: float
@@ -57,6 +60,7 @@ class StepTime(_Segments):
     cross: float = 0.0
     apart: bool = False
     each: float = 0.0
+    tile: int = 0
 
     def __post_init__(self) -> None:
         if len(self.rows) == 1:
@@ -75,6 +79,7 @@ class StepTime(_Segments):
         # What dataclasses generate restores the fields only.
         return StepTime, (
             self.alpha, self.rows, self.seconds, self.gamma, self.cross, self.apart, self.each,
+            self.tile,
         )  # fmt: skip
 
     @classmethod
@@ -92,6 +97,7 @@ class StepTime(_Segments):
             cross=self.cross * factor,
             apart=self.apart,
             each=self.each * factor,
+            tile=self.tile,
         )
 
     def later(self, seconds: float) -> StepTime:
@@ -116,7 +122,10 @@ class StepTime(_Segments):
         beyond = np.maximum(counts, self._first) - knots[..., 0]
         seconds = knots[..., 1] + knots[..., 2] * beyond + self.alpha * before
         if self.each:
-            seconds = seconds + self.each * (np.asarray(requests) - 1.0)
+            parts = np.asarray(requests, np.float64)
+            if self.tile:
+                parts = np.maximum(parts, counts / self.tile)
+            seconds = seconds + self.each * (parts - 1.0)
         if self.cross:
             seconds = seconds + self.cross * counts * before / np.asarray(requests)
         return seconds
@@ -130,7 +139,10 @@ class StepTime(_Segments):
         first = self._first
         seconds = s0 + slope * ((rows if rows > first else first) - r0) + self.alpha * context
         if self.each:
-            seconds += self.each * (requests - 1.0)
+            parts = requests
+            if self.tile and rows > requests * self.tile:
+                parts = rows / self.tile
+            seconds += self.each * (parts - 1.0)
         return seconds + self.cross * rows * context / requests if self.cross else seconds
 
     def of_prompts(self, prompts: Sequence[tuple[int, int]], others: int = 0) -> float:
@@ -154,6 +166,17 @@ class StepTime(_Segments):
         return fixed + sum(parts)
 
 
+def more_parts(requests: int, rows: int, tile: int) -> float:
+    """How many ``each`` a forward of so many requests pays above one of as many rows of one.
+
+    Args:
+        requests: That share the rows.
+        rows: Of all of them.
+        tile: As in StepTime.
+    """
+    return max(requests - (max(rows / tile, 1.0) if tile else 1.0), 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class RoundCost:
     """What a round costs in one deployment (a split of the machine between draft and target).
@@ -163,7 +186,7 @@ class RoundCost:
         draft: One draft forward, tree bookkeeping included.
         prefill: Target forward over prompt rows.
         draft_prefill: Draft forward over prompt rows.
-        reroot: Seconds to re-root, move KV rows and choose candidates, per round of one request.
+        reroot: Seconds to re-root and move KV rows, per round of one request.
         link: Seconds of one message, one way; 0 when both models share a process.
         slowdown: Seconds that the target loses for each second in which the draft model runs beside
             it (shared memory bandwidth); 0 on separate GPUs.
@@ -177,6 +200,9 @@ class RoundCost:
             each draft forward, one at the end), beside what the steps hold; 0 where unknown.
         deciding_each: The same for every request that it looks at.
         reroot_each: Seconds that the re-root takes longer for every request beyond the first.
+        choice: Seconds to choose the candidates, per round of one request; 0 where a profile has
+            them in the re-root.
+        choice_each: The same for every request beyond the first.
     """
 
     target: StepTime
@@ -193,10 +219,16 @@ class RoundCost:
     deciding: float = 0.0
     deciding_each: float = 0.0
     reroot_each: float = 0.0
+    choice: float = 0.0
+    choice_each: float = 0.0
 
     def reroots(self, requests: _Number) -> _Number:
         """Seconds of the re-root of so many requests: a number, or an array of them."""
         return self.reroot + self.reroot_each * (requests - 1.0)
+
+    def choices(self, requests: _Number) -> _Number:
+        """The same of choosing candidates."""
+        return self.choice + self.choice_each * (requests - 1.0)
 
     def kv_room(self, limit: int | None, *, has_draft: bool) -> int | None:
         """KV rows of one replica: what fits, at most ``limit``; None if neither is known."""

@@ -14,7 +14,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from codesign.policy.cost import RoundCost, StepTime
+from codesign.policy.cost import RoundCost, StepTime, more_parts
 
 SHORTEST_DRAFT = 1e-6  # seconds of a draft forward, where a fit says less
 UNTIMED_LOOK = 1e-4  # seconds of a look at a batch, where a fit does not say
@@ -34,7 +34,9 @@ class Goodput:
         prompt_seconds: The same of the target.
         draft_each: Seconds that a draft forward takes longer for every request beyond the first.
         target_each: The same of the target's.
-        overhead_each: The same of what is beside the forwards.
+        draft_tile: As in cost.StepTime; 0 where rows of a request make no difference.
+        target_tile: The same of the target's.
+        overhead_each: Seconds more for every request of what is beside the forwards.
         shares_forwards: As in cost.RoundCost.
         deciding: Seconds of a look of a policy that decides by the whole batch; 0 where nobody
             has timed it.
@@ -56,6 +58,8 @@ class Goodput:
         prompt_seconds: Callable[[float], float] | None = None,
         draft_each: float = 0.0,
         target_each: float = 0.0,
+        draft_tile: int = 0,
+        target_tile: int = 0,
         overhead_each: float = 0.0,
         shares_forwards: bool = True,
         deciding: float = 0.0,
@@ -68,6 +72,7 @@ class Goodput:
         self._deciding, self._deciding_each = deciding, deciding_each
         self.draft_prompt_seconds = draft_prompt_seconds or partial(_rows_alone, draft_seconds)
         self.draft_each, self.target_each = draft_each, target_each
+        self.draft_tile, self.target_tile = draft_tile, target_tile
         self.shares_forwards = shares_forwards
         self.prompt_seconds = prompt_seconds or partial(_rows_alone, target_seconds)
 
@@ -77,13 +82,15 @@ class Goodput:
         return cls(
             cost.draft,
             cost.target,
-            overhead=cost.reroot,
+            overhead=cost.reroot + cost.choice,
             slo_tpot=slo_tpot,
             draft_prompt_seconds=cost.draft_prefill,
             prompt_seconds=cost.prefill,
             draft_each=cost.draft.each,
             target_each=cost.target.each,
-            overhead_each=cost.reroot_each,
+            draft_tile=cost.draft.tile,
+            target_tile=cost.target.tile,
+            overhead_each=cost.reroot_each + cost.choice_each,
             shares_forwards=cost.shares_forwards and not cost.prefill.apart,
             deciding=cost.deciding,
             deciding_each=cost.deciding_each,
@@ -118,12 +125,15 @@ class Goodput:
         return seconds + self._drafting(batch, context, steps)
 
     def _verifying(self, batch: int, context: int, draft_tokens: int) -> float:
-        each = self.target_each * max(batch - 1, 0)
-        return self.target_seconds(batch + draft_tokens, context) + each
+        rows = batch + draft_tokens
+        return self.target_seconds(rows, context) + self._target_more(batch, rows)
+
+    def _target_more(self, batch: int, rows: int) -> float:
+        return self.target_each * more_parts(batch, rows, self.target_tile)
 
     def _drafting(self, batch: int, context: int, steps: int) -> float:
         seconds = sum([self.draft_seconds(batch, context + batch * j) for j in range(steps)])
-        return seconds + steps * self.draft_each * max(batch - 1, 0)
+        return seconds + steps * self.draft_each * more_parts(batch, batch, self.draft_tile)
 
     def num_beside(self, *, batch: int, context: int, draft_tokens: int) -> int:
         """Draft forwards of one row per request that fit beside the target's forward."""
@@ -157,15 +167,14 @@ class Goodput:
             steps: Draft forwards made.
             chances: Of every draft token, descending.
         """
-        target, fixed = self.target_seconds, self.target_each * max(batch - 1, 0)
-        fixed += self._drafting(batch, context, steps) + self.overhead(batch)
+        fixed = self._drafting(batch, context, steps) + self.overhead(batch)
         longest = self.slo_tpot if self.slo_tpot is not None else math.inf
         best, most = (
             0,
             batch / self.seconds(batch=batch, context=context, steps=steps, draft_tokens=0),
         )
         for n, accepted in enumerate(accumulate(chances), start=1):
-            seconds = target(batch + n, context) + fixed
+            seconds = self._verifying(batch, context, n) + fixed
             if seconds <= longest and (goodput := (batch + accepted) / seconds) > most:
                 best, most = n, goodput
         return best

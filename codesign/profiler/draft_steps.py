@@ -62,12 +62,14 @@ class DraftSteps:
 
         Args:
             shape: Of the step.
-            before: Done between staging an expansion and timing it, as a round has the target's
-                step there: the host takes longer for what it has not just done.
+            before: Done between staging a step and timing it, but for prompts, as a round has the
+                target's step there: the host takes longer for what it has not just done.
         """
+        if shape.op == "draft_prefill":
+            return self._prefill_seconds(shape)
         if shape.op == "draft":
             return self._expansion_seconds(shape, before or _nothing)
-        return self._prefill_seconds(shape) if shape.op == "draft_prefill" else self._reroot(shape)
+        return self._answer_seconds(shape, before or _nothing)
 
     def _expansion_seconds(self, shape: StepShape, before: Callable[[], None]) -> float:
         """An overlapped expansion of ``shape.rows`` leaves per request.
@@ -95,8 +97,8 @@ class DraftSteps:
         self._drafter.release(ids)
         return times.answered - times.rerooted
 
-    def _reroot(self, shape: StepShape) -> float:
-        """A whole answer without a forward: re-root, KV moves, choice of candidates."""
+    def _answer_seconds(self, shape: StepShape, before: Callable[[], None]) -> float:
+        """A part of an answer without a forward: re-root and KV moves, or choice of candidates."""
         worker = self._worker(rows=shape.rows, width=shape.rows // 2)
         self._stage(worker, shape, expansions=max(self._levels, 3))
         entries = []
@@ -104,9 +106,12 @@ class DraftSteps:
             tree = worker.side.tree(request_id)
             token = tree.tokens[2]  # not the first child: rows must move
             entries.append(RequestVerdict(request_id, tree.base_len, (token,)))
+        before()
         _, times = worker.answer(Verdict(0, tuple(entries)))
         assert times.num_expansions == 0, "the staged tree was too small"
-        return times.answered - times.received
+        if shape.op == "choice":
+            return times.answered - times.rerooted
+        return times.rerooted - times.received
 
     def _worker(self, *, rows: int, width: int, expansions: int = 1) -> DraftWorker:
         spec = SpeculationSpec(

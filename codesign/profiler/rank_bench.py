@@ -37,7 +37,7 @@ from codesign.prompts import BoundRequest
 
 TARGET_OPS = ("target", "prefill")
 BUSY_TARGET = StepShape("target", 2, 4, 64)  # a round as busy as one stream's, or two's
-_LOOP_PROMPT, _LOOP_ROUNDS, _LOOP_WARM_UP = 16, 40, 8
+_LOOP_PROMPT, _LOOP_ROUNDS, _LOOP_WARM_UP = 16, 28, 6
 
 
 class _TimedTarget(GroupTarget):
@@ -110,9 +110,9 @@ class RankBench:
         self._is_target_busy = True
 
     def message_seconds(self) -> list[float]:
-        """Seconds of messages between the leaders, one way."""
+        """Seconds of messages between the leaders, one way, each after a step of the target."""
         self.rest()
-        return self._split.message_seconds(self.setup)
+        return self._split.message_seconds(self.setup, self._busy_step)
 
     def kv_rooms(self) -> dict[str, int]:
         """KV rows that fit with the draft and without it; empty where it is not known."""
@@ -147,13 +147,14 @@ class RankBench:
         server = Server(self._worker(GroupTarget), self._partner(policy), schedule, requests)
         return EngineRun(server.run(), server.outputs)
 
-    def loop_seconds(self) -> list[float]:
-        """Host seconds of a plain round of one request beside the target's step."""
-        tokens = made_up_tokens(0, _LOOP_PROMPT, model_shape(self.setup.target).vocab)
-        request = BoundRequest(0, 0.0, "", tokens, _LOOP_ROUNDS + 2)
-        schedule = Schedule([request], BatchLimits(1, 1 << 20), Serving(), round_rows=1)
+    def loop_seconds(self, num_requests: int) -> list[float]:
+        """Host seconds of a plain round of so many requests beside the target's step."""
+        vocab = model_shape(self.setup.target).vocab
+        prompts = [made_up_tokens(i, _LOOP_PROMPT, vocab) for i in range(num_requests)]
+        asked = [BoundRequest(i, 0.0, "", t, _LOOP_ROUNDS + 2) for i, t in enumerate(prompts)]
+        schedule = Schedule(asked, BatchLimits(num_requests, 1 << 20), Serving(), round_rows=1)
         worker = self._worker(_TimedTarget)
-        starts = Server(worker, NoDraft(), schedule, [request]).run().rounds.column("start")
+        starts = Server(worker, NoDraft(), schedule, asked).run().rounds.column("start")
         beside = np.diff(starts) - worker.verify_seconds[: len(starts) - 1]
         return beside[_LOOP_WARM_UP:].tolist()
 

@@ -128,13 +128,12 @@ class Link:
             self._is_kept = False
             self.kv_room()  # its answer says that it has seen it
 
-    def message_seconds(self, setup: RankSetup) -> list[float]:
-        """See ``RankBench.message_seconds``."""
+    def message_seconds(self, setup: RankSetup, busy_step: Callable[[], None]) -> list[float]:
+        """See ``RankBench.message_seconds``; ``busy_step`` runs before each round trip."""
         self._verdicts.send(np.array([_LINK], np.int32))
         limits = setup.limits
-        seconds = message_seconds(
-            LinkedDraft(self._verdicts, self._candidates, limits, lambda is_lost: None)
-        )
+        partner = LinkedDraft(self._verdicts, self._candidates, limits, lambda is_lost: None)
+        seconds = message_seconds(partner, before=busy_step)
         self._verdicts.send(last_verdict_words(limits))
         return seconds
 

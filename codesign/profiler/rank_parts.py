@@ -50,6 +50,7 @@ from codesign.profiler.steadiness import (
     without_prompts,
 )
 from codesign.profiler.steps import (
+    MAX_REQUESTS,
     RANK_CONTEXTS,
     RANK_GRID,
     Effort,
@@ -157,9 +158,8 @@ class RankMeasurer:
     def time(self, bench: RankBench, deployment: Deployment, tick: Tick) -> pd.DataFrame:
         """The part of a deployment, on its ranks."""
         groups = self._groups(bench, is_split=deployment.draft_workers > 0)
-        frames = [self._timed(bench, groups, self._effort, tick)]
-        frames.append(single_timings("loop", bench.loop_seconds()))
-        frames.append(deciding_timings())
+        frames = [*loop_timings(bench), self._timed(bench, groups, self._effort, tick)]
+        frames += [*loop_timings(bench), deciding_timings()]
         if deployment.draft_workers:
             frames.append(single_timings("link", bench.message_seconds()))
         nothing = {"requests": 0, "context": 0, "beside": False, "seconds": 0.0}
@@ -178,7 +178,8 @@ class RankMeasurer:
         if changed >= -TOLERANCE:
             return part
         groups = without_prompts(self._groups(bench, is_split=deployment.draft_workers > 0))
-        anew = self._timed(bench, groups, self._effort, unseen)
+        frames = [self._timed(bench, groups, self._effort, unseen), *loop_timings(bench)]
+        anew = pd.concat(frames, ignore_index=True)
         kept = part.loc[~part["op"].isin(sorted(set(anew["op"])))]
         return pd.concat([anew.assign(deployment=deployment.label), kept], ignore_index=True)
 
@@ -235,6 +236,14 @@ class RankMeasurer:
         )
         server.run()
         return server.outputs
+
+
+def loop_timings(bench: RankBench) -> list[pd.DataFrame]:
+    """Rounds of one request and of many; twice in a profile, as the host has slow phases."""
+    return [
+        single_timings("loop", bench.loop_seconds(count)).assign(requests=count)
+        for count in (1, MAX_REQUESTS)
+    ]
 
 
 def _pace_note(label: str, changed: float) -> str:

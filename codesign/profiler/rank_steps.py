@@ -76,8 +76,9 @@ class RankTarget(GroupTarget):
 
     def _prefill_seconds(self, shape: StepShape) -> float:
         self.side = TargetSide()
+        admission = self._admission(MAX_REQUESTS, shape.rows)
         start = perf_counter()
-        run_prompts(self, [self._admission(MAX_REQUESTS, shape.rows)])
+        run_prompts(self, [admission])
         seconds = perf_counter() - start
         self._slots.free(MAX_REQUESTS)
         return seconds

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-Op = Literal["target", "prefill", "draft", "draft_prefill", "reroot"]
+Op = Literal["target", "prefill", "draft", "draft_prefill", "reroot", "choice"]
 
 CONTEXTS = (32, 128, 256, 512)
 PROMPTS = (16, 64, 128, 256, 512)
@@ -36,7 +36,7 @@ _DRAFT = (
     *((8, n) for n in (1, 2, 4)),
 )
 _DRAFT_ALONE = ((1, 1), (1, 4), (4, 4))
-_REROOT = ((1, 8), (2, 8), (4, 8))
+_ANSWERS = ((1, 8), (2, 8), (4, 8), (8, 8))
 # On ranks a forward gets dearer where the next bucket begins: 8, 16, 32, 64, 128 rows.
 _RANK_TARGET = (
     *((1, n) for n in (1, 4, 8, 9, 16, 17, 32)),
@@ -44,7 +44,7 @@ _RANK_TARGET = (
     (3, 11),
     *((4, n) for n in (1, 2, 4, 8)),
     (5, 13),
-    *((8, n) for n in (1, 4, 8, 16)),
+    *((8, n) for n in (1, 4, 8, 16, 2)),
 )
 _RANK_DRAFT = (
     *((1, n) for n in (1, 2, 4, 8, 9, 16)),
@@ -144,14 +144,15 @@ def target_shapes(
 def draft_shapes(
     contexts: Sequence[int], *, few: bool, lean: bool, grid: Grid = CPU_GRID
 ) -> tuple[StepShape, ...]:
-    """Expansions, prefills and re-rooting; or just a few expansions."""
+    """Expansions, prefills, re-rooting and choosing; or just a few expansions."""
     if few:
         return _spread("draft", _DRAFT_ALONE, contexts, lean=True)
     context = contexts[:2][-1]
     return (
         *_spread("draft", grid.draft, contexts, lean=lean),
         *_prefills("draft_prefill", contexts, grid, lean=lean),
-        *[StepShape("reroot", requests, rows, context) for requests, rows in _REROOT],
+        *[StepShape("reroot", requests, rows, context) for requests, rows in _ANSWERS],
+        *[StepShape("choice", requests, rows, context) for requests, rows in _ANSWERS],
     )
 
 

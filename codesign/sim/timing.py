@@ -35,11 +35,12 @@ class Spans:
 def draft_seconds(cost: RoundCost, work: Work) -> tuple[float, float]:
     """Seconds of the draft forwards before the candidates and beside the verification.
 
-    With what deciding about them takes. Prompts are in one of the two. A forward of prompts alone
-    costs nothing besides.
+    With what deciding about them and choosing the candidates takes. Prompts are in one of the two.
+    A forward of prompts alone costs nothing besides.
     """
     look = cost.deciding + cost.deciding_each * work.batch
-    before = _seconds(cost.draft, work.drafting, work.batch) + look * work.looks
+    choosing = 0.0 if work.rests else cost.choices(work.batch)
+    before = _seconds(cost.draft, work.drafting, work.batch) + choosing + look * work.looks
     beside = _seconds(cost.draft, work.overlapped, work.batch) + look * work.looks_beside
     prompts = cost.draft_prefill.of_prompts(work.prompts) if work.prompts else 0.0
     return (before, beside + prompts) if work.is_prompt_overlapped else (before + prompts, beside)
@@ -100,7 +101,8 @@ class TogetherTiming:
         if self._is_plain:
             return target, 0.0, 0.0
         pairs = zip(forwards[::2], forwards[1::2], strict=True)
-        return target, _seconds(self._cost.draft, pairs, batch), self._cost.reroots(batch)
+        drafting = _seconds(self._cost.draft, pairs, batch) + self._cost.choices(batch)
+        return target, drafting, self._cost.reroots(batch)
 
     def spans_ahead(self, rounds: LedgerRows) -> tuple[Floats, Floats, float]:
         """(N,) target and draft seconds of many rounds, and the re-root's of each."""
@@ -111,7 +113,7 @@ class TogetherTiming:
             return target, drafting, 0.0
         for rows, context in zip(rounds.forward_rows.T, rounds.forward_context.T, strict=True):
             drafting += np.where(rows > 0, cost.draft.of_arrays(rows, context, batch), 0.0)
-        return target, drafting, cost.reroots(batch)
+        return target, drafting + cost.choices(batch), cost.reroots(batch)
 
     def run_prompts(self, start: float, prompts: Prompts) -> float:
         return 0.0 if self._is_plain else self._cost.draft_prefill.of_prompts(prompts)

@@ -44,9 +44,9 @@ def test_a_profile_holds_every_step_of_every_deployment(profile):
     assert tuple(steps.columns) == STEP_COLUMNS
     assert set(steps["deployment"]) == {"2", "1+1"}
     found = {tuple(row) for row in steps[["deployment", "op", "beside"]].drop_duplicates().values}
-    wanted = {("2", op, False) for op in (*FORWARDS, "reroot")}
+    wanted = {("2", op, False) for op in (*FORWARDS, "reroot", "choice")}
     wanted |= {("1+1", "target", False), ("1+1", "target", True), ("1+1", "prefill", False)}
-    wanted |= {("1+1", op, True) for op in ("draft", "draft_prefill", "reroot")}
+    wanted |= {("1+1", op, True) for op in ("draft", "draft_prefill", "reroot", "choice")}
     wanted |= {("1+1", "draft", False), ("1+1", "link", False)}
     assert found == wanted
     assert steps["seconds"].gt(0).all()

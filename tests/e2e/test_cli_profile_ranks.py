@@ -56,9 +56,9 @@ def test_a_profile_of_ranks_holds_every_step_of_every_deployment(chain):
     steps = read_table(folder / "profile" / "steps.parquet", kind="profile")[0]
     assert tuple(steps.columns) == STEP_COLUMNS
     found = {tuple(row) for row in steps[["deployment", "op", "beside"]].drop_duplicates().values}
-    wanted = {("1", op, False) for op in (*FORWARDS, "reroot")}
+    wanted = {("1", op, False) for op in (*FORWARDS, "reroot", "choice")}
     wanted |= {("1+1", "target", False), ("1+1", "target", True), ("1+1", "prefill", False)}
-    wanted |= {("1+1", op, True) for op in ("draft", "draft_prefill", "reroot")}
+    wanted |= {("1+1", op, True) for op in ("draft", "draft_prefill", "reroot", "choice")}
     wanted |= {("1+1", "draft", False), ("1+1", "link", False)}
     wanted |= {(split, op, False) for split in ("1", "1+1") for op in ("loop", "deciding")}
     assert found == wanted

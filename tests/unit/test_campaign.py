@@ -23,7 +23,8 @@ from codesign.errors import InputError
 from codesign.fit import FORWARDS, STEP_COLUMNS, Fit, fit_profile
 from codesign.fit.prompt_luck import PromptLuck
 from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
-from codesign.run_directory import write_run
+from codesign.prompts import BoundRequest
+from codesign.run_directory import read_run, write_run
 from codesign.sim import simulate
 from codesign.validate import Comparison
 
@@ -37,7 +38,7 @@ def campaign():
     """The modules of ``benchmarks.campaign`` by name."""
     patch = pytest.MonkeyPatch()
     patch.syspath_prepend(str(ROOT))
-    names = ("units", "schedule", "requests", "intervals", "blind", "join", "report")
+    names = ("units", "schedule", "requests", "intervals", "blind", "join", "report", "true_steps")
     yield {name: importlib.import_module(f"benchmarks.campaign.{name}") for name in names}
     patch.undo()
 
@@ -269,18 +270,74 @@ def test_what_is_known_of_a_request_is_played_by_that_request(campaign, folder, 
     table = AcceptanceProfile(
         {"chat": tuple(replace(r, request=i) for i, r in enumerate(recordings[:3]))}
     ).to_table()
-    file = folder / PAIR / "runs" / "batch.acceptance.parquet"
-    write_table(file, table, header("profile", seed=0))
+    runs = folder / PAIR / "runs"
+    files = [runs / f"{name}.acceptance.parquet" for name in ("batch", units.SEGMENT.name)]
+    for file in files:
+        write_table(file, table, header("profile", seed=0))
     try:
-        known = join._fit_to_these(folder / PAIR, units.STREAM, machine_fit)
+        known = join.fit_to_these(folder / PAIR, units.STREAM, machine_fit)
+        replayed = join.fit_to_these(folder / PAIR, units.SEGMENT, machine_fit)
     finally:
-        file.unlink()
+        for file in files:
+            file.unlink()
     requests = join.each_its_own(pd.DataFrame({"category": ["chat"] * 3}))
     assert list(known.acceptance.recordings) == requests["category"].tolist()
     for number, kind in enumerate(requests["category"]):
         [recording] = known.acceptance.recordings[kind]
         assert recording.ranks.tolist() == recordings[number].ranks.tolist()
-    assert join._fit_to_these(folder / PAIR, units.SEGMENT, machine_fit) is None
+    assert list(replayed.acceptance.recordings) == list(known.acceptance.recordings)
+    assert join.fit_to_these(folder / PAIR, units.SEGMENT, machine_fit) is None
+
+
+def test_what_plain_decoding_said_is_ranked_for_batches_and_replays_where_it_is_whole(
+    campaign, tmp_path, monkeypatch
+):
+    ranks = importlib.import_module("benchmarks.campaign.ranks")
+    units = campaign["units"]
+    asked = [BoundRequest(i, 0.0, "", (1, 2), 3) for i in range(3)]
+    table = AcceptanceProfile(
+        {"": (Recording(0, np.zeros(3, np.int64), np.zeros((3, 2))),)}
+    ).to_table()
+    monkeypatch.setattr(ranks, "bound", lambda *args, seed: asked)
+    monkeypatch.setattr(ranks, "rank_outputs", lambda bench, served, outputs: table)
+    measuring = object.__new__(ranks.Measuring)
+    measuring._folder = tmp_path
+    measuring._session = SimpleNamespace(pair=SimpleNamespace(models=("target", "draft")))
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    whole = {i: [7, 8, 9] for i in range(3)}
+    for workload, outputs, is_kept in (
+        (units.STREAM, whole, False),  # the batch's
+        (units.SEGMENT, whole | {1: [7]}, False),
+        (units.BATCH, whole, True),
+        (units.SEGMENT, whole, True),
+    ):
+        work = SimpleNamespace(workload=workload, requests=3)
+        measuring._rank(None, work, None, SimpleNamespace(outputs=outputs))
+        assert (runs / f"{workload.name}.acceptance.parquet").exists() == is_kept
+
+
+def test_true_steps_are_found_in_the_rounds_whatever_the_fit_says(campaign, folder):
+    true_steps = campaign["true_steps"]
+    fit = fit_profile(campaign["join"].closed_profile(folder / PAIR))
+    judged = set()
+    for path in sorted(folder.glob(f"{PAIR}/runs/*/*")):
+        if not path.is_dir():
+            continue
+        policy, _, label = path.name.partition("_on_")
+        cost, is_plain = fit.costs[label.partition("_")[0]], policy == "plain"
+        names = ["target", "prefill", *["draft"] * (not is_plain and "+" not in label)]
+        wrong = replace(cost, **{name: getattr(cost, name).scaled(0.5) for name in names})
+        records = read_run(path).records
+        found = true_steps.true_cost(wrong, records, has_draft=not is_plain)
+        for name in names:
+            wanted = getattr(cost, name)(12, 300)
+            assert getattr(found, name)(12, 300) == pytest.approx(wanted, rel=0.03), (path, name)
+            judged.add(name)
+        if not is_plain:
+            assert found.reroots(2) == pytest.approx(cost.reroots(2), rel=0.01)
+            assert found.link == pytest.approx(cost.link, rel=0.05)
+    assert judged == {"target", "prefill", "draft"}
 
 
 def test_an_interval_holds_the_error_of_prompts_by_their_share_of_the_time(campaign, machine_fit):

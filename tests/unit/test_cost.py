@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codesign.policy.batch_round import RowPrices
 from codesign.policy.cost import Calibration, RoundCost, StepTime
+from codesign.policy.goodput import Goodput
 from codesign.sim.timing import shared_step
 from codesign.sim.work import Work
 
@@ -63,7 +65,16 @@ def test_a_chunk_pays_for_each_row_times_what_stands_before_it():
 def test_a_step_time_survives_a_trip_to_another_process_and_a_change_of_one_field():
     step = replace(TABLE, cross=1e-9)
     assert pickle.loads(pickle.dumps(step))(5, 70) == step(5, 70) != TABLE(5, 70)
-    assert set(asdict(step)) == {"alpha", "rows", "seconds", "gamma", "cross", "apart", "each"}
+    assert set(asdict(step)) == {
+        "alpha",
+        "rows",
+        "seconds",
+        "gamma",
+        "cross",
+        "apart",
+        "each",
+        "tile",
+    }
 
 
 @given(
@@ -109,3 +120,32 @@ def test_a_chunk_of_prompts_that_runs_apart_adds_what_it_takes_alone():
     alone = TABLE(6) + TABLE(4, 32)
     assert shared_step(apart, work, prompts) == shared_step(apart, None, prompts) == alone
     assert shared_step(joint, work, prompts) < alone
+
+
+def test_each_counts_requests_or_tiles_of_their_rows_where_these_are_more():
+    step = replace(TABLE, each=1e-3, tile=4)
+    assert step(8, 0, 8) == pytest.approx(TABLE(8) + 7e-3)
+    assert step(32, 0, 8) == pytest.approx(TABLE(32) + 7e-3)
+    assert step(32, 0, 1) == step(32, 0, 4) == pytest.approx(TABLE(32) + 7e-3)
+    assert step(4) == TABLE(4)
+    shapes = [(rows, 9 * n, n) for rows in (1, 4, 5, 8, 33) for n in (1, 3, 8)]
+    assert step.of_arrays(*zip(*shapes, strict=True)).tolist() == [step(*s) for s in shapes]
+    assert pickle.loads(pickle.dumps(step)) == step
+    assert step.scaled(2.0)(32) == pytest.approx(2.0 * step(32))
+    assert step.later(0.5)(32) == pytest.approx(step(32) + 0.5)
+
+
+@pytest.mark.parametrize("tile", [0, 4])
+def test_policies_pay_for_requests_and_tiles_what_a_step_takes(tile):
+    step = replace(TABLE, each=1e-3, tile=tile)
+    draft = replace(TABLE, alpha=0.0, each=2e-3, tile=tile)
+    goodput = Goodput.of_cost(RoundCost(step, draft, TABLE, TABLE))
+    for batch, tokens in ((1, 0), (1, 30), (4, 3), (4, 40), (8, 8)):
+        wanted = step(batch + tokens, 70, batch) + 2 * draft(batch, 70, batch)
+        found = goodput.seconds(batch=batch, context=70, steps=2, draft_tokens=tokens)
+        assert found == pytest.approx(wanted)
+        prices = RowPrices(step, step.each, step.tile)
+        prices.begin(batch, 70, batch, 0.25)
+        prices(2)  # far fewer are worked out than are asked for next
+        assert prices(tokens)[tokens] == pytest.approx(step(batch + tokens, 70, batch) + 0.25)
+        assert prices.of(batch + tokens, 70) == pytest.approx(prices(tokens)[tokens])

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ from codesign.fit.prompt_stairs import LONG_BUCKETS, PROMPT_BUCKETS, fit_prompt_
 from codesign.fit.round_costs import fit_costs, fit_slowdown
 from codesign.fit.step_forms import BUCKETS, Shapes, fit_line, fit_table
 from codesign.fit.steps import MAX_LINE_ERROR, fit_step, held_out
+from codesign.policy.goodput import Goodput
 from codesign.profiler.steps import RANK_CONTEXTS, RANK_GRID, target_shapes
 from codesign.sim.timing import ApartTiming, TogetherTiming
 from codesign.sim.work import Work
@@ -278,6 +280,24 @@ def test_one_wild_shape_hardly_moves_the_rest():
     assert fit_step(steps).time(16, 128) == pytest.approx(line(16, 128), rel=0.03)
 
 
+def test_choosing_candidates_is_in_the_drafts_span_where_it_was_timed_by_itself():
+    timed = [("2", "choice", 8 * n, n, 0, False, 3e-5 + 1e-5 * (n - 1)) for n in (1, 2, 4, 8)]
+    timed += [("1+1", *row[1:]) for row in timed]
+    steps = pd.concat([whole_profile(), pd.DataFrame(timed, columns=list(STEP_COLUMNS))])
+    costs, before = fit_costs(steps)[0], fit_costs(whole_profile())[0]
+    assert before["2"].choices(8) == 0.0
+    assert costs["2"].choices(8) == pytest.approx(1e-4)
+    work = Work(8, 32, 600, drafting=[(8, 600)])
+    for label, timing in (("2", TogetherTiming), ("1+1", ApartTiming)):
+        kind = partial(timing, is_plain=False) if label == "2" else timing
+        now, then = (kind(cost[label]).spans(0.0, 0.0, work) for cost in (costs, before))
+        assert now.draft == pytest.approx(then.draft + 1e-4)
+        assert (now.reroot, now.target) == (then.reroot, then.target)
+        rested = kind(costs[label]).spans(0.0, 0.0, replace(work, rests=True))
+        assert rested.draft == pytest.approx(then.draft)
+    assert Goodput.of_cost(costs["2"]).overhead(8) == pytest.approx(before["2"].reroot + 1e-4)
+
+
 def test_too_few_shapes_or_a_time_of_zero_are_refused():
     steps = timings(line)
     with pytest.raises(InputError, match="2 shapes were measured, a fit needs 3"):
@@ -320,6 +340,10 @@ def test_a_profile_of_ranks_runs_prompts_apart_and_counts_the_loop_between_two_s
     assert not ranks["2"].target.apart
     assert ranks["2"].target(4, 99) == pytest.approx(fits["2/target"].time(4, 99) + 1e-3)
     assert ranks["1+1"].target == fits["1+1/target"].time
+    many = constant("loop", "2", 2.4e-3).assign(requests=8)
+    cost = fit_costs(pd.concat([steps, many]), on_ranks=True)[0]["2"]
+    assert cost.target(8, 99, 1) == pytest.approx(ranks["2"].target(8, 99, 1))
+    assert cost.target(8, 99, 8) == pytest.approx(ranks["2"].target(8, 99, 8) + 1.4e-3)
 
 
 def test_on_ranks_stairs_follow_the_buckets_and_the_host_goes_request_by_request():
@@ -346,6 +370,26 @@ def test_on_ranks_stairs_follow_the_buckets_and_the_host_goes_request_by_request
         assert many[0] == step.time(rows, 500, requests)
     assert step.time(256) == pytest.approx(2 * step.time(128), rel=0.01)  # two forwards
     assert fit_step(timed).form != "stairs"
+
+
+@pytest.mark.parametrize("tile", [0, 4, 8])
+def test_stairs_find_how_many_rows_of_a_request_attention_takes_together(tile):
+    def staircase(rows: int, context: int, requests: int) -> float:
+        bucket = next(b for b in BUCKETS if rows <= b)
+        parts = max(requests, rows / tile) if tile else requests
+        return 2e-8 * context + 7e-5 * parts + 2e-3 + 1e-4 * bucket
+
+    target = target_shapes(RANK_CONTEXTS, beside=False, lean=True, grid=RANK_GRID)
+    shapes = [(s.rows, s.requests, s.context) for s in target if s.op == "target"]
+    timed = pd.DataFrame(
+        [("1", "target", n * r, r, c * r, False, staircase(n * r, c * r, r)) for n, r, c in shapes],
+        columns=list(STEP_COLUMNS),
+    )
+    step = fit_step(timed, on_ranks=True)
+    assert step.time.tile == tile
+    for rows, requests in ((8, 1), (8, 8), (16, 8), (32, 1), (32, 8), (64, 8)):
+        wanted = staircase(rows, 300, requests)
+        assert step.time(rows, 300, requests) == pytest.approx(wanted, rel=2e-3)
 
 
 @pytest.mark.parametrize("padding", [0.0, 1e-4])

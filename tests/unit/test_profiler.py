@@ -19,14 +19,16 @@ import torch
 from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile
 from codesign.config import Deployment
 from codesign.engine.model import load_decoder
+from codesign.engine.partner import LocalDraft
 from codesign.engine.run import DraftSource
 from codesign.errors import HardwareError, InputError
+from codesign.policy.protocol import DraftSide
 from codesign.policy.walk import Sampling
 from codesign.profiler.bench import DraftBench, StagedNgrams, TargetBench
 from codesign.profiler.draft_steps import DraftSteps
-from codesign.profiler.link import link_seconds
+from codesign.profiler.link import idle_worker, link_seconds, message_seconds
 from codesign.profiler.neighbour import Neighbour, NeighbourSetup
-from codesign.profiler.rank_parts import RankMeasurer
+from codesign.profiler.rank_parts import RankMeasurer, loop_timings
 from codesign.profiler.recorder import TOP_K, record_acceptance
 from codesign.profiler.session import make_profile, splits
 from codesign.profiler.steadiness import CHECK, change, small_steps, without_prompts
@@ -178,16 +180,22 @@ def test_steps_are_timed_anew_only_where_the_host_was_slow_and_a_change_is_noted
     measurer, split = RankMeasurer(settings), Deployment(1, 1)
     before = len(measurer.notes)
     bench = SimpleNamespace(
-        seconds=lambda shape: 1.0, rest=list, keep_drafting=list, keep_verifying=list
+        seconds=lambda shape: 1.0,
+        rest=list,
+        keep_drafting=list,
+        keep_verifying=list,
+        loop_seconds=lambda count: [later, later],
     )
     groups = measurer._groups(bench, is_split=True)
     first = measurer._timed(bench, groups, ONE_PASS, lambda share: None)
-    others = pd.DataFrame([{"op": "link", "seconds": 1.0, "deployment": "1+1"}])
+    others = pd.DataFrame(
+        [{"op": op, "requests": 1, "seconds": 1.0, "deployment": "1+1"} for op in ("link", "loop")]
+    )
     part = pd.concat([first.assign(deployment="1+1"), others], ignore_index=True)
     bench.seconds = lambda shape: later
     found = measurer.steadied(bench, split, part)
-    steps = found.loc[found["op"].isin(["target", "draft", "reroot"])]
-    kept = found.loc[~found["op"].isin(["target", "draft", "reroot"])]
+    is_step = found["op"].isin(["target", "draft", "reroot", "choice", "loop"])
+    steps, kept = found.loc[is_step], found.loc[~is_step]
     assert set(steps["seconds"]) == {later if counts else 1.0}
     assert set(kept["seconds"]) == {1.0}
     assert set(kept["op"]) == {"prefill", "draft_prefill", "link"}
@@ -231,6 +239,42 @@ def test_a_draft_step_is_as_a_round_has_it(monkeypatch):
         mean = bench.seconds(shape, before=lambda: events.append("before"))
         assert events == ["before"] + count * ["forward"]
         assert mean > 0
+
+
+@pytest.mark.parametrize(("op", "slow"), [("reroot", "receive"), ("choice", "candidates")])
+def test_an_answer_is_timed_in_two_parts_and_after_something_else(monkeypatch, op, slow):
+    events = []
+    work = getattr(DraftSide, slow)
+    monkeypatch.setattr(DraftSide, slow, lambda *a: (sleep(0.02), work(*a))[1])
+    bench = DraftSteps(StagedNgrams(), vocab=61, num_requests=8)
+    others = {"reroot": "choice", "choice": "reroot"}
+    shape = StepShape(op, 8, 8, 32)
+    seconds = bench.seconds(shape, before=lambda: (sleep(0.02), events.append("before")))
+    assert seconds == pytest.approx(0.022, abs=0.006)
+    assert bench.seconds(dataclasses.replace(shape, op=others[op])) < 0.015
+    assert events == ["before"]
+
+
+def test_messages_are_timed_after_something_else_where_there_is_any():
+    events = []
+
+    class Partner(LocalDraft):
+        def send(self, verdict):
+            events.append("send")
+            super().send(verdict)
+
+    seconds = message_seconds(
+        Partner(idle_worker()), before=lambda: (sleep(0.005), events.append("before"))
+    )
+    assert events[1:5] == ["before", "send"] * 2
+    assert len(seconds) == 30
+    assert np.median(seconds) < 0.002
+
+
+def test_loops_are_of_one_request_and_of_many():
+    frames = loop_timings(SimpleNamespace(loop_seconds=lambda count: [1e-5 * count] * 3))
+    found = pd.concat(frames).groupby("requests")["seconds"].agg(list).to_dict()
+    assert found == {1: [1e-5] * 3, 8: [8e-5] * 3}
 
 
 def test_the_seconds_of_forwards_in_a_row_are_those_of_one(monkeypatch):
