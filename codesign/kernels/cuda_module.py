@@ -15,7 +15,7 @@ import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -81,6 +81,7 @@ class _Loaded:
     function: Any
     shared_bytes: int = 48 << 10
     cluster: int = 8
+    at_once: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
 
 class CudaKernel:
@@ -131,6 +132,19 @@ class CudaKernel:
         launch = _bindings().driver.cuLaunchKernelEx
         # The driver copies the values, from wherever they lie, before it returns.
         checked(launch(config, loaded.function, at, 0))
+
+    def clusters_at_once(self, block: int, *, cluster: int, shared_bytes: int = 0) -> int:
+        """Return how many clusters of such a launch the current device runs at the same time."""
+        device = torch.cuda.current_device()
+        if device not in self._loaded:
+            self.load()
+        loaded, key = self._loaded[device], (block, cluster, shared_bytes)
+        if key not in loaded.at_once:
+            _allow(loaded, shared_bytes, cluster)
+            config = _config((cluster,), block, 0, shared_bytes, cluster, False)
+            ask = _bindings().driver.cuOccupancyMaxActiveClusters
+            loaded.at_once[key] = checked(ask(loaded.function, config))
+        return loaded.at_once[key]
 
 
 def _allow(loaded: _Loaded, shared_bytes: int, cluster: int) -> None:
