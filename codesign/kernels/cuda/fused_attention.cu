@@ -30,6 +30,7 @@ constexpr int OLD = E + 8;              // floats of a row of a warp's result
 constexpr int OWNED = ROWS / C, MAX_TOKENS = 256;
 constexpr int STAGE = KEYS * LD * 2;    // elements: keys, then values
 constexpr int GANG = 32 * MT;           // threads of the warps that attend the same keys
+constexpr u32 NOWHERE = ~0u;
 constexpr int SPAN = 2048 / KEYS, CLASSES = 8;  // tiles of a span
 static_assert(SPAN % C == 0, "a span is some tiles of every block");
 #define NONE __int_as_float(0xff800000)  // minus infinity: no key seen
@@ -369,22 +370,25 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       if (at.tile % SPAN < C) at.tile += (CLASSES - 1) * SPAN;  // behind a span comes the class's next
       settle(at);
     };
-    auto fetch = [&](const Place& from, int stage) {  // a gang's block of a tile, if it is shared
-      const int row = (from.tile * KW + wk) * 16;
-      if (from.kind < num_classes && row < tail_start) {
-        const size_t block = slab[row];  // the next 15 rows follow, in pages, too
+    auto block_of = [&](const Place& at) {  // the gang's of a tile, if it is shared: its first channel, in pieces of 16 bytes
+      const int row = (at.tile * KW + wk) * 16;
+      return at.kind < num_classes && row < tail_start ? (u32)(slab[row] / 8) : NOWHERE;
+    };
+    auto fetch = [&](u32 block, int stage) {  // its 16 rows follow one another, in pages, too
+      if (block != NOWHERE) {
         const u32 to = address_of(ring + stage * STAGE + wk * 16 * LD);
 #pragma unroll
         for (int k = 0; k < 16 * (E / 8) / GANG; k++) {
           const int i = k * GANG + wm * 32 + lane, key = i / (E / 8), at = i % (E / 8) * 8;
-          copy16(to + (key * LD + at) * 2, slabs.keys + block + key * E + at);
-          copy16(to + ((KEYS + key) * LD + at) * 2, slabs.values + block + key * E + at);
+          copy16(to + (key * LD + at) * 2, slabs.keys + (size_t)block * 8 + key * E + at);
+          copy16(to + ((KEYS + key) * LD + at) * 2, slabs.values + (size_t)block * 8 + key * E + at);
         }
       }
       commit();
     };
     if (has_tail) {
       const int old_rows = min(context - tail_start, tail_rows);
+#pragma unroll 2
       for (int i = tid; i < old_rows * (E / 8); i += THREADS) {
         const int row = i / (E / 8), at = i % (E / 8) * 8;
         const size_t from = slab[tail_start + row] + at;
@@ -397,8 +401,9 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     Place now = {share * SPAN + rank, share};
     settle(now);
     Place ahead = now;
+    u32 coming = block_of(ahead);  // known a tile before it is needed: a page is looked up
 #pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) fetch(ahead, i), advance(ahead);
+    for (int i = 0; i < STAGES - 1; i++) fetch(coming, i), advance(ahead), coming = block_of(ahead);
     if (!previous_done) {
       asm volatile("griddepcontrol.wait;" ::: "memory");
       asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -449,23 +454,24 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     wait_for_oldest();  // the tail's copies, too
     __syncthreads();
 
-    u32 q[E / 16][4];
-#pragma unroll
-    for (int k = 0; k < E / 16; k++)
-      load_tiles(q[k], address_of(queries + (wm * 16 + (lane & 15)) * LD + k * 16 + (lane >> 4) * 8));
     const int key_lane = (lane & 7) + (lane >> 4) * 8, key_part = (lane >> 3 & 1) * 8;
     const int value_lane = lane & 15, value_part = (lane >> 4) * 8;
     State st;
     int stage = 0;
     for (int kind = share; kind < num_classes; kind += shares) {
+      u32 q[E / 16][4];
+#pragma unroll
+      for (int k = 0; k < E / 16; k++)
+        load_tiles(q[k], address_of(queries + (wm * 16 + (lane & 15)) * LD + k * 16 + (lane >> 4) * 8));
 #pragma unroll
       for (int n = 0; n < E / 8; n++) st.out[n][0] = st.out[n][1] = st.out[n][2] = st.out[n][3] = 0.f;
       st.top[0] = st.top[1] = NONE, st.sum[0] = st.sum[1] = 0.f;
       for (; now.kind == kind; advance(now)) {
         wait_for_oldest();
         meet_gang(wk);  // all have their copies, and have left the stage that is filled next
-        fetch(ahead, stage == 0 ? STAGES - 1 : stage - 1);
+        fetch(coming, stage == 0 ? STAGES - 1 : stage - 1);
         advance(ahead);
+        coming = block_of(ahead);
         const int block = now.tile * KW + wk;
         float s[2][4];
         u32 p[4];
