@@ -30,7 +30,7 @@ constexpr int OLD = E + 8;              // floats of a row of a warp's result
 constexpr int OWNED = ROWS / C, MAX_TOKENS = 256;
 constexpr int STAGE = KEYS * LD * 2;    // elements: keys, then values
 constexpr int GANG = 32 * MT;           // threads of the warps that attend the same keys
-constexpr u32 NOWHERE = ~0u;
+static_assert(GANG % (E / 8) == 0 && 16 % (GANG / (E / 8)) == 0, "a gang copies whole rows");
 constexpr int SPAN = 2048 / KEYS, CLASSES = 8;  // tiles of a span
 static_assert(SPAN % C == 0, "a span is some tiles of every block");
 #define NONE __int_as_float(0xff800000)  // minus infinity: no key seen
@@ -61,10 +61,15 @@ struct SlabRows {  // of one request and head: element of a row's first channel
     if constexpr (PAGE > 0) table = rows.tables + (size_t)slot * rows.table_length, count = rows.table_length * PAGE;
     else slab = ((size_t)slot * kv_heads + head) * slabs.num_rows * E, count = slabs.num_rows;
   }
-  __device__ __forceinline__ size_t operator[](int row) const {
-    if constexpr (PAGE > 0) return (((size_t)table[row / PAGE] * kv_heads + head) * PAGE + row % PAGE) * E;
+  __device__ __forceinline__ int page_of(int row) const {
+    if constexpr (PAGE > 0) return table[row / PAGE];
+    else return 0;
+  }
+  __device__ __forceinline__ size_t in_page(int page, int row) const {
+    if constexpr (PAGE > 0) return (((size_t)page * kv_heads + head) * PAGE + row % PAGE) * E;
     else return slab + (size_t)row * E;
   }
+  __device__ __forceinline__ size_t operator[](int row) const { return in_page(page_of(row), row); }
 };
 
 struct Item {  // tokens [start, end) of a request whose rows are [first, last)
@@ -370,18 +375,26 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       if (at.tile % SPAN < C) at.tile += (CLASSES - 1) * SPAN;  // behind a span comes the class's next
       settle(at);
     };
-    auto block_of = [&](const Place& at) {  // the gang's of a tile, if it is shared: its first channel, in pieces of 16 bytes
-      const int row = (at.tile * KW + wk) * 16;
-      return at.kind < num_classes && row < tail_start ? (u32)(slab[row] / 8) : NOWHERE;
+    struct Block {  // a gang's of a tile: its first row, -1 if it is not shared, and that row's page
+      int row, page;
     };
-    auto fetch = [&](u32 block, int stage) {  // its 16 rows follow one another, in pages, too
-      if (block != NOWHERE) {
-        const u32 to = address_of(ring + stage * STAGE + wk * 16 * LD);
+    auto block_of = [&](const Place& at) {
+      Block block = {(at.tile * KW + wk) * 16, 0};
+      if (at.kind >= num_classes || block.row >= tail_start) block.row = -1;
+      else block.page = slab.page_of(block.row);
+      return block;
+    };
+    auto fetch = [&](const Block& block, int stage) {
+      constexpr int PIECES = E / 8, STEP = GANG / PIECES;  // of 16 bytes in a row; rows that a gang copies at once
+      if (block.row >= 0) {
+        const int first = (wm * 32 + lane) / PIECES, at = (wm * 32 + lane) % PIECES * 8;
+        const size_t from = slab.in_page(block.page, block.row) + first * E + at;  // its 16 rows follow one another, in pages, too
+        const u16 *keys = slabs.keys + from, *values = slabs.values + from;
+        const u32 to = address_of(ring + stage * STAGE + (wk * 16 + first) * LD + at);
 #pragma unroll
-        for (int k = 0; k < 16 * (E / 8) / GANG; k++) {
-          const int i = k * GANG + wm * 32 + lane, key = i / (E / 8), at = i % (E / 8) * 8;
-          copy16(to + (key * LD + at) * 2, slabs.keys + (size_t)block * 8 + key * E + at);
-          copy16(to + ((KEYS + key) * LD + at) * 2, slabs.values + (size_t)block * 8 + key * E + at);
+        for (int row = 0; row < 16; row += STEP) {
+          copy16(to + row * LD * 2, keys + row * E);
+          copy16(to + (KEYS + row) * LD * 2, values + row * E);
         }
       }
       commit();
@@ -401,7 +414,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     Place now = {share * SPAN + rank, share};
     settle(now);
     Place ahead = now;
-    u32 coming = block_of(ahead);  // known a tile before it is needed: a page is looked up
+    Block coming = block_of(ahead);  // a tile before it is needed: its page is looked up
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) fetch(coming, i), advance(ahead), coming = block_of(ahead);
     if (!previous_done) {
