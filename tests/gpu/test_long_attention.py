@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from codesign.kernels.attention_shares import CLASSES, SharedParts
+from codesign.kernels.attention_shares import CLASSES, SharedParts, max_tokens, shares_of
+from codesign.kernels.cuda_module import CudaKernel
 from codesign.kernels.fused_attention import fused_attention
 from codesign.kernels.row_attention import SeenRows
 
@@ -166,6 +167,24 @@ def test_every_number_of_clusters_gives_the_same_bits(heads: int, kv_heads: int,
                 other = layer.run(rows, most_shares=shares)
                 assert torch.equal(other, found), f"{context} + {new}, {shares} shares"
     assert not layer.parts.arrived.any()
+
+
+def test_a_request_of_eight_rows_has_several_clusters(shown, monkeypatch):
+    """Models with two key/value heads; how many others have is shown."""
+    grids: list[tuple[int, ...]] = []
+    launch = CudaKernel.launch
+
+    def noted(self, grid, *args, **options) -> None:
+        grids.append(grid)
+        launch(self, grid, *args, **options)
+
+    monkeypatch.setattr(CudaKernel, "launch", noted)
+    shares = []
+    for heads, kv_heads, head_dim in SHAPES:
+        Layer.drawn(heads, kv_heads, head_dim, slab_rows=64).run(Forward.of([(20, 8)]))
+        shares.append(shares_of(-(-8 // max_tokens(heads, kv_heads)), grids[-1][2]))
+        shown(f"attention {heads}, {kv_heads}, {head_dim}", grid=grids[-1], clusters=shares[-1])
+    assert shares[0] >= 3
 
 
 def paged(layer: Layer) -> tuple[Layer, Tensor]:
