@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks import peer_attention
 from benchmarks.common import graph_time, why_not, write_result
 from codesign.kernels import row_attention as two_kernels
+from codesign.kernels.attention_shares import CLASSES
 from codesign.kernels.fused_attention import fused_attention
 
 READ_BANDWIDTH = 4.2e12  # bytes per second, measured on an H200
@@ -36,7 +37,7 @@ MODELS = [
     ("llama-3.2-3b TP1", 24, 8, 128),
     ("llama-3.2-1b TP1", 32, 8, 64),
 ]
-CONTEXTS = (500, 1000, 4000, 32_000)
+CONTEXTS = (500, 1000, 4000, 8000, 32_000, 100_000)
 ROWS = 8
 LARGEST_ERROR = 2e-2  # of results rounded to bfloat16
 
@@ -76,7 +77,9 @@ class Layers:
         """Keys and values of a layer, (1, G, M, E) each."""
         return self.keys[i % self.num_layers], self.values[i % self.num_layers]
 
-    def ours(self, i: int, *, pdl: bool = False, max_tail: int = ROWS + 15) -> None:
+    def ours(
+        self, i: int, *, pdl: bool = False, max_tail: int = ROWS + 15, most_shares: int = CLASSES
+    ) -> None:
         """One launch: rotation, KV write, attention."""
         fused_attention(
             self.qkv,
@@ -89,6 +92,7 @@ class Layers:
             max_tail=max_tail,
             out_TN=self.out,
             pdl=pdl,
+            most_shares=most_shares,
         )
 
     def two_launches(self, i: int) -> None:
@@ -153,6 +157,7 @@ def rows_of(
     ours: dict[str, Callable[[int], Any]] = {
         "one launch": layers.ours,
         "one launch, PDL": lambda i: layers.ours(i, pdl=True),
+        "one launch, PDL, unshared": lambda i: layers.ours(i, pdl=True, most_shares=1),
         "two-kernel Triton": layers.two_launches,
     }
     label = {"model": name, "context": context, "rows": ROWS}

@@ -15,7 +15,7 @@ import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -48,8 +48,7 @@ def load_kernel(source: str, name: str, defines: Mapping[str, int] | None = None
     Raises:
         HardwareError: If the device cannot run it, or NVRTC or cuda-bindings is missing.
     """
-    options = tuple(f"-D{key}={value}" for key, value in sorted((defines or {}).items()))
-    kernel = _kernel(source, name, options)
+    kernel = _kernel(source, name, tuple(f"-D{k}={v}" for k, v in sorted((defines or {}).items())))
     kernel.load()
     return kernel
 
@@ -76,11 +75,12 @@ def _load(source: str, name: str, options: tuple[str, ...], device: int) -> Any:
 
 @dataclass(slots=True)
 class _Loaded:
-    """A kernel on one device, and what its launches have been allowed to take there."""
+    """A kernel on one device, what its launches may take there, how many clusters fit at once."""
 
     function: Any
     shared_bytes: int = 48 << 10
     cluster: int = 8
+    at_once: dict[tuple[int, int, int], int] = field(default_factory=dict)
 
 
 class CudaKernel:
@@ -128,9 +128,19 @@ class CudaKernel:
         config = _config(grid, block, stream, shared_bytes, cluster, pdl)
         values = _values(args)
         at = ctypes.addressof(ctypes.c_char.from_buffer(values))
-        launch = _bindings().driver.cuLaunchKernelEx
         # The driver copies the values, from wherever they lie, before it returns.
-        checked(launch(config, loaded.function, at, 0))
+        checked(_bindings().driver.cuLaunchKernelEx(config, loaded.function, at, 0))
+
+    def clusters_at_once(self, block: int, *, cluster: int, shared_bytes: int = 0) -> int:
+        """Return how many clusters of such a launch the current device runs at the same time."""
+        self.load()
+        of = self._loaded[torch.cuda.current_device()]
+        if (block, cluster, shared_bytes) not in of.at_once:
+            _allow(of, shared_bytes, cluster)
+            config = _config((cluster,), block, 0, shared_bytes, cluster, False)
+            found = checked(_bindings().driver.cuOccupancyMaxActiveClusters(of.function, config))
+            of.at_once[block, cluster, shared_bytes] = found
+        return of.at_once[block, cluster, shared_bytes]
 
 
 def _allow(loaded: _Loaded, shared_bytes: int, cluster: int) -> None:
@@ -203,8 +213,8 @@ def _attributes(driver: Any, cluster: int, pdl: bool) -> list[Any]:
     if cluster > 1:
         shape = driver.CUlaunchAttribute()
         shape.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        shape.value.clusterDim.x, shape.value.clusterDim.y = cluster, 1
-        shape.value.clusterDim.z = 1
+        shape.value.clusterDim.x = cluster
+        shape.value.clusterDim.y = shape.value.clusterDim.z = 1
         attributes.append(shape)
     if pdl:
         early = driver.CUlaunchAttribute()
@@ -248,8 +258,7 @@ def _machine_code(source: str, architecture: str, options: tuple[str, ...]) -> b
 
 def _compile(nvrtc: Any, text: str, source: str, options: tuple[str, ...]) -> bytes:
     program = checked(nvrtc.nvrtcCreateProgram(text.encode(), source.encode(), 0, [], []))
-    encoded = [option.encode() for option in options]
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
     log = b" " * checked(nvrtc.nvrtcGetProgramLogSize(program))
     checked(nvrtc.nvrtcGetProgramLog(program, log))
     assert int(status) == 0, f"{source} does not compile:\n{log.decode()}"

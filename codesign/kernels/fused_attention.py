@@ -1,27 +1,35 @@
 """Attention of tree rows in one launch: rotation, KV write, split keys and their joining.
 
 The same as ``row_attention.rotate_and_append`` and then ``row_attention.row_attention``, which run
-where the CUDA kernel cannot; see there for what a row sees, and ``cuda/fused_attention.cu`` for how
-the keys are shared out. Imports torch.
+where the CUDA kernel cannot; see there for what a row sees, and ``attention_shares.py`` and
+``cuda/fused_attention.cu`` for how the keys are shared out. Imports torch.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from codesign.kernels.attention_shares import (
+    CLASSES,
+    TILES,
+    SharedParts,
+    cluster_blocks,
+    clusters_of,
+    max_tokens,
+    most_items,
+)
 from codesign.kernels.cuda_module import CudaKernel, load_kernel
 from codesign.kernels.row_attention import Scratch, SeenRows, rotate_and_append, row_attention
 
 MAX_ROWS = 256  # of a forward: one thread looks at each
 MAX_TAIL = 160  # slab rows from the last full 16 of a request's prefix to its last new row
 _SMALL_TAIL = 32  # leaves room for more keys in flight
-_TILES = 2  # of 16 query rows, a block
 _THREADS = 256
-_BLOCKS = 120  # that run at once in clusters: they do not fill every part of the chip
 _MAX_STAGES = 4  # tiles of keys and values in flight
 _SHARED_BYTES = 220 << 10  # of a Hopper multiprocessor, beside what the kernel declares
 
@@ -58,7 +66,7 @@ def fits(*, rows: int, heads: int, kv_heads: int, head_dim: int, device: torch.d
         and torch.cuda.get_device_capability(device)[0] == 9
         and rows <= MAX_ROWS
         and head_dim in (64, 128)
-        and heads // kv_heads <= 16 * _TILES
+        and heads // kv_heads <= 16 * TILES
     )
 
 
@@ -74,8 +82,10 @@ def fused_attention(
     heads: int,
     max_tail: int = MAX_TAIL,
     scratch: Scratch | None = None,
+    parts: SharedParts | None = None,
     out_TN: Tensor | None = None,
     pdl: bool = False,
+    most_shares: int = CLASSES,
 ) -> Tensor:
     """Return attention of new rows, (T, H * E); their keys and values go to their slabs.
 
@@ -94,8 +104,11 @@ def fused_attention(
         heads: Query heads H.
         max_tail: See above; at most ``MAX_TAIL``, and 15 more than a request's tree and new rows.
         scratch: For the kernels that run where this one cannot.
+        parts: Of this model on this device, for no launch that may overlap; None: the device's, for
+            those that follow one another. The first launch without must not be captured.
         out_TN: Where the result goes; None: a new tensor.
         pdl: Allow the launch before the kernel in front has ended (CUDA only).
+        most_shares: Most clusters that share a context, for tests: it changes no bit.
     """
     rows = qkv_TN.shape[0]
     _, kv_heads, slab_rows, head_dim = keys_BGME.shape
@@ -114,15 +127,16 @@ def fused_attention(
     assert page_rows % 16 == 0, f"pages of {page_rows} rows"
     tensors = (qkv_TN, cos_TF, sin_TF, keys_BGME, values_BGME, out_TN, seen.path_TP, kv_rows_T)
     assert all(tensor.is_contiguous() for tensor in (*tensors, tables_SK)), "layout"
-    group, path_length = heads // kv_heads, seen.path_TP.shape[1]
-    max_tokens = 16 * _TILES // group
-    # As many items at a time as the device has room for; a block takes several if there are more.
-    cluster = _cluster(kv_heads, max_tokens)
-    items = max(-(-rows // max_tokens), min(rows, _BLOCKS // (cluster * kv_heads)))
+    parts = parts or _device_parts(heads, kv_heads, head_dim, device)
+    path_length, cluster = seen.path_TP.shape[1], cluster_blocks(heads, kv_heads)
     tail = _SMALL_TAIL if max_tail <= _SMALL_TAIL else MAX_TAIL
-    stages, shared_bytes = _shared_memory(head_dim, tail, path_words=max_tokens * path_length)
-    _kernel(head_dim, group, cluster, tail, stages, page_rows).launch(
-        (cluster, kv_heads, items),
+    path_words = max_tokens(heads, kv_heads) * path_length
+    stages, shared_bytes = _shared_memory(head_dim, tail, path_words=path_words)
+    kernel = _kernel(head_dim, heads // kv_heads, cluster, tail, stages, page_rows)
+    at_once = kernel.clusters_at_once(_THREADS, cluster=cluster, shared_bytes=shared_bytes)
+    room = min(parts.items, most_items(at_once, kv_heads))
+    kernel.launch(
+        (cluster, kv_heads, clusters_of(rows, room)),
         _THREADS,
         [
             qkv_TN,
@@ -141,6 +155,8 @@ def fused_attention(
                 tables_SK.shape[1],
                 seen.padding_slot,
             ),
+            parts.space(),
+            most_shares,
             out_TN,
             math.log2(math.e) / math.sqrt(head_dim),
         ],
@@ -171,19 +187,16 @@ def attention_in_two(
     return row_attention(q_THE, keys_BGME, values_BGME, seen, scratch).flatten(1)
 
 
-def _cluster(kv_heads: int, max_tokens: int) -> int:
-    """Return the blocks that share out the keys of a tile of rows.
-
-    As many as the chip holds at once for eight rows. It depends on the model alone: the order of
-    additions follows from it.
-    """
-    return 8 if 8 * kv_heads * -(-8 // max_tokens) <= _BLOCKS else 4
+@cache
+def _device_parts(heads: int, kv_heads: int, head_dim: int, device: torch.device) -> SharedParts:
+    assert not torch.cuda.is_current_stream_capturing(), "launch once before you capture"
+    return SharedParts.make(heads, kv_heads, head_dim, device)
 
 
 def _kernel(
     head_dim: int, group: int, cluster: int, tail: int, stages: int, page_rows: int
 ) -> CudaKernel:
-    defines = {"E": head_dim, "MT": _TILES, "C": cluster, "TAIL": tail, "STAGES": stages}
+    defines = {"E": head_dim, "MT": TILES, "C": cluster, "TAIL": tail, "STAGES": stages}
     defines |= {"GROUP": group, "PAGE": page_rows}
     return load_kernel("fused_attention.cu", "fused_attention", defines)
 
@@ -191,8 +204,8 @@ def _kernel(
 def _shared_memory(head_dim: int, tail: int, *, path_words: int) -> tuple[int, int]:
     """Return tiles of keys in flight and bytes of dynamic shared memory, as the source has them."""
     row = (head_dim + 8) * 2
-    stage = 16 * (8 // _TILES) * 2 * row
-    queries, joined = 16 * _TILES * row, 16 * _TILES * head_dim * 4
+    stage = 16 * (8 // TILES) * 2 * row
+    queries, joined = 16 * TILES * row, 16 * TILES * head_dim * 4
     fixed = 2 * tail * row + queries + joined + path_words * 4
     stages = min(_MAX_STAGES, (_SHARED_BYTES - fixed) // stage)
     return stages, fixed + stages * stage

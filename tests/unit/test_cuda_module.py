@@ -36,6 +36,7 @@ class Driver:
         self.types = types
         self.launches: list[tuple[Any, Any, list[Any]]] = []
         self.limits: list[tuple[Any, str, int]] = []
+        self.asked: list[tuple[Any, Any]] = []
 
     def cuLaunchKernelEx(self, config, function, at, extra):
         assert extra == 0
@@ -51,6 +52,10 @@ class Driver:
     def cuFuncSetAttribute(self, function, which, value):
         self.limits.append((function, which, value))
         return (0,)
+
+    def cuOccupancyMaxActiveClusters(self, function, config):
+        self.asked.append((function, config))
+        return (0, 16)
 
 
 @pytest.fixture
@@ -140,3 +145,16 @@ def test_a_launch_is_configured_once_for_each_shape_and_stream(gpu, monkeypatch)
     assert first.attrs[0].value.clusterDim.x == 4
     assert first.attrs[1].value.programmaticStreamSerializationAllowed == 1
     assert (plain.sharedMemBytes, plain.numAttrs) == (0, 0)
+
+
+def test_a_device_is_asked_once_how_many_clusters_fit(gpu, monkeypatch):
+    driver = drive(monkeypatch)
+    kernel = CudaKernel("a.cu", "a", ())
+    for device in (0, 1, 0):
+        gpu.device = device
+        assert kernel.clusters_at_once(256, cluster=8, shared_bytes=200_000) == 16
+    assert [function for function, _ in driver.asked] == ["a on 0", "a on 1"]
+    assert [value for _, _, value in driver.limits] == [200_000, 200_000]
+    config = driver.asked[0][1]
+    assert (config.gridDimX, config.blockDimX, config.sharedMemBytes) == (8, 256, 200_000)
+    assert config.attrs[0].value.clusterDim.x == 8

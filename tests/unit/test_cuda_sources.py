@@ -41,6 +41,10 @@ SOURCES = [
         "gemm_all_reduce.cu",
         {"BITS": 4, "NT": 1, "WARPS": 16, "TILES": 2, "BLOCKS": 1, "WORLD": 4},
     ),
+    (
+        "fused_attention.cu",
+        {"E": 128, "MT": 2, "C": 8, "TAIL": 160, "STAGES": 3, "GROUP": 8, "PAGE": 64},
+    ),
 ]
 
 NAMES = [name for name, _ in SOURCES]

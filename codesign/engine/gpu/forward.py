@@ -21,6 +21,7 @@ from codesign.engine.gpu.step_rows import BUCKETS, DeviceRows
 from codesign.engine.gpu.tensor_group import TensorGroup
 from codesign.engine.rank_weights import RankWeights
 from codesign.kernels import rms_norm, rotary_frequencies
+from codesign.kernels.attention_shares import SharedParts
 from codesign.kernels.embedding import embed_rows
 from codesign.kernels.fused_attention import attention_in_two, fits, fused_attention
 from codesign.kernels.packed_linear import LinearMap, for_prompts, linear_map, swiglu_map
@@ -77,6 +78,7 @@ class RankForward:
         frequency_F = rotary_frequencies(self.shape.rope, self.shape.head_dim)
         self._frequency_F = frequency_F.to(ends.embedding.device)
         self._fused = fused and self._can_fuse()
+        self._parts = self._room_for_parts() if self._fused else None
 
     def _can_fuse(self) -> bool:
         return self.dtype == torch.bfloat16 and fits(
@@ -86,6 +88,10 @@ class RankForward:
             head_dim=self.shape.head_dim,
             device=self.device,
         )
+
+    def _room_for_parts(self) -> SharedParts:
+        shape = self.shape
+        return SharedParts.make(shape.heads, shape.kv_heads, shape.head_dim, self.device)
 
     @property
     def device(self) -> torch.device:
@@ -108,7 +114,9 @@ class RankForward:
                 return attention_in_two(
                     qkv_TN, *tables, seen, places_T, heads=heads, scratch=scratch
                 )
-            return fused_attention(qkv_TN, *tables, seen, places_T, heads=heads, pdl=True)
+            return fused_attention(
+                qkv_TN, *tables, seen, places_T, heads=heads, parts=self._parts, pdl=True
+            )
 
         return self._run(self._layers, rows.tokens_T, rows.positions_T, attend)
 

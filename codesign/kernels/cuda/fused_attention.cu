@@ -3,8 +3,13 @@
 //
 // A row at position p sees p + 1 slab rows, in order of position: rows [0, prefix), then
 // prefix + path. Positions are cut into blocks of 16; block i belongs to warp i % KW of cluster block
-// i / KW % C, and the warps' results are added in one order. So what a row adds up depends on its
-// own path alone: a row of a tree gives the bits that plain decoding gives.
+// i / KW % C, and to class i / (KW * SPAN) % CLASSES. A warp adds up the blocks of one class in order;
+// then come the warps of a block, the blocks of a cluster, the classes, each in one order. So what a
+// row adds up depends on its own path alone: a row of a tree gives the bits of plain decoding.
+//
+// Clusters that have no other rows to attend take shares of a context: of n shares, number i takes
+// the classes i, i + n, ... Their results meet in `space`, and the last one there joins them. Nobody
+// waits for anybody, and the order of additions is the same for every n. A context of one span is one class.
 //
 // Blocks below every row's prefix are read once for all rows ("shared"). The slab rows behind them
 // ("tail": the rest of the prefix, the tree, the new rows) lie in shared memory as a whole, and each
@@ -24,6 +29,10 @@ constexpr int LD = E + 8;               // elements of a row in shared memory: n
 constexpr int OLD = E + 8;              // floats of a row of a warp's result
 constexpr int OWNED = ROWS / C, MAX_TOKENS = 256;
 constexpr int STAGE = KEYS * LD * 2;    // elements: keys, then values
+constexpr int GANG = 32 * MT;           // threads of the warps that attend the same keys
+static_assert(GANG % (E / 8) == 0 && 16 % (GANG / (E / 8)) == 0, "a gang copies whole rows");
+constexpr int SPAN = 2048 / KEYS, CLASSES = 8;  // tiles of a span
+static_assert(SPAN % C == 0, "a span is some tiles of every block");
 #define NONE __int_as_float(0xff800000)  // minus infinity: no key seen
 
 struct Rows {  // of the forward, on the device, int32; tables: page of each slab's rows
@@ -36,6 +45,14 @@ struct Slabs {  // of one layer: (slab or page, kv head, row, E)
   int num_rows, heads, kv_heads;
 };
 
+// Where the results of classes meet: first those of a cluster's blocks, (gridDim.z, kv head, CLASSES, C),
+// then those of whole clusters, (item, kv head, CLASSES); each ROWS rows. `arrived` counts the shares of
+// (item, kv head, rows of a block), and is zero between launches.
+struct Space {
+  float *values, *scores;  // E a row; top and sum
+  u32* arrived;
+};
+
 struct SlabRows {  // of one request and head: element of a row's first channel
   size_t slab;
   const int* table;
@@ -44,10 +61,15 @@ struct SlabRows {  // of one request and head: element of a row's first channel
     if constexpr (PAGE > 0) table = rows.tables + (size_t)slot * rows.table_length, count = rows.table_length * PAGE;
     else slab = ((size_t)slot * kv_heads + head) * slabs.num_rows * E, count = slabs.num_rows;
   }
-  __device__ __forceinline__ size_t operator[](int row) const {
-    if constexpr (PAGE > 0) return (((size_t)table[row / PAGE] * kv_heads + head) * PAGE + row % PAGE) * E;
+  __device__ __forceinline__ int page_of(int row) const {
+    if constexpr (PAGE > 0) return table[row / PAGE];
+    else return 0;
+  }
+  __device__ __forceinline__ size_t in_page(int page, int row) const {
+    if constexpr (PAGE > 0) return (((size_t)page * kv_heads + head) * PAGE + row % PAGE) * E;
     else return slab + (size_t)row * E;
   }
+  __device__ __forceinline__ size_t operator[](int row) const { return in_page(page_of(row), row); }
 };
 
 struct Item {  // tokens [start, end) of a request whose rows are [first, last)
@@ -62,13 +84,29 @@ __device__ __forceinline__ void copy4(u32 to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_oldest() { asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory"); }
+__device__ __forceinline__ void wait_for_oldest() { asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory"); }
+__device__ __forceinline__ void meet_gang(int gang) { asm volatile("bar.sync %0, %1;" ::"r"(1 + gang), "n"(GANG) : "memory"); }
 __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 __device__ __forceinline__ uint4 load_fresh(const void* p) {
   uint4 v;
   asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
   return v;
+}
+__device__ __forceinline__ float2 load_fresh_pair(const float* p) {
+  float2 v;
+  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
+  return v;
+}
+// Counts this block's arrival, behind what the block has stored; whether it is the last, which then
+// sees what the others have stored and leaves the counter at zero.
+__device__ __forceinline__ bool arrive_last(u32* counter, u32 count) {
+  u32 before;
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  if (before + 1 == count) *(volatile u32*)counter = 0;
+  return before + 1 == count;
 }
 __device__ __forceinline__ void load_tiles(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -104,6 +142,13 @@ __device__ __forceinline__ u32 address_in(u32 local, int block) {
   u32 remote;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(block));
   return remote;
+}
+
+__device__ __forceinline__ void store_far(u32 to, float4 v) {  // into another block of the cluster
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+__device__ __forceinline__ void store_far(u32 to, float2 v) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v.x), "f"(v.y) : "memory");
 }
 
 // Elements [8 i, 8 i + 8) of both halves of a head, to be turned by a row's angles:
@@ -169,7 +214,7 @@ __device__ __forceinline__ void weigh(State& st, float (&s)[2][4], u32 (&p)[4]) 
     for (int n = 0; n < 2; n++)
 #pragma unroll
       for (int i = 0; i < 2; i++) s[n][2 * r + i] = power_of_two(s[n][2 * r + i] - base);
-    st.sum[r] = st.sum[r] * shrink[r] + (s[0][2 * r] + s[0][2 * r + 1] + s[1][2 * r] + s[1][2 * r + 1]);
+    st.sum[r] = fmaf(st.sum[r], shrink[r], s[0][2 * r] + s[0][2 * r + 1] + s[1][2 * r] + s[1][2 * r + 1]);
   }
   if (__any_sync(~0u, shrink[0] != 1.f || shrink[1] != 1.f)) {
 #pragma unroll
@@ -192,6 +237,32 @@ __device__ __forceinline__ void add_values(State& st, const u32 (&p)[4], u32 val
   }
 }
 
+struct Part {  // of a row's result: two channels, and the largest score and the sum of weights of what was added up
+  float low, high, top, sum;
+};
+
+// The results of a cluster's blocks, in order: of each two channels, and (top, sum).
+__device__ __forceinline__ Part joined_blocks(const float2 (&values)[C], const float2 (&scores)[C]) {
+  Part all = {0.f, 0.f, NONE, 0.f};
+#pragma unroll
+  for (int c = 0; c < C; c++) all.top = fmaxf(all.top, scores[c].x);
+  const float base = all.top == NONE ? 0.f : all.top;
+#pragma unroll
+  for (int c = 0; c < C; c++) {
+    const float weight = power_of_two(scores[c].x - base);
+    all.low = fmaf(weight, values[c].x, all.low), all.high = fmaf(weight, values[c].y, all.high);
+    all.sum = fmaf(weight, scores[c].y, all.sum);
+  }
+  return all;
+}
+
+// Two classes, the former first. One without keys leaves the other's bits as they are.
+__device__ __forceinline__ Part joined_classes(const Part& a, const Part& b) {
+  const float top = fmaxf(a.top, b.top), base = top == NONE ? 0.f : top;
+  const float mine = power_of_two(a.top - base), other = power_of_two(b.top - base);
+  return {fmaf(other, b.low, mine * a.low), fmaf(other, b.high, mine * a.high), top, fmaf(other, b.sum, mine * a.sum)};
+}
+
 // The last set bit at or below a row: its run's first row. The first set bit above it, or `end`.
 __device__ __forceinline__ int bit_at_or_below(const u32* bits, int row) {
   int word = row / 32;
@@ -210,16 +281,17 @@ __device__ __forceinline__ int bit_above(const u32* bits, int row, int end) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid_constant__ Slabs slabs,
-               const __grid_constant__ Rows rows, u16* out, float scale) {
+               const __grid_constant__ Rows rows, const __grid_constant__ Space space, int most_shares, u16* out, float scale) {
   extern __shared__ __align__(128) u16 memory[];
   __shared__ int slots[MAX_TOKENS], positions[MAX_TOKENS], prefixes[MAX_TOKENS], places[MAX_TOKENS];
   __shared__ u32 runs[MAX_TOKENS / 32], starts[MAX_TOKENS / 32];
   __shared__ float tops[KW][ROWS], sums[KW][ROWS];
-  __shared__ float joined_tops[C][OWNED], joined_sums[C][OWNED];
+  __shared__ float2 joined_scores[C][OWNED];  // top, sum
+  __shared__ bool is_last;
   u16* ring = memory;                                   // STAGES stages
   u16* tail = ring + STAGES * STAGE;                    // TAIL keys, then TAIL values
   u16* queries = tail + 2 * TAIL * LD;                  // ROWS rows
-  float* joined = (float*)(queries + ROWS * LD);        // (C, OWNED, E): results for this block's rows
+  float* joined = (float*)(queries + ROWS * LD);        // (C, OWNED, E): results for this block's rows; or (ROWS, E): of its warps
   int* paths = (int*)(joined + ROWS * E);               // (tokens, path_length)
   float* results = (float*)memory;                      // (WARPS * 16, OLD), over ring and tail at the end
 
@@ -254,7 +326,22 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       *(uint4*)(out + ((size_t)(num_rows + i / PARTS) * slabs.heads + head * group) * E + i % PARTS * 8) = make_uint4(0, 0, 0, 0);
   };
 
-  for (int index = blockIdx.z; index < num_items; index += gridDim.z) {
+  auto write_row = [&](const Item& item, int row, int at, const Part& part) {
+    const int token = row / group;
+    const float scale_down = part.sum > 0.f ? 1.f / part.sum : 0.f;
+    if (row < max_tokens * group && token < item.end - item.start)
+      *(u32*)(out + ((size_t)(item.start + token) * slabs.heads + head * group + row % group) * E + at) =
+          pair_of(part.low * scale_down, part.high * scale_down);
+  };
+
+  auto block_slot = [&](int kind, int block) { return ((blockIdx.z * slabs.kv_heads + head) * CLASSES + kind) * C + block; };
+  auto class_slot = [&](int index, int kind) { return ((gridDim.z * C + index) * slabs.kv_heads + head) * CLASSES + kind; };
+
+  int shares = 1;  // of an item; more only where all have room at once
+  for (int n = 2; n <= CLASSES; n++) shares += n <= most_shares && n * num_items <= (int)gridDim.z;
+  for (int unit = blockIdx.z; unit < num_items * shares; unit += gridDim.z) {
+    int index = unit, share = 0;
+    while (index >= num_items) index -= num_items, share++;
     Item item;
     item.start = 0;
     for (int i = 0; i < index; i++) item.start = bit_above(starts, item.start, num_rows);
@@ -269,24 +356,52 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     const int tail_rows = min(slab_end - tail_start, TAIL);
     const int num_blocks = (seen + 15) / 16, num_tiles = (num_blocks + KW - 1) / KW;
     const int first_tail = tail_start / KEYS;
-    const int my_tail = first_tail + (rank + C - first_tail % C) % C;  // this block's first tile with tail blocks
-    const bool has_tail = my_tail < num_tiles;
+    const int num_classes = min((num_tiles + SPAN - 1) / SPAN, CLASSES);  // that have keys
+    if (share >= num_classes) continue;  // and nobody counts on this cluster
+    const int takers = min(shares, num_classes);
+    auto is_mine = [&](int tile) { return takers == 1 || tile / SPAN % CLASSES % shares == share; };
+    bool has_tail = false;  // whether one of this block's tiles has tail blocks
+    for (int tile = first_tail + (rank + C - first_tail % C) % C; tile < num_tiles; tile += C) has_tail |= is_mine(tile);
     const SlabRows slab(slabs, rows, slot, head);
 
-    auto fetch = [&](int tile, int stage) {  // the shared blocks of a tile of positions
-      u32 to = address_of(ring + stage * STAGE);
-      for (int i = tid; i < KEYS * (E / 8); i += THREADS) {
-        const int key = i / (E / 8), at = i % (E / 8) * 8, row = tile * KEYS + key;
-        if (row < tail_start) {
-          const size_t from = slab[row] + at;
-          copy16(to + (key * LD + at) * 2, slabs.keys + from);
-          copy16(to + ((KEYS + key) * LD + at) * 2, slabs.values + from);
+    struct Place {  // in the sequence of this block's tiles: class by class, each in order of position
+      int tile, kind;
+    };
+    auto settle = [&](Place& at) {
+      while (at.kind < num_classes && at.tile >= num_tiles) at.kind += shares, at.tile = at.kind * SPAN + rank;
+    };
+    auto advance = [&](Place& at) {
+      at.tile += C;
+      if (at.tile % SPAN < C) at.tile += (CLASSES - 1) * SPAN;  // behind a span comes the class's next
+      settle(at);
+    };
+    struct Block {  // a gang's of a tile: its first row, -1 if it is not shared, and that row's page
+      int row, page;
+    };
+    auto block_of = [&](const Place& at) {
+      Block block = {(at.tile * KW + wk) * 16, 0};
+      if (at.kind >= num_classes || block.row >= tail_start) block.row = -1;
+      else block.page = slab.page_of(block.row);
+      return block;
+    };
+    auto fetch = [&](const Block& block, int stage) {
+      constexpr int PIECES = E / 8, STEP = GANG / PIECES;  // of 16 bytes in a row; rows that a gang copies at once
+      if (block.row >= 0) {
+        const int first = (wm * 32 + lane) / PIECES, at = (wm * 32 + lane) % PIECES * 8;
+        const size_t from = slab.in_page(block.page, block.row) + first * E + at;  // its 16 rows follow one another, in pages, too
+        const u16 *keys = slabs.keys + from, *values = slabs.values + from;
+        const u32 to = address_of(ring + stage * STAGE + (wk * 16 + first) * LD + at);
+#pragma unroll
+        for (int row = 0; row < 16; row += STEP) {
+          copy16(to + row * LD * 2, keys + row * E);
+          copy16(to + (KEYS + row) * LD * 2, values + row * E);
         }
       }
       commit();
     };
     if (has_tail) {
       const int old_rows = min(context - tail_start, tail_rows);
+#pragma unroll 2
       for (int i = tid; i < old_rows * (E / 8); i += THREADS) {
         const int row = i / (E / 8), at = i % (E / 8) * 8;
         const size_t from = slab[tail_start + row] + at;
@@ -296,8 +411,12 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       for (int i = tid; i < tokens * rows.path_length; i += THREADS)
         copy4(address_of(paths + i), rows.paths + (size_t)item.start * rows.path_length + i);
     }
+    Place now = {share * SPAN + rank, share};
+    settle(now);
+    Place ahead = now;
+    Block coming = block_of(ahead);  // a tile before it is needed: its page is looked up
 #pragma unroll
-    for (int i = 0; i < STAGES; i++) fetch(rank + i * C, i);
+    for (int i = 0; i < STAGES - 1; i++) fetch(coming, i), advance(ahead), coming = block_of(ahead);
     if (!previous_done) {
       asm volatile("griddepcontrol.wait;" ::: "memory");
       asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -307,7 +426,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     // Queries, and the new rows of the tail; one block writes the item's own rows to the slab, too.
     constexpr int PARTS = E / 16, QUERY_PARTS = ROWS * PARTS;
     const int new_parts = has_tail ? min(slab_end - context, tail_rows - (context - tail_start)) * PARTS : 0;
-    const bool writes = rank == first_tail % C;
+    const bool writes = rank == first_tail % C && is_mine(first_tail);
     for (int i = tid; i < max(QUERY_PARTS, new_parts); i += THREADS) {
       const int part = i % PARTS, row = i / PARTS, token = row / group, source = item.first + row;
       const bool is_query = i < QUERY_PARTS, is_new = i < new_parts;
@@ -345,136 +464,214 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         }
       }
     }
+    wait_for_oldest();  // the tail's copies, too
     __syncthreads();
 
-    u32 q[E / 16][4];
-#pragma unroll
-    for (int k = 0; k < E / 16; k++)
-      load_tiles(q[k], address_of(queries + (wm * 16 + (lane & 15)) * LD + k * 16 + (lane >> 4) * 8));
     const int key_lane = (lane & 7) + (lane >> 4) * 8, key_part = (lane >> 3 & 1) * 8;
     const int value_lane = lane & 15, value_part = (lane >> 4) * 8;
     State st;
-#pragma unroll
-    for (int n = 0; n < E / 8; n++) st.out[n][0] = st.out[n][1] = st.out[n][2] = st.out[n][3] = 0.f;
-    st.top[0] = st.top[1] = NONE, st.sum[0] = st.sum[1] = 0.f;
-
     int stage = 0;
-    for (int tile = rank; tile < num_tiles; tile += C) {
-      wait_for_oldest();
-      __syncthreads();
-      const int block = tile * KW + wk;
-      float s[2][4];
-      u32 p[4];
-      if (block * 16 < tail_start) {  // seen by all rows
-        const u16* keys = ring + stage * STAGE + wk * 16 * LD;
-        score(s, q, address_of(keys + key_lane * LD + key_part));
+    for (int kind = share; kind < num_classes; kind += shares) {
+      u32 q[E / 16][4];
 #pragma unroll
-        for (int n = 0; n < 2; n++)
+      for (int k = 0; k < E / 16; k++)
+        load_tiles(q[k], address_of(queries + (wm * 16 + (lane & 15)) * LD + k * 16 + (lane >> 4) * 8));
 #pragma unroll
-          for (int i = 0; i < 4; i++) s[n][i] *= scale;
-        weigh(st, s, p);
-        add_values(st, p, address_of(keys + (KEYS + value_lane) * LD + value_part));
-      } else if (block < num_blocks) {
-        // Every token has its own keys: it fills in the scores of its rows, and adds for them.
-        const int row0 = wm * 16 + (lane >> 2), token0 = row0 / group, token1 = (row0 + 8) / group;
-        const int first = wm * 16 / group, last = min(tokens - 1, (wm * 16 + 15) / group);
-        auto address = [&](int token, int i) {  // element offset of position block * 16 + i
-          const int position = block * 16 + i, prefix = prefixes[item.start + token], step = position - prefix;
-          if (position > positions[item.start + token]) return 0;
-          const bool in_path = step >= 0 && step < rows.path_length;
-          const int row = in_path ? prefix + paths[token * rows.path_length + step] : position;
-          return min(max(row - tail_start, 0), tail_rows - 1) * LD;
-        };
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-          for (int i = 0; i < 4; i++) s[n][i] = NONE;
-        for (int token = first; token <= last; token++) {
-          const int count = positions[item.start + token] + 1 - block * 16;
-          if (count <= 0) continue;
-          float own[2][4];
-          score(own, q, address_of(tail + address(token, key_lane) + key_part));
+      for (int n = 0; n < E / 8; n++) st.out[n][0] = st.out[n][1] = st.out[n][2] = st.out[n][3] = 0.f;
+      st.top[0] = st.top[1] = NONE, st.sum[0] = st.sum[1] = 0.f;
+      for (; now.kind == kind; advance(now)) {
+        wait_for_oldest();
+        meet_gang(wk);  // all have their copies, and have left the stage that is filled next
+        fetch(coming, stage == 0 ? STAGES - 1 : stage - 1);
+        advance(ahead);
+        coming = block_of(ahead);
+        const int block = now.tile * KW + wk;
+        float s[2][4];
+        u32 p[4];
+        if (block * 16 < tail_start) {  // seen by all rows
+          const u16* keys = ring + stage * STAGE + wk * 16 * LD;
+          score(s, q, address_of(keys + key_lane * LD + key_part));
 #pragma unroll
           for (int n = 0; n < 2; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-              if (8 * n + 2 * (lane & 3) + (i & 1) < count && (i < 2 ? token0 : token1) == token) s[n][i] = own[n][i] * scale;
+            for (int i = 0; i < 4; i++) s[n][i] = __fmul_rn(s[n][i], scale);  // never within a fused one: the tail's are not
+          weigh(st, s, p);
+          add_values(st, p, address_of(keys + (KEYS + value_lane) * LD + value_part));
+        } else if (block < num_blocks) {
+          // Every token has its own keys: it fills in the scores of its rows, and adds for them.
+          const int row0 = wm * 16 + (lane >> 2), token0 = row0 / group, token1 = (row0 + 8) / group;
+          const int first = wm * 16 / group, last = min(tokens - 1, (wm * 16 + 15) / group);
+          auto address = [&](int token, int i) {  // element offset of position block * 16 + i
+            const int position = block * 16 + i, prefix = prefixes[item.start + token], step = position - prefix;
+            if (position > positions[item.start + token]) return 0;
+            const bool in_path = step >= 0 && step < rows.path_length;
+            const int row = in_path ? prefix + paths[token * rows.path_length + step] : position;
+            return min(max(row - tail_start, 0), tail_rows - 1) * LD;
+          };
+#pragma unroll
+          for (int n = 0; n < 2; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[n][i] = NONE;
+          for (int token = first; token <= last; token++) {
+            const int count = positions[item.start + token] + 1 - block * 16;
+            if (count <= 0) continue;
+            float own[2][4];
+            score(own, q, address_of(tail + address(token, key_lane) + key_part));
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+              for (int i = 0; i < 4; i++)
+                if (8 * n + 2 * (lane & 3) + (i & 1) < count && (i < 2 ? token0 : token1) == token) s[n][i] = __fmul_rn(own[n][i], scale);
+          }
+          weigh(st, s, p);
+          for (int token = first; token <= last; token++) {
+            if (positions[item.start + token] < block * 16) continue;
+            const u32 own[4] = {token0 == token ? p[0] : 0, token1 == token ? p[1] : 0, token0 == token ? p[2] : 0, token1 == token ? p[3] : 0};
+            add_values(st, own, address_of(tail + TAIL * LD + address(token, value_lane) + value_part));
+          }
         }
-        weigh(st, s, p);
-        for (int token = first; token <= last; token++) {
-          if (positions[item.start + token] < block * 16) continue;
-          const u32 own[4] = {token0 == token ? p[0] : 0, token1 == token ? p[1] : 0, token0 == token ? p[2] : 0, token1 == token ? p[3] : 0};
-          add_values(st, own, address_of(tail + TAIL * LD + address(token, value_lane) + value_part));
-        }
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
       }
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        float sum = st.sum[r];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        const int row = wm * 16 + (lane >> 2) + 8 * r;
+        if ((lane & 3) == 0) tops[wk][row] = st.top[r], sums[wk][row] = sum;
+      }
+      if (num_classes == 1) break;
+
+      // One of several classes: the warps' results one after the other, as the ring is in use, to space.
       __syncthreads();
-      fetch(tile + STAGES * C, stage);
-      stage = stage + 1 == STAGES ? 0 : stage + 1;
-    }
-
-    // Each warp's result to shared memory; the blocks' sums to the block that owns the row.
-    wait_copies();
-    __syncthreads();
+      const int slot = block_slot(kind, rank) * ROWS;
+      float weight[2];
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-      float sum = st.sum[r];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
-      const int row = wm * 16 + (lane >> 2) + 8 * r;
-      if ((lane & 3) == 0) tops[wk][row] = st.top[r], sums[wk][row] = sum;
-      float* result = results + (size_t)(wk * ROWS + row) * OLD + 2 * (lane & 3);
+      for (int r = 0; r < 2; r++) {
+        const int row = wm * 16 + (lane >> 2) + 8 * r;
+        float top = NONE;
 #pragma unroll
-      for (int n = 0; n < E / 8; n++) *(float2*)(result + 8 * n) = make_float2(st.out[n][2 * r], st.out[n][2 * r + 1]);
-    }
-    if (!all_started) cluster_wait();
-    all_started = true;
-    __syncthreads();
-    for (int i = tid; i < ROWS * (E / 4); i += THREADS) {
-      const int row = i / (E / 4), at = i % (E / 4) * 4;
-      float top = NONE;
+        for (int k = 0; k < KW; k++) top = fmaxf(top, tops[k][row]);
+        weight[r] = power_of_two(st.top[r] - (top == NONE ? 0.f : top));
+      }
+      if (tid < ROWS) {
+        float top = NONE, sum = 0.f;
 #pragma unroll
-      for (int k = 0; k < KW; k++) top = fmaxf(top, tops[k][row]);
-      const float base = top == NONE ? 0.f : top;
-      float4 v = make_float4(0, 0, 0, 0);
-      float sum = 0.f;
+        for (int k = 0; k < KW; k++) top = fmaxf(top, tops[k][tid]);
 #pragma unroll
+        for (int k = 0; k < KW; k++) sum = fmaf(power_of_two(tops[k][tid] - (top == NONE ? 0.f : top)), sums[k][tid], sum);
+        *(float2*)(space.scores + (slot + tid) * 2) = make_float2(top, sum);
+      }
+#pragma unroll 1
       for (int k = 0; k < KW; k++) {
-        const float weight = power_of_two(tops[k][row] - base);
-        const float4 r = *(const float4*)(results + (size_t)(k * ROWS + row) * OLD + at);
-        v.x += weight * r.x, v.y += weight * r.y, v.z += weight * r.z, v.w += weight * r.w;
-        sum += weight * sums[k][row];
-      }
-      const int owner = row / OWNED, place = row % OWNED;
-      const u32 to = address_in(address_of(joined + (rank * OWNED + place) * E + at), owner);
-      asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
-      if (at == 0) {
-        asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address_in(address_of(&joined_tops[rank][place]), owner)), "f"(top) : "memory");
-        asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address_in(address_of(&joined_sums[rank][place]), owner)), "f"(sum) : "memory");
+        if (wk == k) {
+#pragma unroll
+          for (int r = 0; r < 2; r++) {
+            const int row = wm * 16 + (lane >> 2) + 8 * r, at = 2 * (lane & 3);
+#pragma unroll
+            for (int n = 0; n < E / 8; n++) {
+              float2* sofar = (float2*)(joined + row * E + 8 * (n ^ (row & 3)) + at);  // no bank conflicts
+              float2 v = k == 0 ? make_float2(0, 0) : *sofar;
+              v.x = fmaf(weight[r], st.out[n][2 * r], v.x), v.y = fmaf(weight[r], st.out[n][2 * r + 1], v.y);
+              if (k < KW - 1) *sofar = v;
+              else *(float2*)(space.values + (slot + row) * E + 8 * n + at) = v;
+            }
+          }
+        }
+        __syncthreads();
       }
     }
-    cluster_arrive();
-    if (index == 0) clear_padding();  // while the others' results are on their way
-    cluster_wait();
 
-    for (int i = tid; i < OWNED * (E / 2); i += THREADS) {
-      const int place = i / (E / 2), at = i % (E / 2) * 2, row = rank * OWNED + place, token = row / group;
-      float top = NONE;
+    if (num_classes > 1) {
+      if (!all_started) cluster_wait();
+      all_started = true;
+      cluster_arrive();
+      if (unit == 0) clear_padding();
+      cluster_wait();
+      for (int i = tid; i < OWNED * (E / 2); i += THREADS) {
+        const int at = i % (E / 2) * 2, row = rank * OWNED + i / (E / 2);
+        Part all = {0.f, 0.f, NONE, 0.f};
+        for (int kind = share; kind < num_classes; kind += shares) {
+          float2 values[C], scores[C];
 #pragma unroll
-      for (int c = 0; c < C; c++) top = fmaxf(top, joined_tops[c][place]);
-      const float base = top == NONE ? 0.f : top;
-      float low = 0.f, high = 0.f, sum = 0.f;
-#pragma unroll
-      for (int c = 0; c < C; c++) {
-        const float weight = power_of_two(joined_tops[c][place] - base);
-        const float2 v = *(const float2*)(joined + (c * OWNED + place) * E + at);
-        low += weight * v.x, high += weight * v.y, sum += weight * joined_sums[c][place];
+          for (int c = 0; c < C; c++) {
+            const int from = block_slot(kind, c) * ROWS + row;
+            values[c] = load_fresh_pair(space.values + from * E + at), scores[c] = load_fresh_pair(space.scores + from * 2);
+          }
+          const Part part = joined_blocks(values, scores);
+          const int to = class_slot(index, kind) * ROWS + row;
+          if (takers == 1) all = joined_classes(all, part);
+          else *(float2*)(space.values + to * E + at) = make_float2(part.low, part.high);
+          if (takers > 1 && at == 0) *(float2*)(space.scores + to * 2) = make_float2(part.top, part.sum);
+        }
+        if (takers == 1) write_row(item, row, at, all);
       }
-      const float scale_down = sum > 0.f ? 1.f / sum : 0.f;
-      if (row < max_tokens * group && token < tokens)
-        *(u32*)(out + ((size_t)(item.start + token) * slabs.heads + head * group + row % group) * E + at) =
-            pair_of(low * scale_down, high * scale_down);
+      if (takers > 1) {
+        __syncthreads();
+        if (tid == 0) is_last = arrive_last(space.arrived + (index * slabs.kv_heads + head) * C + rank, takers);
+        __syncthreads();
+        for (int i = tid; is_last && i < OWNED * (E / 2); i += THREADS) {
+          const int at = i % (E / 2) * 2, row = rank * OWNED + i / (E / 2);
+          float2 values[CLASSES], scores[CLASSES];
+#pragma unroll
+          for (int kind = 0; kind < CLASSES; kind++) {
+            const int from = class_slot(index, kind) * ROWS + row;
+            values[kind] = make_float2(0, 0), scores[kind] = make_float2(NONE, 0);
+            if (kind < num_classes) values[kind] = load_fresh_pair(space.values + from * E + at), scores[kind] = load_fresh_pair(space.scores + from * 2);
+          }
+          Part all = {0.f, 0.f, NONE, 0.f};
+#pragma unroll
+          for (int kind = 0; kind < CLASSES; kind++) all = joined_classes(all, {values[kind].x, values[kind].y, scores[kind].x, scores[kind].y});
+          write_row(item, row, at, all);
+        }
+      }
+    } else {
+      // Each warp's result to shared memory; the blocks' sums to the block that owns the row.
+      wait_copies();
+      __syncthreads();
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const int row = wm * 16 + (lane >> 2) + 8 * r;
+        float* result = results + (size_t)(wk * ROWS + row) * OLD + 2 * (lane & 3);
+#pragma unroll
+        for (int n = 0; n < E / 8; n++) *(float2*)(result + 8 * n) = make_float2(st.out[n][2 * r], st.out[n][2 * r + 1]);
+      }
+      if (!all_started) cluster_wait();
+      all_started = true;
+      __syncthreads();
+      for (int i = tid; i < ROWS * (E / 4); i += THREADS) {
+        const int row = i / (E / 4), at = i % (E / 4) * 4;
+        float top = NONE;
+#pragma unroll
+        for (int k = 0; k < KW; k++) top = fmaxf(top, tops[k][row]);
+        const float base = top == NONE ? 0.f : top;
+        float4 v = make_float4(0, 0, 0, 0);
+        float sum = 0.f;
+#pragma unroll
+        for (int k = 0; k < KW; k++) {
+          const float weight = power_of_two(tops[k][row] - base);
+          const float4 r = *(const float4*)(results + (size_t)(k * ROWS + row) * OLD + at);
+          v.x = fmaf(weight, r.x, v.x), v.y = fmaf(weight, r.y, v.y), v.z = fmaf(weight, r.z, v.z), v.w = fmaf(weight, r.w, v.w);
+          sum = fmaf(weight, sums[k][row], sum);
+        }
+        const int owner = row / OWNED, place = row % OWNED;
+        const u32 to = address_in(address_of(joined + (rank * OWNED + place) * E + at), owner);
+        store_far(to, v);
+        if (at == 0) store_far(address_in(address_of(&joined_scores[rank][place]), owner), make_float2(top, sum));
+      }
+      cluster_arrive();
+      if (unit == 0) clear_padding();  // while the others' results are on their way
+      cluster_wait();
+
+      for (int i = tid; i < OWNED * (E / 2); i += THREADS) {
+        const int place = i / (E / 2), at = i % (E / 2) * 2;
+        float2 values[C], scores[C];
+#pragma unroll
+        for (int c = 0; c < C; c++) values[c] = *(const float2*)(joined + (c * OWNED + place) * E + at), scores[c] = joined_scores[c][place];
+        write_row(item, rank * OWNED + place, at, joined_blocks(values, scores));
+      }
     }
-    if (index + gridDim.z < num_items) {  // others' results of the next item must not meet this one's
+    if (unit + (int)gridDim.z < num_items * shares) {  // others' results of the next item must not meet this one's
       cluster_arrive();
       cluster_wait();
     }

@@ -1,0 +1,116 @@
+"""How one launch of ``fused_attention`` shares out contexts over clusters, and where they join.
+
+Positions are cut into spans, and span s is of class s % ``CLASSES``: what is added up with what is
+a matter of position alone. Which cluster adds up which class, and how many clusters there are, is
+free: a row has the same bits for every number of them. Imports torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CLASSES = 8  # also the most clusters that share a request's context
+SPAN = 2048  # positions; a context of one span is attended as if there were no others
+TILES = 2  # of 16 query rows, a block
+ROWS = 16 * TILES
+_BLOCKS = 120  # that run at once in clusters on every Hopper GPU: clusters do not fill all of it
+
+
+class Space(ctypes.Structure):
+    """``SharedParts`` as the kernel takes it."""
+
+    _fields_ = (
+        ("values", ctypes.c_void_p),
+        ("scores", ctypes.c_void_p),
+        ("arrived", ctypes.c_void_p),
+    )
+
+
+def max_tokens(heads: int, kv_heads: int) -> int:
+    """Return the rows of a forward that one item of work takes: their query heads fill a tile."""
+    return ROWS // (heads // kv_heads)
+
+
+def cluster_blocks(heads: int, kv_heads: int) -> int:
+    """Return the blocks that share out the keys of a tile of rows.
+
+    As many as the chip holds at once for eight rows. It depends on the model alone: the order of
+    additions follows from it.
+    """
+    items = -(-8 // max_tokens(heads, kv_heads))
+    return 8 if 8 * kv_heads * items <= _BLOCKS else 4
+
+
+def most_items(clusters: int, kv_heads: int) -> int:
+    """Return how many items can have a cluster a key/value head at once; at least one."""
+    return max(1, clusters // kv_heads)
+
+
+def clusters_of(rows: int, room: int) -> int:
+    """Return the clusters a key/value head that forwards of ``rows`` rows are launched with.
+
+    Those that find neither an item nor a class with keys leave at once; of more items than
+    clusters, each takes several.
+
+    Args:
+        rows: Of the forward, padding among them.
+        room: From ``most_items``.
+    """
+    return min(rows * CLASSES, room)
+
+
+def shares_of(items: int, clusters: int) -> int:
+    """Return over how many clusters each item's context is shared out, as the kernel has it.
+
+    Args:
+        items: Of a forward, which the kernel counts: padding is not among them.
+        clusters: From ``clusters_of``.
+    """
+    return max(1, min(CLASSES, clusters // items))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """Results of classes, float32, until one cluster joins them.
+
+    Launches that may overlap need one each; graphs hold its addresses. A launch leaves ``arrived``
+    at zero, and what else is here to the next one.
+
+    Attributes:
+        values: (N, ROWS, E) of a cluster's blocks, then of whole clusters.
+        scores: (N, ROWS, 2) their largest score and their sum of weights.
+        arrived: int32, how many clusters of an item have left their parts.
+        items: Most items and clusters a key/value head that there is room for.
+    """
+
+    values: Tensor
+    scores: Tensor
+    arrived: Tensor
+    items: int
+
+    @classmethod
+    def make(cls, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> SharedParts:
+        """Room for every forward of a model on this device."""
+        cluster = cluster_blocks(heads, kv_heads)
+        blocks = torch.cuda.get_device_properties(device).multi_processor_count
+        items = most_items(blocks // cluster, kv_heads)
+        return cls.of(items, cluster, kv_heads, head_dim, device)
+
+    @classmethod
+    def of(
+        cls, items: int, cluster: int, kv_heads: int, head_dim: int, device: torch.device
+    ) -> SharedParts:
+        """Room for a number of items at a time."""
+        slots = items * kv_heads * CLASSES * (cluster + 1)
+        values = torch.empty(slots, ROWS, head_dim, dtype=torch.float32, device=device)
+        scores = torch.empty(slots, ROWS, 2, dtype=torch.float32, device=device)
+        arrived = torch.zeros(items * kv_heads * cluster, dtype=torch.int32, device=device)
+        return cls(values, scores, arrived, items)
+
+    def space(self) -> Space:
+        """The addresses."""
+        return Space(self.values.data_ptr(), self.scores.data_ptr(), self.arrived.data_ptr())
