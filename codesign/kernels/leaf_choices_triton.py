@@ -73,7 +73,7 @@ def choose_leaves(words: Tensor, pool: PoolWords, rows: StepRows, chosen: Tensor
 
 
 @triton.jit
-def _weighed(log_prob, calibration):
+def _weighed(log_prob, calibration):  # noqa: ANN202
     slope, intercept = tl.load(calibration), tl.load(calibration + 1)
     least, most = tl.load(calibration + 2), tl.load(calibration + 3)
     chance = tl.minimum(tl.maximum(tl.exp(log_prob), least), most)
@@ -84,7 +84,7 @@ def _weighed(log_prob, calibration):
 
 
 @triton.jit
-def _choose_leaves(
+def _choose_leaves(  # noqa: PLR0915
     words,
     calibration,
     row_weights,
@@ -144,7 +144,7 @@ def _choose_leaves(
     parent = tl.zeros([T], tl.int32)
     picked = tl.zeros([T], tl.float64)
     count = 0
-    for i in range(0, want):
+    for i in range(want):
         best_old, best_new = tl.max(old, axis=0), tl.max(new, axis=0)
         best = tl.maximum(best_old, best_new)
         real = best > float("-inf")

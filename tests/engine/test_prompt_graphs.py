@@ -13,7 +13,8 @@ import torch
 from codesign.engine.checkpoint import open_rank
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.heads import DraftHead, TargetHead
-from codesign.engine.gpu.model_rank import ModelRank, pages_message, sampling_message
+from codesign.engine.gpu.model_rank import ModelRank
+from codesign.engine.gpu.notes import pages_message, sampling_message
 from codesign.engine.gpu.paging import Entry, Paging
 from codesign.engine.gpu.prompt_rows import PROMPT_BUCKETS, buckets_up_to, prompt_message
 from codesign.engine.gpu.row_sampling import RowTargetHead

@@ -6,8 +6,7 @@ import random
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from codesign.engine.gpu.growth import growth_words
 from codesign.kernels import leaf_choices as ops
@@ -172,10 +171,7 @@ def test_a_tree_that_is_full_takes_no_more_rows(choose):
     side, chance = DraftSide(policy), random.Random(3)
     side.admit(Admission(0, (1, 2), 1000))
     device = Device(op, 8, policy.fanout + 2)
-    for done in range(20):
-        expansion = side.overlap_expansion()
-        if not expansion:
-            break
+    while expansion := side.overlap_expansion():
         rows = expansion[0]
         growth = side.growth(rows, 1)
         device.begin(growth, rows, len(rows.tokens) - len(rows.nodes))
@@ -183,7 +179,6 @@ def test_a_tree_that_is_full_takes_no_more_rows(choose):
         device.go_on(tokens, log_probs)
         first = len(rows.tokens) - len(rows.nodes)
         side.expanded(rows, tokens[first:], log_probs[first:])
-    assert done < 20, "the tree was to fill up"
     assert side.tree(0).num_expanded == MAX_TREE_ROWS
     assert device.chosen[-1] == 0
     assert device.rows.slots_T.tolist() == [9] * 8

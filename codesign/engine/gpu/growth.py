@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from codesign.engine.gpu.step_rows import HEADER, KIND, Words
+from codesign.engine.gpu.step_rows import AHEAD, BUCKET, HEADER, KIND, Words
 from codesign.kernels import leaf_choices as pool
 from codesign.policy.protocol import Growth
 
-AHEAD = 6  # kind of message, beside those of step_rows.py
-NUM_STEPS, AHEAD_BUCKET = 3, 2  # words of its header; the bucket where a step has it
+NUM_STEPS = 3  # word of the message's header
 MOST_RIVALS = 64
 MOST_STEPS = 16  # answers that may be under way
 AHEAD_WORDS = HEADER + pool.POOL_WORDS
@@ -63,11 +62,9 @@ def growth_words(growth: Growth, *, slab: int, first_row: int) -> Words:
     return words
 
 
-def ahead_message(
-    growth: Growth, *, bucket: int, slab: int, first_row: int
-) -> Words:
+def ahead_message(growth: Growth, *, bucket: int, slab: int, first_row: int) -> Words:
     """Message for ``ModelRank`` behind a step: run the steps that follow, and choose their rows."""
     message = np.zeros(AHEAD_WORDS, np.int32)
-    message[KIND], message[AHEAD_BUCKET], message[NUM_STEPS] = AHEAD, bucket, growth.steps
+    message[KIND], message[BUCKET], message[NUM_STEPS] = AHEAD, bucket, growth.steps
     message[HEADER:] = growth_words(growth, slab=slab, first_row=first_row)
     return message
