@@ -1,4 +1,4 @@
-# pyright: reportCallIssue=false, reportMissingImports=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportCallIssue=false, reportMissingImports=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportArgumentType=false
 # ruff: noqa: ANN001 (Triton compiles by parameter annotations, and takes launch options beside)
 """Triton kernel of ``leaf_choices``: one warp, which adds children, chooses and writes the rows."""
 

@@ -164,7 +164,7 @@ class DraftSide:
             slot_parents=tuple(tree.slot_parents()),
             prefix=prefix,
             end=prefix + tree.max_depth,
-            calibration=policy.calibration,
+            calibration=policy.weighing,
         )
 
     def expanded(

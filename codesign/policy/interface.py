@@ -79,7 +79,7 @@ class Speculation:
         self._calibration = calibration or Calibration()
 
     @property
-    def calibration(self) -> Calibration:
+    def weighing(self) -> Calibration:
         """What ``weigh`` calibrates with, unless a policy has a way of its own."""
         return self._calibration
 

@@ -135,7 +135,7 @@ def test_a_wrong_guess_costs_time_alone(serve, make_requests, monkeypatch):
     """Ranks that choose by other weights than the host's."""
     requests = make_requests(4, max_new_tokens=40)
     alone = serve("async-tree-8x4x6", requests, ahead=False)
-    monkeypatch.setattr(BestTree, "calibration", Calibration(0.1, 3.0))
+    monkeypatch.setattr(BestTree, "weighing", Calibration(0.1, 3.0))
     ours = serve("async-tree-8x4x6", requests)
     assert ours.outputs == alone.outputs
     assert ours.candidates == alone.candidates

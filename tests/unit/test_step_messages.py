@@ -47,6 +47,9 @@ class Recorder:
     def take(self) -> np.ndarray:
         return self.answer
 
+    def settle(self) -> None:
+        pass
+
     def ask(self, message: np.ndarray) -> np.ndarray:
         self.log.update(message.tobytes())
         self.count += 1

@@ -21,11 +21,13 @@ def draft_buckets(setup: RankSetup) -> list[int]:
     return _up_to(bucket_of(rows), BUCKETS[0])
 
 
-def ahead_buckets(setup: RankSetup) -> tuple[int, ...]:
-    """Buckets of a draft's steps that choose their rows themselves."""
+def ahead_buckets(setup: RankSetup) -> list[int]:
+    """Buckets of a draft's steps that choose their rows themselves; a profile has narrow ones."""
     policy = setup.policy.build()
-    bucket = bucket_of(max(policy.grown, 1))
-    return (bucket,) if policy.grown and fits(bucket, policy.fanout) else ()
+    if not policy.grown:
+        return []
+    found = _up_to(bucket_of(policy.grown), BUCKETS[0])
+    return [bucket for bucket in found if fits(bucket, policy.fanout)]
 
 
 def prompt_buckets(setup: RankSetup, forward: RankForward) -> tuple[int, ...]:

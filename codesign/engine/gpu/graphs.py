@@ -15,8 +15,18 @@ from torch import Tensor
 from codesign.engine.gpu.step_rows import Words
 from codesign.engine.gpu.tensor_group import TensorGroup
 from codesign.engine.gpu.watch import Watch
+from codesign.kernels.row_attention import Scratch
 
 PATIENCE = 0.05  # seconds between two looks after the other ranks
+
+
+@dataclass(slots=True)
+class Step:
+    """A bucket's step: run it, then read the answer."""
+
+    run: Callable[[], None]
+    answer: Words  # on the host, as the run leaves it
+    scratch: Scratch | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from codesign.engine.gpu.ahead_steps import AheadSteps
 from codesign.engine.gpu.forward import RankForward
-from codesign.engine.gpu.graphs import Due, Graphs
+from codesign.engine.gpu.graphs import Due, Graphs, Step
 from codesign.engine.gpu.heads import DraftHead, StepHead, TargetHead
 from codesign.engine.gpu.paging import Entry
 from codesign.engine.gpu.prompt_rows import (
@@ -56,15 +55,6 @@ from codesign.kernels.row_attention import Scratch
 COMPILED_LENGTHS = (1, 16, 17)  # of prompts: Triton tells one, multiples of 16 and others apart
 
 
-@dataclass(slots=True)
-class _Step:
-    """A bucket's step: run it, then read the answer."""
-
-    run: Callable[[], None]
-    answer: Words  # on the host, as the run leaves it
-    scratch: Scratch | None
-
-
 class ModelRank:
     """A model's part on this rank, with its slabs.
 
@@ -89,8 +79,8 @@ class ModelRank:
         self._buffer = torch.zeros(words, dtype=torch.int32, device=forward.device)
         self._done = self._graphs.event()
         self._due: deque[Due] = deque()
-        self._steps: dict[int, _Step] = {}
-        self._prompts: dict[int, _Step] = {}
+        self._steps: dict[int, Step] = {}
+        self._prompts: dict[int, Step] = {}
         self._ahead: AheadSteps | None = None
         if isinstance(head, DraftHead):
             self._ahead = AheadSteps(forward, slabs, head, self._buffer, self._graphs)
@@ -121,7 +111,7 @@ class ModelRank:
         for bucket in buckets:
             self._prepare_step(bucket, is_followed=bucket in ahead_buckets)
 
-    def _make_step(self, bucket: int) -> _Step:
+    def _make_step(self, bucket: int) -> Step:
         answer = self._graphs.host_words(self.head.words(bucket))
         scratch = None
         if self._graphs.on_gpu:
@@ -141,9 +131,9 @@ class ModelRank:
             answer.copy_(out, non_blocking=True)
 
         idle = pack_step((), bucket=bucket, scratch_slot=self.slabs.scratch_slot)
-        return _Step(self._captured(run, idle), answer.numpy(), scratch)
+        return Step(self._captured(run, idle), answer.numpy(), scratch)
 
-    def _make_prompt(self, bucket: int) -> _Step:
+    def _make_prompt(self, bucket: int) -> Step:
         """Prompts of one bucket; only a target answers, with the token after the last row."""
         answer = self._graphs.host_words(1)
         words = HEADER + bucket
@@ -165,7 +155,7 @@ class ModelRank:
                 answer.copy_(self._sample(hidden_1D, prompt.slot_1, *keys), non_blocking=True)
 
         idle = prompt_message((0,), self.slabs.scratch_slot, 0)
-        return _Step(self._captured(run, idle), answer.numpy(), None)
+        return Step(self._captured(run, idle), answer.numpy(), None)
 
     def _sample(self, hidden_1D: Tensor, slot_1: Tensor, *keys: Tensor) -> Tensor:
         """The token after a prompt, (1,) int32."""
@@ -182,7 +172,7 @@ class ModelRank:
         return self._graphs.captured(run)
 
     def answer(self, message: Words, watch: Watch | None = None) -> Words:
-        """Run a message and wait for its answer; none of a step that is followed, or an idle one.
+        """Run a message and wait for its last answer; none of a step that is followed.
 
         Args:
             message: From ``pack_step``, ``prompt_message``, or one of the others.
@@ -222,7 +212,7 @@ class ModelRank:
         return Due(self._done, step.answer)
 
     @torch.inference_mode()
-    def _prepare_step(self, bucket: int, *, is_followed: bool) -> _Step:
+    def _prepare_step(self, bucket: int, *, is_followed: bool) -> Step:
         """A bucket's step, made if need be, and the one that chooses its rows from its answer."""
         step = self._steps.get(bucket)
         if step is None:

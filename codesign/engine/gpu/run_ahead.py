@@ -110,7 +110,7 @@ class RunAhead:
         steps, self._steps = self._steps, 0
         if not steps or bucket != bucket_of(self._width) or self._grow is None:
             return self._leader.ask(message)
-        self.drop()
+        self._leader.settle()
         message[FOLLOWED] = 1
         self._leader.begin(message)
         growth = self._grow(steps)  # while the step runs
