@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -41,20 +42,31 @@ class StepLog:
     """Times of the steps that a leader asks for.
 
     Args:
-        leader: Whose ``ask`` is timed from now on.
+        leader: Whose steps are timed from now on.
         name: Of its model.
     """
 
     def __init__(self, leader: GroupLeader, name: str) -> None:
         self.leader, self.name = leader, name
         self.steps: list[tuple[float, float, int]] = []
-        self._ask = leader.ask
-        leader.ask = self._timed  # type: ignore[method-assign]
+        self._begun: deque[tuple[float, int]] = deque()
+        self._begin, self._take = leader.begin, leader.take
+        leader.begin = self._timed_begin  # type: ignore[method-assign]
+        leader.take = self._timed_take  # type: ignore[method-assign]
 
-    def _timed(self, message: Words) -> Words:
+    def _timed_begin(self, message: Words) -> int:
         start = perf_counter()
-        answer = self._ask(message)
-        self.steps.append((start, perf_counter(), int(message[BUCKET])))
+        count = self._begin(message)
+        self._begun.extend([(start, int(message[BUCKET]))] * count)
+        return count
+
+    def _timed_take(self) -> Words:
+        """A step that ran ahead begins where the host had the answer of the one before."""
+        answer, now = self._take(), perf_counter()
+        start, rows = self._begun.popleft()
+        if self.steps:
+            start = max(start, self.steps[-1][1])
+        self.steps.append((start, now, rows))
         return answer
 
     def summary(self, rank: Rank, model: int) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
-from codesign.engine.drafter import Drafter
+from codesign.engine.drafter import AheadDrafter, Drafter
 from codesign.policy.protocol import Candidates, DraftSide, ExpansionRows, PromptRows, Verdict
 from codesign.policy.speculation import Speculation
 
@@ -41,6 +42,7 @@ class DraftWorker:
     def __init__(self, policy: Speculation, drafter: Drafter) -> None:
         self.side = DraftSide(policy)
         self._drafter = drafter
+        self._ahead = drafter if isinstance(drafter, AheadDrafter) else None
         self._num_expansions = 0
         self._num_rows = 0
         self._prompts: tuple[PromptRows, ...] = ()
@@ -71,17 +73,17 @@ class DraftWorker:
     def _draft(self, number: int) -> Candidates:
         done = 0
         while rows := self.side.next_expansion(done):
-            self._expand(rows)
+            self._expand(rows, self.side.following(rows, done, overlaps=False))
             done += 1
         return self.side.candidates(number)
 
     def overlap(self) -> None:
         """Run the forwards that the policy hides behind the target's verification, and prompts."""
-        for _ in range(self.side.policy.overlap):
+        for done in range(self.side.policy.overlap):
             rows = self.side.overlap_expansion()
             if not rows:
                 break
-            self._expand(rows)
+            self._expand(rows, self.side.following(rows, done, overlaps=True))
         self.run_prompts()
         self._idle_from = perf_counter()
 
@@ -99,7 +101,11 @@ class DraftWorker:
         self._drafter.run_prompts([part for part in self._prompts if part.request_id not in unread])
         self._prompts = ()
 
-    def _expand(self, expansion: Sequence[ExpansionRows]) -> None:
+    def _expand(self, expansion: Sequence[ExpansionRows], following: int) -> None:
+        if following and self._ahead is not None:
+            side, policy = self.side, self.side.policy
+            grow = partial(side.growth, expansion[0])
+            self._ahead.expect(following, width=policy.grown, fanout=policy.fanout, grow=grow)
         choices = self._drafter.forward(expansion, self.side.policy.fanout)
         for rows, (tokens, log_probs) in zip(expansion, choices, strict=True):
             self.side.expanded(rows, tokens, log_probs)

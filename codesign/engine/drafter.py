@@ -7,9 +7,9 @@ A drafter holds one KV slab per request, laid out [prefix | tree], and applies t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -19,9 +19,10 @@ from codesign.engine.model import Decoder
 from codesign.engine.prefix_store import PrefixStore
 from codesign.engine.rows import RowBatch, causal_rows
 from codesign.policy.kv_memory import PREFIX_BLOCK
-from codesign.policy.protocol import ExpansionRows, KVMove, PromptRows
+from codesign.policy.protocol import ExpansionRows, Growth, KVMove, PromptRows
 
 Choices = tuple[list[list[int]], list[list[float]]]  # per node: tokens, log probabilities
+Grow = Callable[[int], Growth]
 
 
 class Drafter(Protocol):
@@ -49,6 +50,22 @@ class Drafter(Protocol):
 
     def release(self, request_ids: Sequence[int]) -> None:
         """Free the slabs of finished requests."""
+        ...
+
+
+@runtime_checkable
+class AheadDrafter(Drafter, Protocol):
+    """A drafter that can run forwards before they are asked for."""
+
+    def expect(self, steps: int, *, width: int, fanout: int, grow: Grow) -> None:
+        """Say, before a forward of one request, what is sure to follow it.
+
+        Args:
+            steps: Forwards.
+            width: Leaves of each, the heaviest there are.
+            fanout: Most children of a node.
+            grow: What so many forwards, or fewer, are chosen from; asked within the next forward.
+        """
         ...
 
 

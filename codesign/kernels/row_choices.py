@@ -59,26 +59,34 @@ def row_choices(logits_TV: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     return values_TK, columns_TK, torch.logsumexp(logits_TV, dim=-1)
 
 
-def choice_words(logits_TV: Tensor, count: int, *, token_map: Tensor | None = None) -> Tensor:
+def choice_words(
+    logits_TV: Tensor, count: int, *, token_map: Tensor | None = None, into: Tensor | None = None
+) -> Tensor:
     """Return a draft's answer, (2 T K,) int32: tokens, then the bits of their log probabilities.
 
     Args:
         logits_TV: As in ``row_choices``.
         count: K.
         token_map: (V,) int64, token that a column stands for; None if it is the column.
+        into: Where the answer goes; None for a new tensor.
     """
     if logits_TV.is_cuda and count <= MOST_CHOICES:
         from codesign.kernels import row_choices_triton
 
-        return row_choices_triton.choice_words(logits_TV, count, token_map)
+        return row_choices_triton.choice_words(logits_TV, count, token_map, into)
     values_TK, columns_TK, total_T = row_choices(logits_TV, count)
-    return words_of(values_TK, columns_TK, total_T, token_map)
+    return words_of(values_TK, columns_TK, total_T, token_map, into=into)
 
 
 def words_of(
-    values_TK: Tensor, columns_TK: Tensor, total_T: Tensor, token_map: Tensor | None = None
+    values_TK: Tensor,
+    columns_TK: Tensor,
+    total_T: Tensor,
+    token_map: Tensor | None = None,
+    *,
+    into: Tensor | None = None,
 ) -> Tensor:
     """Return ``row_choices``' result as ``choice_words`` gives it."""
     tokens_TK = columns_TK if token_map is None else token_map[columns_TK]
     bits_TK = (values_TK - total_T[:, None]).contiguous().view(torch.int32)
-    return torch.cat((tokens_TK.to(torch.int32).flatten(), bits_TK.flatten()))
+    return torch.cat((tokens_TK.to(torch.int32).flatten(), bits_TK.flatten()), out=into)

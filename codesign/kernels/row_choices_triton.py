@@ -19,9 +19,11 @@ def row_choices(logits_TV: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     return best_of_lists(_lists_of(logits_TV, count), count)
 
 
-def choice_words(logits_TV: Tensor, count: int, token_map: Tensor | None) -> Tensor:
+def choice_words(
+    logits_TV: Tensor, count: int, token_map: Tensor | None, into: Tensor | None = None
+) -> Tensor:
     """``row_choices.choice_words`` on a GPU."""
-    return words_of_lists(_lists_of(logits_TV, count), count, token_map)
+    return words_of_lists(_lists_of(logits_TV, count), count, token_map, into)
 
 
 def best_of_lists(lists: Lists, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -34,10 +36,14 @@ def best_of_lists(lists: Lists, count: int) -> tuple[Tensor, Tensor, Tensor]:
     return best_TK, place_TK, total_T
 
 
-def words_of_lists(lists: Lists, count: int, token_map: Tensor | None) -> Tensor:
+def words_of_lists(
+    lists: Lists, count: int, token_map: Tensor | None, into: Tensor | None = None
+) -> Tensor:
     """The words of ``row_choices.choice_words`` from the best of parts."""
-    rows = lists.values_TBK.shape[0]
-    words = torch.empty(2 * rows * count, dtype=torch.int32, device=lists.values_TBK.device)
+    rows, device = lists.values_TBK.shape[0], lists.values_TBK.device
+    words = into
+    if words is None:
+        words = torch.empty(2 * rows * count, dtype=torch.int32, device=device)
     tokens, bits = words.chunk(2)
     _launch_best(lists, count, (bits.view(torch.float32), tokens, bits), token_map, in_words=True)
     return words

@@ -22,6 +22,8 @@ class FixedChain(Speculation):
         Leviathan et al., arXiv:2211.17192; dynamic length as in Hugging Face transformers.
     """
 
+    grown = 1
+
     def __init__(
         self, max_depth: int, threshold: float = 0.0, calibration: Calibration | None = None
     ) -> None:
@@ -37,6 +39,9 @@ class FixedChain(Speculation):
             return True
         # Not counted in ``done``: a stale message or a cut chain leaves tokens to the next round.
         return len(tree) <= self._max_depth and last_confidence(tree) >= self._threshold
+
+    def following(self, tree: DraftTree, done: int) -> int:
+        return 0 if self._threshold > 0 else max(self._max_depth - len(tree), 0)
 
     def select(self, trees: Sequence[DraftTree]) -> list[list[int]]:
         return [list(range(len(tree))) for tree in trees]

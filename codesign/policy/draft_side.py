@@ -13,6 +13,7 @@ from codesign.policy.messages import (
     Admission,
     Candidates,
     ExpansionRows,
+    Growth,
     KVMove,
     RequestCandidates,
     RequestVerdict,
@@ -131,6 +132,40 @@ class DraftSide:
     def overlap_expansion(self) -> list[ExpansionRows]:
         """Rows of the next draft forward that overlaps the target's verification."""
         return self._expand(self.policy.overlap_leaves(self._trees()))
+
+    def following(self, expansion: Sequence[ExpansionRows], done: int, *, overlaps: bool) -> int:
+        """Expansions that are sure to follow one of a single request; see ``Speculation``."""
+        if len(expansion) != 1:
+            return 0
+        tree = self._requests[expansion[0].request_id].tree
+        policy = self.policy
+        return (policy.overlap_following if overlaps else policy.following)(tree, done)
+
+    def growth(self, rows: ExpansionRows, steps: int) -> Growth:
+        """What so many expansions are chosen from that follow one; before its answer is taken in.
+
+        Fewer where a chain ends before.
+        """
+        request, policy = self._requests[rows.request_id], self.policy
+        tree, prefix = request.tree, request.prefix_len
+        weights, tokens, parents, slots = tree.log_weights, tree.tokens, tree.parents, tree.slots
+        rivals = tree.leaves(policy.grown * steps)
+        if not rivals:
+            deepest = tree.max_depth - 1 - min([tree.depths[node] for node in rows.nodes])
+            steps = max(min(steps, deepest), 0)
+        return Growth(
+            request_id=rows.request_id,
+            steps=steps,
+            width=policy.grown,
+            fanout=policy.fanout,
+            weights=tuple([weights[node] for node in rows.nodes]),
+            rivals=tuple([(tokens[n], prefix + tree.depths[n], slots[parents[n]]) for n in rivals]),
+            rival_weights=tuple([weights[n] for n in rivals]),
+            slot_parents=tuple(tree.slot_parents()),
+            prefix=prefix,
+            end=prefix + tree.max_depth,
+            calibration=policy.weighing,
+        )
 
     def expanded(
         self,

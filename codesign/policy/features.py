@@ -121,6 +121,9 @@ class EagleTree(BestTree):
         super().__init__(spec, calibration)
         self.tree_type = partial(FeatureTree, decay=spec.feature_decay, is_kept=spec.is_async)
 
+    def following(self, tree: DraftTree, done: int) -> int:
+        return 0  # a root that is run again weighs its children anew
+
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
         more = super().leaves(trees, done)
         return [

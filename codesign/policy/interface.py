@@ -59,6 +59,7 @@ class Speculation:
         decides: What it decides about a batch takes the host a time that counts; see
             cost.RoundCost.deciding.
         rests: The round is plain decoding: nothing was drafted, and no tree is left to move.
+        grown: Leaves that an expansion takes of which ``following`` tells.
     """
 
     fanout: int = 1
@@ -72,9 +73,15 @@ class Speculation:
     now: float = 0.0
     reads_prompts: bool = True
     rests: bool = False
+    grown: int = 0
 
     def __init__(self, calibration: Calibration | None = None) -> None:
         self._calibration = calibration or Calibration()
+
+    @property
+    def weighing(self) -> Calibration:
+        """What ``weigh`` calibrates with, unless a policy has a way of its own."""
+        return self._calibration
 
     def weigh(self, log_probs: Sequence[float]) -> Sequence[float]:
         """Calibrated log chance of acceptance of each draft log probability; at most 0."""
@@ -101,6 +108,18 @@ class Speculation:
     def overlap_leaves(self, trees: Sequence[DraftTree]) -> list[list[int]]:
         """Leaves of each tree to run while the target verifies; called ``overlap`` times."""
         return [[] for _ in trees]
+
+    def following(self, tree: DraftTree, done: int) -> int:
+        """Expansions that are sure to follow the one that ``leaves`` has named after ``done``.
+
+        Each takes the ``grown`` heaviest leaves of the tree, as far as there are any. 0 where this
+        is not so or not known yet: whoever runs the draft model may run ahead of the host by them.
+        """
+        return 0
+
+    def overlap_following(self, tree: DraftTree, done: int) -> int:
+        """The same of ``overlap_leaves``, which was called ``done`` times before."""
+        return 0
 
     def select(self, trees: Sequence[DraftTree]) -> list[list[int]]:
         """Nodes of each tree that the target verifies, root included, connected."""

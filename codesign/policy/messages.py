@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from codesign.policy.cost import Calibration
 from codesign.policy.options import AS_THE_RUN, RequestOptions
 
 
@@ -149,6 +150,38 @@ class ExpansionRows:
     visible: tuple[tuple[int, ...], ...] | None
     context: int
     trust: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What a tree will be grown from behind an expansion: all that the next choices depend on.
+
+    Attributes:
+        request_id: The request.
+        steps: Expansions that are sure to follow.
+        width: Leaves of each, the heaviest.
+        fanout: Most children of a node.
+        weights: (n,) log weight of each node of the expansion.
+        rivals: Other leaves that may grow, heaviest first and of equal ones the oldest, as many as
+            could still be taken: token, position, slot of the parent.
+        rival_weights: Their log weights.
+        slot_parents: Of each expanded node in order of slots, the slot of its parent; -1 of a root.
+        prefix: KV rows before the tree, which is also the root's position.
+        end: Nodes at this position or behind it do not grow: the request ends there.
+        calibration: Of the draft model's log probabilities.
+    """
+
+    request_id: int
+    steps: int
+    width: int
+    fanout: int
+    weights: tuple[float, ...]
+    rivals: tuple[tuple[int, int, int], ...]
+    rival_weights: tuple[float, ...]
+    slot_parents: tuple[int, ...]
+    prefix: int
+    end: int
+    calibration: Calibration
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,14 @@ class DraftTree:
             else:
                 self._open = None
 
+    def slot_parents(self) -> list[int]:
+        """Slot of each expanded node's parent, in order of slots; -1 of the root."""
+        slots, found = self.slots, [NO_PARENT] * self.num_expanded
+        for slot, parent in zip(slots, self.parents, strict=True):
+            if slot != UNEXPANDED and parent != NO_PARENT:
+                found[slot] = slots[parent]
+        return found
+
     def visible_slots(self, node: int) -> tuple[int, ...]:
         """Slots of the expanded nodes on the path to ``node``, its own included."""
         seen = self._visible.get(node)

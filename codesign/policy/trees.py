@@ -66,6 +66,7 @@ class BestTree(Speculation):
         self.overlap = spec.expansions if spec.is_async else 0
         # At most this many of one node's children can be among the next heaviest leaves or rows.
         self.fanout = max(spec.width, spec.rows - 1)
+        self.grown = spec.width
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
         return [
@@ -75,6 +76,12 @@ class BestTree(Speculation):
 
     def overlap_leaves(self, trees: Sequence[DraftTree]) -> list[list[int]]:
         return [self._heaviest(tree) for tree in trees]
+
+    def following(self, tree: DraftTree, done: int) -> int:
+        return max(self._required - done - 1, 0)
+
+    def overlap_following(self, tree: DraftTree, done: int) -> int:
+        return max(self.overlap - done - 1, 0)
 
     def _heaviest(self, tree: DraftTree) -> list[int]:
         return tree.leaves(min(self._width, MAX_TREE_ROWS - tree.num_expanded))
@@ -99,6 +106,9 @@ class InFlightTree(BestTree):
         chosen = super().select(trees)
         self._sent = [set(nodes) for nodes in chosen]
         return chosen
+
+    def overlap_following(self, tree: DraftTree, done: int) -> int:
+        return 0  # the heaviest are not always next
 
     def overlap_leaves(self, trees: Sequence[DraftTree]) -> list[list[int]]:
         return [self._nearest(tree, sent) for tree, sent in zip(trees, self._sent, strict=True)]

@@ -97,6 +97,7 @@ class _StagedGroup(GroupDrafter):
 
     def stage(self, request_id: int, tokens: tuple[int, ...]) -> None:
         """Rows are not counted here: a step says where its own go. Forget moves of the last one."""
+        self._ahead.drop()
         self._pending.pop(request_id, None)
 
 

@@ -97,7 +97,7 @@ def padded(monkeypatch):
         return hidden(forward, prompt, slabs)
 
     monkeypatch.setattr(RankForward, "padded_prompt_hidden", spy)
-    monkeypatch.setattr(ranks_module, "_prompt_buckets", lambda *_: PROMPT_BUCKETS)
+    monkeypatch.setattr(ranks_module, "prompt_buckets", lambda *_: PROMPT_BUCKETS)
     return taken
 
 

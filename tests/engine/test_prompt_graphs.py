@@ -15,7 +15,8 @@ import codesign
 from codesign.engine.checkpoint import open_rank
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.heads import DraftHead, TargetHead
-from codesign.engine.gpu.model_rank import ModelRank, pages_message, sampling_message
+from codesign.engine.gpu.model_rank import ModelRank
+from codesign.engine.gpu.notes import pages_message, sampling_message
 from codesign.engine.gpu.paging import Entry, Paging
 from codesign.engine.gpu.prompt_rows import (
     LONG_BUCKETS,

@@ -11,6 +11,7 @@ import pytest
 from codesign.engine.gpu.launch import LocalRanks
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL
+from codesign.engine.gpu.run_ahead import RunAhead
 from codesign.engine.partner import DraftLostError
 from codesign.engine.run import NGRAM, PolicySetup
 from codesign.policy.speculation import SpeculationSpec
@@ -122,3 +123,21 @@ def test_rows_lie_on_both_sides_of_every_bucket_and_what_is_timed_beside_is_time
 def test_kv_rows_that_fit_count_the_draft_where_it_is(row_bytes, fits):
     assert rows_that_fit(12_000, row_bytes, 600) == fits
     assert rows_that_fit(-5, {TARGET_MODEL: 100}, 0) == (0, 0)
+
+
+def test_expansions_in_a_row_run_ahead_as_in_a_run(pair, monkeypatch):
+    begin, made = RunAhead.__init__, []
+
+    def noted(self, *arguments) -> None:
+        begin(self, *arguments)
+        made.append(self)
+
+    monkeypatch.setattr(RunAhead, "__init__", noted)
+    with rank_bench(setup(pair, pair.draft_dir)) as bench:
+        for shape in (StepShape("draft", 1, 4, 64), StepShape("draft", 1, 1, 32)):
+            assert bench.seconds(shape) > 0
+        (ahead,) = made
+        confirmed = 2 * 2 * 2  # shapes, repetitions of each, steps behind the first
+        assert ahead.num_confirmed == ahead.num_guesses == confirmed
+        bench.seconds(StepShape("draft", 2, 4, 64))
+        assert ahead.num_guesses == confirmed

@@ -22,7 +22,7 @@ import torch
 
 FOLDER = Path("tests/gpu")
 LOSSLESS, DEGREES = FOLDER / "test_lossless.py", FOLDER / "test_degrees.py"
-GROUPS = FOLDER / "test_rank_groups.py"  # of two ranks
+GROUPS = [FOLDER / name for name in ("test_rank_groups.py", "test_run_ahead.py")]  # of two ranks
 ASIDE = [FOLDER / name for name in ("test_prompt_graphs.py", "test_serving.py")]
 NOTHING_COLLECTED = 5
 POLL, LAST_WORDS = 0.2, 15.0  # seconds; the latter for parts that are interrupted
@@ -44,6 +44,7 @@ def parts(gpus: int) -> list[Part]:
     alone, several = ("-m", "not multigpu"), ("-m", "multigpu")
     apart = [f"--ignore={path}" for path in (LOSSLESS, DEGREES)]
     aside = [f"--ignore={path}" for path in ASIDE]
+    pairs = [f"--ignore={path}" for path in GROUPS]
     return [
         Part("lossless on two", 2, (str(LOSSLESS), *several, "-k", "not 0.7 and not lost")),
         Part("lossless", 1, (str(LOSSLESS), *alone)),
@@ -51,9 +52,9 @@ def parts(gpus: int) -> list[Part]:
         Part("degrees", 4 if gpus >= 4 else 1, (str(DEGREES),)),
         Part("lossless on two at 0.7", 2, (str(LOSSLESS), *several, "-k", "0.7 and not lost")),
         Part("lost ranks", 2, (str(LOSSLESS), *several, "-k", "lost")),
-        Part("groups of two", 2, (str(GROUPS), *several)),
+        Part("groups of two", 2, (*map(str, GROUPS), *several)),
         Part("prompts and serving", 1, (*map(str, ASIDE), *alone)),
-        Part("exchange", gpus, (str(FOLDER), *apart, f"--ignore={GROUPS}", *several)),
+        Part("exchange", gpus, (str(FOLDER), *apart, *pairs, *several)),
     ]
 
 

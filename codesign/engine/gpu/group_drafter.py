@@ -11,13 +11,15 @@ from itertools import takewhile
 import numpy as np
 
 from codesign.engine.blocks import block_ids
-from codesign.engine.drafter import Choices
+from codesign.engine.drafter import Choices, Grow
 from codesign.engine.gpu.paging import PageTable, Paging
 from codesign.engine.gpu.prompt_rows import prompt_message
 from codesign.engine.gpu.rank_group import GroupLeader, see_to_pages
+from codesign.engine.gpu.run_ahead import RunAhead
 from codesign.engine.gpu.step_rows import (
     Move,
     RequestRows,
+    Words,
     bucket_of,
     pack_step,
     rows_to_expand,
@@ -31,6 +33,7 @@ class GroupDrafter:
     """A draft model on a rank group; see ``Drafter``.
 
     Moves of slab rows wait for the next forward and travel with it: a re-root costs no launch.
+    Ranks run ahead by the forwards that are sure to follow one of a single request.
 
     Args:
         leader: Of the draft's group.
@@ -57,11 +60,18 @@ class GroupDrafter:
         self._done: dict[int, int] = {}  # rows of prompts that have been run
         self._blocks: dict[int, tuple[int, ...]] = {}
         self._pending: dict[int, PendingMove] = {}
+        self._ahead = RunAhead(leader, choices)
 
     def forward(self, expansion: Sequence[ExpansionRows], fanout: int) -> list[Choices]:
         """See ``Drafter.forward``."""
         assert fanout <= self._choices, f"{fanout} choices wanted, ranks answer {self._choices}"
+        answer = self._ahead.confirmed(expansion)
+        if answer is not None:
+            num_rows = len(expansion[0].tokens)
+            return [self._row_choices(answer, bucket_of(num_rows), num_rows, fanout)]
         requests = [self._request_rows(rows) for rows in expansion]
+        if rows_needed := self._ahead.rows_needed(expansion):
+            self._slots.grow(expansion[0].request_id, rows_needed)
         see_to_pages(self._leader, self._slots, {})
         tokens: list[list[int]] = []
         log_probs: list[list[float]] = []
@@ -70,9 +80,13 @@ class GroupDrafter:
             bucket = bucket_of(num_rows)
             scratch = self._leader.scratch_slot
             message = pack_step(part, bucket=bucket, scratch_slot=scratch, moves=self._take_moves())
-            answer = self._leader.ask(message).reshape(2, bucket, self._choices)
-            tokens += answer[0, :num_rows, :fanout].tolist()
-            log_probs += answer[1, :num_rows, :fanout].view(np.float32).tolist()
+            if rows_needed:
+                answer = self._ahead.ask(message, expansion[0], part[0])
+            else:
+                answer = self._leader.ask(message)
+            found = self._row_choices(answer, bucket, num_rows, fanout)
+            tokens += found[0]
+            log_probs += found[1]
         choices: list[Choices] = []
         end = 0
         for rows, request in zip(expansion, requests, strict=True):
@@ -80,6 +94,16 @@ class GroupDrafter:
             nodes = slice(end - len(rows.nodes), end)
             choices.append((tokens[nodes], log_probs[nodes]))
         return choices
+
+    def _row_choices(self, answer: Words, bucket: int, num_rows: int, fanout: int) -> Choices:
+        """Tokens and log probabilities of a step's rows."""
+        words = answer[: 2 * bucket * self._choices].reshape(2, bucket, self._choices)
+        words = words[:, :num_rows, :fanout]
+        return words[0].tolist(), words[1].view(np.float32).tolist()
+
+    def expect(self, steps: int, *, width: int, fanout: int, grow: Grow) -> None:
+        """See ``AheadDrafter.expect``."""
+        self._ahead.expect(steps, width=width, fanout=fanout, grow=grow)
 
     def _request_rows(self, rows: ExpansionRows) -> RequestRows:
         """A request's rows; what is missing of a new request's prompt is run first."""
@@ -96,6 +120,7 @@ class GroupDrafter:
 
     def run_prompts(self, prompts: Sequence[PromptRows]) -> None:
         """See ``Drafter.run_prompts``."""
+        self._ahead.drop()
         for part in prompts:
             if part.tokens:
                 self._prompts[part.request_id] = part.tokens
@@ -125,6 +150,7 @@ class GroupDrafter:
 
     def move(self, moves: Sequence[KVMove]) -> None:
         """See ``Drafter.move``."""
+        self._ahead.drop()
         for move in moves:
             if move.request_id in self._slots:
                 pending = self._pending.get(move.request_id)
@@ -137,6 +163,7 @@ class GroupDrafter:
 
     def release(self, request_ids: Sequence[int]) -> None:
         """See ``Drafter.release``."""
+        self._ahead.drop()
         for request_id in request_ids:
             self._slots.free(request_id, self._done.pop(request_id, None))
             self._blocks.pop(request_id, None)

@@ -17,6 +17,7 @@ from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import DeviceRows
 from codesign.kernels.keyed_sampling import accepted_moves, needs_whole_rows, sample_rows
+from codesign.kernels.leaf_choices import chosen_words
 from codesign.kernels.row_choices import choice_words, row_choices, words_of
 from codesign.policy.walk import Sampling
 
@@ -104,10 +105,21 @@ class TargetHead:
 
 
 class DraftHead:
-    """The likeliest ``choices`` tokens after every row, with natural log probabilities."""
+    """The likeliest ``choices`` tokens after every row, with natural log probabilities.
+
+    An answer stays on the device for a step that chooses its rows from it (run_ahead.py).
+    """
 
     def __init__(self, choices: int) -> None:
         self.choices = choices
+        self._answers: dict[int, Tensor] = {}
+
+    def answer(self, rows: int, device: torch.device) -> Tensor:
+        """Where a bucket's answer lies, int32, and behind it ``chosen_words`` of the next step."""
+        if rows not in self._answers:
+            words = self.words(rows) + chosen_words(rows)
+            self._answers[rows] = torch.zeros(words, dtype=torch.int32, device=device)
+        return self._answers[rows]
 
     def words(self, rows: int) -> int:
         """Tokens, then the bits of their log probabilities."""
@@ -118,8 +130,10 @@ class DraftHead:
     ) -> Tensor:
         """See ``StepHead.finish``."""
         logits_Tv = forward.logits(hidden_TD)
+        num_rows = logits_Tv.shape[0]
+        into = self.answer(num_rows, logits_Tv.device)[: self.words(num_rows)]
         if forward.group.size == 1:
-            return choice_words(logits_Tv, self.choices, token_map=forward.token_map)
+            return choice_words(logits_Tv, self.choices, token_map=forward.token_map, into=into)
         own = min(self.choices, logits_Tv.shape[1])
         values_Tk, columns_Tk, total_T = row_choices(logits_Tv, own)
         # Tokens are exact in float64, as are the logits: one collective for all.
@@ -129,4 +143,5 @@ class DraftHead:
         values_TK, places_TK = all_TWn[..., :own].flatten(1).topk(self.choices, dim=1)
         tokens_TK = all_TWn[..., own:-1].flatten(1).gather(1, places_TK).long()
         total_T = torch.logsumexp(all_TWn[..., -1], dim=1)
-        return words_of(values_TK.float(), tokens_TK, total_T.float(), forward.token_map)
+        values_TK, total_T = values_TK.float(), total_T.float()
+        return words_of(values_TK, tokens_TK, total_T, forward.token_map, into=into)

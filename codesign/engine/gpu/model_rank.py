@@ -7,16 +7,17 @@ calls run one by one.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from time import perf_counter
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from codesign.engine.gpu.ahead_steps import AheadSteps
 from codesign.engine.gpu.forward import RankForward
-from codesign.engine.gpu.heads import StepHead, TargetHead
+from codesign.engine.gpu.graphs import Due, Graphs, Step
+from codesign.engine.gpu.heads import DraftHead, StepHead, TargetHead
 from codesign.engine.gpu.paging import Entry
 from codesign.engine.gpu.prompt_rows import (
     COUNT_WORD,
@@ -29,17 +30,18 @@ from codesign.engine.gpu.prompt_rows import (
     bucket_for,
     prompt_message,
 )
-from codesign.engine.gpu.row_sampling import SAMPLING_WORDS, RowTargetHead, sampling_words
+from codesign.engine.gpu.row_sampling import RowTargetHead
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import (
+    AHEAD,
     BUCKET,
     BUCKETS,
+    FOLLOWED,
     HEADER,
     KIND,
     PAGES,
     PIECE,
     PROMPT,
-    SAMPLING,
     STEP,
     DeviceRows,
     Words,
@@ -50,35 +52,8 @@ from codesign.engine.gpu.step_rows import (
 from codesign.engine.gpu.watch import Watch
 from codesign.kernels import many_rows
 from codesign.kernels.row_attention import Scratch
-from codesign.policy.walk import Sampling
 
-PATIENCE = 0.05  # seconds between two looks after the other ranks
 COMPILED_LENGTHS = (1, 16, 17)  # of prompts: Triton tells one, multiples of 16 and others apart
-
-
-def pages_message(entries: Sequence[Entry]) -> Words:
-    """Message for ``ModelRank``: entries of page tables, for the steps that follow."""
-    message = np.zeros(HEADER + 3 * len(entries), np.int32)
-    message[KIND], message[COUNT_WORD] = PAGES, len(entries)
-    message[HEADER:] = [word for e in entries for word in (e.slot, e.index, e.page)]
-    return message
-
-
-def sampling_message(slot: int, sampling: Sampling) -> Words:
-    """Message for a ``ModelRank`` with ``RowTargetHead``: how the request in a slot samples."""
-    message = np.zeros(HEADER + SAMPLING_WORDS, np.int32)
-    message[KIND], message[SLOT_WORD] = SAMPLING, slot
-    message[HEADER:] = sampling_words(sampling)
-    return message
-
-
-@dataclass(slots=True)
-class _Step:
-    """A bucket's step: run it, then read the answer."""
-
-    run: Callable[[], None]
-    answer: Words  # on the host, as the run leaves it
-    scratch: Scratch | None
 
 
 class ModelRank:
@@ -98,27 +73,33 @@ class ModelRank:
         self.slabs = slabs
         self.head = head
         self._max_moves = max_moves
-        on_gpu = forward.device.type == "cuda"
+        self._graphs = Graphs(forward.group, forward.device)
         words = max_step_words(max_moves)
-        self._staging = torch.zeros(words, dtype=torch.int32, pin_memory=on_gpu)
+        self._staging = self._graphs.host_words(words)
         self._words = self._staging.numpy()  # the same memory
         self._buffer = torch.zeros(words, dtype=torch.int32, device=forward.device)
-        self._done = torch.cuda.Event() if on_gpu else None
-        self._steps: dict[int, _Step] = {}
-        self._prompts: dict[int, _Step] = {}
-        # Graphs run one after the other and keep nothing but their answers, so they share memory:
-        # that of one pool and stream.
-        self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
-        self._stream = torch.cuda.Stream(forward.device) if on_gpu else None
+        self._done = self._graphs.event()
+        self._due: deque[Due] = deque()
+        self._steps: dict[int, Step] = {}
+        self._prompts: dict[int, Step] = {}
+        self._ahead: AheadSteps | None = None
+        if isinstance(head, DraftHead):
+            self._ahead = AheadSteps(forward, slabs, head, self._buffer, self._graphs)
 
     @torch.inference_mode()
-    def prepare(self, buckets: Sequence[int] = BUCKETS, prompt_buckets: Sequence[int] = ()) -> None:
+    def prepare(
+        self,
+        buckets: Sequence[int] = BUCKETS,
+        prompt_buckets: Sequence[int] = (),
+        ahead_buckets: Sequence[int] = (),
+    ) -> None:
         """Capture the graphs of ``buckets``; every rank of the group does so at the same time.
 
-        Longer prompts than ``prompt_buckets`` hold are run into the scratch slab before, so that no
-        request waits for a compiler.
+        Those of ``ahead_buckets`` also as steps that choose their rows themselves. Longer prompts
+        than ``prompt_buckets`` hold are run into the scratch slab before, so that no request waits
+        for a compiler.
         """
-        on_gpu = self._done is not None
+        on_gpu = self._graphs.on_gpu
         for bucket in sorted(prompt_buckets, reverse=True):  # the others fit into its memory
             self._prompts[bucket] = self._make_prompt(bucket)
         largest = max(prompt_buckets, default=0)
@@ -131,13 +112,12 @@ class ModelRank:
                 self._run_any_prompt(message, None)
         self.slabs.num_faults_1.zero_()  # the longest one's rows lay over each other
         for bucket in buckets:
-            if bucket not in self._steps:
-                self._steps[bucket] = self._make_step(bucket)
+            self._prepare_step(bucket, is_followed=bucket in ahead_buckets)
 
-    def _make_step(self, bucket: int) -> _Step:
-        answer = self._answer(self.head.words(bucket))
+    def _make_step(self, bucket: int) -> Step:
+        answer = self._graphs.host_words(self.head.words(bucket))
         scratch = None
-        if self._done is not None:
+        if self._graphs.on_gpu:
             shape, device = self.forward.shape, self.forward.device
             tokens = self.slabs.max_tokens
             scratch = Scratch.make(bucket, shape.heads, shape.head_dim, tokens, device)
@@ -154,11 +134,11 @@ class ModelRank:
             answer.copy_(out, non_blocking=True)
 
         idle = pack_step((), bucket=bucket, scratch_slot=self.slabs.scratch_slot)
-        return _Step(self._captured(run, idle), answer.numpy(), scratch)
+        return Step(self._captured(run, idle), answer.numpy(), scratch)
 
-    def _make_prompt(self, bucket: int) -> _Step:
+    def _make_prompt(self, bucket: int) -> Step:
         """Prompts of one bucket; only a target answers, with the token after the last row."""
-        answer = self._answer(1)
+        answer = self._graphs.host_words(1)
         words = HEADER + bucket
         prompt = DevicePrompt.of(self._buffer, bucket)
 
@@ -178,10 +158,7 @@ class ModelRank:
                 answer.copy_(self._sample(hidden_1D, prompt.slot_1, *keys), non_blocking=True)
 
         idle = prompt_message((0,), self.slabs.scratch_slot, 0)
-        return _Step(self._captured(run, idle), answer.numpy(), None)
-
-    def _answer(self, words: int) -> Tensor:
-        return torch.zeros(words, dtype=torch.int32, pin_memory=self._done is not None)
+        return Step(self._captured(run, idle), answer.numpy(), None)
 
     def _sample(self, hidden_1D: Tensor, slot_1: Tensor, *keys: Tensor) -> Tensor:
         """The token after a prompt, (1,) int32."""
@@ -191,41 +168,68 @@ class ModelRank:
         return self.head.sample(self.forward, hidden_1D, *keys).to(torch.int32)
 
     def _captured(self, run: Callable[[], None], idle: Words) -> Callable[[], None]:
-        """On a GPU a graph of what runs, captured with a message that writes to scratch alone."""
-        stream = self._stream
-        if stream is None:
-            return torch.inference_mode()(run)
-        self._staging.zero_()
-        self._staging[: len(idle)] = torch.from_numpy(idle)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), self.forward.group.patient():
-            run()  # compiles kernels and sets up collectives
-            run()
-        torch.cuda.current_stream().wait_stream(stream)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
-            run()
-        return graph.replay
+        """A graph of what runs, captured with a message that writes to scratch alone."""
+        if self._graphs.on_gpu:
+            self._staging.zero_()
+            self._staging[: len(idle)] = torch.from_numpy(idle)
+        return self._graphs.captured(run)
 
     def answer(self, message: Words, watch: Watch | None = None) -> Words:
-        """Run a message and wait for its answer.
+        """Run a message and wait for its last answer; none of a step that is followed.
 
         Args:
-            message: From ``pack_step``, ``prompt_message``, or one of the others above.
+            message: From ``pack_step``, ``prompt_message``, or one of the others.
             watch: Of the other ranks of the group.
         """
+        self.start(message, watch)
+        if message[KIND] == STEP and message[FOLLOWED]:
+            return np.zeros(0, np.int32)  # what follows must be under way before this is done
+        while len(self._due) > 1:
+            self.take(watch)
+        return self.take(watch)
+
+    def start(self, message: Words, watch: Watch | None = None) -> int:
+        """Run a message as ``answer`` does; how many answers there will be to ``take``.
+
+        A step that is followed comes before a message of ``growth.ahead_message``.
+        """
         kind, bucket = int(message[KIND]), int(message[BUCKET])
-        if kind != STEP:
-            return self._answer_other(kind, message, watch)
+        if kind == AHEAD:
+            assert self._ahead is not None, "only a draft runs ahead"
+            found = self._ahead.start(message)
+        elif kind == STEP:
+            found = [self._start_step(message, bucket)]
+        else:
+            found = [Due(None, self._answer_other(kind, message, watch))]
+        self._due.extend(found)
+        return len(found)
+
+    def _start_step(self, message: Words, bucket: int) -> Due:
         step = self._steps.get(bucket)
-        if step is None:
-            with torch.inference_mode():
-                step = self._steps[bucket] = self._make_step(bucket)
+        if step is None or message[FOLLOWED]:
+            step = self._prepare_step(bucket, is_followed=bool(message[FOLLOWED]))
         self._words[: len(message)] = message
         step.run()  # of a graph: no mode of PyTorch's to enter, which takes as long as a copy
-        self._wait(watch)
-        return step.answer.copy()
+        if self._done is not None:
+            self._done.record()
+        return Due(self._done, step.answer)
+
+    @torch.inference_mode()
+    def _prepare_step(self, bucket: int, *, is_followed: bool) -> Step:
+        """A bucket's step, made if need be, and the one that chooses its rows from its answer."""
+        step = self._steps.get(bucket)
+        if step is None:
+            step = self._steps[bucket] = self._make_step(bucket)
+        if is_followed:
+            assert self._ahead is not None, "only a draft runs ahead"
+            self._ahead.prepare(bucket, step.scratch)
+        return step
+
+    def take(self, watch: Watch | None = None) -> Words:
+        """Wait for the next answer of what was started."""
+        due = self._due.popleft()
+        self._graphs.wait(due.event, watch)
+        return due.words.copy()
 
     @torch.inference_mode()
     def _answer_other(self, kind: int, message: Words, watch: Watch | None) -> Words:
@@ -235,16 +239,9 @@ class ModelRank:
         return np.zeros(0, np.int32)
 
     def _wait(self, watch: Watch | None) -> None:
-        """Poll the GPU, so that a rank that died ends the wait on a collective with it."""
-        if self._done is None:
-            return
-        self._done.record()
-        start = look_at = perf_counter()
-        while not self._done.query():
-            if watch is not None and (now := perf_counter()) > look_at:
-                watch.look(now - start)
-                look_at = now + PATIENCE
-        self.forward.group.check()
+        if self._done is not None:
+            self._done.record()
+        self._graphs.wait(self._done, watch)
 
     def _note(self, message: Words) -> None:
         """Take what steps will read: pages, or how a request samples."""
@@ -291,6 +288,8 @@ class ModelRank:
         """Drop the graphs: NCCL's communicators do not end while one of them holds a collective."""
         self._steps.clear()
         self._prompts.clear()
+        if self._ahead is not None:
+            self._ahead.close()
 
     def num_faults(self) -> int:
         """Rows that a checked step saw in the wrong place; 0 without ``check``."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from typing import NoReturn
 
 import numpy as np
 
 from codesign.engine.gpu.mailbox import Mailbox
-from codesign.engine.gpu.model_rank import ModelRank, pages_message
+from codesign.engine.gpu.model_rank import ModelRank
+from codesign.engine.gpu.notes import pages_message
 from codesign.engine.gpu.paging import PageTable
 from codesign.engine.gpu.step_rows import END, HEADER, KIND, MODEL, Words
 from codesign.engine.gpu.watch import Watch, is_broken_collective
@@ -37,7 +39,8 @@ class GroupLeader:
         watch: Of the followers.
 
     Attributes:
-        is_in_step: The last message was not answered: ranks may wait for each other for ever.
+        num_begun: Messages so far.
+        is_in_step: A message was not answered in the end: ranks may wait for each other for ever.
     """
 
     def __init__(
@@ -52,6 +55,8 @@ class GroupLeader:
         self._mailbox = mailbox
         self._model = model
         self._watch = watch
+        self._num_due = 0
+        self.num_begun = 0
         self.is_in_step = False
 
     @property
@@ -61,23 +66,52 @@ class GroupLeader:
 
     def ask(self, message: Words) -> Words:
         """Run a message on every rank and return the leader's answer."""
+        self.settle()
+        self.begin(message)
+        return self.take()
+
+    def begin(self, message: Words) -> int:
+        """Run a message on every rank; how many answers there will be to ``take``."""
         message[MODEL] = self._model
         self.is_in_step = True
         if self._mailbox is not None:
             self._mailbox.send(message)
         try:
-            answer = self.rank.answer(message, self._watch)
+            count = self.rank.start(message, self._watch)
         except (RuntimeError, PeerLostError) as error:
-            if self._watch is None or not is_broken_collective(error):
-                raise
-            self._watch.broken(error)
+            self._lost(error)
+        self._num_due += count
+        self.num_begun += 1
+        self.is_in_step = False
+        return count
+
+    def take(self) -> Words:
+        """Wait for the next answer."""
+        self.is_in_step = True
+        try:
+            answer = self.rank.take(self._watch)
+        except (RuntimeError, PeerLostError) as error:
+            self._lost(error)
+        self._num_due -= 1
         self.is_in_step = False
         return answer
+
+    def settle(self) -> None:
+        """Wait for all answers that nobody took, if no rank was lost."""
+        while self._num_due and not self.is_in_step:
+            self.take()
+
+    def _lost(self, error: RuntimeError | PeerLostError) -> NoReturn:
+        """A step failed: raise what is the cause of it."""
+        if self._watch is None or not is_broken_collective(error):
+            raise error
+        self._watch.broken(error)
 
     def end(self) -> None:
         """Let the followers go, unless one of them is lost already."""
         if self._mailbox is not None and not self.is_in_step:
             with contextlib.suppress(TargetLostError, DraftLostError):
+                self.settle()
                 self._mailbox.send(end_message())
                 self._mailbox.flush()
 

@@ -25,6 +25,12 @@ from codesign.engine.checkpoint import (
 )
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.drafter import Drafter, NgramDrafter
+from codesign.engine.gpu.buckets import (
+    ahead_buckets,
+    draft_buckets,
+    prompt_buckets,
+    target_buckets,
+)
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.group_drafter import GroupDrafter
 from codesign.engine.gpu.groups import join, select_device, tensor_groups
@@ -37,7 +43,6 @@ from codesign.engine.gpu.mailbox import (
     shared_memory_is_ordered,
 )
 from codesign.engine.gpu.model_rank import ModelRank
-from codesign.engine.gpu.prompt_rows import buckets_up_to, long_buckets
 from codesign.engine.gpu.rank_group import GroupLeader, follow
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.row_sampling import RowTargetHead
@@ -46,12 +51,12 @@ from codesign.engine.gpu.step_rows import (
     BUCKETS,
     HEADER,
     MAX_PATH,
-    bucket_of,
     max_step_words,
 )
 from codesign.engine.gpu.watch import Watch
 from codesign.engine.partner import DraftLostError, TargetLostError
 from codesign.engine.rank_weights import RankWeights
+from codesign.errors import HardwareError
 
 TARGET_MODEL, DRAFT_MODEL = 0, 1
 SPARE_SPIN, SHARED_SPIN = 0.05, 0.0005  # seconds
@@ -125,6 +130,11 @@ class Rank:
         """Part from the other ranks, unless one of them was lost within a step."""
         if any(leader.is_in_step for leader in self.leaders):
             return
+        try:
+            for leader in self.leaders:
+                leader.settle()
+        except HardwareError:  # lost in a step that nobody had waited for
+            return
         for model in self.models.values():
             model.close()
         if dist.is_initialized():
@@ -192,9 +202,13 @@ def load_rank(
     if dist.is_initialized() and device.type == "cpu":
         dist.all_reduce(torch.zeros(1))  # loading may take longer than a rank may be silent
     marks.append(("weights", perf_counter()))
-    for model, buckets in _buckets(setup).items():
-        if model in models:
-            models[model].prepare(buckets, _prompt_buckets(setup, models[model].forward))
+    if TARGET_MODEL in models:
+        target = models[TARGET_MODEL]
+        target.prepare(target_buckets(setup), prompt_buckets(setup, target.forward))
+    if DRAFT_MODEL in models:
+        draft = models[DRAFT_MODEL]
+        prompts = prompt_buckets(setup, draft.forward)
+        draft.prepare(draft_buckets(setup), prompts, ahead_buckets(setup))
     marks.append(("capture", perf_counter()))
     seconds = {name: end - start for (_, start), (name, end) in itertools.pairwise(marks)}
     return Rank(setup, rank, models, weight_bytes=weight_bytes, start_seconds=seconds)
@@ -222,30 +236,6 @@ def _model_rank(setup: RankSetup, model: int, forward: RankForward) -> ModelRank
         check=setup.check,
     )
     return ModelRank(forward, slabs, head, max_moves=setup.num_slots * MAX_PATH * is_draft)
-
-
-def _buckets(setup: RankSetup) -> dict[int, list[int]]:
-    """Buckets that a run will use; others are captured when they turn up."""
-    target = min(setup.num_slots * setup.max_rows, BUCKETS[-1])
-    draft = min(setup.num_slots * max(setup.policy.spec.width, 2), BUCKETS[-1])
-    return {
-        TARGET_MODEL: _up_to(bucket_of(target, setup.smallest_bucket), setup.smallest_bucket),
-        DRAFT_MODEL: _up_to(bucket_of(draft), BUCKETS[0]),
-    }
-
-
-def _prompt_buckets(setup: RankSetup, forward: RankForward) -> tuple[int, ...]:
-    """Buckets that prompts of a run can take, here and on the other ranks of the group."""
-    if not forward.pads_prompts:
-        return ()
-    # More rows than an exchange takes go over gloo where GPUs are shared, which no graph holds.
-    longest = BUCKETS[-1] if setup.shares_gpus else setup.target_tokens
-    long = long_buckets(forward.shape.layer_weights, adds_ranks=forward.group.size > 1)
-    return buckets_up_to(min(setup.target_tokens, longest), long)
-
-
-def _up_to(largest: int, smallest: int) -> list[int]:
-    return [bucket for bucket in BUCKETS if smallest <= bucket <= largest]
 
 
 def draft_worker(setup: RankSetup, leader: GroupLeader | None) -> DraftWorker:

@@ -27,8 +27,8 @@ Words = NDArray[np.int32]
 BUCKETS = (8, 16, 32, 64, 128)  # a forward over 1 row costs what one over 8 does
 MAX_PATH = MAX_TREE_ROWS + 8
 HEADER = 8
-MODEL, KIND, BUCKET, NUM_MOVES = range(4)  # words of the header
-STEP, PROMPT, PIECE, PAGES, SAMPLING, END = range(6)  # kinds of message
+MODEL, KIND, BUCKET, NUM_MOVES, FOLLOWED = range(5)  # words of the header
+STEP, PROMPT, PIECE, PAGES, SAMPLING, END, AHEAD = range(7)  # kinds of message
 COLUMNS = (
     "tokens",
     "positions",

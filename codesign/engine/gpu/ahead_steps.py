@@ -1,0 +1,110 @@
+"""Steps of a draft whose rows the rank chooses itself, from the answer of the step before.
+
+See run_ahead.py for why. Such a step is a graph like any other, with the choice in the place of the
+copy of a message. Its answer is copied to the host behind the graph, as several may be under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from codesign.engine.gpu.forward import RankForward
+from codesign.engine.gpu.graphs import Due, Graphs
+from codesign.engine.gpu.growth import MOST_STEPS, NUM_STEPS
+from codesign.engine.gpu.heads import DraftHead
+from codesign.engine.gpu.slabs import Slabs
+from codesign.engine.gpu.step_rows import BUCKET, HEADER, DeviceRows, Words
+from codesign.kernels.leaf_choices import POOL_WORDS, PoolWords, StepRows, choose_leaves
+from codesign.kernels.row_attention import Scratch
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A bucket's step, its answer on the device, and where each of a chain's is copied to."""
+
+    run: Callable[[], None]
+    answer: Tensor
+    copies: tuple[Tensor, ...]
+
+
+class AheadSteps:
+    """The steps of one draft on this rank.
+
+    Args:
+        forward: The model's part.
+        slabs: Its keys and values.
+        head: Leaves the answer on the device.
+        buffer: Where a step's message lies there; its rows are replaced.
+        graphs: Of the model.
+    """
+
+    def __init__(
+        self, forward: RankForward, slabs: Slabs, head: DraftHead, buffer: Tensor, graphs: Graphs
+    ) -> None:
+        self._forward, self._slabs, self._head = forward, slabs, head
+        self._buffer, self._graphs = buffer, graphs
+        self._pool = torch.zeros(POOL_WORDS, dtype=torch.int32, device=forward.device)
+        self._staging = graphs.host_words(POOL_WORDS)
+        self._words = self._staging.numpy()  # the same memory
+        self._events = [graphs.event() for _ in range(MOST_STEPS)]
+        self._steps: dict[int, _Step] = {}
+
+    @torch.inference_mode()
+    def prepare(self, bucket: int, scratch: Scratch | None) -> None:
+        """Capture a bucket's step, if it is not there; nothing may be under way.
+
+        Args:
+            bucket: Rows of the step.
+            scratch: Of the attention.
+        """
+        if bucket not in self._steps:
+            self._steps[bucket] = self._make_step(bucket, scratch)
+
+    def _make_step(self, bucket: int, scratch: Scratch | None) -> _Step:
+        rows = DeviceRows.of(self._buffer, bucket)
+        words = self._head.words(bucket)
+        answer = self._head.answer(bucket, self._forward.device)
+        last, chosen = answer[:words], answer[words:]
+        pool = PoolWords.of(self._pool)
+        chosen_rows = StepRows(
+            rows.tokens_T,
+            rows.positions_T,
+            rows.slots_T,
+            rows.kv_rows_T,
+            rows.prefixes_T,
+            rows.path_TP,
+            self._slabs.scratch_slot,
+        )
+
+        def run() -> None:
+            choose_leaves(last, pool, chosen_rows, chosen)
+            self._slabs.label(rows)
+            hidden_TD = self._forward.hidden(rows, self._slabs, scratch)
+            self._head.finish(self._forward, rows, self._slabs, hidden_TD)
+
+        copies = tuple(self._graphs.host_words(len(answer)) for _ in range(MOST_STEPS))
+        self._pool.zero_()  # of no leaves: padding alone
+        return _Step(self._graphs.captured(run), answer, copies)
+
+    @torch.inference_mode()
+    def start(self, message: Words) -> list[Due]:
+        """Run the steps that follow the one before this message, from ``growth.ahead_message``."""
+        step = self._steps[int(message[BUCKET])]
+        self._words[:] = message[HEADER:]
+        self._pool.copy_(self._staging, non_blocking=True)
+        found = []
+        for copy, event in zip(step.copies[: message[NUM_STEPS]], self._events, strict=False):
+            step.run()
+            copy.copy_(step.answer, non_blocking=True)
+            if event is not None:
+                event.record()
+            found.append(Due(event, copy.numpy()))
+        return found
+
+    def close(self) -> None:
+        """Drop the graphs."""
+        self._steps.clear()

@@ -1,0 +1,90 @@
+"""Steps of a rank as CUDA graphs, and waiting for what they answer.
+
+On a CPU there are no graphs: calls run one by one, and what they answer is there at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from codesign.engine.gpu.step_rows import Words
+from codesign.engine.gpu.tensor_group import TensorGroup
+from codesign.engine.gpu.watch import Watch
+from codesign.kernels.row_attention import Scratch
+
+PATIENCE = 0.05  # seconds between two looks after the other ranks
+
+
+@dataclass(slots=True)
+class Step:
+    """A bucket's step: run it, then read the answer."""
+
+    run: Callable[[], None]
+    answer: Words  # on the host, as the run leaves it
+    scratch: Scratch | None
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """An answer that is there once an event has passed; None: it is."""
+
+    event: torch.cuda.Event | None
+    words: Words
+
+
+class Graphs:
+    """Graphs of one model on a rank.
+
+    They run one after the other and keep nothing but their answers, so they share memory: that of
+    one pool and stream.
+
+    Args:
+        group: The ranks that hold the model.
+        device: Of this rank.
+    """
+
+    def __init__(self, group: TensorGroup, device: torch.device) -> None:
+        self.on_gpu = device.type == "cuda"
+        self._group = group
+        self._pool = torch.cuda.graph_pool_handle() if self.on_gpu else None
+        self._stream = torch.cuda.Stream(device) if self.on_gpu else None
+
+    def host_words(self, count: int) -> Tensor:
+        """Words on the host that a GPU copies to and from."""
+        return torch.zeros(count, dtype=torch.int32, pin_memory=self.on_gpu)
+
+    def event(self) -> torch.cuda.Event | None:
+        """What marks the end of a step; None on a CPU."""
+        return torch.cuda.Event() if self.on_gpu else None
+
+    def captured(self, run: Callable[[], None]) -> Callable[[], None]:
+        """On a GPU a graph of what runs, captured while it writes to scratch alone."""
+        stream = self._stream
+        if stream is None:
+            return torch.inference_mode()(run)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), self._group.patient():
+            run()  # compiles kernels and sets up collectives
+            run()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
+            run()
+        return graph.replay
+
+    def wait(self, event: torch.cuda.Event | None, watch: Watch | None) -> None:
+        """Poll the GPU, so that a rank that died ends the wait on a collective with it."""
+        if event is None:
+            return
+        start = look_at = perf_counter()
+        while not event.query():
+            if watch is not None and (now := perf_counter()) > look_at:
+                watch.look(now - start)
+                look_at = now + PATIENCE
+        self._group.check()
