@@ -568,12 +568,15 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
 #pragma unroll
           for (int r = 0; r < 2; r++) {
             const int row = wm * 16 + (lane >> 2) + 8 * r, at = 2 * (lane & 3);
+            float2 sofar[E / 8];
 #pragma unroll
-            for (int n = 0; n < E / 8; n++) {
-              float2* sofar = (float2*)(joined + row * E + 8 * (n ^ (row & 3)) + at);  // no bank conflicts
-              float2 v = k == 0 ? make_float2(0, 0) : *sofar;
+            for (int n = 0; n < E / 8; n++)
+              sofar[n] = k == 0 ? make_float2(0, 0) : *(const float2*)(joined + row * E + 8 * (n ^ (row & 3)) + at);  // no bank conflicts
+#pragma unroll
+            for (int n = 0; n < E / 8; n++) {  // behind all loads: each would wait for the store before it
+              float2 v = sofar[n];
               v.x = fmaf(weight[r], st.out[n][2 * r], v.x), v.y = fmaf(weight[r], st.out[n][2 * r + 1], v.y);
-              if (k < KW - 1) *sofar = v;
+              if (k < KW - 1) *(float2*)(joined + row * E + 8 * (n ^ (row & 3)) + at) = v;
               else *(float2*)(space.values + (slot + row) * E + 8 * n + at) = v;
             }
           }
@@ -591,14 +594,21 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       for (int i = tid; i < OWNED * (E / 2); i += THREADS) {
         const int at = i % (E / 2) * 2, row = rank * OWNED + i / (E / 2);
         Part all = {0.f, 0.f, NONE, 0.f};
-        for (int kind = share; kind < num_classes; kind += shares) {
-          float2 values[C], scores[C];
+        float2 values[C], scores[C];
+        auto load_class = [&](int kind) {
 #pragma unroll
           for (int c = 0; c < C; c++) {
             const int from = block_slot(kind, c) * ROWS + row;
             values[c] = load_fresh_pair(space.values + from * E + at), scores[c] = load_fresh_pair(space.scores + from * 2);
           }
-          const Part part = joined_blocks(values, scores);
+        };
+        load_class(share);
+        for (int kind = share; kind < num_classes; kind += shares) {
+          float2 these_values[C], these_scores[C];
+#pragma unroll
+          for (int c = 0; c < C; c++) these_values[c] = values[c], these_scores[c] = scores[c];
+          if (kind + shares < num_classes) load_class(kind + shares);  // on its way while this one is joined
+          const Part part = joined_blocks(these_values, these_scores);
           const int to = class_slot(index, kind) * ROWS + row;
           if (takers == 1) all = joined_classes(all, part);
           else *(float2*)(space.values + to * E + at) = make_float2(part.low, part.high);
