@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 CLASSES = 8  # also the most clusters that share a request's context
-SPAN = 2048  # positions; a context of one span is attended as if there were no others
+SPAN = 4096  # positions; a context of one span is attended as if there were no others
 TILES = 2  # of 16 query rows, a block
 ROWS = 16 * TILES
 _BLOCKS = 120  # that run at once in clusters on every Hopper GPU: clusters do not fill all of it

@@ -31,7 +31,7 @@ constexpr int OWNED = ROWS / C, MAX_TOKENS = 256;
 constexpr int STAGE = KEYS * LD * 2;    // elements: keys, then values
 constexpr int GANG = 32 * MT;           // threads of the warps that attend the same keys
 static_assert(GANG % (E / 8) == 0 && 16 % (GANG / (E / 8)) == 0, "a gang copies whole rows");
-constexpr int SPAN = 2048 / KEYS, CLASSES = 8;  // tiles of a span
+constexpr int SPAN = 4096 / KEYS, CLASSES = 8;  // tiles of a span
 static_assert(SPAN % C == 0, "a span is some tiles of every block");
 #define NONE __int_as_float(0xff800000)  // minus infinity: no key seen
 
