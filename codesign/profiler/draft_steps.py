@@ -74,14 +74,15 @@ class DraftSteps:
     def _expansion_seconds(self, shape: StepShape, before: Callable[[], None]) -> float:
         """An overlapped expansion of ``shape.rows`` leaves per request.
 
-        Few leaves are run as a round runs them: some forwards in a row, of which this is the mean.
-        More than one are staged as trees have them: of twice as many rows, levels below the root,
-        where the host looks at more nodes and takes in more children than at first, and at still
-        more of them in a tree that was kept from round to round.
+        Few leaves, and any of one request, are run as a round runs them: some forwards in a row, of
+        which this is the mean, as ranks run ahead of the host. Of two to four leaves they are
+        staged as trees have them: of twice as many rows, levels below the root, where the host
+        looks at more nodes and takes in more children than at first, and at still more of them in a
+        tree that was kept from round to round.
         """
         is_tree = 1 < shape.rows <= _MOST_LEAVES
         rows = 2 * shape.rows if is_tree else shape.rows + 1
-        count = _IN_A_ROW if shape.rows <= _MOST_LEAVES else 1
+        count = _IN_A_ROW if shape.rows <= _MOST_LEAVES or shape.requests == 1 else 1
         worker = self._worker(rows=rows, width=shape.rows, expansions=count)
         self._stage(worker, shape, expansions=self._levels if is_tree else 1)
         before()

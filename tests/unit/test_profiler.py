@@ -234,7 +234,8 @@ def test_a_draft_step_is_as_a_round_has_it(monkeypatch):
     bench = DraftSteps(drafter, vocab=61, num_requests=2)
     weighed = bench._worker(rows=8, width=4).side.policy.weigh([-0.5])
     assert weighed != [-0.5]
-    for shape, count in ((StepShape("draft", 1, 4, 32), 3), (StepShape("draft", 1, 16, 32), 1)):
+    counts = {(1, 4): 3, (1, 16): 3, (2, 4): 3, (2, 16): 1}  # by requests and leaves of each
+    for shape, count in ((StepShape("draft", *each, 32), n) for each, n in counts.items()):
         events.clear()
         mean = bench.seconds(shape, before=lambda: events.append("before"))
         assert events == ["before"] + count * ["forward"]
