@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
@@ -313,3 +315,73 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[
     monkeypatch.undo()
     for module in loaded:
         importlib.reload(module)  # other tests may have a GPU
+
+
+@pytest.fixture
+def overlapping_draft() -> type:
+    """A ``LocalDraft`` with an asynchronous draft's order of steps, in this process."""
+    from codesign.engine.partner import LocalDraft
+
+    class OverlappingDraft(LocalDraft):
+        is_async = True
+
+        def receive(self):
+            answer = super().receive()
+            self.worker.overlap()
+            return answer
+
+    return OverlappingDraft
+
+
+@dataclass
+class Watched:
+    """All that drafts sent to be verified, and what their ranks guessed."""
+
+    candidates: list = field(default_factory=list)
+    guessers: list = field(default_factory=list)
+
+    @property
+    def num_guesses(self) -> int:
+        return sum(each.num_guesses for each in self.guessers)
+
+    @property
+    def num_confirmed(self) -> int:
+        return sum(each.num_confirmed for each in self.guessers)
+
+
+@pytest.fixture
+def watched_drafts(
+    monkeypatch: pytest.MonkeyPatch, overlapping_draft: type
+) -> Callable[..., AbstractContextManager[Watched]]:
+    """``with watched_drafts(is_async=..., ahead=...)``: drafts of rank groups, led in this process.
+
+    Without ``ahead`` the host asks for every step.
+    """
+    import codesign.engine.gpu.run as gpu_run
+    from codesign.engine.draft_worker import DraftWorker
+    from codesign.engine.gpu.run_ahead import RunAhead
+
+    @contextmanager
+    def watch(*, is_async: bool, ahead: bool) -> Iterator[Watched]:
+        found = Watched()
+        answer, begin = DraftWorker.answer, RunAhead.__init__
+
+        def kept(worker, verdict):
+            answered = answer(worker, verdict)
+            found.candidates.append(answered[0])
+            return answered
+
+        def noted(self, *arguments) -> None:
+            begin(self, *arguments)
+            found.guessers.append(self)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(DraftWorker, "answer", kept)
+            patch.setattr(RunAhead, "__init__", noted)
+            if not ahead:
+                patch.setattr(RunAhead, "expect", lambda *_, **__: None)
+            if is_async:
+                patch.setattr(gpu_run, "LocalDraft", overlapping_draft)
+            yield found
+
+    return watch

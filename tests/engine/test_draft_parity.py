@@ -12,7 +12,6 @@ import torch
 import codesign.engine.run as engine_run
 from codesign.engine.drafter import ModelDrafter
 from codesign.engine.kv_cache import KVCache
-from codesign.engine.partner import Answer, LocalDraft
 from codesign.engine.rows import RowBatch
 
 
@@ -62,26 +61,12 @@ def _fresh_log_probs(decoder, path):
     return torch.log_softmax(decoder.logits(hidden[-1:]), dim=-1)[0]
 
 
-class OverlappingDraft(LocalDraft):
-    """An asynchronous draft's order of steps, in this process."""
-
-    is_async = True
-
-    def __init__(self, setup) -> None:
-        super().__init__(setup.build())
-
-    def receive(self) -> Answer:
-        answer = super().receive()
-        self.worker.overlap()
-        return answer
-
-
 @pytest.fixture
-def parity(monkeypatch):
+def parity(monkeypatch, overlapping_draft):
     _SLABS.clear()
     ParityDrafter.num_checked = 0
     monkeypatch.setattr(engine_run, "ModelDrafter", ParityDrafter)
-    monkeypatch.setattr(engine_run, "RemoteDraft", OverlappingDraft)
+    monkeypatch.setattr(engine_run, "RemoteDraft", lambda setup: overlapping_draft(setup.build()))
     return ParityDrafter
 
 

@@ -17,20 +17,8 @@ from codesign.engine.gpu.group_drafter import GroupDrafter, PendingMove
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import BUCKETS, rows_to_expand
-from codesign.engine.partner import Answer, LocalDraft
 from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
-
-
-class OverlappingDraft(LocalDraft):
-    """An asynchronous draft's order of steps, in this process."""
-
-    is_async = True
-
-    def receive(self) -> Answer:
-        answer = super().receive()
-        self.worker.overlap()
-        return answer
 
 
 class ParityDrafter(GroupDrafter):
@@ -85,10 +73,10 @@ def serve(pair, policy, requests, *, in_one_process=True, max_batch=3, **options
 
 
 @pytest.fixture
-def parity(monkeypatch):
+def parity(monkeypatch, overlapping_draft):
     ParityDrafter.num_checked = 0
     monkeypatch.setattr(rank_module, "GroupDrafter", ParityDrafter)
-    monkeypatch.setattr(run_module, "LocalDraft", OverlappingDraft)
+    monkeypatch.setattr(run_module, "LocalDraft", overlapping_draft)
     return ParityDrafter
 
 

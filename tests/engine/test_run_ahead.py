@@ -6,12 +6,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-import codesign.engine.gpu.run as gpu_run
 from codesign.config import Deployment, Serving
-from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
-from codesign.engine.gpu.run_ahead import RunAhead
-from codesign.engine.partner import Answer, LocalDraft
 from codesign.engine.run import PolicySetup
 from codesign.plan import Candidate
 from codesign.policy.cost import Calibration
@@ -19,17 +15,6 @@ from codesign.policy.speculation import parse_policy
 from codesign.policy.trees import BestTree
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
-
-
-class OverlappingDraft(LocalDraft):
-    """An asynchronous draft's order of steps, in this process."""
-
-    is_async = True
-
-    def receive(self) -> Answer:
-        answer = super().receive()
-        self.worker.overlap()
-        return answer
 
 
 @dataclass
@@ -43,32 +28,14 @@ class Drafted:
 
 
 @pytest.fixture
-def serve(pair, monkeypatch):
+def serve(pair, watched_drafts):
     """Serve requests on CPU ranks; ``ahead=False``: the host asks for every step."""
 
     def run(policy, requests, *, ahead=True, ranks=1, max_batch=1, serving=None, limit=4096,
             calibration=None, **options) -> Drafted:  # fmt: skip
         spec = parse_policy(policy)
         candidate = Candidate(Deployment(ranks, int(spec.is_async)), spec, max_batch)
-        sent, guesses = [], []
-        with monkeypatch.context() as patch:
-            answer, begin = DraftWorker.answer, RunAhead.__init__
-
-            def kept(worker, verdict):
-                found = answer(worker, verdict)
-                sent.append(found[0])
-                return found
-
-            def noted(self, *arguments) -> None:
-                begin(self, *arguments)
-                guesses.append(self)
-
-            patch.setattr(DraftWorker, "answer", kept)
-            patch.setattr(RunAhead, "__init__", noted)
-            if not ahead:
-                patch.setattr(RunAhead, "expect", lambda *_, **__: None)
-            if spec.is_async:
-                patch.setattr(gpu_run, "LocalDraft", OverlappingDraft)
+        with watched_drafts(is_async=spec.is_async, ahead=ahead) as watched:
             faults = []
             shares = {"serving": serving, "max_kv_tokens": limit}
             setup = rank_setup(
@@ -83,9 +50,9 @@ def serve(pair, monkeypatch):
             )  # fmt: skip
         assert not any(faults)
         assert not result.records.notes
-        counts = [sum(getattr(each, f"num_{name}") for each in guesses) for name in
-                  ("guesses", "confirmed")]  # fmt: skip
-        return Drafted(result.outputs, sent, *counts)
+        return Drafted(
+            result.outputs, watched.candidates, watched.num_guesses, watched.num_confirmed
+        )
 
     return run
 

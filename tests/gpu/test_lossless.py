@@ -26,7 +26,6 @@ from codesign.engine.gpu.launch import keep_waiting
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import rows_to_expand
-from codesign.engine.partner import LocalDraft
 from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
@@ -172,22 +171,13 @@ class ParityDrafter(GroupDrafter):
         ParityDrafter.num_checked += 1
 
 
-class OverlappingDraft(LocalDraft):
-    """An asynchronous draft's order of steps, in this process."""
-
-    is_async = True
-
-    def receive(self):
-        answer = super().receive()
-        self.worker.overlap()
-        return answer
-
-
 @pytest.mark.parametrize("policy", ["tree-4x2x3", "async-tree-8x4x3"])
-def test_every_row_that_the_draft_sees_equals_a_fresh_forward(pair, policy, monkeypatch, shown):
+def test_every_row_that_the_draft_sees_equals_a_fresh_forward(
+    pair, policy, monkeypatch, shown, overlapping_draft
+):
     ParityDrafter.num_checked = 0
     monkeypatch.setattr(rank_module, "GroupDrafter", ParityDrafter)
-    monkeypatch.setattr(run_module, "LocalDraft", OverlappingDraft)
+    monkeypatch.setattr(run_module, "LocalDraft", overlapping_draft)
     spec = parse_policy(policy)
     candidate = Candidate(Deployment(1, int(spec.is_async)), spec, 3)
     asked = requests(3, 40)

@@ -9,14 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-import codesign.engine.gpu.run as gpu_run
 from benchmarks.random_pair import small_config, write_random_pair
 from codesign.config import Deployment
-from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.gpu.growth import growth_words
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
-from codesign.engine.gpu.run_ahead import RunAhead
-from codesign.engine.partner import Answer, LocalDraft
 from codesign.engine.run import PolicySetup
 from codesign.kernels import leaf_choices as ops
 from codesign.plan import Candidate
@@ -41,19 +37,8 @@ def pair(tmp_path_factory):
     return root
 
 
-class OverlappingDraft(LocalDraft):
-    """An asynchronous draft's order of steps, in this process."""
-
-    is_async = True
-
-    def receive(self) -> Answer:
-        answer = super().receive()
-        self.worker.overlap()
-        return answer
-
-
 @pytest.fixture
-def serve(pair, monkeypatch):
+def serve(pair, watched_drafts):
     """Outputs, all candidates, guesses and those that were confirmed of a run."""
 
     def run(policy, *, ahead=True, ranks=1):
@@ -61,25 +46,7 @@ def serve(pair, monkeypatch):
         generator = torch.Generator().manual_seed(2)
         prompts = [torch.randint(0, 997, (1 + 37 * i,), generator=generator) for i in range(5)]
         requests = [BoundRequest(i, 0.0, "", tuple(p.tolist()), 64) for i, p in enumerate(prompts)]
-        sent, guesses = [], []
-        with monkeypatch.context() as patch:
-            answer, begin = DraftWorker.answer, RunAhead.__init__
-
-            def kept(worker, verdict):
-                found = answer(worker, verdict)
-                sent.append(found[0])
-                return found
-
-            def noted(self, *arguments) -> None:
-                begin(self, *arguments)
-                guesses.append(self)
-
-            patch.setattr(DraftWorker, "answer", kept)
-            patch.setattr(RunAhead, "__init__", noted)
-            if not ahead:
-                patch.setattr(RunAhead, "expect", lambda *_, **__: None)
-            if spec.is_async:
-                patch.setattr(gpu_run, "LocalDraft", OverlappingDraft)
+        with watched_drafts(is_async=spec.is_async, ahead=ahead) as watched:
             candidate = Candidate(Deployment(ranks, int(spec.is_async)), spec, 1)
             setup = rank_setup(
                 candidate, requests, target=pair / "target", draft=pair / "draft", check=True,
@@ -92,12 +59,7 @@ def serve(pair, monkeypatch):
             )  # fmt: skip
         assert not any(faults)
         assert not result.records.notes
-        return (
-            result.outputs,
-            sent,
-            sum(each.num_guesses for each in guesses),
-            sum(each.num_confirmed for each in guesses),
-        )
+        return (result.outputs, watched.candidates, watched.num_guesses, watched.num_confirmed)
 
     return run
 

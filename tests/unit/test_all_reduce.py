@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,55 +25,58 @@ def parts_of(world: int, rows: int, hidden: int, seed: int) -> list[Tensor]:
     ]
 
 
-def sum_in_a_process(rank: int, world: int, store: str, results: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-    exchange = open_exchange(dist.group.WORLD, max_elements=1 << 16, device="cpu")
-    *parts, residual = parts_of(world, 5, 24, seed=0)
-    found = all_reduce_add(parts[rank], residual, exchange=exchange)
-    torch.save(found, f"{results}.{rank}")
+WORLD = 3
+SHARED = (6, 5, 4, 2, 1)  # rows: as many each, one fewer for the last, none for it or for two
+
+
+def run_rank(rank: int, work: Callable[[int], list[Tensor]], store: str, results: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    torch.save(work(rank), f"{results}.{rank}")
     dist.destroy_process_group()
 
 
+def of_ranks(work: Callable[[int], list[Tensor]], folder: Path) -> list[list[Tensor]]:
+    """What each of three processes of one group comes to."""
+    results = str(folder / "sum")
+    mp.spawn(run_rank, (work, str(folder / "store"), results), nprocs=WORLD)
+    return [torch.load(f"{results}.{rank}") for rank in range(WORLD)]
+
+
+def one_sum(rank: int) -> list[Tensor]:
+    exchange = open_exchange(dist.group.WORLD, max_elements=1 << 16, device="cpu")
+    *parts, residual = parts_of(WORLD, 5, 24, seed=0)
+    return [all_reduce_add(parts[rank], residual, exchange=exchange)]
+
+
 def test_ranks_end_with_the_same_bits(tmp_path: Path):
-    world = 3
-    store, results = str(tmp_path / "store"), str(tmp_path / "sum")
-    mp.spawn(sum_in_a_process, (world, store, results), nprocs=world)
-    *parts, residual = parts_of(world, 5, 24, seed=0)
+    *parts, residual = parts_of(WORLD, 5, 24, seed=0)
     wanted = sum_of_ranks(parts, residual)
-    for rank in range(world):
-        assert torch.equal(torch.load(f"{results}.{rank}"), wanted)
+    for (found,) in of_ranks(one_sum, tmp_path):
+        assert torch.equal(found, wanted)
     exact = sum(part.double() for part in parts) + residual.double()
     torch.testing.assert_close(wanted.double(), exact, rtol=2**-8, atol=0)
 
 
-SHARED = (6, 5, 4, 2, 1)  # rows: as many each, one fewer for the last, none for it or for two
-
-
-def share_rows(rank: int, world: int, store: str, results: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+def shared_sums(rank: int) -> list[Tensor]:
     found = []
     for rows in SHARED:
-        *parts, residual = parts_of(world, rows, 24, seed=rows)
+        *parts, residual = parts_of(WORLD, rows, 24, seed=rows)
         out = torch.full_like(residual, torch.nan)
         found.append(add_by_rows(parts[rank], None, dist.group.WORLD, out))
         assert found[-1] is out
         gathered = add_gathered(parts[rank], residual, dist.group.WORLD, torch.empty_like(residual))
         found.append(add_by_rows(parts[rank], residual, dist.group.WORLD, residual))  # into itself
         assert torch.equal(found[-1], gathered)
-    torch.save(found, f"{results}.{rank}")
-    dist.destroy_process_group()
+    return found
 
 
 def test_many_rows_that_ranks_share_out_end_with_the_same_bits(tmp_path: Path):
-    world = 3
-    store, results = str(tmp_path / "store"), str(tmp_path / "sum")
-    mp.spawn(share_rows, (world, store, results), nprocs=world)
     wanted = []
     for rows in SHARED:
-        *parts, residual = parts_of(world, rows, 24, seed=rows)
+        *parts, residual = parts_of(WORLD, rows, 24, seed=rows)
         wanted += [sum_of_ranks(parts, None), sum_of_ranks(parts, residual)]
-    for rank in range(world):
-        for ours, theirs in zip(torch.load(f"{results}.{rank}"), wanted, strict=True):
+    for found in of_ranks(shared_sums, tmp_path):
+        for ours, theirs in zip(found, wanted, strict=True):
             assert torch.equal(ours, theirs)
 
 

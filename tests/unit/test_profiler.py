@@ -28,7 +28,8 @@ from codesign.profiler.bench import DraftBench, StagedNgrams, TargetBench
 from codesign.profiler.draft_steps import DraftSteps
 from codesign.profiler.link import idle_worker, link_seconds, message_seconds
 from codesign.profiler.neighbour import Neighbour, NeighbourSetup
-from codesign.profiler.rank_parts import RankMeasurer, loop_timings
+from codesign.profiler.rank_bench import loop_timings
+from codesign.profiler.rank_parts import RankMeasurer
 from codesign.profiler.recorder import TOP_K, record_acceptance
 from codesign.profiler.session import make_profile, splits
 from codesign.profiler.steadiness import CHECK, change, small_steps, without_prompts
