@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,7 +174,14 @@ def _worst_replay(result: Result, name: str) -> str:
         max((abs(e) for e, _ in errors(result.runs("segment"), name, place)), default=None)
         for place in (PREDICTED, KNOWN)
     )
-    return percent(worst) + ("" if known is None else f" ({percent(known)} known)")
+    return _beside_known(worst, known, percent)
+
+
+def _beside_known(
+    worst: float | None, known: float | None, shown: Callable[[float | None], str]
+) -> str:
+    """An error, and the same with the acceptance known, if it is."""
+    return shown(worst) + ("" if known is None else f" ({shown(known)} known)")
 
 
 def _attainment(result: Result) -> str:
@@ -185,9 +192,7 @@ def _attainment(result: Result) -> str:
         max((abs(f[place] - f[MEASURED]) * 100.0 for f in found if len(f) > place), default=None)
         for place in (PREDICTED, KNOWN)
     )
-    if worst is None:
-        return "-"
-    return f"{worst:.1f}" + ("" if known is None else f" ({known:.1f} known)")
+    return _beside_known(worst, known, lambda points: "-" if points is None else f"{points:.1f}")
 
 
 def _plan(result: Result, workload: str, name: str) -> str:

@@ -16,15 +16,16 @@ from benchmarks import eight_predictions
 from benchmarks.campaign.units import FULL, LEADING, PAIRS, Pair, Size, Unit
 from codesign.config import parse_deployment
 from codesign.fit.devices import load_device
-from codesign.fit.prompt_stairs import LONGEST
+from codesign.fit.prompt_stairs import LONGEST, PROMPT_BUCKETS
 from codesign.fit.roofline import Forward, Software
+from codesign.profiler.steps import RANK_GRID
 
 START_FIXED, START_LAYER = 6.0, 0.08  # seconds of a start: 8.5 s of 32 layers, 12.5 s of 80
 PROFILE, SPLIT_PROFILE = 4.5, 7.5  # of steps, some looked at again; prompts, each three times:
-PROFILE_PROMPTS = (
-    *(16, 16, 32, 32, 64, 64, 128, 128, 256, 256),
-    *(287, 511, 575, 767, 831, 1023, 1151, 1535, 1727, 2047),
-)  # rows
+PROFILE_PROMPTS = tuple(  # rows
+    next((bucket for bucket in PROMPT_BUCKETS if rows <= bucket), rows)
+    for rows in RANK_GRID.prompts
+)
 # Of a prompt on one H200, a layer of 70B: what weights and rows do, and the host beyond graphs.
 PROMPT_LAYER, ROW_LAYER, LONG_ROW_LAYER, HOST_LAYER = 150e-6, 3.7e-6, 2.55e-6, 400e-6
 RANK = 0.04  # of a recorded request, for the draft's opinion of it

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from codesign.policy.cost import Calibration
 from codesign.policy.tree import UNEXPANDED, DraftTree
 
+LEAST_CHANCE = 1e-6  # that is calibrated, and the greatest is as far from 1
 MAX_TREE_ROWS = 128  # expanded nodes per request, so that draft KV slabs have a fixed size
 
 
@@ -160,7 +161,7 @@ def to_run(tree: DraftTree, nodes: Sequence[int]) -> list[int]:
 
 
 def _calibrated(log_prob: float, calibration: Calibration) -> float:
-    confidence = min(max(math.exp(log_prob), 1e-6), 1.0 - 1e-6)
+    confidence = min(max(math.exp(log_prob), LEAST_CHANCE), 1.0 - LEAST_CHANCE)
     logit = math.log(confidence) - math.log1p(-confidence)
     score = calibration.slope * logit + calibration.intercept
     return -math.log1p(math.exp(-score)) if score > -30 else score

@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
+import pandas as pd
 import torch
 
 from codesign.config import Serving
@@ -30,9 +31,10 @@ from codesign.plan import Candidate
 from codesign.policy.batching import BatchLimits
 from codesign.policy.protocol import Candidates, RequestVerdict, VerifyRows
 from codesign.profiler.draft_steps import DraftSteps, made_up_tokens
+from codesign.profiler.link import single_timings
 from codesign.profiler.rank_draft import Link, drafter_of
 from codesign.profiler.rank_steps import RankTarget, draft_steps, kv_room
-from codesign.profiler.steps import StepShape
+from codesign.profiler.steps import MAX_REQUESTS, StepShape
 from codesign.prompts import BoundRequest
 
 TARGET_OPS = ("target", "prefill")
@@ -209,3 +211,11 @@ def rank_bench(setup: RankSetup) -> Iterator[RankBench]:
         bench.close()
         target.end()
         this.leave()
+
+
+def loop_timings(bench: RankBench) -> list[pd.DataFrame]:
+    """Rounds of one request and of many; twice in a profile, as the host has slow phases."""
+    return [
+        single_timings("loop", bench.loop_seconds(count)).assign(requests=count)
+        for count in (1, MAX_REQUESTS)
+    ]

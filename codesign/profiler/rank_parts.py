@@ -28,7 +28,7 @@ from codesign.policy.speculation import SpeculationSpec
 from codesign.profiler.bench import SPARE_ROWS
 from codesign.profiler.deciding import deciding_timings
 from codesign.profiler.link import single_timings
-from codesign.profiler.rank_bench import RankBench, rank_bench
+from codesign.profiler.rank_bench import RankBench, loop_timings, rank_bench
 from codesign.profiler.rank_draft import lead_draft
 from codesign.profiler.rank_steps import NUM_SLOTS
 from codesign.profiler.recorder import (
@@ -50,7 +50,6 @@ from codesign.profiler.steadiness import (
     without_prompts,
 )
 from codesign.profiler.steps import (
-    MAX_REQUESTS,
     RANK_CONTEXTS,
     RANK_GRID,
     Effort,
@@ -236,14 +235,6 @@ class RankMeasurer:
         )
         server.run()
         return server.outputs
-
-
-def loop_timings(bench: RankBench) -> list[pd.DataFrame]:
-    """Rounds of one request and of many; twice in a profile, as the host has slow phases."""
-    return [
-        single_timings("loop", bench.loop_seconds(count)).assign(requests=count)
-        for count in (1, MAX_REQUESTS)
-    ]
 
 
 def _pace_note(label: str, changed: float) -> str:

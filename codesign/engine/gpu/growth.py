@@ -10,13 +10,13 @@ import numpy as np
 
 from codesign.engine.gpu.step_rows import AHEAD, BUCKET, HEADER, KIND, Words
 from codesign.kernels import leaf_choices as pool
+from codesign.policy.interface import LEAST_CHANCE
 from codesign.policy.protocol import Growth
 
 NUM_STEPS = 3  # word of the message's header
 MOST_RIVALS = 64
 MOST_STEPS = 16  # answers that may be under way
 AHEAD_WORDS = HEADER + pool.POOL_WORDS
-_LEAST, _MOST = 1e-6, 1.0 - 1e-6  # as policy.interface calibrates
 
 
 def steps_that_fit(steps: int, *, num_rows: int, width: int, fanout: int) -> int:
@@ -47,7 +47,9 @@ def growth_words(growth: Growth, *, slab: int, first_row: int) -> Words:
     assert count <= MOST_RIVALS, f"{count} rivals"
     ends = np.cumsum((4, pool.ROWS, pool.POOL))
     doubles = words[: 2 * ends[-1]].view(np.float64)
-    doubles[:4] = growth.calibration.slope, growth.calibration.intercept, _LEAST, _MOST
+    calibration = growth.calibration
+    doubles[:2] = calibration.slope, calibration.intercept
+    doubles[2:4] = LEAST_CHANCE, 1.0 - LEAST_CHANCE
     doubles[4 + first_row : 4 + first_row + num_rows] = growth.weights
     doubles[ends[1] : ends[1] + count] = growth.rival_weights
     ints = words[2 * ends[-1] :]
