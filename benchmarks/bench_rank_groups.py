@@ -65,7 +65,7 @@ ROWS = 32  # padded rows of runs that are compared
 
 
 def main() -> None:
-    """Make the models, run the stages, write the rows."""
+    """Run the stages, write the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
@@ -81,11 +81,6 @@ def main() -> None:
     rows, log = [], []
     with tempfile.TemporaryDirectory() as folder:
         models = args.models or Path(folder)
-        if not (models / MODELS[args.device][-1]).exists():
-            start = perf_counter()
-            for name in MODELS[args.device]:
-                make_pair(models, name, args.device)
-            print(f"models made in {perf_counter() - start:.1f} s", flush=True)
         for stage in args.only or [s for s in STAGES if args.device == "cuda" or s != "shapes"]:
             found, said = run_stage(stage, models, args.device, args.limit)
             rows += found
@@ -100,18 +95,25 @@ class Stage:
         self.models, self.device = models, device
         self.dtype = "bfloat16" if device == "cuda" else "float32"
 
+    def pair(self, name: str) -> tuple[Path, Path]:
+        """Folders of a target and its draft, which the first stage that asks makes."""
+        target, draft = self.models / name, self.models / f"{name}-draft"
+        if not (draft / "model.safetensors").exists():
+            make_pair(target, draft, self.device)
+        return target, draft
+
     def serve(
         self, model: str, policy: str, *, target_ranks: int = 1, draft_ranks: int = 0,
         batch: int = 1, rows: int = ROWS, count: int = 8, tokens: int = 128,
         sampling: Sampling | None = None, against: EngineRun | None = None, **options: Any,
     ) -> EngineRun:  # fmt: skip
         """Serve random prompts; print speed and how many requests differ from another run."""
-        requests = random_requests(self.models / model, count, tokens)
+        target, draft = self.pair(model)
+        requests = random_requests(target, count, tokens)
         candidate = Candidate(Deployment(target_ranks, draft_ranks), parse_policy(policy), batch)
         inspect = options.pop("inspect", None)
         setup = rank_setup(
-            candidate, requests, target=self.models / model,
-            draft=self.models / f"{model}-draft",
+            candidate, requests, target=target, draft=draft,
             sampling=sampling or Sampling(), max_kv_tokens=1 << 16, smallest_bucket=rows,
             device=self.device, dtype=self.dtype, silence=20.0, **options,
         )  # fmt: skip
@@ -255,11 +257,12 @@ def lose(stage: Stage, number: int, split: tuple[int, int]) -> None:
             for pid in started[-1].pids.values():
                 os.kill(pid, number)
 
-    requests = random_requests(stage.models / name, 4, 200)
+    target, draft = stage.pair(name)
+    requests = random_requests(target, 4, 200)
     policy = "async-tree-8x4x3" if split[1] else "plain"
     candidate = Candidate(Deployment(*split), parse_policy(policy), 1)
     setup = rank_setup(
-        candidate, requests, target=stage.models / name, draft=stage.models / f"{name}-draft",
+        candidate, requests, target=target, draft=draft,
         max_kv_tokens=1 << 16, device=stage.device, dtype=stage.dtype, silence=4.0,
     )  # fmt: skip
     launch.LocalRanks.__init__ = kept
@@ -279,7 +282,7 @@ def lose(stage: Stage, number: int, split: tuple[int, int]) -> None:
 
 def command_line(stage: Stage) -> None:
     """``codesign run`` by itself and under torchrun."""
-    make_plan(stage.models, MODELS[stage.device][0])
+    make_plan(stage.models, *stage.pair(MODELS[stage.device][0]))
     device = "cuda" if stage.device == "cuda" else "cpu-ranks"
     words = ["-m", "codesign", "run", "--plan", str(stage.models / "plan.json")]
     words += ["--device", device, "--padded-rows", str(ROWS), "--json", "--quiet"]
@@ -378,17 +381,18 @@ def descendants(pid: int) -> list[int]:
     return [*found, pid]
 
 
-def make_pair(models: Path, name: str, device: str) -> None:
-    """Write a random target and a draft that is the same with noise."""
+def make_pair(target: Path, draft: Path, device: str) -> None:
+    """Write a random target, of the shape that its folder is named for, and a draft with noise."""
     from safetensors.torch import save_file
 
+    name = target.name
     config = TINY if name == "tiny" else json.loads((SHAPES / name / "config.json").read_text())
-    for folder in (models / name, models / f"{name}-draft"):
+    for folder in (target, draft):
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(config))
         write_letters(folder)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    shape = model_shape(models / name)
+    shape = model_shape(target)
     sizes = shape.tensors()
     torch.manual_seed(0)
     drawn = RandomState(shape)
@@ -399,11 +403,11 @@ def make_pair(models: Path, name: str, device: str) -> None:
         k: v + NOISE * v.float().std().to(dtype) * torch.randn_like(v) if v.ndim == 2 else v
         for k, v in state.items()
     }
-    for folder, part in ((models / name, state), (models / f"{name}-draft", noisy)):
+    for folder, part in ((target, state), (draft, noisy)):
         save_file({k: v.cpu().contiguous() for k, v in part.items()}, folder / "model.safetensors")
 
 
-def make_plan(models: Path, name: str) -> None:
+def make_plan(models: Path, target: Path, draft: Path) -> None:
     """Write a plan with every split of two ranks, by hand: no machine was fitted for it."""
     import pandas as pd
 
@@ -416,8 +420,8 @@ def make_plan(models: Path, name: str) -> None:
     shipped = Path(__file__).parents[1] / "codesign" / "data" / "fits" / "smollm2-135m-cpu"
     fit = replace(
         Fit.load(shipped / "fit.json"),
-        target=str(models / name),
-        draft=str(models / f"{name}-draft"),
+        target=str(target),
+        draft=str(draft),
     )
     fit.save(models / "fit.json")
     trace = pd.DataFrame(

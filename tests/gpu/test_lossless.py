@@ -224,13 +224,16 @@ def lost_models(tmp_path_factory):
 def test_a_lost_rank_ends_the_run_or_its_speculation_within_ten_seconds(
     lost_models, shown, stage, says, finished
 ):
-    words = ["-m", "benchmarks.bench_rank_groups", "--only", stage]
+    words = ["-m", "benchmarks.bench_rank_groups", "--stage", stage, "--models", lost_models]
     done = subprocess.run(
-        [sys.executable, *words, "--models", lost_models, "--out", lost_models],
-        capture_output=True, text=True, cwd=ROOT, timeout=90, check=False,
-    )  # fmt: skip
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    row = next(row for row in rows if "seconds_to_the_end" in row)
+        [sys.executable, *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        timeout=90,
+        check=True,
+    )
+    row = json.loads(done.stdout.rpartition("ROW ")[2])
     shown(stage, seconds=row["seconds_to_the_end"])
     assert row["seconds_to_the_end"] < 10
     assert row["finished"] == finished

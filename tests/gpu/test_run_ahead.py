@@ -12,6 +12,7 @@ import torch
 from benchmarks.random_pair import small_config, write_random_pair
 from codesign.config import Deployment
 from codesign.engine.gpu.growth import growth_words
+from codesign.engine.gpu.launch import keep_waiting
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
 from codesign.engine.run import PolicySetup
 from codesign.kernels import leaf_choices as ops
@@ -53,6 +54,7 @@ def serve(pair, watched_drafts):
                 policy=PolicySetup(spec, calibration=CALIBRATION),
             )  # fmt: skip
             setup, faults = replace(setup, draft_ranks=0), []
+            keep_waiting(setup.num_ranks - 1)  # for the next run: loading takes as long as a run
             result = run_on_ranks(
                 setup, candidate, requests,
                 inspect=lambda rank: faults.extend(m.num_faults() for m in rank.models.values()),
