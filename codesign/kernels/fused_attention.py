@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 from functools import cache
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -43,6 +44,11 @@ class _Slabs(ctypes.Structure):
         ("kv_heads", ctypes.c_int32),
     )
 
+    @classmethod
+    def of(cls, keys_BGME: Tensor, values_BGME: Tensor, heads: int) -> Self:
+        _, kv_heads, slab_rows, _ = keys_BGME.shape
+        return cls(keys_BGME.data_ptr(), values_BGME.data_ptr(), slab_rows, heads, kv_heads)
+
 
 class _Rows(ctypes.Structure):
     _fields_ = (
@@ -57,6 +63,14 @@ class _Rows(ctypes.Structure):
         ("table_length", ctypes.c_int32),
         ("padding_slot", ctypes.c_int32),
     )
+
+    @classmethod
+    def of(cls, seen: SeenRows, kv_rows_T: Tensor) -> Self:
+        tables_SK = _tables(seen)
+        columns = (seen.slots_T, seen.positions_T, seen.prefixes_T, seen.path_TP)
+        tensors = (*columns, kv_rows_T, tables_SK)
+        counts = (*seen.path_TP.shape, tables_SK.shape[1], seen.padding_slot)
+        return cls(*(tensor.data_ptr() for tensor in tensors), *counts)
 
 
 def fits(*, rows: int, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> bool:
@@ -122,15 +136,14 @@ def fused_attention(
         )
     assert qkv_TN.dtype == keys_BGME.dtype == torch.bfloat16, "only bfloat16 is attended"
     assert qkv_TN.shape[1] == (heads + 2 * kv_heads) * head_dim, f"{qkv_TN.shape[1]} columns"
-    tables_SK = seen.slots_T[:, None] if seen.tables_SK is None else seen.tables_SK
     page_rows = 0 if seen.tables_SK is None else slab_rows
     assert page_rows % 16 == 0, f"pages of {page_rows} rows"
     tensors = (qkv_TN, cos_TF, sin_TF, keys_BGME, values_BGME, out_TN, seen.path_TP, kv_rows_T)
-    assert all(tensor.is_contiguous() for tensor in (*tensors, tables_SK)), "layout"
+    assert all(tensor.is_contiguous() for tensor in (*tensors, _tables(seen))), "layout"
     parts = parts or _device_parts(heads, kv_heads, head_dim, device)
-    path_length, cluster = seen.path_TP.shape[1], cluster_blocks(heads, kv_heads)
+    cluster = cluster_blocks(heads, kv_heads)
     tail = _SMALL_TAIL if max_tail <= _SMALL_TAIL else MAX_TAIL
-    path_words = max_tokens(heads, kv_heads) * path_length
+    path_words = max_tokens(heads, kv_heads) * seen.path_TP.shape[1]
     stages, shared_bytes = _shared_memory(head_dim, tail, path_words=path_words)
     kernel = _kernel(head_dim, heads // kv_heads, cluster, tail, stages, page_rows)
     at_once = kernel.clusters_at_once(_THREADS, cluster=cluster, shared_bytes=shared_bytes)
@@ -142,19 +155,8 @@ def fused_attention(
             qkv_TN,
             cos_TF,
             sin_TF,
-            _Slabs(keys_BGME.data_ptr(), values_BGME.data_ptr(), slab_rows, heads, kv_heads),
-            _Rows(
-                seen.slots_T.data_ptr(),
-                seen.positions_T.data_ptr(),
-                seen.prefixes_T.data_ptr(),
-                seen.path_TP.data_ptr(),
-                kv_rows_T.data_ptr(),
-                tables_SK.data_ptr(),
-                rows,
-                path_length,
-                tables_SK.shape[1],
-                seen.padding_slot,
-            ),
+            _Slabs.of(keys_BGME, values_BGME, heads),
+            _Rows.of(seen, kv_rows_T),
             parts.space(),
             most_shares,
             out_TN,
@@ -185,6 +187,11 @@ def attention_in_two(
         qkv_TN, *tables, seen.slots_T, kv_rows_T, heads=heads, tables_SK=seen.tables_SK
     )
     return row_attention(q_THE, keys_BGME, values_BGME, seen, scratch).flatten(1)
+
+
+def _tables(seen: SeenRows) -> Tensor:
+    """Pages of each row's slab; of a whole slab its own number."""
+    return seen.slots_T[:, None] if seen.tables_SK is None else seen.tables_SK
 
 
 @cache
