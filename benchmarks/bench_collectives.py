@@ -218,7 +218,7 @@ def random_weights(outputs: int, columns: int) -> list[PackedLinear]:
 
 def copy_of(weight: PackedLinear) -> PackedLinear:
     """The same weight in other memory."""
-    return PackedLinear(weight.data.clone(), weight.num_rows, weight.num_columns, weight.bits)
+    return PackedLinear(weight.data.clone(), weight.num_rows, weight.num_columns)
 
 
 def run_rank(rank: int, world: int, port: int, arguments: argparse.Namespace) -> None:

@@ -184,13 +184,16 @@ def by_prompts(run: EngineRun) -> dict[str, Any]:
     return {"tokens_per_second_by_prompts": means, "mean_over_prompt_sets": mean}
 
 
-def inflate(pair: str, sources: Sequence[str], degradation: Degradation) -> tuple[str, str]:
+def inflate(
+    pair: str, sources: Sequence[str], degradation: Degradation, *, int4_head: bool
+) -> tuple[str, str]:
     """Names of an inflated target and draft of small models, made if they are not there.
 
     Args:
         pair: Shapes, "TARGET+DRAFT".
         sources: The small target and the small draft.
         degradation: Of the draft.
+        int4_head: Of the draft.
     """
     names = []
     for shape, role, source in zip(pair.split("+"), ("target", "draft"), sources, strict=True):
@@ -198,9 +201,13 @@ def inflate(pair: str, sources: Sequence[str], degradation: Degradation) -> tupl
         parts = ["bench", shape, role, Path(source).name]
         if loss != Degradation():
             parts += [f"{loss.noise:g}", *map(str, loss.drop_layers), f"h{loss.drop_kv_heads}"]
+        int4 = int4_head and role == "draft"
+        parts += ["int4-head"] * int4
         names.append("-".join(parts))
         if not (models_dir() / names[-1]).exists():
-            recipe = Recipe(shape, role, source, weights_sha256(source), degradation=loss)
+            recipe = Recipe(
+                shape, role, source, weights_sha256(source), degradation=loss, int4_head=int4
+            )
             create_inflated(recipe, name=names[-1])
     return names[0], names[1]
 
@@ -246,6 +253,7 @@ def main() -> None:
     parser.add_argument("--sources", nargs=2, default=["smollm2-135m", "smollm2-135m-draft"],
                         metavar=("TARGET", "DRAFT"), help="small models")  # fmt: skip
     parser.add_argument("--drop-kv-heads", type=int, default=0, help="of the draft")
+    parser.add_argument("--int4-head", action="store_true", help="of the draft")
     parser.add_argument("--policies", nargs="+", default=["tree-8x4x2@1"],
                         help="LABEL@DEPLOYMENT each")  # fmt: skip
     parser.add_argument("--requests", type=int, default=12)
@@ -262,7 +270,7 @@ def main() -> None:
     if args.inflate:
         layers, heads = tuple(args.drop_layers), args.drop_kv_heads
         loss = Degradation(noise=args.noise, drop_layers=layers, drop_kv_heads=heads)
-        target, draft = inflate(args.inflate, args.sources, loss)
+        target, draft = inflate(args.inflate, args.sources, loss, int4_head=args.int4_head)
         candidates = [_candidate(words, args.batch) for words in args.policies]
         sampling = Sampling(temperature=args.temperature, seed=3)
         write_plan(args.plan, target, draft, candidates, requests=args.requests,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,8 @@ from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import DeviceRows, RequestRows, pack_step
 from codesign.engine.gpu.tensor_group import SingleRank
 from codesign.engine.rank_weights import EndWeights, LayerWeights
-from codesign.kernels.head import head_words
 from codesign.kernels.int4 import Int4Weight
-from codesign.kernels.packed_linear import data_of
-from codesign.kernels.packed_reference import Norm
-from codesign.kernels.packing import pack_bf16
+from codesign.kernels.packed_linear import data_of, logits_map
 from codesign.kernels.row_choices import choice_words
 from codesign.models.shape import ModelShape, model_shape
 from codesign.models.sharding import Sharding
@@ -121,8 +119,8 @@ class Step:
         packed = pack_step([one_request(real_rows, context)], bucket=rows, scratch_slot=1)
         message = torch.from_numpy(packed)
         self.rows = DeviceRows.of(message.to(device), rows)
-        self.packed_head = pack_bf16(self.forward._head_vD)
-        self.norm = Norm(self.forward._norm, shape.eps)
+        self.ends = weights.ends()
+        self.int4_head = logits_map(replace(self.ends, head_group=128).decoding_head())
 
     @property
     def floor(self) -> float:
@@ -134,7 +132,7 @@ class Step:
         ]
         assert all(data is not None for data in maps), "a map is not packed"
         size = sum(data.nbytes for data in maps if data is not None)
-        return (size + self.forward._head_vD.nbytes) / READ_BANDWIDTH
+        return (size + self.ends.head.nbytes) / READ_BANDWIDTH
 
     def hidden(self) -> Tensor:
         """All layers."""
@@ -148,9 +146,9 @@ class Step:
         """What a draft's forward ends in."""
         return choice_words(self.logits(), CHOICES)
 
-    def fused_words(self) -> Tensor:
-        """The same, no logits written. (The last norm is applied twice: the rows' size is one.)"""
-        return head_words(self.hidden(), self.packed_head, CHOICES, norm=self.norm)
+    def int4_words(self) -> Tensor:
+        """The same with a head in int4."""
+        return choice_words(self.int4_head(self.hidden()), CHOICES)
 
     def measure(self, run: Callable[[], Tensor], replays: int = 40) -> list[float]:
         """Sorted milliseconds of replays of a graph."""
@@ -202,7 +200,7 @@ def measure(model: str, rows: int, real_rows: int, context: int) -> list[dict[st
     note("layers", step.hidden)
     note("layers and logits", step.logits)
     note("layers, logits and choices", step.words)
-    note("layers and fused head", step.fused_words)
+    note("layers, int4 head and choices", step.int4_words)
     return found
 
 

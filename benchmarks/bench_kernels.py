@@ -133,7 +133,7 @@ class Case:
     def chosen(self) -> Tiling:
         """What ``choose`` takes."""
         count = row_tiles(self.rows)
-        return choose(tiles=self.of.tiles, groups=self.of.groups, bits=4, num_row_tiles=count)
+        return choose(tiles=self.of.tiles, groups=self.of.groups, num_row_tiles=count)
 
     def label(self, kernel: str) -> dict[str, Any]:
         """What every row is about."""

@@ -19,9 +19,8 @@ from torch import Tensor
 from benchmarks.common import graph_time, write_result
 from codesign.kernels import keyed_sampling as sampling
 from codesign.kernels.embedding import embed_rows
-from codesign.kernels.head import head_words
-from codesign.kernels.packed_reference import Norm
-from codesign.kernels.packing import PackedLinear, pack_bf16
+from codesign.kernels.int4 import quantize_int4
+from codesign.kernels.packed_linear import LinearMap, logits_map
 from codesign.kernels.row_attention import move_rows
 from codesign.kernels.row_choices import choice_words, words_of
 from codesign.policy.walk import Sampling
@@ -133,17 +132,16 @@ class Bench:
         self.note("choices of logits", "PyTorch", plain, logits.nbytes)
         for model, hidden in HEADS.items():
             dense = torch.randn(VOCABULARY, hidden, device="cuda").bfloat16()
-            packed, x = pack_bf16(dense), torch.randn(self.rows, hidden, device="cuda").bfloat16()
-            norm = Norm(torch.ones(hidden, device="cuda").bfloat16(), 1e-5)
+            x = torch.randn(self.rows, hidden, device="cuda").bfloat16()
+            small = quantize_int4(dense, group=128)
+            for name, head, size in (("head", dense, dense.nbytes), ("int4 head", small, 0)):
+                product = logits_map(head)
 
-            def apart(x: Tensor = x, dense: Tensor = dense) -> object:
-                return choice_words(torch.mm(x, dense.t(), out_dtype=torch.float32), 8)
+                def choose(x: Tensor = x, product: LinearMap = product) -> object:
+                    return choice_words(product(x), 8)
 
-            def fused(x: Tensor = x, packed: PackedLinear = packed, norm: Norm = norm) -> object:
-                return head_words(x, packed, 8, norm=norm)
-
-            self.note(f"head and choices, {model}", "cuBLAS+ours", apart, dense.nbytes, 4)
-            self.note(f"head and choices, {model}", "ours", fused, dense.nbytes, 4)
+                size = size or VOCABULARY * hidden * 1088 // 2048
+                self.note(f"{name} and choices, {model}", "ours", choose, size, 8)
 
     def beginning(self) -> None:
         """Embedding and angles."""

@@ -170,7 +170,8 @@ def _card_text(card: ModelCard) -> str:
         f"vocabulary  {shape.vocab:,}",
     ]
     if card.recipe is not None:
-        lines.insert(1, f"inflated    {card.recipe.source} inside, seed {card.recipe.seed}")
+        head = ", int4 head" if card.recipe.int4_head else ""
+        lines.insert(1, f"inflated    {card.recipe.source} inside, seed {card.recipe.seed}{head}")
     if tokenizer is None:
         lines.append("tokenizer   none of its own")
     else:

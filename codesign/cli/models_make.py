@@ -46,6 +46,11 @@ def add_quantize(actions: Any) -> None:
         help="input columns that share a scale (default 128, which GPU kernels need)",
     )
     parser.add_argument(
+        "--int4-head",
+        action="store_true",
+        help="of a draft: the engine rounds its head, too, when it loads it",
+    )
+    parser.add_argument(
         "--text",
         metavar="FILE",
         help="calibration text; its last fifth measures perplexity (default: a shipped one)",
@@ -79,6 +84,11 @@ def add_inflate(actions: Any) -> None:
     )
     parser.add_argument("--name", help="name in the cache (default: SOURCE-as-SHAPE)")
     parser.add_argument("--seed", type=non_negative, default=0, help="of the random weights")
+    parser.add_argument(
+        "--int4-head",
+        action="store_true",
+        help="of a draft: round the head, too, which is half of a 1B's bytes (default: bfloat16)",
+    )
     worse = parser.add_argument_group("degrading the small model on purpose")
     worse.add_argument("--bits", type=int, metavar="N", help="round its weights to N bits")
     worse.add_argument(
@@ -107,7 +117,12 @@ def quantize(args: argparse.Namespace) -> None:
     text = None if args.text is None else Path(args.text)
     with progress(args) as report:
         made = quantize_model(
-            args.model, Path(args.out), group=args.group, text=text, progress=report
+            args.model,
+            Path(args.out),
+            group=args.group,
+            int4_head=args.int4_head,
+            text=text,
+            progress=report,
         )
     emit(args, {"model": made}, _quantized_text(made))
 
@@ -133,6 +148,7 @@ def inflate(args: argparse.Namespace) -> None:
             drop_layers=args.drop_layers,
             drop_kv_heads=args.drop_kv_heads,
         ),
+        int4_head=args.int4_head,
     )
     name = args.name or f"{Path(source).name}-as-{args.shape}"
     path = create_inflated(recipe, name=name)
@@ -167,6 +183,7 @@ def _recipe_text(name: str, path: Path, recipe: Recipe) -> str:
             (f"noise {loss.noise:g}", loss.noise > 0),
             (f"without layers {', '.join(map(str, loss.drop_layers))}", bool(loss.drop_layers)),
             (f"without {loss.drop_kv_heads} key-value heads", loss.drop_kv_heads > 0),
+            ("int4 head", recipe.int4_head),
         )
         if is_so
     ]

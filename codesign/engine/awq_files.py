@@ -15,6 +15,7 @@ from codesign.engine.checkpoint import pack_awq
 from codesign.engine.rank_weights import EMBEDDING, HEAD, NORM, EndWeights, LayerWeights
 from codesign.engine.weights import INDEX, SINGLE
 from codesign.kernels.int4 import Int4Weight, unpack_nibbles
+from codesign.models.quantization import INT4_HEAD
 from codesign.models.shape import ModelShape, read_config
 
 _SHARD_BYTES = 4e9
@@ -92,7 +93,7 @@ class AwqFiles:
         self._held, self._num_bytes = {}, 0
 
 
-def copy_rest(source: Path, folder: Path, group: int) -> None:
+def copy_rest(source: Path, folder: Path, group: int, *, int4_head: bool = False) -> None:
     """Copy all but the weights, and say in config.json how these are quantised."""
     for pattern in _COPIED:
         for file in source.glob(pattern):
@@ -108,4 +109,6 @@ def copy_rest(source: Path, folder: Path, group: int) -> None:
         "zero_point": True,
         "version": "gemm",
     }
+    if int4_head:
+        config[INT4_HEAD] = True
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

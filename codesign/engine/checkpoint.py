@@ -143,6 +143,7 @@ class CheckpointReader:
         self.group = None if quantization is None else quantization.group
         self.num_head_rows = self.num_tokens = shape.vocab
         self.token_map: Tensor | None = None
+        self.int4_head = quantization is not None and quantization.int4_head
         self._quantization = quantization
         self._files = TensorFiles(directory, expected_tensors(shape, quantization))
 

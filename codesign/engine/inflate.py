@@ -90,6 +90,7 @@ class InflatedReader:
         self.num_head_rows = big.vocab
         self.num_tokens = small.vocab if token_map is None else token_map.shape[0]
         self.token_map = token_map
+        self.int4_head = recipe.int4_head
         self.small, left = degrade(small, state, recipe.degradation, seed=recipe.seed)
         self._state = left
         self._device = torch.device(device)

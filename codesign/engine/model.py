@@ -75,7 +75,7 @@ class Decoder:
         self.shape = weights.shape
         self.token_map = ends.token_map
         self.embedding_VD = ends.embedding
-        self._head = pack_linear(ends.head)
+        self._head = pack_linear(ends.decoding_head())
         self._num_tokens = ends.num_tokens
         self._norm = ends.norm
         layers = range(self.shape.layers)

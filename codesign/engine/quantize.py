@@ -68,6 +68,7 @@ def quantize_model(
     out: Path,
     *,
     group: int = 128,
+    int4_head: bool = False,
     text: Path | None = None,
     progress: Progress | None = None,
 ) -> QuantizedModel:
@@ -77,6 +78,7 @@ def quantize_model(
         name: Model directory, or a name in the cache.
         out: Must not exist.
         group: 32, 64 or 128.
+        int4_head: Engines of this project round the head to int4, too, when they load it.
         text: Calibration text whose last fifth is held out; None = the shipped prompts.
         progress: Told about every layer.
 
@@ -95,8 +97,9 @@ def quantize_model(
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
     try:
-        losses = _Run(source, shape, group, partial).run(probe, held_out, progress)
-        copy_rest(source, partial, group)
+        run = _Run(source, shape, group, partial, int4_head=int4_head)
+        losses = run.run(probe, held_out, progress)
+        copy_rest(source, partial, group, int4_head=int4_head)
         partial.chmod(0o755)
         partial.rename(out)
     finally:
@@ -116,13 +119,16 @@ def quantize_model(
 class _Run:
     """One pass over the layers of a model."""
 
-    def __init__(self, source: Path, shape: ModelShape, group: int, folder: Path) -> None:
+    def __init__(
+        self, source: Path, shape: ModelShape, group: int, folder: Path, *, int4_head: bool
+    ) -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self._weights = RankWeights(
             CheckpointReader(source, shape, None), device=device, dtype=torch.float32
         )
         self._shape = shape
         self._group = group
+        self._int4_head = int4_head
         self._files = AwqFiles(folder, shape)
         self._device = device
 
@@ -151,11 +157,12 @@ class _Run:
         self._files.add_ends(ends)
         self._files.finish()
         next_T = torch.tensor(held_out[1:], device=self._device)
+        head = self._round(ends.head).dequantize() if self._int4_head else ends.head
         losses = [
             torch.nn.functional.cross_entropy(
-                linear(rms_norm(x_TD[:-1], ends.norm, self._shape.eps), ends.head), next_T
+                linear(rms_norm(x_TD[:-1], ends.norm, self._shape.eps), head_VD), next_T
             )
-            for x_TD in streams
+            for x_TD, head_VD in zip(streams, (ends.head, head, head), strict=True)
         ]
         return losses[0], losses[1], losses[2]
 

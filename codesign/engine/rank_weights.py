@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from codesign.kernels.int4 import Int4Weight, stack_rows
+from codesign.kernels.int4 import Int4Weight, quantize_int4, stack_rows
 from codesign.models.shape import ModelShape
 from codesign.models.sharding import Cut, Sharding
 
@@ -39,6 +39,7 @@ class WeightReader(Protocol):
         num_head_rows: Rows of the head.
         num_tokens: Rows of the head that stand for tokens; those behind them only fill it up.
         token_map: (num_tokens,) int64, head row -> token; None if they are the same.
+        int4_head: Whether decoding rounds the head to int4.
     """
 
     shape: ModelShape
@@ -46,6 +47,7 @@ class WeightReader(Protocol):
     num_head_rows: int
     num_tokens: int
     token_map: Tensor | None
+    int4_head: bool
 
     def matrix(self, name: str, rows: Cut, columns: Cut) -> Matrix:
         """Return rows ``[rows.start, rows.stop)`` and such columns of a matrix, unpadded."""
@@ -95,6 +97,8 @@ class EndWeights:
         num_real: Rows of ``head`` that stand for tokens; logits of the others do not count.
         num_tokens: Such rows of the whole head; they come first.
         token_map: Head row of the whole head -> token, or None if they are the same.
+        head_group: Columns that share a scale where decoding rounds the head to int4; None: it
+            does not.
     """
 
     embedding: Tensor
@@ -104,6 +108,13 @@ class EndWeights:
     num_real: int
     num_tokens: int
     token_map: Tensor | None
+    head_group: int | None = None
+
+    def decoding_head(self) -> Matrix:
+        """The head that decoding multiplies by."""
+        if self.head_group is None:
+            return self.head
+        return quantize_int4(self.head, group=self.head_group)
 
 
 class RankWeights:
@@ -195,6 +206,7 @@ class RankWeights:
             num_real=max(0, min(rows.stop, reader.num_tokens) - rows.start),
             num_tokens=reader.num_tokens,
             token_map=None if reader.token_map is None else reader.token_map.to(self.device),
+            head_group=reader.group if reader.int4_head else None,
         )
 
     def _matrix(self, name: str, rows: Cut, columns: Cut) -> Matrix:
@@ -239,6 +251,7 @@ class StateReader:
         self.group: int | None = None
         self.num_head_rows = self.num_tokens = rows
         self.token_map = token_map
+        self.int4_head = False
         self._state = state
 
     def matrix(self, name: str, rows: Cut, columns: Cut) -> Matrix:

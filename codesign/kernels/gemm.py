@@ -21,7 +21,7 @@ from torch import Tensor
 from codesign.kernels import many_rows
 from codesign.kernels.cuda_module import CudaKernel, load_kernel
 from codesign.kernels.packed_reference import Norm
-from codesign.kernels.packing import RECORD_BYTES, PackedLinear
+from codesign.kernels.packing import PackedLinear
 from codesign.kernels.tiling import MAX_ROWS, Layout, Tiling, choose, layout, row_tiles
 
 # Threads of a block of more warps have too few registers for more rows: 340 to 564 bytes each go to
@@ -88,6 +88,13 @@ def gate_up(
     return out
 
 
+def logits(x_MK: Tensor, weight: PackedLinear, *, tiling: Tiling | None = None) -> Tensor:
+    """Return ``x @ weight.T``, (M, N) float32; arguments as in ``linear``."""
+    out = torch.empty(x_MK.shape[0], weight.num_rows, dtype=torch.float32, device=x_MK.device)
+    _run(_Call(x_MK, weight, None, out, None, None, 2), tiling, pdl=True)
+    return out
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     x_MK: Tensor
@@ -101,13 +108,15 @@ class _Call:
 
 def _run(call: _Call, tiling: Tiling | None, *, pdl: bool) -> None:
     x, weight, out = call.x_MK, call.weight, call.out
-    assert x.dtype == out.dtype == torch.bfloat16, f"rows are {x.dtype}, out is {out.dtype}"
+    wanted = torch.float32 if call.activation == 2 else torch.bfloat16
+    assert x.dtype == torch.bfloat16, f"rows are {x.dtype}"
+    assert out.dtype == wanted, f"out is {out.dtype}"
     assert x.is_contiguous(), "rows are not contiguous"
     assert out.is_contiguous(), "out is not contiguous"
     assert x.shape[1] == weight.num_columns, f"{x.shape[1]} columns for {weight.num_columns}"
     assert out.shape[1] % 2 == 0, f"{out.shape[1]} outputs: the kernel writes pairs"
     tiles, groups, _ = weight.data.shape
-    most = _most_rows(tiles, groups, weight.bits, tiling, num_sms(x.device.index or 0))
+    most = _most_rows(tiles, groups, tiling, num_sms(x.device.index or 0))
     if x.shape[0] <= most:
         _launch(call, tiling, pdl=pdl)
         return
@@ -124,7 +133,7 @@ def _launch(call: _Call, tiling: Tiling | None, *, pdl: bool) -> None:
     rows, columns = x.shape
     tiles, groups, _ = weight.data.shape
     count, sms = row_tiles(rows), num_sms(x.device.index or 0)
-    plan = _plan(tiles, groups, weight.bits, count, tiling, sms, call.activation)
+    plan = _plan(tiles, groups, count, tiling, sms, call.activation)
     norm_K, eps = (None, 0.0) if norm is None else (norm.weight_K, norm.eps)
     args = [weight.data, x, norm_K, call.out, call.bias_N, call.residual_MN]
     args += [rows, columns, call.out.shape[1], groups, *plan.sizes, eps]
@@ -169,24 +178,23 @@ class Plan:
 def _plan(
     tiles: int,
     groups: int,
-    bits: int,
     count: int,
     tiling: Tiling | None,
     sms: int,
     activation: int,
 ) -> Plan:
-    tiling, plan = chosen_layout(tiles, groups, bits, count, tiling, sms)
+    tiling, plan = chosen_layout(tiles, groups, count, tiling, sms)
     assert plan.stages >= 2, f"{tiling} leaves no room for a ring"
-    kernel = _kernel(bits, count, tiling, activation)
+    kernel = _kernel(count, tiling, activation)
     return Plan.of(kernel, tiling, plan, tiles=tiles, count=count)
 
 
 @cache
-def _most_rows(tiles: int, groups: int, bits: int, tiling: Tiling | None, sms: int) -> int:
+def _most_rows(tiles: int, groups: int, tiling: Tiling | None, sms: int) -> int:
     """Rows of a launch: the sums of fewer leave room for a ring, and for x in registers."""
     most = MAX_ROWS
     while most > 8:
-        cut, plan = chosen_layout(tiles, groups, bits, row_tiles(most), tiling, sms)
+        cut, plan = chosen_layout(tiles, groups, row_tiles(most), tiling, sms)
         if plan.stages >= 2 and (most <= _SPILLING_ROWS or cut.warps <= _ROOMY_WARPS):
             break
         most //= 2
@@ -196,7 +204,6 @@ def _most_rows(tiles: int, groups: int, bits: int, tiling: Tiling | None, sms: i
 def chosen_layout(
     tiles: int,
     groups: int,
-    bits: int,
     count: int,
     tiling: Tiling | None,
     sms: int,
@@ -204,14 +211,11 @@ def chosen_layout(
     keep: bool = False,
 ) -> tuple[Tiling, Layout]:
     """Return the given tiling or the chosen one, and its shared memory; ``keep`` as in layout."""
-    tiling = tiling or choose(
-        tiles=tiles, groups=groups, bits=bits, num_row_tiles=count, num_sms=sms
-    )
+    tiling = tiling or choose(tiles=tiles, groups=groups, num_row_tiles=count, num_sms=sms)
     return tiling, layout(
         tiling,
         tiles=tiles,
         groups=groups,
-        record_bytes=RECORD_BYTES[bits],
         num_row_tiles=count,
         num_sms=sms,
         keep=keep,
@@ -224,9 +228,8 @@ def num_sms(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _kernel(bits: int, count: int, tiling: Tiling, activation: int) -> CudaKernel:
+def _kernel(count: int, tiling: Tiling, activation: int) -> CudaKernel:
     defines = {
-        "BITS": bits,
         "NT": count,
         "WARPS": tiling.warps,
         "TILES": tiling.tiles,

@@ -61,7 +61,7 @@ def linear_all_reduce(
     plan = None
     if fits:
         sms = num_sms(x_MK.device.index or 0)
-        plan = _plan(tiles, groups, weight.bits, count, tiling, sms, exchange.world)
+        plan = _plan(tiles, groups, count, tiling, sms, exchange.world)
     if plan is None:  # or its sums leave no room for a ring
         partial_MN = linear(x_MK, weight, tiling=tiling, pdl=pdl, prompt=prompt)
         return all_reduce_add(partial_MN, residual_MN, exchange=exchange, out_TD=out_MN, pdl=pdl)
@@ -86,18 +86,17 @@ def linear_all_reduce(
 
 @cache
 def _plan(
-    tiles: int, groups: int, bits: int, count: int, tiling: Tiling | None, sms: int, world: int
+    tiles: int, groups: int, count: int, tiling: Tiling | None, sms: int, world: int
 ) -> Plan | None:
     """The launch with the given tiling or the chosen one; None where there is no room for it."""
-    tiling, plan = chosen_layout(tiles, groups, bits, count, tiling, sms, keep=True)
+    tiling, plan = chosen_layout(tiles, groups, count, tiling, sms, keep=True)
     if plan.stages < 2:
         return None
-    return Plan.of(_kernel(bits, count, tiling, world), tiling, plan, tiles=tiles, count=count)
+    return Plan.of(_kernel(count, tiling, world), tiling, plan, tiles=tiles, count=count)
 
 
-def _kernel(bits: int, count: int, tiling: Tiling, world: int) -> CudaKernel:
+def _kernel(count: int, tiling: Tiling, world: int) -> CudaKernel:
     defines = {
-        "BITS": bits,
         "NT": count,
         "WARPS": tiling.warps,
         "TILES": tiling.tiles,

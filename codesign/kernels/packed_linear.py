@@ -98,6 +98,22 @@ def linear_map(
     return _behind(norm, _plain(matrix, bias_N))
 
 
+def logits_map(matrix: Tensor | Int4Weight) -> LinearMap:
+    """Return ``matrix``, a head (N, K), as a callable (T, K) -> (T, N) in float32."""
+    if isinstance(matrix, Int4Weight):
+        if not can_pack(matrix):
+            return _widened(PlainInt4Linear(matrix))
+        packed = pack_int4(matrix)
+        return lambda x_TK: gemm.logits(x_TK, packed)
+    if matrix.is_cuda and matrix.dtype != torch.float32:
+        return lambda x_TK: torch.mm(x_TK, matrix.t(), out_dtype=torch.float32)
+    return _widened(PlainLinear(matrix))
+
+
+def _widened(plain: LinearMap) -> LinearMap:
+    return lambda x_TK: plain(x_TK).float()
+
+
 def swiglu_map(matrix: Tensor | Int4Weight, *, norm: Norm | None = None) -> LinearMap:
     """Return ``silu(gate) * up`` of ``norm(x)`` as a callable (T, K) -> (T, I).
 
@@ -125,7 +141,7 @@ def _kernels_run(device: int) -> bool:
     """Whether a kernel loads on a GPU; if it should and does not, say so, once."""
     if torch.cuda.get_device_capability(device)[0] != 9:
         return False
-    smallest = {"BITS": 4, "NT": 1, "WARPS": 1, "TILES": 1, "BLOCKS": 1, "ACTIVATION": 0}
+    smallest = {"NT": 1, "WARPS": 1, "TILES": 1, "BLOCKS": 1, "ACTIVATION": 0}
     try:
         load_kernel("gemm.cu", "gemm", smallest)
     except HardwareError as error:

@@ -11,7 +11,6 @@ int4 record, 1088 bytes: words (c, g, t, j, h), nibble ``half + 2 pair + 4 odd``
 code of row ``g + 8 half``, column ``64 c + 32 j + 8 t + 4 h + 2 pair + odd``: the low halves of its
 bytes are codes of row g, the high ones those of row g + 8. Then for each g four float16: the scales
 of rows g and g + 8, and 128 + zero of both (prompts multiply 128 + code).
-bf16 record, 4096 bytes: (c, j, h, g, t, pair, half, odd).
 
 Letters in shapes: N outputs, K inputs, T tiles, S groups, R bytes of a record.
 
@@ -23,14 +22,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from codesign.errors import InputError
 from codesign.kernels.int4 import Int4Weight, unpack_nibbles
+from codesign.kernels.tiling import RECORD_BYTES
 
 TILE, GROUP = 16, 128
-RECORD_BYTES = {4: 1088, 16: 4096}
 _CODE_BYTES = 1024
 _COLUMNS = (2, 2, 4, 2, 2, 2)  # of a group: c, j, t, h, pair, odd
 # Rows that are packed at a time: the intermediate takes about ten bytes a weight.
@@ -44,18 +42,16 @@ class PackedLinear:
     Attributes:
         data: (T, S, R) uint8.
         num_rows: N; rows of the last tile beyond it are zero.
-        num_columns: K; columns of the last group beyond it are zero.
-        bits: 4 (codes with scale and zero point per group) or 16 (bfloat16).
+        num_columns: K.
     """
 
     data: Tensor
     num_rows: int
     num_columns: int
-    bits: int
 
     def __post_init__(self) -> None:
-        tiles, groups = -(-self.num_rows // TILE), -(-self.num_columns // GROUP)
-        assert self.data.shape == (tiles, groups, RECORD_BYTES[self.bits]), f"{self.data.shape}"
+        tiles, groups = -(-self.num_rows // TILE), self.num_columns // GROUP
+        assert self.data.shape == (tiles, groups, RECORD_BYTES), f"{self.data.shape}"
 
     @property
     def num_bytes(self) -> int:
@@ -64,7 +60,7 @@ class PackedLinear:
 
     def to(self, device: torch.device | str) -> PackedLinear:
         """Return the weight on a device."""
-        return PackedLinear(self.data.to(device), self.num_rows, self.num_columns, self.bits)
+        return PackedLinear(self.data.to(device), self.num_rows, self.num_columns)
 
 
 def pack_int4(weight: Int4Weight, *, order: Tensor | None = None) -> PackedLinear:
@@ -90,32 +86,7 @@ def pack_int4(weight: Int4Weight, *, order: Tensor | None = None) -> PackedLinea
         part = Int4Weight(weight.packed[piece], weight.scales[piece], weight.zeros[piece])
         part = part.pad(-(-part.rows // TILE) * TILE, columns, group=GROUP)
         pieces.append(torch.cat((_code_words(part), _scale_words(part)), dim=-1))
-    return PackedLinear(torch.cat(pieces), rows, columns, 4)
-
-
-def pack_bf16(weight_NK: Tensor, *, order: Tensor | None = None) -> PackedLinear:
-    """Return a weight in packed form, rounded to bfloat16.
-
-    Args:
-        weight_NK: K a multiple of 8.
-        order: As in ``pack_int4``.
-
-    Raises:
-        InputError: If K is not a multiple of 8.
-    """
-    rows, columns = weight_NK.shape
-    if columns % 8:
-        raise InputError(f"the kernels need a multiple of 8 columns, found {columns}")
-    if order is None:
-        order = torch.arange(rows, device=weight_NK.device)
-    pieces = []
-    for piece in order.split(_PIECE):
-        part = weight_NK[piece].to(torch.bfloat16)
-        part = F.pad(part, (0, -columns % GROUP, 0, -len(piece) % TILE))
-        split = part.view(-1, 2, 8, part.shape[1] // GROUP, *_COLUMNS)  # T half g S ...
-        record = split.permute(0, 3, 4, 5, 7, 2, 6, 8, 1, 9).contiguous()
-        pieces.append(record.view(torch.uint8).reshape(*record.shape[:2], RECORD_BYTES[16]))
-    return PackedLinear(torch.cat(pieces), rows, columns, 16)
+    return PackedLinear(torch.cat(pieces), rows, columns)
 
 
 def gate_up_order(num_channels: int) -> Tensor:
@@ -133,19 +104,14 @@ def gate_up_order(num_channels: int) -> Tensor:
 def unpack(weight: PackedLinear, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the (N, K) values, rows in packed order, rounded once to ``dtype``."""
     tiles, groups, _ = weight.data.shape
-    if weight.bits == 16:
-        # T S c j h g t pair half odd
-        split = weight.data.view(torch.bfloat16).view(tiles, groups, 2, 2, 2, 8, 4, 2, 2, 2)
-        values = split.permute(0, 8, 5, 1, 2, 3, 6, 4, 7, 9).to(dtype)  # T half g S, then columns
-    else:
-        codes = weight.data[..., :_CODE_BYTES]
-        nibbles = torch.stack((codes & 15, codes >> 4), dim=-1)
-        split = nibbles.view(tiles, groups, 2, 8, 4, 2, 2, 2, 2, 2)  # T S c g t j h odd pair half
-        codes = split.permute(0, 9, 3, 1, 2, 5, 4, 6, 8, 7).to(torch.float32)
-        ends = weight.data[..., _CODE_BYTES:].contiguous().view(torch.float16).to(torch.float32)
-        scale, zero = ends.view(tiles, groups, 8, 2, 2).permute(3, 0, 4, 2, 1)  # T half g S
-        spread = (..., *[None] * len(_COLUMNS))
-        values = ((codes - (zero[spread] - 128)) * scale[spread]).to(dtype)
+    codes = weight.data[..., :_CODE_BYTES]
+    nibbles = torch.stack((codes & 15, codes >> 4), dim=-1)
+    split = nibbles.view(tiles, groups, 2, 8, 4, 2, 2, 2, 2, 2)  # T S c g t j h odd pair half
+    codes = split.permute(0, 9, 3, 1, 2, 5, 4, 6, 8, 7).to(torch.float32)
+    ends = weight.data[..., _CODE_BYTES:].contiguous().view(torch.float16).to(torch.float32)
+    scale, zero = ends.view(tiles, groups, 8, 2, 2).permute(3, 0, 4, 2, 1)  # T half g S
+    spread = (..., *[None] * len(_COLUMNS))
+    values = ((codes - (zero[spread] - 128)) * scale[spread]).to(dtype)
     dense = values.reshape(tiles * TILE, groups * GROUP)
     return dense[: weight.num_rows, : weight.num_columns]
 

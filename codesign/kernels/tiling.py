@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+RECORD_BYTES = 1088  # of a tile of 16 features by a group of 128 columns; see packing.py
 SHARED_BYTES = 227 << 10  # of a Hopper SM, what one block may use
 _MOST_STAGES = 16
 _BARRIERS = 384  # bytes in front of the ring
@@ -75,7 +76,6 @@ def layout(
     *,
     tiles: int,
     groups: int,
-    record_bytes: int,
     num_row_tiles: int,
     num_sms: int,
     keep: bool = False,
@@ -86,7 +86,6 @@ def layout(
         tiling: How the work is cut.
         tiles: Tiles of 16 features.
         groups: Groups of 128 columns.
-        record_bytes: Bytes of one tile of one group.
         num_row_tiles: From ``row_tiles``.
         num_sms: Of the device.
         keep: The epilogue needs all sums of a block at once.
@@ -101,7 +100,7 @@ def layout(
     fixed = 512 * num_row_tiles * (slots * tiling.tiles * tiling.warps + part_tiles)
     fixed += 32 * num_row_tiles * (tiling.warps + tiling.cluster) + 8 * owned + _BARRIERS
     room = (SHARED_BYTES + _RESERVED) // tiling.blocks - _RESERVED - fixed
-    stage = tiling.tiles * tiling.warps * record_bytes
+    stage = tiling.tiles * tiling.warps * RECORD_BYTES
     used = -(-most // tiling.tiles) * -(-chunks // tiling.cluster)
     stages = min(_MOST_STAGES, room // stage, max(used, 2))
     return Layout(clusters, used, stages, part_tiles, fixed + stages * stage)
@@ -153,26 +152,23 @@ _MEASURED = {
 }
 
 
-def choose(
-    *, tiles: int, groups: int, bits: int, num_row_tiles: int = 1, num_sms: int = 132
-) -> Tiling:
+def choose(*, tiles: int, groups: int, num_row_tiles: int = 1, num_sms: int = 132) -> Tiling:
     """Return the tiling for a weight; warps and cluster are the same for every number of rows.
 
     Without a measurement: whole tiles to blocks if they share out evenly, else tiles cut along the
     columns over a cluster; chunks as large as the warps of a block hold.
     """
-    if bits == 4 and num_sms == 132 and (tiles, groups) in _MEASURED:
+    if num_sms == 132 and (tiles, groups) in _MEASURED:
         return _MEASURED[tiles, groups][num_row_tiles > 1]
-    limit = 16 if bits == 4 else 8
     best: tuple[float, Tiling] | None = None
     for cluster in (1, 2, 4):
-        for warps in range(min(limit, groups), 0, -1):
+        for warps in range(min(16, groups), 0, -1):
             chunks = -(-groups // warps)
             if chunks % cluster:
                 continue
-            tiling = Tiling(warps, 2 if bits == 4 else 1, cluster)
+            tiling = Tiling(warps, 2, cluster)
             cost = _cost(tiling, tiles=tiles, groups=groups, num_sms=num_sms)
-            if _is_cramped(tiling, tiles=tiles, groups=groups, bits=bits, num_sms=num_sms):
+            if _is_cramped(tiling, tiles=tiles, groups=groups, num_sms=num_sms):
                 cost *= 2.0  # 16 rows would run as twice 8
             if best is None or cost < best[0] - 1e-9:
                 best = cost, tiling
@@ -180,13 +176,12 @@ def choose(
     return best[1]
 
 
-def _is_cramped(tiling: Tiling, *, tiles: int, groups: int, bits: int, num_sms: int) -> bool:
+def _is_cramped(tiling: Tiling, *, tiles: int, groups: int, num_sms: int) -> bool:
     """Whether the sums of 16 rows leave no ring of three stages."""
     plan = layout(
         tiling,
         tiles=tiles,
         groups=groups,
-        record_bytes=1088 if bits == 4 else 4096,
         num_row_tiles=2,
         num_sms=num_sms,
     )

@@ -13,7 +13,7 @@ Needs neither torch nor the weights.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from codesign.errors import InputError
 from codesign.models.shape import ModelShape, read_config
 
 GROUPS = (32, 64, 128)
+INT4_HEAD = "codesign_int4_head"  # entry of config.json
 _HEAD = "lm_head"
 _WAY_OUT = "Use the bfloat16 checkpoint; codesign models quantize DIR makes an int4 one of it"
 
@@ -41,11 +42,13 @@ class Quantization:
         method: ``awq`` or ``compressed-tensors``.
         group: Columns that share scale and zero point.
         symmetric: The zero point is 8 everywhere and not stored.
+        int4_head: The head is rounded to int4 when it is loaded; files keep it as it was.
     """
 
     method: str
     group: int
     symmetric: bool = False
+    int4_head: bool = False
 
     def parts(self, size: tuple[int, ...]) -> dict[str, TensorSpec]:
         """Return suffix and shape of the tensors that stand for a matrix of ``size`` (N, K)."""
@@ -75,7 +78,8 @@ def read_quantization(directory: Path, shape: ModelShape) -> Quantization | None
             the group.
     """
     path = Path(directory) / "config.json"
-    entry = read_config(path).get("quantization_config")
+    config = read_config(path)
+    entry = config.get("quantization_config")
     if entry is None:
         return None
     method = entry.get("quant_method")
@@ -86,7 +90,7 @@ def read_quantization(directory: Path, shape: ModelShape) -> Quantization | None
     else:
         raise _unsupported(path, f"quant_method {method!r}")
     check_group(shape, found.group, name=str(path))
-    return found
+    return replace(found, int4_head=bool(config.get(INT4_HEAD, False)))
 
 
 def expected_tensors(shape: ModelShape, quantization: Quantization | None) -> dict[str, TensorSpec]:

@@ -92,6 +92,7 @@ class Recipe:
         source: The small model's name or directory.
         source_sha256: Of its weights.
         seed: Of every weight that is not the small model's, and of the noise.
+        int4_head: Decoding rounds the head to int4; only a draft may be told so.
     """
 
     shape: str
@@ -100,6 +101,11 @@ class Recipe:
     source_sha256: str
     seed: int = 0
     degradation: Degradation = Degradation()
+    int4_head: bool = False
+
+    def __post_init__(self) -> None:
+        if self.int4_head and self.role != "draft":
+            raise InputError("only a draft's head may be int4: a target's choices must stay")
 
 
 def inflated_shape(name: str, small: ModelShape) -> ModelShape:

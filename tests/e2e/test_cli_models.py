@@ -130,6 +130,20 @@ def test_an_inflated_draft_is_a_recipe_and_is_shown(cli, target_dir, tmp_path):
     assert "16 of width 2048" in shown.stdout
 
 
+def test_only_a_drafts_head_may_be_int4(cli, target_dir, tmp_path):
+    home = tmp_path / "home"
+    (home / "models").mkdir(parents=True)
+    (home / "models" / "smollm2-135m").symlink_to(target_dir)
+    words = ("--shape", "llama-3.2-1b", "--int4-head", "--name", "made")
+    refused = cli("models", "inflate", "--target", *words, CODESIGN_HOME=str(home))
+    assert refused.returncode == 4
+    assert "only a draft's head may be int4" in refused.stderr
+    made = cli("models", "inflate", "--draft", *words, CODESIGN_HOME=str(home))
+    assert made.returncode == 0, made.stderr
+    shown = cli("models", "show", "made", CODESIGN_HOME=str(home))
+    assert "inside, seed 0, int4 head" in shown.stdout
+
+
 def test_a_small_model_too_deep_for_a_shape_is_refused_with_the_way_out(cli, target_dir, tmp_path):
     home = tmp_path / "home"
     (home / "models").mkdir(parents=True)

@@ -17,14 +17,14 @@ from torch import Tensor
 from codesign.kernels import gemm, many_rows, packed_reference
 from codesign.kernels.int4 import quantize_int4
 from codesign.kernels.packed_reference import Norm
-from codesign.kernels.packing import PackedLinear, gate_up_order, pack_bf16, pack_int4
+from codesign.kernels.packing import PackedLinear, gate_up_order, pack_int4
 from codesign.kernels.tiling import Tiling, choose, layout, row_tiles
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability(0)[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
 REPEATS = 200
 # Columns and features: whole and ragged tiles, chunks and groups.
-SHAPES = [(2048, 8192), (8192, 2560), (7168, 1024), (1000, 1000), (576, 48), (128, 16)]
+SHAPES = [(2048, 8192), (8192, 2560), (7168, 1024), (1024, 1000), (640, 48), (128, 16)]
 TILINGS = [
     Tiling(16, 1),
     Tiling(16, 2, 4),
@@ -43,19 +43,18 @@ def case(columns: int, features: int) -> tuple[PackedLinear, Tensor, Norm]:
     """A random weight, 16 rows and a norm."""
     torch.manual_seed(columns + features)
     dense = torch.randn(features, columns, device="cuda")
-    weight = pack_bf16(dense) if columns % 128 else pack_int4(quantize_int4(dense, group=128))
+    weight = pack_int4(quantize_int4(dense, group=128))
     x = torch.randn(16, columns, device="cuda").to(torch.bfloat16)
     return weight, x, Norm(torch.randn(columns, device="cuda").to(torch.bfloat16), 1e-5)
 
 
 def legal(tiling: Tiling, weight: PackedLinear, rows: int) -> bool:
     """Whether every block has columns, and its ring room."""
-    tiles, groups, record = weight.data.shape
+    tiles, groups, _ = weight.data.shape
     plan = layout(
         tiling,
         tiles=tiles,
         groups=groups,
-        record_bytes=record,
         num_row_tiles=row_tiles(rows),
         num_sms=gemm.num_sms(0),
     )
@@ -65,7 +64,7 @@ def legal(tiling: Tiling, weight: PackedLinear, rows: int) -> bool:
 def tilings(weight: PackedLinear, rows: int) -> Iterator[Tiling]:
     """Those of the list that run this weight, and the chosen one."""
     tiles, groups, _ = weight.data.shape
-    yield choose(tiles=tiles, groups=groups, bits=weight.bits, num_row_tiles=row_tiles(rows))
+    yield choose(tiles=tiles, groups=groups, num_row_tiles=row_tiles(rows))
     yield from (tiling for tiling in TILINGS if legal(tiling, weight, rows))
 
 
@@ -87,6 +86,18 @@ def test_every_tiling_and_number_of_rows_agrees_with_float64(columns: int, featu
             options = {"residual_MN": residual[:rows], "out": out, "tiling": tiling, **fused}
             gemm.linear(x[:rows], weight, pdl=bool(rows % 2), **options)
             assert error(out, expected[:rows]) < 5e-3, (tiling, rows)
+
+
+@pytest.mark.parametrize(("columns", "features"), SHAPES)
+def test_logits_are_the_product_before_it_is_rounded(columns: int, features: int):
+    weight, x, _ = case(columns, features)
+    x = x.repeat(3, 1)
+    expected = packed_reference.linear(x, weight)
+    for rows in (1, 8, 13, 48):
+        for tiling in tilings(weight, min(rows, 16)):
+            found = gemm.logits(x[:rows], weight, tiling=tiling)
+            assert found.dtype == torch.float32
+            assert error(found, expected[:rows]) < 5e-5, (tiling, rows)
 
 
 @pytest.mark.parametrize(("columns", "features"), SHAPES[:3])

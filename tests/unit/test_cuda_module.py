@@ -87,11 +87,11 @@ def drive(monkeypatch: pytest.MonkeyPatch, *types: type) -> Driver:
 
 def test_a_kernel_that_is_kept_runs_on_the_device_that_is_current(gpu, monkeypatch):
     driver = drive(monkeypatch, ctypes.c_int32)
-    kept = cuda_module.load_kernel("gemm.cu", "gemm", {"BITS": 4})
+    kept = cuda_module.load_kernel("gemm.cu", "gemm", {"NT": 1})
     for device in (0, 1, 0, 1):
         gpu.device = device
         kept.launch((1,), 32, [7], shared_bytes=100_000)
-        assert cuda_module.load_kernel("gemm.cu", "gemm", {"BITS": 4}) is kept
+        assert cuda_module.load_kernel("gemm.cu", "gemm", {"NT": 1}) is kept
     functions = [function for _, function, _ in driver.launches]
     assert functions == ["gemm on 0", "gemm on 1"] * 2
     assert [device for *_, device in gpu.loads] == [0, 1]
@@ -100,18 +100,17 @@ def test_a_kernel_that_is_kept_runs_on_the_device_that_is_current(gpu, monkeypat
 
 
 def test_kernels_that_cache_theirs_without_a_device_run_on_each(gpu, monkeypatch):
-    from codesign.kernels import gemm, gemm_all_reduce, head
+    from codesign.kernels import gemm, gemm_all_reduce
     from codesign.kernels.tiling import Tiling
 
     driver = drive(monkeypatch)
     tiling = Tiling(4, 1)
-    made = (gemm._kernel(4, 1, tiling, 0), gemm_all_reduce._kernel(4, 1, tiling, 2))
-    made += (head._kernel(4, 1, tiling, 8),)
+    made = (gemm._kernel(1, tiling, 0), gemm_all_reduce._kernel(1, tiling, 2))
     for device in (0, 1):
         gpu.device = device
         for kernel in made:
             kernel.launch((1,), 32, [])
-    names = ("gemm", "gemm_all_reduce", "head")
+    names = ("gemm", "gemm_all_reduce")
     found = [function for _, function, _ in driver.launches]
     assert found == [f"{name} on {device}" for device in (0, 1) for name in names]
 

@@ -33,13 +33,13 @@ SOURCES = [
     ),
     (
         "gemm.cu",
-        {"BITS": 4, "NT": 1, "WARPS": 16, "TILES": 2, "BLOCKS": 1, "ACTIVATION": 1, "FIRST": 2},
+        {"NT": 1, "WARPS": 16, "TILES": 2, "BLOCKS": 1, "ACTIVATION": 1, "FIRST": 2},
     ),
-    ("gemm.cu", {"BITS": 4, "NT": 2, "WARPS": 8, "TILES": 2, "BLOCKS": 1, "ACTIVATION": 0}),
-    ("head.cu", {"BITS": 16, "NT": 1, "WARPS": 16, "TILES": 1, "BLOCKS": 1, "KEPT": 8}),
+    ("gemm.cu", {"NT": 2, "WARPS": 8, "TILES": 2, "BLOCKS": 1, "ACTIVATION": 0}),
+    ("gemm.cu", {"NT": 1, "WARPS": 16, "TILES": 2, "BLOCKS": 1, "ACTIVATION": 2}),
     (
         "gemm_all_reduce.cu",
-        {"BITS": 4, "NT": 1, "WARPS": 16, "TILES": 2, "BLOCKS": 1, "WORLD": 4},
+        {"NT": 1, "WARPS": 16, "TILES": 2, "BLOCKS": 1, "WORLD": 4},
     ),
     (
         "fused_attention.cu",

@@ -110,12 +110,29 @@ def perplexity(directory: Path, text: Path) -> float:
     return float(loss.exp())
 
 
-def test_the_perplexities_told_are_those_of_the_files(source, text, tmp_path):
-    made = quantize_model(str(source), tmp_path / "out", group=32, text=text)
+@pytest.mark.parametrize("int4_head", [False, True])
+def test_the_perplexities_told_are_those_of_the_files(source, text, tmp_path, int4_head):
+    out = tmp_path / "out"
+    made = quantize_model(str(source), out, group=32, int4_head=int4_head, text=text)
+    assert open_reader(out).int4_head == int4_head
+    stored = load_file(out / "model.safetensors")["lm_head.weight"]
+    assert stored.dtype == torch.float16, "other engines read it as it was"
     assert perplexity(source, text) == pytest.approx(made.perplexity_before, rel=1e-4)
-    # norms are stored in float16
-    assert perplexity(made.path, text) == pytest.approx(made.perplexity_after, rel=2e-3)
+    # norms and head are stored in float16
+    assert perplexity(made.path, text) == pytest.approx(made.perplexity_after, rel=4e-3)
     assert made.perplexity_after == pytest.approx(made.perplexity_before, rel=0.3)
+
+
+def test_a_head_in_int4_is_rounded_when_it_is_loaded(source, text, tmp_path):
+    plain, rounded = (
+        quantize_model(str(source), tmp_path / f"{flag}", group=32, int4_head=flag, text=text).path
+        for flag in (False, True)
+    )
+    hidden = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    head = load_file(plain / "model.safetensors")["lm_head.weight"]
+    want = hidden @ quantize_int4(head, group=32).dequantize().t()
+    torch.testing.assert_close(load_decoder(rounded).logits(hidden), want, atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(load_decoder(plain).logits(hidden), want, atol=1e-3)
 
 
 def test_a_rank_reads_only_its_part_of_an_awq_matrix(source, text, tmp_path):

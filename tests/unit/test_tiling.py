@@ -6,17 +6,14 @@ from hypothesis import strategies as st
 from codesign.kernels.gemm import _most_rows
 from codesign.kernels.tiling import _MEASURED, SHARED_BYTES, choose, layout, row_tiles
 
-RECORD = {4: 1088, 16: 4096}
-
 
 @given(
     tiles=st.integers(1, 10_000),
     groups=st.integers(1, 256),
-    bits=st.sampled_from((4, 16)),
     rows=st.integers(1, 32),
 )
-def test_eight_rows_of_every_shape_get_a_ring_of_two_stages_that_fits(tiles, groups, bits, rows):
-    tiling = choose(tiles=tiles, groups=groups, bits=bits)
+def test_eight_rows_of_every_shape_get_a_ring_of_two_stages_that_fits(tiles, groups, rows):
+    tiling = choose(tiles=tiles, groups=groups)
     chunks = -(-groups // tiling.warps)
     assert chunks % tiling.cluster == 0, "a block of the cluster would have no columns"
     kept = tiling.cluster > 1 or chunks > 1
@@ -26,7 +23,6 @@ def test_eight_rows_of_every_shape_get_a_ring_of_two_stages_that_fits(tiles, gro
             tiling,
             tiles=tiles,
             groups=groups,
-            record_bytes=RECORD[bits],
             num_row_tiles=count,
             num_sms=132,
         )
@@ -44,15 +40,14 @@ def test_eight_rows_of_every_shape_get_a_ring_of_two_stages_that_fits(tiles, gro
 )
 def test_the_cut_along_the_columns_does_not_depend_on_the_rows(shape, rows):
     tiles, groups = shape
-    one = choose(tiles=tiles, groups=groups, bits=4)
-    many = choose(tiles=tiles, groups=groups, bits=4, num_row_tiles=row_tiles(rows))
+    one = choose(tiles=tiles, groups=groups)
+    many = choose(tiles=tiles, groups=groups, num_row_tiles=row_tiles(rows))
     assert (one.warps, one.cluster) == (many.warps, many.cluster)
     assert groups % one.warps == 0
     plan = layout(
         many,
         tiles=tiles,
         groups=groups,
-        record_bytes=RECORD[4],
         num_row_tiles=row_tiles(min(rows, 16)),
         num_sms=132,
     )
@@ -62,10 +57,8 @@ def test_the_cut_along_the_columns_does_not_depend_on_the_rows(shape, rows):
 def test_sixteen_rows_of_the_largest_maps_run_in_one_launch():
     """70B on one GPU: the sums of two chunks in a cluster of two left room for one stage."""
     for tiles, groups in ((640, 64), (512, 64), (3584, 64), (512, 224), (1792, 64)):
-        tiling = choose(tiles=tiles, groups=groups, bits=4, num_row_tiles=2)
-        plan = layout(
-            tiling, tiles=tiles, groups=groups, record_bytes=1088, num_row_tiles=2, num_sms=132
-        )
+        tiling = choose(tiles=tiles, groups=groups, num_row_tiles=2)
+        plan = layout(tiling, tiles=tiles, groups=groups, num_row_tiles=2, num_sms=132)
         assert plan.stages >= 2, (tiles, groups, tiling)
 
 
@@ -79,5 +72,5 @@ def test_more_than_sixteen_rows_share_a_launch_only_where_registers_are_left():
         (512, 224): 32,
         (512, 231): 16,
     }
-    found = {cut: _most_rows(*cut, 4, None, 132) for cut in most}
+    found = {cut: _most_rows(*cut, None, 132) for cut in most}
     assert found == most

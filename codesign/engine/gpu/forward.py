@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from codesign.engine.gpu.prompt_rows import DevicePrompt
@@ -24,7 +23,13 @@ from codesign.kernels import rms_norm, rotary_frequencies
 from codesign.kernels.attention_shares import SharedParts
 from codesign.kernels.embedding import embed_rows
 from codesign.kernels.fused_attention import attention_in_two, fits, fused_attention
-from codesign.kernels.packed_linear import LinearMap, for_prompts, linear_map, swiglu_map
+from codesign.kernels.packed_linear import (
+    LinearMap,
+    for_prompts,
+    linear_map,
+    logits_map,
+    swiglu_map,
+)
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.prompt_attention import prompt_attention, slab_attention, takes_slabs
 from codesign.kernels.row_attention import Scratch, rotate_and_append
@@ -71,7 +76,7 @@ class RankForward:
         ends = weights.ends()
         self.embedding_VD = ends.embedding
         self._norm = ends.norm
-        self._head_vD = ends.head
+        self._head = logits_map(ends.decoding_head())
         self._num_real = ends.num_real
         self.first_token = ends.head_start
         self.token_map = ends.token_map
@@ -188,10 +193,7 @@ class RankForward:
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
         """Float32 logits of the rank's head rows, (T, v); -inf where a row stands for no token."""
-        if hidden_TD.is_cuda and hidden_TD.dtype != torch.float32:
-            logits = torch.mm(hidden_TD, self._head_vD.t(), out_dtype=torch.float32)
-        else:
-            logits = F.linear(hidden_TD, self._head_vD).float()
+        logits = self._head(hidden_TD)
         logits[:, self._num_real :] = -torch.inf
         return logits
 

@@ -1,4 +1,4 @@
-// Linear maps for few rows: plain with bias and residual (ACTIVATION 0), SwiGLU (ACTIVATION 1).
+// Linear maps for few rows: plain with bias and residual (ACTIVATION 0), SwiGLU (1), float32 (2).
 #include "gemm_core.cuh"
 
 __device__ __forceinline__ float silu(float v) { return v / (1.f + __expf(-v)); }
@@ -30,14 +30,30 @@ struct Plain {
         store_pair(out, tile.v[n][2 * h] + ready.bias[h], tile.v[n][2 * h + 1] + ready.bias[h], ready.residual.word[n][h], rows,
                    features, tile.row, n, h, tile.lane);
   }
-  __device__ __forceinline__ void close(int, int) const {}
+};
+
+// out[m, n] = product, in float32: logits.
+struct Wide {
+  float* out;
+  int rows, features;
+  struct Ready {};
+  static const bool kDefer = false;
+  __device__ __forceinline__ void fetch(int, int, Ready&) const {}
+  __device__ __forceinline__ void finish(const Tile& tile, const Ready&) const {
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const int m = 8 * n + 2 * (tile.lane & 3) + j % 2, feature = tile.row + (tile.lane >> 2) + 8 * (j / 2);
+        if (m < rows && feature < features) out[(size_t)m * features + feature] = tile.v[n][j];
+      }
+  }
 };
 
 // out[m, j] = silu(gate) * up: rows are packed so that a tile holds 8 gates, then their 8 ups.
 struct Swiglu {
   u16* out;
-  const u16 *bias, *residual;  // null
-  int rows, features;          // features = columns of out
+  int rows, features;  // features = columns of out
   struct Ready {};
   static const bool kDefer = false;
   __device__ __forceinline__ void fetch(int, int, Ready&) const {}
@@ -47,19 +63,18 @@ struct Swiglu {
       store_pair(out, silu(tile.v[n][0]) * tile.v[n][2], silu(tile.v[n][1]) * tile.v[n][3], 0, rows, features, tile.row / 2, n, 0,
                  tile.lane);
   }
-  __device__ __forceinline__ void close(int, int) const {}
 };
 
-#if ACTIVATION == 1
-typedef Swiglu Chosen;
-#else
-typedef Plain Chosen;
-#endif
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-gemm(const u8* weight, const u16* x, const u16* norm, u16* out, const u16* bias, const u16* residual, int rows, int columns,
+gemm(const u8* weight, const u16* x, const u16* norm, void* out, const u16* bias, const u16* residual, int rows, int columns,
      int features, int groups, int stages, int part_tiles, int share, int rest, float eps) {
   const Gemm a = {weight, x, norm, rows, columns, groups, stages, part_tiles, (u32)share, (u32)rest, eps};
-  Chosen epilogue = {out, bias, residual, rows, features};
+#if ACTIVATION == 2
+  Wide epilogue = {(float*)out, rows, features};
+#elif ACTIVATION == 1
+  Swiglu epilogue = {(u16*)out, rows, features};
+#else
+  Plain epilogue = {(u16*)out, bias, residual, rows, features};
+#endif
   gemm_main(a, epilogue);
 }

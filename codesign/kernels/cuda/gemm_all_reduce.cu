@@ -56,7 +56,6 @@ struct AllReduce {
       }
     }
   }
-  __device__ __forceinline__ void close(int, int) const {}
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)

@@ -13,7 +13,7 @@
 // The RMSNorm in front of a linear map is fused: W * (h * w_norm), and rsqrt(mean h^2 + eps)
 // multiplied after the product; the sum of squares falls out of loading h.
 //
-// Macros: BITS 4 or 16; NT 1, 2 or 4 (8, 16 or 32 rows); WARPS consumers; TILES a consumer multiplies
+// Macros: NT 1, 2 or 4 (8, 16 or 32 rows); WARPS consumers; TILES a consumer multiplies
 // at a time (1, 2, 4); BLOCKS an SM must hold; FIRST stages of the ring are filled before x is there (0:
 // all); DELAYS 1: every role dawdles at random, for tests.
 // packing.py has the layout of a record. No CUDA header.
@@ -30,7 +30,7 @@ typedef unsigned long long u64;
 #define FIRST 0
 #endif
 #define GROUP 128
-#define RECORD (BITS == 4 ? 1088 : 4096)
+#define RECORD 1088
 // Steps whose partial sums are in flight, each with a reducer warp of its own: a barrier whose phases
 // a waiting warp skips could take an older phase for the one it waits for.
 #define SLOTS (NT * TILES <= 2 ? 3 : 2)
@@ -191,11 +191,6 @@ __device__ __forceinline__ u32 larger_bf16(u32 a, u32 b) {
   asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
   return r;
 }
-__device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 
 // Bytes: A without a sign, B with one (HIGH) or without.
 template <bool HIGH>
@@ -249,14 +244,10 @@ __device__ __forceinline__ void store_pair(u16* to, float low, float high, u32 r
 }
 
 struct Consumer {
-#if BITS == 4
   // x of this warp's group as B fragments, in fixed point: high bytes with the sign, and low bytes.
   u32 high[NT][8], low[NT][8];
   float unit[NT][2];  // what a one of that is worth, for this lane's two rows
   float sums[NT][2];  // sum of x over the group
-#else
-  u32 b[NT][16];  // the same in bf16
-#endif
   float squares[NT];  // of row lane / 4, this lane's columns
 };
 
@@ -284,7 +275,6 @@ __device__ __forceinline__ void fetch_norm(const Gemm& a, int group, int lane, u
   }
 }
 
-#if BITS == 4
 // Four of x as q = x times `scale` to the nearest integer, 16 bits: its high and its low bytes, in the
 // order in which a word of codes has their columns.
 __device__ __forceinline__ void to_fixed(u32 first, u32 second, float scale, u32& high, u32& low) {
@@ -322,17 +312,12 @@ __device__ __forceinline__ void fix_rows(const u32 (&x)[16], int n, int lane, Co
     w.sums[n][i] = (float)((c[i] << 8) + d[i]) * w.unit[n][i];
   }
 }
-#endif
 
 // Make them B fragments, times the norm's weight.
 __device__ __forceinline__ void take_rows(const Gemm& a, const uint4 (&raw)[NT][4], const uint4 (&scale)[4], int lane, Consumer& w) {
 #pragma unroll
   for (int n = 0; n < NT; n++) {
-#if BITS == 4
     u32 x[16];
-#else
-    u32(&x)[16] = w.b[n];
-#endif
 #pragma unroll
     for (int i = 0; i < 4; i++) x[4 * i] = raw[n][i].x, x[4 * i + 1] = raw[n][i].y, x[4 * i + 2] = raw[n][i].z, x[4 * i + 3] = raw[n][i].w;
     if (a.norm) {
@@ -348,20 +333,14 @@ __device__ __forceinline__ void take_rows(const Gemm& a, const uint4 (&raw)[NT][
         }
       }
     }
-#if BITS == 4
     fix_rows(x, n, lane, w);
-#endif
   }
 }
 
 // TILES records (16 features x 128 columns each, WARPS records apart), as a warp holds them.
 struct Records {
-#if BITS == 4
   uint4 q[TILES][2];
   uint2 ends[TILES];  // scales of rows g and g + 8, and 128 + zero of both
-#else
-  uint4 q[TILES][8];
-#endif
 };
 
 // `codes` and `ends`: addresses of this lane's first piece of either.
@@ -370,15 +349,12 @@ __device__ __forceinline__ void load_records(u32 codes, u32 ends, Records& r) {
   for (int i = 0; i < TILES; i++) {
 #pragma unroll
     for (int j = 0; j < sizeof(r.q[0]) / 16; j++) r.q[i][j] = load_shared4(codes + i * WARPS * RECORD + j * 512);
-#if BITS == 4
     r.ends[i] = load_shared2(ends + i * WARPS * RECORD);
-#endif
   }
 }
 
 // acc[i] = record i times x.
 __device__ __forceinline__ void multiply_records(const Records& r, const Consumer& w, float (&acc)[TILES][NT][4]) {
-#if BITS == 4
   // A word's bytes are the codes of row g and 16 times those of row g + 8.
   int high[TILES][NT][4], low[TILES][NT][4];
 #pragma unroll
@@ -411,18 +387,6 @@ __device__ __forceinline__ void multiply_records(const Records& r, const Consume
         acc[i][n][2 + j] = s1 * fmaf(-z1, w.sums[n][j], (float)c1 * w.unit[n][j]);
       }
   }
-#else
-#pragma unroll
-  for (int i = 0; i < TILES * NT * 4; i++) (&acc[0][0][0])[i] = 0.f;
-#pragma unroll
-  for (int s = 0; s < 8; s++)
-#pragma unroll
-    for (int i = 0; i < TILES; i++) {
-      const uint4 f = r.q[i][s];
-#pragma unroll
-      for (int n = 0; n < NT; n++) mma(acc[i][n], f.x, f.y, f.z, f.w, w.b[n][2 * s], w.b[n][2 * s + 1]);
-    }
-#endif
 }
 
 #define STAGE (TILES * WARPS * RECORD)
@@ -677,7 +641,6 @@ __device__ __forceinline__ void reduce(const Gemm& a, const Plan& p, Epilogue& e
       }
     }
   }
-  if (!defer) epilogue.close(place, lane);
 }
 
 // The cluster's sums of the `place`-th owned tile, in the order of its blocks.
@@ -721,9 +684,8 @@ __device__ __forceinline__ void finish_together(const Gemm& a, const Plan& p, Ep
 }
 
 // Epilogue: a struct with Ready, what it loads before a tile's sums are there: fetch(row, lane, ready);
-// finish(tile, ready) for each finished tile; close(place, lane) behind a reducer's last one; kDefer:
-// keep all tiles of the block, then send(tile) for all, then finish for all, same warp and lane (send's
-// tile is without the norm's factor).
+// finish(tile, ready) for each finished tile; kDefer: keep all tiles of the block, then send(tile) for
+// all, then finish for all, same warp and lane (send's tile is without the norm's factor).
 template <class Epilogue>
 __device__ __forceinline__ void gemm_main(const Gemm& a, Epilogue& epilogue) {
   extern __shared__ __align__(128) u8 memory[];
