@@ -149,6 +149,9 @@ _MEASURED = {
     (128, 16): (Tiling(8, 1, 2, 2, 1), Tiling(8, 1, 2)),
     (1024, 16): (Tiling(16, 1, first=3), Tiling(16, 1)),
     (128, 64): (Tiling(16, 1, 4, first=3), Tiling(16, 1, 4)),
+    # heads of drafts, by themselves: 1B, 3B
+    (8016, 16): (Tiling(8, 2), Tiling(8, 2)),
+    (8016, 24): (Tiling(12, 1), Tiling(12, 1)),
 }
 
 
