@@ -41,7 +41,7 @@ from codesign.prompts import BoundRequest
 TARGET_OPS = ("target", "prefill")
 BUSY_TARGET = StepShape("target", 2, 4, 64)  # a round as busy as one stream's, or two's
 _PROMPT, _LOOP_ROUNDS, _WARM_UP = 16, 28, 6  # of requests that are served here
-_SERVED_TOKENS = 48  # of each, by a policy
+_SERVED_TOKENS = 40  # of each, by a policy
 
 
 class _TimedTarget(GroupTarget):
