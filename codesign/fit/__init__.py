@@ -145,7 +145,9 @@ def _read_time(values: Mapping[str, Any]) -> StepTime:
     rows, seconds = tuple(values["rows"]), tuple(values["seconds"])
     if len(rows) != len(seconds) or not np.isfinite([*seconds, values["alpha"]]).all():
         raise ValueError(f"no step time: seconds {seconds} of rows {rows}, alpha {values['alpha']}")
-    return StepTime(**{**values, "rows": rows, "seconds": seconds})
+    alone = values.get("alone")
+    known = {**values, "rows": rows, "seconds": seconds}
+    return StepTime(**{**known, "alone": None if alone is None else _read_time(alone)})
 
 
 def _read_cost(values: Mapping[str, Any]) -> RoundCost:

@@ -21,6 +21,7 @@ KV_ROOMS = ("kv_tokens", "plain_kv_tokens")  # ops whose rows say what fits, in 
 DECIDING = "deciding"  # op whose rows say what a look at so many requests takes a batch's policy
 CHOICE = "choice"  # op whose rows say what naming the candidates takes
 LOOP = "loop"  # op whose rows say what a round's loop takes beside the target's step
+ROUND = "round"  # op whose rows say what a served round takes beside the draft's part
 PROMPTS = ("prefill", "draft_prefill")
 FORWARDS = ("target", "draft", *PROMPTS)
 MEASURE = "Measure again: codesign profile"
@@ -51,7 +52,9 @@ def fit_costs(
             beside = is_split and op.startswith("draft")
             name = f"{label}/{op}"
             timings = _timings(part, label, op, beside=beside)
-            fits[name] = fit_step(timings, is_prefill=op in PROMPTS, on_ranks=on_ranks)
+            fits[name] = fit_step(
+                timings, is_prefill=op in PROMPTS, is_draft=op == "draft", on_ranks=on_ranks
+            )
             errors[name] = fits[name].error
         constants: dict[str, Any] = {}
         has_choice = bool((part["op"] == CHOICE).any())  # else in the re-root
@@ -67,7 +70,7 @@ def fit_costs(
             constants["slowdown"] = fit_slowdown(_timings(part, label, "target", beside=None))
         constants |= _kv_rooms(part) | _deciding(part)
         times = {op: fits[f"{label}/{op}"].time for op in FORWARDS}
-        times["target"] = _with_loop(times["target"], part.loc[part["op"] == LOOP])
+        times["target"] = _with_loop(times["target"], part)
         if on_ranks:
             times |= {op: replace(times[op], apart=True) for op in PROMPTS}
         # Both engines run a chunk of prompts in a forward of its own, beside the round's.
@@ -77,13 +80,20 @@ def fit_costs(
     return costs, fits, errors
 
 
-def _with_loop(target: StepTime, timed: pd.DataFrame) -> StepTime:
-    """A step with the host's seconds between two of them, where the profile says so."""
-    if not len(timed):
+def _with_loop(target: StepTime, part: pd.DataFrame) -> StepTime:
+    """A step with the host's seconds between two of them, where the profile says so.
+
+    Where rounds were served, it is what these took beyond the step as it was timed. That may be
+    less than nothing: a step by itself comes after something else than in a round.
+    """
+    looped, served = (part.loc[part["op"] == op] for op in (LOOP, ROUND))
+    first = max(float(looped.loc[looped["requests"] <= 1, "seconds"].median()), 0.0)
+    more = _for_each(looped.loc[looped["requests"] > 1], first) if len(looped) else 0.0
+    if len(served):
+        steps = target.of_arrays(served["rows"], served["context"], served["requests"])
+        first = float(np.median(served["seconds"] - steps))
+    elif not len(looped):
         return target
-    one = timed.loc[timed["requests"] <= 1, "seconds"]
-    first = max(float(one.median()), 0.0)
-    more = _for_each(timed.loc[timed["requests"] > 1], first)
     return replace(target.later(first), each=target.each + more)
 
 

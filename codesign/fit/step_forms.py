@@ -9,7 +9,7 @@ Must not import torch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -169,6 +169,28 @@ def _stairs(shapes: Shapes, tile: int) -> StepTime:
     rows += [BUCKETS[-1] + 1, 2 * BUCKETS[-1]]
     seconds += [seconds[-1] + seconds[0], 2.0 * seconds[-1]]
     return StepTime(alpha, tuple(rows), tuple(map(float, seconds)), each=each, tile=tile)
+
+
+def fit_draft_stairs(shapes: Shapes) -> StepTime:
+    """Stairs, and by rows what steps of one request were timed above or below them.
+
+    Ranks run ahead by the steps of one request, so that its rows do not wait for the host, as those
+    of several do. That is no matter of rows, and a stream's steps have few numbers of rows, which
+    are all timed: there the timings count, and a form for what lies between them.
+    """
+    time, one = fit_stairs(shapes), shapes.only(shapes.requests == 1)
+    if not len(one.rows):
+        return time
+    beyond = one.seconds - time.of_arrays(one.rows, one.context)
+    rows, place = np.unique(one.rows, return_inverse=True)
+    # Of the same rows, timed at several contexts: what the context takes of one request alone.
+    context, left = (each - (np.bincount(place, each) / np.bincount(place))[place]
+                     for each in (one.context, beyond))  # fmt: skip
+    alpha = max(float(context @ left) / max(float(context @ context), 1.0), -time.alpha)
+    beyond = beyond - alpha * one.context
+    seconds = [float(np.median(beyond[place == i])) for i in range(len(rows))]
+    knots = (*map(int, rows), int(rows[-1]) + 1)  # the last goes on
+    return replace(time, alone=StepTime(alpha, knots, (*seconds, seconds[-1])))
 
 
 def non_negative_fit(design_SP: Floats, rest_S: Floats, seconds_S: Floats) -> Floats:

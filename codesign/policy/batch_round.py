@@ -131,7 +131,11 @@ class BatchRound:
 
     def __init__(self, goodput: Goodput) -> None:
         self.target = RowPrices(goodput.target_seconds, goodput.target_each, goodput.target_tile)
-        self.draft = RowPrices(goodput.draft_seconds, goodput.draft_each, goodput.draft_tile)
+        self._drafts = [
+            RowPrices(seconds, goodput.draft_each, goodput.draft_tile)
+            for seconds in (goodput.shared_draft_seconds, goodput.draft_seconds)
+        ]
+        self.draft = self._drafts[0]
         self._goodput = goodput
 
     def begin(
@@ -152,6 +156,7 @@ class BatchRound:
         self.num_base = batch + prompt_rows if shares else batch
         apart = 0.0 if shares else self._goodput.prompt_seconds(prompt_rows)
         self.target.begin(batch, context, self.num_base, apart)
+        self.draft = self._drafts[batch == 1]
         self.draft.begin(batch, context, 0)
         self.awaited = self.beside = self.verification = 0.0
         self._draft_row: float | None = None

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _Number = TypeVar("_Number", float, NDArray[np.float64])
+_SEVERAL = 1.5  # requests, which planners count in fractions: more are not one
 
 
 class _Segments:
@@ -51,6 +52,8 @@ class StepTime(_Segments):
         tile: Rows that attention takes together of one request. More of them are as much work as
             another request, so that ``each`` counts the tiles where there are more of those than
             requests. 0 where rows of a request make no difference.
+        alone: What a forward of one request takes above or below all this, by rows and context;
+            None where it takes what one of several does.
     """
 
     alpha: float
@@ -61,6 +64,7 @@ class StepTime(_Segments):
     apart: bool = False
     each: float = 0.0
     tile: int = 0
+    alone: StepTime | None = None
 
     def __post_init__(self) -> None:
         if len(self.rows) == 1:
@@ -79,7 +83,7 @@ class StepTime(_Segments):
         # What dataclasses generate restores the fields only.
         return StepTime, (
             self.alpha, self.rows, self.seconds, self.gamma, self.cross, self.apart, self.each,
-            self.tile,
+            self.tile, self.alone,
         )  # fmt: skip
 
     @classmethod
@@ -98,7 +102,13 @@ class StepTime(_Segments):
             apart=self.apart,
             each=self.each * factor,
             tile=self.tile,
+            alone=None if self.alone is None else self.alone.scaled(factor),
         )
+
+    @property
+    def shared(self) -> StepTime:
+        """The same step as several requests take it, whatever number of them is given."""
+        return self if self.alone is None else replace(self, alone=None)
 
     def later(self, seconds: float) -> StepTime:
         """The same step with so many seconds of something else."""
@@ -128,6 +138,9 @@ class StepTime(_Segments):
             seconds = seconds + self.each * (parts - 1.0)
         if self.cross:
             seconds = seconds + self.cross * counts * before / np.asarray(requests)
+        if self.alone is not None:
+            is_alone = np.asarray(requests, np.float64) < _SEVERAL
+            seconds = seconds + np.where(is_alone, self.alone.of_arrays(counts, before), 0.0)
         return seconds
 
     def __call__(self, rows: float, context: float = 0.0, requests: float = 1.0) -> float:
@@ -143,7 +156,11 @@ class StepTime(_Segments):
             if self.tile and rows > requests * self.tile:
                 parts = rows / self.tile
             seconds += self.each * (parts - 1.0)
-        return seconds + self.cross * rows * context / requests if self.cross else seconds
+        if self.cross:
+            seconds += self.cross * rows * context / requests
+        if self.alone is not None and requests < _SEVERAL:
+            seconds += self.alone(rows, context)
+        return seconds
 
     def of_prompts(self, prompts: Sequence[tuple[int, int]], others: int = 0) -> float:
         """Seconds of rows of several prompts, which do not attend to each other.

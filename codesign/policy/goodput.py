@@ -66,6 +66,9 @@ class Goodput:
         deciding_each: float = 0.0,
     ) -> None:
         self.draft_seconds = draft_seconds
+        self.shared_draft_seconds = draft_seconds
+        if isinstance(draft_seconds, StepTime):
+            self.shared_draft_seconds = draft_seconds.shared
         self.target_seconds = target_seconds
         self.slo_tpot = slo_tpot
         self._overhead, self._overhead_each = overhead, overhead_each
@@ -132,7 +135,8 @@ class Goodput:
         return self.target_each * more_parts(batch, rows, self.target_tile)
 
     def _drafting(self, batch: int, context: int, steps: int) -> float:
-        seconds = sum([self.draft_seconds(batch, context + batch * j) for j in range(steps)])
+        step = self.draft_seconds if batch == 1 else self.shared_draft_seconds
+        seconds = sum([step(batch, context + batch * j) for j in range(steps)])
         return seconds + steps * self.draft_each * more_parts(batch, batch, self.draft_tile)
 
     def num_beside(self, *, batch: int, context: int, draft_tokens: int) -> int:

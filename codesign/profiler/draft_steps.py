@@ -74,21 +74,20 @@ class DraftSteps:
     def _expansion_seconds(self, shape: StepShape, before: Callable[[], None]) -> float:
         """An overlapped expansion of ``shape.rows`` leaves per request.
 
-        Few leaves, and any of one request, are run as a round runs them: some forwards in a row, of
-        which this is the mean, as ranks run ahead of the host. Of two to four leaves they are
-        staged as trees have them: of twice as many rows, levels below the root, where the host
-        looks at more nodes and takes in more children than at first, and at still more of them in a
-        tree that was kept from round to round.
+        They are run as a round runs them: some forwards in a row, of which this is the mean. Ranks
+        run ahead of the host by those of one request, and of several the host has just run the
+        same code. Two to four leaves are staged as trees have them: of twice as many rows, levels
+        below the root, where the host looks at more nodes and takes in more children than at first,
+        and at still more of them in a tree that was kept from round to round.
         """
         is_tree = 1 < shape.rows <= _MOST_LEAVES
         rows = 2 * shape.rows if is_tree else shape.rows + 1
-        count = _IN_A_ROW if shape.rows <= _MOST_LEAVES or shape.requests == 1 else 1
-        worker = self._worker(rows=rows, width=shape.rows, expansions=count)
+        worker = self._worker(rows=rows, width=shape.rows, expansions=_IN_A_ROW)
         self._stage(worker, shape, expansions=self._levels if is_tree else 1)
         before()
         start = perf_counter()
         worker.overlap()
-        return (perf_counter() - start) / count
+        return (perf_counter() - start) / _IN_A_ROW
 
     def _prefill_seconds(self, shape: StepShape) -> float:
         worker = self._worker(rows=2, width=1)  # a tree that is done after one forward

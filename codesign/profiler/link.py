@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import perf_counter
 
 import pandas as pd
@@ -16,7 +15,6 @@ from codesign.policy.speculation import Speculation
 
 _REQUESTS, _EMITTED = 4, (1, 2, 3)  # of each round
 _ROUNDS, _WARM_UP = 60, 10
-_SERVED_ROUNDS = 40  # where each waits for something else
 
 
 def link_seconds(num_threads: int) -> list[float]:
@@ -38,23 +36,15 @@ def single_timings(op: str, seconds: list[float]) -> pd.DataFrame:
     return pd.DataFrame({"seconds": seconds}).assign(op=op, **nothing)
 
 
-def message_seconds(partner: Partner, *, before: Callable[[], None] | None = None) -> list[float]:
-    """Seconds of one message, one way, to a partner that answers with ``idle_worker``.
-
-    Args:
-        partner: The other end.
-        before: Done before each round trip, as a round has the target's step there: the host takes
-            longer for what it has not just done.
-    """
+def message_seconds(partner: Partner) -> list[float]:
+    """Seconds of one message, one way, to a partner that answers with ``idle_worker``."""
     admitted = tuple([Admission(i, (0,), 1 << 30) for i in range(_REQUESTS)])
     partner.send(Verdict(0, admitted=admitted))
     partner.receive()
     seconds = []
-    for number in range(_SERVED_ROUNDS if before else _ROUNDS):
+    for number in range(_ROUNDS):
         base_len = 1 + number * len(_EMITTED)
         entries = [RequestVerdict(i, base_len, _EMITTED) for i in range(_REQUESTS)]
-        if before is not None:
-            before()
         start = perf_counter()
         partner.send(Verdict(1 + number, tuple(entries)))
         times = partner.receive().times

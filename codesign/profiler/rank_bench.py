@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from codesign.config import Serving
+from codesign.config import Deployment, Serving
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.gpu.group_target import GroupTarget
 from codesign.engine.gpu.rank_group import GroupLeader
@@ -29,6 +29,7 @@ from codesign.engine.serve import Server
 from codesign.models.shape import model_shape
 from codesign.plan import Candidate
 from codesign.policy.batching import BatchLimits
+from codesign.policy.labels import parse_policy
 from codesign.policy.protocol import Candidates, RequestVerdict, VerifyRows
 from codesign.profiler.draft_steps import DraftSteps, made_up_tokens
 from codesign.profiler.link import single_timings
@@ -39,7 +40,8 @@ from codesign.prompts import BoundRequest
 
 TARGET_OPS = ("target", "prefill")
 BUSY_TARGET = StepShape("target", 2, 4, 64)  # a round as busy as one stream's, or two's
-_LOOP_PROMPT, _LOOP_ROUNDS, _LOOP_WARM_UP = 16, 28, 6
+_PROMPT, _LOOP_ROUNDS, _WARM_UP = 16, 28, 6  # of requests that are served here
+_SERVED_TOKENS = 40  # of each, by a policy
 
 
 class _TimedTarget(GroupTarget):
@@ -111,11 +113,6 @@ class RankBench:
         self.rest()
         self._is_target_busy = True
 
-    def message_seconds(self) -> list[float]:
-        """Seconds of messages between the leaders, one way, each after a step of the target."""
-        self.rest()
-        return self._split.message_seconds(self.setup, self._busy_step)
-
     def kv_rooms(self) -> dict[str, int]:
         """KV rows that fit with the draft and without it; empty where it is not known."""
         shared, plain = kv_room(self._this)
@@ -151,14 +148,34 @@ class RankBench:
 
     def loop_seconds(self, num_requests: int) -> list[float]:
         """Host seconds of a plain round of so many requests beside the target's step."""
-        vocab = model_shape(self.setup.target).vocab
-        prompts = [made_up_tokens(i, _LOOP_PROMPT, vocab) for i in range(num_requests)]
-        asked = [BoundRequest(i, 0.0, "", t, _LOOP_ROUNDS + 2) for i, t in enumerate(prompts)]
+        asked = self._made_up(num_requests, _LOOP_ROUNDS + 2)
         schedule = Schedule(asked, BatchLimits(num_requests, 1 << 20), Serving(), round_rows=1)
         worker = self._worker(_TimedTarget)
         starts = Server(worker, NoDraft(), schedule, asked).run().rounds.column("start")
         beside = np.diff(starts) - worker.verify_seconds[: len(starts) - 1]
-        return beside[_LOOP_WARM_UP:].tolist()
+        return beside[_WARM_UP:].tolist()
+
+    def served_rounds(self, policy: str, num_requests: int) -> pd.DataFrame:
+        """Rounds of so many made-up requests without prompts, after some to warm up.
+
+        Args:
+            policy: Its label.
+            num_requests: That come together.
+        """
+        spec, setup = parse_policy(policy), self.setup
+        deployment = Deployment(setup.target_ranks, setup.draft_ranks)
+        rounds = self.serve(
+            Candidate(deployment, spec, num_requests),
+            self._made_up(num_requests, _SERVED_TOKENS),
+            PolicySetup(spec),
+            max_kv_tokens=1 << 20,
+        ).records.round_table()
+        return rounds.loc[rounds["prefill_tokens"] == 0].iloc[_WARM_UP:]
+
+    def _made_up(self, num_requests: int, num_tokens: int) -> list[BoundRequest]:
+        vocab = model_shape(self.setup.target).vocab
+        prompts = [made_up_tokens(i, _PROMPT, vocab) for i in range(num_requests)]
+        return [BoundRequest(i, 0.0, "", tokens, num_tokens) for i, tokens in enumerate(prompts)]
 
     def _worker(self, kind: type[_Target]) -> _Target:
         setup = self.setup

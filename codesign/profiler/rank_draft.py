@@ -27,12 +27,11 @@ from codesign.engine.gpu.ranks import Rank
 from codesign.engine.gpu.watch import Watch
 from codesign.engine.partner import Partner
 from codesign.engine.run import PolicySetup
-from codesign.profiler.link import idle_worker, message_seconds
 from codesign.profiler.rank_steps import draft_steps, kv_room
 from codesign.profiler.steps import Op, StepShape
 
 _OPS: tuple[Op, ...] = get_args(Op)
-_TIME, _KEEP, _LINK, _MEMORY, _SERVE, _END = range(6)  # orders
+_TIME, _KEEP, _MEMORY, _SERVE, _END = range(5)  # orders
 _BUSY, _DONE, _POLICY = "draft-busy", "draft-done", "draft-policy"  # files
 BUSY_DRAFT = StepShape("draft", 2, 4, 64)
 # Of a step's repetitions the median counts, and of several not the first: in a round the host has
@@ -50,9 +49,6 @@ def lead_draft(
     steps, parent = draft_steps(rank.setup, leader), os.getppid()
     candidates.send(_seconds_words(0.0))
     while (order := verdicts.receive())[0] != _END:
-        if order[0] == _LINK:
-            serve_verdicts(idle_worker(), verdicts, candidates, limits)
-            continue
         if order[0] == _SERVE:
             policy = pickle.loads((folder / _POLICY).read_bytes()).build()
             worker = DraftWorker(policy, drafter_of(rank.setup, leader))
@@ -127,15 +123,6 @@ class Link:
         if self._is_kept:
             self._is_kept = False
             self.kv_room()  # its answer says that it has seen it
-
-    def message_seconds(self, setup: RankSetup, busy_step: Callable[[], None]) -> list[float]:
-        """See ``RankBench.message_seconds``; ``busy_step`` runs before each round trip."""
-        self._verdicts.send(np.array([_LINK], np.int32))
-        limits = setup.limits
-        partner = LinkedDraft(self._verdicts, self._candidates, limits, lambda is_lost: None)
-        seconds = message_seconds(partner, before=busy_step)
-        self._verdicts.send(last_verdict_words(limits))
-        return seconds
 
     def partner(self, setup: RankSetup, policy: PolicySetup) -> Partner:
         """The draft's leader as one that serves a policy until the partner is closed."""

@@ -27,9 +27,9 @@ from codesign.policy.protocol import ExpansionRows
 from codesign.policy.speculation import SpeculationSpec
 from codesign.profiler.bench import SPARE_ROWS
 from codesign.profiler.deciding import deciding_timings
-from codesign.profiler.link import single_timings
 from codesign.profiler.rank_bench import RankBench, loop_timings, rank_bench
 from codesign.profiler.rank_draft import lead_draft
+from codesign.profiler.rank_rounds import batch_timings, stream_timings
 from codesign.profiler.rank_steps import NUM_SLOTS
 from codesign.profiler.recorder import (
     MAX_BATCH,
@@ -157,10 +157,9 @@ class RankMeasurer:
     def time(self, bench: RankBench, deployment: Deployment, tick: Tick) -> pd.DataFrame:
         """The part of a deployment, on its ranks."""
         groups = self._groups(bench, is_split=deployment.draft_workers > 0)
-        frames = [*loop_timings(bench), self._timed(bench, groups, self._effort, tick)]
-        frames += [*loop_timings(bench), deciding_timings()]
-        if deployment.draft_workers:
-            frames.append(single_timings("link", bench.message_seconds()))
+        frames = [*loop_timings(bench), *stream_timings(bench)]
+        frames += [self._timed(bench, groups, self._effort, tick), *_between_steps(bench)]
+        frames.append(deciding_timings())
         nothing = {"requests": 0, "context": 0, "beside": False, "seconds": 0.0}
         rooms = [{"op": op, "rows": rows, **nothing} for op, rows in bench.kv_rooms().items()]
         if rooms:
@@ -177,7 +176,7 @@ class RankMeasurer:
         if changed >= -TOLERANCE:
             return part
         groups = without_prompts(self._groups(bench, is_split=deployment.draft_workers > 0))
-        frames = [self._timed(bench, groups, self._effort, unseen), *loop_timings(bench)]
+        frames = [self._timed(bench, groups, self._effort, unseen), *_between_steps(bench)]
         anew = pd.concat(frames, ignore_index=True)
         kept = part.loc[~part["op"].isin(sorted(set(anew["op"])))]
         return pd.concat([anew.assign(deployment=deployment.label), kept], ignore_index=True)
@@ -235,6 +234,11 @@ class RankMeasurer:
         )
         server.run()
         return server.outputs
+
+
+def _between_steps(bench: RankBench) -> list[pd.DataFrame]:
+    """Whatever a round has beside its steps."""
+    return [*loop_timings(bench), *stream_timings(bench), *batch_timings(bench)]
 
 
 def _pace_note(label: str, changed: float) -> str:

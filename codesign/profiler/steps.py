@@ -65,12 +65,16 @@ class Grid:
         draft: The same of expansions.
         prompts: Lengths of prompts.
         joins_prompts: Prompts of several requests run in one forward.
+        stream_rows: Rows of one request up to which its steps are timed at two contexts.
+        times_reroots: Re-roots are timed by themselves, and not in rounds that are served.
     """
 
     target: tuple[tuple[int, int], ...]
     draft: tuple[tuple[int, int], ...]
     prompts: tuple[int, ...]
     joins_prompts: bool
+    stream_rows: int = 1
+    times_reroots: bool = True
 
 
 CPU_GRID = Grid(_TARGET, _DRAFT, PROMPTS, joins_prompts=True)
@@ -80,7 +84,14 @@ _RANK_PROMPTS = (
     *(9, 15, 20, 31, 40, 63, 80, 127, 143, 255),
     *(287, 511, 575, 767, 831, 1023, 1151, 1535, 1727, 2047),
 )
-RANK_GRID = Grid(_RANK_TARGET, _RANK_DRAFT, _RANK_PROMPTS, joins_prompts=False)
+RANK_GRID = Grid(
+    _RANK_TARGET,
+    _RANK_DRAFT,
+    _RANK_PROMPTS,
+    joins_prompts=False,
+    stream_rows=8,
+    times_reroots=False,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +146,7 @@ def target_shapes(
     contexts: Sequence[int], *, beside: bool, lean: bool, grid: Grid = CPU_GRID
 ) -> tuple[StepShape, ...]:
     """Verifications, and prefills unless ``beside``."""
-    verify = _spread("target", grid.target, contexts, lean=lean)
+    verify = _spread("target", grid.target, contexts, grid.stream_rows, lean=lean)
     if beside:  # a choice of those that are timed alone, to be compared with them
         return tuple([s for s in verify if (s.requests, s.rows) in _TARGET_BESIDE])
     return (*verify, *_prefills("prefill", contexts, grid, lean=lean))
@@ -146,13 +157,13 @@ def draft_shapes(
 ) -> tuple[StepShape, ...]:
     """Expansions, prefills, re-rooting and choosing; or just a few expansions."""
     if few:
-        return _spread("draft", _DRAFT_ALONE, contexts, lean=True)
+        return _spread("draft", _DRAFT_ALONE, contexts, 1, lean=True)
     context = contexts[:2][-1]
+    answers: tuple[Op, ...] = ("reroot", "choice") if grid.times_reroots else ("choice",)
     return (
-        *_spread("draft", grid.draft, contexts, lean=lean),
+        *_spread("draft", grid.draft, contexts, grid.stream_rows, lean=lean),
         *_prefills("draft_prefill", contexts, grid, lean=lean),
-        *[StepShape("reroot", requests, rows, context) for requests, rows in _ANSWERS],
-        *[StepShape("choice", requests, rows, context) for requests, rows in _ANSWERS],
+        *[StepShape(op, requests, rows, context) for op in answers for requests, rows in _ANSWERS],
     )
 
 
@@ -207,13 +218,19 @@ def _size(shape: StepShape) -> int:
 
 
 def _spread(
-    op: Op, pairs: Sequence[tuple[int, int]], contexts: Sequence[int], *, lean: bool
+    op: Op,
+    pairs: Sequence[tuple[int, int]],
+    contexts: Sequence[int],
+    stream_rows: int,
+    *,
+    lean: bool,
 ) -> tuple[StepShape, ...]:
     """Each (requests, rows) at one context (lean) or two, a different one each time."""
     shapes = []
     for index, (requests, rows) in enumerate(pairs):
         picks = {index % len(contexts)}
-        if not lean or rows == 1:  # one row per request: every plain round is like this
+        is_stream = requests == 1 and rows <= stream_rows
+        if not lean or rows == 1 or is_stream:  # as all rounds are of plain decoding, or a stream
             picks.add((index + 2) % len(contexts))
         shapes += [StepShape(op, requests, rows, contexts[i]) for i in sorted(picks)]
     return tuple(shapes)

@@ -58,9 +58,9 @@ def test_a_profile_of_ranks_holds_every_step_of_every_deployment(chain):
     found = {tuple(row) for row in steps[["deployment", "op", "beside"]].drop_duplicates().values}
     wanted = {("1", op, False) for op in (*FORWARDS, "reroot", "choice")}
     wanted |= {("1+1", "target", False), ("1+1", "target", True), ("1+1", "prefill", False)}
-    wanted |= {("1+1", op, True) for op in ("draft", "draft_prefill", "reroot", "choice")}
-    wanted |= {("1+1", "draft", False), ("1+1", "link", False)}
-    wanted |= {(split, op, False) for split in ("1", "1+1") for op in ("loop", "deciding")}
+    wanted |= {("1+1", op, True) for op in ("draft", "draft_prefill", "choice")}
+    wanted |= {("1+1", op, False) for op in ("draft", "reroot", "link")}
+    wanted |= {(split, op, False) for split in ("1", "1+1") for op in ("loop", "round", "deciding")}
     assert found == wanted
     assert steps["seconds"].gt(0).all()
     rows = set(steps.loc[steps["op"] == "target", "rows"])

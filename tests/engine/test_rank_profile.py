@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from codesign.engine.gpu.launch import LocalRanks
@@ -19,6 +20,7 @@ from codesign.policy.walk import Sampling
 from codesign.profiler.bench import SPARE_ROWS
 from codesign.profiler.rank_bench import rank_bench
 from codesign.profiler.rank_draft import lead_draft
+from codesign.profiler.rank_rounds import batch_timings, stream_timings
 from codesign.profiler.rank_steps import NUM_SLOTS, rows_that_fit
 from codesign.profiler.steps import (
     RANK_CONTEXTS,
@@ -71,6 +73,15 @@ def test_every_step_of_a_draft_can_be_timed_again_and_again(pair, is_model):
             loops = bench.loop_seconds(count)
             assert len(loops) > 10
             assert min(loops) > 0
+        found = pd.concat([*stream_timings(bench), *batch_timings(bench)])
+        assert set(found["op"]) == {"round", "reroot"}
+        assert found["seconds"].gt(0).all()
+        rounds = found.loc[found["op"] == "round"]
+        assert set(rounds["requests"]) == {1}
+        assert {1, 4} <= set(rounds["rows"])
+        assert rounds["context"].between(16, 64).all()
+        assert found["requests"].max() == 8
+        assert bench.seconds(StepShape("draft", 1, 4, 64)) > 0  # and is timed as before
 
 
 def test_a_split_times_each_side_alone_and_beside_the_other(pair, monkeypatch):
@@ -86,10 +97,12 @@ def test_a_split_times_each_side_alone_and_beside_the_other(pair, monkeypatch):
             bench.rest()
             assert bench.seconds(StepShape("draft_prefill", 1, 64)) > 0
         bench.keep_drafting()
-        messages = bench.message_seconds()
-        assert len(messages) == 30
-        assert min(messages) > 0
-        assert bench.seconds(StepShape("reroot", 2, 8, 64)) > 0
+        served = pd.concat([*stream_timings(bench), *batch_timings(bench)])
+        links = served.loc[served["op"] == "link"]
+        assert len(links) == (served["op"] == "reroot").sum() > 20
+        assert links["seconds"].gt(0).all()
+        assert (served["op"] == "round").any()
+        assert bench.seconds(StepShape("draft", 2, 4, 64)) > 0
         assert bench.seconds(StepShape("choice", 8, 8, 64)) > 0
         bench.keep_verifying()
         os.kill(ranks[0].pids[0], signal.SIGKILL)

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codesign.policy.batch_round import RowPrices
+from codesign.policy.batch_round import BatchRound, RowPrices
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.goodput import Goodput
+from codesign.policy.traffic import Traffic
 from codesign.sim.timing import shared_step
 from codesign.sim.work import Work
 
@@ -74,6 +75,7 @@ def test_a_step_time_survives_a_trip_to_another_process_and_a_change_of_one_fiel
         "apart",
         "each",
         "tile",
+        "alone",
     }
 
 
@@ -133,6 +135,37 @@ def test_each_counts_requests_or_tiles_of_their_rows_where_these_are_more():
     assert pickle.loads(pickle.dumps(step)) == step
     assert step.scaled(2.0)(32) == pytest.approx(2.0 * step(32))
     assert step.later(0.5)(32) == pytest.approx(step(32) + 0.5)
+
+
+ALONE = replace(TABLE, each=1e-3, alone=StepTime(-2e-7, (1, 4, 8, 9), (-4e-4, -2e-3, 1e-3, 1e-3)))
+
+
+def test_one_request_alone_takes_more_or_less_than_several_would():
+    many = ALONE.shared
+    assert many == replace(ALONE, alone=None)
+    assert many.shared is many
+    shapes = [(rows, 9 * n, n) for rows in (1, 3, 4, 8, 33) for n in (1, 1.4, 1.6, 3)]
+    for rows, context, requests in shapes:
+        more = ALONE.alone(rows, context) if requests < 1.5 else 0.0
+        found = ALONE(rows, context, requests)
+        assert found == many(rows, context, requests) + more
+        assert ALONE.scaled(2.0)(rows, context, requests) == pytest.approx(2.0 * found)
+        assert ALONE.later(0.5)(rows, context, requests) == pytest.approx(found + 0.5)
+    assert ALONE.of_arrays(*zip(*shapes, strict=True)).tolist() == [ALONE(*s) for s in shapes]
+    assert pickle.loads(pickle.dumps(ALONE)) == ALONE
+
+
+def test_policies_pay_for_a_draft_of_one_request_what_it_takes_alone():
+    goodput = Goodput.of_cost(RoundCost(TABLE, ALONE, TABLE, TABLE))
+    this = BatchRound(goodput)
+    for batch in (1, 4, 1):
+        wanted = TABLE(batch, 70, batch) + ALONE(batch, 70, batch)
+        found = goodput.seconds(batch=batch, context=70, steps=1, draft_tokens=0)
+        assert found - goodput.overhead(batch) == pytest.approx(wanted)
+        this.begin(batch, 70, traffic=Traffic(TABLE, hears_late=False), sharing=(0, 0))
+        for rows in (2, 4, 9):
+            assert this.draft.of(rows, 70) == pytest.approx(ALONE(rows, 70, batch))
+            assert this.draft(rows)[rows] == pytest.approx(ALONE(rows, 70, batch))
 
 
 @pytest.mark.parametrize("tile", [0, 4])

@@ -39,7 +39,7 @@ from codesign.fit.round_costs import fit_costs, fit_slowdown
 from codesign.fit.step_forms import BUCKETS, Shapes, fit_line, fit_table
 from codesign.fit.steps import MAX_LINE_ERROR, fit_step, held_out
 from codesign.policy.goodput import Goodput
-from codesign.profiler.steps import RANK_CONTEXTS, RANK_GRID, target_shapes
+from codesign.profiler.steps import RANK_CONTEXTS, RANK_GRID, draft_shapes, target_shapes
 from codesign.sim.timing import ApartTiming, TogetherTiming
 from codesign.sim.work import Work
 
@@ -409,6 +409,50 @@ def test_rows_that_are_padded_cost_what_they_were_timed_at_beside_a_full_bucket(
         assert time.of_arrays([rows], [500])[0] == time(rows, 500)
 
 
+def test_draft_steps_of_one_request_take_what_they_were_timed_at_and_not_what_several_do():
+    """Ranks run ahead by them: rows do not wait for the host."""
+
+    def step(rows: int, context: int, requests: int) -> float:
+        if requests == 1:
+            return 5e-8 * context + (6.8e-4 if rows <= 4 else 1.1e-3)
+        bucket = next(b for b in BUCKETS if rows <= b)
+        return 2e-8 * context + 6e-4 + 3e-5 * requests + 3.5e-5 * rows + 1e-6 * bucket
+
+    draft = draft_shapes(RANK_CONTEXTS, few=False, lean=True, grid=RANK_GRID)
+    shapes = [(s.rows, s.requests, s.context) for s in draft if s.op == "draft"]
+    timed = pd.DataFrame(
+        [("1", "draft", n * r, r, c * r, False, step(n * r, c * r, r)) for n, r, c in shapes],
+        columns=list(STEP_COLUMNS),
+    )
+    found = fit_step(timed, is_draft=True, on_ranks=True)
+    assert found.form == "stairs"
+    assert found.held_out["stairs"].mean < found.held_out["line"].mean
+    for rows in (1, 2, 3, 4, 8, 9, 16):
+        assert found.time(rows, 160) == pytest.approx(step(rows, 160, 1), rel=0.01), rows
+        assert found.time.of_arrays([rows], [160])[0] == found.time(rows, 160)
+    together = fit_step(timed, on_ranks=True)
+    assert abs(together.time(4, 160) / step(4, 160, 1) - 1.0) > 0.05
+    assert found.time.shared == together.time  # several are priced as before
+    alone = pd.DataFrame(timed.loc[timed["requests"] > 1])
+    assert fit_step(alone, is_draft=True, on_ranks=True).time.alone is None
+
+
+@pytest.mark.parametrize("shift", [3e-4, -2e-4])
+def test_rounds_that_were_served_say_what_a_round_of_one_request_takes(shift):
+    loops = [constant("loop", "2", 1e-3).assign(requests=n) for n in (1, 8)]
+    loops[1]["seconds"] = 2.4e-3
+    steps = pd.concat([whole_profile(), *loops], ignore_index=True)
+    _, fits, _ = fit_costs(steps, on_ranks=True)
+    step = fits["2/target"].time
+    rounds = [("2", "round", n, 1, 40, False, step(n, 40) + shift) for n in (1, 4, 4, 8)]
+    served = pd.DataFrame(rounds, columns=list(STEP_COLUMNS))
+    cost = fit_costs(pd.concat([steps, served]), on_ranks=True)[0]["2"]
+    assert cost.target(4, 99) == pytest.approx(step(4, 99) + shift)
+    assert cost.target(8, 99, 8) == pytest.approx(step(8, 99, 8) + shift + 1.4e-3)
+    alone = fit_costs(pd.concat([whole_profile(), served]), on_ranks=True)[0]["2"]
+    assert alone.target(8, 99, 8) == pytest.approx(step(8, 99, 8) + shift)
+
+
 def test_short_prompts_on_ranks_never_grow_faster_than_straight_on():
     """Noise between 15 and 255 rows must not become a parabola of thousands of rows."""
     noisy = {15: 0.088, 63: 0.116, 127: 0.175, 255: 0.343}
@@ -626,6 +670,8 @@ def test_re_rooting_takes_longer_for_each_request_and_a_simulated_batch_pays_for
 
 def test_a_fit_survives_its_file(tmp_path):
     fit = fit_profile(write_profile(tmp_path / "profile", whole_profile()))
+    alone = {n: replace(c, draft=replace(c.draft, alone=c.target)) for n, c in fit.costs.items()}
+    fit = replace(fit, costs=alone)
     fit.save(tmp_path / "fit.json", inputs={"profile": tmp_path / "profile" / PROFILE_FILE})
     again = Fit.load(tmp_path / "fit.json")
     for name in Fit.__dataclass_fields__:

@@ -19,17 +19,17 @@ import torch
 from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile
 from codesign.config import Deployment
 from codesign.engine.model import load_decoder
-from codesign.engine.partner import LocalDraft
 from codesign.engine.run import DraftSource
 from codesign.errors import HardwareError, InputError
 from codesign.policy.protocol import DraftSide
 from codesign.policy.walk import Sampling
 from codesign.profiler.bench import DraftBench, StagedNgrams, TargetBench
 from codesign.profiler.draft_steps import DraftSteps
-from codesign.profiler.link import idle_worker, link_seconds, message_seconds
+from codesign.profiler.link import link_seconds
 from codesign.profiler.neighbour import Neighbour, NeighbourSetup
 from codesign.profiler.rank_bench import loop_timings
 from codesign.profiler.rank_parts import RankMeasurer
+from codesign.profiler.rank_rounds import batch_timings, stream_timings
 from codesign.profiler.recorder import TOP_K, record_acceptance
 from codesign.profiler.session import make_profile, splits
 from codesign.profiler.steadiness import CHECK, change, small_steps, without_prompts
@@ -186,20 +186,25 @@ def test_steps_are_timed_anew_only_where_the_host_was_slow_and_a_change_is_noted
         keep_drafting=list,
         keep_verifying=list,
         loop_seconds=lambda count: [later, later],
+        setup=SimpleNamespace(draft_ranks=1),
+        served_rounds=lambda policy, count: SERVED.assign(batch=count, target=later, reroot=later),
     )
     groups = measurer._groups(bench, is_split=True)
     first = measurer._timed(bench, groups, ONE_PASS, lambda share: None)
     others = pd.DataFrame(
-        [{"op": op, "requests": 1, "seconds": 1.0, "deployment": "1+1"} for op in ("link", "loop")]
+        [
+            {"op": op, "requests": 1, "seconds": 1.0, "deployment": "1+1"}
+            for op in ("link", "loop", "round", "reroot", "deciding")
+        ]
     )
     part = pd.concat([first.assign(deployment="1+1"), others], ignore_index=True)
     bench.seconds = lambda shape: later
     found = measurer.steadied(bench, split, part)
-    is_step = found["op"].isin(["target", "draft", "reroot", "choice", "loop"])
+    is_step = ~found["op"].isin(["prefill", "draft_prefill", "deciding", "link"])
     steps, kept = found.loc[is_step], found.loc[~is_step]
     assert set(steps["seconds"]) == {later if counts else 1.0}
-    assert set(kept["seconds"]) == {1.0}
-    assert set(kept["op"]) == {"prefill", "draft_prefill", "link"}
+    assert set(kept["seconds"].round(9)) == ({1.0, 3e-5} if counts else {1.0})
+    assert set(kept.loc[kept["op"] != "link", "op"]) == {"prefill", "draft_prefill", "deciding"}
     assert set(found["deployment"]) == {"1+1"}
     assert len(measurer.notes) - before == (abs(later - 1.0) > 0.03)
 
@@ -223,7 +228,7 @@ def test_a_forward_of_several_leaves_is_staged_below_the_first_level_of_a_tree(i
     assert tree.num_expanded == 1 + 4 * (levels - 1) + 4 * 3
     assert max(tree.depths) > 2
     assert len(tree.children[0]) == 7  # as in a tree of eight rows
-    assert widest.num_expanded == 1 + 16
+    assert widest.num_expanded > 1 + 2 * 16  # n-grams name few tokens in the end
 
 
 def test_a_draft_step_is_as_a_round_has_it(monkeypatch):
@@ -235,12 +240,11 @@ def test_a_draft_step_is_as_a_round_has_it(monkeypatch):
     bench = DraftSteps(drafter, vocab=61, num_requests=2)
     weighed = bench._worker(rows=8, width=4).side.policy.weigh([-0.5])
     assert weighed != [-0.5]
-    counts = {(1, 4): 3, (1, 16): 3, (2, 4): 3, (2, 16): 1}  # by requests and leaves of each
-    for shape, count in ((StepShape("draft", *each, 32), n) for each, n in counts.items()):
+    for requests, leaves in ((1, 4), (1, 16), (2, 4), (2, 16)):
         events.clear()
-        mean = bench.seconds(shape, before=lambda: events.append("before"))
-        assert events == ["before"] + count * ["forward"]
-        assert mean > 0
+        shape = StepShape("draft", requests, leaves, 32)
+        assert bench.seconds(shape, before=lambda: events.append("before")) > 0
+        assert events == ["before"] + 3 * ["forward"]
 
 
 @pytest.mark.parametrize(("op", "slow"), [("reroot", "receive"), ("choice", "candidates")])
@@ -257,20 +261,34 @@ def test_an_answer_is_timed_in_two_parts_and_after_something_else(monkeypatch, o
     assert events == ["before"]
 
 
-def test_messages_are_timed_after_something_else_where_there_is_any():
-    events = []
+SERVED = pd.DataFrame(
+    {"rows": [4, 8], "batch": 1, "context": [20, 24], "target": [2e-3, 3e-3], "reroot": 3e-5,
+     "link_there": 2e-5, "link_back": 4e-5}
+)  # fmt: skip
 
-    class Partner(LocalDraft):
-        def send(self, verdict):
-            events.append("send")
-            super().send(verdict)
 
-    seconds = message_seconds(
-        Partner(idle_worker()), before=lambda: (sleep(0.005), events.append("before"))
+@pytest.mark.parametrize("draft_ranks", [0, 1])
+def test_what_lies_between_steps_is_taken_from_rounds_that_are_served(draft_ranks):
+    asked = []
+
+    def served(policy: str, count: int) -> pd.DataFrame:
+        asked.append((policy, count))
+        return SERVED.assign(batch=count)
+
+    bench = SimpleNamespace(setup=SimpleNamespace(draft_ranks=draft_ranks), served_rounds=served)
+    found = pd.concat([*stream_timings(bench), *batch_timings(bench)])
+    assert set(asked) == (
+        {("async-tree-4x2x2", 1), ("async-tree-8x4x3", 1), ("async-tree-4x2x2", 8)}
+        if draft_ranks
+        else {("tree-4x2x2", 1), ("tree-8x4x3", 1), ("plain", 1), ("tree-4x2x2", 8)}
     )
-    assert events[1:5] == ["before", "send"] * 2
-    assert len(seconds) == 30
-    assert np.median(seconds) < 0.002
+    assert set(found.columns) == {"rows", "requests", "context", "op", "beside", "seconds"}
+    seconds = found.groupby(["op", "requests"])["seconds"].agg(list)
+    assert seconds["round"].to_dict() == {1: [2e-3, 3e-3] * (2 if draft_ranks else 3)}
+    assert seconds["reroot"].to_dict() == {1: [3e-5] * 4, 8: [3e-5] * 2}  # not of plain rounds
+    links = found.loc[found["op"] == "link"]
+    assert sorted(links["requests"]) == ([1] * 4 + [8] * 2 if draft_ranks else [])
+    assert links["seconds"].tolist() == pytest.approx([3e-5] * len(links))
 
 
 def test_loops_are_of_one_request_and_of_many():

@@ -1,0 +1,51 @@
+"""What lies between the steps of a round on ranks, from rounds that are served.
+
+Steps are timed by themselves, after something else was staged; links and re-roots are as short as
+whoever waits for them is awake. So made-up requests are served by small trees, and the spans of
+their rounds are timings: a whole round holds what no part of it shows alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from codesign.profiler.steps import MAX_REQUESTS
+
+if TYPE_CHECKING:
+    from codesign.profiler.rank_bench import RankBench
+
+_TREES = ("tree-4x2x2", "tree-8x4x3")  # as a stream is served
+_BATCH_TREE = _TREES[0]
+
+
+def stream_timings(bench: RankBench) -> list[pd.DataFrame]:
+    """Rounds of one request: the target's span, the re-root's and, of a split, links."""
+    trees = [bench.served_rounds(_policy(bench, tree), 1) for tree in _TREES]
+    plain = [] if bench.setup.draft_ranks else [bench.served_rounds("plain", 1)]
+    rounds = [_timings("round", served, ["target"]) for served in (*plain, *trees)]
+    return [*rounds, *_between(bench, trees)]
+
+
+def batch_timings(bench: RankBench) -> list[pd.DataFrame]:
+    """The re-root's span and links in rounds of up to ``MAX_REQUESTS``."""
+    return _between(bench, [bench.served_rounds(_policy(bench, _BATCH_TREE), MAX_REQUESTS)])
+
+
+def _policy(bench: RankBench, tree: str) -> str:
+    return f"async-{tree}" if bench.setup.draft_ranks else tree
+
+
+def _between(bench: RankBench, served: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
+    frames = [_timings("reroot", rounds, ["reroot"]) for rounds in served]
+    if bench.setup.draft_ranks:
+        frames += [_timings("link", rounds, ["link_there", "link_back"]) for rounds in served]
+    return frames
+
+
+def _timings(op: str, rounds: pd.DataFrame, spans: list[str]) -> pd.DataFrame:
+    """Rows of steps.parquet, but for the deployment: the mean of some spans of each round."""
+    shape = {"rows": rounds["rows"], "requests": rounds["batch"], "context": rounds["context"]}
+    return pd.DataFrame(shape).assign(op=op, beside=False, seconds=rounds[spans].mean(axis=1))
