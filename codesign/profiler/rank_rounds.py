@@ -17,7 +17,8 @@ from codesign.profiler.steps import MAX_REQUESTS
 if TYPE_CHECKING:
     from codesign.profiler.rank_bench import RankBench
 
-_TREES = ("tree-4x2x2", "tree-8x4x3")  # as a stream is served
+# Of the buckets that streams are served in, and none of the plans that a campaign holds out.
+_TREES = ("tree-3x2x2", "tree-7x3x3")
 _BATCH_TREE = _TREES[0]
 
 

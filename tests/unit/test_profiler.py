@@ -278,9 +278,9 @@ def test_what_lies_between_steps_is_taken_from_rounds_that_are_served(draft_rank
     bench = SimpleNamespace(setup=SimpleNamespace(draft_ranks=draft_ranks), served_rounds=served)
     found = pd.concat([*stream_timings(bench), *batch_timings(bench)])
     assert set(asked) == (
-        {("async-tree-4x2x2", 1), ("async-tree-8x4x3", 1), ("async-tree-4x2x2", 8)}
+        {("async-tree-3x2x2", 1), ("async-tree-7x3x3", 1), ("async-tree-3x2x2", 8)}
         if draft_ranks
-        else {("tree-4x2x2", 1), ("tree-8x4x3", 1), ("plain", 1), ("tree-4x2x2", 8)}
+        else {("tree-3x2x2", 1), ("tree-7x3x3", 1), ("plain", 1), ("tree-3x2x2", 8)}
     )
     assert set(found.columns) == {"rows", "requests", "context", "op", "beside", "seconds"}
     seconds = found.groupby(["op", "requests"])["seconds"].agg(list)
