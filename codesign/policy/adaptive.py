@@ -9,6 +9,9 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
+
+from codesign.policy.batch_round import FULL, BatchRound
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import (
@@ -19,6 +22,7 @@ from codesign.policy.interface import (
     last_confidence,
 )
 from codesign.policy.spec import SpeculationSpec
+from codesign.policy.traffic import COLD, Traffic
 from codesign.policy.tree import DraftTree
 
 INITIAL_CONFIDENCE = 0.6  # SpecServe's start value of the running mean
@@ -32,27 +36,36 @@ class SpecServe(Speculation):
 
     Adaptive drafter: predict the goodput of one more step with the running mean confidence; if it
     does not fall, draft the step, and correct with the confidences seen. Confidence-prior verifier:
-    of all drafted tokens verify the set with the largest goodput, most likely first.
+    of all drafted tokens verify the set with the largest goodput, most likely first. Both stay
+    within the seconds that the SLO leaves a round (``_longest_round``).
+
+    Beyond the paper, a round is priced with the prompts that it delays (batch_round.py), the target
+    is one of a request's whole answer, and the draft runs a prompt only if drafting saves more.
 
     Source:
-        SpecServe, Algorithms 1 and 2. The verifier takes the best prefix of the tokens sorted by
-        path chance, which is what popping the smallest while goodput rises leads to.
+        SpecServe, Algorithms 1 to 3. The verifier takes the best prefix of the tokens sorted by
+        path chance, which is what popping the smallest while goodput rises leads to. A step that
+        turned out not to pay ends the drafting, but is verified like any other, as it is in the
+        released code: its seconds are spent.
     """
 
     is_batch_coupled = True
+    needs_progress = True
 
     def __init__(
         self, spec: SpeculationSpec, goodput: Goodput, calibration: Calibration | None = None
     ) -> None:
         super().__init__(calibration)
+        self.traffic = Traffic(goodput.prompt_seconds, hears_late=True)
         self._spec = spec
-        self._goodput = goodput if spec.slo_aware else goodput.without_slo()
+        self._goodput = goodput
+        self._round = BatchRound(goodput)
         self._sum_confidence = INITIAL_CONFIDENCE
         self._num_confidence = 1
+        self._longest = math.inf  # seconds that a round with draft tokens may take
         self._best = 0.0
-        self._context = 0
-        self._steps = 0  # draft forwards of this round
-        self._worth: list[int] = []  # nodes of each tree up to the last step that paid
+        self._known: list[int] = []  # nodes of each tree whose confidences are taken in
+        self._costly: set[int] = set()  # requests whose prompt the draft does not run now
 
     @property
     def mean_confidence(self) -> float:
@@ -60,71 +73,129 @@ class SpecServe(Speculation):
         return self._sum_confidence / self._num_confidence
 
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
-        self._context = context_rows(trees)
-        self._best = self._estimate(len(trees), steps=0, chances=_draft_chances(trees))
-        self._worth = [len(tree) for tree in trees]
+        num_beside, rows_beside = self.beside
+        batch, context = len(trees) + num_beside, context_rows(trees) + rows_beside
+        self.traffic.observe(trees, self.now, self.sharing)
+        self._round.begin(batch, context, traffic=self.traffic, sharing=self.sharing)
+        self._longest = self._longest_round(progress) if self._spec.slo_aware else math.inf
+        self._best = self._value(_draft_chances(trees))
+        self._known = [len(tree) for tree in trees]
+        self._costly = set()
+
+    def _longest_round(self, progress: Sequence[Progress]) -> float:
+        """Seconds after which plain decoding would still keep every target that it can keep.
+
+        Of the round a request may get one token only, as the paper has it. Its target is one of
+        the mean of all its tokens: there are those that it has, and those that are expected. One
+        that would miss its target with plain rounds from now on has nothing to lose.
+        """
+        this, left = self._round, self.traffic.expected_left(np.array([p.tokens for p in progress]))
+        plain = self._goodput.seconds(
+            batch=this.batch, context=this.context, steps=0, draft_tokens=0
+        ) / (1.0 - min(self.traffic.share, FULL))
+        rooms = [
+            target * (one.tokens + 1 + more) - one.elapsed - plain * more
+            for one, more in zip(progress, left.tolist(), strict=True)
+            if (target := one.slo_tpot or self._goodput.slo_tpot) is not None
+        ]
+        return min([room for room in rooms if room >= plain], default=math.inf)
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
         stop: list[list[int]] = [[] for _ in trees]
-        self._steps = done
         chances = _draft_chances(trees)
-        if done and not self._correct(trees, done, chances):
+        if done and not self._correct(trees, chances):
             return stop
         # By length, not by ``done``: verified only in part, a chain may live on in the next round.
         leaves = [chain_end(tree) if len(tree) <= self._spec.max_depth else [] for tree in trees]
-        if any(leaves) and (self._spec.adaptive_drafter or self._spec.slo_aware):
-            mean = self.mean_confidence
-            chances += [
-                math.exp(tree.log_weights[leaf[0]]) * mean
-                for tree, leaf in zip(trees, leaves, strict=True)
-                if leaf
-            ]
-            predicted = self._estimate(len(trees), steps=done + 1, chances=chances)
-            if predicted < 0 or (self._spec.adaptive_drafter and predicted < self._best):
-                return stop
+        if not done and self._spec.adaptive_drafter:
+            self._costly = self._find_costly(trees)
+        for i in self._costly:
+            leaves[i] = []
+        if not any(leaves):
+            return stop
+        mean = self.mean_confidence
+        chances += [
+            math.exp(tree.log_weights[leaf[0]]) * mean
+            for tree, leaf in zip(trees, leaves, strict=True)
+            if leaf
+        ]
+        this = self._round
+        seconds = this.draft.of(sum(map(len, leaves)), this.context + this.batch * done)
+        predicted = self._value(chances, seconds)
+        if predicted < 0 or (self._spec.adaptive_drafter and predicted < self._best):
+            return stop
+        this.awaited += seconds
         return leaves
 
-    def _correct(self, trees: Sequence[DraftTree], done: int, chances: list[float]) -> bool:
-        """Take in the confidences of step ``done``; whether drafting may go on."""
-        for tree, num_nodes in zip(trees, self._worth, strict=True):
+    def _correct(self, trees: Sequence[DraftTree], chances: list[float]) -> bool:
+        """Take in the confidences of the last step; whether drafting may go on."""
+        for tree, num_nodes in zip(trees, self._known, strict=True):
             if len(tree) > num_nodes:
                 self._sum_confidence += last_confidence(tree)
                 self._num_confidence += 1
-        goodput = self._estimate(len(trees), steps=done, chances=chances)
-        if self._spec.adaptive_drafter and goodput < self._best:
-            return False
-        self._best = goodput
-        self._worth = [len(tree) for tree in trees]
-        return True
+        self._known = [len(tree) for tree in trees]
+        before, self._best = self._best, self._value(chances)
+        return not self._spec.adaptive_drafter or self._best >= before
+
+    def _find_costly(self, trees: Sequence[DraftTree]) -> set[int]:
+        """Requests that miss so many rows in the draft that running them does not pay."""
+        cold = [i for i, tree in enumerate(trees) if tree.missing >= COLD]
+        if not cold:
+            return set()
+        prompts = self._goodput.draft_prompts([trees[i].missing for i in cold])
+        left = self.traffic.expected_left(np.array([trees[i].emitted for i in cold]))
+        return {i for i, pays in zip(cold, left * self._saved() > prompts, strict=True) if not pays}
+
+    def _saved(self) -> float:
+        """Seconds per token of one request that drafting for all saves, with the best length."""
+        this, num = self._round, len(self._known)
+        drafting = this.draft.of(num, this.context)
+        tokens, fastest = this.roots, math.inf
+        for steps in range(1, self._spec.max_depth + 1):
+            tokens += num * self.mean_confidence**steps
+            seconds = this.target.of(this.num_base + steps * num, this.context) + steps * drafting
+            fastest = min(fastest, (seconds + this.fixed) / tokens)
+        return this.plain_seconds / this.batch - fastest
 
     def select(self, trees: Sequence[DraftTree]) -> list[list[int]]:
         drafted = sorted(
             (-tree.log_weights[node], tree.depths[node], i, node)
-            for i, (tree, num_nodes) in enumerate(zip(trees, self._worth, strict=True))
-            for node in range(1, num_nodes)
+            for i, tree in enumerate(trees)
+            for node in range(1, len(tree))
         )
         chances = [math.exp(-d[0]) for d in drafted]
+        this = self._round
         if self._spec.confidence_prior:
-            count = self._goodput.best_count(
-                batch=len(trees), context=self._context, steps=self._steps, chances=chances
-            )
-            drafted = drafted[:count]
-        elif self._estimate(len(trees), steps=self._steps, chances=chances) < 0:
+            drafted = drafted[: this.best(np.array([this.roots, *chances]), self._longest).rows]
+        elif self._value(chances) < 0:
             drafted = []  # tokens left over from the last round may be too many by themselves
         chosen = [[0] for _ in trees]
         for _, _, i, node in drafted:
             chosen[i].append(node)
-        self.rests = not self._steps and all(len(tree) == 1 for tree in trees)
+        self.rests = not this.awaited and all(len(tree) == 1 for tree in trees)
+        if self._spec.adaptive_drafter:
+            self.reads_prompts = not self.rests and self._is_worth_reading()
         return chosen
 
-    def _estimate(self, batch: int, *, steps: int, chances: list[float]) -> float:
-        return self._goodput(
-            batch=batch,
-            context=self._context,
-            steps=steps,
-            draft_tokens=len(chances),
-            accepted=sum(chances),
-        )
+    def _is_worth_reading(self) -> bool:
+        """Whether the draft runs a prompt that begins now along with the target, part by part."""
+        prompt = self._goodput.draft_prompt_seconds(self.traffic.mean_prompt)
+        return float(self.traffic.expected_left()) * self._saved() > prompt
+
+    def _value(self, chances: list[float], more: float = 0.0) -> float:
+        """Expected tokens per second of a round that verifies all these, -1 where it is too long.
+
+        Args:
+            chances: Of every draft token.
+            more: Seconds of a further draft forward.
+        """
+        this = self._round
+        if not (chances or more or this.awaited):
+            return this.plain.value
+        seconds = this.target.of(this.num_base + len(chances), this.context) + this.fixed + more
+        if chances and seconds > self._longest:
+            return -1.0
+        return this.value(this.roots + sum(chances), seconds)
 
 
 def _draft_chances(trees: Sequence[DraftTree]) -> list[float]:
@@ -149,7 +220,7 @@ class TurboSpec(Speculation):
     ) -> None:
         super().__init__(calibration)
         self._max_depth = max_depth
-        self._goodput = goodput.without_slo()
+        self._goodput = goodput
         self._accepted = INITIAL_ACCEPTANCE * ACCEPTANCE_MEMORY / 10  # a weak start value
         self._judged = ACCEPTANCE_MEMORY / 10
         self._sent: list[tuple[DraftTree, int, int]] = []  # tree, its base length, draft tokens

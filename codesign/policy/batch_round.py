@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 
 LEAST = 1e-9  # tokens or seconds: some are divided by, of some a logarithm is taken
 WAITING = 8.0  # running requests that one counts for whose prompt shares the rounds' forwards
-_FULL = 0.9  # share of time from which prompts are taken to wait for ever
+FULL = 0.9  # share of time from which prompts are taken to wait for ever
 _MOST_POWER = 50.0
 _FAR = 4096.0  # tokens of context by which its price is found
 _SPARE = 256  # rows beyond those that are asked for: more will be
@@ -124,6 +124,7 @@ class BatchRound:
         overhead: Seconds beside the forwards of a round in which anything is drafted or verified.
         stall: Seconds of prompts that run before the next round.
         plain: The choice of no draft at all.
+        plain_seconds: Of such a round, the stall behind it.
         awaited: Seconds so far of draft forwards that the target waits for.
         beside: The same of those beside the verification.
         verification: Seconds of the verification; known once its nodes are chosen.
@@ -162,12 +163,12 @@ class BatchRound:
         self._draft_row: float | None = None
         self.stall, self._power = traffic.stall, 1.0
         if prompt_rows and batch:
-            self._power += WAITING * num_waiting / batch / (1.0 - min(traffic.share, _FULL))
+            self._power += WAITING * num_waiting / batch / (1.0 - min(traffic.share, FULL))
             self._power = min(self._power, _MOST_POWER)
         seconds = self.target.of(self.num_base, context) + self.stall
-        self._plain_seconds = max(seconds, LEAST)
+        self.plain_seconds = max(seconds, LEAST)
         value = self.value(self.roots, seconds) if batch else 0.0
-        rate = self._power * self.roots / self._plain_seconds
+        rate = self._power * self.roots / self.plain_seconds
         self.plain = Choice(value, rate, self.roots, 0, 1.0)
 
     def value(self, tokens: Any, seconds: Any) -> Any:
@@ -179,24 +180,26 @@ class BatchRound:
         """
         if self._power == 1.0:
             return tokens / seconds
-        return tokens / self._plain_seconds / (seconds / self._plain_seconds) ** self._power
+        return tokens / self.plain_seconds / (seconds / self.plain_seconds) ** self._power
 
     @property
     def fixed(self) -> float:
         """Seconds of the round so far, and of what is beside its forwards; the stall behind it."""
         return self.awaited + self.overhead + self.stall
 
-    def best(self, worth: Floats) -> Choice:
+    def best(self, worth: Floats, longest: float = np.inf) -> Choice:
         """How many nodes are verified with most value: the heaviest, as long as it rises.
 
         Args:
             worth: (1 + N,) tokens that all roots together are worth, then each node, descending.
+            longest: Seconds that the round may take if any node is verified.
         """
         tokens = worth.cumsum()
         seconds = self.target(len(worth) - 1) + self.fixed
         if not self.awaited:
             seconds[0] -= self.overhead
         values = self.value(tokens, seconds)
+        values[1:][seconds[1:] > longest] = 0.0
         best = int(values.argmax())
         level = float(worth[best]) if best else np.inf
         rate = self._power * float(tokens[best]) / float(seconds[best])
@@ -221,4 +224,4 @@ class BatchRound:
             seconds_per_token: Of all requests' tokens together; prompts that stall the round take
                 as long either way and are not in them.
         """
-        return self._plain_seconds - self.stall - self.roots * seconds_per_token
+        return self.plain_seconds - self.stall - self.roots * seconds_per_token

@@ -56,14 +56,13 @@ from codesign.policy.goodput import Goodput
 from codesign.policy.interface import Progress, Speculation, context_rows
 from codesign.policy.online_calibration import OnlineCalibration
 from codesign.policy.spec import SpeculationSpec
-from codesign.policy.traffic import Traffic
+from codesign.policy.traffic import COLD, Traffic
 from codesign.policy.tree import DraftTree
 from codesign.policy.urgency import urgencies
 
 Leaves = list[list[int]]
 Promise = tuple[float, float]  # value of the round, and the least gain of a leaf worth its row
 
-COLD = 16  # missing tokens from which running them is a decision of its own
 LOOKING = 0.01  # share of the time of plain rounds that looks at the batch may take
 LONGEST_REST = 16  # rounds
 MARGIN = 0.02  # of goodput that drafting must promise after a round without

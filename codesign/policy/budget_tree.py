@@ -24,8 +24,6 @@ class BudgetTree(DraftTree):
 
     Attributes:
         sent: The nodes under verification.
-        prefix_len: KV rows of the draft in the request's prefix, as the protocol counts them.
-        first_len: Committed tokens when it was admitted.
         confidence: Running mean chance of a node's likeliest child.
         open: (log weight, node) of every node that may still run, the heaviest first.
     """
@@ -35,8 +33,6 @@ class BudgetTree(DraftTree):
     ) -> None:
         self.calibration = calibration
         self.sent: Sequence[int] = ()
-        self.prefix_len = 0
-        self.first_len = base_len
         self.confidence = calibration.confidence
         super().__init__(root_token, base_len=base_len, max_depth=max_depth)
 
@@ -44,20 +40,8 @@ class BudgetTree(DraftTree):
         super()._reset(root_token)
         self.open = [(0.0, 0)] if self.max_depth else []
 
-    @property
-    def missing(self) -> int:
-        """Committed tokens that the draft model has not run on, the root not counted."""
-        return self.base_len - 1 - self.prefix_len
-
-    @property
-    def emitted(self) -> int:
-        """Tokens committed since it was admitted."""
-        return self.base_len - self.first_len
-
     def expand(self, nodes: Sequence[int]) -> None:
-        """See DraftTree.expand; a root is run with all that is missing before it."""
-        if nodes and nodes[0] == 0:
-            self.prefix_len = self.base_len - 1
+        """See DraftTree.expand."""
         super().expand(nodes)
         slots = self.slots
         self.open = [pair for pair in self.open if slots[pair[1]] == UNEXPANDED]
@@ -83,7 +67,6 @@ class BudgetTree(DraftTree):
             self._learn(verified)
         self.sent = ()
         found = super().reroot(verified)
-        self.prefix_len += len(found.promoted)
         if found.is_hit:
             slots, weights, depths = self.slots, self.log_weights, self.depths
             self.open = [

@@ -5,11 +5,8 @@ Must not import torch or read a clock.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from copy import copy
 from functools import partial
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +18,13 @@ UNTIMED_LOOK = 1e-4  # seconds of a look at a batch, where a fit does not say
 
 
 class Goodput:
-    """SpecServe's estimator: tokens per second of a round, -1 where it would break the SLO.
+    """SpecServe's estimator: tokens per second of a round.
 
     Args:
         draft_seconds: ``f(rows, context)`` of one draft forward.
         target_seconds: ``f(rows, context)`` of the target forward.
         overhead: Seconds beside the forwards of a round in which anything is drafted or verified.
-        slo_tpot: Seconds per token that every step must keep, as a request may get one token
-            only; None when there is no target.
+        slo_tpot: Target of seconds per token, for policies that look at it; None for none.
         draft_prompt_seconds: ``f(rows)`` of the draft model over rows of a prompt; None where they
             cost what rows of a draft forward do.
         prompt_seconds: The same of the target.
@@ -106,12 +102,6 @@ class Goodput:
             return seconds.of_arrays(rows, 0.0)
         return np.array([seconds(count) for count in rows])
 
-    def without_slo(self) -> Goodput:
-        """The same estimator without a TPOT target."""
-        free = copy(self)
-        free.slo_tpot = None
-        return free
-
     def overhead(self, batch: int) -> float:
         """Seconds beside the forwards of a round of ``batch`` requests."""
         return self._overhead + self._overhead_each * max(batch - 1, 0)
@@ -158,30 +148,7 @@ class Goodput:
             accepted: Expected number of accepted draft tokens.
         """
         seconds = self.seconds(batch=batch, context=context, steps=steps, draft_tokens=draft_tokens)
-        if draft_tokens and self.slo_tpot is not None and seconds > self.slo_tpot:
-            return -1.0
         return (batch + accepted) / seconds
-
-    def best_count(self, *, batch: int, context: int, steps: int, chances: Sequence[float]) -> int:
-        """How many of the draft tokens, the first ones, are verified with most goodput.
-
-        Args:
-            batch: Requests.
-            context: Sum of their KV rows.
-            steps: Draft forwards made.
-            chances: Of every draft token, descending.
-        """
-        fixed = self._drafting(batch, context, steps) + self.overhead(batch)
-        longest = self.slo_tpot if self.slo_tpot is not None else math.inf
-        best, most = (
-            0,
-            batch / self.seconds(batch=batch, context=context, steps=steps, draft_tokens=0),
-        )
-        for n, accepted in enumerate(accumulate(chances), start=1):
-            seconds = self._verifying(batch, context, n) + fixed
-            if seconds <= longest and (goodput := (batch + accepted) / seconds) > most:
-                best, most = n, goodput
-        return best
 
 
 def _rows_alone(seconds: Callable[[float, float], float], rows: float) -> float:

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from codesign.policy.budget_tree import BudgetTree
+from codesign.policy.tree import DraftTree
 
+COLD = 16  # tokens missing in the draft from which running them is a decision of its own
 START_OUTPUT = 96.0  # tokens that a request is expected to emit, until some have finished
 START_PROMPT = 512.0  # tokens of a prompt, until some have come
 _LENGTHS = 128  # of the last finished requests that are remembered
@@ -44,7 +45,7 @@ class Traffic:
         self.stall = 0.0
         self._prompt_seconds = prompt_seconds
         self._hears_late = hears_late
-        self._known: list[BudgetTree] = []
+        self._known: list[DraftTree] = []
         self._lengths: deque[int] = deque(maxlen=_LENGTHS)
         self._ranked = np.empty(0, np.int64)  # ascending
         self._beyond = np.zeros(1, np.int64)  # sum of these from each on
@@ -52,7 +53,7 @@ class Traffic:
         self._last_now = 0.0
         self._is_shared = False  # prompts share forwards, they do not run between rounds
 
-    def observe(self, trees: Sequence[BudgetTree], now: float, sharing: tuple[int, int]) -> None:
+    def observe(self, trees: Sequence[DraftTree], now: float, sharing: tuple[int, int]) -> None:
         """A round starts with these requests.
 
         Foresees the prompts that run after it, whatever is decided about it: those that have come
@@ -94,7 +95,7 @@ class Traffic:
         count = len(self._ranked) - shorter
         return (START_OUTPUT + self._beyond[shorter] - emitted * count) / (1 + count)
 
-    def _learn_lengths(self, trees: Sequence[BudgetTree]) -> int:
+    def _learn_lengths(self, trees: Sequence[DraftTree]) -> int:
         """Take in how many tokens those have emitted that are gone; prompt rows of the new ones."""
         known = self._known
         if list(trees) == known:  # the same objects: trees are not compared by their nodes

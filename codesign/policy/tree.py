@@ -59,10 +59,13 @@ class DraftTree:
     Attributes:
         base_len: Committed tokens, root included; the root's position is ``base_len - 1``.
         max_depth: No node is deeper than this, since the request ends there.
+        first_len: Committed tokens when it was admitted.
+        prefix_len: KV rows of the draft in the request's prefix, as the protocol counts them.
     """
 
     def __init__(self, root_token: int, *, base_len: int, max_depth: int) -> None:
-        self.base_len = base_len
+        self.base_len = self.first_len = base_len
+        self.prefix_len = 0
         self.max_depth = max_depth
         self._reset(root_token)
 
@@ -84,6 +87,16 @@ class DraftTree:
     def __len__(self) -> int:
         """Nodes, root included."""
         return len(self.tokens)
+
+    @property
+    def missing(self) -> int:
+        """Committed tokens that the draft model has not run on, the root not counted."""
+        return self.base_len - 1 - self.prefix_len
+
+    @property
+    def emitted(self) -> int:
+        """Tokens committed since it was admitted."""
+        return self.base_len - self.first_len
 
     def position(self, node: int) -> int:
         """Absolute position of a node's token in the request."""
@@ -117,7 +130,12 @@ class DraftTree:
         return sorted(nodes, key=self.log_weights.__getitem__, reverse=True)[:count]
 
     def expand(self, nodes: Sequence[int]) -> None:
-        """Give ``nodes`` the next KV slots, in this order; the draft model runs on them now."""
+        """Give ``nodes`` the next KV slots, in this order; the draft model runs on them now.
+
+        A root is run with all that is missing before it.
+        """
+        if nodes and nodes[0] == 0:
+            self.prefix_len = self.base_len - 1
         for slot, node in enumerate(nodes, self.num_expanded):
             self.slots[node] = slot
         count = len(nodes)
@@ -216,9 +234,11 @@ class DraftTree:
         self.max_depth = max(self.max_depth - len(verified), 0)
         if not is_hit:
             promoted = tuple(self.slots[n] for n in path if self.slots[n] != UNEXPANDED)
+            self.prefix_len += len(promoted)
             self._reset(verified[-1])
             return Reroot(is_hit=False, promoted=promoted, kept=())
         promoted = tuple(self.slots[n] for n in path[:-1])
+        self.prefix_len += len(promoted)
         return Reroot(is_hit=True, promoted=promoted, kept=self._keep_subtree(path[-1]))
 
     def _keep_subtree(self, root: int) -> tuple[int, ...]:
