@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _MOST_DOUBTS = 2
 _MOST_TIES = 3
-_COLUMNS = ("plan", "TPOT p50", "p90 ms", "TTFT p90", "tokens/s", "tok/round", "load", "in SLO")
+_COLUMNS = ("plan", "TPOT p50", "p90 ms", "TTFT p90", "tok/s", "tok/round", "load", "in SLO")
 
 
 def result_text(

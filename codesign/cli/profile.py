@@ -120,7 +120,7 @@ def _leave(error: HardwareError | KeyboardInterrupt) -> NoReturn:
 def _settings(args: argparse.Namespace) -> ProfileSettings:
     from codesign.artifacts import hardware
     from codesign.errors import UsageError
-    from codesign.models import DRAFTS, lasting_name
+    from codesign.models import DRAFTS, lasting_name, resolve_model
     from codesign.policy.walk import Sampling
     from codesign.profiler.store import ProfileSettings
 
@@ -136,6 +136,7 @@ def _settings(args: argparse.Namespace) -> ProfileSettings:
     if draft is None:
         draft = DRAFTS.get(args.target)
         if draft is None:
+            resolve_model(args.target)  # a name with a slip has no draft either
             raise UsageError(
                 f"no draft belongs to {args.target}. Name one, or take --draft ngram, which "
                 "needs no model"
