@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from codesign.cli.output import counted, number_text, table, wrapped
@@ -50,14 +51,16 @@ def result_text(
     lines += [line for note in plan.notes for line in wrapped("note", note)]
     columns = _COLUMNS if has_slo else _COLUMNS[:-1]
     rows = [row[: len(columns)] for row in _family_rows(plan)]
-    lines += ["", table(columns, rows), "", f"next      {_next_command(plan, out)}"]
+    lines += ["", table(columns, rows), "", f"next      {next_command(plan, out)}"]
     return "\n".join(lines)
 
 
-def _next_command(plan: Plan, out: Path) -> str:
+def next_command(plan: Plan, out: Path) -> str:
+    """What to type after a plan was written to ``out``."""
+    file = quote(str(out))
     if plan.chosen.candidate.speculation.runs_in_engine:
-        return f"codesign run --plan {out}"
-    return f"codesign export --plan {out} --to vllm --head NAME (the engine here has no such head)"
+        return f"codesign run --plan {file}"
+    return f"codesign export --plan {file} --to vllm --head NAME (the engine here has no such head)"
 
 
 def ties_text(plan: Plan) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from typing import TYPE_CHECKING, NoReturn
 
 from codesign.cli.output import add_output_arguments, emit, non_negative, positive, progress, say
@@ -99,11 +100,12 @@ def measure(args: argparse.Namespace) -> None:
         raise
     for note in about["notes"]:
         say(f"note: {note}")
-    payload = {"out": out, **about, "next": f"codesign fit {out}"}
+    command = shlex.join(["codesign", "fit", str(out)])
+    payload = {"out": out, **about, "next": command}
     text = (
         f"profiled {settings.target} with draft {settings.draft} on {settings.workers} workers: "
         f"{about['num_timings']:,} timings, {about['num_tokens']:,} recorded tokens\n"
-        f"wrote {out}\nnext  codesign fit {out} --out fit.json"
+        f"wrote {out}\nnext  {command} --out fit.json"
     )
     emit(args, payload, text)
 

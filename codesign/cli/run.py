@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -247,8 +248,8 @@ def _as_text(plan: Plan, runs: list[MeasuredRun], args: argparse.Namespace) -> s
         differing = _differing(runs)
         same = "the same tokens in every run" if not differing else f"{differing} differ"
         lines.append(f"lossless  {plan.num_requests} requests, {same}")
-    directories = " ".join(str(run.directory) for run in runs)
-    lines.append(f"next      codesign validate --plan {args.plan} --run {directories}")
+    words = ["codesign", "validate", "--plan", args.plan, "--run", *(r.directory for r in runs)]
+    lines.append(f"next      {shlex.join(map(str, words))}")
     return "\n".join(lines)
 
 
