@@ -28,6 +28,9 @@ __all__ = [
 ]  # fmt: skip
 
 
+_FITS = Path(__file__).parent / "data" / "fits"  # those that every installation has
+
+
 @dataclass(frozen=True, slots=True)
 class FileRef:
     """A file that a plan depends on, and its checksum when the plan was made."""
@@ -51,8 +54,10 @@ class FileRef:
             InputError: If it is gone or has changed since.
         """
         if not self.path.is_file():
-            why = f"{self.path}, which the plan names, is not there. Plan again: codesign plan"
-            raise InputError(why)
+            raise InputError(
+                f"{self.path}, which the plan names, is not there, nor beside the plan. "
+                "Copy it, or plan again: codesign plan"
+            )
         if sha256(self.path) != self.sha256:
             why = f"{self.path} has changed since the plan was made. Plan again: codesign plan"
             raise InputError(why)
@@ -286,4 +291,8 @@ def _written(ref: FileRef, folder: Path) -> dict[str, str]:
 
 
 def _read(values: Mapping[str, str], folder: Path) -> FileRef:
-    return FileRef(folder / values["path"], values["sha256"])
+    """The file that a plan names; if it moved, the same file beside the plan or in the package."""
+    named, checksum = folder / values["path"], values["sha256"]
+    places = [] if named.is_file() else [folder / named.name, *sorted(_FITS.glob("*/fit.json"))]
+    found = (path for path in places if path.is_file() and sha256(path) == checksum)
+    return FileRef(next(found, named), checksum)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from errno import EACCES
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from codesign.artifacts import header, read_json, read_table, write_json, write_table, write_text
 from codesign.errors import InputError
@@ -99,14 +99,14 @@ def read_run(directory: str | Path) -> StoredRun:
         InputError: If a file is missing or is not what ``write_run`` writes.
     """
     folder = Path(directory)
-    summary = read_json(folder / "run.json", kind="run")
+    summary = _read_summary(folder)
     requests, _ = read_table(folder / "requests.parquet", kind="requests")
     rounds, _ = read_table(folder / "rounds.parquet", kind="rounds")
     records = RunRecords(
         _read_requests(requests, folder),
         _read_rounds(rounds, folder),
-        float(summary["seconds"]),
-        list(summary["notes"]),
+        summary["seconds"],
+        summary["notes"],
         refused={int(number): why for number, why in summary.get("refused", {}).items()},
         calibration=dict(summary.get("calibration", {})),
     )
@@ -127,6 +127,21 @@ def make_folder(folder: Path) -> None:
         raise InputError(
             f"cannot write into {folder}: {err.strerror or err}. Name another: --out FOLDER"
         ) from err
+
+
+def _read_summary(folder: Path) -> dict[str, Any]:
+    file = folder / "run.json"
+    inner = [] if file.exists() else sorted(path.parent for path in folder.glob("*/run.json"))
+    if inner:
+        raise InputError(f"{folder} is a folder of runs. Name one, as {inner[0]}, or {folder}/*")
+    summary = read_json(file, kind="run")
+    try:
+        told = {"seconds": float(summary["seconds"]), "notes": [*map(str, summary["notes"])]}
+        if summary["origin"] not in get_args(Origin):
+            raise ValueError(f"origin {summary['origin']}")
+    except (KeyError, TypeError, ValueError) as err:
+        raise InputError(f"{file} is damaged ({err!r}). Make it again: codesign run") from err
+    return {**summary, **told}
 
 
 def _clear(folder: Path) -> None:

@@ -221,10 +221,17 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.replace(path)
     except OSError as err:
-        raise InputError(f"cannot write {path}: {err.strerror or err}") from err
+        why = err.strerror or err
+        raise InputError(f"cannot write {path}: {why}{elsewhere(path)}") from err
     finally:
         with suppress(OSError):  # its folder may not even be one
             temporary.unlink(missing_ok=True)
+
+
+def elsewhere(path: str | Path) -> str:
+    """How the cache is put elsewhere, to end the error of a path in it; "" of any other."""
+    is_cached = Path(path).is_relative_to(cache_dir())
+    return ". Name another folder for the cache: CODESIGN_HOME=FOLDER" if is_cached else ""
 
 
 def _check_header(path: str | Path, payload: Any, kind: str) -> None:

@@ -13,14 +13,16 @@ Exit codes: 0 done; 1 a bug in codesign; 2 usage; 3 no plan meets the SLO; 4 bad
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
+import io
 import os
 import sys
 from typing import Any, NoReturn
 
 from codesign import __version__
 from codesign.cli.output import say
-from codesign.errors import CodesignError, UsageError
+from codesign.errors import CodesignError, InputError, UsageError
 
 VERBS = (
     ("trace", "list, inspect, synthesise or fetch request traces"),
@@ -43,6 +45,10 @@ examples:
       --max-requests 20
   codesign run --plan plan.json
 """
+
+
+# What the system refuses by a user's hand: files of others, full disks.
+_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 
 class Parser(argparse.ArgumentParser):
@@ -80,6 +86,8 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     verb = next((word for word in words if not word.startswith("-")), None)
     name = "codesign" if verb is None else f"codesign {verb}"
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be in any script
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         args = build_parser(verb).parse_args(words or ["--help"])
         code = args.func(args)
@@ -97,11 +105,22 @@ def main(argv: list[str] | None = None) -> int:
         return 141
     except Exception as err:
         _traceback_if_asked(words)
-        detail = " ".join(str(err).split())
-        hint = "" if "--debug" in words else ". For the traceback add --debug"
-        say(f"{name}: bug in codesign: {type(err).__name__}: {detail}{hint}")
-        return 1
+        return _unforeseen(name, err, words)
     return code or 0
+
+
+def _unforeseen(name: str, err: Exception, words: list[str]) -> int:
+    """Say what nobody caught: a file that the system refuses is the user's, the rest is ours."""
+    if isinstance(err, OSError) and err.errno in _REFUSALS:
+        from codesign.artifacts import elsewhere
+
+        place = err.filename or "a file"
+        say(f"{name}: cannot use {place}: {err.strerror}{elsewhere(place)}")
+        return InputError.exit_code
+    detail = " ".join(str(err).split())
+    hint = "" if "--debug" in words else ". For the traceback add --debug"
+    say(f"{name}: bug in codesign: {type(err).__name__}: {detail}{hint}")
+    return 1
 
 
 def _traceback_if_asked(words: list[str]) -> None:

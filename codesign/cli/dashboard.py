@@ -84,4 +84,4 @@ def app_script() -> Path:
     for folder in (package.parent / "app", package / "_app"):
         if (script := folder / "streamlit_app.py").is_file():
             return script
-    raise HardwareError("the dashboard's pages are missing. Install again: pip install codesign")
+    raise HardwareError("the dashboard's pages are missing. Install the package again")

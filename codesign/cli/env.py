@@ -12,6 +12,7 @@ _PACKAGES = {
     "fit": ("scipy",),
     "engine": ("torch", "safetensors", "tokenizers", "jinja2", "gguf"),
     "report": ("altair", "vl-convert-python"),
+    "ray": ("ray",),
     "app": ("streamlit",),
 }
 

@@ -1,7 +1,7 @@
 """What the command line prints: the result on stdout, everything else on stderr.
 
 Only modules of ``codesign.cli`` print. rich is imported only when the stream is a
-terminal; in a pipe, or with NO_COLOR, everything is plain text of at most 100 columns.
+terminal; in a pipe, or with NO_COLOR, everything is plain text.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 MAX_COLUMNS = 100
+_LEAST_WIDTH = 20  # of a column that is cut to fit
 _GAP = "  "
 _PIPE_INTERVAL = 10.0  # seconds between two progress lines in a pipe
 
@@ -89,7 +90,10 @@ def say(message: str) -> None:
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None
 ) -> str:
-    """Return a table as text of at most 100 columns, with colour if stdout is a terminal.
+    """Return a table as text, with colour if stdout is a terminal.
+
+    Elsewhere long texts are cut so that lines have 100 columns; names, in the first column, and
+    numbers are not.
 
     Args:
         columns: Heads of the columns.
@@ -204,7 +208,7 @@ def _rich_table(
 
     drawn = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     for column, to_right in zip(columns, right, strict=True):
-        drawn.add_column(Text(column), justify="right" if to_right else "left")
+        drawn.add_column(Text(column), justify="right" if to_right else "left", overflow="fold")
     for row in cells:
         drawn.add_row(*map(Text, row))
     console = Console()
@@ -222,11 +226,12 @@ def _cell(value: object) -> str:
 
 
 def _fit_widths(widths: list[int]) -> list[int]:
-    """Return widths that fit in a line: the widest columns give way first."""
-    fitted = list(widths)
-    while sum(fitted) + len(_GAP) * (len(fitted) - 1) > MAX_COLUMNS and max(fitted) > 1:
-        fitted[fitted.index(max(fitted))] -= 1
-    return fitted
+    """Return widths that fit in a line, if long texts give way: the widest first."""
+    name, *rest = widths
+    room = MAX_COLUMNS - name - len(_GAP) * len(rest)
+    while sum(rest) > room and max(rest, default=0) > _LEAST_WIDTH:
+        rest[rest.index(max(rest))] -= 1
+    return [name, *rest]
 
 
 def _clip(cell: str, width: int) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from codesign.cli.fit_argument import add_fit_argument, fit_from_args
 from codesign.cli.output import add_output_arguments, emit, non_negative, positive, progress, say
-from codesign.cli.plan_result import result_text
+from codesign.cli.plan_result import next_command, result_text
 from codesign.cli.serving_arguments import (
     add_serving_arguments,
     add_slo_arguments,
@@ -130,7 +130,8 @@ def make_plan(args: argparse.Namespace) -> None:
         "screen_seconds": answer.screen_seconds,
         "search_seconds": seconds,
     }
-    emit(args, payload, lambda: result_text(plan, prepared, fit, answer, seconds, out))
+    then = next_command(plan, out, on_gpus=args.device is not None)
+    emit(args, payload, lambda: result_text(plan, prepared, fit, answer, seconds, then))
 
 
 def _question(args: argparse.Namespace, fit: Fit, prepared: Trace) -> Question:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from codesign.cli.output import counted, number_text, table, wrapped
@@ -14,13 +15,14 @@ if TYPE_CHECKING:
     from codesign.planner import Answer
     from codesign.traces import Trace
 
+_CHECKPOINTS = " --target FOLDER --draft FOLDER"
 _MOST_DOUBTS = 2
 _MOST_TIES = 3
-_COLUMNS = ("plan", "TPOT p50", "p90 ms", "TTFT p90", "tokens/s", "tok/round", "load", "in SLO")
+_COLUMNS = ("plan", "TPOT p50", "p90 ms", "TTFT p90", "tok/s", "tok/round", "load", "in SLO")
 
 
 def result_text(
-    plan: Plan, prepared: Trace, fit: Fit, answer: Answer, seconds: float, out: Path
+    plan: Plan, prepared: Trace, fit: Fit, answer: Answer, seconds: float, then: str
 ) -> str:
     """The result block of ``codesign plan``: what was searched, the best, why, what else."""
     from codesign.traces import summarise
@@ -50,14 +52,20 @@ def result_text(
     lines += [line for note in plan.notes for line in wrapped("note", note)]
     columns = _COLUMNS if has_slo else _COLUMNS[:-1]
     rows = [row[: len(columns)] for row in _family_rows(plan)]
-    lines += ["", table(columns, rows), "", f"next      {_next_command(plan, out)}"]
+    lines += ["", table(columns, rows), "", f"next      {then}"]
     return "\n".join(lines)
 
 
-def _next_command(plan: Plan, out: Path) -> str:
+def next_command(plan: Plan, out: Path, *, on_gpus: bool) -> str:
+    """What to type after a plan was written to ``out``: shapes of data sheets need checkpoints."""
+    from codesign.models import FETCHABLE, has_model
+
+    file = quote(str(out))
     if plan.chosen.candidate.speculation.runs_in_engine:
-        return f"codesign run --plan {out}"
-    return f"codesign export --plan {out} --to vllm --head NAME (the engine here has no such head)"
+        device = " --device cuda" if on_gpus else ""
+        is_known = plan.target in FETCHABLE or has_model(plan.target)
+        return f"codesign run --plan {file}{device}{'' if is_known else _CHECKPOINTS}"
+    return f"codesign export --plan {file} --to vllm --head NAME (the engine here has no such head)"
 
 
 def ties_text(plan: Plan) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from typing import TYPE_CHECKING, NoReturn
 
 from codesign.cli.output import add_output_arguments, emit, non_negative, positive, progress, say
@@ -99,11 +100,12 @@ def measure(args: argparse.Namespace) -> None:
         raise
     for note in about["notes"]:
         say(f"note: {note}")
-    payload = {"out": out, **about, "next": f"codesign fit {out}"}
+    command = shlex.join(["codesign", "fit", str(out)])
+    payload = {"out": out, **about, "next": command}
     text = (
         f"profiled {settings.target} with draft {settings.draft} on {settings.workers} workers: "
         f"{about['num_timings']:,} timings, {about['num_tokens']:,} recorded tokens\n"
-        f"wrote {out}\nnext  codesign fit {out} --out fit.json"
+        f"wrote {out}\nnext  {command} --out fit.json"
     )
     emit(args, payload, text)
 
@@ -120,7 +122,7 @@ def _leave(error: HardwareError | KeyboardInterrupt) -> NoReturn:
 def _settings(args: argparse.Namespace) -> ProfileSettings:
     from codesign.artifacts import hardware
     from codesign.errors import UsageError
-    from codesign.models import DRAFTS, lasting_name
+    from codesign.models import DRAFTS, lasting_name, resolve_model
     from codesign.policy.walk import Sampling
     from codesign.profiler.store import ProfileSettings
 
@@ -136,6 +138,7 @@ def _settings(args: argparse.Namespace) -> ProfileSettings:
     if draft is None:
         draft = DRAFTS.get(args.target)
         if draft is None:
+            resolve_model(args.target)  # a name with a slip has no draft either
             raise UsageError(
                 f"no draft belongs to {args.target}. Name one, or take --draft ngram, which "
                 "needs no model"

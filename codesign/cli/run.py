@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ examples:
   codesign run --plan plan.json
   codesign run --plan plan.json --baselines --out runs
   codesign run --plan plan.json --device cuda
+  codesign run --plan plan.json --device cuda --target ./Llama-70B-int4 --draft ./Llama-1B-int4
   torchrun --nnodes 2 --nproc-per-node 4 -m codesign run --plan plan.json --device cuda
 """
 
@@ -44,6 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"also run the best of {', '.join(_BASELINES)} that the plan holds",
     )
+    models = parser.add_argument_group("models")
+    for role in ("target", "draft"):
+        models.add_argument(
+            f"--{role}",
+            metavar="MODEL",
+            help="checkpoint that stands for the plan's, as where it was planned by a data sheet: "
+            "name or directory; that it has the same size is up to you",
+        )
     machine = parser.add_argument_group("hardware")
     machine.add_argument(
         "--device",
@@ -98,12 +109,11 @@ def _follow(args: argparse.Namespace) -> int:
 
     from codesign.engine.gpu.rank_engine import RankEngine
     from codesign.errors import CodesignError
-    from codesign.plan import Plan
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the first one's to handle
     args.quiet = True
     try:
-        plan = Plan.load(args.plan)
+        plan = _plan(args)
         wanted = _wanted(plan, args)
         replay = _replay(plan, wanted, args)
         engine = _engine(plan, wanted, args).here
@@ -116,10 +126,9 @@ def _follow(args: argparse.Namespace) -> int:
 
 def _lead(args: argparse.Namespace) -> int:
     from codesign.errors import InputError
-    from codesign.plan import Plan
     from codesign.run_directory import make_folder
 
-    plan = Plan.load(args.plan)
+    plan = _plan(args)
     wanted = _wanted(plan, args)
     replay = _replay(plan, wanted, args)
     engine = _engine(plan, wanted, args)
@@ -151,6 +160,28 @@ def _wanted(plan: Plan, args: argparse.Namespace) -> list[ScoredCandidate]:
             except InputError:
                 say(f"the plan holds no {name}; left out")
     return list({scored.label: scored for scored in wanted}.values())
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    """The plan, with the checkpoints that stand for its models.
+
+    Raises:
+        InputError: If the plan cannot be read, or nobody knows a checkpoint of a model's name.
+    """
+    from codesign.errors import InputError
+    from codesign.models import FETCHABLE, lasting_name, resolve_model
+    from codesign.plan import Plan
+
+    plan = Plan.load(args.plan)
+    named = {"target": args.target, "draft": args.draft}
+    named = {role: lasting_name(name) for role, name in named.items() if name is not None}
+    plan = replace(plan, **named)
+    if plan.target not in FETCHABLE:
+        try:
+            resolve_model(plan.target)
+        except InputError as err:
+            raise InputError(f"{err}; or name one: --target MODEL --draft MODEL") from err
+    return plan
 
 
 def _replay(plan: Plan, wanted: list[ScoredCandidate], args: argparse.Namespace) -> Replay:
@@ -247,8 +278,8 @@ def _as_text(plan: Plan, runs: list[MeasuredRun], args: argparse.Namespace) -> s
         differing = _differing(runs)
         same = "the same tokens in every run" if not differing else f"{differing} differ"
         lines.append(f"lossless  {plan.num_requests} requests, {same}")
-    directories = " ".join(str(run.directory) for run in runs)
-    lines.append(f"next      codesign validate --plan {args.plan} --run {directories}")
+    words = ["codesign", "validate", "--plan", args.plan, "--run", *(r.directory for r in runs)]
+    lines.append(f"next      {shlex.join(map(str, words))}")
     return "\n".join(lines)
 
 

@@ -136,8 +136,11 @@ def _policies_text(policies: Sequence[dict[str, Any]]) -> str:
 
 
 def _predict(args: argparse.Namespace) -> None:
+    from pathlib import Path
+
     from codesign.metrics import summarise
     from codesign.planner.predict import prompt_note
+    from codesign.run_directory import make_folder, write_run
     from codesign.sim import simulate
 
     slo = slo_from_args(args)
@@ -145,6 +148,8 @@ def _predict(args: argparse.Namespace) -> None:
     candidate = _candidate(args, fit)
     serving = serving_from_args(args, fit)
     trace = trace_from_args(args)
+    if args.out is not None:
+        make_folder(Path(args.out))
     if note := prompt_note(fit, trace.requests):
         say(f"fit: {note}")
     with progress(args) as report:
@@ -169,8 +174,6 @@ def _predict(args: argparse.Namespace) -> None:
         "metrics": metrics.to_dict(),
     }
     if args.out is not None:
-        from codesign.run_directory import write_run
-
         write_run(
             args.out,
             records,

@@ -223,7 +223,10 @@ class Replay:
             return None
         stored = read_run(directory)
         plan_hash = stored.summary["inputs"].get("plan", {}).get("sha256")
+        models = stored.summary.get("target"), stored.summary.get("draft")
         if stored.summary.get("label") != scored.label or plan_hash != sha256(self.plan_path):
+            return None
+        if models != (self.plan.target, self.plan.draft):
             return None
         if stored.outputs is None or stored.records.notes:  # interrupted, or its draft was lost
             return None

@@ -89,6 +89,15 @@ def resolve_model(name_or_path: str | Path) -> Path:
     )
 
 
+def has_model(name: str) -> bool:
+    """Whether ``resolve_model`` finds a model of that name."""
+    try:
+        resolve_model(name)
+    except InputError:
+        return False
+    return True
+
+
 def lasting_name(name: str) -> str:
     """Return a model's name, or the absolute path of its folder: files that hold it outlive a cd.
 

@@ -57,7 +57,9 @@ class SearchCache:
                 path.write_text("", encoding="utf-8")  # says now if it cannot be written
                 path.unlink()  # a search that fails before it has kept anything leaves no file
         except OSError as err:
-            raise InputError(f"cannot use {path}: {err.strerror}") from err
+            raise InputError(
+                f"cannot write into {path.parent}: {err.strerror}. Name another: --out FILE"
+            ) from err
 
     def __len__(self) -> int:
         """Outcomes at hand."""

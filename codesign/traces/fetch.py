@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codesign import Progress, __version__
-from codesign.artifacts import sha256
+from codesign.artifacts import elsewhere, sha256
 from codesign.errors import HardwareError, InputError
 from codesign.traces.catalog import PUBLISHED, PublishedTrace, cached_path, find_published
 
@@ -72,7 +72,8 @@ def fetch_trace(name: str, *, progress: Progress | None = None) -> FetchedTrace:
         if not was_there:
             part.replace(path)
     except OSError as err:
-        raise InputError(f"cannot write {path}: {err.strerror or err}") from err
+        why = err.strerror or err
+        raise InputError(f"cannot write {path}: {why}{elsewhere(path)}") from err
     check = f"sha256 agrees ({published.checksum_from})"
     return FetchedTrace(published.name, path, published.sha256, was_there, check)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -191,6 +192,25 @@ def test_a_bug_is_one_line_and_its_traceback_needs_debug(monkeypatch, capsys):
     assert "--debug" in err
     assert command_line.main(["env", "--debug"]) == 1
     assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+def test_what_the_system_refuses_is_no_bug(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("CODESIGN_HOME", str(tmp_path))
+    for place, fix in (
+        ("elsewhere", ""),
+        (tmp_path / "models", ". Name another folder for the cache: CODESIGN_HOME=FOLDER"),
+    ):
+        refused = OSError(errno.EROFS, "Read-only file system", str(place))
+        monkeypatch.setattr("codesign.cli.env.show_env", raising(refused))
+        assert command_line.main(["env"]) == 4
+        line = f"codesign env: cannot use {place}: Read-only file system{fix}\n"
+        assert capsys.readouterr() == ("", line)
+
+
+def test_names_that_standard_output_cannot_hold_are_escaped(cli):
+    result = cli("env", CODESIGN_HOME="/models/f\u00fcr", PYTHONIOENCODING="ascii")
+    assert result.returncode == 0, result.stderr
+    assert "cache     /models/f\\xfcr\n" in result.stdout
 
 
 @pytest.mark.parametrize(

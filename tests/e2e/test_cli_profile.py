@@ -136,7 +136,7 @@ def test_ctrl_c_keeps_the_finished_parts_and_says_how_to_go_on(tiny_models, tmp_
     [
         (["--target", "smollm2-135m"], 4, "codesign models fetch smollm2-135m"),
         (["--target", "nowhere", "--draft", "ngram"], 4, "nowhere"),
-        (["--target", "nowhere"], 2, "--draft ngram"),
+        (["--target", "nowhere"], 4, "no model and no directory is called 'nowhere'"),
         (["--workers", "0"], 2, "--workers: must be a whole number of 1 or above"),
         (["--workers", "5000", "--draft", "ngram"], 5, "5000 workers"),
         (["--draft", "ngram", "--temperature", "-1"], 4, "temperature"),
@@ -147,6 +147,12 @@ def test_what_is_missing_is_said_in_one_line(cli, tmp_path, words, code, message
     assert result.returncode == code
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_target_without_a_draft_of_its_own_asks_for_one(cli, tiny_models):
+    result = cli("profile", "--target", tiny_models[0], "--out", "profile")
+    assert result.returncode == 2
+    assert "Name one, or take --draft ngram" in result.stderr
 
 
 def test_without_torch_the_extra_to_install_is_named(tmp_path, monkeypatch, capsys):

@@ -116,6 +116,30 @@ def test_resume_keeps_whole_runs_and_candidate_takes_a_policy(ran):
     assert [path.stat().st_mtime_ns for path in files] == before
 
 
+def test_a_plan_by_data_sheet_runs_with_checkpoints_that_are_named(ran, tiny_models):
+    folder, printed = ran
+    values = json.loads((folder / "plan.json").read_text())
+    values |= {"target": "llama-3-70b:int4", "draft": "llama-3.2-1b:int4"}
+    (folder / "sheet.json").write_text(json.dumps(values))
+    words = ("run", "--plan", "sheet.json", "--candidate", "chain-3", "--out", "named", "--json")
+    refused = in_folder(folder, *words)
+    assert refused.returncode == 4
+    assert "or name one: --target MODEL --draft MODEL" in refused.stderr
+    target, draft = map(str, tiny_models)
+    named = ("--target", target, "--draft", draft)
+    served = in_folder(folder, *words, *named)
+    assert served.returncode == 0, served.stderr
+    [run] = json.loads(served.stdout)["runs"]
+    summary = read_run(folder / run["directory"]).summary
+    assert (summary["target"], summary["draft"]) == (target, draft)
+    [planned] = (r for r in printed["runs"] if r["label"] == run["label"])
+    assert run["metrics"]["acceptance_length"] == planned["metrics"]["acceptance_length"]
+    # A run of other models is none of these.
+    again = in_folder(folder, *words, "--target", draft, "--draft", draft, "--resume")
+    [run] = json.loads(again.stdout)["runs"]
+    assert read_run(folder / run["directory"]).summary["target"] == draft
+
+
 def test_validate_takes_the_runs_and_ends_with_0_or_6(ran):
     folder, printed = ran
     runs = [run["directory"] for run in printed["runs"]]

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codesign.policy.batching import Batcher, BatchLimits, QueuedRequest
+from codesign.policy.kv_memory import PrefixCache
 
 
 def batcher(*requests: tuple[int, float, int], max_batch=4, max_kv_tokens=100) -> Batcher:
@@ -42,6 +43,13 @@ def test_kv_limit_is_met_exactly_and_not_exceeded():
     assert queue.admit(0.0) == []
     queue.finish(2)
     assert queue.admit(0.0) == [3]
+
+
+@pytest.mark.parametrize("cache", [None, PrefixCache()])
+def test_the_last_kv_row_may_be_in_use_and_not_one_more(cache):
+    queue = Batcher([], BatchLimits(max_batch=4, max_kv_tokens=100), cache)
+    assert not queue.is_over(100)
+    assert queue.is_over(101)
 
 
 def test_small_request_does_not_overtake_a_large_one():

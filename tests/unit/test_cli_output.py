@@ -46,6 +46,25 @@ def test_a_wide_table_is_clipped_to_100_columns_widest_column_first():
     assert lines[2] == "tree    short"
 
 
+def test_names_and_numbers_are_never_cut_however_wide_the_table():
+    name = "async-batch-tree-16x2x8 on 2x3+1, batch 128"
+    drawn = output.table(["plan", *"abcdefgh"], [[name, *[1234.5678] * 7, "overloaded"]])
+    assert drawn.split("\n")[1].split("  ") == [name, *["1,235"] * 7, "overloaded"]
+    drawn = output.table(["name", "note"], [[name * 2, "x" * 50]])
+    assert drawn.split("\n")[1] == f"{name * 2}  {'x' * 18}.."
+
+
+def test_a_narrow_terminal_folds_words_and_loses_none(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("COLUMNS", "24")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    drawn = output.table(["name", "tokens/s", "load"], [["mooncake-twin", 1.5, "overloaded"]])
+    _, cells = drawn.split("\N{BOX DRAWINGS LIGHT HORIZONTAL} \n")
+    assert max(map(len, cells.split("\n"))) <= 24
+    assert sorted("".join(cells.split())) == sorted("mooncake-twin1.5overloaded")
+
+
 def test_large_numbers_have_no_exponent():
     drawn = output.table(["ms"], [[44_840.5], [9_999.96], [0.012345], [1e-7]])
     assert drawn.split() == ["ms", "44,840", "10,000", "0.01235", "1e-07"]

@@ -40,6 +40,20 @@ def test_a_request_with_one_token_has_no_tpot_and_cannot_miss_its_target():
     assert meets_slo(record, SLO(tpot=1e-9))
 
 
+def test_a_target_that_is_met_exactly_is_met():
+    record = request(arrival=0.5, first=1.5, finish=3.5, output=5)
+    assert meets_slo(record, SLO(ttft=1.0, tpot=0.5))
+    assert not meets_slo(record, SLO(ttft=0.999))
+    assert not meets_slo(record, SLO(tpot=0.499))
+
+
+def test_each_percentile_of_a_summary_is_its_own():
+    requests = [request(first=1.0 + i, finish=1.0 + 3 * i, output=2) for i in range(1, 101)]
+    metrics = summarise(RunRecords(requests, RoundLog(), 301.0, []))
+    assert (metrics.ttft_p50, metrics.ttft_p90, metrics.ttft_p99) == (51.0, 91.0, 100.0)
+    assert (metrics.tpot_p50, metrics.tpot_p90, metrics.tpot_p99) == (100.0, 180.0, 198.0)
+
+
 def test_an_unfinished_request_has_no_tpot_and_misses_the_slo():
     record = request(finish=None)
     assert tpot(record) is None

@@ -10,6 +10,7 @@ import pytest
 from codesign.artifacts import header, write_table
 from codesign.config import SLO, Deployment, Serving
 from codesign.errors import InputError
+from codesign.fit.shipped import DEFAULT_FIT
 from codesign.plan import Candidate, Economics, FileRef, Interval, Plan, ScoredCandidate
 from codesign.policy.cost import RoundCost, StepTime
 from codesign.policy.speculation import parse_policy
@@ -76,6 +77,23 @@ def test_a_plan_comes_back_as_it_was_saved(plan, tmp_path):
     assert list(Plan.load(path).simulation_seeds) == [7, 8, 9]
 
 
+def test_a_plan_that_moved_finds_the_same_files_beside_it_or_in_the_package(plan, tmp_path):
+    shipped = FileRef.of(DEFAULT_FIT)
+    dataclasses.replace(plan, fit=shipped).save(tmp_path / "made" / "plan.json")
+    moved = tmp_path / "other" / "machine"
+    moved.mkdir(parents=True)
+    for name in ("plan.json", "trace.parquet"):
+        shutil.move(tmp_path / "made" / name, moved / name)
+    assert Plan.load(moved / "plan.json").fit == shipped
+    values = json.loads((moved / "plan.json").read_text())
+    values["trace"]["path"] = "elsewhere/trace.parquet"
+    (moved / "plan.json").write_text(json.dumps(values))
+    assert Plan.load(moved / "plan.json").trace.check() == moved / "trace.parquet"
+    (moved / "trace.parquet").write_text("another trace")
+    with pytest.raises(InputError, match=r"elsewhere/trace\.parquet, which the plan names"):
+        Plan.load(moved / "plan.json").trace.check()
+
+
 @pytest.mark.parametrize(
     ("of_plan", "of_fit", "rows"), [(4096, None, 4096), (None, 900, 900), (4096, 900, 900)]
 )
@@ -106,7 +124,7 @@ def test_a_trace_that_changed_after_planning_is_refused(plan, tmp_path):
     with pytest.raises(InputError, match="has changed since the plan was made"):
         Plan.load(tmp_path / "made" / "plan.json").requests()
     (tmp_path / "made" / "trace.parquet").unlink()
-    with pytest.raises(InputError, match=r"is not there\. Plan again: codesign plan"):
+    with pytest.raises(InputError, match=r"is not there, nor .*plan again: codesign plan"):
         Plan.load(tmp_path / "made" / "plan.json").requests()
 
 

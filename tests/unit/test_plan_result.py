@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from codesign.candidate import Candidate
-from codesign.cli.plan_result import describe, doubt_text, pays_text, ties_text
+from codesign.cli.plan_result import describe, doubt_text, next_command, pays_text, ties_text
 from codesign.config import parse_deployment
 from codesign.plan import Doubt, Economics
 from codesign.policy.speculation import parse_policy
@@ -40,6 +42,26 @@ def test_a_candidate_is_told_with_its_own_numbers(policy, deployment, words):
     candidate = Candidate(parse_deployment(deployment), parse_policy(policy), 1)
     assert words in describe(candidate)
     assert "at most 1 request at once" in describe(candidate)
+
+
+@pytest.mark.parametrize(("policy", "verb"), [("plain", "run"), ("eagle-8x4x2", "export")])
+def test_thenext_command_can_be_pasted_whatever_the_file_is_called(policy, verb):
+    candidate = Candidate(parse_deployment("2"), parse_policy(policy), 1)
+    chosen = SimpleNamespace(candidate=candidate)
+    plan = SimpleNamespace(chosen=chosen, target="smollm2-135m")
+    words = shlex.split(next_command(plan, Path("my plans/it's.json"), on_gpus=False))
+    assert words[:4] == ["codesign", verb, "--plan", "my plans/it's.json"]
+
+
+@pytest.mark.parametrize(
+    ("target", "rest"),
+    [("llama-3-70b:int4", " --target FOLDER --draft FOLDER"), ("smollm2-135m", "")],
+)
+def test_a_plan_for_gpus_by_data_sheet_asks_for_checkpoints_to_run(target, rest):
+    candidate = Candidate(parse_deployment("2"), parse_policy("plain"), 1)
+    plan = SimpleNamespace(chosen=SimpleNamespace(candidate=candidate), target=target)
+    command = next_command(plan, Path("plan.json"), on_gpus=True)
+    assert command == f"codesign run --plan plan.json --device cuda{rest}"
 
 
 def test_where_speculation_pays_is_said_without_a_plural_of_one():

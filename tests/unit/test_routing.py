@@ -35,6 +35,13 @@ def test_the_fewest_requests_win_and_the_first_of_equals():
     assert router.choose(()) == 2
 
 
+def test_of_two_replicas_too_the_one_with_fewer_requests_is_taken():
+    loads = replicas(2)
+    fill(loads[0], 1)
+    router = Router(loads, "least-loaded")
+    assert [router.choose(()) for _ in range(2)] == [1, 1]
+
+
 @pytest.mark.parametrize(("load", "chosen"), [(2, 1), (3, 2)])
 def test_the_longest_known_prefix_wins_while_its_replica_is_not_much_busier(load, chosen):
     loads = replicas()

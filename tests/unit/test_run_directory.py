@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,29 @@ def test_a_missing_file_is_named_with_the_command_that_makes_it(tmp_path, name):
     write(tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(InputError, match=rf"{name} does not exist.*codesign run"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("seconds", None), ("seconds", "long"), ("notes", None), ("notes", 3), ("origin", "guessed")],
+)
+def test_a_damaged_run_json_is_refused_with_the_command_that_makes_it(tmp_path, key, value):
+    write(tmp_path)
+    file = tmp_path / "run.json"
+    written = json.loads(file.read_text())
+    for damaged in ({**written, key: value}, {k: v for k, v in written.items() if k != key}):
+        file.write_text(json.dumps(damaged))
+        with pytest.raises(
+            InputError, match=r"run\.json is damaged .* Make it again: codesign run"
+        ):
+            read_run(tmp_path)
+
+
+def test_a_folder_of_runs_names_those_in_it(tmp_path):
+    for name in ("plain", "chain-3"):
+        write(tmp_path / name)
+    with pytest.raises(InputError, match=r"is a folder of runs\. Name one, as .*/chain-3, or"):
         read_run(tmp_path)
 
 

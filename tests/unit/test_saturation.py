@@ -6,11 +6,11 @@ from codesign.planner.saturation import saturation, worst
 from codesign.records import RequestRecord
 
 
-def served(waits, *, gap=1.0, pace=0.1, output=11, stall=0.0) -> list[RequestRecord]:
+def served(waits, *, gap=1.0, pace=0.1, output=11, stall=0.0, begin=0.0) -> list[RequestRecord]:
     """One request each ``gap`` seconds; each runs for ten tokens at ``pace`` and waits before."""
     records = []
     for number, wait in enumerate(waits):
-        arrival = number * gap
+        arrival = begin + number * gap
         first = arrival + wait + 0.1
         records.append(
             RequestRecord(
@@ -29,6 +29,11 @@ def test_requests_that_hardly_wait_are_stable():
 
 def test_a_queue_that_grows_to_the_end_is_overloaded():
     assert saturation(served([0.5 * i for i in range(100)])) == "overloaded"
+
+
+def test_it_does_not_matter_when_the_run_began():
+    waits = [0.5 * i for i in range(100)]
+    assert saturation(served(waits, begin=1e4)) == "overloaded"
 
 
 def test_a_queue_that_went_away_was_a_backlog():

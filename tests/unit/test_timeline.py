@@ -20,7 +20,6 @@ from codesign.sim import simulate
 from codesign.timeline import TimelineRun, timeline_events, write_timeline
 
 SPANS = ("prefill", "link_there", "reroot", "draft", "link_back", "target")
-LANE_OF = {"prefill": "target", "target": "target", "reroot": "draft", "draft": "draft"}
 
 
 def make_round(number: int, start: float, replica: int = 0, **spans: float) -> RoundRecord:
