@@ -45,8 +45,9 @@ TOKEN, POSITION, SLOT, KV_ROW, PREFIX, PARENT, FIRST, KEY_LOW, KEY_HIGH = range(
 
 def bucket_of(num_rows: int, smallest: int = BUCKETS[0]) -> int:
     """The smallest bucket that holds ``num_rows`` rows and is not below ``smallest``."""
+    wanted = max(num_rows, smallest)
     for bucket in BUCKETS:
-        if bucket >= max(num_rows, smallest):
+        if bucket >= wanted:
             return bucket
     raise ValueError(f"{num_rows} rows in one forward; the largest bucket has {BUCKETS[-1]}")
 
