@@ -1,6 +1,6 @@
 """What the host does around the steps of a round, timed on any CPU: its models answer at once.
 
-    python -m benchmarks.bench_host [--policy tree-8x4x3] [--rounds 3000] [--profile last]
+    python -m benchmarks.bench_host [--policy tree-8x4x3] [--requests 16] [--profile last]
 
 The code is that of a run on one rank group with a follower that is always ready, but forwards are
 a hash: a draft's likeliest tokens and what the target emits follow from (token, position) alone.
@@ -27,6 +27,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 from unittest import mock
 
 import torch
@@ -38,7 +39,7 @@ from codesign.engine import EngineRun
 from codesign.engine.gpu import run as gpu_run
 from codesign.engine.gpu.ahead_steps import AheadSteps
 from codesign.engine.gpu.forward import RankForward
-from codesign.engine.gpu.graphs import Graphs
+from codesign.engine.gpu.graphs import Graphs, Step
 from codesign.engine.gpu.heads import DraftHead, TargetHead
 from codesign.engine.gpu.mailbox import SharedMailbox
 from codesign.engine.gpu.model_rank import ModelRank
@@ -54,7 +55,7 @@ from codesign.prompts import BoundRequest
 
 VOCABULARY = 4093
 CALIBRATION = Calibration(0.85, 0.25)
-SHARES = torch.tensor((0.62, 0.14, 0.07, 0.04, 0.03, 0.02, 0.01))  # right by rank of a draft's choice
+SHARES = torch.tensor((0.62, 0.14, 0.07, 0.04, 0.03, 0.02, 0.01))  # how often a choice is right
 OUTPUT, WARM_UP = 512, 300
 
 
@@ -129,31 +130,27 @@ class Windows:
         """Within, ranks answer by hash and say when."""
         take, make, ahead = ModelRank.take, ModelRank._make_step, AheadSteps._make_step
 
-        def taken(rank, watch=None):
+        def taken(rank: ModelRank, watch: Watch | None = None) -> Words:
             self.answered(rank)
             return take(rank, watch)
 
-        def made(rank, bucket):
+        def made(rank: ModelRank, bucket: int) -> Step:
             step = make(rank, bucket)
             step.run = self.watch(step.run)
             return step
 
-        def made_ahead(steps, bucket, scratch):
-            step = ahead(steps, bucket, scratch)
+        def made_ahead(steps: AheadSteps, *of: Any) -> Any:
+            step = ahead(steps, *of)
             return replace(step, run=self.watch(step.run))
 
-        def prompt(rank, message, _):
-            return (message[-1:] + 1) % VOCABULARY
-
         stack = ExitStack()
-        hidden = lambda forward, rows, *_: torch.empty(len(rows.tokens_T), 0)  # noqa: E731
         for kind, name, call in (
-            (RankForward, "hidden", hidden),
+            (RankForward, "hidden", lambda *_: torch.empty(0)),
             (DraftHead, "finish", drafted),
             (TargetHead, "finish", sampled),
             (ModelRank, "take", taken),
             (ModelRank, "_make_step", made),
-            (ModelRank, "_run_prompt", prompt),
+            (ModelRank, "_run_prompt", lambda _, message, __: (message[-1:] + 1) % VOCABULARY),
             (AheadSteps, "_make_step", made_ahead),
             (Graphs, "event", lambda _: Event()),
             (Rank, "group_mailbox", mailbox),
@@ -165,9 +162,11 @@ class Windows:
 class Event:
     """A CUDA event that has passed."""
 
-    def record(self) -> None: ...
+    def record(self) -> None:
+        """Nothing is under way."""
 
     def query(self) -> bool:
+        """All is done."""
         return True
 
 
@@ -175,16 +174,21 @@ class Followed(SharedMailbox):
     """To a follower that takes everything at once."""
 
     def send(self, words: Words) -> None:
+        """See ``Mailbox.send``."""
         self._counts[2] = self._counts[0]
         super().send(words)
 
 
-def mailbox(rank: Rank, *, draft: bool, watch: Watch) -> SharedMailbox:
+def mailbox(_: Rank, *, draft: bool, watch: Watch) -> SharedMailbox:
     """In the place of ``Rank.group_mailbox``."""
-    return Followed(Path(tempfile.mkdtemp()) / "words", max_words=1 << 16, watch=watch)
+    assert not draft, "a draft on ranks of its own"
+    with tempfile.TemporaryDirectory() as folder:
+        return Followed(Path(folder) / "words", max_words=1 << 16, watch=watch)
 
 
-def serve(folder: Path, spec: SpeculationSpec, *, requests: int, batch: int, windows: Windows) -> EngineRun:
+def serve(
+    folder: Path, spec: SpeculationSpec, windows: Windows, *, requests: int, batch: int
+) -> EngineRun:
     """Serve requests of random prompts."""
     prompts = torch.randint(VOCABULARY, (requests, 40), generator=torch.Generator().manual_seed(0))
     asked = [BoundRequest(i, 0.0, "", tuple(p), OUTPUT) for i, p in enumerate(prompts.tolist())]
@@ -197,30 +201,42 @@ def serve(folder: Path, spec: SpeculationSpec, *, requests: int, batch: int, win
         return gpu_run.run_on_ranks(setup, candidate, asked)
 
 
+def summary(run: EngineRun, windows: Windows) -> dict[str, Any]:
+    """Microseconds of windows, and a digest of what was decided."""
+    rounds = run.records.rounds
+    names = ("rows", "num_expansions", "draft_rows", "num_emitted_tokens")
+    told = repr((run.outputs, [rounds.column(name).tolist() for name in names]))
+    emitted, batch = rounds.column("num_emitted_tokens").sum(), rounds.column("batch").sum()
+    found: dict[str, Any] = {
+        "decided": hashlib.blake2b(told.encode(), digest_size=6).hexdigest(),
+        "rounds": len(rounds),
+        "tokens_a_round": round(float(emitted / batch), 2),
+    }
+    for name, seconds in windows.seconds.items():
+        if len(seconds) > 2 * WARM_UP:
+            tenths = statistics.quantiles([1e6 * s for s in seconds[WARM_UP:]], n=10)
+            found[f"{name}_us"] = {
+                "p10": round(tenths[0], 1),
+                "median": round(tenths[4], 1),
+                "p90": round(tenths[8], 1),
+            }
+    return found
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    """Time the windows of a policy."""
+    parser = argparse.ArgumentParser(description="Time the host's part of rounds.")
     parser.add_argument("--policy", default="tree-8x4x3")
-    parser.add_argument("--requests", type=int, default=12)
+    parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--profile", choices=("first", "next", "last"))
     options = parser.parse_args()
     spec = parse_policy(options.policy)
-    windows = Windows(getattr(spec, "expansions", 0) if spec.has_draft else 0, options.profile)
+    windows = Windows(spec.expansions if spec.kind == "tree" else 0, options.profile)
+    how = {"requests": options.requests, "batch": options.batch}
     with tempfile.TemporaryDirectory() as folder:
-        write_random_pair(Path(folder), small_config(layers=1, vocabulary=VOCABULARY), noise=0.1)
-        run = serve(Path(folder), spec, requests=options.requests, batch=options.batch, windows=windows)
-    rounds = run.records.rounds
-    tokens = sum(rounds.column("num_emitted_tokens")) / sum(rounds.column("batch"))
-    names = ("rows", "num_expansions", "draft_rows", "num_emitted_tokens")
-    told = repr((run.outputs, [rounds.column(name).tolist() for name in names]))
-    digest = hashlib.blake2b(told.encode(), digest_size=6).hexdigest()
-    found = {"digest": digest, "rounds": len(rounds), "tokens a round": round(float(tokens), 2)}
-    for name, seconds in windows.seconds.items():
-        if len(seconds) <= WARM_UP:
-            continue
-        us = sorted(1e6 * s for s in seconds[WARM_UP:])
-        found[name] = {"median": round(statistics.median(us), 1), "p10": round(us[len(us) // 10], 1),
-                       "p90": round(us[9 * len(us) // 10], 1), "mean": round(statistics.mean(us), 1)}
+        write_random_pair(Path(folder), small_config(layers=1, vocabulary=VOCABULARY))
+        found = summary(serve(Path(folder), spec, windows, **how), windows)
     print(json.dumps(found))
     if options.profile:
         pstats.Stats(windows.profile).sort_stats("tottime").print_stats(45)

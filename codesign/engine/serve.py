@@ -171,20 +171,15 @@ class Server:
         self._dropped += over  # the draft has run their prompts in vain
         self._log.end_round(this, rows, verdicts, ready=ready, answer=answer)
 
-    def _verify(
-        self, this: Round, answer: Answer
-    ) -> tuple[list[VerifyRows], list[RequestVerdict]]:
+    def _verify(self, this: Round, answer: Answer) -> tuple[list[VerifyRows], list[RequestVerdict]]:
         rows, verdicts = self._worker.verify(answer.candidates, self._catch_up)
         this.emitted = self._log.now
         self._commit(verdicts)
         return rows, verdicts
 
     def _catch_up(self) -> None:
-        """Write down and tell of rounds that are over."""
-        if self._log.catch_up():
-            self._tell_progress()
-
-    def _tell_progress(self) -> None:
+        """Write down what is over, and tell of it."""
+        self._log.catch_up()
         if self._progress is not None:
             self._progress("serve", self._log.num_over, len(self._log.requests))
 
@@ -228,6 +223,8 @@ class Server:
         Where prompts run between rounds, those alone who came while they ran and find room.
         """
         batcher = self._schedule.batcher
+        if self._schedule.chunk is None and not batcher.num_free:
+            return 0, 0  # most often, of a batch that is full
         num_waiting = batcher.num_arrived(self._log.now)
         if self._schedule.chunk is None:
             return 0, min(max(num_waiting - self._num_left, 0), batcher.num_free)
@@ -288,7 +285,6 @@ class Server:
         self._partner.run_prompts()
         self._commit(verdicts)
         self._log.emit(verdicts, self._log.now)
-        self._tell_progress()
         this.prefill = perf_counter() - start
         this.prefill_tokens = sum(piece.count for piece in pieces)
         return verdicts

@@ -132,12 +132,11 @@ class ServingLog:
         told = {"ready": ready, "answer": answer, "end": self.now}
         self._unwritten.append(partial(self._write_round, this, rows, verdicts, **told))
 
-    def catch_up(self) -> bool:
-        """Write down what is over; whether anything was."""
+    def catch_up(self) -> None:
+        """Write down what is over."""
         unwritten, self._unwritten = self._unwritten, []
         for write in unwritten:
             write()
-        return bool(unwritten)
 
     def _write_round(
         self,
