@@ -113,6 +113,8 @@ class Server:
     def _wait_for_work(self) -> bool:
         """Wait until there is something to do; False once nothing can come any more."""
         schedule = self._schedule
+        if schedule.batcher.num_running == 0:
+            self._catch_up()
         if self._feed is not None:
             for number in self._feed.take(wait=schedule.is_done):
                 self._expect(self._asked[number])
@@ -147,9 +149,9 @@ class Server:
         if not self._worker.side.request_ids:  # all requests ended with their first token
             self._pending = first
             return
-        rows, verdicts = self._verify(answer)
+        rows, verdicts = self._verify(this, answer)
         self._pending = first + verdicts
-        self._log.write_round(this, rows, verdicts, ready=ready, answer=answer)
+        self._log.end_round(this, rows, verdicts, ready=ready, answer=answer)
 
     def _run_beside(self, this: Round) -> None:
         """Run a round of those whose prompt is complete, and a chunk of prompts beside it."""
@@ -161,19 +163,25 @@ class Server:
         rows: Sequence[VerifyRows] = ()
         verdicts: list[RequestVerdict] = []
         if self._worker.side.request_ids:
-            rows, verdicts = self._verify(answer)
+            rows, verdicts = self._verify(this, answer)
         first = self._run_pieces(this, pieces)
         over = {verdict.request_id for verdict in first if verdict.is_finished}
         self._pending = verdicts + [v for v in first if v.request_id not in over]
         self._complete = [p.admission for p in pieces if p.is_last and p.request_id not in over]
         self._dropped += over  # the draft has run their prompts in vain
-        self._log.write_round(this, rows, verdicts, ready=ready, answer=answer)
+        self._log.end_round(this, rows, verdicts, ready=ready, answer=answer)
 
-    def _verify(self, answer: Answer) -> tuple[list[VerifyRows], list[RequestVerdict]]:
-        rows, verdicts = self._worker.verify(answer.candidates)
-        self._log.judge(rows, verdicts)
+    def _verify(self, this: Round, answer: Answer) -> tuple[list[VerifyRows], list[RequestVerdict]]:
+        rows, verdicts = self._worker.verify(answer.candidates, self._catch_up)
+        this.emitted = self._log.now
         self._commit(verdicts)
         return rows, verdicts
+
+    def _catch_up(self) -> None:
+        """Write down what is over, and tell of it."""
+        self._log.catch_up()
+        if self._progress is not None:
+            self._progress("serve", self._log.num_over, len(self._log.requests))
 
     def _send(self, joining: Sequence[Admission], pieces: Sequence[PromptPiece] = ()) -> None:
         verdict = self._verdict(joining, pieces)
@@ -199,7 +207,7 @@ class Server:
         requests = [entry for entry in self._pending if entry.request_id in told]
         told -= {entry.request_id for entry in requests if entry.is_finished}
         return Verdict(
-            len(self._log.rounds),
+            self._log.num_rounds,
             tuple(requests),
             tuple(joining),
             prompts=tuple(prompts),
@@ -215,6 +223,8 @@ class Server:
         Where prompts run between rounds, those alone who came while they ran and find room.
         """
         batcher = self._schedule.batcher
+        if self._schedule.chunk is None and not batcher.num_free:
+            return 0, 0  # most often, of a batch that is full
         num_waiting = batcher.num_arrived(self._log.now)
         if self._schedule.chunk is None:
             return 0, min(max(num_waiting - self._num_left, 0), batcher.num_free)
@@ -230,7 +240,7 @@ class Server:
 
     def _go_on_without_draft(self, lost: DraftLostError) -> None:
         self._log.notes.append(
-            f"draft lost in round {len(self._log.rounds)} at {self._log.now:.1f} s ({lost}); "
+            f"draft lost in round {self._log.num_rounds} at {self._log.now:.1f} s ({lost}); "
             "decoding went on without speculation"
         )
         self._partner.close()
@@ -244,10 +254,13 @@ class Server:
             if self._log.requests[number].admitted is None:
                 self._log.requests[number].admitted = now
         self._num_left = self._schedule.batcher.num_arrived(now)
-        late = self._schedule.refuse(now)
-        self._log.refuse(dict.fromkeys(late, "the queue is full when it comes. Ask again later"))
-        self._tell_over(late)
+        if late := self._schedule.refuse(now):
+            why = "the queue is full when it comes. Ask again later"
+            self._log.refuse(dict.fromkeys(late, why))
+            self._tell_over(late)
         evicted = self._schedule.make_room()
+        if not evicted:
+            return admitted
         for number in evicted:
             self._worker.evict(number)
             self._log.requests[number].num_preemptions += 1
@@ -271,6 +284,7 @@ class Server:
         verdicts = self._worker.run_pieces(pieces)
         self._partner.run_prompts()
         self._commit(verdicts)
+        self._log.emit(verdicts, self._log.now)
         this.prefill = perf_counter() - start
         this.prefill_tokens = sum(piece.count for piece in pieces)
         return verdicts
@@ -278,10 +292,7 @@ class Server:
     def _commit(self, verdicts: Sequence[RequestVerdict]) -> None:
         for verdict in verdicts:
             self._schedule.emit(verdict.request_id, verdict.tokens, is_finished=verdict.is_finished)
-        self._log.emit(verdicts)
         self._tell_over([v.request_id for v in verdicts if v.is_finished])
-        if self._progress is not None:
-            self._progress("serve", self._log.num_over, len(self._log.requests))
 
     def _tell_over(self, request_ids: list[int]) -> None:
         if self._feed is not None and request_ids:

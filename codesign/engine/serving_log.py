@@ -1,9 +1,13 @@
-"""What a run leaves behind, written while it is served: requests, rounds and notes."""
+"""What a run leaves behind, written while it is served: requests, rounds and notes.
+
+A round is written down while the next one's target step runs: nobody waits for that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 from codesign.calibration_log import CalibrationLog
@@ -21,11 +25,13 @@ class Round:
         start: Seconds since the start of the run.
         prefill: Seconds of prompts in it.
         prefill_tokens: Their rows.
+        emitted: When its tokens were there.
     """
 
     start: float
     prefill: float = 0.0
     prefill_tokens: int = 0
+    emitted: float = 0.0
 
 
 class ServingLog:
@@ -36,7 +42,8 @@ class ServingLog:
 
     Attributes:
         requests: A record of each that was asked for, by number.
-        rounds: Those that are over.
+        rounds: Those that are written down.
+        num_rounds: Those that are over.
         notes: What a reader of the run must know.
         calibration: Of the draft's chances.
     """
@@ -45,8 +52,10 @@ class ServingLog:
         self._replica = replica
         self.requests: dict[int, RequestRecord] = {}
         self.rounds = RoundLog()
+        self.num_rounds = 0
         self.notes: list[str] = []
         self.calibration = CalibrationLog()
+        self._unwritten: list[Callable[[], None]] = []
         self._refused: dict[int, str] = {}
         self._num_finished = 0
         self._origin = perf_counter()
@@ -81,9 +90,8 @@ class ServingLog:
         self._refused |= reasons
         self.notes += [f"request {number} refused: {why}" for number, why in reasons.items()]
 
-    def emit(self, verdicts: Sequence[RequestVerdict]) -> None:
-        """Tokens are there."""
-        now = self.now
+    def emit(self, verdicts: Sequence[RequestVerdict], now: float) -> None:
+        """Tokens were there at ``now``."""
         for verdict in verdicts:
             record = self.requests[verdict.request_id]
             record.output_tokens += len(verdict.tokens)
@@ -93,7 +101,7 @@ class ServingLog:
                 record.finish = now
                 self._num_finished += 1
 
-    def judge(self, rows: Sequence[VerifyRows], verdicts: Sequence[RequestVerdict]) -> None:
+    def _judge(self, rows: Sequence[VerifyRows], verdicts: Sequence[RequestVerdict]) -> None:
         """The target has judged what was drafted."""
         for request, verdict in zip(rows, verdicts, strict=True):
             record = self.requests[request.request_id]
@@ -102,7 +110,7 @@ class ServingLog:
             record.num_accepted_tokens += len(verdict.tokens) - 1
             self.calibration.add(record.category, request, verdict)
 
-    def write_round(
+    def end_round(
         self,
         this: Round,
         rows: Sequence[VerifyRows],
@@ -111,7 +119,7 @@ class ServingLog:
         ready: float,
         answer: Answer,
     ) -> None:
-        """A round is over.
+        """A round is over; ``catch_up`` writes it down.
 
         Args:
             this: What is known of it.
@@ -120,11 +128,33 @@ class ServingLog:
             ready: ``perf_counter`` when the target began to wait for the draft.
             answer: The draft's.
         """
+        self.num_rounds += 1
+        told = {"ready": ready, "answer": answer, "end": self.now}
+        self._unwritten.append(partial(self._write_round, this, rows, verdicts, **told))
+
+    def catch_up(self) -> None:
+        """Write down what is over."""
+        unwritten, self._unwritten = self._unwritten, []
+        for write in unwritten:
+            write()
+
+    def _write_round(
+        self,
+        this: Round,
+        rows: Sequence[VerifyRows],
+        verdicts: Sequence[RequestVerdict],
+        *,
+        ready: float,
+        answer: Answer,
+        end: float,
+    ) -> None:
+        self._judge(rows, verdicts)
+        self.emit(verdicts, this.emitted)
         num_rows = sum(len(r.tokens) for r in rows)
         num_emitted = sum(len(v.tokens) for v in verdicts)
         times = answer.times
         spans = _spans_before_target(answer, ready)
-        spans["target"] = self.now - this.start - this.prefill - sum(spans.values())
+        spans["target"] = end - this.start - this.prefill - sum(spans.values())
         self.rounds.append(
             RoundRecord(
                 round=len(self.rounds),
@@ -150,6 +180,7 @@ class ServingLog:
         Args:
             cut_by: What ended the run before all requests were served, if anything did.
         """
+        self.catch_up()
         if cut_by is not None:
             total = len(self.requests) - len(self._refused)
             left = total - self._num_finished

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from codesign.engine.schedule import PromptPiece
 from codesign.policy.protocol import (
@@ -13,6 +13,10 @@ from codesign.policy.protocol import (
     TargetSide,
     VerifyRows,
 )
+
+
+def nothing() -> None:
+    """Nothing to do."""
 
 
 class Target(ABC):
@@ -42,9 +46,14 @@ class Target(ABC):
 
     @abstractmethod
     def verify(
-        self, candidates: Candidates | None
+        self, candidates: Candidates | None, meanwhile: Callable[[], None] = nothing
     ) -> tuple[list[VerifyRows], list[RequestVerdict]]:
-        """Run every request's tree (or last token) and commit what the walk yields."""
+        """Run every request's tree (or last token) and commit what the walk yields.
+
+        Args:
+            candidates: Of the draft.
+            meanwhile: Called while the model runs, where that leaves the host time.
+        """
 
     @abstractmethod
     def free(self, request_id: int) -> None:

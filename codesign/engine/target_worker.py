@@ -12,7 +12,7 @@ from codesign.engine.model import Decoder
 from codesign.engine.prefix_store import PrefixStore
 from codesign.engine.rows import RowBatch, causal_rows, join_rows
 from codesign.engine.schedule import PromptPiece
-from codesign.engine.target import Target
+from codesign.engine.target import Target, nothing
 from codesign.policy.protocol import (
     Admission,
     Candidates,
@@ -99,9 +99,10 @@ class TargetWorker(Target):
 
     @torch.inference_mode()
     def verify(
-        self, candidates: Candidates | None
+        self, candidates: Candidates | None, meanwhile: Callable[[], None] = nothing
     ) -> tuple[list[VerifyRows], list[RequestVerdict]]:
         """Run every request's tree (or last token) in one forward, walk, and commit."""
+        meanwhile()
         rows = self.side.verify_rows(candidates)
         hidden = self._decoder.forward(self._row_batch(rows), self.cache)
         logits_TV = self._decoder.logits(hidden).numpy()

@@ -152,7 +152,12 @@ class Batcher:
 
     def num_arrived(self, now: float) -> int:
         """Requests in the queue that have come."""
-        return sum(1 for _ in takewhile(lambda request: request.arrival <= now, self._waiting))
+        count = 0
+        for request in self._waiting:
+            if request.arrival > now:
+                break
+            count += 1
+        return count
 
     def _fits(self, request: QueuedRequest, used: int) -> bool:
         if self.cache is not None:

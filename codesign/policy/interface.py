@@ -9,14 +9,15 @@ Must not import torch or read a clock.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import exp, log, log1p
 
 from codesign.policy.cost import Calibration
 from codesign.policy.tree import UNEXPANDED, DraftTree
 
 LEAST_CHANCE = 1e-6  # that is calibrated, and the greatest is as far from 1
+MOST_CHANCE = 1.0 - LEAST_CHANCE
 MAX_TREE_ROWS = 128  # expanded nodes per request, so that draft KV slabs have a fixed size
 
 
@@ -88,7 +89,7 @@ class Speculation:
         """Calibrated log chance of acceptance of each draft log probability; at most 0."""
         if self._calibration.is_identity:
             return log_probs
-        return [_calibrated(log_prob, self._calibration) for log_prob in log_probs]
+        return _calibrated(log_probs, self._calibration)
 
     def stays_at_rest(self) -> bool:
         """Whether the round that starts is plain decoding without a look at the trees."""
@@ -130,7 +131,7 @@ class Speculation:
 def last_confidence(tree: DraftTree) -> float:
     """Chance of a chain's last token given its parent, as the draft model sees it."""
     parent = tree.parents[-1]
-    return math.exp(tree.log_weights[-1] - tree.log_weights[parent])
+    return exp(tree.log_weights[-1] - tree.log_weights[parent])
 
 
 def chain_end(tree: DraftTree) -> list[int]:
@@ -160,8 +161,15 @@ def to_run(tree: DraftTree, nodes: Sequence[int]) -> list[int]:
     return open_nodes if tree.num_expanded + len(open_nodes) <= MAX_TREE_ROWS else []
 
 
-def _calibrated(log_prob: float, calibration: Calibration) -> float:
-    confidence = min(max(math.exp(log_prob), LEAST_CHANCE), 1.0 - LEAST_CHANCE)
-    logit = math.log(confidence) - math.log1p(-confidence)
-    score = calibration.slope * logit + calibration.intercept
-    return -math.log1p(math.exp(-score)) if score > -30 else score
+def _calibrated(log_probs: Sequence[float], calibration: Calibration) -> list[float]:
+    # The host's longest loop between a draft's last answer and the target's step.
+    slope, intercept, found = calibration.slope, calibration.intercept, []
+    for log_prob in log_probs:
+        chance = exp(log_prob)
+        if chance < LEAST_CHANCE:
+            chance = LEAST_CHANCE
+        elif chance > MOST_CHANCE:
+            chance = MOST_CHANCE
+        score = slope * (log(chance) - log1p(-chance)) + intercept
+        found.append(-log1p(exp(-score)) if score > -30 else score)
+    return found

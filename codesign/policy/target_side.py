@@ -100,7 +100,7 @@ class TargetSide:
         depths: list[int] = []
         for parent in parents:
             depths.append(0 if parent < 0 else depths[parent] + 1)
-        positions = tuple(base_len - 1 + d for d in depths)
+        positions = tuple([base_len - 1 + depth for depth in depths])
         return VerifyRows(request_id, tokens, parents, positions, base_len - 1, chances)
 
     def judge(

@@ -208,8 +208,8 @@ class DraftTree:
         index = {node: i for i, node in enumerate(ordered)}
         return Selection(
             nodes=tuple(ordered),
-            tokens=tuple(self.tokens[n] for n in ordered),
-            parents=tuple(index.get(self.parents[n], NO_PARENT) for n in ordered),
+            tokens=tuple([self.tokens[n] for n in ordered]),
+            parents=tuple([index.get(self.parents[n], NO_PARENT) for n in ordered]),
         )
 
     def reroot(self, verified: Sequence[int]) -> Reroot:

@@ -6,7 +6,7 @@ A draft on ranks of its own is led by ``rank_draft.lead_draft``.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ from codesign.engine.partner import LocalDraft, NoDraft, Partner
 from codesign.engine.run import EngineRun, PolicySetup
 from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Server
+from codesign.engine.target import nothing
 from codesign.models.shape import model_shape
 from codesign.plan import Candidate
 from codesign.policy.batching import BatchLimits
@@ -52,11 +53,11 @@ class _TimedTarget(GroupTarget):
         self.verify_seconds: list[float] = []
 
     def verify(
-        self, candidates: Candidates | None
+        self, candidates: Candidates | None, meanwhile: Callable[[], None] = nothing
     ) -> tuple[list[VerifyRows], list[RequestVerdict]]:
         """See ``GroupTarget.verify``."""
         start = perf_counter()
-        found = super().verify(candidates)
+        found = super().verify(candidates, meanwhile)
         self.verify_seconds.append(perf_counter() - start)
         return found
 

@@ -22,6 +22,7 @@ from codesign.engine.gpu.step_rows import (
     STEP,
 )
 from codesign.engine.schedule import PromptPiece
+from codesign.engine.target import nothing
 from codesign.policy.protocol import Admission, Verdict
 from codesign.policy.speculation import build_speculation, parse_policy
 from codesign.policy.walk import Sampling
@@ -50,7 +51,8 @@ class Recorder:
     def settle(self) -> None:
         pass
 
-    def ask(self, message: np.ndarray) -> np.ndarray:
+    def ask(self, message: np.ndarray, meanwhile=nothing) -> np.ndarray:
+        meanwhile()
         self.log.update(message.tobytes())
         self.count += 1
         drawn = np.random.default_rng(zlib.crc32(message.tobytes()))

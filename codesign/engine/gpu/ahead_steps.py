@@ -55,14 +55,13 @@ class AheadSteps:
 
     @torch.inference_mode()
     def prepare(self, bucket: int, scratch: Scratch | None) -> None:
-        """Capture a bucket's step, if it is not there; nothing may be under way.
+        """Capture a bucket's step; nothing may be under way.
 
         Args:
             bucket: Rows of the step.
             scratch: Of the attention.
         """
-        if bucket not in self._steps:
-            self._steps[bucket] = self._make_step(bucket, scratch)
+        self._steps[bucket] = self._make_step(bucket, scratch)
 
     def _make_step(self, bucket: int, scratch: Scratch | None) -> _Step:
         rows = DeviceRows.of(self._buffer, bucket)

@@ -69,8 +69,7 @@ class Graphs:
             return torch.inference_mode()(run)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), self._group.patient():
-            run()  # compiles kernels and sets up collectives
-            run()
+            run()  # compiles and loads kernels, sets up collectives
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

@@ -19,7 +19,7 @@ from codesign.engine.gpu.step_rows import (
     split_steps,
 )
 from codesign.engine.schedule import PromptPiece
-from codesign.engine.target import Target
+from codesign.engine.target import Target, nothing
 from codesign.policy.protocol import (
     Admission,
     Candidates,
@@ -118,14 +118,14 @@ class GroupTarget(Target):
         return self._sampled([rows])[-1]
 
     def verify(
-        self, candidates: Candidates | None
+        self, candidates: Candidates | None, meanwhile: Callable[[], None] = nothing
     ) -> tuple[list[VerifyRows], list[RequestVerdict]]:
-        """Run every request's tree (or last token), and commit what the walk yields.
+        """See ``Target.verify``.
 
         The ranks walk, too, to move their accepted rows: both walks see the same samples.
         """
         rows = self.side.verify_rows(candidates)
-        sampled = self._sampled(rows)
+        sampled = self._sampled(rows, meanwhile)
         verdicts = []
         first = 0
         for request in rows:
@@ -135,7 +135,9 @@ class GroupTarget(Target):
         self.free_finished(verdicts)
         return rows, verdicts
 
-    def _sampled(self, rows: Sequence[VerifyRows]) -> list[int]:
+    def _sampled(
+        self, rows: Sequence[VerifyRows], meanwhile: Callable[[], None] = nothing
+    ) -> list[int]:
         """The token that the target emits after each row, request after request."""
         needed = {r.request_id: r.context + len(r.tokens) for r in rows}
         see_to_pages(self._leader, self._slots, needed)
@@ -147,7 +149,7 @@ class GroupTarget(Target):
             num_rows = sum(len(r.tokens) for r in part)
             bucket = bucket_of(num_rows, self._smallest_bucket)
             message = pack_step(part, bucket=bucket, scratch_slot=self._leader.scratch_slot)
-            sampled += self._leader.ask(message)[:num_rows].tolist()
+            sampled += self._leader.ask(message, meanwhile)[:num_rows].tolist()
         return sampled
 
     def free(self, request_id: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from codesign.engine.gpu.step_rows import AHEAD, BUCKET, HEADER, KIND, Words
 from codesign.kernels import leaf_choices as pool
-from codesign.policy.interface import LEAST_CHANCE
+from codesign.policy.interface import LEAST_CHANCE, MOST_CHANCE
 from codesign.policy.protocol import Growth
 
 NUM_STEPS = 3  # word of the message's header
@@ -49,7 +49,7 @@ def growth_words(growth: Growth, *, slab: int, first_row: int) -> Words:
     doubles = words[: 2 * ends[-1]].view(np.float64)
     calibration = growth.calibration
     doubles[:2] = calibration.slope, calibration.intercept
-    doubles[2:4] = LEAST_CHANCE, 1.0 - LEAST_CHANCE
+    doubles[2:4] = LEAST_CHANCE, MOST_CHANCE
     doubles[4 + first_row : 4 + first_row + num_rows] = growth.weights
     doubles[ends[1] : ends[1] + count] = growth.rival_weights
     ints = words[2 * ends[-1] :]

@@ -82,6 +82,7 @@ class ModelRank:
         self._due: deque[Due] = deque()
         self._steps: dict[int, Step] = {}
         self._prompts: dict[int, Step] = {}
+        self._followed: set[int] = set()  # buckets whose steps others may follow
         self._ahead: AheadSteps | None = None
         if isinstance(head, DraftHead):
             self._ahead = AheadSteps(forward, slabs, head, self._buffer, self._graphs)
@@ -206,8 +207,9 @@ class ModelRank:
 
     def _start_step(self, message: Words, bucket: int) -> Due:
         step = self._steps.get(bucket)
-        if step is None or message[FOLLOWED]:
-            step = self._prepare_step(bucket, is_followed=bool(message[FOLLOWED]))
+        is_followed = bool(message[FOLLOWED])
+        if step is None or (is_followed and bucket not in self._followed):
+            step = self._prepare_step(bucket, is_followed=is_followed)
         self._words[: len(message)] = message
         step.run()  # of a graph: no mode of PyTorch's to enter, which takes as long as a copy
         if self._done is not None:
@@ -223,6 +225,7 @@ class ModelRank:
         if is_followed:
             assert self._ahead is not None, "only a draft runs ahead"
             self._ahead.prepare(bucket, step.scratch)
+            self._followed.add(bucket)
         return step
 
     def take(self, watch: Watch | None = None) -> Words:

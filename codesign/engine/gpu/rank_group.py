@@ -7,7 +7,7 @@ another and runs the same steps, so that the collectives inside them meet.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 import numpy as np
@@ -19,6 +19,7 @@ from codesign.engine.gpu.paging import PageTable
 from codesign.engine.gpu.step_rows import END, HEADER, KIND, MODEL, Words
 from codesign.engine.gpu.watch import Watch, is_broken_collective
 from codesign.engine.partner import DraftLostError, TargetLostError
+from codesign.engine.target import nothing
 from codesign.kernels.symmetric import PeerLostError
 
 
@@ -64,10 +65,16 @@ class GroupLeader:
         """Slab of padding rows."""
         return self.rank.slabs.scratch_slot
 
-    def ask(self, message: Words) -> Words:
-        """Run a message on every rank and return the leader's answer."""
+    def ask(self, message: Words, meanwhile: Callable[[], None] = nothing) -> Words:
+        """Run a message on every rank and return the leader's answer.
+
+        Args:
+            message: For ``ModelRank``.
+            meanwhile: Called while it runs.
+        """
         self.settle()
         self.begin(message)
+        meanwhile()
         return self.take()
 
     def begin(self, message: Words) -> int:

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from struct import Struct
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,8 +47,9 @@ TOKEN, POSITION, SLOT, KV_ROW, PREFIX, PARENT, FIRST, KEY_LOW, KEY_HIGH = range(
 
 def bucket_of(num_rows: int, smallest: int = BUCKETS[0]) -> int:
     """The smallest bucket that holds ``num_rows`` rows and is not below ``smallest``."""
+    wanted = max(num_rows, smallest)
     for bucket in BUCKETS:
-        if bucket >= max(num_rows, smallest):
+        if bucket >= wanted:
             return bucket
     raise ValueError(f"{num_rows} rows in one forward; the largest bucket has {BUCKETS[-1]}")
 
@@ -61,8 +64,7 @@ def max_step_words(max_moves: int) -> int:
     return step_words(BUCKETS[-1], max_moves)
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """A slab row that goes to another place: ``source`` to ``target`` of one slab."""
 
     slot: int
@@ -196,8 +198,7 @@ def pack_step(
         _pack(length)(into, at, *path)
         at += 4 * MAX_PATH
     if moves:
-        moved = [word for move in moves for word in (move.slot, move.source, move.target)]
-        _pack(len(moved))(into, 4 * len(idle), *moved)
+        _pack(3 * len(moves))(into, 4 * len(idle), *chain.from_iterable(moves))
     return message
 
 
