@@ -334,9 +334,10 @@ def _goals(results: Results) -> str:
 
 The serial batch tree holds what was asked of it at rooflines, but that SpecServe is up to 4 % ahead
 of it in bursts; on measured pairs see "Where a draft's prompt costs several steps". The
-asynchronous one leads on eight GPUs while at most half of what they can bear is asked of them, by up to 15 % over the serial one;
-beyond that, on fewer GPUs and where prompts are long, the GPU that it takes from the target costs
-more than hiding the draft gains: a plan has to choose the split, and `codesign plan` does.
+asynchronous one leads on eight GPUs while at most half of what they can bear is asked of them, by
+up to 15 % over the serial one; beyond that, on fewer GPUs and where prompts are long, the GPU that
+it takes from the target costs more than hiding the draft gains: a plan has to choose the split, and
+`codesign plan` does.
 
 What holds the asynchronous tree back at its own rate is the split, not the policy: the same seven
 GPUs without any draft have speedups of 0.68, 0.85 and 0.48 on the three traces over plain decoding
