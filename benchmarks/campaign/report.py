@@ -37,8 +37,9 @@ INTRODUCTION = """\
 Written by `python -m benchmarks.campaign --report` from {files}.
 
 A campaign profiles a pair of models on rank groups, and serves a grid of plans and a stretch of a
-trace on them. The fit sees the profile alone; no plan of the grid is in it, and the prompts served
-are others than those whose acceptance was recorded. Each run is predicted by {seeds} simulations.
+trace on them. The fit sees the profile alone, which serves a few made-up requests without a draft
+and with trees that are not in the grid; the prompts served are others than those whose acceptance
+was recorded. Each run is predicted by {seeds} simulations.
 *One stream* is one request after another, *batch* up to eight at once that are all there from the
 start, *replay* a stretch of a trace, as `conv-twin`, at a share of what plain decoding bears. A
 decode speed is 1 / TPOT; where the draft shares the target's GPUs its prompt is in it, too. Errors
