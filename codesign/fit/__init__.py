@@ -10,9 +10,10 @@ Must not import torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from codesign.policy.cost import Calibration, RoundCost, StepTime
 STEPS_FILE, ACCEPTANCE_FILE, PROFILE_FILE = "steps.parquet", "acceptance.parquet", "profile.json"
 STEP_COLUMNS = ("deployment", "op", "rows", "requests", "context", "beside", "seconds")
 ROOFLINE = "roofline"  # origin of a fit from data sheets
+_Made = TypeVar("_Made", StepTime, RoundCost, Calibration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class Fit:
         try:
             acceptance_path = path.parent / payload["acceptance"]["path"]
             wanted = payload["acceptance"]["sha256"]
-            fields = _read_fields(payload)
+            values = _read_fields(payload)
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise InputError(f"{path} is incomplete ({err!r}). Fit again: codesign fit") from err
         if sha256(acceptance_path) != wanted:
@@ -120,7 +122,7 @@ class Fit:
                 "Fit again: codesign fit"
             )
         frame, _ = read_table(acceptance_path, kind="fit")
-        return cls(acceptance=AcceptanceProfile.from_table(frame), **fields)
+        return cls(acceptance=AcceptanceProfile.from_table(frame), **values)
 
 
 def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,7 +134,7 @@ def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
         "top_k": payload.get("top_k", 0),  # fits of the first day do not say
         "top_p": payload.get("top_p", 1.0),
         "costs": {label: _read_cost(cost) for label, cost in payload["costs"].items()},
-        "calibration": Calibration(**payload["calibration"]),
+        "calibration": _with_numbers(Calibration(**payload["calibration"])),
         "errors": dict(payload["errors"]),
         "origin": payload["origin"],
         "acceptance_origin": payload.get("acceptance_origin", "recorded"),
@@ -141,17 +143,30 @@ def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _with_numbers(made: _Made) -> _Made:
+    """The same, if whatever its class declares as a number is one."""
+    for each in fields(made):  # types: the texts of the annotations
+        value = getattr(made, each.name)
+        if each.type in ("float", "int") and not (
+            isinstance(value, float | int) and isfinite(value)
+        ):
+            raise ValueError(f"{each.name} is no number: {value!r}")
+    return made
+
+
 def _read_time(values: Mapping[str, Any]) -> StepTime:
     rows, seconds = tuple(values["rows"]), tuple(values["seconds"])
-    if len(rows) != len(seconds) or not np.isfinite([*seconds, values["alpha"]]).all():
-        raise ValueError(f"no step time: seconds {seconds} of rows {rows}, alpha {values['alpha']}")
+    if len(rows) != len(seconds) or not np.isfinite([*rows, *seconds]).all():
+        raise ValueError(f"no step time: seconds {seconds} of rows {rows}")
     alone = values.get("alone")
     known = {**values, "rows": rows, "seconds": seconds}
-    return StepTime(**{**known, "alone": None if alone is None else _read_time(alone)})
+    alone = None if alone is None else _read_time(alone)
+    return _with_numbers(StepTime(**{**known, "alone": alone}))
 
 
 def _read_cost(values: Mapping[str, Any]) -> RoundCost:
-    return RoundCost(**{**values, **{name: _read_time(values[name]) for name in FORWARDS}})
+    times = {name: _read_time(values[name]) for name in FORWARDS}
+    return _with_numbers(RoundCost(**{**values, **times}))
 
 
 def _read_step(values: Mapping[str, Any]) -> StepFit:

@@ -718,6 +718,29 @@ def test_a_fit_whose_times_are_no_numbers_or_too_many_is_refused(tmp_path, secon
         Fit.load(tmp_path / "fit.json")
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("calibration", "slope"), "x"),
+        (("calibration", "intercept"), None),
+        (("costs", "1+1", "draft", "gamma"), None),
+        (("costs", "1+1", "target", "alpha"), math.inf),
+        (("costs", "1+1", "link"), [0.1]),
+    ],
+)
+def test_a_fit_with_something_else_for_a_number_is_refused_by_name(tmp_path, place, value):
+    fit_profile(write_profile(tmp_path, whole_profile())).save(tmp_path / "fit.json")
+    payload = json.loads((tmp_path / "fit.json").read_text())
+    *folders, name = place
+    inside = payload
+    for folder in folders:
+        inside = inside[folder]
+    inside[name] = value
+    (tmp_path / "fit.json").write_text(json.dumps(payload))
+    with pytest.raises(InputError, match=rf"is incomplete .*{name} is no number"):
+        Fit.load(tmp_path / "fit.json")
+
+
 @pytest.mark.parametrize("seconds", [math.nan, -1.0])
 def test_a_profile_with_one_time_that_is_none_is_refused(tmp_path, seconds):
     steps = whole_profile()
