@@ -147,9 +147,8 @@ def _with_numbers(made: _Made) -> _Made:
     """The same, if whatever its class declares as a number is one."""
     for each in fields(made):  # types: the texts of the annotations
         value = getattr(made, each.name)
-        if each.type in ("float", "int") and not (
-            isinstance(value, float | int) and isfinite(value)
-        ):
+        is_number = isinstance(value, float | int) and isfinite(value)
+        if each.type in ("float", "int") and not is_number:
             raise ValueError(f"{each.name} is no number: {value!r}")
     return made
 

@@ -81,6 +81,8 @@ def make_profile(
             meter(part, 1.0)
     except KeyboardInterrupt:
         done = sum(store.has(part.name) for part in measurer.parts)
+        if not done:
+            raise KeyboardInterrupt("no part was measured yet, nothing is kept") from None
         raise KeyboardInterrupt(
             f"kept {done} of {len(measurer.parts)} parts in {out}. Go on with the same command "
             "and --resume"
