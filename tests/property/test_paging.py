@@ -158,7 +158,8 @@ class FakeTarget:
         if verdict.is_finished:
             self.table.free(verdict.request_id)
 
-    def verify(self, candidates):
+    def verify(self, candidates, meanwhile):
+        meanwhile()
         rows = self.side.verify_rows(candidates)
         verdicts = []
         for request in rows:
