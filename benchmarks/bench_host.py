@@ -1,6 +1,6 @@
 """What the host does around the steps of a round, timed on any CPU: its models answer at once.
 
-    python -m benchmarks.bench_host [--policy tree-8x4x3] [--requests 16] [--profile last]
+    python -m benchmarks.bench_host [--policy tree-8x4x3] [--requests 16] [--profile last] [--cold]
 
 The code is that of a run on one rank group with a follower that is always ready, but forwards are
 a hash: a draft's likeliest tokens and what the target emits follow from (token, position) alone.
@@ -10,6 +10,9 @@ count, nor what the host does while it would wait for a GPU anyway:
     first   from the target's answer to the draft's first expansion, or its own next step
     next    between two expansions; where ranks run ahead, a GPU is busy meanwhile
     last    from the last expansion's answer to the target's step
+
+Policies that decide by step times are told some by which no draft forward pays: they rest. With
+``--cold`` the caches are filled with other numbers during each step, as time does on a real host.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from time import perf_counter
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,7 +52,7 @@ from codesign.engine.gpu.step_rows import DeviceRows, Words
 from codesign.engine.gpu.watch import Watch
 from codesign.engine.run import PolicySetup
 from codesign.plan import Candidate
-from codesign.policy.cost import Calibration
+from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.speculation import parse_policy
 from codesign.prompts import BoundRequest
@@ -57,6 +61,10 @@ VOCABULARY = 4093
 CALIBRATION = Calibration(0.85, 0.25)
 SHARES = torch.tensor((0.62, 0.14, 0.07, 0.04, 0.03, 0.02, 0.01))  # how often a choice is right
 OUTPUT, WARM_UP = 512, 300
+OTHERS = 1 << 22  # numbers that fill the caches: 32 MiB
+TARGET = StepTime.linear(alpha=1e-9, gamma=2e-5, delta=1.5e-3)
+DRAFT = StepTime.linear(alpha=1e-9, gamma=1e-5, delta=1.4e-3)
+AT_REST = RoundCost(target=TARGET, draft=DRAFT, prefill=TARGET, draft_prefill=DRAFT, deciding=9e-5)
 
 
 def likeliest(rows: DeviceRows, choices: int) -> Tensor:
@@ -90,14 +98,18 @@ class Windows:
     Args:
         expansions: Of a round.
         profiled: The window that is profiled, if any.
+        is_cold: The caches hold something else when an answer is there.
     """
 
-    def __init__(self, expansions: int, profiled: str | None = None) -> None:
+    def __init__(
+        self, expansions: int, profiled: str | None = None, *, is_cold: bool = False
+    ) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.profile = cProfile.Profile()
         self._expansions, self._profiled = expansions, profiled
         self._done = 0
         self._open: tuple[str, float] | None = None
+        self._others = np.zeros(OTHERS if is_cold else 1)
 
     def answered(self, rank: ModelRank) -> None:
         """A step's answer is there."""
@@ -105,6 +117,7 @@ class Windows:
         name = "first" if not self._done else "next"
         if self._done == self._expansions and self._done:
             name = "last"
+        self._others += 1.0
         self._open = name, perf_counter()
         if name == self._profiled and len(self.seconds[name]) > WARM_UP:
             self.profile.enable()
@@ -195,7 +208,7 @@ def serve(
     candidate = Candidate(Deployment(1, 0), spec, batch)
     setup = gpu_run.rank_setup(
         candidate, asked, target=folder / "target", draft=folder / "draft", device="cpu",
-        dtype="float32", policy=PolicySetup(spec, calibration=CALIBRATION),
+        dtype="float32", policy=PolicySetup(spec, cost=AT_REST, calibration=CALIBRATION),
     )  # fmt: skip
     with windows.patched():
         return gpu_run.run_on_ranks(setup, candidate, asked)
@@ -219,6 +232,7 @@ def summary(run: EngineRun, windows: Windows) -> dict[str, Any]:
                 "p10": round(tenths[0], 1),
                 "median": round(tenths[4], 1),
                 "p90": round(tenths[8], 1),
+                "mean": round(1e6 * statistics.mean(seconds[WARM_UP:]), 1),
             }
     return found
 
@@ -230,9 +244,11 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--profile", choices=("first", "next", "last"))
+    parser.add_argument("--cold", action="store_true")
     options = parser.parse_args()
     spec = parse_policy(options.policy)
-    windows = Windows(spec.expansions if spec.kind == "tree" else 0, options.profile)
+    expansions = spec.expansions if spec.kind == "tree" else 0
+    windows = Windows(expansions, options.profile, is_cold=options.cold)
     how = {"requests": options.requests, "batch": options.batch}
     with tempfile.TemporaryDirectory() as folder:
         write_random_pair(Path(folder), small_config(layers=1, vocabulary=VOCABULARY))

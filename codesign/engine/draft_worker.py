@@ -54,16 +54,21 @@ class DraftWorker:
         received = perf_counter()
         moves, finished = self.side.receive(verdict)
         self._prompts = verdict.prompts
-        self._drafter.release(finished)
-        self._unread.difference_update(finished)
-        self._drafter.move(moves)
+        if moves or finished:  # at rest there are none most often
+            self._drafter.release(finished)
+            self._unread.difference_update(finished)
+            self._drafter.move(moves)
         rerooted = perf_counter()
-        candidates = self._draft(verdict.round) if self.side.begin() else Candidates(verdict.round)
+        is_look = self.side.begin()
+        candidates = self._draft(verdict.round) if is_look else Candidates(verdict.round)
+        answered = perf_counter()
+        if is_look and self.side.policy.rests:
+            self.side.policy.looked(answered - received)
         times = DraftTimes(
             idle_from=self._idle_from,
             received=received,
             rerooted=rerooted,
-            answered=perf_counter(),
+            answered=answered,
             num_expansions=self._num_expansions,
             num_rows=self._num_rows,
         )

@@ -13,7 +13,10 @@ Must not import torch or read a clock.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 import numpy as np
 
@@ -37,9 +40,18 @@ def next_forward(
         Value of the round with it, 0 where no leaf is worth its row, and the least gain of a leaf
         that is.
     """
-    worth = _with_more(worth, gains)
-    value, _, count = _promise(this, worth, [gains])
-    return value, least_gain(this, worth, count, len(gains), rate)
+    num = len(gains)
+    worth = np.concatenate((worth, gains))
+    worth.sort()
+    worth = worth[::-1]
+    draft, target, fixed = this.draft(num), this.target(len(worth) - 1), this.fixed
+    tokens = worth.cumsum()
+    count = 1 + int(this.value(tokens, target + (fixed + float(draft[num])))[1:].argmax())
+    # Only leaves whose children are verified would run.
+    rows = np.count_nonzero(gains >= max(float(worth[count]), LEAST))
+    seconds = fixed + float(target[count]) + float(draft[rows])
+    value = this.value(float(tokens[count]), seconds) if rows else 0.0
+    return value, least_gain(this, worth, count, num, rate)
 
 
 def best_forwards(
@@ -59,53 +71,34 @@ def best_forwards(
         As of ``next_forward``, the leaves being those of the first of these forwards; and the
         seconds per token of each request that such rounds save (``BatchRound.saved``).
     """
+    # In lists: where this is called the host comes from elsewhere, and numpy's code is far away.
     num = len(gains)
-    made: list[Floats] = []
-    best, level, fastest = -1.0, 0.0, np.inf
-    for more in gains_ahead(gains, confidence, min(most, max(_MOST_NODES // num, 1))):
-        made.append(more)
-        worth = _with_more(worth, more)
-        value, seconds_per_token, count = _promise(this, worth, made)
-        fastest = min(fastest, seconds_per_token)
+    most = min(most, max(_MOST_NODES // num, 1))
+    draft, target = this.draft(num).tolist(), this.target(len(worth) - 1 + most * num).tolist()
+    nodes, more, chances = worth.tolist(), gains.tolist(), confidence.tolist()
+    made: list[list[float]] = []
+    best, chosen, fixed, fastest = -1.0, (nodes, 0), this.fixed, np.inf
+    for number in range(1, most + 1):
+        made.append(sorted(more))
+        nodes = sorted(nodes + more, reverse=True)
+        tokens, behind = list(accumulate(nodes)), fixed + number * draft[num]
+        values = this.values(tokens, target, behind)
+        count = values.index(max(values[1:]), 1)
+        level = max(nodes[count], LEAST)
+        # Only leaves whose children are verified would run.
+        rows = [num - bisect_left(own, level) for own in made]
+        seconds = fixed + target[count] + sum([draft[own] for own in rows])
+        fastest = min(fastest, (seconds - this.stall) / tokens[count])
+        value = this.value(tokens[count], seconds) if rows[0] else 0.0
         if value > best:
-            best, level = value, least_gain(this, worth, count, num, rate)
-    return best, level, this.saved(fastest)
+            best, chosen = value, (nodes, count)
+        more = list(map(mul, more, chances))
+    return best, least_gain(this, *chosen, num, rate), this.saved(fastest)
 
 
-def _with_more(worth: Floats, gains: Floats) -> Floats:
-    """(1 + N + B,) what there is and the nodes of one more forward, descending."""
-    worth = np.concatenate((worth, gains))
-    worth.sort()
-    return worth[::-1]
-
-
-def _promise(this: BatchRound, worth: Floats, made: Sequence[Floats]) -> tuple[float, float, int]:
-    """What a round with so many more forwards promises.
-
-    Args:
-        this: The round.
-        worth: (1 + N,) with the nodes that these forwards are to make.
-        made: (B,) gains of the leaves of each of them.
-
-    Returns:
-        Value of the round, 0 where the first forward has no leaf that is worth its row; seconds
-        per token; and how many nodes would be verified.
-    """
-    num = len(made[0])
-    draft, target, fixed = this.draft(num), this.target(len(worth) - 1), this.fixed
-    tokens = worth.cumsum()
-    drafting = len(made) * float(draft[num])
-    count = 1 + int(this.value(tokens, target + (fixed + drafting))[1:].argmax())
-    level = max(float(worth[count]), LEAST)
-    # Only leaves whose children are verified would run.
-    rows = [np.count_nonzero(gains >= level) for gains in made]
-    seconds = fixed + float(target[count]) + sum([float(draft[own]) for own in rows])
-    promised = float(tokens[count])
-    value = this.value(promised, seconds) if rows[0] else 0.0
-    return value, (seconds - this.stall) / promised, count
-
-
-def least_gain(this: BatchRound, worth: Floats, count: int, num: int, rate: float) -> float:
+def least_gain(
+    this: BatchRound, worth: Floats | Sequence[float], count: int, num: int, rate: float
+) -> float:
     """Least gain of a leaf that is worth its row in the next draft forward.
 
     Without it the target's row goes to the best of the nodes that are left out, or is saved.

@@ -14,7 +14,7 @@ seconds, by the fitted step times (codesign/policy/batch_round.py). What follows
 - No draft at all where that has the best quotient: plain decoding, without a tree to move. Coming
   back needs ``MARGIN`` more.
 - Looks at the batch take the host's time. After one by which plain decoding is best no more are
-  made until that was ``LOOKING`` of the time, whoever comes and goes.
+  made until that was ``LOOKING`` of the time, as measured, or by the fit where nothing is timed.
 - Prompts. Of a *cold* request the draft has not run the prompt, or has missed many tokens since.
   It runs them only if the tokens to come, as many as are expected (traffic.py), save more time.
 - Urgency. A token of a request that falls behind its TPOT target counts more, up to ``MOST_URGENT``
@@ -64,7 +64,7 @@ Leaves = list[list[int]]
 Promise = tuple[float, float]  # value of the round, and the least gain of a leaf worth its row
 
 LOOKING = 0.01  # share of the time of plain rounds that looks at the batch may take
-LONGEST_REST = 16  # rounds
+LONGEST_REST = 32  # rounds
 MARGIN = 0.02  # of goodput that drafting must promise after a round without
 FEWEST_CHOICES = 4  # children of a node
 MOST_AWAITED = 2  # draft forwards that an asynchronous round may wait for
@@ -223,10 +223,17 @@ class BatchTree(Speculation):
             self._plan_beside(own)
         self.rests = self._was_plain and not self.overlap
         if self.rests and len(self._worth) == 1:
-            look = self._goodput.look(this.batch)
-            self._rest = min(ceil(look / (LOOKING * max(this.verification, LEAST))), LONGEST_REST)
+            self._rest = self._rounds_until_look(self._goodput.look(this.batch))
         self.reads_prompts = not self.rests and (self._spec.is_async or self._is_worth_reading())
         return chosen
+
+    def _rounds_until_look(self, seconds: float) -> int:
+        """Rounds of whose time a look of so many seconds is its share."""
+        return ceil(min(seconds / (LOOKING * max(self._round.verification, LEAST)), LONGEST_REST))
+
+    def looked(self, seconds: float) -> None:
+        if self._rest > 0:
+            self._rest = self._rounds_until_look(seconds)
 
     def _is_worth_reading(self) -> bool:
         """Whether a prompt that begins now is worth running, at what this round saves."""

@@ -27,6 +27,7 @@ class _Drafted:
     """Draft state of one request: committed tokens, rows in the prefix, and the tree.
 
     And its progress: when its first token was told, the tokens committed then, its own target.
+    While the policy stays at rest tokens are committed alone: the tree follows with the next look.
     """
 
     committed: list[int]
@@ -44,6 +45,7 @@ class DraftSide:
         self.policy = policy
         self._requests: dict[int, _Drafted] = {}
         self._now = 0.0
+        self._is_resting = False
 
     @property
     def request_ids(self) -> tuple[int, ...]:
@@ -52,7 +54,9 @@ class DraftSide:
 
     def tree(self, request_id: int) -> DraftTree:
         """The draft tree of a request."""
-        return self._requests[request_id].tree
+        request = self._requests[request_id]
+        _catch_up(request)
+        return request.tree
 
     def prefix_len(self, request_id: int) -> int:
         """KV rows in a request's prefix."""
@@ -74,7 +78,7 @@ class DraftSide:
         )
 
     def receive(self, verdict: Verdict) -> tuple[list[KVMove], list[int]]:
-        """Take in a verdict.
+        """Take in a verdict, with which a round starts.
 
         Returns:
             KV moves to make in this order, and the requests that are over, whose slabs are free.
@@ -84,34 +88,38 @@ class DraftSide:
         self._now = verdict.now
         policy = self.policy
         policy.beside, policy.sharing, policy.now = verdict.beside, verdict.sharing, verdict.now
+        resting = self._is_resting = policy.stays_at_rest()
         for admission in verdict.admitted:
             self.admit(admission)
         for entry in verdict.requests:
             if entry.is_finished:
-                del self._requests[entry.request_id]
+                _catch_up(self._requests.pop(entry.request_id))
                 finished.append(entry.request_id)
-            else:
-                moves.append(self._reroot(entry))
+                continue
+            request = self._commit(entry)
+            if not resting:
+                base = request.prefix_len
+                moves.append(KVMove(entry.request_id, base, _catch_up(request)))
         for request_id in verdict.dropped:
-            self._requests.pop(request_id, None)
+            request = self._requests.pop(request_id, None)
+            if request is not None:
+                _catch_up(request)
             finished.append(request_id)
         # A request may move and finish in one verdict: first its prefill's token, then a round's.
         return [move for move in moves if move.request_id in self._requests], finished
 
-    def _reroot(self, entry: RequestVerdict) -> KVMove:
+    def _commit(self, entry: RequestVerdict) -> _Drafted:
         request = self._requests[entry.request_id]
-        assert entry.base_len == len(request.committed), "verdict out of step"
-        base = request.prefix_len
-        reroot = request.tree.reroot(entry.tokens)
-        request.committed += entry.tokens
-        request.prefix_len += len(reroot.promoted)
+        committed = request.committed
+        assert entry.base_len == len(committed), "verdict out of step"
+        committed += entry.tokens
         if request.first_at is None:
-            request.first_at, request.first_len = self._now, len(request.committed)
-        return KVMove(entry.request_id, base, reroot.promoted + reroot.kept)
+            request.first_at, request.first_len = self._now, len(committed)
+        return request
 
     def begin(self) -> bool:
-        """A round starts: whether the policy looks at the trees, or only roots are verified."""
-        if self.policy.stays_at_rest():
+        """Whether the policy looks at the trees, which it then does, or only roots are verified."""
+        if self._is_resting:
             return False
         progress = ()
         if self.policy.needs_progress:
@@ -188,8 +196,10 @@ class DraftSide:
             add_children(node, node_tokens, weigh(node_log_probs))
 
     def candidates(self, round_number: int) -> Candidates:
-        """The trees to verify, one for every request; after a round began with a look."""
+        """The trees to verify, none if all are roots alone; after a round began with a look."""
         chosen = self.policy.select(self._trees())
+        if self.policy.rests:
+            return Candidates(round_number)
         entries = []
         for (request_id, request), nodes in zip(self._requests.items(), chosen, strict=True):
             selection = request.tree.select(nodes)
@@ -233,3 +243,18 @@ class DraftSide:
             context=context,
             trust=tree.trust(nodes),
         )
+
+
+def _catch_up(request: _Drafted) -> tuple[int, ...]:
+    """Re-root the tree of a request at its last committed token.
+
+    Returns:
+        Slots that survive, in their new order; none of a tree without any, as all are at rest.
+    """
+    tree = request.tree
+    told = request.committed[tree.base_len :]
+    if not told:
+        return ()
+    reroot = tree.reroot(told)
+    request.prefix_len += len(reroot.promoted)
+    return reroot.promoted + reroot.kept

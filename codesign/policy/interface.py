@@ -95,6 +95,9 @@ class Speculation:
         """Whether the round that starts is plain decoding without a look at the trees."""
         return False
 
+    def looked(self, seconds: float) -> None:
+        """A look after which the policy ``rests`` took the host so long; told if anyone knows."""
+
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
         """A round with a look at the trees starts; these are already re-rooted.
 

@@ -129,7 +129,7 @@ class _WatchedSide(DraftSide):
     def candidates(self, round_number: int) -> Candidates:
         """See DraftSide.candidates."""
         self.sent = super().candidates(round_number)
-        self.num_nodes = len(self.tree(self.sent.requests[0].request_id))
+        self.num_nodes = len(self.tree(self.request_ids[0]))
         return self.sent
 
 
@@ -182,8 +182,10 @@ def _round(
 
 def _sent_nodes(tree: DraftTree, sent: Candidates) -> frozenset[int]:
     """Nodes of the rows that were sent: children of a node have distinct tokens."""
-    rows = sent.requests[0]
     nodes = [0]
+    if not sent.requests:
+        return frozenset(nodes)
+    rows = sent.requests[0]
     for token, parent in zip(rows.tokens[1:], rows.parents[1:], strict=True):
         nodes.append(tree.children[nodes[parent]][token])
     return frozenset(nodes)

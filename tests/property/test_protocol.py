@@ -258,7 +258,9 @@ class Run:
         for verdict in self.mail:
             self.receive(verdict)
         self.mail.clear()
-        self.draft.begin()
+        if not self.draft.begin():
+            self.sent = Candidates(round_number)
+            return self.sent
         done = 0
         while rows := self.draft.next_expansion(done):
             self.forward(rows)

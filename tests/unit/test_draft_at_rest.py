@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
+from functools import partial
 
 import pytest
 
+from codesign.engine import draft_worker
 from codesign.engine.draft_worker import DraftWorker
 from codesign.policy.batch_round import RowPrices
-from codesign.policy.batch_tree import BatchTree
+from codesign.policy.batch_tree import LOOKING, BatchTree
+from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
-from codesign.policy.protocol import Admission, TargetSide, Verdict
-from codesign.policy.speculation import parse_policy
+from codesign.policy.online_calibration import OnlineCalibration
+from codesign.policy.protocol import (
+    Admission,
+    DraftSide,
+    RequestVerdict,
+    TargetSide,
+    Verdict,
+)
+from codesign.policy.speculation import Speculation, parse_policy
 
-PROMPT, TOKENS, REQUESTS = 5, 40, 3
+PROMPT, TOKENS, REQUESTS = 5, 120, 3
 DEAR = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.1)
 CHEAP = StepTime.linear(alpha=0.0, gamma=0.0, delta=1e-4)
 TARGET = StepTime.linear(alpha=0.0, gamma=1e-6, delta=0.01)
@@ -61,9 +73,11 @@ def serve(policy: BatchTree, drafter: Drafter, become_cheap: int):
     joining, number, rows_by_round = tuple(admissions), 0, []
     while target.request_ids:
         if number == become_cheap:
-            policy._round.draft = RowPrices(CHEAP, 0.0)
+            policy._round._drafts = [RowPrices(CHEAP, 0.0)] * 2
         verdict = Verdict(number, tuple(verdicts), joining, now=0.01 * number)
         candidates, _ = worker.answer(verdict)
+        for request_id in worker.side.request_ids:
+            assert worker.side.committed(request_id)[PROMPT:] == tuple(outputs[request_id])
         rows = target.verify_rows(candidates)
         rows_by_round.append(sum(len(each.tokens) for each in rows))
         verdicts = []
@@ -89,3 +103,62 @@ def test_a_draft_at_rest_is_in_step_when_it_drafts_again(look):
     assert rows[:20] == [REQUESTS] * 20
     assert drafter.forwards
     assert max(rows) > REQUESTS
+
+
+def test_looks_take_their_share_by_what_they_take_and_not_by_what_the_fit_says(monkeypatch):
+    clock = itertools.count()  # milliseconds: a look takes 2, the fit says 0.09
+    monkeypatch.setattr(draft_worker, "perf_counter", lambda: 1e-3 * next(clock))
+    policy = policy_of(DEAR, look=9e-5)
+    looks, begin = [], policy.begin
+    monkeypatch.setattr(policy, "begin", lambda *of: (looks.append(policy.now), begin(*of)))
+    _, rows = serve(policy, Drafter(), become_cheap=-1)
+    assert rows[0] == REQUESTS
+    every = 2e-3 / (LOOKING * TARGET(REQUESTS))
+    assert len(looks) == math.ceil(len(rows) / math.ceil(every))
+
+
+class Rests(Speculation):
+    """Stays at rest in the rounds that are named; else it looks, and drafts nothing."""
+
+    def __init__(self, resting: set[int]) -> None:
+        super().__init__()
+        self.calibration = OnlineCalibration()
+        self.tree_type = partial(BudgetTree, calibration=self.calibration)
+        self._rounds, self._resting = itertools.count(), resting
+
+    def stays_at_rest(self) -> bool:
+        return next(self._rounds) in self._resting
+
+
+def told(resting: set[int]) -> list[tuple[int, object]]:
+    """What is known of requests at each look: one comes at rest, one ends, one is dropped."""
+    side, seen, committed = DraftSide(Rests(resting)), [], {}
+    ended = {}
+    for number in range(9):
+        joining = [Admission(number, (1, 2), 40)] if number in (0, 1, 2, 5) else []
+        committed |= {admission.request_id: 2 for admission in joining}
+        ends, drops = {3: [0]}.get(number, []), {4: [1]}.get(number, [])
+        ended |= {n: side._requests[n].tree for n in ends + drops}
+        entries = [
+            RequestVerdict(n, committed[n], (3, number), is_finished=n in ends) for n in committed
+        ]
+        committed = {n: c + 2 for n, c in committed.items() if n not in ends + drops}
+        entries = [entry for entry in entries if entry.request_id not in drops]
+        side.receive(
+            Verdict(number, tuple(entries), tuple(joining), dropped=tuple(drops), now=number)
+        )
+        if side.begin():
+            trees = {
+                n: (request.tree.tokens, request.tree.base_len, request.tree.max_depth)
+                for n, request in side._requests.items()
+            }
+            progress = [side._progress(request) for request in side._requests.values()]
+            lengths = {n: tree.base_len for n, tree in ended.items()}
+            seen.append((number, (trees, progress, lengths)))
+    return seen
+
+
+def test_a_tree_that_was_left_alone_at_rest_is_as_if_it_had_followed():
+    always = told(set())
+    resting = {1, 2, 3, 4, 6, 7}
+    assert told(resting) == [each for each in always if each[0] not in resting]
