@@ -21,8 +21,10 @@ from codesign.kernels import keyed_sampling as sampling
 from codesign.kernels.embedding import embed_rows
 from codesign.kernels.int4 import quantize_int4
 from codesign.kernels.packed_linear import LinearMap, logits_map
+from codesign.kernels.packing import GROUP, TILE
 from codesign.kernels.row_attention import move_rows
 from codesign.kernels.row_choices import choice_words, words_of
+from codesign.kernels.tiling import RECORD_BYTES
 from codesign.policy.walk import Sampling
 
 READ_BANDWIDTH = 4.2e12  # bytes per second, measured on an H200
@@ -134,13 +136,15 @@ class Bench:
             dense = torch.randn(VOCABULARY, hidden, device="cuda").bfloat16()
             x = torch.randn(self.rows, hidden, device="cuda").bfloat16()
             small = quantize_int4(dense, group=128)
-            for name, head, size in (("head", dense, dense.nbytes), ("int4 head", small, 0)):
+            small_bytes = VOCABULARY * hidden * RECORD_BYTES // (TILE * GROUP)
+            for name, head, size in (
+                ("head", dense, dense.nbytes), ("int4 head", small, small_bytes)
+            ):  # fmt: skip
                 product = logits_map(head)
 
                 def choose(x: Tensor = x, product: LinearMap = product) -> object:
                     return choice_words(product(x), 8)
 
-                size = size or VOCABULARY * hidden * 1088 // 2048
                 self.note(f"{name} and choices, {model}", "ours", choose, size, 8)
 
     def beginning(self) -> None:

@@ -28,9 +28,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-_FITS = Path(__file__).parent / "data" / "fits"  # those that every installation has
-
-
 @dataclass(frozen=True, slots=True)
 class FileRef:
     """A file that a plan depends on, and its checksum when the plan was made."""
@@ -293,6 +290,10 @@ def _written(ref: FileRef, folder: Path) -> dict[str, str]:
 def _read(values: Mapping[str, str], folder: Path) -> FileRef:
     """The file that a plan names; if it moved, the same file beside the plan or in the package."""
     named, checksum = folder / values["path"], values["sha256"]
-    places = [] if named.is_file() else [folder / named.name, *sorted(_FITS.glob("*/fit.json"))]
+    if named.is_file():
+        return FileRef(named, checksum)
+    from codesign.fit.shipped import FITS
+
+    places = [folder / named.name, *sorted(FITS.glob("*/fit.json"))]
     found = (path for path in places if path.is_file() and sha256(path) == checksum)
     return FileRef(next(found, named), checksum)

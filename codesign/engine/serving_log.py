@@ -5,9 +5,8 @@ A round is written down while the next one's target step runs: nobody waits for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter
 
 from codesign.calibration_log import CalibrationLog
@@ -34,6 +33,10 @@ class Round:
     emitted: float = 0.0
 
 
+# A round, its rows and verdicts, when the target began to wait, the draft's answer, and the end.
+_Ended = tuple[Round, Sequence[VerifyRows], Sequence[RequestVerdict], float, Answer, float]
+
+
 class ServingLog:
     """The records of a run that goes on, and its clock.
 
@@ -55,7 +58,7 @@ class ServingLog:
         self.num_rounds = 0
         self.notes: list[str] = []
         self.calibration = CalibrationLog()
-        self._unwritten: list[Callable[[], None]] = []
+        self._unwritten: list[_Ended] = []
         self._refused: dict[int, str] = {}
         self._num_finished = 0
         self._origin = perf_counter()
@@ -129,21 +132,19 @@ class ServingLog:
             answer: The draft's.
         """
         self.num_rounds += 1
-        told = {"ready": ready, "answer": answer, "end": self.now}
-        self._unwritten.append(partial(self._write_round, this, rows, verdicts, **told))
+        self._unwritten.append((this, rows, verdicts, ready, answer, self.now))
 
     def catch_up(self) -> None:
         """Write down what is over."""
         unwritten, self._unwritten = self._unwritten, []
-        for write in unwritten:
-            write()
+        for ended in unwritten:
+            self._write_round(*ended)
 
     def _write_round(
         self,
         this: Round,
         rows: Sequence[VerifyRows],
         verdicts: Sequence[RequestVerdict],
-        *,
         ready: float,
         answer: Answer,
         end: float,

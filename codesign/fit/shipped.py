@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from codesign.policy.walk import Sampling
 
-_FOLDER = Path(__file__).parents[1] / "data" / "fits"
-DEFAULT_FIT = _FOLDER / "smollm2-135m-cpu" / "fit.json"
+FITS = Path(__file__).parents[1] / "data" / "fits"
+DEFAULT_FIT = FITS / "smollm2-135m-cpu" / "fit.json"
 
 
 # Shapes of the same sizes.
@@ -43,7 +43,7 @@ def shipped_pair(device: str, target: str, draft: str) -> Path | None:
         draft: The same.
     """
     target, draft = (_canonical(label).replace(":", "-") for label in (target, draft))
-    path = _FOLDER / f"{device}-{target}+{draft}" / "fit.json"
+    path = FITS / f"{device}-{target}+{draft}" / "fit.json"
     return path if path.is_file() else None
 
 
@@ -71,5 +71,5 @@ def shipped_acceptance(target: str, draft: str, sampling: Sampling) -> pd.DataFr
 
 
 def _shipped() -> Iterator[Fit]:
-    for path in sorted(_FOLDER.glob("*/fit.json")):
+    for path in sorted(FITS.glob("*/fit.json")):
         yield Fit.load(path)

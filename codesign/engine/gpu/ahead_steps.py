@@ -53,6 +53,10 @@ class AheadSteps:
         self._events = [graphs.event() for _ in range(MOST_STEPS)]
         self._steps: dict[int, _Step] = {}
 
+    def has(self, bucket: int) -> bool:
+        """Whether a bucket's step is captured."""
+        return bucket in self._steps
+
     @torch.inference_mode()
     def prepare(self, bucket: int, scratch: Scratch | None) -> None:
         """Capture a bucket's step; nothing may be under way.

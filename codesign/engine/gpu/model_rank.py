@@ -82,7 +82,6 @@ class ModelRank:
         self._due: deque[Due] = deque()
         self._steps: dict[int, Step] = {}
         self._prompts: dict[int, Step] = {}
-        self._followed: set[int] = set()  # buckets whose steps others may follow
         self._ahead: AheadSteps | None = None
         if isinstance(head, DraftHead):
             self._ahead = AheadSteps(forward, slabs, head, self._buffer, self._graphs)
@@ -208,7 +207,7 @@ class ModelRank:
     def _start_step(self, message: Words, bucket: int) -> Due:
         step = self._steps.get(bucket)
         is_followed = bool(message[FOLLOWED])
-        if step is None or (is_followed and bucket not in self._followed):
+        if step is None or (is_followed and not (self._ahead and self._ahead.has(bucket))):
             step = self._prepare_step(bucket, is_followed=is_followed)
         self._words[: len(message)] = message
         step.run()  # of a graph: no mode of PyTorch's to enter, which takes as long as a copy
@@ -225,7 +224,6 @@ class ModelRank:
         if is_followed:
             assert self._ahead is not None, "only a draft runs ahead"
             self._ahead.prepare(bucket, step.scratch)
-            self._followed.add(bucket)
         return step
 
     def take(self, watch: Watch | None = None) -> Words:
