@@ -37,7 +37,17 @@ from benchmarks.campaign.schedule import (
     scheduled,
     unit_seconds,
 )
-from benchmarks.campaign.units import FULL, PAIRS, SMALL, Pair, Size, deployments, find_pair, grid
+from benchmarks.campaign.units import (
+    FULL,
+    PAIRS,
+    SEGMENT,
+    SMALL,
+    Pair,
+    Size,
+    deployments,
+    find_pair,
+    grid,
+)
 from codesign.config import parse_deployment
 from codesign.traces import load_trace
 
@@ -66,6 +76,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--small", action="store_true", help="a small grid")
     parser.add_argument("--segments", type=int, default=1, help="plans that replay a trace (1)")
+    parser.add_argument("--replay-seconds", type=float, default=SEGMENT.seconds, help="of a trace")
+    parser.add_argument("--requests", type=float, default=1.0, help="times those of a workload (1)")
     parser.add_argument("--full-profile", action="store_true", help="more shapes and repetitions")
     parser.add_argument("--profile-only", action="append", default=[], metavar="TARGET+DRAFT")
     parser.add_argument("--dry-run", action="store_true", help="print units and seconds only")
@@ -93,14 +105,15 @@ def sessions(args: argparse.Namespace) -> list[Session]:
 
 def _session(args: argparse.Namespace, wanted: Wanted) -> Session:
     size = size_of(args, wanted.segments, wanted.batches)
-    size = replace(size, requests=wanted.share * size.requests)
+    size = replace(size, requests=wanted.share * args.requests * size.requests)
     units = () if wanted.pair.name in args.profile_only else tuple(grid(wanted.label, size))
     return Session(wanted.pair, wanted.label, units, wanted.run_seconds, size)
 
 
 def size_of(args: argparse.Namespace, segments: int, batches: int) -> Size:
     """Of the grid."""
-    return replace(SMALL if args.small else FULL, segments=segments, batches=batches)
+    size = SMALL if args.small else FULL
+    return replace(size, segments=segments, batches=batches, seconds=args.replay_seconds)
 
 
 def labels_of(args: argparse.Namespace) -> list[str]:

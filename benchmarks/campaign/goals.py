@@ -76,6 +76,7 @@ def goals(results: Sequence[Result]) -> str:
             "0.95",
             *(_plan(r, "stream", "correlation") for r in results),
         ],
+        *_redrawn(results),
         ["rank correlation, batch", "0.95", *(_plan(r, "batch", "correlation") for r in results)],
         [
             "rank correlation, replay",
@@ -203,6 +204,13 @@ def _plan(result: Result, workload: str, name: str) -> str:
     if len(plans) > 1:
         values = [f"{v} ({p['workers']} GPUs)" for v, p in zip(values, plans, strict=True)]
     return ", ".join(values) or "-"
+
+
+def _redrawn(results: Sequence[Result]) -> list[list[str]]:
+    """A row, if these results say how sure the measured order is."""
+    values = [_plan(result, "stream", "redrawn") for result in results]
+    label = "the measured order's, requests drawn again"
+    return [[label, "", *values]] if any(value != "-" for value in values) else []
 
 
 def _coverage(result: Result) -> str:

@@ -86,8 +86,7 @@ def likely(values: Sequence[float], times: float, luck: PromptLuck | None = None
         times: Relative standard error of seconds.
         luck: Of the prompts; without it what simulations draw is all there is.
     """
-    mean, spread = float(np.mean(values)), float(np.std(values, ddof=1))
-    one = student_t_quantile(len(values) - 1, 1.0 - TAIL) * spread
+    mean, one = float(np.mean(values)), _one_more(values)
     return Likely(
         mean,
         simulations=one / math.sqrt(len(values)),
@@ -95,3 +94,27 @@ def likely(values: Sequence[float], times: float, luck: PromptLuck | None = None
         recorded=0.0 if luck is None else SIGMAS * luck.recorded * mean,
         steps=SIGMAS * times * mean,
     )
+
+
+def likely_replay(draws: Sequence[float], values: Sequence[float], luck: PromptLuck) -> Likely:
+    """The same of a replay, whose steps' errors are simulated: queues make more of them, or less.
+
+    Args:
+        draws: With steps as unsure as the fit's.
+        values: By seed, with the fit's own.
+        luck: Of the prompts.
+    """
+    mean, one = float(np.mean(draws)), _one_more(draws)
+    alone = min(_one_more(values), one)
+    return Likely(
+        mean,
+        simulations=one / math.sqrt(len(draws)),
+        served=alone * luck.share,
+        recorded=SIGMAS * luck.recorded * mean,
+        steps=math.sqrt(one**2 - alone**2),
+    )
+
+
+def _one_more(values: Sequence[float]) -> float:
+    """How far from the mean another value is, at most, in 80 % of cases."""
+    return student_t_quantile(len(values) - 1, 1.0 - TAIL) * float(np.std(values, ddof=1))

@@ -27,7 +27,8 @@ from benchmarks.campaign.chosen_plan import (
     workers_of,
 )
 from benchmarks.campaign.closed_profile import closed_profile, keep_machine
-from benchmarks.campaign.intervals import likely, luck_of, times_sigma
+from benchmarks.campaign.intervals import likely, likely_replay, luck_of, times_sigma
+from benchmarks.campaign.replays import NUM_DRAWS, replay_draws
 from benchmarks.campaign.result_file import compact
 from benchmarks.campaign.units import BATCH, WORKLOADS, Workload
 from codesign.acceptance import AcceptanceProfile
@@ -62,6 +63,7 @@ def write_result(out: Path, file: Path, remarks: Sequence[str] = ()) -> None:
         **meta,
         "hardware": hardware,
         "num_seeds": NUM_SEEDS,
+        "num_draws": NUM_DRAWS,
         "remarks": list(remarks),
         "pairs": pairs,
     }
@@ -93,6 +95,8 @@ def join_pair(folder: Path) -> dict[str, Any]:
             for number, run in enumerate(validation.runs):
                 twin = None if again is None else again.runs[number]
                 line = row(run, fit, workload, requests, twin)
+                if workload.seconds:
+                    replay_figures(line, plan, run, fit, known, workload)
                 if workload.batch == 1:
                     line["figures"]["decode_speed"] = decode_speeds(plan, run, fit, known, workload)
                 runs.append(line)
@@ -152,6 +156,26 @@ def row(
         "rounds": values,
         "notes": list(run.notes),
     }
+
+
+def replay_figures(
+    line: dict[str, Any],
+    plan: Plan,
+    run: RunComparison,
+    fit: Fit,
+    known: Fit | None,
+    workload: Workload,
+) -> None:
+    """Figures of a replay again, with steps as unsure as the fit's."""
+    requests = plan.requests()
+    luck = luck_of(run, fit, requests, workload)
+    draws = replay_draws(plan, run, fit, requests)
+    twins = {} if known is None else replay_draws(plan, run, known, each_its_own(requests))
+    for name, figure in line["figures"].items():
+        found = likely_replay(draws[name], run.by_seed[name], luck)
+        figure[:3] = [found.mean, *found.bounds]
+        figure[4:] = [float(np.mean(twins[name]))] if name in twins else []
+        line["parts"][name] = found.parts
 
 
 def decode_speeds(

@@ -39,7 +39,7 @@ Written by `python -m benchmarks.campaign --report` from {files}.
 A campaign profiles a pair of models on rank groups, and serves a grid of plans and a stretch of a
 trace on them. The fit sees the profile alone, which serves a few made-up requests without a draft
 and with trees that are not in the grid; the prompts served are others than those whose acceptance
-was recorded. Each run is predicted by {seeds} simulations.
+was recorded. Each run is predicted by {seeds} simulations.{replays}
 *One stream* is one request after another, *batch* up to eight at once that are all there from the
 start, *replay* a stretch of a trace, as `conv-twin`, at a share of what plain decoding bears. A
 decode speed is 1 / TPOT; where the draft shares the target's GPUs its prompt is in it, too. Errors
@@ -101,7 +101,10 @@ def document(files: Sequence[Path]) -> str:
     names = ", ".join(f"`{path.parent.name}/{path.name}`" for path in files)
     parts = [
         INTRODUCTION.format(
-            files=names, seeds=payloads[0]["num_seeds"], intervals=_intervals(results)
+            files=names,
+            seeds=payloads[0]["num_seeds"],
+            replays=_replays(payloads),
+            intervals=_intervals(results),
         ),
         remarks(payloads),
         blindness(results),
@@ -115,6 +118,16 @@ def document(files: Sequence[Path]) -> str:
         NOT_CAPTURED.format(recorded=_recorded(results)),
     ]
     return "\n".join(part.rstrip() + "\n" for part in parts if part).rstrip()
+
+
+def _replays(payloads: Sequence[dict[str, Any]]) -> str:
+    draws = payloads[0].get("num_draws")
+    if draws is None:
+        return ""
+    return (
+        f" A replay is\nthe mean of {draws} whose steps are as unsure as the fit's: its tails "
+        "turn on fractions of a\nmillisecond."
+    )
 
 
 def _intervals(results: Sequence[Result]) -> str:

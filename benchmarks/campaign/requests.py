@@ -42,7 +42,7 @@ from codesign.traces import Trace, load_trace, write_parquet
 TRACE, PROMPT_SCALE, MAX_PROMPT, MAX_OUTPUT = "conv-twin", 0.15, 240, 48
 LOAD = 0.3  # of what plain decoding bears on all GPUs: where they are split, more than twice that
 # Tokens of material in front of a question, of requests that are recorded, and that are served.
-RECORDED_MATERIAL, SERVED_MATERIAL = (16, 32, 48, 64), (40,)
+RECORDED_MATERIAL, SERVED_MATERIAL = (16, 32, 48, 64), (40, 56)
 LONG, LONG_TOKENS, LONG_FROM = "long", 600, 300  # a kind of its own: prompts of a trace
 RECORDED_TOKENS = 48
 
@@ -92,8 +92,9 @@ def bound(
 
 
 def served_prompts(target: Path, workload: Workload) -> list[BoundRequest]:
-    """Each kind of question in turn, all there from the start."""
-    asked = _with_material(target, SERVED_MATERIAL, workload.output_tokens)
+    """Each kind of question in turn, all there from the start, and again behind more material."""
+    turns = -(-workload.requests // len(load_prompts("run")))
+    asked = _with_material(target, SERVED_MATERIAL[:turns], workload.output_tokens)
     found = [request for group in asked for request in _mixed(group)]
     return _numbered(found[: workload.requests])
 

@@ -107,6 +107,7 @@ class Size:
         segments: Plans that replay a segment.
         batches: Plans that serve a batch before all plans serve a stream.
         requests: Share of each workload's.
+        seconds: Of a segment.
     """
 
     rows: Sequence[int] = ROWS
@@ -115,10 +116,15 @@ class Size:
     segments: int = 1
     requests: float = 1.0
     batches: int = LEADING
+    seconds: float = SEGMENT.seconds
 
     def of(self, workload: Workload) -> Workload:
         """A workload of this size."""
-        return replace(workload, requests=max(round(self.requests * workload.requests), 2))
+        share = self.requests
+        if workload.seconds:
+            share *= self.seconds / workload.seconds
+            workload = replace(workload, seconds=self.seconds)
+        return replace(workload, requests=max(round(share * workload.requests), 2))
 
 
 FULL, SMALL = Size(), Size((4, 8), (2, 4), ("chain-3",), 1, 0.5)

@@ -36,14 +36,44 @@ def draft_seconds(cost: RoundCost, work: Work) -> tuple[float, float]:
     """Seconds of the draft forwards before the candidates and beside the verification.
 
     With what deciding about them and choosing the candidates takes. Prompts are in one of the two.
-    A forward of prompts alone costs nothing besides.
+    A forward of prompts alone costs nothing besides, but where prompts run apart: there the roots
+    of all requests share the forward that follows.
     """
     look = cost.deciding + cost.deciding_each * work.batch
     choosing = 0.0 if work.rests else cost.choices(work.batch)
-    before = _seconds(cost.draft, work.drafting, work.batch) + choosing + look * work.looks
-    beside = _seconds(cost.draft, work.overlapped, work.batch) + look * work.looks_beside
-    prompts = cost.draft_prefill.of_prompts(work.prompts) if work.prompts else 0.0
+    drafting, overlapped = work.drafting, work.overlapped
+    prompts = draft_prompts(cost, work.prompts) if work.prompts else 0.0
+    if work.prompts and cost.draft_prefill.apart:
+        if work.is_prompt_overlapped:
+            overlapped = _with_roots(overlapped, work.prompts)
+        else:
+            drafting = _with_roots(drafting, work.prompts)
+    before = _seconds(cost.draft, drafting, work.batch) + choosing + look * work.looks
+    beside = _seconds(cost.draft, overlapped, work.batch) + look * work.looks_beside
     return (before, beside + prompts) if work.is_prompt_overlapped else (before + prompts, beside)
+
+
+def draft_prompts(cost: RoundCost, prompts: Prompts) -> float:
+    """Seconds of prompts on the draft.
+
+    Where prompts run apart a profile has in each the forward of its root, which does not.
+    """
+    prefill = cost.draft_prefill
+    if not prefill.apart:
+        return prefill.of_prompts(prompts)
+    alone = [
+        prefill(rows, context) - cost.draft(1, context + rows - 1)
+        for rows, context in prompts
+        if rows > 1
+    ]
+    return sum([max(seconds, 0.0) for seconds in alone])
+
+
+def _with_roots(forwards: Sequence[tuple[int, int]], prompts: Prompts) -> list[tuple[int, int]]:
+    """Forwards, of which the first has the roots of new requests, too."""
+    (rows, context), *others = forwards or [(0, 0)]
+    before = sum([rows - 1 + context for rows, context in prompts])
+    return [(rows + len(prompts), context + before), *others]
 
 
 def _seconds(step: StepTime, forwards: Iterable[tuple[int, int]], batch: int) -> float:
@@ -116,7 +146,7 @@ class TogetherTiming:
         return target, drafting + cost.choices(batch), cost.reroots(batch)
 
     def run_prompts(self, start: float, prompts: Prompts) -> float:
-        return 0.0 if self._is_plain else self._cost.draft_prefill.of_prompts(prompts)
+        return 0.0 if self._is_plain else draft_prompts(self._cost, prompts)
 
 
 class ApartTiming:
@@ -155,7 +185,7 @@ class ApartTiming:
         return Spans(target, link_there, link_back, reroot, waiting + late)
 
     def run_prompts(self, start: float, prompts: Prompts) -> float:
-        seconds = self._cost.draft_prefill.of_prompts(prompts)
+        seconds = draft_prompts(self._cost, prompts)
         self._draft_free = max(self._draft_free, start) + seconds
         return 0.0
 

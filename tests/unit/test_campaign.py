@@ -38,7 +38,10 @@ def campaign():
     """The modules of ``benchmarks.campaign`` by name."""
     patch = pytest.MonkeyPatch()
     patch.syspath_prepend(str(ROOT))
-    names = ("units", "schedule", "requests", "intervals", "blind", "join", "report", "true_steps")
+    names = (
+        "units", "schedule", "requests", "intervals", "blind", "join", "report", "true_steps",
+        "replays", "chosen_plan",
+    )  # fmt: skip
     yield {name: importlib.import_module(f"benchmarks.campaign.{name}") for name in names}
     patch.undo()
 
@@ -250,7 +253,10 @@ def test_prompts_that_are_served_are_none_of_those_recorded_and_ask_the_same(cam
     recorded = requests.recorded_prompts(tiny_models[0])
     served = requests.served_prompts(tiny_models[0], units.STREAM)
     assert len(served) == units.STREAM.requests == 24
-    assert not {r.prompt_ids for r in recorded} & {r.prompt_ids for r in served}
+    twice = requests.served_prompts(tiny_models[0], replace(units.STREAM, requests=48))
+    assert twice[:24] == served
+    assert len({r.prompt_ids for r in twice}) == 48
+    assert not {r.prompt_ids for r in recorded} & {r.prompt_ids for r in twice}
     assert [r.request_id for r in recorded] == list(range(len(recorded)))
     kinds = [r.category for r in recorded]
     for category in {r.category for r in served}:
@@ -481,6 +487,56 @@ def test_an_interval_says_what_each_part_adds_and_known_questions_narrow_it(camp
     assert (high - low) / 4.0 == pytest.approx(np.linalg.norm(whole.parts))
     assert known.parts[1:3] == [pytest.approx(served / 2), pytest.approx(recorded / 3)]
     assert high > known.bounds[1]
+
+
+def test_what_unsure_steps_do_to_a_replay_is_in_its_interval(campaign):
+    likely_replay, luck = campaign["intervals"].likely_replay, PromptLuck(0.03, 0.05, 0.1)
+    draws, values = [2.0, 2.4, 1.6, 2.2, 1.8], [2.0, 2.1, 1.9]
+    _, served, recorded, steps = likely_replay(draws, values, luck).parts
+    alone = campaign["intervals"].likely(values, 0.0, luck)
+    assert served == pytest.approx(alone.parts[1])
+    assert recorded == pytest.approx(1.2816 * 0.03)
+    one = campaign["intervals"].likely(draws, 0.0).parts[1]
+    assert steps**2 + (2.0 * served) ** 2 == pytest.approx(one**2)
+    sure = likely_replay([2.0, 2.0], values, luck)
+    assert sure.parts[:2] == [0.0, 0.0]
+
+
+def test_draws_of_a_replay_are_as_unsure_as_the_fit(campaign, machine_fit):
+    unsure_cost = campaign["replays"].unsure_cost
+    fit = replace(machine_fit, errors={"2/target": 0.02, "2/prefill": 0.0})
+    generator = np.random.default_rng(0)
+    drawn = [unsure_cost(fit, "2", generator) for _ in range(400)]
+    factors = [cost.target(4, 0) / fit.costs["2"].target(4, 0) for cost in drawn]
+    assert np.median(np.abs(np.log(factors))) == pytest.approx(0.02, rel=0.15)
+    assert {cost.prefill for cost in drawn} == {fit.costs["2"].prefill.scaled(1.0)}
+
+
+def test_a_size_says_how_long_a_segment_is_and_how_many_a_stream_serves(campaign):
+    units, main = campaign["units"], importlib.import_module("benchmarks.campaign.__main__")
+    words = ["--device", "cpu-ranks", "--deployments", "2", "--pair", PAIR]
+    [session] = main.sessions(main.parse([*words, "--replay-seconds", "18", "--requests", "2"]))
+    loads = {unit.workload.name: unit.workload for unit in session.units}
+    assert (loads["stream"].requests, loads["batch"].requests) == (48, 48)
+    assert (loads["segment"].seconds, loads["segment"].requests) == (18.0, 1600)
+    [session] = main.sessions(main.parse(words))
+    assert {unit.workload for unit in session.units} == set(units.WORKLOADS)
+
+
+def test_measured_streams_say_how_sure_their_order_is(campaign):
+    redrawn = campaign["chosen_plan"].redrawn_correlation
+    rng = np.random.default_rng(0)
+    shared = rng.normal(1.0, 0.3, 24)
+
+    def runs(*speeds: float, luck: float) -> SimpleNamespace:
+        times = [pd.DataFrame({"measured_tpot": s * shared + luck * rng.normal(size=24)})
+                 for s in speeds]  # fmt: skip
+        plain = pd.DataFrame({"measured_tpot": np.full(6, 2.0)})
+        return SimpleNamespace(runs=[SimpleNamespace(requests=t) for t in (*times, plain)])
+
+    assert redrawn(runs(0.5, 1.0, 1.5, luck=0.0)) == pytest.approx(1.0, abs=0.02)
+    assert redrawn(runs(1.0, 1.001, 1.002, luck=0.3)) < 0.9
+    assert redrawn(runs(0.5, luck=0.0)) is None
 
 
 def test_recorded_requests_are_known_by_their_question(campaign, tiny_models):

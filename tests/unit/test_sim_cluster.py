@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import subprocess
@@ -25,7 +26,7 @@ from codesign.records import RunRecords
 from codesign.sim import simulate
 from codesign.sim.acceptance import SyntheticDrafter
 from codesign.sim.played import BULK_ROWS, PlayedBatch
-from codesign.sim.timing import ApartTiming, draft_seconds, slowed
+from codesign.sim.timing import ApartTiming, TogetherTiming, draft_seconds, slowed
 from codesign.sim.work import Entering, Work
 
 POLICIES = ("plain", "chain-3", "threshold-4@0.5", "tree-6x3x2", "async-tree-6x3x2", "specserve-4")
@@ -228,6 +229,24 @@ def test_prompts_in_a_draft_forward_are_priced_as_a_prefill():
     caught_up, prompt = first_work(BULK_ROWS - 1), first_work(BULK_ROWS)
     assert (caught_up.drafting, caught_up.prompts) == ([(BULK_ROWS, 0)], [])
     assert (prompt.drafting, prompt.prompts) == ([(0, 0)], [(BULK_ROWS + 1, 0)])
+
+
+def test_prompts_that_run_apart_share_the_forward_of_their_roots():
+    prompt = StepTime.linear(alpha=0.0, gamma=1e-4, delta=0.005)
+    cost = make_cost(draft_prefill=dataclasses.replace(prompt, apart=True))
+    alone = cost.draft_prefill(30, 7) - cost.draft(1, 36)  # a profile times it with its root
+    work = Work(2, 8, 0, drafting=[(3, 50), (3, 60)], prompts=[(30, 7)])
+    before, _ = draft_seconds(cost, work)
+    assert before == pytest.approx(alone + cost.draft(4, 86, 2) + cost.draft(3, 60, 2))
+    first = Work(1, 2, 0, drafting=[(0, 0)], prompts=[(30, 7)])
+    assert draft_seconds(cost, first)[0] == pytest.approx(cost.draft_prefill(30, 7))
+    beside = Work(2, 8, 0, [], [(0, 0)], [(30, 0), (20, 0)], is_prompt_overlapped=True)
+    alone = [cost.draft_prefill(rows) - cost.draft(1, rows - 1) for rows in (30, 20)]
+    assert draft_seconds(cost, beside)[1] == pytest.approx(sum(alone) + cost.draft(2, 48, 2))
+    cached = Work(1, 2, 0, drafting=[(0, 0)], prompts=[(1, 64)])  # nothing to run but the root
+    assert draft_seconds(cost, cached)[0] == pytest.approx(cost.draft(1, 64))
+    chunk = TogetherTiming(cost, is_plain=False).run_prompts(0.0, [(30, 0)])
+    assert chunk == pytest.approx(cost.draft_prefill(30) - cost.draft(1, 29))
 
 
 def test_a_request_whose_arrival_the_clock_rounds_down_is_served():
