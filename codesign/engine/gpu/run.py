@@ -35,7 +35,7 @@ from codesign.engine.partner import DraftLostError, LocalDraft, NoDraft, Partner
 from codesign.engine.refusals import check_stop_strings, served_requests
 from codesign.engine.run import EngineRun, PolicySetup
 from codesign.engine.serve import Progress, Server
-from codesign.errors import HardwareError, InputError
+from codesign.errors import HardwareError, InputError, counted
 from codesign.models.shape import model_shape
 from codesign.plan import Candidate
 from codesign.policy.interface import MAX_TREE_ROWS
@@ -222,7 +222,7 @@ def started(setup: RankSetup) -> Iterator[tuple[Ranks, RankSetup]]:
     needed = setup.num_ranks if setup.device == "cuda" and not setup.shares_gpus else 0
     if torch.cuda.device_count() < needed:
         raise HardwareError(
-            f"the plan needs {needed} GPUs, found {torch.cuda.device_count()}. "
+            f"the plan needs {counted(needed, 'GPU')}, found {torch.cuda.device_count()}. "
             f"Plan again: codesign plan --workers {torch.cuda.device_count()}"
         )
     # Shared memory: the mailboxes are files in this folder.
