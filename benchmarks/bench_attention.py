@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import peer_attention
-from benchmarks.common import graph_time, why_not, write_result
+from benchmarks.common import graph_time, need_gpus, why_not, write_result
 from codesign.kernels import row_attention as two_kernels
 from codesign.kernels.attention_shares import CLASSES
 from codesign.kernels.fused_attention import fused_attention
@@ -194,6 +194,7 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=len(MODELS))
     parser.add_argument("--peers", action="store_true", help="time other projects' kernels, too")
     arguments = parser.parse_args()
+    need_gpus()
     torch.manual_seed(0)
     rows: list[dict[str, Any]] = []
     note = "medians over graph replays of 50 calls; layers in turn, cache cold; floor at 4.2 TB/s"

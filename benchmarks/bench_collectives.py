@@ -25,7 +25,7 @@ import torch.distributed._symmetric_memory as symmetric_memory
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from benchmarks.common import graph_time, why_not, write_result
+from benchmarks.common import graph_time, need_gpus, why_not, write_result
 from benchmarks.peer_collectives import FusedSums
 from codesign.kernels.all_reduce import add_by_rows, add_gathered, all_reduce_add
 from codesign.kernels.gemm import linear
@@ -255,6 +255,7 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true", help="time FlashInfer's sums, too")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    need_gpus(max(1, arguments.gpus))
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

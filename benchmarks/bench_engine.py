@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from benchmarks.common import need_gpus, write_result
 from benchmarks.step_log import CONTEXTS, StepLog, lead_draft, serve_both
 from codesign.artifacts import header, write_table
 from codesign.candidate import ScoredCandidate
@@ -276,6 +277,8 @@ def main() -> None:
         write_plan(args.plan, target, draft, candidates, requests=args.requests,
                    tokens=args.tokens, sampling=sampling)  # fmt: skip
         return
+    if args.device == "cuda":
+        need_gpus()
     bench, rows = Bench(args.plan, args.device, args.padded_rows, args.trace_seconds), []
     every = [scored.candidate for scored in bench.plan.scored]
     todo = [candidate for candidate in every if candidate.speculation.kind != "plain"]
@@ -295,8 +298,6 @@ def _write(
     if args.trace:
         args.trace.write_text(json.dumps({"traceEvents": list(events)}))
     if args.device == "cuda":
-        from benchmarks.common import write_result
-
         note = "decode speed: rounds without prefill; floors of 8 rows behind 500 at 4.2 TB/s"
         write_result(args.name, rows, directory=args.out, note=note)
 

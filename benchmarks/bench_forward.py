@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import write_result
+from benchmarks.common import need_gpus, write_result
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import DeviceRows, RequestRows, pack_step
@@ -213,6 +213,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=500)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    need_gpus()
     torch.manual_seed(0)
     results = []
     for model in args.models:

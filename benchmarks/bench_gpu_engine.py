@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.bench_forward import one_request
-from benchmarks.common import write_result
+from benchmarks.common import need_gpus, write_result
 from codesign.config import Deployment
 from codesign.engine import EngineRun
 from codesign.engine.gpu.forward import RankForward
@@ -225,6 +225,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--only", default="", help="one GPU's runs (1), several GPUs' (2), shapes")
     args = parser.parse_args()
+    need_gpus(2 if args.only == "2" else 1)
     bench = Bench(args.target, args.draft, requests_of(args.target, args.requests, args.new_tokens))
     try:
         if args.only in ("", "1"):

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import peer_gemm
-from benchmarks.common import Timing, graph_time, why_not, write_result
+from benchmarks.common import Timing, graph_time, need_gpus, why_not, write_result
 from codesign.kernels import gemm, packed_reference
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import GROUP, TILE, PackedLinear
@@ -242,6 +242,7 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true", help="time other projects' products, too")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    need_gpus()
     torch.manual_seed(0)
     results: list[dict[str, Any]] = []
     note = "medians in CUDA graphs, weights in turn; floor: weight bytes / 4.2 TB/s"

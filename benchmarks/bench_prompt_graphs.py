@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.bench_forward import MODELS, RandomWeights
 from benchmarks.bench_prompts import DENSE_RATE, READ_BANDWIDTH
-from benchmarks.common import write_result
+from benchmarks.common import need_gpus, write_result
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.heads import TargetHead
 from codesign.engine.gpu.model_rank import ModelRank
@@ -127,6 +127,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=ROWS)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    need_gpus()
     rows = []
     for name in options.models:
         with torch.inference_mode():

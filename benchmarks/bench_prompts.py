@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.bench_forward import MODELS, RandomWeights
-from benchmarks.common import write_result
+from benchmarks.common import need_gpus, write_result
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.tensor_group import SingleRank, TensorGroup
@@ -227,6 +227,7 @@ def main() -> None:
     if args.expected:
         estimates(args.models, args.rows)
         return
+    need_gpus()
     torch.manual_seed(0)
     results = []
     for model in args.models:

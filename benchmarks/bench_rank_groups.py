@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks.bench_gpu_engine import RandomState, big_shape
+from benchmarks.common import need_gpus, write_result
 from benchmarks.random_pair import write_letters
 from codesign.config import Deployment, Serving
 from codesign.engine import EngineRun
@@ -74,6 +75,8 @@ def main() -> None:
     parser.add_argument("--stage", help="be this stage; its rows go to standard output")
     parser.add_argument("--models", type=Path, help="keep the models in this folder")
     args = parser.parse_args()
+    if args.device == "cuda":
+        need_gpus()
     if args.stage:
         faulthandler.register(signal.SIGUSR1)
         STAGES[args.stage](Stage(args.models, args.device))
@@ -458,8 +461,6 @@ def write(rows: Sequence[dict[str, Any]], log: Sequence[str], out: Path, device:
     """The rows so far, and the log."""
     out.mkdir(parents=True, exist_ok=True)
     if device == "cuda":
-        from benchmarks.common import write_result
-
         note = "random models; a draft is its target with noise; spans in ms without prefill"
         write_result("rank_groups", rows, directory=out, note=note)
     else:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import write_result
+from benchmarks.common import need_gpus, write_result
 from benchmarks.random_pair import inflate_source, small_config, write_source_pair
 from codesign.config import Deployment, Serving
 from codesign.engine import EngineRun
@@ -190,6 +190,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if args.device == "cuda":
+        need_gpus()
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(make_pair(Path(folder), args.shape), args.device)
         try:

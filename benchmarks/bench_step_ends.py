@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import graph_time, write_result
+from benchmarks.common import graph_time, need_gpus, write_result
 from codesign.kernels import keyed_sampling as sampling
 from codesign.kernels.embedding import embed_rows
 from codesign.kernels.int4 import quantize_int4
@@ -173,6 +173,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 64])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    need_gpus()
     torch.manual_seed(0)
     results: list[dict[str, Any]] = []
     for rows in args.rows:

@@ -18,6 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.common import need_gpus
 from codesign.engine.inflate import InflatedReader
 from codesign.engine.kv_cache import KVCache
 from codesign.engine.model import Decoder, state_decoder
@@ -78,6 +79,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.device == "cuda":
+        need_gpus()
     state = random_tensors(SMALL.tensors(), 0)
     state["model.embed_tokens.weight"] *= 0.5
     big = inflated_shape(args.shape, SMALL)

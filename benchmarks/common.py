@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from codesign.errors import HardwareError, counted
+
 RESULTS = Path(__file__).with_name("results")
 
 
@@ -76,6 +78,15 @@ def graph_time(
     times = sorted(times[3:])  # the first replays upload the graph
     tenth = len(times) // 10
     return Timing(statistics.median(times), times[tenth], times[-1 - tenth], replays, calls)
+
+
+def need_gpus(number: int = 1) -> None:
+    """End the script with a line where this machine has fewer GPUs."""
+    found = torch.cuda.device_count()
+    if found < number:
+        name = Path(sys.argv[0]).name
+        print(f"{name}: needs {counted(number, 'GPU')}, found {found}", file=sys.stderr)
+        sys.exit(HardwareError.exit_code)
 
 
 def why_not(error: Exception) -> str:

@@ -104,6 +104,9 @@ def engine_step(
 
 def measure(args: argparse.Namespace) -> int:
     """Run steps until all are done or the time is over; 130 if something is left."""
+    from benchmarks.common import need_gpus
+
+    need_gpus(args.gpus)
     args.out.mkdir(parents=True, exist_ok=True)
     end, is_complete = monotonic() + args.max_seconds, True
     for step in steps(args.gpus, args.out):

@@ -86,6 +86,10 @@ def target_of(cost: RoundCost) -> SLO:
 
 def serve(args: argparse.Namespace) -> None:
     """Measure; needs the GPUs."""
+    if args.device == "cuda":
+        from common import need_gpus
+
+        need_gpus(args.gpus)
     end = monotonic() + args.seconds - ROOM
     fit = Fit.load(args.fit)
     args.folder.mkdir(parents=True, exist_ok=True)

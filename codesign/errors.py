@@ -6,6 +6,11 @@ A message is one line: what happened, the value found, and the command that fixe
 from __future__ import annotations
 
 
+def counted(number: int, noun: str) -> str:
+    """Return "1 run", "2 runs"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 class CodesignError(Exception):
     """Base class: something the user can act on."""
 

@@ -11,6 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from codesign import __version__, charts
+from codesign.errors import counted
 from codesign.report_words import (
     SHOWN,
     error_text,
@@ -97,7 +98,7 @@ def _heading(validation: Validation, plan: Plan) -> str:
     return (
         "<h1>Prediction against measurement</h1>\n"
         f'<p class="soft">{escape(plan.target)} with {escape(plan.draft or "no draft")}, '
-        f"{plan.num_requests:,} requests, temperature {plan.sampling.temperature:g}; "
+        f"{counted(plan.num_requests, 'request')}, temperature {plan.sampling.temperature:g}; "
         f"{'; '.join(targets) or 'no SLO'}. Chosen: {escape(validation.chosen)}.</p>"
     )
 

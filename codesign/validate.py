@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codesign import Progress
-from codesign.errors import InputError
+from codesign.errors import InputError, counted
 from codesign.metrics import summarise, tpot, ttft
 from codesign.plan import Candidate, Plan
 from codesign.planner.predict import interval_over_seeds, score, simulate_outcome, step_error
@@ -148,13 +148,13 @@ def _served(planned: pd.DataFrame, run: StoredRun, path: Path) -> tuple[pd.DataF
     prompt_tokens = np.array([r.prompt_tokens for r in records], np.int64)
     num_other = int((prompt_tokens != requests["prompt_tokens"].to_numpy()).sum())
     if num_other:
-        notes.append(f"{num_other:,} prompts are not as long as planned; predicted as served")
+        notes.append(f"{counted(num_other, 'prompt')} not as long as planned; predicted as served")
     num_cut = sum(
         r.finish is not None and r.output_tokens < wanted
         for r, wanted in zip(records, requests["output_tokens"], strict=True)
     )
     if num_cut:
-        notes.append(f"{num_cut:,} answers ended before the length that was planned for")
+        notes.append(f"{counted(num_cut, 'answer')} ended before the length that was planned for")
     num_unfinished = sum(r.finish is None for r in records)
     if num_unfinished:
         notes.append(

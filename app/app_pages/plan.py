@@ -24,7 +24,7 @@ from codesign.dashboard.plan_tables import (
 )
 from codesign.dashboard.planning import OBJECTIVES, Found, PlanAsked, find_plan, known_plan
 from codesign.dashboard.words import hint
-from codesign.errors import CodesignError
+from codesign.errors import CodesignError, counted
 
 OBJECTIVE_TITLES = {
     "goodput": "most goodput",
@@ -105,8 +105,8 @@ def show_winner(found: Found) -> None:
     if plan.ties:
         st.markdown(f"**Not to be told apart from it:** {'; '.join(plan.ties[:4])}.")
     st.caption(
-        f"{answer.num_candidates:,} plans screened, {answer.num_simulated} simulated, "
-        f"{len(plan.scored)} on all {plan.num_requests:,} requests. Step times "
+        f"{counted(answer.num_candidates, 'plan')} screened, {answer.num_simulated} simulated, "
+        f"{len(plan.scored)} on all {counted(plan.num_requests, 'request')}. Step times "
         f"{plan.chosen.origin}."
     )
     with st.expander(f"Notes ({len(plan.notes)})"):

@@ -18,7 +18,7 @@ from codesign.dashboard.timeline import (
     window,
 )
 from codesign.dashboard.trees import round_chart, round_sentence, round_table, tree_chart
-from codesign.errors import CodesignError
+from codesign.errors import CodesignError, counted
 from codesign.fit import Fit
 from codesign.plan import Plan
 from codesign.planner.predict import simulate_outcome
@@ -185,7 +185,9 @@ def show_tree(rounds: list[ReplayedRound], chosen: int) -> None:
         st.caption("This request emits one token, which comes with its prompt: no round, no tree.")
         return
     if chosen > len(rounds):
-        st.caption(f"Played alone, the request needs {len(rounds)} rounds; this is the last.")
+        st.caption(
+            f"Played alone, the request needs {counted(len(rounds), 'round')}; this is the last."
+        )
     shown = rounds[min(chosen, len(rounds)) - 1]
     st.markdown(round_sentence(shown, len(rounds)))
     with_proposals = st.toggle(

@@ -262,6 +262,10 @@ def main() -> int:
     if args.dry_run:
         dry_run(args)
         return 0
+    if args.device == "cuda":
+        from benchmarks.common import need_gpus
+
+        need_gpus()
     return measure(args)
 
 

@@ -30,13 +30,13 @@ def closed_profile(folder: Path) -> Path:
     )
     store = PartStore(copy, settings)
     about = store.finish(names, [])
-    # The machine that measured, not the one that joins.
-    kept = {key: meta[key] for key in _OF_MACHINE}
+    # The first machine that measured, not the one that joins; ``measured`` names all.
+    kept = {key: meta[key] for key in _OF_MACHINE if key in meta}
     write_text(copy / PROFILE_FILE, to_json({**about, **kept}, indent=2) + "\n")
     return copy
 
 
-_OF_MACHINE = ("hardware", "created", "command")
+_OF_MACHINE = ("hardware", "created", "command", "measured")
 
 
 def keep_machine(fit_file: Path, profile_file: Path) -> None:

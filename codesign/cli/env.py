@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from codesign.cli.output import add_output_arguments, emit
+from codesign.errors import counted
 
 _PACKAGES = {
     "core": ("numpy", "pandas", "fastparquet", "simpy", "rich"),
@@ -64,7 +65,7 @@ def _as_text(payload: dict[str, Any]) -> str:
     lines = [
         f"codesign  {payload['codesign']}",
         f"python    {machine['python']} on {machine['platform']}",
-        f"cpu       {machine['cpu']}, {machine['cores']} cores usable",
+        f"cpu       {machine['cpu']}, {counted(machine['cores'], 'core')} usable",
         f"memory    {'unknown' if memory is None else f'{memory / 2**30:.1f} GiB'}",
         f"cache     {payload['cache_dir']}",
     ]

@@ -67,7 +67,9 @@ def make_fit(args: argparse.Namespace) -> None:
     """Fit a profile, or import acceptance, and print how good the fit is."""
     from pathlib import Path
 
+    from codesign.artifacts import read_json
     from codesign.fit import PROFILE_FILE, STEPS_FILE, fit_profile
+    from codesign.profiler.store import measured_note
 
     if args.acceptance_from is not None:
         _import_acceptance(args)
@@ -79,6 +81,9 @@ def make_fit(args: argparse.Namespace) -> None:
         )
     folder, out = Path(args.profile), Path(args.out)
     fit = fit_profile(folder)
+    note = measured_note(read_json(folder / PROFILE_FILE, kind="profile").get("measured", ()))
+    if note:
+        say(f"{folder}: {note}")
     fit.save(out, inputs={"profile": folder / PROFILE_FILE, "steps": folder / STEPS_FILE})
     emit(args, {"out": out, **_payload(fit)}, lambda: f"{_as_text(fit)}\nwrote {out}")
 

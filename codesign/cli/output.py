@@ -124,11 +124,6 @@ def number_text(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.4g}"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return "1 run", "2 runs"."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def wrapped(head: str, text: str) -> list[str]:
     """Return lines of at most 100 columns with ``text`` to the right of ``head``."""
     from textwrap import wrap

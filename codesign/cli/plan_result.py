@@ -5,7 +5,8 @@ from __future__ import annotations
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from codesign.cli.output import counted, number_text, table, wrapped
+from codesign.cli.output import number_text, table, wrapped
+from codesign.errors import counted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,12 +32,13 @@ def result_text(
     has_slo = plan.slo.ttft is not None or plan.slo.tpot is not None
     number = f"{answer.num_feasible} meet the SLO" if has_slo else "no SLO set"
     lines = [
-        f"trace     {prepared.name:<18} {trace.num_requests:,} requests, {trace.rate:.2g} req/s, "
-        f"prompt p50 {trace.prompt.p50:,.0f}, output p50 {trace.output.p50:,.0f}",
+        f"trace     {prepared.name:<18} {counted(trace.num_requests, 'request')}, "
+        f"{trace.rate:.2g} req/s, prompt p50 {trace.prompt.p50:,.0f}, "
+        f"output p50 {trace.output.p50:,.0f}",
         f"fit       {plan.fit.path.name:<18} {plan.target} with {plan.draft or 'no draft'}",
-        f"searched  {answer.num_candidates:,} plans screened in {answer.screen_seconds:.1f} s, "
-        f"{answer.num_simulated} simulated in {seconds - answer.screen_seconds:.1f} s, "
-        f"{len(plan.scored)} on all requests, {number}",
+        f"searched  {counted(answer.num_candidates, 'plan')} screened in "
+        f"{answer.screen_seconds:.1f} s, {answer.num_simulated} simulated in "
+        f"{seconds - answer.screen_seconds:.1f} s, {len(plan.scored)} on all requests, {number}",
         "",
         f"best      {plan.chosen.label}",
         *wrapped("", describe(plan.chosen.candidate)),

@@ -8,7 +8,7 @@ import shlex
 from typing import TYPE_CHECKING, NoReturn
 
 from codesign.cli.output import add_output_arguments, emit, non_negative, positive, progress, say
-from codesign.errors import HardwareError
+from codesign.errors import HardwareError, counted
 
 if TYPE_CHECKING:
     from codesign.config import Deployment
@@ -103,8 +103,9 @@ def measure(args: argparse.Namespace) -> None:
     command = shlex.join(["codesign", "fit", str(out)])
     payload = {"out": out, **about, "next": command}
     text = (
-        f"profiled {settings.target} with draft {settings.draft} on {settings.workers} workers: "
-        f"{about['num_timings']:,} timings, {about['num_tokens']:,} recorded tokens\n"
+        f"profiled {settings.target} with draft {settings.draft} on "
+        f"{counted(settings.workers, 'worker')}: {about['num_timings']:,} timings, "
+        f"{about['num_tokens']:,} recorded tokens\n"
         f"wrote {out}\nnext  {command} --out fit.json"
     )
     emit(args, payload, text)

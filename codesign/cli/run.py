@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codesign.cli.output import add_output_arguments, emit, positive, progress, say, table
+from codesign.errors import counted
 
 if TYPE_CHECKING:
     from codesign.engine.replay import Engine, MeasuredRun, Replay
@@ -277,7 +278,7 @@ def _as_text(plan: Plan, runs: list[MeasuredRun], args: argparse.Namespace) -> s
     if len(runs) > 1:
         differing = _differing(runs)
         same = "the same tokens in every run" if not differing else f"{differing} differ"
-        lines.append(f"lossless  {plan.num_requests} requests, {same}")
+        lines.append(f"lossless  {counted(plan.num_requests, 'request')}, {same}")
     words = ["codesign", "validate", "--plan", args.plan, "--run", *(r.directory for r in runs)]
     lines.append(f"next      {shlex.join(map(str, words))}")
     return "\n".join(lines)

@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from codesign.cli.output import add_output_arguments, counted, emit
+from codesign.cli.output import add_output_arguments, emit
 from codesign.cli.trace_argument import parse_pair
+from codesign.errors import counted
 
 if TYPE_CHECKING:
     from codesign.records import RunRecords

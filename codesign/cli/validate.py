@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codesign.cli.output import above_0, add_output_arguments, emit, progress, say, table
-from codesign.errors import UsageError, ValidationError
+from codesign.errors import UsageError, ValidationError, counted
 
 if TYPE_CHECKING:
     from codesign.fit import Fit
@@ -144,8 +144,9 @@ def _as_text(validation: Validation, plan: Plan, tolerance: float) -> str:
     from codesign.report_words import ranking_text
 
     lines = [
-        f"plan      {plan.num_requests:,} requests, {plan.target} with {plan.draft or 'no draft'}; "
-        f"predictions are means of {validation.num_seeds} simulations",
+        f"plan      {counted(plan.num_requests, 'request')}, {plan.target} with "
+        f"{plan.draft or 'no draft'}; predictions are means of "
+        f"{counted(validation.num_seeds, 'simulation')}",
         "",
     ]
     for run in validation.runs:

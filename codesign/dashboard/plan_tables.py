@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from codesign.dashboard.records_frames import column
 from codesign.dashboard.words import interval_text, number_text
+from codesign.errors import counted
 
 if TYPE_CHECKING:
     from codesign.candidate import ScoredCandidate
@@ -168,6 +169,6 @@ def convergence_table(seen: Sequence[Seen], objective: str) -> pd.DataFrame:
         best[size] = sign * max(sign * value, sign * best.get(size, value))
         rows.append(
             {"simulation": each.number, "plan": each.label, "value": value, "best": best[size],
-             "stretch": f"{size:,} requests"}
+             "stretch": counted(size, 'request')}
         )  # fmt: skip
     return pd.DataFrame(rows, columns=["simulation", "plan", "value", "best", "stretch"])

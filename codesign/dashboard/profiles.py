@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from codesign.artifacts import cache_dir, read_json, read_table
-from codesign.errors import InputError
+from codesign.errors import InputError, counted
 from codesign.fit import FORWARDS, STEPS_FILE
 from codesign.fit.devices import devices
 from codesign.fit.roofline import Forward, kv_rows, plain_kv_rows
@@ -53,7 +53,9 @@ class FitEntry:
             return self.path.stem.partition("-")[0]
         found = self.header["hardware"]
         gpus = [gpu["name"] for gpu in found.get("gpus", ())]
-        return f"{len(gpus)} x {gpus[0]}" if gpus else f"{found['cpu']}, {found['cores']} cores"
+        if gpus:
+            return f"{len(gpus)} x {gpus[0]}"
+        return f"{found['cpu']}, {counted(found['cores'], 'core')}"
 
     @property
     def _is_sheet(self) -> bool:

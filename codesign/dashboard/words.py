@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from codesign.dashboard.records_frames import BOTH
+from codesign.errors import counted
 
 if TYPE_CHECKING:
     from codesign.candidate import Interval
@@ -127,7 +128,7 @@ def scope(prediction: Prediction) -> str:
     """How much was simulated, and what stands behind the figures."""
     number = f"{prediction.num_requests:,} of {prediction.num_in_trace:,} requests"
     if prediction.is_whole:
-        number = f"all {prediction.num_requests:,} requests"
+        number = f"all {counted(prediction.num_requests, 'request')}"
     times = {"roofline": "from data sheets, not measured", "fitted": "fitted to measurements"}
     return (
         f"Simulated: {number}. Step times {times.get(prediction.scored.origin, '')} "

@@ -24,7 +24,7 @@ from codesign.engine.awq_files import AwqFiles, copy_rest
 from codesign.engine.checkpoint import CheckpointReader
 from codesign.engine.column_factors import MAPS, balanced, floats
 from codesign.engine.rank_weights import LayerWeights, RankWeights
-from codesign.errors import InputError
+from codesign.errors import InputError, counted
 from codesign.kernels.int4 import Int4Weight, quantize_int4
 from codesign.kernels.reference import (
     linear,
@@ -206,5 +206,7 @@ def _texts(tokenizer: Tokenizer, text: Path | None, *, limit: int) -> tuple[list
         probe, held_out = ids[:at], ids[at:]
     most = min(limit, _MAX_TOKENS)
     if len(held_out) < 2 or len(probe) < 2:
-        raise InputError(f"{text} is too short: it has {len(probe) + len(held_out)} tokens")
+        raise InputError(
+            f"{text} is too short: it has {counted(len(probe) + len(held_out), 'token')}"
+        )
     return list(probe[:most]), list(held_out[:most])

@@ -24,6 +24,7 @@ from codesign.engine.remote_draft import DraftSetup, RemoteDraft
 from codesign.engine.serve import Progress, Server
 from codesign.engine.target_worker import TargetWorker
 from codesign.errors import InputError
+from codesign.models.shape import ModelShape
 from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost
 from codesign.policy.speculation import (
@@ -165,12 +166,11 @@ def run_candidate(
         InputError: If no request can be served, a draft is needed and missing, the policy runs in
             the simulator only, or a request has stop strings and there is no ``new_text``.
     """
-    serving = serving or Serving()
-    spec = candidate.speculation
-    check_runs_in_engine(spec)
+    check_runs_in_engine(candidate.speculation)
     check_stop_strings(requests, new_text)
-    served = served_requests(requests, spec, target.shape, max_kv_tokens)
+    served = served_requests(requests, candidate.speculation, target.shape, max_kv_tokens)
     torch.set_num_threads(candidate.deployment.target_workers)
+    serving = serving or Serving()
     schedule = served.schedule(
         candidate,
         serving,
@@ -179,84 +179,71 @@ def run_candidate(
         is_fed=feed is not None,
     )
     keep = max_kv_tokens if serving.prefix_cache else 0
-    cache = KVCache(
-        target.shape, num_slots=candidate.max_batch, max_tokens=served.longest, check=check
-    )
+    memory = _Memory(candidate.max_batch, served.longest, keep, check)
     worker = TargetWorker(
         target,
-        cache,
+        memory.cache(target.shape),
         sampling=sampling or Sampling(),
         stop_tokens=stop_tokens,
         new_text=new_text,
-        store=PrefixStore(keep) if keep else None,
+        store=memory.store(),
     )
-    partner = _partner(
-        candidate,
-        setup or PolicySetup(spec),
-        draft,
-        target=target,
-        local_draft=local_draft,
-        max_tokens=served.longest + MAX_TREE_ROWS,
-        keep=keep,
-        check=check,
-        delay=draft_delay,
-    )
+    partner: Partner = NoDraft()
+    if candidate.speculation.kind != "plain":
+        policy = setup or PolicySetup(candidate.speculation)
+        build = partial(_build_worker, _needed(draft, candidate), policy, memory)
+        partner = _partner(build, candidate, loaded=local_draft, target=target, delay=draft_delay)
     server = Server(
-        worker,
-        partner,
-        schedule,
-        requests,
-        refused=served.refused,
-        progress=progress,
-        feed=feed,
+        worker, partner, schedule, requests, refused=served.refused, progress=progress, feed=feed
     )
     records = server.run()
     return EngineRun(records, server.outputs, server.calibration)
 
 
-def _partner(
-    candidate: Candidate,
-    policy: PolicySetup,
-    draft: DraftSource | None,
-    *,
-    target: Decoder,
-    local_draft: Decoder | None,
-    max_tokens: int,
-    keep: int,
-    check: bool,
-    delay: Callable[[int], float] | None,
-) -> Partner:
-    if candidate.speculation.kind == "plain":
-        return NoDraft()
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """KV rows of the models of a run: slabs, and prefixes that are kept; picklable."""
+
+    num_slots: int
+    longest: int
+    keep: int
+    check: bool
+
+    def cache(self, shape: ModelShape, *, more: int = 0) -> KVCache:
+        """A slab of the longest request, and ``more`` rows, for each that runs."""
+        tokens = self.longest + more
+        return KVCache(shape, num_slots=self.num_slots, max_tokens=tokens, check=self.check)
+
+    def store(self) -> PrefixStore | None:
+        """Room for prefixes, if any are kept."""
+        return PrefixStore(self.keep) if self.keep else None
+
+
+def _needed(draft: DraftSource | None, candidate: Candidate) -> DraftSource:
     if draft is None:
         raise InputError(f"{candidate.label} needs a draft. Choose one: codesign models list")
-    build = partial(
-        _build_worker,
-        draft,
-        policy,
-        num_slots=candidate.max_batch,
-        max_tokens=max_tokens,
-        keep=keep,
-        check=check,
-    )
-    if candidate.deployment.draft_workers == 0:
-        return LocalDraft(build(loaded=local_draft, target=target))
-    setup = DraftSetup(
-        build,
-        num_threads=candidate.deployment.draft_workers,
-        delay=delay,
-    )
-    return RemoteDraft(setup)
+    return draft
+
+
+def _partner(
+    build: Callable[..., DraftWorker],
+    candidate: Candidate,
+    *,
+    loaded: Decoder | None,
+    target: Decoder,
+    delay: Callable[[int], float] | None,
+) -> Partner:
+    threads = candidate.deployment.draft_workers
+    if threads == 0:
+        return LocalDraft(build(loaded=loaded, target=target))
+    return RemoteDraft(DraftSetup(build, num_threads=threads, delay=delay))
 
 
 def _build_worker(
     source: DraftSource,
     policy: PolicySetup,
+    memory: _Memory,
     *,
-    num_slots: int,
-    max_tokens: int,
-    keep: int,
-    check: bool,
     loaded: Decoder | None = None,
     target: Decoder | None = None,
 ) -> DraftWorker:
@@ -264,6 +251,6 @@ def _build_worker(
     decoder = loaded or source.load(target)
     drafter: Drafter = NgramDrafter()
     if decoder is not None:
-        cache = KVCache(decoder.shape, num_slots=num_slots, max_tokens=max_tokens, check=check)
-        drafter = ModelDrafter(decoder, cache, PrefixStore(keep) if keep else None)
+        cache = memory.cache(decoder.shape, more=MAX_TREE_ROWS)
+        drafter = ModelDrafter(decoder, cache, memory.store())
     return DraftWorker(policy.build(), drafter)

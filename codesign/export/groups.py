@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from codesign.errors import InputError
+from codesign.errors import InputError, counted
 from codesign.export.lengths import Lengths
 from codesign.export.problem import Problem
 from codesign.export.setup import Loss
@@ -35,7 +35,7 @@ def decoding_group(problem: Problem, wish: Wish, losses: list[Loss]) -> tuple[in
     else:
         size = unit = min(fits, key=lambda s: _seconds(problem, wish, s))
     if size != have:
-        losses.append(Loss(f"{have} GPUs for each copy", str(size)))
+        losses.append(Loss(f"{counted(have, 'GPU')} for each copy", str(size)))
     return size, unit
 
 
@@ -81,14 +81,14 @@ def _no_room(problem: Problem, sizes: Sequence[int]) -> str:
     what = "the target" if not spec.has_draft else "target and draft together"
     if not known:
         return (
-            f"the weights of {what} do not fit {sizes[-1]} GPUs. Export a candidate without a "
-            "draft: --candidate plain"
+            f"the weights of {what} do not fit {counted(sizes[-1], 'GPU')}. Export a "
+            "candidate without a draft: --candidate plain"
         )
     room = longest + spec.kv_rows + _room(problem, known[-1])
     return (
-        f"{what} on {known[-1]} GPUs leave room for {room:,} KV rows, the longest request needs "
-        f"{longest:,} and a round's {spec.kv_rows}. Export a candidate without a draft: "
-        "--candidate plain"
+        f"{what} on {counted(known[-1], 'GPU')} leave room for {room:,} KV rows, the longest "
+        f"request needs {longest:,} and a round's {spec.kv_rows}. Export a candidate without "
+        "a draft: --candidate plain"
     )
 
 
@@ -108,7 +108,7 @@ def prefill_group(problem: Problem, size: int, losses: list[Loss]) -> int:
     left = deployment.num_workers - deployment.replicas * size
     group = _nearest_group(problem, asked, left) if asked else 0
     if group != asked:
-        losses.append(Loss(f"{asked} GPUs for prompts", str(group)))
+        losses.append(Loss(f"{counted(asked, 'GPU')} for prompts", str(group)))
     if left > group:
         losses.append(Loss(f"all {deployment.num_workers} GPUs work", f"{left - group} idle"))
     return group
@@ -120,7 +120,8 @@ def _nearest_group(problem: Problem, asked: int, left: int) -> int:
         sizes = [size for size in sizes if str(size) in problem.fit.costs]
     if not sizes:
         raise InputError(
-            f"prompts run on {asked} GPUs, and no group of so many that the models' heads can be "
-            f"shared by holds the weights. Export a candidate without them: --candidate LABEL"
+            f"prompts run on {counted(asked, 'GPU')}, and no group of so many that the models' "
+            "heads can be shared by holds the weights. Export a candidate without them: "
+            "--candidate LABEL"
         )
     return next((size for size in sizes if size >= asked), sizes[-1])

@@ -8,6 +8,7 @@ import numpy as np
 
 from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
+from codesign.errors import counted
 from codesign.export.groups import decoding_group, prefill_group
 from codesign.export.lengths import Lengths, chain_of, one_length, schedule_of
 from codesign.export.problem import Problem
@@ -53,7 +54,7 @@ def find_nearest(problem: Problem) -> Nearest:
         depth = schedule[0].length if schedule else one_length(problem, wish, lengths)
         width, rows = 1, depth + 1
         if wish.shape is not None:
-            trees = f"trees of {wish.shape[2]} rows, {wish.shape[0]} forwards deep"
+            trees = f"trees of {wish.shape[2]} rows, {counted(wish.shape[0], 'forward')} deep"
             losses.append(Loss(trees, f"chains of {'up to ' if schedule else ''}{depth}"))
     if wish.by_batch and not schedule:
         losses.append(Loss("the length depends on how many requests run", f"{depth} at any batch"))

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from codesign.errors import InputError
+from codesign.errors import InputError, counted
 from codesign.importers.summary import (
     AcceptanceSummary,
     from_counts,
@@ -183,7 +183,7 @@ def _aiperf_records(path: Path, records: Iterable[Any], chain: int | None) -> Ac
     if chain is not None:
         drafted = sum(record["num_draft_tokens"] for record in found)
         notes = shorter_drafts_note(drafted, sum(histogram.values()), chain)
-    source = f"AIPerf records of {len(found):,} requests ({path.name})"
+    source = f"AIPerf records of {counted(len(found), 'request')} ({path.name})"
     return from_histogram(source, histogram, chain=chain, notes=notes)
 
 

@@ -125,7 +125,7 @@ def fused_attention(
         most_shares: Most clusters that share a context, for tests: it changes no bit.
     """
     rows = qkv_TN.shape[0]
-    _, kv_heads, slab_rows, head_dim = keys_BGME.shape
+    _, kv_heads, _, head_dim = keys_BGME.shape
     device = qkv_TN.device
     if out_TN is None:
         out_TN = qkv_TN.new_empty(rows, heads * head_dim)
@@ -134,18 +134,12 @@ def fused_attention(
         return out_TN.copy_(
             attention_in_two(qkv_TN, *tables, seen, kv_rows_T, heads=heads, scratch=scratch)
         )
-    assert qkv_TN.dtype == keys_BGME.dtype == torch.bfloat16, "only bfloat16 is attended"
-    assert qkv_TN.shape[1] == (heads + 2 * kv_heads) * head_dim, f"{qkv_TN.shape[1]} columns"
-    page_rows = 0 if seen.tables_SK is None else slab_rows
-    assert page_rows % 16 == 0, f"pages of {page_rows} rows"
-    tensors = (qkv_TN, cos_TF, sin_TF, keys_BGME, values_BGME, out_TN, seen.path_TP, kv_rows_T)
-    assert all(tensor.is_contiguous() for tensor in (*tensors, _tables(seen))), "layout"
+    _check_layout(
+        qkv_TN, (cos_TF, sin_TF, keys_BGME, values_BGME, out_TN, kv_rows_T), seen, heads=heads
+    )
     parts = parts or _device_parts(heads, kv_heads, head_dim, device)
     cluster = cluster_blocks(heads, kv_heads)
-    tail = _SMALL_TAIL if max_tail <= _SMALL_TAIL else MAX_TAIL
-    path_words = max_tokens(heads, kv_heads) * seen.path_TP.shape[1]
-    stages, shared_bytes = _shared_memory(head_dim, tail, path_words=path_words)
-    kernel = _kernel(head_dim, heads // kv_heads, cluster, tail, stages, page_rows)
+    kernel, shared_bytes = _kernel(keys_BGME, seen, heads=heads, cluster=cluster, tail=max_tail)
     at_once = kernel.clusters_at_once(_THREADS, cluster=cluster, shared_bytes=shared_bytes)
     room = min(parts.items, most_items(at_once, kv_heads))
     kernel.launch(
@@ -200,12 +194,29 @@ def _device_parts(heads: int, kv_heads: int, head_dim: int, device: torch.device
     return SharedParts.make(heads, kv_heads, head_dim, device)
 
 
+def _check_layout(
+    qkv_TN: Tensor, others: tuple[Tensor, ...], seen: SeenRows, *, heads: int
+) -> None:
+    _, _, keys_BGME, *_ = others
+    _, kv_heads, slab_rows, head_dim = keys_BGME.shape
+    assert qkv_TN.dtype == keys_BGME.dtype == torch.bfloat16, "only bfloat16 is attended"
+    assert qkv_TN.shape[1] == (heads + 2 * kv_heads) * head_dim, f"{qkv_TN.shape[1]} columns"
+    assert seen.tables_SK is None or slab_rows % 16 == 0, f"pages of {slab_rows} rows"
+    tensors = (qkv_TN, *others, seen.path_TP, _tables(seen))
+    assert all(tensor.is_contiguous() for tensor in tensors), "layout"
+
+
 def _kernel(
-    head_dim: int, group: int, cluster: int, tail: int, stages: int, page_rows: int
-) -> CudaKernel:
+    keys_BGME: Tensor, seen: SeenRows, *, heads: int, cluster: int, tail: int
+) -> tuple[CudaKernel, int]:
+    """The kernel for this model and so long a tail, and bytes of its dynamic shared memory."""
+    _, kv_heads, slab_rows, head_dim = keys_BGME.shape
+    tail = _SMALL_TAIL if tail <= _SMALL_TAIL else MAX_TAIL
+    path_words = max_tokens(heads, kv_heads) * seen.path_TP.shape[1]
+    stages, shared_bytes = _shared_memory(head_dim, tail, path_words=path_words)
     defines = {"E": head_dim, "MT": TILES, "C": cluster, "TAIL": tail, "STAGES": stages}
-    defines |= {"GROUP": group, "PAGE": page_rows}
-    return load_kernel("fused_attention.cu", "fused_attention", defines)
+    defines |= {"GROUP": heads // kv_heads, "PAGE": 0 if seen.tables_SK is None else slab_rows}
+    return load_kernel("fused_attention.cu", "fused_attention", defines), shared_bytes
 
 
 def _shared_memory(head_dim: int, tail: int, *, path_words: int) -> tuple[int, int]:

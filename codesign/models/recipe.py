@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from codesign.artifacts import sha256
-from codesign.errors import InputError
+from codesign.errors import InputError, counted
 from codesign.models import DRAFTS, resolve_model
 from codesign.models.importing import installing
 from codesign.models.shape import FAMILIES, ModelShape, model_shape, read_config
@@ -77,7 +77,8 @@ class Degradation:
         layers = small.layers - len(set(self.drop_layers))
         kv_heads = small.kv_heads - self.drop_kv_heads
         if layers < 1 or kv_heads < 1:
-            raise InputError(f"dropping leaves {layers} layers and {kv_heads} key-value heads")
+            left = f"{counted(layers, 'layer')} and {counted(kv_heads, 'key-value head')}"
+            raise InputError(f"dropping leaves {left}")
         ratio = small.heads // small.kv_heads
         return replace(small, layers=layers, kv_heads=kv_heads, heads=kv_heads * ratio)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving, parse_deployment
-from codesign.errors import InputError
+from codesign.errors import InputError, counted
 from codesign.fit import ROOFLINE
 from codesign.policy.speculation import SpeculationSpec, parse_policy
 
@@ -226,10 +226,10 @@ def _nothing_remains(
     if deployments(workers, costs):
         return (
             f"none of the policies {', '.join(s.label for s in specs)} runs on what the fit has "
-            f"step times for with {workers} workers: {labels}. Restrict --policies less"
+            f"step times for with {counted(workers, 'worker')}: {labels}. Restrict --policies less"
         )
     return (
-        f"the fit has no step times for {workers} workers, only for {labels}. Measure them: "
-        f"codesign profile --workers {workers} --out profile, then codesign fit profile; or plan "
-        "for those of the fit: --workers N"
+        f"the fit has no step times for {counted(workers, 'worker')}, only for {labels}. "
+        f"Measure them: codesign profile --workers {workers} --out profile, then "
+        "codesign fit profile; or plan for those of the fit: --workers N"
     )

@@ -24,14 +24,13 @@ from codesign.policy.tree import DraftTree
 
 @dataclass(slots=True)
 class _Drafted:
-    """Draft state of one request: committed tokens, rows in the prefix, and the tree.
+    """Draft state of one request: committed tokens and the tree.
 
     And its progress: when its first token was told, the tokens committed then, its own target.
     While the policy stays at rest tokens are committed alone: the tree follows with the next look.
     """
 
     committed: list[int]
-    prefix_len: int
     tree: DraftTree
     slo_tpot: float | None
     first_at: float | None = None
@@ -60,7 +59,7 @@ class DraftSide:
 
     def prefix_len(self, request_id: int) -> int:
         """KV rows in a request's prefix."""
-        return self._requests[request_id].prefix_len
+        return self._requests[request_id].tree.prefix_len
 
     def committed(self, request_id: int) -> tuple[int, ...]:
         """Tokens committed so far, prompt included."""
@@ -74,7 +73,7 @@ class DraftSide:
             max_depth=max(admission.max_new_tokens - 1, 0),
         )
         self._requests[admission.request_id] = _Drafted(
-            list(admission.tokens), 0, tree, admission.slo_tpot
+            list(admission.tokens), tree, admission.slo_tpot
         )
 
     def receive(self, verdict: Verdict) -> tuple[list[KVMove], list[int]]:
@@ -98,7 +97,7 @@ class DraftSide:
                 continue
             request = self._commit(entry)
             if not resting:
-                base = request.prefix_len
+                base = request.tree.prefix_len
                 moves.append(KVMove(entry.request_id, base, _catch_up(request)))
         for request_id in verdict.dropped:
             request = self._requests.pop(request_id, None)
@@ -155,7 +154,7 @@ class DraftSide:
         Fewer where a chain ends before.
         """
         request, policy = self._requests[rows.request_id], self.policy
-        tree, prefix = request.tree, request.prefix_len
+        tree, prefix = request.tree, request.tree.prefix_len
         weights, tokens, parents, slots = tree.log_weights, tree.tokens, tree.parents, tree.slots
         rivals = tree.leaves(policy.grown * steps)
         if not rivals:
@@ -228,10 +227,9 @@ class DraftSide:
         self, request_id: int, request: _Drafted, nodes: Sequence[int]
     ) -> ExpansionRows:
         tree = request.tree
-        context = request.prefix_len + tree.num_expanded
-        missing = request.committed[request.prefix_len : -1] if tree.slots[0] < 0 else []
+        context = tree.prefix_len + tree.num_expanded
+        missing = request.committed[tree.prefix_len : -1] if tree.slots[0] < 0 else []
         tree.expand(nodes)
-        request.prefix_len += len(missing)
         root = tree.base_len - 1
         depths = tree.depths
         return ExpansionRows(
@@ -256,5 +254,4 @@ def _catch_up(request: _Drafted) -> tuple[int, ...]:
     if not told:
         return ()
     reroot = tree.reroot(told)
-    request.prefix_len += len(reroot.promoted)
     return reroot.promoted + reroot.kept

@@ -84,10 +84,10 @@ class FeatureTree(RerunTree):
             step = own.get(node, old[node] - old[parent])
             self.log_weights[node] = self.log_weights[parent] + min(step, 0.0)
 
-    def reroot(self, verified: Sequence[int]) -> Reroot:
-        """See DraftTree.reroot. Of the path only the root's row was made with a true feature."""
+    def _move_root(self, verified: Sequence[int]) -> Reroot:
+        """Of the path only the root's row was made with a true feature."""
         promoted = () if self.slots[0] == UNEXPANDED else (self.slots[0],)
-        found = super().reroot(verified)
+        found = super()._move_root(verified)
         if not found.is_hit:
             return Reroot(False, promoted, ())
         if not self._is_kept:

@@ -16,9 +16,9 @@ from codesign.policy.tree import UNEXPANDED, DraftTree, Reroot, RerunTree
 class OutcomeTree(RerunTree):
     """A tree that keeps its tokens but not its KV rows when it moves: SSD runs them once more."""
 
-    def reroot(self, verified: Sequence[int]) -> Reroot:
-        """See DraftTree.reroot; nothing but the promoted rows survives."""
-        found = super().reroot(verified)
+    def _move_root(self, verified: Sequence[int]) -> Reroot:
+        """Nothing but the promoted rows survives."""
+        found = super()._move_root(verified)
         self.slots = [UNEXPANDED] * len(self)
         self.num_expanded = 0
         # A node whose rows were dropped has children all the same, so it may be on the path.
@@ -96,12 +96,12 @@ class MicroBatchTree(DraftTree):
         self.tip = 0
         super().__init__(root_token, base_len=base_len, max_depth=max_depth)
 
-    def reroot(self, verified: Sequence[int]) -> Reroot:
-        """See DraftTree.reroot; a partial match counts as a miss."""
+    def _move_root(self, verified: Sequence[int]) -> Reroot:
+        """A partial match counts as a miss."""
         to_tip = self.path(self.tip)
         tokens = [self.tokens[node] for node in to_tip[1:]]
         common = min(len(tokens), len(verified))
-        found = super().reroot(verified)
+        found = super()._move_root(verified)
         self.tip = 0
         if found.is_hit and tokens[:common] != list(verified[:common]):
             self._reset(self.tokens[0])

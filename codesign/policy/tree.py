@@ -60,7 +60,7 @@ class DraftTree:
         base_len: Committed tokens, root included; the root's position is ``base_len - 1``.
         max_depth: No node is deeper than this, since the request ends there.
         first_len: Committed tokens when it was admitted.
-        prefix_len: KV rows of the draft in the request's prefix, as the protocol counts them.
+        prefix_len: KV rows of the draft in the request's prefix.
     """
 
     def __init__(self, root_token: int, *, base_len: int, max_depth: int) -> None:
@@ -223,6 +223,11 @@ class DraftTree:
             What the KV slab must do. After a miss the tree is just the new root, and committed
             tokens without a KV row must still be run by the draft model before the root is.
         """
+        found = self._move_root(verified)
+        self.prefix_len += len(found.promoted)
+        return found
+
+    def _move_root(self, verified: Sequence[int]) -> Reroot:
         path = [0]
         for token in verified:
             child = self.children[path[-1]].get(token)
@@ -234,11 +239,9 @@ class DraftTree:
         self.max_depth = max(self.max_depth - len(verified), 0)
         if not is_hit:
             promoted = tuple(self.slots[n] for n in path if self.slots[n] != UNEXPANDED)
-            self.prefix_len += len(promoted)
             self._reset(verified[-1])
             return Reroot(is_hit=False, promoted=promoted, kept=())
         promoted = tuple(self.slots[n] for n in path[:-1])
-        self.prefix_len += len(promoted)
         return Reroot(is_hit=True, promoted=promoted, kept=self._keep_subtree(path[-1]))
 
     def _keep_subtree(self, root: int) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from codesign.engine.partner import DraftLostError, NoDraft, TargetLostError
 from codesign.engine.run import NGRAM, PolicySetup
 from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Server
-from codesign.errors import HardwareError
+from codesign.errors import HardwareError, counted
 from codesign.models import resolve_model
 from codesign.policy.batching import BatchLimits
 from codesign.policy.protocol import ExpansionRows
@@ -297,4 +297,4 @@ def _check_gpus(settings: ProfileSettings, deployments: Sequence[Deployment]) ->
     fix = f"Fix: codesign profile --device cuda --workers {found}"
     if not found:
         fix = "Try it on this machine's CPU: codesign profile --device cpu-ranks"
-    raise HardwareError(f"the profile needs {needed} GPUs, found {found}. {fix}")
+    raise HardwareError(f"the profile needs {counted(needed, 'GPU')}, found {found}. {fix}")

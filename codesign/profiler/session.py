@@ -18,7 +18,7 @@ from codesign.artifacts import hardware
 from codesign.config import Deployment
 from codesign.engine.model import Decoder, load_decoder
 from codesign.engine.run import NGRAM, DraftSource
-from codesign.errors import HardwareError
+from codesign.errors import HardwareError, counted
 from codesign.models import resolve_model
 from codesign.profiler.bench import SPARE_ROWS, DraftBench, TargetBench
 from codesign.profiler.link import link_seconds, single_timings
@@ -96,7 +96,7 @@ def _check_cores(workers: int) -> None:
     cores = hardware()["cores"]
     if workers > cores:
         raise HardwareError(
-            f"{workers} workers were asked for, this process may use {cores} CPU cores. "
+            f"{workers} workers were asked for, this process may use {counted(cores, 'CPU core')}. "
             f"Fix: codesign profile --workers {cores}"
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -63,6 +63,26 @@ class Part:
     measure: Callable[[Tick], pd.DataFrame]
 
 
+def _measured(headers: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Which parts come from which machine and day, by the headers of the parts."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, meta in headers.items():
+        gpus = meta["hardware"].get("gpus")
+        machine = gpus[0]["name"] if gpus else meta["hardware"]["cpu"]
+        found.setdefault((machine, meta["created"][:10]), []).append(name)
+    return [{"machine": m, "day": day, "parts": parts} for (m, day), parts in found.items()]
+
+
+def measured_note(measured: Sequence[Mapping[str, Any]]) -> str:
+    """Return a line if a profile is of several machines or days; "" if it is of one."""
+    if len(measured) < 2:
+        return ""
+    each = [f"{', '.join(of['parts'])} on {of['machine']}, {of['day']}" for of in measured]
+    timed = {of["machine"] for of in measured if of["parts"] != [ACCEPTANCE_PART]}
+    warning = ". These are step times of different machines: a fit should be of one"
+    return f"measured in parts: {'; '.join(each)}{warning if len(timed) > 1 else ''}"
+
+
 class PartStore:
     """Finished parts on disk, and the profile that they become."""
 
@@ -108,7 +128,10 @@ class PartStore:
 
     def finish(self, names: list[str], notes: list[str]) -> dict[str, Any]:
         """Write the three files of the profile and drop the parts."""
-        frames = {name: read_table(self._path(name), kind="profile")[0] for name in names}
+        read = {name: read_table(self._path(name), kind="profile") for name in names}
+        frames = {name: frame for name, (frame, _) in read.items()}
+        measured = _measured({name: meta for name, (_, meta) in read.items()})
+        note = measured_note(measured)
         recorded = frames.pop(ACCEPTANCE_PART)
         steps = pd.concat(list(frames.values()), ignore_index=True).loc[:, list(STEP_COLUMNS)]
         about = {
@@ -123,7 +146,8 @@ class PartStore:
             "K": len(recorded["log_probs"].iloc[0]),
             "num_timings": int((steps["seconds"] > 0).sum()),
             "num_tokens": len(recorded),
-            "notes": notes,
+            "measured": measured,
+            "notes": [*notes, note] if note else notes,
         }
         write_table(self._out / STEPS_FILE, steps, about)
         write_table(self._out / ACCEPTANCE_FILE, recorded, about)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from codesign.errors import InputError
+from codesign.errors import InputError, counted
 from codesign.traces.presets import Preset
 
 Floats = NDArray[np.float64]
@@ -69,7 +69,8 @@ def draw_arrivals(
         gaps = rng.standard_gamma(1 / max(cv, _LEAST_CV) ** 2, num_gaps)
         if gaps.sum() < _LEAST_SUM:
             raise InputError(
-                f"{num_requests} requests cannot have a cv of {cv:g}. Fix: more requests, or less"
+                f"{counted(num_requests, 'request')} cannot have a cv of {cv:g}. "
+                "Fix: more requests, or less"
             )
         gaps *= num_gaps / rate / gaps.sum()
     return np.concatenate([[0.0], np.cumsum(gaps)])

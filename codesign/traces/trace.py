@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from codesign.errors import InputError
+from codesign.errors import InputError, counted
 from codesign.traces.checks import BLOCK_TOKENS, MAX_TOKENS
 from codesign.traces.summary import arrival_rate
 
@@ -182,7 +182,9 @@ class Trace:
         if column == "prompt_tokens" and "hash_ids" in requests:
             blocks = math.ceil(limit / BLOCK_TOKENS)
             requests["hash_ids"] = [ids[:blocks] for ids in requests["hash_ids"]]
-        return self._changed(requests, f"{column} of {num_cut:,} requests cut to {limit:,}")
+        return self._changed(
+            requests, f"{column} of {counted(num_cut, 'request')} cut to {limit:,}"
+        )
 
     def _changed(self, requests: pd.DataFrame, note: str) -> Trace:
         requests = requests.reset_index(drop=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -163,6 +164,18 @@ def test_without_torch_the_extra_to_install_is_named(tmp_path, monkeypatch, caps
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["profile", "--draft", "ngram", "--out", str(tmp_path)]) == 5
     assert "pip install 'codesign[engine]'" in capsys.readouterr().err
+
+
+@needs_two_cores
+def test_a_fit_of_several_machines_says_so(cli_here, profile, tmp_path):
+    shutil.copytree(profile[0], tmp_path / "mixed")
+    about = json.loads((tmp_path / "mixed" / "profile.json").read_text())
+    [own] = about["measured"]
+    about["measured"].append({**own, "machine": "another", "parts": ["1+1"]})
+    (tmp_path / "mixed" / "profile.json").write_text(json.dumps(about))
+    result = cli_here("fit", "mixed", "--out", "fit.json")
+    assert result.returncode == 0
+    assert f"1+1 on another, {own['day']}. These are step times of different" in result.stderr
 
 
 def test_fitting_what_is_no_profile_names_the_command_that_makes_one(cli_here, tmp_path):

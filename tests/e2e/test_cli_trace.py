@@ -65,9 +65,9 @@ def test_show_prints_statistics_and_every_note(cli, small):
         "only the 2 of 4 requests from 0 s for 1 s, moved to start at 0",
         "arrival rate times 2: 0 became 0 requests/s",
         "prompt_tokens times 0.5: mean 305.0 became 152.5",
-        "prompt_tokens of 1 requests cut to 100",
+        "prompt_tokens of 1 request cut to 100",
         "output_tokens times 2: mean 25.0 became 50.0",
-        "output_tokens of 1 requests cut to 50",
+        "output_tokens of 1 request cut to 50",
     ]
 
 

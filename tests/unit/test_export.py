@@ -388,7 +388,7 @@ def test_a_draft_whose_kv_rows_do_not_fit_is_refused(make, fit):
     with pytest.raises(InputError, match="900 KV rows, the longest request needs 920"):
         export_plan(plan, fit, ENGINES["vllm"])
     plan = make(scored("chain-3", "1"))
-    with pytest.raises(InputError, match="do not fit 1 GPUs"):
+    with pytest.raises(InputError, match="do not fit 1 GPU"):
         export_plan(plan, fit, ENGINES["vllm"])
 
 

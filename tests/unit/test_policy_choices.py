@@ -184,6 +184,19 @@ def test_an_outcome_s_chain_survives_a_verdict_but_its_kv_rows_do_not():
     assert policy.overlap_leaves([tree]) == [chain]  # the glue forward runs all of it again
 
 
+def test_a_tree_knows_which_committed_tokens_have_no_kv_row():
+    for make, dropped in ((OutcomeTree, 2), (FeatureTree, 2), (DraftTree, 0)):
+        tree = new_tree(make)
+        (one, _) = grow(tree, 0, 0.6, 0.3)
+        (two, _) = grow(tree, one, 0.6, 0.3)
+        grow(tree, two, 0.6, 0.3)
+        assert tree.missing == 0
+        found = tree.reroot([0])
+        assert (tree.missing, found.promoted) == (0, (0,))
+        tree.reroot([0, 0])
+        assert tree.missing == dropped
+
+
 def test_a_micro_batch_behind_a_wrong_turn_is_dropped():
     for verified, is_kept in (([0, 0], True), ([0, 1], False), ([1], False), ([0], True)):
         tree = new_tree(MicroBatchTree)

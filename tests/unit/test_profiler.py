@@ -17,12 +17,14 @@ import pytest
 import torch
 
 from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile
+from codesign.artifacts import header
 from codesign.config import Deployment
 from codesign.engine.model import load_decoder
 from codesign.engine.run import DraftSource
 from codesign.errors import HardwareError, InputError
 from codesign.policy.protocol import DraftSide
 from codesign.policy.walk import Sampling
+from codesign.profiler import store as store_module
 from codesign.profiler.bench import DraftBench, StagedNgrams, TargetBench
 from codesign.profiler.draft_steps import DraftSteps
 from codesign.profiler.link import link_seconds
@@ -42,7 +44,7 @@ from codesign.profiler.steps import (
     target_shapes,
     time_groups,
 )
-from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
+from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings, measured_note
 from codesign.prompts import BoundRequest
 
 SETTINGS = ProfileSettings("target", "ngram", 2)
@@ -500,6 +502,28 @@ def test_parts_are_kept_until_the_profile_is_complete(tmp_path):
     finished = PartStore(tmp_path, SETTINGS).finished()
     assert finished is not None
     assert finished["target"] == "target"
+
+
+@pytest.mark.parametrize("other", ["NVIDIA H100", "NVIDIA H200"])
+def test_a_profile_names_every_machine_and_day_of_its_parts(tmp_path, monkeypatch, other):
+    def on(gpu: str, day: str) -> None:
+        meta = {**header("profile", seed=0), "created": f"{day}T12:00:00+00:00"}
+        meta["hardware"] = {**meta["hardware"], "gpus": [{"name": gpu}]}
+        monkeypatch.setattr(store_module, "header", lambda kind, seed: meta)
+
+    store = PartStore(tmp_path, SETTINGS)
+    for part_name, gpu, day in (("2", "NVIDIA H200", "01"), ("1+1", other, "02")):
+        on(gpu, f"2026-11-{day}")
+        store.put(part_name, part())
+    on("another that only recorded", "2026-11-03")
+    store.put(ACCEPTANCE_PART, recorded())
+    about = store.finish(["2", "1+1", ACCEPTANCE_PART], [])
+    [note] = about["notes"]
+    assert note.startswith(
+        f"measured in parts: 2 on NVIDIA H200, 2026-11-01; 1+1 on {other}, 2026-11-02; acceptance"
+    )
+    assert ("step times of different machines" in note) == (other == "NVIDIA H100")
+    assert measured_note(about["measured"][:1]) == ""
 
 
 @pytest.mark.parametrize("resume", [False, True])

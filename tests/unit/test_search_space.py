@@ -65,7 +65,7 @@ def test_every_way_to_use_all_workers_is_named_once():
 
 
 def test_a_number_of_workers_beyond_all_machines_is_refused_at_once():
-    with pytest.raises(InputError, match=r"no step times for 99999 workers, only for 2, 1\+1"):
+    with pytest.raises(InputError, match=r"no step times for 99,999 workers, only for 2, 1\+1"):
         search_space(costs("2", "1+1"), workers=99_999, max_batch=8)
     space = search_space(costs("1"), workers=99_999, max_batch=1)
     assert {c.deployment.label for c in space.candidates} == {"99999x1", "99998x1/p1"}
@@ -208,3 +208,8 @@ def test_plain_decoding_on_all_workers_is_always_compared(machine_fit):
     space = search_space(machine_fit.costs, workers=2, max_batch=2, policies=("chain-2",))
     plain = [c.label for c in space.candidates if c.speculation.kind == "plain"]
     assert plain == ["plain on 2, batch 1", "plain on 2, batch 2"]
+
+
+def test_one_worker_is_no_workers():
+    with pytest.raises(InputError, match=r"no step times for 1 worker, only for 4\. Measure them"):
+        search_space(costs("4"), workers=1, max_batch=1)

@@ -335,9 +335,9 @@ def test_scale_lengths_rounds_never_below_1_and_then_cuts():
     assert columns(trace)[1:] == [[1, 50, 1], [10, 100, 14]]
     assert trace.notes == (
         "prompt_tokens times 0.1: mean 204.0 became 20.7",
-        "prompt_tokens of 1 requests cut to 50",
+        "prompt_tokens of 1 request cut to 50",
         "output_tokens times 2: mean 24.0 became 48.0",
-        "output_tokens of 1 requests cut to 100",
+        "output_tokens of 1 request cut to 100",
     )
 
 

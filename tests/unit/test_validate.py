@@ -260,7 +260,7 @@ def test_a_run_of_some_of_the_requests_is_compared_on_these(plan, machine_fit, m
 def test_prompts_of_another_length_are_predicted_as_served(plan, machine_fit, make_run):
     longer = plan.requests().assign(prompt_tokens=lambda t: t["prompt_tokens"] + 200)
     (run,) = validate(plan, machine_fit, [make_run("plain", requests=longer)[0]]).runs
-    assert any("12 prompts are not as long as planned" in note for note in run.notes)
+    assert any("12 prompts not as long as planned" in note for note in run.notes)
     assert run.figure("ttft_p50").error == pytest.approx(0.0, abs=1e-9)
 
 
@@ -271,7 +271,7 @@ def test_unfinished_and_early_ended_requests_are_noted(plan, machine_fit, make_r
 
     (run,) = validate(plan, machine_fit, [make_run("plain", change=cut)[0]]).runs
     assert any(note.startswith("1 of 12 requests did not finish") for note in run.notes)
-    assert "1 answers ended before the length that was planned for" in run.notes
+    assert "1 answer ended before the length that was planned for" in run.notes
 
 
 def test_a_run_with_an_unfinished_request_is_not_within_any_tolerance(plan, machine_fit, make_run):

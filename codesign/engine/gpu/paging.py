@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from codesign.engine.kv_cache import CapacityError
+from codesign.errors import counted
 from codesign.policy.kv_memory import PREFIX_BLOCK
 
 PAGE_ROWS = 64  # divides a prefix block and the kernels' chunk of keys
@@ -183,7 +184,9 @@ class PageTable:
     def _free_page(self) -> int:
         while not self._free:
             if not self._idle:
-                raise CapacityError(f"all pages are in use by {len(self._held)} requests")
+                raise CapacityError(
+                    f"all pages are in use by {counted(len(self._held), 'request')}"
+                )
             block, _ = self._idle.popitem(last=False)
             self._forget(block)
         return self._free.pop()

@@ -19,7 +19,7 @@ from codesign.engine.partner import TargetLostError
 from codesign.engine.replay import Replay, draft_of
 from codesign.engine.run import NGRAM, EngineRun, ServeOptions
 from codesign.engine.serve import Progress
-from codesign.errors import HardwareError
+from codesign.errors import HardwareError, counted
 from codesign.kernels.symmetric import PeerLostError
 from codesign.models import resolve_model
 from codesign.models.shape import model_shape
@@ -79,7 +79,9 @@ class RankEngine:
             fix = f"Plan again: codesign plan --workers {found}"
             if not found:
                 fix = "Try it on this machine's CPU: codesign run --device cpu-ranks"
-            raise HardwareError(f"the plan needs {here} GPUs on this machine, found {found}. {fix}")
+            raise HardwareError(
+                f"the plan needs {counted(here, 'GPU')} on this machine, found {found}. {fix}"
+            )
 
     def serve(
         self,

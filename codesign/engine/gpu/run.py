@@ -35,7 +35,7 @@ from codesign.engine.partner import DraftLostError, LocalDraft, NoDraft, Partner
 from codesign.engine.refusals import check_stop_strings, served_requests
 from codesign.engine.run import EngineRun, PolicySetup
 from codesign.engine.serve import Progress, Server
-from codesign.errors import HardwareError, InputError
+from codesign.errors import HardwareError, InputError, counted
 from codesign.models.shape import model_shape
 from codesign.plan import Candidate
 from codesign.policy.interface import MAX_TREE_ROWS
@@ -178,18 +178,8 @@ def run_on_ranks(
         this = load_rank(setup, setup.leader, before_join=ranks.wait_until_loaded)
         followers = this.group_mailbox(draft=False, watch=ranks.of_target)
         leader = this.leader(TARGET_MODEL, followers, ranks.of_target)
-        worker = GroupTarget(
-            leader,
-            num_slots=setup.num_slots,
-            sampling=setup.sampling,
-            stop_tokens=stop_tokens,
-            new_text=new_text,
-            smallest_bucket=setup.smallest_bucket,
-            paging=setup.target_paging,
-            samples_by_row=bool(setup.samplings),
-        )
         server = Server(
-            worker,
+            _target_of(setup, leader, stop_tokens, new_text),
             partner_of(this, ranks, followers),
             schedule,
             requests,
@@ -201,11 +191,34 @@ def run_on_ranks(
         records = server.run()
         if inspect is not None:
             inspect(this)
-        leader.end()
-        if leader.is_in_step:
-            ranks.close(at_once=True)
-        this.leave()
+        _leave(this, leader, ranks)
     return EngineRun(records, server.outputs, server.calibration)
+
+
+def _target_of(
+    setup: RankSetup,
+    leader: GroupLeader,
+    stop_tokens: frozenset[int],
+    new_text: Callable[[], Push] | None,
+) -> GroupTarget:
+    return GroupTarget(
+        leader,
+        num_slots=setup.num_slots,
+        sampling=setup.sampling,
+        stop_tokens=stop_tokens,
+        new_text=new_text,
+        smallest_bucket=setup.smallest_bucket,
+        paging=setup.target_paging,
+        samples_by_row=bool(setup.samplings),
+    )
+
+
+def _leave(this: Rank, leader: GroupLeader, ranks: Ranks) -> None:
+    """Tell the target's ranks that no step follows, and leave their group."""
+    leader.end()
+    if leader.is_in_step:
+        ranks.close(at_once=True)
+    this.leave()
 
 
 @contextlib.contextmanager
@@ -222,7 +235,7 @@ def started(setup: RankSetup) -> Iterator[tuple[Ranks, RankSetup]]:
     needed = setup.num_ranks if setup.device == "cuda" and not setup.shares_gpus else 0
     if torch.cuda.device_count() < needed:
         raise HardwareError(
-            f"the plan needs {needed} GPUs, found {torch.cuda.device_count()}. "
+            f"the plan needs {counted(needed, 'GPU')}, found {torch.cuda.device_count()}. "
             f"Plan again: codesign plan --workers {torch.cuda.device_count()}"
         )
     # Shared memory: the mailboxes are files in this folder.
