@@ -23,6 +23,7 @@ from codesign.kernels.attention_shares import (
     clusters_of,
     max_tokens,
     most_items,
+    num_columns,
 )
 from codesign.kernels.cuda_module import CudaKernel, load_kernel
 from codesign.kernels.row_attention import Scratch, SeenRows, rotate_and_append, row_attention
@@ -141,13 +142,13 @@ def fused_attention(
     tensors = (qkv_TN, cos_TF, sin_TF, keys_BGME, values_BGME, out_TN, seen.path_TP, kv_rows_T)
     assert all(tensor.is_contiguous() for tensor in (*tensors, _tables(seen))), "layout"
     parts = parts or _device_parts(heads, kv_heads, head_dim, device)
-    cluster = cluster_blocks(heads, kv_heads)
+    columns, cluster = num_columns(heads, kv_heads), cluster_blocks(rows, heads, kv_heads)
     tail = _SMALL_TAIL if max_tail <= _SMALL_TAIL else MAX_TAIL
     path_words = max_tokens(heads, kv_heads) * seen.path_TP.shape[1]
     stages, shared_bytes = _shared_memory(head_dim, tail, path_words=path_words)
-    kernel = _kernel(head_dim, heads // kv_heads, cluster, tail, stages, page_rows)
+    kernel = _kernel(head_dim, heads // kv_heads, columns, tail, stages, page_rows)
     at_once = kernel.clusters_at_once(_THREADS, cluster=cluster, shared_bytes=shared_bytes)
-    room = min(parts.items, most_items(at_once, kv_heads))
+    room = min(parts.items // cluster, most_items(at_once, kv_heads))
     kernel.launch(
         (cluster, kv_heads, clusters_of(rows, room)),
         _THREADS,
@@ -201,9 +202,9 @@ def _device_parts(heads: int, kv_heads: int, head_dim: int, device: torch.device
 
 
 def _kernel(
-    head_dim: int, group: int, cluster: int, tail: int, stages: int, page_rows: int
+    head_dim: int, group: int, columns: int, tail: int, stages: int, page_rows: int
 ) -> CudaKernel:
-    defines = {"E": head_dim, "MT": TILES, "C": cluster, "TAIL": tail, "STAGES": stages}
+    defines = {"E": head_dim, "MT": TILES, "C": columns, "TAIL": tail, "STAGES": stages}
     defines |= {"GROUP": group, "PAGE": page_rows}
     return load_kernel("fused_attention.cu", "fused_attention", defines)
 
