@@ -1,8 +1,8 @@
-"""How one launch of ``fused_attention`` shares out contexts over clusters, and where they join.
+"""How one launch of ``fused_attention`` shares out contexts over blocks, and where they join.
 
-Positions are cut into spans, and span s is of class s % ``CLASSES``: what is added up with what is
-a matter of position alone. Which cluster adds up which class, and how many clusters there are, is
-free: a row has the same bits for every number of them. Imports torch.
+Positions are cut into columns and classes: what is added up with what is a matter of position
+alone. Which block adds up which column, which cluster which class, and how many there are of both,
+is free: a row has the same bits for every number of them. Imports torch.
 """
 
 from __future__ import annotations
@@ -35,14 +35,43 @@ def max_tokens(heads: int, kv_heads: int) -> int:
     return ROWS // (heads // kv_heads)
 
 
-def cluster_blocks(heads: int, kv_heads: int) -> int:
-    """Return the blocks that share out the keys of a tile of rows.
+def num_columns(heads: int, kv_heads: int) -> int:
+    """Return the columns that the keys of a tile of rows are cut into.
 
-    As many as the chip holds at once for eight rows. It depends on the model alone: the order of
-    additions follows from it.
+    As many as the chip holds blocks at once for eight rows. It depends on the model alone: the
+    order of additions follows from it.
     """
     items = -(-8 // max_tokens(heads, kv_heads))
     return 8 if 8 * kv_heads * items <= _BLOCKS else 4
+
+
+def cluster_blocks(rows: int, heads: int, kv_heads: int) -> int:
+    """Return the blocks of a cluster: a column each, or fewer where rows fill the chip anyway.
+
+    Args:
+        rows: Of the forward, padding among them.
+        heads: Query heads.
+        kv_heads: Key/value heads.
+    """
+    clusters = -(-rows // max_tokens(heads, kv_heads)) * kv_heads  # at least, without turns
+    blocks = num_columns(heads, kv_heads)
+    while blocks > 2 and clusters * blocks > _BLOCKS:
+        blocks //= 2
+    return blocks
+
+
+def teams_of(items: int, clusters: int, blocks: int) -> int:
+    """Return how many items a cluster attends side by side, as the kernel has it.
+
+    Args:
+        items: Of a forward, which the kernel counts: padding is not among them.
+        clusters: From ``clusters_of``.
+        blocks: Of a cluster.
+    """
+    teams = 1
+    while teams < blocks and teams * clusters < items:
+        teams *= 2
+    return teams
 
 
 def most_items(clusters: int, kv_heads: int) -> int:
@@ -54,7 +83,7 @@ def clusters_of(rows: int, room: int) -> int:
     """Return the clusters a key/value head that forwards of ``rows`` rows are launched with.
 
     Those that find neither an item nor a class with keys leave at once; of more items than
-    clusters, each takes several.
+    clusters, each takes several, side by side as far as it has blocks (``teams_of``).
 
     Args:
         rows: Of the forward, padding among them.
@@ -75,16 +104,16 @@ def shares_of(items: int, clusters: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SharedParts:
-    """Results of classes, float32, until one cluster joins them.
+    """Results of columns and of classes, float32, until they are joined.
 
     Launches that may overlap need one each; graphs hold its addresses. A launch leaves ``arrived``
     at zero, and what else is here to the next one.
 
     Attributes:
-        values: (N, ROWS, E) of a cluster's blocks, then of whole clusters.
+        values: (N, ROWS, E) of columns, then of classes.
         scores: (N, ROWS, 2) their largest score and their sum of weights.
         arrived: int32, how many clusters of an item have left their parts.
-        items: Most items and clusters a key/value head that there is room for.
+        items: Most items side by side, and clusters, a key/value head that there is room for.
     """
 
     values: Tensor
@@ -95,20 +124,20 @@ class SharedParts:
     @classmethod
     def make(cls, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> SharedParts:
         """Room for every forward of a model on this device."""
-        cluster = cluster_blocks(heads, kv_heads)
+        columns = num_columns(heads, kv_heads)
         blocks = torch.cuda.get_device_properties(device).multi_processor_count
-        items = most_items(blocks // cluster, kv_heads)
-        return cls.of(items, cluster, kv_heads, head_dim, device)
+        items = max(most_items(blocks, kv_heads), columns)
+        return cls.of(items, columns, kv_heads, head_dim, device)
 
     @classmethod
     def of(
-        cls, items: int, cluster: int, kv_heads: int, head_dim: int, device: torch.device
+        cls, items: int, columns: int, kv_heads: int, head_dim: int, device: torch.device
     ) -> SharedParts:
         """Room for a number of items at a time."""
-        slots = items * kv_heads * CLASSES * (cluster + 1)
+        slots = items * kv_heads * CLASSES * (columns + 1)
         values = torch.empty(slots, ROWS, head_dim, dtype=torch.float32, device=device)
         scores = torch.empty(slots, ROWS, 2, dtype=torch.float32, device=device)
-        arrived = torch.zeros(items * kv_heads * cluster, dtype=torch.int32, device=device)
+        arrived = torch.zeros(items * kv_heads * columns, dtype=torch.int32, device=device)
         return cls(values, scores, arrived, items)
 
     def space(self) -> Space:

@@ -23,6 +23,7 @@ from codesign.kernels.attention_shares import (
     clusters_of,
     max_tokens,
     most_items,
+    num_columns,
 )
 from codesign.kernels.cuda_module import CudaKernel, load_kernel
 from codesign.kernels.row_attention import Scratch, SeenRows, rotate_and_append, row_attention
@@ -138,10 +139,10 @@ def fused_attention(
         qkv_TN, (cos_TF, sin_TF, keys_BGME, values_BGME, out_TN, kv_rows_T), seen, heads=heads
     )
     parts = parts or _device_parts(heads, kv_heads, head_dim, device)
-    cluster = cluster_blocks(heads, kv_heads)
-    kernel, shared_bytes = _kernel(keys_BGME, seen, heads=heads, cluster=cluster, tail=max_tail)
+    cluster = cluster_blocks(rows, heads, kv_heads)
+    kernel, shared_bytes = _kernel(keys_BGME, seen, heads=heads, tail=max_tail)
     at_once = kernel.clusters_at_once(_THREADS, cluster=cluster, shared_bytes=shared_bytes)
-    room = min(parts.items, most_items(at_once, kv_heads))
+    room = min(parts.items // cluster, most_items(at_once, kv_heads))
     kernel.launch(
         (cluster, kv_heads, clusters_of(rows, room)),
         _THREADS,
@@ -206,15 +207,14 @@ def _check_layout(
     assert all(tensor.is_contiguous() for tensor in tensors), "layout"
 
 
-def _kernel(
-    keys_BGME: Tensor, seen: SeenRows, *, heads: int, cluster: int, tail: int
-) -> tuple[CudaKernel, int]:
+def _kernel(keys_BGME: Tensor, seen: SeenRows, *, heads: int, tail: int) -> tuple[CudaKernel, int]:
     """The kernel for this model and so long a tail, and bytes of its dynamic shared memory."""
     _, kv_heads, slab_rows, head_dim = keys_BGME.shape
     tail = _SMALL_TAIL if tail <= _SMALL_TAIL else MAX_TAIL
     path_words = max_tokens(heads, kv_heads) * seen.path_TP.shape[1]
     stages, shared_bytes = _shared_memory(head_dim, tail, path_words=path_words)
-    defines = {"E": head_dim, "MT": TILES, "C": cluster, "TAIL": tail, "STAGES": stages}
+    columns = num_columns(heads, kv_heads)
+    defines = {"E": head_dim, "MT": TILES, "C": columns, "TAIL": tail, "STAGES": stages}
     defines |= {"GROUP": heads // kv_heads, "PAGE": 0 if seen.tables_SK is None else slab_rows}
     return load_kernel("fused_attention.cu", "fused_attention", defines), shared_bytes
 

@@ -1,4 +1,4 @@
-"""Long contexts shared out over clusters: the bits of one cluster, on a Hopper GPU.
+"""Long contexts and batches shared out over blocks: the same bits, on a Hopper GPU.
 
 python -m pytest tests/gpu/test_long_attention.py
 """
@@ -47,6 +47,7 @@ class Layer:
         *,
         slab_rows: int,
         rows: int = 8,
+        slabs: int = PADDING + 1,
         seed: int = 0,
     ) -> Layer:
         generator = torch.Generator("cuda").manual_seed(seed)
@@ -56,7 +57,7 @@ class Layer:
             return values.to(torch.bfloat16)
 
         angles = torch.rand(rows, head_dim // 2, generator=generator, device="cuda") * 6
-        size = (PADDING + 1, kv_heads, slab_rows, head_dim)
+        size = (slabs, kv_heads, slab_rows, head_dim)
         parts = SharedParts.make(heads, kv_heads, head_dim, angles.device)
         parts.values.fill_(torch.nan)  # whoever reads what nobody left shows it
         parts.scores.fill_(torch.nan)
@@ -221,6 +222,25 @@ def test_neighbours_padding_and_pages_change_no_bit():
         own = Forward.of([(context, new)], first_slot=slot)
         assert torch.equal(alone.run(own), found[at]), f"request {slot}"
         first += new
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
+def test_requests_side_by_side_have_the_bits_that_they_have_alone(
+    heads: int, kv_heads: int, head_dim: int
+):
+    first, slabs = PADDING + 1, PADDING + 1 + 18
+    layer = Layer.drawn(heads, kv_heads, head_dim, slab_rows=5120, rows=72, slabs=slabs)
+    for count, new, padding in ((9, 1, 7), (5, 4, 0), (18, 4, 0), (8, 1, 0), (7, 1, 1), (3, 16, 0)):
+        requests = [(5000 * i // count, new) for i in range(count)]  # of one class and of two
+        rows = Forward.of(requests, padding=padding, first_slot=first)
+        found = layer.run(rows)
+        check(found, layer.expected(rows))
+        for i, request in enumerate(requests):
+            at = slice(i * new, (i + 1) * new)
+            alone = replace(layer, qkv=layer.qkv[at], cos=layer.cos[at], sin=layer.sin[at])
+            own = Forward.of([request], first_slot=first + i)
+            assert torch.equal(alone.run(own), found[at]), f"{count} x {new}, request {i}"
+    assert not layer.parts.arrived.any()
 
 
 def test_plain_decoding_gives_the_bits_of_a_tree():

@@ -1,4 +1,4 @@
-"""How contexts are shared out over clusters: launches, the order of tiles, a model of the sums."""
+"""How contexts are shared out over blocks: launches, the order of tiles, a model of the sums."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from codesign.kernels.attention_shares import (
     clusters_of,
     max_tokens,
     most_items,
+    num_columns,
     shares_of,
+    teams_of,
 )
 from codesign.kernels.cuda_module import source_text
 
@@ -49,9 +51,41 @@ def test_the_source_has_the_same_spans():
 def test_a_request_of_eight_rows_takes_what_fits_at_once(
     heads: int, kv_heads: int, cluster: int, clusters: int, shares: int
 ):
-    assert cluster_blocks(heads, kv_heads) == cluster
+    assert cluster_blocks(8, heads, kv_heads) == num_columns(heads, kv_heads) == cluster
     assert clusters_of(8, most_items(132 // cluster, kv_heads)) == clusters
     assert shares_of(-(-8 // max_tokens(heads, kv_heads)), clusters) == shares
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads", "kv_heads", "blocks"),
+    [
+        (16, 32, 8, 4),  # 8B and 1B TP1
+        (32, 32, 8, 2),
+        (256, 32, 8, 2),
+        (16, 16, 2, 8),  # 70B TP4
+        (32, 16, 2, 4),
+        (64, 16, 2, 2),
+        (16, 64, 8, 2),  # 70B TP1, whose keys are in four columns
+    ],
+)
+def test_clusters_are_smaller_where_rows_fill_the_chip(
+    rows: int, heads: int, kv_heads: int, blocks: int
+):
+    assert cluster_blocks(rows, heads, kv_heads) == blocks
+
+
+def test_every_item_of_a_batch_has_a_team_as_long_as_there_are_blocks():
+    for clusters in range(1, 20):
+        for items in range(1, 80):
+            for blocks in (2, 4, 8):
+                teams = teams_of(items, clusters, blocks)
+                assert blocks % teams == 0
+                assert teams == blocks or teams * clusters >= items
+                assert teams == 1 or shares_of(items, clusters) == 1
+                units = range(-(-items // teams))  # of shares and teams one is 1
+                turns = [u for z in range(clusters) for u in range(z, len(units), clusters)]
+                found = [u * teams + team for u in turns for team in range(teams)]
+                assert sorted(i for i in found if i < items) == [*range(items)]
 
 
 def test_few_rows_launch_no_more_clusters_than_they_can_use():
@@ -71,53 +105,65 @@ def test_every_share_of_every_item_is_taken_once():
 
 
 def test_there_is_room_for_every_slot_that_the_kernel_counts():
-    items, cluster, kv_heads, head_dim = 8, 8, 2, 128
-    parts = SharedParts.of(items, cluster, kv_heads, head_dim, torch.device("cpu"))
-    last_block = (((items - 1) * kv_heads + kv_heads - 1) * CLASSES + CLASSES - 1) * cluster
-    last_class = ((items * cluster + items - 1) * kv_heads + kv_heads - 1) * CLASSES + CLASSES - 1
-    assert last_block + cluster - 1 < items * kv_heads * CLASSES * cluster  # classes come behind
-    assert last_class + 1 == parts.values.shape[0] == parts.scores.shape[0]
+    items, columns, kv_heads, head_dim = 16, 8, 8, 128
+    parts = SharedParts.of(items, columns, kv_heads, head_dim, torch.device("cpu"))
+    for blocks in (2, 4, 8):
+        clusters = items // blocks  # as many as a launch has
+        last_team = clusters * blocks - 1
+        last_column = ((last_team * kv_heads + kv_heads - 1) * CLASSES + CLASSES) * columns - 1
+        assert last_column < parts.values.shape[0]
+        # Of several shares a cluster is one team; classes come behind its columns.
+        last_class = (clusters * columns + clusters) * kv_heads * CLASSES - 1
+        assert clusters * kv_heads * CLASSES * columns <= last_class < parts.values.shape[0]
+        assert clusters * kv_heads * columns <= parts.arrived.numel()
     assert parts.values[0].shape == (ROWS, head_dim)
-    assert parts.arrived.numel() == items * kv_heads * cluster
     assert not parts.arrived.any()
-    assert parts.values.nbytes < 20e6
+    assert parts.values.nbytes < 155e6
     assert parts.values.numel() < 2**31  # the kernel counts in int
 
 
-def tiles_of(share: int, shares: int, rank: int, cluster: int, num_tiles: int) -> Iterator[tuple]:
-    """The kernel's sequence: (tile, class)."""
+def tiles_of(
+    share: int, shares: int, member: int, blocks: int, num_tiles: int, *, columns: int = 8
+) -> Iterator[tuple[int, int, int]]:
+    """The kernel's sequence for a block of a team: (tile, class, column)."""
     num_classes = min(-(-num_tiles // TILES_OF_SPAN), CLASSES)
-    tile, kind = share * TILES_OF_SPAN + rank, share
+    tile, kind, column = share * TILES_OF_SPAN + member, share, member
     while True:
         while kind < num_classes and tile >= num_tiles:
-            kind += shares
-            tile = kind * TILES_OF_SPAN + rank
+            column += blocks
+            if column >= columns:
+                column = member
+                kind += shares
+            tile = kind * TILES_OF_SPAN + column
         if kind >= num_classes:
             return
-        yield tile, kind
-        tile += cluster
-        if tile % TILES_OF_SPAN < cluster:
+        yield tile, kind, column
+        tile += columns
+        if tile % TILES_OF_SPAN < columns:
             tile += (CLASSES - 1) * TILES_OF_SPAN
 
 
-@pytest.mark.parametrize("cluster", [4, 8, 16])
+@pytest.mark.parametrize(("columns", "blocks"), [(4, 4), (4, 2), (4, 1), (8, 8), (8, 2), (8, 1)])
 @pytest.mark.parametrize("shares", [1, 2, 3, 4, 7, 8])
-def test_every_tile_is_attended_once_in_the_order_of_its_class(cluster: int, shares: int):
+def test_every_tile_is_attended_once_in_the_order_of_its_column_and_class(
+    columns: int, blocks: int, shares: int
+):
     for num_tiles in (1, 7, 31, 32, 33, 64, 129, 255, 256, 257, 511, 520, 1563):
         seen: list[int] = []
         for share in range(shares):
-            for rank in range(cluster):
-                found = [*tiles_of(share, shares, rank, cluster, num_tiles)]
-                kinds = [kind for _, kind in found]
-                assert kinds == sorted(kinds)
-                for tile, kind in found:
-                    assert tile % cluster == rank
+            for member in range(blocks):
+                found = [*tiles_of(share, shares, member, blocks, num_tiles, columns=columns)]
+                places = [(kind, column) for _, kind, column in found]
+                assert places == sorted(places)
+                for tile, kind, column in found:
+                    assert tile % columns == column
+                    assert column % blocks == member
                     assert tile // TILES_OF_SPAN % CLASSES == kind
                     assert kind % shares == share
-                for kind in {*kinds}:
-                    tiles = [tile for tile, k in found if k == kind]
+                for place in {*places}:
+                    tiles = [tile for tile, *at in found if tuple(at) == place]
                     assert tiles == sorted(tiles)
-                seen += [tile for tile, _ in found]
+                seen += [tile for tile, *_ in found]
         assert sorted(seen) == [*range(num_tiles)]
 
 
@@ -156,7 +202,7 @@ def weighed(part: Part, scores: np.ndarray, values: np.ndarray) -> Part:
 
 
 def joined(parts: list[Part]) -> Part:
-    """Warps of a block, or blocks of a cluster."""
+    """Warps of a column, or columns."""
     top = max(part.top for part in parts)
     all_ = Part.none(len(parts[0].out))
     for part in parts:
@@ -172,9 +218,11 @@ def joined_classes(a: Part, b: Part) -> Part:
     return Part(out, top, total)
 
 
-def attended(scores: np.ndarray, values: np.ndarray, *, shares: int, more: int = 0) -> np.ndarray:
-    """One row beside others of its item that see ``more`` keys, by some clusters of 8 blocks."""
-    count, width, cluster = len(scores), values.shape[1], 8
+def attended(
+    scores: np.ndarray, values: np.ndarray, *, shares: int, more: int = 0, blocks: int = 8
+) -> np.ndarray:
+    """One row beside others of its item that see ``more`` keys, by teams of some blocks."""
+    count, width, columns = len(scores), values.shape[1], 8
     num_tiles = -(-(count + more) // KEYS)
     used = min(-(-num_tiles // TILES_OF_SPAN), CLASSES)
     padded = np.full(num_tiles * KEYS, -np.inf, F)
@@ -184,20 +232,21 @@ def attended(scores: np.ndarray, values: np.ndarray, *, shares: int, more: int =
     left: dict[int, Part] = {}
     for share in reversed(range(min(shares, used))):  # the first comes last, and joins
         warps = {
-            (kind, rank, warp): Part.none(width)
+            (kind, column, warp): Part.none(width)
             for kind in range(share, used, shares)
-            for rank in range(cluster)
+            for column in range(columns)
             for warp in range(WARPS)
         }
-        for rank in range(cluster):
-            for tile, kind in tiles_of(share, shares, rank, cluster, num_tiles):
+        for member in range(blocks):
+            for tile, kind, column in tiles_of(share, shares, member, blocks, num_tiles):
                 for warp in range(WARPS):
                     at = slice(tile * KEYS + warp * 16, tile * KEYS + warp * 16 + 16)
-                    place = kind, rank, warp
+                    place = kind, column, warp
                     warps[place] = weighed(warps[place], padded[at], keys[at])
         for kind in range(share, used, shares):
-            blocks = [joined([warps[kind, r, w] for w in range(WARPS)]) for r in range(cluster)]
-            left[kind] = joined(blocks)
+            left[kind] = joined(
+                [joined([warps[kind, c, w] for w in range(WARPS)]) for c in range(columns)]
+            )
     if used == 1:
         return left[0].out / left[0].total
     all_ = Part.none(width)
@@ -217,6 +266,8 @@ def test_the_bits_are_the_same_for_every_number_of_clusters(count: int):
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
     for shares in (2, 3, 4, 8):
         assert attended(scores, values, shares=shares).tobytes() == found.tobytes()
+    for blocks in (4, 1):
+        assert attended(scores, values, shares=1, blocks=blocks).tobytes() == found.tobytes()
 
 
 @pytest.mark.parametrize("count", [3, 2040, 4096, 8186])

@@ -2,10 +2,14 @@
 // written to the slabs, keys split over the blocks of a cluster, their results joined.
 //
 // A row at position p sees p + 1 slab rows, in order of position: rows [0, prefix), then
-// prefix + path. Positions are cut into blocks of 16; block i belongs to warp i % KW of cluster block
-// i / KW % C, and to class i / (KW * SPAN) % CLASSES. A warp adds up the blocks of one class in order;
-// then come the warps of a block, the blocks of a cluster, the classes, each in one order. So what a
-// row adds up depends on its own path alone: a row of a tree gives the bits of plain decoding.
+// prefix + path. Positions are cut into blocks of 16; block i belongs to warp i % KW, to column
+// i / KW % C, and to class i / (KW * SPAN) % CLASSES. A warp adds up its blocks of one column and class in
+// order; then come the warps, the columns, the classes, each in one order. So what a row adds up depends
+// on its own path alone: a row of a tree gives the bits of plain decoding.
+//
+// A cluster's blocks are one team, a column each, as long as every item has a cluster. Of more items
+// than clusters each takes several side by side: its blocks are cut into teams, down to one block, and
+// a block takes the columns of its team in turn. So do those of clusters of fewer than C blocks.
 //
 // Clusters that have no other rows to attend take shares of a context: of n shares, number i takes
 // the classes i, i + n, ... Their results meet in `space`, and the last one there joins them. Nobody
@@ -18,7 +22,7 @@
 // Rows of `padding_slot` fill up the forward behind all others: nothing is attended or written for
 // them, their results are zero. How many there are is seen here, as one graph serves all numbers.
 //
-// Macros: E head size (64, 128), GROUP query heads of a key/value head, MT tiles of 16 query rows a block, C blocks of a cluster, TAIL rows,
+// Macros: E head size (64, 128), GROUP query heads of a key/value head, MT tiles of 16 query rows a block, C columns, TAIL rows,
 // STAGES tiles of keys and values in flight, PAGE rows of a page (a multiple of 16; 0: slabs are whole).
 
 typedef unsigned short u16;
@@ -32,7 +36,8 @@ constexpr int STAGE = KEYS * LD * 2;    // elements: keys, then values
 constexpr int GANG = 32 * MT;           // threads of the warps that attend the same keys
 static_assert(GANG % (E / 8) == 0 && 16 % (GANG / (E / 8)) == 0, "a gang copies whole rows");
 constexpr int SPAN = 4096 / KEYS, CLASSES = 8;  // tiles of a span
-static_assert(SPAN % C == 0, "a span is some tiles of every block");
+static_assert(SPAN % C == 0, "a span is some tiles of every column");
+static_assert(KW * 8 <= ROWS, "eight rows of every warp have room where the result of all rows has");
 #define NONE __int_as_float(0xff800000)  // minus infinity: no key seen
 
 struct Rows {  // of the forward, on the device, int32; tables: page of each slab's rows
@@ -45,8 +50,8 @@ struct Slabs {  // of one layer: (slab or page, kv head, row, E)
   int num_rows, heads, kv_heads;
 };
 
-// Where the results of classes meet: first those of a cluster's blocks, (gridDim.z, kv head, CLASSES, C),
-// then those of whole clusters, (item, kv head, CLASSES); each ROWS rows. `arrived` counts the shares of
+// Where results meet: first those of columns, (team of all clusters, kv head, CLASSES, C), then, of shares,
+// those of classes, (item, kv head, CLASSES); each ROWS rows. `arrived` counts the shares of
 // (item, kv head, rows of a block), and is zero between launches.
 struct Space {
   float *values, *scores;  // E a row; top and sum
@@ -241,8 +246,8 @@ struct Part {  // of a row's result: two channels, and the largest score and the
   float low, high, top, sum;
 };
 
-// The results of a cluster's blocks, in order: of each two channels, and (top, sum).
-__device__ __forceinline__ Part joined_blocks(const float2 (&values)[C], const float2 (&scores)[C]) {
+// The results of all columns, in order: of each two channels, and (top, sum).
+__device__ __forceinline__ Part joined_columns(const float2 (&values)[C], const float2 (&scores)[C]) {
   Part all = {0.f, 0.f, NONE, 0.f};
 #pragma unroll
   for (int c = 0; c < C; c++) all.top = fmaxf(all.top, scores[c].x);
@@ -291,12 +296,12 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
   u16* ring = memory;                                   // STAGES stages
   u16* tail = ring + STAGES * STAGE;                    // TAIL keys, then TAIL values
   u16* queries = tail + 2 * TAIL * LD;                  // ROWS rows
-  float* joined = (float*)(queries + ROWS * LD);        // (C, OWNED, E): results for this block's rows; or (ROWS, E): of its warps
+  float* joined = (float*)(queries + ROWS * LD);        // (C, OWNED, E): results for this block's rows; or (KW, 8, E): of its warps
   int* paths = (int*)(joined + ROWS * E);               // (tokens, path_length)
   float* results = (float*)memory;                      // (WARPS * 16, OLD), over ring and tail at the end
 
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, wm = warp % MT, wk = warp / MT;
-  const int rank = blockIdx.x, head = blockIdx.y;
+  const int rank = blockIdx.x, head = blockIdx.y, blocks = gridDim.x;
   constexpr int group = GROUP, max_tokens = ROWS / group;
   const int row_elements = (slabs.heads + 2 * slabs.kv_heads) * E;
   cluster_arrive_relaxed();  // before anything is stored into another block, that block must have started
@@ -322,7 +327,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
   bool previous_done = false, all_started = false;
   auto clear_padding = [&]() {  // each block its part, by 8 elements
     constexpr int PARTS = group * E / 8;
-    for (int i = rank * THREADS + tid; i < (rows.num_rows - num_rows) * PARTS; i += C * THREADS)
+    for (int i = rank * THREADS + tid; i < (rows.num_rows - num_rows) * PARTS; i += blocks * THREADS)
       *(uint4*)(out + ((size_t)(num_rows + i / PARTS) * slabs.heads + head * group) * E + i % PARTS * 8) = make_uint4(0, 0, 0, 0);
   };
 
@@ -334,20 +339,25 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
           pair_of(part.low * scale_down, part.high * scale_down);
   };
 
-  auto block_slot = [&](int kind, int block) { return ((blockIdx.z * slabs.kv_heads + head) * CLASSES + kind) * C + block; };
+  int teams = 1;  // of a cluster
+  while (teams < blocks && teams * (int)gridDim.z < num_items) teams *= 2;
+  const int team_blocks = blocks / teams, team = rank / team_blocks, member = rank % team_blocks;
+  auto column_slot = [&](int kind, int column) { return (((blockIdx.z * teams + team) * slabs.kv_heads + head) * CLASSES + kind) * C + column; };
   auto class_slot = [&](int index, int kind) { return ((gridDim.z * C + index) * slabs.kv_heads + head) * CLASSES + kind; };
 
   int shares = 1;  // of an item; more only where all have room at once
   for (int n = 2; n <= CLASSES; n++) shares += n <= most_shares && n * num_items <= (int)gridDim.z;
-  for (int unit = blockIdx.z; unit < num_items * shares; unit += gridDim.z) {
-    int index = unit, share = 0;
+  const int num_units = (num_items * shares + teams - 1) / teams;  // shares and teams are never both several
+  for (int unit = blockIdx.z; unit < num_units; unit += gridDim.z) {
+    int index = unit * teams + team, share = 0;
+    const bool is_idle = index >= num_items * shares;  // a team without an item, beside others
     while (index >= num_items) index -= num_items, share++;
     Item item;
     item.start = 0;
     for (int i = 0; i < index; i++) item.start = bit_above(starts, item.start, num_rows);
-    item.end = bit_above(starts, item.start, num_rows);
+    item.end = is_idle ? item.start : bit_above(starts, item.start, num_rows);
     item.first = bit_at_or_below(runs, item.start), item.last = bit_above(runs, item.start, num_rows);
-    const int tokens = item.end - item.start, context = places[item.first], slot = slots[item.first];
+    const int tokens = item.end - item.start, used_rows = tokens * group, context = places[item.first], slot = slots[item.first];
     const int slab_end = places[item.last - 1] + 1;
     int least = 0x7fffffff, seen = 0;  // the shortest prefix, and rows that the last token sees
     for (int i = item.start + lane; i < item.end; i += 32) least = min(least, prefixes[i]), seen = max(seen, positions[i] + 1);
@@ -357,18 +367,23 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     const int num_blocks = (seen + 15) / 16, num_tiles = (num_blocks + KW - 1) / KW;
     const int first_tail = tail_start / KEYS;
     const int num_classes = min((num_tiles + SPAN - 1) / SPAN, CLASSES);  // that have keys
-    if (share >= num_classes) continue;  // and nobody counts on this cluster
+    if (share >= num_classes && !is_idle) continue;  // and nobody counts on this cluster
+    const bool in_space = num_classes > 1 || team_blocks < C;  // where columns meet; else in shared memory
     const int takers = min(shares, num_classes);
     auto is_mine = [&](int tile) { return takers == 1 || tile / SPAN % CLASSES % shares == share; };
     bool has_tail = false;  // whether one of this block's tiles has tail blocks
-    for (int tile = first_tail + (rank + C - first_tail % C) % C; tile < num_tiles; tile += C) has_tail |= is_mine(tile);
+    for (int tile = first_tail + (member + C - first_tail % team_blocks) % team_blocks; tile < num_tiles; tile += team_blocks) has_tail |= is_mine(tile);
     const SlabRows slab(slabs, rows, slot, head);
 
-    struct Place {  // in the sequence of this block's tiles: class by class, each in order of position
-      int tile, kind;
+    struct Place {  // in the sequence of this block's tiles: by class, then by column, each in order of position
+      int tile, kind, column;
     };
     auto settle = [&](Place& at) {
-      while (at.kind < num_classes && at.tile >= num_tiles) at.kind += shares, at.tile = at.kind * SPAN + rank;
+      while (at.kind < num_classes && at.tile >= num_tiles) {
+        at.column += team_blocks;
+        if (at.column >= C) at.column = member, at.kind += shares;
+        at.tile = at.kind * SPAN + at.column;
+      }
     };
     auto advance = [&](Place& at) {
       at.tile += C;
@@ -411,7 +426,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       for (int i = tid; i < tokens * rows.path_length; i += THREADS)
         copy4(address_of(paths + i), rows.paths + (size_t)item.start * rows.path_length + i);
     }
-    Place now = {share * SPAN + rank, share};
+    Place now = {share * SPAN + member, share, member};
     settle(now);
     Place ahead = now;
     Block coming = block_of(ahead);  // a tile before it is needed: its page is looked up
@@ -426,7 +441,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     // Queries, and the new rows of the tail; one block writes the item's own rows to the slab, too.
     constexpr int PARTS = E / 16, QUERY_PARTS = ROWS * PARTS;
     const int new_parts = has_tail ? min(slab_end - context, tail_rows - (context - tail_start)) * PARTS : 0;
-    const bool writes = rank == first_tail % C && is_mine(first_tail);
+    const bool writes = first_tail % team_blocks == member && is_mine(first_tail);
     for (int i = tid; i < max(QUERY_PARTS, new_parts); i += THREADS) {
       const int part = i % PARTS, row = i / PARTS, token = row / group, source = item.first + row;
       const bool is_query = i < QUERY_PARTS, is_new = i < new_parts;
@@ -471,7 +486,12 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     const int value_lane = lane & 15, value_part = (lane >> 4) * 8;
     State st;
     int stage = 0;
-    for (int kind = share; kind < num_classes; kind += shares) {
+    for (int kind = share, column = member; kind < num_classes; column += team_blocks) {
+      if (column >= C) {
+        column = member - team_blocks, kind += shares;
+        continue;
+      }
+      if (in_space && kind * SPAN + column >= num_tiles) continue;  // without keys
       u32 q[E / 16][4];
 #pragma unroll
       for (int k = 0; k < E / 16; k++)
@@ -479,7 +499,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
 #pragma unroll
       for (int n = 0; n < E / 8; n++) st.out[n][0] = st.out[n][1] = st.out[n][2] = st.out[n][3] = 0.f;
       st.top[0] = st.top[1] = NONE, st.sum[0] = st.sum[1] = 0.f;
-      for (; now.kind == kind; advance(now)) {
+      for (; now.kind == kind && now.column == column; advance(now)) {
         wait_for_oldest();
         meet_gang(wk);  // all have their copies, and have left the stage that is filled next
         fetch(coming, stage == 0 ? STAGES - 1 : stage - 1);
@@ -540,66 +560,58 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         const int row = wm * 16 + (lane >> 2) + 8 * r;
         if ((lane & 3) == 0) tops[wk][row] = st.top[r], sums[wk][row] = sum;
       }
-      if (num_classes == 1) break;
+      if (!in_space) break;
 
-      // One of several classes: the warps' results one after the other, as the ring is in use, to space.
-      __syncthreads();
-      const int slot = block_slot(kind, rank) * ROWS;
-      float weight[2];
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        const int row = wm * 16 + (lane >> 2) + 8 * r;
-        float top = NONE;
-#pragma unroll
-        for (int k = 0; k < KW; k++) top = fmaxf(top, tops[k][row]);
-        weight[r] = power_of_two(st.top[r] - (top == NONE ? 0.f : top));
-      }
-      if (tid < ROWS) {
-        float top = NONE, sum = 0.f;
-#pragma unroll
-        for (int k = 0; k < KW; k++) top = fmaxf(top, tops[k][tid]);
-#pragma unroll
-        for (int k = 0; k < KW; k++) sum = fmaf(power_of_two(tops[k][tid] - (top == NONE ? 0.f : top)), sums[k][tid], sum);
-        *(float2*)(space.scores + (slot + tid) * 2) = make_float2(top, sum);
-      }
+      // One of several columns or classes: the warps' results, eight rows at a time as the ring is in use, to space.
+      const int slot = column_slot(kind, column) * ROWS;
 #pragma unroll 1
-      for (int k = 0; k < KW; k++) {
-        if (wk == k) {
+      for (int pass = 0; pass * 8 < used_rows; pass++) {
+        if (wm == pass / 2) {
+          const int row = lane >> 2;
+          float* result = joined + (wk * 8 + row) * E + 2 * (lane & 3);
 #pragma unroll
-          for (int r = 0; r < 2; r++) {
-            const int row = wm * 16 + (lane >> 2) + 8 * r, at = 2 * (lane & 3);
-            float2 sofar[E / 8];
+          for (int n = 0; n < E / 8; n++)
+            *(float2*)(result + 8 * (n ^ row)) = pass % 2 ? make_float2(st.out[n][2], st.out[n][3]) : make_float2(st.out[n][0], st.out[n][1]);
+        }
+        __syncthreads();
+#pragma unroll 1
+        for (int i = tid; i < 8 * (E / 2); i += THREADS) {
+          const int place = i / (E / 2), at = i % (E / 2) * 2, row = pass * 8 + place;
+          float top = NONE, sum = 0.f;
 #pragma unroll
-            for (int n = 0; n < E / 8; n++)
-              sofar[n] = k == 0 ? make_float2(0, 0) : *(const float2*)(joined + row * E + 8 * (n ^ (row & 3)) + at);  // no bank conflicts
+          for (int k = 0; k < KW; k++) top = fmaxf(top, tops[k][row]);
+          float2 v = make_float2(0, 0);
 #pragma unroll
-            for (int n = 0; n < E / 8; n++) {  // behind all loads: each would wait for the store before it
-              float2 v = sofar[n];
-              v.x = fmaf(weight[r], st.out[n][2 * r], v.x), v.y = fmaf(weight[r], st.out[n][2 * r + 1], v.y);
-              if (k < KW - 1) *(float2*)(joined + row * E + 8 * (n ^ (row & 3)) + at) = v;
-              else *(float2*)(space.values + (slot + row) * E + 8 * n + at) = v;
-            }
+          for (int k = 0; k < KW; k++) {
+            const float weight = power_of_two(tops[k][row] - (top == NONE ? 0.f : top));
+            const float2 r = *(const float2*)(joined + (k * 8 + place) * E + 8 * (at / 8 ^ place) + at % 8);
+            v.x = fmaf(weight, r.x, v.x), v.y = fmaf(weight, r.y, v.y), sum = fmaf(weight, sums[k][row], sum);
           }
+          *(float2*)(space.values + (slot + row) * E + at) = v;
+          if (at == 0) *(float2*)(space.scores + (slot + row) * 2) = make_float2(top, sum);
         }
         __syncthreads();
       }
     }
 
-    if (num_classes > 1) {
+    if (in_space) {
       if (!all_started) cluster_wait();
       all_started = true;
       cluster_arrive();
       if (unit == 0) clear_padding();
       cluster_wait();
-      for (int i = tid; i < OWNED * (E / 2); i += THREADS) {
-        const int at = i % (E / 2) * 2, row = rank * OWNED + i / (E / 2);
+      const int owned_parts = (used_rows + team_blocks - 1 - member) / team_blocks * (E / 2);
+      auto owned_row = [&](int i) { return member + i / (E / 2) * team_blocks; };
+      for (int i = tid; i < owned_parts; i += THREADS) {
+        const int at = i % (E / 2) * 2, row = owned_row(i);
         Part all = {0.f, 0.f, NONE, 0.f};
         float2 values[C], scores[C];
         auto load_class = [&](int kind) {
 #pragma unroll
           for (int c = 0; c < C; c++) {
-            const int from = block_slot(kind, c) * ROWS + row;
-            values[c] = load_fresh_pair(space.values + from * E + at), scores[c] = load_fresh_pair(space.scores + from * 2);
+            const int from = column_slot(kind, c) * ROWS + row;
+            values[c] = make_float2(0, 0), scores[c] = make_float2(NONE, 0);
+            if (kind * SPAN + c < num_tiles) values[c] = load_fresh_pair(space.values + from * E + at), scores[c] = load_fresh_pair(space.scores + from * 2);
           }
         };
         load_class(share);
@@ -608,7 +620,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
 #pragma unroll
           for (int c = 0; c < C; c++) these_values[c] = values[c], these_scores[c] = scores[c];
           if (kind + shares < num_classes) load_class(kind + shares);  // on its way while this one is joined
-          const Part part = joined_blocks(these_values, these_scores);
+          const Part part = joined_columns(these_values, these_scores);
           const int to = class_slot(index, kind) * ROWS + row;
           if (takers == 1) all = joined_classes(all, part);
           else *(float2*)(space.values + to * E + at) = make_float2(part.low, part.high);
@@ -620,8 +632,8 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         __syncthreads();
         if (tid == 0) is_last = arrive_last(space.arrived + (index * slabs.kv_heads + head) * C + rank, takers);
         __syncthreads();
-        for (int i = tid; is_last && i < OWNED * (E / 2); i += THREADS) {
-          const int at = i % (E / 2) * 2, row = rank * OWNED + i / (E / 2);
+        for (int i = tid; is_last && i < owned_parts; i += THREADS) {
+          const int at = i % (E / 2) * 2, row = owned_row(i);
           float2 values[CLASSES], scores[CLASSES];
 #pragma unroll
           for (int kind = 0; kind < CLASSES; kind++) {
@@ -678,10 +690,10 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         float2 values[C], scores[C];
 #pragma unroll
         for (int c = 0; c < C; c++) values[c] = *(const float2*)(joined + (c * OWNED + place) * E + at), scores[c] = joined_scores[c][place];
-        write_row(item, rank * OWNED + place, at, joined_blocks(values, scores));
+        write_row(item, rank * OWNED + place, at, joined_columns(values, scores));
       }
     }
-    if (unit + (int)gridDim.z < num_items * shares) {  // others' results of the next item must not meet this one's
+    if (unit + (int)gridDim.z < num_units) {  // others' results of the next item must not meet this one's
       cluster_arrive();
       cluster_wait();
     }
