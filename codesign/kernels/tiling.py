@@ -60,6 +60,7 @@ class Layout:
     """Shared memory of one launch, in bytes and tiles."""
 
     clusters: int
+    chunks: int  # of every block; 0 if some have one less
     steps: int  # of a block, over its chunks
     stages: int
     part_tiles: int
@@ -103,7 +104,9 @@ def layout(
     stage = tiling.tiles * tiling.warps * RECORD_BYTES
     used = -(-most // tiling.tiles) * -(-chunks // tiling.cluster)
     stages = min(_MOST_STAGES, room // stage, max(used, 2))
-    return Layout(clusters, used, stages, part_tiles, fixed + stages * stage)
+    each, unequal = divmod(chunks, tiling.cluster)
+    each = 0 if unequal else each
+    return Layout(clusters, each, used, stages, part_tiles, fixed + stages * stage)
 
 
 # Fastest on an H200 within whole forwards of 8 rows (over two GPUs and the 70B on one: by itself),

@@ -15,7 +15,8 @@
 //
 // Macros: NT 1, 2 or 4 (8, 16 or 32 rows); WARPS consumers; TILES a consumer multiplies
 // at a time (1, 2, 4); BLOCKS an SM must hold; FIRST stages of the ring are filled before x is there (0:
-// all); DELAYS 1: every role dawdles at random, for tests.
+// all); CLUSTER blocks of a cluster and CHUNKS of every block (0: known when it runs); DELAYS 1: every
+// role dawdles at random, for tests.
 // packing.py has the layout of a record. No CUDA header.
 
 typedef unsigned char u8;
@@ -29,6 +30,12 @@ typedef unsigned long long u64;
 #ifndef FIRST
 #define FIRST 0
 #endif
+#ifndef CLUSTER
+#define CLUSTER 0
+#endif
+#ifndef CHUNKS
+#define CHUNKS 0
+#endif
 #define GROUP 128
 #define RECORD 1088
 // Steps whose partial sums are in flight, each with a reducer warp of its own: a barrier whose phases
@@ -37,7 +44,7 @@ typedef unsigned long long u64;
 #define THREADS (32 * (WARPS + 1 + SLOTS))
 // Registers are left to load the next chunk's x while this one's is multiplied.
 #ifndef AHEAD
-#define AHEAD (NT == 1 && TILES <= 2 && BLOCKS == 1)
+#define AHEAD (NT == 1 && TILES <= 2 && BLOCKS == 1 && CHUNKS != 1)
 #endif
 
 __device__ __forceinline__ u32 shared_address(const void* p) {
@@ -410,12 +417,12 @@ struct Plan {
 __device__ __forceinline__ Plan make_plan(const Gemm& a, u8* memory) {
   Plan p;
   // Every kernel waits for this: shifts, and one division of the host's.
-  p.size = cluster_size(), p.rank = cluster_rank(), p.shift = p.size >> 1;
+  p.size = CLUSTER ? CLUSTER : cluster_size(), p.rank = CLUSTER == 1 ? 0 : cluster_rank(), p.shift = p.size >> 1;
   const u32 cluster = blockIdx.x >> p.shift;
   p.first_tile = cluster * a.share + min(cluster, a.rest);
   p.num_tiles = a.share + (cluster < a.rest);
   p.steps = (p.num_tiles + TILES - 1) / TILES;
-  p.chunks = ((a.groups + WARPS - 1) / WARPS - p.rank + p.size - 1) >> p.shift;
+  p.chunks = CHUNKS ? CHUNKS : ((a.groups + WARPS - 1) / WARPS - p.rank + p.size - 1) >> p.shift;
   p.owned = (p.num_tiles - p.rank + p.size - 1) >> p.shift;
   // Barriers first, where their places are known when this is compiled.
   p.full = shared_address(memory), p.empty = p.full + TO_EMPTY, p.partial_full = p.empty + TO_EMPTY;
@@ -456,6 +463,7 @@ __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
   const u64 policy = evict_first();
   int slot = 0, phase = 1;  // a fresh barrier counts as having completed the phase before
   int free = a.stages;
+#pragma unroll 1
   for (int c = 0; c < p.chunks; c++) {
     const int group = (p.rank + c * p.size) * WARPS, count = min(WARPS, a.groups - group);
     const u8* from = a.weight + ((size_t)p.first_tile * a.groups + group) * RECORD;
@@ -525,6 +533,7 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
   if (NT == 1) fetch_norm(a, p.rank * WARPS + warp, lane, scale);  // of more rows, registers are short
   wait_for_previous();
   if (AHEAD) fetch_rows(a, p.rank * WARPS + warp, lane, raw);
+#pragma unroll 1
   for (int c = 0; c < p.chunks; c++) {
     const int group = (p.rank + c * p.size) * WARPS + warp;
     if (group >= a.groups) codes -= warp * RECORD, ends -= warp * RECORD;  // x is zero there: any weights do
@@ -588,6 +597,7 @@ __device__ __forceinline__ void reduce(const Gemm& a, const Plan& p, Epilogue& e
   for (int n = 0; n < NT; n++) factor[n][0] = factor[n][1] = 1.f;
   wait_for_previous();  // the epilogue reads and writes what earlier kernels may use
   int phase = 0;
+#pragma unroll 1
   for (int c = 0; c < p.chunks; c++) {
     const bool last = c == p.chunks - 1;
     for (int s = place; s < p.steps; s += SLOTS, phase ^= 1) {
