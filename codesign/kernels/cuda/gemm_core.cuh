@@ -258,27 +258,34 @@ struct Consumer {
   float squares[NT];  // of row lane / 4, this lane's columns
 };
 
-// This lane's part of the x of a group, as in memory.
-__device__ __forceinline__ void fetch_rows(const Gemm& a, int group, int lane, uint4 (&raw)[NT][4]) {
-  const int row = lane >> 2, t = lane & 3;
+// Where this lane's part of the x of a group begins, and how many columns there are from there on.
+struct Place {
+  const u16* from;
+  int left;
+};
+__device__ __forceinline__ Place place_of(const Gemm& a, int group, int lane) {
+  const int k = group * GROUP + (lane & 3) * 8;
+  return {a.x + (size_t)(lane >> 2) * a.columns + k, a.columns - k};
+}
+// That part, as in memory.
+__device__ __forceinline__ void fetch_rows(const Gemm& a, const Place& x, int lane, uint4 (&raw)[NT][4]) {
 #pragma unroll
   for (int n = 0; n < NT; n++)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const int k = group * GROUP + i * 32 + t * 8;
       raw[n][i] = make_uint4(0, 0, 0, 0);
-      if (8 * n + row < a.rows && k < a.columns) raw[n][i] = load_fresh4(a.x + (size_t)(8 * n + row) * a.columns + k);
+      if (8 * n + (lane >> 2) < a.rows && i * 32 < x.left) raw[n][i] = load_fresh4(x.from + 8 * n * (size_t)a.columns + i * 32);
     }
 }
 
 // This lane's part of the norm's weight, which no kernel writes. Not by __ldg: such loads are moved behind the wait for
 // the kernel in front, even volatile ones.
 __device__ __forceinline__ void fetch_norm(const Gemm& a, int group, int lane, uint4 (&scale)[4]) {
+  const int k = group * GROUP + (lane & 3) * 8, left = a.norm ? a.columns - k : 0;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    const int k = group * GROUP + i * 32 + (lane & 3) * 8;
     scale[i] = make_uint4(0, 0, 0, 0);
-    if (a.norm && k < a.columns) scale[i] = load_fresh4(a.norm + k);
+    if (i * 32 < left) scale[i] = load_fresh4(a.norm + k + i * 32);
   }
 }
 
@@ -444,19 +451,20 @@ __device__ __forceinline__ float4* kept(const Plan& p, int index) {
   return p.part + ((p.size > 1 ? places << p.shift : 0) + index) * NT * 32;
 }
 
-// By the lanes of one warp.
-__device__ __forceinline__ void start_barriers(const Gemm& a, const Plan& p, int lane) {
-  if (lane < a.stages) barrier_init(p.full + 8 * lane, 1), barrier_init(p.empty + 8 * lane, WARPS);
-  if (lane < SLOTS) barrier_init(p.partial_full + 8 * lane, WARPS), barrier_init(p.partial_empty + 8 * lane, 1);
-  if (lane == 31) barrier_init(p.norm_ready, 1), barrier_init(p.taken, WARPS);
+// By one lane of each warp that consumes nothing: lanes of one warp would take turns, 50 cycles each.
+__device__ __forceinline__ void start_barriers(const Gemm& a, const Plan& p, int which) {
+#pragma unroll 1
+  for (int i = which; i < a.stages; i += SLOTS + 1) barrier_init(p.full + 8 * i, 1), barrier_init(p.empty + 8 * i, WARPS);
+  if (which < SLOTS) barrier_init(p.partial_full + 8 * which, WARPS), barrier_init(p.partial_empty + 8 * which, 1);
+  if (which == SLOTS) barrier_init(p.norm_ready, 1), barrier_init(p.taken, WARPS);
   if (p.size > 1)
-    for (int i = lane; i < p.owned; i += 32) barrier_init(p.arrived + 8 * i, 1);
+#pragma unroll 1
+    for (int i = which; i < p.owned; i += SLOTS + 1) barrier_init(p.arrived + 8 * i, 1);
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // all that others must find here behind the cluster's barrier
-  if (p.size > 1) {
-    if (lane == 31 && a.norm) barrier_expect(p.norm_ready, p.size * 8 * NT * 4);
-    for (int i = lane; i < p.owned; i += 32) barrier_expect(p.arrived + 8 * i, p.size * TILE_BYTES);
-  }
-  __syncwarp();
+  if (p.size == 1) return;
+  if (which == SLOTS && a.norm) barrier_expect(p.norm_ready, p.size * 8 * NT * 4);
+#pragma unroll 1
+  for (int i = which; i < p.owned; i += SLOTS + 1) barrier_expect(p.arrived + 8 * i, p.size * TILE_BYTES);
 }
 
 __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
@@ -519,7 +527,8 @@ __device__ __forceinline__ void norm_factors(const Gemm& a, const Plan& p, int l
     }
 }
 
-__device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, int lane) {
+// `x`: of the first chunk; `scale`: its norm's weights, where they are loaded ahead.
+__device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, int lane, const Place& x, uint4 (&scale)[4]) {
   Consumer w;
 #pragma unroll
   for (int n = 0; n < NT; n++) w.squares[n] = 0.f;
@@ -529,15 +538,14 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
   const u32 end = p.full + 8 * a.stages;
   u32 bar = p.full, phase = 0;
   u32 taken = ~0u;  // bit i: parity of partial_empty[i] to wait for
-  uint4 raw[NT][4], scale[4];
-  if (NT == 1) fetch_norm(a, p.rank * WARPS + warp, lane, scale);  // of more rows, registers are short
+  uint4 raw[NT][4];
   wait_for_previous();
-  if (AHEAD) fetch_rows(a, p.rank * WARPS + warp, lane, raw);
+  fetch_rows(a, x, lane, raw);
 #pragma unroll 1
   for (int c = 0; c < p.chunks; c++) {
     const int group = (p.rank + c * p.size) * WARPS + warp;
     if (group >= a.groups) codes -= warp * RECORD, ends -= warp * RECORD;  // x is zero there: any weights do
-    if (!AHEAD) fetch_rows(a, group, lane, raw);
+    if (!AHEAD && c > 0) fetch_rows(a, place_of(a, group, lane), lane, raw);
     if (c > 0 || NT > 1) fetch_norm(a, group, lane, scale);
     take_rows(a, raw, scale, lane, w);
     if (FIRST && c == 0) {
@@ -545,7 +553,7 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
       __syncwarp();
       if (lane == 0) barrier_arrive(p.taken);
     }
-    if (AHEAD && c + 1 < p.chunks) fetch_rows(a, group + p.size * WARPS, lane, raw);
+    if (AHEAD && c + 1 < p.chunks) fetch_rows(a, place_of(a, group + p.size * WARPS, lane), lane, raw);
     if (c == 0 && warp == 0) release_next();
     const bool has_squares = c == p.chunks - 1 && a.norm;
     if (has_squares && p.size == 1) share_squares(p, w, warp, lane);  // reducers wait for them
@@ -701,7 +709,15 @@ __device__ __forceinline__ void gemm_main(const Gemm& a, Epilogue& epilogue) {
   extern __shared__ __align__(128) u8 memory[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const Plan p = make_plan(a, memory);
-  if (warp == WARPS) start_barriers(a, p, lane);
+  Place x;
+  uint4 scale[4];
+  if (warp < WARPS) {
+    x = place_of(a, p.rank * WARPS + warp, lane);
+    asm volatile("" : "+l"(x.from), "+r"(x.left));  // not behind the wait for the kernel in front
+    // Asked for before the ring, whose copies would be in its way. Of more rows, registers are short.
+    if (NT == 1) fetch_norm(a, p.rank * WARPS + warp, lane, scale);
+  }
+  if (warp >= WARPS && lane == 0) start_barriers(a, p, warp - WARPS);
   __syncthreads();
   if (p.size > 1) cluster_arrive();
   if (warp == WARPS) {
@@ -710,7 +726,7 @@ __device__ __forceinline__ void gemm_main(const Gemm& a, Epilogue& epilogue) {
     if (p.size > 1) cluster_wait();
   } else {
     if (p.size > 1) cluster_wait();  // before anything is sent to a block, it must have started
-    if (warp < WARPS) consume(a, p, warp, lane);
+    if (warp < WARPS) consume(a, p, warp, lane, x, scale);
     else reduce(a, p, epilogue, warp - WARPS - 1, lane);
   }
   if (p.size == 1 && !Epilogue::kDefer) return;
