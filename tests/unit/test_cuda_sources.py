@@ -33,10 +33,13 @@ SOURCES = [
     ),
     (
         "gemm.cu",
-        {"NT": 1, "WARPS": 16, "TILES": 2, "BLOCKS": 1, "ACTIVATION": 1, "FIRST": 2},
+        {"NT": 1, "WARPS": 16, "TILES": 2, "ACTIVATION": 1, "FIRST": 2, "CLUSTER": 2, "CHUNKS": 2},
     ),
     ("gemm.cu", {"NT": 2, "WARPS": 8, "TILES": 2, "BLOCKS": 1, "ACTIVATION": 0}),
-    ("gemm.cu", {"NT": 1, "WARPS": 16, "TILES": 2, "BLOCKS": 1, "ACTIVATION": 2}),
+    (
+        "gemm.cu",
+        {"NT": 1, "WARPS": 8, "TILES": 2, "ACTIVATION": 2, "CLUSTER": 2, "CHUNKS": 2},
+    ),
     (
         "gemm_all_reduce.cu",
         {"NT": 1, "WARPS": 16, "TILES": 2, "BLOCKS": 1, "WORLD": 4},

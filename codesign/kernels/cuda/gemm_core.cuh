@@ -46,6 +46,7 @@ typedef unsigned long long u64;
 #ifndef AHEAD
 #define AHEAD (NT == 1 && TILES <= 2 && BLOCKS == 1 && CHUNKS != 1)
 #endif
+#define EARLY (AHEAD || CHUNKS == 1)  // where the first x lies is known before the wait
 
 __device__ __forceinline__ u32 shared_address(const void* p) {
   return (u32)__cvta_generic_to_shared(p);
@@ -417,7 +418,7 @@ struct Plan {
   int owned;                               // tiles that this block finishes: rank, rank + size, ...
   float4 *partial, *part;                  // (SLOTS, TILES, NT, WARPS, 32); (part_tiles, NT, 32)
   float *squares, *total;                  // (WARPS, 8 NT); (size, 8 NT) of the cluster's blocks
-  u32 ring, full, empty, partial_full, partial_empty, norm_ready, taken, arrived;
+  u32 ring, full, empty, partial_full, partial_empty, norm_ready, taken, squared, arrived;
 };
 
 // Of a cluster, `part` of a block begins with what it receives: (owned, size, NT, 32).
@@ -434,6 +435,7 @@ __device__ __forceinline__ Plan make_plan(const Gemm& a, u8* memory) {
   // Barriers first, where their places are known when this is compiled.
   p.full = shared_address(memory), p.empty = p.full + TO_EMPTY, p.partial_full = p.empty + TO_EMPTY;
   p.partial_empty = p.partial_full + 8 * SLOTS, p.norm_ready = p.partial_empty + 8 * SLOTS, p.taken = p.norm_ready + 8;
+  p.squared = p.taken + 8;
   p.ring = p.full + BARRIERS;
   p.partial = (float4*)(memory + BARRIERS + a.stages * STAGE);
   p.part = p.partial + SLOTS * TILES * WARPS * NT * 32;
@@ -456,7 +458,7 @@ __device__ __forceinline__ void start_barriers(const Gemm& a, const Plan& p, int
 #pragma unroll 1
   for (int i = which; i < a.stages; i += SLOTS + 1) barrier_init(p.full + 8 * i, 1), barrier_init(p.empty + 8 * i, WARPS);
   if (which < SLOTS) barrier_init(p.partial_full + 8 * which, WARPS), barrier_init(p.partial_empty + 8 * which, 1);
-  if (which == SLOTS) barrier_init(p.norm_ready, 1), barrier_init(p.taken, WARPS);
+  if (which == SLOTS) barrier_init(p.norm_ready, 1), barrier_init(p.taken, WARPS), barrier_init(p.squared, WARPS);
   if (p.size > 1)
 #pragma unroll 1
     for (int i = which; i < p.owned; i += SLOTS + 1) barrier_init(p.arrived + 8 * i, 1);
@@ -489,8 +491,8 @@ __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
   }
 }
 
-// Sum of squares of every row over this block's columns, to every block's `total`.
-__device__ __forceinline__ void share_squares(const Plan& p, const Consumer& w, int warp, int lane) {
+// Sums of squares of every row over this warp's columns, for the reducer that adds them up.
+__device__ __forceinline__ void give_squares(const Plan& p, const Consumer& w, int warp, int lane) {
 #pragma unroll
   for (int n = 0; n < NT; n++) {
     float s = w.squares[n];
@@ -498,8 +500,13 @@ __device__ __forceinline__ void share_squares(const Plan& p, const Consumer& w, 
     s += __shfl_xor_sync(~0u, s, 2);
     if ((lane & 3) == 0) p.squares[warp * 8 * NT + 8 * n + (lane >> 2)] = s;
   }
-  asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory");
-  if (warp > 0) return;
+  __syncwarp();
+  if (lane == 0) barrier_arrive(p.squared);
+}
+
+// The block's sums of squares to every block's `total`, by a reducer while others' sums are on their way.
+__device__ __forceinline__ void share_squares(const Plan& p, int lane) {
+  barrier_wait(p.squared, 0);
   if (lane < 8 * NT) {
     float s = 0;
 #pragma unroll
@@ -540,12 +547,12 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
   u32 taken = ~0u;  // bit i: parity of partial_empty[i] to wait for
   uint4 raw[NT][4];
   wait_for_previous();
-  fetch_rows(a, x, lane, raw);
+  if (EARLY) fetch_rows(a, x, lane, raw);
 #pragma unroll 1
   for (int c = 0; c < p.chunks; c++) {
     const int group = (p.rank + c * p.size) * WARPS + warp;
     if (group >= a.groups) codes -= warp * RECORD, ends -= warp * RECORD;  // x is zero there: any weights do
-    if (!AHEAD && c > 0) fetch_rows(a, place_of(a, group, lane), lane, raw);
+    if (!EARLY) fetch_rows(a, place_of(a, group, lane), lane, raw);
     if (c > 0 || NT > 1) fetch_norm(a, group, lane, scale);
     take_rows(a, raw, scale, lane, w);
     if (FIRST && c == 0) {
@@ -556,7 +563,6 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
     if (AHEAD && c + 1 < p.chunks) fetch_rows(a, place_of(a, group + p.size * WARPS, lane), lane, raw);
     if (c == 0 && warp == 0) release_next();
     const bool has_squares = c == p.chunks - 1 && a.norm;
-    if (has_squares && p.size == 1) share_squares(p, w, warp, lane);  // reducers wait for them
     int place = 0;
     for (int s = 0; s < p.steps; s++) {
       dawdle();
@@ -581,8 +587,8 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
       codes += STAGE, ends += STAGE, bar += 8;
       if (bar == end) codes -= a.stages * STAGE, ends -= a.stages * STAGE, bar = p.full, phase ^= 1;
       if (++place == SLOTS) place = 0;
+      if (has_squares && s == 0) give_squares(p, w, warp, lane);  // neither before the first product nor behind the last
     }
-    if (has_squares && p.size > 1) share_squares(p, w, warp, lane);  // as no product does
   }
 }
 
@@ -608,6 +614,7 @@ __device__ __forceinline__ void reduce(const Gemm& a, const Plan& p, Epilogue& e
 #pragma unroll 1
   for (int c = 0; c < p.chunks; c++) {
     const bool last = c == p.chunks - 1;
+    if (last && a.norm && place == SLOTS - 1) share_squares(p, lane);
     for (int s = place; s < p.steps; s += SLOTS, phase ^= 1) {
       float sums[TILES][NT][4];
       typename Epilogue::Ready ready[TILES];
@@ -712,8 +719,8 @@ __device__ __forceinline__ void gemm_main(const Gemm& a, Epilogue& epilogue) {
   Place x;
   uint4 scale[4];
   if (warp < WARPS) {
-    x = place_of(a, p.rank * WARPS + warp, lane);
-    asm volatile("" : "+l"(x.from), "+r"(x.left));  // not behind the wait for the kernel in front
+    if (EARLY) x = place_of(a, p.rank * WARPS + warp, lane);
+    if (EARLY) asm volatile("" : "+l"(x.from), "+r"(x.left));  // not behind the wait for the kernel in front
     // Asked for before the ring, whose copies would be in its way. Of more rows, registers are short.
     if (NT == 1) fetch_norm(a, p.rank * WARPS + warp, lane, scale);
   }
