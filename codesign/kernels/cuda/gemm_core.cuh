@@ -535,7 +535,8 @@ __device__ __forceinline__ void norm_factors(const Gemm& a, const Plan& p, int l
 }
 
 // `x`: of the first chunk; `scale`: its norm's weights, where they are loaded ahead.
-__device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, int lane, const Place& x, uint4 (&scale)[4]) {
+template <class Epilogue>
+__device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& epilogue, int warp, int lane, const Place& x, uint4 (&scale)[4]) {
   Consumer w;
 #pragma unroll
   for (int n = 0; n < NT; n++) w.squares[n] = 0.f;
@@ -548,6 +549,7 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
   uint4 raw[NT][4];
   wait_for_previous();
   if (EARLY) fetch_rows(a, x, lane, raw);
+  if constexpr (Epilogue::kDefer) epilogue.begin();
 #pragma unroll 1
   for (int c = 0; c < p.chunks; c++) {
     const int group = (p.rank + c * p.size) * WARPS + warp;
@@ -709,8 +711,9 @@ __device__ __forceinline__ void finish_together(const Gemm& a, const Plan& p, Ep
 }
 
 // Epilogue: a struct with Ready, what it loads before a tile's sums are there: fetch(row, lane, ready);
-// finish(tile, ready) for each finished tile; kDefer: keep all tiles of the block, then send(tile) for
-// all, then finish for all, same warp and lane (send's tile is without the norm's factor).
+// finish(tile, ready) for each finished tile; kDefer: begin() behind the wait for the kernel in front,
+// keep all tiles of the block, then send(tile) for all, then finish for all, same warp and lane (send's
+// tile is without the norm's factor).
 template <class Epilogue>
 __device__ __forceinline__ void gemm_main(const Gemm& a, Epilogue& epilogue) {
   extern __shared__ __align__(128) u8 memory[];
@@ -733,7 +736,7 @@ __device__ __forceinline__ void gemm_main(const Gemm& a, Epilogue& epilogue) {
     if (p.size > 1) cluster_wait();
   } else {
     if (p.size > 1) cluster_wait();  // before anything is sent to a block, it must have started
-    if (warp < WARPS) consume(a, p, warp, lane, x, scale);
+    if (warp < WARPS) consume(a, p, epilogue, warp, lane, x, scale);
     else reduce(a, p, epilogue, warp - WARPS - 1, lane);
   }
   if (p.size == 1 && !Epilogue::kDefer) return;
