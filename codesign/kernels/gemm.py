@@ -236,6 +236,7 @@ def _kernel(count: int, tiling: Tiling, activation: int, chunks: int) -> CudaKer
         "BLOCKS": tiling.blocks,
         "CLUSTER": tiling.cluster,
         "CHUNKS": chunks,
+        "PACED": tiling.paced,
         "ACTIVATION": activation,
         "FIRST": tiling.first,
         "DELAYS": int(tiling.delays),

@@ -104,6 +104,7 @@ def _kernel(count: int, tiling: Tiling, world: int, chunks: int) -> CudaKernel:
         "BLOCKS": tiling.blocks,
         "CLUSTER": tiling.cluster,
         "CHUNKS": chunks,
+        "PACED": tiling.paced,
         "WORLD": world,
     }
     return load_kernel("gemm_all_reduce.cu", "gemm_all_reduce", defines)

@@ -29,6 +29,8 @@ class Tiling:
             next launch start early and fill their rings. 0 for all.
         first: Stages of the ring that are filled before the rows are there, in whose way the others
             would be; 0 for all.
+        paced: Stages that are on their way at a time while the ring is filled first, so that rows
+            wait behind few; 0 for all.
         delays: Let every role of the kernel dawdle at random, for tests.
     """
 
@@ -38,6 +40,7 @@ class Tiling:
     blocks: int = 1
     launched: int = 0
     first: int = 0
+    paced: int = 0
     delays: bool = False
 
     def slots(self, num_row_tiles: int) -> int:

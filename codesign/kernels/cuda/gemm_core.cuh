@@ -15,8 +15,8 @@
 //
 // Macros: NT 1, 2 or 4 (8, 16 or 32 rows); WARPS consumers; TILES a consumer multiplies
 // at a time (1, 2, 4); BLOCKS an SM must hold; FIRST stages of the ring are filled before x is there (0:
-// all); CLUSTER blocks of a cluster and CHUNKS of every block (0: known when it runs); DELAYS 1: every
-// role dawdles at random, for tests.
+// all); PACED stages are on their way at a time while it is filled first (0: all); CLUSTER blocks of a
+// cluster and CHUNKS of every block (0: known when it runs); DELAYS 1: every role dawdles, for tests.
 // packing.py has the layout of a record. No CUDA header.
 
 typedef unsigned char u8;
@@ -29,6 +29,9 @@ typedef unsigned long long u64;
 #endif
 #ifndef FIRST
 #define FIRST 0
+#endif
+#ifndef PACED
+#define PACED 0
 #endif
 #ifndef CLUSTER
 #define CLUSTER 0
@@ -481,6 +484,7 @@ __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
       dawdle();
       if (free-- == 0) wait_for_previous();
       if (FIRST && c == 0 && s == FIRST) wait_for_previous(), barrier_wait(p.taken, 0);
+      if (PACED && free >= 0 && slot >= PACED) barrier_wait(p.full + 8 * (slot - PACED), 0);  // of our own copies
       barrier_wait(p.empty + 8 * slot, phase);
       const int tiles = min(TILES, p.num_tiles - s * TILES);
       barrier_expect(p.full + 8 * slot, tiles * count * RECORD);
