@@ -185,7 +185,7 @@ def _plan(
 ) -> Plan:
     tiling, plan = chosen_layout(tiles, groups, count, tiling, sms)
     assert plan.stages >= 2, f"{tiling} leaves no room for a ring"
-    kernel = _kernel(count, tiling, activation)
+    kernel = _kernel(count, tiling, activation, plan.chunks)
     return Plan.of(kernel, tiling, plan, tiles=tiles, count=count)
 
 
@@ -228,12 +228,15 @@ def num_sms(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _kernel(count: int, tiling: Tiling, activation: int) -> CudaKernel:
+def _kernel(count: int, tiling: Tiling, activation: int, chunks: int) -> CudaKernel:
     defines = {
         "NT": count,
         "WARPS": tiling.warps,
         "TILES": tiling.tiles,
         "BLOCKS": tiling.blocks,
+        "CLUSTER": tiling.cluster,
+        "CHUNKS": chunks,
+        "PACED": tiling.paced,
         "ACTIVATION": activation,
         "FIRST": tiling.first,
         "DELAYS": int(tiling.delays),

@@ -92,15 +92,19 @@ def _plan(
     tiling, plan = chosen_layout(tiles, groups, count, tiling, sms, keep=True)
     if plan.stages < 2:
         return None
-    return Plan.of(_kernel(count, tiling, world), tiling, plan, tiles=tiles, count=count)
+    kernel = _kernel(count, tiling, world, plan.chunks)
+    return Plan.of(kernel, tiling, plan, tiles=tiles, count=count)
 
 
-def _kernel(count: int, tiling: Tiling, world: int) -> CudaKernel:
+def _kernel(count: int, tiling: Tiling, world: int, chunks: int) -> CudaKernel:
     defines = {
         "NT": count,
         "WARPS": tiling.warps,
         "TILES": tiling.tiles,
         "BLOCKS": tiling.blocks,
+        "CLUSTER": tiling.cluster,
+        "CHUNKS": chunks,
+        "PACED": tiling.paced,
         "WORLD": world,
     }
     return load_kernel("gemm_all_reduce.cu", "gemm_all_reduce", defines)

@@ -29,6 +29,8 @@ class Tiling:
             next launch start early and fill their rings. 0 for all.
         first: Stages of the ring that are filled before the rows are there, in whose way the others
             would be; 0 for all.
+        paced: Stages that are on their way at a time while the ring is filled first, so that rows
+            wait behind few; 0 for all.
         delays: Let every role of the kernel dawdle at random, for tests.
     """
 
@@ -38,6 +40,7 @@ class Tiling:
     blocks: int = 1
     launched: int = 0
     first: int = 0
+    paced: int = 0
     delays: bool = False
 
     def slots(self, num_row_tiles: int) -> int:
@@ -60,6 +63,7 @@ class Layout:
     """Shared memory of one launch, in bytes and tiles."""
 
     clusters: int
+    chunks: int  # of every block; 0 if some have one less
     steps: int  # of a block, over its chunks
     stages: int
     part_tiles: int
@@ -103,7 +107,9 @@ def layout(
     stage = tiling.tiles * tiling.warps * RECORD_BYTES
     used = -(-most // tiling.tiles) * -(-chunks // tiling.cluster)
     stages = min(_MOST_STAGES, room // stage, max(used, 2))
-    return Layout(clusters, used, stages, part_tiles, fixed + stages * stage)
+    each, unequal = divmod(chunks, tiling.cluster)
+    each = 0 if unequal else each
+    return Layout(clusters, each, used, stages, part_tiles, fixed + stages * stage)
 
 
 # Fastest on an H200 within whole forwards of 8 rows (over two GPUs and the 70B on one: by itself),

@@ -27,11 +27,11 @@ REPEATS = 200
 SHAPES = [(2048, 8192), (8192, 2560), (7168, 1024), (1024, 1000), (640, 48), (128, 16)]
 TILINGS = [
     Tiling(16, 1),
-    Tiling(16, 2, 4),
+    Tiling(16, 2, 4, paced=1),
     Tiling(16, 4, 2),
     Tiling(14, 2, 2, first=1),
     Tiling(5, 2),
-    Tiling(8, 1, 1, 2),
+    Tiling(8, 1, 1, 2, paced=2),
     Tiling(8, 2, 4, 2, 1),
     Tiling(7, 2, 2, 2),
     Tiling(14, 4, 2),

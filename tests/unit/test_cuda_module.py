@@ -105,7 +105,7 @@ def test_kernels_that_cache_theirs_without_a_device_run_on_each(gpu, monkeypatch
 
     driver = drive(monkeypatch)
     tiling = Tiling(4, 1)
-    made = (gemm._kernel(1, tiling, 0), gemm_all_reduce._kernel(1, tiling, 2))
+    made = (gemm._kernel(1, tiling, 0, 1), gemm_all_reduce._kernel(1, tiling, 2, 1))
     for device in (0, 1):
         gpu.device = device
         for kernel in made:

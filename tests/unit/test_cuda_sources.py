@@ -33,10 +33,13 @@ SOURCES = [
     ),
     (
         "gemm.cu",
-        {"NT": 1, "WARPS": 16, "TILES": 2, "BLOCKS": 1, "ACTIVATION": 1, "FIRST": 2},
+        {"NT": 1, "WARPS": 16, "TILES": 2, "ACTIVATION": 1, "FIRST": 2, "CLUSTER": 2, "CHUNKS": 2},
     ),
     ("gemm.cu", {"NT": 2, "WARPS": 8, "TILES": 2, "BLOCKS": 1, "ACTIVATION": 0}),
-    ("gemm.cu", {"NT": 1, "WARPS": 16, "TILES": 2, "BLOCKS": 1, "ACTIVATION": 2}),
+    (
+        "gemm.cu",
+        {"NT": 1, "WARPS": 8, "TILES": 2, "ACTIVATION": 2, "CLUSTER": 2, "CHUNKS": 2},
+    ),
     (
         "gemm_all_reduce.cu",
         {"NT": 1, "WARPS": 16, "TILES": 2, "BLOCKS": 1, "WORLD": 4},
@@ -44,6 +47,15 @@ SOURCES = [
     (
         "fused_attention.cu",
         {"E": 128, "MT": 2, "C": 8, "TAIL": 160, "STAGES": 3, "GROUP": 8, "PAGE": 64},
+    ),
+    # The 70B's on four GPUs: qkv, which spills where cluster and chunks are unknown; down.
+    (
+        "gemm.cu",
+        {"NT": 1, "WARPS": 16, "TILES": 2, "ACTIVATION": 0, "FIRST": 2, "CLUSTER": 4, "CHUNKS": 1},
+    ),
+    (
+        "gemm_all_reduce.cu",
+        {"NT": 1, "WARPS": 14, "TILES": 2, "WORLD": 4, "CLUSTER": 4, "CHUNKS": 1},
     ),
 ]
 

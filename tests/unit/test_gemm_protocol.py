@@ -31,6 +31,8 @@ class Model:
         slots: Of partial sums.
         reducers: Warps that take turns at the slots; as many as slots is one each.
         frees_early: A consumer frees a stage behind its load and not behind a use of it.
+        norm: Behind the first step of the last chunk consumers give their squares; the last reducer
+            adds them up before its part of that chunk, and the others need them behind theirs.
     """
 
     steps: tuple[int, ...]
@@ -39,6 +41,12 @@ class Model:
     slots: int = 2
     reducers: int = 2
     frees_early: bool = False
+    norm: bool = False
+
+    @property
+    def last_chunk(self) -> int:
+        """The first step of the last chunk."""
+        return sum(self.steps[:-1])
 
     @property
     def uses(self) -> list[int]:
@@ -59,6 +67,8 @@ class Model:
             partial_full=(0,) * self.slots,
             partial_empty=(0,) * self.slots,
             reducer=(0,) * self.reducers,
+            squared=0,
+            shared=not self.norm,
         )
 
     def moves(self, state: State) -> Iterator[State]:
@@ -109,7 +119,8 @@ class Model:
             handed = put(state.partial_full, slot, state.partial_full[slot] + 1)
             empty = state.empty if self.frees_early else freed
             place = put(state.consumer, warp, (step + 1, 0))
-            yield replace(after, partial_full=handed, empty=empty, consumer=place)
+            squared = state.squared + (self.norm and step == self.last_chunk)
+            yield replace(after, partial_full=handed, empty=empty, consumer=place, squared=squared)
 
     def reducer_moves(self, state: State, warp: int) -> Iterator[State]:
         """Add a slot's sums."""
@@ -118,16 +129,22 @@ class Model:
             for step, slot in enumerate(self.uses)
             if (slot if self.reducers == self.slots else step) % self.reducers == warp
         ]
-        if state.reducer[warp] == len(mine):
+        done = state.reducer[warp]
+        ahead = sum(step < self.last_chunk for step in mine)  # steps of the chunks before
+        if not state.shared and warp == self.reducers - 1 and done == ahead:
+            if passes(state.squared, self.consumers, 0):
+                yield replace(state, shared=True)
             return
-        step = mine[state.reducer[warp]]
+        if done == len(mine) or (not state.shared and done > ahead):
+            return
+        step = mine[done]
         slot = self.uses[step]
         if passes(state.partial_full[slot], self.consumers, self.uses[:step].count(slot) % 2):
             if any(value != step for value in state.partial[slot]):
                 raise ProtocolError(f"step {step} was added from {state.partial[slot]}")
             yield replace(
                 state,
-                reducer=put(state.reducer, warp, state.reducer[warp] + 1),
+                reducer=put(state.reducer, warp, done + 1),
                 partial_empty=put(state.partial_empty, slot, state.partial_empty[slot] + 1),
             )
 
@@ -141,7 +158,8 @@ class Model:
         while waiting:
             state = waiting.pop()
             following = set(self.moves(state))
-            if not following and sum(state.reducer) != len(self.uses):
+            ended = sum(state.reducer) == len(self.uses) and state.shared
+            if not following and not ended:
                 raise ProtocolError("all wait for each other")
             fresh = following - seen
             seen |= fresh
@@ -164,6 +182,8 @@ class State:
     partial_full: tuple[int, ...]
     partial_empty: tuple[int, ...]
     reducer: tuple[int, ...]
+    squared: int  # consumers that have given their squares
+    shared: bool  # or there are none
 
 
 def passes(arrivals: int, count: int, parity: int) -> bool:
@@ -184,6 +204,9 @@ def put(values: tuple, index: int, value: object) -> tuple:
         Model((4, 2), stages=3),
         Model((5,), consumers=1, slots=3, reducers=3),
         Model((1, 1, 1)),
+        Model((3, 2), norm=True),
+        Model((1,), norm=True),
+        Model((4,), consumers=1, slots=3, reducers=3, norm=True),
     ],
     ids=str,
 )

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codesign.kernels.gemm import _most_rows
-from codesign.kernels.tiling import _MEASURED, SHARED_BYTES, choose, layout, row_tiles
+from codesign.kernels.tiling import _MEASURED, SHARED_BYTES, Tiling, choose, layout, row_tiles
 
 
 @given(
@@ -27,6 +27,7 @@ def test_eight_rows_of_every_shape_get_a_ring_of_two_stages_that_fits(tiles, gro
             num_sms=132,
         )
         assert plan.shared_bytes <= SHARED_BYTES
+        assert plan.chunks == chunks // tiling.cluster
         assert plan.clusters * tiling.cluster <= 132 * tiling.blocks
         assert tiling.threads(count) * tiling.blocks <= 768, "more leave too few registers a thread"
         assert plan.part_tiles * plan.clusters >= tiles * kept
@@ -52,6 +53,12 @@ def test_the_cut_along_the_columns_does_not_depend_on_the_rows(shape, rows):
         num_sms=132,
     )
     assert plan.stages >= 2
+
+
+def test_chunks_are_unknown_where_blocks_of_a_cluster_have_unequal_many():
+    for cluster, chunks in ((1, 3), (2, 0), (4, 0)):
+        plan = layout(Tiling(4, 1, cluster), tiles=8, groups=12, num_row_tiles=1, num_sms=132)
+        assert plan.chunks == chunks
 
 
 def test_sixteen_rows_of_the_largest_maps_run_in_one_launch():

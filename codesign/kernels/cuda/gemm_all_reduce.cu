@@ -14,6 +14,7 @@ struct Args {
 
 struct AllReduce {
   const Args& e;
+  u32 half;  // read long before it is needed
   struct Ready {
     Pairs residual;
   };
@@ -32,8 +33,8 @@ struct AllReduce {
     }
     return sendable(p);
   }
+  __device__ __forceinline__ void begin() { half = exchange_half(e.exchange); }
   __device__ __forceinline__ void send(const Tile& tile) const {
-    const u32 half = exchange_half(e.exchange);
 #pragma unroll
     for (int k = 0; k < PACKETS; k++) send_packet(e.exchange, half, slot(tile, k), own(tile, k));
   }
@@ -41,7 +42,6 @@ struct AllReduce {
     load_pairs(ready.residual, e.residual, e.rows, e.features, row, lane);
   }
   __device__ __forceinline__ void finish(const Tile& tile, const Ready& ready) const {
-    const u32 half = exchange_half(e.exchange);
 #pragma unroll
     for (int k = 0; k < PACKETS; k++) {
       float sum[2 * WORDS];
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 gemm_all_reduce(const u8* weight, const u16* x, const __grid_constant__ Args e, int columns, int groups, int stages,
                 int part_tiles, int share, int rest) {
   const Gemm a = {weight, x, nullptr, e.rows, columns, groups, stages, part_tiles, (u32)share, (u32)rest, 0.f};
-  AllReduce epilogue = {e};
+  AllReduce epilogue = {e, 0};
   gemm_main(a, epilogue);
   __syncthreads();  // all have read the counter
   if (threadIdx.x == 0) count_call(e.exchange);

@@ -15,7 +15,8 @@
 //
 // Macros: NT 1, 2 or 4 (8, 16 or 32 rows); WARPS consumers; TILES a consumer multiplies
 // at a time (1, 2, 4); BLOCKS an SM must hold; FIRST stages of the ring are filled before x is there (0:
-// all); DELAYS 1: every role dawdles at random, for tests.
+// all); PACED stages are on their way at a time while it is filled first (0: all); CLUSTER blocks of a
+// cluster and CHUNKS of every block (0: known when it runs); DELAYS 1: every role dawdles, for tests.
 // packing.py has the layout of a record. No CUDA header.
 
 typedef unsigned char u8;
@@ -29,6 +30,15 @@ typedef unsigned long long u64;
 #ifndef FIRST
 #define FIRST 0
 #endif
+#ifndef PACED
+#define PACED 0
+#endif
+#ifndef CLUSTER
+#define CLUSTER 0
+#endif
+#ifndef CHUNKS
+#define CHUNKS 0
+#endif
 #define GROUP 128
 #define RECORD 1088
 // Steps whose partial sums are in flight, each with a reducer warp of its own: a barrier whose phases
@@ -37,8 +47,9 @@ typedef unsigned long long u64;
 #define THREADS (32 * (WARPS + 1 + SLOTS))
 // Registers are left to load the next chunk's x while this one's is multiplied.
 #ifndef AHEAD
-#define AHEAD (NT == 1 && TILES <= 2 && BLOCKS == 1)
+#define AHEAD (NT == 1 && TILES <= 2 && BLOCKS == 1 && CHUNKS != 1)
 #endif
+#define EARLY (AHEAD || CHUNKS == 1)  // where the first x lies is known before the wait
 
 __device__ __forceinline__ u32 shared_address(const void* p) {
   return (u32)__cvta_generic_to_shared(p);
@@ -251,27 +262,34 @@ struct Consumer {
   float squares[NT];  // of row lane / 4, this lane's columns
 };
 
-// This lane's part of the x of a group, as in memory.
-__device__ __forceinline__ void fetch_rows(const Gemm& a, int group, int lane, uint4 (&raw)[NT][4]) {
-  const int row = lane >> 2, t = lane & 3;
+// Where this lane's part of the x of a group begins, and how many columns there are from there on.
+struct Place {
+  const u16* from;
+  int left;
+};
+__device__ __forceinline__ Place place_of(const Gemm& a, int group, int lane) {
+  const int k = group * GROUP + (lane & 3) * 8;
+  return {a.x + (size_t)(lane >> 2) * a.columns + k, a.columns - k};
+}
+// That part, as in memory.
+__device__ __forceinline__ void fetch_rows(const Gemm& a, const Place& x, int lane, uint4 (&raw)[NT][4]) {
 #pragma unroll
   for (int n = 0; n < NT; n++)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const int k = group * GROUP + i * 32 + t * 8;
       raw[n][i] = make_uint4(0, 0, 0, 0);
-      if (8 * n + row < a.rows && k < a.columns) raw[n][i] = load_fresh4(a.x + (size_t)(8 * n + row) * a.columns + k);
+      if (8 * n + (lane >> 2) < a.rows && i * 32 < x.left) raw[n][i] = load_fresh4(x.from + 8 * n * (size_t)a.columns + i * 32);
     }
 }
 
 // This lane's part of the norm's weight, which no kernel writes. Not by __ldg: such loads are moved behind the wait for
 // the kernel in front, even volatile ones.
 __device__ __forceinline__ void fetch_norm(const Gemm& a, int group, int lane, uint4 (&scale)[4]) {
+  const int k = group * GROUP + (lane & 3) * 8, left = a.norm ? a.columns - k : 0;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    const int k = group * GROUP + i * 32 + (lane & 3) * 8;
     scale[i] = make_uint4(0, 0, 0, 0);
-    if (a.norm && k < a.columns) scale[i] = load_fresh4(a.norm + k);
+    if (i * 32 < left) scale[i] = load_fresh4(a.norm + k + i * 32);
   }
 }
 
@@ -403,23 +421,24 @@ struct Plan {
   int owned;                               // tiles that this block finishes: rank, rank + size, ...
   float4 *partial, *part;                  // (SLOTS, TILES, NT, WARPS, 32); (part_tiles, NT, 32)
   float *squares, *total;                  // (WARPS, 8 NT); (size, 8 NT) of the cluster's blocks
-  u32 ring, full, empty, partial_full, partial_empty, norm_ready, taken, arrived;
+  u32 ring, full, empty, partial_full, partial_empty, norm_ready, taken, squared, arrived;
 };
 
 // Of a cluster, `part` of a block begins with what it receives: (owned, size, NT, 32).
 __device__ __forceinline__ Plan make_plan(const Gemm& a, u8* memory) {
   Plan p;
   // Every kernel waits for this: shifts, and one division of the host's.
-  p.size = cluster_size(), p.rank = cluster_rank(), p.shift = p.size >> 1;
+  p.size = CLUSTER ? CLUSTER : cluster_size(), p.rank = CLUSTER == 1 ? 0 : cluster_rank(), p.shift = p.size >> 1;
   const u32 cluster = blockIdx.x >> p.shift;
   p.first_tile = cluster * a.share + min(cluster, a.rest);
   p.num_tiles = a.share + (cluster < a.rest);
   p.steps = (p.num_tiles + TILES - 1) / TILES;
-  p.chunks = ((a.groups + WARPS - 1) / WARPS - p.rank + p.size - 1) >> p.shift;
+  p.chunks = CHUNKS ? CHUNKS : ((a.groups + WARPS - 1) / WARPS - p.rank + p.size - 1) >> p.shift;
   p.owned = (p.num_tiles - p.rank + p.size - 1) >> p.shift;
   // Barriers first, where their places are known when this is compiled.
   p.full = shared_address(memory), p.empty = p.full + TO_EMPTY, p.partial_full = p.empty + TO_EMPTY;
   p.partial_empty = p.partial_full + 8 * SLOTS, p.norm_ready = p.partial_empty + 8 * SLOTS, p.taken = p.norm_ready + 8;
+  p.squared = p.taken + 8;
   p.ring = p.full + BARRIERS;
   p.partial = (float4*)(memory + BARRIERS + a.stages * STAGE);
   p.part = p.partial + SLOTS * TILES * WARPS * NT * 32;
@@ -437,25 +456,27 @@ __device__ __forceinline__ float4* kept(const Plan& p, int index) {
   return p.part + ((p.size > 1 ? places << p.shift : 0) + index) * NT * 32;
 }
 
-// By the lanes of one warp.
-__device__ __forceinline__ void start_barriers(const Gemm& a, const Plan& p, int lane) {
-  if (lane < a.stages) barrier_init(p.full + 8 * lane, 1), barrier_init(p.empty + 8 * lane, WARPS);
-  if (lane < SLOTS) barrier_init(p.partial_full + 8 * lane, WARPS), barrier_init(p.partial_empty + 8 * lane, 1);
-  if (lane == 31) barrier_init(p.norm_ready, 1), barrier_init(p.taken, WARPS);
+// By one lane of each warp that consumes nothing: lanes of one warp would take turns, 50 cycles each.
+__device__ __forceinline__ void start_barriers(const Gemm& a, const Plan& p, int which) {
+#pragma unroll 1
+  for (int i = which; i < a.stages; i += SLOTS + 1) barrier_init(p.full + 8 * i, 1), barrier_init(p.empty + 8 * i, WARPS);
+  if (which < SLOTS) barrier_init(p.partial_full + 8 * which, WARPS), barrier_init(p.partial_empty + 8 * which, 1);
+  if (which == SLOTS) barrier_init(p.norm_ready, 1), barrier_init(p.taken, WARPS), barrier_init(p.squared, WARPS);
   if (p.size > 1)
-    for (int i = lane; i < p.owned; i += 32) barrier_init(p.arrived + 8 * i, 1);
+#pragma unroll 1
+    for (int i = which; i < p.owned; i += SLOTS + 1) barrier_init(p.arrived + 8 * i, 1);
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");  // all that others must find here behind the cluster's barrier
-  if (p.size > 1) {
-    if (lane == 31 && a.norm) barrier_expect(p.norm_ready, p.size * 8 * NT * 4);
-    for (int i = lane; i < p.owned; i += 32) barrier_expect(p.arrived + 8 * i, p.size * TILE_BYTES);
-  }
-  __syncwarp();
+  if (p.size == 1) return;
+  if (which == SLOTS && a.norm) barrier_expect(p.norm_ready, p.size * 8 * NT * 4);
+#pragma unroll 1
+  for (int i = which; i < p.owned; i += SLOTS + 1) barrier_expect(p.arrived + 8 * i, p.size * TILE_BYTES);
 }
 
 __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
   const u64 policy = evict_first();
   int slot = 0, phase = 1;  // a fresh barrier counts as having completed the phase before
   int free = a.stages;
+#pragma unroll 1
   for (int c = 0; c < p.chunks; c++) {
     const int group = (p.rank + c * p.size) * WARPS, count = min(WARPS, a.groups - group);
     const u8* from = a.weight + ((size_t)p.first_tile * a.groups + group) * RECORD;
@@ -463,6 +484,7 @@ __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
       dawdle();
       if (free-- == 0) wait_for_previous();
       if (FIRST && c == 0 && s == FIRST) wait_for_previous(), barrier_wait(p.taken, 0);
+      if (PACED && free >= 0 && slot >= PACED) barrier_wait(p.full + 8 * (slot - PACED), 0);  // of our own copies
       barrier_wait(p.empty + 8 * slot, phase);
       const int tiles = min(TILES, p.num_tiles - s * TILES);
       barrier_expect(p.full + 8 * slot, tiles * count * RECORD);
@@ -473,8 +495,8 @@ __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
   }
 }
 
-// Sum of squares of every row over this block's columns, to every block's `total`.
-__device__ __forceinline__ void share_squares(const Plan& p, const Consumer& w, int warp, int lane) {
+// Sums of squares of every row over this warp's columns, for the reducer that adds them up.
+__device__ __forceinline__ void give_squares(const Plan& p, const Consumer& w, int warp, int lane) {
 #pragma unroll
   for (int n = 0; n < NT; n++) {
     float s = w.squares[n];
@@ -482,8 +504,13 @@ __device__ __forceinline__ void share_squares(const Plan& p, const Consumer& w, 
     s += __shfl_xor_sync(~0u, s, 2);
     if ((lane & 3) == 0) p.squares[warp * 8 * NT + 8 * n + (lane >> 2)] = s;
   }
-  asm volatile("bar.sync 1, %0;" ::"n"(WARPS * 32) : "memory");
-  if (warp > 0) return;
+  __syncwarp();
+  if (lane == 0) barrier_arrive(p.squared);
+}
+
+// The block's sums of squares to every block's `total`, by a reducer while others' sums are on their way.
+__device__ __forceinline__ void share_squares(const Plan& p, int lane) {
+  barrier_wait(p.squared, 0);
   if (lane < 8 * NT) {
     float s = 0;
 #pragma unroll
@@ -511,7 +538,9 @@ __device__ __forceinline__ void norm_factors(const Gemm& a, const Plan& p, int l
     }
 }
 
-__device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, int lane) {
+// `x`: of the first chunk; `scale`: its norm's weights, where they are loaded ahead.
+template <class Epilogue>
+__device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& epilogue, int warp, int lane, const Place& x, uint4 (&scale)[4]) {
   Consumer w;
 #pragma unroll
   for (int n = 0; n < NT; n++) w.squares[n] = 0.f;
@@ -521,14 +550,15 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
   const u32 end = p.full + 8 * a.stages;
   u32 bar = p.full, phase = 0;
   u32 taken = ~0u;  // bit i: parity of partial_empty[i] to wait for
-  uint4 raw[NT][4], scale[4];
-  if (NT == 1) fetch_norm(a, p.rank * WARPS + warp, lane, scale);  // of more rows, registers are short
+  uint4 raw[NT][4];
   wait_for_previous();
-  if (AHEAD) fetch_rows(a, p.rank * WARPS + warp, lane, raw);
+  if (EARLY) fetch_rows(a, x, lane, raw);
+  if constexpr (Epilogue::kDefer) epilogue.begin();
+#pragma unroll 1
   for (int c = 0; c < p.chunks; c++) {
     const int group = (p.rank + c * p.size) * WARPS + warp;
     if (group >= a.groups) codes -= warp * RECORD, ends -= warp * RECORD;  // x is zero there: any weights do
-    if (!AHEAD) fetch_rows(a, group, lane, raw);
+    if (!EARLY) fetch_rows(a, place_of(a, group, lane), lane, raw);
     if (c > 0 || NT > 1) fetch_norm(a, group, lane, scale);
     take_rows(a, raw, scale, lane, w);
     if (FIRST && c == 0) {
@@ -536,10 +566,9 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
       __syncwarp();
       if (lane == 0) barrier_arrive(p.taken);
     }
-    if (AHEAD && c + 1 < p.chunks) fetch_rows(a, group + p.size * WARPS, lane, raw);
+    if (AHEAD && c + 1 < p.chunks) fetch_rows(a, place_of(a, group + p.size * WARPS, lane), lane, raw);
     if (c == 0 && warp == 0) release_next();
     const bool has_squares = c == p.chunks - 1 && a.norm;
-    if (has_squares && p.size == 1) share_squares(p, w, warp, lane);  // reducers wait for them
     int place = 0;
     for (int s = 0; s < p.steps; s++) {
       dawdle();
@@ -564,8 +593,8 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, int warp, 
       codes += STAGE, ends += STAGE, bar += 8;
       if (bar == end) codes -= a.stages * STAGE, ends -= a.stages * STAGE, bar = p.full, phase ^= 1;
       if (++place == SLOTS) place = 0;
+      if (has_squares && s == 0) give_squares(p, w, warp, lane);  // neither before the first product nor behind the last
     }
-    if (has_squares && p.size > 1) share_squares(p, w, warp, lane);  // as no product does
   }
 }
 
@@ -588,8 +617,10 @@ __device__ __forceinline__ void reduce(const Gemm& a, const Plan& p, Epilogue& e
   for (int n = 0; n < NT; n++) factor[n][0] = factor[n][1] = 1.f;
   wait_for_previous();  // the epilogue reads and writes what earlier kernels may use
   int phase = 0;
+#pragma unroll 1
   for (int c = 0; c < p.chunks; c++) {
     const bool last = c == p.chunks - 1;
+    if (last && a.norm && place == SLOTS - 1) share_squares(p, lane);
     for (int s = place; s < p.steps; s += SLOTS, phase ^= 1) {
       float sums[TILES][NT][4];
       typename Epilogue::Ready ready[TILES];
@@ -684,14 +715,23 @@ __device__ __forceinline__ void finish_together(const Gemm& a, const Plan& p, Ep
 }
 
 // Epilogue: a struct with Ready, what it loads before a tile's sums are there: fetch(row, lane, ready);
-// finish(tile, ready) for each finished tile; kDefer: keep all tiles of the block, then send(tile) for
-// all, then finish for all, same warp and lane (send's tile is without the norm's factor).
+// finish(tile, ready) for each finished tile; kDefer: begin() behind the wait for the kernel in front,
+// keep all tiles of the block, then send(tile) for all, then finish for all, same warp and lane (send's
+// tile is without the norm's factor).
 template <class Epilogue>
 __device__ __forceinline__ void gemm_main(const Gemm& a, Epilogue& epilogue) {
   extern __shared__ __align__(128) u8 memory[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const Plan p = make_plan(a, memory);
-  if (warp == WARPS) start_barriers(a, p, lane);
+  Place x;
+  uint4 scale[4];
+  if (warp < WARPS) {
+    if (EARLY) x = place_of(a, p.rank * WARPS + warp, lane);
+    if (EARLY) asm volatile("" : "+l"(x.from), "+r"(x.left));  // not behind the wait for the kernel in front
+    // Asked for before the ring, whose copies would be in its way. Of more rows, registers are short.
+    if (NT == 1) fetch_norm(a, p.rank * WARPS + warp, lane, scale);
+  }
+  if (warp >= WARPS && lane == 0) start_barriers(a, p, warp - WARPS);
   __syncthreads();
   if (p.size > 1) cluster_arrive();
   if (warp == WARPS) {
@@ -700,7 +740,7 @@ __device__ __forceinline__ void gemm_main(const Gemm& a, Epilogue& epilogue) {
     if (p.size > 1) cluster_wait();
   } else {
     if (p.size > 1) cluster_wait();  // before anything is sent to a block, it must have started
-    if (warp < WARPS) consume(a, p, warp, lane);
+    if (warp < WARPS) consume(a, p, epilogue, warp, lane, x, scale);
     else reduce(a, p, epilogue, warp - WARPS - 1, lane);
   }
   if (p.size == 1 && !Epilogue::kDefer) return;
