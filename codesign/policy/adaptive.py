@@ -16,7 +16,6 @@ from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import (
     Progress,
-    Speculation,
     chain_end,
     context_rows,
     last_confidence,

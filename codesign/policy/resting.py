@@ -32,6 +32,7 @@ class Resting(Speculation):
         self._plain_round = 0.0  # seconds
 
     def stays_at_rest(self) -> bool:
+        """See ``Speculation``."""
         self._rest -= 1
         return self._rest > 0
 
@@ -41,6 +42,7 @@ class Resting(Speculation):
         self._rest = self._rounds_until_look(look)
 
     def looked(self, seconds: float) -> None:
+        """See ``Speculation``."""
         if self._rest > 0:
             self._rest = self._rounds_until_look(seconds)
 
