@@ -241,7 +241,7 @@ class BatchRound:
         """Seconds per token of each request that drafting for all saves, against plain decoding.
 
         Args:
-            seconds_per_token: Of all requests' tokens together; prompts that stall the round take
-                as long either way and are not in them.
+            seconds_per_token: Of all requests' tokens together, the stall among them: of fewer
+                rounds fewer are stalled.
         """
-        return self.plain_seconds - self.stall - self.roots * seconds_per_token
+        return self.plain_seconds - self.roots * seconds_per_token

@@ -197,7 +197,6 @@ class BatchTree(Resting):
         Returns:
             Whether there are any.
         """
-        # Both are seconds of the machine: prompts that stall this round take as long either way.
         cold = [trees[i] for i in self._cold]
         left = self.traffic.expected_left(np.array([tree.emitted for tree in cold]))
         prompts = self._goodput.draft_prompts([tree.missing for tree in cold])
@@ -232,8 +231,7 @@ class BatchTree(Resting):
     def _is_worth_reading(self) -> bool:
         """Whether a prompt that begins now is worth running, at what this round saves."""
         this = self._round
-        seconds = this.awaited + this.verification + this.overhead
-        saved = this.saved(seconds / self._choice.tokens)
+        saved = this.saved((this.fixed + this.verification) / self._choice.tokens)
         prompt = self._goodput.draft_prompt_seconds(self.traffic.mean_prompt)
         return saved * float(self.traffic.expected_left()) > prompt * this.batch
 

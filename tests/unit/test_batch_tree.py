@@ -350,7 +350,7 @@ def test_a_prompt_is_read_once_what_drafting_saves_is_more_than_it_costs():
         assert isinstance(policy, BatchTree)
         assert reads(policy) == count
         assert reads(policy, 8) == 0  # eight prompts for steps that are shared by eight
-        assert reads(policy, stall=1.0) == count  # others' prompts take as long either way
+        assert reads(policy, stall=1.0) == 1  # of fewer rounds fewer are stalled
 
 
 def test_drafting_does_not_begin_for_those_few_whose_prompt_is_read_already():

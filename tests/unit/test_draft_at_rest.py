@@ -11,8 +11,9 @@ import pytest
 
 from codesign.engine import draft_worker
 from codesign.engine.draft_worker import DraftWorker
-from codesign.policy.adaptive import TurboSpec
+from codesign.policy.adaptive import SpecServe, TurboSpec
 from codesign.policy.batch_round import RowPrices
+from codesign.policy.batch_tree import BatchTree
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
@@ -100,6 +101,7 @@ def cheapen(policy: Resting) -> None:
     if isinstance(policy, TurboSpec):
         policy._goodput.draft_seconds = policy._goodput.shared_draft_seconds = CHEAP
     else:
+        assert isinstance(policy, BatchTree | SpecServe)
         policy._round._drafts = [RowPrices(CHEAP, 0.0)] * 2
 
 
