@@ -353,10 +353,10 @@ requests fewer than with three tokens; with the other seeds 0.2 points less to 0
 three tokens. AdaServe, which shares rows out by need, keeps up to 1.3 points more.
 
 Batch trees, too, count a burst's stall in what drafting saves on a draft's prompt. Without that
-"code" gained 1.12 on eight GPUs, and SpecServe was up to 4 % ahead of them in bursts; "mooncake"
-gained 1 to 2 % more with each of three seeds for acceptance, "code" on one GPU up to 5 %. A
-draft's prompt weighed with what prompts stretch the time by gave 1.18 on "code", but 0.91 of plain decoding with eight places and
-short answers: not taken.
+"code" gained 1.12 on eight GPUs, and SpecServe was up to 4 % ahead in bursts; "mooncake" gained 1
+to 2 % more with each of three seeds for acceptance, "code" on one GPU up to 5 %. A draft's prompt
+weighed with what prompts stretch the time by gave 1.18 on "code", but 0.91 of plain decoding with
+eight places and short answers: not taken.
 
 Ratio of mean latencies, the rival's over the policy's, over all traces, batches and points of
 the map; above 1 the policy is faster. Chunked prefill is not in it.
