@@ -332,12 +332,11 @@ def _goals(results: Results) -> str:
     return f"""\
 ## What was asked, and what holds
 
-The serial batch tree holds what was asked of it at rooflines, but that SpecServe is up to 4 % ahead
-of it in bursts; on measured pairs see "Where a draft's prompt costs several steps". The
-asynchronous one leads on eight GPUs while at most half of what they can bear is asked of them, by
-up to 15 % over the serial one; beyond that, on fewer GPUs and where prompts are long, the GPU that
-it takes from the target costs more than hiding the draft gains: a plan has to choose the split, and
-`codesign plan` does.
+The serial batch tree holds what was asked of it at rooflines; on measured pairs see "Where a
+draft's prompt costs several steps". The asynchronous one leads on eight GPUs while at most half of
+what they can bear is asked of them, by up to 15 % over the serial one; beyond that, on fewer GPUs
+and where prompts are long, the GPU that it takes from the target costs more than hiding the draft
+gains: a plan has to choose the split, and `codesign plan` does.
 
 What holds the asynchronous tree back at its own rate is the split, not the policy: the same seven
 GPUs without any draft have speedups of 0.68, 0.85 and 0.48 on the three traces over plain decoding
@@ -353,11 +352,11 @@ changed by half a point at most: above all fixed lengths at scales 1.0 to 1.4, a
 requests fewer than with three tokens; with the other seeds 0.2 points less to 0.8 more than with
 three tokens. AdaServe, which shares rows out by need, keeps up to 1.3 points more.
 
-Since a draft's prompt is weighed by its own price, "code" gains 1.12 on eight GPUs, 1.17 before:
-where prompts take most of the time and every request finds a place, reading a prompt for few tokens
-pays more often than the rule says. Weighed with what prompts stretch the time by, 1.18 is reached
-there, but 0.91 of plain decoding with eight places and short answers: not taken. SpecServe counts a
-burst's stall in what it saves, the batch trees do not: that puts it ahead of them in bursts.
+Batch trees, too, count a burst's stall in what drafting saves on a draft's prompt. Without that
+"code" gained 1.12 on eight GPUs, and SpecServe was up to 4 % ahead in bursts; "mooncake" gained 1
+to 2 % more with each of three seeds for acceptance, "code" on one GPU up to 5 %. A draft's prompt
+weighed with what prompts stretch the time by gave 1.18 on "code", but 0.91 of plain decoding with
+eight places and short answers: not taken.
 
 Ratio of mean latencies, the rival's over the policy's, over all traces, batches and points of
 the map; above 1 the policy is faster. Chunked prefill is not in it.
@@ -473,16 +472,16 @@ tokens that it is still expected to emit is more than its prompt costs. Before, 
 prompt was priced as rows of a draft forward, a fifth to a half of what it takes, and prompts of
 others that stalled a round paid for it: with 8B + 1B and the slow prompts of that time (8 ms for
 148 tokens beside steps of 1.8) it was 0.50 to 0.76 of plain decoding, and 0.99 to 1.00 afterwards
-on the same step times (60 to 120 requests). Two things are left. On "code" answers have 17
+on the same step times (60 to 120 requests). On "code" answers have 17
 tokens in the mean and 96 are expected until some requests have finished: the first second costs
-2 to 4 % of so short a run (over 240 requests 1 to 2 %). At saturation one request's prompt rarely
-pays alone, where all eight would pay together: there SpecServe, which counts stalls in what it
-saves, is up to 3 % ahead.
+1 to 2 % of so short a run.
 
-A look of the batch tree costs here what the fits say, those of SpecServe nothing. With the fits of
-noon and 0.24 ms and 4 us a request, as measured (see below), the least of the batch tree was 0.967.
-While every plain round had a look these were 0.939 and 0.789, both with 8B + 1B on "conv" at
-load 1.2, and with the measured looks the mean over all cases was 3.6 % lower.
+A look costs here what the fits say of one of the batch tree; one of SpecServe takes 0.7 to 0.8 of
+that on a CPU. With looks of 1 % of the time and none of them in what drafting promises, the least
+were 0.975 and 0.913 (batch tree and SpecServe, both 70B + 3B on "conv" at load 1.2); once they
+count there, 0.976 and 0.971; with half as many the figures above. A look at once when the batch
+has shrunk, to half or at all, within the same share of the time, gained the batch tree 0.0 % in the
+mean, and 0.1 % where looks take four times as long: not taken.
 
 {markdown(("pair", "trace", "load", *policies), rows)}"""
 

@@ -16,11 +16,11 @@ from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import (
     Progress,
-    Speculation,
     chain_end,
     context_rows,
     last_confidence,
 )
+from codesign.policy.resting import LEARNED, Resting
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.traffic import COLD, Traffic
 from codesign.policy.tree import DraftTree
@@ -31,7 +31,7 @@ ACCEPTANCE_MEMORY = 200.0  # draft tokens that the moving rate remembers; SmartS
 PLAIN_BONUS = 1.1  # SmartSpec's released code: speculation must promise a tenth more
 
 
-class SpecServe(Speculation):
+class SpecServe(Resting):
     """Chains whose length follows predicted goodput, for the whole batch and per request.
 
     Adaptive drafter: predict the goodput of one more step with the running mean confidence; if it
@@ -51,6 +51,7 @@ class SpecServe(Speculation):
 
     is_batch_coupled = True
     needs_progress = True
+    decides = True
 
     def __init__(
         self, spec: SpeculationSpec, goodput: Goodput, calibration: Calibration | None = None
@@ -76,7 +77,13 @@ class SpecServe(Speculation):
         num_beside, rows_beside = self.beside
         batch, context = len(trees) + num_beside, context_rows(trees) + rows_beside
         self.traffic.observe(trees, self.now, self.sharing)
-        self._round.begin(batch, context, traffic=self.traffic, sharing=self.sharing)
+        self._round.begin(
+            batch,
+            context,
+            traffic=self.traffic,
+            sharing=self.sharing,
+            counts_looks=self._num_confidence > LEARNED,
+        )
         self._longest = self._longest_round(progress) if self._spec.slo_aware else math.inf
         self._best = self._value(_draft_chances(trees))
         self._known = [len(tree) for tree in trees]
@@ -120,7 +127,7 @@ class SpecServe(Speculation):
             if leaf
         ]
         this = self._round
-        seconds = this.draft.of(sum(map(len, leaves)), this.context + this.batch * done)
+        seconds = this.draft.of(sum(map(len, leaves)), this.context + this.batch * done) + this.look
         predicted = self._value(chances, seconds)
         if predicted < 0 or (self._spec.adaptive_drafter and predicted < self._best):
             return stop
@@ -149,7 +156,7 @@ class SpecServe(Speculation):
     def _saved(self) -> float:
         """Seconds per token of one request that drafting for all saves, with the best length."""
         this, num = self._round, len(self._known)
-        drafting = this.draft.of(num, this.context)
+        drafting = this.draft.of(num, this.context) + this.look
         tokens, fastest = this.roots, math.inf
         for steps in range(1, self._spec.max_depth + 1):
             tokens += num * self.mean_confidence**steps
@@ -175,6 +182,8 @@ class SpecServe(Speculation):
         self.rests = not this.awaited and all(len(tree) == 1 for tree in trees)
         if self._spec.adaptive_drafter:
             self.reads_prompts = not self.rests and self._is_worth_reading()
+            if self.rests:
+                self.begin_rest(self._goodput.look(this.batch), this.plain_seconds - this.stall)
         return chosen
 
     def _is_worth_reading(self) -> bool:
@@ -202,7 +211,7 @@ def _draft_chances(trees: Sequence[DraftTree]) -> list[float]:
     return [math.exp(weight) for tree in trees for weight in tree.log_weights[1:]]
 
 
-class TurboSpec(Speculation):
+class TurboSpec(Resting):
     """SmartSpec: one chain length for the batch, of most goodput at the acceptance seen lately.
 
     The acceptance rate is that of judged tokens: accepted ones, and the first rejected one of each
@@ -267,6 +276,10 @@ class TurboSpec(Speculation):
     def select(self, trees: Sequence[DraftTree]) -> list[list[int]]:
         chosen = [list(range(min(len(tree), self._length + 1))) for tree in trees]
         self.rests = not self._length and all(len(tree) == 1 for tree in trees)
+        if self.rests:
+            batch, context = len(trees), context_rows(trees)
+            plain = self._goodput.seconds(batch=batch, context=context, steps=0, draft_tokens=0)
+            self.begin_rest(self._goodput.look(batch), plain)
         self._sent = [
             (tree, tree.base_len, len(nodes) - 1) for tree, nodes in zip(trees, chosen, strict=True)
         ]

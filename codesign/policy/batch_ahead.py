@@ -88,7 +88,7 @@ def best_forwards(
         # Only leaves whose children are verified would run.
         rows = [num - bisect_left(own, level) for own in made]
         seconds = fixed + target[count] + sum([draft[own] for own in rows])
-        fastest = min(fastest, (seconds - this.stall) / tokens[count])
+        fastest = min(fastest, seconds / tokens[count])
         value = this.value(tokens[count], seconds) if rows[0] else 0.0
         if value > best:
             best, chosen = value, (nodes, count)

@@ -121,7 +121,9 @@ class BatchRound:
         roots: Expected tokens of the roots: one for each request.
         target: Prices of the target's forward; its lists begin at ``num_base`` rows.
         draft: Prices of a draft forward.
-        overhead: Seconds beside the forwards of a round in which anything is drafted or verified.
+        look: Seconds of a look at the batch; 0 where it does not count.
+        overhead: Seconds beside the forwards of a round in which anything is drafted or verified,
+            one look among them.
         stall: Seconds of prompts that run before the next round.
         plain: The choice of no draft at all.
         plain_seconds: Of such a round, the stall behind it.
@@ -140,7 +142,13 @@ class BatchRound:
         self._goodput = goodput
 
     def begin(
-        self, batch: int, context: int, *, traffic: Traffic, sharing: tuple[int, int]
+        self,
+        batch: int,
+        context: int,
+        *,
+        traffic: Traffic,
+        sharing: tuple[int, int],
+        counts_looks: bool = False,
     ) -> None:
         """A round starts.
 
@@ -149,10 +157,12 @@ class BatchRound:
             context: KV rows of all of them.
             traffic: Of this round.
             sharing: As in protocol.Verdict.
+            counts_looks: A round with drafting takes a look longer than one of plain decoding.
         """
         prompt_rows, num_waiting = sharing
         self.batch, self.context, self.roots = batch, context, float(batch)
-        self.overhead = self._goodput.overhead(batch)
+        self.look = self._goodput.look(batch) if counts_looks else 0.0
+        self.overhead = self._goodput.overhead(batch) + self.look
         shares = self._goodput.shares_forwards or not prompt_rows
         self.num_base = batch + prompt_rows if shares else batch
         apart = 0.0 if shares else self._goodput.prompt_seconds(prompt_rows)
@@ -231,7 +241,7 @@ class BatchRound:
         """Seconds per token of each request that drafting for all saves, against plain decoding.
 
         Args:
-            seconds_per_token: Of all requests' tokens together; prompts that stall the round take
-                as long either way and are not in them.
+            seconds_per_token: Of all requests' tokens together, the stall among them: of fewer
+                rounds fewer are stalled.
         """
-        return self.plain_seconds - self.stall - self.roots * seconds_per_token
+        return self.plain_seconds - self.roots * seconds_per_token

@@ -13,8 +13,9 @@ seconds, by the fitted step times (codesign/policy/batch_round.py). What follows
   that does not fit is made if it promises more tokens than the time that it is late would yield.
 - No draft at all where that has the best quotient: plain decoding, without a tree to move. Coming
   back needs ``MARGIN`` more.
-- Looks at the batch take the host's time. After one by which plain decoding is best no more are
-  made until that was ``LOOKING`` of the time, as measured, or by the fit where nothing is timed.
+- Looks at the batch take the host's time: after one by which plain decoding is best it rests
+  (resting.py). A round with drafting takes one look longer. Those between its forwards do not
+  count: they are about what the siblings are worth, which are not foreseen either.
 - Prompts. Of a *cold* request the draft has not run the prompt, or has missed many tokens since.
   It runs them only if the tokens to come, as many as are expected (traffic.py), save more time.
 - Urgency. A token of a request that falls behind its TPOT target counts more, up to ``MOST_URGENT``
@@ -34,7 +35,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import ceil
 from typing import cast
 
 import numpy as np
@@ -53,8 +53,9 @@ from codesign.policy.batch_rows import (
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
-from codesign.policy.interface import Progress, Speculation, context_rows
+from codesign.policy.interface import Progress, context_rows
 from codesign.policy.online_calibration import OnlineCalibration
+from codesign.policy.resting import LEARNED, Resting
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.traffic import COLD, Traffic
 from codesign.policy.tree import DraftTree
@@ -63,15 +64,13 @@ from codesign.policy.urgency import urgencies
 Leaves = list[list[int]]
 Promise = tuple[float, float]  # value of the round, and the least gain of a leaf worth its row
 
-LOOKING = 0.01  # share of the time of plain rounds that looks at the batch may take
-LONGEST_REST = 32  # rounds
 MARGIN = 0.02  # of goodput that drafting must promise after a round without
 FEWEST_CHOICES = 4  # children of a node
 MOST_AWAITED = 2  # draft forwards that an asynchronous round may wait for
 _MEMORY = 0.02  # weight of a round in the mean confidence
 
 
-class BatchTree(Speculation):
+class BatchTree(Resting):
     """See the module's text.
 
     Args:
@@ -99,18 +98,20 @@ class BatchTree(Speculation):
         self._round = BatchRound(goodput)
         self._was_plain = True
         self._num_rounds = 0
-        self._rest = 0  # rounds until the next look, once plain decoding was best
-
-    def stays_at_rest(self) -> bool:
-        self._rest -= 1
-        return self._rest > 0
+        self._num_learned = 0  # rounds with drafting
 
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
         own = cast("Sequence[BudgetTree]", trees)
         num_beside, rows_beside = self.beside
         batch, context = len(trees) + num_beside, context_rows(trees) + rows_beside
         self.traffic.observe(own, self.now, self.sharing)
-        self._round.begin(batch, context, traffic=self.traffic, sharing=self.sharing)
+        self._round.begin(
+            batch,
+            context,
+            traffic=self.traffic,
+            sharing=self.sharing,
+            counts_looks=self._num_learned >= LEARNED,
+        )
         self._urgency = urgencies(progress, self._round.target.of(batch, context), self._slo_tpot)
         self._choice = self._round.plain  # the best of what is drafted
         self._saved = 0.0  # seconds per token of each request, by drafting for all
@@ -124,6 +125,7 @@ class BatchTree(Speculation):
             return
         found = [tree.confidence for tree in trees if tree.prefix_len]
         if found:
+            self._num_learned += 1
             mean = sum(found) / len(found)
             self.calibration.confidence += _MEMORY * (mean - self.calibration.confidence)
 
@@ -195,7 +197,6 @@ class BatchTree(Speculation):
         Returns:
             Whether there are any.
         """
-        # Both are seconds of the machine: prompts that stall this round take as long either way.
         cold = [trees[i] for i in self._cold]
         left = self.traffic.expected_left(np.array([tree.emitted for tree in cold]))
         prompts = self._goodput.draft_prompts([tree.missing for tree in cold])
@@ -223,23 +224,14 @@ class BatchTree(Speculation):
             self._plan_beside(own)
         self.rests = self._was_plain and not self.overlap
         if self.rests and len(self._worth) == 1:
-            self._rest = self._rounds_until_look(self._goodput.look(this.batch))
+            self.begin_rest(self._goodput.look(this.batch), this.verification)
         self.reads_prompts = not self.rests and (self._spec.is_async or self._is_worth_reading())
         return chosen
-
-    def _rounds_until_look(self, seconds: float) -> int:
-        """Rounds of whose time a look of so many seconds is its share."""
-        return ceil(min(seconds / (LOOKING * max(self._round.verification, LEAST)), LONGEST_REST))
-
-    def looked(self, seconds: float) -> None:
-        if self._rest > 0:
-            self._rest = self._rounds_until_look(seconds)
 
     def _is_worth_reading(self) -> bool:
         """Whether a prompt that begins now is worth running, at what this round saves."""
         this = self._round
-        seconds = this.awaited + this.verification + this.overhead
-        saved = this.saved(seconds / self._choice.tokens)
+        saved = this.saved((this.fixed + this.verification) / self._choice.tokens)
         prompt = self._goodput.draft_prompt_seconds(self.traffic.mean_prompt)
         return saved * float(self.traffic.expected_left()) > prompt * this.batch
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from codesign.policy.cost import RoundCost, StepTime, more_parts
 
 SHORTEST_DRAFT = 1e-6  # seconds of a draft forward, where a fit says less
-UNTIMED_LOOK = 1e-4  # seconds of a look at a batch, where a fit does not say
 
 
 class Goodput:
@@ -107,8 +106,8 @@ class Goodput:
         return self._overhead + self._overhead_each * max(batch - 1, 0)
 
     def look(self, batch: int) -> float:
-        """Seconds of a look at ``batch`` requests, of a policy that decides by all of them."""
-        return (self._deciding or UNTIMED_LOOK) + self._deciding_each * batch
+        """Seconds of a look at ``batch`` requests; 0 where nobody has timed it."""
+        return self._deciding + self._deciding_each * batch
 
     def seconds(self, *, batch: int, context: int, steps: int, draft_tokens: int) -> float:
         """Seconds of a serial round: its arguments are those of a call."""

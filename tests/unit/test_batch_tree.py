@@ -21,10 +21,9 @@ from codesign.fit.shipped import DEFAULT_FIT
 from codesign.policy.batch_ahead import next_forward
 from codesign.policy.batch_round import Choice
 from codesign.policy.batch_rows import best_nodes
-from codesign.policy.batch_tree import LONGEST_REST, LOOKING, MARGIN, BatchTree
+from codesign.policy.batch_tree import MARGIN, BatchTree
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration, StepTime
-from codesign.policy.goodput import UNTIMED_LOOK
 from codesign.policy.online_calibration import BATCH, OnlineCalibration
 from codesign.policy.protocol import RequestVerdict, VerifyRows
 from codesign.policy.speculation import Goodput, Progress, build_speculation, parse_policy
@@ -254,27 +253,6 @@ def test_it_decodes_plainly_where_rows_are_dear_and_returns_only_for_a_margin():
     assert not policy.rests
 
 
-@pytest.mark.parametrize(("look", "rounds"), [(0.0, 1), (9e-5, 1), (3e-4, 3), (9e-3, LONGEST_REST)])
-def test_plain_rounds_are_looked_at_so_often_that_looks_take_their_share(look, rounds):
-    policy = policy_of(draft=DEAR, deciding=look)
-    trees = trees_of(policy, 2)
-    looks = []
-    for number in range(2 * rounds + 1):
-        if number == rounds // 2:
-            trees.append(trees_of(policy, 1)[0])  # changes nothing
-        looks.append(not policy.stays_at_rest())
-        if looks[-1]:
-            chosen, forwards = play(policy, trees, [[0.9]] * len(trees))
-            assert (chosen, forwards) == ([[0]] * len(trees), 0)
-        assert policy.rests
-        assert not policy.reads_prompts
-        for tree in trees:
-            tree.reroot((9,))
-    assert looks == ([True] + [False] * (rounds - 1)) * 2 + [True]
-    seconds = look or UNTIMED_LOOK
-    assert rounds in (math.ceil(seconds / (LOOKING * TARGET(2))), LONGEST_REST)
-
-
 def test_a_batch_that_drafts_is_looked_at_in_every_round():
     policy = policy_of(deciding=9e-3)
     trees = trees_of(policy, 2)
@@ -372,7 +350,7 @@ def test_a_prompt_is_read_once_what_drafting_saves_is_more_than_it_costs():
         assert isinstance(policy, BatchTree)
         assert reads(policy) == count
         assert reads(policy, 8) == 0  # eight prompts for steps that are shared by eight
-        assert reads(policy, stall=1.0) == count  # others' prompts take as long either way
+        assert reads(policy, stall=1.0) == 1  # of fewer rounds fewer are stalled
 
 
 def test_drafting_does_not_begin_for_those_few_whose_prompt_is_read_already():

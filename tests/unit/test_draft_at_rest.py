@@ -11,8 +11,9 @@ import pytest
 
 from codesign.engine import draft_worker
 from codesign.engine.draft_worker import DraftWorker
+from codesign.policy.adaptive import SpecServe, TurboSpec
 from codesign.policy.batch_round import RowPrices
-from codesign.policy.batch_tree import LOOKING, BatchTree
+from codesign.policy.batch_tree import BatchTree
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
@@ -24,7 +25,13 @@ from codesign.policy.protocol import (
     TargetSide,
     Verdict,
 )
-from codesign.policy.speculation import Speculation, parse_policy
+from codesign.policy.resting import LEARNED, LONGEST_REST, LOOKING, Resting
+from codesign.policy.speculation import (
+    Progress,
+    Speculation,
+    build_speculation,
+    parse_policy,
+)
 
 PROMPT, TOKENS, REQUESTS = 5, 120, 3
 DEAR = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.1)
@@ -61,7 +68,7 @@ class Drafter:
             self.num_rows.pop(request_id, None)
 
 
-def serve(policy: BatchTree, drafter: Drafter, become_cheap: int):
+def serve(policy: Resting, drafter: Drafter, become_cheap: int):
     """All outputs, and rows verified by round; draft forwards are cheap from a round on."""
     worker, target, chance = DraftWorker(policy, drafter), TargetSide(), random.Random(3)
     admissions = [Admission(n, (n,) * PROMPT, TOKENS) for n in range(REQUESTS)]
@@ -73,7 +80,7 @@ def serve(policy: BatchTree, drafter: Drafter, become_cheap: int):
     joining, number, rows_by_round = tuple(admissions), 0, []
     while target.request_ids:
         if number == become_cheap:
-            policy._round._drafts = [RowPrices(CHEAP, 0.0)] * 2
+            cheapen(policy)
         verdict = Verdict(number, tuple(verdicts), joining, now=0.01 * number)
         candidates, _ = worker.answer(verdict)
         for request_id in worker.side.request_ids:
@@ -90,31 +97,99 @@ def serve(policy: BatchTree, drafter: Drafter, become_cheap: int):
     return outputs, rows_by_round
 
 
-def policy_of(draft: StepTime, look: float) -> BatchTree:
+def cheapen(policy: Resting) -> None:
+    if isinstance(policy, TurboSpec):
+        policy._goodput.draft_seconds = policy._goodput.shared_draft_seconds = CHEAP
+    else:
+        assert isinstance(policy, BatchTree | SpecServe)
+        policy._round._drafts = [RowPrices(CHEAP, 0.0)] * 2
+
+
+def policy_of(draft: StepTime, look: float, label: str = "batch-tree-4x2x3") -> Resting:
     goodput = Goodput(draft, TARGET, deciding=look)
-    return BatchTree(parse_policy("batch-tree-4x2x3"), goodput)
+    policy = build_speculation(parse_policy(label), goodput=goodput)
+    assert isinstance(policy, Resting)
+    return policy
 
 
 @pytest.mark.parametrize("look", [9e-5, 5e-3])
-def test_a_draft_at_rest_is_in_step_when_it_drafts_again(look):
+@pytest.mark.parametrize("label", ["batch-tree-4x2x3", "specserve-3", "turbospec-3"])
+def test_a_draft_at_rest_is_in_step_when_it_drafts_again(label, look):
     drafter = Drafter()
-    outputs, rows = serve(policy_of(DEAR, look), drafter, become_cheap=20)
+    outputs, rows = serve(policy_of(DEAR, look, label), drafter, become_cheap=20)
     assert all(len(tokens) == TOKENS for tokens in outputs.values())
     assert rows[:20] == [REQUESTS] * 20
     assert drafter.forwards
     assert max(rows) > REQUESTS
 
 
-def test_looks_take_their_share_by_what_they_take_and_not_by_what_the_fit_says(monkeypatch):
-    clock = itertools.count()  # milliseconds: a look takes 2, the fit says 0.09
+@pytest.mark.parametrize("label", ["batch-tree-4x2x3", "specserve-3", "turbospec-3"])
+@pytest.mark.parametrize("look", [9e-5, 0.0])
+def test_looks_take_their_share_by_what_they_take_and_not_by_what_the_fit_says(
+    monkeypatch, label, look
+):
+    clock = itertools.count()  # milliseconds: a look takes 2, the fit says 0.09 or nothing
     monkeypatch.setattr(draft_worker, "perf_counter", lambda: 1e-3 * next(clock))
-    policy = policy_of(DEAR, look=9e-5)
+    policy = policy_of(DEAR, look, label)
     looks, begin = [], policy.begin
     monkeypatch.setattr(policy, "begin", lambda *of: (looks.append(policy.now), begin(*of)))
     _, rows = serve(policy, Drafter(), become_cheap=-1)
     assert rows[0] == REQUESTS
     every = 2e-3 / (LOOKING * TARGET(REQUESTS))
     assert len(looks) == math.ceil(len(rows) / math.ceil(every))
+
+
+@pytest.mark.parametrize("label", ["batch-tree-4x2x3", "specserve-3", "turbospec-3"])
+@pytest.mark.parametrize(("look", "rounds"), [(0.0, 1), (9e-5, 2), (3e-4, 6), (9e-3, LONGEST_REST)])
+def test_where_nothing_is_timed_looks_take_their_share_by_the_fit(label, look, rounds):
+    policy, looks = policy_of(DEAR, look, label), []
+    trees = [policy.tree_type(7, base_len=5, max_depth=200) for _ in range(2)]
+    for number in range(2 * rounds + 1):
+        if number == rounds // 2:  # changes nothing
+            trees.append(policy.tree_type(7, base_len=5, max_depth=200))
+        looks.append(not policy.stays_at_rest())
+        if looks[-1]:
+            policy.begin(trees, [Progress()] * len(trees))
+            assert not any(policy.leaves(trees, 0))
+            assert policy.select(trees) == [[0]] * len(trees)
+        assert policy.rests
+        assert policy.reads_prompts == label.startswith("turbospec")
+        for tree in trees:
+            tree.reroot((9,))
+    assert looks == ([True] + [False] * (rounds - 1)) * 2 + [True]
+    assert rounds in (max(math.ceil(look / (LOOKING * TARGET(2))), 1), LONGEST_REST)
+
+
+def test_specserve_without_its_drafter_does_not_rest_where_its_target_forbids_to_draft():
+    goodput = Goodput(DEAR, TARGET, slo_tpot=0.0101, deciding=9e-3)
+    policy = build_speculation(parse_policy("specserve-3-no-drafter"), goodput=goodput)
+    tree = policy.tree_type(7, base_len=5, max_depth=200)
+    for _ in range(3):
+        assert not policy.stays_at_rest()
+        policy.begin([tree], [Progress()])
+        assert not any(policy.leaves([tree], 0))
+        assert policy.select([tree]) == [[0]]
+        policy.looked(9e-3)
+        assert policy.rests
+
+
+@pytest.mark.parametrize("label", ["batch-tree-2x1x1", "specserve-1"])
+def test_what_drafting_promises_counts_its_looks_once_confidences_are_learned(label):
+    paying = StepTime.linear(alpha=0.0, gamma=0.0, delta=2e-3)
+    policy = policy_of(paying, 9e-3, label)
+    tree, drafted = policy.tree_type(7, base_len=5, max_depth=4000), []
+    for number in range(2 * LEARNED):
+        policy.begin([tree], [Progress()])
+        leaves = policy.leaves([tree], 0)
+        if any(leaves):
+            tree.expand(leaves[0])
+            tree.add_children(0, (7,), (math.log(0.6),))
+            policy.leaves([tree], 1)
+            drafted.append(number)
+        policy.select([tree])
+        tree.reroot((9,))
+    assert drafted == list(range(len(drafted)))
+    assert LEARNED <= len(drafted) <= LEARNED + 2
 
 
 class Rests(Speculation):

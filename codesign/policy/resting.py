@@ -1,0 +1,52 @@
+"""Rest: rounds of plain decoding without a look at the batch, once a look found nothing better.
+
+A look takes the host's time. So after one by which plain decoding is best no more are made until
+it was ``LOOKING`` of the time, as measured, or by the fit where nothing is timed: in a simulation.
+There looks that nobody has timed cost nothing, and every round has one.
+
+What drafting is worth has its looks in it, too, but not before confidences are learned: only
+drafting teaches them.
+
+Must not import torch or read a clock.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from codesign.policy.batch_round import LEAST
+from codesign.policy.cost import Calibration
+from codesign.policy.interface import Speculation
+
+LOOKING = 0.005  # share of the time of plain rounds that looks at the batch may take
+LONGEST_REST = 64  # rounds
+LEARNED = 64  # confidences, from which looks count in what drafting is worth
+
+
+class Resting(Speculation):
+    """A policy that says when it rests."""
+
+    def __init__(self, calibration: Calibration | None = None) -> None:
+        super().__init__(calibration)
+        self._rest = 0  # rounds until the next look
+        self._plain_round = 0.0  # seconds
+
+    def stays_at_rest(self) -> bool:
+        """See ``Speculation``."""
+        self._rest -= 1
+        return self._rest > 0
+
+    def begin_rest(self, look: float, plain_round: float) -> None:
+        """Plain decoding is best, as a look of so many seconds found; a round takes so many."""
+        self._plain_round = max(plain_round, LEAST)
+        self._rest = self._rounds_until_look(look)
+
+    def looked(self, seconds: float) -> None:
+        """See ``Speculation``."""
+        if self._rest > 0:
+            self._rest = self._rounds_until_look(seconds)
+
+    def _rounds_until_look(self, seconds: float) -> int:
+        """Rounds of whose time a look of so many seconds is its share."""
+        rounds = min(seconds / (LOOKING * self._plain_round), LONGEST_REST)
+        return max(ceil(rounds), 1)
