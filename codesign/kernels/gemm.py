@@ -238,7 +238,6 @@ def _kernel(count: int, tiling: Tiling, activation: int, chunks: int) -> CudaKer
         "CHUNKS": chunks,
         "PACED": tiling.paced,
         "ACTIVATION": activation,
-        "FIRST": tiling.first,
         "DELAYS": int(tiling.delays),
     }
     return load_kernel("gemm.cu", "gemm", defines)

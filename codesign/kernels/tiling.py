@@ -27,8 +27,6 @@ class Tiling:
         blocks: Blocks an SM is to hold.
         launched: Of those, how many a launch fills; in the room that is left, the blocks of the
             next launch start early and fill their rings. 0 for all.
-        first: Stages of the ring that are filled before the rows are there, in whose way the others
-            would be; 0 for all.
         paced: Stages that are on their way at a time while the ring is filled first, so that rows
             wait behind few; 0 for all.
         delays: Let every role of the kernel dawdle at random, for tests.
@@ -39,8 +37,7 @@ class Tiling:
     cluster: int = 1
     blocks: int = 1
     launched: int = 0
-    first: int = 0
-    paced: int = 0
+    paced: int = 2
     delays: bool = False
 
     def slots(self, num_row_tiles: int) -> int:
@@ -117,8 +114,8 @@ def layout(
 # itself can be slower between its neighbours.
 _MEASURED = {
     # Llama 70B over four GPUs: qkv, o, gate_up, down
-    (160, 64): (Tiling(16, 2, 4, first=2), Tiling(16, 1, 4)),
-    (512, 16): (Tiling(8, 2, 2, 2, 1, first=2), Tiling(8, 1, 2)),
+    (160, 64): (Tiling(16, 2, 4), Tiling(16, 1, 4)),
+    (512, 16): (Tiling(8, 2, 2, 2, 1), Tiling(8, 1, 2)),
     (896, 64): (Tiling(16, 2, 4), Tiling(16, 2, 4)),
     (512, 56): (Tiling(14, 2, 4), Tiling(14, 1, 4)),
     # over two
@@ -137,14 +134,14 @@ _MEASURED = {
     (1792, 32): (Tiling(16, 2, 2), Tiling(16, 2, 2)),
     (256, 112): (Tiling(14, 2, 4), Tiling(14, 1, 4)),
     # over two
-    (192, 32): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
+    (192, 32): (Tiling(8, 2, 4, paced=3), Tiling(8, 2, 4)),
     (256, 16): (Tiling(8, 1, 2, 2, 1), Tiling(8, 1, 2)),
-    (896, 32): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
-    (256, 56): (Tiling(14, 1, 4), Tiling(14, 1, 4)),
+    (896, 32): (Tiling(8, 2, 4, paced=4), Tiling(8, 2, 4)),
+    (256, 56): (Tiling(14, 1, 4, paced=3), Tiling(14, 1, 4)),
     # Llama 3B
     (320, 24): (Tiling(12, 1, 2), Tiling(12, 1, 2)),
     (192, 24): (Tiling(12, 1, 2), Tiling(12, 1, 2)),
-    (1024, 24): (Tiling(12, 4, 2, first=2), Tiling(12, 4, 2)),
+    (1024, 24): (Tiling(12, 4, 2), Tiling(12, 4, 2)),
     (192, 64): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
     # over two; its down is cut as the 8B's qkv
     (160, 24): (Tiling(12, 1, 2), Tiling(12, 1, 2)),
@@ -153,8 +150,8 @@ _MEASURED = {
     # Llama 1B
     (192, 16): (Tiling(8, 2, 2), Tiling(8, 1, 2)),
     (128, 16): (Tiling(8, 1, 2, 2, 1), Tiling(8, 1, 2)),
-    (1024, 16): (Tiling(16, 1, first=3), Tiling(16, 1)),
-    (128, 64): (Tiling(16, 1, 4, first=3), Tiling(16, 1, 4)),
+    (1024, 16): (Tiling(16, 1, paced=4), Tiling(16, 1)),
+    (128, 64): (Tiling(16, 1, 4), Tiling(16, 1, 4)),
     # heads of drafts, by themselves: 1B, 3B
     (8016, 16): (Tiling(8, 2), Tiling(8, 2)),
     (8016, 24): (Tiling(12, 1), Tiling(12, 1)),

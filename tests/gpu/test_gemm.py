@@ -29,7 +29,7 @@ TILINGS = [
     Tiling(16, 1),
     Tiling(16, 2, 4, paced=1),
     Tiling(16, 4, 2),
-    Tiling(14, 2, 2, first=1),
+    Tiling(14, 2, 2, paced=0),
     Tiling(5, 2),
     Tiling(8, 1, 1, 2, paced=2),
     Tiling(8, 2, 4, 2, 1),

@@ -33,7 +33,7 @@ SOURCES = [
     ),
     (
         "gemm.cu",
-        {"NT": 1, "WARPS": 16, "TILES": 2, "ACTIVATION": 1, "FIRST": 2, "CLUSTER": 2, "CHUNKS": 2},
+        {"NT": 1, "WARPS": 16, "TILES": 2, "ACTIVATION": 1, "PACED": 2, "CLUSTER": 2, "CHUNKS": 2},
     ),
     ("gemm.cu", {"NT": 2, "WARPS": 8, "TILES": 2, "BLOCKS": 1, "ACTIVATION": 0}),
     (
@@ -51,7 +51,7 @@ SOURCES = [
     # The 70B's on four GPUs: qkv, which spills where cluster and chunks are unknown; down.
     (
         "gemm.cu",
-        {"NT": 1, "WARPS": 16, "TILES": 2, "ACTIVATION": 0, "FIRST": 2, "CLUSTER": 4, "CHUNKS": 1},
+        {"NT": 1, "WARPS": 16, "TILES": 2, "ACTIVATION": 0, "PACED": 2, "CLUSTER": 4, "CHUNKS": 1},
     ),
     (
         "gemm_all_reduce.cu",

@@ -339,16 +339,16 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
           pair_of(part.low * scale_down, part.high * scale_down);
   };
 
-  int teams = 1;  // of a cluster
-  while (teams < blocks && teams * (int)gridDim.z < num_items) teams *= 2;
-  const int team_blocks = blocks / teams, team = rank / team_blocks, member = rank % team_blocks;
+  int teams = 1, team_blocks = blocks, team = 0;  // of a cluster; all are powers of two
+  while (team_blocks > 1 && teams * (int)gridDim.z < num_items) teams *= 2, team_blocks /= 2;
+  for (int i = rank; i >= team_blocks; i -= team_blocks) team++;
+  const int member = rank & (team_blocks - 1);
   auto column_slot = [&](int kind, int column) { return (((blockIdx.z * teams + team) * slabs.kv_heads + head) * CLASSES + kind) * C + column; };
   auto class_slot = [&](int index, int kind) { return ((gridDim.z * C + index) * slabs.kv_heads + head) * CLASSES + kind; };
 
   int shares = 1;  // of an item; more only where all have room at once
   for (int n = 2; n <= CLASSES; n++) shares += n <= most_shares && n * num_items <= (int)gridDim.z;
-  const int num_units = (num_items * shares + teams - 1) / teams;  // shares and teams are never both several
-  for (int unit = blockIdx.z; unit < num_units; unit += gridDim.z) {
+  for (int unit = blockIdx.z; unit * teams < num_items * shares; unit += gridDim.z) {  // shares and teams are never both several
     int index = unit * teams + team, share = 0;
     const bool is_idle = index >= num_items * shares;  // a team without an item, beside others
     while (index >= num_items) index -= num_items, share++;
@@ -372,7 +372,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     const int takers = min(shares, num_classes);
     auto is_mine = [&](int tile) { return takers == 1 || tile / SPAN % CLASSES % shares == share; };
     bool has_tail = false;  // whether one of this block's tiles has tail blocks
-    for (int tile = first_tail + (member + C - first_tail % team_blocks) % team_blocks; tile < num_tiles; tile += team_blocks) has_tail |= is_mine(tile);
+    for (int tile = first_tail + ((member - first_tail) & (team_blocks - 1)); tile < num_tiles; tile += team_blocks) has_tail |= is_mine(tile);
     const SlabRows slab(slabs, rows, slot, head);
 
     struct Place {  // in the sequence of this block's tiles: by class, then by column, each in order of position
@@ -441,7 +441,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     // Queries, and the new rows of the tail; one block writes the item's own rows to the slab, too.
     constexpr int PARTS = E / 16, QUERY_PARTS = ROWS * PARTS;
     const int new_parts = has_tail ? min(slab_end - context, tail_rows - (context - tail_start)) * PARTS : 0;
-    const bool writes = first_tail % team_blocks == member && is_mine(first_tail);
+    const bool writes = (first_tail & (team_blocks - 1)) == member && is_mine(first_tail);
     for (int i = tid; i < max(QUERY_PARTS, new_parts); i += THREADS) {
       const int part = i % PARTS, row = i / PARTS, token = row / group, source = item.first + row;
       const bool is_query = i < QUERY_PARTS, is_new = i < new_parts;
@@ -693,7 +693,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         write_row(item, rank * OWNED + place, at, joined_columns(values, scores));
       }
     }
-    if (unit + (int)gridDim.z < num_units) {  // others' results of the next item must not meet this one's
+    if ((unit + (int)gridDim.z) * teams < num_items * shares) {  // others' results of the next item must not meet this one's
       cluster_arrive();
       cluster_wait();
     }

@@ -14,8 +14,8 @@
 // multiplied after the product; the sum of squares falls out of loading h.
 //
 // Macros: NT 1, 2 or 4 (8, 16 or 32 rows); WARPS consumers; TILES a consumer multiplies
-// at a time (1, 2, 4); BLOCKS an SM must hold; FIRST stages of the ring are filled before x is there (0:
-// all); PACED stages are on their way at a time while it is filled first (0: all); CLUSTER blocks of a
+// at a time (1, 2, 4); BLOCKS an SM must hold; PACED stages of the ring are on
+// their way at a time while it is filled first (0: all), so that x has not to wait behind them; CLUSTER blocks of a
 // cluster and CHUNKS of every block (0: known when it runs); DELAYS 1: every role dawdles, for tests.
 // packing.py has the layout of a record. No CUDA header.
 
@@ -26,9 +26,6 @@ typedef unsigned long long u64;
 
 #ifndef BLOCKS
 #define BLOCKS 1
-#endif
-#ifndef FIRST
-#define FIRST 0
 #endif
 #ifndef PACED
 #define PACED 0
@@ -421,7 +418,7 @@ struct Plan {
   int owned;                               // tiles that this block finishes: rank, rank + size, ...
   float4 *partial, *part;                  // (SLOTS, TILES, NT, WARPS, 32); (part_tiles, NT, 32)
   float *squares, *total;                  // (WARPS, 8 NT); (size, 8 NT) of the cluster's blocks
-  u32 ring, full, empty, partial_full, partial_empty, norm_ready, taken, squared, arrived;
+  u32 ring, full, empty, partial_full, partial_empty, norm_ready, squared, arrived;
 };
 
 // Of a cluster, `part` of a block begins with what it receives: (owned, size, NT, 32).
@@ -437,8 +434,7 @@ __device__ __forceinline__ Plan make_plan(const Gemm& a, u8* memory) {
   p.owned = (p.num_tiles - p.rank + p.size - 1) >> p.shift;
   // Barriers first, where their places are known when this is compiled.
   p.full = shared_address(memory), p.empty = p.full + TO_EMPTY, p.partial_full = p.empty + TO_EMPTY;
-  p.partial_empty = p.partial_full + 8 * SLOTS, p.norm_ready = p.partial_empty + 8 * SLOTS, p.taken = p.norm_ready + 8;
-  p.squared = p.taken + 8;
+  p.partial_empty = p.partial_full + 8 * SLOTS, p.norm_ready = p.partial_empty + 8 * SLOTS, p.squared = p.norm_ready + 8;
   p.ring = p.full + BARRIERS;
   p.partial = (float4*)(memory + BARRIERS + a.stages * STAGE);
   p.part = p.partial + SLOTS * TILES * WARPS * NT * 32;
@@ -461,7 +457,7 @@ __device__ __forceinline__ void start_barriers(const Gemm& a, const Plan& p, int
 #pragma unroll 1
   for (int i = which; i < a.stages; i += SLOTS + 1) barrier_init(p.full + 8 * i, 1), barrier_init(p.empty + 8 * i, WARPS);
   if (which < SLOTS) barrier_init(p.partial_full + 8 * which, WARPS), barrier_init(p.partial_empty + 8 * which, 1);
-  if (which == SLOTS) barrier_init(p.norm_ready, 1), barrier_init(p.taken, WARPS), barrier_init(p.squared, WARPS);
+  if (which == SLOTS) barrier_init(p.norm_ready, 1), barrier_init(p.squared, WARPS);
   if (p.size > 1)
 #pragma unroll 1
     for (int i = which; i < p.owned; i += SLOTS + 1) barrier_init(p.arrived + 8 * i, 1);
@@ -483,7 +479,6 @@ __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
     for (int s = 0; s < p.steps; s++) {
       dawdle();
       if (free-- == 0) wait_for_previous();
-      if (FIRST && c == 0 && s == FIRST) wait_for_previous(), barrier_wait(p.taken, 0);
       if (PACED && free >= 0 && slot >= PACED) barrier_wait(p.full + 8 * (slot - PACED), 0);  // of our own copies
       barrier_wait(p.empty + 8 * slot, phase);
       const int tiles = min(TILES, p.num_tiles - s * TILES);
@@ -561,11 +556,6 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& 
     if (!EARLY) fetch_rows(a, place_of(a, group, lane), lane, raw);
     if (c > 0 || NT > 1) fetch_norm(a, group, lane, scale);
     take_rows(a, raw, scale, lane, w);
-    if (FIRST && c == 0) {
-      asm volatile("" ::"r"(raw[0][3].w) : "memory");  // it is there
-      __syncwarp();
-      if (lane == 0) barrier_arrive(p.taken);
-    }
     if (AHEAD && c + 1 < p.chunks) fetch_rows(a, place_of(a, group + p.size * WARPS, lane), lane, raw);
     if (c == 0 && warp == 0) release_next();
     const bool has_squares = c == p.chunks - 1 && a.norm;
