@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 from policy_cases import PAPER_TPOT, SEGMENTS, figures_of
 
-from codesign.artifacts import header, read_table, write_json, write_table
+from codesign.artifacts import header, machine_name, read_table, write_json, write_table
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.devices import load_device
@@ -219,7 +219,7 @@ def join(args: argparse.Namespace) -> None:
     machine = json.loads((args.folder / about["fit"]).read_text())["hardware"]
     results[f"{args.key}/about"] = {
         **about["slo"], "target": fit.target, "draft": fit.draft, "load": LOAD, "batch": BATCH,
-        "machine": machine["gpus"][0]["name"] if machine.get("gpus") else machine["cpu"],
+        "machine": machine_name(machine),
         "created": about["created"],
     }  # fmt: skip
     for name in about["segments"]:

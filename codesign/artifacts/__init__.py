@@ -173,6 +173,12 @@ def hardware() -> dict[str, Any]:
     }
 
 
+def machine_name(hardware: Mapping[str, Any]) -> str:
+    """Return the GPU of a machine that ``hardware()`` described, else its CPU."""
+    gpus = hardware.get("gpus")
+    return gpus[0]["name"] if gpus else hardware["cpu"]
+
+
 def cache_dir() -> Path:
     """Return the folder for models and downloads: $CODESIGN_HOME, else the user's cache."""
     home = os.environ.get("CODESIGN_HOME")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codesign.artifacts import read_json
+from codesign.artifacts import machine_name, read_json
 from codesign.fit import Fit
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ _SAME = {"llama-3.1-70b": "llama-3-70b"}
 def machine_of(path: Path) -> str:
     """The machine and the day of a fit's measurements, in a few words."""
     meta = read_json(path, kind="fit")
-    gpus = meta["hardware"].get("gpus")
-    machine = gpus[0]["name"] if gpus else meta["hardware"]["cpu"]
-    return f"{machine}, measured {meta['created'][:10]}"
+    return f"{machine_name(meta['hardware'])}, measured {meta['created'][:10]}"
 
 
 def shipped_pair(device: str, target: str, draft: str) -> Path | None:

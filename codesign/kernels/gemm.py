@@ -229,15 +229,5 @@ def num_sms(device: int) -> int:
 
 
 def _kernel(count: int, tiling: Tiling, activation: int, chunks: int) -> CudaKernel:
-    defines = {
-        "NT": count,
-        "WARPS": tiling.warps,
-        "TILES": tiling.tiles,
-        "BLOCKS": tiling.blocks,
-        "CLUSTER": tiling.cluster,
-        "CHUNKS": chunks,
-        "PACED": tiling.paced,
-        "ACTIVATION": activation,
-        "DELAYS": int(tiling.delays),
-    }
-    return load_kernel("gemm.cu", "gemm", defines)
+    own = {"ACTIVATION": activation, "DELAYS": int(tiling.delays)}
+    return load_kernel("gemm.cu", "gemm", tiling.macros(count, chunks) | own)

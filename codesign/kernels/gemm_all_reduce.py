@@ -97,14 +97,5 @@ def _plan(
 
 
 def _kernel(count: int, tiling: Tiling, world: int, chunks: int) -> CudaKernel:
-    defines = {
-        "NT": count,
-        "WARPS": tiling.warps,
-        "TILES": tiling.tiles,
-        "BLOCKS": tiling.blocks,
-        "CLUSTER": tiling.cluster,
-        "CHUNKS": chunks,
-        "PACED": tiling.paced,
-        "WORLD": world,
-    }
+    defines = tiling.macros(count, chunks) | {"WORLD": world}
     return load_kernel("gemm_all_reduce.cu", "gemm_all_reduce", defines)

@@ -48,6 +48,18 @@ class Tiling:
         """Threads of a block: consumers, the warp that fills the ring, reducers."""
         return 32 * (self.warps + 1 + self.slots(num_row_tiles))
 
+    def macros(self, num_row_tiles: int, chunks: int) -> dict[str, int]:
+        """Return what gemm_core.cuh is compiled with, for launches of so many chunks a block."""
+        return {
+            "NT": num_row_tiles,
+            "WARPS": self.warps,
+            "TILES": self.tiles,
+            "BLOCKS": self.blocks,
+            "CLUSTER": self.cluster,
+            "CHUNKS": chunks,
+            "PACED": self.paced,
+        }
+
     def clusters(self, num_sms: int) -> int:
         """Clusters of the grid; those of four and more do not fill every part of the chip."""
         blocks = self.launched or self.blocks

@@ -15,7 +15,15 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from codesign.artifacts import header, read_json, read_table, to_json, write_json, write_table
+from codesign.artifacts import (
+    header,
+    machine_name,
+    read_json,
+    read_table,
+    to_json,
+    write_json,
+    write_table,
+)
 from codesign.errors import InputError
 from codesign.fit import ACCEPTANCE_FILE, PROFILE_FILE, STEP_COLUMNS, STEPS_FILE
 from codesign.policy.walk import Sampling
@@ -67,9 +75,8 @@ def _measured(headers: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Which parts come from which machine and day, by the headers of the parts."""
     found: dict[tuple[str, str], list[str]] = {}
     for name, meta in headers.items():
-        gpus = meta["hardware"].get("gpus")
-        machine = gpus[0]["name"] if gpus else meta["hardware"]["cpu"]
-        found.setdefault((machine, meta["created"][:10]), []).append(name)
+        when = machine_name(meta["hardware"]), meta["created"][:10]
+        found.setdefault(when, []).append(name)
     return [{"machine": m, "day": day, "parts": parts} for (m, day), parts in found.items()]
 
 
