@@ -282,6 +282,8 @@ def main() -> None:
     bench, rows = Bench(args.plan, args.device, args.padded_rows, args.trace_seconds), []
     every = [scored.candidate for scored in bench.plan.scored]
     todo = [candidate for candidate in every if candidate.speculation.kind != "plain"]
+    if args.device == "cuda":
+        need_gpus(max((candidate.deployment.num_workers for candidate in todo), default=1))
     load_ahead(todo[0] if todo else None)
     with tempfile.TemporaryDirectory() as folder:
         for index, (candidate, following) in enumerate(zip_longest(todo, todo[1:])):

@@ -1,8 +1,9 @@
-"""Masked attention of other projects over the same slabs: FlashInfer and PyTorch's flex_attention.
+"""Attention of other projects over the same slabs: FlashInfer, FlashAttention-3, flex_attention.
 
 ``bench_attention --peers`` compares each with float64 and times it. All attend rotated queries over
 keys that are in place; rotation and KV write, part of our launch, are extra there. FlashInfer's
 decoding kernel takes no mask and no slab with room behind its rows, so it is not here.
+FlashAttention-3 takes no mask but the causal one; it comes as the package ``fa3-fwd``.
 
 Letters in shapes: T rows, S keys that rows may see, H query heads, G key/value heads, E head size.
 """
@@ -73,6 +74,19 @@ def flashinfer(slabs: Slabs, *, masked: bool) -> Call:
     return call
 
 
+def flash3(slabs: Slabs) -> Call:
+    """FlashAttention-3 as for decoding, where it chooses its own number of shares of the keys."""
+    from fa3_fwd_interface import flash_attn_with_kvcache  # type: ignore[import-not-found]
+
+    q_1THE, end = slabs.q_THE[None], slabs.mask_TS.shape[1]
+
+    def call(i: int) -> Tensor:
+        keys_1SGE, values_1SGE = (t[:, :, :end].transpose(1, 2) for t in slabs.layer(i))
+        return flash_attn_with_kvcache(q_1THE, keys_1SGE, values_1SGE, causal=True)[0]
+
+    return call
+
+
 def flex(slabs: Slabs) -> Call:
     """PyTorch's flex_attention, compiled for this shape, with the mask read from memory."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -104,4 +118,5 @@ def makers(slabs: Slabs) -> dict[str, Callable[[], Call]]:
         "FlashInfer, masked": lambda: flashinfer(slabs, masked=True),
         "FlashInfer, causal": lambda: flashinfer(slabs, masked=False),
         "flex_attention, masked": lambda: flex(slabs),
+        "FlashAttention-3, causal": lambda: flash3(slabs),
     }

@@ -1,17 +1,26 @@
-"""Int4 products of other projects, where they are installed: Humming and GemLite.
+"""Int4 products of other projects, where they are installed: Humming, GemLite and Marlin.
 
 Each loads the same ``Int4Weight`` as our kernels' packing does, zero points included, and is
 compared with float64 before it is timed. ``bench_kernels --peers`` times them. Humming takes the
-tiling that its own table has for the number of rows, GemLite times its configurations itself.
+tiling that its own table has for the number of rows, GemLite times its configurations itself,
+Marlin takes the first of its list that fits.
 
-What they lay out is stated by ``humming_tensors`` and ``gemlite_tensors``, in plain PyTorch.
+Marlin is vLLM's, in the form that SGLang compiles at first use (its 0.5.10.post1:
+``jit_kernel/csrc/gemm/marlin/gptq_marlin.cuh``, ``gptq_marlin_gemm<bf16_t>`` exported by TVM FFI).
+``CODESIGN_MARLIN`` names the compiled library, so that SGLang need not be installed.
+
+What they lay out is stated by ``humming_tensors``, ``gemlite_tensors`` and ``marlin_tensors``, in
+plain PyTorch.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +28,8 @@ from torch import Tensor
 from codesign.kernels.int4 import SMALLEST_SCALE, Int4Weight, pack_nibbles, unpack_nibbles
 
 LARGEST_ERROR = 2e-2  # they round weights to 16 bits, and some add up parts in bfloat16
+MARLIN = "CODESIGN_MARLIN"  # the environment's name of its compiled library
+UINT4 = 1 << 50 | 4 << 8  # Marlin's number of the type: no exponent, 4 bits, no sign, no bias
 Product = Callable[[Tensor], Tensor]
 
 
@@ -87,10 +98,57 @@ def gemlite_tensors(weight: Int4Weight, dtype: torch.dtype) -> tuple[Tensor, Ten
     return unpack_nibbles(weight.packed), weight.scales.to(dtype), weight.zeros.to(dtype)
 
 
+def marlin(weight: Int4Weight, rows: int, dtype: torch.dtype) -> Product:
+    """Return Marlin's product, called as SGLang calls it."""
+    multiply = marlin_library().gptq_marlin_gemm
+    device = weight.packed.device
+    tensors = marlin_tensors(weight, dtype)
+    none, no_columns = (torch.empty(0, dtype=t, device=device) for t in (dtype, torch.int32))
+    blocks = torch.cuda.get_device_properties(device).multi_processor_count
+    locks = torch.zeros(blocks, dtype=torch.int32, device=device)
+    sums = blocks * -(-rows // 16) * 16 * 256
+
+    def call(x_MK: Tensor) -> Tensor:
+        out_MN = x_MK.new_empty(len(x_MK), weight.rows)
+        packed, scales, zeros = tensors
+        operands = (x_MK, packed, scales, none, zeros, no_columns, no_columns, out_MN)
+        parts = torch.empty(sums, dtype=torch.float32, device=device)
+        # All columns are here, no atomic additions, sums of blocks in float32, whole zero points.
+        multiply(*operands, parts, none, locks, UINT4, True, False, True, False)
+        return out_MN
+
+    return call
+
+
+@cache
+def marlin_library() -> Any:
+    """Return the module that ``CODESIGN_MARLIN`` names."""
+    if MARLIN not in os.environ:
+        raise ModuleNotFoundError(name=f"{MARLIN} names no library")
+    from tvm_ffi import load_module  # type: ignore[import-not-found]
+
+    return load_module(os.environ[MARLIN])
+
+
+def marlin_tensors(weight: Int4Weight, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what Marlin loads: words of (K / 16, 2 N), scales (U, N), zeros (U, N / 8).
+
+    16 inputs by 64 outputs lie together. A thread of the tensor cores has a word for each 16
+    outputs: of two outputs eight apart, inputs two by two, the even ones in the low half.
+    """
+    rows, columns = weight.rows, weight.columns
+    tiles = unpack_nibbles(weight.packed).t().reshape(columns // 16, 2, 4, 2, rows // 64, 4, 2, 8)
+    words = tiles.permute(0, 4, 7, 2, 5, 3, 6, 1).reshape(columns // 16, -1)
+    scales = weight.scales.to(dtype).t().unflatten(1, (-1, 8, 8)).transpose(2, 3)
+    zeros = weight.zeros.t().unflatten(1, (-1, 4, 2, 8)).permute(0, 1, 4, 3, 2)
+    return pack_nibbles(words), scales.flatten(1).contiguous(), pack_nibbles(zeros.flatten(1))
+
+
 PEERS = (
     Peer("Humming bf16", torch.bfloat16, humming),
     Peer("GemLite fp16", torch.float16, gemlite),
     Peer("GemLite bf16", torch.bfloat16, gemlite),
+    Peer("Marlin bf16", torch.bfloat16, marlin),
 )
 
 

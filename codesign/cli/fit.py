@@ -67,7 +67,6 @@ def make_fit(args: argparse.Namespace) -> None:
     """Fit a profile, or import acceptance, and print how good the fit is."""
     from pathlib import Path
 
-    from codesign.artifacts import read_json
     from codesign.fit import PROFILE_FILE, STEPS_FILE, fit_profile
     from codesign.profiler.store import measured_note
 
@@ -81,7 +80,7 @@ def make_fit(args: argparse.Namespace) -> None:
         )
     folder, out = Path(args.profile), Path(args.out)
     fit = fit_profile(folder)
-    note = measured_note(read_json(folder / PROFILE_FILE, kind="profile").get("measured", ()))
+    note = measured_note(fit.measured)
     if note:
         say(f"{folder}: {note}")
     fit.save(out, inputs={"profile": folder / PROFILE_FILE, "steps": folder / STEPS_FILE})

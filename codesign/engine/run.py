@@ -188,11 +188,9 @@ def run_candidate(
         new_text=new_text,
         store=memory.store(),
     )
-    partner: Partner = NoDraft()
-    if candidate.speculation.kind != "plain":
-        policy = setup or PolicySetup(candidate.speculation)
-        build = partial(_build_worker, _needed(draft, candidate), policy, memory)
-        partner = _partner(build, candidate, loaded=local_draft, target=target, delay=draft_delay)
+    policy = setup or PolicySetup(candidate.speculation)
+    build = partial(_build_worker, policy=policy, memory=memory)
+    partner = _partner(candidate, draft, build, target, loaded=local_draft, delay=draft_delay)
     server = Server(
         worker, partner, schedule, requests, refused=served.refused, progress=progress, feed=feed
     )
@@ -219,24 +217,23 @@ class _Memory:
         return PrefixStore(self.keep) if self.keep else None
 
 
-def _needed(draft: DraftSource | None, candidate: Candidate) -> DraftSource:
-    if draft is None:
-        raise InputError(f"{candidate.label} needs a draft. Choose one: codesign models list")
-    return draft
-
-
 def _partner(
-    build: Callable[..., DraftWorker],
     candidate: Candidate,
+    draft: DraftSource | None,
+    build: Callable[..., DraftWorker],
+    target: Decoder,
     *,
     loaded: Decoder | None,
-    target: Decoder,
     delay: Callable[[int], float] | None,
 ) -> Partner:
+    if candidate.speculation.kind == "plain":
+        return NoDraft()
+    if draft is None:
+        raise InputError(f"{candidate.label} needs a draft. Choose one: codesign models list")
     threads = candidate.deployment.draft_workers
     if threads == 0:
-        return LocalDraft(build(loaded=loaded, target=target))
-    return RemoteDraft(DraftSetup(build, num_threads=threads, delay=delay))
+        return LocalDraft(build(draft, loaded=loaded, target=target))
+    return RemoteDraft(DraftSetup(partial(build, draft), num_threads=threads, delay=delay))
 
 
 def _build_worker(

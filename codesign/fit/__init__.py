@@ -9,7 +9,7 @@ Must not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import isfinite
 from pathlib import Path
@@ -51,6 +51,7 @@ class Fit:
         acceptance_origin: "recorded": token by token; or what it was imported from.
         steps: How each forward was fitted, by "deployment/op".
         calibration_fit: How well the calibration does; None where it is not known.
+        measured: Machine, day and parts of what was measured, as the profile has them.
     """
 
     target: str
@@ -66,6 +67,7 @@ class Fit:
     acceptance_origin: str = "recorded"
     steps: dict[str, StepFit] = field(default_factory=dict)
     calibration_fit: CalibrationFit | None = None
+    measured: Sequence[Mapping[str, Any]] = ()
 
     def save(self, path: str | Path, *, inputs: Mapping[str, Path] | None = None) -> None:
         """Write the fit as JSON, and the recorded acceptance as Parquet beside it.
@@ -97,6 +99,7 @@ class Fit:
             "calibration_fit": None
             if self.calibration_fit is None
             else asdict(self.calibration_fit),
+            "measured": self.measured,
         }
         write_json(path, {**meta, **body})
 
@@ -140,6 +143,7 @@ def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
         "acceptance_origin": payload.get("acceptance_origin", "recorded"),
         "steps": {name: _read_step(step) for name, step in payload["steps"].items()},
         "calibration_fit": None if checked is None else _read_calibration(checked),
+        "measured": tuple(payload.get("measured", ())),
     }
 
 
@@ -213,4 +217,5 @@ def fit_profile(directory: str | Path) -> Fit:
         errors={**errors, "acceptance": acceptance_error(acceptance)},
         steps=fits,
         calibration_fit=calibration,
+        measured=tuple(about.get("measured", ())),
     )

@@ -28,7 +28,9 @@ _MOST_NODES = 256  # that are foreseen: of large batches few forwards ever pay
 def next_forward(
     this: BatchRound, worth: Floats, gains: Floats, rate: float
 ) -> tuple[float, float]:
-    """What one more forward promises; ``best_forwards`` finds the same, but takes longer.
+    """What one more forward promises.
+
+    ``best_forwards`` finds the same, but takes longer from four requests on: six times at 64.
 
     Args:
         this: The round.

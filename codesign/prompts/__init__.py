@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -139,12 +139,7 @@ def bind_prompts(
     for row, (arrival, wanted, output, category) in enumerate(
         zip(*(trace_requests[name] for name in columns), strict=True)
     ):
-        choices = by_category.get(category)
-        if not choices:
-            known = ", ".join(name for name in by_category if name)
-            raise InputError(
-                f"request {row} has category {category!r}, which no prompt has; there are: {known}"
-            )
+        choices = _of_category(category, by_category, row)
         chosen = choices[int(generator.integers(len(choices)))]
         first_filler = int(generator.integers(len(pool)))
         ids = _lengthen(
@@ -159,6 +154,16 @@ def bind_prompts(
         bound.append(BoundRequest(row, float(arrival), category, ids, int(output), options=options))
     _check_positions(bound, max_positions=max_positions)
     return bound
+
+
+def _of_category(category: str, by_category: Mapping[str, list[int]], row: int) -> list[int]:
+    choices = by_category.get(category)
+    if not choices:
+        known = ", ".join(name for name in by_category if name)
+        raise InputError(
+            f"request {row} has category {category!r}, which no prompt has; there are: {known}"
+        )
+    return choices
 
 
 def every_prompt(

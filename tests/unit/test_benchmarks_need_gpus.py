@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -43,6 +44,22 @@ def test_a_benchmark_without_its_gpus_ends_in_one_line(name, monkeypatch, capsys
     gpus = "1 GPU" if needed == 1 else f"{needed} GPUs"
     assert stop.value.code == HardwareError.exit_code
     assert capsys.readouterr().err == f"{name}.py: needs {gpus}, found {needed - 1}\n"
+
+
+def test_the_engine_benchmark_needs_the_gpus_of_its_widest_candidate(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(ROOT))
+    module = importlib.import_module("benchmarks.bench_engine")
+    labels = ("tree-8x4x2@1", "async-tree-8x4x2@2+1", "plain@4")
+    scored = [SimpleNamespace(candidate=module._candidate(label, 1)) for label in labels]
+    monkeypatch.setattr(
+        module, "Bench", lambda *_: SimpleNamespace(plan=SimpleNamespace(scored=scored))
+    )
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(sys, "argv", ["bench_engine.py", "--plan", "plan.json"])
+    with pytest.raises(SystemExit) as stop:
+        module.main()
+    assert stop.value.code == HardwareError.exit_code
+    assert capsys.readouterr().err == "bench_engine.py: needs 3 GPUs, found 2\n"
 
 
 def test_every_script_that_writes_what_a_gpu_did_is_held_to_it():

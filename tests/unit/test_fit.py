@@ -121,6 +121,7 @@ def write_profile(folder: Path, steps: pd.DataFrame) -> Path:
         "temperature": 0.7,
         "top_k": 40,
         "top_p": 0.9,
+        "measured": [{"machine": "NVIDIA H200", "day": "2026-11-22", "parts": ["2"]}],
     }
     write_table(folder / STEPS_FILE, steps, about)
     write_table(folder / ACCEPTANCE_FILE, recorded(tokens=60).to_table(), about)
@@ -681,15 +682,16 @@ def test_a_fit_survives_its_file(tmp_path):
     assert (again.target, again.draft, again.temperature) == ("smollm2-135m", "ngram", 0.7)
     assert (again.top_k, again.top_p) == (40, 0.9)
     assert 0 < again.errors["acceptance"] < 1
+    assert again.measured[0]["machine"] == "NVIDIA H200"
 
 
 def test_a_fit_that_does_not_say_how_tokens_were_cut_cut_none(tmp_path):
     fit_profile(write_profile(tmp_path, whole_profile())).save(tmp_path / "fit.json")
     payload = json.loads((tmp_path / "fit.json").read_text())
-    del payload["top_k"], payload["top_p"]
+    del payload["top_k"], payload["top_p"], payload["measured"]
     (tmp_path / "fit.json").write_text(json.dumps(payload))
     fit = Fit.load(tmp_path / "fit.json")
-    assert (fit.top_k, fit.top_p) == (0, 1.0)
+    assert (fit.top_k, fit.top_p, fit.measured) == (0, 1.0, ())
 
 
 def test_two_fits_in_one_folder_keep_their_own_acceptance(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,6 +78,45 @@ def test_gemlite_is_given_the_weight(bench, weight, dtype):
     assert torch.equal(steps * scales.float().repeat_interleave(128, 1), weight.dequantize())
 
 
+def test_marlin_is_given_the_weight(bench):
+    """Read back as its threads do: B of ``mma.m16n8k16``, low and high nibbles of half words."""
+    torch.manual_seed(0)
+    weight = bench.peer_gemm.random_int4(128, 256, group=128, device="cpu")
+    words, scales, zeros = bench.peer_gemm.marlin_tensors(weight, torch.bfloat16)
+    assert (tuple(words.shape), words.dtype) == ((16, 256), torch.int32)
+    assert (tuple(scales.shape), scales.dtype) == ((2, 128), torch.bfloat16)
+    assert (tuple(zeros.shape), zeros.dtype) == ((2, 16), torch.int32)
+    assert all(t.is_contiguous() for t in (words, scales, zeros))
+    nibbles = unpack_nibbles(words).view(16, 2, 32, 4, 8)  # K / 16, N / 64, lanes, words
+    zero_points, found = unpack_nibbles(zeros), torch.zeros(128, 256)
+    for k, n, lane, word, at in itertools.product(*map(range, nibbles.shape)):
+        half, (block, high) = at // 4, divmod(at % 4, 2)
+        column = 16 * k + 8 * high + 2 * (lane % 4) + half
+        row = 64 * n + 16 * word + 8 * block + lane // 4
+        # a thread loads its eight outputs' scales and zero points, one a block of a word, at once
+        place = 64 * n + 8 * (lane // 4)
+        scale = scales[column // 128, place + 2 * word + block]
+        zero = zero_points[column // 128, place + 4 * block + word]
+        found[row, column] = (float(nibbles[k, n, lane, word, at]) - float(zero)) * float(scale)
+    assert torch.equal(found, weight.dequantize())
+
+
+def test_marlin_is_called_with_what_it_checks(bench, weight, monkeypatch):
+    calls = []
+    library = SimpleNamespace(gptq_marlin_gemm=lambda *given: calls.append(given))
+    sms = SimpleNamespace(multi_processor_count=3)
+    monkeypatch.setattr(bench.peer_gemm, "marlin_library", lambda: library)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: sms)
+    x = torch.randn(9, 256).to(torch.bfloat16)
+    wide = bench.peer_gemm.random_int4(64, 256, group=128, device="cpu")
+    assert bench.peer_gemm.marlin(wide, 9, torch.bfloat16)(x).shape == (9, 64)
+    (given,) = calls
+    shapes = [tuple(t.shape) for t in given if isinstance(t, torch.Tensor)]
+    words = [(16, 128), (2, 64), (0,), (2, 8), (0,), (0,)]
+    assert shapes == [(9, 256), *words, (9, 64), (3 * 16 * 256,), (0,), (3,)]
+    assert given[11:] == (1 << 50 | 4 << 8, True, False, True, False)
+
+
 def test_a_product_that_is_another_one_is_not_timed(bench, weight):
     x = torch.randn(8, 256)
     right = weight.dequantize().t()
@@ -108,8 +148,11 @@ def case(bench, monkeypatch):
 def test_a_project_that_is_not_installed_gets_a_row_that_says_so(bench, case, monkeypatch):
     for name in ("humming", "humming.layer", "gemlite"):
         monkeypatch.setitem(sys.modules, name, None)  # imports of it fail
+    monkeypatch.delenv("CODESIGN_MARLIN", raising=False)
     rows = [case.peer(peer) for peer in bench.peer_gemm.PEERS]
-    assert [row["kernel"] for row in rows] == ["Humming bf16", "GemLite fp16", "GemLite bf16"]
+    names = ["Humming bf16", "GemLite fp16", "GemLite bf16", "Marlin bf16"]
+    assert [row["kernel"] for row in rows] == names
+    assert rows[-1]["status"] == "not installed: CODESIGN_MARLIN names no library"
     assert all(row["status"].startswith("not installed: ") for row in rows)
     assert all((row["op"], row["rows"]) == ("o", 8) for row in rows)
 
@@ -149,6 +192,25 @@ def test_pytorchs_attention_is_asked_for_the_same(bench, slabs, masked):
     slabs.q_THE = slabs.q_THE.flip(1)
     with pytest.raises(ValueError, match="other attention"):
         layers.error(slabs, call, masked=masked)
+
+
+def test_flash_attention_3_is_asked_for_the_same(bench, slabs, monkeypatch):
+    """Its causal mask is aligned to the last row and key."""
+    slabs.mask_TS = torch.ones(ROWS, CONTEXT + ROWS, dtype=torch.bool).tril(CONTEXT)
+
+    def attend(q, k_cache, v_cache, *, causal):
+        assert causal
+        assert k_cache.stride(-1) == v_cache.stride(-1) == 1
+        assert k_cache.shape == v_cache.shape == (1, CONTEXT + ROWS, KV_HEADS, HEAD_DIM)
+        q, keys, values = (t.transpose(1, 2).float() for t in (q, k_cache, v_cache))
+        bias = torch.zeros(slabs.mask_TS.shape).masked_fill(~slabs.mask_TS, -torch.inf)
+        out = tree_attention(q[0].transpose(0, 1), keys[0], values[0], bias)
+        return out.reshape(1, ROWS, HEADS, HEAD_DIM)
+
+    package = SimpleNamespace(flash_attn_with_kvcache=attend)
+    monkeypatch.setitem(sys.modules, "fa3_fwd_interface", package)
+    call = bench.peer_attention.makers(slabs)["FlashAttention-3, causal"]()
+    assert bench.bench_attention.Layers.error(slabs, call, masked=True) < 1e-2
 
 
 def test_attention_that_cannot_be_made_gets_a_row_that_says_so(bench, slabs, monkeypatch):

@@ -79,12 +79,8 @@ def rank_setup(
     served = served_requests(requests, spec, model_shape(target), max_kv_tokens)
     longest, num_slots = served.longest, candidate.max_batch
     serving, sampling = serving or Serving(), sampling or Sampling()
-    pagings: tuple[Paging | None, Paging | None] = (None, None)
-    if _wants_pages(serving, num_slots * longest, max_kv_tokens):
-        pages = partial(Paging.for_rows, max_kv_tokens, num_slots, page_rows=page_rows)
-        # A draft writes the row of a prompt's last token itself, and so shares no block with it.
-        unshared = PREFIX_BLOCK if serving.prefix_cache else 0
-        pagings = pages(), pages(spare_rows=MAX_TREE_ROWS + unshared)
+    pages = partial(Paging.for_rows, max_kv_tokens, num_slots, page_rows=page_rows)
+    pagings = _pagings(pages, serving, num_slots * longest > 2 * max_kv_tokens)
     if spec.kind == "plain":
         draft = None
     elif draft is None:
@@ -116,9 +112,15 @@ def rank_setup(
     )
 
 
-def _wants_pages(serving: Serving, slab_rows: int, max_kv_tokens: int) -> bool:
-    """Whether slabs lie in pages: rows are shared or taken back, or slabs would be mostly empty."""
-    return serving.prefix_cache or serving.preemption or slab_rows > 2 * max_kv_tokens
+def _pagings(
+    pages: Callable[..., Paging], serving: Serving, are_sparse: bool
+) -> tuple[Paging | None, Paging | None]:
+    """The target's and the draft's, if rows are shared or taken back, or most would be empty."""
+    if not (serving.prefix_cache or serving.preemption or are_sparse):
+        return None, None
+    # A draft writes the row of a prompt's last token itself, and so shares no block with it.
+    unshared = PREFIX_BLOCK if serving.prefix_cache else 0
+    return pages(), pages(spare_rows=MAX_TREE_ROWS + unshared)
 
 
 def _samplings(requests: Sequence[BoundRequest], sampling: Sampling) -> tuple[Sampling, ...]:
