@@ -107,7 +107,7 @@ class Bench:
         part = torch.randn(rows, hidden, device="cuda").to(torch.bfloat16)
         residual, out = torch.zeros_like(part), torch.empty_like(part)
         ways = {"every rank adds all": add_gathered, "each adds some": add_by_rows}
-        sums = [way(part, part, self.group, torch.empty_like(part)) for way in ways.values()]
+        sums = [way(part, residual, self.group, torch.empty_like(part)) for way in ways.values()]
         assert torch.equal(*sums), "the ways differ"
         floor = part.nbytes * 2 * (self.exchange.world - 1) / self.exchange.world / WIRE_BANDWIDTH
         for version, way in ways.items():

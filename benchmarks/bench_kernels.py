@@ -95,7 +95,7 @@ class Case:
         for start in range(0, self.of.tiles, PIECE):
             data = weight.data[start : start + PIECE]
             features = min(PIECE * TILE, self.of.features - start * TILE)
-            piece = PackedLinear(data, features, self.of.columns, 4)
+            piece = PackedLinear(data, features, self.of.columns)
             op = packed_reference.gate_up if self.of.op == "gate_up" else packed_reference.linear
             pieces.append(op(self.x, piece, norm=self.norm))
         out = torch.cat(pieces, dim=1)
@@ -204,7 +204,7 @@ def random_weight(of: Map) -> PackedLinear:
     zeros = (torch.randint(0, 16, (*size[:2], 8, 2), device="cuda") + 128).half()
     ends = torch.cat((scales, zeros), -1).view(torch.uint8)
     data[..., 1024:] = ends.view(*size[:2], 64)
-    return PackedLinear(data, of.features, of.columns, 4)
+    return PackedLinear(data, of.features, of.columns)
 
 
 def candidates(of: Map, rows: int) -> Iterator[Tiling]:
@@ -227,7 +227,6 @@ def fits(of: Map, rows: int, tiling: Tiling) -> bool:
         tiling,
         tiles=of.tiles,
         groups=of.groups,
-        record_bytes=1088,
         num_row_tiles=row_tiles(rows),
         num_sms=gemm.num_sms(0),
     )

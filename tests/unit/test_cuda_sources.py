@@ -131,6 +131,17 @@ def test_attention_begins_without_a_fence(compiled: Compile):
     assert not [name for name in start if name.startswith("MEMBAR")]
 
 
+def test_attention_lets_nobody_start_before_all_in_front_of_it_is_complete():
+    """Maps let the next kernel start at once, and attention reads old keys before it waits.
+
+    Whatever was launched before an earlier attention is complete when the next one starts: it
+    takes that one's word.
+    """
+    text = source_text("fused_attention.cu")
+    assert text.count("griddepcontrol.launch_dependents") == 1
+    assert text.index("griddepcontrol.wait") < text.index("griddepcontrol.launch_dependents")
+
+
 def test_includes_are_pasted_once():
     text = source_text("gemm_all_reduce.cu")
     assert "#include" not in text

@@ -36,7 +36,7 @@ def test_eight_rows_of_every_shape_get_a_ring_of_two_stages_that_fits(tiles, gro
 
 
 @given(
-    shape=st.sampled_from((*_MEASURED, (320, 64), (512, 112), (3584, 64))),
+    shape=st.sampled_from([*_MEASURED]),
     rows=st.integers(1, 32),
 )
 def test_the_cut_along_the_columns_does_not_depend_on_the_rows(shape, rows):
@@ -44,7 +44,7 @@ def test_the_cut_along_the_columns_does_not_depend_on_the_rows(shape, rows):
     one = choose(tiles=tiles, groups=groups)
     many = choose(tiles=tiles, groups=groups, num_row_tiles=row_tiles(rows))
     assert (one.warps, one.cluster) == (many.warps, many.cluster)
-    assert groups % one.warps == 0
+    assert -(-groups // one.warps) % one.cluster == 0, "blocks of a cluster with unequal columns"
     plan = layout(
         many,
         tiles=tiles,
@@ -70,14 +70,15 @@ def test_sixteen_rows_of_the_largest_maps_run_in_one_launch():
 
 
 def test_more_than_sixteen_rows_share_a_launch_only_where_registers_are_left():
-    """Of the 70B's maps over four GPUs, its down on one, and the 72B's."""
+    """Of the 70B's maps over four GPUs, its down on one, the 72B's and the 3B's."""
     most = {
         (160, 64): 16,
         (512, 16): 32,
         (896, 64): 16,
         (512, 56): 16,
-        (512, 224): 32,
+        (512, 224): 16,
         (512, 231): 16,
+        (192, 24): 32,
     }
     found = {cut: _most_rows(*cut, None, 132) for cut in most}
     assert found == most

@@ -557,7 +557,6 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& 
     if (c > 0 || NT > 1) fetch_norm(a, group, lane, scale);
     take_rows(a, raw, scale, lane, w);
     if (AHEAD && c + 1 < p.chunks) fetch_rows(a, place_of(a, group + p.size * WARPS, lane), lane, raw);
-    if (c == 0 && warp == 0) release_next();
     const bool has_squares = c == p.chunks - 1 && a.norm;
     int place = 0;
     for (int s = 0; s < p.steps; s++) {
@@ -712,6 +711,9 @@ template <class Epilogue>
 __device__ __forceinline__ void gemm_main(const Gemm& a, Epilogue& epilogue) {
   extern __shared__ __align__(128) u8 memory[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  // The next kernel's blocks come as soon as there is room for them, not when this one's x is there: they
+  // wait for it themselves. Before they do, they read weights and, of attention, keys of earlier steps.
+  release_next();
   const Plan p = make_plan(a, memory);
   Place x;
   uint4 scale[4];
