@@ -186,7 +186,9 @@ class Case:
     def timed_peer(self, peer: peer_gemm.Peer) -> dict[str, Any]:
         """Check the first weight, then time copies in turn."""
         size = (self.of.features, self.of.columns)
-        weight = peer_gemm.random_int4(*size, group=GROUP, device="cuda")
+        weight = peer_gemm.random_int4(
+            *size, group=GROUP, device="cuda", is_symmetric=peer.is_symmetric
+        )
         x = self.x.to(peer.dtype)
         products = [peer.load(weight, self.rows, peer.dtype) for _ in self.weights]
         error = peer_gemm.relative_error(products[0], weight, x)

@@ -3,7 +3,7 @@
 Each loads the same ``Int4Weight`` as our kernels' packing does, zero points included, and is
 compared with float64 before it is timed. ``bench_kernels --peers`` times them. Humming takes the
 tiling that its own table has for the number of rows, GemLite times its configurations itself,
-Marlin takes the first of its list that fits.
+Marlin takes the first of its list that fits, with those zero points and without any.
 
 Marlin is vLLM's, in the form that SGLang compiles at first use (its 0.5.10.post1:
 ``jit_kernel/csrc/gemm/marlin/gptq_marlin.cuh``, ``gptq_marlin_gemm<bf16_t>`` exported by TVM FFI).
@@ -29,7 +29,9 @@ from codesign.kernels.int4 import SMALLEST_SCALE, Int4Weight, pack_nibbles, unpa
 
 LARGEST_ERROR = 2e-2  # they round weights to 16 bits, and some add up parts in bfloat16
 MARLIN = "CODESIGN_MARLIN"  # the environment's name of its compiled library
-UINT4 = 1 << 50 | 4 << 8  # Marlin's number of the type: no exponent, 4 bits, no sign, no bias
+# Marlin's numbers of types without exponent and sign: 4 bits, and what is taken off.
+UINT4, UINT4_LESS_8 = 1 << 50 | 4 << 8, 1 << 50 | 8 << 17 | 4 << 8
+MIDDLE = 8  # zero point of symmetric weights
 Product = Callable[[Tensor], Tensor]
 
 
@@ -41,11 +43,13 @@ class Peer:
         name: In results.
         dtype: Of its rows and result.
         load: Lays a weight out for a number of rows; returns the product.
+        is_symmetric: Its weights have no zero points of their own.
     """
 
     name: str
     dtype: torch.dtype
     load: Callable[[Int4Weight, int, torch.dtype], Product]
+    is_symmetric: bool = False
 
 
 def humming(weight: Int4Weight, rows: int, dtype: torch.dtype) -> Product:
@@ -99,22 +103,24 @@ def gemlite_tensors(weight: Int4Weight, dtype: torch.dtype) -> tuple[Tensor, Ten
 
 
 def marlin(weight: Int4Weight, rows: int, dtype: torch.dtype) -> Product:
-    """Return Marlin's product, called as SGLang calls it."""
+    """Return Marlin's product, called as SGLang calls it; the middle needs no zero points."""
     multiply = marlin_library().gptq_marlin_gemm
     device = weight.packed.device
-    tensors = marlin_tensors(weight, dtype)
+    packed, scales, zeros = marlin_tensors(weight, dtype)
     none, no_columns = (torch.empty(0, dtype=t, device=device) for t in (dtype, torch.int32))
+    kind = UINT4
+    if bool((weight.zeros == MIDDLE).all()):
+        kind, zeros = UINT4_LESS_8, no_columns
     blocks = torch.cuda.get_device_properties(device).multi_processor_count
     locks = torch.zeros(blocks, dtype=torch.int32, device=device)
     sums = blocks * -(-rows // 16) * 16 * 256
 
     def call(x_MK: Tensor) -> Tensor:
         out_MN = x_MK.new_empty(len(x_MK), weight.rows)
-        packed, scales, zeros = tensors
         operands = (x_MK, packed, scales, none, zeros, no_columns, no_columns, out_MN)
         parts = torch.empty(sums, dtype=torch.float32, device=device)
         # All columns are here, no atomic additions, sums of blocks in float32, whole zero points.
-        multiply(*operands, parts, none, locks, UINT4, True, False, True, False)
+        multiply(*operands, parts, none, locks, kind, True, False, True, False)
         return out_MN
 
     return call
@@ -149,15 +155,20 @@ PEERS = (
     Peer("GemLite fp16", torch.float16, gemlite),
     Peer("GemLite bf16", torch.bfloat16, gemlite),
     Peer("Marlin bf16", torch.bfloat16, marlin),
+    Peer("Marlin bf16, symmetric", torch.bfloat16, marlin, is_symmetric=True),
 )
 
 
-def random_int4(rows: int, columns: int, *, group: int, device: str) -> Int4Weight:
+def random_int4(
+    rows: int, columns: int, *, group: int, device: str, is_symmetric: bool = False
+) -> Int4Weight:
     """Return random codes and zero points, and scales that float16 and bfloat16 both hold."""
     words = torch.randint(-(1 << 31), 1 << 31, (rows, columns // 8), device=device)
     size = (rows, columns // group)
     scales = torch.rand(size, device=device) * 0.02 + SMALLEST_SCALE
     zeros = torch.randint(0, 16, size, device=device, dtype=torch.uint8)
+    if is_symmetric:
+        zeros.fill_(MIDDLE)
     return Int4Weight(words.to(torch.int32), scales.to(torch.bfloat16).half(), zeros)
 
 

@@ -34,7 +34,7 @@ WIDTH = 100
 INTRODUCTION = """\
 ## Predictions against the engine
 
-Written by `python -m benchmarks.campaign --report` from {files}.
+Written by `python -m benchmarks.campaign --report FILE` from {files}.
 
 A campaign profiles a pair of models on rank groups, and serves a grid of plans and a stretch of a
 trace on them. The fit sees the profile alone, which serves a few made-up requests without a draft

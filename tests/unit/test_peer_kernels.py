@@ -101,20 +101,23 @@ def test_marlin_is_given_the_weight(bench):
     assert torch.equal(found, weight.dequantize())
 
 
-def test_marlin_is_called_with_what_it_checks(bench, weight, monkeypatch):
+@pytest.mark.parametrize("is_symmetric", [False, True])
+def test_marlin_is_called_with_what_it_checks(bench, monkeypatch, is_symmetric):
     calls = []
     library = SimpleNamespace(gptq_marlin_gemm=lambda *given: calls.append(given))
     sms = SimpleNamespace(multi_processor_count=3)
     monkeypatch.setattr(bench.peer_gemm, "marlin_library", lambda: library)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: sms)
     x = torch.randn(9, 256).to(torch.bfloat16)
-    wide = bench.peer_gemm.random_int4(64, 256, group=128, device="cpu")
-    assert bench.peer_gemm.marlin(wide, 9, torch.bfloat16)(x).shape == (9, 64)
+    make = bench.peer_gemm.random_int4
+    weight = make(64, 256, group=128, device="cpu", is_symmetric=is_symmetric)
+    assert bench.peer_gemm.marlin(weight, 9, torch.bfloat16)(x).shape == (9, 64)
     (given,) = calls
     shapes = [tuple(t.shape) for t in given if isinstance(t, torch.Tensor)]
-    words = [(16, 128), (2, 64), (0,), (2, 8), (0,), (0,)]
+    words = [(16, 128), (2, 64), (0,), (0,) if is_symmetric else (2, 8), (0,), (0,)]
     assert shapes == [(9, 256), *words, (9, 64), (3 * 16 * 256,), (0,), (3,)]
-    assert given[11:] == (1 << 50 | 4 << 8, True, False, True, False)
+    taken_off = 8 if is_symmetric else 0
+    assert given[11:] == (1 << 50 | taken_off << 17 | 4 << 8, True, False, True, False)
 
 
 def test_a_product_that_is_another_one_is_not_timed(bench, weight):
@@ -134,8 +137,8 @@ def case(bench, monkeypatch):
     """A case of ``bench_kernels`` without a GPU."""
     make = bench.peer_gemm.random_int4
 
-    def on_cpu(rows, columns, *, group, device):
-        return make(rows, columns, group=group, device="cpu")
+    def on_cpu(rows, columns, *, group, device, is_symmetric):
+        return make(rows, columns, group=group, device="cpu", is_symmetric=is_symmetric)
 
     monkeypatch.setattr(bench.peer_gemm, "random_int4", on_cpu)
     of = bench.bench_kernels.Map("a model", "o", 256, 48)
@@ -150,7 +153,8 @@ def test_a_project_that_is_not_installed_gets_a_row_that_says_so(bench, case, mo
         monkeypatch.setitem(sys.modules, name, None)  # imports of it fail
     monkeypatch.delenv("CODESIGN_MARLIN", raising=False)
     rows = [case.peer(peer) for peer in bench.peer_gemm.PEERS]
-    names = ["Humming bf16", "GemLite fp16", "GemLite bf16", "Marlin bf16"]
+    names = ["Humming bf16", "GemLite fp16", "GemLite bf16"]
+    names += ["Marlin bf16", "Marlin bf16, symmetric"]
     assert [row["kernel"] for row in rows] == names
     assert rows[-1]["status"] == "not installed: CODESIGN_MARLIN names no library"
     assert all(row["status"].startswith("not installed: ") for row in rows)
