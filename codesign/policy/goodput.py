@@ -82,7 +82,7 @@ class Goodput:
             cost.target,
             overhead=cost.reroot + cost.choice,
             slo_tpot=slo_tpot,
-            draft_prompt_seconds=cost.draft_prefill,
+            draft_prompt_seconds=cost.draft_prompt,
             prompt_seconds=cost.prefill,
             draft_each=cost.draft.each,
             target_each=cost.target.each,
