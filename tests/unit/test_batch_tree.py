@@ -505,6 +505,21 @@ def test_leaves_beside_the_verification_are_those_whose_children_are_worth_a_row
     assert any(found) == (any(wanted) and policy._may_draft)
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_prompts_beside_the_verification_are_late_together_only_where_each_has_a_forward(apart):
+    # Late by 140 ms for one or both, by 290 for two forwards: 200 ms would yield as many tokens.
+    prompt = StepTime.linear(alpha=0.0, gamma=1e-6, delta=0.150)
+    goodput = Goodput(DRAFT, TARGET, draft_prompt_seconds=replace(prompt, apart=apart))
+    policy = build_speculation(parse_policy("async-batch-tree-8x2x8"), goodput=goodput)
+    assert isinstance(policy, BatchTree)
+    trees = trees_of(policy, 2, prompt=200)
+    for tree in trees:
+        tree.reroot([5])
+    play(policy, trees, [[0.8, 0.1]] * 2)
+    policy._may_draft = True
+    assert sum(map(bool, policy.overlap_leaves(trees))) == (1 if apart else 2)
+
+
 @settings(max_examples=30)
 @given(st.lists(st.integers(1, 200), max_size=300), st.integers(0, 220))
 def test_lengths_are_ranked_as_requests_finish_the_last_ones_alone(lengths, emitted):
