@@ -108,7 +108,7 @@ def _work_of(rounds: RoundLog, deployment: Deployment, cost: RoundCost) -> dict[
     each = rows / np.maximum(number, 1.0)
     forward = cost.draft.of_arrays(each, rounds.column("context"), batch)
     prompts = rounds.column("prefill_tokens")
-    prompt_seconds = cost.draft_prefill.of_arrays(prompts, 0.0, 1.0)
+    prompt_seconds = cost.draft_prompt.of_arrays(prompts, 0.0, 1.0)
     drafting = np.where(number > 0, number * forward, 0.0)
     drafting += np.where(prompts > 0, prompt_seconds, 0.0)
     return {"target": target, "draft": drafting}

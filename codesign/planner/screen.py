@@ -208,7 +208,7 @@ class _Part:
         """(N, Q) seconds of a prompt: on the decoding workers, and in the pool."""
         prompts = workload.prompts
         target = self.prompts.prefill.of_arrays(prompts, 0.0)
-        draft = self.cost.draft_prefill.of_arrays(prompts, 0.0)
+        draft = self.cost.draft_prompt.of_arrays(prompts, 0.0)
         drafts = np.array([spec.kind != "plain" for spec in self.specs])[self.spec][:, None]
         if self.deployment.prefill_workers:
             pool = target + self.cost.kv_transfer * prompts

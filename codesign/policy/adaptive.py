@@ -149,9 +149,10 @@ class SpecServe(Resting):
         cold = [i for i, tree in enumerate(trees) if tree.missing >= COLD]
         if not cold:
             return set()
-        prompts = self._goodput.draft_prompts([trees[i].missing for i in cold])
         left = self.traffic.expected_left(np.array([trees[i].emitted for i in cold]))
-        return {i for i, pays in zip(cold, left * self._saved() > prompts, strict=True) if not pays}
+        missing = [trees[i].missing for i in cold]
+        pays = self._goodput.paying_prompts(missing, left * self._saved())
+        return set(np.array(cold)[~pays].tolist())
 
     def _saved(self) -> float:
         """Seconds per token of one request that drafting for all saves, with the best length."""

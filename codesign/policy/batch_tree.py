@@ -199,8 +199,9 @@ class BatchTree(Resting):
         """
         cold = [trees[i] for i in self._cold]
         left = self.traffic.expected_left(np.array([tree.emitted for tree in cold]))
-        prompts = self._goodput.draft_prompts([tree.missing for tree in cold])
-        costly = np.array(self._cold)[left * (self._saved / self._round.batch) <= prompts]
+        saved = left * (self._saved / self._round.batch)
+        pays = self._goodput.paying_prompts([tree.missing for tree in cold], saved)
+        costly = np.array(self._cold)[~pays]
         gains[costly] = 0.0
         return bool(len(costly))
 
@@ -278,6 +279,7 @@ class BatchTree(Resting):
             # A new request's prompt runs while the target runs it, too.
             if tree.missing >= COLD and tree.emitted:
                 seconds = prompts + self._goodput.draft_prompt_seconds(tree.missing)
+                seconds -= self._goodput.draft_prompts_once if prompts else 0.0
                 late = this.beside + seconds - this.verification
                 if not self._is_worth_delay(tree, confidence[i], late):
                     continue

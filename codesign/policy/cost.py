@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from math import inf
 from typing import TypeVar
@@ -194,6 +195,15 @@ def more_parts(requests: int, rows: int, tile: int) -> float:
     return max(requests - (max(rows / tile, 1.0) if tile else 1.0), 0.0)
 
 
+@lru_cache(maxsize=256)
+def _without_root(prompt: StepTime, draft: StepTime) -> StepTime:
+    """A prompt's time without a forward of one row behind all others; never less than nothing."""
+    rows = (1, 2, *[knot for knot in prompt.rows if knot > 2], max(prompt.rows[-1], 2) + 1)
+    seconds = [max(prompt(count) - draft(1, count - 1), 0.0) for count in rows[1:]]
+    alpha = max(prompt.alpha - (draft(1, 1) - draft(1)), 0.0)
+    return replace(prompt, alpha=alpha, rows=rows, seconds=(0.0, *seconds), gamma=0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class RoundCost:
     """What a round costs in one deployment (a split of the machine between draft and target).
@@ -202,7 +212,7 @@ class RoundCost:
         target: One target forward, sampling and walk included.
         draft: One draft forward, tree bookkeeping included.
         prefill: Target forward over prompt rows.
-        draft_prefill: Draft forward over prompt rows.
+        draft_prefill: Draft forward over prompt rows, as profiles time it; see ``draft_prompt``.
         reroot: Seconds to re-root and move KV rows, per round of one request.
         link: Seconds of one message, one way; 0 when both models share a process.
         slowdown: Seconds that the target loses for each second in which the draft model runs beside
@@ -238,6 +248,15 @@ class RoundCost:
     reroot_each: float = 0.0
     choice: float = 0.0
     choice_each: float = 0.0
+
+    @property
+    def draft_prompt(self) -> StepTime:
+        """The draft over a prompt, as whoever prices one takes it: its root runs with all others'.
+
+        Where prompts run apart a profile has in each the forward of its root.
+        """
+        prompt = self.draft_prefill
+        return _without_root(prompt, self.draft) if prompt.apart else prompt
 
     def reroots(self, requests: _Number) -> _Number:
         """Seconds of the re-root of so many requests: a number, or an array of them."""

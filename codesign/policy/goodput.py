@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from codesign.policy.cost import RoundCost, StepTime, more_parts
 
+Floats = NDArray[np.float64]
+
 SHORTEST_DRAFT = 1e-6  # seconds of a draft forward, where a fit says less
 
 
@@ -69,6 +71,9 @@ class Goodput:
         self._overhead, self._overhead_each = overhead, overhead_each
         self._deciding, self._deciding_each = deciding, deciding_each
         self.draft_prompt_seconds = draft_prompt_seconds or partial(_rows_alone, draft_seconds)
+        self.draft_prompts_once = 0.0  # of prompts that share a forward, whatever their rows
+        if isinstance(draft_prompt_seconds, StepTime) and not draft_prompt_seconds.apart:
+            self.draft_prompts_once = draft_prompt_seconds(0.0)
         self.draft_each, self.target_each = draft_each, target_each
         self.draft_tile, self.target_tile = draft_tile, target_tile
         self.shares_forwards = shares_forwards
@@ -82,7 +87,7 @@ class Goodput:
             cost.target,
             overhead=cost.reroot + cost.choice,
             slo_tpot=slo_tpot,
-            draft_prompt_seconds=cost.draft_prefill,
+            draft_prompt_seconds=cost.draft_prompt,
             prompt_seconds=cost.prefill,
             draft_each=cost.draft.each,
             target_each=cost.target.each,
@@ -94,12 +99,20 @@ class Goodput:
             deciding_each=cost.deciding_each,
         )
 
-    def draft_prompts(self, rows: Sequence[int]) -> NDArray[np.float64]:
-        """Seconds of the draft model over each of several prompts of so many rows, run alone."""
-        seconds = self.draft_prompt_seconds
+    def paying_prompts(self, rows: Sequence[int], saved: Floats) -> NDArray[np.bool_]:
+        """(N,) which of N prompts the draft had better run, as that takes less than it saves.
+
+        Args:
+            rows: Of each; those that share a forward pay once for what it takes without any.
+            saved: (N,) seconds that drafting saves on the tokens behind each.
+        """
+        seconds, once = self.draft_prompt_seconds, self.draft_prompts_once
         if isinstance(seconds, StepTime):
-            return seconds.of_arrays(rows, 0.0)
-        return np.array([seconds(count) for count in rows])
+            gains = saved + once - seconds.of_arrays(rows, 0.0)
+        else:
+            gains = saved - np.array([seconds(count) for count in rows])
+        paying = gains > 0.0
+        return paying & (float(gains[paying].sum()) > once)
 
     def overhead(self, batch: int) -> float:
         """Seconds beside the forwards of a round of ``batch`` requests."""

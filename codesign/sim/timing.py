@@ -42,7 +42,7 @@ def draft_seconds(cost: RoundCost, work: Work) -> tuple[float, float]:
     look = cost.deciding + cost.deciding_each * work.batch
     choosing = 0.0 if work.rests else cost.choices(work.batch)
     drafting, overlapped = work.drafting, work.overlapped
-    prompts = draft_prompts(cost, work.prompts) if work.prompts else 0.0
+    prompts = cost.draft_prompt.of_prompts(work.prompts) if work.prompts else 0.0
     if work.prompts and cost.draft_prefill.apart:
         if work.is_prompt_overlapped:
             overlapped = _with_roots(overlapped, work.prompts)
@@ -51,22 +51,6 @@ def draft_seconds(cost: RoundCost, work: Work) -> tuple[float, float]:
     before = _seconds(cost.draft, drafting, work.batch) + choosing + look * work.looks
     beside = _seconds(cost.draft, overlapped, work.batch) + look * work.looks_beside
     return (before, beside + prompts) if work.is_prompt_overlapped else (before + prompts, beside)
-
-
-def draft_prompts(cost: RoundCost, prompts: Prompts) -> float:
-    """Seconds of prompts on the draft.
-
-    Where prompts run apart a profile has in each the forward of its root, which does not.
-    """
-    prefill = cost.draft_prefill
-    if not prefill.apart:
-        return prefill.of_prompts(prompts)
-    alone = [
-        prefill(rows, context) - cost.draft(1, context + rows - 1)
-        for rows, context in prompts
-        if rows > 1
-    ]
-    return sum([max(seconds, 0.0) for seconds in alone])
 
 
 def _with_roots(forwards: Sequence[tuple[int, int]], prompts: Prompts) -> list[tuple[int, int]]:
@@ -146,7 +130,7 @@ class TogetherTiming:
         return target, drafting + cost.choices(batch), cost.reroots(batch)
 
     def run_prompts(self, start: float, prompts: Prompts) -> float:
-        return 0.0 if self._is_plain else draft_prompts(self._cost, prompts)
+        return 0.0 if self._is_plain else self._cost.draft_prompt.of_prompts(prompts)
 
 
 class ApartTiming:
@@ -185,7 +169,7 @@ class ApartTiming:
         return Spans(target, link_there, link_back, reroot, waiting + late)
 
     def run_prompts(self, start: float, prompts: Prompts) -> float:
-        seconds = draft_prompts(self._cost, prompts)
+        seconds = self._cost.draft_prompt.of_prompts(prompts)
         self._draft_free = max(self._draft_free, start) + seconds
         return 0.0
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -229,13 +230,37 @@ def test_a_root_is_verified_even_where_tokens_of_an_urgent_request_weigh_more():
     assert best_nodes(trees, choice, 8, np.array([2.0, 1.0])) == [[0, 1], [0]]
 
 
-@given(st.lists(st.integers(1, 600), min_size=1, max_size=9))
-def test_prompts_of_the_draft_cost_together_what_each_costs_alone(rows):
-    knots = StepTime(alpha=0.0, rows=(1, 64, 300), seconds=(0.001, 0.002, 0.009), cross=1e-9)
-    for seconds in (knots, knots.__call__):
-        goodput = Goodput(DRAFT, TARGET, draft_prompt_seconds=seconds)
-        alone = [goodput.draft_prompt_seconds(count) for count in rows]
-        assert goodput.draft_prompts(rows).tolist() == alone
+def paying(
+    prompt: StepTime | Callable[[float], float], rows: list[int], saved: float
+) -> list[bool]:
+    """Which of these prompts are worth running, where drafting saves so much on each."""
+    goodput = Goodput(DRAFT, TARGET, draft_prompt_seconds=prompt)
+    return goodput.paying_prompts(rows, np.full(len(rows), saved)).tolist()
+
+
+def test_prompts_that_share_a_forward_pay_once_for_what_it_takes_without_rows():
+    shared = StepTime.linear(alpha=0.0, gamma=1e-5, delta=0.010)
+    apart = replace(shared, apart=True)
+    for prompt in (shared, apart, apart.__call__):
+        assert paying(prompt, [100], 0.0105) == [False]
+        assert paying(prompt, [100], 0.0115) == [True]
+    for count in (2, 6, 7, 20):  # 1 ms each, and 10 ms once or each
+        assert paying(shared, [100] * count, 0.0026) == [count > 6] * count
+        assert paying(apart, [100] * count, 0.0026) == [False] * count
+    assert paying(shared, [100, 5000, 100], 0.0070) == [True, False, True]  # 50 ms for one alone
+    assert paying(shared, [100, 5000, 5000], 0.0070) == [False] * 3
+
+
+@given(st.lists(st.integers(1, 600), min_size=1, max_size=6), st.floats(0.0, 0.02))
+def test_no_other_prompts_save_more_than_those_that_are_run(rows, saved):
+    prompt = StepTime.linear(alpha=0.0, gamma=2e-5, delta=0.010)
+
+    def gain(which: Sequence[bool]) -> float:
+        run = [(count, 0) for count, pays in zip(rows, which, strict=True) if pays]
+        return saved * len(run) - prompt.of_prompts(run) if run else 0.0
+
+    best = max(map(gain, itertools.product((False, True), repeat=len(rows))))
+    assert gain(paying(prompt, rows, saved)) == pytest.approx(best, abs=1e-9)
 
 
 def test_it_decodes_plainly_where_rows_are_dear_and_returns_only_for_a_margin():
@@ -478,6 +503,21 @@ def test_leaves_beside_the_verification_are_those_whose_children_are_worth_a_row
     found = policy.overlap_leaves(trees)
     assert found == wanted or not any(found)  # or it is late
     assert any(found) == (any(wanted) and policy._may_draft)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_prompts_beside_the_verification_are_late_together_only_where_each_has_a_forward(apart):
+    # Late by 140 ms for one or both, by 290 for two forwards: 200 ms would yield as many tokens.
+    prompt = StepTime.linear(alpha=0.0, gamma=1e-6, delta=0.150)
+    goodput = Goodput(DRAFT, TARGET, draft_prompt_seconds=replace(prompt, apart=apart))
+    policy = build_speculation(parse_policy("async-batch-tree-8x2x8"), goodput=goodput)
+    assert isinstance(policy, BatchTree)
+    trees = trees_of(policy, 2, prompt=200)
+    for tree in trees:
+        tree.reroot([5])
+    play(policy, trees, [[0.8, 0.1]] * 2)
+    policy._may_draft = True
+    assert sum(map(bool, policy.overlap_leaves(trees))) == (1 if apart else 2)
 
 
 @settings(max_examples=30)

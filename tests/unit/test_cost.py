@@ -124,6 +124,36 @@ def test_a_chunk_of_prompts_that_runs_apart_adds_what_it_takes_alone():
     assert shared_step(joint, work, prompts) < alone
 
 
+def test_a_draft_s_prompt_that_runs_apart_leaves_its_root_to_the_forward_of_all():
+    draft = StepTime.linear(alpha=1e-7, gamma=1e-4, delta=0.004)
+    line = StepTime.linear(alpha=3e-7, gamma=1e-3, delta=0.005)
+    knots = StepTime(alpha=0.0, rows=(16, 17, 64), seconds=(0.005, 0.009, 0.012), cross=1e-9)
+    for prompt in (line, knots):
+        cost = RoundCost(target=TABLE, draft=draft, prefill=TABLE, draft_prefill=prompt)
+        assert cost.draft_prompt is prompt
+        cost = replace(cost, draft_prefill=replace(prompt, apart=True))
+        for rows in (2, 9, 16, 17, 40, 64, 900):
+            assert cost.draft_prompt(rows) == pytest.approx(prompt(rows) - draft(1, rows - 1))
+        assert cost.draft_prompt(1) == 0.0  # nothing but its root
+        assert cost.draft_prompt.of_prompts([(5, 0), (9, 0)]) == pytest.approx(
+            prompt(5) + prompt(9) - draft(1, 4) - draft(1, 8)
+        )
+        goodput = Goodput.of_cost(cost)
+        assert goodput.draft_prompt_seconds(30) == cost.draft_prompt(30)
+        assert goodput.draft_prompts_once == 0.0
+    cost = replace(cost, draft=replace(draft, seconds=(1.0,)))  # more than any prompt, as timed
+    assert cost.draft_prompt(40) == 0.0
+
+
+def test_context_before_a_draft_s_prompt_never_makes_it_cheaper():
+    draft = StepTime.linear(alpha=1e-7, gamma=0.0, delta=0.001)
+    for alpha, each in ((3e-7, 2e-7), (0.0, 0.0)):
+        prompt = StepTime(alpha=alpha, rows=(16, 64), seconds=(0.005, 0.012), apart=True)
+        cost = RoundCost(target=TABLE, draft=draft, prefill=TABLE, draft_prefill=prompt)
+        more = cost.draft_prompt(30, 50_000) - cost.draft_prompt(30)
+        assert more == pytest.approx(50_000 * each)
+
+
 def test_each_counts_requests_or_tiles_of_their_rows_where_these_are_more():
     step = replace(TABLE, each=1e-3, tile=4)
     assert step(8, 0, 8) == pytest.approx(TABLE(8) + 7e-3)

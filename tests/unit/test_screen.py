@@ -52,3 +52,9 @@ def test_plain_decoding_has_the_room_that_a_draft_would_take():
 def test_memory_that_nobody_knows_is_no_limit():
     found = screened(replace(COST, kv_tokens=None), "plain")
     assert found.load == pytest.approx([100 / 64], rel=0.01)
+
+
+def test_a_draft_s_prompt_is_charged_without_its_root_which_runs_with_all_others():
+    root_only = replace(COST, draft_prefill=replace(STEP, apart=True))  # as timed
+    assert screened(root_only, "chain-3").load == screened(COST, "chain-3").load
+    assert screened(replace(COST, draft_prefill=STEP), "chain-3").load > 1.5

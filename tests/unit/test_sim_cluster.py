@@ -234,12 +234,12 @@ def test_prompts_in_a_draft_forward_are_priced_as_a_prefill():
 def test_prompts_that_run_apart_share_the_forward_of_their_roots():
     prompt = StepTime.linear(alpha=0.0, gamma=1e-4, delta=0.005)
     cost = make_cost(draft_prefill=dataclasses.replace(prompt, apart=True))
-    alone = cost.draft_prefill(30, 7) - cost.draft(1, 36)  # a profile times it with its root
+    alone = cost.draft_prefill(30, 7) - cost.draft(1, 29)  # a profile times it with its root
     work = Work(2, 8, 0, drafting=[(3, 50), (3, 60)], prompts=[(30, 7)])
     before, _ = draft_seconds(cost, work)
     assert before == pytest.approx(alone + cost.draft(4, 86, 2) + cost.draft(3, 60, 2))
     first = Work(1, 2, 0, drafting=[(0, 0)], prompts=[(30, 7)])
-    assert draft_seconds(cost, first)[0] == pytest.approx(cost.draft_prefill(30, 7))
+    assert draft_seconds(cost, first)[0] == pytest.approx(alone + cost.draft(1, 36))
     beside = Work(2, 8, 0, [], [(0, 0)], [(30, 0), (20, 0)], is_prompt_overlapped=True)
     alone = [cost.draft_prefill(rows) - cost.draft(1, rows - 1) for rows in (30, 20)]
     assert draft_seconds(cost, beside)[1] == pytest.approx(sum(alone) + cost.draft(2, 48, 2))
