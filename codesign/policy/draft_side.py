@@ -76,8 +76,14 @@ class DraftSide:
             list(admission.tokens), tree, admission.slo_tpot
         )
 
-    def receive(self, verdict: Verdict) -> tuple[list[KVMove], list[int]]:
+    def receive(
+        self, verdict: Verdict, *, resting: bool | None = None
+    ) -> tuple[list[KVMove], list[int]]:
         """Take in a verdict, with which a round starts.
+
+        Args:
+            verdict: The target's.
+            resting: Whether the policy stays at rest, if it was asked already.
 
         Returns:
             KV moves to make in this order, and the requests that are over, whose slabs are free.
@@ -87,7 +93,9 @@ class DraftSide:
         self._now = verdict.now
         policy = self.policy
         policy.beside, policy.sharing, policy.now = verdict.beside, verdict.sharing, verdict.now
-        resting = self._is_resting = policy.stays_at_rest()
+        if resting is None:
+            resting = policy.stays_at_rest()
+        self._is_resting = resting
         for admission in verdict.admitted:
             self.admit(admission)
         for entry in verdict.requests:
