@@ -63,14 +63,25 @@ class DraftWorker:
         Returns:
             Whether it does; otherwise ``look`` must follow.
         """
-        self.catch_up()
+        self._take_in_kept()
         if not self.side.policy.stays_at_rest():
             return False
         self._kept = verdict
         return True
 
     def catch_up(self) -> None:
-        """Take in what was kept; the target's step may run meanwhile."""
+        """Take in what was kept, and make the next look if it is due; beside the target's step."""
+        if self._kept is None:
+            return
+        self._take_in_kept()
+        start = perf_counter()
+        moves, rests = self.side.look_ahead()
+        if moves:
+            self._drafter.move(moves)
+        if rests:
+            self.side.policy.looked(perf_counter() - start)
+
+    def _take_in_kept(self) -> None:
         verdict, self._kept = self._kept, None
         if verdict is not None:
             self._take_in(verdict, resting=True)
@@ -124,7 +135,7 @@ class DraftWorker:
 
         A prompt whose first part was not run is run as a whole with its first expansion.
         """
-        self.catch_up()
+        self._take_in_kept()
         begun = {part.request_id for part in self._prompts if part.tokens}
         if self.side.policy.reads_prompts:
             self._unread -= begun

@@ -128,11 +128,33 @@ class DraftSide:
         """Whether the policy looks at the trees, which it then does, or only roots are verified."""
         if self._is_resting:
             return False
+        self._look()
+        return True
+
+    def _look(self) -> None:
         progress = ()
         if self.policy.needs_progress:
             progress = [self._progress(request) for request in self._requests.values()]
         self.policy.begin(self._trees(), progress)
-        return True
+
+    def look_ahead(self) -> tuple[list[KVMove], bool]:
+        """In a round at rest, make the look that the next one would begin with, if it would.
+
+        Returns:
+            KV moves to make, and whether such a look has found that the policy rests on.
+        """
+        policy = self.policy
+        if not (self._requests and policy.looks_ahead()):
+            return [], False
+        moves = [
+            KVMove(request_id, request.tree.prefix_len, _catch_up(request))
+            for request_id, request in self._requests.items()
+        ]
+        self._look()
+        if any(policy.leaves(self._trees(), 0)):
+            return moves, False
+        policy.select(self._trees())
+        return moves, policy.rests
 
     def _progress(self, request: _Drafted) -> Progress:
         if request.first_at is None:
