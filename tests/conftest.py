@@ -364,10 +364,10 @@ def watched_drafts(
     @contextmanager
     def watch(*, is_async: bool, ahead: bool) -> Iterator[Watched]:
         found = Watched()
-        answer, begin = DraftWorker.answer, RunAhead.__init__
+        look, begin = DraftWorker.look, RunAhead.__init__
 
         def kept(worker, verdict):
-            answered = answer(worker, verdict)
+            answered = look(worker, verdict)
             found.candidates.append(answered[0])
             return answered
 
@@ -376,7 +376,7 @@ def watched_drafts(
             found.guessers.append(self)
 
         with monkeypatch.context() as patch:
-            patch.setattr(DraftWorker, "answer", kept)
+            patch.setattr(DraftWorker, "look", kept)
             patch.setattr(RunAhead, "__init__", noted)
             if not ahead:
                 patch.setattr(RunAhead, "expect", lambda *_, **__: None)

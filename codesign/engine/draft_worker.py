@@ -47,33 +47,70 @@ class DraftWorker:
         self._num_rows = 0
         self._prompts: tuple[PromptRows, ...] = ()
         self._unread: set[int] = set()  # requests whose prompts are not run in parts
+        self._kept: Verdict | None = None  # that was not taken in yet
         self._idle_from = perf_counter()
 
     def answer(self, verdict: Verdict) -> tuple[Candidates, DraftTimes]:
+        """Candidates for a verdict; none at rest."""
+        received = perf_counter()
+        if self.keeps(verdict):
+            return Candidates(verdict.round), self._times(received, received, received)
+        return self.look(verdict)
+
+    def keeps(self, verdict: Verdict) -> bool:
+        """Keep a verdict with which a round at rest starts, to be taken in by ``catch_up``.
+
+        Returns:
+            Whether it does; otherwise ``look`` must follow.
+        """
+        self._take_in_kept()
+        if not self.side.policy.stays_at_rest():
+            return False
+        self._kept = verdict
+        return True
+
+    def catch_up(self) -> None:
+        """Take in what was kept, and make the next look if it is due; beside the target's step."""
+        if self._kept is None:
+            return
+        self._take_in_kept()
+        start = perf_counter()
+        moves, rests = self.side.look_ahead()
+        if moves:
+            self._drafter.move(moves)
+        if rests:
+            self.side.policy.looked(perf_counter() - start)
+
+    def _take_in_kept(self) -> None:
+        verdict, self._kept = self._kept, None
+        if verdict is not None:
+            self._take_in(verdict, resting=True)
+
+    def look(self, verdict: Verdict) -> tuple[Candidates, DraftTimes]:
         """Re-root, run the forwards that the policy requires, and name the nodes to verify."""
         received = perf_counter()
-        moves, finished = self.side.receive(verdict)
+        self._take_in(verdict, resting=False)
+        rerooted = perf_counter()
+        self.side.begin()
+        candidates = self._draft(verdict.round)
+        answered = perf_counter()
+        if self.side.policy.rests:
+            self.side.policy.looked(answered - received)
+        return candidates, self._times(received, rerooted, answered)
+
+    def _take_in(self, verdict: Verdict, *, resting: bool) -> None:
+        moves, finished = self.side.receive(verdict, resting=resting)
         self._prompts = verdict.prompts
-        if moves or finished:  # at rest there are none most often
+        if moves or finished:
             self._drafter.release(finished)
             self._unread.difference_update(finished)
             self._drafter.move(moves)
-        rerooted = perf_counter()
-        is_look = self.side.begin()
-        candidates = self._draft(verdict.round) if is_look else Candidates(verdict.round)
-        answered = perf_counter()
-        if is_look and self.side.policy.rests:
-            self.side.policy.looked(answered - received)
-        times = DraftTimes(
-            idle_from=self._idle_from,
-            received=received,
-            rerooted=rerooted,
-            answered=answered,
-            num_expansions=self._num_expansions,
-            num_rows=self._num_rows,
-        )
+
+    def _times(self, received: float, rerooted: float, answered: float) -> DraftTimes:
+        """Of an answer, with what was run since the last one."""
+        num_expansions, num_rows = self._num_expansions, self._num_rows
         self._num_expansions = self._num_rows = 0
-        return candidates, times
+        return DraftTimes(self._idle_from, received, rerooted, answered, num_expansions, num_rows)
 
     def _draft(self, number: int) -> Candidates:
         done = 0
@@ -84,6 +121,7 @@ class DraftWorker:
 
     def overlap(self) -> None:
         """Run the forwards that the policy hides behind the target's verification, and prompts."""
+        self.catch_up()
         for done in range(self.side.policy.overlap):
             rows = self.side.overlap_expansion()
             if not rows:
@@ -97,6 +135,7 @@ class DraftWorker:
 
         A prompt whose first part was not run is run as a whole with its first expansion.
         """
+        self._take_in_kept()
         begun = {part.request_id for part in self._prompts if part.tokens}
         if self.side.policy.reads_prompts:
             self._unread -= begun

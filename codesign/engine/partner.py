@@ -57,6 +57,10 @@ class Partner(Protocol):
         """Run the parts of prompts that came with the last verdict, if nobody else does."""
         ...
 
+    def catch_up(self) -> None:
+        """Do what can wait; the target's step runs meanwhile, where it has a GPU."""
+        ...
+
     def close(self) -> None:
         """End the partner."""
         ...
@@ -81,6 +85,9 @@ class NoDraft:
     def run_prompts(self) -> None:
         """None drafts."""
 
+    def catch_up(self) -> None:
+        """Nothing has waited."""
+
     def close(self) -> None:
         """Nothing to end."""
 
@@ -101,14 +108,20 @@ class LocalDraft:
         self._sent = perf_counter()
 
     def receive(self) -> Answer:
-        """Draft now."""
+        """Draft now, or at rest answer as nobody would."""
         assert self._verdict is not None, "no verdict was sent"
-        candidates, times = self.worker.answer(self._verdict)
+        if self.worker.keeps(self._verdict):
+            return Answer(None, self._sent, None, perf_counter())
+        candidates, times = self.worker.look(self._verdict)
         return Answer(candidates, self._sent, times, perf_counter())
 
     def run_prompts(self) -> None:
         """Run them now."""
         self.worker.run_prompts()
+
+    def catch_up(self) -> None:
+        """Take in the verdict of a round at rest."""
+        self.worker.catch_up()
 
     def close(self) -> None:
         """Nothing to end."""

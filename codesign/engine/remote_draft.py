@@ -105,6 +105,9 @@ class RemoteDraft:
     def run_prompts(self) -> None:
         """The draft runs them after it has answered."""
 
+    def catch_up(self) -> None:
+        """The draft does so after it has answered."""
+
     def close(self) -> None:
         """Let the draft process end, which it does without a line, or end it."""
         self._line.close()

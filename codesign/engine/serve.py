@@ -178,7 +178,8 @@ class Server:
         return rows, verdicts
 
     def _catch_up(self) -> None:
-        """Write down what is over, and tell of it."""
+        """Do what could wait: draft at rest, write down what is over, tell of it."""
+        self._partner.catch_up()
         self._log.catch_up()
         if self._progress is not None:
             self._progress("serve", self._log.num_over, len(self._log.requests))

@@ -76,8 +76,14 @@ class DraftSide:
             list(admission.tokens), tree, admission.slo_tpot
         )
 
-    def receive(self, verdict: Verdict) -> tuple[list[KVMove], list[int]]:
+    def receive(
+        self, verdict: Verdict, *, resting: bool | None = None
+    ) -> tuple[list[KVMove], list[int]]:
         """Take in a verdict, with which a round starts.
+
+        Args:
+            verdict: The target's.
+            resting: Whether the policy stays at rest, if it was asked already.
 
         Returns:
             KV moves to make in this order, and the requests that are over, whose slabs are free.
@@ -87,7 +93,9 @@ class DraftSide:
         self._now = verdict.now
         policy = self.policy
         policy.beside, policy.sharing, policy.now = verdict.beside, verdict.sharing, verdict.now
-        resting = self._is_resting = policy.stays_at_rest()
+        if resting is None:
+            resting = policy.stays_at_rest()
+        self._is_resting = resting
         for admission in verdict.admitted:
             self.admit(admission)
         for entry in verdict.requests:
@@ -120,11 +128,33 @@ class DraftSide:
         """Whether the policy looks at the trees, which it then does, or only roots are verified."""
         if self._is_resting:
             return False
+        self._look()
+        return True
+
+    def _look(self) -> None:
         progress = ()
         if self.policy.needs_progress:
             progress = [self._progress(request) for request in self._requests.values()]
         self.policy.begin(self._trees(), progress)
-        return True
+
+    def look_ahead(self) -> tuple[list[KVMove], bool]:
+        """In a round at rest, make the look that the next one would begin with, if it would.
+
+        Returns:
+            KV moves to make, and whether such a look has found that the policy rests on.
+        """
+        policy = self.policy
+        if not (self._requests and policy.looks_ahead()):
+            return [], False
+        moves = [
+            KVMove(request_id, request.tree.prefix_len, _catch_up(request))
+            for request_id, request in self._requests.items()
+        ]
+        self._look()
+        if any(policy.leaves(self._trees(), 0)):
+            return moves, False
+        policy.select(self._trees())
+        return moves, policy.rests
 
     def _progress(self, request: _Drafted) -> Progress:
         if request.first_at is None:

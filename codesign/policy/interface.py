@@ -95,6 +95,10 @@ class Speculation:
         """Whether the round that starts is plain decoding without a look at the trees."""
         return False
 
+    def looks_ahead(self) -> bool:
+        """Whether it is best to look at the trees beside this round at rest: the next one would."""
+        return False
+
     def looked(self, seconds: float) -> None:
         """A look after which the policy ``rests`` took the host so long; told if anyone knows."""
 

@@ -4,6 +4,10 @@ A look takes the host's time. So after one by which plain decoding is best no mo
 it was ``LOOKING`` of the time, as measured, or by the fit where nothing is timed: in a simulation.
 There looks that nobody has timed cost nothing, and every round has one.
 
+The look that would end a rest is made beside the target's step of the round before, when the host
+has time: at trees that lack that round's tokens. If plain decoding is best still the policy rests
+on; otherwise the next round has a look of its own.
+
 What drafting is worth has its looks in it, too, but not before confidences are learned: only
 drafting teaches them.
 
@@ -35,6 +39,10 @@ class Resting(Speculation):
         """See ``Speculation``."""
         self._rest -= 1
         return self._rest > 0
+
+    def looks_ahead(self) -> bool:
+        """See ``Speculation``."""
+        return self._rest == 1
 
     def begin_rest(self, look: float, plain_round: float) -> None:
         """Plain decoding is best, as a look of so many seconds found; a round takes so many."""

@@ -183,6 +183,7 @@ class PlayedBatch:
         number, policy = self._num_verdicts - 1, self._side.policy
         if not self._side.begin():
             work.rests, work.looks = True, 0
+            self._side.look_ahead()
             return Candidates(number)
         while rows := self._side.next_expansion(len(work.drafting)):
             work.drafting.append(self._forward(rows, work))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from codesign.engine.weights import random_tensors
 from codesign.models.shape import model_shape
 from codesign.plan import Candidate
 from codesign.policy.options import RequestOptions
-from codesign.policy.speculation import parse_policy
+from codesign.policy.speculation import Speculation, parse_policy
 from codesign.policy.trees import BestTree
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
@@ -143,6 +144,13 @@ def resting(monkeypatch) -> int:
 
     monkeypatch.setattr(engine_run.PolicySetup, "build", resting_tree)
     return 230
+
+
+@pytest.fixture
+def at_rest(monkeypatch) -> None:
+    """Every policy looks at its trees in one round of four alone."""
+    rounds = itertools.count()
+    monkeypatch.setattr(Speculation, "stays_at_rest", lambda _: next(rounds) % 4 > 0)
 
 
 # Sharing memory and steps: test_paged_serving.py (ranks) and test_shared_serving.py (CPU).

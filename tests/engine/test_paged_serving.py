@@ -86,6 +86,13 @@ def test_ranks_share_memory_and_steps_without_changing_a_token(
         assert ours.records.rounds.column("prefill_tokens").max() <= how.prefill_chunk
 
 
+@pytest.mark.usefixtures("at_rest")
+def test_rounds_at_rest_change_no_token_on_ranks(on_ranks, plain_outputs, mixed_requests, serving):
+    ours = on_ranks("tree-4x2x2", mixed_requests, *serving)
+    assert ours.outputs == plain_outputs(mixed_requests)
+    assert sum(r.num_accepted_tokens for r in ours.records.requests) > 0
+
+
 @pytest.fixture
 def padded(monkeypatch):
     """Ranks run prompts of up to 256 rows padded, as graphs do; returns the buckets taken."""

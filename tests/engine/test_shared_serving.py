@@ -48,6 +48,13 @@ def test_a_draft_changes_no_token_while_all_is_shared(
     assert sum(r.num_accepted_tokens for r in ours.records.requests) > 0
 
 
+@pytest.mark.usefixtures("at_rest")
+def test_rounds_at_rest_change_no_token(on_cpu, plain_outputs, own_requests, serving):
+    ours = on_cpu("tree-4x2x2", own_requests, *serving)
+    assert ours.outputs == plain_outputs(own_requests)
+    assert sum(r.num_accepted_tokens for r in ours.records.requests) > 0
+
+
 def test_decoding_goes_on_beside_a_long_prompt(on_cpu, plain_outputs, mixed_requests):
     """Between two tokens of a request no more prompt tokens run than a chunk has."""
     long, short, *_ = mixed_requests

@@ -11,6 +11,7 @@ import pytest
 
 from codesign.engine import draft_worker
 from codesign.engine.draft_worker import DraftWorker
+from codesign.engine.partner import LocalDraft
 from codesign.policy.adaptive import SpecServe, TurboSpec
 from codesign.policy.batch_round import RowPrices
 from codesign.policy.batch_tree import BatchTree
@@ -68,8 +69,11 @@ class Drafter:
             self.num_rows.pop(request_id, None)
 
 
-def serve(policy: Resting, drafter: Drafter, become_cheap: int):
-    """All outputs, and rows verified by round; draft forwards are cheap from a round on."""
+def serve(policy: Resting, drafter: Drafter, become_cheap: int, *, catches_up: bool = True):
+    """All outputs, and rows verified by round; draft forwards are cheap from a round on.
+
+    Unless the worker ``catches_up`` beside the target's step it does so with the next verdict.
+    """
     worker, target, chance = DraftWorker(policy, drafter), TargetSide(), random.Random(3)
     admissions = [Admission(n, (n,) * PROMPT, TOKENS) for n in range(REQUESTS)]
     verdicts = []
@@ -83,8 +87,10 @@ def serve(policy: Resting, drafter: Drafter, become_cheap: int):
             cheapen(policy)
         verdict = Verdict(number, tuple(verdicts), joining, now=0.01 * number)
         candidates, _ = worker.answer(verdict)
-        for request_id in worker.side.request_ids:
-            assert worker.side.committed(request_id)[PROMPT:] == tuple(outputs[request_id])
+        if catches_up:
+            worker.catch_up()
+            for request_id in worker.side.request_ids:
+                assert worker.side.committed(request_id)[PROMPT:] == tuple(outputs[request_id])
         rows = target.verify_rows(candidates)
         rows_by_round.append(sum(len(each.tokens) for each in rows))
         verdicts = []
@@ -92,7 +98,8 @@ def serve(policy: Resting, drafter: Drafter, become_cheap: int):
             sample = {i: 7 if chance.random() < 0.8 else 9 for i in range(len(each.tokens))}
             verdicts.append(target.judge(each, sample.__getitem__)[0])
             outputs[each.request_id] += verdicts[-1].tokens
-        worker.overlap()
+        if catches_up:
+            worker.overlap()
         joining, number = (), number + 1
     return outputs, rows_by_round
 
@@ -128,15 +135,16 @@ def test_a_draft_at_rest_is_in_step_when_it_drafts_again(label, look):
 def test_looks_take_their_share_by_what_they_take_and_not_by_what_the_fit_says(
     monkeypatch, label, look
 ):
-    clock = itertools.count()  # milliseconds: a look takes 2, the fit says 0.09 or nothing
+    clock = itertools.count()  # milliseconds: a look takes 2, beside a step 1; the fit says less
     monkeypatch.setattr(draft_worker, "perf_counter", lambda: 1e-3 * next(clock))
     policy = policy_of(DEAR, look, label)
     looks, begin = [], policy.begin
     monkeypatch.setattr(policy, "begin", lambda *of: (looks.append(policy.now), begin(*of)))
     _, rows = serve(policy, Drafter(), become_cheap=-1)
     assert rows[0] == REQUESTS
-    every = 2e-3 / (LOOKING * TARGET(REQUESTS))
-    assert len(looks) == math.ceil(len(rows) / math.ceil(every))
+    first, others = (math.ceil(s / (LOOKING * TARGET(REQUESTS))) for s in (2e-3, 1e-3))
+    due = range(first - 1, len(rows), others - 1)  # each in the round before it would be
+    assert looks == pytest.approx([0.0, *[0.01 * number for number in due]])
 
 
 @pytest.mark.parametrize("label", ["batch-tree-4x2x3", "specserve-3", "turbospec-3"])
@@ -158,6 +166,58 @@ def test_where_nothing_is_timed_looks_take_their_share_by_the_fit(label, look, r
             tree.reroot((9,))
     assert looks == ([True] + [False] * (rounds - 1)) * 2 + [True]
     assert rounds in (max(math.ceil(look / (LOOKING * TARGET(2))), 1), LONGEST_REST)
+
+
+@pytest.mark.parametrize("label", ["batch-tree-4x2x3", "specserve-3", "turbospec-3"])
+def test_nothing_changes_if_verdicts_at_rest_are_taken_in_late(label):
+    drafters, served = (Drafter(), Drafter()), []
+    for drafter, catches_up in zip(drafters, (True, False), strict=True):
+        policy = policy_of(DEAR, 9e-5, label)
+        policy.looked = lambda seconds: None  # by the fit: a test's own looks take any time
+        policy.looks_ahead = lambda: False  # beside a step, which late ones are not
+        served.append(serve(policy, drafter, become_cheap=20, catches_up=catches_up))
+    assert served[0] == served[1]
+    assert drafters[0].forwards == drafters[1].forwards > 0
+
+
+def test_at_rest_a_draft_in_turns_answers_as_nobody_would_and_catches_up_beside_the_step():
+    worker = DraftWorker(policy_of(DEAR, 9e-3), Drafter())
+    draft, prompt = LocalDraft(worker), (1,) * PROMPT
+    for number in range(3):
+        entries = (RequestVerdict(0, PROMPT + number, (7,)),)
+        joining = (Admission(0, prompt, TOKENS),) if number == 0 else ()
+        draft.send(Verdict(number, entries, joining))
+        answer = draft.receive()
+        assert (answer.candidates, answer.times) == (None, None) or number == 0
+        assert worker.side.committed(0) == (*prompt, *(7,) * max(number, 1))
+        draft.catch_up()
+        assert worker.side.committed(0) == (*prompt, *(7,) * (number + 1))
+
+
+@pytest.mark.parametrize("label", ["batch-tree-4x2x3", "specserve-3", "turbospec-3"])
+def test_the_look_that_ends_a_rest_is_made_beside_the_step_before_and_drafts_nothing(
+    monkeypatch, label
+):
+    policy, drafter = policy_of(DEAR, 3e-4, label), Drafter()  # a look every 6 rounds, by the fit
+    worker, begin, looks, where = DraftWorker(policy, drafter), policy.begin, [], ""
+    monkeypatch.setattr(policy, "looked", lambda seconds: None)
+    monkeypatch.setattr(
+        policy, "begin", lambda *of: (looks.append((policy.now, where)), begin(*of))
+    )
+    number = 0
+    while not drafter.forwards:
+        if number == 22:
+            cheapen(policy)
+        joining = [Admission(n, (n,) * PROMPT, TOKENS) for n in range(2) if not number]
+        entries = [RequestVerdict(n, PROMPT + number, (7,)) for n in range(2)]
+        where = "before"
+        worker.answer(Verdict(number, tuple(entries), tuple(joining), now=number))
+        where, forwards = "beside", drafter.forwards
+        worker.catch_up()
+        assert drafter.forwards == forwards
+        number += 1
+    beside = [(now, "beside") for now in (5, 10, 15, 20, 25)]
+    assert looks == [(0, "before"), *beside, (26, "before")]
 
 
 def test_specserve_without_its_drafter_does_not_rest_where_its_target_forbids_to_draft():

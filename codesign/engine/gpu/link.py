@@ -73,6 +73,9 @@ class LinkedDraft:
     def run_prompts(self) -> None:
         """The draft runs them after it has answered."""
 
+    def catch_up(self) -> None:
+        """The draft does so after it has answered."""
+
     def close(self) -> None:
         """See ``Partner.close``."""
         if self._is_open:
