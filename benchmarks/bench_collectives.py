@@ -22,8 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
-import torch.multiprocessing as mp
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 
 from benchmarks.common import graph_time, need_gpus, why_not, write_result
 from benchmarks.peer_collectives import FusedSums
@@ -260,7 +260,7 @@ def main() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(run_rank, (arguments.gpus, port, arguments), nprocs=arguments.gpus)
+    spawn(run_rank, (arguments.gpus, port, arguments), nprocs=arguments.gpus)
 
 
 if __name__ == "__main__":

@@ -246,7 +246,7 @@ def write_plan(
 
 def main() -> None:
     """Write a plan, or run one."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--plan", type=Path, required=True)
     parser.add_argument("--inflate", metavar="TARGET+DRAFT", help="write the plan for this pair")
     parser.add_argument("--noise", type=float, default=0.0, help="on the inflated draft's weights")

@@ -109,7 +109,7 @@ def summary(run: EngineRun) -> dict[str, Any]:
             sum(len(t) for t in run.outputs.values()) / run.records.seconds, 1
         ),
         "decode_tokens_per_second": round(
-            float(emitted[quiet].sum() / (sum(spans.values()).sum() / 1e3)), 1
+            float(emitted[quiet].sum() / (sum(v.sum() for v in spans.values()) / 1e3)), 1
         ),
         "acceptance_length": round(float(emitted.sum() / batch.sum()), 3),
         "rounds": len(rounds),

@@ -71,7 +71,7 @@ class Prompt:
     def seconds(self, rows: int, repeats: int = 5) -> tuple[float, float]:
         """A layer's time on the GPU, and the host's time to launch it."""
         tokens = torch.zeros(rows, dtype=torch.int64, device="cuda")
-        spans, hosts = [], []
+        hidden, spans, hosts = tokens, [], []
         for _ in range(repeats + 2):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
@@ -216,7 +216,7 @@ def meet(model: str, found: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Time every model and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", nargs="+", default=["1b", "70b/4", "70b"])
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     parser.add_argument("--layers", type=int, default=4, help="that are timed, of all")

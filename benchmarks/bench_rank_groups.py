@@ -67,7 +67,7 @@ ROWS = 32  # padded rows of runs that are compared
 
 def main() -> None:
     """Run the stages, write the rows."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--limit", type=float, default=45.0, help="seconds of a stage")
@@ -246,9 +246,9 @@ def lose(stage: Stage, number: int, split: tuple[int, int]) -> None:
     started: list[launch.LocalRanks] = []
     start_ranks = launch.LocalRanks.__init__
 
-    def kept(ranks: launch.LocalRanks, setup: Any) -> None:
-        started.append(ranks)
-        start_ranks(ranks, setup)
+    def kept(self: launch.LocalRanks, setup: Any) -> None:
+        started.append(self)
+        start_ranks(self, setup)
 
     calls, at = 0, 0.0
 

@@ -167,14 +167,15 @@ def replay(bench: Bench, path: str, start: float, count: int, rate: float, longe
     )  # fmt: skip
     requests = [replace(r, arrival=r.arrival - requests[0].arrival) for r in requests]
     name = f"{count} requests of {Path(path).stem} from {start:g} s, {rate:g} x its rate"
-    rows = {"max_batch": 16, "max_kv_tokens": 200_000}
     ways = {
         "whole prompts": Serving(),
         "chunks": Serving(prefill_chunk=2048, preemption=True),
         "chunks, prefix cache": Serving(prefill_chunk=2048, prefix_cache=True, preemption=True),
     }
     for way, serving in ways.items():
-        bench.serve(f"{name}: {way}", "plain", requests, serving, **rows)
+        bench.serve(
+            f"{name}: {way}", "plain", requests, serving, max_batch=16, max_kv_tokens=200_000
+        )
 
 
 def main() -> None:

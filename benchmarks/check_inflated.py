@@ -73,7 +73,7 @@ def greedy(decoder: Decoder, num_tokens: int) -> tuple[list[int], float]:
 
 def main() -> None:
     """Build, decode twice, compare, print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", default="llama-3-70b")
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--device", default="cuda")

@@ -92,7 +92,7 @@ class Machine:
 
     def cut(self, requests: pd.DataFrame) -> pd.DataFrame:
         """The requests, long prompts cut."""
-        if int(requests["prompt_tokens"].max()) <= self.max_prompt:
+        if int(np.max(requests["prompt_tokens"])) <= self.max_prompt:
             return requests
         cut = requests.assign(prompt_tokens=requests["prompt_tokens"].clip(upper=self.max_prompt))
         return cut.drop(columns="hash_ids", errors="ignore")

@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
@@ -63,13 +63,13 @@ ROOM = 3.0  # seconds, for what is written at the end
 def segment(name: str, folder: Path, cost: RoundCost, seconds: float) -> pd.DataFrame:
     """So many seconds of a trace, at a rate that loads plain decoding."""
     requests = SEGMENTS[name].load(folder, seed=SEED).drop(columns="hash_ids", errors="ignore")
-    requests = requests[requests["arrival"] >= (BURST if name == "code" else 0.0)]
+    requests = requests.loc[requests["arrival"] >= (BURST if name == "code" else 0.0)]
     prompts = requests["prompt_tokens"] * (PROMPT / requests["prompt_tokens"].median())
     requests = requests.assign(
         prompt_tokens=prompts.round().astype(int).clip(*PROMPTS),
         output_tokens=requests["output_tokens"].clip(2, MAX_OUTPUT),
     )
-    prompt, output = (float(requests[f"{kind}_tokens"].mean()) for kind in ("prompt", "output"))
+    prompt, output = (float(np.mean(requests[f"{kind}_tokens"])) for kind in ("prompt", "output"))
     step = cost.target(BATCH, BATCH * (prompt + output / 2), BATCH)
     rate = LOAD / (cost.prefill(prompt) + output * step / BATCH)
     head = requests.iloc[: max(round(rate * seconds), 4)].reset_index(drop=True)
@@ -278,23 +278,23 @@ def _against_fit(run: RunRecords, cost: RoundCost, *, is_split: bool) -> dict[st
     rounds = run.rounds
     names = ("rows", "context", "batch", "num_expansions", "draft_rows", "target", "draft")
     table = pd.DataFrame({name: rounds.column(name) for name in names})
-    quiet = table[rounds.column("prefill_tokens") == 0]
+    quiet = table.loc[rounds.column("prefill_tokens") == 0]
     steps = cost.target.of_arrays(quiet["rows"], quiet["context"], quiet["batch"])
     found = {
         "prompts": float(rounds.column("prefill").sum())
         / sum(cost.prefill(request.prompt_tokens) for request in run.requests),
-        "target_steps": float(quiet["target"].sum()) / float(steps.sum()),
+        "target_steps": float(np.sum(quiet["target"])) / float(steps.sum()),
     }
-    drafting = quiet[quiet["num_expansions"] > 0]
+    drafting = quiet.loc[quiet["num_expansions"] > 0]
     if len(drafting) and not is_split:
         rows = drafting["draft_rows"] / drafting["num_expansions"]
         step = cost.draft.of_arrays(rows, drafting["context"], drafting["batch"])
         beyond = drafting["draft"] - drafting["num_expansions"] * step
-        found["beyond_draft_steps"] = float(beyond.mean())  # what deciding takes is in it
+        found["beyond_draft_steps"] = float(np.mean(beyond))  # what deciding takes is in it
     return found
 
 
-def statements(found: dict[str, dict[str, Any]]) -> dict[str, tuple[float, bool]]:
+def statements(found: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[float, bool]]:
     """What was asked, the measured figure, and whether it holds."""
     base = found[next(way for way in found if way.startswith("plain on"))]["latency_mean"]
     speed = {way: base / f["latency_mean"] for way, f in found.items()}
@@ -316,7 +316,7 @@ def statements(found: dict[str, dict[str, Any]]) -> dict[str, tuple[float, bool]
     }
 
 
-def rank_correlation(found: dict[str, dict[str, Any]], kind: str = "simulated") -> float:
+def rank_correlation(found: Mapping[str, Mapping[str, Any]], kind: str = "simulated") -> float:
     """Of measured and simulated mean latencies, over the policies.
 
     Args:
@@ -327,7 +327,7 @@ def rank_correlation(found: dict[str, dict[str, Any]], kind: str = "simulated") 
     measured = [found[way]["latency_mean"] for way in ways]
     simulated = [found[way][kind]["latency_mean"] for way in ways]
     ranks = np.argsort(np.argsort([measured, simulated], axis=1), axis=1)
-    return float(np.corrcoef(ranks)[0, 1])
+    return float(np.corrcoef(*ranks)[0, 1])
 
 
 def _lines(found: dict[str, dict[str, Any]]) -> Iterator[str]:

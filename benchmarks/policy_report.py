@@ -549,10 +549,10 @@ def _ranks_table(segment: str, found: Mapping[str, Mapping[str, Any]]) -> str:
             "prompts", "target steps", "beyond steps, ms", "latency, these prompts")  # fmt: skip
     holds = [
         f"{asked}: {value:.2f}, {'holds' if is_so else 'does not hold'}"
-        for asked, (value, is_so) in statements(dict(found)).items()
+        for asked, (value, is_so) in statements(found).items()
         if not math.isnan(value)  # no such policy was run
     ]
-    ranks = rank_correlation(dict(found)), rank_correlation(dict(found), "prompts_known")
+    ranks = rank_correlation(found), rank_correlation(found, "prompts_known")
     return f"""\
 {segment}: {base["num_requests"]} requests; the tokens are plain decoding's in {_same(found)}.
 Rank correlation of measured and simulated latencies: {ranks[0]:.2f}, with each run's own prompts

@@ -126,7 +126,7 @@ def inflate_source(root: Path, shape: str, *, prefix: str) -> Path:
 
 def main() -> None:
     """Write the model."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--sharpness", type=float, default=3.0)

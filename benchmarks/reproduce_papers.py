@@ -51,8 +51,8 @@ HOST = 1.21e-3  # seconds of vLLM's host per step, SpecDecode-Bench (arXiv:2601.
 # SwiftSpec, Table 6: Qwen2-72B with Qwen2-1.5B on eight H800.
 SERIAL_SPEED, PARALLEL_SPEED = 200.0, 275.0
 SERIAL_MS, PARALLEL_MS = (10.34, 3.73), (10.48, 3.25)  # target, draft
-SERIAL_COMPRESSION = np.mean([3.28, 4.2, 4.04, 3.42, 3.12, 3.72])
-PARALLEL_COMPRESSION = np.mean([2.92, 3.78, 3.92, 3.11, 2.74, 3.56])
+SERIAL_COMPRESSION = float(np.mean([3.28, 4.2, 4.04, 3.42, 3.12, 3.72]))
+PARALLEL_COMPRESSION = float(np.mean([2.92, 3.78, 3.92, 3.11, 2.74, 3.56]))
 EXPANSIONS = (2, 3, 4, 5, 6, 7)
 # SwiftSpec, Figure 9: best split of eight GPUs, as its text says.
 BEST_SPLIT = {
@@ -292,7 +292,8 @@ def specserve_on(trace: str, *, seconds: float = 300.0) -> dict[str, Method]:
     plain = 0.0
     for policy in ("plain", *METHODS):
         _, records = serve(requests, fit, policy, "1", max_batch=256)
-        latency = float(np.mean([r.finish - r.arrival for r in records.requests]))
+        taken = [r.finish - r.arrival for r in records.requests if r.finish is not None]
+        latency = float(np.mean(taken))
         plain = plain or latency
         batch = records.rounds.column("batch")
         drafted = records.rounds.column("num_draft_tokens")

@@ -84,6 +84,8 @@ def make_plan(
             break
         except InfeasibleError:
             continue
+    else:
+        raise InfeasibleError(f"{workload.name}: no plan, whatever the target")
     return save_plan(plan_file, question, answer, trace=trace, fit_file=folder / FIT_FILE)
 
 

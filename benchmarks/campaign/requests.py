@@ -185,7 +185,7 @@ def _segment(workload: Workload, cost: RoundCost | None) -> Trace:
         prompt=PROMPT_SCALE, max_prompt=MAX_PROMPT, max_output=MAX_OUTPUT
     )
     prompts = trace.requests["prompt_tokens"].to_numpy()
-    output, rows = float(trace.requests["output_tokens"].mean()), workload.batch
+    output, rows = float(np.mean(trace.requests["output_tokens"])), workload.batch
     step = cost.target(rows, rows * (prompts.mean() + output / 2))
     prefill = float(cost.prefill.of_arrays(prompts, 0.0).mean())
     rate = LOAD / (prefill + output * step / rows)

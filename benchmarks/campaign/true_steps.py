@@ -99,7 +99,9 @@ def compare(folder: Path, workload: Workload) -> list[list[str]]:
         has_draft = candidate.speculation.has_draft
         cost = true_cost(fit.costs[label], read_run(path).records, has_draft=has_draft)
         own = each_its_own(plan.requests())
-        asked = [(fit, None), (replace(fit, costs={label: cost}), None)]
+        asked: list[tuple[Fit, pd.DataFrame | None]] = [
+            (fit, None), (replace(fit, costs={label: cost}), None),
+        ]  # fmt: skip
         if known is not None:
             asked.append((replace(known, costs={label: cost}), own))
         runs = [validate(plan, using, [path], requests=of).runs[0] for using, of in asked]

@@ -57,7 +57,7 @@ def main() -> None:
     runs = [env.process(serve(env, requests[i::replicas], done)) for i in range(replicas)]
     env.run(simpy.AllOf(env, runs))
     seconds = {"simulate": time.perf_counter() - started}
-    steps = sum(run.value for run in runs)
+    steps = sum(run.value or 0 for run in runs)
     print(json.dumps({"seconds": seconds, "requests": len(done), "rounds": steps}))
 
 
