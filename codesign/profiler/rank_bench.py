@@ -42,7 +42,7 @@ from codesign.prompts import BoundRequest
 TARGET_OPS = ("target", "prefill")
 BUSY_TARGET = StepShape("target", 2, 4, 64)  # a round as busy as one stream's, or two's
 _PROMPT, _LOOP_ROUNDS, _WARM_UP = 16, 28, 6  # of requests that are served here
-_SERVED_TOKENS = 80  # of each, by a policy
+_SERVED_TOKENS = 40  # of each, by a policy
 _FEW_ROWS, _LONGEST_PAUSE = 16, 0.2  # rows up to which reading weights takes longest; seconds
 
 
@@ -169,18 +169,21 @@ class RankBench:
         beside = np.diff(starts) - worker.verify_seconds[: len(starts) - 1]
         return beside[_WARM_UP:].tolist()
 
-    def served_rounds(self, policy: str, num_requests: int) -> pd.DataFrame:
+    def served_rounds(
+        self, policy: str, num_requests: int, num_tokens: int = _SERVED_TOKENS
+    ) -> pd.DataFrame:
         """Rounds of so many made-up requests without prompts, after some to warm up.
 
         Args:
             policy: Its label.
             num_requests: That come together.
+            num_tokens: That each of them asks for.
         """
         spec, setup = parse_policy(policy), self.setup
         deployment = Deployment(setup.target_ranks, setup.draft_ranks)
         rounds = self.serve(
             Candidate(deployment, spec, num_requests),
-            self._made_up(num_requests, _SERVED_TOKENS),
+            self._made_up(num_requests, num_tokens),
             PolicySetup(spec),
             max_kv_tokens=1 << 20,
         ).records.round_table()

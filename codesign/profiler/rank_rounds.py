@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Of the buckets that streams are served in, and none of the plans that a campaign holds out.
 _TREES = ("tree-3x2x2", "tree-7x3x3")
 _CHAINS = {"chain-2": 2, "chain-7": 7}  # forwards of a round
+_CHAIN_TOKENS = 80  # up to eight a round
 
 
 def stream_timings(bench: RankBench) -> list[pd.DataFrame]:
@@ -32,7 +33,7 @@ def stream_timings(bench: RankBench) -> list[pd.DataFrame]:
     plain, chains = [], []
     if not bench.setup.draft_ranks:
         plain = [bench.served_rounds("plain", 1)]
-        chains = [bench.served_rounds(chain, 1) for chain in _CHAINS]
+        chains = [bench.served_rounds(chain, 1, _CHAIN_TOKENS) for chain in _CHAINS]
     rounds = [_timings("round", served, ["target"]) for served in (*plain, *chains, *trees)]
     drafted = [_drafted(served, n) for served, n in zip(chains, _CHAINS.values(), strict=False)]
     return [*rounds, *drafted, *_between(bench, trees)]

@@ -274,7 +274,7 @@ SERVED = pd.DataFrame(
 def test_what_lies_between_steps_is_taken_from_rounds_that_are_served(draft_ranks):
     asked = []
 
-    def served(policy: str, count: int) -> pd.DataFrame:
+    def served(policy: str, count: int, num_tokens: int = 40) -> pd.DataFrame:
         asked.append((policy, count))
         return SERVED.assign(batch=count)
 
