@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from codesign.errors import InputError
-from codesign.fit.step_forms import non_negative_fit
+from codesign.fit.step_forms import robust_fit
 from codesign.fit.steps import StepFit, fit_step
 from codesign.policy.cost import RoundCost, StepTime
 
@@ -134,12 +134,10 @@ def _with_chains(draft: StepTime, chains: pd.DataFrame) -> tuple[StepTime, float
 
 def _reroots(timed: pd.DataFrame) -> dict[str, float]:
     """Seconds of a re-root: of one request, of each further one, and of each row of the draft."""
-    shapes = timed.groupby(["requests", "rows"])["seconds"].agg(["median", "size"]).reset_index()
-    shapes = shapes.loc[shapes["size"] >= min(_FEWEST, shapes["size"].max())]
-    requests, rows = (shapes[name].to_numpy(np.float64) for name in ("requests", "rows"))
+    timed = timed.loc[timed["seconds"] > 0.0]
+    requests, rows = (timed[name].to_numpy(np.float64) for name in ("requests", "rows"))
     design = np.column_stack([np.ones_like(rows), requests - 1.0, rows])
-    seconds = shapes["median"].to_numpy(np.float64)
-    found = non_negative_fit(design, seconds, seconds)
+    found = robust_fit(design, timed["seconds"].to_numpy(np.float64))
     return dict(zip(("reroot", "reroot_each", "reroot_row"), map(float, found), strict=True))
 
 

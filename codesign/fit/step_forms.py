@@ -76,7 +76,7 @@ def miss(time: StepTime, shapes: Shapes) -> float:
 def fit_line(shapes: Shapes) -> StepTime:
     """``alpha * context + gamma * rows + delta``, no coefficient below 0."""
     design = np.column_stack([shapes.context, shapes.rows, np.ones_like(shapes.rows)])
-    alpha, gamma, delta = _solve(design, shapes.seconds).tolist()
+    alpha, gamma, delta = robust_fit(design, shapes.seconds).tolist()
     return StepTime.linear(alpha=alpha, gamma=gamma, delta=delta)
 
 
@@ -88,7 +88,7 @@ def fit_quadratic(shapes: Shapes) -> StepTime:
     """
     pairs = shapes.rows * (shapes.context + shapes.rows / 2.0)
     design = np.column_stack([pairs, shapes.rows, np.ones_like(pairs)])
-    cross, gamma, delta = _solve(design, shapes.seconds).tolist()
+    cross, gamma, delta = robust_fit(design, shapes.seconds).tolist()
     return prompt_time(alpha=0.0, gamma=gamma, delta=delta, cross=cross)
 
 
@@ -107,7 +107,7 @@ def fit_piecewise(shapes: Shapes) -> StepTime:
     after = np.maximum(shapes.rows[:, None] - bends[None, :], 0.0)
     ones = np.ones_like(shapes.rows)
     design = np.column_stack([shapes.context, ones, shapes.rows, after])
-    alpha, delta, gamma, *steeper = _solve(design, shapes.seconds).tolist()
+    alpha, delta, gamma, *steeper = robust_fit(design, shapes.seconds).tolist()
     knots = np.unique([0.0, *bends, measured[-1], measured[-1] + 1.0])
     seconds = delta + gamma * knots + np.maximum(knots[:, None] - bends, 0.0) @ np.array(steeper)
     return StepTime(alpha, tuple(int(n) for n in knots), tuple(seconds.tolist()))
@@ -121,7 +121,9 @@ def fit_table(shapes: Shapes) -> StepTime:
     """
     knots = np.unique(shapes.rows)
     steps = (shapes.rows[:, None] >= knots[None, :]).astype(np.float64)
-    alpha, *increments = _solve(np.column_stack([shapes.context, steps]), shapes.seconds).tolist()
+    alpha, *increments = robust_fit(
+        np.column_stack([shapes.context, steps]), shapes.seconds
+    ).tolist()
     return StepTime(
         alpha=alpha,
         rows=tuple(int(knot) for knot in knots),
@@ -159,7 +161,7 @@ def _stairs(shapes: Shapes, tile: int) -> StepTime:
             *((shapes.rows > bucket).astype(np.float64) for bucket in first),
         ]
     )
-    alpha, cross, gamma, each, padding, *steps = _solve(design, shapes.seconds).tolist()
+    alpha, cross, gamma, each, padding, *steps = robust_fit(design, shapes.seconds).tolist()
     heights = np.cumsum(steps)
     heights = np.append(heights, [heights[-1]] * (len(BUCKETS) - len(heights)))
     rows: list[int] = []
@@ -206,7 +208,7 @@ def non_negative_fit(design_SP: Floats, rest_S: Floats, seconds_S: Floats) -> Fl
     return _nnls()(relative_SP / scale_P, rest_S / seconds_S)[0] / scale_P
 
 
-def _solve(design_SP: Floats, seconds_S: Floats) -> Floats:
+def robust_fit(design_SP: Floats, seconds_S: Floats) -> Floats:
     """(P,) non-negative coefficients; relative residuals, Huber weights by reweighting."""
     nnls = _nnls()
     relative_SP = design_SP / seconds_S[:, None]
