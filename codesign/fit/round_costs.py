@@ -6,26 +6,28 @@ Must not import torch.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from codesign.errors import InputError
+from codesign.fit.step_forms import robust_fit
 from codesign.fit.steps import StepFit, fit_step
 from codesign.policy.cost import RoundCost, StepTime
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 KV_ROOMS = ("kv_tokens", "plain_kv_tokens")  # ops whose rows say what fits, in no time
 DECIDING = "deciding"  # op whose rows say what a look at so many requests takes a batch's policy
 CHOICE = "choice"  # op whose rows say what naming the candidates takes
 LOOP = "loop"  # op whose rows say what a round's loop takes beside the target's step
 ROUND = "round"  # op whose rows say what a served round takes beside the draft's part
+DRAFTED = "drafted"  # op whose rows say what a chain of so many forwards took in a served round
 PROMPTS = ("prefill", "draft_prefill")
 FORWARDS = ("target", "draft", *PROMPTS)
 MEASURE = "Measure again: codesign profile"
 _MAX_SLOWDOWN = 0.95
+_NOTHING = StepTime(0.0, (0, 1), (0.0, 0.0))
+_FEWEST = 4  # rounds of a kind: of fewer none is sure to be a usual one
 
 
 def fit_costs(
@@ -52,9 +54,7 @@ def fit_costs(
             beside = is_split and op.startswith("draft")
             name = f"{label}/{op}"
             timings = _timings(part, label, op, beside=beside)
-            fits[name] = fit_step(
-                timings, is_prefill=op in PROMPTS, is_draft=op == "draft", on_ranks=on_ranks
-            )
+            fits[name] = fit_step(timings, is_prefill=op in PROMPTS, on_ranks=on_ranks)
             errors[name] = fits[name].error
         constants: dict[str, Any] = {}
         has_choice = bool((part["op"] == CHOICE).any())  # else in the re-root
@@ -66,11 +66,17 @@ def fit_costs(
             errors[f"{label}/{op}"] = float(np.median(np.abs(seconds / constants[op] - 1.0)))
             if op != "link":
                 constants[f"{op}_each"] = _for_each(timed, constants[op])
+            if op == "reroot" and one.groupby(timed["rows"]).size().size > 1:
+                constants |= _reroots(timed)
         if is_split:
             constants["slowdown"] = fit_slowdown(_timings(part, label, "target", beside=None))
         constants |= _kv_rooms(part) | _deciding(part)
         times = {op: fits[f"{label}/{op}"].time for op in FORWARDS}
         times["target"] = _with_loop(times["target"], part)
+        chains = part.loc[part["op"] == DRAFTED]
+        if chains["rows"].nunique() > 1:
+            times["draft"], besides = _with_chains(times["draft"], chains)
+            constants["choice_alone"] = max(besides - constants.get("choice", 0.0), 0.0)
         if on_ranks:
             times |= {op: replace(times[op], apart=True) for op in PROMPTS}
         # Both engines run a chunk of prompts in a forward of its own, beside the round's.
@@ -84,17 +90,55 @@ def _with_loop(target: StepTime, part: pd.DataFrame) -> StepTime:
     """A step with the host's seconds between two of them, where the profile says so.
 
     Where rounds were served, it is what these took beyond the step as it was timed. That may be
-    less than nothing: a step by itself comes after something else than in a round.
+    less than nothing: a step by itself comes after something else than in a round. A round of plain
+    decoding comes after another step, one of a tree after the draft: so each number of rows has
+    its own where a step of one request does, too.
     """
     looped, served = (part.loc[part["op"] == op] for op in (LOOP, ROUND))
     first = max(float(looped.loc[looped["requests"] <= 1, "seconds"].median()), 0.0)
     more = _for_each(looped.loc[looped["requests"] > 1], first) if len(looped) else 0.0
     if len(served):
         steps = target.of_arrays(served["rows"], served["context"], served["requests"])
-        first = float(np.median(served["seconds"] - steps))
+        found = (served["seconds"] - steps).groupby(served["rows"]).agg(["median", "size"])
+        most = found["size"].max()
+        beyond = found.loc[found["size"] >= min(_FEWEST, most), "median"]
+        first = float(np.median(beyond))
+        if target.alone is not None:
+            target = replace(target, alone=_shifted(target.alone, beyond - first))
     elif not len(looped):
         return target
     return replace(target.later(first), each=target.each + more)
+
+
+def _shifted(step: StepTime, by_rows: pd.Series) -> StepTime:
+    """A step and seconds by rows, straight between them."""
+    rows = sorted({*step.rows, *map(int, by_rows.index)})
+    more = np.interp(rows, by_rows.index, by_rows)
+    return replace(step, rows=tuple(rows), seconds=tuple((step.of_arrays(rows, 0) + more).tolist()))
+
+
+def _with_chains(draft: StepTime, chains: pd.DataFrame) -> tuple[StepTime, float]:
+    """A draft's step in a row of them, and what such a row takes besides, by chains of a stream.
+
+    A step is timed as the mean of some in a row, of which only the first waits for the host: ranks
+    run ahead by the others. So a round of one forward takes longer than the mean, and each of many
+    is shorter. What a row takes besides has the choice of the candidates in it.
+    """
+    count = chains["rows"].to_numpy(np.float64)
+    beyond = chains["seconds"] - count * draft.of_arrays(1.0, chains["context"])
+    by_count = beyond.groupby(count).median()
+    each, besides = np.polyfit(by_count.index, by_count, 1)
+    alone = _shifted(draft.alone or _NOTHING, pd.Series([each], [1]))
+    return replace(draft, alone=alone), float(besides)
+
+
+def _reroots(timed: pd.DataFrame) -> dict[str, float]:
+    """Seconds of a re-root: of one request, of each further one, and of each row of the draft."""
+    timed = timed.loc[timed["seconds"] > 0.0]
+    requests, rows = (timed[name].to_numpy(np.float64) for name in ("requests", "rows"))
+    design = np.column_stack([np.ones_like(rows), requests - 1.0, rows])
+    found = robust_fit(design, timed["seconds"].to_numpy(np.float64))
+    return dict(zip(("reroot", "reroot_each", "reroot_row"), map(float, found), strict=True))
 
 
 def _for_each(timed: pd.DataFrame, first: float) -> float:

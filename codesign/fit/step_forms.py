@@ -76,7 +76,7 @@ def miss(time: StepTime, shapes: Shapes) -> float:
 def fit_line(shapes: Shapes) -> StepTime:
     """``alpha * context + gamma * rows + delta``, no coefficient below 0."""
     design = np.column_stack([shapes.context, shapes.rows, np.ones_like(shapes.rows)])
-    alpha, gamma, delta = _solve(design, shapes.seconds).tolist()
+    alpha, gamma, delta = robust_fit(design, shapes.seconds).tolist()
     return StepTime.linear(alpha=alpha, gamma=gamma, delta=delta)
 
 
@@ -88,7 +88,7 @@ def fit_quadratic(shapes: Shapes) -> StepTime:
     """
     pairs = shapes.rows * (shapes.context + shapes.rows / 2.0)
     design = np.column_stack([pairs, shapes.rows, np.ones_like(pairs)])
-    cross, gamma, delta = _solve(design, shapes.seconds).tolist()
+    cross, gamma, delta = robust_fit(design, shapes.seconds).tolist()
     return prompt_time(alpha=0.0, gamma=gamma, delta=delta, cross=cross)
 
 
@@ -107,7 +107,7 @@ def fit_piecewise(shapes: Shapes) -> StepTime:
     after = np.maximum(shapes.rows[:, None] - bends[None, :], 0.0)
     ones = np.ones_like(shapes.rows)
     design = np.column_stack([shapes.context, ones, shapes.rows, after])
-    alpha, delta, gamma, *steeper = _solve(design, shapes.seconds).tolist()
+    alpha, delta, gamma, *steeper = robust_fit(design, shapes.seconds).tolist()
     knots = np.unique([0.0, *bends, measured[-1], measured[-1] + 1.0])
     seconds = delta + gamma * knots + np.maximum(knots[:, None] - bends, 0.0) @ np.array(steeper)
     return StepTime(alpha, tuple(int(n) for n in knots), tuple(seconds.tolist()))
@@ -121,7 +121,9 @@ def fit_table(shapes: Shapes) -> StepTime:
     """
     knots = np.unique(shapes.rows)
     steps = (shapes.rows[:, None] >= knots[None, :]).astype(np.float64)
-    alpha, *increments = _solve(np.column_stack([shapes.context, steps]), shapes.seconds).tolist()
+    alpha, *increments = robust_fit(
+        np.column_stack([shapes.context, steps]), shapes.seconds
+    ).tolist()
     return StepTime(
         alpha=alpha,
         rows=tuple(int(knot) for knot in knots),
@@ -130,11 +132,12 @@ def fit_table(shapes: Shapes) -> StepTime:
 
 
 def fit_stairs(shapes: Shapes) -> StepTime:
-    """``alpha * context + gamma * rows + each * (parts - 1) + f(bucket) + padding``.
+    """``alpha * context + gamma * rows + each * (parts - 1) + f(bucket) + padding``, and ``cross``.
 
-    Rows are filled up to a bucket, and f never falls from one to the next. Where a bucket is not
-    full, ``padding`` seconds are added, 0 or more: some kernels give such rows a pass of their own.
-    So a full bucket may take less than a row fewer. What the host does goes by requests and rows.
+    The last is for each row and each token of its own request's context. Rows are filled up to a
+    bucket, and f never falls from one to the next. Where a bucket is not full, ``padding`` seconds
+    are added, 0 or more: some kernels give such rows a pass of their own. So a full bucket may take
+    less than a row fewer. What the host does goes by requests and rows.
     Attention goes by parts: requests, or tiles of one request's rows where these are more. How many
     rows a tile has follows from heads that a profile does not name: the best of ``TILES`` is taken.
     More rows than the largest bucket run in several forwards.
@@ -150,6 +153,7 @@ def _stairs(shapes: Shapes, tile: int) -> StepTime:
     design = np.column_stack(
         [
             shapes.context,
+            shapes.rows * shapes.context / shapes.requests,
             shapes.rows,
             parts - 1.0,
             (~np.isin(shapes.rows, BUCKETS)).astype(np.float64),
@@ -157,7 +161,7 @@ def _stairs(shapes: Shapes, tile: int) -> StepTime:
             *((shapes.rows > bucket).astype(np.float64) for bucket in first),
         ]
     )
-    alpha, gamma, each, padding, *steps = _solve(design, shapes.seconds).tolist()
+    alpha, cross, gamma, each, padding, *steps = robust_fit(design, shapes.seconds).tolist()
     heights = np.cumsum(steps)
     heights = np.append(heights, [heights[-1]] * (len(BUCKETS) - len(heights)))
     rows: list[int] = []
@@ -168,15 +172,18 @@ def _stairs(shapes: Shapes, tile: int) -> StepTime:
         seconds.append(height + gamma * bucket)
     rows += [BUCKETS[-1] + 1, 2 * BUCKETS[-1]]
     seconds += [seconds[-1] + seconds[0], 2.0 * seconds[-1]]
-    return StepTime(alpha, tuple(rows), tuple(map(float, seconds)), each=each, tile=tile)
+    return StepTime(
+        alpha, tuple(rows), tuple(map(float, seconds)), cross=cross, each=each, tile=tile
+    )
 
 
-def fit_draft_stairs(shapes: Shapes) -> StepTime:
+def fit_stream_stairs(shapes: Shapes) -> StepTime:
     """Stairs, and by rows what steps of one request were timed above or below them.
 
-    Ranks run ahead by the steps of one request, so that its rows do not wait for the host, as those
-    of several do. That is no matter of rows, and a stream's steps have few numbers of rows, which
-    are all timed: there the timings count, and a form for what lies between them.
+    Ranks run ahead by the draft's steps of one request, so that its rows do not wait for the host,
+    as those of several do; the target's one row is less than a bucket, too. That is no matter of
+    stairs, and a stream's steps have few numbers of rows, which are all timed: there the timings
+    count, and a form for what lies between them.
     """
     time, one = fit_stairs(shapes), shapes.only(shapes.requests == 1)
     if not len(one.rows):
@@ -201,7 +208,7 @@ def non_negative_fit(design_SP: Floats, rest_S: Floats, seconds_S: Floats) -> Fl
     return _nnls()(relative_SP / scale_P, rest_S / seconds_S)[0] / scale_P
 
 
-def _solve(design_SP: Floats, seconds_S: Floats) -> Floats:
+def robust_fit(design_SP: Floats, seconds_S: Floats) -> Floats:
     """(P,) non-negative coefficients; relative residuals, Huber weights by reweighting."""
     nnls = _nnls()
     relative_SP = design_SP / seconds_S[:, None]

@@ -20,11 +20,10 @@ from codesign.errors import InputError
 from codesign.fit.prompt_stairs import MIN_PARABOLA_ROWS, fit_prompt_stairs, prompt_shapes
 from codesign.fit.step_forms import (
     Shapes,
-    fit_draft_stairs,
     fit_line,
     fit_piecewise,
     fit_quadratic,
-    fit_stairs,
+    fit_stream_stairs,
     fit_table,
     miss,
 )
@@ -77,7 +76,6 @@ def fit_step(
     steps: pd.DataFrame,
     *,
     is_prefill: bool = False,
-    is_draft: bool = False,
     on_ranks: bool = False,
 ) -> StepFit:
     """Fit every form and choose one: the line unless it is off by more than ``MAX_LINE_ERROR``.
@@ -87,8 +85,6 @@ def fit_step(
         is_prefill: Whether the rows are prompts: then a parabola, attention within the prompt, is
             tried too, and taken wherever it predicts better than the line; on ranks only if there
             are prompts of ``MIN_PARABOLA_ROWS``.
-        is_draft: Whether the rows are a draft's expansions: on ranks those of one request have
-            stairs of their own.
         on_ranks: Forwards run on rank groups, filled up to a bucket: then stairs are tried too, and
             a line is taken up to ``MAX_LINE_ERROR_ON_RANKS`` only. Kernels of prompts change with
             their length, so that a form that misses the very prompts that it was fitted to is none.
@@ -114,8 +110,7 @@ def fit_step(
     if is_prefill and (not on_ranks or most_rows >= MIN_PARABOLA_ROWS):
         forms["quadratic"] = fit_quadratic
     if on_ranks:
-        stairs = fit_draft_stairs if is_draft else fit_stairs
-        forms["stairs"] = fit_prompt_stairs if is_prefill else stairs
+        forms["stairs"] = fit_prompt_stairs if is_prefill else fit_stream_stairs
     errors: dict[Form, HeldOut] = {name: held_out(shapes, fit) for name, fit in forms.items()}
     times: dict[Form, StepTime] = {name: fit(shapes) for name, fit in forms.items()}
     form = _choice(errors, MAX_LINE_ERROR_ON_RANKS if on_ranks else MAX_LINE_ERROR)

@@ -76,7 +76,9 @@ def round_seconds(
     users = np.maximum(table.awaited[:, :, None] * size / np.maximum(needs, 1e-12), 1.0)
     draft_rows = table.awaited_rows[:, :, None] * users
     awaited = (needs * cost.draft.of_arrays(draft_rows, context * users, users)).sum(axis=1)
-    reroot = cost.reroots(size) + cost.choices(size)
+    drafted = (table.awaited * table.awaited_rows).sum(axis=1)
+    drafted += table.overlapped * table.overlapped_rows
+    reroot = cost.reroots(size, drafted[:, None] * size) + cost.choices(size)
     drafts = (table.awaited.sum(axis=1) + table.overlapped > 0)[:, None]
     if not is_apart:
         return target + awaited + np.where(drafts, reroot, 0.0)

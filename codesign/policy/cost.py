@@ -227,9 +227,13 @@ class RoundCost:
             each draft forward, one at the end), beside what the steps hold; 0 where unknown.
         deciding_each: The same for every request that it looks at.
         reroot_each: Seconds that the re-root takes longer for every request beyond the first.
+        reroot_row: The same for every row that the draft runs in the round: larger trees have more
+            to keep, to drop and to move.
         choice: Seconds to choose the candidates, per round of one request; 0 where a profile has
             them in the re-root.
         choice_each: The same for every request beyond the first.
+        choice_alone: What a round of one request takes besides: its first draft forward waits for
+            the host, the others do not.
     """
 
     target: StepTime
@@ -248,6 +252,8 @@ class RoundCost:
     reroot_each: float = 0.0
     choice: float = 0.0
     choice_each: float = 0.0
+    reroot_row: float = 0.0
+    choice_alone: float = 0.0
 
     @property
     def draft_prompt(self) -> StepTime:
@@ -258,13 +264,14 @@ class RoundCost:
         prompt = self.draft_prefill
         return _without_root(prompt, self.draft) if prompt.apart else prompt
 
-    def reroots(self, requests: _Number) -> _Number:
-        """Seconds of the re-root of so many requests: a number, or an array of them."""
-        return self.reroot + self.reroot_each * (requests - 1.0)
+    def reroots(self, requests: _Number, draft_rows: _Number | float = 0.0) -> _Number:
+        """Seconds of the re-root of so many requests and draft rows: numbers, or arrays."""
+        return self.reroot + self.reroot_each * (requests - 1.0) + self.reroot_row * draft_rows
 
     def choices(self, requests: _Number) -> _Number:
-        """The same of choosing candidates."""
-        return self.choice + self.choice_each * (requests - 1.0)
+        """The same of choosing candidates, and whatever else the draft's span has in it."""
+        seconds = self.choice + self.choice_each * (requests - 1.0)
+        return seconds + self.choice_alone * (requests < _SEVERAL) if self.choice_alone else seconds
 
     def kv_room(self, limit: int | None, *, has_draft: bool) -> int | None:
         """KV rows of one replica: what fits, at most ``limit``; None if neither is known."""

@@ -34,7 +34,7 @@ from codesign.policy.labels import parse_policy
 from codesign.policy.protocol import Candidates, RequestVerdict, VerifyRows
 from codesign.profiler.draft_steps import DraftSteps, made_up_tokens
 from codesign.profiler.link import single_timings
-from codesign.profiler.rank_draft import Link, drafter_of
+from codesign.profiler.rank_draft import Link, drafter_of, spin
 from codesign.profiler.rank_steps import RankTarget, draft_steps, kv_room
 from codesign.profiler.steps import MAX_REQUESTS, StepShape
 from codesign.prompts import BoundRequest
@@ -43,6 +43,7 @@ TARGET_OPS = ("target", "prefill")
 BUSY_TARGET = StepShape("target", 2, 4, 64)  # a round as busy as one stream's, or two's
 _PROMPT, _LOOP_ROUNDS, _WARM_UP = 16, 28, 6  # of requests that are served here
 _SERVED_TOKENS = 40  # of each, by a policy
+_FEW_ROWS, _LONGEST_PAUSE = 16, 0.2  # rows up to which reading weights takes longest; seconds
 
 
 class _TimedTarget(GroupTarget):
@@ -84,10 +85,22 @@ class RankBench:
         self._is_target_busy = False
 
     def seconds(self, shape: StepShape) -> float:
-        """Time one step.
+        """Time one step, and let the GPUs rest for as long if it is a heavy one.
 
-        But for prompts it is the second of two: in a round the host has just run the same code, and
-        the first of two costs it up to 40 us a row more. The draft's comes after one of the target.
+        One heavy step after another draws more power than a GPU may, so that its clock falls by a
+        tenth. Rounds have a draft, or lighter steps, between heavy ones.
+        """
+        found = self._seconds(shape)
+        is_heavy = shape.op == "prefill" or shape.requests * shape.rows > _FEW_ROWS
+        if is_heavy and self.setup.device == "cuda":
+            spin(min(2.0 * found, _LONGEST_PAUSE))  # it ran twice
+        return found
+
+    def _seconds(self, shape: StepShape) -> float:
+        """The second of two, but for prompts.
+
+        In a round the host has just run the same code, and the first of two costs it up to 40 us a
+        row more. The draft's comes after one of the target.
         """
         if self._link is not None and shape.op not in TARGET_OPS:
             return self._link.step_seconds(shape, self._busy_step if self._is_target_busy else None)
@@ -156,18 +169,21 @@ class RankBench:
         beside = np.diff(starts) - worker.verify_seconds[: len(starts) - 1]
         return beside[_WARM_UP:].tolist()
 
-    def served_rounds(self, policy: str, num_requests: int) -> pd.DataFrame:
+    def served_rounds(
+        self, policy: str, num_requests: int, num_tokens: int = _SERVED_TOKENS
+    ) -> pd.DataFrame:
         """Rounds of so many made-up requests without prompts, after some to warm up.
 
         Args:
             policy: Its label.
             num_requests: That come together.
+            num_tokens: That each of them asks for.
         """
         spec, setup = parse_policy(policy), self.setup
         deployment = Deployment(setup.target_ranks, setup.draft_ranks)
         rounds = self.serve(
             Candidate(deployment, spec, num_requests),
-            self._made_up(num_requests, _SERVED_TOKENS),
+            self._made_up(num_requests, num_tokens),
             PolicySetup(spec),
             max_kv_tokens=1 << 20,
         ).records.round_table()

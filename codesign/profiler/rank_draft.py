@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -60,7 +61,7 @@ def lead_draft(
             continue
         shape = _shape(order)
         count = int(order[-1])
-        before = _wait if order[0] == _TIME else None
+        before = partial(spin, _VERDICT_SECONDS) if order[0] == _TIME else None
         seconds = [steps.seconds(shape, before=before) for _ in range(count)]
         if order[0] == _TIME:
             (folder / _DONE).touch()
@@ -70,10 +71,10 @@ def lead_draft(
             steps.seconds(shape)
 
 
-def _wait() -> None:
-    """As for a verdict: spin, as a mailbox does."""
+def spin(seconds: float) -> None:
+    """Wait without sleeping, as a mailbox does for a verdict."""
     start = perf_counter()
-    while perf_counter() - start < _VERDICT_SECONDS:
+    while perf_counter() - start < seconds:
         pass
 
 

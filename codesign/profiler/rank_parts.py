@@ -66,7 +66,7 @@ MAX_ROWS = 32  # of a request in a verification
 # Wide enough for every expansion that is timed, and for the ranks that are recorded.
 _WIDEST = SpeculationSpec(kind="tree", rows=TOP_K + 1, width=TOP_K, expansions=1)
 _START = 15.0  # a guess: seconds until ranks are up
-_FULL, _QUICK = Effort(16.0, 3, 15), Effort(4.0, 3, 7)
+_FULL, _QUICK = Effort(18.0, 3, 15), Effort(6.0, 3, 7)
 
 
 class RankMeasurer:

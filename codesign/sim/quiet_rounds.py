@@ -104,7 +104,7 @@ class RunAhead:
         starts: Floats,
         target: Floats,
         draft: Floats,
-        reroot: float,
+        reroot: Floats,
     ) -> None:
         count = len(starts)
         rows, emitted = ahead.rows[:count], ahead.emitted[:count]
@@ -122,7 +122,7 @@ class RunAhead:
             "num_accepted_tokens": emitted - ahead.batch,
             "num_emitted_tokens": emitted,
             "target": target[:count],
-            "reroot": reroot,
+            "reroot": reroot[:count],
             "draft": draft[:count],
             "replica": self._replica,
         }

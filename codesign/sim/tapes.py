@@ -42,6 +42,7 @@ class Tapes:
         warm_up: Rounds at the start of a stretch that only a request's start has.
         is_chain: One child per node and nothing overlapped: near its end a request verifies fewer
             rows, exactly one less per missing token.
+        last_forwards: Most draft forwards of a round before which one, two, ... tokens are left.
     """
 
     rounds: Rounds
@@ -50,6 +51,7 @@ class Tapes:
     num_overlapped: int
     warm_up: int
     is_chain: bool
+    last_forwards: tuple[int, ...] = ()
 
     def play(self, stretches: Sequence[int], num_tokens: int) -> Rounds:
         """Rounds that emit ``num_tokens`` tokens; a copy, cut where the request ends.
@@ -75,22 +77,17 @@ class Tapes:
         return rounds
 
     def _cut(self, rounds: Rounds, num_tokens: int) -> None:
-        """No request emits, or proposes, more than it may."""
+        """No request emits, or drafts, more than it may."""
         last = len(rounds) - 1
         left = num_tokens - int(rounds[:last, 1].sum())  # before the last round
         rounds[last, 1] = left
-        if not self.is_chain:
-            if left == 1:
-                rounds[last, 0] = 1
-                rounds[last, 2:] = 0
-            return
-        # A chain is cut in every round before which fewer tokens are left than it has rows.
         for number in range(last, -1, -1):
-            if left > self.num_drafting:
+            if left > len(self.last_forwards):
                 return
             row = rounds[number]
-            row[0] = min(row[0], left)
-            row[2 + 3 * (left - 1) :] = 0
+            if self.is_chain or left == 1:
+                row[0] = min(row[0], left)
+            row[2 + 3 * self.last_forwards[left - 1] :] = 0
             left += int(rounds[number - 1, 1])
 
 
@@ -123,14 +120,32 @@ def make_tapes(
     num_drafting = max(len(work.drafting) for work, _ in rounds)
     num_overlapped = max(len(work.overlapped) for work, _ in rounds)
     is_chain = policy.fanout == 1 and not num_overlapped
+    table = _table(rounds, num_drafting, num_overlapped)
     return Tapes(
-        _table(rounds, num_drafting, num_overlapped),
+        table,
         np.array(ends),
         num_drafting,
         num_overlapped,
         warm_up=0 if is_chain else 2 if hears_early else 1,
         is_chain=is_chain,
+        last_forwards=_last_forwards(policy, table, num_drafting, num_overlapped),
     )
+
+
+def _last_forwards(
+    policy: Speculation, table: Rounds, num_drafting: int, num_overlapped: int
+) -> tuple[int, ...]:
+    """See ``Tapes``: no node lies deeper than the tokens that are left, but for the first one.
+
+    With two left the root alone is run on, with three its children, too, as many at once as in
+    other rounds. A tree that is kept from round to round has most of its nodes already.
+    """
+    if num_overlapped:
+        return (0,)
+    if policy.fanout == 1:
+        return tuple(range(num_drafting))
+    width = int(table[:, 5].max()) if num_drafting > 1 else 1
+    return tuple([n for n in (0, 1, 1 + -(-policy.fanout // width)) if n < num_drafting])
 
 
 def _play_stretch(batch: PlayedBatch, stretch: int, category: str) -> list[Round]:

@@ -53,6 +53,13 @@ def draft_seconds(cost: RoundCost, work: Work) -> tuple[float, float]:
     return (before, beside + prompts) if work.is_prompt_overlapped else (before + prompts, beside)
 
 
+def moving_seconds(cost: RoundCost, work: Work) -> float:
+    """Seconds of the re-root, which grows with what the draft runs in a round."""
+    if work.rests:
+        return 0.0
+    return cost.reroots(work.batch, sum([rows for rows, _ in (*work.drafting, *work.overlapped)]))
+
+
 def _with_roots(forwards: Sequence[tuple[int, int]], prompts: Prompts) -> list[tuple[int, int]]:
     """Forwards, of which the first has the roots of new requests, too."""
     (rows, context), *others = forwards or [(0, 0)]
@@ -97,8 +104,7 @@ class TogetherTiming:
         if self._is_plain:
             return Spans(target)
         drafting, _ = draft_seconds(self._cost, work)
-        moving = 0.0 if work.rests else self._cost.reroots(work.batch)
-        return Spans(target, reroot=moving, draft=drafting)
+        return Spans(target, reroot=moving_seconds(self._cost, work), draft=drafting)
 
     def of_sums(
         self, rows: int, context: int, forwards: Sequence[int], batch: int
@@ -116,18 +122,19 @@ class TogetherTiming:
             return target, 0.0, 0.0
         pairs = zip(forwards[::2], forwards[1::2], strict=True)
         drafting = _seconds(self._cost.draft, pairs, batch) + self._cost.choices(batch)
-        return target, drafting, self._cost.reroots(batch)
+        return target, drafting, self._cost.reroots(batch, sum(forwards[::2]))
 
-    def spans_ahead(self, rounds: LedgerRows) -> tuple[Floats, Floats, float]:
-        """(N,) target and draft seconds of many rounds, and the re-root's of each."""
+    def spans_ahead(self, rounds: LedgerRows) -> tuple[Floats, Floats, Floats]:
+        """(N,) target, draft and re-root seconds of many rounds."""
         cost, batch = self._cost, rounds.batch
         target = cost.target.of_arrays(rounds.rows, rounds.context, batch)
         drafting = np.zeros(len(target))
         if self._is_plain:
-            return target, drafting, 0.0
+            return target, drafting, drafting
         for rows, context in zip(rounds.forward_rows.T, rounds.forward_context.T, strict=True):
             drafting += np.where(rows > 0, cost.draft.of_arrays(rows, context, batch), 0.0)
-        return target, drafting + cost.choices(batch), cost.reroots(batch)
+        moving = cost.reroots(batch) + cost.reroot_row * rounds.forward_rows.sum(axis=1)
+        return target, drafting + cost.choices(batch), moving
 
     def run_prompts(self, start: float, prompts: Prompts) -> float:
         return 0.0 if self._is_plain else self._cost.draft_prompt.of_prompts(prompts)
@@ -148,10 +155,10 @@ class ApartTiming:
     def spans(self, start: float, prefill: float, work: Work) -> Spans:
         cost = self._cost
         late = max(self._draft_free - start, 0.0)
-        heard = max(start + cost.link, self._draft_free)
-        link_there = heard - start - late
+        heard = start + late + cost.link  # what it is busy with, it takes up afterwards
+        link_there = cost.link
         drafting, overlapped = draft_seconds(cost, work)
-        moving = 0.0 if work.rests else cost.reroots(work.batch)
+        moving = moving_seconds(cost, work)
         answered = heard + moving + drafting
         ready = start + prefill
         received = max(answered + cost.link, ready)

@@ -410,7 +410,7 @@ def test_rows_that_are_padded_cost_what_they_were_timed_at_beside_a_full_bucket(
         assert time.of_arrays([rows], [500])[0] == time(rows, 500)
 
 
-def test_draft_steps_of_one_request_take_what_they_were_timed_at_and_not_what_several_do():
+def test_steps_of_one_request_take_what_they_were_timed_at_and_not_what_several_do():
     """Ranks run ahead by them: rows do not wait for the host."""
 
     def step(rows: int, context: int, requests: int) -> float:
@@ -425,17 +425,15 @@ def test_draft_steps_of_one_request_take_what_they_were_timed_at_and_not_what_se
         [("1", "draft", n * r, r, c * r, False, step(n * r, c * r, r)) for n, r, c in shapes],
         columns=list(STEP_COLUMNS),
     )
-    found = fit_step(timed, is_draft=True, on_ranks=True)
+    found = fit_step(timed, on_ranks=True)
     assert found.form == "stairs"
     assert found.held_out["stairs"].mean < found.held_out["line"].mean
     for rows in (1, 2, 3, 4, 8, 9, 16):
         assert found.time(rows, 160) == pytest.approx(step(rows, 160, 1), rel=0.01), rows
         assert found.time.of_arrays([rows], [160])[0] == found.time(rows, 160)
-    together = fit_step(timed, on_ranks=True)
-    assert abs(together.time(4, 160) / step(4, 160, 1) - 1.0) > 0.05
-    assert found.time.shared == together.time  # several are priced as before
+    assert abs(found.time.shared(4, 160) / step(4, 160, 1) - 1.0) > 0.05
     alone = pd.DataFrame(timed.loc[timed["requests"] > 1])
-    assert fit_step(alone, is_draft=True, on_ranks=True).time.alone is None
+    assert fit_step(alone, on_ranks=True).time.alone is None
 
 
 @pytest.mark.parametrize("shift", [3e-4, -2e-4])
@@ -452,6 +450,93 @@ def test_rounds_that_were_served_say_what_a_round_of_one_request_takes(shift):
     assert cost.target(8, 99, 8) == pytest.approx(step(8, 99, 8) + shift + 1.4e-3)
     alone = fit_costs(pd.concat([whole_profile(), served]), on_ranks=True)[0]["2"]
     assert alone.target(8, 99, 8) == pytest.approx(step(8, 99, 8) + shift)
+
+
+def steps_by_bucket(op: str) -> tuple[pd.DataFrame, Callable[[int, int, int], float]]:
+    """Timings of RANK_GRID, of which those of one request and row take less than its bucket."""
+
+    def step(rows: int, context: int, requests: int) -> float:
+        bucket = next(b for b in BUCKETS if rows <= b)
+        one_row = 6e-5 if rows == 1 else 0.0
+        return 4e-8 * context + 1e-3 + 1e-5 * bucket + 2e-6 * requests - one_row
+
+    shapes = target_shapes if op == "target" else partial(draft_shapes, few=False)
+    beside = {"beside": False} if op == "target" else {}
+    timed = shapes(RANK_CONTEXTS, lean=True, grid=RANK_GRID, **beside)
+    rows = [
+        ("2", op, s.rows * s.requests, s.requests, s.context * s.requests, False,
+         step(s.rows * s.requests, s.context * s.requests, s.requests))
+        for s in timed if s.op == op
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=list(STEP_COLUMNS)), step
+
+
+def test_rounds_of_one_row_and_of_trees_each_take_what_they_took_beyond_their_step():
+    """A step of plain decoding comes after another one, a tree's after the draft."""
+    timed, step = steps_by_bucket("target")
+    others = whole_profile()
+    others = others.loc[(others["op"] != "target") | (others["deployment"] != "2")]
+    beyond = {1: 1e-5, 3: 4e-5, 7: 5e-5, 8: -9e-4}
+    rounds = [
+        ("2", "round", n, 1, 60, False, step(n, 60, 1) + more)
+        for n, more in beyond.items()
+        for _ in range(1 if n == 8 else 5)  # one round of a kind says nothing
+    ]
+    served = pd.DataFrame(rounds, columns=list(STEP_COLUMNS))
+    cost = fit_costs(pd.concat([others, timed, served]), on_ranks=True)[0]["2"]
+    for rows, more in ((1, 1e-5), (3, 4e-5), (7, 5e-5), (8, 5e-5), (16, 5e-5)):
+        assert cost.target(rows, 60) == pytest.approx(step(rows, 60, 1) + more, rel=5e-3), rows
+    assert cost.target(8, 480, 8) == pytest.approx(step(8, 480, 8) + 4e-5, rel=0.01)
+
+
+def test_chains_that_were_served_part_what_forwards_take_from_what_comes_with_them():
+    """Only the first of a row waits for the host, and each is timed as the mean of three."""
+    after, first = 5e-4, 9e-5
+    timed, _ = steps_by_bucket("draft")
+    is_stream = (timed["requests"] == 1) & (timed["rows"] <= 8)
+    timed.loc[is_stream, "seconds"] = after + first / 3
+    choices = pd.DataFrame(
+        [("2", "choice", 8 * n, n, 0, False, 2e-5 * n) for n in (1, 8) for _ in range(3)],
+        columns=list(STEP_COLUMNS),
+    )
+    chains = pd.DataFrame(
+        [("2", "drafted", n, 1, 60, False, n * after + first + 2e-5) for n in (2, 7, 7)],
+        columns=list(STEP_COLUMNS),
+    )
+    others = whole_profile()
+    others = others.loc[(others["op"] != "draft") | (others["deployment"] != "2")]
+    before = fit_costs(pd.concat([others, timed, choices]), on_ranks=True)[0]["2"]
+    cost = fit_costs(pd.concat([others, timed, choices, chains]), on_ranks=True)[0]["2"]
+    assert (cost.choices(1), before.choices(1)) == pytest.approx((first + 2e-5, 2e-5))
+    assert cost.choices(2) == pytest.approx(4e-5)  # of several each waits for the host
+    both = cost.choices(np.array([1.0, 8.0]))
+    assert both.tolist() == [cost.choices(1), before.choices(8)]
+    for count in (1, 3, 8):
+        forwards = [(2, 99)] * count
+        span = TogetherTiming(cost, is_plain=False).spans(0.0, 0.0, Work(1, 4, 99, forwards)).draft
+        assert span == pytest.approx(count * after + first + 2e-5, rel=0.01)
+    assert cost.draft(16, 160, 4) == before.draft(16, 160, 4)
+    one = pd.concat([others, timed, choices, chains.iloc[:1]])  # of one length: no telling
+    assert fit_costs(one, on_ranks=True)[0]["2"] == before
+
+
+def test_re_roots_grow_with_the_rows_of_the_draft():
+    def seconds(requests: int, rows: int) -> float:
+        return 1e-5 + 2e-6 * requests + 1e-6 * rows
+
+    kinds = [(1, 3), (1, 9), (8, 24), (8, 72)]
+    rows = [("2", "reroot", n, r, 0, False, seconds(r, n)) for r, n in kinds for _ in range(5)]
+    rows += [("2", "reroot", 3, 1, 0, False, s) for s in (0.0, 1e-3)]  # hidden; a slow phase
+    others = whole_profile()
+    others = others.loc[(others["op"] != "reroot") | (others["deployment"] != "2")]
+    timed = pd.concat([others, pd.DataFrame(rows, columns=list(STEP_COLUMNS))])
+    cost = fit_costs(timed, on_ranks=True)[0]["2"]
+    for requests, count in ((1, 20), (4, 30), (8, 190)):
+        assert cost.reroots(requests, count) == pytest.approx(seconds(requests, count))
+        work = Work(requests, 8, 99, drafting=[(count // 2, 9)], overlapped=[(count // 2, 9)])
+        for timing in (TogetherTiming(cost, is_plain=False), ApartTiming(cost)):
+            reroot = timing.spans(0.0, 0.0, work).reroot
+            assert reroot == pytest.approx(seconds(requests, count))
 
 
 def test_short_prompts_on_ranks_never_grow_faster_than_straight_on():

@@ -253,7 +253,7 @@ def test_a_draft_step_is_as_a_round_has_it(monkeypatch):
 def test_an_answer_is_timed_in_two_parts_and_after_something_else(monkeypatch, op, slow):
     events = []
     work = getattr(DraftSide, slow)
-    monkeypatch.setattr(DraftSide, slow, lambda *a: (sleep(0.02), work(*a))[1])
+    monkeypatch.setattr(DraftSide, slow, lambda *a, **k: (sleep(0.02), work(*a, **k))[1])
     bench = DraftSteps(StagedNgrams(), vocab=61, num_requests=8)
     others = {"reroot": "choice", "choice": "reroot"}
     shape = StepShape(op, 8, 8, 32)
@@ -265,7 +265,8 @@ def test_an_answer_is_timed_in_two_parts_and_after_something_else(monkeypatch, o
 
 SERVED = pd.DataFrame(
     {"rows": [4, 8], "batch": 1, "context": [20, 24], "target": [2e-3, 3e-3], "reroot": 3e-5,
-     "link_there": 2e-5, "link_back": 4e-5}
+     "link_there": 2e-5, "link_back": 4e-5, "draft": 5e-3, "draft_rows": [9, 8],
+     "num_expansions": [7, 2]}
 )  # fmt: skip
 
 
@@ -273,24 +274,28 @@ SERVED = pd.DataFrame(
 def test_what_lies_between_steps_is_taken_from_rounds_that_are_served(draft_ranks):
     asked = []
 
-    def served(policy: str, count: int) -> pd.DataFrame:
+    def served(policy: str, count: int, num_tokens: int = 40) -> pd.DataFrame:
         asked.append((policy, count))
         return SERVED.assign(batch=count)
 
     bench = SimpleNamespace(setup=SimpleNamespace(draft_ranks=draft_ranks), served_rounds=served)
     found = pd.concat([*stream_timings(bench), *batch_timings(bench)])
-    assert set(asked) == (
-        {("async-tree-3x2x2", 1), ("async-tree-7x3x3", 1), ("async-tree-3x2x2", 8)}
-        if draft_ranks
-        else {("tree-3x2x2", 1), ("tree-7x3x3", 1), ("plain", 1), ("tree-3x2x2", 8)}
-    )
+    trees = {("tree-3x2x2", n) for n in (1, 8)} | {("tree-7x3x3", n) for n in (1, 8)}
+    if draft_ranks:
+        assert set(asked) == {(f"async-{tree}", n) for tree, n in trees}
+    else:
+        assert set(asked) == trees | {("plain", 1), ("chain-2", 1), ("chain-7", 1)}
     assert set(found.columns) == {"rows", "requests", "context", "op", "beside", "seconds"}
     seconds = found.groupby(["op", "requests"])["seconds"].agg(list)
-    assert seconds["round"].to_dict() == {1: [2e-3, 3e-3] * (2 if draft_ranks else 3)}
-    assert seconds["reroot"].to_dict() == {1: [3e-5] * 4, 8: [3e-5] * 2}  # not of plain rounds
+    assert seconds["round"].to_dict() == {1: [2e-3, 3e-3] * (2 if draft_ranks else 5)}
+    assert seconds["reroot"].to_dict() == {1: [3e-5] * 4, 8: [3e-5] * 4}  # not of plain rounds
+    assert set(found.loc[found["op"] == "reroot", "rows"]) == {9, 8}  # the draft's
     links = found.loc[found["op"] == "link"]
-    assert sorted(links["requests"]) == ([1] * 4 + [8] * 2 if draft_ranks else [])
+    assert sorted(links["requests"]) == ([1] * 4 + [8] * 4 if draft_ranks else [])
     assert links["seconds"].tolist() == pytest.approx([3e-5] * len(links))
+    drafted = found.loc[found["op"] == "drafted", ["rows", "seconds"]].to_numpy().tolist()
+    whole = [] if draft_ranks else [[2, 5e-3 + 4e-5], [7, 5e-3 + 4e-5]]
+    assert drafted == [pytest.approx(row) for row in whole]  # of rounds with all their forwards
 
 
 def test_loops_are_of_one_request_and_of_many():

@@ -167,8 +167,8 @@ EXCHANGE = make_cost(
 
 def test_without_a_prefill_the_whole_exchange_is_exposed():
     assert apart_spans(EXCHANGE, late=0.0, prefill=0.0) == pytest.approx((1, 3, 20, 1))
-    # A draft that is busy for 5 s more hears nothing before; the link's second passes meanwhile.
-    assert apart_spans(EXCHANGE, late=5.0, prefill=0.0) == pytest.approx((0, 3, 25, 1))
+    # A draft that is busy for 5 s more hears nothing before, and then takes as long to hear it.
+    assert apart_spans(EXCHANGE, late=5.0, prefill=0.0) == pytest.approx((1, 3, 25, 1))
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,16 @@ def test_taped_trees_behave_like_played_ones(policy, serving, monkeypatch):
         assert taped.spans[span] == pytest.approx(played.spans[span], rel=0.04), span
 
 
+@pytest.mark.parametrize("policy", ["tree-4x2x8", "tree-8x4x3", "tree-4x2x1"])
+def test_a_tree_is_drafted_no_deeper_than_the_tokens_that_its_request_has_left(policy, monkeypatch):
+    trace = make_trace(150, longest=24).assign(arrival=range(150))  # one after another
+    taped = run(policy, trace, PLAIN_SERVING).round_table()
+    monkeypatch.setattr(BestTree, "is_batch_coupled", True)
+    played = run(policy, trace, PLAIN_SERVING).round_table()
+    forwards = taped["num_expansions"].mean(), played["num_expansions"].mean()
+    assert forwards[0] == pytest.approx(forwards[1], rel=0.05)
+
+
 @pytest.fixture(scope="module")
 def tapes() -> dict[str, Tapes]:
     stretches = Stretches(PROFILE, ("",))
