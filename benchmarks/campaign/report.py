@@ -34,7 +34,8 @@ WIDTH = 100
 INTRODUCTION = """\
 ## Predictions against the engine
 
-Written by `python -m benchmarks.campaign --report FILE` from {files}.
+Written by `python -m benchmarks.campaign --report FILE ...` from {files};
+of a pair that several files have, the last one's runs.
 
 A campaign profiles a pair of models on rank groups, and serves a grid of plans and a stretch of a
 trace on them. The fit sees the profile alone, which serves a few made-up requests without a draft
@@ -89,14 +90,19 @@ def write_document(files: Sequence[Path]) -> None:
 def calibrations(files: Sequence[Path]) -> dict[str, Any]:
     """What ``calibration_svg`` draws."""
     payloads = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    return {result.name: result.pair["calibration"] for result in newest(payloads)}
+
+
+def newest(payloads: Sequence[dict[str, Any]]) -> list[Result]:
+    """Each pair of each machine once: of the last file that has it."""
     results = [Result(machine(p), pair) for p in payloads for pair in p["pairs"]]
-    return {result.name: result.pair["calibration"] for result in results}
+    return list({result.name: result for result in results}.values())
 
 
 def document(files: Sequence[Path]) -> str:
     """The generated part."""
     payloads = [json.loads(path.read_text(encoding="utf-8")) for path in files]
-    results = [Result(machine(p), pair) for p in payloads for pair in p["pairs"]]
+    results = newest(payloads)
     measured = [result for result in results if result.runs()]
     names = ", ".join(f"`{path.parent.name}/{path.name}`" for path in files)
     parts = [
