@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -441,13 +442,29 @@ def test_the_document_states_errors_goals_and_the_cause_of_the_worst(campaign, t
     assert "| a+b, H200 |" in text
 
 
+def test_of_a_pair_that_was_run_again_the_last_file_counts(campaign):
+    hardware = {"cores": 2, "gpus": [{"name": "NVIDIA H200"}] * 2}
+    files = [
+        {
+            "hardware": hardware,
+            "pairs": [result() | {"pair": pair, "recorded": n} for pair in pairs],
+        }
+        for n, pairs in enumerate((("a+b", "c+d"), ("a+b",)))
+    ]
+    found = campaign["report"].newest(files)
+    assert [(each.pair["pair"], each.pair["recorded"]) for each in found] == [
+        ("a+b", 1),
+        ("c+d", 0),
+    ]
+
+
 def test_the_document_of_the_repository_is_made_from_its_results(campaign):
     report = campaign["report"]
-    files = sorted((ROOT / "benchmarks" / "results").glob("campaign_*.json"))[-1:]  # the latest
-    if not files:
-        pytest.skip("no campaign is committed")
     text = report.DOCUMENT.read_text(encoding="utf-8")
     shown = text.partition(report.BEGIN)[2].partition(report.END)[0].strip()
+    results = ROOT / "benchmarks" / "results"
+    files = [results / name for name in re.findall(r"`results/(campaign_[\w-]+\.json)`", shown)]
+    assert files[-1] == sorted(results.glob("campaign_*.json"))[-1], "the latest is not in it"
     assert shown == report.document(files).strip()
     drawn = report.calibration_svg(report.calibrations(files))
     assert report.CALIBRATION.read_text(encoding="utf-8") == drawn
