@@ -489,9 +489,11 @@ tokens in the mean and 96 are expected until some requests have finished: the fi
 A look costs here what the fits say of one of the batch tree; one of SpecServe takes 0.7 to 0.8 of
 that on a CPU. With looks of 1 % of the time and none of them in what drafting promises, the least
 were 0.975 and 0.913 (batch tree and SpecServe, both 70B + 3B on "conv" at load 1.2); once they
-count there, 0.976 and 0.971; with half as many 0.981 and 0.980, by fits of that time; by the fits
-that ship 0.985 and 0.984. Now the look that ends a rest is made beside the target's step, and here
-takes nothing where the policy rests on; it has not run on a GPU yet. With three seeds for
+count there, 0.976 and 0.971; with half as many 0.981 and 0.980, by fits of that time; by those
+of 22 November 0.985 and 0.984. Now the look that ends a rest is made beside the target's step, and
+here takes nothing where the policy rests on: 0.994 and 0.993 by those fits, and by the ones that
+ship since, which are the table's, 0.990 and 0.979 (70B + 3B on "conv" at load 1.2). By the former,
+with three seeds for
 acceptance (the table has one) that is 0.3 % of speed in the mean; the least on "conv" and
 "mooncake" were 0.986 and 0.983, are 0.997 and 0.993; on "code" 0.984 and 0.984, now 0.986 and
 0.985. A run of "code" lasts seconds, and one prompt that the draft reads just before a full queue
@@ -502,7 +504,8 @@ A look at once when the batch has shrunk, to half or at all, within the same sha
 gained the batch tree 0.0 % in the mean, and 0.1 % where looks take four times as long: not taken.
 
 At load 1.2 the chain of 1 is ahead of both with 70B + 1B on "conv" and "mooncake" and with 70B + 3B
-on "conv": of the batch tree by 3.1, 0.7 and 0.6 %, of SpecServe by 4.5, 2.9 and 1.6 %.
+on "conv": of the batch tree by 4.1, 1.2 and 1.7 %, of SpecServe by 6.3, 3.7 and 5.4 %; so it is
+with 70B + 1B on "code" at 0.7, by 1.7 and 1.9 %.
 
 {markdown(("pair", "trace", "load", *policies), rows)}"""
 
