@@ -34,7 +34,8 @@ WIDTH = 100
 INTRODUCTION = """\
 ## Predictions against the engine
 
-Written by `python -m benchmarks.campaign --report FILE ...` from {files};
+Written by `python -m benchmarks.campaign --report FILE ...` from
+{files};
 of a pair that several files have, the last one's runs.
 
 A campaign profiles a pair of models on rank groups, and serves a grid of plans and a stretch of a
@@ -104,7 +105,7 @@ def document(files: Sequence[Path]) -> str:
     payloads = [json.loads(path.read_text(encoding="utf-8")) for path in files]
     results = newest(payloads)
     measured = [result for result in results if result.runs()]
-    names = ", ".join(f"`{path.parent.name}/{path.name}`" for path in files)
+    names = ",\n".join(f"`{path.parent.name}/{path.name}`" for path in files)
     parts = [
         INTRODUCTION.format(
             files=names,

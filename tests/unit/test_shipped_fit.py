@@ -61,7 +61,7 @@ def test_a_pair_that_was_measured_takes_the_place_of_its_roofline(pair):
     for cost in fit.costs.values():
         assert cost.prefill.apart
         assert cost.target(1) < cost.target(9) < cost.target(17) < cost.target(129)
-        assert cost.target(8, 500.0, 4) > cost.target(8, 500.0)
+        assert cost.target(8, 4000.0, 8) > cost.target(4, 2000.0, 4) > cost.target(1, 500.0)
         assert cost.kv_tokens is not None
     assert fit.costs["2"].target(8) < fit.costs["1+1"].target(8)
     assert fit.costs["1"].link == 0.0 < fit.costs["1+1"].link
