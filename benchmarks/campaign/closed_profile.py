@@ -36,7 +36,7 @@ def closed_profile(folder: Path) -> Path:
     return copy
 
 
-_OF_MACHINE = ("hardware", "created", "command", "measured")
+_OF_MACHINE = ("hardware", "created", "command")
 
 
 def keep_machine(fit_file: Path, profile_file: Path) -> None:

@@ -60,14 +60,14 @@ def fit_costs(
         has_choice = bool((part["op"] == CHOICE).any())  # else in the re-root
         for op in ("reroot", *[CHOICE] * has_choice, *["link"] * is_split):
             timed = _timings(part, label, op, beside=None)
-            one = timed.loc[timed["requests"] == timed["requests"].min(), "seconds"]
-            seconds = one.to_numpy(np.float64)
+            one = timed.loc[timed["requests"] == timed["requests"].min()]
+            seconds = one["seconds"].to_numpy(np.float64)
             constants[op] = float(np.median(seconds))
             errors[f"{label}/{op}"] = float(np.median(np.abs(seconds / constants[op] - 1.0)))
-            if op != "link":
-                constants[f"{op}_each"] = _for_each(timed, constants[op])
-            if op == "reroot" and one.groupby(timed["rows"]).size().size > 1:
+            if op == "reroot" and one["rows"].nunique() > 1:
                 constants |= _reroots(timed)
+            elif op != "link":
+                constants[f"{op}_each"] = _for_each(timed, constants[op])
         if is_split:
             constants["slowdown"] = fit_slowdown(_timings(part, label, "target", beside=None))
         constants |= _kv_rooms(part) | _deciding(part)

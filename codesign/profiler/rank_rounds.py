@@ -63,7 +63,7 @@ def _drafted(rounds: pd.DataFrame, forwards: int) -> pd.DataFrame:
     """Rows of the draft's span, of rounds with all their forwards; ``rows`` counts these."""
     whole = rounds.loc[rounds["num_expansions"] == forwards]
     spans = whole["draft"] + whole["link_back"]
-    return _timings("drafted", whole, ["draft"]).assign(rows=forwards, seconds=spans)
+    return _timings("drafted", whole.assign(rows=forwards, draft=spans), ["draft"])
 
 
 def _timings(op: str, rounds: pd.DataFrame, spans: list[str]) -> pd.DataFrame:
