@@ -22,7 +22,7 @@ import pandas as pd
 
 from benchmarks.campaign.blind import keep_blind
 from benchmarks.campaign.requests import bound, load_requests, recorded_prompts
-from benchmarks.campaign.schedule import Session, unit_seconds
+from benchmarks.campaign.schedule import RECORDING, Session, unit_seconds
 from benchmarks.campaign.units import BATCH, Size, Unit, find_pair, grid, unit
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, read_table, write_table
@@ -150,16 +150,19 @@ class Measuring:
 
     def _record(self, bench: RankBench, deployment: Deployment) -> pd.DataFrame:
         """Acceptance on prompts like those that the runs serve, and none of them."""
-        target = resolve_model(self._session.pair.models[0])
-        requests = recorded_prompts(target, share=self._task.recorded)
-        plain = SpeculationSpec()
-        run = bench.serve(
-            Candidate(deployment, plain, BATCH.batch),
-            requests,
-            PolicySetup(plain),
-            max_kv_tokens=MAX_KV_TOKENS,
-        )
-        return rank_outputs(bench, requests, run.outputs)
+        target, plain = resolve_model(self._session.pair.models[0]), SpeculationSpec()
+        frames, start = [], perf_counter()
+        for requests in recorded_prompts(target, share=self._task.recorded):
+            if frames and perf_counter() - start > RECORDING:
+                break
+            run = bench.serve(
+                Candidate(deployment, plain, BATCH.batch),
+                requests,
+                PolicySetup(plain),
+                max_kv_tokens=MAX_KV_TOKENS,
+            )
+            frames.append(rank_outputs(bench, requests, run.outputs))
+        return pd.concat(frames, ignore_index=True)
 
     def _serve_all(self, bench: RankBench) -> int:
         if not self._session.units:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 
@@ -41,8 +41,10 @@ from codesign.traces import Trace, load_trace, write_parquet
 # slows longer ones, 12 % of these, is luck), and answers as long as those that are recorded.
 TRACE, PROMPT_SCALE, MAX_PROMPT, MAX_OUTPUT = "conv-twin", 0.15, 240, 48
 LOAD = 0.3  # of what plain decoding bears on all GPUs: where they are split, more than twice that
-# Tokens of material in front of a question, of requests that are recorded, and that are served.
-RECORDED_MATERIAL, SERVED_MATERIAL = (16, 32, 48, 64), (40, 56)
+# Tokens of material in front of a question, of requests that are recorded, as far as there is time
+# beyond the first ones, and that are served.
+RECORDED_MATERIAL = (16, 32, 48, 64, 96, 128, 160, 80, 112, 144, 176, 8, 24, 72, 88, 104)
+FEWEST_MATERIALS, SERVED_MATERIAL = 4, (40, 56)
 LONG, LONG_TOKENS, LONG_FROM = "long", 600, 300  # a kind of its own: prompts of a trace
 RECORDED_TOKENS = 48
 
@@ -99,18 +101,26 @@ def served_prompts(target: Path, workload: Workload) -> list[BoundRequest]:
     return _numbered(found[: workload.requests])
 
 
-def recorded_prompts(target: Path, *, share: float = 1.0) -> list[BoundRequest]:
-    """Questions behind several amounts of material, and half of them behind much: a kind apart.
+def recorded_prompts(target: Path, *, share: float = 1.0) -> Iterator[list[BoundRequest]]:
+    """All questions behind each amount of material, and half of them behind much: a kind apart.
+
+    The first list is what is recorded at least. Requests are numbered question after question.
 
     Args:
         target: Directory of the target.
-        share: Of the amounts; at least one.
+        share: Of the fewest amounts, and no more; at least one.
     """
-    amounts = RECORDED_MATERIAL[: max(round(share * len(RECORDED_MATERIAL)), 1)]
-    asked = _with_material(target, amounts, RECORDED_TOKENS)
-    [long] = _with_material(target, (LONG_TOKENS,), RECORDED_TOKENS)
-    found = [request for group in asked for request in group]
-    return _numbered([*found, *(dataclasses.replace(r, category=LONG) for r in long[::2])])
+    fewest = max(round(share * FEWEST_MATERIALS), 1)
+    amounts = RECORDED_MATERIAL if share >= 1.0 else RECORDED_MATERIAL[:fewest]
+    [*asked, long] = _with_material(target, (*amounts, LONG_TOKENS), RECORDED_TOKENS)
+    asked = _grouped(_numbered([request for group in asked for request in group]), len(long))
+    first = [request for group in asked[:fewest] for request in group]
+    apart = [
+        dataclasses.replace(r, category=LONG, request_id=len(asked) * len(long) + number)
+        for number, r in enumerate(long[::2])
+    ]
+    yield [*first, *apart]
+    yield from asked[fewest:]
 
 
 def recorded_questions(profile: AcceptanceProfile) -> dict[int, int]:

@@ -29,7 +29,9 @@ PROFILE_PROMPTS = tuple(  # rows
 # Of a prompt on one H200, a layer of 70B: what weights and rows do, and the host beyond graphs.
 PROMPT_LAYER, ROW_LAYER, LONG_ROW_LAYER, HOST_LAYER = 150e-6, 3.7e-6, 2.55e-6, 400e-6
 RANK = 0.04  # of a recorded request, for the draft's opinion of it
-NUM_RECORDED = (108, 21_800)  # requests, and prompt tokens of all
+NUM_RECORDED = (108, 21_800)  # requests at least, and prompt tokens of all
+RECORDING = 17.0  # seconds after which no more are begun, of
+MOST_RECORDED, RECORDED_AT_ONCE = 396, 24
 SERVED_PROMPT = 256  # rows of the graph of 140 tokens
 TOKENS_A_ROUND = 2.1  # as served
 CPU_START, CPU_STEP, CPU_PROFILE = 8.0, 0.01, 30.0  # of tiny models
@@ -212,11 +214,10 @@ def profile_seconds(pair: Pair, label: str) -> float:
 
 def recording_seconds(pair: Pair, label: str) -> float:
     """Of recording acceptance."""
-    requests, prompt_tokens = NUM_RECORDED
-    rounds = requests * 48 / 8.0
-    return rounds * step_seconds(pair, label)[0] + requests * (
-        prompt_seconds(pair, label, prompt_tokens / requests) + RANK
-    )
+    fewest, prompt_tokens = NUM_RECORDED
+    one = step_seconds(pair, label)[0] * 48 / 8.0 + RANK
+    one += prompt_seconds(pair, label, prompt_tokens / fewest)
+    return min(max(fewest * one, RECORDING + RECORDED_AT_ONCE * one), MOST_RECORDED * one)
 
 
 def unit_seconds(work: Unit, pair: Pair) -> float:
