@@ -15,6 +15,7 @@ SPANS = ("target", "draft", "reroot", "link_there", "link_back")
 SMALL = 0.02  # share of a round below which a span's error is not counted
 REPLAYED = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")
 PREDICTED, LOW, HIGH, MEASURED, KNOWN = range(5)  # places in a figure's list
+SIMULATIONS, STEPS = 0, 3  # places in the parts of its interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ def goals(results: Sequence[Result]) -> str:
             *(_plan(r, "segment", "correlation") for r in results),
         ],
         ["80 % intervals that hold", "70 to 90 %", *(_coverage(r) for r in results)],
+        *_known_intervals(results),
         ["runs", "", *(str(len(r.runs())) for r in results)],
     ]
     return "### Goals\n\n" + table(heads, rows)
@@ -216,6 +218,25 @@ def _redrawn(results: Sequence[Result]) -> list[list[str]]:
 def _coverage(result: Result) -> str:
     inside = [is_inside(figure) for figure in judged(result)]
     return percent(_mean([float(i) for i in inside]), 0) + f" of {len(inside)}"
+
+
+def _known_intervals(results: Sequence[Result]) -> list[list[str]]:
+    """A row, if these results say what intervals are made of: none of it is luck of prompts."""
+    shares = [_known_coverage(r) if "unsure" in r.pair else "-" for r in results]
+    label = "those of steps, acceptance known"
+    return [[label, "", *shares]] if any(share != "-" for share in shares) else []
+
+
+def _known_coverage(result: Result) -> str:
+    """Of speed and throughput of streams and batches; what a replay's luck makes is all in one."""
+    inside = []
+    for run in result.runs("stream", "batch"):
+        for name in set(judged_names(run)) - {"acceptance_length"}:
+            figure, parts = run["figures"][name], run.get("parts", {}).get(name)
+            if parts is not None and len(figure) > KNOWN:
+                half = math.hypot(parts[SIMULATIONS], parts[STEPS]) * figure[PREDICTED]
+                inside.append(float(abs(figure[KNOWN] - figure[MEASURED]) <= half))
+    return percent(_mean(inside), 0) + f" of {len(inside)}" if inside else "-"
 
 
 def judged_names(run: dict[str, Any]) -> list[str]:

@@ -8,43 +8,57 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from benchmarks.campaign.requests import recorded_questions
 from benchmarks.campaign.units import Workload
 from codesign.fit import Fit
 from codesign.fit.prompt_luck import PromptLuck, prompt_luck
+from codesign.plan import Plan
 from codesign.planner.student_t import student_t_quantile
+from codesign.sim.alone import rounds_per_token
+from codesign.sim.batches import hears_early, policy_of
 from codesign.validate import RunComparison
 
 TAIL, SIGMAS = 0.1, 1.2816  # of an 80 % interval, on each side
-MEDIAN = 0.6745  # of the size of a normal error, in standard deviations
+NO_LUCK = PromptLuck(0.0, 0.0)
 
 
 def times_sigma(run: RunComparison, fit: Fit, *, waits_for_prompts: bool) -> float:
     """Relative standard error of a time that is left where the tokens of a round are known.
 
-    Held-out errors of the steps, and of prompts where they are in it, by their share.
+    Errors of the steps, and of prompts where they are in it, by their share.
     """
     spans = {c.name: c.predicted.value for c in (*run.spans, *run.rounds)}
-    label = run.candidate.deployment.unit.label
+    label, batch = run.candidate.deployment.unit.label, run.candidate.max_batch
     parts = [
-        (spans.get(op, 0.0), fit.errors[f"{label}/{op}"])
-        for op in ("target", "draft", *["prefill"] * waits_for_prompts)
-        if f"{label}/{op}" in fit.errors
+        (spans.get(op, 0.0), fit.standard_error(f"{label}/{op}", requests=requests))
+        for op, requests in (("target", batch), ("draft", batch), ("prefill", 1))
+        if f"{label}/{op}" in fit.errors and (waits_for_prompts or op != "prefill")
     ]
     total = sum(seconds for seconds, _ in parts)
-    squares = sum((seconds * error / MEDIAN) ** 2 for seconds, error in parts)
+    squares = sum((seconds * error) ** 2 for seconds, error in parts)
     return math.sqrt(squares) / total if total else 0.0
 
 
-def luck_of(run: RunComparison, fit: Fit, requests: pd.DataFrame, workload: Workload) -> PromptLuck:
+def luck_of(run: RunComparison, plan: Plan, fit: Fit, workload: Workload) -> PromptLuck:
     """Of tokens per round: the questions of all requests are recorded, their words are others."""
-    if run.candidate.family == "plain":
-        return PromptLuck(0.0, 0.0, 0.0)
-    served = Counter(requests["category"].iloc[run.requests["request_id"].to_numpy()])
-    asked = recorded_questions(fit.acceptance)
-    return prompt_luck(fit.acceptance, served, questions=asked, in_turn=not workload.seconds)
+    candidate = run.candidate
+    if candidate.family == "plain":
+        return NO_LUCK
+    requests = plan.requests()
+    cost = fit.costs[candidate.deployment.unit.label]
+    rounds = rounds_per_token(
+        policy_of(candidate.speculation, fit, cost, plan.slo),
+        fit.acceptance,
+        hears_early=hears_early(candidate, plan.serving),
+    )
+    return prompt_luck(
+        fit.acceptance,
+        Counter(requests["category"].iloc[run.requests["request_id"].to_numpy()]),
+        questions=recorded_questions(fit.acceptance),
+        in_turn=not workload.seconds,
+        rounds=rounds,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +68,9 @@ class Likely:
     Attributes:
         mean: Of the simulations.
         simulations: There are only so many.
-        served: Luck of the requests that are served, as far as simulations draw it.
+        served: Luck of the requests that are served, and who waits for whom among them.
         recorded: Luck of the prompts whose acceptance was recorded.
-        steps: Held-out errors of the steps' times.
+        steps: Errors of the steps' times.
     """
 
     mean: float
@@ -78,41 +92,64 @@ class Likely:
         return [part / self.mean if self.mean else 0.0 for part in parts]
 
 
-def likely(values: Sequence[float], times: float, luck: PromptLuck | None = None) -> Likely:
+def likely(
+    values: Sequence[float],
+    times: float,
+    luck: PromptLuck = NO_LUCK,
+    lengths: Sequence[float] = (),
+) -> Likely:
     """Where 80 % of measurements lie.
 
     Args:
         values: By seed.
         times: Relative standard error of seconds.
-        luck: Of the prompts; without it what simulations draw is all there is.
+        luck: Of the prompts.
+        lengths: Tokens of a round by seed, which luck is of: a figure has as much luck as it goes
+            with them. What else simulations differ by is left to chance.
     """
-    mean, one = float(np.mean(values)), _one_more(values)
+    mean = float(np.mean(values))
+    with_lengths, left = _going_with(lengths, values)
     return Likely(
         mean,
-        simulations=one / math.sqrt(len(values)),
-        served=one if luck is None else one * luck.share,
-        recorded=0.0 if luck is None else SIGMAS * luck.recorded * mean,
+        simulations=_one_more(values) / math.sqrt(len(values)),
+        served=math.hypot(SIGMAS * luck.served * with_lengths, _one_more(left)),
+        recorded=SIGMAS * luck.recorded * with_lengths,
         steps=SIGMAS * times * mean,
     )
 
 
-def likely_replay(draws: Sequence[float], values: Sequence[float], luck: PromptLuck) -> Likely:
+def likely_replay(
+    draws: Sequence[float],
+    values: Sequence[float],
+    luck: PromptLuck = NO_LUCK,
+    lengths: Sequence[float] = (),
+) -> Likely:
     """The same of a replay, whose steps' errors are simulated: queues make more of them, or less.
 
     Args:
         draws: With steps as unsure as the fit's.
         values: By seed, with the fit's own.
         luck: Of the prompts.
+        lengths: As for ``likely``.
     """
-    mean, one = float(np.mean(draws)), _one_more(draws)
-    alone = min(_one_more(values), one)
+    one = _one_more(draws)
+    alone = likely(values, 0.0, luck, lengths)
     return Likely(
-        mean,
+        float(np.mean(draws)),
         simulations=one / math.sqrt(len(draws)),
-        served=alone * luck.share,
-        recorded=SIGMAS * luck.recorded * mean,
-        steps=math.sqrt(one**2 - alone**2),
+        served=alone.served,
+        recorded=alone.recorded,
+        steps=math.sqrt(max(one**2 - _one_more(values) ** 2, 0.0)),
     )
+
+
+def _going_with(lengths: Sequence[float], values: Sequence[float]) -> tuple[float, Sequence[float]]:
+    """By how much values change as lengths grow by all of themselves, and what is left of them."""
+    if not len(lengths) or not np.ptp(lengths):
+        return 0.0, values
+    relative = np.asarray(lengths) / np.mean(lengths) - 1.0
+    slope = float(relative @ np.asarray(values) / (relative @ relative))
+    return abs(slope), list(np.asarray(values) - slope * relative)
 
 
 def _one_more(values: Sequence[float]) -> float:

@@ -35,6 +35,7 @@ from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, read_table, write_text
 from codesign.fit import ACCEPTANCE_FILE, PROFILE_FILE, Fit, fit_profile
 from codesign.fit.calibration import held_out_chances
+from codesign.fit.prompt_luck import PromptLuck
 from codesign.plan import Plan
 from codesign.profiler.store import ACCEPTANCE_PART
 from codesign.records import RoundLog
@@ -94,11 +95,12 @@ def join_pair(folder: Path) -> dict[str, Any]:
                 again = validate(plan, known, paths, requests=each_its_own(requests))
             for number, run in enumerate(validation.runs):
                 twin = None if again is None else again.runs[number]
-                line = row(run, fit, workload, requests, twin)
+                luck = luck_of(run, plan, fit, workload)
+                line = row(run, fit, workload, luck, twin)
                 if workload.seconds:
-                    replay_figures(line, plan, run, fit, known, workload)
+                    replay_figures(line, plan, run, fit, known, luck)
                 if workload.batch == 1:
-                    line["figures"]["decode_speed"] = decode_speeds(plan, run, fit, known, workload)
+                    line["figures"]["decode_speed"] = decode_speeds(plan, run, fit, known, luck)
                 runs.append(line)
             plans.append({"workers": workers, **judgement(plan, validation, workload, again)})
     return {
@@ -106,6 +108,7 @@ def join_pair(folder: Path) -> dict[str, Any]:
         "target": fit.target,
         "draft": fit.draft,
         "errors": fit.errors,
+        "unsure": {name: step.unsure for name, step in fit.steps.items()},
         "recorded": sum(len(group) for group in fit.acceptance.recordings.values()),
         "forms": {name: step.form for name, step in fit.steps.items()},
         "calibration": calibration_rows(fit.acceptance),
@@ -128,11 +131,10 @@ def row(
     run: RunComparison,
     fit: Fit,
     workload: Workload,
-    requests: pd.DataFrame,
+    luck: PromptLuck,
     known: RunComparison | None,
 ) -> dict[str, Any]:
     """One run: [predicted, low, high, measured] of each figure, with 80 % intervals."""
-    luck = luck_of(run, fit, requests, workload)
     figures: dict[str, list[float]] = {}
     parts: dict[str, list[float]] = {}
     for comparison in run.figures:
@@ -142,7 +144,7 @@ def row(
         counts = name == "acceptance_length"
         waits = workload.batch > 1 or not name.startswith("tpot")  # for prompts, its own or others'
         times = 0.0 if counts else times_sigma(run, fit, waits_for_prompts=waits)
-        found = likely(run.by_seed[name], times, luck)
+        found = likely(run.by_seed[name], times, luck, run.by_seed["acceptance_length"])
         figures[name] = [comparison.predicted.value, *found.bounds, comparison.measured]
         parts[name] = found.parts
         if known is not None and (twin := known.figure(name)) is not None:
@@ -164,22 +166,22 @@ def replay_figures(
     run: RunComparison,
     fit: Fit,
     known: Fit | None,
-    workload: Workload,
+    luck: PromptLuck,
 ) -> None:
     """Figures of a replay again, with steps as unsure as the fit's."""
     requests = plan.requests()
-    luck = luck_of(run, fit, requests, workload)
     draws = replay_draws(plan, run, fit, requests)
     twins = {} if known is None else replay_draws(plan, run, known, each_its_own(requests))
     for name, figure in line["figures"].items():
-        found = likely_replay(draws[name], run.by_seed[name], luck)
+        lengths = run.by_seed["acceptance_length"]
+        found = likely_replay(draws[name], run.by_seed[name], luck, lengths)
         figure[:3] = [found.mean, *found.bounds]
         figure[4:] = [float(np.mean(twins[name]))] if name in twins else []
         line["parts"][name] = found.parts
 
 
 def decode_speeds(
-    plan: Plan, run: RunComparison, fit: Fit, known: Fit | None, workload: Workload
+    plan: Plan, run: RunComparison, fit: Fit, known: Fit | None, luck: PromptLuck
 ) -> list[float]:
     """Tokens a second in rounds without a prompt, as a figure of ``row``."""
 
@@ -194,7 +196,7 @@ def decode_speeds(
     requests = plan.requests().iloc[: len(run.requests)]
     values = simulated(fit, requests)
     times = times_sigma(run, fit, waits_for_prompts=False)
-    figure = list(likely(values, times, luck_of(run, fit, requests, workload)).bounds)
+    figure = list(likely(values, times, luck, run.by_seed["acceptance_length"]).bounds)
     figure.insert(0, float(np.mean(values)))
     figure.append(_decode_speed(read_run(run.path).records.rounds))
     if known is None:

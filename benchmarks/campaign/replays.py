@@ -8,28 +8,58 @@ no torch.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike, NDArray
 
-from benchmarks.campaign.intervals import MEDIAN
 from codesign.fit import Fit
+from codesign.fit.round_costs import FORWARDS, PROMPTS
 from codesign.plan import Plan
 from codesign.planner.predict import simulate_outcome
-from codesign.policy.cost import RoundCost
+from codesign.policy.cost import RoundCost, StepTime
 from codesign.validate import RunComparison
 
 NUM_DRAWS = 24
-STEPS = ("target", "draft", "prefill", "draft_prefill")
+MOST_REQUESTS = 8  # more of them are as wrong as these
+
+
+@dataclass(frozen=True, slots=True)
+class UnsureStep(StepTime):
+    """A step that takes another factor of its time with each number of requests.
+
+    Attributes:
+        factors: Of one request, of two, and so on; the last one of more.
+    """
+
+    factors: tuple[float, ...] = (1.0,)
+
+    def of_arrays(
+        self, rows: ArrayLike, context: ArrayLike, requests: ArrayLike = 1.0
+    ) -> NDArray[np.float64]:
+        """See StepTime."""
+        number = np.minimum(np.asarray(requests, np.int64), len(self.factors)) - 1
+        return StepTime.of_arrays(self, rows, context, requests) * np.array(self.factors)[number]
+
+    def __call__(self, rows: float, context: float = 0.0, requests: float = 1.0) -> float:
+        """See StepTime."""
+        factor = self.factors[min(int(requests), len(self.factors)) - 1]
+        return StepTime.__call__(self, rows, context, requests) * factor
 
 
 def unsure_cost(fit: Fit, label: str, generator: np.random.Generator) -> RoundCost:
-    """A deployment's costs, each kind of step wrong by a draw of its held-out error."""
+    """A deployment's costs, each kind of step wrong by draws of its error.
+
+    How wrong a form is, is another matter with each number of requests: these are other shapes.
+    """
     cost, steps = fit.costs[label], {}
-    for name in STEPS:
-        sigma = fit.errors.get(f"{label}/{name}", 0.0) / MEDIAN
-        steps[name] = getattr(cost, name).scaled(float(np.exp(sigma * generator.normal())))
+    for name in FORWARDS:
+        step, most = getattr(cost, name), 1 if name in PROMPTS else MOST_REQUESTS
+        sigmas = [fit.standard_error(f"{label}/{name}", requests=n + 1) for n in range(most)]
+        factors = np.exp(np.array(sigmas) * generator.normal(size=most)).tolist()
+        own = {each.name: getattr(step, each.name) for each in fields(StepTime)}
+        steps[name] = UnsureStep(**own, factors=tuple(factors))
     return replace(cost, **steps)
 
 

@@ -60,6 +60,13 @@ are only so many simulations; requests that are served have luck, which is the s
 simulations less what questions do to acceptance, as the recorded ones are asked again; so have
 those that were recorded; and steps have held-out errors. None is fitted to how many intervals
 hold: all plans of a pair share one draw of the luck of its prompts, both of recorded and of"""
+OF_POLICIES = """\
+parts that add up by their squares. There
+are only so many simulations. Requests that are served have luck, and so have those that were
+recorded: what other words around the same questions do to the tokens of a round of that very
+plan, as far as a figure goes with these. Steps are off by the residuals of their fit, those of
+one request by their own. None is fitted to how many intervals
+hold: all plans of a pair share one draw of the luck of its prompts, both of recorded and of"""
 
 NOT_CAPTURED = """\
 ### What the model does not capture
@@ -138,6 +145,8 @@ def _replays(payloads: Sequence[dict[str, Any]]) -> str:
 
 
 def _intervals(results: Sequence[Result]) -> str:
+    if any("unsure" in result.pair for result in results):
+        return OF_POLICIES
     has_parts = any("parts" in run for result in results for run in result.runs())
     return OF_PARTS if has_parts else OF_LUCK
 

@@ -24,11 +24,12 @@ from codesign.fit.calibration import CalibrationFit, fit_calibration
 from codesign.fit.prompt_luck import acceptance_error
 from codesign.fit.round_costs import FORWARDS, MEASURE, fit_costs
 from codesign.fit.steps import HeldOut, StepFit
-from codesign.policy.cost import Calibration, RoundCost, StepTime
+from codesign.policy.cost import SEVERAL, Calibration, RoundCost, StepTime
 
 STEPS_FILE, ACCEPTANCE_FILE, PROFILE_FILE = "steps.parquet", "acceptance.parquet", "profile.json"
 STEP_COLUMNS = ("deployment", "op", "rows", "requests", "context", "beside", "seconds")
 ROOFLINE = "roofline"  # origin of a fit from data sheets
+_MEDIAN = 0.6745  # of the size of a normal error, in standard deviations
 _Made = TypeVar("_Made", StepTime, RoundCost, Calibration)
 
 
@@ -68,6 +69,17 @@ class Fit:
     steps: dict[str, StepFit] = field(default_factory=dict)
     calibration_fit: CalibrationFit | None = None
     measured: Sequence[Mapping[str, Any]] = ()
+
+    def standard_error(self, name: str, *, requests: float = 1.0) -> float:
+        """Relative standard error of a step of so many requests.
+
+        Args:
+            name: "deployment/op". Where it has no residuals, its held-out error stands for them.
+            requests: That share a forward.
+        """
+        known = self.steps[name].unsure if name in self.steps else {}
+        kind = "one" if requests < SEVERAL else "several"
+        return known.get(kind, self.errors.get(name, 0.0)) / _MEDIAN
 
     def save(self, path: str | Path, *, inputs: Mapping[str, Path] | None = None) -> None:
         """Write the fit as JSON, and the recorded acceptance as Parquet beside it.
@@ -179,6 +191,7 @@ def _read_step(values: Mapping[str, Any]) -> StepFit:
         held_out={form: HeldOut(**error) for form, error in values["held_out"].items()},
         num_shapes=values["num_shapes"],
         most_rows=values.get("most_rows", 0),
+        unsure=dict(values.get("unsure", {})),
     )
 
 

@@ -24,22 +24,15 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PromptLuck:
-    """Relative standard errors of the tokens that a round of a chain emits.
+    """Relative standard errors of the tokens that a round emits.
 
     Attributes:
         recorded: Of what the recordings say of prompts like those that are served.
         served: Of the requests served, around all that are like them.
-        anew: The same if each asked a question drawn anew: what a simulation draws.
     """
 
     recorded: float
     served: float
-    anew: float
-
-    @property
-    def share(self) -> float:
-        """Of the spread of simulations, what the requests that are served have, too."""
-        return self.served / self.anew if self.anew else 1.0
 
 
 def acceptance_error(profile: AcceptanceProfile) -> float:
@@ -67,6 +60,7 @@ def prompt_luck(
     *,
     questions: Mapping[int, int] | None = None,
     in_turn: bool = False,
+    rounds: Mapping[int, float] | None = None,
 ) -> PromptLuck:
     """What recordings leave open of so many other requests.
 
@@ -76,20 +70,21 @@ def prompt_luck(
         questions: Question of each recorded request, where those that are served ask the same
             ones with other words around them; None where nothing is known of theirs.
         in_turn: They ask each question once before any twice.
+        rounds: A token of each recorded request, under the policy that serves: a deep chain makes
+            twice as much of luck as a flat tree (codesign.sim.alone). None for a chain of three.
     """
     every = tuple(r for group in profile.recordings.values() for r in group)
-    rounds = recorded = found = anew = 0.0
+    total = recorded = found = 0.0
     for kind, count in served.items():
         group = profile.recordings.get(kind, ())
         group = group if len(group) > 1 else every
         if len(group) < 2:
-            return PromptLuck(0.0, 0.0, 0.0)
-        spread = _Spread.of(group, questions or {})
-        rounds += count * spread.mean
+            return PromptLuck(0.0, 0.0)
+        spread = _Spread.of(group, questions or {}, rounds)
+        total += count * spread.mean
         recorded += count**2 * spread.of_recorded
         found += count**2 * spread.of_served(count, in_turn=in_turn)
-        anew += count * (spread.questions + spread.words)
-    return PromptLuck(*(float(np.sqrt(v)) / rounds for v in (recorded, found, anew)))
+    return PromptLuck(*(float(np.sqrt(variance)) / total for variance in (recorded, found)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +99,15 @@ class _Spread:
     is_known: bool
 
     @classmethod
-    def of(cls, group: tuple[Recording, ...], questions: Mapping[int, int]) -> _Spread:
+    def of(
+        cls,
+        group: tuple[Recording, ...],
+        questions: Mapping[int, int],
+        rounds: Mapping[int, float] | None,
+    ) -> _Spread:
         rates_N = _rounds_per_token(group)
+        if rounds is not None:
+            rates_N = np.array([rounds[recording.request] for recording in group])
         asked = [questions.get(recording.request, -1) for recording in group]
         groups = [rates_N[np.array(asked) == question] for question in dict.fromkeys(asked)]
         freedom = len(rates_N) - len(groups)

@@ -5,13 +5,17 @@ non-negative least squares on relative residuals, with shapes that fit badly wei
 good a form is, is measured by leaving out one shape at a time. The line stays as long as its error
 there is at most 5 %; else the form with the smallest error is taken.
 
+A form that has not seen a shape may miss it by far where the shape is the only one of its bucket.
+No plan is priced by such a form, so how unsure the chosen one is, is told by residuals: what each
+shape is off, corrected for how far it draws the fit to itself.
+
 Must not import torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -19,6 +23,7 @@ import numpy as np
 from codesign.errors import InputError
 from codesign.fit.prompt_stairs import MIN_PARABOLA_ROWS, fit_prompt_stairs, prompt_shapes
 from codesign.fit.step_forms import (
+    Floats,
     Shapes,
     fit_line,
     fit_piecewise,
@@ -37,6 +42,7 @@ Form = Literal["line", "quadratic", "piecewise", "table", "stairs"]
 MIN_SHAPES = 3  # fewer leave nothing to hold out
 MAX_LINE_ERROR = 0.05  # mean held-out error up to which the papers' line stays
 MAX_LINE_ERROR_ON_RANKS = 0.01
+_THROUGH = 1e-9  # relative error below which a fit goes through a shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,8 @@ class StepFit:
         held_out: Error of each form that was tried.
         num_shapes: Shapes that were measured.
         most_rows: Of a shape; 0 if the file does not say.
+        unsure: Relative error of the chosen form, as it is: the median of its residuals, of steps
+            of "one" request and of "several", as streams have seconds of their own.
     """
 
     time: StepTime
@@ -65,6 +73,7 @@ class StepFit:
     held_out: dict[Form, HeldOut]
     num_shapes: int
     most_rows: int = 0
+    unsure: dict[str, float] = field(default_factory=dict)
 
     @property
     def error(self) -> float:
@@ -116,7 +125,26 @@ def fit_step(
     form = _choice(errors, MAX_LINE_ERROR_ON_RANKS if on_ranks else MAX_LINE_ERROR)
     if is_prefill and on_ranks and miss(times[form], shapes) > MAX_LINE_ERROR:
         form = min(times, key=lambda name: miss(times[name], shapes))
-    return StepFit(times[form], form, errors, len(shapes.seconds), most_rows)
+    unsure = _by_requests(shapes, residuals(shapes, forms[form]))
+    return StepFit(times[form], form, errors, len(shapes.seconds), most_rows, unsure)
+
+
+def _by_requests(shapes: Shapes, residuals_S: Floats) -> dict[str, float]:
+    """Median residual of steps of one request and of several, as far as there are any."""
+    parts = {"one": shapes.requests <= 1, "several": shapes.requests > 1}
+    known = {name: residuals_S[part & np.isfinite(residuals_S)] for name, part in parts.items()}
+    return {name: float(np.median(found)) for name, found in known.items() if len(found)}
+
+
+def residuals(shapes: Shapes, fit: Callable[[Shapes], StepTime]) -> Floats:
+    """(S,) sizes of the relative errors at each shape of a fit that has seen all of them.
+
+    A shape draws the fit to itself. If it takes the share h of the weight there, what is left of
+    an error is 1 - h of what it is to a fit without the shape, and the error's own size is the
+    geometric mean of both. NaN where the fit goes through a shape, whatever its time.
+    """
+    own_S = _errors(shapes, fit(shapes))
+    return np.where(own_S > _THROUGH, np.sqrt(own_S * left_out(shapes, fit)), np.nan)
 
 
 def _choice(errors: dict[Form, HeldOut], most: float) -> Form:
@@ -130,9 +158,18 @@ def _choice(errors: dict[Form, HeldOut], most: float) -> Form:
 
 def held_out(shapes: Shapes, fit: Callable[[Shapes], StepTime]) -> HeldOut:
     """Relative error of ``fit`` at each shape when it is made from the others."""
-    errors = []
-    for index, seconds in enumerate(shapes.seconds):
-        time = fit(shapes.without(index))
-        shape = (shapes.rows[index], shapes.context[index], shapes.requests[index])
-        errors.append(abs(time(*shape) / seconds - 1.0))
-    return HeldOut(float(np.mean(errors)), float(np.median(errors)), float(np.max(errors)))
+    errors_S = left_out(shapes, fit)
+    return HeldOut(float(np.mean(errors_S)), float(np.median(errors_S)), float(np.max(errors_S)))
+
+
+def left_out(shapes: Shapes, fit: Callable[[Shapes], StepTime]) -> Floats:
+    """(S,) sizes of the relative errors at each shape of a fit to the others."""
+    numbers = np.arange(len(shapes.seconds))
+    parts = [_errors(shapes.only(numbers == n), fit(shapes.without(int(n)))) for n in numbers]
+    return np.concatenate(parts)
+
+
+def _errors(shapes: Shapes, time: StepTime) -> Floats:
+    """(S,) sizes of its relative errors."""
+    seconds_S = time.of_arrays(shapes.rows, shapes.context, shapes.requests)
+    return np.abs(seconds_S / shapes.seconds - 1.0)

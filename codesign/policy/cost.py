@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _Number = TypeVar("_Number", float, NDArray[np.float64])
-_SEVERAL = 1.5  # requests, which planners count in fractions: more are not one
+SEVERAL = 1.5  # requests, which planners count in fractions: more are not one
 
 
 class _Segments:
@@ -140,7 +140,7 @@ class StepTime(_Segments):
         if self.cross:
             seconds = seconds + self.cross * counts * before / np.asarray(requests)
         if self.alone is not None:
-            is_alone = np.asarray(requests, np.float64) < _SEVERAL
+            is_alone = np.asarray(requests, np.float64) < SEVERAL
             seconds = seconds + np.where(is_alone, self.alone.of_arrays(counts, before), 0.0)
         return seconds
 
@@ -159,7 +159,7 @@ class StepTime(_Segments):
             seconds += self.each * (parts - 1.0)
         if self.cross:
             seconds += self.cross * rows * context / requests
-        if self.alone is not None and requests < _SEVERAL:
+        if self.alone is not None and requests < SEVERAL:
             seconds += self.alone(rows, context)
         return seconds
 
@@ -271,7 +271,7 @@ class RoundCost:
     def choices(self, requests: _Number) -> _Number:
         """The same of choosing candidates, and whatever else the draft's span has in it."""
         seconds = self.choice + self.choice_each * (requests - 1.0)
-        return seconds + self.choice_alone * (requests < _SEVERAL) if self.choice_alone else seconds
+        return seconds + self.choice_alone * (requests < SEVERAL) if self.choice_alone else seconds
 
     def kv_room(self, limit: int | None, *, has_draft: bool) -> int | None:
         """KV rows of one replica: what fits, at most ``limit``; None if neither is known."""

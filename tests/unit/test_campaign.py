@@ -251,24 +251,53 @@ def test_a_session_that_died_before_its_task_does_not_end_the_campaign(campaign,
 
 def test_prompts_that_are_served_are_none_of_those_recorded_and_ask_the_same(campaign, tiny_models):
     requests, units = campaign["requests"], campaign["units"]
-    recorded = requests.recorded_prompts(tiny_models[0])
+    first, *more = requests.recorded_prompts(tiny_models[0])
+    recorded = [r for group in (first, *more) for r in group]
     served = requests.served_prompts(tiny_models[0], units.STREAM)
     assert len(served) == units.STREAM.requests == 24
     twice = requests.served_prompts(tiny_models[0], replace(units.STREAM, requests=48))
     assert twice[:24] == served
     assert len({r.prompt_ids for r in twice}) == 48
     assert not {r.prompt_ids for r in recorded} & {r.prompt_ids for r in twice}
-    assert [r.request_id for r in recorded] == list(range(len(recorded)))
-    kinds = [r.category for r in recorded]
+    assert len({r.prompt_ids for r in recorded}) == len(recorded)
+    assert sorted(r.request_id for r in recorded) == list(range(len(recorded)))
+    assert {len(group) for group in more} == {24}
+    assert len(first) == campaign["schedule"].NUM_RECORDED[0]
+    assert len(recorded) == campaign["schedule"].MOST_RECORDED
+    kinds = [r.category for r in first]
     for category in {r.category for r in served}:
         assert kinds.count(category) == 16
         assert [r.category for r in served].count(category) == 4
     assert len({r.category for r in served[:6]}) == 6  # a grid that is cut short stays balanced
     assert kinds.count(requests.LONG) == 12
-    fewer = requests.recorded_prompts(tiny_models[0], share=0.25)
+    [fewer] = requests.recorded_prompts(tiny_models[0], share=0.25)
     assert len(fewer) == 24 + 12
     questions = {r.prompt_ids[-20:] for r in recorded}
     assert {r.prompt_ids[-20:] for r in served} <= questions
+
+
+def test_acceptance_is_recorded_of_more_prompts_as_long_as_there_is_time(campaign, monkeypatch):
+    ranks = importlib.import_module("benchmarks.campaign.ranks")
+    served, now = [], [0.0]
+    groups = [[BoundRequest(n, 0.0, "", (1, 2), 3)] for n in range(5)]
+
+    def serve(candidate, requests, policy, *, max_kv_tokens):
+        served.append(requests[0].request_id)
+        now[0] += 0.4 * ranks.RECORDING
+        return SimpleNamespace(outputs={})
+
+    def table(bench, requests, outputs):
+        return pd.DataFrame({"request": [r.request_id for r in requests]})
+
+    monkeypatch.setattr(ranks, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(ranks, "resolve_model", lambda name: name)
+    monkeypatch.setattr(ranks, "recorded_prompts", lambda target, *, share: iter(groups))
+    monkeypatch.setattr(ranks, "rank_outputs", table)
+    measuring = object.__new__(ranks.Measuring)
+    measuring._session = SimpleNamespace(pair=SimpleNamespace(models=("target", "draft")))
+    measuring._task = SimpleNamespace(recorded=1.0)
+    found = measuring._record(SimpleNamespace(serve=serve), Deployment(2))
+    assert served == found["request"].tolist() == [0, 1, 2]
 
 
 def test_what_is_known_of_a_request_is_played_by_that_request(campaign, folder, machine_fit):
@@ -442,6 +471,18 @@ def test_the_document_states_errors_goals_and_the_cause_of_the_worst(campaign, t
     assert "| a+b, H200 |" in text
 
 
+def test_intervals_of_steps_are_judged_where_luck_is_known(campaign, tmp_path):
+    known = [(2.0, 1.0, 3.0, 2.0, 2.03), (2.0, 1.0, 3.0, 2.0, 2.08), (2.0, 1.0, 3.0, 2.0)]
+    runs = [run("plain on 2, batch 1", tpot=each) for each in known]
+    for each in runs:
+        each["parts"] = {"tpot_mean": [0.01, 0.3, 0.3, 0.02]}
+    now = written(campaign["report"], tmp_path, result(*runs) | {"unsure": {}})
+    assert "| those of steps, acceptance known |  | 50 % of 2 |" in now
+    then = written(campaign["report"], tmp_path, result(*runs))
+    assert "those of steps" not in then
+    assert ("held-out errors" in then, "held-out errors" in now) == (True, False)
+
+
 def test_of_a_pair_that_was_run_again_the_last_file_counts(campaign):
     hardware = {"cores": 2, "gpus": [{"name": "NVIDIA H200"}] * 2}
     files = [
@@ -494,39 +535,57 @@ def test_an_interval_widens_with_the_spread_of_seeds_and_with_the_fits_error(cam
 
 def test_an_interval_says_what_each_part_adds_and_known_questions_narrow_it(campaign):
     likely, values = campaign["intervals"].likely, [2.0, 2.2, 1.8]
-    whole = likely(values, 0.02, PromptLuck(0.03, 0.1, 0.1))
-    known = likely(values, 0.02, PromptLuck(0.01, 0.05, 0.1))
-    simulations, served, recorded, steps = whole.parts
-    assert served == pytest.approx(np.sqrt(3) * simulations)
-    assert recorded == pytest.approx(1.2816 * 0.03)
-    assert steps == pytest.approx(1.2816 * 0.02)
+    whole = likely(values, 0.02, PromptLuck(0.03, 0.1), [4.0, 4.4, 3.6])
+    known = likely(values, 0.02, PromptLuck(0.01, 0.05), [4.0, 4.4, 3.6])
+    simulations, *others = whole.parts
+    assert simulations == pytest.approx(1.8856 * 0.1 / np.sqrt(3), rel=1e-3)
+    assert others == pytest.approx([1.2816 * 0.1, 1.2816 * 0.03, 1.2816 * 0.02])
     low, high = whole.bounds
     assert (high - low) / 4.0 == pytest.approx(np.linalg.norm(whole.parts))
-    assert known.parts[1:3] == [pytest.approx(served / 2), pytest.approx(recorded / 3)]
+    assert known.parts[1:3] == pytest.approx([others[0] / 2, others[1] / 3])
     assert high > known.bounds[1]
 
 
+def test_a_figure_has_as_much_of_the_prompts_luck_as_it_goes_with_the_tokens_of_a_round(campaign):
+    likely, luck = campaign["intervals"].likely, PromptLuck(0.03, 0.1)
+    lengths = [2.0, 2.1, 1.9, 2.0]
+    [same, half, none] = (
+        likely(values, 0.0, luck, lengths).parts
+        for values in ([5.0, 5.25, 4.75, 5.0], [5.0, 4.875, 5.125, 5.0], [5.0] * 4)
+    )
+    assert same[1:3] == pytest.approx([1.2816 * 0.1, 1.2816 * 0.03])
+    assert half[1:3] == pytest.approx([1.2816 * 0.05, 1.2816 * 0.015])
+    assert none == [0.0] * 4
+    chance = likely([5.0, 5.1, 5.1, 5.0], 0.0, luck, [2.0, 2.1, 1.9, 2.0]).parts
+    assert chance[1] > 0.01 > 1e-9 > chance[2]  # which no tokens explain
+
+
 def test_what_unsure_steps_do_to_a_replay_is_in_its_interval(campaign):
-    likely_replay, luck = campaign["intervals"].likely_replay, PromptLuck(0.03, 0.05, 0.1)
-    draws, values = [2.0, 2.4, 1.6, 2.2, 1.8], [2.0, 2.1, 1.9]
-    _, served, recorded, steps = likely_replay(draws, values, luck).parts
-    alone = campaign["intervals"].likely(values, 0.0, luck)
-    assert served == pytest.approx(alone.parts[1])
-    assert recorded == pytest.approx(1.2816 * 0.03)
-    one = campaign["intervals"].likely(draws, 0.0).parts[1]
-    assert steps**2 + (2.0 * served) ** 2 == pytest.approx(one**2)
-    sure = likely_replay([2.0, 2.0], values, luck)
-    assert sure.parts[:2] == [0.0, 0.0]
+    likely_replay, luck = campaign["intervals"].likely_replay, PromptLuck(0.03, 0.05)
+    draws, values, lengths = [2.0, 2.4, 1.6, 2.2, 1.8], [2.0, 2.1, 1.9], [1.0, 1.05, 0.95]
+    _, served, recorded, steps = likely_replay(draws, values, luck, lengths).parts
+    assert (served, recorded) == pytest.approx((1.2816 * 0.05, 1.2816 * 0.03))
+    one, alone = (campaign["intervals"].likely(v, 0.0).parts[1] for v in (draws, values))
+    assert steps**2 + alone**2 == pytest.approx(one**2)
+    sure = likely_replay([2.0, 2.0], values, luck, lengths)
+    assert (sure.parts[0], sure.parts[3]) == (0.0, 0.0)
 
 
 def test_draws_of_a_replay_are_as_unsure_as_the_fit(campaign, machine_fit):
     unsure_cost = campaign["replays"].unsure_cost
-    fit = replace(machine_fit, errors={"2/target": 0.02, "2/prefill": 0.0})
-    generator = np.random.default_rng(0)
+    fit = replace(machine_fit, errors={"2/target": 0.02, "2/prefill": 0.0}, steps={})
+    generator, cost = np.random.default_rng(0), machine_fit.costs["2"]
     drawn = [unsure_cost(fit, "2", generator) for _ in range(400)]
-    factors = [cost.target(4, 0) / fit.costs["2"].target(4, 0) for cost in drawn]
-    assert np.median(np.abs(np.log(factors))) == pytest.approx(0.02, rel=0.15)
-    assert {cost.prefill for cost in drawn} == {fit.costs["2"].prefill.scaled(1.0)}
+    factors = np.array(
+        [[each.target(4, 0, n) / cost.target(4, 0, n) for n in (1, 2, 8, 9)] for each in drawn]
+    )
+    assert np.median(np.abs(np.log(factors)), axis=0) == pytest.approx([0.02] * 4, rel=0.15)
+    together = np.corrcoef(factors.T)
+    assert together[2, 3] == pytest.approx(1.0)
+    assert np.abs(together[np.triu_indices(3, 1)]).max() < 0.2
+    arrays = drawn[0].target.of_arrays([4, 4], 0, [1, 8])
+    assert arrays.tolist() == [drawn[0].target(4, 0, 1), drawn[0].target(4, 0, 8)]
+    assert {each.prefill(9) for each in drawn} == {cost.prefill(9)}
 
 
 def test_a_size_says_how_long_a_segment_is_and_how_many_a_stream_serves(campaign):
@@ -558,7 +617,7 @@ def test_measured_streams_say_how_sure_their_order_is(campaign):
 
 def test_recorded_requests_are_known_by_their_question(campaign, tiny_models):
     requests = campaign["requests"]
-    prompts = requests.recorded_prompts(tiny_models[0])
+    prompts = [r for group in requests.recorded_prompts(tiny_models[0]) for r in group]
     recording = Recording(0, np.array([0]), np.array([[-1.0]]))
     kinds = {p.category for p in prompts}
     profile = AcceptanceProfile(

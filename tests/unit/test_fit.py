@@ -36,8 +36,9 @@ from codesign.fit.prompt_luck import (
 )
 from codesign.fit.prompt_stairs import LONG_BUCKETS, PROMPT_BUCKETS, fit_prompt_stairs
 from codesign.fit.round_costs import fit_costs, fit_slowdown
-from codesign.fit.step_forms import BUCKETS, Shapes, fit_line, fit_table
-from codesign.fit.steps import MAX_LINE_ERROR, fit_step, held_out
+from codesign.fit.step_forms import BUCKETS, Shapes, fit_line, fit_stream_stairs, fit_table
+from codesign.fit.steps import MAX_LINE_ERROR, fit_step, held_out, left_out, residuals
+from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
 from codesign.profiler.steps import RANK_CONTEXTS, RANK_GRID, draft_shapes, target_shapes
 from codesign.sim.timing import ApartTiming, TogetherTiming
@@ -266,6 +267,38 @@ def test_the_held_out_error_of_a_wrong_form_is_not_hidden_by_fitting_to_it():
     worst = max(abs(fit_line(shapes)(n, c) / kinked(n, c) - 1) for n in ROWS for c in CONTEXTS)
     assert held_out(shapes, fit_line).max > worst
     assert held_out(shapes, fit_table).max < worst
+
+
+def test_residuals_are_the_size_of_the_errors_whatever_share_of_a_fit_each_shape_has():
+    def mean(shapes: Shapes) -> StepTime:
+        return StepTime.linear(alpha=0.0, gamma=0.0, delta=float(shapes.seconds.mean()))
+
+    errors = np.random.default_rng(0).normal(0.0, 0.02, (300, 3))
+    numbers = np.arange(3.0)
+    found = [residuals(Shapes(numbers, numbers, numbers, 1.0 + e), mean) for e in errors]
+    assert np.sqrt(np.mean(np.square(found))) == pytest.approx(0.02, rel=0.05)
+
+
+def test_a_step_that_only_its_own_timing_tells_does_not_say_how_unsure_the_others_are():
+    seconds = np.array([1.0, 1.02, 1.0, 1.02, 4.0, 6.0, 9.0])
+    shapes = Shapes(
+        rows=np.array([8.0] * 4 + [16.0, 32.0, 64.0]), requests=np.ones(7), seconds=seconds,
+        context=np.array([64.0, 128.0, 256.0, 512.0, *[64.0] * 3]),
+    )  # fmt: skip
+    assert left_out(shapes, fit_stream_stairs).max() > 0.1
+    found = residuals(shapes, fit_stream_stairs)
+    assert np.isnan(found[4:]).all()
+    assert 0.001 < found[:4].max() < 0.03
+
+
+def test_streams_and_batches_are_as_unsure_as_their_own_steps_are(tmp_path):
+    fit = fit_profile(write_profile(tmp_path, whole_profile()))
+    step = replace(fit.steps["2/target"], unsure={"one": 0.01, "several": 0.03})
+    fit = replace(fit, steps={"2/target": step}, errors={"2/target": 0.5, "2/draft": 0.02})
+    sigmas = [fit.standard_error("2/target", requests=n) for n in (1, 1.2, 2, 8)]
+    assert sigmas == pytest.approx(np.array([0.01, 0.01, 0.03, 0.03]) / 0.6745)
+    assert fit.standard_error("2/draft") == pytest.approx(0.02 / 0.6745)
+    assert fit.standard_error("2/link") == 0.0
 
 
 def test_no_coefficient_is_negative_when_time_falls_with_rows():
@@ -673,7 +706,7 @@ def test_kinds_of_prompt_that_differ_are_no_luck_if_prompts_of_a_kind_do_not():
     easy, hard = "1111" * 10, "1000" * 10
     profile = AcceptanceProfile({"code": alike(easy, easy, easy), "chat": alike(hard, hard)})
     assert acceptance_error(profile) == 0.0
-    assert prompt_luck(profile, {"code": 5, "chat": 1}) == PromptLuck(0.0, 0.0, 0.0)
+    assert prompt_luck(profile, {"code": 5, "chat": 1}) == PromptLuck(0.0, 0.0)
     mixed = AcceptanceProfile({"chat": alike(easy, hard, easy, hard)})
     assert acceptance_error(mixed) > 0.1
 
@@ -682,13 +715,23 @@ def test_fewer_served_prompts_have_more_luck_and_that_of_the_recorded_stays():
     profile = recorded(requests=24, tokens=48)
     few, many, most = (prompt_luck(profile, {"chat": n, "code": n}) for n in (2, 12, 400))
     assert few.served > many.served > most.served > 0.0
-    assert all(luck.served == pytest.approx(luck.anew) for luck in (few, many, most))
     assert few.recorded == pytest.approx(most.recorded)
     assert most.recorded == pytest.approx(acceptance_error(profile), rel=0.3)
     one_of_a_kind = AcceptanceProfile({"a": alike("1101"), "b": alike("1000")})
     assert acceptance_error(one_of_a_kind) > 0.0  # a single one tells nothing of its kind
     assert prompt_luck(profile, {"unheard of": 4}).served > 0.0
-    assert prompt_luck(AcceptanceProfile({"a": alike("1101")}), {"a": 3}).share == 1.0
+    assert prompt_luck(AcceptanceProfile({"a": alike("1101")}), {"a": 3}) == PromptLuck(0.0, 0.0)
+
+
+def test_luck_is_of_the_rounds_that_a_policy_makes():
+    profile = recorded(requests=24, tokens=48)
+    rates = {r.request: x for g in profile.recordings.values()
+             for r, x in zip(g, _rounds_per_token(g), strict=True)}  # fmt: skip
+    served = {"chat": 12, "code": 12}
+    chain = prompt_luck(profile, served)
+    assert prompt_luck(profile, served, rounds=rates) == chain
+    calm = {request: 0.5 + 0.1 * rate for request, rate in rates.items()}
+    assert prompt_luck(profile, served, rounds=calm).recorded < 0.2 * chain.recorded
 
 
 def test_questions_that_were_recorded_are_no_luck_but_the_words_around_them_are():
@@ -697,16 +740,17 @@ def test_questions_that_were_recorded_are_no_luck_but_the_words_around_them_are(
     asked = {0: 7, 1: 7, 2: 8, 3: 8}
     assert prompt_luck(pure, {"chat": 2}).served > 0.1
     known = prompt_luck(pure, {"chat": 2}, questions=asked, in_turn=True)
-    assert (known.recorded, known.served, known.share) == (0.0, 0.0, 0.0)
-    assert known.anew > 0.1
+    assert (known.recorded, known.served) == (0.0, 0.0)
     once, three = (prompt_luck(pure, {"chat": n}, questions=asked, in_turn=True) for n in (1, 3))
     assert 0.0 < three.served == pytest.approx(once.served / 3)  # the third one asks either
     at_random = prompt_luck(pure, {"chat": 2}, questions=asked)
     assert at_random.recorded == 0.0 < at_random.served  # one question may be asked twice
     words = AcceptanceProfile({"chat": alike(easy, hard, easy, hard)})
-    assert prompt_luck(words, {"chat": 2}, questions=asked, in_turn=True).share == 1.0
+    anew = prompt_luck(words, {"chat": 2})
+    turns = prompt_luck(words, {"chat": 2}, questions=asked, in_turn=True)
+    assert turns.served == pytest.approx(anew.served, rel=0.25)
     once_each = dict(enumerate(range(4)))  # then nobody knows what is the question's
-    assert prompt_luck(words, {"chat": 2}, questions=once_each).share == 1.0
+    assert prompt_luck(words, {"chat": 2}, questions=once_each) == anew
 
 
 def test_the_luck_that_is_left_is_what_requests_drawn_from_such_questions_have():
