@@ -15,7 +15,7 @@ SPANS = ("target", "draft", "reroot", "link_there", "link_back")
 SMALL = 0.02  # share of a round below which a span's error is not counted
 REPLAYED = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")
 PREDICTED, LOW, HIGH, MEASURED, KNOWN = range(5)  # places in a figure's list
-SIMULATIONS, STEPS = 0, 3  # places in the parts of its interval
+STEPS = 3  # place in the parts of its interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,20 +222,20 @@ def _coverage(result: Result) -> str:
 
 def _known_intervals(results: Sequence[Result]) -> list[list[str]]:
     """A row, if these results say what intervals are made of: none of it is luck of prompts."""
-    shares = [_known_coverage(r) if "unsure" in r.pair else "-" for r in results]
-    label = "those of steps, acceptance known"
+    shares = [_steps_coverage(r) if "unsure" in r.pair else "-" for r in results]
+    label = "those of steps alone, tokens a round known"
     return [[label, "", *shares]] if any(share != "-" for share in shares) else []
 
 
-def _known_coverage(result: Result) -> str:
-    """Of speed and throughput of streams and batches; what a replay's luck makes is all in one."""
+def _steps_coverage(result: Result) -> str:
+    """Of seconds a round in streams and batches; what queues make of a replay's is all in one."""
     inside = []
     for run in result.runs("stream", "batch"):
-        for name in set(judged_names(run)) - {"acceptance_length"}:
-            figure, parts = run["figures"][name], run.get("parts", {}).get(name)
-            if parts is not None and len(figure) > KNOWN:
-                half = math.hypot(parts[SIMULATIONS], parts[STEPS]) * figure[PREDICTED]
-                inside.append(float(abs(figure[KNOWN] - figure[MEASURED]) <= half))
+        tpot, length = (run["figures"].get(n, ()) for n in ("tpot_mean", "acceptance_length"))
+        if len(tpot) > KNOWN and "tpot_mean" in run.get("parts", {}):
+            tokens = length[KNOWN] / length[MEASURED] if len(length) > KNOWN else 1.0
+            error = tokens * tpot[KNOWN] / tpot[MEASURED] - 1.0
+            inside.append(float(abs(error) <= run["parts"]["tpot_mean"][STEPS]))
     return percent(_mean(inside), 0) + f" of {len(inside)}" if inside else "-"
 
 

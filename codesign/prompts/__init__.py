@@ -172,6 +172,7 @@ def every_prompt(
     *,
     lengths: Sequence[int],
     max_new_tokens: int,
+    first_filler: int = 1,
 ) -> list[BoundRequest]:
     """Return each prompt once for each length, lengthened as ``bind_prompts`` does, all at time 0.
 
@@ -180,6 +181,7 @@ def every_prompt(
         encode_chat: See ``EncodeChat``.
         lengths: Prompt tokens; a prompt that is longer is kept whole.
         max_new_tokens: Of each request.
+        first_filler: How many prompts further the material of each begins.
     """
     pool = _encode_pool(prompts, encode_chat)
     pairs = itertools.product(lengths, range(len(prompts)))
@@ -188,7 +190,9 @@ def every_prompt(
             request_id=i,
             arrival=0.0,
             category=prompts[chosen].category,
-            prompt_ids=_lengthen(pool, chosen=chosen, first_filler=chosen + 1, num_tokens=length),
+            prompt_ids=_lengthen(
+                pool, chosen=chosen, first_filler=chosen + first_filler, num_tokens=length
+            ),
             max_new_tokens=max_new_tokens,
         )
         for i, (length, chosen) in enumerate(pairs)

@@ -474,10 +474,12 @@ def test_the_document_states_errors_goals_and_the_cause_of_the_worst(campaign, t
 def test_intervals_of_steps_are_judged_where_luck_is_known(campaign, tmp_path):
     known = [(2.0, 1.0, 3.0, 2.0, 2.03), (2.0, 1.0, 3.0, 2.0, 2.08), (2.0, 1.0, 3.0, 2.0)]
     runs = [run("plain on 2, batch 1", tpot=each) for each in known]
+    length = (2.0, 1.0, 3.0, 2.0, 1.9)  # seconds a round are 1 % off
+    runs.append(run("chain-3 on 2, batch 1", tpot=(2.0, 1.0, 3.0, 2.0, 2.08), length=length))
     for each in runs:
-        each["parts"] = {"tpot_mean": [0.01, 0.3, 0.3, 0.02]}
+        each["parts"] = {"tpot_mean": [0.3, 0.3, 0.3, 0.02]}
     now = written(campaign["report"], tmp_path, result(*runs) | {"unsure": {}})
-    assert "| those of steps, acceptance known |  | 50 % of 2 |" in now
+    assert "| those of steps alone, tokens a round known |  | 67 % of 3 |" in now
     then = written(campaign["report"], tmp_path, result(*runs))
     assert "those of steps" not in then
     assert ("held-out errors" in then, "held-out errors" in now) == (True, False)
@@ -629,10 +631,15 @@ def test_recorded_requests_are_known_by_their_question(campaign, tiny_models):
         }
     )
     asked = requests.recorded_questions(profile)
-    amounts = len(requests.RECORDED_MATERIAL)
+    amounts = len(requests.MATERIALS)
+    assert amounts == len(set(requests.MATERIALS)) == 16
+    for row in range(4):  # whatever is recorded last, each amount and each filler has its share
+        amount, filler = zip(*requests.MATERIALS[4 * row : 4 * row + 4], strict=True)
+        assert (sorted(amount), sorted(filler)) == ([16, 32, 48, 64], sorted(requests.FILLERS))
     by_question = [[p for p in prompts if asked.get(p.request_id) == q] for q in range(24)]
     assert all(len(group) == amounts for group in by_question)
     for group in by_question:
         endings = {tuple(p.prompt_ids[-8:]) for p in group}
         assert len(endings) == 1
+        assert len({p.prompt_ids for p in group}) == amounts
         assert requests.LONG not in {p.category for p in group}
