@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.campaign.requests import recorded_questions
+from benchmarks.campaign.requests import alike, recorded_questions
 from benchmarks.campaign.units import Workload
 from codesign.fit import Fit
 from codesign.fit.prompt_luck import PromptLuck, prompt_luck
@@ -45,7 +45,7 @@ def luck_of(run: RunComparison, plan: Plan, fit: Fit, workload: Workload) -> Pro
     candidate = run.candidate
     if candidate.family == "plain":
         return NO_LUCK
-    requests = plan.requests()
+    served = plan.requests().iloc[run.requests["request_id"].to_numpy()]
     cost = fit.costs[candidate.deployment.unit.label]
     rounds = rounds_per_token(
         policy_of(candidate.speculation, fit, cost, plan.slo),
@@ -54,10 +54,11 @@ def luck_of(run: RunComparison, plan: Plan, fit: Fit, workload: Workload) -> Pro
     )
     return prompt_luck(
         fit.acceptance,
-        Counter(requests["category"].iloc[run.requests["request_id"].to_numpy()]),
+        Counter(served["category"]),
         questions=recorded_questions(fit.acceptance),
         in_turn=not workload.seconds,
         rounds=rounds,
+        alike=alike(served, fit.target, workload, seed=plan.seed),
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -98,6 +99,24 @@ def bound(
         seed=seed,
         max_positions=model_shape(directory).max_positions,
     )
+
+
+def alike(
+    requests: pd.DataFrame, target: str, workload: Workload, *, seed: int
+) -> dict[str, float]:
+    """How many requests have the mean one's very prompt, itself counted, by kind.
+
+    Those of a trace that are shorter than their question all ask it bare. Nothing is known of it
+    where the target is not on this machine.
+    """
+    if not workload.seconds:
+        return {}
+    with contextlib.suppress(InputError, HardwareError):
+        asked = [r.prompt_ids for r in bound(requests, target, workload, seed=seed)]
+        times = Counter(asked)
+        copies = pd.Series([float(times[prompt]) for prompt in asked])
+        return copies.groupby(requests["category"].to_numpy()).mean().to_dict()
+    return {}
 
 
 def served_prompts(target: Path, workload: Workload) -> list[BoundRequest]:

@@ -61,6 +61,7 @@ def prompt_luck(
     questions: Mapping[int, int] | None = None,
     in_turn: bool = False,
     rounds: Mapping[int, float] | None = None,
+    alike: Mapping[str, float] | None = None,
 ) -> PromptLuck:
     """What recordings leave open of so many other requests.
 
@@ -72,6 +73,8 @@ def prompt_luck(
         in_turn: They ask each question once before any twice.
         rounds: A token of each recorded request, under the policy that serves: a deep chain makes
             twice as much of luck as a flat tree (codesign.sim.alone). None for a chain of three.
+        alike: Of each kind, how many requests have the mean one's very prompt, itself counted: they
+            have one answer. None for no other.
     """
     every = tuple(r for group in profile.recordings.values() for r in group)
     total = recorded = found = 0.0
@@ -83,7 +86,8 @@ def prompt_luck(
         spread = _Spread.of(group, questions or {}, rounds)
         total += count * spread.mean
         recorded += count**2 * spread.of_recorded
-        found += count**2 * spread.of_served(count, in_turn=in_turn)
+        same = (alike or {}).get(kind, 1.0)
+        found += count**2 * spread.of_served(count, in_turn=in_turn, alike=same)
     return PromptLuck(*(float(np.sqrt(variance)) / total for variance in (recorded, found)))
 
 
@@ -125,13 +129,13 @@ class _Spread:
         between = 0.0 if self.is_known else self.questions / self.num_questions
         return between + self.words / self.num_recorded
 
-    def of_served(self, count: int, *, in_turn: bool) -> float:
+    def of_served(self, count: int, *, in_turn: bool, alike: float) -> float:
         """Variance of the mean of so many requests."""
         by_question = 1.0 / count
         if self.is_known and in_turn:  # only those beyond whole turns are a choice of questions
             beyond = count % self.num_questions
             by_question = beyond / count**2 * (1.0 - beyond / self.num_questions)
-        return by_question * self.questions + self.words / count
+        return by_question * self.questions + self.words * alike / count
 
 
 def _rounds_per_token(recordings: tuple[Recording, ...]) -> Floats:

@@ -17,6 +17,7 @@ often as it did in the recordings.
     timing      when the parts of a round run
     ahead       rounds between which nothing happens, run together
     replay      one request again, with its draft trees
+    alone       rounds of each recorded request by itself
 """
 
 from __future__ import annotations

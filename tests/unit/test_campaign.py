@@ -617,6 +617,18 @@ def test_measured_streams_say_how_sure_their_order_is(campaign):
     assert redrawn(runs(0.5, luck=0.0)) is None
 
 
+def test_requests_that_are_shorter_than_their_question_ask_it_bare(campaign, tiny_models):
+    requests, segment = campaign["requests"], campaign["units"].SEGMENT
+    asked = pd.DataFrame(
+        {"arrival": 0.0, "prompt_tokens": [1] * 40 + list(range(400, 420)), "output_tokens": 4,
+         "category": ["chat"] * 40 + ["code"] * 20}
+    )  # fmt: skip
+    found = requests.alike(asked, tiny_models[0], segment, seed=0)
+    assert found["chat"] >= 10.0 > found["code"] == 1.0  # four questions
+    assert requests.alike(asked, tiny_models[0], campaign["units"].BATCH, seed=0) == {}
+    assert requests.alike(asked, "not here", segment, seed=0) == {}
+
+
 def test_recorded_requests_are_known_by_their_question(campaign, tiny_models):
     requests = campaign["requests"]
     prompts = [r for group in requests.recorded_prompts(tiny_models[0]) for r in group]

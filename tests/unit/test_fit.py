@@ -723,6 +723,19 @@ def test_fewer_served_prompts_have_more_luck_and_that_of_the_recorded_stays():
     assert prompt_luck(AcceptanceProfile({"a": alike("1101")}), {"a": 3}) == PromptLuck(0.0, 0.0)
 
 
+def test_requests_that_have_one_prompt_have_one_answer():
+    profile, served = recorded(requests=24, tokens=48), {"chat": 12, "code": 12}
+    luck = prompt_luck(profile, served, alike={"chat": 4.0, "code": 4.0})
+    each = prompt_luck(profile, served)
+    assert luck.recorded == each.recorded
+    known = {request: request % 6 for request in range(24)}
+    luck = prompt_luck(
+        profile, served, questions=known, in_turn=True, alike=dict.fromkeys(served, 4.0)
+    )
+    each = prompt_luck(profile, served, questions=known, in_turn=True)
+    assert luck.served == pytest.approx(2.0 * each.served)  # the questions are all asked
+
+
 def test_luck_is_of_the_rounds_that_a_policy_makes():
     profile = recorded(requests=24, tokens=48)
     rates = {r.request: x for g in profile.recordings.values()
