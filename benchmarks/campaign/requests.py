@@ -112,10 +112,12 @@ def alike(
     if not workload.seconds:
         return {}
     with contextlib.suppress(InputError, HardwareError):
-        asked = [r.prompt_ids for r in bound(requests, target, workload, seed=seed)]
-        times = Counter(asked)
-        copies = pd.Series([float(times[prompt]) for prompt in asked])
-        return copies.groupby(requests["category"].to_numpy()).mean().to_dict()
+        asked = bound(requests, target, workload, seed=seed)
+        times = Counter(request.prompt_ids for request in asked)
+        found: dict[str, list[int]] = {}
+        for request in asked:
+            found.setdefault(request.category, []).append(times[request.prompt_ids])
+        return {category: float(np.mean(copies)) for category, copies in found.items()}
     return {}
 
 
