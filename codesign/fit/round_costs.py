@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from codesign.errors import InputError
-from codesign.fit.step_forms import robust_fit
+from codesign.fit.step_forms import fit_means
 from codesign.fit.steps import StepFit, fit_step
 from codesign.policy.cost import RoundCost, StepTime
 
@@ -22,6 +22,7 @@ CHOICE = "choice"  # op whose rows say what naming the candidates takes
 LOOP = "loop"  # op whose rows say what a round's loop takes beside the target's step
 ROUND = "round"  # op whose rows say what a served round takes beside the draft's part
 DRAFTED = "drafted"  # op whose rows say what a chain of so many forwards took in a served round
+NODES = "nodes"  # column that profiles may have: children that the rows of the draft may get
 PROMPTS = ("prefill", "draft_prefill")
 FORWARDS = ("target", "draft", *PROMPTS)
 MEASURE = "Measure again: codesign profile"
@@ -54,7 +55,10 @@ def fit_costs(
             beside = is_split and op.startswith("draft")
             name = f"{label}/{op}"
             timings = _timings(part, label, op, beside=beside)
-            fits[name] = fit_step(timings, is_prefill=op in PROMPTS, on_ranks=on_ranks)
+            roots = int(on_ranks and op == "draft_prefill")  # run in a forward of their own
+            timings = timings.assign(rows=timings["rows"] - roots)
+            found = fit_step(timings, is_prefill=op in PROMPTS, on_ranks=on_ranks)
+            fits[name] = found.with_more_rows(roots)
             errors[name] = fits[name].error
         constants: dict[str, Any] = {}
         has_choice = bool((part["op"] == CHOICE).any())  # else in the re-root
@@ -65,7 +69,7 @@ def fit_costs(
             constants[op] = float(np.median(seconds))
             errors[f"{label}/{op}"] = float(np.median(np.abs(seconds / constants[op] - 1.0)))
             if op == "reroot" and one["rows"].nunique() > 1:
-                constants |= _reroots(timed)
+                constants |= _reroots(timed, keeps_trees=is_split)
             elif op != "link":
                 constants[f"{op}_each"] = _for_each(timed, constants[op])
         if is_split:
@@ -132,13 +136,20 @@ def _with_chains(draft: StepTime, chains: pd.DataFrame) -> tuple[StepTime, float
     return replace(draft, alone=alone), float(besides)
 
 
-def _reroots(timed: pd.DataFrame) -> dict[str, float]:
-    """Seconds of a re-root: of one request, of each further one, and of each row of the draft."""
+def _reroots(timed: pd.DataFrame, *, keeps_trees: bool) -> dict[str, float]:
+    """Seconds of a re-root: of one request, of each further one, and of each row of the draft.
+
+    A tree that is kept is renumbered as a whole, so that the children of these rows count, too.
+    """
     timed = timed.loc[timed["seconds"] > 0.0]
-    requests, rows = (timed[name].to_numpy(np.float64) for name in ("requests", "rows"))
-    design = np.column_stack([np.ones_like(rows), requests - 1.0, rows])
-    found = robust_fit(design, timed["seconds"].to_numpy(np.float64))
-    return dict(zip(("reroot", "reroot_each", "reroot_row"), map(float, found), strict=True))
+    names = ["reroot", "reroot_each", "reroot_row"]
+    columns = [np.ones(len(timed)), timed["requests"] - 1.0, timed["rows"]]
+    if keeps_trees and NODES in timed and bool(np.isfinite(timed[NODES]).all()):
+        names.append("reroot_node")
+        columns.append(timed[NODES])
+    design = np.column_stack(columns).astype(np.float64)
+    found = fit_means(design, timed["seconds"].to_numpy(np.float64))
+    return dict(zip(names, map(float, found), strict=True))
 
 
 def _for_each(timed: pd.DataFrame, first: float) -> float:

@@ -23,7 +23,7 @@ class BehaviourTable:
     """Behaviours of P policies as columns.
 
     Attributes:
-        emitted: (P,) as in ``Behaviour``; likewise rows, overlapped and overlapped_rows.
+        emitted: (P,) as in ``Behaviour``; likewise rows, overlapped, overlapped_rows and fanout.
         awaited: (P, F) as in ``Behaviour``, filled up with 0; likewise awaited_rows, with 1.
     """
 
@@ -33,6 +33,7 @@ class BehaviourTable:
     awaited_rows: Floats
     overlapped: Floats
     overlapped_rows: Floats
+    fanout: Floats
 
     @classmethod
     def of(cls, behaviours: Sequence[Behaviour]) -> BehaviourTable:
@@ -50,6 +51,7 @@ class BehaviourTable:
             awaited_rows=np.array([filled(b.awaited_rows, 1.0) for b in behaviours]).reshape(shape),
             overlapped=np.array([b.overlapped for b in behaviours], np.float64),
             overlapped_rows=np.array([b.overlapped_rows for b in behaviours], np.float64),
+            fanout=np.array([b.fanout for b in behaviours], np.float64),
         )
 
 
@@ -78,7 +80,8 @@ def round_seconds(
     awaited = (needs * cost.draft.of_arrays(draft_rows, context * users, users)).sum(axis=1)
     drafted = (table.awaited * table.awaited_rows).sum(axis=1)
     drafted += table.overlapped * table.overlapped_rows
-    reroot = cost.reroots(size, drafted[:, None] * size) + cost.choices(size)
+    row = cost.reroot_row + cost.reroot_node * table.fanout
+    reroot = cost.reroots(size) + (row * drafted)[:, None] * size + cost.choices(size)
     drafts = (table.awaited.sum(axis=1) + table.overlapped > 0)[:, None]
     if not is_apart:
         return target + awaited + np.where(drafts, reroot, 0.0)

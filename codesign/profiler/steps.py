@@ -7,7 +7,7 @@ that a machine that slows down or speeds up does so for all alike. Imports no to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Literal
 
@@ -119,11 +119,13 @@ class Group:
         shapes: What to time.
         beside: The partner runs at the same time.
         prepare: Brings the circumstances about.
+        in_order: Times the shapes as they stand, in every pass.
     """
 
     shapes: tuple[StepShape, ...]
     beside: bool
     prepare: Callable[[], None]
+    in_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,20 @@ def draft_shapes(
     )
 
 
+def prompts_last(groups: Sequence[Group]) -> list[Group]:
+    """The same with each pass's prompts behind all else, from short to long.
+
+    A long prompt takes more power than a GPU may: its clock falls, and stays low for a while.
+    """
+    steps, prompts = [], []
+    for group in groups:
+        long = sorted([s for s in group.shapes if "prefill" in s.op], key=_size)
+        others = tuple([s for s in group.shapes if s not in long])
+        steps.append(replace(group, shapes=others))
+        prompts.append(replace(group, shapes=tuple(long), in_order=True))
+    return [group for group in (*steps, *prompts) if group.shapes]
+
+
 def time_groups(
     groups: Sequence[Group],
     seconds_of: Callable[[StepShape], float],
@@ -196,8 +212,9 @@ def time_groups(
         for group in groups:
             group.prepare()
             chosen = [s for s in group.shapes if number < _SLOW_PASSES or "prefill" not in s.op]
-            for index in generator.permutation(len(chosen)).tolist():
-                yield _row(chosen[index], group.beside, seconds_of(chosen[index]))
+            order = range(len(chosen)) if group.in_order else generator.permutation(len(chosen))
+            for shape in [chosen[index] for index in order]:
+                yield _row(shape, group.beside, seconds_of(shape))
                 used = (perf_counter() - start) / effort.seconds
                 tick(min(max(used, number / effort.max_passes), 1.0))
 
