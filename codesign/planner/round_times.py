@@ -72,7 +72,8 @@ def round_seconds(
     """
     size = np.atleast_1d(np.asarray(batch, np.float64))
     all_context = context * size
-    target = cost.target.of_arrays(table.rows[:, None] * size, all_context, size)
+    rows = table.rows[:, None] * size
+    target = cost.target.of_arrays(rows, all_context, size)
     # A forward that one request needs holds up the whole batch: (P, F, B).
     needs = 1.0 - (1.0 - table.awaited[:, :, None]) ** size
     users = np.maximum(table.awaited[:, :, None] * size / np.maximum(needs, 1e-12), 1.0)
@@ -81,7 +82,7 @@ def round_seconds(
     drafted = (table.awaited * table.awaited_rows).sum(axis=1)
     drafted += table.overlapped * table.overlapped_rows
     row = cost.reroot_row + cost.reroot_node * table.fanout
-    reroot = cost.reroots(size) + (row * drafted)[:, None] * size + cost.choices(size)
+    reroot = cost.reroots(size) + (row * drafted)[:, None] * size + cost.choices(size, rows)
     drafts = (table.awaited.sum(axis=1) + table.overlapped > 0)[:, None]
     if not is_apart:
         return target + awaited + np.where(drafts, reroot, 0.0)

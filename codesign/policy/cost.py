@@ -234,6 +234,7 @@ class RoundCost:
         choice: Seconds to choose the candidates, per round of one request; 0 where a profile has
             them in the re-root.
         choice_each: The same for every request beyond the first.
+        choice_row: The same for every row that the target verifies.
         choice_alone: What a round of one request takes besides: its first draft forward waits for
             the host, the others do not.
     """
@@ -256,6 +257,7 @@ class RoundCost:
     choice_each: float = 0.0
     reroot_row: float = 0.0
     choice_alone: float = 0.0
+    choice_row: float = 0.0
     reroot_node: float = 0.0
 
     @property
@@ -276,10 +278,12 @@ class RoundCost:
         """Seconds of the re-root of so many requests and draft rows: numbers, or arrays."""
         return self.reroot + self.reroot_each * (requests - 1.0) + self.reroot_row * draft_rows
 
-    def choices(self, requests: _Number) -> _Number:
-        """The same of choosing candidates, and whatever else the draft's span has in it."""
+    def choices(self, requests: _Number, rows: _Number | float = 0.0) -> _Number:
+        """The same of choosing rows to verify, and whatever else the draft's span has in it."""
         seconds = self.choice + self.choice_each * (requests - 1.0)
-        return seconds + self.choice_alone * (requests < _SEVERAL) if self.choice_alone else seconds
+        if self.choice_alone:
+            seconds = seconds + self.choice_alone * (requests < _SEVERAL)
+        return seconds + self.choice_row * rows
 
     def kv_room(self, limit: int | None, *, has_draft: bool) -> int | None:
         """KV rows of one replica: what fits, at most ``limit``; None if neither is known."""

@@ -37,6 +37,7 @@ _DRAFT = (
 )
 _DRAFT_ALONE = ((1, 1), (1, 4), (4, 4))
 _ANSWERS = ((1, 8), (2, 8), (4, 8), (8, 8))
+_RANK_ANSWERS = (*_ANSWERS, (1, 4), (8, 4), (1, 16), (8, 16))
 # On ranks a forward gets dearer where the next bucket begins: 8, 16, 32, 64, 128 rows.
 _RANK_TARGET = (
     *((1, n) for n in (1, 4, 8, 9, 16, 17, 32)),
@@ -66,6 +67,7 @@ class Grid:
         prompts: Lengths of prompts.
         joins_prompts: Prompts of several requests run in one forward.
         stream_rows: Rows of one request up to which its steps are timed at two contexts.
+        answers: The same of re-roots and of choosing candidates.
         times_reroots: Re-roots are timed by themselves, and not in rounds that are served.
     """
 
@@ -74,6 +76,7 @@ class Grid:
     prompts: tuple[int, ...]
     joins_prompts: bool
     stream_rows: int = 1
+    answers: tuple[tuple[int, int], ...] = _ANSWERS
     times_reroots: bool = True
 
 
@@ -90,6 +93,7 @@ RANK_GRID = Grid(
     _RANK_PROMPTS,
     joins_prompts=False,
     stream_rows=8,
+    answers=_RANK_ANSWERS,
     times_reroots=False,
 )
 
@@ -165,7 +169,11 @@ def draft_shapes(
     return (
         *_spread("draft", grid.draft, contexts, grid.stream_rows, lean=lean),
         *_prefills("draft_prefill", contexts, grid, lean=lean),
-        *[StepShape(op, requests, rows, context) for op in answers for requests, rows in _ANSWERS],
+        *[
+            StepShape(op, requests, rows, context)
+            for op in answers
+            for requests, rows in grid.answers
+        ],
     )
 
 

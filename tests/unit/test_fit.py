@@ -316,6 +316,32 @@ def test_choosing_candidates_is_in_the_drafts_span_where_it_was_timed_by_itself(
     assert Goodput.of_cost(costs["2"]).overhead(8) == pytest.approx(before["2"].reroot + 1e-4)
 
 
+def test_a_choice_of_more_rows_takes_longer_where_that_was_timed_and_chains_do_not_pay_it_twice():
+    def seconds(requests: int, rows: int) -> float:
+        return 1e-5 + 2e-6 * (requests - 1) + 1e-6 * rows
+
+    shapes = [(1, 4), (1, 8), (1, 16), (2, 16), (8, 32), (8, 64), (8, 128)]
+    choices = [("2", "choice", rows, n, 0, False, seconds(n, rows)) for n, rows in shapes]
+    frame = pd.concat([whole_profile(), pd.DataFrame(choices, columns=list(STEP_COLUMNS))])
+    step = fit_costs(frame, on_ranks=True)[0]["2"].draft
+    chains = [
+        ("2", "drafted", n, 1, 60, False, n * step(1, 60) + 9e-5 + seconds(1, n + 1))
+        for n in (2, 7)
+    ]
+    served = pd.concat([frame, pd.DataFrame(chains, columns=list(STEP_COLUMNS))])
+    cost = fit_costs(served, on_ranks=True)[0]["2"]
+    for requests, rows in ((1, 2), (1, 16), (5, 40)):
+        alone = 9e-5 if requests == 1 else 0.0
+        assert cost.choices(requests, rows) == pytest.approx(seconds(requests, rows) + alone)
+        work = Work(requests, rows, 60, drafting=[(requests, 60)])
+        told = cost.draft(requests, 60, requests) + cost.choices(requests, rows)
+        for timing in (TogetherTiming(cost, is_plain=False), ApartTiming(cost)):
+            assert timing.spans(0.0, 0.0, work).draft == pytest.approx(told)
+        timing = TogetherTiming(cost, is_plain=False)
+        assert timing.of_sums(rows, 60, [requests, 60], requests)[1] == pytest.approx(told)
+    assert cost.draft(1, 60) == pytest.approx(step(1, 60))
+
+
 def test_too_few_shapes_or_a_time_of_zero_are_refused():
     steps = timings(line)
     with pytest.raises(InputError, match="2 shapes were measured, a fit needs 3"):

@@ -81,3 +81,12 @@ def test_kept_trees_are_re_rooted_by_the_children_of_their_rows():
             1e-5 * 2 * 7.0 * fanout
         )
         assert seconds(fanout, by_nodes) == pytest.approx(seconds(1, by_nodes.with_fanout(fanout)))
+
+
+def test_choosing_more_rows_takes_longer():
+    table = BehaviourTable.of([Behaviour(2.0, 4.0, (1.0,), (1.0,))])
+    costs = COST, replace(COST, choice_row=1e-4)
+    plain, by_rows = (
+        round_seconds(table, cost, batch=3, context=9, is_apart=False) for cost in costs
+    )
+    assert float((by_rows - plain)[0, 0]) == pytest.approx(1e-4 * 12)
