@@ -31,7 +31,7 @@ def codesign_(folder: Path, *words: object, python_path: str = "") -> subprocess
     )
     return subprocess.run(
         [sys.executable, "-m", "codesign", *map(str, words)], cwd=folder, env=environment,
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
 
 
