@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from codesign.errors import InputError
-from codesign.fit.step_forms import robust_fit
+from codesign.fit.step_forms import fit_means
 from codesign.fit.steps import StepFit, fit_step
 from codesign.policy.cost import RoundCost, StepTime
 
@@ -22,6 +22,7 @@ CHOICE = "choice"  # op whose rows say what naming the candidates takes
 LOOP = "loop"  # op whose rows say what a round's loop takes beside the target's step
 ROUND = "round"  # op whose rows say what a served round takes beside the draft's part
 DRAFTED = "drafted"  # op whose rows say what a chain of so many forwards took in a served round
+NODES = "nodes"  # column that profiles may have: children that the rows of the draft may get
 PROMPTS = ("prefill", "draft_prefill")
 FORWARDS = ("target", "draft", *PROMPTS)
 MEASURE = "Measure again: codesign profile"
@@ -54,20 +55,17 @@ def fit_costs(
             beside = is_split and op.startswith("draft")
             name = f"{label}/{op}"
             timings = _timings(part, label, op, beside=beside)
-            fits[name] = fit_step(timings, is_prefill=op in PROMPTS, on_ranks=on_ranks)
+            roots = int(on_ranks and op == "draft_prefill")  # run in a forward of their own
+            timings = timings.assign(rows=timings["rows"] - roots)
+            found = fit_step(timings, is_prefill=op in PROMPTS, on_ranks=on_ranks)
+            fits[name] = found.with_more_rows(roots)
             errors[name] = fits[name].error
         constants: dict[str, Any] = {}
         has_choice = bool((part["op"] == CHOICE).any())  # else in the re-root
         for op in ("reroot", *[CHOICE] * has_choice, *["link"] * is_split):
             timed = _timings(part, label, op, beside=None)
-            one = timed.loc[timed["requests"] == timed["requests"].min()]
-            seconds = one["seconds"].to_numpy(np.float64)
-            constants[op] = float(np.median(seconds))
-            errors[f"{label}/{op}"] = float(np.median(np.abs(seconds / constants[op] - 1.0)))
-            if op == "reroot" and one["rows"].nunique() > 1:
-                constants |= _reroots(timed)
-            elif op != "link":
-                constants[f"{op}_each"] = _for_each(timed, constants[op])
+            found, errors[f"{label}/{op}"] = _between_steps(timed, op, keeps_trees=is_split)
+            constants |= found
         if is_split:
             constants["slowdown"] = fit_slowdown(_timings(part, label, "target", beside=None))
         constants |= _kv_rooms(part) | _deciding(part)
@@ -75,8 +73,10 @@ def fit_costs(
         times["target"] = _with_loop(times["target"], part)
         chains = part.loc[part["op"] == DRAFTED]
         if chains["rows"].nunique() > 1:
-            times["draft"], besides = _with_chains(times["draft"], chains)
-            constants["choice_alone"] = max(besides - constants.get("choice", 0.0), 0.0)
+            chosen = constants.get(CHOICE, 0.0)
+            chosen += constants.get("choice_row", 0.0) * (chains["rows"] + 1.0)  # and the root
+            beyond = chains.assign(seconds=chains["seconds"] - chosen)
+            times["draft"], constants["choice_alone"] = _with_chains(times["draft"], beyond)
         if on_ranks:
             times |= {op: replace(times[op], apart=True) for op in PROMPTS}
         # Both engines run a chunk of prompts in a forward of its own, beside the round's.
@@ -122,23 +122,45 @@ def _with_chains(draft: StepTime, chains: pd.DataFrame) -> tuple[StepTime, float
 
     A step is timed as the mean of some in a row, of which only the first waits for the host: ranks
     run ahead by the others. So a round of one forward takes longer than the mean, and each of many
-    is shorter. What a row takes besides has the choice of the candidates in it.
+    is shorter. ``chains`` are without the choice of the candidates.
     """
     count = chains["rows"].to_numpy(np.float64)
     beyond = chains["seconds"] - count * draft.of_arrays(1.0, chains["context"])
     by_count = beyond.groupby(count).median()
     each, besides = np.polyfit(by_count.index, by_count, 1)
     alone = _shifted(draft.alone or _NOTHING, pd.Series([each], [1]))
-    return replace(draft, alone=alone), float(besides)
+    return replace(draft, alone=alone), max(float(besides), 0.0)
 
 
-def _reroots(timed: pd.DataFrame) -> dict[str, float]:
-    """Seconds of a re-root: of one request, of each further one, and of each row of the draft."""
+def _between_steps(
+    timed: pd.DataFrame, op: str, *, keeps_trees: bool
+) -> tuple[dict[str, float], float]:
+    """Seconds of a re-root, a choice or a message, as in RoundCost; and how far one is off."""
+    one = timed.loc[timed["requests"] == timed["requests"].min()]
+    seconds = one["seconds"].to_numpy(np.float64)
+    first = float(np.median(seconds))
+    error = float(np.median(np.abs(seconds / first - 1.0)))
+    if op == "link":
+        return {op: first}, error
+    if one["rows"].nunique() > 1:
+        return _by_rows(timed, op, keeps_trees=keeps_trees), error
+    return {op: first, f"{op}_each": _for_each(timed, first)}, error
+
+
+def _by_rows(timed: pd.DataFrame, op: str, *, keeps_trees: bool) -> dict[str, float]:
+    """Seconds of one request, of each further one, and of each row.
+
+    A tree that is kept is renumbered as a whole, so that the children of its rows count, too.
+    """
     timed = timed.loc[timed["seconds"] > 0.0]
-    requests, rows = (timed[name].to_numpy(np.float64) for name in ("requests", "rows"))
-    design = np.column_stack([np.ones_like(rows), requests - 1.0, rows])
-    found = robust_fit(design, timed["seconds"].to_numpy(np.float64))
-    return dict(zip(("reroot", "reroot_each", "reroot_row"), map(float, found), strict=True))
+    names = [op, f"{op}_each", f"{op}_row"]
+    columns = [np.ones(len(timed)), timed["requests"] - 1.0, timed["rows"]]
+    if keeps_trees and NODES in timed and bool(np.isfinite(timed[NODES]).all()):
+        names.append(f"{op}_node")
+        columns.append(timed[NODES])
+    design = np.column_stack(columns).astype(np.float64)
+    found = fit_means(design, timed["seconds"].to_numpy(np.float64))
+    return dict(zip(names, map(float, found), strict=True))
 
 
 def _for_each(timed: pd.DataFrame, first: float) -> float:

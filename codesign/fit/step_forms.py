@@ -219,13 +219,38 @@ def robust_fit(design_SP: Floats, seconds_S: Floats) -> Floats:
     solution_P = np.zeros(design_SP.shape[1])
     for _ in range(_REWEIGHTS):
         solution_P, _ = nnls(relative_SP * root_weight_S[:, None], root_weight_S)
-        residual_S = np.abs(relative_SP @ solution_P - 1.0)
-        spread = 1.4826 * float(np.median(residual_S))  # standard deviation, if it were normal
-        if spread < 1e-9:
+        found_S = _root_weights(relative_SP @ solution_P - 1.0)
+        if found_S is None:
             break
-        bound = _HUBER * spread
-        root_weight_S = np.sqrt(np.minimum(1.0, bound / np.maximum(residual_S, bound)))
+        root_weight_S = found_S
     return solution_P / scale_P
+
+
+def fit_means(design_SP: Floats, seconds_S: Floats) -> Floats:
+    """(P,) as ``robust_fit``, of what scatters: residuals are relative to what is told.
+
+    Relative to what was measured, the smallest of many would count most.
+    """
+    solution_P = robust_fit(design_SP, seconds_S)
+    for _ in range(2 * _REWEIGHTS):
+        told_S = np.maximum(design_SP @ solution_P, 1e-3 * seconds_S.mean())
+        root_weight_S = _root_weights(seconds_S / told_S - 1.0)
+        if root_weight_S is None:
+            break
+        solution_P = non_negative_fit(
+            design_SP * root_weight_S[:, None], seconds_S * root_weight_S, told_S
+        )
+    return solution_P
+
+
+def _root_weights(residual_S: Floats) -> Floats | None:
+    """(S,) roots of Huber's weights; None where nothing is left to weigh."""
+    size_S = np.abs(residual_S)
+    spread = 1.4826 * float(np.median(size_S))  # standard deviation, if it were normal
+    if spread < 1e-9:
+        return None
+    bound = _HUBER * spread
+    return np.sqrt(np.minimum(1.0, bound / np.maximum(size_S, bound)))
 
 
 def _nnls() -> Callable[[Floats, Floats], tuple[Floats, float]]:

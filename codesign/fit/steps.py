@@ -15,7 +15,7 @@ Must not import torch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -74,6 +74,11 @@ class StepFit:
     num_shapes: int
     most_rows: int = 0
     unsure: dict[str, float] = field(default_factory=dict)
+
+    def with_more_rows(self, more: int) -> StepFit:
+        """The same fit of steps that are told to have so many rows more."""
+        rows = tuple([count + more for count in self.time.rows])
+        return replace(self, time=replace(self.time, rows=rows), most_rows=self.most_rows + more)
 
     @property
     def error(self) -> float:

@@ -124,6 +124,7 @@ def _joined(target: RoundCost, draft: RoundCost, priced: RoundCost) -> RoundCost
         draft_prefill=draft.draft_prefill,
         link=0.0,
         slowdown=0.0,
+        reroot_node=0.0,  # of trees that are kept
         kv_tokens=priced.kv_tokens,
         plain_kv_tokens=priced.plain_kv_tokens,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,7 @@ class Behaviour:
         awaited_rows: (F,) rows of such a forward, if it is needed.
         overlapped: Draft forwards beside the verification.
         overlapped_rows: Rows of one of them.
+        fanout: Children that each row of the draft gets.
     """
 
     emitted: float
@@ -56,6 +57,7 @@ class Behaviour:
     awaited_rows: tuple[float, ...] = ()
     overlapped: float = 0.0
     overlapped_rows: float = 1.0
+    fanout: int = 1
 
 
 def token_shares(requests: pd.DataFrame, profile: AcceptanceProfile) -> dict[str, float]:
@@ -156,16 +158,13 @@ def observe(
     rounds: list[tuple[Work, int]] = []
     chosen: Counter[str] = Counter()
     for kind in _spread(shares, NUM_ROUNDS // _ROUNDS_EACH):
-        batch = PlayedBatch(
-            DraftSide(build_speculation(spec)),
-            drafter,
-            hears_early=spec.is_async,
-        )
+        side = DraftSide(build_speculation(spec))
+        batch = PlayedBatch(side, drafter, hears_early=spec.is_async)
         stretch = stretches.first(kind) + chosen[kind] % stretches.count(kind)
         chosen[kind] += 1
         alone = play_alone(batch, Entering(stretch, kind, 1, _MAX_TOKENS))
         rounds += islice(alone, _WARM_UP, _WARM_UP + _ROUNDS_EACH)
-    return _means(rounds)
+    return replace(_means(rounds), fanout=build_speculation(spec).fanout)
 
 
 def _spread(shares: Mapping[str, float], number: int) -> list[str]:

@@ -23,7 +23,7 @@ class BehaviourTable:
     """Behaviours of P policies as columns.
 
     Attributes:
-        emitted: (P,) as in ``Behaviour``; likewise rows, overlapped and overlapped_rows.
+        emitted: (P,) as in ``Behaviour``; likewise rows, overlapped, overlapped_rows and fanout.
         awaited: (P, F) as in ``Behaviour``, filled up with 0; likewise awaited_rows, with 1.
     """
 
@@ -33,6 +33,7 @@ class BehaviourTable:
     awaited_rows: Floats
     overlapped: Floats
     overlapped_rows: Floats
+    fanout: Floats
 
     @classmethod
     def of(cls, behaviours: Sequence[Behaviour]) -> BehaviourTable:
@@ -50,6 +51,7 @@ class BehaviourTable:
             awaited_rows=np.array([filled(b.awaited_rows, 1.0) for b in behaviours]).reshape(shape),
             overlapped=np.array([b.overlapped for b in behaviours], np.float64),
             overlapped_rows=np.array([b.overlapped_rows for b in behaviours], np.float64),
+            fanout=np.array([b.fanout for b in behaviours], np.float64),
         )
 
 
@@ -70,7 +72,8 @@ def round_seconds(
     """
     size = np.atleast_1d(np.asarray(batch, np.float64))
     all_context = context * size
-    target = cost.target.of_arrays(table.rows[:, None] * size, all_context, size)
+    rows = table.rows[:, None] * size
+    target = cost.target.of_arrays(rows, all_context, size)
     # A forward that one request needs holds up the whole batch: (P, F, B).
     needs = 1.0 - (1.0 - table.awaited[:, :, None]) ** size
     users = np.maximum(table.awaited[:, :, None] * size / np.maximum(needs, 1e-12), 1.0)
@@ -78,7 +81,8 @@ def round_seconds(
     awaited = (needs * cost.draft.of_arrays(draft_rows, context * users, users)).sum(axis=1)
     drafted = (table.awaited * table.awaited_rows).sum(axis=1)
     drafted += table.overlapped * table.overlapped_rows
-    reroot = cost.reroots(size, drafted[:, None] * size) + cost.choices(size)
+    row = cost.reroot_row + cost.reroot_node * table.fanout
+    reroot = cost.reroots(size) + (row * drafted)[:, None] * size + cost.choices(size, rows)
     drafts = (table.awaited.sum(axis=1) + table.overlapped > 0)[:, None]
     if not is_apart:
         return target + awaited + np.where(drafts, reroot, 0.0)

@@ -229,9 +229,12 @@ class RoundCost:
         reroot_each: Seconds that the re-root takes longer for every request beyond the first.
         reroot_row: The same for every row that the draft runs in the round: larger trees have more
             to keep, to drop and to move.
+        reroot_node: The same for every child that these rows may get: trees that are kept from
+            round to round. ``with_fanout`` counts them.
         choice: Seconds to choose the candidates, per round of one request; 0 where a profile has
             them in the re-root.
         choice_each: The same for every request beyond the first.
+        choice_row: The same for every row that the target verifies.
         choice_alone: What a round of one request takes besides: its first draft forward waits for
             the host, the others do not.
     """
@@ -254,6 +257,8 @@ class RoundCost:
     choice_each: float = 0.0
     reroot_row: float = 0.0
     choice_alone: float = 0.0
+    choice_row: float = 0.0
+    reroot_node: float = 0.0
 
     @property
     def draft_prompt(self) -> StepTime:
@@ -264,14 +269,21 @@ class RoundCost:
         prompt = self.draft_prefill
         return _without_root(prompt, self.draft) if prompt.apart else prompt
 
+    def with_fanout(self, fanout: int) -> RoundCost:
+        """The same cost for a policy that gives each row of the draft so many children."""
+        row = self.reroot_row + self.reroot_node * fanout
+        return replace(self, reroot_row=row, reroot_node=0.0)
+
     def reroots(self, requests: _Number, draft_rows: _Number | float = 0.0) -> _Number:
         """Seconds of the re-root of so many requests and draft rows: numbers, or arrays."""
         return self.reroot + self.reroot_each * (requests - 1.0) + self.reroot_row * draft_rows
 
-    def choices(self, requests: _Number) -> _Number:
-        """The same of choosing candidates, and whatever else the draft's span has in it."""
+    def choices(self, requests: _Number, rows: _Number | float = 0.0) -> _Number:
+        """The same of choosing rows to verify, and whatever else the draft's span has in it."""
         seconds = self.choice + self.choice_each * (requests - 1.0)
-        return seconds + self.choice_alone * (requests < SEVERAL) if self.choice_alone else seconds
+        if self.choice_alone:
+            seconds = seconds + self.choice_alone * (requests < SEVERAL)
+        return seconds + self.choice_row * rows
 
     def kv_room(self, limit: int | None, *, has_draft: bool) -> int | None:
         """KV rows of one replica: what fits, at most ``limit``; None if neither is known."""

@@ -46,6 +46,7 @@ from codesign.profiler.steadiness import (
     CHECK,
     TOLERANCE,
     change,
+    quicker,
     small_steps,
     without_prompts,
 )
@@ -56,6 +57,7 @@ from codesign.profiler.steps import (
     Group,
     contexts_within,
     draft_shapes,
+    prompts_last,
     target_shapes,
     time_groups,
 )
@@ -157,9 +159,9 @@ class RankMeasurer:
     def time(self, bench: RankBench, deployment: Deployment, tick: Tick) -> pd.DataFrame:
         """The part of a deployment, on its ranks."""
         groups = self._groups(bench, is_split=deployment.draft_workers > 0)
-        frames = [*loop_timings(bench), *stream_timings(bench)]
-        frames += [self._timed(bench, groups, self._effort, tick), *_between_steps(bench)]
-        frames.append(deciding_timings())
+        first = _between_steps(bench)
+        timed = self._timed(bench, groups, self._effort, tick)
+        frames = [timed, *quicker(first, _between_steps(bench)), deciding_timings()]
         nothing = {"requests": 0, "context": 0, "beside": False, "seconds": 0.0}
         rooms = [{"op": op, "rows": rows, **nothing} for op, rows in bench.kv_rooms().items()]
         if rooms:
@@ -198,15 +200,12 @@ class RankMeasurer:
         target = target_shapes(contexts, beside=False, lean=lean, grid=RANK_GRID)
         draft = draft_shapes(contexts, few=False, lean=lean, grid=RANK_GRID)
         if not is_split:
-            return [Group((*target, *draft), False, lambda: None)]
+            return prompts_last([Group((*target, *draft), False, lambda: None)])
         both = target_shapes(contexts, beside=True, lean=True, grid=RANK_GRID)
         few = draft_shapes(contexts, few=True, lean=True, grid=RANK_GRID)
-        return [
-            Group(target, False, bench.rest),
-            Group(both, True, bench.keep_drafting),
-            Group(draft, True, bench.keep_verifying),
-            Group(few, False, bench.rest),
-        ]
+        alone = (Group(target, False, bench.rest), Group(few, False, bench.rest))
+        beside = Group(both, True, bench.keep_drafting), Group(draft, True, bench.keep_verifying)
+        return prompts_last([alone[0], *beside, alone[1]])
 
     def _acceptance(self, tick: Tick) -> pd.DataFrame:
         """Decode on all workers, then let the draft rank what was said."""

@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from codesign.fit.round_costs import NODES
+from codesign.policy.labels import parse_policy
+from codesign.policy.speculation import build_speculation
 from codesign.profiler.steps import MAX_REQUESTS
 
 if TYPE_CHECKING:
     from codesign.profiler.rank_bench import RankBench
 
 # Of the buckets that streams are served in, and none of the plans that a campaign holds out.
-_TREES = ("tree-3x2x2", "tree-7x3x3")
+# Their rows get 2, 6 and 14 children: what a re-root takes by rows is told from that by nodes.
+_TREES = ("tree-3x2x2", "tree-7x3x3", "tree-15x4x5")
+_BATCHES = (MAX_REQUESTS, MAX_REQUESTS, MAX_REQUESTS // 2)  # the last has twice the rows
 _CHAINS = {"chain-2": 2, "chain-7": 7}  # forwards of a round
 _CHAIN_TOKENS = 80  # up to eight a round
 
@@ -41,8 +46,8 @@ def stream_timings(bench: RankBench) -> list[pd.DataFrame]:
 
 def batch_timings(bench: RankBench) -> list[pd.DataFrame]:
     """The re-root's span and links in rounds of up to ``MAX_REQUESTS``."""
-    policies = [_policy(bench, tree) for tree in _TREES]
-    return _between(bench, [bench.served_rounds(policy, MAX_REQUESTS) for policy in policies])
+    served = zip(_TREES, _BATCHES, strict=True)
+    return _between(bench, [bench.served_rounds(_policy(bench, tree), n) for tree, n in served])
 
 
 def _policy(bench: RankBench, tree: str) -> str:
@@ -50,10 +55,12 @@ def _policy(bench: RankBench, tree: str) -> str:
 
 
 def _between(bench: RankBench, served: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
-    frames = [
-        _timings("reroot", rounds, ["reroot"]).assign(rows=rounds["draft_rows"])
-        for rounds in served
-    ]
+    frames = []
+    for tree, rounds in zip(_TREES, served, strict=True):
+        fanout = build_speculation(parse_policy(tree)).fanout
+        rows = rounds["draft_rows"]
+        timed = _timings("reroot", rounds, ["reroot"])
+        frames.append(timed.assign(**{"rows": rows, NODES: fanout * rows}))
     if bench.setup.draft_ranks:
         frames += [_timings("link", rounds, ["link_there", "link_back"]) for rounds in served]
     return frames

@@ -7,7 +7,7 @@ that a machine that slows down or speeds up does so for all alike. Imports no to
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ _DRAFT = (
 )
 _DRAFT_ALONE = ((1, 1), (1, 4), (4, 4))
 _ANSWERS = ((1, 8), (2, 8), (4, 8), (8, 8))
+_RANK_ANSWERS = (*_ANSWERS, (1, 4), (8, 4), (1, 16), (8, 16))
 # On ranks a forward gets dearer where the next bucket begins: 8, 16, 32, 64, 128 rows.
 _RANK_TARGET = (
     *((1, n) for n in (1, 4, 8, 9, 16, 17, 32)),
@@ -66,6 +67,7 @@ class Grid:
         prompts: Lengths of prompts.
         joins_prompts: Prompts of several requests run in one forward.
         stream_rows: Rows of one request up to which its steps are timed at two contexts.
+        answers: The same of re-roots and of choosing candidates.
         times_reroots: Re-roots are timed by themselves, and not in rounds that are served.
     """
 
@@ -74,6 +76,7 @@ class Grid:
     prompts: tuple[int, ...]
     joins_prompts: bool
     stream_rows: int = 1
+    answers: tuple[tuple[int, int], ...] = _ANSWERS
     times_reroots: bool = True
 
 
@@ -90,6 +93,7 @@ RANK_GRID = Grid(
     _RANK_PROMPTS,
     joins_prompts=False,
     stream_rows=8,
+    answers=_RANK_ANSWERS,
     times_reroots=False,
 )
 
@@ -119,11 +123,13 @@ class Group:
         shapes: What to time.
         beside: The partner runs at the same time.
         prepare: Brings the circumstances about.
+        in_order: Times the shapes as they stand, in every pass.
     """
 
     shapes: tuple[StepShape, ...]
     beside: bool
     prepare: Callable[[], None]
+    in_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +169,26 @@ def draft_shapes(
     return (
         *_spread("draft", grid.draft, contexts, grid.stream_rows, lean=lean),
         *_prefills("draft_prefill", contexts, grid, lean=lean),
-        *[StepShape(op, requests, rows, context) for op in answers for requests, rows in _ANSWERS],
+        *[
+            StepShape(op, requests, rows, context)
+            for op in answers
+            for requests, rows in grid.answers
+        ],
     )
+
+
+def prompts_last(groups: Sequence[Group]) -> list[Group]:
+    """The same with each pass's prompts behind all else, from short to long.
+
+    A long prompt takes more power than a GPU may: its clock falls, and stays low for a while.
+    """
+    steps, prompts = [], []
+    for group in groups:
+        long = sorted([s for s in group.shapes if "prefill" in s.op], key=_size)
+        others = tuple([s for s in group.shapes if s not in long])
+        steps.append(replace(group, shapes=others))
+        prompts.append(replace(group, shapes=tuple(long), in_order=True))
+    return [group for group in (*steps, *prompts) if group.shapes]
 
 
 def time_groups(
@@ -196,8 +220,9 @@ def time_groups(
         for group in groups:
             group.prepare()
             chosen = [s for s in group.shapes if number < _SLOW_PASSES or "prefill" not in s.op]
-            for index in generator.permutation(len(chosen)).tolist():
-                yield _row(chosen[index], group.beside, seconds_of(chosen[index]))
+            order = range(len(chosen)) if group.in_order else generator.permutation(len(chosen))
+            for shape in [chosen[index] for index in order]:
+                yield _row(shape, group.beside, seconds_of(shape))
                 used = (perf_counter() - start) / effort.seconds
                 tick(min(max(used, number / effort.max_passes), 1.0))
 

@@ -26,6 +26,7 @@ from codesign.artifacts import (
 )
 from codesign.errors import InputError
 from codesign.fit import ACCEPTANCE_FILE, PROFILE_FILE, STEP_COLUMNS, STEPS_FILE
+from codesign.fit.round_costs import NODES
 from codesign.policy.walk import Sampling
 
 ACCEPTANCE_PART = "acceptance"
@@ -140,7 +141,8 @@ class PartStore:
         measured = _measured({name: meta for name, (_, meta) in read.items()})
         note = measured_note(measured)
         recorded = frames.pop(ACCEPTANCE_PART)
-        steps = pd.concat(list(frames.values()), ignore_index=True).loc[:, list(STEP_COLUMNS)]
+        steps = pd.concat(list(frames.values()), ignore_index=True)
+        steps = steps.loc[:, [*STEP_COLUMNS, *[NODES] * (NODES in steps)]]
         about = {
             **self._header(),
             "target": self._settings["target"],

@@ -108,13 +108,15 @@ def replay(
     if output_tokens < 2:
         return []
     cost = cost_of(fit, candidate.deployment.unit.label)
-    side = _WatchedSide(policy_of(candidate.speculation, fit, cost, slo))
+    policy = policy_of(candidate.speculation, fit, cost, slo)
+    side = _WatchedSide(policy)
     luck = Luck.of(fit.acceptance, categories, requests["output_tokens"].tolist(), seed)
     batch = PlayedBatch(
         side,
         SyntheticDrafter(fit.acceptance, seed, luck.path),
         hears_early=hears_early(candidate, serving),
     )
+    cost = cost.with_fanout(policy.fanout)
     timing = timing_of(cost, is_apart=candidate.deployment.draft_workers > 0)
     entering = Entering(request_id, categories[request_id], prompt_tokens, output_tokens)
     return _play(side, batch, timing, entering)

@@ -40,7 +40,7 @@ def draft_seconds(cost: RoundCost, work: Work) -> tuple[float, float]:
     of all requests share the forward that follows.
     """
     look = cost.deciding + cost.deciding_each * work.batch
-    choosing = 0.0 if work.rests else cost.choices(work.batch)
+    choosing = 0.0 if work.rests else cost.choices(work.batch, work.rows)
     drafting, overlapped = work.drafting, work.overlapped
     prompts = cost.draft_prompt.of_prompts(work.prompts) if work.prompts else 0.0
     if work.prompts and cost.draft_prefill.apart:
@@ -121,7 +121,7 @@ class TogetherTiming:
         if self._is_plain:
             return target, 0.0, 0.0
         pairs = zip(forwards[::2], forwards[1::2], strict=True)
-        drafting = _seconds(self._cost.draft, pairs, batch) + self._cost.choices(batch)
+        drafting = _seconds(self._cost.draft, pairs, batch) + self._cost.choices(batch, rows)
         return target, drafting, self._cost.reroots(batch, sum(forwards[::2]))
 
     def spans_ahead(self, rounds: LedgerRows) -> tuple[Floats, Floats, Floats]:
@@ -134,7 +134,8 @@ class TogetherTiming:
         for rows, context in zip(rounds.forward_rows.T, rounds.forward_context.T, strict=True):
             drafting += np.where(rows > 0, cost.draft.of_arrays(rows, context, batch), 0.0)
         moving = cost.reroots(batch) + cost.reroot_row * rounds.forward_rows.sum(axis=1)
-        return target, drafting + cost.choices(batch), moving
+        choosing = cost.choices(batch) + cost.choice_row * rounds.rows
+        return target, drafting + choosing, moving
 
     def run_prompts(self, start: float, prompts: Prompts) -> float:
         return 0.0 if self._is_plain else self._cost.draft_prompt.of_prompts(prompts)

@@ -14,6 +14,7 @@ import codesign
 from codesign.artifacts import header, read_json, read_table, write_table
 from codesign.errors import HardwareError, InputError, UsageError
 from codesign.fit import FORWARDS, STEP_COLUMNS, Fit
+from codesign.fit.round_costs import NODES
 
 ENVIRONMENT = {
     **os.environ,
@@ -30,7 +31,7 @@ def codesign_(folder: Path, *words: object, python_path: str = "") -> subprocess
     )
     return subprocess.run(
         [sys.executable, "-m", "codesign", *map(str, words)], cwd=folder, env=environment,
-        capture_output=True, text=True, timeout=150, check=False,
+        capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
 
 
@@ -54,7 +55,8 @@ def chain(tiny_models, tmp_path_factory) -> tuple[Path, dict]:
 def test_a_profile_of_ranks_holds_every_step_of_every_deployment(chain):
     folder, printed = chain
     steps = read_table(folder / "profile" / "steps.parquet", kind="profile")[0]
-    assert tuple(steps.columns) == STEP_COLUMNS
+    assert tuple(steps.columns) == (*STEP_COLUMNS, NODES)
+    assert set(steps.loc[steps[NODES].notna(), "op"]) == {"reroot"}
     found = {tuple(row) for row in steps[["deployment", "op", "beside"]].drop_duplicates().values}
     wanted = {("1", op, False) for op in (*FORWARDS, "reroot", "choice")}
     wanted |= {("1+1", "target", False), ("1+1", "target", True), ("1+1", "prefill", False)}

@@ -13,6 +13,7 @@ from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.config import SLO, Deployment, Serving
 from codesign.fit import STEP_COLUMNS, Fit
 from codesign.fit.calibration import CalibrationFit
+from codesign.fit.round_costs import NODES
 from codesign.fit.steps import HeldOut, StepFit
 from codesign.metrics import Metrics
 from codesign.plan import Economics, FileRef, Plan
@@ -46,4 +47,4 @@ def test_every_field_that_is_written_is_on_the_page(section):
 
 def test_the_header_and_the_columns_of_timings_are_on_the_page():
     assert set(header("fit", seed=None)) <= set(re.findall(r"`(\w+)`", PAGE.split("## ")[0]))
-    assert set(STEP_COLUMNS) <= names_in("Profile")
+    assert {*STEP_COLUMNS, NODES} <= names_in("Profile")

@@ -35,7 +35,7 @@ from codesign.fit.prompt_luck import (
     prompt_luck,
 )
 from codesign.fit.prompt_stairs import LONG_BUCKETS, PROMPT_BUCKETS, fit_prompt_stairs
-from codesign.fit.round_costs import fit_costs, fit_slowdown
+from codesign.fit.round_costs import NODES, fit_costs, fit_slowdown
 from codesign.fit.step_forms import BUCKETS, Shapes, fit_line, fit_stream_stairs, fit_table
 from codesign.fit.steps import MAX_LINE_ERROR, fit_step, held_out, left_out, residuals
 from codesign.policy.cost import StepTime
@@ -218,6 +218,23 @@ def test_prompts_on_ranks_climb_stairs_as_far_as_graphs_go_and_a_line_beyond(lon
     assert fit_step(steps, is_prefill=True).form != "stairs"
 
 
+def test_a_drafts_prompt_fills_its_bucket_without_its_root():
+    """Profiles and simulations count the root, which engines run in a step of its own."""
+    heights = dict(zip(PROMPT_BUCKETS, (5.0, 6.0, 8.0, 12.0, 20.0), strict=True))
+    steps = timed_prompts(
+        lambda rows: heights.get(next((b for b in heights if rows <= b), 0), 30.0)
+    )
+    frames = [whole_profile(), steps.assign(deployment="2", op="draft_prefill", beside=False)]
+    others = frames[0].loc[(frames[0]["op"] != "draft_prefill") | (frames[0]["deployment"] != "2")]
+    timed = pd.concat([others, frames[1].assign(rows=steps["rows"] + 1)])
+    costs, fits, _ = fit_costs(timed, on_ranks=True)
+    prompt = costs["2"].draft_prefill
+    assert fits["2/draft_prefill"].most_rows == steps["rows"].max() + 1
+    for bucket, height in heights.items():
+        assert 1e3 * prompt(bucket + 1) == pytest.approx(height, rel=0.01)
+        assert 1e3 * prompt(bucket + 2) > 1.1 * height
+
+
 def test_a_long_bucket_with_one_prompt_is_flat_only_where_most_are():
     graphs = {n: 10.0 * next(b for b in LONG_BUCKETS if n <= b) / 512 for n in LONG}
     launched = {n: 10.0 * n / 512 for n in LONG}
@@ -330,6 +347,32 @@ def test_choosing_candidates_is_in_the_drafts_span_where_it_was_timed_by_itself(
         rested = kind(costs[label]).spans(0.0, 0.0, replace(work, rests=True))
         assert rested.draft == pytest.approx(then.draft)
     assert Goodput.of_cost(costs["2"]).overhead(8) == pytest.approx(before["2"].reroot + 1e-4)
+
+
+def test_a_choice_of_more_rows_takes_longer_where_that_was_timed_and_chains_do_not_pay_it_twice():
+    def seconds(requests: int, rows: int) -> float:
+        return 1e-5 + 2e-6 * (requests - 1) + 1e-6 * rows
+
+    shapes = [(1, 4), (1, 8), (1, 16), (2, 16), (8, 32), (8, 64), (8, 128)]
+    choices = [("2", "choice", rows, n, 0, False, seconds(n, rows)) for n, rows in shapes]
+    frame = pd.concat([whole_profile(), pd.DataFrame(choices, columns=list(STEP_COLUMNS))])
+    step = fit_costs(frame, on_ranks=True)[0]["2"].draft
+    chains = [
+        ("2", "drafted", n, 1, 60, False, n * step(1, 60) + 9e-5 + seconds(1, n + 1))
+        for n in (2, 7)
+    ]
+    served = pd.concat([frame, pd.DataFrame(chains, columns=list(STEP_COLUMNS))])
+    cost = fit_costs(served, on_ranks=True)[0]["2"]
+    for requests, rows in ((1, 2), (1, 16), (5, 40)):
+        alone = 9e-5 if requests == 1 else 0.0
+        assert cost.choices(requests, rows) == pytest.approx(seconds(requests, rows) + alone)
+        work = Work(requests, rows, 60, drafting=[(requests, 60)])
+        told = cost.draft(requests, 60, requests) + cost.choices(requests, rows)
+        for timing in (TogetherTiming(cost, is_plain=False), ApartTiming(cost)):
+            assert timing.spans(0.0, 0.0, work).draft == pytest.approx(told)
+        timing = TogetherTiming(cost, is_plain=False)
+        assert timing.of_sums(rows, 60, [requests, 60], requests)[1] == pytest.approx(told)
+    assert cost.draft(1, 60) == pytest.approx(step(1, 60))
 
 
 def test_too_few_shapes_or_a_time_of_zero_are_refused():
@@ -570,6 +613,36 @@ def test_re_roots_grow_with_the_rows_of_the_draft():
         for timing in (TogetherTiming(cost, is_plain=False), ApartTiming(cost)):
             reroot = timing.spans(0.0, 0.0, work).reroot
             assert reroot == pytest.approx(seconds(requests, count))
+
+
+def test_trees_that_are_kept_are_re_rooted_by_their_nodes_too():
+    """By what scatters to both sides alike: slow phases count little, small times no more."""
+
+    def seconds(requests: int, rows: int, nodes: int) -> float:
+        return 1e-5 + 4e-6 * requests + 5e-7 * rows + 1e-7 * nodes
+
+    kinds = [(n, n * rows, n * rows * fanout) for n in (1, 8)
+             for rows, fanout in ((4, 2), (9, 6), (20, 14))]  # fmt: skip
+    rows = [
+        (label, "reroot", rows, n, 0, False, seconds(n, rows, nodes) * share, nodes)
+        for n, rows, nodes in kinds
+        for share in (0.6, 0.7, *[1.0] * 5, 1.3, 1.4, 9.0)
+        for label in ("2", "1+1")
+    ]
+    others = whole_profile()
+    others = others.loc[others["op"] != "reroot"]
+    timed = pd.DataFrame(rows, columns=[*STEP_COLUMNS, NODES])
+    costs, _, _ = fit_costs(pd.concat([others, timed]), on_ranks=True)
+    work = Work(2, 8, 99, drafting=[(20, 9)], overlapped=[(20, 9)])
+    for fanout in (1, 3, 15):
+        cost = costs["1+1"].with_fanout(fanout)
+        told = seconds(2, 40, 40 * fanout)
+        assert cost.reroots(2, 40) == pytest.approx(told, rel=0.06), fanout
+        assert ApartTiming(cost).spans(0.0, 0.0, work).reroot == cost.reroots(2, 40)
+        assert cost.with_fanout(99) == cost  # counted once
+    assert costs["2"].reroot_node == 0.0  # a miss drops the tree
+    old = fit_costs(pd.concat([others, timed.drop(columns=NODES)]), on_ranks=True)[0]["1+1"]
+    assert old.reroot_node == 0.0 < old.reroot_row
 
 
 def test_short_prompts_on_ranks_never_grow_faster_than_straight_on():

@@ -34,13 +34,14 @@ from codesign.profiler.rank_parts import RankMeasurer
 from codesign.profiler.rank_rounds import batch_timings, stream_timings
 from codesign.profiler.recorder import TOP_K, record_acceptance
 from codesign.profiler.session import make_profile, splits
-from codesign.profiler.steadiness import CHECK, change, small_steps, without_prompts
+from codesign.profiler.steadiness import CHECK, change, quicker, small_steps, without_prompts
 from codesign.profiler.steps import (
     Effort,
     Group,
     StepShape,
     contexts_within,
     draft_shapes,
+    prompts_last,
     target_shapes,
     time_groups,
 )
@@ -145,6 +146,42 @@ def test_measuring_ends_with_its_seconds_but_not_before_the_fewest_passes():
     rows = time_groups([group], lambda s: 1.0, effort=effort, seed=0, tick=shares.append)
     assert len(list(rows)) == 3
     assert max(shares) <= 1.0
+
+
+def test_prompts_come_behind_all_other_steps_of_a_pass_from_short_to_long():
+    long, short = (StepShape("prefill", 1, rows) for rows in (512, 9))
+    draft = StepShape("draft_prefill", 1, 64)
+    steps = tuple(StepShape("target", n, 1, 64) for n in range(1, 9))
+    log: list[str] = []
+    groups = prompts_last(
+        [
+            Group((long, *steps, short, draft), False, lambda: log.append("alone")),
+            Group(steps[:2], True, lambda: log.append("beside")),
+        ]
+    )
+    assert [len(group.shapes) for group in groups] == [8, 2, 3]
+    effort = Effort(seconds=1e9, min_passes=1, max_passes=2)
+    rows = list(time_groups(groups, lambda s: 1.0, effort=effort, seed=0, tick=lambda s: None))
+    assert log == ["alone", "beside", "alone"] * 3
+    for a_pass in (rows[:13], rows[13:]):
+        assert [row["rows"] for row in a_pass[10:]] == [9, 64, 512]
+        assert sorted(row["rows"] for row in a_pass[:8]) == list(range(1, 9))
+    assert [row["rows"] for row in rows[:8]] != [row["rows"] for row in rows[13:21]]  # at random
+
+
+def test_of_two_series_between_steps_the_quicker_counts_where_the_host_alone_takes_the_time():
+    def series(op: str, *seconds: float) -> pd.DataFrame:
+        return pd.DataFrame({"op": op, "seconds": seconds}).astype({"op": str})
+
+    slow, quick = series("reroot", 5.0, 1.0, 5.0), series("reroot", 2.0, 9.0, 2.0)
+    round_ = series("round", 1.0), series("round", 2.0)
+    nothing = series("link")
+    found = quicker(
+        [slow, round_[0], nothing, quick], [quick, round_[1], series("link", 3.0), slow]
+    )
+    assert [frame["seconds"].tolist() for frame in found] == [
+        [2.0, 9.0, 2.0], [1.0], [2.0], [3.0], [2.0, 9.0, 2.0]
+    ]  # fmt: skip
 
 
 def test_a_slow_phase_of_the_host_is_seen_in_small_steps_that_are_timed_again():
@@ -280,18 +317,23 @@ def test_what_lies_between_steps_is_taken_from_rounds_that_are_served(draft_rank
 
     bench = SimpleNamespace(setup=SimpleNamespace(draft_ranks=draft_ranks), served_rounds=served)
     found = pd.concat([*stream_timings(bench), *batch_timings(bench)])
-    trees = {("tree-3x2x2", n) for n in (1, 8)} | {("tree-7x3x3", n) for n in (1, 8)}
+    trees = {("tree-3x2x2", 8), ("tree-7x3x3", 8), ("tree-15x4x5", 4)}
+    trees |= {(tree, 1) for tree, _ in trees}
     if draft_ranks:
         assert set(asked) == {(f"async-{tree}", n) for tree, n in trees}
     else:
         assert set(asked) == trees | {("plain", 1), ("chain-2", 1), ("chain-7", 1)}
-    assert set(found.columns) == {"rows", "requests", "context", "op", "beside", "seconds"}
+    assert set(found.columns) == {"rows", "requests", "context", "op", "beside", "seconds", "nodes"}
+    assert found.loc[found["nodes"].notna(), "op"].unique().tolist() == ["reroot"]
+    nodes = found["nodes"] / found["rows"]
+    assert sorted(nodes.dropna()) == [2.0] * 4 + [6.0] * 4 + [14.0] * 4
     seconds = found.groupby(["op", "requests"])["seconds"].agg(list)
-    assert seconds["round"].to_dict() == {1: [2e-3, 3e-3] * (2 if draft_ranks else 5)}
-    assert seconds["reroot"].to_dict() == {1: [3e-5] * 4, 8: [3e-5] * 4}  # not of plain rounds
+    assert seconds["round"].to_dict() == {1: [2e-3, 3e-3] * (3 if draft_ranks else 6)}
+    trees_only = {1: [3e-5] * 6, 4: [3e-5] * 2, 8: [3e-5] * 4}
+    assert seconds["reroot"].to_dict() == trees_only
     assert set(found.loc[found["op"] == "reroot", "rows"]) == {9, 8}  # the draft's
     links = found.loc[found["op"] == "link"]
-    assert sorted(links["requests"]) == ([1] * 4 + [8] * 4 if draft_ranks else [])
+    assert sorted(links["requests"]) == ([1] * 6 + [4] * 2 + [8] * 4 if draft_ranks else [])
     assert links["seconds"].tolist() == pytest.approx([3e-5] * len(links))
     drafted = found.loc[found["op"] == "drafted", ["rows", "seconds"]].to_numpy().tolist()
     whole = [] if draft_ranks else [[2, 5e-3 + 4e-5], [7, 5e-3 + 4e-5]]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -65,3 +67,26 @@ def test_policies_and_batches_are_priced_as_each_alone():
                 BehaviourTable.of([behaviour]), COST, batch=batch, context=50, is_apart=False
             )
             assert both[index, column] == pytest.approx(alone[0, 0])
+
+
+def test_kept_trees_are_re_rooted_by_the_children_of_their_rows():
+    def seconds(fanout: int, cost: RoundCost) -> float:
+        behaviour = Behaviour(2.0, 4.0, (0.5,), (2.0,), 2.0, 3.0, fanout=fanout)
+        table = BehaviourTable.of([behaviour])
+        return float(round_seconds(table, cost, batch=2, context=100, is_apart=True)[0, 0])
+
+    by_nodes = replace(COST, reroot_node=1e-5)
+    for fanout in (1, 7):
+        assert seconds(fanout, by_nodes) - seconds(fanout, COST) == pytest.approx(
+            1e-5 * 2 * 7.0 * fanout
+        )
+        assert seconds(fanout, by_nodes) == pytest.approx(seconds(1, by_nodes.with_fanout(fanout)))
+
+
+def test_choosing_more_rows_takes_longer():
+    table = BehaviourTable.of([Behaviour(2.0, 4.0, (1.0,), (1.0,))])
+    costs = COST, replace(COST, choice_row=1e-4)
+    plain, by_rows = (
+        round_seconds(table, cost, batch=3, context=9, is_apart=False) for cost in costs
+    )
+    assert float((by_rows - plain)[0, 0]) == pytest.approx(1e-4 * 12)

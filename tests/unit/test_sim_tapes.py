@@ -41,6 +41,12 @@ def make_fit() -> Any:
         reroot=1e-4,
         link=2e-4,
         slowdown=0.1,
+        reroot_row=1.1e-6,
+        choice=1.7e-5,
+        choice_each=5.3e-6,
+        choice_alone=8.1e-5,
+        choice_row=4.7e-7,
+        reroot_node=1.3e-7,
     )
     costs = {"2": cost, "1+1": cost}
     return SimpleNamespace(costs=costs, calibration=Calibration(), acceptance=PROFILE)

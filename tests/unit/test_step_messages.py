@@ -15,10 +15,12 @@ from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.gpu.group_drafter import GroupDrafter
 from codesign.engine.gpu.group_target import GroupTarget
 from codesign.engine.gpu.paging import Paging
+from codesign.engine.gpu.prompt_rows import COUNT_WORD, PROMPT_BUCKETS, bucket_for
 from codesign.engine.gpu.step_rows import (
     BUCKET,
     FOLLOWED,
     KIND,
+    PIECE,
     STEP,
 )
 from codesign.engine.schedule import PromptPiece
@@ -26,6 +28,8 @@ from codesign.engine.target import nothing
 from codesign.policy.protocol import Admission, Verdict
 from codesign.policy.speculation import build_speculation, parse_policy
 from codesign.policy.walk import Sampling
+from codesign.profiler.draft_steps import DraftSteps, made_up_tokens
+from codesign.profiler.steps import StepShape
 
 VOCAB = 40
 
@@ -118,3 +122,23 @@ RECORDED = {
 def test_messages_are_those_that_were_recorded(policy, batch, is_paged):
     paging = Paging(16, 400) if is_paged else None
     assert messages(policy, batch, paging=paging) == RECORDED[policy, batch, is_paged]
+
+
+def test_a_draft_runs_a_prompt_without_its_root_timed_as_served_so_256_tokens_and_a_root_fill_256():
+    class Counting(Recorder):
+        def ask(self, message: np.ndarray, meanwhile=nothing) -> np.ndarray:
+            if message[KIND] == PIECE:
+                counts.append(int(message[COUNT_WORD]))
+            return super().ask(message, meanwhile)
+
+    counts: list[int] = []
+    speculation = build_speculation(parse_policy("tree-2x1x1"))
+    leader = Counting(speculation.fanout, hashlib.sha256())
+    drafter = GroupDrafter(leader, num_slots=2, choices=speculation.fanout)
+    admission = Admission(0, made_up_tokens(0, 257, VOCAB), 30)  # the last is the root
+    DraftWorker(speculation, drafter).answer(Verdict(0, (), (admission,)))
+    assert DraftSteps(drafter, vocab=VOCAB, num_requests=1).seconds(
+        StepShape("draft_prefill", 1, 257)
+    )
+    assert counts == [256, 256]
+    assert bucket_for(PROMPT_BUCKETS, counts[0], 0) == 256
