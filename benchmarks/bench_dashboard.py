@@ -1,6 +1,6 @@
 """Seconds until the dashboard's first page is there, and until a change has its answer.
 
-    python benchmarks/bench_dashboard.py [--changes N] [--starts N] [--trace NAME] [--json FILE]
+    python -m benchmarks.bench_dashboard [--changes N] [--starts N] [--trace NAME] [--json FILE]
 
 A visitor's view, in a headless Chromium: the clock starts when the server's process does, or when
 a key moves a slider, and stops when the page shows it. Needs Chromium (tests/browser/harness.py).

@@ -1,7 +1,8 @@
 """How long codesign and its peers take to simulate whole traces: wall time and peak memory.
 
-usage: bench_sim.py [--trace AzureLLMInferenceTrace_conv.csv] [--mooncake conversation_trace.jsonl]
-                    [--out benchmarks/results/sim_DATE.json] [--only NAME ...] [--repeat N]
+    python -m benchmarks.bench_sim [--trace AzureLLMInferenceTrace_conv.csv]
+        [--mooncake conversation_trace.jsonl] [--out benchmarks/results/sim_DATE.json]
+        [--only NAME ...] [--repeat N]
 
 Each case runs in a fresh process, several times; a case that the file already has is not run
 again. Without the published files the bundled twins are scaled to their size. Peers are installed
@@ -22,8 +23,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sim.measure import PEERS, NotRunError, installed_peer, measure, measure_install
-
+from benchmarks.sim.measure import PEERS, NotRunError, installed_peer, measure, measure_install
+from codesign.artifacts import command_line
 from codesign.cli.output import table
 
 HERE = Path(__file__).parent
@@ -264,7 +265,7 @@ def main() -> None:
         body = {
             "what": "wall seconds and peak MB of simulations in fresh processes",
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": " ".join(["bench_sim.py", *sys.argv[1:]]),
+            "command": command_line(),
             **about,
             "traces": {"conv": args.trace or "conv-twin", "mooncake": args.mooncake or "twin"},
             "peers": {name: " ".join(words) for name, words in PEERS.items()},

@@ -1,6 +1,6 @@
 """Build an inflated model on one GPU and hold its greedy tokens against the small model's.
 
-    python benchmarks/check_inflated.py --shape llama-3-70b --json out.json
+    python -m benchmarks.check_inflated --shape llama-3-70b --json out.json
 
 The small model is random, of SmolLM2-135M's shape, so that nothing needs to be downloaded. Both run
 the plain PyTorch path in float32.
@@ -15,8 +15,6 @@ import time
 from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common import need_gpus
 from codesign.engine.inflate import InflatedReader

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from codesign.artifacts import command_line
 from codesign.errors import HardwareError, counted
 
 RESULTS = Path(__file__).with_name("results")
@@ -120,7 +121,7 @@ def write_result(
     path.parent.mkdir(parents=True, exist_ok=True)
     result = {
         "benchmark": name,
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command_line(),
         "hardware": hardware(),
         "note": note,
         "rows": list(rows),

@@ -1,14 +1,14 @@
 """Every policy on the same requests and machine: simulated on GPUs, measured on this CPU.
 
-    python benchmarks/compare_policies.py traces   # three traces, all policies: figures 9 to 12
-    python benchmarks/compare_policies.py batches  # batches of one size
-    python benchmarks/compare_policies.py chunks   # prompts in chunks that share forwards
-    python benchmarks/compare_policies.py lengths  # the traces' arrivals, short prompts
-    python benchmarks/compare_policies.py map      # load x machine: which policy wins
-    python benchmarks/compare_policies.py pairs    # measured pairs: never slower than plain?
-    python benchmarks/compare_policies.py price    # what deciding takes of a round
-    python benchmarks/compare_policies.py cpu      # the small pair on this machine, 5 minutes
-    python benchmarks/compare_policies.py report   # tables and pictures of what is there
+    python -m benchmarks.compare_policies traces   # three traces, all policies: figures 9 to 12
+    python -m benchmarks.compare_policies batches  # batches of one size
+    python -m benchmarks.compare_policies chunks   # prompts in chunks that share forwards
+    python -m benchmarks.compare_policies lengths  # the traces' arrivals, short prompts
+    python -m benchmarks.compare_policies map      # load x machine: which policy wins
+    python -m benchmarks.compare_policies pairs    # measured pairs: never slower than plain?
+    python -m benchmarks.compare_policies price    # what deciding takes of a round
+    python -m benchmarks.compare_policies cpu      # the small pair on this machine, 5 minutes
+    python -m benchmarks.compare_policies report   # tables and pictures of what is there
 
 Results go to benchmarks/results/policies.json; a case that is there is not run again, so that a
 broken run goes on where it stopped (--fresh forgets). The published traces are looked for in
@@ -30,8 +30,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-sys.path.insert(0, str(Path(__file__).parent))
-from policy_cases import (
+from benchmarks.policy_cases import (
     BATCHES,
     CHUNK,
     CHUNK_POLICIES,
@@ -51,7 +50,6 @@ from policy_cases import (
     split_of,
     with_short_lengths,
 )
-
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.plan import Candidate
@@ -265,19 +263,19 @@ def main() -> None:
     elif args.part == "map":
         load_map(bench, machines, args.segments.split(","))
     elif args.part == "pairs":
-        from policy_pairs import measure as measure_pairs
+        from benchmarks.policy_pairs import measure as measure_pairs
 
         measure_pairs(bench.store, args.traces)
     elif args.part == "price":
-        from policy_price import measure as measure_price
+        from benchmarks.policy_price import measure as measure_price
 
         measure_price(bench.store, machines[0])
     elif args.part == "cpu":
-        from policy_cpu import measure
+        from benchmarks.policy_cpu import measure
 
         measure(bench.store)
     else:
-        from policy_report import write
+        from benchmarks.policy_report import write
 
         write(bench.store.results)
 

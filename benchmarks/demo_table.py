@@ -1,7 +1,8 @@
 """Predicted against measured for the demo's plan: runs in, JSON and the README's table out.
 
-usage: demo_table.py collect --plan demo/plan.json --out benchmarks/results/demo_DATE.json RUNS ...
-       demo_table.py readme benchmarks/results/demo_DATE.json
+    python -m benchmarks.demo_table collect --plan demo/plan.json \
+        --out benchmarks/results/demo_DATE.json RUNS ...
+    python -m benchmarks.demo_table readme benchmarks/results/demo_DATE.json
 
 RUNS are folders that ``codesign run --baselines --out RUNS`` wrote, one per repetition. ``readme``
 rewrites the part of README.md between the markers.

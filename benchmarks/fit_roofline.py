@@ -5,7 +5,7 @@ published. The shares of bandwidth and of operations stay those of measured kern
 each time is explained by seconds per layer, per all-reduce and per peer, none below 0. The error
 that a roofline prediction states is the mean error at an engine that the fit has not seen.
 
-    python benchmarks/fit_roofline.py            # the fit, and every anchor with its prediction
+    python -m benchmarks.fit_roofline            # the fit, and every anchor with its prediction
 """
 
 from __future__ import annotations

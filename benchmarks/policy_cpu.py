@@ -1,5 +1,7 @@
 """The small pair on this CPU: the same comparison, measured, beside what the simulator predicts.
 
+    python -m benchmarks.compare_policies cpu
+
 Six requests of six kinds, two at a time, greedy; the faster of two passes over all policies, which
 take turns. Every policy must emit plain decoding's tokens. The step times that steer policies are
 those of the fit that ships with the package; on another machine, or a busy one, the ranking is
@@ -17,8 +19,8 @@ os.environ.pop("OMP_NUM_THREADS", None)  # before torch is imported
 
 import numpy as np
 import pandas as pd
-from policy_cases import CATEGORIES, figures_of
 
+from benchmarks.policy_cases import CATEGORIES, figures_of
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.engine import DraftSource, PolicySetup, run_candidate
 from codesign.engine.model import Decoder, load_decoder

@@ -1,5 +1,7 @@
 """Measured pairs on two GPUs, simulated: is a batch tree ever slower than plain decoding there?
 
+    python -m benchmarks.compare_policies pairs
+
 Step times of the shipped fits, requests of each trace as ``policy_ranks.py`` serves them (prompts
 made shorter, answers cut, eight at once), at loads from what leaves the GPUs idle to saturation.
 """
@@ -10,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from policy_cases import SEGMENTS, figures_of
-from policy_ranks import BATCH, MAX_KV_TOKENS, segment, target_of
 
+from benchmarks.policy_cases import SEGMENTS, figures_of
+from benchmarks.policy_ranks import BATCH, MAX_KV_TOKENS, segment, target_of
 from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT

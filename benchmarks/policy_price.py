@@ -1,5 +1,7 @@
 """What a policy's decisions take of a round: processor time of its methods over predicted seconds.
 
+    python -m benchmarks.compare_policies price
+
 Decisions before the candidates delay the round; those about forwards beside the verification delay
 the draft alone. What trees learn from verdicts is counted with the first. Every repetition plays
 the same rounds, and the fastest of each round counts: other processes only ever make one slower.
@@ -12,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from policy_cases import CATEGORIES, Machine
 
+from benchmarks.policy_cases import CATEGORIES, Machine
 from codesign.config import SLO, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT

@@ -1,7 +1,7 @@
 """Every policy on the same running ranks: measured, and what the simulator says of the same.
 
-    python benchmarks/policy_ranks.py serve FOLDER --fit FIT --seconds 140    # two GPUs
-    python benchmarks/policy_ranks.py join FOLDER                             # no GPU; for report
+    python -m benchmarks.policy_ranks serve FOLDER --fit FIT --seconds 140    # two GPUs
+    python -m benchmarks.policy_ranks join FOLDER                             # no GPU; for report
 
 The first seconds of each trace, prompts made shorter and answers cut, at a rate that loads plain
 decoding by ``LOAD`` as the fit says; at most eight requests at once, whole prompts between rounds.
@@ -23,12 +23,10 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 import numpy as np
 import pandas as pd
-from policy_cases import PAPER_TPOT, SEGMENTS, figures_of
 
+from benchmarks.policy_cases import PAPER_TPOT, SEGMENTS, figures_of
 from codesign.artifacts import header, machine_name, read_table, write_json, write_table
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.fit import Fit
@@ -87,7 +85,7 @@ def target_of(cost: RoundCost) -> SLO:
 def serve(args: argparse.Namespace) -> None:
     """Measure; needs the GPUs."""
     if args.device == "cuda":
-        from common import need_gpus
+        from benchmarks.common import need_gpus
 
         need_gpus(args.gpus)
     end = monotonic() + args.seconds - ROOM

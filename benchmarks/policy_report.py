@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from policy_cases import (
+from benchmarks.policy_cases import (
     BATCHES,
     CHUNK,
     LENGTHS_POLICIES,
@@ -21,9 +21,9 @@ from policy_cases import (
     SEGMENTS,
     SHORT_ANSWERS,
 )
-from policy_charts import bars, lines, over_time
-from policy_ranks import rank_correlation, statements
-from scenarios import markdown, reflow
+from benchmarks.policy_charts import bars, lines, over_time
+from benchmarks.policy_ranks import rank_correlation, statements
+from benchmarks.scenarios import markdown, reflow
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "policy-comparison.md"
@@ -36,7 +36,7 @@ Results = Mapping[str, Mapping[str, Any]]
 def write(results: Results) -> None:
     """Write the page and its pictures."""
     parts = [
-        "# Policies compared\n\nWritten by `python benchmarks/compare_policies.py report` from "
+        "# Policies compared\n\nWritten by `python -m benchmarks.compare_policies report` from "
         "`benchmarks/results/policies.json`; the script's head says how that is made. All of it "
         "but the price of deciding and the last three sections is simulated: roofline step "
         "times, llama-3.1-70b:int4 with llama-3.2-1b:int4, acceptance as recorded for the small "
@@ -524,7 +524,7 @@ def _ranks(results: Results, key: str) -> str:
 {about["target"]} with {about["draft"]}, every policy of a split on the same running ranks, the
 first seconds of a trace with prompts made shorter and answers cut, at {about["load"]:.0%} of what
 plain decoding bears by the fit, at most {about["batch"]} requests at once
-(`python benchmarks/policy_ranks.py`, whose head says more). The fit is that of the same machine,
+(`python -m benchmarks.policy_ranks`, whose head says more). The fit is that of the same machine,
 minutes before. In brackets what was simulated of the same requests that day{again}. The
 last columns say why they differ: seconds of prompts and of the target's steps over the fit's, what
 a round's drafting takes beyond the draft's steps (deciding is in it), and the latency simulated

@@ -1,7 +1,7 @@
 """Open questions of the papers, answered by simulation.
 
-    python benchmarks/questions.py eagle|batch|link|inflight   # one answer, to the terminal
-    python benchmarks/questions.py all                         # all of them, as docs/questions.md
+    python -m benchmarks.questions eagle|batch|link|inflight   # one answer, to the terminal
+    python -m benchmarks.questions all                         # all of them, as docs/questions.md
 
 Each answer names its assumptions. Step times are the roofline's (codesign/fit/roofline.py), so that
 an answer is worth what that is: 19 % for large models, 33 % for drafts.
@@ -16,9 +16,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-from scenarios import closed_batch, decode_alone, dialled, fit_of, markdown, reflow, serve
-
+from benchmarks.scenarios import (
+    closed_batch,
+    decode_alone,
+    dialled,
+    fit_of,
+    markdown,
+    reflow,
+    serve,
+)
 from codesign.fit import Fit
 from codesign.fit.devices import load_device
 from codesign.fit.priced_model import PricedModel, parse_model
@@ -289,14 +295,14 @@ def main() -> None:
         print(reflow(QUESTIONS[chosen].answer()))
         return
     parts = [
-        "# Open questions, answered by simulation\n\nWritten by `python benchmarks/questions.py "
+        "# Open questions, answered by simulation\n\nWritten by `python -m benchmarks.questions "
         "all`. Step times are the roofline's, acceptance is dialled and comes in runs as in the "
         "shipped recordings; every figure is a prediction, none was measured. A difference below "
         "about 10 % is within what we do not know of an engine."
     ]
     for name, question in QUESTIONS.items():
         print(name, file=sys.stderr)
-        command = f"    python benchmarks/questions.py {name}"
+        command = f"    python -m benchmarks.questions {name}"
         parts.append(f"## {question.title}\n\n{question.asked} {question.found}\n\n{command}")
         parts.append(question.answer())
     OUT.write_text(reflow("\n\n".join(parts)) + "\n", encoding="utf-8")

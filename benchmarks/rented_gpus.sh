@@ -76,7 +76,7 @@ from codesign.fit import fit_profile
 folder = Path(sys.argv[1])
 fit_profile(closed_profile(folder)).save(folder / "fit.json")
 END
-  python benchmarks/policy_ranks.py serve "$out/policies" --gpus 2 --fit "$pair/fit.json"
+  python -m benchmarks.policy_ranks serve "$out/policies" --gpus 2 --fit "$pair/fit.json"
 }
 
 case $part in

@@ -1,7 +1,7 @@
 """Hold the simulator against what the SwiftSpec and SpecServe papers print.
 
-    python benchmarks/reproduce_papers.py                 # everything, as docs/validation.md
-    python benchmarks/reproduce_papers.py --check table6  # one section, to the terminal
+    python -m benchmarks.reproduce_papers                 # everything, as docs/validation.md
+    python -m benchmarks.reproduce_papers --check table6  # one section, to the terminal
 
 Only numbers that the papers print are compared. Each section says what was taken from the paper as
 an input, what was dialled, and what is a prediction.
@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-sys.path.insert(0, str(Path(__file__).parent))
-from scenarios import (
+from benchmarks import fit_roofline
+from benchmarks.scenarios import (
     Speed,
     bisect_rate,
     constant,
@@ -31,10 +31,8 @@ from scenarios import (
     percent,
     reflow,
     serve,
-    sibling,
     with_host,
 )
-
 from codesign.fit import Fit
 from codesign.fit.devices import load_device
 from codesign.fit.priced_model import parse_model
@@ -195,9 +193,8 @@ parallel trees gain somewhat more than the paper's 1.38."""
 
 def swiftspec_software() -> Software:
     """The roofline's fixed times fitted to SwiftSpec's own Table 1."""
-    script = sibling("fit_roofline")
-    table = [a for a in script.load_anchors() if a.engine == "SwiftSpec"]
-    return script.fit_software(table)
+    table = [a for a in fit_roofline.load_anchors() if a.engine == "SwiftSpec"]
+    return fit_roofline.fit_software(table)
 
 
 def split_speed(
@@ -350,9 +347,8 @@ length decreases", and no such relation for the threshold):
 
 def table_1() -> str:
     """Step times of the roofline against printed ones."""
-    script = sibling("fit_roofline")
-    anchors = script.load_anchors()
-    held_out = script.held_out_errors(anchors)
+    anchors = fit_roofline.load_anchors()
+    held_out = fit_roofline.held_out_errors(anchors)
     rows: list[tuple[object, ...]] = []
     for anchor, error in zip(anchors, held_out, strict=True):
         if anchor.engine == "SwiftSpec":
@@ -392,7 +388,7 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
 INTRODUCTION = """\
 ## Against the papers
 
-Written by `python benchmarks/reproduce_papers.py`; one section with `--check NAME`. Only numbers
+Written by `python -m benchmarks.reproduce_papers`; one section with `--check NAME`. Only numbers
 that SwiftSpec (arXiv:2506.11309) and SpecServe (arXiv:2503.05096) print are compared. Values that
 stand in figures alone are not, nor are numbers that our copy of the text has lost: the average
 speedups of SwiftSpec's abstract and of its Figures 7 and 8, the curves of its Figure 2, SpecServe's

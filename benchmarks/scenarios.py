@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -159,15 +155,3 @@ def _cell(value: object) -> str:
 def percent(ours: float, paper: float) -> str:
     """Relative difference."""
     return f"{ours / paper - 1.0:+.1%}"
-
-
-def sibling(name: str) -> ModuleType:
-    """Another script of this folder, wherever it is called from."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]

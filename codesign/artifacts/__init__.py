@@ -61,7 +61,7 @@ def header(
         "kind": kind,
         "schema_version": SCHEMA_VERSION,
         "codesign_version": __version__,
-        "command": _command_line(),
+        "command": command_line(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": seed,
         "inputs": {
@@ -188,10 +188,14 @@ def cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "codesign"
 
 
-def _command_line() -> str:
-    program = Path(sys.argv[0]).name
-    is_ours = program in ("codesign", "__main__.py")
-    return shlex.join(["codesign" if is_ours else program, *sys.argv[1:]])
+def command_line() -> str:
+    """Return what started this process, as one types it."""
+    program = [Path(sys.argv[0]).name]
+    spec = getattr(sys.modules["__main__"], "__spec__", None)  # of python -m MODULE
+    if spec and program != ["codesign"]:
+        module = spec.name.removesuffix(".__main__")
+        program = ["codesign"] if module == "codesign" else ["python", "-m", module]
+    return shlex.join([*program, *sys.argv[1:]])
 
 
 def _plain(value: Any) -> Any:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -44,9 +46,22 @@ def test_header_says_who_made_the_file_and_from_what(tmp_path):
     assert header["created"].endswith("+00:00")
 
 
-def test_header_records_the_command_as_it_can_be_typed_again(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["/x/codesign/__main__.py", "plan", "--trace", "my trace.csv"])
-    assert artifacts.header("plan", seed=0)["command"] == "codesign plan --trace 'my trace.csv'"
+@pytest.mark.parametrize(
+    ("script", "module", "typed"),
+    [
+        ("/x/bin/codesign", None, "codesign"),
+        ("/x/codesign/__main__.py", "codesign.__main__", "codesign"),
+        ("/x/campaign/__main__.py", "a.campaign.__main__", "python -m a.campaign"),
+        ("/x/a/sim.py", "a.sim", "python -m a.sim"),
+        ("/x/mine.py", None, "mine.py"),
+    ],
+)  # fmt: skip
+def test_header_records_the_command_as_it_can_be_typed_again(script, module, typed, monkeypatch):
+    spec = None if module is None else SimpleNamespace(name=module)
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__spec__=spec))
+    monkeypatch.setattr("sys.argv", [script, "--trace", "my trace.csv"])
+    command = artifacts.header("plan", seed=0)["command"]
+    assert command == f"{typed} --trace 'my trace.csv'"
 
 
 def test_header_of_a_missing_input_is_an_input_error(tmp_path):

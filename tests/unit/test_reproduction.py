@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def papers():
-    path = ROOT / "benchmarks" / "reproduce_papers.py"
-    spec = importlib.util.spec_from_file_location("reproduce_papers", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        yield importlib.import_module("benchmarks.reproduce_papers")
 
 
 def test_parallel_trees_reach_swiftspecs_275_tokens_a_second_where_serial_ones_reach_less(
@@ -80,16 +74,17 @@ def test_specserves_methods_keep_their_order_and_drafts_shorten_as_the_batch_gro
 
 def test_the_document_has_every_section_and_names_the_command(papers):
     text = (ROOT / "docs" / "validation.md").read_text(encoding="utf-8")
-    assert "python benchmarks/reproduce_papers.py" in text
+    assert "python -m benchmarks.reproduce_papers" in text
     for title, _ in papers.SECTIONS.values():
         assert f"## {title}" in text
 
 
-def test_every_open_question_is_answered_with_the_command_that_answers_it(papers):
-    questions = papers.sibling("questions").QUESTIONS
+def test_every_open_question_is_answered_with_the_command_that_answers_it(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    questions = importlib.import_module("benchmarks.questions").QUESTIONS
     text = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
     assert len(questions) == 4
     for name, question in questions.items():
         assert f"## {question.title}" in text
-        assert f"python benchmarks/questions.py {name}" in text
+        assert f"python -m benchmarks.questions {name}" in text
         assert question.found[:40] in " ".join(text.split())
