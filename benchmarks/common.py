@@ -113,11 +113,16 @@ def hardware() -> dict[str, Any]:
 
 
 def write_result(
-    name: str, rows: Sequence[Mapping[str, Any]], *, directory: Path | None, note: str
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    note: str,
+    directory: Path | None = None,
+    path: Path | None = None,
 ) -> Path:
-    """Write ``rows`` under ``NAME_DATE_GPU.json`` and return the path."""
+    """Write ``rows`` to a path, or to ``NAME_DATE_GPU.json`` of a folder, and return the path."""
     gpu = torch.cuda.get_device_properties(0).name.split()[-1].lower()
-    path = (directory or RESULTS) / f"{name}_{date.today()}_{gpu}.json"
+    path = path or (directory or RESULTS) / f"{name}_{date.today()}_{gpu}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     result = {
         "benchmark": name,

@@ -27,6 +27,7 @@ SCRIPTS = {  # that measure on GPUs: flags without which they stop earlier, and 
     "bench_step_ends": ([], 1),
     "check_inflated": ([], 1),
     "eight_gpus": ([], 8),
+    "search_tilings": (["--model", "llama-3.2-1b"], 1),
     "policy_ranks": (["serve", "folder"], 2),
     "campaign.__main__": ([], 1),
 }
