@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,31 +91,36 @@ def write_document(files: Sequence[Path]) -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]
-    CALIBRATION.write_text(calibration_svg(calibrations(files)), encoding="utf-8")
-    DOCUMENT.write_text(f"{before}{BEGIN}\n{document(files)}\n{END}{after}", encoding="utf-8")
+    campaigns = read(files)
+    CALIBRATION.write_text(calibration_svg(calibrations(campaigns)), encoding="utf-8")
+    DOCUMENT.write_text(f"{before}{BEGIN}\n{document(campaigns)}\n{END}{after}", encoding="utf-8")
 
 
-def calibrations(files: Sequence[Path]) -> dict[str, Any]:
+def read(files: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """Campaigns by the name that the document has of their files."""
+    texts = {f"{path.parent.name}/{path.name}": path.read_text(encoding="utf-8") for path in files}
+    return {name: json.loads(text) for name, text in texts.items()}
+
+
+def calibrations(campaigns: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """What ``calibration_svg`` draws."""
-    payloads = [json.loads(path.read_text(encoding="utf-8")) for path in files]
-    return {result.name: result.pair["calibration"] for result in newest(payloads)}
+    return {result.name: result.pair["calibration"] for result in newest(campaigns.values())}
 
 
-def newest(payloads: Sequence[dict[str, Any]]) -> list[Result]:
+def newest(payloads: Iterable[dict[str, Any]]) -> list[Result]:
     """Each pair of each machine once: of the last file that has it."""
     results = [Result(machine(p), pair) for p in payloads for pair in p["pairs"]]
     return list({result.name: result for result in results}.values())
 
 
-def document(files: Sequence[Path]) -> str:
+def document(campaigns: Mapping[str, dict[str, Any]]) -> str:
     """The generated part."""
-    payloads = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    payloads = list(campaigns.values())
     results = newest(payloads)
     measured = [result for result in results if result.runs()]
-    names = ",\n".join(f"`{path.parent.name}/{path.name}`" for path in files)
     parts = [
         INTRODUCTION.format(
-            files=names,
+            files=",\n".join(f"`{name}`" for name in campaigns),
             seeds=payloads[0]["num_seeds"],
             replays=_replays(payloads),
             intervals=_intervals(results),

@@ -209,25 +209,11 @@ def roofline_fit(
     """
     if not 1 <= gpus <= MAX_GPUS:
         raise InputError(f"need 1 to {MAX_GPUS} GPUs, got {gpus}. Fix: --gpus")
-    costs: dict[str, RoundCost] = {}
+    costs = _costs(device, gpus, target, draft, software)
     errors = {"acceptance": acceptance_error}
-    for target_gpus, draft_gpus in splits(gpus):
-        on_target = Forward(target, device, target_gpus, software)
-        on_draft = Forward(draft, device, draft_gpus or target_gpus, software)
-        cost = round_cost(on_target, on_draft, is_apart=draft_gpus > 0)
-        if not cost.kv_room(None, has_draft=draft_gpus > 0):
-            continue
-        label = f"{target_gpus}+{draft_gpus}" if draft_gpus else str(target_gpus)
-        costs[label] = cost
+    for label in costs:
         errors |= {f"{label}/{op}": target.error for op in ("target", "prefill")}
         errors |= {f"{label}/{op}": draft.error for op in ("draft", "draft_prefill")}
-    if not costs:
-        needed = (target.memory_bytes(1) + draft.memory_bytes(1)) / 1e9
-        raise InputError(
-            f"{target.label} and {draft.label} need {needed:.0f} GB, {gpus} x {device.name} have "
-            f"{gpus * device.memory_bytes / 1e9:.0f}, and KV rows need room beside them. Fix: "
-            "--gpus, or int4 weights (--target NAME:int4)"
-        )
     return Fit(
         target=target.label,
         draft=draft.label,
@@ -239,6 +225,27 @@ def roofline_fit(
         origin=ROOFLINE,
         acceptance_origin=acceptance_origin,
     )
+
+
+def _costs(
+    device: Device, gpus: int, target: PricedModel, draft: PricedModel, software: Software
+) -> dict[str, RoundCost]:
+    """By deployment, of those whose memory holds the weights and KV rows."""
+    costs: dict[str, RoundCost] = {}
+    for target_gpus, draft_gpus in splits(gpus):
+        on_target = Forward(target, device, target_gpus, software)
+        on_draft = Forward(draft, device, draft_gpus or target_gpus, software)
+        cost = round_cost(on_target, on_draft, is_apart=draft_gpus > 0)
+        if cost.kv_room(None, has_draft=draft_gpus > 0):
+            costs[f"{target_gpus}+{draft_gpus}" if draft_gpus else str(target_gpus)] = cost
+    if not costs:
+        needed = (target.memory_bytes(1) + draft.memory_bytes(1)) / 1e9
+        raise InputError(
+            f"{target.label} and {draft.label} need {needed:.0f} GB, {gpus} x {device.name} have "
+            f"{gpus * device.memory_bytes / 1e9:.0f}, and KV rows need room beside them. Fix: "
+            "--gpus, or int4 weights (--target NAME:int4)"
+        )
+    return costs
 
 
 def splits(gpus: int) -> Iterator[tuple[int, int]]:

@@ -126,10 +126,7 @@ def bind_prompts(
         InputError: If the pool has no prompt of a category, or a request needs more positions
             than the model has.
     """
-    pool = _encode_pool(prompts, encode_chat)
-    by_category: dict[str, list[int]] = {"": list(range(len(pool)))}
-    for index, prompt in enumerate(prompts):
-        by_category.setdefault(prompt.category, []).append(index)
+    pool, by_category = _encode_pool(prompts, encode_chat), _by_category(prompts)
     generator = np.random.default_rng(seed)
     columns = ("arrival", "prompt_tokens", "output_tokens", "category")
     blocks = _common_blocks(trace_requests) if "hash_ids" in trace_requests else None
@@ -154,6 +151,14 @@ def bind_prompts(
         bound.append(BoundRequest(row, float(arrival), category, ids, int(output), options=options))
     _check_positions(bound, max_positions=max_positions)
     return bound
+
+
+def _by_category(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
+    """Places in the pool; those of all prompts are under ""."""
+    found = {"": list(range(len(prompts)))}
+    for index, prompt in enumerate(prompts):
+        found.setdefault(prompt.category, []).append(index)
+    return found
 
 
 def _of_category(category: str, by_category: Mapping[str, list[int]], row: int) -> list[int]:

@@ -415,7 +415,7 @@ def test_runs_that_do_as_predicted_are_found_to(campaign, folder, tmp_path):
         assert 0.0 <= plan["regret"] < 0.3
     assert sum(bins[2] for bins in pair["calibration"]["all"]) == 800
     assert file.stat().st_size < 60_000
-    text = campaign["report"].document([file])
+    text = campaign["report"].document(campaign["report"].read([file]))
     assert f"| {PAIR}, " in text
     for goal in ("decode speed, one stream", "regret", "rank correlation", "80 % intervals"):
         assert goal in text
@@ -441,7 +441,7 @@ def written(report: ModuleType, tmp_path: Path, *pairs: dict) -> str:
     file = tmp_path / "results.json"
     hardware = {"cores": 2, "gpus": [{"name": "NVIDIA H200"}] * 2}
     file.write_text(json.dumps({"hardware": hardware, "num_seeds": 8, "pairs": list(pairs)}))
-    return report.document([file])
+    return report.document(report.read([file]))
 
 
 def test_the_document_states_errors_goals_and_the_cause_of_the_worst(campaign, tmp_path):
@@ -508,8 +508,9 @@ def test_the_document_of_the_repository_is_made_from_its_results(campaign):
     results = ROOT / "benchmarks" / "results"
     files = [results / name for name in re.findall(r"`results/(campaign_[\w-]+\.json)`", shown)]
     assert files[-1] == sorted(results.glob("campaign_*.json"))[-1], "the latest is not in it"
-    assert shown == report.document(files).strip()
-    drawn = report.calibration_svg(report.calibrations(files))
+    campaigns = report.read(files)
+    assert shown == report.document(campaigns).strip()
+    drawn = report.calibration_svg(report.calibrations(campaigns))
     assert report.CALIBRATION.read_text(encoding="utf-8") == drawn
 
 

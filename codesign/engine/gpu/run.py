@@ -81,10 +81,7 @@ def rank_setup(
     serving, sampling = serving or Serving(), sampling or Sampling()
     pages = partial(Paging.for_rows, max_kv_tokens, num_slots, page_rows=page_rows)
     pagings = _pagings(pages, serving, num_slots * longest > 2 * max_kv_tokens)
-    if spec.kind == "plain":
-        draft = None
-    elif draft is None:
-        raise InputError(f"{candidate.label} needs a draft. Choose one: codesign models list")
+    draft = _draft_of(candidate, draft)
     return RankSetup(
         target=target,
         draft=draft,
@@ -110,6 +107,15 @@ def rank_setup(
         shares_gpus=shares_gpus,
         delay=draft_delay,
     )
+
+
+def _draft_of(candidate: Candidate, draft: Path | str | None) -> Path | str | None:
+    """The draft that a candidate runs with; none of plain decoding."""
+    if candidate.speculation.kind == "plain":
+        return None
+    if draft is None:
+        raise InputError(f"{candidate.label} needs a draft. Choose one: codesign models list")
+    return draft
 
 
 def _pagings(
