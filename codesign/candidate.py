@@ -45,10 +45,11 @@ class Candidate:
             raise InputError(f"max_batch must be at least 1, got {self.max_batch}")
         is_split = self.deployment.draft_workers > 0
         if is_split != self.speculation.is_async:
-            needs = "workers of its own" if self.speculation.is_async else "no workers of its own"
+            needs = "no workers of its own" if is_split else "workers of its own"
+            fix = ("2", "an async policy") if is_split else ("1+1", "one without async-")
             raise InputError(
                 f"the draft of {self.speculation.label} needs {needs}, got deployment "
-                f"{self.deployment.label}"
+                f"{self.deployment.label}. Fix: a --deployment such as {fix[0]}, or {fix[1]}"
             )
 
     @property

@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         models.add_argument(
             f"--{role}",
             metavar="MODEL",
-            help="checkpoint that stands for the plan's, as where it was planned by a data sheet: "
-            "name or directory; that it has the same size is up to you",
+            help=f"name or directory of a checkpoint of the {role}'s size, where the plan names "
+            "no checkpoint but a size (the plan's)",
         )
     machine = parser.add_argument_group("hardware")
     machine.add_argument(

@@ -56,5 +56,5 @@ def load_device(name: str) -> Device:
     """
     known = devices()
     if name.lower() not in known:
-        raise InputError(f"unknown device {name!r}; known are {', '.join(known)}")
+        raise InputError(f"unknown device {name!r}; known are {', '.join(known)}. Fix: --device")
     return known[name.lower()]

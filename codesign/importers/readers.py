@@ -64,7 +64,8 @@ def read_summary(path: str | Path, *, chain: int | None = None) -> AcceptanceSum
     except UnicodeDecodeError as err:
         raise _unknown(path) from err
     except OSError as err:
-        raise InputError(f"cannot read {path}: {err.strerror or err}") from err
+        why = f"cannot read {path}: {err.strerror or err}"
+        raise InputError(f"{why}. Which files: codesign fit --help") from err
     try:
         if _JSON_START.match(text):
             return _read_json(path, text, chain)
