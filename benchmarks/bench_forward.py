@@ -122,15 +122,25 @@ class Step:
         self.int4_head = logits_map(replace(self.ends, head_group=128).decoding_head())
 
     @property
-    def floor(self) -> float:
-        """Seconds of reading all weights."""
+    def maps(self) -> list[Tensor]:
+        """What the layers' maps read."""
         maps = [
             data_of(linear)
             for layer in self.forward._layers
             for linear in (layer.qkv, layer.out, layer.swiglu, layer.down)
         ]
         assert all(data is not None for data in maps), "a map is not packed"
-        size = sum(data.nbytes for data in maps if data is not None)
+        return [data for data in maps if data is not None]
+
+    @property
+    def cuts(self) -> set[tuple[int, int]]:
+        """Tiles and groups of each map."""
+        return {(data.shape[0], data.shape[1]) for data in self.maps}
+
+    @property
+    def floor(self) -> float:
+        """Seconds of reading all weights."""
+        size = sum(data.nbytes for data in self.maps)
         return (size + self.ends.head.nbytes) / READ_BANDWIDTH
 
     def hidden(self) -> Tensor:

@@ -171,6 +171,8 @@ def main() -> None:
         sys.exit(HardwareError.exit_code)
     torch.manual_seed(0)
     step = Step(args.model, args.tensor_parallel, args.rows, args.rows, args.context)
+    maps = cuts(sharding.shape)
+    assert step.cuts == maps.keys(), f"maps of {step.cuts} for {maps}"
 
     def time(tilings: Tilings) -> float:
         _MEASURED.update({cut: (tiling, tiling) for cut, tiling in tilings.items()})
@@ -180,7 +182,7 @@ def main() -> None:
         return statistics.median(step.measure(step.hidden, replays=20))
 
     row = {key: getattr(args, key) for key in ("model", "tensor_parallel", "rows", "context")}
-    row |= searched(cuts(sharding.shape), args.rows, args.most, time)
+    row |= searched(maps, args.rows, args.most, time)
     print(table(row))
     note = "all layers of a forward, milliseconds; medians of 20 graph replays, of 3 turns"
     print(write_result("tilings", [row], note=note, path=args.out))
