@@ -4,6 +4,8 @@
 #
 #   TRACE=file-or-name    another trace, for example TRACE=azure-conv once it is fetched
 #   OUT=folder            where everything goes (demo)
+#   SLO_TTFT_MS=60000 SLO_TPOT_MS=200    targets for a slow or busy machine, where no plan meets the
+#                         usual ones (20000, 80)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 trace=${TRACE:-conv-twin}
@@ -25,7 +27,7 @@ step codesign models fetch smollm2-135m
 step codesign profile --quick --out "$out/profile"
 step codesign fit "$out/profile" --out "$out/fit.json"
 step codesign plan --trace "$trace" "${workload[@]}" --fit "$out/fit.json" --objective latency --max-batch 2 \
-  --slo-ttft-ms 20000 --slo-tpot-ms 80 --out "$out/plan.json"
+  --slo-ttft-ms "${SLO_TTFT_MS:-20000}" --slo-tpot-ms "${SLO_TPOT_MS:-80}" --out "$out/plan.json"
 step codesign run --plan "$out/plan.json" --baselines --out "$out/runs"
 step codesign validate --plan "$out/plan.json" --run "$out"/runs/* --no-check \
   --report "$out/report.html"
