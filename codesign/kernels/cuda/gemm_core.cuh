@@ -46,6 +46,9 @@ typedef unsigned long long u64;
 #ifndef AHEAD
 #define AHEAD (NT == 1 && TILES <= 2 && BLOCKS == 1 && CHUNKS != 1)
 #endif
+#ifndef FETCHED
+#define FETCHED (NT == 1 && !AHEAD)  // registers are left for the first tile's residual
+#endif
 #define EARLY (AHEAD || CHUNKS == 1)  // where the first x lies is known before the wait
 
 __device__ __forceinline__ u32 shared_address(const void* p) {
@@ -443,6 +446,8 @@ __device__ __forceinline__ Plan make_plan(const Gemm& a, u8* memory) {
   p.arrived = shared_address(p.total + p.size * 8 * NT);
   return p;
 }
+// First feature of the `place`-th tile that this block finishes.
+__device__ __forceinline__ int tile_row(const Plan& p, int place) { return (p.first_tile + place * p.size + p.rank) * 16; }
 // What block `from` has sent of the `place`-th owned tile; and this block's own sums over chunks.
 __device__ __forceinline__ float4* received(const Plan& p, int place, int from) {
   return p.part + (place * p.size + from) * NT * 32;
@@ -533,9 +538,11 @@ __device__ __forceinline__ void norm_factors(const Gemm& a, const Plan& p, int l
     }
 }
 
-// `x`: of the first chunk; `scale`: its norm's weights, where they are loaded ahead.
+// `x`: of the first chunk; `scale`: its norm's weights, where they are loaded ahead. `first`: of the first tile that this warp
+// finishes, asked for behind x and long before it is needed.
 template <class Epilogue>
-__device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& epilogue, int warp, int lane, const Place& x, uint4 (&scale)[4]) {
+__device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& epilogue, int warp, int lane, const Place& x, uint4 (&scale)[4],
+                                        typename Epilogue::Ready& first) {
   Consumer w;
 #pragma unroll
   for (int n = 0; n < NT; n++) w.squares[n] = 0.f;
@@ -548,6 +555,7 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& 
   uint4 raw[NT][4];
   wait_for_previous();
   if (EARLY) fetch_rows(a, x, lane, raw);
+  if (FETCHED && (p.size > 1 || Epilogue::kDefer) && warp < p.owned) epilogue.fetch(tile_row(p, warp), lane, first);
   if constexpr (Epilogue::kDefer) epilogue.begin();
 #pragma unroll 1
   for (int c = 0; c < p.chunks; c++) {
@@ -665,7 +673,7 @@ __device__ __forceinline__ void reduce(const Gemm& a, const Plan& p, Epilogue& e
 
 // The cluster's sums of the `place`-th owned tile, in the order of its blocks.
 __device__ __forceinline__ void take_tile(const Plan& p, int place, int lane, Tile& tile) {
-  tile.row = (p.first_tile + place * p.size + p.rank) * 16, tile.lane = lane;
+  tile.row = tile_row(p, place), tile.lane = lane;
 #pragma unroll
   for (int n = 0; n < NT; n++) {
     float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
@@ -680,7 +688,7 @@ __device__ __forceinline__ void take_tile(const Plan& p, int place, int lane, Ti
 // Finish the block's own tiles, shared out to the consumer warps. A block alone keeps them as a
 // cluster's owner receives them.
 template <class Epilogue>
-__device__ __forceinline__ void finish_together(const Gemm& a, const Plan& p, Epilogue& epilogue, int warp, int lane) {
+__device__ __forceinline__ void finish_together(const Gemm& a, const Plan& p, Epilogue& epilogue, int warp, int lane, const typename Epilogue::Ready& first) {
   float factor[NT][2];
 #pragma unroll
   for (int n = 0; n < NT; n++) factor[n][0] = factor[n][1] = 1.f;
@@ -688,8 +696,8 @@ __device__ __forceinline__ void finish_together(const Gemm& a, const Plan& p, Ep
     if (pass == 1 && a.norm) norm_factors(a, p, lane, factor);  // also keeps the block until all have sent
     for (int place = warp; place < p.owned; place += WARPS) {
       Tile tile;
-      typename Epilogue::Ready ready;
-      if (pass == 1) epilogue.fetch((p.first_tile + place * p.size + p.rank) * 16, lane, ready);
+      typename Epilogue::Ready ready = first;
+      if (pass == 1 && (!FETCHED || place >= WARPS)) epilogue.fetch(tile_row(p, place), lane, ready);
       if (p.size > 1) arrival_wait(p.arrived + 8 * place);
       take_tile(p, place, lane, tile);
       if constexpr (Epilogue::kDefer) {
@@ -717,6 +725,7 @@ __device__ __forceinline__ void gemm_main(const Gemm& a, Epilogue& epilogue) {
   const Plan p = make_plan(a, memory);
   Place x;
   uint4 scale[4];
+  typename Epilogue::Ready first;
   if (warp < WARPS) {
     if (EARLY) x = place_of(a, p.rank * WARPS + warp, lane);
     if (EARLY) asm volatile("" : "+l"(x.from), "+r"(x.left));  // not behind the wait for the kernel in front
@@ -732,10 +741,10 @@ __device__ __forceinline__ void gemm_main(const Gemm& a, Epilogue& epilogue) {
     if (p.size > 1) cluster_wait();
   } else {
     if (p.size > 1) cluster_wait();  // before anything is sent to a block, it must have started
-    if (warp < WARPS) consume(a, p, epilogue, warp, lane, x, scale);
+    if (warp < WARPS) consume(a, p, epilogue, warp, lane, x, scale, first);
     else reduce(a, p, epilogue, warp - WARPS - 1, lane);
   }
   if (p.size == 1 && !Epilogue::kDefer) return;
   if (p.size == 1) __syncthreads();
-  if (warp < WARPS) finish_together(a, p, epilogue, warp, lane);
+  if (warp < WARPS) finish_together(a, p, epilogue, warp, lane, first);
 }
