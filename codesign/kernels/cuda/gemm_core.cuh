@@ -16,7 +16,8 @@
 // Macros: NT 1, 2 or 4 (8, 16 or 32 rows); WARPS consumers; TILES a consumer multiplies
 // at a time (1, 2, 4); BLOCKS an SM must hold; PACED stages of the ring are on
 // their way at a time while it is filled first (0: all), so that x has not to wait behind them; CLUSTER blocks of a
-// cluster and CHUNKS of every block (0: known when it runs); DELAYS 1: every role dawdles, for tests.
+// cluster and CHUNKS of every block (0: known when it runs); UNIT tiles are dealt out to clusters together;
+// DELAYS 1: every role dawdles, for tests.
 // packing.py has the layout of a record. No CUDA header.
 
 typedef unsigned char u8;
@@ -32,6 +33,9 @@ typedef unsigned long long u64;
 #endif
 #ifndef CLUSTER
 #define CLUSTER 0
+#endif
+#ifndef UNIT
+#define UNIT 1
 #endif
 #ifndef CHUNKS
 #define CHUNKS 0
@@ -219,7 +223,7 @@ struct Gemm {
   const u16* x;      // (rows, columns) bf16
   const u16* norm;   // (columns,) bf16, or null
   int rows, columns, groups, stages, part_tiles;
-  u32 share, rest;  // tiles of a cluster; clusters that have one more
+  u32 share, rest;  // units of a cluster; clusters, the first ones, that have one more
   float eps;
 };
 
@@ -430,8 +434,8 @@ __device__ __forceinline__ Plan make_plan(const Gemm& a, u8* memory) {
   // Every kernel waits for this: shifts, and one division of the host's.
   p.size = CLUSTER ? CLUSTER : cluster_size(), p.rank = CLUSTER == 1 ? 0 : cluster_rank(), p.shift = p.size >> 1;
   const u32 cluster = blockIdx.x >> p.shift;
-  p.first_tile = cluster * a.share + min(cluster, a.rest);
-  p.num_tiles = a.share + (cluster < a.rest);
+  p.first_tile = (cluster * a.share + min(cluster, a.rest)) * UNIT;
+  p.num_tiles = (a.share + (cluster < a.rest)) * UNIT;
   p.steps = (p.num_tiles + TILES - 1) / TILES;
   p.chunks = CHUNKS ? CHUNKS : ((a.groups + WARPS - 1) / WARPS - p.rank + p.size - 1) >> p.shift;
   p.owned = (p.num_tiles - p.rank + p.size - 1) >> p.shift;
