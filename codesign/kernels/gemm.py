@@ -154,7 +154,7 @@ class Plan:
     kernel: CudaKernel
     grid: tuple[int]
     threads: int
-    sizes: tuple[int, ...]  # of the ring and of the partial sums; tiles of a cluster
+    sizes: tuple[int, ...]  # of the ring and of the partial sums; units of a cluster
     shared_bytes: int
     cluster: int
 
@@ -167,7 +167,7 @@ class Plan:
             kernel,
             (plan.clusters * tiling.cluster,),
             tiling.threads(count),
-            (plan.stages, plan.part_tiles, *divmod(tiles, plan.clusters)),
+            (plan.stages, plan.part_tiles, *divmod(tiles // plan.unit, plan.clusters)),
             plan.shared_bytes,
             tiling.cluster,
         )
@@ -185,7 +185,7 @@ def _plan(
 ) -> Plan:
     tiling, plan = chosen_layout(tiles, groups, count, tiling, sms)
     assert plan.stages >= 2, f"{tiling} leaves no room for a ring"
-    kernel = _kernel(count, tiling, activation, plan.chunks)
+    kernel = _kernel(count, tiling, activation, plan)
     return Plan.of(kernel, tiling, plan, tiles=tiles, count=count)
 
 
@@ -228,6 +228,6 @@ def num_sms(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _kernel(count: int, tiling: Tiling, activation: int, chunks: int) -> CudaKernel:
+def _kernel(count: int, tiling: Tiling, activation: int, plan: Layout) -> CudaKernel:
     own = {"ACTIVATION": activation, "DELAYS": int(tiling.delays)}
-    return load_kernel("gemm.cu", "gemm", tiling.macros(count, chunks) | own)
+    return load_kernel("gemm.cu", "gemm", tiling.macros(count, plan) | own)

@@ -18,7 +18,7 @@ from codesign.kernels.gemm import Plan, chosen_layout, linear, num_sms
 from codesign.kernels.many_rows import takes
 from codesign.kernels.packing import TILE, PackedLinear
 from codesign.kernels.symmetric import DeviceExchange, Exchange
-from codesign.kernels.tiling import MAX_ROWS, Tiling, row_tiles
+from codesign.kernels.tiling import MAX_ROWS, Layout, Tiling, row_tiles
 
 
 class _Epilogue(ctypes.Structure):
@@ -92,10 +92,10 @@ def _plan(
     tiling, plan = chosen_layout(tiles, groups, count, tiling, sms, keep=True)
     if plan.stages < 2:
         return None
-    kernel = _kernel(count, tiling, world, plan.chunks)
+    kernel = _kernel(count, tiling, world, plan)
     return Plan.of(kernel, tiling, plan, tiles=tiles, count=count)
 
 
-def _kernel(count: int, tiling: Tiling, world: int, chunks: int) -> CudaKernel:
-    defines = tiling.macros(count, chunks) | {"WORLD": world}
+def _kernel(count: int, tiling: Tiling, world: int, plan: Layout) -> CudaKernel:
+    defines = tiling.macros(count, plan) | {"WORLD": world}
     return load_kernel("gemm_all_reduce.cu", "gemm_all_reduce", defines)

@@ -48,15 +48,16 @@ class Tiling:
         """Threads of a block: consumers, the warp that fills the ring, reducers."""
         return 32 * (self.warps + 1 + self.slots(num_row_tiles))
 
-    def macros(self, num_row_tiles: int, chunks: int) -> dict[str, int]:
-        """Return what gemm_core.cuh is compiled with, for launches of so many chunks a block."""
+    def macros(self, num_row_tiles: int, plan: Layout) -> dict[str, int]:
+        """Return what gemm_core.cuh is compiled with, for launches laid out so."""
         return {
             "NT": num_row_tiles,
             "WARPS": self.warps,
             "TILES": self.tiles,
             "BLOCKS": self.blocks,
             "CLUSTER": self.cluster,
-            "CHUNKS": chunks,
+            "CHUNKS": plan.chunks,
+            "UNIT": plan.unit,
             "PACED": self.paced,
         }
 
@@ -69,9 +70,14 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Shared memory of one launch, in bytes and tiles."""
+    """Shared memory of one launch, in bytes and tiles.
+
+    Tiles are dealt out in units, whole steps where there are enough: the first clusters, whose
+    blocks start first, have one more.
+    """
 
     clusters: int
+    unit: int  # tiles
     chunks: int  # of every block; 0 if some have one less
     steps: int  # of a block, over its chunks
     stages: int
@@ -105,7 +111,8 @@ def layout(
     """
     clusters = max(1, min(tiling.clusters(num_sms), tiles))
     chunks = -(-groups // tiling.warps)
-    most = -(-tiles // clusters)  # tiles of a cluster
+    unit = _unit(tiling, tiles, clusters)
+    most = -(-tiles // (clusters * unit)) * unit  # tiles of a cluster
     owned = -(-most // tiling.cluster) if tiling.cluster > 1 else 0
     sums_up = chunks > tiling.cluster or (keep and tiling.cluster == 1)
     part_tiles = owned * tiling.cluster + (most if sums_up else 0)
@@ -118,7 +125,13 @@ def layout(
     stages = min(_MOST_STAGES, room // stage, max(used, 2))
     each, unequal = divmod(chunks, tiling.cluster)
     each = 0 if unequal else each
-    return Layout(clusters, each, used, stages, part_tiles, fixed + stages * stage)
+    return Layout(clusters, unit, each, used, stages, part_tiles, fixed + stages * stage)
+
+
+def _unit(tiling: Tiling, tiles: int, clusters: int) -> int:
+    """Tiles that are dealt out together: a step, where every cluster gets one and none is cut."""
+    each, cut = divmod(tiles, tiling.tiles)
+    return tiling.tiles if each >= clusters and not cut else 1
 
 
 # Fastest on an H200 within whole forwards of 8 rows (over two GPUs and the 70B on one: by itself),

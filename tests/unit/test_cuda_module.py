@@ -101,11 +101,12 @@ def test_a_kernel_that_is_kept_runs_on_the_device_that_is_current(gpu, monkeypat
 
 def test_kernels_that_cache_theirs_without_a_device_run_on_each(gpu, monkeypatch):
     from codesign.kernels import gemm, gemm_all_reduce
-    from codesign.kernels.tiling import Tiling
+    from codesign.kernels.tiling import Tiling, layout
 
     driver = drive(monkeypatch)
     tiling = Tiling(4, 1)
-    made = (gemm._kernel(1, tiling, 0, 1), gemm_all_reduce._kernel(1, tiling, 2, 1))
+    plan = layout(tiling, tiles=8, groups=4, num_row_tiles=1, num_sms=132)
+    made = (gemm._kernel(1, tiling, 0, plan), gemm_all_reduce._kernel(1, tiling, 2, plan))
     for device in (0, 1):
         gpu.device = device
         for kernel in made:

@@ -55,6 +55,20 @@ def test_the_cut_along_the_columns_does_not_depend_on_the_rows(shape, rows):
     assert plan.stages >= 2
 
 
+@given(shape=st.sampled_from([*_MEASURED]), rows=st.sampled_from([8, 16]))
+def test_tiles_are_dealt_out_in_whole_steps_and_no_cluster_takes_more_of_them(shape, rows):
+    tiles, groups = shape
+    count = row_tiles(rows)
+    tiling = choose(tiles=tiles, groups=groups, num_row_tiles=count)
+    plan = layout(tiling, tiles=tiles, groups=groups, num_row_tiles=count, num_sms=132)
+    assert plan.unit in (1, tiling.tiles)
+    assert tiles % plan.unit == 0
+    assert plan.clusters * plan.unit <= tiles, "a cluster without tiles"
+    most = -(-tiles // plan.unit // plan.clusters) * plan.unit
+    evenly = -(-tiles // plan.clusters)
+    assert -(-most // tiling.tiles) == -(-evenly // tiling.tiles)
+
+
 def test_chunks_are_unknown_where_blocks_of_a_cluster_have_unequal_many():
     for cluster, chunks in ((1, 3), (2, 0), (4, 0)):
         plan = layout(Tiling(4, 1, cluster), tiles=8, groups=12, num_row_tiles=1, num_sms=132)

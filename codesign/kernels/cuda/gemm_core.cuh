@@ -16,7 +16,8 @@
 // Macros: NT 1, 2 or 4 (8, 16 or 32 rows); WARPS consumers; TILES a consumer multiplies
 // at a time (1, 2, 4); BLOCKS an SM must hold; PACED stages of the ring are on
 // their way at a time while it is filled first (0: all), so that x has not to wait behind them; CLUSTER blocks of a
-// cluster and CHUNKS of every block (0: known when it runs); DELAYS 1: every role dawdles, for tests.
+// cluster and CHUNKS of every block (0: known when it runs); UNIT tiles are dealt out to clusters together;
+// DELAYS 1: every role dawdles, for tests.
 // packing.py has the layout of a record. No CUDA header.
 
 typedef unsigned char u8;
@@ -33,6 +34,9 @@ typedef unsigned long long u64;
 #ifndef CLUSTER
 #define CLUSTER 0
 #endif
+#ifndef UNIT
+#define UNIT 1
+#endif
 #ifndef CHUNKS
 #define CHUNKS 0
 #endif
@@ -45,6 +49,9 @@ typedef unsigned long long u64;
 // Registers are left to load the next chunk's x while this one's is multiplied.
 #ifndef AHEAD
 #define AHEAD (NT == 1 && TILES <= 2 && BLOCKS == 1 && CHUNKS != 1)
+#endif
+#ifndef FETCHED
+#define FETCHED (NT == 1 && !AHEAD)  // registers are left for the first tile's residual
 #endif
 #define EARLY (AHEAD || CHUNKS == 1)  // where the first x lies is known before the wait
 
@@ -216,7 +223,7 @@ struct Gemm {
   const u16* x;      // (rows, columns) bf16
   const u16* norm;   // (columns,) bf16, or null
   int rows, columns, groups, stages, part_tiles;
-  u32 share, rest;  // tiles of a cluster; clusters that have one more
+  u32 share, rest;  // units of a cluster; clusters, the first ones, that have one more
   float eps;
 };
 
@@ -427,8 +434,8 @@ __device__ __forceinline__ Plan make_plan(const Gemm& a, u8* memory) {
   // Every kernel waits for this: shifts, and one division of the host's.
   p.size = CLUSTER ? CLUSTER : cluster_size(), p.rank = CLUSTER == 1 ? 0 : cluster_rank(), p.shift = p.size >> 1;
   const u32 cluster = blockIdx.x >> p.shift;
-  p.first_tile = cluster * a.share + min(cluster, a.rest);
-  p.num_tiles = a.share + (cluster < a.rest);
+  p.first_tile = (cluster * a.share + min(cluster, a.rest)) * UNIT;
+  p.num_tiles = (a.share + (cluster < a.rest)) * UNIT;
   p.steps = (p.num_tiles + TILES - 1) / TILES;
   p.chunks = CHUNKS ? CHUNKS : ((a.groups + WARPS - 1) / WARPS - p.rank + p.size - 1) >> p.shift;
   p.owned = (p.num_tiles - p.rank + p.size - 1) >> p.shift;
@@ -443,6 +450,8 @@ __device__ __forceinline__ Plan make_plan(const Gemm& a, u8* memory) {
   p.arrived = shared_address(p.total + p.size * 8 * NT);
   return p;
 }
+// First feature of the `place`-th tile that this block finishes.
+__device__ __forceinline__ int tile_row(const Plan& p, int place) { return (p.first_tile + place * p.size + p.rank) * 16; }
 // What block `from` has sent of the `place`-th owned tile; and this block's own sums over chunks.
 __device__ __forceinline__ float4* received(const Plan& p, int place, int from) {
   return p.part + (place * p.size + from) * NT * 32;
@@ -533,9 +542,11 @@ __device__ __forceinline__ void norm_factors(const Gemm& a, const Plan& p, int l
     }
 }
 
-// `x`: of the first chunk; `scale`: its norm's weights, where they are loaded ahead.
+// `x`: of the first chunk; `scale`: its norm's weights, where they are loaded ahead. `first`: of the first tile that this warp
+// finishes, asked for behind x and long before it is needed.
 template <class Epilogue>
-__device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& epilogue, int warp, int lane, const Place& x, uint4 (&scale)[4]) {
+__device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& epilogue, int warp, int lane, const Place& x, uint4 (&scale)[4],
+                                        typename Epilogue::Ready& first) {
   Consumer w;
 #pragma unroll
   for (int n = 0; n < NT; n++) w.squares[n] = 0.f;
@@ -548,6 +559,7 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& 
   uint4 raw[NT][4];
   wait_for_previous();
   if (EARLY) fetch_rows(a, x, lane, raw);
+  if (FETCHED && (p.size > 1 || Epilogue::kDefer) && warp < p.owned) epilogue.fetch(tile_row(p, warp), lane, first);
   if constexpr (Epilogue::kDefer) epilogue.begin();
 #pragma unroll 1
   for (int c = 0; c < p.chunks; c++) {
@@ -665,7 +677,7 @@ __device__ __forceinline__ void reduce(const Gemm& a, const Plan& p, Epilogue& e
 
 // The cluster's sums of the `place`-th owned tile, in the order of its blocks.
 __device__ __forceinline__ void take_tile(const Plan& p, int place, int lane, Tile& tile) {
-  tile.row = (p.first_tile + place * p.size + p.rank) * 16, tile.lane = lane;
+  tile.row = tile_row(p, place), tile.lane = lane;
 #pragma unroll
   for (int n = 0; n < NT; n++) {
     float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
@@ -680,7 +692,7 @@ __device__ __forceinline__ void take_tile(const Plan& p, int place, int lane, Ti
 // Finish the block's own tiles, shared out to the consumer warps. A block alone keeps them as a
 // cluster's owner receives them.
 template <class Epilogue>
-__device__ __forceinline__ void finish_together(const Gemm& a, const Plan& p, Epilogue& epilogue, int warp, int lane) {
+__device__ __forceinline__ void finish_together(const Gemm& a, const Plan& p, Epilogue& epilogue, int warp, int lane, const typename Epilogue::Ready& first) {
   float factor[NT][2];
 #pragma unroll
   for (int n = 0; n < NT; n++) factor[n][0] = factor[n][1] = 1.f;
@@ -688,8 +700,8 @@ __device__ __forceinline__ void finish_together(const Gemm& a, const Plan& p, Ep
     if (pass == 1 && a.norm) norm_factors(a, p, lane, factor);  // also keeps the block until all have sent
     for (int place = warp; place < p.owned; place += WARPS) {
       Tile tile;
-      typename Epilogue::Ready ready;
-      if (pass == 1) epilogue.fetch((p.first_tile + place * p.size + p.rank) * 16, lane, ready);
+      typename Epilogue::Ready ready = first;
+      if (pass == 1 && (!FETCHED || place >= WARPS)) epilogue.fetch(tile_row(p, place), lane, ready);
       if (p.size > 1) arrival_wait(p.arrived + 8 * place);
       take_tile(p, place, lane, tile);
       if constexpr (Epilogue::kDefer) {
@@ -717,6 +729,7 @@ __device__ __forceinline__ void gemm_main(const Gemm& a, Epilogue& epilogue) {
   const Plan p = make_plan(a, memory);
   Place x;
   uint4 scale[4];
+  typename Epilogue::Ready first;
   if (warp < WARPS) {
     if (EARLY) x = place_of(a, p.rank * WARPS + warp, lane);
     if (EARLY) asm volatile("" : "+l"(x.from), "+r"(x.left));  // not behind the wait for the kernel in front
@@ -732,10 +745,10 @@ __device__ __forceinline__ void gemm_main(const Gemm& a, Epilogue& epilogue) {
     if (p.size > 1) cluster_wait();
   } else {
     if (p.size > 1) cluster_wait();  // before anything is sent to a block, it must have started
-    if (warp < WARPS) consume(a, p, epilogue, warp, lane, x, scale);
+    if (warp < WARPS) consume(a, p, epilogue, warp, lane, x, scale, first);
     else reduce(a, p, epilogue, warp - WARPS - 1, lane);
   }
   if (p.size == 1 && !Epilogue::kDefer) return;
   if (p.size == 1) __syncthreads();
-  if (warp < WARPS) finish_together(a, p, epilogue, warp, lane);
+  if (warp < WARPS) finish_together(a, p, epilogue, warp, lane, first);
 }
