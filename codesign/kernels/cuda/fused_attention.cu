@@ -36,6 +36,7 @@ constexpr int STAGE = KEYS * LD * 2;    // elements: keys, then values
 constexpr int GANG = 32 * MT;           // threads of the warps that attend the same keys
 static_assert(GANG % (E / 8) == 0 && 16 % (GANG / (E / 8)) == 0, "a gang copies whole rows");
 constexpr int SPAN = 4096 / KEYS, CLASSES = 8;  // tiles of a span
+constexpr int SIDE = E == 64 && GROUP <= 4 ? 4 : 2;  // tokens whose keys are attended side by side
 static_assert(SPAN % C == 0, "a span is some tiles of every column");
 static_assert(KW * 8 <= ROWS, "eight rows of every warp have room where the result of all rows has");
 #define NONE __int_as_float(0xff800000)  // minus infinity: no key seen
@@ -182,25 +183,32 @@ struct State {  // of one warp: 16 query rows, its blocks of positions
   float out[E / 8][4], top[2], sum[2];
 };
 
-// Scores of 16 query rows and the 16 keys whose rows the lanes give to ldmatrix; even and odd parts
-// of the head apart, for shorter chains.
-__device__ __forceinline__ void score(float (&s)[2][4], const u32 (&q)[E / 16][4], u32 key) {
-  float odd[2][4];
+// Scores of 16 query rows and N times 16 keys, whose rows the lanes give to ldmatrix; even and odd
+// parts of the head apart, for shorter chains.
+template <int N>
+__device__ __forceinline__ void score(float (&s)[N][2][4], const u32 (&q)[E / 16][4], const u32 (&key)[N]) {
+  float odd[N][2][4];
 #pragma unroll
-  for (int n = 0; n < 2; n++)
+  for (int j = 0; j < N; j++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) s[n][i] = odd[n][i] = 0.f;
+    for (int n = 0; n < 2; n++)
 #pragma unroll
-  for (int k = 0; k < E / 16; k++) {
-    u32 b[4];
-    load_tiles(b, key + 32 * k);
-    multiply(k & 1 ? odd[0] : s[0], q[k], b[0], b[1]);
-    multiply(k & 1 ? odd[1] : s[1], q[k], b[2], b[3]);
-  }
+      for (int i = 0; i < 4; i++) s[j][n][i] = odd[j][n][i] = 0.f;
 #pragma unroll
-  for (int n = 0; n < 2; n++)
+  for (int k = 0; k < E / 16; k++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) s[n][i] += odd[n][i];
+    for (int j = 0; j < N; j++) {
+      u32 b[4];
+      load_tiles(b, key[j] + 32 * k);
+      multiply(k & 1 ? odd[j][0] : s[j][0], q[k], b[0], b[1]);
+      multiply(k & 1 ? odd[j][1] : s[j][1], q[k], b[2], b[3]);
+    }
+#pragma unroll
+  for (int j = 0; j < N; j++)
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) s[j][n][i] += odd[j][n][i];
 }
 
 // Turns scores (times log2 e; NONE where a row does not see a key) into weights, as the A operand.
@@ -213,7 +221,7 @@ __device__ __forceinline__ void weigh(State& st, float (&s)[2][4], u32 (&p)[4]) 
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
     top = fmaxf(top, st.top[r]);
     const float base = top == NONE ? 0.f : top;  // nothing seen yet: all weights 0, not NaN
-    shrink[r] = power_of_two(st.top[r] - base);
+    shrink[r] = st.top[r] == NONE ? 1.f : power_of_two(st.top[r] - base);  // before the first keys nothing
     st.top[r] = top;
 #pragma unroll
     for (int n = 0; n < 2; n++)
@@ -232,14 +240,18 @@ __device__ __forceinline__ void weigh(State& st, float (&s)[2][4], u32 (&p)[4]) 
   p[2] = pair_of(s[1][0], s[1][1]), p[3] = pair_of(s[1][2], s[1][3]);
 }
 
-__device__ __forceinline__ void add_values(State& st, const u32 (&p)[4], u32 value) {
+// N times: weights of 16 keys, and those keys' values.
+template <int N>
+__device__ __forceinline__ void add_values(State& st, const u32 (&p)[N][4], const u32 (&value)[N]) {
 #pragma unroll
-  for (int n = 0; n < E / 16; n++) {
-    u32 b[4];
-    load_tiles_turned(b, value + 32 * n);
-    multiply(st.out[2 * n], p, b[0], b[1]);
-    multiply(st.out[2 * n + 1], p, b[2], b[3]);
-  }
+  for (int n = 0; n < E / 16; n++)
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+      u32 b[4];
+      load_tiles_turned(b, value[j] + 32 * n);
+      multiply(st.out[2 * n], p[j], b[0], b[1]);
+      multiply(st.out[2 * n + 1], p[j], b[2], b[3]);
+    }
 }
 
 struct Part {  // of a row's result: two channels, and the largest score and the sum of weights of what was added up
@@ -506,48 +518,70 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         advance(ahead);
         coming = block_of(ahead);
         const int block = now.tile * KW + wk;
-        float s[2][4];
-        u32 p[4];
+        float s[1][2][4];
+        u32 p[1][4];
         if (block * 16 < tail_start) {  // seen by all rows
           const u16* keys = ring + stage * STAGE + wk * 16 * LD;
-          score(s, q, address_of(keys + key_lane * LD + key_part));
+          score(s, q, {address_of(keys + key_lane * LD + key_part)});
 #pragma unroll
           for (int n = 0; n < 2; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) s[n][i] = __fmul_rn(s[n][i], scale);  // never within a fused one: the tail's are not
-          weigh(st, s, p);
-          add_values(st, p, address_of(keys + (KEYS + value_lane) * LD + value_part));
+            for (int i = 0; i < 4; i++) s[0][n][i] = __fmul_rn(s[0][n][i], scale);  // never within a fused one: the tail's are not
+          weigh(st, s[0], p[0]);
+          add_values(st, p, {address_of(keys + (KEYS + value_lane) * LD + value_part)});
         } else if (block < num_blocks) {
-          // Every token has its own keys: it fills in the scores of its rows, and adds for them.
+          // Every token has its own keys: it fills in the scores of its rows, and adds for them. SIDE tokens
+          // side by side; behind the last comes nobody, who has the last one's keys.
           const int row0 = wm * 16 + (lane >> 2), token0 = row0 / group, token1 = (row0 + 8) / group;
           const int first = wm * 16 / group, last = min(tokens - 1, (wm * 16 + 15) / group);
           auto address = [&](int token, int i) {  // element offset of position block * 16 + i
-            const int position = block * 16 + i, prefix = prefixes[item.start + token], step = position - prefix;
-            if (position > positions[item.start + token]) return 0;
+            const int position = block * 16 + i, at = item.start + min(token, last), prefix = prefixes[at], step = position - prefix;
+            if (position > positions[at]) return 0;
             const bool in_path = step >= 0 && step < rows.path_length;
-            const int row = in_path ? prefix + paths[token * rows.path_length + step] : position;
+            const int row = in_path ? prefix + paths[(at - item.start) * rows.path_length + step] : position;
             return min(max(row - tail_start, 0), tail_rows - 1) * LD;
           };
 #pragma unroll
           for (int n = 0; n < 2; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) s[n][i] = NONE;
-          for (int token = first; token <= last; token++) {
-            const int count = positions[item.start + token] + 1 - block * 16;
-            if (count <= 0) continue;
-            float own[2][4];
-            score(own, q, address_of(tail + address(token, key_lane) + key_part));
+            for (int i = 0; i < 4; i++) s[0][n][i] = NONE;
+#pragma unroll 1
+          for (int token = first; token <= last; token += SIDE) {
+            float own[SIDE][2][4];
+            u32 keys[SIDE];
 #pragma unroll
-            for (int n = 0; n < 2; n++)
+            for (int j = 0; j < SIDE; j += 2) {  // each half of the warp finds a token's keys
+              const int at = address(token + j + lane / 16, lane & 15);
+              keys[j] = address_of(tail + __shfl_sync(~0u, at, key_lane) + key_part);
+              keys[j + 1] = address_of(tail + __shfl_sync(~0u, at, 16 + key_lane) + key_part);
+            }
+            score(own, q, keys);
 #pragma unroll
-              for (int i = 0; i < 4; i++)
-                if (8 * n + 2 * (lane & 3) + (i & 1) < count && (i < 2 ? token0 : token1) == token) s[n][i] = __fmul_rn(own[n][i], scale);
+            for (int j = 0; j < SIDE; j++) {
+              const int count = token + j <= last ? positions[item.start + token + j] + 1 - block * 16 : 0;
+#pragma unroll
+              for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                  if (8 * n + 2 * (lane & 3) + (i & 1) < count && (i < 2 ? token0 : token1) == token + j) s[0][n][i] = __fmul_rn(own[j][n][i], scale);
+            }
           }
-          weigh(st, s, p);
-          for (int token = first; token <= last; token++) {
-            if (positions[item.start + token] < block * 16) continue;
-            const u32 own[4] = {token0 == token ? p[0] : 0, token1 == token ? p[1] : 0, token0 == token ? p[2] : 0, token1 == token ? p[3] : 0};
-            add_values(st, own, address_of(tail + TAIL * LD + address(token, value_lane) + value_part));
+          weigh(st, s[0], p[0]);
+#pragma unroll 1
+          for (int token = first; token <= last; token += SIDE) {
+            u32 own[SIDE][4], values[SIDE];
+#pragma unroll
+            for (int j = 0; j < SIDE; j += 2) {
+              const int at = address(token + j + lane / 16, lane & 15);
+              values[j] = address_of(tail + TAIL * LD + __shfl_sync(~0u, at, value_lane) + value_part);
+              values[j + 1] = address_of(tail + TAIL * LD + __shfl_sync(~0u, at, 16 + value_lane) + value_part);
+            }
+#pragma unroll
+            for (int j = 0; j < SIDE; j++) {
+#pragma unroll
+              for (int i = 0; i < 4; i++) own[j][i] = (i & 1 ? token1 : token0) == token + j ? p[0][i] : 0;
+            }
+            add_values(st, own, values);
           }
         }
         stage = stage + 1 == STAGES ? 0 : stage + 1;
@@ -661,7 +695,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       if (!all_started) cluster_wait();
       all_started = true;
       __syncthreads();
-      for (int i = tid; i < ROWS * (E / 4); i += THREADS) {
+      for (int i = tid; i < used_rows * (E / 4); i += THREADS) {
         const int row = i / (E / 4), at = i % (E / 4) * 4;
         float top = NONE;
 #pragma unroll
@@ -682,9 +716,8 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         if (at == 0) store_far(address_in(address_of(&joined_scores[rank][place]), owner), make_float2(top, sum));
       }
       cluster_arrive();
-      if (unit == 0) clear_padding();  // while the others' results are on their way
+      if (unit == 0) clear_padding();
       cluster_wait();
-
       for (int i = tid; i < OWNED * (E / 2); i += THREADS) {
         const int place = i / (E / 2), at = i % (E / 2) * 2;
         float2 values[C], scores[C];
