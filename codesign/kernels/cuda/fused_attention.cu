@@ -300,8 +300,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid_constant__ Slabs slabs,
                const __grid_constant__ Rows rows, const __grid_constant__ Space space, int most_shares, u16* out, float scale) {
   extern __shared__ __align__(128) u16 memory[];
-  __shared__ int slots[MAX_TOKENS], positions[MAX_TOKENS], prefixes[MAX_TOKENS], places[MAX_TOKENS];
-  __shared__ u32 runs[MAX_TOKENS / 32], starts[MAX_TOKENS / 32];
+  __shared__ int numbers[4][MAX_TOKENS];  // of the rows: slots, positions, prefixes, places
+  __shared__ u32 bits[2][WARPS];          // of rows that begin a run, an item
   __shared__ float tops[KW][ROWS], sums[KW][ROWS];
   __shared__ float2 joined_scores[C][OWNED];  // top, sum
   __shared__ bool is_last;
@@ -318,24 +318,36 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
   const int row_elements = (slabs.heads + 2 * slabs.kv_heads) * E;
   cluster_arrive_relaxed();  // before anything is stored into another block, that block must have started
 
-  // The requests of the forward: runs of rows in one slab; cut into items of max_tokens rows.
+  // The requests of the forward: runs of rows in one slab; cut into items of max_tokens rows. Up to 32 rows
+  // every warp looks at by itself, with room of its own, and waits for nobody.
+  const bool few = rows.num_rows <= 32;
+  const int mine = few ? lane : tid, room = few ? 32 * warp : 0;
+  int *const slots = numbers[0] + room, *const positions = numbers[1] + room, *const prefixes = numbers[2] + room, *const places = numbers[3] + room;
+  u32 *const runs = bits[0] + room / 32, *const starts = bits[1] + room / 32;
+  auto meet = [&]() {
+    if (few) __syncwarp();
+    else __syncthreads();
+  };
   bool counts = false;
-  if (tid < rows.num_rows) {
-    slots[tid] = rows.slots[tid], positions[tid] = rows.positions[tid];
-    prefixes[tid] = rows.prefixes[tid], places[tid] = rows.places[tid];
-    counts = slots[tid] != rows.padding_slot;
+  if (mine < rows.num_rows) {
+    slots[mine] = rows.slots[mine], positions[mine] = rows.positions[mine];
+    prefixes[mine] = rows.prefixes[mine], places[mine] = rows.places[mine];
+    counts = slots[mine] != rows.padding_slot;
   }
-  const int num_rows = __syncthreads_count(counts);  // padding comes last
-  const bool begins = tid < num_rows && (tid == 0 || slots[tid] != slots[tid - 1] || places[tid] != places[tid - 1] + 1);
+  int num_rows;  // padding comes last
+  if (few) num_rows = __popc(__ballot_sync(~0u, counts));
+  else num_rows = __syncthreads_count(counts);
+  if (few) __syncwarp();
+  const bool begins = mine < num_rows && (mine == 0 || slots[mine] != slots[mine - 1] || places[mine] != places[mine - 1] + 1);
   const u32 run_bits = __ballot_sync(~0u, begins);
-  if (lane == 0) runs[warp] = run_bits;
-  __syncthreads();
-  const bool cut = tid < num_rows && (tid - bit_at_or_below(runs, tid)) % max_tokens == 0;
+  if (lane == 0) runs[mine / 32] = run_bits;
+  meet();
+  const bool cut = mine < num_rows && (mine - bit_at_or_below(runs, mine)) % max_tokens == 0;
   const u32 cut_bits = __ballot_sync(~0u, cut);
-  if (lane == 0) starts[warp] = cut_bits;
-  __syncthreads();
-  int num_items = 0;
-  for (int w = 0; w < WARPS; w++) num_items += __popc(starts[w]);
+  if (lane == 0) starts[mine / 32] = cut_bits;
+  meet();
+  int num_items = __popc(starts[0]);
+  for (int w = 1; w < WARPS && !few; w++) num_items += __popc(starts[w]);
   bool previous_done = false, all_started = false;
   auto clear_padding = [&]() {  // each block its part, by 8 elements
     constexpr int PARTS = group * E / 8;
@@ -365,14 +377,24 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     const bool is_idle = index >= num_items * shares;  // a team without an item, beside others
     while (index >= num_items) index -= num_items, share++;
     Item item;
-    item.start = 0;
-    for (int i = 0; i < index; i++) item.start = bit_above(starts, item.start, num_rows);
-    item.end = is_idle ? item.start : bit_above(starts, item.start, num_rows);
-    item.first = bit_at_or_below(runs, item.start), item.last = bit_above(runs, item.start, num_rows);
+    if (few) {
+      u32 left = cut_bits;
+      for (int i = 0; i < index; i++) left &= left - 1;
+      item.start = __ffs(left) - 1, left &= left - 1;
+      const u32 below = ~0u >> (31 - item.start), later = run_bits & ~below;
+      item.end = left ? __ffs(left) - 1 : num_rows;
+      item.first = 31 - __clz(run_bits & below), item.last = later ? __ffs(later) - 1 : num_rows;
+    } else {
+      item.start = 0;
+      for (int i = 0; i < index; i++) item.start = bit_above(starts, item.start, num_rows);
+      item.end = bit_above(starts, item.start, num_rows);
+      item.first = bit_at_or_below(runs, item.start), item.last = bit_above(runs, item.start, num_rows);
+    }
+    if (is_idle) item.end = item.start;
     const int tokens = item.end - item.start, used_rows = tokens * group, context = places[item.first], slot = slots[item.first];
     const int slab_end = places[item.last - 1] + 1;
     int least = 0x7fffffff, seen = 0;  // the shortest prefix, and rows that the last token sees
-    for (int i = item.start + lane; i < item.end; i += 32) least = min(least, prefixes[i]), seen = max(seen, positions[i] + 1);
+    if (item.start + lane < item.end) least = prefixes[item.start + lane], seen = positions[item.start + lane] + 1;
     least = __reduce_min_sync(~0u, least), seen = __reduce_max_sync(~0u, seen);
     const int tail_start = min(least, context) & ~15;
     const int tail_rows = min(slab_end - tail_start, TAIL);
@@ -428,13 +450,14 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     };
     if (has_tail) {
       const int old_rows = min(context - tail_start, tail_rows);
-#pragma unroll 2
+#pragma unroll 1
       for (int i = tid; i < old_rows * (E / 8); i += THREADS) {
         const int row = i / (E / 8), at = i % (E / 8) * 8;
         const size_t from = slab[tail_start + row] + at;
         copy16(address_of(tail + row * LD + at), slabs.keys + from);
         copy16(address_of(tail + (TAIL + row) * LD + at), slabs.values + from);
       }
+#pragma unroll 1
       for (int i = tid; i < tokens * rows.path_length; i += THREADS)
         copy4(address_of(paths + i), rows.paths + (size_t)item.start * rows.path_length + i);
     }
