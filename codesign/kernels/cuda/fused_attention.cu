@@ -41,6 +41,8 @@ static_assert(SPAN % C == 0, "a span is some tiles of every column");
 static_assert(KW * 8 <= ROWS, "eight rows of every warp have room where the result of all rows has");
 #define NONE __int_as_float(0xff800000)  // minus infinity: no key seen
 
+static_assert(STAGES >= MT && LD == OLD, "a gang's results have room where its keys were");
+
 struct Rows {  // of the forward, on the device, int32; tables: page of each slab's rows
   const int *slots, *positions, *prefixes, *paths, *places, *tables;
   int num_rows, path_length, table_length, padding_slot;
@@ -296,13 +298,16 @@ __device__ __forceinline__ int bit_above(const u32* bits, int row, int end) {
   return end;
 }
 
+// Where a warp's results lie: eight rows in the room of 16 keys or values of its gang.
+__device__ __forceinline__ int result_row(int gang, int row) { return (row / 8 * KW + gang) * 8 + row % 8; }
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid_constant__ Slabs slabs,
                const __grid_constant__ Rows rows, const __grid_constant__ Space space, int most_shares, u16* out, float scale) {
   extern __shared__ __align__(128) u16 memory[];
   __shared__ int numbers[4][MAX_TOKENS];  // of the rows: slots, positions, prefixes, places
   __shared__ u32 bits[2][WARPS];          // of rows that begin a run, an item
-  __shared__ float tops[KW][ROWS], sums[KW][ROWS];
+  __shared__ __align__(16) float tops[ROWS][KW], sums[ROWS][KW];
   __shared__ float2 joined_scores[C][OWNED];  // top, sum
   __shared__ bool is_last;
   u16* ring = memory;                                   // STAGES stages
@@ -310,7 +315,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
   u16* queries = tail + 2 * TAIL * LD;                  // ROWS rows
   float* joined = (float*)(queries + ROWS * LD);        // (C, OWNED, E): results for this block's rows; or (KW, 8, E): of its warps
   int* paths = (int*)(joined + ROWS * E);               // (tokens, path_length)
-  float* results = (float*)memory;                      // (WARPS * 16, OLD), over ring and tail at the end
+  float* results = (float*)memory;                      // (WARPS * 16, OLD), over the first stages at the end
 
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, wm = warp % MT, wk = warp / MT;
   const int rank = blockIdx.x, head = blockIdx.y, blocks = gridDim.x;
@@ -348,7 +353,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
   meet();
   int num_items = __popc(starts[0]);
   for (int w = 1; w < WARPS && !few; w++) num_items += __popc(starts[w]);
-  bool previous_done = false, all_started = false;
+  bool previous_done = false;
   auto clear_padding = [&]() {  // each block its part, by 8 elements
     constexpr int PARTS = group * E / 8;
     for (int i = rank * THREADS + tid; i < (rows.num_rows - num_rows) * PARTS; i += blocks * THREADS)
@@ -468,6 +473,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) fetch(coming, i), advance(ahead), coming = block_of(ahead);
     if (!previous_done) {
+      cluster_wait();  // others have started; behind the rows' loads nobody waits for that
       asm volatile("griddepcontrol.wait;" ::: "memory");
       asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
       previous_done = true;
@@ -476,7 +482,6 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     // Queries, and the new rows of the tail; one block writes the item's own rows to the slab, too.
     constexpr int PARTS = E / 16, QUERY_PARTS = ROWS * PARTS;
     const int new_parts = has_tail ? min(slab_end - context, tail_rows - (context - tail_start)) * PARTS : 0;
-    const bool writes = (first_tail & (team_blocks - 1)) == member && is_mine(first_tail);
     for (int i = tid; i < max(QUERY_PARTS, new_parts); i += THREADS) {
       const int part = i % PARTS, row = i / PARTS, token = row / group, source = item.first + row;
       const bool is_query = i < QUERY_PARTS, is_new = i < new_parts;
@@ -505,13 +510,6 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         *(uint4*)(tail + to * LD + E / 2 + part * 8) = high;
         *(uint4*)(tail + (TAIL + to) * LD + part * 16) = value0;
         *(uint4*)(tail + (TAIL + to) * LD + part * 16 + 8) = value1;
-        if (writes && source >= item.start && source < item.end && context + row < slab.count) {
-          const size_t at = slab[context + row];
-          *(uint4*)(slabs.keys + at + part * 8) = low;
-          *(uint4*)(slabs.keys + at + E / 2 + part * 8) = high;
-          *(uint4*)(slabs.values + at + part * 16) = value0;
-          *(uint4*)(slabs.values + at + part * 16 + 8) = value1;
-        }
       }
     }
     wait_for_oldest();  // the tail's copies, too
@@ -615,7 +613,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
         const int row = wm * 16 + (lane >> 2) + 8 * r;
-        if ((lane & 3) == 0) tops[wk][row] = st.top[r], sums[wk][row] = sum;
+        if ((lane & 3) == 0) tops[row][wk] = st.top[r], sums[row][wk] = sum;
       }
       if (!in_space) break;
 
@@ -636,13 +634,13 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
           const int place = i / (E / 2), at = i % (E / 2) * 2, row = pass * 8 + place;
           float top = NONE, sum = 0.f;
 #pragma unroll
-          for (int k = 0; k < KW; k++) top = fmaxf(top, tops[k][row]);
+          for (int k = 0; k < KW; k++) top = fmaxf(top, tops[row][k]);
           float2 v = make_float2(0, 0);
 #pragma unroll
           for (int k = 0; k < KW; k++) {
-            const float weight = power_of_two(tops[k][row] - (top == NONE ? 0.f : top));
+            const float weight = power_of_two(tops[row][k] - (top == NONE ? 0.f : top));
             const float2 r = *(const float2*)(joined + (k * 8 + place) * E + 8 * (at / 8 ^ place) + at % 8);
-            v.x = fmaf(weight, r.x, v.x), v.y = fmaf(weight, r.y, v.y), sum = fmaf(weight, sums[k][row], sum);
+            v.x = fmaf(weight, r.x, v.x), v.y = fmaf(weight, r.y, v.y), sum = fmaf(weight, sums[row][k], sum);
           }
           *(float2*)(space.values + (slot + row) * E + at) = v;
           if (at == 0) *(float2*)(space.scores + (slot + row) * 2) = make_float2(top, sum);
@@ -651,10 +649,23 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       }
     }
 
+    auto leave_new_rows = [&]() {  // one block writes the item's own to the slab
+      if ((first_tail & (team_blocks - 1)) != member || !is_mine(first_tail)) return;
+      const int first = item.start - item.first + context, last = min(min(item.end - item.first + context, tail_start + tail_rows), slab.count);
+      int start = tid;
+      asm volatile("" : "+r"(start));  // no address is found, and kept in a register, before
+#pragma unroll 1
+      for (int i = start; i < (last - first) * (E / 8); i += THREADS) {
+        const int row = first + i / (E / 8), at = i % (E / 8) * 8;
+        const u16* from = tail + (row - tail_start) * LD + at;
+        const size_t to = slab[row] + at;
+        *(uint4*)(slabs.keys + to) = *(const uint4*)from;
+        *(uint4*)(slabs.values + to) = *(const uint4*)(from + TAIL * LD);
+      }
+    };
     if (in_space) {
-      if (!all_started) cluster_wait();
-      all_started = true;
       cluster_arrive();
+      leave_new_rows();
       if (unit == 0) clear_padding();
       cluster_wait();
       const int owned_parts = (used_rows + team_blocks - 1 - member) / team_blocks * (E / 2);
@@ -706,32 +717,34 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       }
     } else {
       // Each warp's result to shared memory; the blocks' sums to the block that owns the row.
-      wait_copies();
-      __syncthreads();
+      meet_gang(wk);
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         const int row = wm * 16 + (lane >> 2) + 8 * r;
-        float* result = results + (size_t)(wk * ROWS + row) * OLD + 2 * (lane & 3);
+        float* result = results + result_row(wk, row) * OLD + 2 * (lane & 3);
 #pragma unroll
         for (int n = 0; n < E / 8; n++) *(float2*)(result + 8 * n) = make_float2(st.out[n][2 * r], st.out[n][2 * r + 1]);
       }
-      if (!all_started) cluster_wait();
-      all_started = true;
       __syncthreads();
-      for (int i = tid; i < used_rows * (E / 4); i += THREADS) {
+      int start = tid;
+      asm volatile("" : "+r"(start));  // no address is found, and kept in a register, before
+#pragma unroll
+      for (int pass = 0; pass < ROWS * (E / 4) / THREADS; pass++) {
+        const int i = start + pass * THREADS;
+        if (i / (E / 4) >= used_rows) break;
         const int row = i / (E / 4), at = i % (E / 4) * 4;
         float top = NONE;
 #pragma unroll
-        for (int k = 0; k < KW; k++) top = fmaxf(top, tops[k][row]);
+        for (int k = 0; k < KW; k++) top = fmaxf(top, tops[row][k]);
         const float base = top == NONE ? 0.f : top;
         float4 v = make_float4(0, 0, 0, 0);
         float sum = 0.f;
 #pragma unroll
         for (int k = 0; k < KW; k++) {
-          const float weight = power_of_two(tops[k][row] - base);
-          const float4 r = *(const float4*)(results + (size_t)(k * ROWS + row) * OLD + at);
+          const float weight = power_of_two(tops[row][k] - base);
+          const float4 r = *(const float4*)(results + result_row(k, row) * OLD + at);
           v.x = fmaf(weight, r.x, v.x), v.y = fmaf(weight, r.y, v.y), v.z = fmaf(weight, r.z, v.z), v.w = fmaf(weight, r.w, v.w);
-          sum = fmaf(weight, sums[k][row], sum);
+          sum = fmaf(weight, sums[row][k], sum);
         }
         const int owner = row / OWNED, place = row % OWNED;
         const u32 to = address_in(address_of(joined + (rank * OWNED + place) * E + at), owner);
@@ -739,6 +752,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         if (at == 0) store_far(address_in(address_of(&joined_scores[rank][place]), owner), make_float2(top, sum));
       }
       cluster_arrive();
+      leave_new_rows();  // while the others' results are on their way
       if (unit == 0) clear_padding();
       cluster_wait();
       for (int i = tid; i < OWNED * (E / 2); i += THREADS) {
@@ -758,5 +772,5 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     asm volatile("griddepcontrol.wait;" ::: "memory");
     clear_padding();
   }
-  if (!all_started) cluster_wait();
+  if (!previous_done) cluster_wait();
 }
