@@ -27,6 +27,7 @@
 
 typedef unsigned short u16;
 typedef unsigned int u32;
+typedef unsigned long long u64;
 
 constexpr int WARPS = 8, THREADS = 32 * WARPS, KW = WARPS / MT, KEYS = 16 * KW, ROWS = 16 * MT;
 constexpr int LD = E + 8;               // elements of a row in shared memory: no bank conflicts
@@ -152,11 +153,26 @@ __device__ __forceinline__ u32 address_in(u32 local, int block) {
   return remote;
 }
 
-__device__ __forceinline__ void store_far(u32 to, float4 v) {  // into another block of the cluster
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+// To a block of the cluster, whose barrier counts the bytes.
+__device__ __forceinline__ void send(u32 to, float4 v, u32 barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier) : "memory");
 }
-__device__ __forceinline__ void store_far(u32 to, float2 v) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v.x), "f"(v.y) : "memory");
+__device__ __forceinline__ void send(u32 to, float2 v, u32 barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(v.x), "f"(v.y), "r"(barrier) : "memory");
+}
+__device__ __forceinline__ void start_barrier(u32 barrier) {  // seen by the cluster behind its first arrival
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void expect_bytes(u32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void wait_for_bytes(u32 barrier, int parity) {
+  for (u32 done = 0, tries = 0; !done; tries++) {
+    asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    if (tries > (1u << 22)) asm volatile("trap;");  // seconds: a bug
+  }
 }
 
 // Elements [8 i, 8 i + 8) of both halves of a head, to be turned by a row's angles:
@@ -310,6 +326,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
   __shared__ __align__(16) float tops[ROWS][KW], sums[ROWS][KW];
   __shared__ float2 joined_scores[C][OWNED];  // top, sum
   __shared__ bool is_last;
+  __shared__ u64 sent_bytes;  // counted: of the results sent to this block
   u16* ring = memory;                                   // STAGES stages
   u16* tail = ring + STAGES * STAGE;                    // TAIL keys, then TAIL values
   u16* queries = tail + 2 * TAIL * LD;                  // ROWS rows
@@ -321,6 +338,9 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
   const int rank = blockIdx.x, head = blockIdx.y, blocks = gridDim.x;
   constexpr int group = GROUP, max_tokens = ROWS / group;
   const int row_elements = (slabs.heads + 2 * slabs.kv_heads) * E;
+  const u32 barrier = address_of(&sent_bytes);
+  if (tid == 0) start_barrier(barrier);
+  int parity = 0;
   cluster_arrive_relaxed();  // before anything is stored into another block, that block must have started
 
   // The requests of the forward: runs of rows in one slab; cut into items of max_tokens rows. Up to 32 rows
@@ -747,15 +767,16 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
           sum = fmaf(weight, sums[row][k], sum);
         }
         const int owner = row / OWNED, place = row % OWNED;
-        const u32 to = address_in(address_of(joined + (rank * OWNED + place) * E + at), owner);
-        store_far(to, v);
-        if (at == 0) store_far(address_in(address_of(&joined_scores[rank][place]), owner), make_float2(top, sum));
+        const u32 counted = address_in(barrier, owner);
+        send(address_in(address_of(joined + (rank * OWNED + place) * E + at), owner), v, counted);
+        if (at == 0) send(address_in(address_of(&joined_scores[rank][place]), owner), make_float2(top, sum), counted);
       }
-      cluster_arrive();
+      const int owned_rows = min(max(used_rows - rank * OWNED, 0), OWNED);
+      if (tid == 0 && owned_rows > 0) expect_bytes(barrier, C * owned_rows * (E * 4 + 8));
       leave_new_rows();  // while the others' results are on their way
       if (unit == 0) clear_padding();
-      cluster_wait();
-      for (int i = tid; i < OWNED * (E / 2); i += THREADS) {
+      if (owned_rows > 0) wait_for_bytes(barrier, parity), parity ^= 1;
+      for (int i = tid; i < owned_rows * (E / 2); i += THREADS) {
         const int place = i / (E / 2), at = i % (E / 2) * 2;
         float2 values[C], scores[C];
 #pragma unroll
