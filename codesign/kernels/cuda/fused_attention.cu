@@ -748,28 +748,38 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       __syncthreads();
       int start = tid;
       asm volatile("" : "+r"(start));  // no address is found, and kept in a register, before
+      constexpr int SUMS = 2, STEP = THREADS / (E / 4);  // rows whose sums a thread has a part of at once; rows of the block's threads
 #pragma unroll
-      for (int pass = 0; pass < ROWS * (E / 4) / THREADS; pass++) {
-        const int i = start + pass * THREADS;
-        if (i / (E / 4) >= used_rows) break;
-        const int row = i / (E / 4), at = i % (E / 4) * 4;
-        float top = NONE;
+      for (int begin = 0; begin < ROWS; begin += SUMS * STEP) {
+        if (begin >= used_rows) break;
+        const int at = start % (E / 4) * 4;
+        float4 v[SUMS];
+        float2 total[SUMS];
 #pragma unroll
-        for (int k = 0; k < KW; k++) top = fmaxf(top, tops[row][k]);
-        const float base = top == NONE ? 0.f : top;
-        float4 v = make_float4(0, 0, 0, 0);
-        float sum = 0.f;
+        for (int j = 0; j < SUMS; j++) {
+          const int row = begin + j * STEP + start / (E / 4);
+          float top = NONE, sum = 0.f;
 #pragma unroll
-        for (int k = 0; k < KW; k++) {
-          const float weight = power_of_two(tops[row][k] - base);
-          const float4 r = *(const float4*)(results + result_row(k, row) * OLD + at);
-          v.x = fmaf(weight, r.x, v.x), v.y = fmaf(weight, r.y, v.y), v.z = fmaf(weight, r.z, v.z), v.w = fmaf(weight, r.w, v.w);
-          sum = fmaf(weight, sums[row][k], sum);
+          for (int k = 0; k < KW; k++) top = fmaxf(top, tops[row][k]);
+          const float base = top == NONE ? 0.f : top;
+          v[j] = make_float4(0, 0, 0, 0);
+#pragma unroll
+          for (int k = 0; k < KW; k++) {
+            const float weight = power_of_two(tops[row][k] - base);
+            const float4 r = *(const float4*)(results + result_row(k, row) * OLD + at);
+            v[j].x = fmaf(weight, r.x, v[j].x), v[j].y = fmaf(weight, r.y, v[j].y);
+            v[j].z = fmaf(weight, r.z, v[j].z), v[j].w = fmaf(weight, r.w, v[j].w), sum = fmaf(weight, sums[row][k], sum);
+          }
+          total[j] = make_float2(top, sum);
         }
-        const int owner = row / OWNED, place = row % OWNED;
-        const u32 counted = address_in(barrier, owner);
-        send(address_in(address_of(joined + (rank * OWNED + place) * E + at), owner), v, counted);
-        if (at == 0) send(address_in(address_of(&joined_scores[rank][place]), owner), make_float2(top, sum), counted);
+#pragma unroll
+        for (int j = 0; j < SUMS; j++) {
+          const int row = begin + j * STEP + start / (E / 4), owner = row / OWNED, place = row % OWNED;
+          if (row >= used_rows) break;
+          const u32 counted = address_in(barrier, owner);
+          send(address_in(address_of(joined + (rank * OWNED + place) * E + at), owner), v[j], counted);
+          if (at == 0) send(address_in(address_of(&joined_scores[rank][place]), owner), total[j], counted);
+        }
       }
       const int owned_rows = min(max(used_rows - rank * OWNED, 0), OWNED);
       if (tid == 0 && owned_rows > 0) expect_bytes(barrier, C * owned_rows * (E * 4 + 8));
