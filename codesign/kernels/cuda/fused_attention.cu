@@ -95,7 +95,6 @@ __device__ __forceinline__ void copy4(u32 to, const void* from) {
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_oldest() { asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory"); }
 __device__ __forceinline__ void meet_gang(int gang) { asm volatile("bar.sync %0, %1;" ::"r"(1 + gang), "n"(GANG) : "memory"); }
-__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 __device__ __forceinline__ uint4 load_fresh(const void* p) {
   uint4 v;
   asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
