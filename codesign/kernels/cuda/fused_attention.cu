@@ -343,8 +343,9 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
   cluster_arrive_relaxed();  // before anything is stored into another block, that block must have started
 
   // The requests of the forward: runs of rows in one slab; cut into items of max_tokens rows. Up to 32 rows
-  // every warp looks at by itself, with room of its own, and waits for nobody.
-  const bool few = rows.num_rows <= 32;
+  // every warp looks at by itself, with room of its own, and waits for nobody. At a width of 64 the block has
+  // found them long before qkv ends, and ptxas would then order the loop over keys one row after the other.
+  const bool few = E == 128 && rows.num_rows <= 32;
   const int mine = few ? lane : tid, room = few ? 32 * warp : 0;
   int *const slots = numbers[0] + room, *const positions = numbers[1] + room, *const prefixes = numbers[2] + room, *const places = numbers[3] + room;
   u32 *const runs = bits[0] + room / 32, *const starts = bits[1] + room / 32;
