@@ -27,6 +27,7 @@
 
 typedef unsigned short u16;
 typedef unsigned int u32;
+typedef unsigned long long u64;
 
 constexpr int WARPS = 8, THREADS = 32 * WARPS, KW = WARPS / MT, KEYS = 16 * KW, ROWS = 16 * MT;
 constexpr int LD = E + 8;               // elements of a row in shared memory: no bank conflicts
@@ -36,9 +37,12 @@ constexpr int STAGE = KEYS * LD * 2;    // elements: keys, then values
 constexpr int GANG = 32 * MT;           // threads of the warps that attend the same keys
 static_assert(GANG % (E / 8) == 0 && 16 % (GANG / (E / 8)) == 0, "a gang copies whole rows");
 constexpr int SPAN = 4096 / KEYS, CLASSES = 8;  // tiles of a span
+constexpr int SIDE = E == 64 && GROUP <= 4 ? 4 : 2;  // tokens whose keys are attended side by side
 static_assert(SPAN % C == 0, "a span is some tiles of every column");
 static_assert(KW * 8 <= ROWS, "eight rows of every warp have room where the result of all rows has");
 #define NONE __int_as_float(0xff800000)  // minus infinity: no key seen
+
+static_assert(STAGES >= MT && LD == OLD, "a gang's results have room where its keys were");
 
 struct Rows {  // of the forward, on the device, int32; tables: page of each slab's rows
   const int *slots, *positions, *prefixes, *paths, *places, *tables;
@@ -91,7 +95,6 @@ __device__ __forceinline__ void copy4(u32 to, const void* from) {
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_oldest() { asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory"); }
 __device__ __forceinline__ void meet_gang(int gang) { asm volatile("bar.sync %0, %1;" ::"r"(1 + gang), "n"(GANG) : "memory"); }
-__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 __device__ __forceinline__ uint4 load_fresh(const void* p) {
   uint4 v;
   asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -149,11 +152,26 @@ __device__ __forceinline__ u32 address_in(u32 local, int block) {
   return remote;
 }
 
-__device__ __forceinline__ void store_far(u32 to, float4 v) {  // into another block of the cluster
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+// To a block of the cluster, whose barrier counts the bytes.
+__device__ __forceinline__ void send(u32 to, float4 v, u32 barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier) : "memory");
 }
-__device__ __forceinline__ void store_far(u32 to, float2 v) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(v.x), "f"(v.y) : "memory");
+__device__ __forceinline__ void send(u32 to, float2 v, u32 barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(v.x), "f"(v.y), "r"(barrier) : "memory");
+}
+__device__ __forceinline__ void start_barrier(u32 barrier) {  // seen by the cluster behind its first arrival
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void expect_bytes(u32 barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void wait_for_bytes(u32 barrier, int parity) {
+  for (u32 done = 0, tries = 0; !done; tries++) {
+    asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    if (tries > (1u << 22)) asm volatile("trap;");  // seconds: a bug
+  }
 }
 
 // Elements [8 i, 8 i + 8) of both halves of a head, to be turned by a row's angles:
@@ -182,25 +200,32 @@ struct State {  // of one warp: 16 query rows, its blocks of positions
   float out[E / 8][4], top[2], sum[2];
 };
 
-// Scores of 16 query rows and the 16 keys whose rows the lanes give to ldmatrix; even and odd parts
-// of the head apart, for shorter chains.
-__device__ __forceinline__ void score(float (&s)[2][4], const u32 (&q)[E / 16][4], u32 key) {
-  float odd[2][4];
+// Scores of 16 query rows and N times 16 keys, whose rows the lanes give to ldmatrix; even and odd
+// parts of the head apart, for shorter chains.
+template <int N>
+__device__ __forceinline__ void score(float (&s)[N][2][4], const u32 (&q)[E / 16][4], const u32 (&key)[N]) {
+  float odd[N][2][4];
 #pragma unroll
-  for (int n = 0; n < 2; n++)
+  for (int j = 0; j < N; j++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) s[n][i] = odd[n][i] = 0.f;
+    for (int n = 0; n < 2; n++)
 #pragma unroll
-  for (int k = 0; k < E / 16; k++) {
-    u32 b[4];
-    load_tiles(b, key + 32 * k);
-    multiply(k & 1 ? odd[0] : s[0], q[k], b[0], b[1]);
-    multiply(k & 1 ? odd[1] : s[1], q[k], b[2], b[3]);
-  }
+      for (int i = 0; i < 4; i++) s[j][n][i] = odd[j][n][i] = 0.f;
 #pragma unroll
-  for (int n = 0; n < 2; n++)
+  for (int k = 0; k < E / 16; k++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) s[n][i] += odd[n][i];
+    for (int j = 0; j < N; j++) {
+      u32 b[4];
+      load_tiles(b, key[j] + 32 * k);
+      multiply(k & 1 ? odd[j][0] : s[j][0], q[k], b[0], b[1]);
+      multiply(k & 1 ? odd[j][1] : s[j][1], q[k], b[2], b[3]);
+    }
+#pragma unroll
+  for (int j = 0; j < N; j++)
+#pragma unroll
+    for (int n = 0; n < 2; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) s[j][n][i] += odd[j][n][i];
 }
 
 // Turns scores (times log2 e; NONE where a row does not see a key) into weights, as the A operand.
@@ -213,7 +238,7 @@ __device__ __forceinline__ void weigh(State& st, float (&s)[2][4], u32 (&p)[4]) 
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
     top = fmaxf(top, st.top[r]);
     const float base = top == NONE ? 0.f : top;  // nothing seen yet: all weights 0, not NaN
-    shrink[r] = power_of_two(st.top[r] - base);
+    shrink[r] = st.top[r] == NONE ? 1.f : power_of_two(st.top[r] - base);  // before the first keys nothing
     st.top[r] = top;
 #pragma unroll
     for (int n = 0; n < 2; n++)
@@ -232,14 +257,18 @@ __device__ __forceinline__ void weigh(State& st, float (&s)[2][4], u32 (&p)[4]) 
   p[2] = pair_of(s[1][0], s[1][1]), p[3] = pair_of(s[1][2], s[1][3]);
 }
 
-__device__ __forceinline__ void add_values(State& st, const u32 (&p)[4], u32 value) {
+// N times: weights of 16 keys, and those keys' values.
+template <int N>
+__device__ __forceinline__ void add_values(State& st, const u32 (&p)[N][4], const u32 (&value)[N]) {
 #pragma unroll
-  for (int n = 0; n < E / 16; n++) {
-    u32 b[4];
-    load_tiles_turned(b, value + 32 * n);
-    multiply(st.out[2 * n], p, b[0], b[1]);
-    multiply(st.out[2 * n + 1], p, b[2], b[3]);
-  }
+  for (int n = 0; n < E / 16; n++)
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+      u32 b[4];
+      load_tiles_turned(b, value[j] + 32 * n);
+      multiply(st.out[2 * n], p[j], b[0], b[1]);
+      multiply(st.out[2 * n + 1], p[j], b[2], b[3]);
+    }
 }
 
 struct Part {  // of a row's result: two channels, and the largest score and the sum of weights of what was added up
@@ -284,47 +313,67 @@ __device__ __forceinline__ int bit_above(const u32* bits, int row, int end) {
   return end;
 }
 
+// Where a warp's results lie: eight rows in the room of 16 keys or values of its gang.
+__device__ __forceinline__ int result_row(int gang, int row) { return (row / 8 * KW + gang) * 8 + row % 8; }
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid_constant__ Slabs slabs,
                const __grid_constant__ Rows rows, const __grid_constant__ Space space, int most_shares, u16* out, float scale) {
   extern __shared__ __align__(128) u16 memory[];
-  __shared__ int slots[MAX_TOKENS], positions[MAX_TOKENS], prefixes[MAX_TOKENS], places[MAX_TOKENS];
-  __shared__ u32 runs[MAX_TOKENS / 32], starts[MAX_TOKENS / 32];
-  __shared__ float tops[KW][ROWS], sums[KW][ROWS];
+  __shared__ int numbers[4][MAX_TOKENS];  // of the rows: slots, positions, prefixes, places
+  __shared__ u32 bits[2][WARPS];          // of rows that begin a run, an item
+  __shared__ __align__(16) float tops[ROWS][KW], sums[ROWS][KW];
   __shared__ float2 joined_scores[C][OWNED];  // top, sum
   __shared__ bool is_last;
+  __shared__ u64 sent_bytes;  // counted: of the results sent to this block
   u16* ring = memory;                                   // STAGES stages
   u16* tail = ring + STAGES * STAGE;                    // TAIL keys, then TAIL values
   u16* queries = tail + 2 * TAIL * LD;                  // ROWS rows
   float* joined = (float*)(queries + ROWS * LD);        // (C, OWNED, E): results for this block's rows; or (KW, 8, E): of its warps
   int* paths = (int*)(joined + ROWS * E);               // (tokens, path_length)
-  float* results = (float*)memory;                      // (WARPS * 16, OLD), over ring and tail at the end
+  float* results = (float*)memory;                      // (WARPS * 16, OLD), over the first stages at the end
 
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, wm = warp % MT, wk = warp / MT;
   const int rank = blockIdx.x, head = blockIdx.y, blocks = gridDim.x;
   constexpr int group = GROUP, max_tokens = ROWS / group;
   const int row_elements = (slabs.heads + 2 * slabs.kv_heads) * E;
+  const u32 barrier = address_of(&sent_bytes);
+  if (tid == 0) start_barrier(barrier);
+  int parity = 0;
   cluster_arrive_relaxed();  // before anything is stored into another block, that block must have started
 
-  // The requests of the forward: runs of rows in one slab; cut into items of max_tokens rows.
+  // The requests of the forward: runs of rows in one slab; cut into items of max_tokens rows. Up to 32 rows
+  // every warp looks at by itself, with room of its own, and waits for nobody. At a width of 64 the block has
+  // found them long before qkv ends, and ptxas would then order the loop over keys one row after the other.
+  const bool few = E == 128 && rows.num_rows <= 32;
+  const int mine = few ? lane : tid, room = few ? 32 * warp : 0;
+  int *const slots = numbers[0] + room, *const positions = numbers[1] + room, *const prefixes = numbers[2] + room, *const places = numbers[3] + room;
+  u32 *const runs = bits[0] + room / 32, *const starts = bits[1] + room / 32;
+  auto meet = [&]() {
+    if (few) __syncwarp();
+    else __syncthreads();
+  };
   bool counts = false;
-  if (tid < rows.num_rows) {
-    slots[tid] = rows.slots[tid], positions[tid] = rows.positions[tid];
-    prefixes[tid] = rows.prefixes[tid], places[tid] = rows.places[tid];
-    counts = slots[tid] != rows.padding_slot;
+  if (mine < rows.num_rows) {
+    slots[mine] = rows.slots[mine], positions[mine] = rows.positions[mine];
+    prefixes[mine] = rows.prefixes[mine], places[mine] = rows.places[mine];
+    counts = slots[mine] != rows.padding_slot;
   }
-  const int num_rows = __syncthreads_count(counts);  // padding comes last
-  const bool begins = tid < num_rows && (tid == 0 || slots[tid] != slots[tid - 1] || places[tid] != places[tid - 1] + 1);
+  int num_rows;  // padding comes last
+  if (few) num_rows = __popc(__ballot_sync(~0u, counts));
+  else num_rows = __syncthreads_count(counts);
+  if (few) __syncwarp();
+  const bool begins = mine < num_rows && (mine == 0 || slots[mine] != slots[mine - 1] || places[mine] != places[mine - 1] + 1);
   const u32 run_bits = __ballot_sync(~0u, begins);
-  if (lane == 0) runs[warp] = run_bits;
-  __syncthreads();
-  const bool cut = tid < num_rows && (tid - bit_at_or_below(runs, tid)) % max_tokens == 0;
+  if (lane == 0) runs[mine / 32] = run_bits;
+  meet();
+  const bool cut = mine < num_rows && (mine - bit_at_or_below(runs, mine)) % max_tokens == 0;
   const u32 cut_bits = __ballot_sync(~0u, cut);
-  if (lane == 0) starts[warp] = cut_bits;
-  __syncthreads();
-  int num_items = 0;
-  for (int w = 0; w < WARPS; w++) num_items += __popc(starts[w]);
-  bool previous_done = false, all_started = false;
+  if (lane == 0) starts[mine / 32] = cut_bits;
+  meet();
+  int num_items = __popc(starts[0]);
+  for (int w = 1; w < WARPS && !few; w++) num_items += __popc(starts[w]);
+  bool previous_done = false;
   auto clear_padding = [&]() {  // each block its part, by 8 elements
     constexpr int PARTS = group * E / 8;
     for (int i = rank * THREADS + tid; i < (rows.num_rows - num_rows) * PARTS; i += blocks * THREADS)
@@ -353,14 +402,24 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     const bool is_idle = index >= num_items * shares;  // a team without an item, beside others
     while (index >= num_items) index -= num_items, share++;
     Item item;
-    item.start = 0;
-    for (int i = 0; i < index; i++) item.start = bit_above(starts, item.start, num_rows);
-    item.end = is_idle ? item.start : bit_above(starts, item.start, num_rows);
-    item.first = bit_at_or_below(runs, item.start), item.last = bit_above(runs, item.start, num_rows);
+    if (few) {
+      u32 left = cut_bits;
+      for (int i = 0; i < index; i++) left &= left - 1;
+      item.start = __ffs(left) - 1, left &= left - 1;
+      const u32 below = ~0u >> (31 - item.start), later = run_bits & ~below;
+      item.end = left ? __ffs(left) - 1 : num_rows;
+      item.first = 31 - __clz(run_bits & below), item.last = later ? __ffs(later) - 1 : num_rows;
+    } else {
+      item.start = 0;
+      for (int i = 0; i < index; i++) item.start = bit_above(starts, item.start, num_rows);
+      item.end = bit_above(starts, item.start, num_rows);
+      item.first = bit_at_or_below(runs, item.start), item.last = bit_above(runs, item.start, num_rows);
+    }
+    if (is_idle) item.end = item.start;
     const int tokens = item.end - item.start, used_rows = tokens * group, context = places[item.first], slot = slots[item.first];
     const int slab_end = places[item.last - 1] + 1;
     int least = 0x7fffffff, seen = 0;  // the shortest prefix, and rows that the last token sees
-    for (int i = item.start + lane; i < item.end; i += 32) least = min(least, prefixes[i]), seen = max(seen, positions[i] + 1);
+    if (item.start + lane < item.end) least = prefixes[item.start + lane], seen = positions[item.start + lane] + 1;
     least = __reduce_min_sync(~0u, least), seen = __reduce_max_sync(~0u, seen);
     const int tail_start = min(least, context) & ~15;
     const int tail_rows = min(slab_end - tail_start, TAIL);
@@ -416,13 +475,14 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     };
     if (has_tail) {
       const int old_rows = min(context - tail_start, tail_rows);
-#pragma unroll 2
+#pragma unroll 1
       for (int i = tid; i < old_rows * (E / 8); i += THREADS) {
         const int row = i / (E / 8), at = i % (E / 8) * 8;
         const size_t from = slab[tail_start + row] + at;
         copy16(address_of(tail + row * LD + at), slabs.keys + from);
         copy16(address_of(tail + (TAIL + row) * LD + at), slabs.values + from);
       }
+#pragma unroll 1
       for (int i = tid; i < tokens * rows.path_length; i += THREADS)
         copy4(address_of(paths + i), rows.paths + (size_t)item.start * rows.path_length + i);
     }
@@ -433,6 +493,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) fetch(coming, i), advance(ahead), coming = block_of(ahead);
     if (!previous_done) {
+      cluster_wait();  // others have started; behind the rows' loads nobody waits for that
       asm volatile("griddepcontrol.wait;" ::: "memory");
       asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
       previous_done = true;
@@ -441,7 +502,6 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     // Queries, and the new rows of the tail; one block writes the item's own rows to the slab, too.
     constexpr int PARTS = E / 16, QUERY_PARTS = ROWS * PARTS;
     const int new_parts = has_tail ? min(slab_end - context, tail_rows - (context - tail_start)) * PARTS : 0;
-    const bool writes = (first_tail & (team_blocks - 1)) == member && is_mine(first_tail);
     for (int i = tid; i < max(QUERY_PARTS, new_parts); i += THREADS) {
       const int part = i % PARTS, row = i / PARTS, token = row / group, source = item.first + row;
       const bool is_query = i < QUERY_PARTS, is_new = i < new_parts;
@@ -470,13 +530,6 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         *(uint4*)(tail + to * LD + E / 2 + part * 8) = high;
         *(uint4*)(tail + (TAIL + to) * LD + part * 16) = value0;
         *(uint4*)(tail + (TAIL + to) * LD + part * 16 + 8) = value1;
-        if (writes && source >= item.start && source < item.end && context + row < slab.count) {
-          const size_t at = slab[context + row];
-          *(uint4*)(slabs.keys + at + part * 8) = low;
-          *(uint4*)(slabs.keys + at + E / 2 + part * 8) = high;
-          *(uint4*)(slabs.values + at + part * 16) = value0;
-          *(uint4*)(slabs.values + at + part * 16 + 8) = value1;
-        }
       }
     }
     wait_for_oldest();  // the tail's copies, too
@@ -506,48 +559,70 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         advance(ahead);
         coming = block_of(ahead);
         const int block = now.tile * KW + wk;
-        float s[2][4];
-        u32 p[4];
+        float s[1][2][4];
+        u32 p[1][4];
         if (block * 16 < tail_start) {  // seen by all rows
           const u16* keys = ring + stage * STAGE + wk * 16 * LD;
-          score(s, q, address_of(keys + key_lane * LD + key_part));
+          score(s, q, {address_of(keys + key_lane * LD + key_part)});
 #pragma unroll
           for (int n = 0; n < 2; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) s[n][i] = __fmul_rn(s[n][i], scale);  // never within a fused one: the tail's are not
-          weigh(st, s, p);
-          add_values(st, p, address_of(keys + (KEYS + value_lane) * LD + value_part));
+            for (int i = 0; i < 4; i++) s[0][n][i] = __fmul_rn(s[0][n][i], scale);  // never within a fused one: the tail's are not
+          weigh(st, s[0], p[0]);
+          add_values(st, p, {address_of(keys + (KEYS + value_lane) * LD + value_part)});
         } else if (block < num_blocks) {
-          // Every token has its own keys: it fills in the scores of its rows, and adds for them.
+          // Every token has its own keys: it fills in the scores of its rows, and adds for them. SIDE tokens
+          // side by side; behind the last comes nobody, who has the last one's keys.
           const int row0 = wm * 16 + (lane >> 2), token0 = row0 / group, token1 = (row0 + 8) / group;
           const int first = wm * 16 / group, last = min(tokens - 1, (wm * 16 + 15) / group);
           auto address = [&](int token, int i) {  // element offset of position block * 16 + i
-            const int position = block * 16 + i, prefix = prefixes[item.start + token], step = position - prefix;
-            if (position > positions[item.start + token]) return 0;
+            const int position = block * 16 + i, at = item.start + min(token, last), prefix = prefixes[at], step = position - prefix;
+            if (position > positions[at]) return 0;
             const bool in_path = step >= 0 && step < rows.path_length;
-            const int row = in_path ? prefix + paths[token * rows.path_length + step] : position;
+            const int row = in_path ? prefix + paths[(at - item.start) * rows.path_length + step] : position;
             return min(max(row - tail_start, 0), tail_rows - 1) * LD;
           };
 #pragma unroll
           for (int n = 0; n < 2; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) s[n][i] = NONE;
-          for (int token = first; token <= last; token++) {
-            const int count = positions[item.start + token] + 1 - block * 16;
-            if (count <= 0) continue;
-            float own[2][4];
-            score(own, q, address_of(tail + address(token, key_lane) + key_part));
+            for (int i = 0; i < 4; i++) s[0][n][i] = NONE;
+#pragma unroll 1
+          for (int token = first; token <= last; token += SIDE) {
+            float own[SIDE][2][4];
+            u32 keys[SIDE];
 #pragma unroll
-            for (int n = 0; n < 2; n++)
+            for (int j = 0; j < SIDE; j += 2) {  // each half of the warp finds a token's keys
+              const int at = address(token + j + lane / 16, lane & 15);
+              keys[j] = address_of(tail + __shfl_sync(~0u, at, key_lane) + key_part);
+              keys[j + 1] = address_of(tail + __shfl_sync(~0u, at, 16 + key_lane) + key_part);
+            }
+            score(own, q, keys);
 #pragma unroll
-              for (int i = 0; i < 4; i++)
-                if (8 * n + 2 * (lane & 3) + (i & 1) < count && (i < 2 ? token0 : token1) == token) s[n][i] = __fmul_rn(own[n][i], scale);
+            for (int j = 0; j < SIDE; j++) {
+              const int count = token + j <= last ? positions[item.start + token + j] + 1 - block * 16 : 0;
+#pragma unroll
+              for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                  if (8 * n + 2 * (lane & 3) + (i & 1) < count && (i < 2 ? token0 : token1) == token + j) s[0][n][i] = __fmul_rn(own[j][n][i], scale);
+            }
           }
-          weigh(st, s, p);
-          for (int token = first; token <= last; token++) {
-            if (positions[item.start + token] < block * 16) continue;
-            const u32 own[4] = {token0 == token ? p[0] : 0, token1 == token ? p[1] : 0, token0 == token ? p[2] : 0, token1 == token ? p[3] : 0};
-            add_values(st, own, address_of(tail + TAIL * LD + address(token, value_lane) + value_part));
+          weigh(st, s[0], p[0]);
+#pragma unroll 1
+          for (int token = first; token <= last; token += SIDE) {
+            u32 own[SIDE][4], values[SIDE];
+#pragma unroll
+            for (int j = 0; j < SIDE; j += 2) {
+              const int at = address(token + j + lane / 16, lane & 15);
+              values[j] = address_of(tail + TAIL * LD + __shfl_sync(~0u, at, value_lane) + value_part);
+              values[j + 1] = address_of(tail + TAIL * LD + __shfl_sync(~0u, at, 16 + value_lane) + value_part);
+            }
+#pragma unroll
+            for (int j = 0; j < SIDE; j++) {
+#pragma unroll
+              for (int i = 0; i < 4; i++) own[j][i] = (i & 1 ? token1 : token0) == token + j ? p[0][i] : 0;
+            }
+            add_values(st, own, values);
           }
         }
         stage = stage + 1 == STAGES ? 0 : stage + 1;
@@ -558,7 +633,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
         const int row = wm * 16 + (lane >> 2) + 8 * r;
-        if ((lane & 3) == 0) tops[wk][row] = st.top[r], sums[wk][row] = sum;
+        if ((lane & 3) == 0) tops[row][wk] = st.top[r], sums[row][wk] = sum;
       }
       if (!in_space) break;
 
@@ -579,13 +654,13 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
           const int place = i / (E / 2), at = i % (E / 2) * 2, row = pass * 8 + place;
           float top = NONE, sum = 0.f;
 #pragma unroll
-          for (int k = 0; k < KW; k++) top = fmaxf(top, tops[k][row]);
+          for (int k = 0; k < KW; k++) top = fmaxf(top, tops[row][k]);
           float2 v = make_float2(0, 0);
 #pragma unroll
           for (int k = 0; k < KW; k++) {
-            const float weight = power_of_two(tops[k][row] - (top == NONE ? 0.f : top));
+            const float weight = power_of_two(tops[row][k] - (top == NONE ? 0.f : top));
             const float2 r = *(const float2*)(joined + (k * 8 + place) * E + 8 * (at / 8 ^ place) + at % 8);
-            v.x = fmaf(weight, r.x, v.x), v.y = fmaf(weight, r.y, v.y), sum = fmaf(weight, sums[k][row], sum);
+            v.x = fmaf(weight, r.x, v.x), v.y = fmaf(weight, r.y, v.y), sum = fmaf(weight, sums[row][k], sum);
           }
           *(float2*)(space.values + (slot + row) * E + at) = v;
           if (at == 0) *(float2*)(space.scores + (slot + row) * 2) = make_float2(top, sum);
@@ -594,10 +669,23 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       }
     }
 
+    auto leave_new_rows = [&]() {  // one block writes the item's own to the slab
+      if ((first_tail & (team_blocks - 1)) != member || !is_mine(first_tail)) return;
+      const int first = item.start - item.first + context, last = min(min(item.end - item.first + context, tail_start + tail_rows), slab.count);
+      int start = tid;
+      asm volatile("" : "+r"(start));  // no address is found, and kept in a register, before
+#pragma unroll 1
+      for (int i = start; i < (last - first) * (E / 8); i += THREADS) {
+        const int row = first + i / (E / 8), at = i % (E / 8) * 8;
+        const u16* from = tail + (row - tail_start) * LD + at;
+        const size_t to = slab[row] + at;
+        *(uint4*)(slabs.keys + to) = *(const uint4*)from;
+        *(uint4*)(slabs.values + to) = *(const uint4*)(from + TAIL * LD);
+      }
+    };
     if (in_space) {
-      if (!all_started) cluster_wait();
-      all_started = true;
       cluster_arrive();
+      leave_new_rows();
       if (unit == 0) clear_padding();
       cluster_wait();
       const int owned_parts = (used_rows + team_blocks - 1 - member) / team_blocks * (E / 2);
@@ -649,43 +737,56 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       }
     } else {
       // Each warp's result to shared memory; the blocks' sums to the block that owns the row.
-      wait_copies();
-      __syncthreads();
+      meet_gang(wk);
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         const int row = wm * 16 + (lane >> 2) + 8 * r;
-        float* result = results + (size_t)(wk * ROWS + row) * OLD + 2 * (lane & 3);
+        float* result = results + result_row(wk, row) * OLD + 2 * (lane & 3);
 #pragma unroll
         for (int n = 0; n < E / 8; n++) *(float2*)(result + 8 * n) = make_float2(st.out[n][2 * r], st.out[n][2 * r + 1]);
       }
-      if (!all_started) cluster_wait();
-      all_started = true;
       __syncthreads();
-      for (int i = tid; i < ROWS * (E / 4); i += THREADS) {
-        const int row = i / (E / 4), at = i % (E / 4) * 4;
-        float top = NONE;
+      int start = tid;
+      asm volatile("" : "+r"(start));  // no address is found, and kept in a register, before
+      constexpr int SUMS = 2, STEP = THREADS / (E / 4);  // rows whose sums a thread has a part of at once; rows of the block's threads
 #pragma unroll
-        for (int k = 0; k < KW; k++) top = fmaxf(top, tops[k][row]);
-        const float base = top == NONE ? 0.f : top;
-        float4 v = make_float4(0, 0, 0, 0);
-        float sum = 0.f;
+      for (int begin = 0; begin < ROWS; begin += SUMS * STEP) {
+        if (begin >= used_rows) break;
+        const int at = start % (E / 4) * 4;
+        float4 v[SUMS];
+        float2 total[SUMS];
 #pragma unroll
-        for (int k = 0; k < KW; k++) {
-          const float weight = power_of_two(tops[k][row] - base);
-          const float4 r = *(const float4*)(results + (size_t)(k * ROWS + row) * OLD + at);
-          v.x = fmaf(weight, r.x, v.x), v.y = fmaf(weight, r.y, v.y), v.z = fmaf(weight, r.z, v.z), v.w = fmaf(weight, r.w, v.w);
-          sum = fmaf(weight, sums[k][row], sum);
+        for (int j = 0; j < SUMS; j++) {
+          const int row = begin + j * STEP + start / (E / 4);
+          float top = NONE, sum = 0.f;
+#pragma unroll
+          for (int k = 0; k < KW; k++) top = fmaxf(top, tops[row][k]);
+          const float base = top == NONE ? 0.f : top;
+          v[j] = make_float4(0, 0, 0, 0);
+#pragma unroll
+          for (int k = 0; k < KW; k++) {
+            const float weight = power_of_two(tops[row][k] - base);
+            const float4 r = *(const float4*)(results + result_row(k, row) * OLD + at);
+            v[j].x = fmaf(weight, r.x, v[j].x), v[j].y = fmaf(weight, r.y, v[j].y);
+            v[j].z = fmaf(weight, r.z, v[j].z), v[j].w = fmaf(weight, r.w, v[j].w), sum = fmaf(weight, sums[row][k], sum);
+          }
+          total[j] = make_float2(top, sum);
         }
-        const int owner = row / OWNED, place = row % OWNED;
-        const u32 to = address_in(address_of(joined + (rank * OWNED + place) * E + at), owner);
-        store_far(to, v);
-        if (at == 0) store_far(address_in(address_of(&joined_scores[rank][place]), owner), make_float2(top, sum));
+#pragma unroll
+        for (int j = 0; j < SUMS; j++) {
+          const int row = begin + j * STEP + start / (E / 4), owner = row / OWNED, place = row % OWNED;
+          if (row >= used_rows) break;
+          const u32 counted = address_in(barrier, owner);
+          send(address_in(address_of(joined + (rank * OWNED + place) * E + at), owner), v[j], counted);
+          if (at == 0) send(address_in(address_of(&joined_scores[rank][place]), owner), total[j], counted);
+        }
       }
-      cluster_arrive();
-      if (unit == 0) clear_padding();  // while the others' results are on their way
-      cluster_wait();
-
-      for (int i = tid; i < OWNED * (E / 2); i += THREADS) {
+      const int owned_rows = min(max(used_rows - rank * OWNED, 0), OWNED);
+      if (tid == 0 && owned_rows > 0) expect_bytes(barrier, C * owned_rows * (E * 4 + 8));
+      leave_new_rows();  // while the others' results are on their way
+      if (unit == 0) clear_padding();
+      if (owned_rows > 0) wait_for_bytes(barrier, parity), parity ^= 1;
+      for (int i = tid; i < owned_rows * (E / 2); i += THREADS) {
         const int place = i / (E / 2), at = i % (E / 2) * 2;
         float2 values[C], scores[C];
 #pragma unroll
@@ -702,5 +803,5 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     asm volatile("griddepcontrol.wait;" ::: "memory");
     clear_padding();
   }
-  if (!all_started) cluster_wait();
+  if (!previous_done) cluster_wait();
 }
