@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from codesign.policy.batch_round import FULL, BatchRound
+from codesign.policy.batch_round import FULL
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import (
@@ -20,9 +20,10 @@ from codesign.policy.interface import (
     context_rows,
     last_confidence,
 )
+from codesign.policy.repeating import Repeating, likeliest_children, likeliest_leaves
 from codesign.policy.resting import LEARNED, Resting
 from codesign.policy.spec import SpeculationSpec
-from codesign.policy.traffic import COLD, Traffic
+from codesign.policy.traffic import COLD, Traffic, rows_behind
 from codesign.policy.tree import DraftTree
 
 INITIAL_CONFIDENCE = 0.6  # SpecServe's start value of the running mean
@@ -31,7 +32,7 @@ ACCEPTANCE_MEMORY = 200.0  # draft tokens that the moving rate remembers; SmartS
 PLAIN_BONUS = 1.1  # SmartSpec's released code: speculation must promise a tenth more
 
 
-class SpecServe(Resting):
+class SpecServe(Repeating):
     """Chains whose length follows predicted goodput, for the whole batch and per request.
 
     Adaptive drafter: predict the goodput of one more step with the running mean confidence; if it
@@ -56,11 +57,9 @@ class SpecServe(Resting):
     def __init__(
         self, spec: SpeculationSpec, goodput: Goodput, calibration: Calibration | None = None
     ) -> None:
-        super().__init__(calibration)
+        super().__init__(goodput, calibration)
         self.traffic = Traffic(goodput.prompt_seconds, hears_late=True)
         self._spec = spec
-        self._goodput = goodput
-        self._round = BatchRound(goodput)
         self._sum_confidence = INITIAL_CONFIDENCE
         self._num_confidence = 1
         self._longest = math.inf  # seconds that a round with draft tokens may take
@@ -74,6 +73,8 @@ class SpecServe(Resting):
         return self._sum_confidence / self._num_confidence
 
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
+        if self._begins_repeat(trees):
+            return
         num_beside, rows_beside = self.beside
         batch, context = len(trees) + num_beside, context_rows(trees) + rows_beside
         self.traffic.observe(trees, self.now, self.sharing)
@@ -82,7 +83,7 @@ class SpecServe(Resting):
             context,
             traffic=self.traffic,
             sharing=self.sharing,
-            counts_looks=self._num_confidence > LEARNED,
+            looking=self.looking if self._num_confidence > LEARNED else 0.0,
         )
         self._longest = self._longest_round(progress) if self._spec.slo_aware else math.inf
         self._best = self._value(_draft_chances(trees))
@@ -108,6 +109,8 @@ class SpecServe(Resting):
         return min([room for room in rooms if room >= plain], default=math.inf)
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
+        if self.repeats:
+            return likeliest_leaves(trees, done)
         stop: list[list[int]] = [[] for _ in trees]
         chances = _draft_chances(trees)
         if done and not self._correct(trees, chances):
@@ -127,11 +130,13 @@ class SpecServe(Resting):
             if leaf
         ]
         this = self._round
-        seconds = this.draft.of(sum(map(len, leaves)), this.context + this.batch * done) + this.look
-        predicted = self._value(chances, seconds)
+        named = [tree for tree, leaf in zip(trees, leaves, strict=True) if leaf]
+        rows = len(named) + sum(map(rows_behind, named))
+        seconds = this.draft.of(rows, this.context + this.batch * done)
+        predicted = self._value(chances, seconds + this.look)
         if predicted < 0 or (self._spec.adaptive_drafter and predicted < self._best):
             return stop
-        this.awaited += seconds
+        this.wait_for(seconds, this.look)
         return leaves
 
     def _correct(self, trees: Sequence[DraftTree], chances: list[float]) -> bool:
@@ -157,15 +162,20 @@ class SpecServe(Resting):
     def _saved(self) -> float:
         """Seconds per token of one request that drafting for all saves, with the best length."""
         this, num = self._round, len(self._known)
-        drafting = this.draft.of(num, this.context) + this.look
+        drafting = this.draft.of(num, this.context)
         tokens, fastest = this.roots, math.inf
         for steps in range(1, self._spec.max_depth + 1):
-            tokens += num * self.mean_confidence**steps
-            seconds = this.target.of(this.num_base + steps * num, this.context) + steps * drafting
+            accepted = num * self.mean_confidence**steps  # to the end: its last token is behind
+            tokens += accepted
+            seconds = this.target.of(this.num_base + steps * num, this.context)
+            seconds += this.draft.of(num + accepted, this.context) + (steps - 1) * drafting
+            seconds += steps * this.look
             fastest = min(fastest, (seconds + this.fixed) / tokens)
         return this.plain_seconds / this.batch - fastest
 
     def select(self, trees: Sequence[DraftTree]) -> list[list[int]]:
+        if self.repeats:
+            return likeliest_children(trees)
         drafted = sorted(
             (-tree.log_weights[node], tree.depths[node], i, node)
             for i, tree in enumerate(trees)
@@ -183,6 +193,8 @@ class SpecServe(Resting):
         self.rests = not this.awaited and all(len(tree) == 1 for tree in trees)
         if self._spec.adaptive_drafter:
             self.reads_prompts = not self.rests and self._is_worth_reading()
+            accepted = sum([math.exp(-weight) for weight, *_ in drafted])
+            self._weigh_looks(trees, this.roots + accepted, len(drafted))
             if self.rests:
                 self.begin_rest(self._goodput.look(this.batch), this.plain_seconds - this.stall)
         return chosen

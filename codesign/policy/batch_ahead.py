@@ -46,7 +46,8 @@ def next_forward(
     worth = np.concatenate((worth, gains))
     worth.sort()
     worth = worth[::-1]
-    draft, target, fixed = this.draft(num), this.target(len(worth) - 1), this.fixed
+    draft, target = this.draft(num), this.target(len(worth) - 1)
+    fixed = this.fixed + this.behind
     tokens = worth.cumsum()
     count = 1 + int(this.value(tokens, target + (fixed + float(draft[num])))[1:].argmax())
     # Only leaves whose children are verified would run.
@@ -79,7 +80,7 @@ def best_forwards(
     draft, target = this.draft(num).tolist(), this.target(len(worth) - 1 + most * num).tolist()
     nodes, more, chances = worth.tolist(), gains.tolist(), confidence.tolist()
     made: list[list[float]] = []
-    best, chosen, fixed, fastest = -1.0, (nodes, 0), this.fixed, np.inf
+    best, chosen, fixed, fastest = -1.0, (nodes, 0), this.fixed + this.behind, np.inf
     for number in range(1, most + 1):
         made.append(sorted(more))
         nodes = sorted(nodes + more, reverse=True)

@@ -80,7 +80,7 @@ class RowPrices:
         self._context, self._base = context, base
         self._prices = _NOTHING  # from ``base`` on; worked out when first asked for
 
-    def of(self, rows: int, context: int) -> float:
+    def of(self, rows: float, context: int) -> float:
         """Seconds of one forward."""
         each = self._each * more_parts(self._batch, rows, self._tile)
         return self._seconds(rows, context) + (each + self._more)
@@ -121,13 +121,17 @@ class BatchRound:
         roots: Expected tokens of the roots: one for each request.
         target: Prices of the target's forward; its lists begin at ``num_base`` rows.
         draft: Prices of a draft forward.
-        look: Seconds of a look at the batch; 0 where it does not count.
+        look: Seconds of a look at the batch, as far as it counts.
         overhead: Seconds beside the forwards of a round in which anything is drafted or verified,
             one look among them.
         stall: Seconds of prompts that run before the next round.
         plain: The choice of no draft at all.
         plain_seconds: Of such a round, the stall behind it.
-        awaited: Seconds so far of draft forwards that the target waits for.
+        awaited: Seconds so far of draft forwards that the target waits for, with looks that count.
+        drafting: The same without looks.
+        num_forwards: How many of them.
+        first: Seconds of the first one, without its look.
+        behind: Seconds that a forward takes longer for tokens that requests missed; 0 once it ran.
         beside: The same of those beside the verification.
         verification: Seconds of the verification; known once its nodes are chosen.
     """
@@ -148,7 +152,7 @@ class BatchRound:
         *,
         traffic: Traffic,
         sharing: tuple[int, int],
-        counts_looks: bool = False,
+        looking: float = 0.0,
     ) -> None:
         """A round starts.
 
@@ -157,11 +161,11 @@ class BatchRound:
             context: KV rows of all of them.
             traffic: Of this round.
             sharing: As in protocol.Verdict.
-            counts_looks: A round with drafting takes a look longer than one of plain decoding.
+            looking: Looks by which a round with drafting is longer than one of plain decoding.
         """
         prompt_rows, num_waiting = sharing
         self.batch, self.context, self.roots = batch, context, float(batch)
-        self.look = self._goodput.look(batch) if counts_looks else 0.0
+        self.look = looking * self._goodput.look(batch)
         self.overhead = self._goodput.overhead(batch) + self.look
         shares = self._goodput.shares_forwards or not prompt_rows
         self.num_base = batch + prompt_rows if shares else batch
@@ -169,7 +173,9 @@ class BatchRound:
         self.target.begin(batch, context, self.num_base, apart)
         self.draft = self._drafts[batch == 1]
         self.draft.begin(batch, context, 0)
-        self.awaited = self.beside = self.verification = 0.0
+        self.awaited = self.drafting = self.first = self.behind = 0.0
+        self.beside = self.verification = 0.0
+        self.num_forwards = 0
         self._draft_row: float | None = None
         self.stall, self._power = traffic.stall, 1.0
         if prompt_rows and batch:
@@ -201,6 +207,19 @@ class BatchRound:
         if self._power == 1.0:
             return [one / (each + more) for one, each in pairs]
         return [self.value(one, each + more) for one, each in pairs]
+
+    def run_behind(self, num: int, missed: float) -> None:
+        """Requests have missed so many tokens, which run with the first forward of ``num``."""
+        self.behind = self.draft.of(num + missed, self.context) - self.draft.of(num, self.context)
+
+    def wait_for(self, seconds: float, look: float = 0.0) -> None:
+        """The target waits for a draft forward, and for a look that counts."""
+        if not self.num_forwards:
+            self.first = seconds
+        self.num_forwards += 1
+        self.drafting += seconds
+        self.awaited += seconds + look
+        self.behind = 0.0
 
     @property
     def fixed(self) -> float:

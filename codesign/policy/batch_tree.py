@@ -14,8 +14,9 @@ seconds, by the fitted step times (codesign/policy/batch_round.py). What follows
 - No draft at all where that has the best quotient: plain decoding, without a tree to move. Coming
   back needs ``MARGIN`` more.
 - Looks at the batch take the host's time: after one by which plain decoding is best it rests
-  (resting.py). A round with drafting takes one look longer. Those between its forwards do not
-  count: they are about what the siblings are worth, which are not foreseen either.
+  (resting.py), and where looks gain less than they take it drafts without (repeating.py). A round
+  with drafting takes one look longer. Those between its forwards do not count: they are about what
+  the siblings are worth, which are not foreseen either.
 - Prompts. Of a *cold* request the draft has not run the prompt, or has missed many tokens since.
   It runs them only if the tokens to come, as many as are expected (traffic.py), save more time.
 - Urgency. A token of a request that falls behind its TPOT target counts more, up to ``MOST_URGENT``
@@ -40,7 +41,7 @@ from typing import cast
 import numpy as np
 
 from codesign.policy.batch_ahead import beats_plain, best_forwards, next_forward
-from codesign.policy.batch_round import LEAST, BatchRound, Choice, Floats
+from codesign.policy.batch_round import LEAST, Choice, Floats
 from codesign.policy.batch_rows import (
     NEVER,
     best_nodes,
@@ -55,9 +56,10 @@ from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import Progress, context_rows
 from codesign.policy.online_calibration import OnlineCalibration
-from codesign.policy.resting import LEARNED, Resting
+from codesign.policy.repeating import Repeating, likeliest_children, likeliest_leaves
+from codesign.policy.resting import LEARNED
 from codesign.policy.spec import SpeculationSpec
-from codesign.policy.traffic import COLD, Traffic
+from codesign.policy.traffic import COLD, Traffic, rows_behind
 from codesign.policy.tree import DraftTree
 from codesign.policy.urgency import urgencies
 
@@ -70,7 +72,7 @@ MOST_AWAITED = 2  # draft forwards that an asynchronous round may wait for
 _MEMORY = 0.02  # weight of a round in the mean confidence
 
 
-class BatchTree(Resting):
+class BatchTree(Repeating):
     """See the module's text.
 
     Args:
@@ -86,7 +88,7 @@ class BatchTree(Resting):
     def __init__(
         self, spec: SpeculationSpec, goodput: Goodput, calibration: Calibration | None = None
     ) -> None:
-        super().__init__()
+        super().__init__(goodput)
         self.calibration = OnlineCalibration(calibration)
         self.tree_type = partial(BudgetTree, calibration=self.calibration)
         self.fanout = max(spec.width, FEWEST_CHOICES)
@@ -94,13 +96,13 @@ class BatchTree(Resting):
         self.traffic = Traffic(goodput.prompt_seconds, hears_late=not spec.is_async)
         self._spec = spec
         self._slo_tpot = goodput.slo_tpot
-        self._goodput = goodput
-        self._round = BatchRound(goodput)
         self._was_plain = True
         self._num_rounds = 0
         self._num_learned = 0  # rounds with drafting
 
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
+        if self._begins_repeat(trees):
+            return
         own = cast("Sequence[BudgetTree]", trees)
         num_beside, rows_beside = self.beside
         batch, context = len(trees) + num_beside, context_rows(trees) + rows_beside
@@ -110,7 +112,7 @@ class BatchTree(Resting):
             context,
             traffic=self.traffic,
             sharing=self.sharing,
-            counts_looks=self._num_learned >= LEARNED,
+            looking=self.looking if self._num_learned >= LEARNED else 0.0,
         )
         self._urgency = urgencies(progress, self._round.target.of(batch, context), self._slo_tpot)
         self._choice = self._round.plain  # the best of what is drafted
@@ -127,17 +129,24 @@ class BatchTree(Resting):
         if found:
             self._num_learned += 1
             mean = sum(found) / len(found)
-            self.calibration.confidence += _MEMORY * (mean - self.calibration.confidence)
+            weight = max(_MEMORY, 1.0 / (1 + self._num_learned))  # what it began with counts as one
+            self.calibration.confidence += weight * (mean - self.calibration.confidence)
 
     # Draft forwards that the target waits for.
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> Leaves:
-        own = cast("Sequence[BudgetTree]", trees)
+        if self.repeats:
+            return likeliest_leaves(trees, done)
+        own, this = cast("Sequence[BudgetTree]", trees), self._round
         if done:
-            self._round.awaited += self._round.draft.of(self._last_rows, self._round.context)
+            this.wait_for(this.draft.of(self._last_rows, this.context))
             self._cold = [i for i in self._cold if not own[i].num_expanded]
         else:
             self._cold = [i for i, tree in enumerate(own) if tree.missing >= COLD]
+            self._behind = list(map(rows_behind, own))
+            # Of those that are not drafted for yet as many are foreseen as will be accepted.
+            missed = sum(self._behind) + sum([own[i].confidence for i in self._cold])
+            this.run_behind(len(own), missed)
         self._choice = self._choose(own)
         most = MOST_AWAITED if self._spec.is_async else self._spec.expansions
         if done >= most or not own:
@@ -146,6 +155,9 @@ class BatchTree(Resting):
         margin = MARGIN if self._was_plain and not done else 0.0
         leaves = self._worthwhile(own, left, margin)
         self._last_rows = sum(map(len, leaves))
+        if not done:
+            pairs = zip(self._behind, leaves, strict=True)
+            self._last_rows += sum([more for more, nodes in pairs if nodes])
         return leaves
 
     def _choose(self, trees: Sequence[BudgetTree]) -> Choice:
@@ -209,16 +221,26 @@ class BatchTree(Resting):
 
     def select(self, trees: Sequence[DraftTree]) -> Leaves:
         own = cast("Sequence[BudgetTree]", trees)
-        this, choice = self._round, self._choice
-        if choice.rows and self._urgency is not None:
-            roots = float(self._urgency.sum()) + this.batch - len(own)
-            choice = this.best(worth_of_nodes(own, roots, self._spec.rows, self._urgency))
-        chosen = best_nodes(own, choice, self._spec.rows, self._urgency)
-        stride = 1 + this.batch // 16  # one in so many requests teaches the calibration
+        chosen = likeliest_children(own) if self.repeats else self._best_nodes(own)
+        stride = 1 + self._round.batch // 16  # one in so many requests teaches the calibration
         for i in range(self._num_rounds % stride, len(own), stride):
             own[i].sent = chosen[i]
         self._num_rounds += 1
-        num_rows = sum(map(len, chosen)) - len(own)
+        if not self.repeats:
+            self._conclude(own, sum(map(len, chosen)) - len(own))
+        return chosen
+
+    def _best_nodes(self, trees: Sequence[BudgetTree]) -> Leaves:
+        """The nodes of the best choice, or of one that urgent requests have more of."""
+        this, choice = self._round, self._choice
+        if choice.rows and self._urgency is not None:
+            roots = float(self._urgency.sum()) + this.batch - len(trees)
+            choice = this.best(worth_of_nodes(trees, roots, self._spec.rows, self._urgency))
+        return best_nodes(trees, choice, self._spec.rows, self._urgency)
+
+    def _conclude(self, own: Sequence[BudgetTree], num_rows: int) -> None:
+        """What follows from a round that verifies so many nodes."""
+        this = self._round
         self._was_plain = not num_rows and not this.awaited
         this.verification = this.target.of(this.num_base + num_rows, this.context)
         if self._spec.is_async:
@@ -227,7 +249,8 @@ class BatchTree(Resting):
         if self.rests and len(self._worth) == 1:
             self.begin_rest(self._goodput.look(this.batch), this.verification)
         self.reads_prompts = not self.rests and (self._spec.is_async or self._is_worth_reading())
-        return chosen
+        if not self._spec.is_async:
+            self._weigh_looks(own, self._choice.tokens, self._choice.rows)
 
     def _is_worth_reading(self) -> bool:
         """Whether a prompt that begins now is worth running, at what this round saves."""

@@ -184,7 +184,7 @@ class StepTime(_Segments):
         return fixed + sum(parts)
 
 
-def more_parts(requests: int, rows: int, tile: int) -> float:
+def more_parts(requests: int, rows: float, tile: int) -> float:
     """How many ``each`` a forward of so many requests pays above one of as many rows of one.
 
     Args:

@@ -61,6 +61,7 @@ class Speculation:
         decides: What it decides about a batch takes the host a time that counts; see
             cost.RoundCost.deciding.
         rests: The round is plain decoding: nothing was drafted, and no tree is left to move.
+        repeats: The round drafts without a look at the batch.
         grown: Leaves that an expansion takes of which ``following`` tells.
     """
 
@@ -75,6 +76,7 @@ class Speculation:
     now: float = 0.0
     reads_prompts: bool = True
     rests: bool = False
+    repeats: bool = False
     grown: int = 0
 
     def __init__(self, calibration: Calibration | None = None) -> None:

@@ -46,15 +46,15 @@ class Resting(Speculation):
 
     def begin_rest(self, look: float, plain_round: float) -> None:
         """Plain decoding is best, as a look of so many seconds found; a round takes so many."""
-        self._plain_round = max(plain_round, LEAST)
-        self._rest = self._rounds_until_look(look)
+        self._plain_round = plain_round
+        self._rest = rounds_until_look(look, plain_round)
 
     def looked(self, seconds: float) -> None:
         """See ``Speculation``."""
         if self._rest > 0:
-            self._rest = self._rounds_until_look(seconds)
+            self._rest = rounds_until_look(seconds, self._plain_round)
 
-    def _rounds_until_look(self, seconds: float) -> int:
-        """Rounds of whose time a look of so many seconds is its share."""
-        rounds = min(seconds / (LOOKING * self._plain_round), LONGEST_REST)
-        return max(ceil(rounds), 1)
+
+def rounds_until_look(look: float, seconds: float) -> int:
+    """Rounds of so many seconds of whose time a look is its share."""
+    return max(ceil(min(look / (LOOKING * max(seconds, LEAST)), LONGEST_REST)), 1)

@@ -113,3 +113,11 @@ class Traffic:
         for length in prompts:
             self.mean_prompt += _MEMORY * (length - self.mean_prompt)
         return sum(prompts)
+
+
+def rows_behind(tree: DraftTree) -> int:
+    """Rows that a request's root brings along: the last token of a chain that was all accepted.
+
+    What plain rounds left is run once, as a prompt is, and is no price of drafting on.
+    """
+    return min(tree.missing, 1) if tree.missing < COLD else 0

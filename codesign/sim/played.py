@@ -189,7 +189,8 @@ class PlayedBatch:
             work.drafting.append(self._forward(rows, work))
         candidates = self._side.candidates(number)
         work.rests = policy.rests
-        work.looks = len(work.drafting) + 1 if policy.decides else 0
+        looks = policy.decides and not policy.repeats
+        work.looks = len(work.drafting) + 1 if looks else 0
         return candidates
 
     def _grow(self, work: Work) -> None:

@@ -26,7 +26,7 @@ from codesign.policy.protocol import (
     TargetSide,
     Verdict,
 )
-from codesign.policy.resting import LEARNED, LONGEST_REST, LOOKING, Resting
+from codesign.policy.resting import LONGEST_REST, LOOKING, Resting
 from codesign.policy.speculation import (
     Progress,
     Speculation,
@@ -231,25 +231,6 @@ def test_specserve_without_its_drafter_does_not_rest_where_its_target_forbids_to
         assert policy.select([tree]) == [[0]]
         policy.looked(9e-3)
         assert policy.rests
-
-
-@pytest.mark.parametrize("label", ["batch-tree-2x1x1", "specserve-1"])
-def test_what_drafting_promises_counts_its_looks_once_confidences_are_learned(label):
-    paying = StepTime.linear(alpha=0.0, gamma=0.0, delta=2e-3)
-    policy = policy_of(paying, 9e-3, label)
-    tree, drafted = policy.tree_type(7, base_len=5, max_depth=4000), []
-    for number in range(2 * LEARNED):
-        policy.begin([tree], [Progress()])
-        leaves = policy.leaves([tree], 0)
-        if any(leaves):
-            tree.expand(leaves[0])
-            tree.add_children(0, (7,), (math.log(0.6),))
-            policy.leaves([tree], 1)
-            drafted.append(number)
-        policy.select([tree])
-        tree.reroot((9,))
-    assert drafted == list(range(len(drafted)))
-    assert LEARNED <= len(drafted) <= LEARNED + 2
 
 
 class Rests(Speculation):

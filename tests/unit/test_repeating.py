@@ -1,0 +1,162 @@
+"""Rounds that draft without a look at the batch; what looks and rows of a round are priced at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from codesign.candidate import Candidate
+from codesign.config import Serving, parse_deployment
+from codesign.fit import Fit
+from codesign.fit.shipped import DEFAULT_FIT
+from codesign.policy.batch_tree import BatchTree
+from codesign.policy.cost import StepTime
+from codesign.policy.goodput import Goodput
+from codesign.policy.repeating import Repeating
+from codesign.policy.resting import LEARNED, LOOKING
+from codesign.policy.speculation import Progress, build_speculation, parse_policy
+from codesign.policy.traffic import COLD, rows_behind
+from codesign.policy.tree import DraftTree
+from codesign.sim import simulate
+
+DRAFT = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.001)
+TARGET = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.010)
+LOOK = 2e-4
+LABELS = ["batch-tree-4x1x3", "specserve-3"]
+
+
+def policy_of(
+    label: str, *, look: float = LOOK, draft: StepTime = DRAFT, target: StepTime = TARGET
+) -> Repeating:
+    policy = build_speculation(parse_policy(label), goodput=Goodput(draft, target, deciding=look))
+    assert isinstance(policy, Repeating)
+    return policy
+
+
+def trees_of(policy: Repeating, count: int, *, missing: int = 0) -> list[DraftTree]:
+    trees = [policy.tree_type(9, base_len=1, max_depth=900) for _ in range(count)]
+    for tree in trees:
+        tree.expand([0])
+        tree.reroot((9,) * (missing + 1))
+    return trees
+
+
+def play(policy: Repeating, trees: Sequence[DraftTree], chance: float) -> tuple[int, int]:
+    """A round in which every forward finds one token; forwards, and nodes beside the roots."""
+    policy.begin(trees, [Progress()] * len(trees))
+    done = 0
+    while any(leaves := policy.leaves(trees, done)):
+        for tree, nodes in zip(trees, leaves, strict=True):
+            tree.expand(nodes)
+            for node in nodes:
+                tree.add_children(node, (7,), (math.log(chance),))
+        done += 1
+    chosen = policy.select(trees)
+    for tree in trees:
+        tree.reroot((9,))
+    return done, sum(map(len, chosen)) - len(trees)
+
+
+def stairs(rows: int) -> StepTime:
+    """A target for which so many rows are dear."""
+    return StepTime(0.0, (rows - 1, rows), (0.010, 0.020))
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_a_round_whose_looks_found_nothing_is_repeated_until_they_are_their_share(label):
+    policy = policy_of(label, target=stairs(5))
+    trees = trees_of(policy, 2)
+    assert play(policy, trees, 0.6) == (1, 2)
+    assert not policy.repeats
+    for _ in range(math.ceil(2 * LOOK / (LOOKING * 0.011)) - 1):
+        assert play(policy, trees, 0.6) == (1, 2)
+        assert policy.repeats
+        assert not policy.rests
+    assert play(policy, trees, 0.6) == (1, 2)
+    assert not policy.repeats
+
+
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("what", ["somebody comes", "somebody goes", "a prompt shares the forward"])
+def test_what_is_new_is_looked_at_at_once(label, what):
+    policy = policy_of(label, target=stairs(5))
+    trees = trees_of(policy, 2)
+    play(policy, trees, 0.6)
+    play(policy, trees, 0.6)
+    assert policy.repeats
+    if what == "somebody comes":
+        trees += trees_of(policy, 1)
+    elif what == "somebody goes":
+        trees.pop()
+    else:
+        policy.sharing = (64, 1)
+    play(policy, trees, 0.6)
+    assert not policy.repeats
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_looks_that_gain_or_that_nobody_has_timed_are_made_in_every_round(label):
+    gaining, free = policy_of(label), policy_of(label, look=0.0, target=stairs(5))
+    trees, others = trees_of(gaining, 1), trees_of(free, 2)
+    for _ in range(9):
+        assert play(gaining, trees, 0.9)[0] == 3  # further forwards pay, and looks find them
+        assert play(free, others, 0.6) == (1, 2)
+        assert not gaining.repeats
+        assert not free.repeats
+
+
+def test_a_look_that_is_not_made_is_not_charged():
+    fit = Fit.load(DEFAULT_FIT)
+    cost = replace(fit.costs["2"], target=stairs(7), draft=DRAFT, deciding=LOOK, deciding_each=0.0)
+    requests = pd.DataFrame({"arrival": [0.0] * 3, "prompt_tokens": 20, "output_tokens": 80})
+    candidate = Candidate(parse_deployment("2"), parse_policy("specserve-1"), 3)
+    known = replace(fit, costs={"2": cost})
+    run = simulate(requests, candidate, known, serving=Serving(max_kv_tokens=4096), seed=1)
+    rounds = run.rounds
+    full = (rounds.column("batch") == 3) & (rounds.column("num_expansions") == 1)
+    seconds = rounds.column("draft")[full][1:]  # the first has the prompts
+    bare = 0.001 + cost.choices(3)
+    looked = seconds > bare + LOOK
+    assert seconds[looked] == pytest.approx(bare + 2 * LOOK)
+    assert seconds[~looked] == pytest.approx(bare)
+    assert 0 < looked.sum() < (~looked).sum()
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_where_chains_were_accepted_to_the_end_a_forward_has_their_last_tokens_rows(label):
+    draft = StepTime(0.0, (2, 3), (0.001, 0.012))  # two rows are cheap, more are not
+    for missing, forwards in ((0, True), (1, False)):
+        policy = policy_of(label, draft=draft, look=0.0)
+        trees = trees_of(policy, 2, missing=missing)
+        assert bool(play(policy, trees, 0.6)[0]) == forwards
+
+
+def test_what_plain_rounds_left_is_no_price_of_drafting_on():
+    policy = policy_of("specserve-3")
+    found = [rows_behind(trees_of(policy, 1, missing=n)[0]) for n in (0, 1, 5, COLD)]
+    assert found == [0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("label", ["batch-tree-2x1x1", "specserve-1"])
+def test_looks_count_for_what_is_made_of_them(label):
+    kept, changed = (policy_of(label, look=9e-3, draft=DRAFT) for _ in range(2))
+    trees, drafted = trees_of(kept, 1), 0
+    for _ in range(2 * LEARNED):
+        assert play(kept, trees, 0.6)[0]
+        drafted += bool(play(changed, trees_of(changed, 1), 0.6)[0])
+    assert kept.looking < 0.5
+    assert LEARNED <= drafted <= LEARNED + 2
+
+
+def test_what_requests_start_with_is_that_of_the_first_rounds_not_a_guess():
+    policy = policy_of("batch-tree-4x1x1", look=0.0)
+    assert isinstance(policy, BatchTree)
+    for _ in range(4):
+        trees = trees_of(policy, 2)
+        for _ in range(8):
+            assert play(policy, trees, 0.3)[0]
+    assert policy.calibration.confidence < 0.48
