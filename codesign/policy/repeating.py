@@ -72,7 +72,7 @@ class Repeating(Resting):
         gain = tokens / (seconds + looks) / ((this.roots + sum(chances)) / blind) - 1.0
         mean = self._gains.get(this.batch, 0.0)
         self._gains[this.batch] = mean = mean + _MEMORY * (gain - mean)
-        if mean < 0.0:
+        if mean < 0.0 and this.look:  # not before confidences are learned
             self._left = rounds_until_look(looks, blind - this.stall) - 1
             self._batch = list(trees)
 

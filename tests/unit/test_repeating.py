@@ -13,6 +13,7 @@ from codesign.candidate import Candidate
 from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
+from codesign.policy.adaptive import SpecServe
 from codesign.policy.batch_tree import BatchTree
 from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
@@ -32,8 +33,13 @@ LABELS = ["batch-tree-4x1x3", "specserve-3"]
 def policy_of(
     label: str, *, look: float = LOOK, draft: StepTime = DRAFT, target: StepTime = TARGET
 ) -> Repeating:
+    """One whose confidences are learned."""
     policy = build_speculation(parse_policy(label), goodput=Goodput(draft, target, deciding=look))
-    assert isinstance(policy, Repeating)
+    if isinstance(policy, BatchTree):
+        policy._num_learned = LEARNED
+    else:
+        assert isinstance(policy, SpecServe)
+        policy._num_confidence, policy._sum_confidence = LEARNED + 1, 0.6 * (LEARNED + 1)
     return policy
 
 
@@ -112,7 +118,7 @@ def test_looks_that_gain_or_that_nobody_has_timed_are_made_in_every_round(label)
 def test_a_look_that_is_not_made_is_not_charged():
     fit = Fit.load(DEFAULT_FIT)
     cost = replace(fit.costs["2"], target=stairs(7), draft=DRAFT, deciding=LOOK, deciding_each=0.0)
-    requests = pd.DataFrame({"arrival": [0.0] * 3, "prompt_tokens": 20, "output_tokens": 80})
+    requests = pd.DataFrame({"arrival": [0.0] * 3, "prompt_tokens": 20, "output_tokens": 250})
     candidate = Candidate(parse_deployment("2"), parse_policy("specserve-1"), 3)
     known = replace(fit, costs={"2": cost})
     run = simulate(requests, candidate, known, serving=Serving(max_kv_tokens=4096), seed=1)
@@ -143,18 +149,23 @@ def test_what_plain_rounds_left_is_no_price_of_drafting_on():
 
 @pytest.mark.parametrize("label", ["batch-tree-2x1x1", "specserve-1"])
 def test_looks_count_for_what_is_made_of_them(label):
-    kept, changed = (policy_of(label, look=9e-3, draft=DRAFT) for _ in range(2))
-    trees, drafted = trees_of(kept, 1), 0
+    goodput = Goodput(DRAFT, TARGET, deciding=9e-3)
+    changed = build_speculation(parse_policy(label), goodput=goodput)
+    assert isinstance(changed, Repeating)
+    kept, drafted = policy_of(label), 0
+    trees = trees_of(kept, 1)
     for _ in range(2 * LEARNED):
         assert play(kept, trees, 0.6)[0]
         drafted += bool(play(changed, trees_of(changed, 1), 0.6)[0])
     assert kept.looking < 0.5
-    assert LEARNED <= drafted <= LEARNED + 2
+    assert changed.looking == 1.0
+    assert LEARNED <= drafted <= LEARNED + 2  # before that confidences are learned
 
 
 def test_what_requests_start_with_is_that_of_the_first_rounds_not_a_guess():
     policy = policy_of("batch-tree-4x1x1", look=0.0)
     assert isinstance(policy, BatchTree)
+    policy._num_learned = 0
     for _ in range(4):
         trees = trees_of(policy, 2)
         for _ in range(8):
