@@ -517,7 +517,7 @@ tree and 0.980 for SpecServe, both with 70B + 3B on "code" at 0.7 (before: 0.985
 latter with 70B + 3B on "conv" at 1.2); means are 0.3 and 0.7 % above those of before, the batch
 tree over SpecServe at least 0.981. "code" at 0.7 is what the first second loses, whose answers are
 expected to be long. What either gains at small batches from looks is kept: there every round has
-them. All this by the fits of the afternoon before. By those that ship since, with the table's one
+them. All this by the fits of before. By those that ship since, with the table's one
 seed, the chain of one is ahead with 70B + 3B still: at load 1.2 the batch tree has 0.963 and 0.966
 of its speed on "conv" and "mooncake", SpecServe 0.958 and 0.973.
 

@@ -61,12 +61,13 @@ def test_tiles_are_dealt_out_in_whole_steps_and_no_cluster_takes_more_of_them(sh
     count = row_tiles(rows)
     tiling = choose(tiles=tiles, groups=groups, num_row_tiles=count)
     plan = layout(tiling, tiles=tiles, groups=groups, num_row_tiles=count, num_sms=132)
-    assert plan.unit in (1, tiling.tiles)
+    whole = tiles % tiling.tiles == 0 and tiles // tiling.tiles >= plan.clusters
+    assert plan.unit == (tiling.tiles if whole else 1)
     assert tiles % plan.unit == 0
     assert plan.clusters * plan.unit <= tiles, "a cluster without tiles"
-    most = -(-tiles // plan.unit // plan.clusters) * plan.unit
     evenly = -(-tiles // plan.clusters)
-    assert -(-most // tiling.tiles) == -(-evenly // tiling.tiles)
+    chunks = -(-(-(-groups // tiling.warps)) // tiling.cluster)
+    assert plan.steps == -(-evenly // tiling.tiles) * chunks
 
 
 def test_chunks_are_unknown_where_blocks_of_a_cluster_have_unequal_many():

@@ -499,7 +499,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       previous_done = true;
     }
 
-    // Queries, and the new rows of the tail; one block writes the item's own rows to the slab, too.
+    // Queries, and the new rows of the tail.
     constexpr int PARTS = E / 16, QUERY_PARTS = ROWS * PARTS;
     const int new_parts = has_tail ? min(slab_end - context, tail_rows - (context - tail_start)) * PARTS : 0;
     for (int i = tid; i < max(QUERY_PARTS, new_parts); i += THREADS) {
