@@ -58,6 +58,9 @@ def unsure_cost(fit: Fit, label: str, generator: np.random.Generator) -> RoundCo
         step, most = getattr(cost, name), 1 if name in PROMPTS else MOST_REQUESTS
         sigmas = [fit.standard_error(f"{label}/{name}", requests=n + 1) for n in range(most)]
         factors = np.exp(np.array(sigmas) * generator.normal(size=most)).tolist()
+        if name in PROMPTS:
+            steps[name] = step.scaled(factors[0])
+            continue
         own = {each.name: getattr(step, each.name) for each in fields(StepTime)}
         steps[name] = UnsureStep(**own, factors=tuple(factors))
     return replace(cost, **steps)

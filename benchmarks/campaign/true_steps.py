@@ -58,7 +58,8 @@ def true_cost(cost: RoundCost, records: RunRecords, *, has_draft: bool) -> Round
     forwards = quiet["num_expansions"].to_numpy(float)
     rows = quiet["draft_rows"].to_numpy(float) / np.maximum(forwards, 1.0)
     drafting = forwards * cost.draft.of_arrays(rows, quiet["context"], quiet["batch"])
-    awaited = quiet["draft"] + quiet["link_back"] - cost.choices(quiet["batch"].to_numpy(float))
+    choosing = cost.choices(quiet["batch"].to_numpy(float), quiet["rows"].to_numpy(float))
+    awaited = quiet["draft"] + quiet["link_back"] - choosing
     return replace(found, draft=cost.draft.scaled(_share(awaited, drafting)))
 
 

@@ -73,7 +73,9 @@ class SpecServe(Repeating):
         return self._sum_confidence / self._num_confidence
 
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
-        if self._begins_repeat(trees):
+        if self._may_repeat and self._spec.slo_aware:
+            self._longest = self._longest_round(progress)
+        if self._begins_repeat(trees, self._longest):
             return
         num_beside, rows_beside = self.beside
         batch, context = len(trees) + num_beside, context_rows(trees) + rows_beside

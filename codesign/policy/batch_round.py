@@ -132,7 +132,7 @@ class BatchRound:
         num_forwards: How many of them.
         first: Seconds of the first one, without its look.
         behind: Seconds that a forward takes longer for tokens that requests missed; 0 once it ran.
-        beside: The same of those beside the verification.
+        beside: Seconds so far of draft forwards beside the verification.
         verification: Seconds of the verification; known once its nodes are chosen.
     """
 

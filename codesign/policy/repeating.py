@@ -4,8 +4,8 @@ A look takes the host's time: one before each draft forward, one at the end. Of 
 says what the last round's said, as long as the requests are the same. What it may find beside that
 is a further forward, siblings, or nodes that are worth no row. A round of looks is compared with
 one without: one forward, each request's likeliest child. Where that has been better lately, with so
-many requests, it is repeated until looks are their share of the time (resting.py), or somebody
-comes or goes.
+many requests, it is repeated until looks are their share of the time (resting.py), somebody comes
+or goes, or it is longer than an SLO allows.
 
 Must not import torch or read a clock.
 """
@@ -13,7 +13,7 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp
+from math import exp, inf
 
 from codesign.policy.batch_round import BatchRound
 from codesign.policy.cost import Calibration
@@ -30,7 +30,7 @@ class Repeating(Resting):
     """A policy that says when it repeats a round.
 
     Attributes:
-        looking: Share of the rounds with drafting that have looks, lately.
+        looking: Share of the rounds begun that have looks, lately.
     """
 
     def __init__(self, goodput: Goodput, calibration: Calibration | None = None) -> None:
@@ -40,12 +40,19 @@ class Repeating(Resting):
         self.looking = 1.0
         self._left = 0  # rounds that repeat the last one
         self._batch: list[DraftTree] = []  # whom they serve
+        self._others = 0  # requests beside them that are not drafted for
+        self._seconds = 0.0  # of each
         self._gains: dict[int, float] = {}  # share of goodput that looks gain, by requests
 
-    def _begins_repeat(self, trees: Sequence[DraftTree]) -> bool:
-        """Whether the round that starts repeats the last one."""
+    @property
+    def _may_repeat(self) -> bool:
+        return self._left > 0
+
+    def _begins_repeat(self, trees: Sequence[DraftTree], longest: float = inf) -> bool:
+        """Whether the round that starts repeats the last one, in so many seconds at most."""
         prompt_rows, _ = self.sharing
-        self.repeats = self._left > 0 and not prompt_rows and list(trees) == self._batch
+        same = (list(trees), self.beside[0]) == (self._batch, self._others)
+        self.repeats = self._left > 0 and not prompt_rows and same and self._seconds <= longest
         self._left -= 1
         self.looking += _SHARE_MEMORY * ((not self.repeats) - self.looking)
         return self.repeats
@@ -74,7 +81,8 @@ class Repeating(Resting):
         self._gains[this.batch] = mean = mean + _MEMORY * (gain - mean)
         if mean < 0.0 and this.look:  # not before confidences are learned
             self._left = rounds_until_look(looks, blind - this.stall) - 1
-            self._batch = list(trees)
+            self._batch, self._others = list(trees), self.beside[0]
+            self._seconds = blind - this.stall
 
 
 def likeliest_leaves(trees: Sequence[DraftTree], done: int) -> list[list[int]]:

@@ -589,6 +589,12 @@ def test_draws_of_a_replay_are_as_unsure_as_the_fit(campaign, machine_fit):
     arrays = drawn[0].target.of_arrays([4, 4], 0, [1, 8])
     assert arrays.tolist() == [drawn[0].target(4, 0, 1), drawn[0].target(4, 0, 8)]
     assert {each.prefill(9) for each in drawn} == {cost.prefill(9)}
+    cost = replace(cost, draft_prefill=replace(cost.draft_prefill, apart=True))
+    fit = replace(fit, costs={"2": cost}, errors={"2/draft_prefill": 0.02})
+    for each in (unsure_cost(fit, "2", generator) for _ in range(9)):
+        factor = each.draft_prefill(100) / cost.draft_prefill(100)
+        once = replace(cost, draft_prefill=cost.draft_prefill.scaled(factor))
+        assert each.draft_prompt(100) == pytest.approx(once.draft_prompt(100))
 
 
 def test_a_size_says_how_long_a_segment_is_and_how_many_a_stream_serves(campaign):

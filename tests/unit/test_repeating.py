@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -51,9 +52,11 @@ def trees_of(policy: Repeating, count: int, *, missing: int = 0) -> list[DraftTr
     return trees
 
 
-def play(policy: Repeating, trees: Sequence[DraftTree], chance: float) -> tuple[int, int]:
+def play(
+    policy: Repeating, trees: Sequence[DraftTree], chance: float, progress: Progress | None = None
+) -> tuple[int, int]:
     """A round in which every forward finds one token; forwards, and nodes beside the roots."""
-    policy.begin(trees, [Progress()] * len(trees))
+    policy.begin(trees, [progress or Progress()] * len(trees))
     done = 0
     while any(leaves := policy.leaves(trees, done)):
         for tree, nodes in zip(trees, leaves, strict=True):
@@ -87,7 +90,7 @@ def test_a_round_whose_looks_found_nothing_is_repeated_until_they_are_their_shar
 
 
 @pytest.mark.parametrize("label", LABELS)
-@pytest.mark.parametrize("what", ["somebody comes", "somebody goes", "a prompt shares the forward"])
+@pytest.mark.parametrize("what", ["somebody comes", "somebody goes", "beside them", "a prompt"])
 def test_what_is_new_is_looked_at_at_once(label, what):
     policy = policy_of(label, target=stairs(5))
     trees = trees_of(policy, 2)
@@ -98,9 +101,26 @@ def test_what_is_new_is_looked_at_at_once(label, what):
         trees += trees_of(policy, 1)
     elif what == "somebody goes":
         trees.pop()
+    elif what == "beside them":
+        policy.beside = (1, 20)
     else:
         policy.sharing = (64, 1)
     play(policy, trees, 0.6)
+    assert not policy.repeats
+
+
+def test_no_round_is_repeated_that_is_longer_than_a_target_allows():
+    policy = policy_of("specserve-3", target=stairs(5))
+    trees = trees_of(policy, 2)
+    play(policy, trees, 0.6)
+    play(policy, trees, 0.6)
+    assert policy.repeats
+    assert isinstance(policy, SpecServe)
+    more, target = float(policy.traffic.expected_left(np.array([1]))[0]), 0.011
+    plain = 0.010 / (1.0 - policy.traffic.share)
+    spent = target * (2 + more) - plain * more - 0.0107  # 10.7 ms are left for the next token
+    late = Progress(elapsed=spent, tokens=1, slo_tpot=target)
+    assert play(policy, trees, 0.6, late)[0] == 0  # a draft forward and a step take 11
     assert not policy.repeats
 
 
@@ -125,7 +145,7 @@ def test_a_look_that_is_not_made_is_not_charged():
     rounds = run.rounds
     full = (rounds.column("batch") == 3) & (rounds.column("num_expansions") == 1)
     seconds = rounds.column("draft")[full][1:]  # the first has the prompts
-    bare = 0.001 + cost.choices(3)
+    bare = 0.001 + cost.choices(3, 6)
     looked = seconds > bare + LOOK
     assert seconds[looked] == pytest.approx(bare + 2 * LOOK)
     assert seconds[~looked] == pytest.approx(bare)

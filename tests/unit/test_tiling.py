@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from math import ceil
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,7 +68,7 @@ def test_tiles_are_dealt_out_in_whole_steps_and_no_cluster_takes_more_of_them(sh
     assert tiles % plan.unit == 0
     assert plan.clusters * plan.unit <= tiles, "a cluster without tiles"
     evenly = -(-tiles // plan.clusters)
-    chunks = -(-(-(-groups // tiling.warps)) // tiling.cluster)
+    chunks = ceil(ceil(groups / tiling.warps) / tiling.cluster)
     assert plan.steps == -(-evenly // tiling.tiles) * chunks
 
 
