@@ -519,7 +519,7 @@ tree over SpecServe at least 0.981. "code" at 0.7 is what the first second loses
 expected to be long. What either gains at small batches from looks is kept: there every round has
 them. All this by the fits of before. By those that ship since, with the table's one
 seed, the chain of one is ahead with 70B + 3B still: at load 1.2 the batch tree has 0.963 and 0.966
-of its speed on "conv" and "mooncake", SpecServe 0.958 and 0.973.
+of its speed on "conv" and "mooncake", SpecServe 0.972 and 0.973.
 
 {markdown(("pair", "trace", "load", *policies), rows)}"""
 
