@@ -218,10 +218,8 @@ def time_groups(
         if number >= effort.min_passes and perf_counter() - start > effort.seconds:
             break
         for group in groups:
-            chosen = [s for s in group.shapes if number < _SLOW_PASSES or "prefill" not in s.op]
-            if not chosen:
-                continue
             group.prepare()
+            chosen = [s for s in group.shapes if number < _SLOW_PASSES or "prefill" not in s.op]
             order = range(len(chosen)) if group.in_order else generator.permutation(len(chosen))
             for shape in [chosen[index] for index in order]:
                 yield _row(shape, group.beside, seconds_of(shape))
