@@ -8,6 +8,7 @@ no torch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -35,6 +36,12 @@ class UnsureStep(StepTime):
 
     factors: tuple[float, ...] = (1.0,)
 
+    @classmethod
+    def of(cls, step: StepTime, factors: Sequence[float]) -> UnsureStep:
+        """A step with these factors."""
+        own = {each.name: getattr(step, each.name) for each in fields(StepTime)}
+        return cls(**own, factors=tuple(factors))
+
     def of_arrays(
         self, rows: ArrayLike, context: ArrayLike, requests: ArrayLike = 1.0
     ) -> NDArray[np.float64]:
@@ -58,11 +65,7 @@ def unsure_cost(fit: Fit, label: str, generator: np.random.Generator) -> RoundCo
         step, most = getattr(cost, name), 1 if name in PROMPTS else MOST_REQUESTS
         sigmas = [fit.standard_error(f"{label}/{name}", requests=n + 1) for n in range(most)]
         factors = np.exp(np.array(sigmas) * generator.normal(size=most)).tolist()
-        if name in PROMPTS:
-            steps[name] = step.scaled(factors[0])
-            continue
-        own = {each.name: getattr(step, each.name) for each in fields(StepTime)}
-        steps[name] = UnsureStep(**own, factors=tuple(factors))
+        steps[name] = step.scaled(factors[0]) if most == 1 else UnsureStep.of(step, factors)
     return replace(cost, **steps)
 
 

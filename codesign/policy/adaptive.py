@@ -38,7 +38,7 @@ class SpecServe(Repeating):
     Adaptive drafter: predict the goodput of one more step with the running mean confidence; if it
     does not fall, draft the step, and correct with the confidences seen. Confidence-prior verifier:
     of all drafted tokens verify the set with the largest goodput, most likely first. Both stay
-    within the seconds that the SLO leaves a round (``_longest_round``).
+    within the seconds that the SLO leaves a round (``_allowed``).
 
     Beyond the paper, a round is priced with the prompts that it delays (batch_round.py), the target
     is one of a request's whole answer, and the draft runs a prompt only if drafting saves more.
@@ -73,9 +73,7 @@ class SpecServe(Repeating):
         return self._sum_confidence / self._num_confidence
 
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
-        if self._may_repeat and self._spec.slo_aware:
-            self._longest = self._longest_round(progress)
-        if self._begins_repeat(trees, self._longest):
+        if self._begins_repeat(trees, progress):
             return
         num_beside, rows_beside = self.beside
         batch, context = len(trees) + num_beside, context_rows(trees) + rows_beside
@@ -87,18 +85,20 @@ class SpecServe(Repeating):
             sharing=self.sharing,
             looking=self.looking if self._num_confidence > LEARNED else 0.0,
         )
-        self._longest = self._longest_round(progress) if self._spec.slo_aware else math.inf
+        self._longest = self._allowed(progress)
         self._best = self._value(_draft_chances(trees))
         self._known = [len(tree) for tree in trees]
         self._costly = set()
 
-    def _longest_round(self, progress: Sequence[Progress]) -> float:
+    def _allowed(self, progress: Sequence[Progress]) -> float:
         """Seconds after which plain decoding would still keep every target that it can keep.
 
         Of the round a request may get one token only, as the paper has it. Its target is one of
         the mean of all its tokens: there are those that it has, and those that are expected. One
         that would miss its target with plain rounds from now on has nothing to lose.
         """
+        if not self._spec.slo_aware:
+            return math.inf
         this, left = self._round, self.traffic.expected_left(np.array([p.tokens for p in progress]))
         plain = self._goodput.seconds(
             batch=this.batch, context=this.context, steps=0, draft_tokens=0

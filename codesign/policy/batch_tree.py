@@ -101,7 +101,7 @@ class BatchTree(Repeating):
         self._num_learned = 0  # rounds with drafting
 
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
-        if self._begins_repeat(trees):
+        if self._begins_repeat(trees, progress):
             return
         own = cast("Sequence[BudgetTree]", trees)
         num_beside, rows_beside = self.beside

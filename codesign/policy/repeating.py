@@ -18,6 +18,7 @@ from math import exp, inf
 from codesign.policy.batch_round import BatchRound
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
+from codesign.policy.interface import Progress
 from codesign.policy.resting import Resting, rounds_until_look
 from codesign.policy.traffic import COLD
 from codesign.policy.tree import DraftTree
@@ -44,15 +45,16 @@ class Repeating(Resting):
         self._seconds = 0.0  # of each
         self._gains: dict[int, float] = {}  # share of goodput that looks gain, by requests
 
-    @property
-    def _may_repeat(self) -> bool:
-        return self._left > 0
+    def _allowed(self, progress: Sequence[Progress]) -> float:
+        """Seconds that a round with draft tokens may take."""
+        return inf
 
-    def _begins_repeat(self, trees: Sequence[DraftTree], longest: float = inf) -> bool:
-        """Whether the round that starts repeats the last one, in so many seconds at most."""
+    def _begins_repeat(self, trees: Sequence[DraftTree], progress: Sequence[Progress]) -> bool:
+        """Whether the round that starts repeats the last one."""
         prompt_rows, _ = self.sharing
         same = (list(trees), self.beside[0]) == (self._batch, self._others)
-        self.repeats = self._left > 0 and not prompt_rows and same and self._seconds <= longest
+        may = self._left > 0 and not prompt_rows and same
+        self.repeats = may and self._seconds <= self._allowed(progress)
         self._left -= 1
         self.looking += _SHARE_MEMORY * ((not self.repeats) - self.looking)
         return self.repeats
