@@ -53,6 +53,11 @@ class HeldOut:
     median: float
     max: float
 
+    @classmethod
+    def of(cls, errors_S: Floats) -> HeldOut:
+        """Of the errors at each shape."""
+        return cls(*(float(value(errors_S)) for value in (np.mean, np.median, np.max)))
+
 
 @dataclass(frozen=True, slots=True)
 class StepFit:
@@ -125,12 +130,13 @@ def fit_step(
         forms["quadratic"] = fit_quadratic
     if on_ranks:
         forms["stairs"] = fit_prompt_stairs if is_prefill else fit_stream_stairs
-    errors: dict[Form, HeldOut] = {name: held_out(shapes, fit) for name, fit in forms.items()}
+    left: dict[Form, Floats] = {name: left_out(shapes, fit) for name, fit in forms.items()}
+    errors: dict[Form, HeldOut] = {name: HeldOut.of(errors_S) for name, errors_S in left.items()}
     times: dict[Form, StepTime] = {name: fit(shapes) for name, fit in forms.items()}
     form = _choice(errors, MAX_LINE_ERROR_ON_RANKS if on_ranks else MAX_LINE_ERROR)
     if is_prefill and on_ranks and miss(times[form], shapes) > MAX_LINE_ERROR:
         form = min(times, key=lambda name: miss(times[name], shapes))
-    unsure = _by_requests(shapes, residuals(shapes, forms[form]))
+    unsure = _by_requests(shapes, residuals(shapes, times[form], left[form]))
     return StepFit(times[form], form, errors, len(shapes.seconds), most_rows, unsure)
 
 
@@ -141,15 +147,16 @@ def _by_requests(shapes: Shapes, residuals_S: Floats) -> dict[str, float]:
     return {name: float(np.median(found)) for name, found in known.items() if len(found)}
 
 
-def residuals(shapes: Shapes, fit: Callable[[Shapes], StepTime]) -> Floats:
+def residuals(shapes: Shapes, time: StepTime, left_S: Floats) -> Floats:
     """(S,) sizes of the relative errors at each shape of a fit that has seen all of them.
 
+    ``left_S`` are those of fits without the shape (``left_out``).
     A shape draws the fit to itself. If it takes the share h of the weight there, what is left of
     an error is 1 - h of what it is to a fit without the shape, and the error's own size is the
     geometric mean of both. NaN where the fit goes through a shape, whatever its time.
     """
-    own_S = _errors(shapes, fit(shapes))
-    return np.where(own_S > _THROUGH, np.sqrt(own_S * left_out(shapes, fit)), np.nan)
+    own_S = _errors(shapes, time)
+    return np.where(own_S > _THROUGH, np.sqrt(own_S * left_S), np.nan)
 
 
 def _choice(errors: dict[Form, HeldOut], most: float) -> Form:
@@ -159,12 +166,6 @@ def _choice(errors: dict[Form, HeldOut], most: float) -> Form:
     if errors[form].mean > most:
         form = min(errors, key=lambda name: errors[name].mean)
     return form
-
-
-def held_out(shapes: Shapes, fit: Callable[[Shapes], StepTime]) -> HeldOut:
-    """Relative error of ``fit`` at each shape when it is made from the others."""
-    errors_S = left_out(shapes, fit)
-    return HeldOut(float(np.mean(errors_S)), float(np.median(errors_S)), float(np.max(errors_S)))
 
 
 def left_out(shapes: Shapes, fit: Callable[[Shapes], StepTime]) -> Floats:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codesign.fit.step_forms import Shapes, fit_line, fit_piecewise, fit_quadratic, fit_table
-from codesign.fit.steps import held_out
+from codesign.fit.steps import HeldOut, left_out
 
 SHAPES = [(n, c) for n in (1, 2, 4, 8, 12, 16, 32) for c in (32, 128, 512)]
 ROWS = np.array([n for n, _ in SHAPES], np.float64)
@@ -55,7 +55,7 @@ def test_a_noisy_line_is_recovered_within_a_few_times_the_noise(alpha, gamma, de
     time = fit_line(shapes)
     fitted = np.array([time(n, c) for n, c in SHAPES])
     assert np.abs(fitted / truth - 1.0).max() < 0.1
-    assert held_out(shapes, fit_line).median < 0.08
+    assert HeldOut.of(left_out(shapes, fit_line)).median < 0.08
 
 
 @given(st.lists(st.floats(1e-4, 1.0), min_size=len(SHAPES), max_size=len(SHAPES)))

@@ -37,7 +37,7 @@ from codesign.fit.prompt_luck import (
 from codesign.fit.prompt_stairs import LONG_BUCKETS, PROMPT_BUCKETS, fit_prompt_stairs
 from codesign.fit.round_costs import NODES, fit_costs, fit_slowdown
 from codesign.fit.step_forms import BUCKETS, Shapes, fit_line, fit_stream_stairs, fit_table
-from codesign.fit.steps import MAX_LINE_ERROR, fit_step, held_out, left_out, residuals
+from codesign.fit.steps import MAX_LINE_ERROR, HeldOut, fit_step, left_out, residuals
 from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
 from codesign.profiler.steps import RANK_CONTEXTS, RANK_GRID, draft_shapes, target_shapes
@@ -282,8 +282,8 @@ def test_prompts_on_ranks_whose_kernels_change_with_the_length_take_what_was_mea
 def test_the_held_out_error_of_a_wrong_form_is_not_hidden_by_fitting_to_it():
     shapes = Shapes.of(timings(kinked, noise=0.0))
     worst = max(abs(fit_line(shapes)(n, c) / kinked(n, c) - 1) for n in ROWS for c in CONTEXTS)
-    assert held_out(shapes, fit_line).max > worst
-    assert held_out(shapes, fit_table).max < worst
+    assert HeldOut.of(left_out(shapes, fit_line)).max > worst
+    assert HeldOut.of(left_out(shapes, fit_table)).max < worst
 
 
 def test_residuals_are_the_size_of_the_errors_whatever_share_of_a_fit_each_shape_has():
@@ -292,7 +292,8 @@ def test_residuals_are_the_size_of_the_errors_whatever_share_of_a_fit_each_shape
 
     errors = np.random.default_rng(0).normal(0.0, 0.02, (300, 3))
     numbers = np.arange(3.0)
-    found = [residuals(Shapes(numbers, numbers, numbers, 1.0 + e), mean) for e in errors]
+    every = [Shapes(numbers, numbers, numbers, 1.0 + e) for e in errors]
+    found = [residuals(shapes, mean(shapes), left_out(shapes, mean)) for shapes in every]
     assert np.sqrt(np.mean(np.square(found))) == pytest.approx(0.02, rel=0.05)
 
 
@@ -302,8 +303,9 @@ def test_a_step_that_only_its_own_timing_tells_does_not_say_how_unsure_the_other
         rows=np.array([8.0] * 4 + [16.0, 32.0, 64.0]), requests=np.ones(7), seconds=seconds,
         context=np.array([64.0, 128.0, 256.0, 512.0, *[64.0] * 3]),
     )  # fmt: skip
-    assert left_out(shapes, fit_stream_stairs).max() > 0.1
-    found = residuals(shapes, fit_stream_stairs)
+    left = left_out(shapes, fit_stream_stairs)
+    assert left.max() > 0.1
+    found = residuals(shapes, fit_stream_stairs(shapes), left)
     assert np.isnan(found[4:]).all()
     assert 0.001 < found[:4].max() < 0.03
 
