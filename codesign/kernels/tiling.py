@@ -144,7 +144,7 @@ _MEASURED = {
     (896, 64): (Tiling(16, 2, 4), Tiling(16, 1, 4)),
     (512, 56): (Tiling(14, 2, 4), Tiling(14, 1, 4)),
     # over two
-    (320, 64): (Tiling(16, 2, 4), Tiling(16, 1, 4)),
+    (320, 64): (Tiling(16, 1, 4), Tiling(16, 1, 4)),
     (512, 32): (Tiling(16, 2, 2), Tiling(16, 1, 2)),
     (1792, 64): (Tiling(16, 2, 4), Tiling(16, 1, 4)),
     (512, 112): (Tiling(14, 2, 4), Tiling(14, 1, 4)),
@@ -155,7 +155,7 @@ _MEASURED = {
     (512, 224): (Tiling(14, 2, 4), Tiling(14, 1, 4)),
     # Llama 8B
     (384, 32): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
-    (256, 32): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
+    (256, 32): (Tiling(8, 2, 4, 2, 1), Tiling(8, 2, 4)),
     (1792, 32): (Tiling(16, 2, 2), Tiling(16, 2, 2)),
     (256, 112): (Tiling(14, 2, 4), Tiling(14, 1, 4)),
     # over two
@@ -164,7 +164,7 @@ _MEASURED = {
     (896, 32): (Tiling(8, 2, 4, paced=4), Tiling(8, 2, 4)),
     (256, 56): (Tiling(14, 1, 4, paced=3), Tiling(14, 1, 4)),
     # Llama 3B
-    (320, 24): (Tiling(6, 2, 4), Tiling(6, 2, 4)),
+    (320, 24): (Tiling(6, 4, 4), Tiling(6, 2, 4)),
     (192, 24): (Tiling(6, 2, 4), Tiling(6, 2, 4)),
     (1024, 24): (Tiling(12, 2, 2), Tiling(12, 1, 2)),
     (192, 64): (Tiling(16, 1, 4), Tiling(16, 1, 4)),
@@ -174,13 +174,13 @@ _MEASURED = {
     (512, 24): (Tiling(12, 1, 2), Tiling(12, 1, 2)),
     # Llama 1B
     (192, 16): (Tiling(4, 2, 4), Tiling(4, 2, 4)),
-    (128, 16): (Tiling(4, 1, 4, 2, 1), Tiling(4, 2, 4)),
+    (128, 16): (Tiling(4, 2, 4), Tiling(4, 2, 4)),
     (1024, 16): (Tiling(8, 4, 2), Tiling(8, 2, 2)),
     (128, 64): (Tiling(16, 1, 4), Tiling(16, 1, 4)),
     # over two; its gate_up is cut as the 70B's o over four
-    (96, 16): (Tiling(4, 4, 4), Tiling(4, 2, 4)),
+    (96, 16): (Tiling(4, 4, 4, 2, 1, paced=4), Tiling(4, 2, 4)),
     (128, 8): (Tiling(4, 2, 2), Tiling(4, 2, 2)),
-    (128, 32): (Tiling(8, 4, 4), Tiling(8, 2, 4)),
+    (128, 32): (Tiling(8, 2, 4), Tiling(8, 2, 4)),
     # Qwen2 72B over two: gate_up, down
     (1856, 64): (Tiling(16, 2, 4), Tiling(16, 1, 4)),
     (512, 116): (Tiling(15, 2, 4), Tiling(15, 1, 4)),
