@@ -4,7 +4,8 @@
     python -m benchmarks.policy_ranks join FOLDER                             # no GPU; for report
 
 The first seconds of each trace, prompts made shorter and answers cut, at a rate that loads plain
-decoding by ``LOAD`` as the fit says; at most eight requests at once, whole prompts between rounds.
+decoding by ``LOAD`` as the fit says, or as in ``--segments mooncake,mooncake@1.2``; at most eight
+requests at once, whole prompts between rounds.
 Ranks are started once per way to split the GPUs and serve every policy on it; plain decoding comes
 first and again later, which tells how far two equal runs are apart. What there is no time for is
 left out.
@@ -59,7 +60,15 @@ ROOM = 3.0  # seconds, for what is written at the end
 
 
 def segment(name: str, folder: Path, cost: RoundCost, seconds: float) -> pd.DataFrame:
-    """So many seconds of a trace, at a rate that loads plain decoding."""
+    """So many seconds of a trace, at a rate that loads plain decoding.
+
+    Args:
+        name: Of the trace, or NAME@LOAD, a share of what plain decoding bears.
+        folder: Of the published traces.
+        cost: Step times of the machine.
+        seconds: Of arrivals.
+    """
+    name, _, load = name.partition("@")
     requests = SEGMENTS[name].load(folder, seed=SEED).drop(columns="hash_ids", errors="ignore")
     requests = requests.loc[requests["arrival"] >= (BURST if name == "code" else 0.0)]
     prompts = requests["prompt_tokens"] * (PROMPT / requests["prompt_tokens"].median())
@@ -69,7 +78,7 @@ def segment(name: str, folder: Path, cost: RoundCost, seconds: float) -> pd.Data
     )
     prompt, output = (float(np.mean(requests[f"{kind}_tokens"])) for kind in ("prompt", "output"))
     step = cost.target(BATCH, BATCH * (prompt + output / 2), BATCH)
-    rate = LOAD / (cost.prefill(prompt) + output * step / BATCH)
+    rate = float(load or LOAD) / (cost.prefill(prompt) + output * step / BATCH)
     head = requests.iloc[: max(round(rate * seconds), 4)].reset_index(drop=True)
     arrival = head["arrival"] - head["arrival"].iloc[0]
     return head.assign(arrival=arrival * seconds / arrival.iloc[-1])

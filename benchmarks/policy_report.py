@@ -537,17 +537,16 @@ def _ranks(results: Results, key: str) -> str:
 
 {about["target"]} with {about["draft"]}, every policy of a split on the same running ranks, the
 first seconds of a trace with prompts made shorter and answers cut, at {about["load"]:.0%} of what
-plain decoding bears by the fit, at most {about["batch"]} requests at once
+plain decoding bears by the fit ("@1.2": at 120 %), at most {about["batch"]} requests at once
 (`python -m benchmarks.policy_ranks`, whose head says more). The fit is that of the same machine,
 minutes before. In brackets what was simulated of the same requests that day{again}. The
 last columns say why they differ: seconds of prompts and of the target's steps over the fit's, what
 a round's drafting takes beyond the draft's steps (deciding is in it), and the latency simulated
 once prompts take what they took in this run."""
     ]
-    for segment in SEGMENTS:
-        found = _of(results, f"{key}/{segment}")
-        if found:
-            parts.append(_ranks_table(segment, found))
+    segments = dict.fromkeys(name.split("/")[1] for name in results if name.startswith(f"{key}/"))
+    for segment in (name for name in segments if name != "about"):
+        parts.append(_ranks_table(segment, _of(results, f"{key}/{segment}")))
     parts.append(about.get("remark", ""))
     return "\n\n".join(filter(None, parts))
 
