@@ -26,7 +26,8 @@ NO_LUCK = PromptLuck(0.0, 0.0)
 def times_sigma(run: RunComparison, fit: Fit, *, waits_for_prompts: bool) -> float:
     """Relative standard error of a time that is left where the tokens of a round are known.
 
-    Errors of the steps, and of prompts where they are in it, by their share.
+    Errors of the steps, and of prompts where they are in it, by their share; and what machines do
+    between a profile and its runs.
     """
     spans = {c.name: c.predicted.value for c in (*run.spans, *run.rounds)}
     label, batch = run.candidate.deployment.unit.label, run.candidate.max_batch
@@ -37,7 +38,9 @@ def times_sigma(run: RunComparison, fit: Fit, *, waits_for_prompts: bool) -> flo
     ]
     total = sum(seconds for seconds, _ in parts)
     squares = sum((seconds * error) ** 2 for seconds, error in parts)
-    return math.sqrt(squares) / total if total else 0.0
+    if not total:
+        return 0.0
+    return math.hypot(math.sqrt(squares) / total, fit.drift(label, total, requests=batch))
 
 
 def luck_of(run: RunComparison, plan: Plan, fit: Fit, workload: Workload) -> PromptLuck:

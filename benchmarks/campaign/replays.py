@@ -55,16 +55,23 @@ class UnsureStep(StepTime):
         return StepTime.__call__(self, rows, context, requests) * factor
 
 
-def unsure_cost(fit: Fit, label: str, generator: np.random.Generator) -> RoundCost:
+def unsure_cost(
+    fit: Fit, label: str, generator: np.random.Generator, *, seconds: float
+) -> RoundCost:
     """A deployment's costs, each kind of step wrong by draws of its error.
 
     How wrong a form is, is another matter with each number of requests: these are other shapes.
+    What a machine does after its profile is one draw for all of a round, which takes ``seconds``.
     """
     cost, steps = fit.costs[label], {}
+    numbers = range(1, MOST_REQUESTS + 1)
+    drifts = np.array([fit.drift(label, seconds, requests=number) for number in numbers])
+    drifted = np.exp(drifts * generator.normal())
     for name in FORWARDS:
         step, most = getattr(cost, name), 1 if name in PROMPTS else MOST_REQUESTS
         sigmas = [fit.standard_error(f"{label}/{name}", requests=n + 1) for n in range(most)]
-        factors = np.exp(np.array(sigmas) * generator.normal(size=most)).tolist()
+        own = np.exp(np.array(sigmas) * generator.normal(size=most))
+        factors = (own if name in PROMPTS else own * drifted).tolist()
         steps[name] = step.scaled(factors[0]) if most == 1 else UnsureStep.of(step, factors)
     return replace(cost, **steps)
 
@@ -75,8 +82,9 @@ def replay_draws(
     """Figures of the same requests with other luck and other steps; the same ones for each plan."""
     label, generator = run.candidate.deployment.unit.label, np.random.default_rng(plan.seed)
     found: dict[str, list[float]] = {}
+    seconds = sum(c.predicted.value for c in run.spans if c.name in ("target", "draft"))
     for draw in range(NUM_DRAWS):
-        drawn = replace(fit, costs={label: unsure_cost(fit, label, generator)})
+        drawn = replace(fit, costs={label: unsure_cost(fit, label, generator, seconds=seconds)})
         outcome, _ = simulate_outcome(
             requests.iloc[: len(run.requests)],
             run.candidate,

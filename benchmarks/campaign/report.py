@@ -67,6 +67,14 @@ recorded: what other words around the same questions do to the tokens of a round
 plan, as far as a figure goes with these. Steps are off by the residuals of their fit, those of
 one request by their own. None is fitted to how many intervals
 hold: all plans of a pair share one draw of the luck of its prompts, both of recorded and of"""
+OF_DRIFT = """\
+parts that add up by their squares. There
+are only so many simulations. Requests that are served have luck, and so have those that were
+recorded: what other words around the same questions do to the tokens of a round of that very
+plan, as far as a figure goes with these. Steps are off by the residuals of their fit, those of
+one request by their own, and by what machines do between a profile and its runs: {host:.0f} us a
+round, and {batch:.1f} % of a round of several requests, as earlier campaigns say. None is fitted
+to how many intervals hold: all plans of a pair share one draw of the luck of its prompts, both of recorded and of"""
 
 NOT_CAPTURED = """\
 ### What the model does not capture
@@ -150,6 +158,8 @@ def _replays(payloads: Sequence[dict[str, Any]]) -> str:
 
 
 def _intervals(results: Sequence[Result]) -> str:
+    if drifts := [result.pair["drift"] for result in results if "drift" in result.pair]:
+        return OF_DRIFT.format(host=drifts[-1]["host"] * 1e6, batch=drifts[-1]["batch"] * 1e2)
     if any("unsure" in result.pair for result in results):
         return OF_POLICIES
     has_parts = any("parts" in run for result in results for run in result.runs())

@@ -21,6 +21,7 @@ from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, read_json, read_table, sha256, write_json, write_table
 from codesign.errors import InputError
 from codesign.fit.calibration import CalibrationFit, fit_calibration
+from codesign.fit.drift import drift_error, host_spreads
 from codesign.fit.prompt_luck import acceptance_error
 from codesign.fit.round_costs import FORWARDS, MEASURE, fit_costs
 from codesign.fit.steps import HeldOut, StepFit
@@ -53,6 +54,7 @@ class Fit:
         steps: How each forward was fitted, by "deployment/op".
         calibration_fit: How well the calibration does; None where it is not known.
         measured: Machine, day and parts of what was measured, as the profile has them.
+        host_spread: How unsteady the host was, in seconds, by deployment label, where it is known.
     """
 
     target: str
@@ -69,6 +71,20 @@ class Fit:
     steps: dict[str, StepFit] = field(default_factory=dict)
     calibration_fit: CalibrationFit | None = None
     measured: Sequence[Mapping[str, Any]] = ()
+    host_spread: dict[str, float] = field(default_factory=dict)
+
+    def drift(self, label: str, seconds: float, *, requests: float = 1.0) -> float:
+        """Relative standard error of a round's time by what machines do after their profile.
+
+        Args:
+            label: Of the deployment.
+            seconds: Of the round.
+            requests: That share it.
+        """
+        if self.origin == ROOFLINE:
+            return 0.0  # of a machine that nobody has measured: its errors are those of data sheets
+        spread = self.host_spread.get(label, 0.0)
+        return drift_error(seconds, requests=requests, host_spread=spread)
 
     def standard_error(self, name: str, *, requests: float = 1.0) -> float:
         """Relative standard error of a step of so many requests.
@@ -112,6 +128,7 @@ class Fit:
             if self.calibration_fit is None
             else asdict(self.calibration_fit),
             "measured": self.measured,
+            "host_spread": self.host_spread,
         }
         write_json(path, {**meta, **body})
 
@@ -156,6 +173,7 @@ def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
         "steps": {name: _read_step(step) for name, step in payload["steps"].items()},
         "calibration_fit": None if checked is None else _read_calibration(checked),
         "measured": tuple(payload.get("measured", ())),
+        "host_spread": dict(payload.get("host_spread", {})),
     }
 
 
@@ -231,4 +249,5 @@ def fit_profile(directory: str | Path) -> Fit:
         steps=fits,
         calibration_fit=calibration,
         measured=tuple(about.get("measured", ())),
+        host_spread=host_spreads(steps),
     )

@@ -19,6 +19,7 @@ from codesign.policy.cost import RoundCost, StepTime
 KV_ROOMS = ("kv_tokens", "plain_kv_tokens")  # ops whose rows say what fits, in no time
 DECIDING = "deciding"  # op whose rows say what a look at so many requests takes a batch's policy
 CHOICE = "choice"  # op whose rows say what naming the candidates takes
+PACE = "pace"  # op whose rows say what a plain round took the host from moment to moment
 LOOP = "loop"  # op whose rows say what a round's loop takes beside the target's step
 ROUND = "round"  # op whose rows say what a served round takes beside the draft's part
 DRAFTED = "drafted"  # op whose rows say what a chain of so many forwards took in a served round

@@ -34,6 +34,7 @@ COUNTS = ("acceptance_length", "acceptance_rate", "mean_batch")
 SHARES = ("slo_attainment", "goodput")
 _MANY = 1000  # degrees of freedom of a spread that many seeds were averaged for
 _TAIL = 0.05  # chance of another run to lie beyond an interval, on each side
+_SIGMAS = 1.645  # of a normal error, from its mean to either end of such an interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +125,10 @@ def _share_in_slo(requests: Sequence[RequestRecord], slo: SLO, factor: float) ->
 
 
 def step_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> float:
-    """Relative error of a round's time, from the fit's error on measurements it has not seen.
+    """Relative error of a round's time: of the fit, and what machines do after their profile.
 
-    The errors of target and draft forwards, weighted by their share of the round.
+    The fit's are the errors of target and draft forwards on measurements that it has not seen,
+    weighted by their share of the round.
     """
     label = candidate.deployment.unit.label
     parts = [
@@ -135,7 +137,11 @@ def step_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> fl
         if f"{label}/{op}" in fit.errors
     ]
     total = sum(seconds for seconds, _ in parts)
-    return sum(seconds * error for seconds, error in parts) / total if total else 0.0
+    if not total:
+        return 0.0
+    of_fit = sum(seconds * error for seconds, error in parts) / total
+    drift = fit.drift(label, total, requests=candidate.max_batch)
+    return math.hypot(of_fit, _SIGMAS * drift)
 
 
 def acceptance_error(fit: Fit, candidate: Candidate) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from statistics import median
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -42,6 +43,7 @@ from codesign.prompts import BoundRequest
 TARGET_OPS = ("target", "prefill")
 BUSY_TARGET = StepShape("target", 2, 4, 64)  # a round as busy as one stream's, or two's
 _PROMPT, _LOOP_ROUNDS, _WARM_UP = 16, 28, 6  # of requests that are served here
+_PACE_ROUNDS = 14
 _SERVED_TOKENS = 40  # of each, by a policy
 _FEW_ROWS, _LONGEST_PAUSE = 16, 0.2  # rows up to which reading weights takes longest; seconds
 
@@ -160,9 +162,15 @@ class RankBench:
         server = Server(self._worker(GroupTarget), self._partner(policy), schedule, requests)
         return EngineRun(server.run(), server.outputs)
 
-    def loop_seconds(self, num_requests: int) -> list[float]:
+    def pace(self) -> float:
+        """Host seconds of a plain round of one request now, from a few of them."""
+        return median(self.loop_seconds(1, _PACE_ROUNDS))
+
+    def loop_seconds(self, num_requests: int, num_rounds: int = _LOOP_ROUNDS) -> list[float]:
         """Host seconds of a plain round of so many requests beside the target's step."""
-        asked = self._made_up(num_requests, _LOOP_ROUNDS + 2)
+        if self._link is not None:
+            self.rest()
+        asked = self._made_up(num_requests, num_rounds + 2)
         schedule = Schedule(asked, BatchLimits(num_requests, 1 << 20), Serving(), round_rows=1)
         worker = self._worker(_TimedTarget)
         starts = Server(worker, NoDraft(), schedule, asked).run().rounds.column("start")

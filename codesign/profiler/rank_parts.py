@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from time import perf_counter
 
 import pandas as pd
 import torch
@@ -21,12 +23,15 @@ from codesign.engine.run import NGRAM, PolicySetup
 from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Server
 from codesign.errors import HardwareError, counted
+from codesign.fit.round_costs import PACE
 from codesign.models import resolve_model
 from codesign.policy.batching import BatchLimits
 from codesign.policy.protocol import ExpansionRows
 from codesign.policy.speculation import SpeculationSpec
 from codesign.profiler.bench import SPARE_ROWS
 from codesign.profiler.deciding import deciding_timings
+from codesign.profiler.host_pace import MORE, HostPace
+from codesign.profiler.link import single_timings
 from codesign.profiler.rank_bench import RankBench, loop_timings, rank_bench
 from codesign.profiler.rank_draft import lead_draft
 from codesign.profiler.rank_rounds import batch_timings, stream_timings
@@ -46,7 +51,6 @@ from codesign.profiler.steadiness import (
     CHECK,
     TOLERANCE,
     change,
-    quicker,
     small_steps,
     without_prompts,
 )
@@ -159,9 +163,18 @@ class RankMeasurer:
     def time(self, bench: RankBench, deployment: Deployment, tick: Tick) -> pd.DataFrame:
         """The part of a deployment, on its ranks."""
         groups = self._groups(bench, is_split=deployment.draft_workers > 0)
-        first = _between_steps(bench)
-        timed = self._timed(bench, groups, self._effort, tick)
-        frames = [timed, *quicker(first, _between_steps(bench)), deciding_timings()]
+        host = HostPace(bench.pace, lambda: _between_steps(bench))
+        start = perf_counter()
+        host.take()
+        frames = [self._timed(bench, host.watched(groups), self._effort, tick)]
+        if host.is_unsettled:
+            more = replace(MORE, seconds=MORE.seconds * (perf_counter() - start))
+            frames.append(self._timed(bench, host.watched(without_prompts(groups)), more, unseen))
+        host.settle()
+        paces = single_timings(PACE, host.samples).assign(requests=1)
+        frames += [*host.kept(), paces, deciding_timings()]
+        if note := host.note():
+            self.notes.append(f"{deployment.label}: {note}")
         nothing = {"requests": 0, "context": 0, "beside": False, "seconds": 0.0}
         rooms = [{"op": op, "rows": rows, **nothing} for op, rows in bench.kv_rooms().items()]
         if rooms:

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from codesign.profiler.steps import Effort, Group, StepShape
 
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
 CHECK = Effort(0.4, 3, 3)
 TOLERANCE = 0.03  # change from which a phase is called slow
 _ROWS = 8  # more are less of the host's
-_OF_HOST = {"loop", "reroot", "link"}
 _SHAPE = ["op", "rows", "requests", "context", "beside"]
 
 
@@ -43,22 +39,6 @@ def without_prompts(groups: Sequence[Group]) -> list[Group]:
         for group in groups
     ]
     return [group for group in chosen if group.shapes]
-
-
-def quicker(first: Sequence[pd.DataFrame], again: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
-    """Two series of what lies between steps: of the host's own seconds the quicker of each kind.
-
-    A series takes a fraction of a second, a slow phase some. Steps of GPUs count in both.
-    """
-    kept: list[pd.DataFrame] = []
-    for pair in zip(first, again, strict=True):
-        is_host = set(pair[0]["op"]) | set(pair[1]["op"]) <= _OF_HOST
-        kept += [min(pair, key=_pace)] if is_host else pair
-    return kept
-
-
-def _pace(series: pd.DataFrame) -> float:
-    return float(np.median(series["seconds"])) if len(series) else inf
 
 
 def change(first: pd.DataFrame, again: pd.DataFrame) -> float:

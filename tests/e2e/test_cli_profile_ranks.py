@@ -16,6 +16,7 @@ from codesign.errors import HardwareError, InputError, UsageError
 from codesign.fit import FORWARDS, STEP_COLUMNS, Fit
 from codesign.fit.round_costs import NODES
 
+BETWEEN = ("loop", "pace", "round", "deciding")  # of rounds that are served
 pytestmark = pytest.mark.timeout(600)  # where others keep the machine busy
 ENVIRONMENT = {
     **os.environ,
@@ -63,7 +64,7 @@ def test_a_profile_of_ranks_holds_every_step_of_every_deployment(chain):
     wanted |= {("1+1", "target", False), ("1+1", "target", True), ("1+1", "prefill", False)}
     wanted |= {("1+1", op, True) for op in ("draft", "draft_prefill", "choice")}
     wanted |= {("1+1", op, False) for op in ("draft", "reroot", "link")}
-    wanted |= {(split, op, False) for split in ("1", "1+1") for op in ("loop", "round", "deciding")}
+    wanted |= {(split, op, False) for split in ("1", "1+1") for op in BETWEEN}
     assert found == wanted | {("1", "drafted", False)}
     # Of a host that looks late no re-root and no link is left, which a busy machine does to some.
     late = steps["op"].isin(["reroot", "link"])

@@ -21,7 +21,7 @@ from codesign.artifacts import header, write_table
 from codesign.candidate import Interval
 from codesign.config import Deployment, Serving
 from codesign.errors import InputError
-from codesign.fit import FORWARDS, STEP_COLUMNS, Fit, fit_profile
+from codesign.fit import FORWARDS, ROOFLINE, STEP_COLUMNS, Fit, fit_profile
 from codesign.fit.prompt_luck import PromptLuck
 from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
 from codesign.prompts import BoundRequest
@@ -389,9 +389,13 @@ def test_an_interval_holds_the_error_of_prompts_by_their_share_of_the_time(campa
         sigma = campaign["intervals"].times_sigma
         return tuple(sigma(run, fit, waits_for_prompts=waits) for waits in (True, False))
 
-    steps = pytest.approx(0.01 / 0.6745)
+    def with_drift(error: float, seconds: float) -> object:
+        drift = machine_fit.drift("2", seconds, requests=campaign["units"].BATCH.batch)
+        return pytest.approx(np.hypot(error / 0.6745, drift))
+
+    steps = with_drift(0.01, 1.0)
     assert sigmas(0.0, 0.5) == (steps, steps)
-    assert sigmas(1.0, 0.5) == (pytest.approx(np.hypot(0.005, 0.25) / 0.6745), steps)
+    assert sigmas(1.0, 0.5) == (with_drift(float(np.hypot(0.005, 0.25)), 2.0), steps)
 
 
 def comparison(name: str, value: float) -> Comparison:
@@ -578,7 +582,8 @@ def test_draws_of_a_replay_are_as_unsure_as_the_fit(campaign, machine_fit):
     unsure_cost = campaign["replays"].unsure_cost
     fit = replace(machine_fit, errors={"2/target": 0.02, "2/prefill": 0.0}, steps={})
     generator, cost = np.random.default_rng(0), machine_fit.costs["2"]
-    drawn = [unsure_cost(fit, "2", generator) for _ in range(400)]
+    sheets = replace(fit, origin=ROOFLINE)  # of no machine that drifts
+    drawn = [unsure_cost(sheets, "2", generator, seconds=0.002) for _ in range(400)]
     factors = np.array(
         [[each.target(4, 0, n) / cost.target(4, 0, n) for n in (1, 2, 8, 9)] for each in drawn]
     )
@@ -586,12 +591,18 @@ def test_draws_of_a_replay_are_as_unsure_as_the_fit(campaign, machine_fit):
     together = np.corrcoef(factors.T)
     assert together[2, 3] == pytest.approx(1.0)
     assert np.abs(together[np.triu_indices(3, 1)]).max() < 0.2
+    sure = replace(fit, errors={})
+    drifted = [unsure_cost(sure, "2", generator, seconds=0.002) for _ in range(400)]
+    logs = np.log([[d.target(4, 0, n) / cost.target(4, 0, n) for n in (1, 8)] for d in drifted])
+    found = [fit.drift("2", 0.002, requests=n) for n in (1, 8)]
+    assert logs.std(axis=0) == pytest.approx(found, rel=0.1)
+    assert np.corrcoef(logs.T)[0, 1] == pytest.approx(1.0)  # one machine
     arrays = drawn[0].target.of_arrays([4, 4], 0, [1, 8])
     assert arrays.tolist() == [drawn[0].target(4, 0, 1), drawn[0].target(4, 0, 8)]
     assert {each.prefill(9) for each in drawn} == {cost.prefill(9)}
     cost = replace(cost, draft_prefill=replace(cost.draft_prefill, apart=True))
-    fit = replace(fit, costs={"2": cost}, errors={"2/draft_prefill": 0.02})
-    for each in (unsure_cost(fit, "2", generator) for _ in range(9)):
+    fit = replace(sheets, costs={"2": cost}, errors={"2/draft_prefill": 0.02})
+    for each in (unsure_cost(fit, "2", generator, seconds=0.002) for _ in range(9)):
         factor = each.draft_prefill(100) / cost.draft_prefill(100)
         once = replace(cost, draft_prefill=cost.draft_prefill.scaled(factor))
         assert each.draft_prompt(100) == pytest.approx(once.draft_prompt(100))

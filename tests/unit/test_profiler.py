@@ -27,6 +27,7 @@ from codesign.policy.walk import Sampling
 from codesign.profiler import store as store_module
 from codesign.profiler.bench import DraftBench, StagedNgrams, TargetBench
 from codesign.profiler.draft_steps import DraftSteps
+from codesign.profiler.host_pace import HostPace, usual_of
 from codesign.profiler.link import link_seconds
 from codesign.profiler.neighbour import Neighbour, NeighbourSetup
 from codesign.profiler.rank_bench import loop_timings
@@ -34,7 +35,7 @@ from codesign.profiler.rank_parts import RankMeasurer
 from codesign.profiler.rank_rounds import batch_timings, stream_timings
 from codesign.profiler.recorder import TOP_K, record_acceptance
 from codesign.profiler.session import make_profile, splits
-from codesign.profiler.steadiness import CHECK, change, quicker, small_steps, without_prompts
+from codesign.profiler.steadiness import CHECK, change, small_steps, without_prompts
 from codesign.profiler.steps import (
     Effort,
     Group,
@@ -169,19 +170,117 @@ def test_prompts_come_behind_all_other_steps_of_a_pass_from_short_to_long():
     assert [row["rows"] for row in rows[:8]] != [row["rows"] for row in rows[13:21]]  # at random
 
 
-def test_of_two_series_between_steps_the_quicker_counts_where_the_host_alone_takes_the_time():
+def test_of_several_series_the_lower_median_counts_where_the_host_alone_takes_the_time():
     def series(op: str, *seconds: float) -> pd.DataFrame:
         return pd.DataFrame({"op": op, "seconds": seconds}).astype({"op": str})
 
     slow, quick = series("reroot", 5.0, 1.0, 5.0), series("reroot", 2.0, 9.0, 2.0)
-    round_ = series("round", 1.0), series("round", 2.0)
-    nothing = series("link")
-    found = quicker(
-        [slow, round_[0], nothing, quick], [quick, round_[1], series("link", 3.0), slow]
+    quickest, nothing = series("reroot", 1.0), series("link")
+    assert [f["seconds"].tolist() for f in usual_of([slow, quick])] == [[2.0, 9.0, 2.0]]
+    assert [f["seconds"].tolist() for f in usual_of([slow, quickest, quick])] == [[2.0, 9.0, 2.0]]
+    assert [f["seconds"].tolist() for f in usual_of([nothing, series("link", 3.0)])] == [[3.0]]
+    assert len(usual_of([series("round", 1.0), series("round", 2.0)])) == 2
+    assert usual_of([nothing, nothing]) == []
+
+
+def host_at(paces: list[float]) -> tuple[HostPace, list[float]]:
+    """A host whose pace is the next of these at each sample or series, and when series were."""
+    clock, taken = iter(paces), []
+
+    def series() -> list[pd.DataFrame]:
+        taken.append(pace := next(clock))
+        return [
+            pd.DataFrame({"op": op, "seconds": [pace, pace + extra]})
+            for op, extra in (("loop", 0.0), ("round", 1.0), ("reroot", 0.0))
+        ]
+
+    host = HostPace(lambda: next(clock), series)
+    host.take()
+    groups = host.watched([Group((), False, list), Group((), True, list)])
+    for number in range(len(paces) - 2):
+        if number < 5:
+            groups[0].prepare()
+    return host, taken
+
+
+def kept_paces(host: HostPace) -> list[list[float]]:
+    return [frame["seconds"].tolist()[:1] for frame in host.kept()]
+
+
+def test_a_quiet_host_is_timed_twice_between_steps_and_both_series_count():
+    host, taken = host_at([1.0, 1.1, 1.05, 1.0, 1.0, 1.1, 1.2])
+    host.settle()
+    assert taken == [1.0, 1.2]
+    assert host.samples == [1.0, 1.1, 1.05, 1.0, 1.0, 1.1, 1.2]
+    assert kept_paces(host) == [[1.0], [1.0], [1.2], [1.0]]  # of the host's own the lower median
+    assert not host.is_unsettled
+    assert host.note() == ""
+
+
+def test_a_slow_start_and_end_are_made_good_by_a_series_in_between():
+    host, taken = host_at([2.0, 2.1, 1.0, 1.0, 1.0, 1.0, 1.0, 2.2])
+    assert taken == [2.0, 1.0]  # as soon as the host was quicker than in the series before
+    host.settle()
+    assert taken == [2.0, 1.0, 2.2]
+    assert host.usual == 1.0
+    assert kept_paces(host) == [[1.0]] * 3
+    assert "slow at 3 of 7 moments" in host.note()
+    assert "does not count" in host.note()
+
+
+def test_a_single_quick_moment_of_a_slow_host_does_not_count():
+    host, taken = host_at([2.0, 2.0, 1.0, 1.0, 2.1, 2.0, 2.2, 2.0])
+    host.settle()
+    assert taken[:2] == [2.0, 1.0]
+    assert host.usual == 2.0  # as runs will see it
+    assert kept_paces(host)[0] == [2.0]
+    assert "most of the time" in host.note()
+
+
+def test_series_go_on_a_little_until_one_is_taken_at_the_usual_pace():
+    host, taken = host_at([1.0, 1.5, 1.5, 1.5, 1.5, 1.5, 2.5, 2.5, 1.5, 9.9])
+    host.settle()
+    assert taken == [1.0, 2.5, 2.5, 1.5]  # two more at most
+    assert kept_paces(host) == [[1.5]] * 3
+    host, taken = host_at([1.0, 1.5, 1.5, 1.5, 1.5, 1.5, 2.5, 2.5, 2.5, 9.9])
+    host.settle()
+    assert len(taken) == 4
+    assert kept_paces(host) == [[1.0]] * 3  # the nearest
+    assert "measure again" in host.note()
+
+
+def test_a_host_that_is_often_off_its_usual_pace_is_unsettled():
+    assert not host_at([1.0, 1.0, 1.0, 1.0, 2.0, 1.0, 1.0])[0].is_unsettled
+    assert host_at([1.0, 2.0, 1.0, 1.0, 2.0, 1.0, 1.0])[0].is_unsettled
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_a_part_meets_a_slow_host_with_more_passes_and_says_so(tiny_models, monkeypatch, is_slow):
+    settings = ProfileSettings(
+        str(tiny_models[0]), str(tiny_models[1]), 2, is_quick=True, device="cpu-ranks"
     )
-    assert [frame["seconds"].tolist() for frame in found] == [
-        [2.0, 9.0, 2.0], [1.0], [2.0], [3.0], [2.0, 9.0, 2.0]
-    ]  # fmt: skip
+    measurer, split = RankMeasurer(settings), Deployment(1, 1)
+    before, paces = len(measurer.notes), iter([2.0, 2.0] if is_slow else [])
+    monkeypatch.setattr(measurer, "_effort", Effort(1e9, 3, 3))
+    bench = SimpleNamespace(
+        seconds=lambda shape: 1.0,
+        rest=list,
+        keep_drafting=list,
+        keep_verifying=list,
+        kv_rooms=dict,
+        pace=lambda: next(paces, 1.0),
+        loop_seconds=lambda count: [next(paces, 1.0) if count == 1 else 1.0] * 2,
+        setup=SimpleNamespace(draft_ranks=1),
+        served_rounds=lambda policy, count: SERVED.assign(batch=count),
+    )
+    part = measurer.time(bench, split, lambda share: None)
+    steps, count = part.groupby("op")["seconds"], part["op"].value_counts()
+    assert steps.get_group("loop").max() == 1.0
+    assert count["pace"] >= 8 if is_slow else count["pace"] == 6
+    assert len(measurer.notes) - before == is_slow
+    shape = part.loc[(part["op"] == "target") & part["beside"]]
+    repeats = shape.groupby(["rows", "requests", "context"]).size()
+    assert set(repeats) <= ({4, 5} if is_slow else {3})
 
 
 def test_a_slow_phase_of_the_host_is_seen_in_small_steps_that_are_timed_again():

@@ -1,0 +1,57 @@
+"""What a machine does between its profile and its runs, which is in no residual of a fit.
+
+Priors from the three campaigns of 22 and 23 November before the one that they were judged on
+(docs/validation.md, "What no residual knows"): with the tokens of a round known, runs of one
+request were off by a fixed time a round beyond their steps' residuals, of a 70B and an 8B alike,
+and by no share of it. A shared host does that: a run meets its slow phases in another mix than the
+profile did. Runs of several requests were off by a share of the round besides.
+
+Must not import torch.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from codesign.fit.round_costs import PACE
+from codesign.policy.cost import SEVERAL
+
+HOST = 45e-6  # standard deviation, seconds a round
+BATCH = 0.017  # standard deviation of a round of several requests, a share of its seconds
+# Seconds that a round takes more where a plain round's own host time takes one more: in the slow
+# phases of an 8B's host 14 us there were 100 us of a plain round.
+EXPOSURE = 7.0
+
+
+def host_spreads(steps: pd.DataFrame) -> dict[str, float]:
+    """By deployment, how far the host's pace was from the usual one while it was profiled.
+
+    Args:
+        steps: Rows of steps.parquet.
+
+    Returns:
+        Root mean square of what a plain round took the host more or less than usual, in seconds;
+        nothing of deployments whose profile does not say.
+    """
+    paces = steps.loc[steps["op"] == PACE].groupby("deployment")["seconds"]
+    return {
+        str(label): float(np.sqrt(np.mean((seconds - seconds.median()) ** 2)))
+        for label, seconds in paces
+    }
+
+
+def drift_error(seconds: float, *, requests: float = 1.0, host_spread: float = 0.0) -> float:
+    """Relative standard error of a round's time that its fit does not know of.
+
+    Args:
+        seconds: Of the round.
+        requests: That share it.
+        host_spread: Of ``host_spreads``.
+    """
+    if seconds <= 0.0:
+        return 0.0
+    batch = BATCH if requests >= SEVERAL else 0.0
+    return math.hypot(HOST / seconds, EXPOSURE * host_spread / seconds, batch)

@@ -1,0 +1,33 @@
+"""What machines do between a profile and its runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from codesign.fit.drift import BATCH, EXPOSURE, HOST, drift_error, host_spreads
+
+
+def test_a_round_drifts_by_a_fixed_time_and_one_of_several_requests_by_a_share_besides():
+    assert drift_error(1e-3) == pytest.approx(HOST / 1e-3)
+    assert drift_error(2e-3) == pytest.approx(drift_error(1e-3) / 2.0)
+    assert drift_error(1e9) < 1e-9 < BATCH == pytest.approx(drift_error(1e9, requests=8))
+    assert drift_error(1e-3, requests=2) == pytest.approx(np.hypot(BATCH, HOST / 1e-3))
+    assert drift_error(0.0) == 0.0
+
+
+def test_a_host_that_was_unsteady_in_the_profile_widens_it():
+    assert drift_error(1e-3, host_spread=1e-5) == pytest.approx(
+        np.hypot(HOST, EXPOSURE * 1e-5) / 1e-3
+    )
+
+
+def test_the_spread_is_that_of_the_paces_of_a_deployment():
+    paces = {"2": [1.0, 1.0, 1.0, 3.0], "1+1": [2.0, 2.0]}
+    steps = pd.DataFrame(
+        [(label, "pace", value) for label, values in paces.items() for value in values]
+        + [("2", "loop", 9.0), ("4", "loop", 9.0)],
+        columns=["deployment", "op", "seconds"],
+    )
+    assert host_spreads(steps) == {"2": 1.0, "1+1": 0.0}
