@@ -198,7 +198,9 @@ class SpecServe(Repeating):
             accepted = sum([math.exp(-weight) for weight, *_ in drafted])
             self._weigh_looks(trees, this.roots + accepted, len(drafted))
             if self.rests:
-                self.begin_rest(self._goodput.look(this.batch), this.plain_seconds - this.stall)
+                self.begin_rest(
+                    self._goodput.host.look(this.batch), this.plain_seconds - this.stall
+                )
         return chosen
 
     def _is_worth_reading(self) -> bool:
@@ -244,7 +246,7 @@ class TurboSpec(Resting):
     ) -> None:
         super().__init__(calibration)
         self._max_depth = max_depth
-        self._goodput = goodput
+        self._goodput = goodput.with_fanout(self.fanout)
         self._accepted = INITIAL_ACCEPTANCE * ACCEPTANCE_MEMORY / 10  # a weak start value
         self._judged = ACCEPTANCE_MEMORY / 10
         self._sent: list[tuple[DraftTree, int, int]] = []  # tree, its base length, draft tokens
@@ -294,7 +296,7 @@ class TurboSpec(Resting):
         if self.rests:
             batch, context = len(trees), context_rows(trees)
             plain = self._goodput.seconds(batch=batch, context=context, steps=0, draft_tokens=0)
-            self.begin_rest(self._goodput.look(batch), plain)
+            self.begin_rest(self._goodput.host.look(batch), plain)
         self._sent = [
             (tree, tree.base_len, len(nodes) - 1) for tree, nodes in zip(trees, chosen, strict=True)
         ]

@@ -38,7 +38,7 @@ class AdaServe(Speculation):
     ) -> None:
         super().__init__(calibration)
         self._spec = spec
-        self._goodput = goodput
+        self._goodput = goodput.with_fanout(spec.width)
         self._depth = 0
         self._width = 1
         self._needs: list[float] = []

@@ -120,9 +120,10 @@ def least_gain(
 
 
 def beats_plain(this: BatchRound, confidence: Floats, most: int, margin: float) -> bool:
-    """Whether trees that cost nothing would beat plain decoding by this share of its value.
+    """Whether trees that cost no forward would beat plain decoding by this share of its value.
 
-    They are drafted beside a verification that is over: as deep as would have fitted there.
+    They are drafted beside a verification that is over: as deep as would have fitted there. Each
+    node has a row of the draft, which the re-root moves.
 
     Args:
         this: The round.
@@ -130,11 +131,13 @@ def beats_plain(this: BatchRound, confidence: Floats, most: int, margin: float) 
         most: Draft forwards.
         margin: Share.
     """
-    depth = max(int(this.verification / max(this.draft.of(len(confidence), 0), LEAST)), 1)
+    depth = max(int(this.verification / max(this.draft.forward(len(confidence), 0), LEAST)), 1)
     gains_DB = gains_ahead(confidence, confidence, min(depth, most))
     worth = -np.sort(-gains_DB.ravel())
     tokens = this.roots + worth.cumsum()
-    values = this.value(tokens, this.target(len(worth))[1:] + (this.overhead + this.stall))
+    moving = this.draft.each * np.arange(1, len(worth) + 1)
+    seconds = this.target(len(worth))[1:] + moving + (this.overhead + this.stall)
+    values = this.value(tokens, seconds)
     return bool(values.max(initial=0.0) > this.plain.value * (1.0 + margin))
 
 

@@ -9,14 +9,14 @@ Must not import torch or read a clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codesign.policy.cost import more_parts
+from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
 from codesign.policy.traffic import Traffic
 
@@ -54,17 +54,13 @@ class RowPrices:
     """Seconds of one model's forwards by their rows, in the round at hand.
 
     Args:
-        seconds: ``f(rows, context)``, linear in the context.
-        each: Seconds that a forward takes longer for every request beyond the first.
-        tile: As in cost.StepTime.
+        step: Seconds of a forward.
+        each: Seconds that the host takes for each row above the base.
     """
 
-    def __init__(
-        self, seconds: Callable[[float, float], float], each: float, tile: int = 0
-    ) -> None:
-        self._seconds, self._each, self._tile = seconds, each, tile
-        self._fixed = _NOTHING  # of 0, 1, 2, .. rows without context, as far as worked out
-        self._per_context = _NOTHING
+    def __init__(self, step: StepTime, each: float = 0.0) -> None:
+        self._step, self.each = step, each
+        self._known: dict[int, tuple[Floats, Floats]] = {}  # see ``_by_rows``; by requests
         self.begin(0, 0, 0)
 
     def begin(self, batch: int, context: int, base: int, more: float = 0.0) -> None:
@@ -80,34 +76,38 @@ class RowPrices:
         self._context, self._base = context, base
         self._prices = _NOTHING  # from ``base`` on; worked out when first asked for
 
-    def of(self, rows: float, context: int) -> float:
+    def forward(self, rows: float, context: int) -> float:
         """Seconds of one forward."""
-        each = self._each * more_parts(self._batch, rows, self._tile)
-        return self._seconds(rows, context) + (each + self._more)
+        return self._step(rows, context, self._batch) + self._more
+
+    def of(self, rows: float, context: int) -> float:
+        """Seconds of one forward, and what the host takes for its rows."""
+        return self.forward(rows, context) + self.each * max(rows - self._base, 0.0)
 
     def __call__(self, count: int) -> Floats:
-        """(count + 1,) seconds of forwards of 0, ..., ``count`` rows above the base; read-only."""
+        """(count + 1,) the same of 0, ..., ``count`` rows above the base; read-only."""
         if count >= len(self._prices):
             self._work_out(self._base + count)
         return self._prices[: count + 1]
 
     def _work_out(self, last: int) -> None:
-        if last >= len(self._fixed):
-            rows = range(2 * last + _SPARE)
-            self._fixed = np.array([self._seconds(n, 0.0) for n in rows])
-            far = np.array([self._seconds(n, _FAR) for n in rows])
-            self._per_context = (far - self._fixed) / _FAR
-        these = slice(self._base, min(2 * last + _SPARE, len(self._fixed)))
-        self._prices = self._context * self._per_context[these] + self._extra(these.stop)
-        self._prices += self._fixed[these]
+        fixed, per_context = self._by_rows(last)
+        these = slice(self._base, min(2 * last + _SPARE, len(fixed)))
+        self._prices = self._context * per_context[these] + self._more
+        self._prices += fixed[these]
+        if self.each:
+            self._prices += self.each * np.arange(len(self._prices))
         self._prices.flags.writeable = False
 
-    def _extra(self, end: int) -> Floats | float:
-        """Seconds beside those of one request's rows, from the base to ``end`` rows."""
-        if not self._tile:
-            return self._each * max(self._batch - 1, 0) + self._more
-        as_one = np.maximum(np.arange(self._base, end) / self._tile, 1.0)
-        return self._each * np.maximum(self._batch - as_one, 0.0) + self._more
+    def _by_rows(self, last: int) -> tuple[Floats, Floats]:
+        """Seconds without context of 0, 1, 2, .. rows, and those for each token of it."""
+        fixed, per_context = self._known.get(self._batch, (_NOTHING, _NOTHING))
+        if last >= len(fixed):
+            rows = np.arange(2 * last + _SPARE)
+            fixed = self._step.of_arrays(rows, 0.0, self._batch)
+            per_context = (self._step.of_arrays(rows, _FAR, self._batch) - fixed) / _FAR
+            self._known[self._batch] = fixed, per_context
+        return fixed, per_context
 
 
 class BatchRound:
@@ -119,11 +119,12 @@ class BatchRound:
         num_base: Rows of the target's forward without any draft: roots, and prompts that share it.
             Those that have a forward of their own beside it are seconds of it instead.
         roots: Expected tokens of the roots: one for each request.
-        target: Prices of the target's forward; its lists begin at ``num_base`` rows.
-        draft: Prices of a draft forward.
+        target: Prices of the target's forward, the round's messages among them; its lists begin at
+            ``num_base`` rows.
+        draft: Prices of a draft forward, with what the re-root takes for its rows.
         look: Seconds of a look at the batch, as far as it counts.
         overhead: Seconds beside the forwards of a round in which anything is drafted or verified,
-            one look among them.
+            one look among them; those of each row are in the forwards' prices.
         stall: Seconds of prompts that run before the next round.
         plain: The choice of no draft at all.
         plain_seconds: Of such a round, the stall behind it.
@@ -137,12 +138,8 @@ class BatchRound:
     """
 
     def __init__(self, goodput: Goodput) -> None:
-        self.target = RowPrices(goodput.target_seconds, goodput.target_each, goodput.target_tile)
-        self._drafts = [
-            RowPrices(seconds, goodput.draft_each, goodput.draft_tile)
-            for seconds in (goodput.shared_draft_seconds, goodput.draft_seconds)
-        ]
-        self.draft = self._drafts[0]
+        self.target = RowPrices(goodput.target, goodput.host.choice_row)
+        self.draft = RowPrices(goodput.draft, goodput.host.reroot_row)
         self._goodput = goodput
 
     def begin(
@@ -165,13 +162,12 @@ class BatchRound:
         """
         prompt_rows, num_waiting = sharing
         self.batch, self.context, self.roots = batch, context, float(batch)
-        self.look = looking * self._goodput.look(batch)
+        self.look = looking * self._goodput.host.look(batch)
         self.overhead = self._goodput.overhead(batch) + self.look
         shares = self._goodput.shares_forwards or not prompt_rows
         self.num_base = batch + prompt_rows if shares else batch
         apart = 0.0 if shares else self._goodput.prompt_seconds(prompt_rows)
-        self.target.begin(batch, context, self.num_base, apart)
-        self.draft = self._drafts[batch == 1]
+        self.target.begin(batch, context, self.num_base, apart + self._goodput.messages)
         self.draft.begin(batch, context, 0)
         self.awaited = self.drafting = self.first = self.behind = 0.0
         self.beside = self.verification = 0.0

@@ -88,10 +88,9 @@ class BatchTree(Repeating):
     def __init__(
         self, spec: SpeculationSpec, goodput: Goodput, calibration: Calibration | None = None
     ) -> None:
-        super().__init__(goodput)
+        super().__init__(goodput, fanout=max(spec.width, FEWEST_CHOICES))
         self.calibration = OnlineCalibration(calibration)
         self.tree_type = partial(BudgetTree, calibration=self.calibration)
-        self.fanout = max(spec.width, FEWEST_CHOICES)
         self.overlap = spec.max_overlap
         self.traffic = Traffic(goodput.prompt_seconds, hears_late=not spec.is_async)
         self._spec = spec
@@ -242,20 +241,21 @@ class BatchTree(Repeating):
         """What follows from a round that verifies so many nodes."""
         this = self._round
         self._was_plain = not num_rows and not this.awaited
-        this.verification = this.target.of(this.num_base + num_rows, this.context)
+        this.verification = this.target.forward(this.num_base + num_rows, this.context)
         if self._spec.is_async:
             self._plan_beside(own)
         self.rests = self._was_plain and not self.overlap
         if self.rests and len(self._worth) == 1:
-            self.begin_rest(self._goodput.look(this.batch), this.verification)
+            self.begin_rest(self._goodput.host.look(this.batch), this.verification)
         self.reads_prompts = not self.rests and (self._spec.is_async or self._is_worth_reading())
         if not self._spec.is_async:
             self._weigh_looks(own, self._choice.tokens, self._choice.rows)
 
     def _is_worth_reading(self) -> bool:
         """Whether a prompt that begins now is worth running, at what this round saves."""
-        this = self._round
-        saved = this.saved((this.fixed + this.verification) / self._choice.tokens)
+        this, choice = self._round, self._choice
+        seconds = this.fixed + this.target.of(this.num_base + choice.rows, this.context)
+        saved = this.saved(seconds / choice.tokens)
         prompt = self._goodput.draft_prompt_seconds(self.traffic.mean_prompt)
         return saved * float(self.traffic.expected_left()) > prompt * this.batch
 
@@ -277,8 +277,9 @@ class BatchTree(Repeating):
         confidence, tops = prospects(own)
         leaves, prompts = self._leaves_beside(own, confidence, tops)
         num_rows = sum(map(len, leaves))
-        seconds = this.draft.of(num_rows, this.context)
-        late = this.beside + seconds - max(this.verification, this.beside)
+        seconds = this.draft.forward(num_rows, this.context)
+        moving = this.draft.of(num_rows, this.context) - seconds  # after the verification
+        late = max(this.beside + seconds - max(this.verification, this.beside), 0.0) + moving
         taken = np.fromiter(map(bool, leaves), bool, len(leaves))
         gain = float((confidence * np.exp(tops))[taken].sum())
         if not num_rows or (late * rate > gain and not prompts):

@@ -17,13 +17,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import inf
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-_Number = TypeVar("_Number", float, NDArray[np.float64])
-SEVERAL = 1.5  # requests, which planners count in fractions: more are not one
+from codesign.policy.host_cost import SEVERAL, HostCost
 
 
 class _Segments:
@@ -106,11 +104,6 @@ class StepTime(_Segments):
             alone=None if self.alone is None else self.alone.scaled(factor),
         )
 
-    @property
-    def shared(self) -> StepTime:
-        """The same step as several requests take it, whatever number of them is given."""
-        return self if self.alone is None else replace(self, alone=None)
-
     def later(self, seconds: float) -> StepTime:
         """The same step with so many seconds of something else."""
         return replace(self, seconds=tuple(s + seconds for s in self.seconds))
@@ -184,17 +177,6 @@ class StepTime(_Segments):
         return fixed + sum(parts)
 
 
-def more_parts(requests: int, rows: float, tile: int) -> float:
-    """How many ``each`` a forward of so many requests pays above one of as many rows of one.
-
-    Args:
-        requests: That share the rows.
-        rows: Of all of them.
-        tile: As in StepTime.
-    """
-    return max(requests - (max(rows / tile, 1.0) if tile else 1.0), 0.0)
-
-
 @lru_cache(maxsize=256)
 def _without_root(prompt: StepTime, draft: StepTime) -> StepTime:
     """A prompt's time without a forward of one row behind all others; never less than nothing."""
@@ -205,7 +187,7 @@ def _without_root(prompt: StepTime, draft: StepTime) -> StepTime:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundCost:
+class RoundCost(HostCost):
     """What a round costs in one deployment (a split of the machine between draft and target).
 
     Attributes:
@@ -213,7 +195,6 @@ class RoundCost:
         draft: One draft forward, tree bookkeeping included.
         prefill: Target forward over prompt rows.
         draft_prefill: Draft forward over prompt rows, as profiles time it; see ``draft_prompt``.
-        reroot: Seconds to re-root and move KV rows, per round of one request.
         link: Seconds of one message, one way; 0 when both models share a process.
         slowdown: Seconds that the target loses for each second in which the draft model runs beside
             it (shared memory bandwidth); 0 on separate GPUs.
@@ -223,42 +204,18 @@ class RoundCost:
         kv_transfer: Seconds per prompt token that moves from a prefill pool to this deployment.
         shares_forwards: A chunk of prompts beside a round is run in the target's one forward; else
             in a forward of its own.
-        deciding: Host seconds of a look of a policy that decides by the whole batch (one before
-            each draft forward, one at the end), beside what the steps hold; 0 where unknown.
-        deciding_each: The same for every request that it looks at.
-        reroot_each: Seconds that the re-root takes longer for every request beyond the first.
-        reroot_row: The same for every row that the draft runs in the round: larger trees have more
-            to keep, to drop and to move.
-        reroot_node: The same for every child that these rows may get: trees that are kept from
-            round to round. ``with_fanout`` counts them.
-        choice: Seconds to choose the candidates, per round of one request; 0 where a profile has
-            them in the re-root.
-        choice_each: The same for every request beyond the first.
-        choice_row: The same for every row that the target verifies.
-        choice_alone: What a round of one request takes besides: its first draft forward waits for
-            the host, the others do not.
     """
 
     target: StepTime
     draft: StepTime
     prefill: StepTime
     draft_prefill: StepTime
-    reroot: float = 0.0
     link: float = 0.0
     slowdown: float = 0.0
     kv_tokens: int | None = None
     plain_kv_tokens: int | None = None
     kv_transfer: float = 0.0
     shares_forwards: bool = True
-    deciding: float = 0.0
-    deciding_each: float = 0.0
-    reroot_each: float = 0.0
-    choice: float = 0.0
-    choice_each: float = 0.0
-    reroot_row: float = 0.0
-    choice_alone: float = 0.0
-    choice_row: float = 0.0
-    reroot_node: float = 0.0
 
     @property
     def draft_prompt(self) -> StepTime:
@@ -268,22 +225,6 @@ class RoundCost:
         """
         prompt = self.draft_prefill
         return _without_root(prompt, self.draft) if prompt.apart else prompt
-
-    def with_fanout(self, fanout: int) -> RoundCost:
-        """The same cost for a policy that gives each row of the draft so many children."""
-        row = self.reroot_row + self.reroot_node * fanout
-        return replace(self, reroot_row=row, reroot_node=0.0)
-
-    def reroots(self, requests: _Number, draft_rows: _Number | float = 0.0) -> _Number:
-        """Seconds of the re-root of so many requests and draft rows: numbers, or arrays."""
-        return self.reroot + self.reroot_each * (requests - 1.0) + self.reroot_row * draft_rows
-
-    def choices(self, requests: _Number, rows: _Number | float = 0.0) -> _Number:
-        """The same of choosing rows to verify, and whatever else the draft's span has in it."""
-        seconds = self.choice + self.choice_each * (requests - 1.0)
-        if self.choice_alone:
-            seconds = seconds + self.choice_alone * (requests < SEVERAL)
-        return seconds + self.choice_row * rows
 
     def kv_room(self, limit: int | None, *, has_draft: bool) -> int | None:
         """KV rows of one replica: what fits, at most ``limit``; None if neither is known."""

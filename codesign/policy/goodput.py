@@ -6,12 +6,15 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codesign.policy.cost import RoundCost, StepTime, more_parts
+from codesign.policy.cost import RoundCost, StepTime
+from codesign.policy.host_cost import NO_HOST, HostCost
 
 Floats = NDArray[np.float64]
 
@@ -22,22 +25,15 @@ class Goodput:
     """SpecServe's estimator: tokens per second of a round.
 
     Args:
-        draft_seconds: ``f(rows, context)`` of one draft forward.
-        target_seconds: ``f(rows, context)`` of the target forward.
-        overhead: Seconds beside the forwards of a round in which anything is drafted or verified.
+        draft: One draft forward.
+        target: The target's forward.
+        host: What the host takes beside the forwards of a round.
+        messages: Seconds of the messages of a round, drafted for or not.
         slo_tpot: Target of seconds per token, for policies that look at it; None for none.
         draft_prompt_seconds: ``f(rows)`` of the draft model over rows of a prompt; None where they
             cost what rows of a draft forward do.
         prompt_seconds: The same of the target.
-        draft_each: Seconds that a draft forward takes longer for every request beyond the first.
-        target_each: The same of the target's.
-        draft_tile: As in cost.StepTime; 0 where rows of a request make no difference.
-        target_tile: The same of the target's.
-        overhead_each: Seconds more for every request of what is beside the forwards.
         shares_forwards: As in cost.RoundCost.
-        deciding: Seconds of a look of a policy that decides by the whole batch; 0 where nobody
-            has timed it.
-        deciding_each: The same for every request that it looks at.
 
     Source:
         SpecServe, Algorithm 3 and equations 3 to 9, with each request's context read once per step
@@ -46,38 +42,24 @@ class Goodput:
 
     def __init__(
         self,
-        draft_seconds: Callable[[float, float], float],
-        target_seconds: Callable[[float, float], float],
+        draft: StepTime,
+        target: StepTime,
         *,
-        overhead: float = 0.0,
+        host: HostCost = NO_HOST,
+        messages: float = 0.0,
         slo_tpot: float | None = None,
         draft_prompt_seconds: Callable[[float], float] | None = None,
         prompt_seconds: Callable[[float], float] | None = None,
-        draft_each: float = 0.0,
-        target_each: float = 0.0,
-        draft_tile: int = 0,
-        target_tile: int = 0,
-        overhead_each: float = 0.0,
         shares_forwards: bool = True,
-        deciding: float = 0.0,
-        deciding_each: float = 0.0,
     ) -> None:
-        self.draft_seconds = draft_seconds
-        self.shared_draft_seconds = draft_seconds
-        if isinstance(draft_seconds, StepTime):
-            self.shared_draft_seconds = draft_seconds.shared
-        self.target_seconds = target_seconds
+        self.draft, self.target, self.host, self.messages = draft, target, host, messages
         self.slo_tpot = slo_tpot
-        self._overhead, self._overhead_each = overhead, overhead_each
-        self._deciding, self._deciding_each = deciding, deciding_each
-        self.draft_prompt_seconds = draft_prompt_seconds or partial(_rows_alone, draft_seconds)
+        self.draft_prompt_seconds = draft_prompt_seconds or partial(_rows_alone, draft)
         self.draft_prompts_once = 0.0  # of prompts that share a forward, whatever their rows
         if isinstance(draft_prompt_seconds, StepTime) and not draft_prompt_seconds.apart:
             self.draft_prompts_once = draft_prompt_seconds(0.0)
-        self.draft_each, self.target_each = draft_each, target_each
-        self.draft_tile, self.target_tile = draft_tile, target_tile
         self.shares_forwards = shares_forwards
-        self.prompt_seconds = prompt_seconds or partial(_rows_alone, target_seconds)
+        self.prompt_seconds = prompt_seconds or partial(_rows_alone, target)
 
     @classmethod
     def of_cost(cls, cost: RoundCost, *, slo_tpot: float | None = None) -> Goodput:
@@ -85,19 +67,19 @@ class Goodput:
         return cls(
             cost.draft,
             cost.target,
-            overhead=cost.reroot + cost.choice,
+            host=cost,
+            messages=2.0 * cost.link,
             slo_tpot=slo_tpot,
             draft_prompt_seconds=cost.draft_prompt,
             prompt_seconds=cost.prefill,
-            draft_each=cost.draft.each,
-            target_each=cost.target.each,
-            draft_tile=cost.draft.tile,
-            target_tile=cost.target.tile,
-            overhead_each=cost.reroot_each + cost.choice_each,
             shares_forwards=cost.shares_forwards and not cost.prefill.apart,
-            deciding=cost.deciding,
-            deciding_each=cost.deciding_each,
         )
+
+    def with_fanout(self, fanout: int) -> Self:
+        """The estimator of a policy that gives each row of the draft so many children."""
+        found = copy(self)
+        found.host = self.host.with_fanout(fanout)
+        return found
 
     def paying_prompts(self, rows: Sequence[int], saved: Floats) -> NDArray[np.bool_]:
         """(N,) which of N prompts the draft had better run, as that takes less than it saves.
@@ -115,31 +97,22 @@ class Goodput:
         return paying & (float(gains[paying].sum()) > once)
 
     def overhead(self, batch: int) -> float:
-        """Seconds beside the forwards of a round of ``batch`` requests."""
-        return self._overhead + self._overhead_each * max(batch - 1, 0)
-
-    def look(self, batch: int) -> float:
-        """Seconds of a look at ``batch`` requests; 0 where nobody has timed it."""
-        return self._deciding + self._deciding_each * batch
+        """Seconds beside the forwards of a round, but for those of each row beyond the roots."""
+        return self.host.reroots(batch) + self.host.choices(batch, batch)
 
     def seconds(self, *, batch: int, context: int, steps: int, draft_tokens: int) -> float:
         """Seconds of a serial round: its arguments are those of a call."""
         seconds = self._verifying(batch, context, draft_tokens)
         if steps or draft_tokens:
-            seconds += self.overhead(batch)
+            seconds += self.overhead(batch) + self.host.choice_row * draft_tokens
+        seconds += self.host.reroot_row * batch * steps
         return seconds + self._drafting(batch, context, steps)
 
     def _verifying(self, batch: int, context: int, draft_tokens: int) -> float:
-        rows = batch + draft_tokens
-        return self.target_seconds(rows, context) + self._target_more(batch, rows)
-
-    def _target_more(self, batch: int, rows: int) -> float:
-        return self.target_each * more_parts(batch, rows, self.target_tile)
+        return self.target(batch + draft_tokens, context, batch) + self.messages
 
     def _drafting(self, batch: int, context: int, steps: int) -> float:
-        step = self.draft_seconds if batch == 1 else self.shared_draft_seconds
-        seconds = sum([step(batch, context + batch * j) for j in range(steps)])
-        return seconds + steps * self.draft_each * more_parts(batch, batch, self.draft_tile)
+        return sum([self.draft(batch, context + batch * j, batch) for j in range(steps)])
 
     def num_beside(self, *, batch: int, context: int, draft_tokens: int) -> int:
         """Draft forwards of one row per request that fit beside the target's forward."""
@@ -163,5 +136,5 @@ class Goodput:
         return (batch + accepted) / seconds
 
 
-def _rows_alone(seconds: Callable[[float, float], float], rows: float) -> float:
-    return seconds(rows, 0.0)
+def _rows_alone(step: StepTime, rows: float) -> float:
+    return step(rows)

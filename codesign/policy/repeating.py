@@ -34,10 +34,13 @@ class Repeating(Resting):
         looking: Share of the rounds begun that have looks, lately.
     """
 
-    def __init__(self, goodput: Goodput, calibration: Calibration | None = None) -> None:
+    def __init__(
+        self, goodput: Goodput, calibration: Calibration | None = None, *, fanout: int = 1
+    ) -> None:
         super().__init__(calibration)
-        self._goodput = goodput
-        self._round = BatchRound(goodput)
+        self.fanout = fanout
+        self._goodput = goodput.with_fanout(fanout)
+        self._round = BatchRound(self._goodput)
         self.looking = 1.0
         self._left = 0  # rounds that repeat the last one
         self._batch: list[DraftTree] = []  # whom they serve
@@ -68,7 +71,7 @@ class Repeating(Resting):
             rows: Nodes that it verifies, the roots not counted.
         """
         this, self._left = self._round, 0
-        look = self._goodput.look(this.batch)
+        look = self._goodput.host.look(this.batch)
         if not (look and this.num_forwards) or this.num_base > this.batch:
             return
         beside = this.overhead - this.look + this.stall

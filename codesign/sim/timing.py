@@ -39,7 +39,7 @@ def draft_seconds(cost: RoundCost, work: Work) -> tuple[float, float]:
     A forward of prompts alone costs nothing besides, but where prompts run apart: there the roots
     of all requests share the forward that follows.
     """
-    look = cost.deciding + cost.deciding_each * work.batch
+    look = cost.look(work.batch)
     choosing = 0.0 if work.rests else cost.choices(work.batch, work.rows)
     drafting, overlapped = work.drafting, work.overlapped
     prompts = cost.draft_prompt.of_prompts(work.prompts) if work.prompts else 0.0

@@ -5,7 +5,7 @@ Rewrite them with ``pytest tests/golden --update-golden`` and review the differe
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,7 +48,7 @@ def make_fit() -> Any:
         slowdown=0.15,
     )
     profile = AcceptanceProfile.independent(CHANCES, num_tokens=500, seed=9)
-    costs = {"2": cost, "1+1": cost}
+    costs = {"2": replace(cost, link=0.0), "1+1": cost}
     return SimpleNamespace(costs=costs, calibration=Calibration(0.9, 0.1), acceptance=profile)
 
 

@@ -25,6 +25,7 @@ from codesign.policy.batch_rows import best_nodes
 from codesign.policy.batch_tree import MARGIN, BatchTree
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration, StepTime
+from codesign.policy.host_cost import HostCost
 from codesign.policy.online_calibration import BATCH, OnlineCalibration
 from codesign.policy.protocol import RequestVerdict, VerifyRows
 from codesign.policy.speculation import Goodput, Progress, build_speculation, parse_policy
@@ -46,7 +47,7 @@ def policy_of(
     slo_tpot: float | None = None,
     deciding: float = 0.0,
 ) -> BatchTree:
-    goodput = Goodput(draft, target, slo_tpot=slo_tpot, deciding=deciding)
+    goodput = Goodput(draft, target, slo_tpot=slo_tpot, host=HostCost(deciding=deciding))
     policy = build_speculation(parse_policy(label), goodput=goodput)
     assert isinstance(policy, BatchTree)
     return policy
@@ -307,7 +308,7 @@ def test_urgency_is_that_of_this_round_s_batch_whatever_was_there_before():
     for before in (1, 40):
         policy = build_speculation(
             parse_policy("batch-tree-8x2x4"),
-            goodput=Goodput(DRAFT, TARGET, slo_tpot=0.05, target_each=0.001),
+            goodput=Goodput(DRAFT, replace(TARGET, each=0.001), slo_tpot=0.05),
         )
         for count in (before, 2):
             policy.begin(trees_of(policy, count), [Progress(0.55, 10)] * count)
@@ -333,9 +334,8 @@ def test_prompts_that_wait_stall_a_round_as_long_as_the_fit_s_prompts_take(label
 def test_a_re_root_that_grows_with_the_batch_ends_drafting_where_it_costs_more_than_it_brings():
     drafted = {}
     for each in (0.0, 0.01):  # beside a step of 10 ms: 70 for a batch of 8
-        policy = build_speculation(
-            parse_policy("batch-tree-8x2x4"), goodput=Goodput(DRAFT, TARGET, overhead_each=each)
-        )
+        goodput = Goodput(DRAFT, TARGET, host=HostCost(reroot_each=each))
+        policy = build_speculation(parse_policy("batch-tree-8x2x4"), goodput=goodput)
         for batch in (1, 8):
             _, drafted[each, batch] = play(policy, trees_of(policy, batch), [[0.9, 0.05]] * batch)
     assert drafted[0.0, 1] == drafted[0.01, 1] > 0
@@ -622,7 +622,7 @@ def test_calibration_errors_are_counted_by_category_and_for_judged_tokens_alone(
 def test_the_controller_takes_less_than_two_percent_of_a_round_on_this_cpu():
     cost = Fit.load(DEFAULT_FIT).costs["2"]
     for batch in (1, 8):
-        goodput = Goodput(cost.draft, cost.target, overhead=cost.reroot, slo_tpot=0.1)
+        goodput = Goodput.of_cost(cost, slo_tpot=0.1)
         policy = build_speculation(parse_policy("batch-tree-16x4x8"), goodput=goodput)
         shares = []
         for _ in range(12):

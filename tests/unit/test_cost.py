@@ -171,9 +171,7 @@ ALONE = replace(TABLE, each=1e-3, alone=StepTime(-2e-7, (1, 4, 8, 9), (-4e-4, -2
 
 
 def test_one_request_alone_takes_more_or_less_than_several_would():
-    many = ALONE.shared
-    assert many == replace(ALONE, alone=None)
-    assert many.shared is many
+    many = replace(ALONE, alone=None)
     shapes = [(rows, 9 * n, n) for rows in (1, 3, 4, 8, 33) for n in (1, 1.4, 1.6, 3)]
     for rows, context, requests in shapes:
         more = ALONE.alone(rows, context) if requests < 1.5 else 0.0
@@ -207,7 +205,7 @@ def test_policies_pay_for_requests_and_tiles_what_a_step_takes(tile):
         wanted = step(batch + tokens, 70, batch) + 2 * draft(batch, 70, batch)
         found = goodput.seconds(batch=batch, context=70, steps=2, draft_tokens=tokens)
         assert found == pytest.approx(wanted)
-        prices = RowPrices(step, step.each, step.tile)
+        prices = RowPrices(step)
         prices.begin(batch, 70, batch, 0.25)
         prices(2)  # far fewer are worked out than are asked for next
         assert prices(tokens)[tokens] == pytest.approx(step(batch + tokens, 70, batch) + 0.25)

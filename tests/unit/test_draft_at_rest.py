@@ -18,6 +18,7 @@ from codesign.policy.batch_tree import BatchTree
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
+from codesign.policy.host_cost import HostCost
 from codesign.policy.online_calibration import OnlineCalibration
 from codesign.policy.protocol import (
     Admission,
@@ -106,14 +107,14 @@ def serve(policy: Resting, drafter: Drafter, become_cheap: int, *, catches_up: b
 
 def cheapen(policy: Resting) -> None:
     if isinstance(policy, TurboSpec):
-        policy._goodput.draft_seconds = policy._goodput.shared_draft_seconds = CHEAP
+        policy._goodput.draft = CHEAP
     else:
         assert isinstance(policy, BatchTree | SpecServe)
-        policy._round._drafts = [RowPrices(CHEAP, 0.0)] * 2
+        policy._round.draft = RowPrices(CHEAP)
 
 
 def policy_of(draft: StepTime, look: float, label: str = "batch-tree-4x2x3") -> Resting:
-    goodput = Goodput(draft, TARGET, deciding=look)
+    goodput = Goodput(draft, TARGET, host=HostCost(deciding=look))
     policy = build_speculation(parse_policy(label), goodput=goodput)
     assert isinstance(policy, Resting)
     return policy
@@ -221,7 +222,7 @@ def test_the_look_that_ends_a_rest_is_made_beside_the_step_before_and_drafts_not
 
 
 def test_specserve_without_its_drafter_does_not_rest_where_its_target_forbids_to_draft():
-    goodput = Goodput(DEAR, TARGET, slo_tpot=0.0101, deciding=9e-3)
+    goodput = Goodput(DEAR, TARGET, slo_tpot=0.0101, host=HostCost(deciding=9e-3))
     policy = build_speculation(parse_policy("specserve-3-no-drafter"), goodput=goodput)
     tree = policy.tree_type(7, base_len=5, max_depth=200)
     for _ in range(3):

@@ -18,6 +18,7 @@ from codesign.policy.adaptive import SpecServe
 from codesign.policy.batch_tree import BatchTree
 from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
+from codesign.policy.host_cost import HostCost
 from codesign.policy.repeating import Repeating
 from codesign.policy.resting import LEARNED, LOOKING
 from codesign.policy.speculation import Progress, build_speculation, parse_policy
@@ -35,7 +36,8 @@ def policy_of(
     label: str, *, look: float = LOOK, draft: StepTime = DRAFT, target: StepTime = TARGET
 ) -> Repeating:
     """One whose confidences are learned."""
-    policy = build_speculation(parse_policy(label), goodput=Goodput(draft, target, deciding=look))
+    goodput = Goodput(draft, target, host=HostCost(deciding=look))
+    policy = build_speculation(parse_policy(label), goodput=goodput)
     if isinstance(policy, BatchTree):
         policy._num_learned = LEARNED
     else:
@@ -169,7 +171,7 @@ def test_what_plain_rounds_left_is_no_price_of_drafting_on():
 
 @pytest.mark.parametrize("label", ["batch-tree-2x1x1", "specserve-1"])
 def test_looks_count_for_what_is_made_of_them(label):
-    goodput = Goodput(DRAFT, TARGET, deciding=9e-3)
+    goodput = Goodput(DRAFT, TARGET, host=HostCost(deciding=9e-3))
     changed = build_speculation(parse_policy(label), goodput=goodput)
     assert isinstance(changed, Repeating)
     kept, drafted = policy_of(label), 0

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from codesign.errors import InputError
 from codesign.policy.batch_round import BatchRound
 from codesign.policy.cost import Calibration, StepTime
+from codesign.policy.host_cost import HostCost
 from codesign.policy.interface import Progress
 from codesign.policy.speculation import (
     FAMILIES,
@@ -379,7 +380,7 @@ def test_goodput_is_tokens_over_the_time_of_draft_and_target():
     estimate = Goodput(
         StepTime.linear(alpha=1e-6, gamma=1e-5, delta=1e-3),
         StepTime.linear(alpha=2e-6, gamma=1e-4, delta=2e-2),
-        overhead=5e-4,
+        host=HostCost(reroot=5e-4),
     )
     seconds = 2e-6 * 900 + 1e-4 * (3 + 5) + 2e-2 + 5e-4  # target: 3 roots and 5 draft tokens
     seconds += sum(1e-6 * (900 + 3 * j) + 1e-5 * 3 + 1e-3 for j in range(2))
@@ -389,9 +390,8 @@ def test_goodput_is_tokens_over_the_time_of_draft_and_target():
 
 def test_goodput_counts_what_every_further_request_costs_a_step_and_the_re_root():
     alone = StepTime.linear(alpha=0.0, gamma=0.0, delta=1e-3)
-    estimate = Goodput(
-        alone, alone, overhead=1e-4, draft_each=2e-4, target_each=3e-4, overhead_each=5e-5
-    )
+    draft, target = replace(alone, each=2e-4), replace(alone, each=3e-4)
+    estimate = Goodput(draft, target, host=HostCost(reroot=1e-4, reroot_each=5e-5))
     seconds = 1e-3 + 4 * 3e-4 + 3 * (1e-3 + 4 * 2e-4) + 1e-4 + 4 * 5e-5
     assert estimate.seconds(batch=5, context=0, steps=3, draft_tokens=9) == pytest.approx(seconds)
     assert estimate.seconds(batch=5, context=0, steps=0, draft_tokens=0) == pytest.approx(2.2e-3)
@@ -408,10 +408,10 @@ def test_the_best_choice_is_the_one_with_most_goodput_that_is_not_too_long(
     chances, batch, each, longest
 ):
     estimate = Goodput(
-        StepTime.linear(alpha=1e-7, gamma=1e-5, delta=1e-3),
-        StepTime.linear(alpha=1e-7, gamma=3e-4, delta=1e-2),
-        overhead=2e-4, draft_each=each, target_each=each, overhead_each=each,
-    )  # fmt: skip
+        replace(StepTime.linear(alpha=1e-7, gamma=1e-5, delta=1e-3), each=each),
+        replace(StepTime.linear(alpha=1e-7, gamma=3e-4, delta=1e-2), each=each),
+        host=HostCost(reroot=2e-4, reroot_each=each),
+    )
     this, traffic = BatchRound(estimate), Traffic(estimate.prompt_seconds, hears_late=True)
     this.begin(batch, 100, traffic=traffic, sharing=(0, 0))
     this.awaited = this.draft.of(batch, 100)
@@ -459,15 +459,17 @@ def test_goodput_has_one_maximum_over_the_length(confidence, batch, context, coe
 def test_context_is_the_kv_rows_before_the_forward():
     asked = []
 
-    def seconds(rows: float, context: float) -> float:
-        asked.append((rows, context))
-        return 0.02
+    class Asked(StepTime):
+        def __call__(self, rows: float, context: float = 0.0, requests: float = 1.0) -> float:
+            asked.append((rows, context, requests))
+            return 0.02
 
-    policy = specserve("specserve-1-no-drafter-no-prior", Goodput(seconds, seconds))
+    step = Asked(0.0, (1,), (0.02,))
+    policy = specserve("specserve-1-no-drafter-no-prior", Goodput(step, step))
     trees = new_trees(2, base_len=10)
     draft(policy, trees, [0.9, 0.9])
     # Two roots and two draft tokens behind 2 x 9 rows; the draft runs the two roots. Two prompts.
-    assert set(asked) == {(2, 18), (4, 18), (20, 0)}
+    assert set(asked) == {(2, 18, 2), (4, 18, 2), (20, 0, 1)}
 
 
 # SpecServe's drafter.

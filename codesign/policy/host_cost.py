@@ -1,0 +1,69 @@
+"""Seconds of a round that the host takes beside the forwards, by what the round does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Number = TypeVar("_Number", float, NDArray[np.float64])
+SEVERAL = 1.5  # requests, which planners count in fractions: more are not one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCost:
+    """What a round takes beside its forwards and messages.
+
+    Attributes:
+        reroot: Seconds to re-root and move KV rows, per round of one request.
+        reroot_each: The same for every request beyond the first.
+        reroot_row: The same for every row that the draft runs in the round: larger trees have more
+            to keep, to drop and to move.
+        reroot_node: The same for every child that these rows may get: trees that are kept from
+            round to round. ``with_fanout`` counts them.
+        choice: Seconds to choose the candidates, per round of one request; 0 where a profile has
+            them in the re-root.
+        choice_each: The same for every request beyond the first.
+        choice_row: The same for every row that the target verifies.
+        choice_alone: What a round of one request takes besides: its first draft forward waits for
+            the host, the others do not.
+        deciding: Host seconds of a look of a policy that decides by the whole batch (one before
+            each draft forward, one at the end), beside what the steps hold; 0 where unknown.
+        deciding_each: The same for every request that it looks at.
+    """
+
+    reroot: float = 0.0
+    reroot_each: float = 0.0
+    reroot_row: float = 0.0
+    reroot_node: float = 0.0
+    choice: float = 0.0
+    choice_each: float = 0.0
+    choice_row: float = 0.0
+    choice_alone: float = 0.0
+    deciding: float = 0.0
+    deciding_each: float = 0.0
+
+    def with_fanout(self, fanout: int) -> Self:
+        """The same cost for a policy that gives each row of the draft so many children."""
+        row = self.reroot_row + self.reroot_node * fanout
+        return replace(self, reroot_row=row, reroot_node=0.0)
+
+    def reroots(self, requests: _Number, draft_rows: _Number | float = 0.0) -> _Number:
+        """Seconds of the re-root of so many requests and draft rows: numbers, or arrays."""
+        return self.reroot + self.reroot_each * (requests - 1.0) + self.reroot_row * draft_rows
+
+    def choices(self, requests: _Number, rows: _Number | float = 0.0) -> _Number:
+        """The same of choosing rows to verify, and whatever else the draft's span has in it."""
+        seconds = self.choice + self.choice_each * (requests - 1.0)
+        if self.choice_alone:
+            seconds = seconds + self.choice_alone * (requests < SEVERAL)
+        return seconds + self.choice_row * rows
+
+    def look(self, requests: int) -> float:
+        """Seconds of a look at so many requests; 0 where nobody has timed it."""
+        return self.deciding + self.deciding_each * requests
+
+
+NO_HOST = HostCost()
