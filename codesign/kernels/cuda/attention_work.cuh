@@ -76,6 +76,23 @@ __device__ __forceinline__ int bit_above(const u32* bits, int row, int end) {
   return end;
 }
 
+// The item of that number: `runs` and `starts` have a bit for each row that begins a run, an item.
+__device__ __forceinline__ void find_item(Item& item, const u32* runs, const u32* starts, int index, int num_rows) {
+  item.start = 0;
+  for (int i = 0; i < index; i++) item.start = bit_above(starts, item.start, num_rows);
+  item.end = bit_above(starts, item.start, num_rows);
+  item.first = bit_at_or_below(runs, item.start), item.last = bit_above(runs, item.start, num_rows);
+}
+// The same of up to 32 rows.
+__device__ __forceinline__ void find_item(Item& item, u32 runs, u32 starts, int index, int num_rows) {
+  u32 left = starts;
+  for (int i = 0; i < index; i++) left &= left - 1;
+  item.start = __ffs(left) - 1, left &= left - 1;
+  const u32 below = ~0u >> (31 - item.start), later = runs & ~below;
+  item.end = left ? __ffs(left) - 1 : num_rows;
+  item.first = 31 - __clz(runs & below), item.last = later ? __ffs(later) - 1 : num_rows;
+}
+
 __device__ __forceinline__ void meet_gang(int gang) { asm volatile("bar.sync %0, %1;" ::"r"(1 + gang), "n"(GANG) : "memory"); }
 __device__ __forceinline__ void wait_for_oldest() { wait_for_copies<STAGES - 2>(); }
 // Counts this block's arrival, behind what the block has stored; whether it is the last, which then
@@ -91,3 +108,28 @@ __device__ __forceinline__ bool arrive_last(u32* counter, u32 count) {
 
 // Where a warp's results lie: eight rows in the room of 16 keys or values of its gang.
 __device__ __forceinline__ int result_row(int gang, int row) { return (row / 8 * KW + gang) * 8 + row % 8; }
+
+// The tiles of one block: by class, then by column, each in order of position.
+struct Place {
+  int tile, kind, column;
+};
+struct Walk {
+  int num_tiles, num_classes, member, team_blocks, share, shares;
+  __device__ __forceinline__ void settle(Place& at) const {
+    while (at.kind < num_classes && at.tile >= num_tiles) {
+      at.column += team_blocks;
+      if (at.column >= C) at.column = member, at.kind += shares;
+      at.tile = at.kind * SPAN + at.column;
+    }
+  }
+  __device__ __forceinline__ Place begin() const {
+    Place at = {share * SPAN + member, share, member};
+    settle(at);
+    return at;
+  }
+  __device__ __forceinline__ void advance(Place& at) const {
+    at.tile += C;
+    if (at.tile % SPAN < C) at.tile += (CLASSES - 1) * SPAN;  // behind a span comes the class's next
+    settle(at);
+  }
+};

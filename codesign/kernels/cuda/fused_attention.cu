@@ -21,6 +21,10 @@
 //
 // Rows of `padding_slot` fill up the forward behind all others: nothing is attended or written for
 // them, their results are zero. How many there are is seen here, as one graph serves all numbers.
+//
+// The kernel is one function in five numbered parts. What computes is in attention_tiles.cuh, what finds
+// work in attention_work.cuh. The parts share some sixty values in registers: moved into functions of
+// their own they compile to other machine code, so each move has to be measured.
 #include "attention_tiles.cuh"
 #include "attention_work.cuh"
 
@@ -50,7 +54,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
   int parity = 0;
   cluster_arrive_relaxed();  // before anything is stored into another block, that block must have started
 
-  // The requests of the forward: runs of rows in one slab; cut into items of max_tokens rows. Up to 32 rows
+  // 1. The requests of the forward: runs of rows in one slab; cut into items of max_tokens rows. Up to 32 rows
   // every warp looks at by itself, with room of its own, and waits for nobody. At a width of 64 the block has
   // found them long before qkv ends, and ptxas would then order the loop over keys one row after the other.
   const bool few = E == 128 && rows.num_rows <= 32;
@@ -96,6 +100,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
           to_bf16_pair(part.low * scale_down, part.high * scale_down);
   };
 
+  // How the clusters share out the items.
   int teams = 1, team_blocks = blocks, team = 0;  // of a cluster; all are powers of two
   while (team_blocks > 1 && teams * (int)gridDim.z < num_items) teams *= 2, team_blocks /= 2;
   for (int i = rank; i >= team_blocks; i -= team_blocks) team++;
@@ -107,22 +112,11 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
   for (int n = 2; n <= CLASSES; n++) shares += n <= most_shares && n * num_items <= (int)gridDim.z;
   for (int unit = blockIdx.z; unit * teams < num_items * shares; unit += gridDim.z) {  // shares and teams are never both several
     int index = unit * teams + team, share = 0;
-    const bool is_idle = index >= num_items * shares;  // a team without an item, beside others
+    const bool is_idle = index >= num_items * shares;  // a team without an item, of a cluster whose other teams have one
     while (index >= num_items) index -= num_items, share++;
     Item item;
-    if (few) {
-      u32 left = cut_bits;
-      for (int i = 0; i < index; i++) left &= left - 1;
-      item.start = __ffs(left) - 1, left &= left - 1;
-      const u32 below = ~0u >> (31 - item.start), later = run_bits & ~below;
-      item.end = left ? __ffs(left) - 1 : num_rows;
-      item.first = 31 - __clz(run_bits & below), item.last = later ? __ffs(later) - 1 : num_rows;
-    } else {
-      item.start = 0;
-      for (int i = 0; i < index; i++) item.start = bit_above(starts, item.start, num_rows);
-      item.end = bit_above(starts, item.start, num_rows);
-      item.first = bit_at_or_below(runs, item.start), item.last = bit_above(runs, item.start, num_rows);
-    }
+    if (few) find_item(item, run_bits, cut_bits, index, num_rows);
+    else find_item(item, runs, starts, index, num_rows);
     if (is_idle) item.end = item.start;
     const int tokens = item.end - item.start, used_rows = tokens * group, context = places[item.first], slot = slots[item.first];
     const int slab_end = places[item.last - 1] + 1;
@@ -142,21 +136,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     for (int tile = first_tail + ((member - first_tail) & (team_blocks - 1)); tile < num_tiles; tile += team_blocks) has_tail |= is_mine(tile);
     const SlabRows slab(slabs, rows, slot, head);
 
-    struct Place {  // in the sequence of this block's tiles: by class, then by column, each in order of position
-      int tile, kind, column;
-    };
-    auto settle = [&](Place& at) {
-      while (at.kind < num_classes && at.tile >= num_tiles) {
-        at.column += team_blocks;
-        if (at.column >= C) at.column = member, at.kind += shares;
-        at.tile = at.kind * SPAN + at.column;
-      }
-    };
-    auto advance = [&](Place& at) {
-      at.tile += C;
-      if (at.tile % SPAN < C) at.tile += (CLASSES - 1) * SPAN;  // behind a span comes the class's next
-      settle(at);
-    };
+    const Walk walk = {num_tiles, num_classes, member, team_blocks, share, shares};
     struct Block {  // a gang's of a tile: its first row, -1 if it is not shared, and that row's page
       int row, page;
     };
@@ -181,6 +161,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       }
       commit_copies();
     };
+    // 2. Copies under way: the tail's old rows and paths, and the first tiles of keys and values.
     if (has_tail) {
       const int old_rows = min(context - tail_start, tail_rows);
 #pragma unroll 1
@@ -194,12 +175,10 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       for (int i = tid; i < tokens * rows.path_length; i += THREADS)
         copy4(shared_address(paths + i), rows.paths + (size_t)item.start * rows.path_length + i);
     }
-    Place now = {share * SPAN + member, share, member};
-    settle(now);
-    Place ahead = now;
+    Place now = walk.begin(), ahead = now;
     Block coming = block_of(ahead);  // a tile before it is needed: its page is looked up
 #pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) fetch(coming, i), advance(ahead), coming = block_of(ahead);
+    for (int i = 0; i < STAGES - 1; i++) fetch(coming, i), walk.advance(ahead), coming = block_of(ahead);
     if (!previous_done) {
       cluster_wait();  // others have started; behind the rows' loads nobody waits for that
       wait_for_previous();
@@ -207,7 +186,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       previous_done = true;
     }
 
-    // Queries, and the new rows of the tail.
+    // 3. Queries, and the new rows of the tail, rotated.
     constexpr int PARTS = E / 16, QUERY_PARTS = ROWS * PARTS;
     const int new_parts = has_tail ? min(slab_end - context, tail_rows - (context - tail_start)) * PARTS : 0;
     for (int i = tid; i < max(QUERY_PARTS, new_parts); i += THREADS) {
@@ -243,6 +222,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     wait_for_oldest();  // the tail's copies, too
     __syncthreads();
 
+    // 4. Attention of this block's tiles, a column and class after the other.
     const int key_lane = (lane & 7) + (lane >> 4) * 8, key_part = (lane >> 3 & 1) * 8;
     const int value_lane = lane & 15, value_part = (lane >> 4) * 8;
     State st;
@@ -260,11 +240,11 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
 #pragma unroll
       for (int n = 0; n < E / 8; n++) st.out[n][0] = st.out[n][1] = st.out[n][2] = st.out[n][3] = 0.f;
       st.top[0] = st.top[1] = NONE, st.sum[0] = st.sum[1] = 0.f;
-      for (; now.kind == kind && now.column == column; advance(now)) {
+      for (; now.kind == kind && now.column == column; walk.advance(now)) {
         wait_for_oldest();
         meet_gang(wk);  // all have their copies, and have left the stage that is filled next
         fetch(coming, stage == 0 ? STAGES - 1 : stage - 1);
-        advance(ahead);
+        walk.advance(ahead);
         coming = block_of(ahead);
         const int block = now.tile * KW + wk;
         float s[1][2][4];
@@ -280,7 +260,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
           add_values(st, p, {shared_address(keys + (KEYS + value_lane) * LD + value_part)});
         } else if (block < num_blocks) {
           // Every token has its own keys: it fills in the scores of its rows, and adds for them. SIDE tokens
-          // side by side; behind the last comes nobody, who has the last one's keys.
+          // are attended together; after the last, the last one's keys are read again and not used.
           const int row0 = wm * 16 + (lane >> 2), token0 = row0 / group, token1 = (row0 + 8) / group;
           const int first = wm * 16 / group, last = min(tokens - 1, (wm * 16 + 15) / group);
           auto address = [&](int token, int i) {  // element offset of position block * 16 + i
@@ -377,6 +357,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       }
     }
 
+    // 5. Results joined, over the blocks of the cluster and the clusters of an item; new rows to the slab.
     auto leave_new_rows = [&]() {  // one block writes the item's own to the slab
       if ((first_tail & (team_blocks - 1)) != member || !is_mine(first_tail)) return;
       const int first = item.start - item.first + context, last = min(min(item.end - item.first + context, tail_start + tail_rows), slab.count);
