@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks.bench_gpu_engine import RandomState, big_shape
-from benchmarks.common import need_gpus, write_result
+from benchmarks.common import SHAPES, need_gpus, write_result
 from benchmarks.random_pair import write_letters
 from codesign.config import Deployment, Serving
 from codesign.engine import EngineRun
@@ -45,7 +45,6 @@ from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
 from codesign.records import SPANS
 
-SHAPES = Path(__file__).parents[1] / "codesign" / "data" / "shapes"
 MODELS = {"cuda": ("smollm2-135m", "llama-3.2-1b"), "cpu": ("tiny",)}
 TINY = {
     "architectures": ["LlamaForCausalLM"],
