@@ -28,12 +28,12 @@ from codesign.kernels.attention_shares import (
 from codesign.kernels.cuda_module import CudaKernel, load_kernel
 from codesign.kernels.row_attention import Scratch, SeenRows, rotate_and_append, row_attention
 
-MAX_ROWS = 256  # of a forward: one thread looks at each
+MAX_ROWS = 256  # of a forward: one thread reads each
 MAX_TAIL = 160  # slab rows from the last full 16 of a request's prefix to its last new row
 _SMALL_TAIL = 32  # leaves room for more keys in flight
 _THREADS = 256
 _MAX_STAGES = 4  # tiles of keys and values in flight
-_SHARED_BYTES = 220 << 10  # of a Hopper multiprocessor, beside what the kernel declares
+_SHARED_BYTES = 220 << 10  # of a Hopper multiprocessor, less what the kernel declares statically
 
 
 class _Slabs(ctypes.Structure):

@@ -1,7 +1,7 @@
 """How a skinny GEMM is cut over warps, blocks and clusters: sizes only, no torch.
 
 The cut along the columns fixes the order of additions, so it depends on the weight alone: a row's
-result is the same bits whatever the number of rows beside it.
+result is the same bits whatever the number of other rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ RECORD_BYTES = 1088  # of a tile of 16 features by a group of 128 columns; see p
 SHARED_BYTES = 227 << 10  # of a Hopper SM, what one block may use
 _MOST_STAGES = 16
 _BARRIERS = 384  # bytes in front of the ring
-_RESERVED = 1 << 10  # of every block on the SM, beside what it asks for
+_RESERVED = 1 << 10  # of every block on the SM, on top of what it asks for
 MAX_ROWS = 32
 
 
@@ -29,7 +29,7 @@ class Tiling:
             next launch start early and fill their rings. 0 for all.
         paced: Stages that are on their way at a time while the ring is filled first, so that rows
             wait behind few; 0 for all.
-        delays: Let every role of the kernel dawdle at random, for tests.
+        delays: Let every role of the kernel sleep at random, for tests.
     """
 
     warps: int

@@ -24,7 +24,7 @@ __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
     const int group = (p.rank + c * p.size) * WARPS, count = min(WARPS, a.groups - group);
     const u8* from = a.weight + ((size_t)p.first_tile * a.groups + group) * RECORD;
     for (int s = 0; s < p.steps; s++) {
-      dawdle();
+      random_delay();
       if (free-- == 0) wait_for_previous();
       if (PACED && free >= 0 && slot >= PACED) barrier_wait(p.full + 8 * (slot - PACED), 0);  // of our own copies
       barrier_wait(p.empty + 8 * slot, phase);
@@ -110,7 +110,7 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& 
     const bool has_squares = c == p.chunks - 1 && a.norm;
     int place = 0;
     for (int s = 0; s < p.steps; s++) {
-      dawdle();
+      random_delay();
       barrier_wait(bar, phase);
       Records r;  // stale behind the last tile: nobody adds it
       load_records(codes, ends, r);
@@ -123,7 +123,7 @@ __device__ __forceinline__ void consume(const Gemm& a, const Plan& p, Epilogue& 
 #pragma unroll
         for (int n = 0; n < NT; n++)
           to[((place * TILES + i) * NT + n) * WARPS * 32] = make_float4(acc[i][n][0], acc[i][n][1], acc[i][n][2], acc[i][n][3]);
-      dawdle();
+      random_delay();
       __syncwarp();
       // The stage is freed here, behind stores that need its contents. A release right behind the loads
       // orders them before other threads' accesses, not before the copy engine's: loads still under way
@@ -168,7 +168,7 @@ __device__ __forceinline__ void reduce(const Gemm& a, const Plan& p, Epilogue& e
         for (int i = 0; i < TILES; i++)
           if (s * TILES + i < p.num_tiles) epilogue.fetch((p.first_tile + s * TILES + i) * 16, lane, ready[i]);
       }
-      dawdle();
+      random_delay();
       barrier_wait(p.partial_full + 8 * place, phase);
 #pragma unroll
       for (int i = 0; i < TILES; i++)
@@ -182,7 +182,7 @@ __device__ __forceinline__ void reduce(const Gemm& a, const Plan& p, Epilogue& e
           }
           sums[i][n][0] = sum.x, sums[i][n][1] = sum.y, sums[i][n][2] = sum.z, sums[i][n][3] = sum.w;
         }
-      dawdle();
+      random_delay();
       __syncwarp();
       if (lane == 0) barrier_arrive(p.partial_empty + 8 * place);
       if (s == place && last && a.norm && !defer) norm_factors(a, p, lane, factor);

@@ -108,8 +108,8 @@ __device__ __forceinline__ void start_barriers(const Gemm& a, const Plan& p, int
   for (int i = which; i < p.owned; i += SLOTS + 1) barrier_expect(p.arrived + 8 * i, p.size * TILE_BYTES);
 }
 
-// Sleep for up to 2 us, one time in four.
-__device__ __forceinline__ void dawdle() {
+// With DELAYS, sleep for up to 2 us, one time in four.
+__device__ __forceinline__ void random_delay() {
 #if DELAYS
   u32 now;
   asm volatile("mov.u32 %0, %%clock;" : "=r"(now));
