@@ -22,13 +22,18 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks import peer_attention
-from benchmarks.common import graph_time, need_gpus, why_not, write_result
+from benchmarks.common import (
+    COLD_BYTES,
+    READ_BANDWIDTH,
+    graph_time,
+    need_gpus,
+    why_not,
+    write_result,
+)
 from codesign.kernels import row_attention as two_kernels
 from codesign.kernels.attention_shares import CLASSES
 from codesign.kernels.fused_attention import fused_attention
 
-READ_BANDWIDTH = 4.2e12  # bytes per second, measured on an H200
-COLD_BYTES = 250e6
 # name, query heads, key/value heads, head size: of one rank
 MODELS = [
     ("llama-70b TP4", 16, 2, 128),

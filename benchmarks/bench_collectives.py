@@ -25,7 +25,14 @@ import torch.distributed._symmetric_memory as symmetric_memory
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
-from benchmarks.common import graph_time, need_gpus, why_not, write_result
+from benchmarks.common import (
+    COLD_BYTES,
+    READ_BANDWIDTH,
+    graph_time,
+    need_gpus,
+    why_not,
+    write_result,
+)
 from benchmarks.peer_collectives import FusedSums
 from codesign.kernels.all_reduce import add_by_rows, add_gathered, all_reduce_add
 from codesign.kernels.gemm import linear
@@ -35,8 +42,7 @@ from codesign.kernels.packing import PackedLinear, pack_int4
 from codesign.kernels.reference import sum_of_ranks
 from codesign.kernels.symmetric import Exchange, open_exchange
 
-READ_BANDWIDTH, WIRE_BANDWIDTH = 4.2e12, 450e9
-COLD_BYTES = 250e6
+WIRE_BANDWIDTH = 450e9
 SIZES = [(8, 2048), (8, 4096), (8, 8192), (16, 8192), (32, 8192)]
 PROMPTS = [(256, 8192), (512, 8192), (1024, 8192), (2048, 8192)]
 # model, op, inputs over all ranks, outputs

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import need_gpus, write_result
+from benchmarks.common import READ_BANDWIDTH, SHAPES, need_gpus, write_result
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import DeviceRows, RequestRows, pack_step
@@ -31,8 +31,6 @@ from codesign.kernels.row_choices import choice_words
 from codesign.models.shape import ModelShape, model_shape
 from codesign.models.sharding import Sharding
 
-READ_BANDWIDTH = 4.2e12  # bytes per second, measured on an H200
-SHAPES = Path(__file__).parents[1] / "codesign" / "data" / "shapes"
 # name: shape, tensor parallel degree, milliseconds to reach
 MODELS = {
     "1b": ("llama-3.2-1b", 1, 0.41),

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.bench_forward import one_request
-from benchmarks.common import need_gpus, write_result
+from benchmarks.common import READ_BANDWIDTH, SHAPES, need_gpus, write_result
 from codesign.config import Deployment
 from codesign.engine import EngineRun
 from codesign.engine.gpu.forward import RankForward
@@ -40,7 +40,6 @@ from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest, encode_user_turn, load_prompts
 from codesign.records import SPANS
 
-SHAPES = Path(__file__).parents[1] / "codesign" / "data" / "shapes"
 SAMPLINGS = {"greedy": Sampling(), "temperature 0.7": Sampling(temperature=0.7, seed=3)}
 CONTEXTS = (500, 1000)
 
@@ -194,7 +193,7 @@ def big_shape(name: str, *, is_draft: bool, fused: bool = True) -> dict[str, Any
     read = 2 * (shape.parameters - (0 if shape.tie else shape.vocab * shape.hidden))
     row = {
         "run": f"{name}, bf16, random weights, {'draft' if is_draft else 'target'} on 1 GPU",
-        "floor_ms": round(read / 4.2e12 * 1e3, 4),
+        "floor_ms": round(read / READ_BANDWIDTH * 1e3, 4),
         "steps_ms": model_times(model, (8,)),
         "temperature_steps_ms": {},
     }

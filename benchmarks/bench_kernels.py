@@ -21,14 +21,20 @@ import torch
 from torch import Tensor
 
 from benchmarks import peer_gemm
-from benchmarks.common import Timing, graph_time, need_gpus, why_not, write_result
+from benchmarks.common import (
+    COLD_BYTES,
+    READ_BANDWIDTH,
+    Timing,
+    graph_time,
+    need_gpus,
+    why_not,
+    write_result,
+)
 from codesign.kernels import gemm, packed_reference
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import GROUP, TILE, PackedLinear
 from codesign.kernels.tiling import Tiling, choose, layout, row_tiles
 
-READ_BANDWIDTH = 4.2e12  # bytes per second, measured on an H200
-COLD_BYTES = 220e6
 PIECE = 256  # tiles that the reference unpacks at a time
 # name: hidden size, query columns, key and value columns, channels of the MLP; of one rank
 MODELS = {

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from benchmarks.bench_forward import MODELS, RandomWeights
-from benchmarks.bench_prompts import DENSE_RATE, READ_BANDWIDTH
-from benchmarks.common import need_gpus, write_result
+from benchmarks.bench_prompts import DENSE_RATE
+from benchmarks.common import READ_BANDWIDTH, need_gpus, write_result
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.heads import TargetHead
 from codesign.engine.gpu.model_rank import ModelRank

@@ -6,7 +6,7 @@ A few layers of random weights are run as the engine runs a prompt, launch by la
 all layers of the model; a rank of a tensor-parallel group without the sums over ranks. The floor is
 a dense bfloat16 product at 790 TFLOP/s, or the reading of the packed weights. Behind each time
 stands what the estimate in ``expected`` says, and at the end where the ways meet: the thresholds of
-``codesign/kernels/many_rows.py``.
+``codesign/kernels/prompt_linear.py``.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Any
 import torch
 
 from benchmarks.bench_forward import MODELS, RandomWeights
-from benchmarks.common import need_gpus, write_result
+from benchmarks.common import READ_BANDWIDTH, need_gpus, write_result
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.tensor_group import SingleRank, TensorGroup
-from codesign.kernels import many_rows
+from codesign.kernels import prompt_linear
 from codesign.models.shape import ModelShape
 
 ROWS = (16, 32, 64, 128, 256, 512, 1024, 2048)
-DENSE_RATE, READ_BANDWIDTH = 790e12, 4.2e12  # measured on an H200
+DENSE_RATE = 790e12  # operations per second, measured on an H200
 NEVER = 1 << 30
 # FEW_ROWS, DECODED_ROWS and DENSE_ROWS that send every prompt the same way
 WAYS = {
@@ -115,7 +115,7 @@ def expected(shape: ModelShape, rows: int, way: str) -> float:
             blocks = -(-rows // block)
             tensor = 2 * blocks * block * weights / TENSOR_RATE
             codes = blocks * weights * WEIGHT_INSTRUCTIONS / ISSUED
-            splits = many_rows.splits(-(-features // 16), columns // 128)
+            splits = prompt_linear.splits(-(-features // 16), columns // 128)
             parts = 8 * splits * rows * features / READ_BANDWIDTH if splits > 1 else 0.0
             total += max(packed, OVERLAP * (tensor + codes)) + parts + 5e-6
     return total
@@ -131,14 +131,14 @@ def floor(shape: ModelShape, rows: int) -> float:
 def only(way: str) -> Iterator[None]:
     """Send every prompt one way; ``chosen`` leaves the choice."""
     names = ("FEW_ROWS", "DECODED_ROWS", "DENSE_ROWS")
-    kept = [getattr(many_rows, name) for name in names]
+    kept = [getattr(prompt_linear, name) for name in names]
     for name, value in zip(names, WAYS.get(way, kept), strict=True):
-        setattr(many_rows, name, value)
+        setattr(prompt_linear, name, value)
     try:
         yield
     finally:
         for name, value in zip(names, kept, strict=True):
-            setattr(many_rows, name, value)
+            setattr(prompt_linear, name, value)
 
 
 def measure(model: str, rows: list[int], num_layers: int, *, cuts: bool) -> list[dict[str, Any]]:
@@ -184,22 +184,22 @@ def row(model: str, prompt: Prompt, rows: int, way: str) -> dict[str, Any]:
 
 def swept(model: str, prompt: Prompt, rows: int) -> list[dict[str, Any]]:
     """Time the fused way with other cuts of its work."""
-    from codesign.kernels import many_rows_triton
+    from codesign.kernels import prompt_linear_triton
 
-    cut_of, found = many_rows_triton.Cut.of, []
+    cut_of, found = prompt_linear_triton.Cut.of, []
     blocks = [32, 64] if rows <= 32 else [64, 128] if rows <= 128 else [128]
     for block in blocks:
         for channels in (64, 128):
             for stages in (2, 3, 4):
-                cut = many_rows_triton.Cut(block, channels, stages)
-                many_rows_triton.Cut.of = staticmethod(lambda _, cut=cut: cut)  # type: ignore[method-assign]
+                cut = prompt_linear_triton.Cut(block, channels, stages)
+                prompt_linear_triton.Cut.of = staticmethod(lambda _, cut=cut: cut)  # type: ignore[method-assign]
                 try:
                     with only("fused"):
                         found.append(row(model, prompt, rows, f"fused {block}x{channels}x{stages}"))
                 except Exception as error:  # a cut that does not fit the multiprocessor
                     print(f"{cut}: {str(error).splitlines()[0]}", flush=True)
                 finally:
-                    many_rows_triton.Cut.of = cut_of  # type: ignore[method-assign]
+                    prompt_linear_triton.Cut.of = cut_of  # type: ignore[method-assign]
     return found
 
 

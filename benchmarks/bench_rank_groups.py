@@ -10,7 +10,6 @@ log beside the results. Tokens are compared with plain decoding at the same padd
 from __future__ import annotations
 
 import argparse
-import contextlib
 import faulthandler
 import json
 import os
@@ -20,48 +19,27 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import monotonic, perf_counter, sleep
+from time import monotonic, perf_counter
 from typing import Any
 
-import torch
-
-from benchmarks.bench_gpu_engine import RandomState, big_shape
+from benchmarks.bench_gpu_engine import big_shape
 from benchmarks.common import need_gpus, write_result
-from benchmarks.random_pair import write_letters
-from codesign.config import Deployment, Serving
+from benchmarks.rank_group_inputs import make_pair, make_plan, random_requests
+from benchmarks.stage_process import run_stage, say_row
+from codesign.config import Deployment
 from codesign.engine import EngineRun
 from codesign.engine.gpu import launch
 from codesign.engine.gpu.ranks import Rank
 from codesign.engine.gpu.run import rank_setup, run_on_ranks
 from codesign.engine.gpu.step_rows import RequestRows, bucket_of, pack_step
-from codesign.engine.weights import random_tensors
-from codesign.models.shape import model_shape
 from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
-from codesign.prompts import BoundRequest
 from codesign.records import SPANS
 
-SHAPES = Path(__file__).parents[1] / "codesign" / "data" / "shapes"
 MODELS = {"cuda": ("smollm2-135m", "llama-3.2-1b"), "cpu": ("tiny",)}
-TINY = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 48,
-    "vocab_size": 61,
-    "rope_theta": 10000.0,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
-NOISE = 0.03  # of a draft's weights, in standard deviations
 ROWS = 32  # padded rows of runs that are compared
 
 
@@ -85,7 +63,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         models = args.models or Path(folder)
         for stage in args.only or [s for s in STAGES if args.device == "cuda" or s != "shapes"]:
-            found, said = run_stage(stage, models, args.device, args.limit)
+            command = ["-m", "benchmarks.bench_rank_groups", "--stage", stage]
+            command += ["--models", str(models), "--device", args.device]
+            found, said = run_stage(stage, command, models / f"{stage}.log", args.limit)
             rows += found
             log.append(f"== {stage}\n{said}")
             write(rows, log, args.out or Path(), args.device)
@@ -133,7 +113,7 @@ class Stage:
         rounds = run.records.rounds
         quiet = rounds.column("prefill") == 0
         seconds = float(sum(rounds.column(s)[quiet].sum() for s in SPANS))
-        self.say(
+        say_row(
             run=f"{model}: {policy} on {candidate.deployment.label}, batch {batch}, {rows} rows",
             temperature=setup.sampling.temperature,
             fused=setup.fused,
@@ -153,10 +133,6 @@ class Stage:
             notes=run.records.notes,
         )
         return run
-
-    def say(self, **row: Any) -> None:
-        """One row of the results."""
-        print("ROW " + json.dumps(row), flush=True)
 
 
 def differing(run: EngineRun, other: EngineRun) -> str:
@@ -208,7 +184,7 @@ def shapes(stage: Stage) -> None:
     """Steps of published shapes on one GPU, with and without fused attention."""
     for fused in (True, False):
         for name, is_draft in (("llama-3.2-1b", True), ("llama-3.1-8b", False)):
-            stage.say(fused=fused, **big_shape(name, is_draft=is_draft, fused=fused))
+            say_row(fused=fused, **big_shape(name, is_draft=is_draft, fused=fused))
 
 
 def two_target_ranks(stage: Stage) -> None:
@@ -273,7 +249,7 @@ def lose(stage: Stage, number: int, split: tuple[int, int]) -> None:
         run = run_on_ranks(setup, candidate, requests, max_kv_tokens=1 << 16, progress=progress)
     finally:
         launch.LocalRanks.__init__ = start_ranks
-    stage.say(
+    say_row(
         run=f"{name}: {policy} on {candidate.deployment.label}, {signal.Signals(number).name}",
         seconds_to_the_end=round(monotonic() - at, 2),
         finished=sum(r.finish is not None for r in run.records.requests),
@@ -304,7 +280,7 @@ def command_line(stage: Stage) -> None:
         )  # fmt: skip
         print(done.stderr, file=sys.stderr)
         found = json.loads(done.stdout) if done.stdout.startswith("{") else {}
-        stage.say(
+        say_row(
             run=name,
             exit_code=done.returncode,
             seconds=round(perf_counter() - start, 2),
@@ -334,127 +310,6 @@ STAGES: dict[str, Callable[[Stage], None]] = {
     "one_gpu": one_gpu,
     "shapes": shapes,
 }
-
-
-def run_stage(
-    stage: str, models: Path, device: str, limit: float
-) -> tuple[list[dict[str, Any]], str]:
-    """Rows of a stage, and what it said; its ranks say where they hang when time is up."""
-    command = [sys.executable, "-X", "faulthandler", "-m", "benchmarks.bench_rank_groups"]
-    command += ["--stage", stage, "--models", str(models), "--device", device]
-    log = models / f"{stage}.log"
-    start = monotonic()
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
-        )
-        late = ""
-        try:
-            printed, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            late = f"not done after {limit:g} s"
-            family = descendants(process.pid)
-            for pid in family:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGUSR1)
-            sleep(1.0)
-            for pid in family:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            printed, _ = process.communicate()
-    said = log.read_text()
-    rows = [json.loads(line[4:]) for line in printed.splitlines() if line.startswith("ROW ")]
-    code = process.returncode
-    rows = [{"stage": stage, **row} for row in rows]
-    seconds = round(monotonic() - start, 1)
-    rows.append({"stage": stage, "exit_code": code, "stage_seconds": seconds, "late": late})
-    for row in rows:
-        print(json.dumps(row), flush=True)
-    if code:
-        print(said[-3000:], flush=True)
-    return rows, said
-
-
-def descendants(pid: int) -> list[int]:
-    """A process and those that it started, children first."""
-    found = []
-    with contextlib.suppress(OSError):
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            found += descendants(int(child))
-    return [*found, pid]
-
-
-def make_pair(target: Path, draft: Path, device: str) -> None:
-    """Write a random target, of the shape that its folder is named for, and a draft with noise."""
-    from safetensors.torch import save_file
-
-    name = target.name
-    config = TINY if name == "tiny" else json.loads((SHAPES / name / "config.json").read_text())
-    for folder in (target, draft):
-        folder.mkdir(parents=True)
-        (folder / "config.json").write_text(json.dumps(config))
-        write_letters(folder)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    shape = model_shape(target)
-    sizes = shape.tensors()
-    torch.manual_seed(0)
-    drawn = RandomState(shape)
-    state = random_tensors(sizes, seed=0) if device == "cpu" else {k: drawn[k] for k in sizes}
-    spread = "embed_tokens" if config["tie_word_embeddings"] else "lm_head"
-    state = {k: (v * (4.0 if spread in k else 1.0)).to(device, dtype) for k, v in state.items()}
-    noisy = {
-        k: v + NOISE * v.float().std().to(dtype) * torch.randn_like(v) if v.ndim == 2 else v
-        for k, v in state.items()
-    }
-    for folder, part in ((target, state), (draft, noisy)):
-        save_file({k: v.cpu().contiguous() for k, v in part.items()}, folder / "model.safetensors")
-
-
-def make_plan(models: Path, target: Path, draft: Path) -> None:
-    """Write a plan with every split of two ranks, by hand: no machine was fitted for it."""
-    import pandas as pd
-
-    from codesign.artifacts import header, write_table
-    from codesign.candidate import ScoredCandidate
-    from codesign.config import SLO
-    from codesign.fit import Fit
-    from codesign.plan import FileRef, Plan
-
-    shipped = Path(__file__).parents[1] / "codesign" / "data" / "fits" / "smollm2-135m-cpu"
-    fit = replace(
-        Fit.load(shipped / "fit.json"),
-        target=str(target),
-        draft=str(draft),
-    )
-    fit.save(models / "fit.json")
-    trace = pd.DataFrame(
-        {"arrival": 0.0, "prompt_tokens": [40, 90, 150, 60] * 2, "output_tokens": [100] * 8,
-         "category": "chat"}
-    )  # fmt: skip
-    write_table(models / "trace.parquet", trace, header("trace", seed=0))
-    splits = [("plain", 1, 0), ("plain", 2, 0), ("tree-8x4x2", 2, 0), ("async-tree-8x4x3", 1, 1)]
-    scored = [
-        ScoredCandidate(
-            Candidate(Deployment(target, draft), parse_policy(policy), 2), {}, {}, "fitted",
-            is_feasible=True,
-        )
-        for policy, target, draft in splits
-    ]  # fmt: skip
-    Plan(
-        target=fit.target, draft=fit.draft, slo=SLO(), objective="latency", sampling=Sampling(),
-        serving=Serving(max_kv_tokens=4096), trace=FileRef.of(models / "trace.parquet"),
-        num_requests=len(trace), fit=FileRef.of(models / "fit.json"), seed=0, num_seeds=1,
-        chosen=scored[0], alternatives=tuple(scored[1:]),
-    ).save(models / "plan.json")  # fmt: skip
-
-
-def random_requests(target: Path, count: int, tokens: int) -> list[BoundRequest]:
-    """Prompts of random tokens, all there at once."""
-    generator = torch.Generator().manual_seed(2)
-    vocabulary = model_shape(target).vocab
-    lengths = [1 + 37 * i % 200 for i in range(count)]
-    prompts = [torch.randint(0, vocabulary, (n,), generator=generator) for n in lengths]
-    return [BoundRequest(i, 0.0, "", tuple(p.tolist()), tokens) for i, p in enumerate(prompts)]
 
 
 def write(rows: Sequence[dict[str, Any]], log: Sequence[str], out: Path, device: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import graph_time, need_gpus, write_result
+from benchmarks.common import READ_BANDWIDTH, graph_time, need_gpus, write_result
 from codesign.kernels import keyed_sampling as sampling
 from codesign.kernels.embedding import embed_rows
 from codesign.kernels.int4 import quantize_int4
@@ -27,7 +27,6 @@ from codesign.kernels.row_choices import choice_words, words_of
 from codesign.kernels.tiling import RECORD_BYTES
 from codesign.policy.walk import Sampling
 
-READ_BANDWIDTH = 4.2e12  # bytes per second, measured on an H200
 VOCABULARY = 128_256
 PATH = 136
 # model: layers, key/value heads, head size; of one rank

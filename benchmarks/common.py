@@ -1,4 +1,4 @@
-"""Timing of GPU work in CUDA graphs, and the JSON file of a benchmark."""
+"""What the GPU benchmarks share: their yardsticks, timing in CUDA graphs, and the JSON file."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from codesign.artifacts import command_line
 from codesign.errors import HardwareError, counted
 
 RESULTS = Path(__file__).with_name("results")
+SHAPES = Path(__file__).parents[1] / "codesign" / "data" / "shapes"
+READ_BANDWIDTH = 4.2e12  # bytes per second, measured on an H200
+COLD_BYTES = 250e6  # of all inputs together: so many do not stay in the L2 cache
 
 
 @dataclass(frozen=True)

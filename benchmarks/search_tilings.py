@@ -5,7 +5,7 @@
 Milliseconds are of all layers of a rank's forward in a CUDA graph, without sums over ranks, as in
 ``bench_forward``. Candidates are what the kernel can run, by ``tiling.choose``'s price; the fastest
 of a map are timed again in turns, and one has to gain ``WORTH`` to replace what the table has. Then
-each map's ``paced`` is tried. What it prints as best goes into ``_MEASURED`` of kernels/tiling.py,
+each map's ``paced`` is tried. What it prints as best goes into ``MEASURED`` of kernels/tiling.py,
 behind ``tests/gpu/test_gemm.py``; other models may have a map of that size, too. With ``--rows 16``
 warps and clusters stay those of 8 rows, as a row's bits must not depend on its neighbours.
 """
@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.bench_forward import SHAPES, Step
-from benchmarks.common import need_gpus, write_result
+from benchmarks.bench_forward import Step
+from benchmarks.common import SHAPES, need_gpus, write_result
 from codesign.errors import CodesignError, HardwareError
 from codesign.kernels import gemm
 from codesign.kernels.packing import GROUP, TILE
-from codesign.kernels.tiling import _MEASURED, Tiling, _cost, choose, layout, row_tiles
+from codesign.kernels.tiling import MEASURED, Tiling, choose, cost, layout, row_tiles
 from codesign.models.shape import ModelShape, model_shape
 from codesign.models.sharding import Sharding
 
@@ -64,7 +64,7 @@ def candidates(cut: Cut, rows: int, like: Tiling | None = None) -> list[Tiling]:
         if tiling.threads(count) * tiling.blocks <= MOST_THREADS
         if layout(tiling, **size, num_row_tiles=count, keep=True).stages >= 2
     ]
-    return sorted(found, key=lambda tiling: _cost(tiling, **size))
+    return sorted(found, key=lambda tiling: cost(tiling, **size))
 
 
 def _even(groups: int) -> Iterator[Tiling]:
@@ -175,7 +175,7 @@ def main() -> None:
     assert step.cuts == maps.keys(), f"maps of {step.cuts} for {maps}"
 
     def time(tilings: Tilings) -> float:
-        _MEASURED.update({cut: (tiling, tiling) for cut, tiling in tilings.items()})
+        MEASURED.update({cut: (tiling, tiling) for cut, tiling in tilings.items()})
         for kept in vars(gemm).values():  # launches, by the tilings before
             if hasattr(kept, "cache_clear"):
                 kept.cache_clear()

@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.bench_forward import one_request
+from benchmarks.common import READ_BANDWIDTH
 from codesign.config import Serving
 from codesign.engine import EngineRun
 from codesign.engine.gpu.group_target import GroupTarget
@@ -32,7 +33,6 @@ from codesign.policy.batching import BatchLimits
 from codesign.policy.speculation import parse_policy
 from codesign.prompts import BoundRequest
 
-BYTES_PER_SECOND = 4.2e12  # what an H200 reads, measured
 HAND_OFF, HOP = 0.26e-6, 0.63e-6  # seconds: block to block on a GPU, across NVLink; measured
 CONTEXTS = (500, 1000)
 STEPS = 60
@@ -102,7 +102,7 @@ def floors(rank: Rank, model: int) -> dict[str, float]:
     chain = shape.layers * (5 * HAND_OFF + (2 * HOP if ranks > 1 else 0.0))
     return {
         "gigabytes": round(read / 1e9, 3),
-        "bandwidth_floor_ms": round(1e3 * (read + 500 * row) / BYTES_PER_SECOND, 4),
+        "bandwidth_floor_ms": round(1e3 * (read + 500 * row) / READ_BANDWIDTH, 4),
         "chain_floor_ms": round(1e3 * chain, 4),
     }
 

@@ -1,4 +1,4 @@
-"""How the target's loop talks to whoever drafts: nobody, this process, or another process.
+"""How the target's loop talks to the drafter: none, in this process, or in another process.
 
 ``send`` hands over a verdict, ``receive`` returns the candidates that answer it. The loop does not
 know where they come from.
@@ -30,7 +30,7 @@ class Answer:
     Attributes:
         candidates: To verify; None means every root alone.
         sent: ``perf_counter`` when the verdict left the target.
-        times: The draft's own times; None when nobody drafted.
+        times: The draft's own times; None when nothing was drafted.
         received: ``perf_counter`` when the candidates were there.
     """
 
@@ -54,7 +54,7 @@ class Partner(Protocol):
         ...
 
     def run_prompts(self) -> None:
-        """Run the parts of prompts that came with the last verdict, if nobody else does."""
+        """Run the parts of prompts that came with the last verdict, if no other process does."""
         ...
 
     def catch_up(self) -> None:
@@ -108,7 +108,7 @@ class LocalDraft:
         self._sent = perf_counter()
 
     def receive(self) -> Answer:
-        """Draft now, or at rest answer as nobody would."""
+        """Draft now; while drafting rests, answer without candidates."""
         assert self._verdict is not None, "no verdict was sent"
         if self.worker.keeps(self._verdict):
             return Answer(None, self._sent, None, perf_counter())

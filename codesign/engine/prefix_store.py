@@ -1,7 +1,7 @@
 """Prompt blocks that outlive their request on a CPU: copies of slab rows, found by block id.
 
 A slab is one piece here, so a block that several requests share is copied into each one's slab,
-which is cheap beside computing it; nobody writes to the copy that is kept.
+which is cheap compared to computing it; the copy that is kept is never written to.
 """
 
 from __future__ import annotations

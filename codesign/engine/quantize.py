@@ -80,7 +80,7 @@ def quantize_model(
         group: 32, 64 or 128.
         int4_head: Engines of this project round the head to int4, too, when they load it.
         text: Calibration text whose last fifth is held out; None = the shipped prompts.
-        progress: Told about every layer.
+        progress: Called for every layer.
 
     Raises:
         InputError: If the model is quantised already or does not fit the group, if ``out`` is

@@ -28,7 +28,7 @@ def refused_requests(
 
     Args:
         requests: All of them.
-        round_rows: KV rows of a request in a round, beside its own tokens.
+        round_rows: KV rows of a request in a round, in addition to its own tokens.
         max_kv_tokens: KV rows that the machine has for one request.
         max_positions: Of the target.
         vocab: Tokens that the target knows.

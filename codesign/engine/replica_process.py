@@ -20,7 +20,7 @@ def main(setup_file: str, number: str, line: str) -> int:
     except CodesignError as error:
         sys.stderr.write(f"codesign run: {error}\n")
         return error.exit_code
-    except OSError:  # nobody listens any more
+    except OSError:  # the routing process is gone
         return 1
     return 0
 

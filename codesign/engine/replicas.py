@@ -284,5 +284,5 @@ def _merged(
 
 
 def _asked(note: str) -> bool:
-    """Whether a replica's note only says that it was told to stop."""
+    """Whether a replica's note only says that it was stopped on request."""
     return note.startswith("interrupted: ")

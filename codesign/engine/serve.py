@@ -1,6 +1,6 @@
 """The target's loop: admit, prefill, verify, commit, until every request is served.
 
-Prompts run between rounds, or a chunk of them beside each round where the plan says so. Rounds
+Prompts run between rounds, or a chunk of them within each round where the plan says so. Rounds
 follow ``codesign.policy.protocol``; the simulator's loop (codesign.sim) has the same order of
 steps. Arrivals replay by the wall clock.
 """
@@ -64,7 +64,7 @@ class Server:
         self._ended = ended
         self._feed = feed
         self._pending: list[RequestVerdict] = []
-        self._complete: list[Admission] = []  # prompts that ended beside the last round
+        self._complete: list[Admission] = []  # prompts that were completed in the last round
         self._told: set[int] = set()  # requests that the draft has rows of
         self._num_left = 0  # that waited when others were admitted last
         self._dropped: list[int] = []
@@ -154,7 +154,7 @@ class Server:
         self._log.end_round(this, rows, verdicts, ready=ready, answer=answer)
 
     def _run_beside(self, this: Round) -> None:
-        """Run a round of those whose prompt is complete, and a chunk of prompts beside it."""
+        """Run a round of those whose prompt is complete, with a chunk of prompts in its step."""
         pieces = self._schedule.pieces(self._open_prompt)
         joining, self._complete = self._complete, []
         self._send(joining, pieces)
@@ -193,7 +193,7 @@ class Server:
             self._partner.send(verdict)
 
     def _verdict(self, joining: Sequence[Admission], pieces: Sequence[PromptPiece]) -> Verdict:
-        """What the draft is told: nothing of requests that want no speculation."""
+        """The draft's message: it leaves out requests that want no speculation."""
         quiet, told = self._quiet, self._told
         joining = [admission for admission in joining if admission.request_id not in quiet]
         prompts = []
@@ -219,7 +219,7 @@ class Server:
         )
 
     def _sharing(self, pieces: Sequence[PromptPiece]) -> tuple[int, int]:
-        """Prompt rows beside the round, and who waits for a first token.
+        """Prompt rows that share the round, and how many requests wait for a first token.
 
         Where prompts run between rounds, those alone who came while they ran and find room.
         """

@@ -1,6 +1,6 @@
 """What a run leaves behind, written while it is served: requests, rounds and notes.
 
-A round is written down while the next one's target step runs: nobody waits for that.
+A round is recorded while the next one's target step runs, so that recording delays no round.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # pyright: reportCallIssue=false, reportMissingImports=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
-# ruff: noqa: ANN001 (Triton compiles by parameter annotations, and takes launch options beside)
+# ruff: noqa: ANN001 (Triton compiles by parameter annotations, and takes launch options)
 """The Triton kernel of ``embedding``."""
 
 from __future__ import annotations

@@ -28,12 +28,12 @@ from codesign.kernels.attention_shares import (
 from codesign.kernels.cuda_module import CudaKernel, load_kernel
 from codesign.kernels.row_attention import Scratch, SeenRows, rotate_and_append, row_attention
 
-MAX_ROWS = 256  # of a forward: one thread looks at each
+MAX_ROWS = 256  # of a forward: one thread reads each
 MAX_TAIL = 160  # slab rows from the last full 16 of a request's prefix to its last new row
 _SMALL_TAIL = 32  # leaves room for more keys in flight
 _THREADS = 256
 _MAX_STAGES = 4  # tiles of keys and values in flight
-_SHARED_BYTES = 220 << 10  # of a Hopper multiprocessor, beside what the kernel declares
+_SHARED_BYTES = 220 << 10  # of a Hopper multiprocessor, less what the kernel declares statically
 
 
 class _Slabs(ctypes.Structure):
@@ -138,30 +138,45 @@ def fused_attention(
     _check_layout(
         qkv_TN, (cos_TF, sin_TF, keys_BGME, values_BGME, out_TN, kv_rows_T), seen, heads=heads
     )
-    parts = parts or _device_parts(heads, kv_heads, head_dim, device)
-    cluster = cluster_blocks(rows, heads, kv_heads)
-    kernel, shared_bytes = _kernel(keys_BGME, seen, heads=heads, tail=max_tail)
-    at_once = kernel.clusters_at_once(_THREADS, cluster=cluster, shared_bytes=shared_bytes)
-    room = min(parts.items // cluster, most_items(at_once, kv_heads))
-    kernel.launch(
-        (cluster, kv_heads, clusters_of(rows, room)),
+    _launch(
+        (qkv_TN, cos_TF, sin_TF),
+        _Slabs.of(keys_BGME, values_BGME, heads),
+        _Rows.of(seen, kv_rows_T),
+        parts or _device_parts(heads, kv_heads, head_dim, device),
+        out_TN,
+        kernel=_kernel(keys_BGME, seen, heads=heads, tail=max_tail),
+        most_shares=most_shares,
+        pdl=pdl,
+    )
+    return out_TN
+
+
+def _launch(
+    inputs: tuple[Tensor, Tensor, Tensor],
+    slabs: _Slabs,
+    rows: _Rows,
+    parts: SharedParts,
+    out_TN: Tensor,
+    *,
+    kernel: tuple[CudaKernel, int],
+    most_shares: int,
+    pdl: bool,
+) -> None:
+    """Launch a kernel, given with its bytes of shared memory, over as many clusters as help."""
+    function, shared_bytes = kernel
+    num_rows, width = out_TN.shape
+    cluster = cluster_blocks(num_rows, slabs.heads, slabs.kv_heads)
+    at_once = function.clusters_at_once(_THREADS, cluster=cluster, shared_bytes=shared_bytes)
+    room = min(parts.items // cluster, most_items(at_once, slabs.kv_heads))
+    scale = math.log2(math.e) / math.sqrt(width // slabs.heads)
+    function.launch(
+        (cluster, slabs.kv_heads, clusters_of(num_rows, room)),
         _THREADS,
-        [
-            qkv_TN,
-            cos_TF,
-            sin_TF,
-            _Slabs.of(keys_BGME, values_BGME, heads),
-            _Rows.of(seen, kv_rows_T),
-            parts.space(),
-            most_shares,
-            out_TN,
-            math.log2(math.e) / math.sqrt(head_dim),
-        ],
+        [*inputs, slabs, rows, parts.space(), most_shares, out_TN, scale],
         shared_bytes=shared_bytes,
         cluster=cluster,
         pdl=pdl,
     )
-    return out_TN
 
 
 def attention_in_two(

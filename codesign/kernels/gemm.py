@@ -3,7 +3,7 @@
 A decoder layer at batch sizes of speculative decoding is bound by the reading of weights; the
 kernel in cuda/gemm_core.cuh streams them at the memory's pace. ``packed_reference`` defines what
 is correct. More rows than the kernel takes are run piece by piece, and those of prompts by
-``many_rows``, which rounds weights to bfloat16.
+``prompt_linear``, which rounds weights to bfloat16.
 
 Letters in shapes: M rows, K inputs, N outputs, I channels of a SwiGLU.
 
@@ -18,7 +18,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from codesign.kernels import many_rows
+from codesign.kernels import prompt_linear
 from codesign.kernels.cuda_module import CudaKernel, load_kernel
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import PackedLinear
@@ -56,8 +56,8 @@ def linear(
     """
     if out is None:
         out = x_MK.new_empty(x_MK.shape[0], weight.num_rows)
-    if many_rows.takes(x_MK.shape[0], prompt=prompt):
-        return many_rows.run(x_MK, many_rows.Map(weight, norm, bias_N, residual_MN), out)
+    if prompt_linear.takes(x_MK.shape[0], prompt=prompt):
+        return prompt_linear.run(x_MK, prompt_linear.Map(weight, norm, bias_N, residual_MN), out)
     _run(_Call(x_MK, weight, norm, out, bias_N, residual_MN, 0), tiling, pdl=pdl)
     return out
 
@@ -82,8 +82,8 @@ def gate_up(
     channels = weight.num_rows // 2
     if out is None:
         out = x_MK.new_empty(x_MK.shape[0], channels)
-    if many_rows.takes(x_MK.shape[0], prompt=prompt):
-        return many_rows.run(x_MK, many_rows.Map(weight, norm, swiglu=True), out)
+    if prompt_linear.takes(x_MK.shape[0], prompt=prompt):
+        return prompt_linear.run(x_MK, prompt_linear.Map(weight, norm, swiglu=True), out)
     _run(_Call(x_MK, weight, norm, out, None, None, 1), tiling, pdl=pdl)
     return out
 

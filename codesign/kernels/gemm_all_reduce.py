@@ -15,8 +15,8 @@ from torch import Tensor
 from codesign.kernels.all_reduce import all_reduce_add
 from codesign.kernels.cuda_module import CudaKernel, load_kernel
 from codesign.kernels.gemm import Plan, chosen_layout, linear, num_sms
-from codesign.kernels.many_rows import takes
 from codesign.kernels.packing import TILE, PackedLinear
+from codesign.kernels.prompt_linear import takes
 from codesign.kernels.symmetric import DeviceExchange, Exchange
 from codesign.kernels.tiling import MAX_ROWS, Layout, Tiling, row_tiles
 

@@ -1,5 +1,5 @@
 # pyright: reportCallIssue=false, reportMissingImports=false, reportIndexIssue=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001 (Triton compiles by parameter annotations, and takes launch options beside)
+# ruff: noqa: ANN001 (Triton compiles by parameter annotations, and takes launch options)
 """Triton kernel that adds up the parts of a sum: of a product's groups, or of several ranks.
 
 Letters: S parts, M rows, N columns. Imported where a GPU is.

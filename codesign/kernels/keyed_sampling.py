@@ -158,7 +158,7 @@ def accepted_moves(
         parents_T: See there.
         firsts_T: See there.
         path_TP: See there.
-        scratch_slot: Slab that nobody owns.
+        scratch_slot: Slab of padding rows, which no request owns.
     """
     if tokens_T.is_cuda:
         from codesign.kernels import keyed_sampling_triton
@@ -196,7 +196,7 @@ def accepted_rows(
     """Rows on the accepted paths, (T,) bool: those whose whole path was sampled.
 
     Siblings are distinct, so one path of each tree remains. Stop tokens and limits are not looked
-    at: they end the request, whose rows nobody reads again.
+    at: they end the request, whose rows are not read again.
 
     Args:
         tokens_T: Candidate of each row.

@@ -1,5 +1,5 @@
 # pyright: reportCallIssue=false, reportMissingImports=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportArgumentType=false, reportOperatorIssue=false
-# ruff: noqa: ANN001, ANN202 (Triton compiles by parameter annotations, and takes launch options beside)
+# ruff: noqa: ANN001, ANN202 (Triton compiles by parameter annotations, and takes launch options)
 """Triton kernels of ``keyed_sampling``: a row's sample in two launches, a step's walk in one."""
 
 from __future__ import annotations

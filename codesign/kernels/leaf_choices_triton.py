@@ -1,5 +1,5 @@
 # pyright: reportCallIssue=false, reportMissingImports=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportOperatorIssue=false, reportArgumentType=false
-# ruff: noqa: ANN001 (Triton compiles by parameter annotations, and takes launch options beside)
+# ruff: noqa: ANN001 (Triton compiles by parameter annotations, and takes launch options)
 """Triton kernel of ``leaf_choices``: one warp, which adds children, chooses and writes the rows."""
 
 from __future__ import annotations

@@ -37,8 +37,9 @@ class SeenRows:
         prefixes_T: (T,) slab rows 0, 1, ... that it sees first.
         path_TP: (T, P) what it sees then, counted from its prefix.
         tables_SK: (S, K) page of each slab's rows [k M, k M + M); None where a slab is one piece.
-        padding_slot: Slab of rows that fill up a forward, behind all others; -1 for none. Nobody
-            reads their results, which are finite, nor their keys and values, which may be left out.
+        padding_slot: Slab of rows that fill up a forward, behind all others; -1 for none.
+            Their results, which are finite, are never read, nor are their keys and values, which
+            may be left out.
     """
 
     slots_T: Tensor

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# 8 rows of 576 float32 are 18 KiB, of 768 already 24: beside the weights' lines too much for a
-# first-level cache of 32 KiB.
+# 8 rows of 576 float32 are 18 KiB, of 768 already 24: with the lines of the weights too much for
+# a first-level cache of 32 KiB.
 MAX_PIECE = 576
 
 

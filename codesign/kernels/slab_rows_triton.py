@@ -1,5 +1,5 @@
 # pyright: reportCallIssue=false, reportMissingImports=false, reportIndexIssue=false, reportGeneralTypeIssues=false
-# ruff: noqa: ANN001 (Triton compiles by parameter annotations, and takes launch options beside)
+# ruff: noqa: ANN001 (Triton compiles by parameter annotations, and takes launch options)
 """Triton kernels that write rows of keys and values to slabs, and move them there.
 
 See ``row_attention`` for what they do and the letters. Imported where a GPU is.

@@ -176,7 +176,7 @@ def open_exchange(
 def local_exchanges(
     world: int, *, max_elements: int, device: torch.device | str, patience: float = 5.0
 ) -> list[Exchange]:
-    """Return the ends of an exchange whose ranks are streams of one GPU, for tests."""
+    """Return the ranks' sides of an exchange whose ranks are streams of one GPU, for tests."""
     size = _inbox_bytes(world, max_elements)
     inboxes = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(world)]
     return [

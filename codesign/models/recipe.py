@@ -93,7 +93,7 @@ class Recipe:
         source: The small model's name or directory.
         source_sha256: Of its weights.
         seed: Of every weight that is not the small model's, and of the noise.
-        int4_head: Decoding rounds the head to int4; only a draft may be told so.
+        int4_head: Decoding rounds the head to int4; allowed for drafts only.
     """
 
     shape: str

@@ -16,7 +16,6 @@ from codesign.engine.checkpoint import open_rank
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.heads import DraftHead, TargetHead
 from codesign.engine.gpu.model_rank import ModelRank
-from codesign.engine.gpu.notes import pages_message, sampling_message
 from codesign.engine.gpu.paging import Entry, Paging
 from codesign.engine.gpu.prompt_rows import (
     LONG_BUCKETS,
@@ -29,6 +28,7 @@ from codesign.engine.gpu.prompt_rows import (
 )
 from codesign.engine.gpu.row_sampling import RowTargetHead
 from codesign.engine.gpu.slabs import Slabs
+from codesign.engine.gpu.slot_messages import pages_message, sampling_message
 from codesign.engine.gpu.tensor_group import SingleRank
 from codesign.models.shape import model_shape
 from codesign.models.sharding import Sharding

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from codesign.kernels import gemm, many_rows, packed_reference
+from codesign.kernels import gemm, packed_reference, prompt_linear
 from codesign.kernels.int4 import quantize_int4
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import PackedLinear, gate_up_order, pack_int4
@@ -164,12 +164,12 @@ def test_prompts_agree_with_float64(columns: int, features: int, way: str):
         residual = torch.randn(rows, features, device="cuda").to(torch.bfloat16)
         expected = packed_reference.linear(x, weight, norm=norm, bias_N=bias, residual_MN=residual)
         out = torch.full_like(residual, torch.nan)
-        run = getattr(many_rows, way)
-        run(x, many_rows.Map(weight, norm, bias, residual), out)
+        run = getattr(prompt_linear, way)
+        run(x, prompt_linear.Map(weight, norm, bias, residual), out)
         assert error(out, expected) < 5e-3, rows
-        run(x, many_rows.Map(weight, norm, bias, residual), residual)
+        run(x, prompt_linear.Map(weight, norm, bias, residual), residual)
         assert torch.equal(residual, out), "the residual's own memory"
-        run(x, many_rows.Map(weight), out)
+        run(x, prompt_linear.Map(weight), out)
         assert error(out, packed_reference.linear(x, weight)) < 5e-3, rows
 
 

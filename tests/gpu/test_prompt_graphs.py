@@ -18,9 +18,9 @@ from benchmarks.bench_forward import RandomWeights
 from benchmarks.bench_prompt_graphs import TOKENS, rank_of
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.model_rank import ModelRank
-from codesign.engine.gpu.notes import pages_message
 from codesign.engine.gpu.paging import Entry, Paging
 from codesign.engine.gpu.prompt_rows import buckets_up_to, prompt_message
+from codesign.engine.gpu.slot_messages import pages_message
 from codesign.engine.gpu.step_rows import Words, pack_step
 from codesign.engine.gpu.tensor_group import SingleRank
 from codesign.kernels.prompt_attention import prompt_attention, slab_attention

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from codesign.kernels.cuda_module import SOURCES as SOURCE_FOLDER
 from codesign.kernels.cuda_module import source_text
 
 NVCC = shutil.which("nvcc")
@@ -137,9 +138,10 @@ def test_attention_lets_nobody_start_before_all_in_front_of_it_is_complete():
     Whatever was launched before an earlier attention is complete when the next one starts: it
     takes that one's word.
     """
-    text = source_text("fused_attention.cu")
-    assert text.count("griddepcontrol.launch_dependents") == 1
-    assert text.index("griddepcontrol.wait") < text.index("griddepcontrol.launch_dependents")
+    text = (SOURCE_FOLDER / "fused_attention.cu").read_text()
+    assert text.count("release_next();") == 1
+    assert text.index("wait_for_previous();") < text.index("release_next();")
+    assert "griddepcontrol" not in text
 
 
 def test_includes_are_pasted_once():

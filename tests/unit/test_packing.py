@@ -22,14 +22,14 @@ def random(*size: int, seed: int = 0):
 
 
 def fixed_point(x_MK):
-    """Rows in units of a power of two of their own that leaves 16 bits, as gemm_core.cuh has it."""
+    """Rows in units of their own, powers of two that leave 16 bits, as in gemm_product.cuh."""
     exponent = torch.frexp(x_MK.float().abs().amax(1, keepdim=True)).exponent
     unit_M1 = torch.exp2(exponent.double() - 15)
     return (x_MK.double() / unit_M1).round().to(torch.int64), unit_M1
 
 
 def int4_product(record, x_MK):
-    """One record times 8 rows, lane by lane, as mma.m16n8k32 and gemm_core.cuh define it."""
+    """One record times 8 rows, lane by lane, as mma.m16n8k32 and gemm_product.cuh define it."""
     out, sums = (torch.zeros(16, 8, dtype=torch.int64) for _ in range(2))
     q_MK, unit_M1 = fixed_point(x_MK)
     words = record[:1024].view(2, 32, 4, 4)  # c, lane, step, byte

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from codesign.kernels.tiling import _MEASURED, Tiling
+from codesign.kernels.tiling import MEASURED, Tiling
 from codesign.models.shape import model_shape
 from codesign.models.sharding import Sharding
 
@@ -39,9 +39,9 @@ def test_maps_of_one_size_are_one(script):
     assert list(script.cuts(replace(shape, intermediate=shape.hidden)).values())[1] == "o, down"
 
 
-@pytest.mark.parametrize("cut", [cut for cut in _MEASURED if cut[0] != HEADS], ids=str)
+@pytest.mark.parametrize("cut", [cut for cut in MEASURED if cut[0] != HEADS], ids=str)
 def test_what_was_found_before_is_among_the_candidates(script, cut):
-    few, many = (replace(tiling, paced=2) for tiling in _MEASURED[cut])
+    few, many = (replace(tiling, paced=2) for tiling in MEASURED[cut])
     assert few in script.candidates(cut, 8)[:24]
     of_sixteen = script.candidates(cut, 16, few)
     assert many in of_sixteen
@@ -73,7 +73,7 @@ def test_luck_and_what_is_not_worth_it_change_nothing(script, maps):
         if tilings[192, 32] == lucky:
             asked.append(lucky)
             return 0.5 if len(asked) == 1 else 1.0
-        return 1.0 if tilings[256, 16] == _MEASURED[256, 16][0] else 0.999
+        return 1.0 if tilings[256, 16] == MEASURED[256, 16][0] else 0.999
 
     found = script.searched(maps, 8, 24, time)
     assert len(asked) > 1
@@ -81,7 +81,7 @@ def test_luck_and_what_is_not_worth_it_change_nothing(script, maps):
 
 
 def test_a_tiling_is_written_as_the_table_has_it(script):
-    for tiling in {each for pair in _MEASURED.values() for each in pair}:
+    for tiling in {each for pair in MEASURED.values() for each in pair}:
         assert eval(script.short(tiling), {"Tiling": Tiling}) == tiling
 
 

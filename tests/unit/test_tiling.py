@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codesign.kernels.gemm import _most_rows
-from codesign.kernels.tiling import _MEASURED, SHARED_BYTES, Tiling, choose, layout, row_tiles
+from codesign.kernels.tiling import MEASURED, SHARED_BYTES, Tiling, choose, layout, row_tiles
 
 
 @given(
@@ -38,7 +38,7 @@ def test_eight_rows_of_every_shape_get_a_ring_of_two_stages_that_fits(tiles, gro
 
 
 @given(
-    shape=st.sampled_from([*_MEASURED]),
+    shape=st.sampled_from([*MEASURED]),
     rows=st.integers(1, 32),
 )
 def test_the_cut_along_the_columns_does_not_depend_on_the_rows(shape, rows):
@@ -57,7 +57,7 @@ def test_the_cut_along_the_columns_does_not_depend_on_the_rows(shape, rows):
     assert plan.stages >= 2
 
 
-@given(shape=st.sampled_from([*_MEASURED]), rows=st.sampled_from([8, 16]))
+@given(shape=st.sampled_from([*MEASURED]), rows=st.sampled_from([8, 16]))
 def test_tiles_are_dealt_out_in_whole_steps_and_no_cluster_takes_more_of_them(shape, rows):
     tiles, groups = shape
     count = row_tiles(rows)

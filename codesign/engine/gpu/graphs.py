@@ -17,7 +17,7 @@ from codesign.engine.gpu.tensor_group import TensorGroup
 from codesign.engine.gpu.watch import Watch
 from codesign.kernels.row_attention import Scratch
 
-PATIENCE = 0.05  # seconds between two looks after the other ranks
+PATIENCE = 0.05  # seconds between two checks of the other ranks
 
 
 @dataclass(slots=True)

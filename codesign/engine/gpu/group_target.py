@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from codesign.engine.gpu.notes import sampling_message
 from codesign.engine.gpu.paging import PageTable, Paging
 from codesign.engine.gpu.prompt_rows import prompt_message
 from codesign.engine.gpu.rank_group import GroupLeader, see_to_pages
+from codesign.engine.gpu.slot_messages import sampling_message
 from codesign.engine.gpu.step_rows import (
     BUCKETS,
     bucket_of,

@@ -108,7 +108,7 @@ class LocalRanks:
                 raise lost(f"{name} rank {rank} ended{_exit_code(process)}")
 
     def let_write(self) -> None:
-        """Nothing is served any more; here nobody but the user interrupts what follows."""
+        """Nothing is served any more; here only the user interrupts what follows."""
 
     def end_draft(self, *, at_once: bool = False) -> None:
         """End the draft's processes; ``at_once`` if they will not do it themselves."""

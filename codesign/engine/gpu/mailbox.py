@@ -56,7 +56,7 @@ class SharedMailbox:
     """A mailbox in a file of shared memory.
 
     Args:
-        path: The file; the first of its ends to come makes it.
+        path: The file; the first side to open it creates it.
         max_words: Longest message.
         num_readers: Readers, each with a number of its own.
         reader: Number of this end's reader; None for the writer.
@@ -96,7 +96,7 @@ class SharedMailbox:
             self._wait(lambda reader=reader: counts[reader] == sent)
         self._words[: len(words)] = words
         counts[_LENGTH] = len(words)
-        counts[_SENT] = sent + 1  # last: it is what readers look at
+        counts[_SENT] = sent + 1  # last: it is what readers poll
 
     def receive(self) -> Words:
         """See ``Mailbox.receive``."""

@@ -50,7 +50,7 @@ from codesign.engine.gpu.step_rows import (
     step_words,
 )
 from codesign.engine.gpu.watch import Watch
-from codesign.kernels import many_rows
+from codesign.kernels import prompt_linear
 from codesign.kernels.row_attention import Scratch
 
 COMPILED_LENGTHS = (1, 16, 17)  # of prompts: Triton tells one, multiples of 16 and others apart
@@ -103,8 +103,8 @@ class ModelRank:
         for bucket in sorted(prompt_buckets, reverse=True):  # the others fit into its memory
             self._prompts[bucket] = self._make_prompt(bucket)
         largest = max(prompt_buckets, default=0)
-        for count in (*COMPILED_LENGTHS, *(many_rows.LENGTHS if on_gpu else ())):
-            is_launched = count > min(largest, many_rows.DENSE_ROWS)
+        for count in (*COMPILED_LENGTHS, *(prompt_linear.LENGTHS if on_gpu else ())):
+            is_launched = count > min(largest, prompt_linear.DENSE_ROWS)
             if is_launched and max(count, largest + 1) <= self.slabs.max_tokens:
                 message = prompt_message(
                     (0,) * count, self.slabs.scratch_slot, 0, first_written=count

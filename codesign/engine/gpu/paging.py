@@ -97,7 +97,7 @@ class PageTable:
 
     @property
     def num_free(self) -> int:
-        """Pages that nobody uses, idle blocks' not counted."""
+        """Free pages; those of idle blocks are not counted."""
         return len(self._free)
 
     @property

@@ -1,9 +1,9 @@
 """The message of a prompt or a piece of one, and the same on the device, for a graph to read.
 
 Launched kernel by kernel, rows wait for the host, so they run as graphs, padded to a bucket. Up to
-256 rows the buckets are where the maps of prompts change their cut (``kernels.many_rows``): a row
-of padding costs next to nothing. Above, a row costs what it multiplies, so there are graphs as far
-as the GPU, padding and all, is done before a host would have launched the same.
+256 rows the buckets are where the maps of prompts change their cut (``kernels.prompt_linear``):
+a row of padding costs next to nothing. Above, a row costs what it multiplies, so there are graphs
+as far as the GPU, padding and all, is done before a host would have launched the same.
 
 Layout: header, then the tokens. Followers of a rank group get it as it is.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from codesign.engine.gpu.step_rows import HEADER, KIND, PIECE, PROMPT, Words
-from codesign.kernels.many_rows import DENSE_ROWS
+from codesign.kernels.prompt_linear import DENSE_ROWS
 
 START_WORD, SLOT_WORD, COUNT_WORD, LOW_WORD, HIGH_WORD, WRITTEN_WORD = range(2, 8)
 PROMPT_BUCKETS = (16, 32, 64, 128, DENSE_ROWS)

@@ -14,8 +14,8 @@ import numpy as np
 
 from codesign.engine.gpu.mailbox import Mailbox
 from codesign.engine.gpu.model_rank import ModelRank
-from codesign.engine.gpu.notes import pages_message
 from codesign.engine.gpu.paging import PageTable
+from codesign.engine.gpu.slot_messages import pages_message
 from codesign.engine.gpu.step_rows import END, HEADER, KIND, MODEL, Words
 from codesign.engine.gpu.watch import Watch, is_broken_collective
 from codesign.engine.partner import DraftLostError, TargetLostError
@@ -104,7 +104,7 @@ class GroupLeader:
         return answer
 
     def settle(self) -> None:
-        """Wait for all answers that nobody took, if no rank was lost."""
+        """Wait for all answers that were not taken, if no rank was lost."""
         while self._num_due and not self.is_in_step:
             self.take()
 

@@ -133,7 +133,7 @@ class Rank:
         try:
             for leader in self.leaders:
                 leader.settle()
-        except HardwareError:  # lost in a step that nobody had waited for
+        except HardwareError:  # lost in a step whose answer was not awaited
             return
         for model in self.models.values():
             model.close()

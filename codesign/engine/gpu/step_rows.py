@@ -174,7 +174,7 @@ def pack_step(
     Args:
         requests: In the order of the answer.
         bucket: Rows of the forward.
-        scratch_slot: Slab that nobody owns.
+        scratch_slot: Slab of padding rows, which no request owns.
         moves: Slab rows to move before the forward, in this order.
     """
     idle = _idle_step(bucket, scratch_slot)

@@ -68,10 +68,10 @@ class SingleRank:
         return x_Tv
 
     def check(self) -> None:
-        """Nobody to wait for."""
+        """A single rank waits for no other."""
 
     def patient(self) -> AbstractContextManager[None]:
-        """Nobody to wait for."""
+        """A single rank waits for no other."""
         return nullcontext()
 
 

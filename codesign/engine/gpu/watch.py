@@ -22,7 +22,7 @@ CAUSE_SECONDS = 1.0  # a connection breaks before the end of its process can be 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Looks after the ranks at the other end of a wait.
+    """Watches the ranks at the other end of a wait.
 
     Attributes:
         who: Their name in the error.

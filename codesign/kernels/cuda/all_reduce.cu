@@ -4,8 +4,8 @@
 extern "C" __global__ void __launch_bounds__(THREADS)
 all_reduce_add(const Packet<4>* partial, const Packet<4>* residual, Packet<4>* hidden,
                const __grid_constant__ Exchange e, int packets) {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;");
+  wait_for_previous();
+  release_next();
   const int slot = blockIdx.x * THREADS + threadIdx.x;
   const bool inside = slot < packets;
   const u32 half = exchange_half(e);
@@ -26,6 +26,6 @@ all_reduce_add(const Packet<4>* partial, const Packet<4>* residual, Packet<4>* h
   add_packet(sum, rest);
   Packet<4> out;
 #pragma unroll
-  for (int i = 0; i < 4; i++) out.word[i] = pair_of(sum[2 * i], sum[2 * i + 1]);
+  for (int i = 0; i < 4; i++) out.word[i] = to_bf16_pair(sum[2 * i], sum[2 * i + 1]);
   hidden[slot] = out;
 }

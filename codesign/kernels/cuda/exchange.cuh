@@ -13,9 +13,7 @@
 // number of blocks, and a block adds only after it has read.
 //
 // Macro: WORLD ranks.
-
-typedef unsigned int u32;
-typedef unsigned long long u64;
+#include "hopper.cuh"
 
 constexpr u32 EMPTY = 0xffffffffu, OTHER_NAN = 0x7fff7fffu, CALL = 1u << 16;
 
@@ -126,19 +124,10 @@ __device__ __forceinline__ void receive_packets(const Exchange& e, u32 half, int
     if (r != e.rank) put(mine + (size_t)r * e.bytes, empty);
 }
 
-__device__ __forceinline__ float low_half(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high_half(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
-
-__device__ __forceinline__ u32 pair_of(float low, float high) {
-  u32 pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
 template <int WORDS>
 __device__ __forceinline__ void add_packet(float (&sum)[2 * WORDS], const Packet<WORDS>& p) {
 #pragma unroll
-  for (int i = 0; i < WORDS; i++) sum[2 * i] += low_half(p.word[i]), sum[2 * i + 1] += high_half(p.word[i]);
+  for (int i = 0; i < WORDS; i++) sum[2 * i] += low_bf16(p.word[i]), sum[2 * i + 1] += high_bf16(p.word[i]);
 }
 
 // Adds all ranks' packets in rank order, so that every rank gets the same bits.

@@ -22,299 +22,11 @@
 // Rows of `padding_slot` fill up the forward behind all others: nothing is attended or written for
 // them, their results are zero. How many there are is seen here, as one graph serves all numbers.
 //
-// Macros: E head size (64, 128), GROUP query heads of a key/value head, MT tiles of 16 query rows a block, C columns, TAIL rows,
-// STAGES tiles of keys and values in flight, PAGE rows of a page (a multiple of 16; 0: slabs are whole).
-
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-constexpr int WARPS = 8, THREADS = 32 * WARPS, KW = WARPS / MT, KEYS = 16 * KW, ROWS = 16 * MT;
-constexpr int LD = E + 8;               // elements of a row in shared memory: no bank conflicts
-constexpr int OLD = E + 8;              // floats of a row of a warp's result
-constexpr int OWNED = ROWS / C, MAX_TOKENS = 256;
-constexpr int STAGE = KEYS * LD * 2;    // elements: keys, then values
-constexpr int GANG = 32 * MT;           // threads of the warps that attend the same keys
-static_assert(GANG % (E / 8) == 0 && 16 % (GANG / (E / 8)) == 0, "a gang copies whole rows");
-constexpr int SPAN = 4096 / KEYS, CLASSES = 8;  // tiles of a span
-constexpr int SIDE = E == 64 && GROUP <= 4 ? 4 : 2;  // tokens whose keys are attended side by side
-static_assert(SPAN % C == 0, "a span is some tiles of every column");
-static_assert(KW * 8 <= ROWS, "eight rows of every warp have room where the result of all rows has");
-#define NONE __int_as_float(0xff800000)  // minus infinity: no key seen
-
-static_assert(STAGES >= MT && LD == OLD, "a gang's results have room where its keys were");
-
-struct Rows {  // of the forward, on the device, int32; tables: page of each slab's rows
-  const int *slots, *positions, *prefixes, *paths, *places, *tables;
-  int num_rows, path_length, table_length, padding_slot;
-};
-
-struct Slabs {  // of one layer: (slab or page, kv head, row, E)
-  u16 *keys, *values;
-  int num_rows, heads, kv_heads;
-};
-
-// Where results meet: first those of columns, (team of all clusters, kv head, CLASSES, C), then, of shares,
-// those of classes, (item, kv head, CLASSES); each ROWS rows. `arrived` counts the shares of
-// (item, kv head, rows of a block), and is zero between launches.
-struct Space {
-  float *values, *scores;  // E a row; top and sum
-  u32* arrived;
-};
-
-struct SlabRows {  // of one request and head: element of a row's first channel
-  size_t slab;
-  const int* table;
-  int kv_heads, head, count;
-  __device__ __forceinline__ SlabRows(const Slabs& slabs, const Rows& rows, int slot, int head) : kv_heads(slabs.kv_heads), head(head) {
-    if constexpr (PAGE > 0) table = rows.tables + (size_t)slot * rows.table_length, count = rows.table_length * PAGE;
-    else slab = ((size_t)slot * kv_heads + head) * slabs.num_rows * E, count = slabs.num_rows;
-  }
-  __device__ __forceinline__ int page_of(int row) const {
-    if constexpr (PAGE > 0) return table[row / PAGE];
-    else return 0;
-  }
-  __device__ __forceinline__ size_t in_page(int page, int row) const {
-    if constexpr (PAGE > 0) return (((size_t)page * kv_heads + head) * PAGE + row % PAGE) * E;
-    else return slab + (size_t)row * E;
-  }
-  __device__ __forceinline__ size_t operator[](int row) const { return in_page(page_of(row), row); }
-};
-
-struct Item {  // tokens [start, end) of a request whose rows are [first, last)
-  int start, end, first, last;
-};
-
-__device__ __forceinline__ u32 address_of(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ void copy16(u32 to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void copy4(u32 to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_oldest() { asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory"); }
-__device__ __forceinline__ void meet_gang(int gang) { asm volatile("bar.sync %0, %1;" ::"r"(1 + gang), "n"(GANG) : "memory"); }
-__device__ __forceinline__ uint4 load_fresh(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
-  return v;
-}
-__device__ __forceinline__ float2 load_fresh_pair(const float* p) {
-  float2 v;
-  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
-  return v;
-}
-// Counts this block's arrival, behind what the block has stored; whether it is the last, which then
-// sees what the others have stored and leaves the counter at zero.
-__device__ __forceinline__ bool arrive_last(u32* counter, u32 count) {
-  u32 before;
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
-  if (before + 1 == count) *(volatile u32*)counter = 0;
-  return before + 1 == count;
-}
-__device__ __forceinline__ void load_tiles(u32 (&r)[4], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
-}
-__device__ __forceinline__ void load_tiles_turned(u32 (&r)[4], u32 address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
-}
-__device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ u32 pair_of(float low, float high) {
-  u32 pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-__device__ __forceinline__ float low_half(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high_half(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-// Shows the others nothing of what was done before: with release it is a fence of the whole GPU.
-__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-__device__ __forceinline__ u32 address_in(u32 local, int block) {
-  u32 remote;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(block));
-  return remote;
-}
-
-// To a block of the cluster, whose barrier counts the bytes.
-__device__ __forceinline__ void send(u32 to, float4 v, u32 barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier) : "memory");
-}
-__device__ __forceinline__ void send(u32 to, float2 v, u32 barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(v.x), "f"(v.y), "r"(barrier) : "memory");
-}
-__device__ __forceinline__ void start_barrier(u32 barrier) {  // seen by the cluster behind its first arrival
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ __forceinline__ void expect_bytes(u32 barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void wait_for_bytes(u32 barrier, int parity) {
-  for (u32 done = 0, tries = 0; !done; tries++) {
-    asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-    if (tries > (1u << 22)) asm volatile("trap;");  // seconds: a bug
-  }
-}
-
-// Elements [8 i, 8 i + 8) of both halves of a head, to be turned by a row's angles:
-// (a, b) -> (a cos - b sin, b cos + a sin). Loading and turning are apart so that loads overlap.
-struct Turn {
-  uint4 a, b;
-  float4 cos[2], sin[2];
-  __device__ __forceinline__ void load(const u16* head, const float* row_cos, const float* row_sin, int i) {
-    a = load_fresh(head + 8 * i), b = load_fresh(head + E / 2 + 8 * i);
-#pragma unroll
-    for (int k = 0; k < 2; k++) cos[k] = ((const float4*)(row_cos + 8 * i))[k], sin[k] = ((const float4*)(row_sin + 8 * i))[k];
-  }
-  __device__ __forceinline__ static void pair(u32 x, u32 y, float cos0, float cos1, float sin0, float sin1, u32& low, u32& high) {
-    low = pair_of(low_half(x) * cos0 - low_half(y) * sin0, high_half(x) * cos1 - high_half(y) * sin1);
-    high = pair_of(low_half(y) * cos0 + low_half(x) * sin0, high_half(y) * cos1 + high_half(x) * sin1);
-  }
-  __device__ __forceinline__ void turned(uint4& low, uint4& high) const {
-    pair(a.x, b.x, cos[0].x, cos[0].y, sin[0].x, sin[0].y, low.x, high.x);
-    pair(a.y, b.y, cos[0].z, cos[0].w, sin[0].z, sin[0].w, low.y, high.y);
-    pair(a.z, b.z, cos[1].x, cos[1].y, sin[1].x, sin[1].y, low.z, high.z);
-    pair(a.w, b.w, cos[1].z, cos[1].w, sin[1].z, sin[1].w, low.w, high.w);
-  }
-};
-
-struct State {  // of one warp: 16 query rows, its blocks of positions
-  float out[E / 8][4], top[2], sum[2];
-};
-
-// Scores of 16 query rows and N times 16 keys, whose rows the lanes give to ldmatrix; even and odd
-// parts of the head apart, for shorter chains.
-template <int N>
-__device__ __forceinline__ void score(float (&s)[N][2][4], const u32 (&q)[E / 16][4], const u32 (&key)[N]) {
-  float odd[N][2][4];
-#pragma unroll
-  for (int j = 0; j < N; j++)
-#pragma unroll
-    for (int n = 0; n < 2; n++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) s[j][n][i] = odd[j][n][i] = 0.f;
-#pragma unroll
-  for (int k = 0; k < E / 16; k++)
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-      u32 b[4];
-      load_tiles(b, key[j] + 32 * k);
-      multiply(k & 1 ? odd[j][0] : s[j][0], q[k], b[0], b[1]);
-      multiply(k & 1 ? odd[j][1] : s[j][1], q[k], b[2], b[3]);
-    }
-#pragma unroll
-  for (int j = 0; j < N; j++)
-#pragma unroll
-    for (int n = 0; n < 2; n++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) s[j][n][i] += odd[j][n][i];
-}
-
-// Turns scores (times log2 e; NONE where a row does not see a key) into weights, as the A operand.
-__device__ __forceinline__ void weigh(State& st, float (&s)[2][4], u32 (&p)[4]) {
-  float shrink[2];
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-    float top = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-    top = fmaxf(top, st.top[r]);
-    const float base = top == NONE ? 0.f : top;  // nothing seen yet: all weights 0, not NaN
-    shrink[r] = st.top[r] == NONE ? 1.f : power_of_two(st.top[r] - base);  // before the first keys nothing
-    st.top[r] = top;
-#pragma unroll
-    for (int n = 0; n < 2; n++)
-#pragma unroll
-      for (int i = 0; i < 2; i++) s[n][2 * r + i] = power_of_two(s[n][2 * r + i] - base);
-    st.sum[r] = fmaf(st.sum[r], shrink[r], s[0][2 * r] + s[0][2 * r + 1] + s[1][2 * r] + s[1][2 * r + 1]);
-  }
-  if (__any_sync(~0u, shrink[0] != 1.f || shrink[1] != 1.f)) {
-#pragma unroll
-    for (int n = 0; n < E / 8; n++) {
-      st.out[n][0] *= shrink[0], st.out[n][1] *= shrink[0];
-      st.out[n][2] *= shrink[1], st.out[n][3] *= shrink[1];
-    }
-  }
-  p[0] = pair_of(s[0][0], s[0][1]), p[1] = pair_of(s[0][2], s[0][3]);
-  p[2] = pair_of(s[1][0], s[1][1]), p[3] = pair_of(s[1][2], s[1][3]);
-}
-
-// N times: weights of 16 keys, and those keys' values.
-template <int N>
-__device__ __forceinline__ void add_values(State& st, const u32 (&p)[N][4], const u32 (&value)[N]) {
-#pragma unroll
-  for (int n = 0; n < E / 16; n++)
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-      u32 b[4];
-      load_tiles_turned(b, value[j] + 32 * n);
-      multiply(st.out[2 * n], p[j], b[0], b[1]);
-      multiply(st.out[2 * n + 1], p[j], b[2], b[3]);
-    }
-}
-
-struct Part {  // of a row's result: two channels, and the largest score and the sum of weights of what was added up
-  float low, high, top, sum;
-};
-
-// The results of all columns, in order: of each two channels, and (top, sum).
-__device__ __forceinline__ Part joined_columns(const float2 (&values)[C], const float2 (&scores)[C]) {
-  Part all = {0.f, 0.f, NONE, 0.f};
-#pragma unroll
-  for (int c = 0; c < C; c++) all.top = fmaxf(all.top, scores[c].x);
-  const float base = all.top == NONE ? 0.f : all.top;
-#pragma unroll
-  for (int c = 0; c < C; c++) {
-    const float weight = power_of_two(scores[c].x - base);
-    all.low = fmaf(weight, values[c].x, all.low), all.high = fmaf(weight, values[c].y, all.high);
-    all.sum = fmaf(weight, scores[c].y, all.sum);
-  }
-  return all;
-}
-
-// Two classes, the former first. One without keys leaves the other's bits as they are.
-__device__ __forceinline__ Part joined_classes(const Part& a, const Part& b) {
-  const float top = fmaxf(a.top, b.top), base = top == NONE ? 0.f : top;
-  const float mine = power_of_two(a.top - base), other = power_of_two(b.top - base);
-  return {fmaf(other, b.low, mine * a.low), fmaf(other, b.high, mine * a.high), top, fmaf(other, b.sum, mine * a.sum)};
-}
-
-// The last set bit at or below a row: its run's first row. The first set bit above it, or `end`.
-__device__ __forceinline__ int bit_at_or_below(const u32* bits, int row) {
-  int word = row / 32;
-  u32 rest = bits[word] & (~0u >> (31 - row % 32));
-  while (rest == 0) rest = bits[--word];  // bit 0 is set
-  return word * 32 + 31 - __clz(rest);
-}
-__device__ __forceinline__ int bit_above(const u32* bits, int row, int end) {
-  for (int next = row + 1; next < end;) {
-    const u32 rest = bits[next / 32] >> (next % 32);
-    if (rest) return min(end, next + __ffs(rest) - 1);
-    next = (next / 32 + 1) * 32;
-  }
-  return end;
-}
-
-// Where a warp's results lie: eight rows in the room of 16 keys or values of its gang.
-__device__ __forceinline__ int result_row(int gang, int row) { return (row / 8 * KW + gang) * 8 + row % 8; }
+// The kernel is one function in five numbered parts. What computes is in attention_tiles.cuh, what finds
+// work in attention_work.cuh. The parts share some sixty values in registers: moved into functions of
+// their own they compile to other machine code, so each move has to be measured.
+#include "attention_tiles.cuh"
+#include "attention_work.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid_constant__ Slabs slabs,
@@ -337,12 +49,12 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
   const int rank = blockIdx.x, head = blockIdx.y, blocks = gridDim.x;
   constexpr int group = GROUP, max_tokens = ROWS / group;
   const int row_elements = (slabs.heads + 2 * slabs.kv_heads) * E;
-  const u32 barrier = address_of(&sent_bytes);
-  if (tid == 0) start_barrier(barrier);
+  const u32 barrier = shared_address(&sent_bytes);
+  if (tid == 0) barrier_init(barrier, 1), publish_barriers();
   int parity = 0;
   cluster_arrive_relaxed();  // before anything is stored into another block, that block must have started
 
-  // The requests of the forward: runs of rows in one slab; cut into items of max_tokens rows. Up to 32 rows
+  // 1. The requests of the forward: runs of rows in one slab; cut into items of max_tokens rows. Up to 32 rows
   // every warp looks at by itself, with room of its own, and waits for nobody. At a width of 64 the block has
   // found them long before qkv ends, and ptxas would then order the loop over keys one row after the other.
   const bool few = E == 128 && rows.num_rows <= 32;
@@ -385,9 +97,10 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     const float scale_down = part.sum > 0.f ? 1.f / part.sum : 0.f;
     if (row < max_tokens * group && token < item.end - item.start)
       *(u32*)(out + ((size_t)(item.start + token) * slabs.heads + head * group + row % group) * E + at) =
-          pair_of(part.low * scale_down, part.high * scale_down);
+          to_bf16_pair(part.low * scale_down, part.high * scale_down);
   };
 
+  // How the clusters share out the items.
   int teams = 1, team_blocks = blocks, team = 0;  // of a cluster; all are powers of two
   while (team_blocks > 1 && teams * (int)gridDim.z < num_items) teams *= 2, team_blocks /= 2;
   for (int i = rank; i >= team_blocks; i -= team_blocks) team++;
@@ -399,22 +112,11 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
   for (int n = 2; n <= CLASSES; n++) shares += n <= most_shares && n * num_items <= (int)gridDim.z;
   for (int unit = blockIdx.z; unit * teams < num_items * shares; unit += gridDim.z) {  // shares and teams are never both several
     int index = unit * teams + team, share = 0;
-    const bool is_idle = index >= num_items * shares;  // a team without an item, beside others
+    const bool is_idle = index >= num_items * shares;  // a team without an item, of a cluster whose other teams have one
     while (index >= num_items) index -= num_items, share++;
     Item item;
-    if (few) {
-      u32 left = cut_bits;
-      for (int i = 0; i < index; i++) left &= left - 1;
-      item.start = __ffs(left) - 1, left &= left - 1;
-      const u32 below = ~0u >> (31 - item.start), later = run_bits & ~below;
-      item.end = left ? __ffs(left) - 1 : num_rows;
-      item.first = 31 - __clz(run_bits & below), item.last = later ? __ffs(later) - 1 : num_rows;
-    } else {
-      item.start = 0;
-      for (int i = 0; i < index; i++) item.start = bit_above(starts, item.start, num_rows);
-      item.end = bit_above(starts, item.start, num_rows);
-      item.first = bit_at_or_below(runs, item.start), item.last = bit_above(runs, item.start, num_rows);
-    }
+    if (few) find_item(item, run_bits, cut_bits, index, num_rows);
+    else find_item(item, runs, starts, index, num_rows);
     if (is_idle) item.end = item.start;
     const int tokens = item.end - item.start, used_rows = tokens * group, context = places[item.first], slot = slots[item.first];
     const int slab_end = places[item.last - 1] + 1;
@@ -434,21 +136,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     for (int tile = first_tail + ((member - first_tail) & (team_blocks - 1)); tile < num_tiles; tile += team_blocks) has_tail |= is_mine(tile);
     const SlabRows slab(slabs, rows, slot, head);
 
-    struct Place {  // in the sequence of this block's tiles: by class, then by column, each in order of position
-      int tile, kind, column;
-    };
-    auto settle = [&](Place& at) {
-      while (at.kind < num_classes && at.tile >= num_tiles) {
-        at.column += team_blocks;
-        if (at.column >= C) at.column = member, at.kind += shares;
-        at.tile = at.kind * SPAN + at.column;
-      }
-    };
-    auto advance = [&](Place& at) {
-      at.tile += C;
-      if (at.tile % SPAN < C) at.tile += (CLASSES - 1) * SPAN;  // behind a span comes the class's next
-      settle(at);
-    };
+    const Walk walk = {num_tiles, num_classes, member, team_blocks, share, shares};
     struct Block {  // a gang's of a tile: its first row, -1 if it is not shared, and that row's page
       int row, page;
     };
@@ -464,42 +152,41 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         const int first = (wm * 32 + lane) / PIECES, at = (wm * 32 + lane) % PIECES * 8;
         const size_t from = slab.in_page(block.page, block.row) + first * E + at;  // its 16 rows follow one another, in pages, too
         const u16 *keys = slabs.keys + from, *values = slabs.values + from;
-        const u32 to = address_of(ring + stage * STAGE + (wk * 16 + first) * LD + at);
+        const u32 to = shared_address(ring + stage * STAGE + (wk * 16 + first) * LD + at);
 #pragma unroll
         for (int row = 0; row < 16; row += STEP) {
           copy16(to + row * LD * 2, keys + row * E);
           copy16(to + (KEYS + row) * LD * 2, values + row * E);
         }
       }
-      commit();
+      commit_copies();
     };
+    // 2. Copies under way: the tail's old rows and paths, and the first tiles of keys and values.
     if (has_tail) {
       const int old_rows = min(context - tail_start, tail_rows);
 #pragma unroll 1
       for (int i = tid; i < old_rows * (E / 8); i += THREADS) {
         const int row = i / (E / 8), at = i % (E / 8) * 8;
         const size_t from = slab[tail_start + row] + at;
-        copy16(address_of(tail + row * LD + at), slabs.keys + from);
-        copy16(address_of(tail + (TAIL + row) * LD + at), slabs.values + from);
+        copy16(shared_address(tail + row * LD + at), slabs.keys + from);
+        copy16(shared_address(tail + (TAIL + row) * LD + at), slabs.values + from);
       }
 #pragma unroll 1
       for (int i = tid; i < tokens * rows.path_length; i += THREADS)
-        copy4(address_of(paths + i), rows.paths + (size_t)item.start * rows.path_length + i);
+        copy4(shared_address(paths + i), rows.paths + (size_t)item.start * rows.path_length + i);
     }
-    Place now = {share * SPAN + member, share, member};
-    settle(now);
-    Place ahead = now;
+    Place now = walk.begin(), ahead = now;
     Block coming = block_of(ahead);  // a tile before it is needed: its page is looked up
 #pragma unroll
-    for (int i = 0; i < STAGES - 1; i++) fetch(coming, i), advance(ahead), coming = block_of(ahead);
+    for (int i = 0; i < STAGES - 1; i++) fetch(coming, i), walk.advance(ahead), coming = block_of(ahead);
     if (!previous_done) {
       cluster_wait();  // others have started; behind the rows' loads nobody waits for that
-      asm volatile("griddepcontrol.wait;" ::: "memory");
-      asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+      wait_for_previous();
+      release_next();
       previous_done = true;
     }
 
-    // Queries, and the new rows of the tail.
+    // 3. Queries, and the new rows of the tail, rotated.
     constexpr int PARTS = E / 16, QUERY_PARTS = ROWS * PARTS;
     const int new_parts = has_tail ? min(slab_end - context, tail_rows - (context - tail_start)) * PARTS : 0;
     for (int i = tid; i < max(QUERY_PARTS, new_parts); i += THREADS) {
@@ -516,7 +203,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         const u16* from = qkv + (size_t)source * row_elements + (slabs.heads + head) * E;
         key.load(from, cos + (size_t)source * (E / 2), sin + (size_t)source * (E / 2), part);
         from += slabs.kv_heads * E + part * 16;
-        value0 = load_fresh(from), value1 = load_fresh(from + 8);
+        value0 = load_fresh4(from), value1 = load_fresh4(from + 8);
       }
       if (is_query) {
         query.turned(low, high);
@@ -535,6 +222,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     wait_for_oldest();  // the tail's copies, too
     __syncthreads();
 
+    // 4. Attention of this block's tiles, a column and class after the other.
     const int key_lane = (lane & 7) + (lane >> 4) * 8, key_part = (lane >> 3 & 1) * 8;
     const int value_lane = lane & 15, value_part = (lane >> 4) * 8;
     State st;
@@ -548,31 +236,31 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       u32 q[E / 16][4];
 #pragma unroll
       for (int k = 0; k < E / 16; k++)
-        load_tiles(q[k], address_of(queries + (wm * 16 + (lane & 15)) * LD + k * 16 + (lane >> 4) * 8));
+        load_matrices(q[k], shared_address(queries + (wm * 16 + (lane & 15)) * LD + k * 16 + (lane >> 4) * 8));
 #pragma unroll
       for (int n = 0; n < E / 8; n++) st.out[n][0] = st.out[n][1] = st.out[n][2] = st.out[n][3] = 0.f;
       st.top[0] = st.top[1] = NONE, st.sum[0] = st.sum[1] = 0.f;
-      for (; now.kind == kind && now.column == column; advance(now)) {
+      for (; now.kind == kind && now.column == column; walk.advance(now)) {
         wait_for_oldest();
         meet_gang(wk);  // all have their copies, and have left the stage that is filled next
         fetch(coming, stage == 0 ? STAGES - 1 : stage - 1);
-        advance(ahead);
+        walk.advance(ahead);
         coming = block_of(ahead);
         const int block = now.tile * KW + wk;
         float s[1][2][4];
         u32 p[1][4];
         if (block * 16 < tail_start) {  // seen by all rows
           const u16* keys = ring + stage * STAGE + wk * 16 * LD;
-          score(s, q, {address_of(keys + key_lane * LD + key_part)});
+          score(s, q, {shared_address(keys + key_lane * LD + key_part)});
 #pragma unroll
           for (int n = 0; n < 2; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) s[0][n][i] = __fmul_rn(s[0][n][i], scale);  // never within a fused one: the tail's are not
           weigh(st, s[0], p[0]);
-          add_values(st, p, {address_of(keys + (KEYS + value_lane) * LD + value_part)});
+          add_values(st, p, {shared_address(keys + (KEYS + value_lane) * LD + value_part)});
         } else if (block < num_blocks) {
           // Every token has its own keys: it fills in the scores of its rows, and adds for them. SIDE tokens
-          // side by side; behind the last comes nobody, who has the last one's keys.
+          // are attended together; after the last, the last one's keys are read again and not used.
           const int row0 = wm * 16 + (lane >> 2), token0 = row0 / group, token1 = (row0 + 8) / group;
           const int first = wm * 16 / group, last = min(tokens - 1, (wm * 16 + 15) / group);
           auto address = [&](int token, int i) {  // element offset of position block * 16 + i
@@ -593,8 +281,8 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
 #pragma unroll
             for (int j = 0; j < SIDE; j += 2) {  // each half of the warp finds a token's keys
               const int at = address(token + j + lane / 16, lane & 15);
-              keys[j] = address_of(tail + __shfl_sync(~0u, at, key_lane) + key_part);
-              keys[j + 1] = address_of(tail + __shfl_sync(~0u, at, 16 + key_lane) + key_part);
+              keys[j] = shared_address(tail + __shfl_sync(~0u, at, key_lane) + key_part);
+              keys[j + 1] = shared_address(tail + __shfl_sync(~0u, at, 16 + key_lane) + key_part);
             }
             score(own, q, keys);
 #pragma unroll
@@ -614,8 +302,8 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
 #pragma unroll
             for (int j = 0; j < SIDE; j += 2) {
               const int at = address(token + j + lane / 16, lane & 15);
-              values[j] = address_of(tail + TAIL * LD + __shfl_sync(~0u, at, value_lane) + value_part);
-              values[j + 1] = address_of(tail + TAIL * LD + __shfl_sync(~0u, at, 16 + value_lane) + value_part);
+              values[j] = shared_address(tail + TAIL * LD + __shfl_sync(~0u, at, value_lane) + value_part);
+              values[j + 1] = shared_address(tail + TAIL * LD + __shfl_sync(~0u, at, 16 + value_lane) + value_part);
             }
 #pragma unroll
             for (int j = 0; j < SIDE; j++) {
@@ -669,6 +357,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       }
     }
 
+    // 5. Results joined, over the blocks of the cluster and the clusters of an item; new rows to the slab.
     auto leave_new_rows = [&]() {  // one block writes the item's own to the slab
       if ((first_tail & (team_blocks - 1)) != member || !is_mine(first_tail)) return;
       const int first = item.start - item.first + context, last = min(min(item.end - item.first + context, tail_start + tail_rows), slab.count);
@@ -776,16 +465,16 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         for (int j = 0; j < SUMS; j++) {
           const int row = begin + j * STEP + start / (E / 4), owner = row / OWNED, place = row % OWNED;
           if (row >= used_rows) break;
-          const u32 counted = address_in(barrier, owner);
-          send(address_in(address_of(joined + (rank * OWNED + place) * E + at), owner), v[j], counted);
-          if (at == 0) send(address_in(address_of(&joined_scores[rank][place]), owner), total[j], counted);
+          const u32 counted = remote_address(barrier, owner);
+          send(remote_address(shared_address(joined + (rank * OWNED + place) * E + at), owner), v[j], counted);
+          if (at == 0) send(remote_address(shared_address(&joined_scores[rank][place]), owner), total[j], counted);
         }
       }
       const int owned_rows = min(max(used_rows - rank * OWNED, 0), OWNED);
-      if (tid == 0 && owned_rows > 0) expect_bytes(barrier, C * owned_rows * (E * 4 + 8));
+      if (tid == 0 && owned_rows > 0) barrier_expect(barrier, C * owned_rows * (E * 4 + 8));
       leave_new_rows();  // while the others' results are on their way
       if (unit == 0) clear_padding();
-      if (owned_rows > 0) wait_for_bytes(barrier, parity), parity ^= 1;
+      if (owned_rows > 0) arrival_wait(barrier, parity), parity ^= 1;
       for (int i = tid; i < owned_rows * (E / 2); i += THREADS) {
         const int place = i / (E / 2), at = i % (E / 2) * 2;
         float2 values[C], scores[C];
@@ -800,7 +489,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     }
   }
   if (num_items == 0 && blockIdx.z == 0) {  // padding alone; who waits for this kernel counts on the one in front, too
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+    wait_for_previous();
     clear_padding();
   }
   if (!previous_done) cluster_wait();

@@ -29,7 +29,7 @@ struct AllReduce {
 #pragma unroll
     for (int i = 0; i < WORDS; i++) {
       const int word = packet * WORDS + i;
-      p.word[i] = pair_of(tile.v[word / 2][word % 2 * 2], tile.v[word / 2][word % 2 * 2 + 1]);
+      p.word[i] = to_bf16_pair(tile.v[word / 2][word % 2 * 2], tile.v[word / 2][word % 2 * 2 + 1]);
     }
     return sendable(p);
   }

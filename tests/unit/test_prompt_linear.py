@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from codesign.engine.gpu.step_rows import BUCKETS
-from codesign.kernels import many_rows
+from codesign.kernels import prompt_linear
 from codesign.kernels.int4 import quantize_int4
-from codesign.kernels.many_rows import Map
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import gate_up_order, pack_int4, unpack
+from codesign.kernels.prompt_linear import Map
 from codesign.kernels.reference import rms_norm, sum_of_ranks
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -30,7 +30,7 @@ SHAPES = [(37, 72, 384), (17, 24, 128), (18, 48, 2304), (3, 272, 256), (66, 64, 
 @pytest.fixture
 def kernels(interpreted):
     """The Triton kernels in the interpreter."""
-    return interpreted("join_parts_triton", "many_rows_triton", "unpack_triton")
+    return interpreted("join_parts_triton", "prompt_linear_triton", "unpack_triton")
 
 
 def random(*size: int, seed: int = 0) -> Tensor:
@@ -57,7 +57,7 @@ def test_rows_of_a_prompt_agree_with_float64(kernels, rows, features, columns, w
     x, packed, values = case(rows, features, columns)
     norm, bias = Norm(random(columns, seed=2), 1e-5), random(features, seed=3)
     residual = random(rows, features, seed=4)
-    run = getattr(many_rows, way)
+    run = getattr(prompt_linear, way)
     out = torch.full((rows, features), torch.nan)
     assert_close(run(x, Map(packed), out), x.double() @ values.T)
     normed = rms_norm(x.double(), norm.weight_K.double(), norm.eps)
@@ -74,7 +74,7 @@ def test_gates_and_ups_of_a_prompt_end_as_swiglu(kernels, rows, features, column
     x, packed, values = case(rows, features, columns, order=gate_up_order(features // 2))
     gate, up = (x.double() @ values.T).unflatten(-1, (-1, 2, 8)).unbind(-2)
     out = torch.full((rows, features // 2), torch.nan)
-    found = getattr(many_rows, way)(x / 10, Map(packed, swiglu=True), out)
+    found = getattr(prompt_linear, way)(x / 10, Map(packed, swiglu=True), out)
     expected = (torch.nn.functional.silu(gate / 10) * up / 10).flatten(1)
     assert_close(found, expected)
 
@@ -83,7 +83,7 @@ def test_gates_and_ups_of_a_prompt_end_as_swiglu(kernels, rows, features, column
 def test_zero_blocks_of_a_shard_add_exactly_nothing(kernels, way: str):
     weight = quantize_int4(random(40, 256), group=128)
     x, out = random(18, 512, seed=1), torch.full((18, 48), torch.nan)
-    found = getattr(many_rows, way)(x, Map(pack_int4(weight.pad(48, 512, group=128))), out)
+    found = getattr(prompt_linear, way)(x, Map(pack_int4(weight.pad(48, 512, group=128))), out)
     assert_close(found[:, :40], x[:, :256].double() @ weight.dequantize(torch.float64).T)
     assert not found[:, 40:].any()
 
@@ -121,26 +121,29 @@ def test_parts_of_ranks_add_up_to_the_bits_of_their_definition(kernels, ranks: i
 def test_weights_are_unpacked_in_pieces_into_memory_that_stays(kernels, monkeypatch):
     x, packed, values = case(5, 200, 640)
     assert torch.equal(unpack(packed).double(), values)
-    monkeypatch.setattr(many_rows, "_scratch", {})
-    monkeypatch.setattr(many_rows, "_SCRATCH", 5 * 16 * 640 + 7)
-    assert many_rows.pieces(packed) == [(0, 64), (64, 128), (128, 200)]
+    monkeypatch.setattr(prompt_linear, "_scratch", {})
+    monkeypatch.setattr(prompt_linear, "_SCRATCH", 5 * 16 * 640 + 7)
+    assert prompt_linear.pieces(packed) == [(0, 64), (64, 128), (128, 200)]
     out = torch.full((5, 200), torch.nan)
-    assert_close(many_rows.run_dense(x, Map(packed), out), x.double() @ values.T)
-    (memory,) = many_rows._scratch.values()
+    assert_close(prompt_linear.run_dense(x, Map(packed), out), x.double() @ values.T)
+    (memory,) = prompt_linear._scratch.values()
     assert memory.numel() <= 5 * 16 * 640
-    many_rows.run_dense(x, Map(packed), out)
-    assert next(iter(many_rows._scratch.values())) is memory
+    prompt_linear.run_dense(x, Map(packed), out)
+    assert next(iter(prompt_linear._scratch.values())) is memory
 
 
 def test_decoding_never_takes_the_way_of_prompts():
-    assert not any(many_rows.takes(rows, prompt=False) for rows in BUCKETS)
-    assert many_rows.takes(300, prompt=False)
-    assert [rows for rows in (1, 16, 17, 128) if many_rows.takes(rows, prompt=True)] == [17, 128]
+    assert not any(prompt_linear.takes(rows, prompt=False) for rows in BUCKETS)
+    assert prompt_linear.takes(300, prompt=False)
+    assert [rows for rows in (1, 16, 17, 128) if prompt_linear.takes(rows, prompt=True)] == [
+        17,
+        128,
+    ]
 
 
 @given(tiles=st.integers(1, 4000), groups=st.integers(1, 256))
 def test_no_part_of_the_columns_is_empty(tiles: int, groups: int):
-    splits = many_rows.splits(tiles, groups)
+    splits = prompt_linear.splits(tiles, groups)
     assert (splits - 1) * -(-groups // splits) < groups
 
 
@@ -150,7 +153,7 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from codesign.kernels import join_parts_triton, many_rows_triton, unpack_triton
+from codesign.kernels import join_parts_triton, prompt_linear_triton, unpack_triton
 TYPES = {"words": "*i32", "parts": "*fp32", "eps": "fp32"}
 POINTERS = ("x", "out", "bias", "residual", "norm")
 def compiled(kernel, constants, warps=4, stages=3):
@@ -163,13 +166,13 @@ def compiled(kernel, constants, warps=4, stages=3):
     options = {"num_warps": warps, "num_stages": stages}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 flags = {"BIAS": False, "RESIDUAL": True, "SWIGLU": False}
-cut = many_rows_triton.Cut.of(65)
+cut = prompt_linear_triton.Cut.of(65)
 fixed = {"ROWS": cut.rows, "CHANNELS": cut.channels, "WORDS": 272}
-made = compiled(many_rows_triton._product, flags | fixed, cut.channels // 16, cut.stages)
+made = compiled(prompt_linear_triton._product, flags | fixed, cut.channels // 16, cut.stages)
 assert made.asm["ptx"].count("wgmma.mma_async") == 16
 assert 2 * made.metadata.shared <= 227 << 10
 Path(sys.argv[1]).write_bytes(made.asm["cubin"])
-compiled(many_rows_triton._arrange, {"NORM": True, "BLOCK": 1024})
+compiled(prompt_linear_triton._arrange, {"NORM": True, "BLOCK": 1024})
 compiled(join_parts_triton._join, flags | {"SPLITS": 4, "BLOCK": 1024})
 compiled(unpack_triton._unpack, {"GROUPS": 4, "WORDS": 272})
 """
@@ -181,7 +184,7 @@ def test_the_kernels_compile_for_hopper_with_values_in_registers(tmp_path: Path)
     if not (tools / "ptxas").exists():
         pytest.skip("this Triton has no assembler for NVIDIA's GPUs")
     environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "t")}
-    environment["PYTHONPATH"] = str(Path(many_rows.__file__).parents[2])
+    environment["PYTHONPATH"] = str(Path(prompt_linear.__file__).parents[2])
     subprocess.run(
         [sys.executable, "-c", COMPILED, str(tmp_path / "cubin")],
         env=environment,

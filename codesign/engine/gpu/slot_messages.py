@@ -1,4 +1,4 @@
-"""Messages about what steps will read: pages of slots, and how the request in a slot samples."""
+"""Messages about slots, for the steps that follow: pages of a slot, sampling of its request."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 Three ways, by the number of rows. Few go through the kernel of decoding (``gemm``). Up to
 ``DENSE_ROWS``, int4 weights are brought to bfloat16 within a tensor-core product
-(``many_rows_triton``): it reads them packed, once for every 128 rows. More are unpacked to
+(``prompt_linear_triton``): it reads them packed, once for every 128 rows. More are unpacked to
 bfloat16 and multiplied by cuBLAS: 0.6 ps a weight more for the memory, but its pace for the rest.
 
-Decoding must never come here, whatever its rows: the bits of a row would depend on those beside it.
+Decoding must never come here, whatever its rows: the bits of a row would depend on its neighbours.
 Of the second way they depend on the weight alone; cuBLAS may add up differently for other numbers.
 
 Letters in shapes: M rows, K inputs, N outputs, I channels of a SwiGLU.
@@ -75,18 +75,18 @@ def run(x_MK: Tensor, of: Map, out: Tensor) -> Tensor:
 
 def run_fused(x_MK: Tensor, of: Map, out: Tensor) -> Tensor:
     """``run`` by one product over packed weights."""
-    from codesign.kernels import many_rows_triton
+    from codesign.kernels import prompt_linear_triton
 
     norm_K, eps = (None, 0.0) if of.norm is None else (of.norm.weight_K, of.norm.eps)
     tiles, groups, _ = of.weight.data.shape
-    many_rows_triton.product(
-        many_rows_triton.arrange(x_MK, norm_K, eps),
+    prompt_linear_triton.product(
+        prompt_linear_triton.arrange(x_MK, norm_K, eps),
         of.weight,
         out,
         bias_N=of.bias_N,
         residual_MN=of.residual_MN,
         swiglu=of.swiglu,
-        cut=many_rows_triton.Cut.of(x_MK.shape[0]),
+        cut=prompt_linear_triton.Cut.of(x_MK.shape[0]),
         splits=splits(tiles, groups),
     )
     return out

@@ -1,6 +1,6 @@
 # pyright: reportCallIssue=false, reportMissingImports=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportArgumentType=false
-# ruff: noqa: ANN001 (Triton compiles by parameter annotations, and takes launch options beside)
-"""Triton kernels of ``many_rows``: packed int4 weights times the rows of a prompt.
+# ruff: noqa: ANN001 (Triton compiles by parameter annotations, and takes launch options)
+"""Triton kernels of ``prompt_linear``: packed int4 weights times the rows of a prompt.
 
 A word of a record holds, for rows g and g + 8 of a tile, the four columns ``4 m`` to ``4 m + 3``
 of the group, so the product is cut in four by the column's remainder and in two by the half of the

@@ -1,0 +1,135 @@
+// Sizes of the attention kernel, its arguments, and how a forward's rows become items of work.
+//
+// Macros: E head size (64, 128), GROUP query heads of a key/value head, MT tiles of 16 query rows a block, C columns, TAIL rows,
+// STAGES tiles of keys and values in flight, PAGE rows of a page (a multiple of 16; 0: slabs are whole).
+#include "hopper.cuh"
+
+constexpr int WARPS = 8, THREADS = 32 * WARPS, KW = WARPS / MT, KEYS = 16 * KW, ROWS = 16 * MT;
+constexpr int LD = E + 8;               // elements of a row in shared memory: no bank conflicts
+constexpr int OLD = E + 8;              // floats of a row of a warp's result
+constexpr int OWNED = ROWS / C, MAX_TOKENS = 256;
+constexpr int STAGE = KEYS * LD * 2;    // elements: keys, then values
+constexpr int GANG = 32 * MT;           // threads of the warps that attend the same keys
+static_assert(GANG % (E / 8) == 0 && 16 % (GANG / (E / 8)) == 0, "a gang copies whole rows");
+constexpr int SPAN = 4096 / KEYS, CLASSES = 8;  // tiles of a span
+constexpr int SIDE = E == 64 && GROUP <= 4 ? 4 : 2;  // tokens whose keys are attended side by side
+static_assert(SPAN % C == 0, "a span is some tiles of every column");
+static_assert(KW * 8 <= ROWS, "eight rows of every warp have room where the result of all rows has");
+#define NONE __int_as_float(0xff800000)  // minus infinity: no key seen
+
+static_assert(STAGES >= MT && LD == OLD, "a gang's results have room where its keys were");
+
+struct Rows {  // of the forward, on the device, int32; tables: page of each slab's rows
+  const int *slots, *positions, *prefixes, *paths, *places, *tables;
+  int num_rows, path_length, table_length, padding_slot;
+};
+
+struct Slabs {  // of one layer: (slab or page, kv head, row, E)
+  u16 *keys, *values;
+  int num_rows, heads, kv_heads;
+};
+
+// Where results meet: first those of columns, (team of all clusters, kv head, CLASSES, C), then, of shares,
+// those of classes, (item, kv head, CLASSES); each ROWS rows. `arrived` counts the shares of
+// (item, kv head, rows of a block), and is zero between launches.
+struct Space {
+  float *values, *scores;  // E a row; top and sum
+  u32* arrived;
+};
+
+struct SlabRows {  // of one request and head: element of a row's first channel
+  size_t slab;
+  const int* table;
+  int kv_heads, head, count;
+  __device__ __forceinline__ SlabRows(const Slabs& slabs, const Rows& rows, int slot, int head) : kv_heads(slabs.kv_heads), head(head) {
+    if constexpr (PAGE > 0) table = rows.tables + (size_t)slot * rows.table_length, count = rows.table_length * PAGE;
+    else slab = ((size_t)slot * kv_heads + head) * slabs.num_rows * E, count = slabs.num_rows;
+  }
+  __device__ __forceinline__ int page_of(int row) const {
+    if constexpr (PAGE > 0) return table[row / PAGE];
+    else return 0;
+  }
+  __device__ __forceinline__ size_t in_page(int page, int row) const {
+    if constexpr (PAGE > 0) return (((size_t)page * kv_heads + head) * PAGE + row % PAGE) * E;
+    else return slab + (size_t)row * E;
+  }
+  __device__ __forceinline__ size_t operator[](int row) const { return in_page(page_of(row), row); }
+};
+
+struct Item {  // tokens [start, end) of a request whose rows are [first, last)
+  int start, end, first, last;
+};
+
+// The last set bit at or below a row: its run's first row. The first set bit above it, or `end`.
+__device__ __forceinline__ int bit_at_or_below(const u32* bits, int row) {
+  int word = row / 32;
+  u32 rest = bits[word] & (~0u >> (31 - row % 32));
+  while (rest == 0) rest = bits[--word];  // bit 0 is set
+  return word * 32 + 31 - __clz(rest);
+}
+__device__ __forceinline__ int bit_above(const u32* bits, int row, int end) {
+  for (int next = row + 1; next < end;) {
+    const u32 rest = bits[next / 32] >> (next % 32);
+    if (rest) return min(end, next + __ffs(rest) - 1);
+    next = (next / 32 + 1) * 32;
+  }
+  return end;
+}
+
+// The item of that number: `runs` and `starts` have a bit for each row that begins a run, an item.
+__device__ __forceinline__ void find_item(Item& item, const u32* runs, const u32* starts, int index, int num_rows) {
+  item.start = 0;
+  for (int i = 0; i < index; i++) item.start = bit_above(starts, item.start, num_rows);
+  item.end = bit_above(starts, item.start, num_rows);
+  item.first = bit_at_or_below(runs, item.start), item.last = bit_above(runs, item.start, num_rows);
+}
+// The same of up to 32 rows.
+__device__ __forceinline__ void find_item(Item& item, u32 runs, u32 starts, int index, int num_rows) {
+  u32 left = starts;
+  for (int i = 0; i < index; i++) left &= left - 1;
+  item.start = __ffs(left) - 1, left &= left - 1;
+  const u32 below = ~0u >> (31 - item.start), later = runs & ~below;
+  item.end = left ? __ffs(left) - 1 : num_rows;
+  item.first = 31 - __clz(runs & below), item.last = later ? __ffs(later) - 1 : num_rows;
+}
+
+__device__ __forceinline__ void meet_gang(int gang) { asm volatile("bar.sync %0, %1;" ::"r"(1 + gang), "n"(GANG) : "memory"); }
+__device__ __forceinline__ void wait_for_oldest() { wait_for_copies<STAGES - 2>(); }
+// Counts this block's arrival, behind what the block has stored; whether it is the last, which then
+// sees what the others have stored and leaves the counter at zero.
+__device__ __forceinline__ bool arrive_last(u32* counter, u32 count) {
+  u32 before;
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+  if (before + 1 == count) *(volatile u32*)counter = 0;
+  return before + 1 == count;
+}
+
+// Where a warp's results lie: eight rows in the room of 16 keys or values of its gang.
+__device__ __forceinline__ int result_row(int gang, int row) { return (row / 8 * KW + gang) * 8 + row % 8; }
+
+// The tiles of one block: by class, then by column, each in order of position.
+struct Place {
+  int tile, kind, column;
+};
+struct Walk {
+  int num_tiles, num_classes, member, team_blocks, share, shares;
+  __device__ __forceinline__ void settle(Place& at) const {
+    while (at.kind < num_classes && at.tile >= num_tiles) {
+      at.column += team_blocks;
+      if (at.column >= C) at.column = member, at.kind += shares;
+      at.tile = at.kind * SPAN + at.column;
+    }
+  }
+  __device__ __forceinline__ Place begin() const {
+    Place at = {share * SPAN + member, share, member};
+    settle(at);
+    return at;
+  }
+  __device__ __forceinline__ void advance(Place& at) const {
+    at.tile += C;
+    if (at.tile % SPAN < C) at.tile += (CLASSES - 1) * SPAN;  // behind a span comes the class's next
+    settle(at);
+  }
+};

@@ -1,0 +1,157 @@
+// The product of a skinny GEMM, of one consumer warp: x in fixed point times packed 4-bit weights.
+//
+// packing.py has the layout of a record: the weights of 16 features and 128 columns.
+#include "gemm_layout.cuh"
+
+struct Consumer {
+  // x of this warp's group as B fragments, in fixed point: high bytes with the sign, and low bytes.
+  u32 high[NT][8], low[NT][8];
+  float unit[NT][2];  // what a one of that is worth, for this lane's two rows
+  float sums[NT][2];  // sum of x over the group
+  float squares[NT];  // of row lane / 4, this lane's columns
+};
+
+// Where this lane's part of the x of a group begins, and how many columns there are from there on.
+struct Place {
+  const u16* from;
+  int left;
+};
+__device__ __forceinline__ Place place_of(const Gemm& a, int group, int lane) {
+  const int k = group * GROUP + (lane & 3) * 8;
+  return {a.x + (size_t)(lane >> 2) * a.columns + k, a.columns - k};
+}
+// That part, as in memory.
+__device__ __forceinline__ void fetch_rows(const Gemm& a, const Place& x, int lane, uint4 (&raw)[NT][4]) {
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      raw[n][i] = make_uint4(0, 0, 0, 0);
+      if (8 * n + (lane >> 2) < a.rows && i * 32 < x.left) raw[n][i] = load_fresh4(x.from + 8 * n * (size_t)a.columns + i * 32);
+    }
+}
+
+// This lane's part of the norm's weight, which no kernel writes. Not by __ldg: such loads are moved behind the wait for
+// the kernel in front, even volatile ones.
+__device__ __forceinline__ void fetch_norm(const Gemm& a, int group, int lane, uint4 (&scale)[4]) {
+  const int k = group * GROUP + (lane & 3) * 8, left = a.norm ? a.columns - k : 0;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    scale[i] = make_uint4(0, 0, 0, 0);
+    if (i * 32 < left) scale[i] = load_fresh4(a.norm + k + i * 32);
+  }
+}
+
+// Four of x as q = x times `scale` to the nearest integer, 16 bits: its high and its low bytes, in the
+// order in which a word of codes has their columns.
+__device__ __forceinline__ void to_fixed(u32 first, u32 second, float scale, u32& high, u32& low) {
+  const float one = 12582912.f;  // 1.5 * 2^23: the sum's last bits are q
+  const u32 q0 = __float_as_uint(fmaf(low_bf16(first), scale, one)), q1 = __float_as_uint(fmaf(high_bf16(first), scale, one));
+  const u32 q2 = __float_as_uint(fmaf(low_bf16(second), scale, one)), q3 = __float_as_uint(fmaf(high_bf16(second), scale, one));
+  const u32 even = __byte_perm(q0, q2, 0x5140), odd = __byte_perm(q1, q3, 0x5140);
+  low = __byte_perm(even, odd, 0x5410), high = __byte_perm(even, odd, 0x7632);
+}
+
+// Fixed point for a row of a group: of the largest size all 8 bits of a bf16 and 7 more, so what is above a
+// 128th of it is exact. Rows with infinities or NaNs have a unit that is none.
+__device__ __forceinline__ void fix_rows(const u32 (&x)[16], int n, int lane, Consumer& w) {
+  u32 top[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) top[i] = larger_bf16(larger_bf16(x[4 * i], x[4 * i + 1]), larger_bf16(x[4 * i + 2], x[4 * i + 3]));
+  u32 most = larger_bf16(larger_bf16(top[0], top[1]), larger_bf16(top[2], top[3]));
+  most = larger_bf16(most, __shfl_xor_sync(~0u, most, 1));
+  most = larger_bf16(most, __shfl_xor_sync(~0u, most, 2));
+  most &= 0x7f807f80u;
+  const u32 exponent = max(max(most, most << 16) & 0x7f800000u, 32u << 23);
+  const float scale = __uint_as_float((268u << 23) - exponent);  // the largest comes to 2^14 and more
+  const float unit = __uint_as_float(exponent == 0x7f800000u ? 0x7fffffffu : exponent - (14u << 23));
+#pragma unroll
+  for (int s = 0; s < 8; s++) to_fixed(x[2 * s], x[2 * s + 1], scale, w.high[n][s], w.low[n][s]);
+  int c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
+#pragma unroll
+  for (int s = 0; s < 8; s += 2) {
+    mma_bytes<true>(c, 0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u, w.high[n][s], w.high[n][s + 1]);
+    mma_bytes<false>(d, 0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u, w.low[n][s], w.low[n][s + 1]);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    w.unit[n][i] = __shfl_sync(~0u, unit, 8 * (lane & 3) + 4 * i);
+    w.sums[n][i] = (float)((c[i] << 8) + d[i]) * w.unit[n][i];
+  }
+}
+
+// Make them B fragments, times the norm's weight.
+__device__ __forceinline__ void take_rows(const Gemm& a, const uint4 (&raw)[NT][4], const uint4 (&scale)[4], int lane, Consumer& w) {
+#pragma unroll
+  for (int n = 0; n < NT; n++) {
+    u32 x[16];
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[4 * i] = raw[n][i].x, x[4 * i + 1] = raw[n][i].y, x[4 * i + 2] = raw[n][i].z, x[4 * i + 3] = raw[n][i].w;
+    if (a.norm) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const u32 s[4] = {scale[i].x, scale[i].y, scale[i].z, scale[i].w};
+#pragma unroll
+        for (int q = 0; q < 4; q++) {
+          u32& pair = x[4 * i + q];
+          w.squares[n] += low_bf16(pair) * low_bf16(pair);
+          w.squares[n] += high_bf16(pair) * high_bf16(pair);
+          pair = multiply_bf16(pair, s[q]);
+        }
+      }
+    }
+    fix_rows(x, n, lane, w);
+  }
+}
+
+// TILES records (16 features x 128 columns each, WARPS records apart), as a warp holds them.
+struct Records {
+  uint4 q[TILES][2];
+  uint2 ends[TILES];  // scales of rows g and g + 8, and 128 + zero of both
+};
+
+// `codes` and `ends`: addresses of this lane's first piece of either.
+__device__ __forceinline__ void load_records(u32 codes, u32 ends, Records& r) {
+#pragma unroll
+  for (int i = 0; i < TILES; i++) {
+#pragma unroll
+    for (int j = 0; j < sizeof(r.q[0]) / 16; j++) r.q[i][j] = load_shared4(codes + i * WARPS * RECORD + j * 512);
+    r.ends[i] = load_shared2(ends + i * WARPS * RECORD);
+  }
+}
+
+// acc[i] = record i times x.
+__device__ __forceinline__ void multiply_records(const Records& r, const Consumer& w, float (&acc)[TILES][NT][4]) {
+  // A word's bytes are the codes of row g and 16 times those of row g + 8.
+  int high[TILES][NT][4], low[TILES][NT][4];
+#pragma unroll
+  for (int i = 0; i < TILES * NT * 4; i++) (&high[0][0][0])[i] = (&low[0][0][0])[i] = 0;
+#pragma unroll
+  for (int s = 0; s < 8; s += 2)
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+      const uint4 quad = r.q[i][s >> 2];
+      const u32 v0 = s & 2 ? quad.z : quad.x, v1 = s & 2 ? quad.w : quad.y;
+      const u32 a0 = v0 & 0x0f0f0f0fu, a1 = v0 & 0xf0f0f0f0u, a2 = v1 & 0x0f0f0f0fu, a3 = v1 & 0xf0f0f0f0u;
+#pragma unroll
+      for (int n = 0; n < NT; n++) {
+        mma_bytes<true>(high[i][n], a0, a1, a2, a3, w.high[n][s], w.high[n][s + 1]);
+        mma_bytes<false>(low[i][n], a0, a1, a2, a3, w.low[n][s], w.low[n][s + 1]);
+      }
+    }
+#pragma unroll
+  for (int i = 0; i < TILES; i++) {
+    float s0, s1, z0, z1;
+    split_half(r.ends[i].x, s0, s1);
+    split_half(fma_half(r.ends[i].y, 0x4c003c00u, 0xe800d800u), z0, z1);  // less 128; of row g + 8 times 16
+    s1 *= 0.0625f;
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        const int c0 = (high[i][n][j] << 8) + low[i][n][j], c1 = (high[i][n][2 + j] << 8) + low[i][n][2 + j];
+        acc[i][n][j] = s0 * fmaf(-z0, w.sums[n][j], (float)c0 * w.unit[n][j]);
+        acc[i][n][2 + j] = s1 * fmaf(-z1, w.sums[n][j], (float)c1 * w.unit[n][j]);
+      }
+  }
+}
