@@ -39,6 +39,8 @@ Which policy is fastest depends on the machine, the load and the models. In shor
 
 - The serial batch tree (`batch-tree`) is the safe choice: in simulation it is never slower than
   plain decoding by more than 2 %, and batch trees are never slower than SpecServe by more than 2 %.
+  Measured with a 70B on two H200s it was level with SpecServe on one trace and 11 % slower on
+  another (20 requests, mostly because prompts were longer by chance).
 - The asynchronous batch tree (`async-batch-tree`) is fastest on eight GPUs while the load is at
   most half of what plain decoding can serve. At higher load, on fewer GPUs and with long prompts
   the GPU that it takes from the target costs more than it gains.
