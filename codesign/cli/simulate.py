@@ -122,7 +122,7 @@ def _policies_text(policies: Sequence[dict[str, Any]]) -> str:
     def entry(policy: dict[str, Any]) -> str:
         facts = [
             "simulator and engine" if "engine" in policy["runs_in"] else "simulator only",
-            "draft on workers of its own" if policy["draft_has_own_workers"] else "",
+            "draft on separate workers" if policy["draft_has_own_workers"] else "",
             "decides by step times" if policy["needs_step_times"] else "",
             policy["source"],
         ]
