@@ -161,7 +161,7 @@ def table_6() -> str:
             ("", f"the same with {more} forwards", PARALLEL_COMPRESSION + bonus,
              longer.compression, percent(longer.compression, PARALLEL_COMPRESSION + bonus)),
             ("", "asynchronous loss of compression", f"{paper_loss:.1%}", f"{loss:.1%}", ""),
-            ("", "parallel round beside the target's forward, ms", paper_round - PARALLEL_MS[0],
+            ("", "parallel round minus the target's forward, ms", paper_round - PARALLEL_MS[0],
              beside, ""),
         ]  # fmt: skip
     implied = (SERIAL_COMPRESSION / SERIAL_SPEED - SERIAL_MS[0] / 1e3 - REROOT) / 3 * 1e3
@@ -188,7 +188,7 @@ at best, not 200. In reading B it needs {needs[1]}, and {best_b:.0f} tokens/s at
 fits if a draft forward takes {implied:.1f} ms within a round rather than the printed
 {SERIAL_MS[1]:g}.
 
-The same bound explains the loss of compression: with as many forwards as fit beside the target's,
+The same bound explains the loss of compression: with as many forwards as fit into the target's,
 ours loses more than the paper's 8 %; with two more it loses less, but the draft is then slower than
 the target at the printed times. Reading B matches the parallel speed; in both readings parallel
 trees gain somewhat more than the paper's 1.38."""
