@@ -156,10 +156,16 @@ def choose_machine() -> Machine:
     acceptance = None
     if st.toggle(
         "Set the acceptance", key="set_acceptance", bind=LINK,
-        help="Otherwise the recordings that ship with the package stand in for this pair.",
+        help="Otherwise the recordings of the shipped pair are used.",
     ):  # fmt: skip
         acceptance = st.slider(
-            "Chance of a first draft token", 0.05, 0.95, 0.7, 0.05, key="acceptance", bind=LINK
+            "Acceptance of the first draft token",
+            0.05,
+            0.95,
+            0.7,
+            0.05,
+            key="acceptance",
+            bind=LINK,
         )
     return Machine(device=device, gpus=gpus, target=target, draft=draft, acceptance=acceptance)
 

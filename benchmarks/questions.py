@@ -106,7 +106,7 @@ def eagle() -> str:
                      apart.per_second, f"{apart.per_second / serial.per_second - 1:+.0%}")
                 )  # fmt: skip
     head = (
-        "first tokens taken",
+        "acceptance of first tokens",
         "draft",
         "best serial",
         "tokens/s",
@@ -118,9 +118,9 @@ def eagle() -> str:
 {markdown(head, rows)}
 
 One request at a time on {GPUS} x {DEVICE}, {TARGET}. The head is one bf16 layer of the target with
-its LM head; "@0.96" leaves 96 % of the acceptance for each feature in a row that the head has made
-itself (EAGLE), "@1.0" all of it (EAGLE-3). The head must run once over the verified tokens before
-anything can be sent, serial or not: asynchrony hides only the forwards after that one."""
+its LM head. "@0.96": each consecutive feature that the head has predicted itself multiplies the
+acceptance by 0.96 (EAGLE); "@1.0": no loss (EAGLE-3). The head must run once over the verified
+tokens before anything can be sent, so that asynchrony hides only the forwards after that one."""
 
 
 def _throughput(fit: Fit, policy: str, deployment: str, batch: int) -> float:
@@ -152,14 +152,14 @@ def batch() -> str:
     return f"""\
 {markdown(("running requests", *ways, "best"), rows)}
 
-Output tokens per second; {GPUS} x {DEVICE}, {TARGET} with {DRAFT}, 0.8 of first draft tokens
-taken, prompts of 512, answers of 192 tokens, all requests there at once, time for prompts included.
-Serial: the best of chains of 2 and 4 and of a tree of 8 rows; split: the best of trees of 4 and 8
-rows."""
+Output tokens per second on {GPUS} x {DEVICE}, {TARGET} with {DRAFT}; 0.8 of the first draft tokens
+accepted, prompts of 512 and answers of 192 tokens, all requests there from the start, time for
+prompts included. Serial: the best of chains of 2 and 4 and of a tree of 8 rows; split: the best of
+trees of 4 and 8 rows."""
 
 
 def link() -> str:
-    """Where the split stops to pay, by link."""
+    """Up to which link the split pays."""
     fit = fit_for(DRAFT, 0.8)
     rival = fastest_alone(
         fit, [("plain", "8"), *((f"tree-8x4x{d}", "8") for d in LENGTHS), ("chain-4", "8")]
@@ -186,12 +186,12 @@ def link() -> str:
     return f"""\
 {markdown(head, rows)}
 
-Gain of the split 7+1 over the best way to use the same {GPUS} GPUs without one ({rival.label},
+Speedup of the split 7+1 over the best use of the same {GPUS} GPUs without a split ({rival.label},
 {rival.per_second:.0f} tokens/s), one request at a time. It breaks even at {break_even * 1e6:,.0f}
-us one way. "tree": token ids and parents, what this project sends; "features": four tokens' hidden
-states of three layers, as an EAGLE-3 head needs; "distributions": seven rows of draft
-probabilities, as rejection sampling needs. Latencies are assumptions but for NVLink's (measured on
-H200: 0.63 us on the device, 51 us for an NCCL ping-pong)."""
+us one way. What is sent in a round: "tree", token ids and parents, as in this project; "features",
+four tokens' hidden states of three layers, as an EAGLE-3 head needs; "distributions", seven rows of
+draft probabilities, as rejection sampling needs. Latencies are assumptions, except for NVLink
+(measured on H200: 0.63 us on the device, 51 us for an NCCL ping-pong)."""
 
 
 def _with_link(fit: Fit, seconds: float) -> Fit:
@@ -227,13 +227,14 @@ def inflight() -> str:
                 gain = below.tokens_per_second / first.tokens_per_second - 1
                 row.append(f"{first.compression:.2f} / {below.compression:.2f}, {gain:+.0%}")
             rows.append(tuple(row))
-    head = ("first tokens taken", "width", *(f"{d} forwards" for d in (2, 4, 6)))
+    head = ("acceptance of first tokens", "width", *(f"{d} forwards" for d in (2, 4, 6)))
     return f"""\
 {markdown(head, rows)}
 
-Tokens per round of best-first / below in-flight nodes first, and the change of the speed; 8 rows
-verified, {TARGET} with {DRAFT} on 7+1 of {GPUS} x {DEVICE}, one request at a time. Below in-flight
-first runs every place where the verified tree may be left before it goes deeper anywhere."""
+Tokens per round with best-first growth / with in-flight nodes first, and the change in speed. 8
+rows verified, {TARGET} with {DRAFT} on 7+1 of {GPUS} x {DEVICE}, one request at a time. "In-flight
+nodes first" drafts below every node at which the verification may end before it goes deeper
+anywhere."""
 
 
 @dataclass(frozen=True)
@@ -249,35 +250,34 @@ class Question:
 QUESTIONS = {
     "eagle": Question(
         "Does asynchrony pay for drafts that need the target's features?",
-        "SwiftSpec, section 6, sets EAGLE aside.",
+        "SwiftSpec leaves EAGLE out (section 6).",
         "No: the asynchronous head is 19 to 36 % slower than the serial one on all GPUs, where an "
         "independent draft model gains 20 to 33 %. The forward that needs the target's features "
-        "stays on the critical path, the target gives GPUs away, and the forwards that are hidden "
+        "stays on the critical path, the target has fewer GPUs, and the forwards that are hidden "
         "are cheap for so small a head.",
         eagle,
     ),
     "batch": Question(
-        "From which batch size are the draft's GPUs better given to the target?",
+        "From which batch size on should the draft share the target's GPUs?",
         "SwiftSpec serves one request; SpecServe shares the target's GPUs.",
-        "From about 8 running requests: up to 4 the split leads by 2 to 11 %, at 8 drafting "
-        "in turn on all GPUs is ahead by 3 %, at 64 the split is no better than plain "
+        "From about 8 running requests on. Up to 4 the split is faster by 2 to 11 %; at 8 drafting "
+        "in turn on all GPUs is faster by 3 %; at 64 the split is no better than plain "
         "decoding, and at 128 two plain replicas are level with the best of drafting.",
         batch,
     ),
     "link": Question(
-        "At which link does the split stop to pay?",
+        "How fast a link does the split need?",
         'SwiftSpec: "NVLink/cross-network interconnect", with figures for NVLink only.',
-        "Bandwidth hardly matters, latency does: token ids fit any link, and the split pays "
-        "until a message takes about 1.4 ms one way. PCIe and data-centre networks are "
-        "within 2 % of NVLink; another building still gains a little, a wide-area link "
-        "loses half. Shipping whole distributions instead of token ids costs 14 % on 10 "
-        "Gbit/s.",
+        "Latency matters, bandwidth hardly does: token ids are small, and the split pays as long "
+        "as a message takes less than about 1.4 ms one way. PCIe and data-centre networks are "
+        "within 2 % of NVLink; a link to another building still gains a little, a wide-area link "
+        "loses half. Sending whole distributions instead of token ids costs 14 % on 10 Gbit/s.",
         link,
     ),
     "inflight": Question(
-        "Is growing below in-flight nodes better than best-first?",
+        "Should a tree grow below the nodes in flight first?",
         "SwiftSpec grows the heaviest leaves, whether or not they are being verified.",
-        "No, not as a strict priority: running every possible next root first keeps the "
+        "No, not as a strict priority: drafting below every possible next root first keeps the "
         "tree at two levels, so that it emits at most two tokens a round and longer "
         "drafting gains nothing. Best-first, which goes deeper below the likeliest root, is "
         "ahead by 13 to 51 % with four forwards and more, and equal with two.",
@@ -295,10 +295,11 @@ def main() -> None:
         print(reflow(QUESTIONS[chosen].answer()))
         return
     parts = [
-        "# Open questions, answered by simulation\n\nWritten by `python -m benchmarks.questions "
-        "all`. Step times are the roofline's, acceptance is dialled and comes in runs as in the "
-        "shipped recordings; every figure is a prediction, none was measured. A difference below "
-        "about 10 % is within what we do not know of an engine."
+        "# Open questions, answered by simulation\n\nFour questions that the SwiftSpec and "
+        "SpecServe papers leave open. Every figure is a prediction; none was measured. Step times "
+        "are the roofline's; acceptance is set to the stated rate and is correlated as in the "
+        "shipped recordings. Differences below about 10 % are within the uncertainty about a real "
+        "engine.\n\nWritten by `python -m benchmarks.questions all`."
     ]
     for name, question in QUESTIONS.items():
         print(name, file=sys.stderr)

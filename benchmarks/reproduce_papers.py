@@ -1,10 +1,10 @@
-"""Hold the simulator against what the SwiftSpec and SpecServe papers print.
+"""Compare the simulator with what the SwiftSpec and SpecServe papers print.
 
     python -m benchmarks.reproduce_papers                 # everything, as docs/validation.md
     python -m benchmarks.reproduce_papers --check table6  # one section, to the terminal
 
 Only numbers that the papers print are compared. Each section says what was taken from the paper as
-an input, what was dialled, and what is a prediction.
+an input, what was fitted to the paper, and what is a prediction.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def table_6() -> str:
             ("", f"the same with {more} forwards", PARALLEL_COMPRESSION + bonus,
              longer.compression, percent(longer.compression, PARALLEL_COMPRESSION + bonus)),
             ("", "asynchronous loss of compression", f"{paper_loss:.1%}", f"{loss:.1%}", ""),
-            ("", "parallel round beside the target's forward, ms", paper_round - PARALLEL_MS[0],
+            ("", "parallel round minus the target's forward, ms", paper_round - PARALLEL_MS[0],
              beside, ""),
         ]  # fmt: skip
     implied = (SERIAL_COMPRESSION / SERIAL_SPEED - SERIAL_MS[0] / 1e3 - REROOT) / 3 * 1e3
@@ -171,24 +171,27 @@ def table_6() -> str:
         for bonus, n in zip((0, 1), needs, strict=True)
     )
     return f"""\
-Taken from the paper: the four step times, 8 rows, width 8. Dialled: acceptance, to the serial
-compression (mean over the six datasets). Predicted: all speeds, the parallel compression. The
-number of draft forwards per round is lost in the text; the fastest of {EXPANSIONS[0]} to
-{EXPANSIONS[-1]} is taken on each side.
+- Input from the paper: the four step times, 8 rows, width 8.
+- Fitted: acceptance, so that the serial compression (tokens per round, mean over the six datasets)
+  is the paper's.
+- Predicted: all speeds, and the parallel compression. The number of draft forwards per round is
+  missing in our copy of the text; the fastest of {EXPANSIONS[0]} to {EXPANSIONS[-1]} is taken on
+  each side.
 
 {markdown(("reading", "figure", "paper", "ours", "difference"), rows)}
 
-Neither reading can be met with the printed step times, by any simulator: a draft forward adds one
-level to the tree, so that a round emits on average at most as many tokens as it has draft forwards,
-and one more for each round whose last token was not drafted. In reading A serial decoding at
-{SERIAL_COMPRESSION:.2f} tokens a round needs {needs[0]} forwards, which is {best_a:.0f} tokens/s at
-best, not 200. In reading B it needs {needs[1]}, and {best_b:.0f} tokens/s at best. Reading A fits
-if a draft forward takes {implied:.1f} ms within a round rather than the printed {SERIAL_MS[1]:g}.
+No simulator can match either reading with the printed step times: a draft forward adds one level to
+the tree, so that a round emits on average at most as many tokens as it has draft forwards, and one
+more for each round whose last token was not drafted. In reading A serial decoding at
+{SERIAL_COMPRESSION:.2f} tokens per round needs {needs[0]} forwards, which is {best_a:.0f} tokens/s
+at best, not 200. In reading B it needs {needs[1]}, and {best_b:.0f} tokens/s at best. Reading A
+fits if a draft forward takes {implied:.1f} ms within a round rather than the printed
+{SERIAL_MS[1]:g}.
 
-The same bound explains the loss of compression: with as many forwards as fit beside the target's,
+The same bound explains the loss of compression: with as many forwards as fit into the target's,
 ours loses more than the paper's 8 %; with two more it loses less, but the draft is then slower than
-the target at the printed times. Of the speeds reading B meets the parallel one; both readings make
-parallel trees gain somewhat more than the paper's 1.38."""
+the target at the printed times. Reading B matches the parallel speed; in both readings parallel
+trees gain somewhat more than the paper's 1.38."""
 
 
 def swiftspec_software() -> Software:
@@ -231,15 +234,18 @@ def figure_9() -> str:
         verdict = "same" if ours == best else f"{lead:.1%} ahead of the paper's"
         rows.append((" + ".join(pair), best, ours, verdict, *per_second.values()))
     return f"""\
-Taken from the paper: which split is fastest (its text; the figure's speeds are lost). Step times
-are the roofline's for H800 with its fixed times fitted to Table 1, which has neither six GPUs nor
-all families. Dialled: acceptance 0.9 for every pair. Forwards per round: the paper's rule, the
-better of the two integers beside the ratio of the step times.
+- Input from the paper: which split is fastest (from its text; the figure's speeds are missing in
+  our copy).
+- Step times are the roofline's for H800, with its fixed times fitted to Table 1, which has neither
+  six GPUs nor all families.
+- Assumed: acceptance 0.9 for every pair. Forwards per round by the paper's rule: the better of the
+  two integers next to the ratio of the step times.
 
 {markdown(("pair", "paper", "ours", "verdict", "2+6", "4+4", "6+2 tokens/s"), rows)}
 
-Where we differ, both splits lie closer together than our step times are sure: Table 1 itself, in
-which Llama3-3B takes 2.61 ms on two GPUs and 2.80 on four, speaks for 6+2 with that pair."""
+Where the results differ, the two splits are closer together than the error of our step times.
+Table 1 itself, where Llama3-3B takes 2.61 ms on two GPUs and 2.80 on four, favours 6+2 for that
+pair."""
 
 
 def workload(trace: str, seconds: float, keep: float) -> pd.DataFrame:
@@ -325,22 +331,23 @@ def table_2() -> str:
                 by_batch.append((f"{number}, {name}", *lengths, f"{ours.correlation:+.2f}"))
     heads = ["trace and method", *(f"{a} to {b}" for a, b in BATCHES), "correlation"]
     return f"""\
-Taken from the paper: the methods, at most 8 draft tokens, the kinds of trace (bursty, steady at a
-high rate, low rate at a third), the pair Vicuna-7B and 68M on one L40 (the first of its Table 1;
-Table 2 does not say which of five it shows). Assumed: our twins in place of the traces' 10 minutes
-(the paper does not say which; 5 of ours), lengths like Spec-Bench's, step times of the roofline
-with vLLM's 1.2 ms of host time in every forward, acceptance dialled to 0.5. Speedups are of the
-mean end-to-end latency.
+- Input from the paper: the methods, at most 8 draft tokens, the kinds of trace (bursty, steady at a
+  high rate, low rate at a third), the pair Vicuna-7B and 68M on one L40 (the first of its Table 1;
+  Table 2 does not say which of five it shows).
+- Assumed: our synthetic twins of the traces (5 minutes, for 10 that the paper does not specify),
+  lengths like Spec-Bench's, step times of the roofline with vLLM's 1.2 ms of host time in every
+  forward, acceptance 0.5.
+- Speedups are in mean end-to-end latency.
 
 {markdown(("trace", "method", "drafted / accepted, paper", "ours", "speedup, paper", "ours"), rows)}
 
 The order of the three methods is the paper's wherever there is load; at the low rate they tie
-within 1 %. Amounts are not comparable: the paper's draft is sure of itself (its threshold method
-drafts 6.5 tokens of which 1.5 are accepted), ours is as unsure as the recorded one, so that the
-threshold stops it in time and does not fall below plain decoding.
+within 1 %. The amounts are not comparable: the paper's draft is overconfident (its threshold method
+drafts 6.5 tokens, of which 1.5 are accepted), while ours has the recorded confidence, so that the
+threshold stops it in time and it does not fall below plain decoding.
 
-Draft tokens per request by running requests (the paper: "as batch size increases, speculative
-length decreases", and no such relation for the threshold):
+Draft tokens per request by the number of running requests (the paper: "as batch size increases,
+speculative length decreases", and no such relation for the threshold):
 
 {markdown(heads, by_batch)}"""
 
@@ -372,9 +379,9 @@ def table_1() -> str:
             )
         )
     return f"""\
-Milliseconds of a forward of 8 rows on H800, int4. The roofline's three fixed times are fitted to
-all {len(anchors)} published anchors at once; the last column is the error when SwiftSpec's are left
-out. Context is taken as 500 tokens, the paper does not say.
+Milliseconds of a forward of 8 rows on H800, int4. The roofline's three constants are fitted to all
+{len(anchors)} published step times at once; the last column is the error when SwiftSpec's are left
+out of the fit. The paper does not state the context; 500 tokens are assumed.
 
 {markdown(("source", "GPUs", "paper", "ours", "difference", "left out"), rows)}"""
 
@@ -388,11 +395,13 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
 INTRODUCTION = """\
 ## Against the papers
 
-Written by `python -m benchmarks.reproduce_papers`; one section with `--check NAME`. Only numbers
-that SwiftSpec (arXiv:2506.11309) and SpecServe (arXiv:2503.05096) print are compared. Values that
-stand in figures alone are not, nor are numbers that our copy of the text has lost: the average
-speedups of SwiftSpec's abstract and of its Figures 7 and 8, the curves of its Figure 2, SpecServe's
-Figures 9 to 12."""
+How close does the simulator come to the published results, with the papers' own models and
+machines? Only numbers printed in SwiftSpec (arXiv:2506.11309) and SpecServe (arXiv:2503.05096) are
+compared, not values that appear only in figures, and not numbers that are missing in our copy of
+the text: the average speedups of SwiftSpec's abstract and of its Figures 7 and 8, the curves of its
+Figure 2, SpecServe's Figures 9 to 12.
+
+Written by `python -m benchmarks.reproduce_papers`; one section with `--check NAME`."""
 
 
 def main() -> None:

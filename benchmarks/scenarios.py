@@ -136,14 +136,25 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def reflow(text: str) -> str:
-    """Paragraphs within 100 columns; headings, tables and code as they are."""
+    """Paragraphs and lists within 100 columns; headings, tables and code as they are."""
     blocks = [
-        block
-        if block.startswith(("#", "|", "    "))
-        else textwrap.fill(" ".join(block.split()), 100, break_on_hyphens=False)
+        block if block.startswith(("#", "|", "    ")) else "\n".join(map(_filled, _items(block)))
         for block in text.split("\n\n")
     ]
     return "\n\n".join(blocks)
+
+
+def _items(block: str) -> list[str]:
+    """The items of a list, or a paragraph as it is."""
+    if not block.startswith("- "):
+        return [block]
+    return [f"- {item}" for item in block.removeprefix("- ").split("\n- ")]
+
+
+def _filled(text: str) -> str:
+    indent = "  " if text.startswith("- ") else ""
+    line = " ".join(text.split())
+    return textwrap.fill(line, 100, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _cell(value: object) -> str:

@@ -32,7 +32,10 @@ class CoreTimes:
         others = (later.busy - self.busy - (later.own - self.own)) / max(seconds, 1e-9)
         if others < _FEW:
             return ""
-        return f"others used {others:.1f} of this machine's cores meanwhile: times are too long"
+        return (
+            f"other processes used {others:.1f} of this machine's cores during the run: times are "
+            "too long"
+        )
 
 
 def core_times() -> CoreTimes | None:

@@ -52,7 +52,7 @@ class FileRef:
         """
         if not self.path.is_file():
             raise InputError(
-                f"{self.path}, which the plan names, is not there, nor beside the plan. "
+                f"{self.path}, which the plan names, was not found, nor a copy next to the plan. "
                 "Copy it, or plan again: codesign plan"
             )
         if sha256(self.path) != self.sha256:

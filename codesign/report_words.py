@@ -80,7 +80,7 @@ def verdict(validation: Validation, tolerance: float) -> tuple[bool, str]:
     if unfinished := validation.unfinished:
         return False, (
             f"{runs}: {len(unfinished)} with requests that did not finish "
-            f"({', '.join(run.label for run in unfinished)}), which cannot be held against a "
+            f"({', '.join(run.label for run in unfinished)}), which cannot be compared with a "
             "prediction of a whole run."
         )
     figures = ", ".join(SHOWN[name][0] for name in CHECKED)
@@ -89,8 +89,8 @@ def verdict(validation: Validation, tolerance: float) -> tuple[bool, str]:
         return True, f"{runs}: {figures} are all within {tolerance:.0%} of the measurement."
     run, worst = outside[0]
     return False, (
-        f"{runs}: {len(outside)} of the figures {figures} are more than {tolerance:.0%} off, most "
-        f"of all {SHOWN[worst.name][0]} of {run.label} ({error_text(worst)})."
+        f"{runs}: {len(outside)} of the figures {figures} are more than {tolerance:.0%} off; the "
+        f"worst is {SHOWN[worst.name][0]} of {run.label} ({error_text(worst)})."
     )
 
 

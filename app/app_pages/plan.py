@@ -103,7 +103,7 @@ def show_winner(found: Found) -> None:
     if plan.doubts:
         st.markdown(f"**What could change the choice:** {doubt_text(plan)}.")
     if plan.ties:
-        st.markdown(f"**Not to be told apart from it:** {'; '.join(plan.ties[:4])}.")
+        st.markdown(f"**Equally good within the uncertainty:** {'; '.join(plan.ties[:4])}.")
     st.caption(
         f"{counted(answer.num_candidates, 'plan')} screened, {answer.num_simulated} simulated, "
         f"{len(plan.scored)} on all {counted(plan.num_requests, 'request')}. Step times "
@@ -126,7 +126,7 @@ def show_front(found: Found) -> None:
     event = st.altair_chart(
         charts.pareto_chart(table, x, y, best=found.plan.chosen.label),
         on_select="rerun",
-        alt=f"Plans by {titles[x]} and {titles[y]}, the best trade-offs joined by a line",
+        alt=f"Plans by {titles[x]} and {titles[y]}, the best trade-offs connected by a line",
     )
     brushed = inside(table, dict(event.selection.get(charts.BRUSH, {})))
     st.caption(
@@ -179,7 +179,7 @@ def show_files(found: Found) -> None:
             "plan.json alone", found.files["plan.json"], "plan.json", on_click="ignore",
             mime="application/json",
         )  # fmt: skip
-    st.caption("The zip holds the plan, its trace and its fit, which the plan refers to.")
+    st.caption("The ZIP file contains the plan, its trace and its fit.")
     st.code("unzip plan.zip\ncodesign run --plan plan.json --out runs/measured", language="shell")
     st.session_state["plan_file"] = str(unpacked(found.files))
     st.page_link(

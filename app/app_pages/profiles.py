@@ -41,7 +41,7 @@ def show_coverage() -> None:
     entries = known_fits(Path())
     st.dataframe(coverage_table(entries), hide_index=True, width="stretch")
     if all(entry.is_shipped or entry.header["origin"] == "roofline" for entry in entries):
-        st.info("Nothing measured in this folder yet. These commands measure this machine")
+        st.info("No measurements in this folder yet. These commands measure this machine")
         st.code(MEASURE, language="shell")
     show_fit(entries)
 
@@ -82,27 +82,27 @@ def show_fit(entries: list[FitEntry]) -> None:
         alt="Time of a forward by its rows, fitted line and measured shapes",
     )
     if fit.origin == "roofline":
-        st.caption("From data sheets: nothing was measured, so that there are no points.")
+        st.caption("From data sheets: nothing was measured, so there are no points.")
     elif points is None:
-        st.caption("Line: the fit. Its timings are not beside it; to measure points here:")
+        st.caption("Line: the fit. Its measurements are not in this folder; to make some:")
         st.code(MEASURE, language="shell")
     else:
         st.caption(
             f"Line: the fit, and its error shaded. Points: {len(points)} measured shapes, the "
-            f"median of their repetitions, from {folder}. What the context costs is taken off "
-            "both, so that a point off the line is an error of the fit."
+            f"median of their repetitions, from {folder}. The cost of the context is "
+            "subtracted from both, so a point off the line is an error of the fit."
         )
     table = held_out_table(fit, split)
     if len(table):
-        with st.expander("Forms that were tried, and their errors on shapes left out"):
+        with st.expander("Forms that were tried, and their held-out errors"):
             st.dataframe(table, hide_index=True, width="stretch")
 
 
 def show_floor_row(fit: Fit, split: str) -> None:
     cost = fit.costs[split]
     figures = [
-        ("Target, 1 row", cost.target(1, 0), "target", "Floor of a round: no tree beats it"),
-        ("Draft, 1 row", cost.draft(1, 0), "draft", "Floor of a draft forward"),
+        ("Target, 1 row", cost.target(1, 0), "target", "Lower bound of a round, with any tree"),
+        ("Draft, 1 row", cost.draft(1, 0), "draft", "Lower bound of a draft forward"),
         ("Re-root", cost.reroot, "reroot", "Seconds per round"),
     ]
     if "+" in split:
@@ -112,11 +112,11 @@ def show_floor_row(fit: Fit, split: str) -> None:
             st.metric(
                 name, f"{1e3 * seconds:.3g} ms", range_text(1e3 * seconds, fit, split, part),
                 delta_color="off", delta_arrow="off", delta_description=fit.origin,
-                help=f"{text}. The range is the fit's error on shapes that it had not seen.",
+                help=f"{text}. The range is the fit's held-out error.",
                 border=True, width=174,
             )  # fmt: skip
         if cost.slowdown:
-            text = "Seconds that the target loses per second of drafting beside it"
+            text = "Seconds that the target loses per second of concurrent drafting"
             st.metric(
                 "Slowdown", f"{cost.slowdown:.1%}", "no range", delta_color="off",
                 delta_arrow="off", delta_description=fit.origin, help=text, border=True, width=174,
@@ -124,7 +124,7 @@ def show_floor_row(fit: Fit, split: str) -> None:
 
 
 def show_floors() -> None:
-    st.subheader("Floors by data sheet")
+    st.subheader("Lower bounds by data sheet")
     models = list(known_models())
     with st.container(horizontal=True):
         devices = device_table()["name"].tolist()
@@ -151,14 +151,14 @@ def show_floors() -> None:
     st.caption(
         "Roofline, not measured: bytes of the weights over the data sheet's bandwidth; the share "
         "of it that kernels reach; fixed times fitted to published speeds of whole engines. Mean "
-        f"error for an engine that nobody measured: {model.error:.0%}. Numbers of GPUs whose "
+        f"error for an engine that was not measured: {model.error:.0%}. Numbers of GPUs whose "
         f"memory does not hold the weights are left out. On 8 GPUs: {eight} ({draft.name})."
     )
     with st.expander("Data sheets"):
         st.dataframe(device_table(), hide_index=True, width="stretch")
 
 
-st.caption("What is measured, fitted or taken from a data sheet, for which machine and models.")
+st.caption("What was measured, fitted or taken from data sheets, for which machine and models.")
 for part in (show_coverage, show_floors):
     try:
         part()

@@ -49,7 +49,7 @@ def measured(folder: str, changed: float) -> StoredRun:
     return read_run(folder)
 
 
-@st.cache_data(max_entries=16, show_spinner="Playing the request again ...")
+@st.cache_data(max_entries=16, show_spinner="Replaying the request ...")
 def replayed(
     plan_path: str, changed: float, label: str, seed: int, request_id: int
 ) -> list[ReplayedRound]:
@@ -75,7 +75,7 @@ def choose_plan() -> str:
         st.code(
             "codesign plan --trace conv-twin --rate-scale 0.1 --out plan.json", language="shell"
         )
-        st.caption("For a plan with measured runs beside it: make demo")
+        st.caption("For a plan with measured runs: make demo")
         st.stop()
     return st.selectbox(
         "Plan file",
@@ -96,7 +96,7 @@ def choose_run(plan_path: str, label: str) -> StoredRun | None:
         known,
         accept_new_options=True,
         key=f"run of {label}",
-        help="A folder that codesign run wrote. Runs of this candidate beside the plan are listed; "
+        help="A folder that codesign run wrote. This candidate's runs next to the plan are listed; "
         "type a path for one elsewhere.",
     )
     if path == NO_RUN:
@@ -127,8 +127,8 @@ def show() -> None:
         return
     if plan.num_requests > FIRST_REQUESTS:
         st.caption(
-            f"The first {FIRST_REQUESTS:,} of {plan.num_requests:,} requests; until the next one "
-            "comes, they fare as in the whole trace."
+            f"The first {FIRST_REQUESTS:,} of {plan.num_requests:,} requests; they are served "
+            "as in the whole trace until the next one arrives."
         )
     keep_within("request", ids[0], ids[-1])
     with st.container(horizontal=True):
@@ -154,7 +154,7 @@ def show() -> None:
         show_tree(replayed(plan_path, changed, label, plan.seed, request_id), chosen)
     else:
         st.subheader("Draft tree")
-        st.caption("This candidate decodes without a draft, so that there is no tree to show.")
+        st.caption("This candidate decodes without a draft, so there is no tree to show.")
 
 
 def show_lanes(rounds: list, chosen: int, count: int, step_times: str) -> None:
@@ -171,11 +171,11 @@ def show_lanes(rounds: list, chosen: int, count: int, step_times: str) -> None:
         alt="Spans of each round as bars in lanes for target, draft and messages",
     )
     st.caption(
-        f"Simulated: one draw of the luck, step times {step_times}. "
+        f"Simulated: one random draw, step times {step_times}. "
         f"Round {chosen} starts at 0 ms on both sides; grey ticks frame it. Pale bars are "
         "simulated, full ones measured; low bars are prompts, re-rooting and verdicts. Drag to "
         "move, scroll or pinch to zoom, double-click to reset. The draft's lane shows the drafting "
-        "that the target waited for; drafting beside a verification takes no time of its own."
+        "that the target waited for; drafting during a verification takes no time of its own."
     )
 
 
@@ -191,17 +191,19 @@ def show_tree(rounds: list[ReplayedRound], chosen: int) -> None:
     shown = rounds[min(chosen, len(rounds)) - 1]
     st.markdown(round_sentence(shown, len(rounds)))
     with_proposals = st.toggle(
-        "Also tokens that the draft named and did not use", key="proposals", bind="query-params"
+        "Also show tokens that the draft proposed but did not use",
+        key="proposals",
+        bind="query-params",
     )
     st.altair_chart(
         tree_chart(shown, with_proposals=with_proposals),
         width="stretch",
-        alt="Draft tree by depth, nodes by what became of them",
+        alt="Draft tree by depth, nodes by outcome",
     )
     st.caption(
-        "Shape and colour: what became of a token; filled: the draft keeps it for the next "
-        "round, hollow: dropped. The thick line is the emitted path. Percentages: the chance that "
-        "the policy gave the path. The policy's own objects play the request again, alone on the "
+        "Shape and colour: the outcome of a token; filled: the draft keeps it for the next "
+        "round, hollow: dropped. The thick line is the emitted path. Percentages: the "
+        "policy's estimate for the path. The policy's own objects replay the request, alone on the "
         "machine, with the draws of the simulation."
     )
     st.altair_chart(

@@ -114,14 +114,14 @@ def show_residuals(validation: Validation, tolerance: float) -> None:
         alt="Relative error of each figure by run, on its predicted interval",
     )
     st.caption(
-        "Right of 0: predicted too high. Bars are predicted intervals; where a bar crosses 0, the "
-        f"interval holds the measurement. Shaded: the tolerance. Means of {validation.num_seeds} "
+        "Right of 0: predicted too high. Bars are prediction intervals; where a bar crosses 0, "
+        f"it contains the measurement. Shaded: the tolerance. Means of {validation.num_seeds} "
         "simulations of exactly the requests that were served."
     )
 
 
 def show_scatters(validation: Validation) -> None:
-    st.subheader("Predicted against measured")
+    st.subheader("Predicted and measured")
     with st.container(horizontal=True):
         for name in FIGURES:
             title, unit, factor = SHOWN[name]
@@ -186,13 +186,13 @@ def show_details(validation: Validation, tolerance: float) -> None:
             st.dataframe(table, hide_index=True, width="stretch")
             for note in run.notes:
                 st.caption(note)
-    with st.expander("Look into one folder as it is, without a prediction"):
+    with st.expander("Show one folder without a prediction"):
         path = st.selectbox("Run", [str(run.path) for run in validation.runs])
         summary = read_run(path).summary
         st.json({k: summary.get(k) for k in ("created", "command", "hardware", "metrics")})
 
 
-st.caption("What was predicted against what was measured, for any folder of runs.")
+st.caption("Predictions compared with measurements, for any folder of runs.")
 try:
     show()
 except CodesignError as error:

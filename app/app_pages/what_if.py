@@ -90,9 +90,9 @@ def show_charts(prediction: Prediction, slo: SLO, limit: int) -> None:
         ("TPOT of requests", charts.latency_chart(frames.latency, "tpot", slo.tpot, percent),
          "Share of requests by TPOT, with the target"),
         ("Requests running", charts.running_chart(frames.over_time, limit),
-         "Requests running over time, and how many may"),
+         "Requests running over time, and the batch limit"),
         ("Speculative length", charts.tokens_chart(frames.over_time),
-         "Draft tokens verified and tokens emitted a round over time"),
+         "Draft tokens verified and tokens emitted per round over time"),
         ("GPUs busy", charts.busy_chart(frames.over_time),
          "Share of time in which each group computes, over time"),
         ("Where a round's time goes", charts.spans_chart(frames.spans),
@@ -124,7 +124,7 @@ def refined(asked: Asked, place: st.delta_generator.DeltaGenerator) -> Predictio
     """The answer from the whole trace; None if the visitor has stopped it."""
     with place.container(horizontal=True, vertical_alignment="center"):
         if st.session_state.pop("stopped", False):
-            st.caption("A stretch of the trace only.")
+            st.caption("Only a part of the trace.")
             st.button("Simulate all of it")
             return None
         bar = st.progress(0.0, "Simulating the whole trace")

@@ -48,11 +48,11 @@ def goals(results: Sequence[Result]) -> str:
         ["the same, worst", "8 %", *_each(results, _worst_error, "tpot_mean")],
         ["the same, acceptance known", "", *_each(results, _known_error, "tpot_mean")],
         [
-            "in rounds without prompts",
+            "the same, rounds without prompts",
             "",
             *(_between(r, PREDICTED) for r in results),
         ],
-        ["in these, acceptance known", "", *(_between(r, KNOWN) for r in results)],
+        ["the same, acceptance known too", "", *(_between(r, KNOWN) for r in results)],
         ["acceptance length, mean error", "3 %", *_each(results, _length_error, MEASURED)],
         ["round time, one stream, mean error", "", *(_round_error(r) for r in results)],
         *(
@@ -84,7 +84,7 @@ def goals(results: Sequence[Result]) -> str:
             "0.95",
             *(_plan(r, "segment", "correlation") for r in results),
         ],
-        ["80 % intervals that hold", "70 to 90 %", *(_coverage(r) for r in results)],
+        ["coverage of 80 % intervals", "70 to 90 %", *(_coverage(r) for r in results)],
         *_known_intervals(results),
         ["runs", "", *(str(len(r.runs())) for r in results)],
     ]
@@ -211,7 +211,7 @@ def _plan(result: Result, workload: str, name: str) -> str:
 def _redrawn(results: Sequence[Result]) -> list[list[str]]:
     """A row, if these results say how sure the measured order is."""
     values = [_plan(result, "stream", "redrawn") for result in results]
-    label = "the measured order's, requests drawn again"
+    label = "the same, measured order against itself, requests resampled"
     return [[label, "", *values]] if any(value != "-" for value in values) else []
 
 
@@ -223,7 +223,7 @@ def _coverage(result: Result) -> str:
 def _known_intervals(results: Sequence[Result]) -> list[list[str]]:
     """A row, if these results say what intervals are made of: none of it is luck of prompts."""
     shares = [_steps_coverage(r) if "unsure" in r.pair else "-" for r in results]
-    label = "those of steps alone, tokens a round known"
+    label = "of the steps' part alone, acceptance known"
     return [[label, "", *shares]] if any(share != "-" for share in shares) else []
 
 

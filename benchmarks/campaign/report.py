@@ -35,62 +35,76 @@ INTRODUCTION = """\
 ## Predictions against the engine
 
 Written by `python -m benchmarks.campaign --report FILE ...` from
-{files};
-of a pair that several files have, the last one's runs.
+{files}.
+If several files have the same pair of models, the last one counts.
 
-A campaign profiles a pair of models on rank groups, and serves a grid of plans and a stretch of a
-trace on them. The fit sees the profile alone, which serves a few made-up requests without a draft
-and with trees that are not in the grid; the prompts served are others than those whose acceptance
-was recorded. Each run is predicted by {seeds} simulations.{replays}
-*One stream* is one request after another, *batch* up to eight at once that are all there from the
-start, *replay* a stretch of a trace, as `conv-twin`, at a share of what plain decoding bears. A
-decode speed is 1 / TPOT; where the draft shares the target's GPUs its prompt is in it, too. Errors
-are (predicted - measured) / measured; the mean ones are of their sizes. Regret and correlation are
-those among so many plans. Intervals are of 80 %: {intervals}
-served. Spans are those of rounds without prompts: where the draft shares the target's GPUs, its
-prompt is in the draft's span of the other ones.
+A campaign profiles a pair of models on groups of GPUs ("2": draft and target share two; "1+1": one
+each), fits the profile, predicts a grid of plans and then runs them. The fit sees nothing but the
+profile, which serves a few made-up requests without a draft and with trees that are not in the
+grid. The prompts that are served are not those on which acceptance was recorded. Each run is
+predicted by {seeds} simulations.{replays}
+"""
+
+TERMS = """\
+### How to read the tables
+
+- *Requests.* A *stream* is one request after another. A *batch* is up to eight requests at once,
+  all there from the start. A *replay* is a stretch of a trace such as `conv-twin`, at a share of
+  the load that plain decoding can serve.
+- *Errors* are (predicted - measured) / measured; mean errors are means of their absolute values.
+  Decode speed is 1 / TPOT. Where the draft shares the target's GPUs, it includes the draft's
+  prompt.
+- *Acceptance known* predicts the same run with each request's own acceptance: what is left is the
+  error of step times.
+- *Regret* is what is lost by taking the plan that is predicted best instead of the one that was
+  measured best; it and the rank correlation are among as many plans as stated.
+- *Intervals* are 80 % prediction intervals: {intervals}.
+- *Spans* are the parts of a round, over rounds without prompts. In the other rounds, where the
+  draft shares the target's GPUs, its prompt is in the draft's span.
 """
 
 OF_LUCK = """\
-spread over the simulations, held-out error of
-the steps, and the luck of the prompts, both of those that were recorded and of those that were"""
+the spread over the simulations, the held-out error of
+  the steps, and the variation between prompts, both recorded and served"""
 OF_PARTS = """\
-parts that add up by their squares. There
-are only so many simulations; requests that are served have luck, which is the spread of the
-simulations less what questions do to acceptance, as the recorded ones are asked again; so have
-those that were recorded; and steps have held-out errors. None is fitted to how many intervals
-hold: all plans of a pair share one draw of the luck of its prompts, both of recorded and of"""
+parts that add up by their squares. The parts
+  are the limited number of simulations; the variation of the served prompts (the spread of the
+  simulations less what questions do to acceptance, as the recorded ones are asked again) and of
+  the recorded ones; and the held-out errors of the steps. None is fitted to how many intervals
+  cover. All plans of a pair share one draw of its recorded and served prompts"""
 OF_POLICIES = """\
-parts that add up by their squares. There
-are only so many simulations. Requests that are served have luck, and so have those that were
-recorded: what other words around the same questions do to the tokens of a round of that very
-plan, as far as a figure goes with these. Steps are off by the residuals of their fit, those of
-one request by their own. None is fitted to how many intervals
-hold: all plans of a pair share one draw of the luck of its prompts, both of recorded and of"""
+parts that add up by their squares. The parts
+  are the limited number of simulations; the variation of the served and of the recorded prompts
+  (how much other words around the same questions change the tokens per round of that very plan,
+  as far as a figure depends on these); and the error of the steps, from the residuals of their
+  fit, with those of one request apart. None is fitted to how many intervals cover. All plans of a
+  pair share one draw of its recorded and served prompts"""
 OF_DRIFT = """\
-parts that add up by their squares. There
-are only so many simulations. Requests that are served have luck, and so have those that were
-recorded: what other words around the same questions do to the tokens of a round of that very
-plan, as far as a figure goes with these. Steps are off by the residuals of their fit, those of
-one request by their own, and by what machines do between a profile and its runs: {host:.0f} us a
-round, and {batch:.1f} % of a round of several requests, as earlier campaigns say. None is fitted
-to how many intervals hold: all plans of a pair share one draw of the luck of its prompts, both of recorded and of"""
+parts that add up by their squares. The parts
+  are the limited number of simulations; the variation of the served and of the recorded prompts
+  (how much other words around the same questions change the tokens per round of that very plan,
+  as far as a figure depends on these); the error of the steps, from the residuals of their
+  fit, with those of one request apart; and how much a machine changes between its profile and its
+  runs: {host:.0f} us per round, and {batch:.1f} % of a round of several requests, estimated from
+  earlier campaigns. None is fitted to how many intervals cover. All plans of a pair share one draw
+  of its recorded and served prompts"""
 
 NOT_CAPTURED = """\
 ### What the model does not capture
 
-- Acceptance is recorded on {recorded} prompts of 48 tokens. What other prompts do to it is in the
-  interval, not in the prediction; the column "acceptance known" has the same predictions with each
-  request's own acceptance.
-- A simulated request draws a stretch of another recorded one of its kind: the draft's luck of a
-  request is not that request's. In a batch of 24 the last ones decide how long it takes.
-- Step times are medians of a profile. A machine that is busier, or whose clocks are lower, than it
-  was then is not in them.
-- Prompts that are graphs, all of up to 256 tokens and of most ranks up to 2048, have the price of
-  the next bucket. Longer ones are launched kernel by kernel: whatever else keeps the host busy is
-  in their time.
-- Prompts and rounds share no step: chunks of prompts are not measured here.
-- One host: no network between groups.
+- *Other prompts.* Acceptance is recorded on {recorded} prompts of 48 tokens. What other prompts do
+  to it is in the interval, not in the prediction; "acceptance known" has the same predictions
+  with each request's own acceptance.
+- *Single requests.* A simulated request plays a stretch of another recorded request of its kind, so
+  its acceptance is not that request's own. In a batch of 24 the last ones decide how long it
+  takes.
+- *A changed machine.* Step times are medians of a profile. If the machine is busier in the run, or
+  its clocks are lower, the prediction does not know.
+- *Long prompts.* Prompts that run as CUDA graphs (all of up to 256 tokens, and on most ranks up to
+  2048) have the price of the next larger bucket. Longer ones are launched kernel by kernel, and
+  whatever else keeps the host busy is in their time.
+- *Chunked prompts* were not measured here: prompts and rounds share no step.
+- *Networks.* All groups were on one host.
 """
 
 
@@ -131,11 +145,11 @@ def document(campaigns: Mapping[str, dict[str, Any]]) -> str:
             files=",\n".join(f"`{name}`" for name in campaigns),
             seeds=payloads[0]["num_seeds"],
             replays=_replays(payloads),
-            intervals=_intervals(results),
         ),
         remarks(payloads),
         blindness(results),
         goals(measured),
+        TERMS.format(intervals=_intervals(results)),
         worst(measured),
         *(runs_table(result) for result in measured),
         spans_table(measured),
@@ -152,8 +166,8 @@ def _replays(payloads: Sequence[dict[str, Any]]) -> str:
     if draws is None:
         return ""
     return (
-        f" A replay is\nthe mean of {draws} whose steps are as unsure as the fit's: its tails "
-        "turn on fractions of a\nmillisecond."
+        f" A replay is predicted by the mean of {draws}\nsimulations whose step times vary by the "
+        "error of the fit, because its tail latencies depend on\nfractions of a millisecond."
     )
 
 
@@ -172,7 +186,7 @@ def _recorded(results: Sequence[Result]) -> str:
 
 
 def remarks(payloads: Sequence[dict[str, Any]]) -> str:
-    """What is to be known of each campaign."""
+    """Remarks on each campaign."""
     lines = [
         f"- {machine(payload)}, {payload['created'][:10]}: {remark}"
         for payload in payloads
@@ -188,8 +202,8 @@ def blindness(results: Sequence[Result]) -> str:
         return ""
     same = sum(each["is_same"] for each in found)
     text = (
-        f"- Each deployment's fit was written and hashed on the machine before its first run: "
-        f"{same} of {len(found)} are the ones that predict here."
+        f"- *Blind.* Each deployment's fit was written and hashed on the machine before its first "
+        f"run: {same} of {len(found)} are the fits used here."
     )
     return textwrap.fill(text, WIDTH, subsequent_indent="  ")
 
@@ -203,7 +217,7 @@ def machine(payload: dict[str, Any]) -> str:
 
 
 def worst(results: Sequence[Result]) -> str:
-    """The worst predictions of decode speed and why they are off."""
+    """The worst predictions of decode speed and their causes."""
     found = [
         (speed_error(error), run, result)
         for result in results
@@ -223,16 +237,16 @@ def cause(run: dict[str, Any]) -> str:
     length = error_of(run["figures"].get("acceptance_length", ())) or 0.0
     predicted, measured = run["rounds"]["seconds"]
     seconds = predicted / measured - 1.0
-    text = f"tokens a round {signed(length)}, round {signed(seconds)}"
+    text = f"tokens per round {signed(length)}, round time {signed(seconds)}"
     known = error_of(run["figures"]["tpot_mean"], KNOWN)
     if known is not None:
-        text += f"; with the acceptance known {signed(speed_error(known))}"
+        text += f"; with acceptance known {signed(speed_error(known))}"
     gaps = {s: run["rounds"][s][0] - run["rounds"][s][1] for s in SPANS}
     span = max(gaps, key=lambda name: abs(gaps[name]))
-    text += f"; most of the round's in its {span.replace('_', ' ')} ({_us(gaps[span])} us)"
+    text += f"; largest part of the round: {span.replace('_', ' ')} ({_us(gaps[span])} us)"
     predicted, measured = run["rounds"].get("prefill", (0.0, 0.0))
     if abs(predicted - measured) > abs(gaps[span]):
-        text += f"; prompts {_us(predicted - measured)} us a round"
+        text += f"; prompts {_us(predicted - measured)} us per round"
     return text
 
 
@@ -249,9 +263,10 @@ def calibration_table(results: Sequence[Result]) -> str:
     return (
         "### Confidence against acceptance\n\n"
         f"![confidence against acceptance]({CALIBRATION.parent.name}/{CALIBRATION.name})\n\n"
-        "Chance of the draft's likeliest token after calibration (across) and the share that the\n"
-        "target chose (up), by tenths; each request's calibration was fitted to others. Expected\n"
-        f"calibration error by kind of prompt:\n\n{table(['pair', *kinds], rows)}"
+        "Horizontal: confidence in the draft's likeliest token after calibration, in tenths.\n"
+        "Vertical: the share of these tokens that the target chose. Each request's calibration\n"
+        "was fitted to other requests. Expected calibration error by kind of prompt:\n\n"
+        f"{table(['pair', *kinds], rows)}"
     )
 
 
@@ -262,7 +277,7 @@ def _gap(bins: Sequence[Sequence[float]]) -> str:
 
 
 def seconds_table(results: Sequence[Result]) -> str:
-    """What each session took."""
+    """How long each session took."""
     rows = [
         [result.name, each["label"], *(_seconds(each.get(name)) for name in _PHASES),
          str(each["served"])]
@@ -273,7 +288,7 @@ def seconds_table(results: Sequence[Result]) -> str:
         return ""
     heads = ["pair", "GPUs", *_PHASES, "number of runs"]
     needed = [f"{_to_profile(r):.0f} s of {r.name}" for r in results if r.pair["sessions"]]
-    text = f"A pair without its grid, that is all but its runs: {', '.join(needed)}."
+    text = f"All of a pair but its runs takes {', '.join(needed)}."
     text = f"{text}{_changes(results)}"
     return f"### Seconds on the machine\n\n{table(heads, rows)}\n{textwrap.fill(text, WIDTH)}\n"
 
@@ -288,9 +303,7 @@ def _changes(results: Sequence[Result]) -> str:
     ]
     if not found:
         return ""
-    return (
-        f" After the runs small steps took more, or less, than in the profile: {', '.join(found)}."
-    )
+    return f" Small steps timed again after the runs, relative to the profile: {', '.join(found)}."
 
 
 def _to_profile(result: Result) -> float:

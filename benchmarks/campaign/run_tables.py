@@ -44,7 +44,7 @@ def runs_table(result: Result) -> str:
             ]
         )
     heads = ["plan", "tokens/s predicted", "measured", "error", "acceptance known",
-             "tokens a round", "batch: tokens/s", "error"]  # fmt: skip
+             "tokens per round", "batch: tokens/s", "error"]  # fmt: skip
     text = f"### {result.name}\n\n{table(heads, rows)}"
     return text + "".join(f"\n{part}" for part in (replays_table(result),) if part)
 
@@ -56,7 +56,7 @@ def replays_table(result: Result) -> str:
         for run in result.runs("segment")
     ]
     heads = ["replay, ms predicted / measured", *(n.replace("_", " ").upper() for n in REPLAYED)]
-    return table([*heads, "SLO attained, %", "good requests/s"], rows) if rows else ""
+    return table([*heads, "SLO attainment, %", "goodput, requests/s"], rows) if rows else ""
 
 
 def _of_slo(run: dict[str, Any]) -> list[str]:
@@ -126,7 +126,7 @@ def intervals_table(results: Sequence[Result]) -> str:
             if found:
                 rows.append([f"{result.name}, {shown}", *_widths(found)])
     heads = ["80 % intervals, mean half width", "simulations", "prompts served", "prompts recorded",
-             "steps", "all", "error", "hold"]  # fmt: skip
+             "steps", "all", "mean error", "coverage"]  # fmt: skip
     return "### What the intervals are made of\n\n" + table(heads, rows) if rows else ""
 
 

@@ -32,9 +32,9 @@ VERBS = (
     ("simulate", "predict how one plan serves a trace"),
     ("plan", "search for the plan that meets the SLO on a trace"),
     ("export", "write a plan for vLLM, SGLang or TensorRT-LLM"),
-    ("run", "serve a trace on the real engine with a plan"),
-    ("validate", "hold the prediction against the measurement"),
-    ("timeline", "write runs as a timeline that Perfetto opens"),
+    ("run", "serve a trace with a plan on the real engine"),
+    ("validate", "compare measured runs with their prediction"),
+    ("timeline", "write runs as a timeline for Perfetto"),
     ("dashboard", "open the what-if dashboard in a browser"),
     ("env", "show versions, hardware and folders for a bug report"),
 )

@@ -22,8 +22,8 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what ``codesign dashboard`` takes."""
     parser.description = (
-        "Serve the what-if dashboard to browsers of this machine until Ctrl-C. Files "
-        "are looked for in the folder that it is started in."
+        "Serve the what-if dashboard to browsers on this machine until Ctrl-C. It looks "
+        "for files in the folder in which it is started."
     )
     parser.epilog = _EXAMPLES
     parser.add_argument(

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what ``codesign export`` takes."""
     parser.description = (
         "Write a candidate of a plan as the nearest configuration that another engine "
-        "can run, say what it cannot express, and predict what that costs."
+        "can run, list what that engine cannot express, and predict what that costs."
     )
     parser.epilog = _EXAMPLES
     parser.add_argument("--plan", required=True, metavar="FILE", help="what codesign plan wrote")
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tensor-parallel",
         type=positive,
         metavar="N",
-        help="GPUs of one copy of the models (what decodes fastest)",
+        help="GPUs of one copy of the models (the fastest number)",
     )
     files = parser.add_argument_group("files")
     files.add_argument("--out", metavar="DIR", help="write commands and configuration files here")

@@ -23,8 +23,9 @@ examples:
   codesign fit --steps-from fit.json --acceptance-from metrics.txt --out served.json
 
 --acceptance-from reads vLLM's /metrics; SGLang's /server_info, responses (meta_info) or log;
-AIPerf's profile_export_aiperf.json, profile_export.jsonl or server_metrics_export.json. What these
-do not say, ranks beyond the first and confidences, is taken from the recordings of --steps-from.
+AIPerf's profile_export_aiperf.json, profile_export.jsonl or server_metrics_export.json. What
+these do not contain (confidences, and draft tokens other than the likeliest) is taken from the
+recordings of --steps-from.
 """
 
 _SHOWN_CHAINS = (1, 2, 3, 4, 5, 8)
@@ -33,8 +34,8 @@ _SHOWN_CHAINS = (1, 2, 3, 4, 5, 8)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what ``codesign fit`` takes."""
     parser.description = (
-        "Fit step times, acceptance and the draft's calibration to a profile, and say "
-        "how far off each is on measurements that it has not seen."
+        "Fit step times, acceptance and the draft's calibration to a profile, and report "
+        "the held-out error of each."
     )
     parser.epilog = _EXAMPLES
     parser.add_argument(
@@ -42,22 +43,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     elsewhere = parser.add_argument_group("acceptance measured elsewhere, instead of PROFILE")
     elsewhere.add_argument(
-        "--acceptance-from", metavar="FILE", help="figures of vLLM, SGLang or AIPerf (see below)"
+        "--acceptance-from", metavar="FILE", help="metrics of vLLM, SGLang or AIPerf (see below)"
     )
     elsewhere.add_argument(
         "--steps-from",
         metavar="FIT",
-        help="fit with the step times (fit.json, else the one that ships)",
+        help="fit that provides the step times (fit.json, else the one that ships)",
     )
     elsewhere.add_argument(
-        "--chain", type=int, metavar="N", help="draft tokens per round, where FILE does not say"
+        "--chain", type=int, metavar="N", help="draft tokens per round, if FILE does not say"
     )
     output = parser.add_argument_group("files")
     output.add_argument(
         "--out",
         default="fit.json",
         metavar="FILE",
-        help="the fit; the recorded acceptance is put beside it (fit.json)",
+        help="the fit; the recorded acceptance is written next to it (fit.json)",
     )
     add_output_arguments(parser)
     parser.set_defaults(func=make_fit)

@@ -24,24 +24,27 @@ _PAIR = ("gpus", "target", "draft")
 def add_fit_argument(group: Any) -> None:
     """Add ``--fit`` and its alternative to a parser or one of its groups."""
     group.add_argument(
-        "--fit", metavar="FIT", help=f"what codesign fit wrote ({DEFAULT_FILE}, else shipped)"
+        "--fit",
+        metavar="FIT",
+        help=f"file from codesign fit ({DEFAULT_FILE}, else the one that ships)",
     )
     group.add_argument(
         "--device",
         metavar="GPU",
-        help="instead of --fit: GPUs by name, as h100, with --gpus, --target and --draft: measured "
-        "where the package has it, else by data sheet",
+        help="instead of --fit: a GPU such as h100, with --gpus, --target and --draft; step times "
+        "measured on it if the package has them, else from data sheets",
     )
-    group.add_argument("--gpus", type=int, metavar="N", help="how many of --device")
+    group.add_argument("--gpus", type=int, metavar="N", help="number of GPUs of --device")
     group.add_argument(
-        "--target", metavar="MODEL", help="on --device: llama-3-70b, llama-3-70b:int4 or a folder"
+        "--target", metavar="MODEL", help="with --device: llama-3-70b, llama-3-70b:int4 or a folder"
     )
-    group.add_argument("--draft", metavar="MODEL", help="on --device, as llama-3.2-3b:int4")
+    group.add_argument("--draft", metavar="MODEL", help="with --device: llama-3.2-3b:int4, ...")
     group.add_argument(
         "--acceptance",
         type=float,
         metavar="P",
-        help="on --device: chance that a first draft token is taken (as the shipped recordings)",
+        help="with --device: probability that the first draft token is accepted (as recorded for "
+        "the shipped pair)",
     )
 
 
@@ -67,7 +70,7 @@ def fit_from_args(args: argparse.Namespace) -> tuple[Fit, Path]:
         return _what_if(args)
     stray = [name for name in (*_PAIR, "acceptance") if getattr(args, name, None) is not None]
     if stray:
-        raise UsageError(f"--{stray[0]} needs --device; what a fit holds stands in its file")
+        raise UsageError(f"--{stray[0]} needs --device; a fit has its own")
     file = Path(DEFAULT_FILE if args.fit is None else args.fit)
     if args.fit is None and not file.is_file():
         say(
@@ -89,9 +92,9 @@ def _what_if(args: argparse.Namespace) -> tuple[Fit, Path]:
     missing = [name for name in _PAIR if getattr(args, name) is None]
     if args.fit is not None or missing:
         raise UsageError(
-            "--device takes the place of --fit"
+            "give --device or --fit, not both"
             if args.fit is not None
-            else f"--device needs --{missing[0]}; as: --device h100 --gpus 8 "
+            else f"--device needs --{missing[0]}; for example --device h100 --gpus 8 "
             "--target llama-3.1-70b:int4 --draft llama-3.2-1b:int4"
         )
     fit = device_fit(args.device, args.gpus, args.target, args.draft, acceptance=args.acceptance)

@@ -78,8 +78,8 @@ def _add_fetch(actions: Any) -> None:
 def _add_import(actions: Any) -> None:
     parser = actions.add_parser(
         "import",
-        help="enter a local Hugging Face directory into the cache",
-        description="Check a local Hugging Face directory and enter it into the cache.",
+        help="add a local Hugging Face directory to the cache",
+        description="Check a local Hugging Face directory and add it to the cache.",
         epilog=_EXAMPLES,
     )
     parser.add_argument("directory", metavar="DIR", help="holds config.json and safetensors files")

@@ -31,7 +31,7 @@ def add_quantize(actions: Any) -> None:
     """Add ``codesign models quantize``."""
     parser = actions.add_parser(
         "quantize",
-        help="write an int4 checkpoint of a bfloat16 one",
+        help="convert a bfloat16 checkpoint to int4",
         description="Write an int4 checkpoint (AutoAWQ's format) of a floating-point one, scaled "
         "by the activations of a small calibration text, and report what it costs in perplexity.",
         epilog=_QUANTIZE_EXAMPLES,
@@ -48,7 +48,7 @@ def add_quantize(actions: Any) -> None:
     parser.add_argument(
         "--int4-head",
         action="store_true",
-        help="of a draft: the engine rounds its head, too, when it loads it",
+        help="for a draft: the engine also rounds its head when it loads it",
     )
     parser.add_argument(
         "--text",
@@ -83,11 +83,11 @@ def add_inflate(actions: Any) -> None:
         help="small model (default: smollm2-135m, or its shipped draft with --draft)",
     )
     parser.add_argument("--name", help="name in the cache (default: SOURCE-as-SHAPE)")
-    parser.add_argument("--seed", type=non_negative, default=0, help="of the random weights")
+    parser.add_argument("--seed", type=non_negative, default=0, help="seed of the random weights")
     parser.add_argument(
         "--int4-head",
         action="store_true",
-        help="of a draft: round the head, too, which is half of a 1B's bytes (default: bfloat16)",
+        help="for a draft: also round the head, half of a 1B's bytes (default: bfloat16)",
     )
     worse = parser.add_argument_group("degrading the small model on purpose")
     worse.add_argument("--bits", type=int, metavar="N", help="round its weights to N bits")

@@ -44,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_argument_group("hardware")
     add_fit_argument(machine)
     machine.add_argument(
-        "--workers", type=positive, metavar="N", help="CPU threads or GPUs (all of the fit)"
+        "--workers",
+        type=positive,
+        metavar="N",
+        help="CPU threads or GPUs to use (all that the fit has)",
     )
     add_serving_arguments(machine)
     add_slo_arguments(parser, with_percentile=True)
@@ -53,20 +56,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--objective",
         choices=("goodput", "latency", "fewest"),
         default="goodput",
-        help="most requests/s that meet the SLO, lowest mean TPOT, or fewest workers that meet the "
+        help="goodput: most requests/s within the SLO; latency: lowest mean TPOT; fewest: fewest "
         "SLO (goodput)",
     )
     search.add_argument(
         "--max-batch",
         type=positive,
         metavar="N",
-        help="largest limit of a replica (256; 8 where the fit knows no memory)",
+        help="largest batch limit of a replica to try (256; 8 if the fit has no memory limit)",
     )
     search.add_argument(
-        "--policies", metavar="LABEL,...", help="only these, as chain-3,tree-8x4x2, and no draft"
+        "--policies",
+        metavar="LABEL,...",
+        help="only these and plain decoding, e.g. chain-3,tree-8x4x2",
     )
     search.add_argument(
-        "--seed", type=non_negative, default=0, help="of prompts and simulations (0)"
+        "--seed", type=non_negative, default=0, help="seed of prompts and simulations (0)"
     )
     search.add_argument(
         "--executor",
@@ -75,9 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="simulate on all cores of this machine or on a Ray cluster (local)",
     )
     search.add_argument(
-        "--processes", type=positive, metavar="N", help="simulations at a time (all cores)"
+        "--processes", type=positive, metavar="N", help="simulations in parallel (all cores)"
     )
-    search.add_argument("--resume", action="store_true", help="use what an interrupted search kept")
+    search.add_argument("--resume", action="store_true", help="continue an interrupted search")
     files = parser.add_argument_group("files")
     files.add_argument("--out", default="plan.json", metavar="FILE", help="plan (plan.json)")
     add_output_arguments(parser)
@@ -171,7 +176,7 @@ def _search(args: argparse.Namespace, question: Question, fit_ref: FileRef, out:
             answer = find(question, executor=executor, cache=cache, progress=report)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"kept {len(cache)} simulations in {kept}; go on with the same command and --resume"
+            f"kept {len(cache)} simulations in {kept}; to continue repeat the command with --resume"
         ) from None
     except InfeasibleError:
         cache.remove()

@@ -103,11 +103,11 @@ def pays_text(economics: Economics) -> str:
     rate = economics.break_even_rate
     chance = "" if rate is None else f" (each draft token accepted with {rate:.0%})"
     return (
-        f"{load}. With {economics.batch:.3g} running, prompts aside, {name} decodes {ratio:.3g} "
-        f"times {word} than {economics.null_plan}; it breaks even at "
-        f"{economics.break_even_length:.2f} tokens a round{chance} and has "
-        f"{economics.acceptance_length:.2f}; knowing beforehand how many tokens will be accepted "
-        f"would give {economics.oracle_gain:.3g} times"
+        f"{load}. With {economics.batch:.3g} running, prompts not counted, {name} decodes "
+        f"{ratio:.3g} times {word} than {economics.null_plan}; it breaks even at "
+        f"{economics.break_even_length:.2f} tokens per round{chance} and emits "
+        f"{economics.acceptance_length:.2f}; perfect knowledge of which tokens will be accepted "
+        f"would make it {economics.oracle_gain:.3g} times"
     )
 
 
@@ -123,7 +123,7 @@ def doubt_text(plan: Plan) -> str:
         if plan.chosen.origin == "roofline"
         else "codesign profile"
     )
-    return f"{'; '.join(named)}. The fit may be that far off; what settles it: {fix}"
+    return f"{'; '.join(named)}. The fit may be that far off; to find out: {fix}"
 
 
 def _term_text(term: str) -> str:

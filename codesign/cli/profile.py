@@ -52,27 +52,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=positive,
         metavar="N",
-        help="CPU threads, or GPUs, in all (the cores of this process, or its GPUs)",
+        help="total CPU threads or GPUs (all available)",
     )
     machine.add_argument(
         "--deployments",
         metavar="LABEL,...",
-        help="measure these splits instead of all of N workers: 2 (both models on 2), 3+1 (target "
-        "on 3, draft on 1); not on a cpu",
+        help="measure only these splits: 2 (both models on 2), 3+1 (target on 3, draft on 1); not "
+        "with --device cpu",
     )
     sampling = parser.add_argument_group("sampling of the recorded text")
     sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
-    sampling.add_argument("--top-k", type=int, default=0, help="likeliest tokens, 0 for all (0)")
-    sampling.add_argument("--top-p", type=float, default=1.0, help="share of the chance (1)")
-    sampling.add_argument("--seed", type=non_negative, default=0, help="of noise and order (0)")
+    sampling.add_argument(
+        "--top-k", type=int, default=0, help="sample from the K likeliest tokens; 0 is all (0)"
+    )
+    sampling.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        help="sample from tokens up to this probability mass (1)",
+    )
+    sampling.add_argument(
+        "--seed", type=non_negative, default=0, help="seed of sampling and order (0)"
+    )
     output = parser.add_argument_group("files")
     output.add_argument("--out", required=True, metavar="DIR", help="folder of the profile")
     output.add_argument(
         "--quick", action="store_true", help="fewer shapes and repetitions, about 60 seconds"
     )
-    output.add_argument(
-        "--resume", action="store_true", help="keep what an interrupted profile has measured"
-    )
+    output.add_argument("--resume", action="store_true", help="continue an interrupted profile")
     add_output_arguments(parser)
     parser.set_defaults(func=measure)
 
@@ -128,7 +135,9 @@ def _settings(args: argparse.Namespace) -> ProfileSettings:
     from codesign.profiler.store import ProfileSettings
 
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        raise UsageError("a profile starts its ranks itself, on this host: leave torchrun out")
+        raise UsageError(
+            "codesign profile starts its own processes on this host: run it without torchrun"
+        )
     deployments = _deployments(args)
     workers = args.workers
     if workers is None:
@@ -141,7 +150,7 @@ def _settings(args: argparse.Namespace) -> ProfileSettings:
         if draft is None:
             resolve_model(args.target)  # a name with a slip has no draft either
             raise UsageError(
-                f"no draft belongs to {args.target}. Name one, or take --draft ngram, which "
+                f"no draft belongs to {args.target}. Name one, or use --draft ngram, which "
                 "needs no model"
             )
 

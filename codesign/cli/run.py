@@ -31,7 +31,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what ``codesign run`` takes."""
-    parser.description = "Replay a plan's requests on real models, by the wall clock."
+    parser.description = "Serve a plan's requests with real models, in real time."
     parser.epilog = _EXAMPLES
     workload = parser.add_argument_group("workload")
     workload.add_argument("--plan", required=True, type=Path, help="plan.json from codesign plan")
@@ -46,15 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     workload.add_argument(
         "--baselines",
         action="store_true",
-        help=f"also run the best of {', '.join(_BASELINES)} that the plan holds",
+        help=f"also run the best of {', '.join(_BASELINES)} that the plan has",
     )
     models = parser.add_argument_group("models")
     for role in ("target", "draft"):
         models.add_argument(
             f"--{role}",
             metavar="MODEL",
-            help=f"name or directory of a checkpoint of the {role}'s size, where the plan names "
-            "no checkpoint but a size (the plan's)",
+            help=f"name or directory of a checkpoint of the {role}'s size, if the plan names only "
+            "a size (the plan's)",
         )
     machine = parser.add_argument_group("hardware")
     machine.add_argument(
@@ -70,18 +70,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=8,
         choices=(8, 16, 32, 64, 128),
-        help="fewest rows of a target forward on cuda (8): where this covers the largest batch and "
-        "tree, all runs round alike and give the same tokens",
+        help="pad target forwards on cuda to this many rows (8); if it covers the largest batch "
+        "and tree, all runs round alike and give the same tokens",
     )
     machine.add_argument(
         "--max-waiting",
         type=positive,
         metavar="N",
-        help="refuse requests that come while N others wait (serve all, however late)",
+        help="refuse requests that arrive while N others wait (serve all)",
     )
     output = parser.add_argument_group("files")
     output.add_argument("--out", type=Path, default=Path("runs"), help="folder (default: runs)")
-    output.add_argument("--resume", action="store_true", help="keep runs that are whole already")
+    output.add_argument("--resume", action="store_true", help="skip runs that are complete")
     add_output_arguments(parser)
     parser.set_defaults(func=run_plan)
 
@@ -99,9 +99,9 @@ def _check_torchrun(args: argparse.Namespace) -> None:
     from codesign.errors import UsageError
 
     if args.device == "cpu":
-        raise UsageError("torchrun starts ranks, which --device cpu has not: add --device cuda")
+        raise UsageError("torchrun needs --device cuda (or cpu-ranks)")
     if args.resume:
-        raise UsageError("--resume looks at one machine's files: leave it out under torchrun")
+        raise UsageError("--resume does not work under torchrun: leave it out")
 
 
 def _follow(args: argparse.Namespace) -> int:
@@ -159,7 +159,7 @@ def _wanted(plan: Plan, args: argparse.Namespace) -> list[ScoredCandidate]:
             try:
                 wanted.append(plan.find(name))
             except InputError:
-                say(f"the plan holds no {name}; left out")
+                say(f"the plan has no {name}; skipped")
     return list({scored.label: scored for scored in wanted}.values())
 
 

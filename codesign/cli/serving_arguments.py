@@ -18,27 +18,28 @@ def add_serving_arguments(group: Any) -> None:
         "--max-kv-tokens",
         type=positive,
         metavar="N",
-        help="KV rows of a replica (what the fit says, else 4096)",
+        help="memory of a replica, in KV rows (as in the fit, else 4096)",
     )
     group.add_argument(
         "--prefill-chunk",
         type=positive,
         metavar="N",
-        help="prompt tokens that share a step with decoding (whole prompts between steps)",
+        help="run prompts in chunks of N tokens that share steps with decoding (whole prompts "
+        "between steps)",
     )
     group.add_argument(
-        "--prefix-cache", action="store_true", help="keep KV rows of prompts for the same prefix"
+        "--prefix-cache", action="store_true", help="reuse the KV rows of shared prompt prefixes"
     )
     group.add_argument(
         "--preemption",
         action="store_true",
-        help="take KV rows as requests grow, evict the youngest when they run out",
+        help="allocate KV rows as requests grow; evict the youngest request when they run out",
     )
     group.add_argument(
         "--routing",
         choices=("round-robin", "least-loaded", "prefix-aware"),
         default="round-robin",
-        help="which replica a request goes to (round-robin)",
+        help="how requests are assigned to replicas (round-robin)",
     )
 
 
@@ -60,11 +61,18 @@ def serving_from_args(args: argparse.Namespace, fit: Fit) -> Serving:
 def add_slo_arguments(parser: argparse.ArgumentParser, *, with_percentile: bool) -> None:
     """Add the targets; read them with ``slo_from_args``."""
     group = parser.add_argument_group("SLO")
-    for flag, words in (("ttft", "time to first token"), ("tpot", "time per later token")):
+    for flag, words in (
+        ("ttft", "time to first token"),
+        ("tpot", "time per output token after the first"),
+    ):
         group.add_argument(f"--slo-{flag}-ms", type=above_0, metavar="MS", help=words)
     if with_percentile:
         group.add_argument(
-            "--slo-percentile", type=float, default=90.0, metavar="P", help="of requests, each (90)"
+            "--slo-percentile",
+            type=float,
+            default=90.0,
+            metavar="P",
+            help="percentile for each target (90)",
         )
 
 

@@ -56,10 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--deployment",
         metavar="SPLIT",
-        help="workers of the target, or of target + draft: 2, 1+1, 2x3+1, 4/p2 (most workers)",
+        help="split of the workers: 2 (shared by target and draft), 1+1 (target + draft), 2x3+1 "
+        "(2 replicas), 4/p2 (2 more for prompts) (largest of the fit)",
     )
     machine.add_argument(
-        "--max-batch", type=positive, default=4, metavar="N", help="requests at once (4)"
+        "--max-batch",
+        type=positive,
+        default=4,
+        metavar="N",
+        help="requests at once, per replica (4)",
     )
     add_serving_arguments(machine)
     parser.add_argument(
@@ -69,9 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plain, chain-3, tree-8x4x2, async-tree-8x4x2, specserve-5, ... (plain)",
     )
     parser.add_argument(
-        "--list-policies", action="store_true", help="list every kind of policy and where it runs"
+        "--list-policies", action="store_true", help="list all kinds of policies and where they run"
     )
-    parser.add_argument("--seed", type=non_negative, default=0, help="of the acceptance draws (0)")
+    parser.add_argument(
+        "--seed", type=non_negative, default=0, help="seed of the acceptance draws (0)"
+    )
     add_slo_arguments(parser, with_percentile=False)
     output = parser.add_argument_group("files")
     output.add_argument("--out", metavar="RUNDIR", help="write the run's tables into this folder")
@@ -115,7 +122,7 @@ def _policies_text(policies: Sequence[dict[str, Any]]) -> str:
     def entry(policy: dict[str, Any]) -> str:
         facts = [
             "simulator and engine" if "engine" in policy["runs_in"] else "simulator only",
-            "draft on workers of its own" if policy["draft_has_own_workers"] else "",
+            "draft on separate workers" if policy["draft_has_own_workers"] else "",
             "decides by step times" if policy["needs_step_times"] else "",
             policy["source"],
         ]

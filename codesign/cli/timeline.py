@@ -23,8 +23,8 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what ``codesign timeline`` takes."""
     parser.description = (
-        "Write runs, simulated or measured, as one Chrome trace, laid over each other "
-        "from the start of each run. Open it at ui.perfetto.dev or in chrome://tracing."
+        "Write runs, simulated or measured, as one Chrome trace in which all of them "
+        "start at 0. Open it at ui.perfetto.dev or in chrome://tracing."
     )
     parser.epilog = _EXAMPLES
     parser.add_argument(
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slice",
         metavar="START:DURATION",
-        help="only these seconds; whole hours make files that no viewer likes",
+        help="only this time span, in seconds; hours are too much for most viewers",
     )
     output = parser.add_argument_group("files")
     output.add_argument(

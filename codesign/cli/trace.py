@@ -69,11 +69,17 @@ def _add_synth(actions: Any) -> None:
         epilog=_EXAMPLES,
     )
     parser.add_argument("preset", metavar="PRESET", help="steady, bursty or low")
-    parser.add_argument("--seed", type=non_negative, default=1, help="of all random numbers (1)")
+    parser.add_argument(
+        "--seed", type=non_negative, default=1, help="seed of all random numbers (1)"
+    )
     parser.add_argument("--duration", type=float, metavar="S", help="seconds (600)")
     parser.add_argument("--requests", type=int, metavar="N", help="instead of --duration")
     parser.add_argument("--rate", type=float, metavar="R", help="requests/s (the published rate)")
-    parser.add_argument("--cv", type=float, help="of the gaps between arrivals (the published cv)")
+    parser.add_argument(
+        "--cv",
+        type=float,
+        help="coefficient of variation of the gaps between arrivals (the published one)",
+    )
     _add_out(parser)
     add_output_arguments(parser)
     parser.set_defaults(func=synth)

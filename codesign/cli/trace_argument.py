@@ -40,13 +40,17 @@ def trace_from_args(args: argparse.Namespace) -> Trace:
 def add_change_arguments(group: Any) -> None:
     """Add the flags that change a trace; ``changed_trace`` reads them."""
     group.add_argument(
-        "--slice", metavar="START:DURATION", help="only these seconds, moved to start at 0"
+        "--slice",
+        metavar="START:DURATION",
+        help="only this time span, in seconds, shifted to start at 0",
     )
     group.add_argument(
-        "--rate-scale", type=float, metavar="X", help="X times as many requests a second"
+        "--rate-scale", type=float, metavar="X", help="X times as many requests per second"
     )
     group.add_argument(
-        "--length-scale", metavar="X[:Y]", help="prompt tokens times X, output tokens times Y (X)"
+        "--length-scale",
+        metavar="X[:Y]",
+        help="multiply prompt lengths by X, output lengths by Y (X)",
     )
     group.add_argument("--max-prompt", type=int, metavar="N", help="cut prompts to N tokens")
     group.add_argument("--max-output", type=int, metavar="N", help="cut outputs to N tokens")
@@ -55,7 +59,7 @@ def add_change_arguments(group: Any) -> None:
         "--jitter",
         type=non_negative,
         metavar="SEED",
-        help="spread equal time stamps over their tick",
+        help="spread requests with equal timestamps over the clock tick, with this seed",
     )
 
 

@@ -24,7 +24,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what ``codesign validate`` takes."""
     parser.description = (
-        "Simulate again what each run served, and state how far the prediction is off. "
+        "Simulate what each run served, and report the errors of the prediction. "
         "Exit code 6 if acceptance length, mean TPOT or throughput of a run is outside the "
         "tolerance."
     )
@@ -33,10 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run", required=True, nargs="+", metavar="RUNDIR", help="folders that codesign run wrote"
     )
-    parser.add_argument("--fit", metavar="FIT", help="another fit than the plan's")
+    parser.add_argument("--fit", metavar="FIT", help="use this fit instead of the plan's")
     check = parser.add_argument_group("check")
     check.add_argument(
-        "--tolerance", type=above_0, default=15.0, metavar="PERCENT", help="largest error (15)"
+        "--tolerance",
+        type=above_0,
+        default=15.0,
+        metavar="PERCENT",
+        help="largest error allowed (15)",
     )
     check.add_argument("--no-check", action="store_true", help="report only, never exit with 6")
     files = parser.add_argument_group("files")
@@ -70,12 +74,12 @@ def compare(args: argparse.Namespace) -> None:
         run = validation.unfinished[0]
         raise ValidationError(
             f"{run.label}: {run.num_unfinished:,} of {len(run.requests):,} requests did not "
-            "finish, so that the run cannot be validated. Complete it: codesign run --resume"
+            "finish, so the run cannot be validated. Complete it: codesign run --resume"
         )
     if outside:
         run, worst = outside[0]
         raise ValidationError(
-            f"{len(outside)} figures are more than {args.tolerance:g} % off, most of all "
+            f"{len(outside)} figures are more than {args.tolerance:g} % off; the worst is "
             f"{_line(worst)} of {run.label}. See the report (--report FILE.html), or measure again "
             "on an idle machine: codesign run"
         )

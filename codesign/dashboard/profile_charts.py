@@ -43,7 +43,7 @@ def step_chart(
     curve = (
         alt.Chart(line)
         .mark_line(color=GREY, strokeWidth=2)
-        .encode(x=x, y=alt.Y("ms:Q", title="ms, price of the context taken off"))
+        .encode(x=x, y=alt.Y("ms:Q", title="ms, without the cost of the context"))
     )
     band = alt.Chart(line).mark_area(color=GREY, opacity=0.2).encode(x=x, y="low:Q", y2="high:Q")
     curve = band + curve

@@ -233,4 +233,4 @@ def room(target: Forward, draft: Forward) -> str:
     plain, both = plain_kv_rows(target), kv_rows(target, draft, is_apart=False)
     if not plain:
         return "the weights do not fit"
-    return f"{plain:,} KV rows alone, {both:,} with the draft beside it"
+    return f"{plain:,} KV rows alone, {both:,} together with the draft"

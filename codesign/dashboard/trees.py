@@ -139,14 +139,14 @@ def round_sentence(shown: ReplayedRound, num_rounds: int) -> str:
     head = f"Round {shown.number + 1} of {num_rounds}: "
     if not shown.verified:
         return head + (
-            "the draft answered for the prompt alone, before the first token was known; the target "
+            "the draft answered for the prompt only, before the first token was known; the target "
             f"emitted {shown.num_emitted} token without it."
         )
     outcome = (
         f"{'every emitted token' if shown.num_emitted > 1 else 'the emitted token'} was in the "
         f"tree, {len(shown.kept)} of {len(shown.parents)} nodes stay"
         if shown.is_hit
-        else "the target's own token was not in the tree, which starts anew"
+        else "the target's own token was not in the tree, which starts again"
     )
     return head + (
         f"{len(shown.verified) - 1} draft tokens verified, {len(shown.accepted)} accepted; "

@@ -178,7 +178,7 @@ def comparison_table(run: RunComparison, tolerance: float) -> pd.DataFrame:
                 "interval": f"{figure_text(found.name, low)} to {figure_text(found.name, high)}",
                 "measured": figure_text(found.name, found.measured),
                 "error": error_text(found),
-                "interval holds it": "yes" if found.is_inside else "no",
+                "in interval": "yes" if found.is_inside else "no",
                 "check": "too far" if found.is_too_far(tolerance) else "",
             }
         )
@@ -187,10 +187,12 @@ def comparison_table(run: RunComparison, tolerance: float) -> pd.DataFrame:
 
 def calibration_sentence(before: float, after: float | None, num_tokens: int) -> str:
     """What calibrating the draft's confidences gains."""
-    text = f"Expected calibration error over {num_tokens:,} recorded tokens: {before:.3f} as named"
+    text = (
+        f"Expected calibration error over {num_tokens:,} recorded tokens: {before:.3f} uncalibrated"
+    )
     if after is None:
-        return text + "; one recorded request is too few to tell what calibration gains."
-    return text + f", {after:.3f} calibrated, on requests that were not fitted to."
+        return text + "; one recorded request is not enough to measure the gain of calibration."
+    return text + f", {after:.3f} calibrated, on requests that the calibration was not fitted to."
 
 
 def _by_run(labels: Sequence[str]) -> tuple[Any, Any]:

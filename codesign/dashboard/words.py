@@ -41,8 +41,8 @@ class Tile:
 _TILES = (
     ("ttft_slo", "TTFT p{:g}", 1000.0, "ms", "Arrival to first token, at the SLO's percentile."),
     ("tpot_slo", "TPOT p{:g}", 1000.0, "ms", "Time per later token, at the SLO's percentile."),
-    ("tpot_mean", "TPOT mean", 1000.0, "ms", "Time per later token, the mean over requests."),
-    ("latency_mean", "Latency mean", 1.0, "s", "Arrival to last token, the mean over requests."),
+    ("tpot_mean", "TPOT mean", 1000.0, "ms", "Time per later token, mean over requests."),
+    ("latency_mean", "Latency mean", 1.0, "s", "Arrival to last token, mean over requests."),
     ("slo_attainment", "In SLO", 100.0, "%", "Share of requests that finish and meet every "
      "target."),
     ("goodput", "Goodput", 1.0, "req/s", "Requests per second that meet every target."),
@@ -72,13 +72,13 @@ def tiles(prediction: Prediction, slo: SLO) -> list[Tile]:
     shown += [
         _tile(_BUSY[name], share, 100.0, times,
               "Share of the run in which these workers compute anything. One request keeps them as "
-              "busy as a hundred: what room is left, Load says.")
+              "busy as a hundred; for spare capacity see Load.")
         for name, share in prediction.busy.items()
     ]  # fmt: skip
     shown.append(
         _tile("Load, %", prediction.load, 100.0, "rough",
-              "Demand over capacity, by the planner's arithmetic without a simulation. Above 100 % "
-              "the queue grows for as long as requests come.")
+              "Demand over capacity, estimated without a simulation. Above 100 % the queue grows "
+              "as long as requests arrive.")
     )  # fmt: skip
     return shown
 
@@ -97,7 +97,7 @@ def verdict(prediction: Prediction, slo: SLO) -> str:
     if not parts:
         return "No SLO set."
     word = "Meets the SLO" if prediction.scored.is_feasible else "Misses the SLO"
-    load = {"backlogged": "; a queue builds up and goes away", "overloaded": "; the queue keeps "
+    load = {"backlogged": "; a queue builds up for a while", "overloaded": "; the queue keeps "
             "growing: too many requests for this machine"}  # fmt: skip
     return f"{word}: {', '.join(parts)}{load.get(prediction.scored.saturation, '')}."
 
@@ -125,16 +125,16 @@ def against_plain(prediction: Prediction) -> str:
 
 
 def scope(prediction: Prediction) -> str:
-    """How much was simulated, and what stands behind the figures."""
+    """How much was simulated, and where the figures come from."""
     number = f"{prediction.num_requests:,} of {prediction.num_in_trace:,} requests"
     if prediction.is_whole:
         number = f"all {counted(prediction.num_requests, 'request')}"
     times = {"roofline": "from data sheets, not measured", "fitted": "fitted to measurements"}
     return (
         f"Simulated: {number}. Step times {times.get(prediction.scored.origin, '')} "
-        f"({prediction.scored.origin}); acceptance {prediction.acceptance_origin}. A range "
-        "is where nine of ten runs are expected, luck and the fit's error together. Shaded in the "
-        "charts: the same for latencies; over time, what the seeds span."
+        f"({prediction.scored.origin}); acceptance {prediction.acceptance_origin}. Ranges "
+        "are 90 % prediction intervals, from the variation between seeds and the fit's error. "
+        "Shaded in the charts: the same for latencies; over time, the span of the seeds."
     )
 
 

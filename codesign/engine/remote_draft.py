@@ -80,7 +80,7 @@ class RemoteDraft:
         except DraftLostError as lost:
             self.close()
             raise DraftLostError(
-                f"draft process did not start{self._exit_code()}; the reason stands above. "
+                f"draft process did not start{self._exit_code()}; the reason is above. "
                 "Try it in one process: codesign run --plan PLAN --candidate chain-3"
             ) from lost
         except BaseException:

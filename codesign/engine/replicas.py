@@ -139,7 +139,7 @@ def _wait_until_ready(replica: Replica, deadline: float) -> None:
         if replica.line.poll(max(deadline - monotonic(), 0.0)) and replica.hear() == READY:
             return
     except TargetLostError as lost:
-        problem = f"did not start ({lost}); the reason stands above"
+        problem = f"did not start ({lost}); the reason is above"
     raise HardwareError(
         f"replica {replica.number} {problem}. Try one alone: codesign run --candidate LABEL"
     )

@@ -55,7 +55,7 @@ def _sizes(problem: Problem, have: int) -> list[int]:
         sizes = possible[-1:]
     if not sizes:
         raise InputError(
-            f"the models' heads cannot be shared by {asked} GPUs: --tensor-parallel "
+            f"the models' heads cannot be divided among {asked} GPUs: --tensor-parallel "
             f"{' or '.join(map(str, possible))}"
         )
     return sizes
@@ -120,8 +120,8 @@ def _nearest_group(problem: Problem, asked: int, left: int) -> int:
         sizes = [size for size in sizes if str(size) in problem.fit.costs]
     if not sizes:
         raise InputError(
-            f"prompts run on {counted(asked, 'GPU')}, and no group of so many that the models' "
-            "heads can be shared by holds the weights. Export a candidate without them: "
+            f"prompts have {counted(asked, 'GPU')}: no group of at most so many divides the "
+            "models' heads and holds the weights. Export a candidate without them: "
             "--candidate LABEL"
         )
     return next((size for size in sizes if size >= asked), sizes[-1])

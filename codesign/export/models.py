@@ -96,8 +96,8 @@ def engine_model(role: str, planned: str, given: str | None) -> EngineModel:
         folder = resolve_model(name)
     except InputError:
         raise InputError(
-            f"nobody knows where the {role} {name!r} is: give a Hugging Face name or a folder with "
-            f"{flag} NAME"
+            f"the location of the {role} {name!r} is unknown: give a Hugging Face name or a folder "
+            f"with {flag} NAME"
         ) from None
     _check_loadable(folder, role, name)
     return EngineModel(str(folder), model_shape(folder))
@@ -119,8 +119,8 @@ def check_pair(target: EngineModel, draft: EngineModel) -> bool:
     if target.is_assumed or draft.is_assumed:
         return False
     raise InputError(
-        f"{target.name} has {ours:,} tokens, {draft.name} {theirs:,}: they speak different "
-        "vocabularies. Take a draft of the target's family: --draft-model NAME, or plan again"
+        f"{target.name} has {ours:,} tokens, {draft.name} {theirs:,}: their "
+        "vocabularies differ. Use a draft of the target's family: --draft-model NAME, or plan again"
     )
 
 

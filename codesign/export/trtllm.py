@@ -40,7 +40,7 @@ def configure(setup: Setup) -> Configuration:
     if setup.schedule:
         notes.append("draft_len_schedule is marked as a developer's interface")
     if setup.replicas > 1 and not setup.prefill_gpus:
-        notes.append("each copy is a server of its own: put a load balancer before them")
+        notes.append("each copy is a separate server: put a load balancer in front of them")
     if setup.prefill_gpus and setup.method == "draft":
         notes.append("the guide does not say whether a draft model works with prompts apart")
     if setup.prefill_gpus:

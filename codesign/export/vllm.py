@@ -31,8 +31,8 @@ def configure(setup: Setup) -> Configuration:
         arguments["data_parallel_size"] = setup.replicas
     if is_apart:
         notes.append(
-            "each copy is a server of its own: with --data-parallel-size vLLM ignores the lengths "
-            "by batch size. Put a load balancer before them"
+            "each copy is a separate server: with --data-parallel-size vLLM ignores the lengths "
+            "by batch size. Put a load balancer in front of them"
         )
     if setup.schedule and setup.method == "draft":
         notes.append(

@@ -41,7 +41,7 @@ _LOST: dict[Kind, tuple[str, str]] = {
         "chains of one length",
     ),
     "turbospec": (
-        "the length follows the acceptance seen lately",
+        "the length follows the recent acceptance rate",
         "the plan's acceptance, for good",
     ),
     "specserve": (

@@ -242,7 +242,7 @@ def _costs(
         needed = (target.memory_bytes(1) + draft.memory_bytes(1)) / 1e9
         raise InputError(
             f"{target.label} and {draft.label} need {needed:.0f} GB, {gpus} x {device.name} have "
-            f"{gpus * device.memory_bytes / 1e9:.0f}, and KV rows need room beside them. Fix: "
+            f"{gpus * device.memory_bytes / 1e9:.0f}, which must hold KV rows, too. Fix: "
             "--gpus, or int4 weights (--target NAME:int4)"
         )
     return costs

@@ -115,7 +115,7 @@ def _vllm(source: str, samples: Iterable[Sample]) -> AcceptanceSummary:
             totals[name.removeprefix(_VLLM)] += value
     if len(models) > 1:
         raise InputError(
-            f"{source}: figures of {len(models)} models ({', '.join(sorted(models))}). Keep the "
+            f"{source}: metrics of {len(models)} models ({', '.join(sorted(models))}). Keep the "
             "lines of one"
         )
     missing = [name for name in ("drafts", "draft_tokens") if name not in totals]

@@ -96,7 +96,7 @@ def _worth_simulating(
         progress=progress,
     )
     if screened.attained.max() < least_attained:
-        raise InfeasibleError("no plan is worth simulating: the screen finds all too far off")
+        raise InfeasibleError("no plan is worth simulating: by estimate all miss the SLO by far")
     percentile, num_requests = question.slo.percentile, len(question.requests)
     return [
         candidates[index]

@@ -173,8 +173,8 @@ class LocalExecutor(Executor):
                 yield from zip(futures[future], future.result(), strict=True)
         except BrokenProcessPool as err:
             raise HardwareError(
-                "a process that simulated was killed, as for want of memory. Take fewer at a time: "
-                "--processes N; what they finished is kept: --resume"
+                "a simulation process was killed, perhaps for lack of memory. Run fewer at a time "
+                "with --processes N; add --resume to keep what was finished"
             ) from err
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:

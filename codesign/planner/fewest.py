@@ -40,8 +40,7 @@ def search_fewest(
     """
     if question.slo == SLO(percentile=question.slo.percentile):
         raise UsageError(
-            "the fewest workers are those that meet an SLO, and none is given. "
-            "Add --slo-ttft-ms MS or --slo-tpot-ms MS"
+            "--objective fewest needs an SLO. Add --slo-ttft-ms MS or --slo-tpot-ms MS"
         )
     worth = _HOPELESS * question.slo.percentile / 100.0
     missed: list[str] = []

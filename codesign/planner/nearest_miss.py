@@ -40,7 +40,8 @@ def nearest_miss(ordered: Sequence[Entry], slo: SLO, simulate: AtRates) -> str:
     best = max(range(len(rates)), key=rates.__getitem__)
     if rates[best] > 0:
         plan = "it" if entries[best] is nearest else entries[best].candidate.label
-        return f"{line}. At {rates[best]:.2g} times this arrival rate {plan} fits (--rate-scale)"
+        rate = f"At {rates[best]:.2g} times this arrival rate"
+        return f"{line}. {rate} {plan} meets the SLO (--rate-scale)"
     idle = misses(simulate([(nearest.candidate, 0.5**_MAX_HALVINGS)])[0], slo)
     flags = [
         f"--slo-{name}-ms {math.ceil(1050 * ratio * (getattr(slo, name) or 0.0))}"

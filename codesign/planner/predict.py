@@ -226,7 +226,7 @@ def extrapolation_note(candidate: Candidate, outcomes: Iterable[Outcome], fit: F
     if len(measured) < 2 or rows <= measured[-1]:
         return ""
     return (
-        f"{candidate.label}: verifies up to {rows} rows at once, measured were up to "
+        f"{candidate.label}: verifies up to {rows} rows at once, but steps were measured up to "
         f"{measured[-1]}; its times are extrapolated"
     )
 
@@ -238,8 +238,8 @@ def prompt_note(fit: Fit, requests: pd.DataFrame) -> str:
     if not known or not 0 < min(known) < longest:
         return ""
     return (
-        f"prompts have up to {longest:,} tokens, measured were up to {min(known):,}; the times of "
-        "longer ones are extrapolated"
+        f"prompts have up to {longest:,} tokens, but were measured up to {min(known):,}; the "
+        "times of longer ones are extrapolated"
     )
 
 

@@ -26,8 +26,8 @@ CRITERIA = {
 
 _WORDS = {"goodput": "goodput", "latency_mean": "mean latency", "tpot_mean": "mean TPOT"}
 _OVERLOAD = (
-    "it does not bear this load: the queue grows for as long as requests come. Plan for fewer "
-    "(--rate-scale), or set --slo-ttft-ms to see what bears it"
+    "it cannot sustain this load: the queue grows as long as requests arrive. Plan for fewer "
+    "(--rate-scale), or set --slo-ttft-ms to see which plan can"
 )
 _SPAN_WORDS = {
     "target": "verifying",
@@ -167,11 +167,11 @@ def _lost_by(best: ScoredCandidate, other: ScoredCandidate, objective: str) -> s
 
 
 def _cause(best: ScoredCandidate, other: ScoredCandidate) -> str:
-    """What makes a token of the other one dearer: fewer tokens a round, or a longer round."""
+    """What makes a token of the other one dearer: fewer tokens per round, or a longer round."""
     parts = []
     pairs = [s.predicted.get("acceptance_length") for s in (best, other)]
     if pairs[0] and pairs[1] and pairs[1].value < pairs[0].value * (1 - NOTICEABLE):
-        parts.append(f"{pairs[1].value:.2f} instead of {pairs[0].value:.2f} tokens a round")
+        parts.append(f"{pairs[1].value:.2f} instead of {pairs[0].value:.2f} tokens per round")
     ours, theirs = sum(best.spans.values()), sum(other.spans.values())
     if theirs > ours * (1 + NOTICEABLE):
         span = max(other.spans, key=lambda name: other.spans[name] - best.spans.get(name, 0.0))

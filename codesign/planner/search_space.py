@@ -134,7 +134,7 @@ def search_space(
     notes = _notes(costs, workers, wanted, is_priced=origin == ROOFLINE)
     if slow:
         notes.append(
-            f"not searched on so long a trace, whose every round would be played: "
+            f"not searched, too slow to simulate on a trace of this length: "
             f"{', '.join(s.label for s in slow)}. Search them: --policies LABEL,..., or a shorter "
             "trace: --slice or --max-requests"
         )
@@ -197,7 +197,7 @@ def _notes(
     names += f" and {more:,} more" if (more := len(missing) - _MOST_NAMED) > 0 else ""
     notes = []
     if missing and is_priced:
-        notes.append(f"not searched, no memory for the weights: {names}")
+        notes.append(f"not searched, the weights do not fit: {names}")
     elif missing:
         notes.append(
             f"not searched, no step times: {names}. Add them: codesign profile "

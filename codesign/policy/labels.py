@@ -127,7 +127,7 @@ FAMILIES: tuple[Family, ...] = (  # from simple to involved
     Family(
         "plain",
         "plain",
-        "no draft, one token a step",
+        "no draft, one token per step",
         "",
         "plain",
         SpeculationSpec,
@@ -151,7 +151,7 @@ FAMILIES: tuple[Family, ...] = (  # from simple to involved
     Family(
         "turbospec-K",
         "turbospec-5",
-        "up to K tokens, the length of most goodput at the acceptance seen lately",
+        "up to K tokens: the length of highest goodput at the recent acceptance rate",
         "SmartSpec, arXiv:2406.14066",
         r"turbospec-(\d+)",
         lambda depth: SpeculationSpec(kind="turbospec", max_depth=int(depth)),
@@ -186,7 +186,7 @@ FAMILIES: tuple[Family, ...] = (  # from simple to involved
     Family(
         "async-tree-RxWxE",
         "async-tree-8x4x2",
-        "the same, grown while the target verifies, and kept where it was right",
+        "the same, grown while the target verifies; what follows the accepted path is kept",
         "SwiftSpec, arXiv:2506.11309",
         rf"(async-)?tree-{_SHAPE}",
         _tree,
@@ -194,7 +194,7 @@ FAMILIES: tuple[Family, ...] = (  # from simple to involved
     Family(
         "inflight-tree-RxWxE",
         "inflight-tree-8x4x2",
-        "async-tree that is ready for every next root before it grows deeper",
+        "async-tree that drafts below every possible next root before it grows deeper",
         "this project",
         rf"inflight-tree-{_SHAPE}",
         lambda *shape: _shaped("inflight-tree", True, shape),
@@ -202,7 +202,7 @@ FAMILIES: tuple[Family, ...] = (  # from simple to involved
     Family(
         "batch-tree-RxWxE",
         "batch-tree-16x4x6",
-        "trees that share the rows of the batch: R rows and W leaves a request, E forwards at most",
+        "trees that share the rows of the batch: up to R rows, W leaves per request, E forwards",
         "this project",
         rf"(async-)?batch-tree-{_SHAPE}",
         _batch_tree,
@@ -210,7 +210,7 @@ FAMILIES: tuple[Family, ...] = (  # from simple to involved
     Family(
         "async-batch-tree-RxWxE",
         "async-batch-tree-16x4x6",
-        "the same, grown while the target verifies, as deep as fits beside it",
+        "the same, grown while the target verifies, as deep as time allows",
         "this project",
         rf"(async-)?batch-tree-{_SHAPE}",
         _batch_tree,
@@ -218,7 +218,7 @@ FAMILIES: tuple[Family, ...] = (  # from simple to involved
     Family(
         "adaserve-DxWxB",
         "adaserve-4x2x32",
-        "beams of W to depth D; B rows a step, first to those behind their TPOT target",
+        "beams of width W to depth D; B rows per step, first to requests behind their TPOT",
         "AdaServe, arXiv:2501.12162",
         rf"adaserve-{_SHAPE}",
         lambda depth, width, rows: SpeculationSpec(
@@ -228,7 +228,7 @@ FAMILIES: tuple[Family, ...] = (  # from simple to involved
     Family(
         "pearl-K",
         "pearl-4",
-        "K tokens drafted beside each verification; after a miss the root alone",
+        "K tokens drafted during each verification; after a miss only the root is verified",
         "PEARL, arXiv:2408.11850",
         r"pearl-(\d+)",
         lambda depth: SpeculationSpec(kind="pearl", is_async=True, max_depth=int(depth)),
@@ -236,7 +236,7 @@ FAMILIES: tuple[Family, ...] = (  # from simple to involved
     Family(
         "amusd[-K]",
         "amusd-16",
-        "a chain that grows all the time, verified as far as it has come (K at most)",
+        "a chain that grows all the time; what is there is verified, up to K tokens",
         "AMUSD, arXiv:2410.17375",
         r"amusd(?:-(\d+))?",
         lambda depth: SpeculationSpec(
@@ -246,7 +246,7 @@ FAMILIES: tuple[Family, ...] = (  # from simple to involved
     Family(
         "pipeinfer-RxWxE",
         "pipeinfer-4x2x3",
-        "small trees in a row, all later ones dropped on a miss",
+        "several small trees in sequence; a miss drops all later ones",
         "PipeInfer, arXiv:2407.11798",
         rf"pipeinfer-{_SHAPE}",
         lambda *shape: _shaped("pipeinfer", True, shape),
@@ -254,7 +254,7 @@ FAMILIES: tuple[Family, ...] = (  # from simple to involved
     Family(
         "ssd-KxF",
         "ssd-4x3",
-        "a chain of K for each of F outcomes per position, drafted beforehand",
+        "a chain of K drafted in advance for each of F outcomes per position",
         "Speculative speculative decoding (Saguaro), released code",
         r"ssd-(\d+)x(\d+)",
         lambda depth, width: SpeculationSpec(
@@ -264,7 +264,7 @@ FAMILIES: tuple[Family, ...] = (  # from simple to involved
     Family(
         "eagle-RxWxE[@X]",
         "eagle-8x4x2@0.96",
-        "tree of a head that reads target features; X of the acceptance left per own feature",
+        "tree of a head that reads target features; each feature of its own leaves X acceptance",
         "EAGLE-2, arXiv:2406.16858",
         rf"(async-)?eagle-{_SHAPE}(?:@(.*))?",
         _eagle,
@@ -272,7 +272,7 @@ FAMILIES: tuple[Family, ...] = (  # from simple to involved
     Family(
         "async-eagle-RxWxE[@X]",
         "async-eagle-8x4x2@0.96",
-        "the same beside the verification; a forward with true features each round",
+        "the same during the verification; one forward with true features per round",
         "this project",
         rf"(async-)?eagle-{_SHAPE}(?:@(.*))?",
         _eagle,

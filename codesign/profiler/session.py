@@ -96,8 +96,8 @@ def _check_cores(workers: int) -> None:
     cores = hardware()["cores"]
     if workers > cores:
         raise HardwareError(
-            f"{workers} workers were asked for, this process may use {counted(cores, 'CPU core')}. "
-            f"Fix: codesign profile --workers {cores}"
+            f"{workers} workers were requested, but this process may use "
+            f"{counted(cores, 'CPU core')}. Fix: codesign profile --workers {cores}"
         )
 
 

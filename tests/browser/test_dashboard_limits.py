@@ -86,7 +86,7 @@ def test_a_wrong_upload_is_one_line_and_a_million_requests_stay_responsive(page,
     expect(answer).to_contain_text("tree-9x4x2 on 8", timeout=WAIT)
     assert time.monotonic() - start < 8.0  # 0.7 s on an idle machine
     page.get_by_role("button", name="Stop").click()
-    expect(page.get_by_text("A stretch of the trace only.")).to_be_visible(timeout=WAIT)
+    expect(page.get_by_text("Only a part of the trace.")).to_be_visible(timeout=WAIT)
     lines = (Path("/proc") / str(server_of(address)) / "status").read_text().splitlines()
     (peak,) = (int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
     assert peak < MOST_MEMORY

@@ -136,7 +136,7 @@ def test_a_device_and_a_pair_stand_in_for_a_fit(cli, tmp_path):
     [
         (["--device", "h100"], "--device needs --gpus"),
         (["--gpus", "8"], "--gpus needs --device"),
-        (["--device", "h100", "--fit", "fit.json"], "--device takes the place of --fit"),
+        (["--device", "h100", "--fit", "fit.json"], "give --device or --fit, not both"),
     ],
 )
 def test_half_a_device_or_two_sources_of_step_times_are_refused(cli, arguments, message):

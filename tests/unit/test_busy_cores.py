@@ -25,7 +25,7 @@ def test_what_this_process_uses_is_no_warning() -> None:
 
 def test_others_are_counted_in_cores() -> None:
     start = CoreTimes(busy=100.0, own=10.0, wall=50.0)
-    assert "others used 1.2 of" in start.note(CoreTimes(busy=127.0, own=25.0, wall=60.0))
+    assert "other processes used 1.2 of" in start.note(CoreTimes(busy=127.0, own=25.0, wall=60.0))
 
 
 def test_readings_of_this_machine_grow() -> None:

@@ -168,7 +168,7 @@ def test_the_verdict_names_the_worst_figure(validation):
     assert sentence.startswith("2 runs: ")
     is_good, sentence = verdict(validation, 1e-9)
     assert not is_good
-    assert "most of all" in sentence
+    assert "the worst is" in sentence
 
 
 def test_many_requests_are_thinned_out_and_few_are_all_there(validation, monkeypatch):

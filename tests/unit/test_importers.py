@@ -184,7 +184,7 @@ def test_sglang_log_lines_and_gauge_are_averaged(tmp_path):
         ({"a": 1}, "no acceptance figures of a known kind"),
         ('{"a": 1}\n{"b"', "line 2: not JSON"),
         (vllm_text({0: 0, 1: 0}), "no speculative rounds were counted"),
-        (vllm_text({0: 5, 1: 5}) + vllm_text({0: 5, 1: 5}, name="n"), "figures of 2 models"),
+        (vllm_text({0: 5, 1: 5}) + vllm_text({0: 5, 1: 5}, name="n"), "metrics of 2 models"),
         (vllm_text({0: 5, 1: 5}).replace("drafts_total", "d_total"), "num_drafts is missing"),
         (vllm_text({0: 5, 1: 5}).replace('"0"}', '"1"}'), "every position is missing"),
         (vllm_text({0: 5, 1: 5}).replace('"0"} 5.0', '"0"} 50'), "do not fit 10 rounds"),

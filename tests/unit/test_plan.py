@@ -124,7 +124,7 @@ def test_a_trace_that_changed_after_planning_is_refused(plan, tmp_path):
     with pytest.raises(InputError, match="has changed since the plan was made"):
         Plan.load(tmp_path / "made" / "plan.json").requests()
     (tmp_path / "made" / "trace.parquet").unlink()
-    with pytest.raises(InputError, match=r"is not there, nor .*plan again: codesign plan"):
+    with pytest.raises(InputError, match=r"was not found, nor .*plan again: codesign plan"):
         Plan.load(tmp_path / "made" / "plan.json").requests()
 
 

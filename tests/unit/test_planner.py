@@ -132,13 +132,13 @@ def test_the_nearest_miss_is_among_those_whose_rate_is_looked_for():
     """Order and nearness differ: only the last one, which is the nearest, fits at a lower rate."""
     line = told(lambda label, rate: 0.9 + rate if label.startswith("chain-3") else 5.0)
     assert "Nearest miss: chain-3 on 2" in line
-    rate = float(re.search(r"At ([\d.]+) times this arrival rate it fits", line)[1])
+    rate = float(re.search(r"At ([\d.]+) times this arrival rate it meets the SLO", line)[1])
     assert 0.05 < rate <= 0.1
 
 
 def test_a_rate_of_a_thousandth_is_said_and_not_rounded_to_none():
     line = told(lambda label, rate: 2.0 if rate > 0.001 else 0.5)
-    assert "At 0.001 times this arrival rate it fits" in line
+    assert "At 0.001 times this arrival rate it meets the SLO" in line
 
 
 def test_a_target_that_even_an_idle_machine_never_reaches_ends_in_a_whole_sentence():

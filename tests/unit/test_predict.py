@@ -125,7 +125,7 @@ def test_prompts_beyond_the_measured_ones_are_called_extrapolated(machine_fit):
     fit = replace(machine_fit, steps={"2/prefill": step})
     short, long = (pd.DataFrame({"prompt_tokens": [16, most]}) for most in (256, 4096))
     assert prompt_note(fit, short) == ""
-    assert "4,096 tokens, measured were up to 256" in prompt_note(fit, long)
+    assert "4,096 tokens, but were measured up to 256" in prompt_note(fit, long)
     assert prompt_note(replace(fit, steps={}), long) == ""
 
 

@@ -724,5 +724,5 @@ def test_an_interruption_keeps_the_parts_that_were_measured(tmp_path, tiny_model
 
 
 def test_more_workers_than_cores_are_refused(tmp_path: Path):
-    with pytest.raises(HardwareError, match="9999 workers were asked for"):
+    with pytest.raises(HardwareError, match="9999 workers were requested"):
         make_profile(ProfileSettings("target", "ngram", 9999), tmp_path)

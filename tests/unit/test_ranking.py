@@ -96,7 +96,7 @@ def test_the_reason_begins_with_a_load_that_the_best_plan_does_not_bear():
     best = entry("plain").scored
     assert "queue" not in explain([best], SLO())
     swamped = dataclasses.replace(best, saturation="overloaded")
-    assert explain([swamped], SLO()).startswith("it does not bear this load: the queue grows")
+    assert explain([swamped], SLO()).startswith("it cannot sustain this load: the queue grows")
 
 
 @pytest.mark.parametrize(("ttft", "tpot", "binds"), [(1.0, 0.2, "TTFT"), (4.0, 0.11, "TPOT")])

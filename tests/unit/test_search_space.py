@@ -95,7 +95,7 @@ def test_a_split_without_measurements_is_named_with_the_command_that_adds_it():
 def test_a_split_whose_memory_is_too_small_is_not_said_to_lack_a_profile():
     known = costs("4", "3+1", kv_tokens=400)
     space = search_space(known, workers=4, max_batch=1, origin="roofline")
-    assert "not searched, no memory for the weights: 2+2, 1+3" in space.notes
+    assert "not searched, the weights do not fit: 2+2, 1+3" in space.notes
     profiled = search_space(known, workers=4, max_batch=1)  # that knows its memory says less
     assert profiled.notes[0].startswith("not searched, no step times: 2+2, 1+3.")
 

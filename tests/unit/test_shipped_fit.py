@@ -85,7 +85,7 @@ def test_long_prompts_of_a_measured_pair_grow_as_the_roofline_says():
             assert ours(8192) - ours(4096) == pytest.approx(theirs(8192) - theirs(4096), rel=0.01)
             assert 0 < ours(16) < ours(100) < ours(512) <= ours(2048) < ours(4096) < 3.0
     requests = pd.DataFrame({"prompt_tokens": [40, 5000]})
-    assert "up to 5,000 tokens, measured were up to 2,047" in prompt_note(fit, requests)
+    assert "up to 5,000 tokens, but were measured up to 2,047" in prompt_note(fit, requests)
     assert prompt_note(fit, requests[:1]) == ""
     assert prompt_note(priced, requests) == ""
 

@@ -96,7 +96,7 @@ class LocalRanks:
             while not (self._folder / f"ready-{rank}").exists():
                 if process.poll() is not None or monotonic() > deadline:
                     raise HardwareError(
-                        f"rank {rank} did not start{_exit_code(process)}; the reason stands above. "
+                        f"rank {rank} did not start{_exit_code(process)}; the reason is above. "
                         "Try fewer workers: codesign plan --workers 1"
                     )
                 sleep(0.02)
