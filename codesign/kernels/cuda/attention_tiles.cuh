@@ -1,5 +1,5 @@
-// What a warp of the attention kernel computes: rotated queries and keys, the scores of 16 query rows and
-// 16 keys at a time, the weighted sum of their values, and the join of such results.
+// What a warp of the attention kernel computes: rotated queries and keys, and attention of 16
+// query rows to 16 keys at a time: scores, weights, the weighted sum of their values.
 #include "attention_work.cuh"
 
 // Elements [8 i, 8 i + 8) of both halves of a head, to be turned by a row's angles:
@@ -99,28 +99,70 @@ __device__ __forceinline__ void add_values(State& st, const u32 (&p)[N][4], cons
     }
 }
 
-struct Part {  // of a row's result: two channels, and the largest score and the sum of weights of what was added up
-  float low, high, top, sum;
+// Where the paths of an item's tokens lie among the tail's rows in shared memory.
+struct TailRows {
+  const Item& item;
+  const Rows& rows;
+  int tokens, tail_start, tail_rows;
+  const int *positions, *prefixes, *paths;
+  // Element offset of the key at a position that a token sees; of any key where it sees none.
+  __device__ __forceinline__ int offset(int at, int position) const {
+    const int prefix = prefixes[at], step = position - prefix;
+    if (position > positions[at]) return 0;
+    const bool in_path = step >= 0 && step < rows.path_length;
+    const int row = in_path ? prefix + paths[(at - item.start) * rows.path_length + step] : position;
+    return min(max(row - tail_start, 0), tail_rows - 1) * LD;
+  }
 };
 
-// The results of all columns, in order: of each two channels, and (top, sum).
-__device__ __forceinline__ Part joined_columns(const float2 (&values)[C], const float2 (&scores)[C]) {
-  Part all = {0.f, 0.f, NONE, 0.f};
+// A block of 16 positions of the tail. Every token has its own keys: it fills in the scores of its rows, and adds
+// for them. SIDE tokens are attended together; after the last, the last one's keys are read again and not used.
+__device__ __forceinline__ void attend_tail(State& st, const u32 (&q)[E / 16][4], float (&s)[1][2][4], u32 (&p)[1][4], const u16* tail, const TailRows& path, int block, int wm, int lane, float scale) {
+  const int key_lane = (lane & 7) + (lane >> 4) * 8, key_part = (lane >> 3 & 1) * 8;
+  const int value_lane = lane & 15, value_part = (lane >> 4) * 8;
+  const int row0 = wm * 16 + (lane >> 2), token0 = row0 / GROUP, token1 = (row0 + 8) / GROUP;
+  const int first = wm * 16 / GROUP, last = min(path.tokens - 1, (wm * 16 + 15) / GROUP);
+  auto address = [&](int token, int i) { return path.offset(path.item.start + min(token, last), block * 16 + i); };
 #pragma unroll
-  for (int c = 0; c < C; c++) all.top = fmaxf(all.top, scores[c].x);
-  const float base = all.top == NONE ? 0.f : all.top;
+  for (int n = 0; n < 2; n++)
 #pragma unroll
-  for (int c = 0; c < C; c++) {
-    const float weight = power_of_two(scores[c].x - base);
-    all.low = fmaf(weight, values[c].x, all.low), all.high = fmaf(weight, values[c].y, all.high);
-    all.sum = fmaf(weight, scores[c].y, all.sum);
+    for (int i = 0; i < 4; i++) s[0][n][i] = NONE;
+#pragma unroll 1
+  for (int token = first; token <= last; token += SIDE) {
+    float own[SIDE][2][4];
+    u32 keys[SIDE];
+#pragma unroll
+    for (int j = 0; j < SIDE; j += 2) {  // each half of the warp finds a token's keys
+      const int at = address(token + j + lane / 16, lane & 15);
+      keys[j] = shared_address(tail + __shfl_sync(~0u, at, key_lane) + key_part);
+      keys[j + 1] = shared_address(tail + __shfl_sync(~0u, at, 16 + key_lane) + key_part);
+    }
+    score(own, q, keys);
+#pragma unroll
+    for (int j = 0; j < SIDE; j++) {
+      const int count = token + j <= last ? path.positions[path.item.start + token + j] + 1 - block * 16 : 0;
+#pragma unroll
+      for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+          if (8 * n + 2 * (lane & 3) + (i & 1) < count && (i < 2 ? token0 : token1) == token + j) s[0][n][i] = __fmul_rn(own[j][n][i], scale);
+    }
   }
-  return all;
-}
-
-// Two classes, the former first. One without keys leaves the other's bits as they are.
-__device__ __forceinline__ Part joined_classes(const Part& a, const Part& b) {
-  const float top = fmaxf(a.top, b.top), base = top == NONE ? 0.f : top;
-  const float mine = power_of_two(a.top - base), other = power_of_two(b.top - base);
-  return {fmaf(other, b.low, mine * a.low), fmaf(other, b.high, mine * a.high), top, fmaf(other, b.sum, mine * a.sum)};
+  weigh(st, s[0], p[0]);
+#pragma unroll 1
+  for (int token = first; token <= last; token += SIDE) {
+    u32 own[SIDE][4], values[SIDE];
+#pragma unroll
+    for (int j = 0; j < SIDE; j += 2) {
+      const int at = address(token + j + lane / 16, lane & 15);
+      values[j] = shared_address(tail + TAIL * LD + __shfl_sync(~0u, at, value_lane) + value_part);
+      values[j + 1] = shared_address(tail + TAIL * LD + __shfl_sync(~0u, at, 16 + value_lane) + value_part);
+    }
+#pragma unroll
+    for (int j = 0; j < SIDE; j++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) own[j][i] = (i & 1 ? token1 : token0) == token + j ? p[0][i] : 0;
+    }
+    add_values(st, own, values);
+  }
 }

@@ -13,6 +13,7 @@ constexpr int GANG = 32 * MT;           // threads of the warps that attend the 
 static_assert(GANG % (E / 8) == 0 && 16 % (GANG / (E / 8)) == 0, "a gang copies whole rows");
 constexpr int SPAN = 4096 / KEYS, CLASSES = 8;  // tiles of a span
 constexpr int SIDE = E == 64 && GROUP <= 4 ? 4 : 2;  // tokens whose keys are attended side by side
+static_assert(C > 1, "with more items than clusters, teams have fewer than C blocks");
 static_assert(SPAN % C == 0, "a span is some tiles of every column");
 static_assert(KW * 8 <= ROWS, "eight rows of every warp have room where the result of all rows has");
 #define NONE __int_as_float(0xff800000)  // minus infinity: no key seen
@@ -95,19 +96,7 @@ __device__ __forceinline__ void find_item(Item& item, u32 runs, u32 starts, int 
 
 __device__ __forceinline__ void meet_gang(int gang) { asm volatile("bar.sync %0, %1;" ::"r"(1 + gang), "n"(GANG) : "memory"); }
 __device__ __forceinline__ void wait_for_oldest() { wait_for_copies<STAGES - 2>(); }
-// Counts this block's arrival, behind what the block has stored; whether it is the last, which then
-// sees what the others have stored and leaves the counter at zero.
-__device__ __forceinline__ bool arrive_last(u32* counter, u32 count) {
-  u32 before;
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-  asm volatile("fence.acq_rel.gpu;" ::: "memory");
-  if (before + 1 == count) *(volatile u32*)counter = 0;
-  return before + 1 == count;
-}
 
-// Where a warp's results lie: eight rows in the room of 16 keys or values of its gang.
-__device__ __forceinline__ int result_row(int gang, int row) { return (row / 8 * KW + gang) * 8 + row % 8; }
 
 // The tiles of one block: by class, then by column, each in order of position.
 struct Place {

@@ -22,9 +22,10 @@
 // Rows of `padding_slot` fill up the forward behind all others: nothing is attended or written for
 // them, their results are zero. How many there are is seen here, as one graph serves all numbers.
 //
-// The kernel is one function in five numbered parts. What computes is in attention_tiles.cuh, what finds
-// work in attention_work.cuh. The parts share some sixty values in registers: moved into functions of
-// their own they compile to other machine code, so each move has to be measured.
+// The kernel has five numbered parts. What finds work is in attention_work.cuh, what computes in
+// attention_tiles.cuh, what joins results in attention_join.cuh. Registers are full: look at what ptxas
+// makes of every change here.
+#include "attention_join.cuh"
 #include "attention_tiles.cuh"
 #include "attention_work.cuh"
 
@@ -51,7 +52,6 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
   const int row_elements = (slabs.heads + 2 * slabs.kv_heads) * E;
   const u32 barrier = shared_address(&sent_bytes);
   if (tid == 0) barrier_init(barrier, 1), publish_barriers();
-  int parity = 0;
   cluster_arrive_relaxed();  // before anything is stored into another block, that block must have started
 
   // 1. The requests of the forward: runs of rows in one slab; cut into items of max_tokens rows. Up to 32 rows
@@ -259,59 +259,8 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
           weigh(st, s[0], p[0]);
           add_values(st, p, {shared_address(keys + (KEYS + value_lane) * LD + value_part)});
         } else if (block < num_blocks) {
-          // Every token has its own keys: it fills in the scores of its rows, and adds for them. SIDE tokens
-          // are attended together; after the last, the last one's keys are read again and not used.
-          const int row0 = wm * 16 + (lane >> 2), token0 = row0 / group, token1 = (row0 + 8) / group;
-          const int first = wm * 16 / group, last = min(tokens - 1, (wm * 16 + 15) / group);
-          auto address = [&](int token, int i) {  // element offset of position block * 16 + i
-            const int position = block * 16 + i, at = item.start + min(token, last), prefix = prefixes[at], step = position - prefix;
-            if (position > positions[at]) return 0;
-            const bool in_path = step >= 0 && step < rows.path_length;
-            const int row = in_path ? prefix + paths[(at - item.start) * rows.path_length + step] : position;
-            return min(max(row - tail_start, 0), tail_rows - 1) * LD;
-          };
-#pragma unroll
-          for (int n = 0; n < 2; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) s[0][n][i] = NONE;
-#pragma unroll 1
-          for (int token = first; token <= last; token += SIDE) {
-            float own[SIDE][2][4];
-            u32 keys[SIDE];
-#pragma unroll
-            for (int j = 0; j < SIDE; j += 2) {  // each half of the warp finds a token's keys
-              const int at = address(token + j + lane / 16, lane & 15);
-              keys[j] = shared_address(tail + __shfl_sync(~0u, at, key_lane) + key_part);
-              keys[j + 1] = shared_address(tail + __shfl_sync(~0u, at, 16 + key_lane) + key_part);
-            }
-            score(own, q, keys);
-#pragma unroll
-            for (int j = 0; j < SIDE; j++) {
-              const int count = token + j <= last ? positions[item.start + token + j] + 1 - block * 16 : 0;
-#pragma unroll
-              for (int n = 0; n < 2; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                  if (8 * n + 2 * (lane & 3) + (i & 1) < count && (i < 2 ? token0 : token1) == token + j) s[0][n][i] = __fmul_rn(own[j][n][i], scale);
-            }
-          }
-          weigh(st, s[0], p[0]);
-#pragma unroll 1
-          for (int token = first; token <= last; token += SIDE) {
-            u32 own[SIDE][4], values[SIDE];
-#pragma unroll
-            for (int j = 0; j < SIDE; j += 2) {
-              const int at = address(token + j + lane / 16, lane & 15);
-              values[j] = shared_address(tail + TAIL * LD + __shfl_sync(~0u, at, value_lane) + value_part);
-              values[j + 1] = shared_address(tail + TAIL * LD + __shfl_sync(~0u, at, 16 + value_lane) + value_part);
-            }
-#pragma unroll
-            for (int j = 0; j < SIDE; j++) {
-#pragma unroll
-              for (int i = 0; i < 4; i++) own[j][i] = (i & 1 ? token1 : token0) == token + j ? p[0][i] : 0;
-            }
-            add_values(st, own, values);
-          }
+          const TailRows path = {item, rows, tokens, tail_start, tail_rows, positions, prefixes, paths};
+          attend_tail(st, q, s, p, tail, path, block, wm, lane, scale);
         }
         stage = stage + 1 == STAGES ? 0 : stage + 1;
       }
@@ -325,36 +274,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       }
       if (!in_space) break;
 
-      // One of several columns or classes: the warps' results, eight rows at a time as the ring is in use, to space.
-      const int slot = column_slot(kind, column) * ROWS;
-#pragma unroll 1
-      for (int pass = 0; pass * 8 < used_rows; pass++) {
-        if (wm == pass / 2) {
-          const int row = lane >> 2;
-          float* result = joined + (wk * 8 + row) * E + 2 * (lane & 3);
-#pragma unroll
-          for (int n = 0; n < E / 8; n++)
-            *(float2*)(result + 8 * (n ^ row)) = pass % 2 ? make_float2(st.out[n][2], st.out[n][3]) : make_float2(st.out[n][0], st.out[n][1]);
-        }
-        __syncthreads();
-#pragma unroll 1
-        for (int i = tid; i < 8 * (E / 2); i += THREADS) {
-          const int place = i / (E / 2), at = i % (E / 2) * 2, row = pass * 8 + place;
-          float top = NONE, sum = 0.f;
-#pragma unroll
-          for (int k = 0; k < KW; k++) top = fmaxf(top, tops[row][k]);
-          float2 v = make_float2(0, 0);
-#pragma unroll
-          for (int k = 0; k < KW; k++) {
-            const float weight = power_of_two(tops[row][k] - (top == NONE ? 0.f : top));
-            const float2 r = *(const float2*)(joined + (k * 8 + place) * E + 8 * (at / 8 ^ place) + at % 8);
-            v.x = fmaf(weight, r.x, v.x), v.y = fmaf(weight, r.y, v.y), sum = fmaf(weight, sums[row][k], sum);
-          }
-          *(float2*)(space.values + (slot + row) * E + at) = v;
-          if (at == 0) *(float2*)(space.scores + (slot + row) * 2) = make_float2(top, sum);
-        }
-        __syncthreads();
-      }
+      leave_in_space(st, space, column_slot(kind, column) * ROWS, joined, tops, sums, used_rows, tid, lane, wm, wk);
     }
 
     // 5. Results joined, over the blocks of the cluster and the clusters of an item; new rows to the slab.
@@ -425,56 +345,12 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         }
       }
     } else {
-      // Each warp's result to shared memory; the blocks' sums to the block that owns the row.
-      meet_gang(wk);
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        const int row = wm * 16 + (lane >> 2) + 8 * r;
-        float* result = results + result_row(wk, row) * OLD + 2 * (lane & 3);
-#pragma unroll
-        for (int n = 0; n < E / 8; n++) *(float2*)(result + 8 * n) = make_float2(st.out[n][2 * r], st.out[n][2 * r + 1]);
-      }
-      __syncthreads();
-      int start = tid;
-      asm volatile("" : "+r"(start));  // no address is found, and kept in a register, before
-      constexpr int SUMS = 2, STEP = THREADS / (E / 4);  // rows whose sums a thread has a part of at once; rows of the block's threads
-#pragma unroll
-      for (int begin = 0; begin < ROWS; begin += SUMS * STEP) {
-        if (begin >= used_rows) break;
-        const int at = start % (E / 4) * 4;
-        float4 v[SUMS];
-        float2 total[SUMS];
-#pragma unroll
-        for (int j = 0; j < SUMS; j++) {
-          const int row = begin + j * STEP + start / (E / 4);
-          float top = NONE, sum = 0.f;
-#pragma unroll
-          for (int k = 0; k < KW; k++) top = fmaxf(top, tops[row][k]);
-          const float base = top == NONE ? 0.f : top;
-          v[j] = make_float4(0, 0, 0, 0);
-#pragma unroll
-          for (int k = 0; k < KW; k++) {
-            const float weight = power_of_two(tops[row][k] - base);
-            const float4 r = *(const float4*)(results + result_row(k, row) * OLD + at);
-            v[j].x = fmaf(weight, r.x, v[j].x), v[j].y = fmaf(weight, r.y, v[j].y);
-            v[j].z = fmaf(weight, r.z, v[j].z), v[j].w = fmaf(weight, r.w, v[j].w), sum = fmaf(weight, sums[row][k], sum);
-          }
-          total[j] = make_float2(top, sum);
-        }
-#pragma unroll
-        for (int j = 0; j < SUMS; j++) {
-          const int row = begin + j * STEP + start / (E / 4), owner = row / OWNED, place = row % OWNED;
-          if (row >= used_rows) break;
-          const u32 counted = remote_address(barrier, owner);
-          send(remote_address(shared_address(joined + (rank * OWNED + place) * E + at), owner), v[j], counted);
-          if (at == 0) send(remote_address(shared_address(&joined_scores[rank][place]), owner), total[j], counted);
-        }
-      }
+      send_columns(st, results, joined, joined_scores, tops, sums, barrier, used_rows, rank, tid, wm, wk);
       const int owned_rows = min(max(used_rows - rank * OWNED, 0), OWNED);
       if (tid == 0 && owned_rows > 0) barrier_expect(barrier, C * owned_rows * (E * 4 + 8));
       leave_new_rows();  // while the others' results are on their way
       if (unit == 0) clear_padding();
-      if (owned_rows > 0) arrival_wait(barrier, parity), parity ^= 1;
+      if (owned_rows > 0) arrival_wait(barrier);  // its one phase: a block comes here for one item at most
       for (int i = tid; i < owned_rows * (E / 2); i += THREADS) {
         const int place = i / (E / 2), at = i % (E / 2) * 2;
         float2 values[C], scores[C];

@@ -93,15 +93,6 @@ __device__ __forceinline__ void arrival_wait(u32 bar) {
     if (tries > (1u << 22)) asm volatile("trap;");
   }
 }
-// The same for a phase of any parity.
-__device__ __forceinline__ void arrival_wait(u32 bar, int parity) {
-  for (u32 done = 0, tries = 0; !done; tries++) {
-    asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done) : "r"(bar), "r"(parity) : "memory");
-    if (tries > (1u << 22)) asm volatile("trap;");
-  }
-}
-
 // Copies from global to shared memory, without waiting.
 
 __device__ __forceinline__ void copy16(u32 to, const void* from) {
