@@ -74,7 +74,8 @@ recorded: what other words around the same questions do to the tokens of a round
 plan, as far as a figure goes with these. Steps are off by the residuals of their fit, those of
 one request by their own, and by what machines do between a profile and its runs: {host:.0f} us a
 round, and {batch:.1f} % of a round of several requests, as earlier campaigns say. None is fitted
-to how many intervals hold: all plans of a pair share one draw of the luck of its prompts, both of recorded and of"""
+to how many intervals hold: all plans of a pair share one draw of the luck of its prompts, both of
+recorded and of"""
 
 NOT_CAPTURED = """\
 ### What the model does not capture
@@ -85,7 +86,7 @@ NOT_CAPTURED = """\
 - A simulated request draws a stretch of another recorded one of its kind: the draft's luck of a
   request is not that request's. In a batch of 24 the last ones decide how long it takes.
 - Step times are medians of a profile. A machine that is busier, or whose clocks are lower, than it
-  was then is not in them.
+  was then is not in the prediction; the interval has what earlier campaigns say of it.
 - Prompts that are graphs, all of up to 256 tokens and of most ranks up to 2048, have the price of
   the next bucket. Longer ones are launched kernel by kernel: whatever else keeps the host busy is
   in their time.
