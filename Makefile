@@ -18,9 +18,10 @@ INSTALL := $(PIP) install --quiet -c constraints.txt $(if $(TORCH_INDEX),--extra
 demo: $(VENV)/.demo-installed
 	PATH="$(abspath $(VENV))/bin:$$PATH" bash examples/demo.sh
 
-# One thread a process: tests start processes of their own, and must not fight over cores.
+# Two processes of one thread, for 2 cores: tests start processes of their own. Each begins with half of
+# the tests and takes from the other when it is done. PYTEST_ARGS="-n 0": one process, as --pdb needs.
 test: $(VENV)/.dev-installed
-	OMP_NUM_THREADS=1 $(PY) -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev-installed
 	$(PY) -m ruff check .
