@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import multiprocessing
 import os
 import random
 import subprocess
@@ -36,6 +37,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Importing torch takes two seconds: processes that a fork server starts find it there.
+multiprocessing.set_forkserver_preload(["torch"])
+
 # Shared machines stall: a deadline would fail a test for what its neighbour does.
 settings.register_profile("dev", deadline=None, max_examples=50)
 settings.register_profile("ci", deadline=None, max_examples=100, derandomize=True)
@@ -67,12 +71,15 @@ def cli(tmp_path: Path) -> Cli:
 @pytest.fixture
 def cli_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Cli:
-    """As ``cli`` in this process: a tenth of the time, where a fresh one is not the point."""
+) -> Iterator[Cli]:
+    """As ``cli`` in this process: a tenth of the time, where a fresh one is not the point.
+
+    ``folder`` is another folder to run in.
+    """
     from codesign.cli import main
 
-    def run(*arguments: str | Path, **environment: str):
-        monkeypatch.chdir(tmp_path)
+    def run(*arguments: str | Path, folder: Path = tmp_path, **environment: str):
+        monkeypatch.chdir(folder)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         words = [str(word) for word in arguments]
@@ -82,7 +89,9 @@ def cli_here(
             code = int(stop.code or 0)
         return subprocess.CompletedProcess(words, code, *capsys.readouterr())
 
-    return run
+    yield run
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # a run or a profile takes as many as it has workers
 
 
 @pytest.fixture(scope="session")

@@ -95,14 +95,14 @@ def test_the_text_of_a_fit_names_each_step_and_each_kind_of_prompt(cli_here, pro
 
 
 @needs_two_cores
-def test_resuming_a_complete_profile_measures_nothing(cli, profile, tiny_models):
+def test_resuming_a_complete_profile_measures_nothing(cli_here, profile, tiny_models):
     out, printed = profile
     target, draft = tiny_models
     words = ["--target", target, "--draft", draft, "--workers", "2", "--temperature", "0.5"]
-    result = cli("profile", *words, "--quick", "--out", out, "--resume", "--json")
+    result = cli_here("profile", *words, "--quick", "--out", out, "--resume", "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["created"] == printed["created"]
-    changed = cli("profile", *words[:-2], "--quick", "--out", out, "--resume")
+    changed = cli_here("profile", *words[:-2], "--quick", "--out", out, "--resume")
     assert changed.returncode == 4
     assert "measured with another sampling" in changed.stderr
 
@@ -143,15 +143,16 @@ def test_ctrl_c_keeps_the_finished_parts_and_says_how_to_go_on(tiny_models, tmp_
         (["--draft", "ngram", "--temperature", "-1"], 4, "temperature"),
     ],
 )
-def test_what_is_missing_is_said_in_one_line(cli, tmp_path, words, code, message):
-    result = cli("profile", *words, "--out", "profile", CODESIGN_HOME=str(tmp_path / "empty"))
+def test_what_is_missing_is_said_in_one_line(cli_here, tmp_path, words, code, message):
+    home = str(tmp_path / "empty")
+    result = cli_here("profile", *words, "--out", "profile", CODESIGN_HOME=home)
     assert result.returncode == code
     assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-def test_a_target_without_a_draft_of_its_own_asks_for_one(cli, tiny_models):
-    result = cli("profile", "--target", tiny_models[0], "--out", "profile")
+def test_a_target_without_a_draft_of_its_own_asks_for_one(cli_here, tiny_models):
+    result = cli_here("profile", "--target", tiny_models[0], "--out", "profile")
     assert result.returncode == 2
     assert "Name one, or take --draft ngram" in result.stderr
 

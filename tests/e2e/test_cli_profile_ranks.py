@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,14 +38,29 @@ def codesign_(folder: Path, *words: object, python_path: str = "") -> subprocess
     )  # fmt: skip
 
 
+POSITIONS = 1024  # of the models: two contexts to time, not four
+
+
 @pytest.fixture(scope="module")
-def chain(tiny_models, tmp_path_factory) -> tuple[Path, dict]:
+def short_models(tiny_models, tmp_path_factory) -> list[Path]:
+    """The tiny pair with fewer positions."""
+    folder = tmp_path_factory.mktemp("short")
+    for source in tiny_models:
+        shutil.copytree(source, folder / source.name)
+        config = json.loads((source / "config.json").read_text())
+        config["max_position_embeddings"] = POSITIONS
+        (folder / source.name / "config.json").write_text(json.dumps(config))
+    return [folder / source.name for source in tiny_models]
+
+
+@pytest.fixture(scope="module")
+def chain(short_models, tmp_path_factory) -> tuple[Path, dict]:
     """A profile of the tiny pair, alone and split, and what was printed; no simulator is there."""
     folder = tmp_path_factory.mktemp("chain")
     (folder / "blocked").mkdir()
     for name in ("simpy", "streamlit", "scipy", "ray"):
         (folder / "blocked" / f"{name}.py").write_text("raise ImportError('not on this machine')")
-    target, draft = tiny_models
+    target, draft = short_models
     done = codesign_(
         folder, "profile", "--device", "cpu-ranks", "--deployments", "1,1+1", "--target", target,
         "--draft", draft, "--quick", "--out", "profile", "--json",
@@ -80,15 +96,15 @@ def test_a_profile_of_ranks_holds_every_step_of_every_deployment(chain):
     assert not (folder / "profile" / "parts").exists()
 
 
-def test_acceptance_is_recorded_on_the_ranks_as_on_threads(chain, tiny_models):
+def test_acceptance_is_recorded_on_the_ranks_as_on_threads(chain, short_models):
     """Both engines decode the same tokens, and drafts rank them alike."""
     from codesign.engine.model import load_decoder
     from codesign.policy.walk import Sampling
     from codesign.profiler.recorder import record_acceptance, recorded_requests
 
     recorded = read_table(chain[0] / "profile" / "acceptance.parquet", kind="profile")[0]
-    requests, _ = recorded_requests(tiny_models[0], 4096, is_quick=True)
-    target, draft = map(load_decoder, tiny_models)
+    requests, _ = recorded_requests(short_models[0], POSITIONS, is_quick=True)
+    target, draft = map(load_decoder, short_models)
     few = record_acceptance(
         requests[:3], target=target, draft=draft, sampling=Sampling(), num_workers=1
     )
@@ -97,11 +113,11 @@ def test_acceptance_is_recorded_on_the_ranks_as_on_threads(chain, tiny_models):
     assert recorded.groupby("request").size().eq(48).all()
 
 
-def test_profile_fit_plan_run_and_validate_follow_each_other(chain):
+def test_profile_fit_plan_run_and_validate_follow_each_other(chain, cli_here):
     import pandas as pd
 
     folder, _ = chain
-    done = codesign_(folder, "fit", "profile", "--out", "fit.json", "--json")
+    done = cli_here("fit", "profile", "--out", "fit.json", "--json", folder=folder)
     assert done.returncode == 0, done.stderr
     fit = Fit.load(folder / "fit.json")
     assert list(fit.costs) == ["1", "1+1"]
@@ -116,10 +132,10 @@ def test_profile_fit_plan_run_and_validate_follow_each_other(chain):
         }
     )
     write_table(folder / "trace.parquet", trace, header("trace", seed=0))
-    done = codesign_(
-        folder, "plan", "--trace", "trace.parquet", "--fit", "fit.json", "--workers", "2",
+    done = cli_here(
+        "plan", "--trace", "trace.parquet", "--fit", "fit.json", "--workers", "2",
         "--policies", "plain,tree-4x2x2,async-tree-4x2x2", "--max-batch", "2",
-        "--out", "plan.json", "--json",
+        "--out", "plan.json", "--json", folder=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     plan = json.loads((folder / "plan.json").read_text())
@@ -135,15 +151,26 @@ def test_profile_fit_plan_run_and_validate_follow_each_other(chain):
     assert run["metrics"]["num_finished"] == 4
     # Steps take a millisecond here, and neighbours' load is in them: the unit is what is checked.
     words = ("--tolerance", "900", "--report", "report.html", "--json")
-    done = codesign_(folder, "validate", "--plan", "plan.json", "--run", run["directory"], *words)
+    words = ("--plan", "plan.json", "--run", run["directory"], *words)
+    done = cli_here("validate", *words, folder=folder)
     assert done.returncode == 0, done.stderr
     assert (folder / "report.html").stat().st_size > 1000
+
+
+def test_too_few_gpus_end_the_process_in_one_line(tmp_path, tiny_models):
+    """At once, so in a process of its own."""
+    pair = ("--target", tiny_models[0], "--draft", tiny_models[1])
+    words = (*pair, "--device", "cuda", "--workers", "64", "--out", "no")
+    done = codesign_(tmp_path, "profile", *words)
+    assert done.returncode == HardwareError.exit_code, done.stderr
+    assert "needs 64 GPUs, found" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "error", "says"),
     [
-        (("--device", "cuda", "--workers", "64"), HardwareError, "needs 64 GPUs, found"),
         (("--deployments", "1+1"), UsageError, "add --device cuda"),
         (("--device", "cpu-ranks", "--deployments", "2x1"), UsageError, "2x1 has replicas"),
         (("--device", "cpu-ranks", "--deployments", "one"), InputError, "unknown split 'one'"),
@@ -154,10 +181,12 @@ def test_profile_fit_plan_run_and_validate_follow_each_other(chain):
         ),
     ],
 )
-def test_what_cannot_be_measured_is_said_in_one_line(tmp_path, tiny_models, words, error, says):
+def test_what_cannot_be_measured_is_said_in_one_line(
+    cli_here, tmp_path, tiny_models, words, error, says
+):
     target, draft = tiny_models
     pair = ("--target", target, "--draft", draft)
-    done = codesign_(tmp_path, "profile", *pair, *words, "--out", "no")
+    done = cli_here("profile", *pair, *words, "--out", "no")
     assert done.returncode == error.exit_code, done.stderr
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1

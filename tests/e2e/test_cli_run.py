@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,11 +64,10 @@ def ran(planned) -> tuple[Path, dict]:
     return planned, json.loads(done.stdout)
 
 
-def in_folder(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        codesign_words(*arguments), cwd=folder, env=environment(),
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+@pytest.fixture
+def in_folder(cli_here) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a command in a folder."""
+    return lambda folder, *arguments: cli_here(*arguments, folder=folder)
 
 
 def test_the_choice_and_all_baselines_are_run_and_no_token_differs(ran):
@@ -86,7 +86,7 @@ def test_the_choice_and_all_baselines_are_run_and_no_token_differs(ran):
         assert stored.records.seconds >= SECONDS
 
 
-def test_a_policy_of_the_simulator_alone_is_refused_before_models_are_loaded(planned):
+def test_a_policy_of_the_simulator_alone_is_refused_before_models_are_loaded(planned, in_folder):
     plan = Plan.load(planned / "plan.json")
     candidate = Candidate(Deployment(2), parse_policy("eagle-4x2x2"), 2)
     chosen = dataclasses.replace(plan.chosen, candidate=candidate)
@@ -104,7 +104,7 @@ def test_speculation_accepts_something_and_plain_decoding_nothing(ran):
     assert min(lengths.values()) > 1.0
 
 
-def test_resume_keeps_whole_runs_and_candidate_takes_a_policy(ran):
+def test_resume_keeps_whole_runs_and_candidate_takes_a_policy(ran, in_folder):
     folder, printed = ran
     (chain,) = (r for r in printed["runs"] if r["label"].startswith("chain-3"))
     files = [folder / run["directory"] / "run.json" for run in printed["runs"]]
@@ -116,7 +116,7 @@ def test_resume_keeps_whole_runs_and_candidate_takes_a_policy(ran):
     assert [path.stat().st_mtime_ns for path in files] == before
 
 
-def test_a_plan_by_data_sheet_runs_with_checkpoints_that_are_named(ran, tiny_models):
+def test_a_plan_by_data_sheet_runs_with_checkpoints_that_are_named(ran, in_folder, tiny_models):
     folder, printed = ran
     values = json.loads((folder / "plan.json").read_text())
     values |= {"target": "llama-3-70b:int4", "draft": "llama-3.2-1b:int4"}
@@ -140,7 +140,7 @@ def test_a_plan_by_data_sheet_runs_with_checkpoints_that_are_named(ran, tiny_mod
     assert read_run(folder / run["directory"]).summary["target"] == draft
 
 
-def test_validate_takes_the_runs_and_ends_with_0_or_6(ran):
+def test_validate_takes_the_runs_and_ends_with_0_or_6(ran, in_folder):
     folder, printed = ran
     runs = [run["directory"] for run in printed["runs"]]
     words = ("validate", "--plan", "plan.json", "--run", *runs, "--json", "--quiet")
@@ -153,7 +153,7 @@ def test_validate_takes_the_runs_and_ends_with_0_or_6(ran):
     assert "Traceback" not in result.stderr
 
 
-def test_validate_says_of_a_run_that_it_is_of_another_plan(ran):
+def test_validate_says_of_a_run_that_it_is_of_another_plan(ran, in_folder):
     folder, printed = ran
     (folder / "other.json").write_text((folder / "plan.json").read_text() + "\n")
     plain = next(r["directory"] for r in printed["runs"] if r["label"].startswith("plain"))
@@ -169,7 +169,7 @@ TALKATIVE = (
 )
 
 
-def test_ctrl_c_keeps_what_is_finished_and_resume_completes_it(planned):
+def test_ctrl_c_keeps_what_is_finished_and_resume_completes_it(planned, in_folder):
     words = (
         "run", "--plan", "plan.json", "--candidate", "plain", "--candidate", "chain-3",
         "--out", "cut", "--json",
@@ -200,10 +200,7 @@ def test_ctrl_c_keeps_what_is_finished_and_resume_completes_it(planned):
     assert f"{num_left} of 7 requests did not finish" in checked.stderr
 
     kept = (plain / "run.json").stat().st_mtime_ns
-    again = subprocess.run(
-        codesign_words(*words, "--resume"), cwd=planned, env=environment(),
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    again = in_folder(planned, *words, "--resume")
     assert again.returncode == 0, again.stderr
     assert (plain / "run.json").stat().st_mtime_ns == kept
     assert json.loads(again.stdout)["differing_requests"] == []
@@ -221,7 +218,7 @@ def test_ctrl_c_keeps_what_is_finished_and_resume_completes_it(planned):
         (("--plan", "plan.json", "--out", "trace.csv"), 4, "cannot write into trace.csv: "),
     ],
 )
-def test_what_cannot_be_run_is_said_in_one_line(planned, flags, code, words):
+def test_what_cannot_be_run_is_said_in_one_line(planned, in_folder, flags, code, words):
     result = in_folder(planned, "run", "--out", "refused", *flags, "--quiet")
     assert result.returncode == code
     assert words in result.stderr

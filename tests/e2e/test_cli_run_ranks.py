@@ -103,7 +103,7 @@ def test_a_plan_runs_on_rank_groups_and_no_token_differs(planned):
         assert (found["metrics"]["acceptance_length"] > 1.0) == speculates
 
 
-def test_both_engines_share_steps_and_memory_as_the_plan_says(planned):
+def test_both_engines_share_steps_and_memory_as_the_plan_says(planned, cli_here):
     """And refuse the request that does not fit, while they serve the others."""
     plan = Plan.load(planned / "plan.json")
     replay = Replay(plan, planned / "plan.json")
@@ -119,7 +119,7 @@ def test_both_engines_share_steps_and_memory_as_the_plan_says(planned):
     outputs = []
     for device in ("cpu", "cpu-ranks"):
         words = (*wanted("plain on 1"), "--device", device, "--out", f"shared-{device}", "--quiet")
-        done = run(planned, *words, "--plan", "shared.json", "--json")
+        done = cli_here("run", "--plan", "shared.json", *words, "--json", folder=planned)
         assert done.stdout, done.stderr
         assert done.returncode == InputError.exit_code
         (found,) = json.loads(done.stdout)["runs"]
@@ -231,27 +231,41 @@ def second_process(agent: int) -> int:
     raise AssertionError("torchrun started no second process")
 
 
+def test_too_few_processes_of_torchrun_are_refused_in_one_line(planned):
+    words = (*wanted("tree-4x2x2 on 2"), "--device", "cpu-ranks", "--out", "no")
+    done = run(planned, *words, launcher=torchrun(1))
+    assert done.returncode == 1  # torchrun's own
+    assert done.stderr.count("needs 2 ranks, torchrun started") == 1
+    assert not (planned / "no").exists()
+
+
+# What torchrun tells a process that it starts alone.
+OF_TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "a", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("words", "launcher", "error", "says"),
+    ("words", "environment", "error", "says"),
     [
-        (("--device", "cuda"), (), HardwareError, "needs 2 GPUs on this machine, found 0"),
-        (("--device", "cpu-ranks"), torchrun(1), HardwareError, "needs 2 ranks, torchrun started"),
-        ((), torchrun(1), UsageError, "add --device cuda"),
+        (("--device", "cuda"), {}, HardwareError, "needs 2 GPUs on this machine, found 0"),
+        ((), OF_TORCHRUN, UsageError, "add --device cuda"),
     ],
-    ids=["too few GPUs", "too few processes", "torchrun without ranks"],
+    ids=["too few GPUs", "torchrun without ranks"],
 )
-def test_what_cannot_run_is_said_in_one_line(planned, words, launcher, error, says):
+def test_what_cannot_run_is_said_in_one_line(planned, cli_here, words, environment, error, says):
     if "cuda" in words:
         torch = pytest.importorskip("torch")
         if torch.cuda.is_available():
             pytest.skip("this machine has GPUs")
-    done = run(planned, *wanted("tree-4x2x2 on 2"), *words, "--out", "no", launcher=launcher)
-    assert done.returncode == (error.exit_code if not launcher else 1)  # torchrun's own is 1
+    words = ("--plan", "plan.json", *wanted("tree-4x2x2 on 2"), *words, "--out", "no")
+    done = cli_here("run", *words, folder=planned, **environment)
+    assert done.returncode == error.exit_code
     assert len([line for line in done.stderr.splitlines() if says in line]) == 1
     assert not (planned / "no").exists()
 
 
-def test_a_draft_of_an_unknown_kind_is_refused(planned, tiny_models, tmp_path):
+def test_a_draft_of_an_unknown_kind_is_refused(planned, cli_here, tiny_models, tmp_path):
     for file in tiny_models[1].iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = json.loads((tmp_path / "config.json").read_text())
@@ -259,18 +273,19 @@ def test_a_draft_of_an_unknown_kind_is_refused(planned, tiny_models, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     plan = Plan.load(planned / "plan.json")
     dataclasses.replace(plan, draft=str(tmp_path)).save(planned / "yarn.json")
-    done = run(planned, "--plan", "yarn.json", "--device", "cpu-ranks", "--out", "no")
+    words = ("--plan", "yarn.json", "--device", "cpu-ranks", "--out", "no")
+    done = cli_here("run", *words, folder=planned)
     assert done.returncode == InputError.exit_code
     assert "asks for rope type 'yarn'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_replicas_are_refused_under_torchrun(planned):
+def test_replicas_are_refused_under_torchrun(planned, cli_here):
     plan = Plan.load(planned / "plan.json")
     candidate = Candidate(Deployment(1, replicas=2), parse_policy("plain"), 2)
     chosen = dataclasses.replace(plan.chosen, candidate=candidate)
     dataclasses.replace(plan, chosen=chosen).save(planned / "replicas.json")
     words = ("--plan", "replicas.json", "--device", "cpu-ranks", "--out", "no")
-    done = run(planned, *words, launcher=torchrun(1))
-    assert done.returncode == 1  # torchrun's own
+    done = cli_here("run", *words, folder=planned, **OF_TORCHRUN)
+    assert done.returncode == HardwareError.exit_code
     assert "Start without torchrun" in done.stderr

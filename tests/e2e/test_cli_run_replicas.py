@@ -189,15 +189,12 @@ def replica_process(parent: int, number: int) -> int:
     raise AssertionError(f"no process of replica {number}")
 
 
-def test_a_pool_for_prompts_is_refused(folder):
+def test_a_pool_for_prompts_is_refused(folder, cli_here):
     words = endless(folder, "pool")
     plan = Plan.load(folder / "pool.json")
     chosen = scored("plain on 2x1/p1")
     dataclasses.replace(plan, chosen=chosen).save(folder / "pool.json")
-    done = subprocess.run(
-        [sys.executable, "-m", "codesign", *words[:-2]], cwd=folder, env=ENVIRONMENT,
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = cli_here(*words[:-2], folder=folder)
     assert done.returncode == 4
     assert "has a pool for prompts, which the engine does not run yet" in done.stderr
     assert len(done.stderr.splitlines()) == 1

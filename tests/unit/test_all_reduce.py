@@ -38,7 +38,8 @@ def run_rank(rank: int, work: Callable[[int], list[Tensor]], store: str, results
 def of_ranks(work: Callable[[int], list[Tensor]], folder: Path) -> list[list[Tensor]]:
     """What each of three processes of one group comes to."""
     results = str(folder / "sum")
-    mp.spawn(run_rank, (work, str(folder / "store"), results), nprocs=WORLD)
+    arguments = (work, str(folder / "store"), results)
+    mp.start_processes(run_rank, arguments, nprocs=WORLD, start_method="forkserver")
     return [torch.load(f"{results}.{rank}") for rank in range(WORLD)]
 
 

@@ -50,7 +50,7 @@ def peer(tmp_path: Path):
 
     def start(function):
         store = str(tmp_path / "store")
-        process = multiprocessing.get_context("spawn").Process(target=function, args=(store,))
+        process = multiprocessing.get_context("forkserver").Process(target=function, args=(store,))
         process.start()
         started.append(process)
         join(store, 0)
