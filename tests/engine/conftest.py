@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +27,18 @@ from codesign.policy.speculation import Speculation, parse_policy
 from codesign.policy.trees import BestTree
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
+
+sys.path.append(str(Path(__file__).parent))  # of processes that a fork server starts, too
+import forked
+
+multiprocessing.set_forkserver_preload([*forked.LOADED])
+
+
+@pytest.fixture(autouse=True)
+def loaded_processes(monkeypatch) -> None:
+    """The engine's processes begin with what the fork server has loaded."""
+    monkeypatch.setattr(subprocess, "Popen", forked.popen)
+
 
 VOCABULARY = 61
 CONFIG = {
@@ -115,6 +130,24 @@ def serve(pair: Pair) -> Serve:
         deployment = Deployment(target_workers=1, draft_workers=int(spec.is_async))
         candidate = Candidate(deployment, spec, max_batch)
         return run_candidate(candidate, requests, target=pair.target, **options)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def kept_runs() -> dict[object, EngineRun]:
+    return {}
+
+
+@pytest.fixture
+def serve_plain(serve: Serve, kept_runs) -> Callable[..., EngineRun]:
+    """``serve("plain", ...)``, once in a module for the same requests and options."""
+
+    def run(requests: Sequence[BoundRequest], **options) -> EngineRun:
+        key = (tuple(requests), *sorted(options.items()))
+        if key not in kept_runs:
+            kept_runs[key] = serve("plain", requests, **options)
+        return kept_runs[key]
 
     return run
 

@@ -48,9 +48,11 @@ COST = RoundCost(
 @pytest.mark.parametrize("max_batch", [1, 4])
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("policy", SERIAL)
-def test_serial_speculation_changes_no_token(serve, make_requests, policy, sampling, max_batch):
+def test_serial_speculation_changes_no_token(
+    serve, serve_plain, make_requests, policy, sampling, max_batch
+):
     requests = make_requests(5)
-    plain = serve("plain", requests, max_batch=max_batch, sampling=sampling)
+    plain = serve_plain(requests, max_batch=max_batch, sampling=sampling)
     ours = serve(policy, requests, max_batch=max_batch, sampling=sampling)
     assert ours.outputs == plain.outputs
     assert len(ours.records.rounds) < len(plain.records.rounds)
@@ -70,10 +72,12 @@ def test_serial_speculation_changes_no_token(serve, make_requests, policy, sampl
         "batch-tree-8x2x4",
     ],
 )
-def test_adaptive_speculation_changes_no_token(serve, make_requests, policy, sampling, max_batch):
+def test_adaptive_speculation_changes_no_token(
+    serve, serve_plain, make_requests, policy, sampling, max_batch
+):
     requests = make_requests(6)
     setup = PolicySetup(parse_policy(policy), cost=COST, slo_tpot=0.05)
-    plain = serve("plain", requests, sampling=sampling, max_batch=max_batch)
+    plain = serve_plain(requests, sampling=sampling, max_batch=max_batch)
     ours = serve(policy, requests, sampling=sampling, setup=setup, max_batch=max_batch)
     assert ours.outputs == plain.outputs
     assert ours.records.rounds[2].num_draft_tokens > 0
@@ -81,9 +85,11 @@ def test_adaptive_speculation_changes_no_token(serve, make_requests, policy, sam
 
 @pytest.mark.parametrize("max_batch", [1, 4])
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-def test_disaggregated_speculation_changes_no_token(serve, make_requests, sampling, max_batch):
+def test_disaggregated_speculation_changes_no_token(
+    serve, serve_plain, make_requests, sampling, max_batch
+):
     requests = make_requests(5)
-    plain = serve("plain", requests, max_batch=max_batch, sampling=sampling)
+    plain = serve_plain(requests, max_batch=max_batch, sampling=sampling)
     chance = random.Random(0)
     delays = [chance.choice([0.0, 0.0, 0.003, 0.01]) for _ in range(400)]
     ours = serve(
@@ -109,11 +115,13 @@ def test_disaggregated_speculation_changes_no_token(serve, make_requests, sampli
         "ssd-3x2",
     ],
 )
-def test_every_way_to_draft_beside_the_verification_changes_no_token(serve, make_requests, policy):
+def test_every_way_to_draft_beside_the_verification_changes_no_token(
+    serve, serve_plain, make_requests, policy
+):
     requests = make_requests(5)
     sampling = SAMPLINGS["0.7"]
     setup = PolicySetup(parse_policy(policy), cost=COST)
-    plain = serve("plain", requests, sampling=sampling)
+    plain = serve_plain(requests, sampling=sampling)
     ours = serve(policy, requests, sampling=sampling, setup=setup)
     assert ours.outputs == plain.outputs
     assert not ours.records.notes
@@ -138,13 +146,13 @@ def test_a_policy_of_the_simulator_alone_is_refused(serve, make_requests):
 
 @pytest.mark.parametrize("policy", ["chain-5", "tree-8x4x2", "async-tree-6x3x2"])
 def test_stop_tokens_inside_accepted_runs_end_requests_at_the_same_token(
-    serve, make_requests, policy
+    serve, serve_plain, make_requests, policy
 ):
     requests = make_requests(6, max_new_tokens=40)
-    free = serve("plain", requests)
+    free = serve_plain(requests)
     # Tokens from the middle of outputs, so that they come up inside accepted runs.
     stops = frozenset(tokens[len(tokens) // 2] for tokens in free.outputs.values())
-    plain = serve("plain", requests, stop_tokens=stops)
+    plain = serve_plain(requests, stop_tokens=stops)
     ours = serve(policy, requests, stop_tokens=stops)
     assert ours.outputs == plain.outputs
     assert all(len(tokens) < 40 and tokens[-1] in stops for tokens in ours.outputs.values())
@@ -153,9 +161,11 @@ def test_stop_tokens_inside_accepted_runs_end_requests_at_the_same_token(
 
 @pytest.mark.parametrize("policy", ["chain-3", "tree-8x4x2", "async-tree-8x4x2"])
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 3])
-def test_limits_hold_for_very_short_outputs(serve, make_requests, policy, max_new_tokens):
+def test_limits_hold_for_very_short_outputs(
+    serve, serve_plain, make_requests, policy, max_new_tokens
+):
     requests = make_requests(5, max_new_tokens=max_new_tokens)
-    plain = serve("plain", requests)
+    plain = serve_plain(requests)
     ours = serve(policy, requests)
     assert ours.outputs == plain.outputs
     assert {len(tokens) for tokens in ours.outputs.values()} == {max_new_tokens}

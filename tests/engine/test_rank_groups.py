@@ -56,6 +56,19 @@ def serve_ranks(pair):
     return run
 
 
+@pytest.fixture
+def plain_on_a_rank(serve_ranks, kept_runs):
+    """Plain decoding on one rank, once for the same requests and sampling."""
+
+    def run(requests, sampling=None):
+        key = (tuple(requests), sampling)
+        if key not in kept_runs:
+            kept_runs[key] = serve_ranks("plain", requests, sampling=sampling or Sampling())
+        return kept_runs[key]
+
+    return run
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_one_rank_decodes_as_the_cpu_engine_does(serve, serve_ranks, make_requests, sampling):
     requests = make_requests(5)
@@ -67,9 +80,11 @@ def test_one_rank_decodes_as_the_cpu_engine_does(serve, serve_ranks, make_reques
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("policy", ["chain-3", "tree-8x4x2", "tree-4x2x3"])
-def test_serial_speculation_changes_no_token(serve_ranks, make_requests, policy, sampling):
+def test_serial_speculation_changes_no_token(
+    serve_ranks, plain_on_a_rank, make_requests, policy, sampling
+):
     requests = make_requests(5)
-    plain = serve_ranks("plain", requests, sampling=sampling)
+    plain = plain_on_a_rank(requests, sampling)
     ours = serve_ranks(policy, requests, sampling=sampling)
     assert ours.outputs == plain.outputs
     assert len(ours.records.rounds) < len(plain.records.rounds)
@@ -80,11 +95,11 @@ def test_serial_speculation_changes_no_token(serve_ranks, make_requests, policy,
     [("plain", 2, 0), ("tree-8x4x2", 3, 0), ("async-tree-8x4x2", 1, 1), ("async-tree-8x4x2", 2, 2)],
 )
 def test_any_split_of_the_ranks_changes_no_token(
-    serve_ranks, make_requests, policy, target_ranks, draft_ranks
+    serve_ranks, plain_on_a_rank, make_requests, policy, target_ranks, draft_ranks
 ):
     requests = make_requests(5)
     sampling = SAMPLINGS["0.7"]
-    plain = serve_ranks("plain", requests, sampling=sampling)
+    plain = plain_on_a_rank(requests, sampling)
     ours = serve_ranks(
         policy, requests, sampling=sampling, target_ranks=target_ranks, draft_ranks=draft_ranks
     )
@@ -94,9 +109,9 @@ def test_any_split_of_the_ranks_changes_no_token(
         assert len(ours.records.rounds) < len(plain.records.rounds)
 
 
-def test_ranks_in_turns_gather_through_their_sums(serve_ranks, make_requests):
+def test_ranks_in_turns_gather_through_their_sums(serve_ranks, plain_on_a_rank, make_requests):
     requests, sampling = make_requests(3), SAMPLINGS["0.7"]
-    plain = serve_ranks("plain", requests, sampling=sampling)
+    plain = plain_on_a_rank(requests, sampling)
     ours = serve_ranks(
         "async-tree-8x4x2", requests, sampling=sampling, target_ranks=2, draft_ranks=2,
         shares_gpus=True,
@@ -137,9 +152,11 @@ class Killer:
             os.kill(self._ranks[-1].pids[self._rank], self._sign)
 
 
-def test_a_killed_draft_rank_loses_no_request(serve_ranks, make_requests, monkeypatch):
+def test_a_killed_draft_rank_loses_no_request(
+    serve_ranks, plain_on_a_rank, make_requests, monkeypatch
+):
     requests = make_requests(5)
-    plain = serve_ranks("plain", requests)
+    plain = plain_on_a_rank(requests)
     killer = Killer(monkeypatch, 0, after=8)
     ours = serve_ranks("async-tree-8x4x2", requests, target_ranks=1, draft_ranks=1, progress=killer)
     assert ours.outputs == plain.outputs
@@ -147,10 +164,10 @@ def test_a_killed_draft_rank_loses_no_request(serve_ranks, make_requests, monkey
 
 
 def test_a_killed_target_rank_ends_the_run_soon_with_what_is_done(
-    serve_ranks, make_requests, monkeypatch
+    serve_ranks, plain_on_a_rank, make_requests, monkeypatch
 ):
     requests = make_requests(5)
-    plain = serve_ranks("plain", requests)
+    plain = plain_on_a_rank(requests)
     killer = Killer(monkeypatch, 1, after=8)
     ours = serve_ranks("plain", requests, target_ranks=2, progress=killer, inspect=None)
     assert time.monotonic() - killer.at < SILENCE
@@ -160,19 +177,23 @@ def test_a_killed_target_rank_ends_the_run_soon_with_what_is_done(
         assert tokens == plain.outputs[request_id][: len(tokens)]
 
 
-def test_a_hung_draft_rank_loses_no_request(serve_ranks, make_requests, monkeypatch):
+def test_a_hung_draft_rank_loses_no_request(
+    serve_ranks, plain_on_a_rank, make_requests, monkeypatch
+):
     requests = make_requests(4)
-    plain = serve_ranks("plain", requests)
+    plain = plain_on_a_rank(requests)
     killer = Killer(monkeypatch, 0, after=8, sign=signal.SIGSTOP)
     ours = serve_ranks("async-tree-8x4x2", requests, draft_ranks=1, progress=killer, silence=1.0)
     assert ours.outputs == plain.outputs
     assert "the draft gave no answer within 1 s" in ours.records.notes[0]
 
 
-def test_a_hung_follower_of_the_draft_loses_no_request(serve_ranks, make_requests, monkeypatch):
+def test_a_hung_follower_of_the_draft_loses_no_request(
+    serve_ranks, plain_on_a_rank, make_requests, monkeypatch
+):
     """Its leader notices; so does the target, whichever is first."""
     requests = make_requests(4)
-    plain = serve_ranks("plain", requests)
+    plain = plain_on_a_rank(requests)
     killer = Killer(monkeypatch, 1, after=8, sign=signal.SIGSTOP)
     ours = serve_ranks("async-tree-8x4x2", requests, draft_ranks=2, progress=killer, silence=1.0)
     assert ours.outputs == plain.outputs
@@ -180,10 +201,10 @@ def test_a_hung_follower_of_the_draft_loses_no_request(serve_ranks, make_request
 
 
 def test_a_hung_target_rank_ends_the_run_soon_with_what_is_done(
-    serve_ranks, make_requests, monkeypatch
+    serve_ranks, plain_on_a_rank, make_requests, monkeypatch
 ):
     requests = make_requests(4)
-    plain = serve_ranks("plain", requests)
+    plain = plain_on_a_rank(requests)
     killer = Killer(monkeypatch, 1, after=8, sign=signal.SIGSTOP)
     ours = serve_ranks(
         "plain", requests, target_ranks=2, progress=killer, inspect=None, silence=1.0
