@@ -249,7 +249,7 @@ OF_TORCHRUN = {
     ("words", "environment", "error", "says"),
     [
         (("--device", "cuda"), {}, HardwareError, "needs 2 GPUs on this machine, found 0"),
-        ((), OF_TORCHRUN, UsageError, "add --device cuda"),
+        ((), OF_TORCHRUN, UsageError, "torchrun needs --device cuda"),
     ],
     ids=["too few GPUs", "torchrun without ranks"],
 )

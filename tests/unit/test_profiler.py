@@ -385,17 +385,20 @@ def test_a_draft_step_is_as_a_round_has_it(monkeypatch):
         assert events == ["before"] + 3 * ["forward"]
 
 
+SHORT = 0.1  # seconds, and long enough for a busy machine
+
+
 @pytest.mark.parametrize(("op", "slow"), [("reroot", "receive"), ("choice", "candidates")])
 def test_an_answer_is_timed_in_two_parts_and_after_something_else(monkeypatch, op, slow):
     events = []
     work = getattr(DraftSide, slow)
-    monkeypatch.setattr(DraftSide, slow, lambda *a, **k: (sleep(0.02), work(*a, **k))[1])
+    monkeypatch.setattr(DraftSide, slow, lambda *a, **k: (sleep(SHORT), work(*a, **k))[1])
     bench = DraftSteps(StagedNgrams(), vocab=61, num_requests=8)
     others = {"reroot": "choice", "choice": "reroot"}
     shape = StepShape(op, 8, 8, 32)
-    seconds = bench.seconds(shape, before=lambda: (sleep(0.02), events.append("before")))
-    assert seconds == pytest.approx(0.022, abs=0.006)
-    assert bench.seconds(dataclasses.replace(shape, op=others[op])) < 0.015
+    seconds = bench.seconds(shape, before=lambda: (sleep(SHORT), events.append("before")))
+    assert SHORT <= seconds < 1.9 * SHORT
+    assert bench.seconds(dataclasses.replace(shape, op=others[op])) < 0.9 * SHORT
     assert events == ["before"]
 
 
@@ -448,10 +451,10 @@ def test_loops_are_of_one_request_and_of_many():
 def test_the_seconds_of_forwards_in_a_row_are_those_of_one(monkeypatch):
     drafter = StagedNgrams()
     forward = drafter.forward
-    monkeypatch.setattr(drafter, "forward", lambda *a: (sleep(0.02), forward(*a))[1])
+    monkeypatch.setattr(drafter, "forward", lambda *a: (sleep(SHORT), forward(*a))[1])
     bench = DraftSteps(drafter, vocab=61, num_requests=2)
     for rows in (1, 4, 16):
-        assert bench.seconds(StepShape("draft", 1, rows, 32)) == pytest.approx(0.021, abs=0.006)
+        assert SHORT <= bench.seconds(StepShape("draft", 1, rows, 32)) < 1.9 * SHORT
 
 
 def test_splits_are_all_up_to_four_workers_and_then_powers_of_two():
