@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from statistics import NormalDist
 
 import numpy as np
 import pandas as pd
@@ -56,17 +57,18 @@ class UnsureStep(StepTime):
 
 
 def unsure_cost(
-    fit: Fit, label: str, generator: np.random.Generator, *, seconds: float
+    fit: Fit, label: str, generator: np.random.Generator, *, seconds: float, drift: float
 ) -> RoundCost:
     """A deployment's costs, each kind of step wrong by draws of its error.
 
     How wrong a form is, is another matter with each number of requests: these are other shapes.
-    What a machine does after its profile is one draw for all of a round, which takes ``seconds``.
+    What a machine does after its profile is ``drift`` standard deviations for all of a round, which
+    takes ``seconds``.
     """
     cost, steps = fit.costs[label], {}
     numbers = range(1, MOST_REQUESTS + 1)
     drifts = np.array([fit.drift(label, seconds, requests=number) for number in numbers])
-    drifted = np.exp(drifts * generator.normal())
+    drifted = np.exp(drifts * drift)
     for name in FORWARDS:
         step, most = getattr(cost, name), 1 if name in PROMPTS else MOST_REQUESTS
         sigmas = [fit.standard_error(f"{label}/{name}", requests=n + 1) for n in range(most)]
@@ -83,8 +85,11 @@ def replay_draws(
     label, generator = run.candidate.deployment.unit.label, np.random.default_rng(plan.seed)
     found: dict[str, list[float]] = {}
     seconds = sum(c.predicted.value for c in run.spans if c.name in ("target", "draft"))
-    for draw in range(NUM_DRAWS):
-        drawn = replace(fit, costs={label: unsure_cost(fit, label, generator, seconds=seconds)})
+    # Evenly spread, as their mean would move the prediction.
+    drifts = [NormalDist().inv_cdf((draw + 0.5) / NUM_DRAWS) for draw in range(NUM_DRAWS)]
+    for draw, drift in enumerate(generator.permutation(drifts).tolist()):
+        cost = unsure_cost(fit, label, generator, seconds=seconds, drift=drift)
+        drawn = replace(fit, costs={label: cost})
         outcome, _ = simulate_outcome(
             requests.iloc[: len(run.requests)],
             run.candidate,

@@ -99,7 +99,8 @@ NOT_CAPTURED = """\
   its acceptance is not that request's own. In a batch of 24 the last ones decide how long it
   takes.
 - *A changed machine.* Step times are medians of a profile. If the machine is busier in the run, or
-  its clocks are lower, the prediction does not know.
+  its clocks are lower, the prediction does not know; the interval includes what earlier campaigns
+  say of it.
 - *Long prompts.* Prompts that run as CUDA graphs (all of up to 256 tokens, and on most ranks up to
   2048) have the price of the next larger bucket. Longer ones are launched kernel by kernel, and
   whatever else keeps the host busy is in their time.
