@@ -1,10 +1,10 @@
 """What a machine does between its profile and its runs, which is in no residual of a fit.
 
 Priors from the three campaigns of 22 and 23 November before the one that they were judged on
-(docs/validation.md, "What no residual knows"): with the tokens of a round known, runs of one
-request were off by a fixed time a round beyond their steps' residuals, of a 70B and an 8B alike,
-and by no share of it. A shared host does that: a run meets its slow phases in another mix than the
-profile did. Runs of several requests were off by a share of the round besides.
+(docs/validation.md, "Changes of a machine between profile and runs"): with the tokens of a round
+known, runs of one request were off by a fixed time a round beyond their steps' residuals, of a 70B
+and an 8B alike, and by no share of it. A shared host does that: a run meets its slow phases in
+another mix than the profile did. Runs of several requests were off by a share of the round besides.
 
 Must not import torch.
 """
