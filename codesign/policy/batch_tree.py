@@ -41,11 +41,11 @@ from typing import cast
 import numpy as np
 
 from codesign.policy.batch_ahead import beats_plain, best_forwards, next_forward
-from codesign.policy.batch_round import LEAST, Choice, Floats
+from codesign.policy.batch_beside import leaves_beside
+from codesign.policy.batch_round import Choice, Floats
 from codesign.policy.batch_rows import (
     NEVER,
     best_nodes,
-    leaves_above,
     leaves_worth,
     no_leaves,
     prospects,
@@ -275,7 +275,10 @@ class BatchTree(Repeating):
             return no_leaves(own)
         this, rate = self._round, self._choice.rate
         confidence, tops = prospects(own)
-        leaves, prompts = self._leaves_beside(own, confidence, tops)
+        leaves, prompts = leaves_beside(
+            this, self._goodput, self.traffic, own, confidence, tops,
+            width=self._spec.width, rate=rate,
+        )  # fmt: skip
         num_rows = sum(map(len, leaves))
         seconds = this.draft.forward(num_rows, this.context)
         moving = this.draft.of(num_rows, this.context) - seconds  # after the verification
@@ -287,31 +290,3 @@ class BatchTree(Repeating):
             return no_leaves(own)
         this.beside += seconds + prompts
         return leaves
-
-    def _leaves_beside(
-        self, trees: Sequence[BudgetTree], confidence: Floats, tops: Floats
-    ) -> tuple[Leaves, float]:
-        """Leaves whose children may be worth a row, and seconds of the prompts run with them."""
-        this, width = self._round, self._spec.width
-        level = this.draft_row(len(trees), self._choice.rate)
-        bounds = np.minimum(np.log(level / np.maximum(confidence, LEAST)), 0.0)
-        leaves = no_leaves(trees)
-        prompts = 0.0
-        paying = (tops >= bounds).nonzero()[0]
-        for i, bound in zip(paying.tolist(), bounds[paying].tolist(), strict=True):
-            tree = trees[i]
-            # A new request's prompt runs while the target runs it, too.
-            if tree.missing >= COLD and tree.emitted:
-                seconds = prompts + self._goodput.draft_prompt_seconds(tree.missing)
-                seconds -= self._goodput.draft_prompts_once if prompts else 0.0
-                late = this.beside + seconds - this.verification
-                if not self._is_worth_delay(tree, confidence[i], late):
-                    continue
-                prompts = seconds
-            leaves[i] = leaves_above(tree, width, bound)
-        return leaves, prompts
-
-    def _is_worth_delay(self, tree: BudgetTree, gain: float, late: float) -> bool:
-        """Whether drafting for a request will yield more than running what it missed delays all."""
-        num_rounds = float(self.traffic.expected_left(tree.emitted)) / (1.0 + gain)
-        return gain * num_rounds > self._choice.rate * late

@@ -8,7 +8,7 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 from codesign.errors import InputError
-from codesign.policy.adaptive import INITIAL_CONFIDENCE, SpecServe, TurboSpec
+from codesign.policy.adaptive import INITIAL_CONFIDENCE, SpecServe
 from codesign.policy.adaserve import AdaServe
 from codesign.policy.batch_tree import BatchTree
 from codesign.policy.chains import FixedChain, FreeChain, ParallelChain
@@ -26,6 +26,7 @@ from codesign.policy.labels import (
 from codesign.policy.parallel import MicroBatches, Outcomes
 from codesign.policy.spec import KINDS, Kind, SpeculationSpec
 from codesign.policy.trees import BestTree, InFlightTree, StaticTree
+from codesign.policy.turbospec import TurboSpec
 
 __all__ = [
     "FAMILIES",

@@ -12,7 +12,7 @@ import pytest
 from codesign.engine import draft_worker
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.partner import LocalDraft
-from codesign.policy.adaptive import SpecServe, TurboSpec
+from codesign.policy.adaptive import SpecServe
 from codesign.policy.batch_round import RowPrices
 from codesign.policy.batch_tree import BatchTree
 from codesign.policy.budget_tree import BudgetTree
@@ -34,6 +34,7 @@ from codesign.policy.speculation import (
     build_speculation,
     parse_policy,
 )
+from codesign.policy.turbospec import TurboSpec
 
 PROMPT, TOKENS, REQUESTS = 5, 120, 3
 DEAR = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.1)
