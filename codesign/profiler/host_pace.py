@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SLOW = 1.25  # times another pace from which on both are not the same
+MATTERS = 0.005  # of a plain step: what the host takes more or less changes no prediction
 MORE = Effort(0.3, 1, 2)  # more passes, in seconds of those before
 _MORE_SERIES = 2
 _UNSETTLED = 1.0 / 3.0  # share of samples off the median from which passes are repeated
@@ -31,15 +32,20 @@ class HostPace:
     Args:
         sample: Returns seconds of the host in a plain round.
         series: Times what lies between steps; host seconds of a plain round come first.
+        least: Seconds by which paces differ at least, however quick the host is.
 
     Attributes:
         samples: So far, in order; those of series, too.
     """
 
     def __init__(
-        self, sample: Callable[[], float], series: Callable[[], list[pd.DataFrame]]
+        self,
+        sample: Callable[[], float],
+        series: Callable[[], list[pd.DataFrame]],
+        least: float = 0.0,
     ) -> None:
         self.samples: list[float] = []
+        self._least = least
         self._sample = sample
         self._time_series = series
         self._series: list[tuple[float, list[pd.DataFrame]]] = []
@@ -89,7 +95,7 @@ class HostPace:
     def note(self) -> str:
         """What a reader must know of the host; "" if it kept its pace."""
         quick, worst, count = min(self.samples), max(self.samples), len(self.samples)
-        num_slow = sum(sample > SLOW * quick for sample in self.samples)
+        num_slow = sum(self._is_slower(sample, quick) for sample in self.samples)
         if not (self.is_unsettled or len(self._usual_series()) < len(self._series)):
             return ""
         found = (
@@ -98,14 +104,14 @@ class HostPace:
         )
         if not self._usual_series():
             return f"{found}; no series was taken at its usual pace: measure again"
-        if self.usual > SLOW * quick:
+        if self._is_slower(self.usual, quick):
             return f"{found}; it was so for most of the time, and runs may be quicker"
         return f"{found}; what was timed between steps then does not count"
 
     def _look(self) -> None:
         """Sample, and take a series at once if the host is quicker than in those so far."""
         pace, quickest = self._sample(), min((pace for pace, _ in self._series), default=0.0)
-        if SLOW * pace < quickest and self._num_more < _MORE_SERIES:
+        if self._is_slower(quickest, pace) and self._num_more < _MORE_SERIES:
             self._take_more()
         else:
             self.samples.append(pace)
@@ -118,11 +124,14 @@ class HostPace:
         return [series for series in self._series if self._is_usual(series[0])]
 
     def _is_usual(self, pace: float) -> bool:
-        return self._off(pace) <= SLOW
+        quick, slow = sorted((pace, self.usual))
+        return not self._is_slower(slow, quick)
+
+    def _is_slower(self, pace: float, than: float) -> bool:
+        return pace > max(SLOW * than, than + self._least)
 
     def _off(self, pace: float) -> float:
-        quick, slow = sorted((pace, self.usual))
-        return slow / quick if quick > 0.0 else float(slow > 0.0) * float("inf")
+        return abs(pace - self.usual)
 
 
 def usual_of(series: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:

@@ -41,6 +41,7 @@ from codesign.profiler.steps import MAX_REQUESTS, StepShape
 from codesign.prompts import BoundRequest
 
 TARGET_OPS = ("target", "prefill")
+PLAIN_STEP = StepShape("target", 1, 1, 64)
 BUSY_TARGET = StepShape("target", 2, 4, 64)  # a round as busy as one stream's, or two's
 _PROMPT, _LOOP_ROUNDS, _WARM_UP = 16, 28, 6  # of requests that are served here
 _PACE_ROUNDS = 14

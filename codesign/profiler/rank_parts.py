@@ -30,9 +30,9 @@ from codesign.policy.protocol import ExpansionRows
 from codesign.policy.speculation import SpeculationSpec
 from codesign.profiler.bench import SPARE_ROWS
 from codesign.profiler.deciding import deciding_timings
-from codesign.profiler.host_pace import MORE, HostPace
+from codesign.profiler.host_pace import MATTERS, MORE, HostPace
 from codesign.profiler.link import single_timings
-from codesign.profiler.rank_bench import RankBench, loop_timings, rank_bench
+from codesign.profiler.rank_bench import PLAIN_STEP, RankBench, loop_timings, rank_bench
 from codesign.profiler.rank_draft import lead_draft
 from codesign.profiler.rank_rounds import batch_timings, stream_timings
 from codesign.profiler.rank_steps import NUM_SLOTS
@@ -163,7 +163,8 @@ class RankMeasurer:
     def time(self, bench: RankBench, deployment: Deployment, tick: Tick) -> pd.DataFrame:
         """The part of a deployment, on its ranks."""
         groups = self._groups(bench, is_split=deployment.draft_workers > 0)
-        host = HostPace(bench.pace, lambda: _between_steps(bench))
+        least = MATTERS * bench.seconds(PLAIN_STEP)
+        host = HostPace(bench.pace, lambda: _between_steps(bench), least)
         start = perf_counter()
         host.take()
         frames = [self._timed(bench, host.watched(groups), self._effort, tick)]

@@ -183,7 +183,7 @@ def test_of_several_series_the_lower_median_counts_where_the_host_alone_takes_th
     assert usual_of([nothing, nothing]) == []
 
 
-def host_at(paces: list[float]) -> tuple[HostPace, list[float]]:
+def host_at(paces: list[float], least: float = 0.0) -> tuple[HostPace, list[float]]:
     """A host whose pace is the next of these at each sample or series, and when series were."""
     clock, taken = iter(paces), []
 
@@ -194,7 +194,7 @@ def host_at(paces: list[float]) -> tuple[HostPace, list[float]]:
             for op, extra in (("loop", 0.0), ("round", 1.0), ("reroot", 0.0))
         ]
 
-    host = HostPace(lambda: next(clock), series)
+    host = HostPace(lambda: next(clock), series, least)
     host.take()
     groups = host.watched([Group((), False, list), Group((), True, list)])
     for number in range(len(paces) - 2):
@@ -247,6 +247,16 @@ def test_series_go_on_a_little_until_one_is_taken_at_the_usual_pace():
     assert len(taken) == 4
     assert kept_paces(host) == [[1.0]] * 3  # the nearest
     assert "measure again" in host.note()
+
+
+def test_a_slow_host_is_quick_enough_beside_long_steps():
+    paces = [2.0, 2.1, 1.0, 1.0, 1.0, 1.0, 1.0, 2.2]
+    host, taken = host_at(paces, least=1.3)
+    assert taken == [2.0]  # no series more
+    host.settle()
+    assert not host.is_unsettled
+    assert host.note() == ""
+    assert host_at(paces, least=0.9)[1] == [2.0, 1.0]  # as soon as the host was quicker
 
 
 def test_a_host_that_is_often_off_its_usual_pace_is_unsettled():
