@@ -19,6 +19,7 @@ import torch
 from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile
 from codesign.artifacts import header
 from codesign.config import Deployment
+from codesign.engine.gpu.paging import PAGE_ROWS
 from codesign.engine.model import load_decoder
 from codesign.engine.run import DraftSource
 from codesign.errors import HardwareError, InputError
@@ -37,6 +38,7 @@ from codesign.profiler.recorder import TOP_K, record_acceptance
 from codesign.profiler.session import make_profile, splits
 from codesign.profiler.steadiness import CHECK, change, small_steps, without_prompts
 from codesign.profiler.steps import (
+    RANK_CONTEXTS,
     Effort,
     Group,
     StepShape,
@@ -168,6 +170,10 @@ def test_prompts_come_behind_all_other_steps_of_a_pass_from_short_to_long():
         assert [row["rows"] for row in a_pass[10:]] == [9, 64, 512]
         assert sorted(row["rows"] for row in a_pass[:8]) == list(range(1, 9))
     assert [row["rows"] for row in rows[:8]] != [row["rows"] for row in rows[13:21]]  # at random
+
+
+def test_ranks_are_timed_beyond_one_page_of_keys_as_answers_are():
+    assert min(RANK_CONTEXTS) > 2 * PAGE_ROWS
 
 
 def test_of_several_series_the_lower_median_counts_where_the_host_alone_takes_the_time():
