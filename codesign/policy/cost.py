@@ -117,31 +117,33 @@ class StepTime(_Segments):
             rows: Rows of each forward, of all its requests.
             context: KV rows before it, of all its requests.
             requests: Among which both are shared equally; rows attend to their own request's
-                context.
+                context. None count as one.
         """
         counts, before = np.asarray(rows, np.float64), np.asarray(context, np.float64)
+        among: NDArray[np.float64] = np.maximum(np.asarray(requests, np.float64), 1.0)
         knots: NDArray[np.float64] = np.array(self._segments)[
             np.searchsorted(self._inner, counts, side="right")
         ]
         beyond = np.maximum(counts, self._first) - knots[..., 0]
         seconds = knots[..., 1] + knots[..., 2] * beyond + self.alpha * before
         if self.each:
-            parts = np.asarray(requests, np.float64)
+            parts = among
             if self.tile:
                 parts = np.maximum(parts, counts / self.tile)
             seconds = seconds + self.each * (parts - 1.0)
         if self.cross:
-            seconds = seconds + self.cross * counts * before / np.asarray(requests)
+            seconds = seconds + self.cross * counts * before / among
         if self.alone is not None:
-            is_alone = np.asarray(requests, np.float64) < SEVERAL
-            seconds = seconds + np.where(is_alone, self.alone.of_arrays(counts, before), 0.0)
+            seconds = seconds + np.where(among < SEVERAL, self.alone.of_arrays(counts, before), 0.0)
         return seconds
 
     def __call__(self, rows: float, context: float = 0.0, requests: float = 1.0) -> float:
         """Seconds of a forward of ``rows`` rows of all requests over ``context`` tokens in all.
 
-        Rows and context are shared equally among the requests; rows attend to their own's.
+        Rows and context are shared equally among the requests; rows attend to their own's. None
+        count as one: a policy prices the rounds of an empty batch, too.
         """
+        requests = requests if requests > 1.0 else 1.0
         r0, s0, slope = self._segments[bisect_right(self._inner, rows)]
         first = self._first
         seconds = s0 + slope * ((rows if rows > first else first) - r0) + self.alpha * context
