@@ -27,24 +27,27 @@ EXPOSURE = 7.0
 
 
 def host_spreads(steps: pd.DataFrame) -> dict[str, float]:
-    """By deployment, how far the host's pace was from the usual one while it was profiled.
+    """By deployment, how unsure the host's pace is: a run sees it for as long as its profile, or
+    longer, and has other slow phases.
 
     Args:
         steps: Rows of steps.parquet.
 
     Returns:
-        Root mean square of what a plain round took the host more or less than usual, in seconds;
-        nothing of deployments whose profile does not say.
+        Standard error of the mean of what a plain round took the host, in seconds; nothing of
+        deployments whose profile does not say.
     """
     paces = steps.loc[steps["op"] == PACE].groupby("deployment")["seconds"]
     return {
-        str(label): float(np.sqrt(np.mean((seconds - seconds.median()) ** 2)))
+        str(label): float(np.sqrt(np.mean((seconds - seconds.median()) ** 2) / len(seconds)))
         for label, seconds in paces
     }
 
 
 def drift_error(seconds: float, *, requests: float = 1.0, host_spread: float = 0.0) -> float:
     """Relative standard error of a round's time that its fit does not know of.
+
+    ``HOST`` is of hosts with slow phases like others: one whose profile shows more has its own.
 
     Args:
         seconds: Of the round.
@@ -54,4 +57,4 @@ def drift_error(seconds: float, *, requests: float = 1.0, host_spread: float = 0
     if seconds <= 0.0:
         return 0.0
     batch = BATCH if requests >= SEVERAL else 0.0
-    return math.hypot(HOST / seconds, EXPOSURE * host_spread / seconds, batch)
+    return math.hypot(max(HOST, EXPOSURE * host_spread) / seconds, batch)

@@ -154,7 +154,7 @@ def test_what_is_missing_is_said_in_one_line(cli_here, tmp_path, words, code, me
 def test_a_target_without_a_draft_of_its_own_asks_for_one(cli_here, tiny_models):
     result = cli_here("profile", "--target", tiny_models[0], "--out", "profile")
     assert result.returncode == 2
-    assert "Name one, or take --draft ngram" in result.stderr
+    assert "Name one, or use --draft ngram" in result.stderr
 
 
 def test_without_torch_the_extra_to_install_is_named(tmp_path, monkeypatch, capsys):
