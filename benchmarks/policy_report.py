@@ -24,6 +24,7 @@ from benchmarks.policy_cases import (
 from benchmarks.policy_charts import bars, lines, over_time
 from benchmarks.policy_ranks import rank_correlation, statements
 from benchmarks.scenarios import markdown, reflow
+from codesign.config import parse_deployment
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "policy-comparison.md"
@@ -32,6 +33,7 @@ FIXED = ("chain-1", "chain-3", "chain-5")
 SHOWN = ("chain-3", "threshold-8@0.4", SPECSERVE, SERIAL)  # over time
 Results = Mapping[str, Mapping[str, Any]]
 
+_NUMBERS = {1: "one", 2: "two", 4: "four"}
 _HEAD = """\
 # Policies compared
 
@@ -133,7 +135,7 @@ def write(results: Results) -> None:
         _goals(results),
         _price(results),
         _pairs(results),
-        *[_ranks(results, key) for key in ("ranks", "ranks-8b")],
+        *[_ranks(results, key) for key in ("ranks", "ranks-8b", "ranks-8b-1")],
         _cpu(results),
         _HISTORY if _of(results, "pairs") else "",
     ]
@@ -565,9 +567,11 @@ def _ranks(results: Results, key: str) -> str:
         return ""
     twice = any("/plain again" in name for name in _of(results, key))
     again = "; plain decoding ran twice" if twice else ""
+    splits = {way.rpartition(" on ")[2] for way in _of(results, key) if way != "about"}
+    workers = max(parse_deployment(split).num_workers for split in splits)
     parts = [
         f"""\
-## Measured on two {about["machine"]}: {about["target"].removeprefix("inflated-")}
+## Measured on {_NUMBERS[workers]} {about["machine"]}: {about["target"].removeprefix("inflated-")}
 
 {about["target"]} with {about["draft"]}, all policies of a split served by the same processes, on
 the first seconds of a trace with shortened prompts and answers, at {about["load"]:.0%} of the load
