@@ -99,8 +99,7 @@ NOT_CAPTURED = """\
   its acceptance is not that request's own. In a batch of 24 the last ones decide how long it
   takes.
 - *A changed machine.* Step times are medians of a profile. If the machine is busier in the run, or
-  its clocks are lower, this is not in the prediction; the interval includes what earlier campaigns
-  say of it.
+  its clocks are lower, this is not in the prediction{drift}.
 - *Long prompts.* Prompts that run as CUDA graphs (all of up to 256 tokens, and on most ranks up to
   2048) have the price of the next larger bucket. Longer ones are launched kernel by kernel, and
   whatever else keeps the host busy is in their time.
@@ -157,7 +156,7 @@ def document(campaigns: Mapping[str, dict[str, Any]]) -> str:
         intervals_table(measured),
         calibration_table(results),
         seconds_table(results),
-        NOT_CAPTURED.format(recorded=_recorded(results)),
+        NOT_CAPTURED.format(recorded=_recorded(results), drift=_drift(results)),
     ]
     return "\n".join(part.rstrip() + "\n" for part in parts if part).rstrip()
 
@@ -179,6 +178,12 @@ def _intervals(results: Sequence[Result]) -> str:
         return OF_POLICIES
     has_parts = any("parts" in run for result in results for run in result.runs())
     return OF_PARTS if has_parts else OF_LUCK
+
+
+def _drift(results: Sequence[Result]) -> str:
+    if any("drift" in result.pair for result in results):
+        return "; the interval includes what earlier\n  campaigns say of it"
+    return ", and not in the interval"
 
 
 def _recorded(results: Sequence[Result]) -> str:

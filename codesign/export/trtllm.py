@@ -168,7 +168,7 @@ def _losses(setup: Setup) -> list[Loss]:
         losses.append(
             Loss(
                 "whole prompts run between rounds",
-                "a step has room for the longest prompt beside decoding",
+                "a step has room for the longest prompt in addition to decoding",
             )
         )
     if setup.replicas > 1 and setup.serving.routing != "round-robin":

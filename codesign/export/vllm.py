@@ -137,7 +137,7 @@ def _losses(setup: Setup) -> list[Loss]:
         losses.append(
             Loss(
                 "whole prompts run between rounds",
-                "a step has room for the longest prompt beside decoding; several that arrive "
+                "a step has room for the longest prompt in addition to decoding; several that arrive "
                 "together are cut",
             )
         )

@@ -162,8 +162,8 @@ def _lost_by(best: ScoredCandidate, other: ScoredCandidate, objective: str) -> s
         if loss > NOTICEABLE:
             return f"{loss:.0%} {'less' if more_is_better else 'more'} {_WORDS[figure]}"
     if other.candidate.complexity > best.candidate.complexity:
-        return "as good with every seed or below 1 % apart; the simpler plan was taken"
-    return "below 1 % apart"
+        return "not better with every seed, or by less than 1 %; the simpler plan was chosen"
+    return "less than 1 % apart"
 
 
 def _cause(best: ScoredCandidate, other: ScoredCandidate) -> str:

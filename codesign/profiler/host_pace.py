@@ -99,14 +99,14 @@ class HostPace:
         if not (self.is_unsettled or len(self._usual_series()) < len(self._series)):
             return ""
         found = (
-            f"the host was slow at {num_slow} of {count} moments: a plain round took it "
-            f"{worst * 1e3:.3f} ms for {quick * 1e3:.3f}"
+            f"the host was slow in {num_slow} of {count} samples: its part of a plain round took "
+            f"up to {worst * 1e3:.3f} ms, {quick * 1e3:.3f} at best"
         )
         if not self._usual_series():
-            return f"{found}; no series was taken at its usual pace: measure again"
+            return f"{found}; no series was timed at its usual speed: profile again"
         if self._is_slower(self.usual, quick):
-            return f"{found}; it was so for most of the time, and runs may be quicker"
-        return f"{found}; what was timed between steps then does not count"
+            return f"{found}; it was slow most of the time, so runs may be faster than predicted"
+        return f"{found}; what was timed between steps meanwhile is not used"
 
     def _look(self) -> None:
         """Sample, and take a series at once if the host is quicker than in those so far."""

@@ -256,10 +256,10 @@ def _between_steps(bench: RankBench) -> list[pd.DataFrame]:
 
 def _pace_note(label: str, changed: float) -> str:
     if changed < 0:
-        what = f"{-changed:.0%} less a little later; these are the times that count"
+        what = f"{-changed:.0%} less when timed again, and these times are used"
     else:
-        what = f"{changed:.0%} more a little later: it is slow now, or measure again"
-    return f"{label}: the host does not keep its pace: small steps took {what}"
+        what = f"{changed:.0%} more when timed again; if the host is not slow now, profile again"
+    return f"{label}: the speed of the host varies: small steps took {what}"
 
 
 def rank_outputs(

@@ -213,7 +213,7 @@ def binding_note(trace_requests: pd.DataFrame, bound: Sequence[BoundRequest]) ->
         return ""
     return (
         f"{len(longer)} of {len(bound)} requests have a longer prompt than the trace says, by "
-        f"{sum(longer) / len(longer):.0f} tokens on average: a prompt is never cut"
+        f"{sum(longer) / len(longer):.0f} tokens on average; prompts are not truncated"
     )
 
 

@@ -73,7 +73,7 @@ def synthesise(
             "category": draw_names(CATEGORIES, known.weights, num_requests, streams[3]),
         }
     )
-    notes = [f"synthetic, seed {seed}: statistics of {known.about}, no request of it"]
+    notes = [f"synthetic, seed {seed}: the statistics of {known.about}, none of its requests"]
     if cv is None and reachable != known.cv:
         notes.append(f"too few requests for the published cv {known.cv:g}: about {reachable:.3g}")
     notes.append("categories are an assumption, the published trace has none")
