@@ -163,19 +163,7 @@ class RankMeasurer:
     def time(self, bench: RankBench, deployment: Deployment, tick: Tick) -> pd.DataFrame:
         """The part of a deployment, on its ranks."""
         groups = self._groups(bench, is_split=deployment.draft_workers > 0)
-        least = MATTERS * bench.seconds(PLAIN_STEP)
-        host = HostPace(bench.pace, lambda: _between_steps(bench), least)
-        start = perf_counter()
-        host.take()
-        frames = [self._timed(bench, host.watched(groups), self._effort, tick)]
-        if host.is_unsettled:
-            more = replace(MORE, seconds=MORE.seconds * (perf_counter() - start))
-            frames.append(self._timed(bench, host.watched(without_prompts(groups)), more, unseen))
-        host.settle()
-        paces = single_timings(PACE, host.samples).assign(requests=1)
-        frames += [*host.kept(), paces, deciding_timings()]
-        if note := host.note():
-            self.notes.append(f"{deployment.label}: {note}")
+        frames = [*self._watched(bench, deployment, groups, tick), deciding_timings()]
         nothing = {"requests": 0, "context": 0, "beside": False, "seconds": 0.0}
         rooms = [{"op": op, "rows": rows, **nothing} for op, rows in bench.kv_rooms().items()]
         if rooms:
@@ -192,8 +180,7 @@ class RankMeasurer:
         if changed >= -TOLERANCE:
             return part
         groups = without_prompts(self._groups(bench, is_split=deployment.draft_workers > 0))
-        frames = [self._timed(bench, groups, self._effort, unseen), *_between_steps(bench)]
-        anew = pd.concat(frames, ignore_index=True)
+        anew = pd.concat(self._watched(bench, deployment, groups, unseen), ignore_index=True)
         kept = part.loc[~part["op"].isin(sorted(set(anew["op"])))]
         return pd.concat([anew.assign(deployment=deployment.label), kept], ignore_index=True)
 
@@ -201,6 +188,23 @@ class RankMeasurer:
         """By how much small steps take longer now than in a part, relative to it."""
         groups = small_steps(self._groups(bench, is_split=deployment.draft_workers > 0))
         return change(part, self._timed(bench, groups, CHECK, unseen))
+
+    def _watched(
+        self, bench: RankBench, deployment: Deployment, groups: Sequence[Group], tick: Tick
+    ) -> list[pd.DataFrame]:
+        """Steps, what lies between them at the host's usual pace, and all samples of the pace."""
+        least = MATTERS * bench.seconds(PLAIN_STEP)
+        host = HostPace(bench.pace, lambda: _between_steps(bench), least)
+        start = perf_counter()
+        host.take()
+        frames = [self._timed(bench, host.watched(groups), self._effort, tick)]
+        if host.is_unsettled:
+            more = replace(MORE, seconds=MORE.seconds * (perf_counter() - start))
+            frames.append(self._timed(bench, host.watched(without_prompts(groups)), more, unseen))
+        host.settle()
+        if note := host.note():
+            self.notes.append(f"{deployment.label}: {note}")
+        return [*frames, *host.kept(), single_timings(PACE, host.samples).assign(requests=1)]
 
     def _timed(
         self, bench: RankBench, groups: Sequence[Group], effort: Effort, tick: Tick

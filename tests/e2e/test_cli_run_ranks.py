@@ -183,21 +183,7 @@ def test_two_nodes_meet_through_torchrun(planned):
 
 def test_a_process_that_torchrun_loses_ends_the_run_with_what_is_done(planned):
     """The first process writes what is finished before torchrun ends it."""
-    (planned / "talk.py").write_text(
-        "import sys\nfrom codesign.cli import main, output\noutput._PIPE_INTERVAL = 0.2\n"
-        "sys.exit(main())\n"
-    )
-    long_plan(planned)
-    words = ("run", "--plan", "long.json", *wanted("plain on 2"), "--device", "cpu-ranks")
-    running = subprocess.Popen(
-        [sys.executable, *torchrun(2), "talk.py", *words, "--out", "lost", "--json"],
-        cwd=planned, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    said = ""
-    while "0 of 4" not in said:  # it has begun to serve
-        line = running.stderr.readline()
-        assert line, said
-        said += line
+    running = begin(planned, "plain on 2", "--out", "lost", "--json", launcher=torchrun(2))
     os.kill(second_process(running.pid), signal.SIGKILL)
     printed, errors = running.communicate(timeout=200)
     assert running.returncode != 0
@@ -209,6 +195,41 @@ def test_a_process_that_torchrun_loses_ends_the_run_with_what_is_done(planned):
     assert f": {NUM_REQUESTS - num_finished} of {NUM_REQUESTS} requests unfinished" in note, errors
     assert "lost" in note or "target ranks cannot be reached" in note
     assert json.loads(printed)["runs"][0]["notes"] == [note]
+
+
+def test_ranks_end_when_their_run_is_killed(planned):
+    """A draft rank waits for verdicts in shared memory, where nobody tells it."""
+    running = begin(planned, "async-tree-4x2x2 on 1+1", "--out", "killed")
+    (rank,) = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    assert b"codesign.engine.gpu.rank_process" in Path(f"/proc/{rank}/cmdline").read_bytes()
+    running.kill()
+    try:
+        running.communicate(timeout=20)  # comes to an end when the rank has gone, too
+    except subprocess.TimeoutExpired:
+        os.kill(int(rank), signal.SIGKILL)
+        raise
+
+
+def begin(
+    folder: Path, label: str, *words: str, launcher: tuple[str, ...] = ()
+) -> subprocess.Popen[str]:
+    """A run that has begun to serve, and goes on for long."""
+    (folder / "talk.py").write_text(
+        "import sys\nfrom codesign.cli import main, output\noutput._PIPE_INTERVAL = 0.2\n"
+        "sys.exit(main())\n"
+    )
+    long_plan(folder)
+    command = ["talk.py", "run", "--plan", "long.json", *wanted(label), "--device", "cpu-ranks"]
+    running = subprocess.Popen(
+        [sys.executable, *launcher, *command, *words],
+        cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    said = ""
+    while "0 of 4" not in said:
+        line = running.stderr.readline()
+        assert line, said
+        said += line
+    return running
 
 
 def long_plan(folder: Path) -> None:

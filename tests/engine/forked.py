@@ -1,7 +1,8 @@
 """Processes of the engine from a fork server that has loaded what each would spend seconds on.
 
-They have what the engine uses of ``subprocess.Popen``. In tests/e2e the same modules are started as
-users start them: by an interpreter of their own.
+They have what the engine uses of ``subprocess.Popen``; other options are refused. Their parent is
+the fork server, so that a rank does not see its run end. In tests/e2e the same modules are started
+as users start them: by an interpreter of their own, and end when the run does.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import runpy
 import subprocess
 import sys
 from multiprocessing import reduction
+from typing import Literal
 
 LOADED = ("codesign.engine.gpu.ranks", "codesign.engine.remote_draft")
 MODULES = ("codesign.engine.gpu.rank_process", "codesign.engine.draft_process")
@@ -47,10 +49,22 @@ class Forked:
     Args:
         command: Of ``subprocess.Popen``, as the engine writes it.
         stdin: PIPE, or nothing is there to read.
+        text: Of pipes; they are nothing else here.
+        start_new_session: As ``become`` does in any case.
         pass_fds: Their numbers are words of the command.
     """
 
-    def __init__(self, command: list[str], *, stdin: int, pass_fds: tuple[int, ...] = (), **_):
+    def __init__(
+        self,
+        command: list[str],
+        *,
+        stdin: int,
+        start_new_session: Literal[True],
+        text: bool = False,
+        pass_fds: tuple[int, ...] = (),
+    ) -> None:
+        assert start_new_session
+        assert text or stdin != subprocess.PIPE
         module, *words = command[2:]
         numbers = {str(fd): Passed(fd) for fd in pass_fds}
         reader, writer = os.pipe()

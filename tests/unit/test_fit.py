@@ -28,6 +28,7 @@ from codesign.fit import (
     fit_profile,
 )
 from codesign.fit.calibration import calibration_error, fit_calibration
+from codesign.fit.drift import host_spreads
 from codesign.fit.prompt_luck import (
     PromptLuck,
     _rounds_per_token,
@@ -35,7 +36,7 @@ from codesign.fit.prompt_luck import (
     prompt_luck,
 )
 from codesign.fit.prompt_stairs import LONG_BUCKETS, PROMPT_BUCKETS, fit_prompt_stairs
-from codesign.fit.round_costs import NODES, fit_costs, fit_slowdown
+from codesign.fit.round_costs import NODES, PACE, fit_costs, fit_slowdown
 from codesign.fit.step_forms import BUCKETS, Shapes, fit_line, fit_stream_stairs, fit_table
 from codesign.fit.steps import MAX_LINE_ERROR, HeldOut, fit_step, left_out, residuals
 from codesign.policy.cost import StepTime
@@ -887,7 +888,9 @@ def test_re_rooting_takes_longer_for_each_request_and_a_simulated_batch_pays_for
 
 
 def test_a_fit_survives_its_file(tmp_path):
-    fit = fit_profile(write_profile(tmp_path / "profile", whole_profile()))
+    steps = pd.concat([whole_profile(), constant(PACE, "2", 1e-4, 1e-4, 1e-4, 3e-4)])
+    fit = fit_profile(write_profile(tmp_path / "profile", steps))
+    assert fit.host_spread == host_spreads(steps) != {}
     alone = {n: replace(c, draft=replace(c.draft, alone=c.target)) for n, c in fit.costs.items()}
     fit = replace(fit, costs=alone)
     fit.save(tmp_path / "fit.json", inputs={"profile": tmp_path / "profile" / PROFILE_FILE})

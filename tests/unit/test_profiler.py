@@ -333,13 +333,14 @@ def test_steps_are_timed_anew_only_where_the_host_was_slow_and_a_change_is_noted
         str(tiny_models[0]), str(tiny_models[1]), 2, is_quick=True, device="cpu-ranks"
     )
     measurer, split = RankMeasurer(settings), Deployment(1, 1)
-    before = len(measurer.notes)
+    before, slow = len(measurer.notes), iter([2.0 * later])  # first of what is timed anew
     bench = SimpleNamespace(
         seconds=lambda shape: 1.0,
         rest=list,
         keep_drafting=list,
         keep_verifying=list,
-        loop_seconds=lambda count: [later, later],
+        pace=lambda: later,
+        loop_seconds=lambda count: [next(slow, later) if count == 1 else later] * 2,
         setup=SimpleNamespace(draft_ranks=1),
         served_rounds=lambda policy, count: SERVED.assign(batch=count, target=later, reroot=later),
     )
@@ -348,19 +349,21 @@ def test_steps_are_timed_anew_only_where_the_host_was_slow_and_a_change_is_noted
     others = pd.DataFrame(
         [
             {"op": op, "requests": 1, "seconds": 1.0, "deployment": "1+1"}
-            for op in ("link", "loop", "round", "reroot", "deciding")
+            for op in ("link", "loop", "round", "reroot", "pace", "deciding")
         ]
     )
     part = pd.concat([first.assign(deployment="1+1"), others], ignore_index=True)
     bench.seconds = lambda shape: later
     found = measurer.steadied(bench, split, part)
-    is_step = ~found["op"].isin(["prefill", "draft_prefill", "deciding", "link"])
-    steps, kept = found.loc[is_step], found.loc[~is_step]
+    paces = set(found.loc[found["op"] == "pace", "seconds"])
+    assert paces == ({2.0 * later, later} if counts else {1.0})
+    is_step = ~found["op"].isin(["prefill", "draft_prefill", "deciding", "link", "pace"])
+    steps, kept = found.loc[is_step], found.loc[~is_step & (found["op"] != "pace")]
     assert set(steps["seconds"]) == {later if counts else 1.0}
     assert set(kept["seconds"].round(9)) == ({1.0, 3e-5} if counts else {1.0})
     assert set(kept.loc[kept["op"] != "link", "op"]) == {"prefill", "draft_prefill", "deciding"}
     assert set(found["deployment"]) == {"1+1"}
-    assert len(measurer.notes) - before == (abs(later - 1.0) > 0.03)
+    assert len(measurer.notes) - before == (abs(later - 1.0) > 0.03) + counts
 
 
 @pytest.mark.parametrize("is_apart", [False, True])
