@@ -137,8 +137,8 @@ def _losses(setup: Setup) -> list[Loss]:
         losses.append(
             Loss(
                 "whole prompts run between rounds",
-                "a step has room for the longest prompt in addition to decoding; several that arrive "
-                "together are cut",
+                "a step has room for the longest prompt in addition to decoding; of "
+                "several that arrive together some are split",
             )
         )
     if not setup.serving.preemption:

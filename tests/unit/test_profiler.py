@@ -230,8 +230,8 @@ def test_a_slow_start_and_end_are_made_good_by_a_series_in_between():
     assert taken == [2.0, 1.0, 2.2]
     assert host.usual == 1.0
     assert kept_paces(host) == [[1.0]] * 3
-    assert "slow at 3 of 7 moments" in host.note()
-    assert "does not count" in host.note()
+    assert "slow in 3 of 7 samples" in host.note()
+    assert "is not used" in host.note()
 
 
 def test_a_single_quick_moment_of_a_slow_host_does_not_count():
@@ -252,7 +252,7 @@ def test_series_go_on_a_little_until_one_is_taken_at_the_usual_pace():
     host.settle()
     assert len(taken) == 4
     assert kept_paces(host) == [[1.0]] * 3  # the nearest
-    assert "measure again" in host.note()
+    assert "profile again" in host.note()
 
 
 def test_a_slow_host_is_quick_enough_beside_long_steps():
