@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import exp, log
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from codesign.policy.batch_round import BatchRound
+from codesign.policy.batch_rows import prospects
+from codesign.policy.batch_tree import MARGIN, BatchTree
 from codesign.policy.cost import RoundCost, StepTime
 from codesign.policy.goodput import Goodput
+from codesign.policy.interface import Progress
 from codesign.policy.speculation import build_speculation, parse_policy
 from codesign.policy.traffic import Traffic
+from codesign.policy.tree import DraftTree
 from codesign.sim.timing import timing_of
 from codesign.sim.work import Work
 
 STEP = StepTime.linear(alpha=0.0, gamma=0.0, delta=1e-2)
 HOST = ("reroot_row", "reroot_node", "choice_row", "choice_alone")
 FANOUT = 4
+LABELS = ("batch-tree-8x1x4", "async-batch-tree-8x1x4", "specserve-4", "turbospec-4")
 
 seconds = st.floats(0.0, 1e-3)
 few = st.floats(0.0, 1e-5)
@@ -109,15 +116,127 @@ def test_a_round_of_chains_is_priced_as_it_is_simulated(
     assert found == pytest.approx(spans.seconds)
 
 
-@pytest.mark.parametrize("label", ["batch-tree-8x1x4", "specserve-4", "turbospec-4"])
+dear_hosts = st.fixed_dictionaries(
+    {
+        **dict.fromkeys(("reroot", "reroot_each", "choice", "choice_each"), seconds),
+        **dict.fromkeys(("reroot_row", "choice_row"), st.floats(1e-5, 2e-3)),
+        "reroot_node": st.floats(0.0, 2e-4),
+        "choice_alone": seconds,
+    }
+)
+
+
+def policy_of(cost: RoundCost, label: str = "async-batch-tree-8x1x4") -> Any:
+    return build_speculation(parse_policy(label), goodput=Goodput.of_cost(cost))
+
+
+def trees_of(policy: BatchTree, count: int) -> list[Any]:
+    return [policy.tree_type(9, base_len=5, max_depth=50) for _ in range(count)]
+
+
+def run(trees: Sequence[DraftTree], leaves: Sequence[Sequence[int]], chance: float) -> None:
+    for tree, nodes in zip(trees, leaves, strict=True):
+        tree.expand(nodes)
+        for node in nodes:
+            tree.add_children(node, [1], [log(chance)])
+
+
+def seconds_of(cost: RoundCost, work: Work) -> float:
+    """Of a round of an asynchronous policy after one that was the same."""
+    timing = timing_of(cost, is_apart=True)
+    first = timing.spans(0.0, 0.0, work).seconds
+    return timing.spans(first, 0.0, work).seconds
+
+
+@given(
+    delta=st.floats(2e-3, 7e-3),
+    host=dear_hosts,
+    batch=st.integers(1, 2),
+    chance=st.floats(0.4, 0.95),
+    num_levels=st.integers(0, 4),
+)
+@example(
+    delta=3e-3, host={"reroot_row": 1e-3, "choice_row": 1e-3}, batch=1, chance=0.9, num_levels=1
+)
+def test_a_forward_beside_the_verification_is_made_where_it_gains_what_it_takes_in_simulation(
+    delta, host, batch, chance, num_levels
+):
+    cost = costs(STEP, StepTime.linear(alpha=0.0, gamma=0.0, delta=delta), host, 0.0)
+    policy = policy_of(cost)
+    cost, trees, drafting = cost.with_fanout(policy.fanout), trees_of(policy, batch), []
+    for node in range(num_levels):  # in the round before
+        run(trees, [[node]] * batch, chance)
+    policy.begin(trees)
+    while any(leaves := policy.leaves(trees, len(drafting))):
+        run(trees, leaves, chance)
+        drafting.append((batch, 0))
+    work = Work(batch, sum(map(len, policy.select(trees))), 0, drafting=drafting)
+    for _ in range(policy.overlap):
+        confidence, tops = prospects(trees)
+        gain = sum([mean * exp(top) for mean, top in zip(confidence, tops, strict=True)])
+        more = replace(work, overlapped=[*work.overlapped, (batch, 0)])
+        price = (seconds_of(cost, more) - seconds_of(cost, work)) * policy._choice.rate
+        assume(abs(price - gain) > 1e-6)
+        leaves = policy.overlap_leaves(trees)
+        assert any(leaves) == (price < gain)
+        if not any(leaves):
+            break
+        run(trees, leaves, chance)
+        work = more
+
+
+@given(
+    delta=st.floats(5e-3, 1e-2),
+    host=dear_hosts,
+    batch=st.integers(1, 4),
+    chance=st.floats(0.05, 0.5),
+)
+def test_trees_are_drafted_beside_plain_rounds_where_rounds_with_them_are_better_in_simulation(
+    delta, host, batch, chance
+):
+    cost = costs(STEP, StepTime.linear(alpha=0.0, gamma=0.0, delta=delta), host, 0.0)
+    policy = policy_of(cost)
+    policy.calibration.confidence = chance
+    cost, trees = cost.with_fanout(policy.fanout), trees_of(policy, batch)
+    policy.begin(trees)
+    assume(not any(policy.leaves(trees, 0)))
+    policy.select(trees)
+    num_levels = int(STEP(batch) / delta)
+    tokens, values = float(batch), []
+    for node in range(1, 1 + batch * num_levels):
+        tokens += chance ** (1 + (node - 1) // batch)
+        work = Work(batch, batch + node, 0, overlapped=[(node, 0)])
+        values.append(tokens / timing_of(cost, is_apart=True).spans(0.0, 0.0, work).seconds)
+    least = (1.0 + MARGIN) * batch / seconds_of(cost, Work(batch, batch, 0, rests=True))
+    assume(abs(max(values) - least) > 1e-6)
+    assert (policy.overlap > 0) == (max(values) > least)
+
+
+@pytest.mark.parametrize("term", ["reroot_row", "reroot_node", "choice_row"])
+def test_a_request_is_owed_the_tokens_of_the_host_s_seconds_too(term):
+    chosen = []
+    for seconds in (0.0, 0.5):
+        policy = policy_of(replace(costs(STEP, STEP, {}, 0.0), **{term: seconds}), "adaserve-1x2x4")
+        trees = [DraftTree(9, base_len=5, max_depth=50) for _ in range(2)]
+        for tree, chance in zip(trees, (0.9, 0.1), strict=True):
+            tree.expand([0])
+            tree.add_children(0, [1, 2], [log(chance), log(0.9 * chance)])
+        policy.begin(trees, [Progress(), Progress(slo_tpot=0.1)])
+        chosen.append([len(nodes) for nodes in policy.select(trees)])
+    assert chosen == [[3, 1], [1, 3]]
+
+
+@pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize("term", HOST)
 def test_nothing_is_drafted_where_only_the_host_s_seconds_speak_against_it(label, term):
     drafted = {}
     for is_dear in (False, True):
         draft = StepTime.linear(alpha=0.0, gamma=0.0, delta=1e-3)
         cost = replace(RoundCost(STEP, draft, STEP, STEP), **{term: 0.5 * is_dear})
-        policy = build_speculation(parse_policy(label), goodput=Goodput.of_cost(cost))
-        tree = policy.tree_type(9, base_len=5, max_depth=50)
-        policy.begin([tree])
-        drafted[is_dear] = bool(policy.leaves([tree], 0)[0])
+        policy = policy_of(cost, label)
+        trees = trees_of(policy, 1)
+        policy.begin(trees)
+        drafted[is_dear] = any(policy.leaves(trees, 0))
+        policy.select(trees)
+        drafted[is_dear] |= policy.overlap > 0
     assert drafted == {False: True, True: False}
