@@ -37,8 +37,9 @@ from codesign.metrics import summarise
 from codesign.models import resolve_model
 from codesign.policy.speculation import SpeculationSpec
 from codesign.profiler.draft_steps import made_up_tokens
+from codesign.profiler.rank_acceptance import rank_outputs
 from codesign.profiler.rank_bench import RankBench
-from codesign.profiler.rank_parts import RankMeasurer, rank_outputs
+from codesign.profiler.rank_parts import RankMeasurer
 from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings, unseen
 from codesign.prompts import BoundRequest
 from codesign.run_directory import write_run

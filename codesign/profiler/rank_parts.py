@@ -5,7 +5,7 @@ Ranks are started once per deployment. Models that are inflated are made on them
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
@@ -13,36 +13,27 @@ from time import perf_counter
 import pandas as pd
 import torch
 
-from codesign.config import Deployment, Serving, parse_deployment
-from codesign.engine.gpu.group_drafter import GroupDrafter
-from codesign.engine.gpu.group_target import GroupTarget
+from codesign.config import Deployment, parse_deployment
 from codesign.engine.gpu.rank_engine import DTYPES
 from codesign.engine.gpu.rank_setup import RankSetup
-from codesign.engine.partner import DraftLostError, NoDraft, TargetLostError
+from codesign.engine.partner import DraftLostError, TargetLostError
 from codesign.engine.run import NGRAM, PolicySetup
-from codesign.engine.schedule import Schedule
-from codesign.engine.serve import Server
 from codesign.errors import HardwareError, counted
 from codesign.fit.round_costs import PACE
 from codesign.models import resolve_model
-from codesign.policy.batching import BatchLimits
-from codesign.policy.protocol import ExpansionRows
 from codesign.policy.speculation import SpeculationSpec
 from codesign.profiler.bench import SPARE_ROWS
 from codesign.profiler.deciding import deciding_timings
 from codesign.profiler.host_pace import MATTERS, MORE, HostPace
 from codesign.profiler.link import single_timings
+from codesign.profiler.rank_acceptance import num_rows, recorded
 from codesign.profiler.rank_bench import PLAIN_STEP, RankBench, loop_timings, rank_bench
 from codesign.profiler.rank_draft import lead_draft
 from codesign.profiler.rank_rounds import batch_timings, stream_timings
 from codesign.profiler.rank_steps import NUM_SLOTS
 from codesign.profiler.recorder import (
-    MAX_BATCH,
     TOP_K,
-    Ranked,
-    ngram_predictions,
     pair_positions,
-    ranked_tokens,
     recorded_requests,
     shipped_frame,
 )
@@ -66,7 +57,6 @@ from codesign.profiler.steps import (
     time_groups,
 )
 from codesign.profiler.store import ACCEPTANCE_PART, Part, ProfileSettings, Tick, unseen
-from codesign.prompts import BoundRequest
 
 MAX_ROWS = 32  # of a request in a verification
 # Wide enough for every expansion that is timed, and for the ranks that are recorded.
@@ -139,7 +129,7 @@ class RankMeasurer:
 
     def _setup(self, deployment: Deployment) -> RankSetup:
         device = self._settings.device.removesuffix("-ranks")
-        longest = max(self._contexts[-1], *map(_length, self._requests))
+        longest = max(self._contexts[-1], *map(num_rows, self._requests))
         return RankSetup(
             target=self._target,
             draft=self._draft,
@@ -235,22 +225,7 @@ class RankMeasurer:
 
     def record(self, bench: RankBench, tick: Tick) -> pd.DataFrame:
         """The part of acceptance, on ranks that hold both models."""
-        return rank_outputs(bench, self._requests, self._decode(bench, tick))
-
-    def _decode(self, bench: RankBench, tick: Tick) -> dict[int, list[int]]:
-        """The requests without speculation."""
-        limits = BatchLimits(MAX_BATCH, sum(_length(r) for r in self._requests))
-        schedule = Schedule(self._requests, limits, Serving(), round_rows=1)
-        worker = GroupTarget(bench.target, num_slots=NUM_SLOTS, sampling=self._settings.sampling)
-        server = Server(
-            worker,
-            NoDraft(),
-            schedule,
-            self._requests,
-            progress=lambda stage, done, total: tick(done / total),
-        )
-        server.run()
-        return server.outputs
+        return recorded(bench, self._requests, self._settings.sampling, tick)
 
 
 def _between_steps(bench: RankBench) -> list[pd.DataFrame]:
@@ -264,41 +239,6 @@ def _pace_note(label: str, changed: float) -> str:
     else:
         what = f"{changed:.0%} more when timed again; if the host is not slow now, profile again"
     return f"{label}: the speed of the host varies: small steps took {what}"
-
-
-def rank_outputs(
-    bench: RankBench, requests: Sequence[BoundRequest], outputs: Mapping[int, Sequence[int]]
-) -> pd.DataFrame:
-    """Rank emitted tokens among what the draft expects, on ranks that hold both models."""
-
-    def predictions(request: BoundRequest, output: Sequence[int]) -> Iterator[Ranked]:
-        if bench.draft is None:
-            return ngram_predictions(request, output)
-        drafter = GroupDrafter(bench.draft, num_slots=NUM_SLOTS, choices=TOP_K)
-        return _model_predictions(request, output, drafter)
-
-    return ranked_tokens(requests, outputs, predictions)
-
-
-def _length(request: BoundRequest) -> int:
-    return len(request.prompt_ids) + request.max_new_tokens + 1
-
-
-def _model_predictions(
-    request: BoundRequest, output: Sequence[int], drafter: GroupDrafter
-) -> Iterator[Ranked]:
-    """What the draft expects at each position of the output, in one forward."""
-    path = (*request.prompt_ids, *output[:-1])
-    rows = ExpansionRows(
-        request_id=request.request_id,
-        tokens=path,
-        positions=tuple(range(len(path))),
-        nodes=tuple(range(len(output))),
-        visible=None,
-        context=0,
-    )
-    [(tokens, log_probs)] = drafter.forward([rows], TOP_K)
-    return iter(list(zip(tokens, log_probs, strict=True)))
 
 
 def _deployments(settings: ProfileSettings) -> list[Deployment]:
