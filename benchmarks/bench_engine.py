@@ -37,6 +37,7 @@ from codesign.engine.gpu.ranks import Rank
 from codesign.engine.gpu.run import rank_setup
 from codesign.engine.replay import Replay, draft_of
 from codesign.fit import Fit
+from codesign.fit.shipped import FITS
 from codesign.metrics import tpot
 from codesign.models import models_dir, resolve_model
 from codesign.models.recipe import Degradation, Recipe, create_inflated, weights_sha256
@@ -45,8 +46,6 @@ from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.prompts import load_prompts
 from codesign.records import SPANS
-
-SHIPPED = Path(__file__).parents[1] / "codesign" / "data" / "fits" / "smollm2-135m-cpu"
 
 
 class Bench:
@@ -222,7 +221,7 @@ def write_plan(
     Every kind of prompt comes as often as the others, where there are requests enough.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    fit = replace(Fit.load(SHIPPED / "fit.json"), target=target, draft=draft)
+    fit = replace(Fit.load(FITS / "smollm2-135m-cpu" / "fit.json"), target=target, draft=draft)
     fit_path, trace_path = path.with_suffix(".fit.json"), path.with_suffix(".trace.parquet")
     fit.save(fit_path)
     kinds = sorted({prompt.category for prompt in load_prompts("run")})

@@ -572,7 +572,7 @@ def _ranks(results: Results, key: str) -> str:
         return ""
     twice = any("/plain again" in name for name in _of(results, key))
     again = "; plain decoding ran twice" if twice else ""
-    splits = {way.rpartition(" on ")[2] for way in _of(results, key) if way != "about"}
+    splits = {_split(way) for way in _of(results, key) if way != "about"}
     workers = max(parse_deployment(split).num_workers for split in splits)
     parts = [
         f"""\
@@ -633,11 +633,16 @@ times {ranks[1]:.2f}. Goals: {"; ".join(holds)}.
 {markdown(head, rows)}"""
 
 
+def _split(way: str) -> str:
+    """How the GPUs are split, of "POLICY on SPLIT"."""
+    return way.rpartition(" on ")[2]
+
+
 def _same(found: Mapping[str, Mapping[str, Any]]) -> str:
     """How many outputs are plain decoding's, by split."""
     splits: dict[str, int] = {}
     for way, f in found.items():
-        split = way.split(" on ")[1]
+        split = _split(way)
         splits[split] = min(splits.get(split, f["same_outputs"]), f["same_outputs"])
     return ", ".join(f"{count} on {split}" for split, count in splits.items())
 

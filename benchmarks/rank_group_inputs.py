@@ -70,14 +70,11 @@ def make_plan(models: Path, target: Path, draft: Path) -> None:
     from codesign.candidate import ScoredCandidate
     from codesign.config import SLO
     from codesign.fit import Fit
+    from codesign.fit.shipped import FITS
     from codesign.plan import FileRef, Plan
 
-    shipped = Path(__file__).parents[1] / "codesign" / "data" / "fits" / "smollm2-135m-cpu"
-    fit = replace(
-        Fit.load(shipped / "fit.json"),
-        target=str(target),
-        draft=str(draft),
-    )
+    shipped = Fit.load(FITS / "smollm2-135m-cpu" / "fit.json")
+    fit = replace(shipped, target=str(target), draft=str(draft))
     fit.save(models / "fit.json")
     trace = pd.DataFrame(
         {"arrival": 0.0, "prompt_tokens": [40, 90, 150, 60] * 2, "output_tokens": [100] * 8,

@@ -77,17 +77,13 @@ parts that add up by their squares. The parts
   are the limited number of simulations; the variation of the served and of the recorded prompts
   (how much other words around the same questions change the tokens per round of that very plan,
   as far as a figure depends on these); and the error of the steps, from the residuals of their
-  fit, with those of one request apart. None is fitted to how many intervals cover. All plans of a
+  fit, with those of one request apart{drift}. \
+None is fitted to how many intervals cover. All plans of a
   pair share one draw of its recorded and served prompts"""
 OF_DRIFT = """\
-parts that add up by their squares. The parts
-  are the limited number of simulations; the variation of the served and of the recorded prompts
-  (how much other words around the same questions change the tokens per round of that very plan,
-  as far as a figure depends on these); the error of the steps, from the residuals of their
-  fit, with those of one request apart; and how much a machine changes between its profile and its
-  runs: {host:.0f} us per round, and {batch:.1f} % of a round of several requests, estimated from
-  earlier campaigns. None is fitted to how many intervals cover. All plans of a pair share one draw
-  of its recorded and served prompts"""
+, and from
+  how much a machine changes between its profile and its runs ({host:.0f} us per round, and
+  {batch:.1f} % of a round of several requests, as estimated from earlier campaigns)"""
 
 NOT_CAPTURED = """\
 ### What the model does not capture
@@ -172,16 +168,22 @@ def _replays(payloads: Sequence[dict[str, Any]]) -> str:
 
 
 def _intervals(results: Sequence[Result]) -> str:
-    if drifts := [result.pair["drift"] for result in results if "drift" in result.pair]:
-        return OF_DRIFT.format(host=drifts[-1]["host"] * 1e6, batch=drifts[-1]["batch"] * 1e2)
     if any("unsure" in result.pair for result in results):
-        return OF_POLICIES
+        drifts = [
+            OF_DRIFT.format(host=drift["host"] * 1e6, batch=drift["batch"] * 1e2)
+            for drift in _drifts(results)
+        ]
+        return OF_POLICIES.format(drift="".join(drifts[-1:]))
     has_parts = any("parts" in run for result in results for run in result.runs())
     return OF_PARTS if has_parts else OF_LUCK
 
 
+def _drifts(results: Sequence[Result]) -> list[dict[str, Any]]:
+    return [result.pair["drift"] for result in results if "drift" in result.pair]
+
+
 def _drift(results: Sequence[Result]) -> str:
-    if any("drift" in result.pair for result in results):
+    if _drifts(results):
         return "; the interval includes what earlier\n  campaigns say of it"
     return ", and not in the interval"
 

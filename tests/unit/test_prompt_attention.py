@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -158,20 +154,8 @@ Path(sys.argv[1]).write_bytes(made.asm["cubin"])
 """
 
 
-def test_the_kernel_compiles_for_hopper_with_values_in_registers(tmp_path: Path):
-    triton = pytest.importorskip("triton")
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    if not (tools / "ptxas").exists():
-        pytest.skip("this Triton has no assembler for NVIDIA's GPUs")
-    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "t")}
-    environment["PYTHONPATH"] = str(Path(module.__file__).parents[2])
-    cubin = str(tmp_path / "cubin")
-    words = [sys.executable, "-c", COMPILED, cubin]
-    subprocess.run(words, env=environment, timeout=240, check=True)
-    words = [str(tools / "cuobjdump"), "-res-usage", cubin]
-    usage = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    assert "STACK:0" in usage, usage
-    assert "LOCAL:0" in usage, usage
+def test_the_kernel_compiles_for_hopper_with_values_in_registers(assert_keeps_values_in_registers):
+    assert_keeps_values_in_registers(COMPILED)
 
 
 def test_only_a_gpu_has_a_kernel_for_slabs():
