@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.policy_cases import (
+from benchmarks.policies.cases import (
     BATCHES,
     CHUNK,
     CHUNK_POLICIES,
@@ -263,19 +263,19 @@ def main() -> None:
     elif args.part == "map":
         load_map(bench, machines, args.segments.split(","))
     elif args.part == "pairs":
-        from benchmarks.policy_pairs import measure as measure_pairs
+        from benchmarks.policies.pairs import measure as measure_pairs
 
         measure_pairs(bench.store, args.traces)
     elif args.part == "price":
-        from benchmarks.policy_price import measure as measure_price
+        from benchmarks.policies.price import measure as measure_price
 
         measure_price(bench.store, machines[0])
     elif args.part == "cpu":
-        from benchmarks.policy_cpu import measure
+        from benchmarks.policies.cpu import measure
 
         measure(bench.store)
     else:
-        from benchmarks.policy_report import write
+        from benchmarks.policies.page import write
 
         write(bench.store.results)
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.policy_cases import PAPER_TPOT, SEGMENTS, figures_of
+from benchmarks.policies.cases import PAPER_TPOT, SEGMENTS, figures_of
 from codesign.artifacts import header, machine_name, read_table, write_json, write_table
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.fit import Fit

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.policy_cases import SEGMENTS, figures_of
+from benchmarks.policies.cases import SEGMENTS, figures_of
 from benchmarks.policy_ranks import BATCH, MAX_KV_TOKENS, segment, target_of
 from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit
