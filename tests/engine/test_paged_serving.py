@@ -43,7 +43,7 @@ class Checked(PageTable):
 
 
 @pytest.fixture
-def on_ranks(long_pair, new_text, monkeypatch):
+def on_ranks(pair, new_text, monkeypatch):
     """Serve on ranks; at the end nobody holds a page and no step saw a row in the wrong place."""
     for module in (group_drafter, group_target):
         monkeypatch.setattr(module, "PageTable", Checked)
@@ -52,7 +52,7 @@ def on_ranks(long_pair, new_text, monkeypatch):
         Checked.made.clear()
         candidate = Candidate(Deployment(*ranks), parse_policy(policy), 3)
         setup = rank_setup(
-            candidate, requests, target=long_pair.target_dir, draft=long_pair.draft_dir,
+            candidate, requests, target=pair.target_dir, draft=pair.draft_dir,
             serving=serving, max_kv_tokens=max_kv_tokens, page_rows=16, device="cpu",
             dtype="float32", check=True, **options,
         )  # fmt: skip
