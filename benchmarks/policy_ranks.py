@@ -28,7 +28,8 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.policies.cases import PAPER_TPOT, SEGMENTS, figures_of
-from codesign.artifacts import header, machine_name, read_table, write_json, write_table
+from codesign.artifacts import header, read_table, write_json, write_table
+from codesign.artifacts.machine import machine_name
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.devices import load_device
