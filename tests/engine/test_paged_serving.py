@@ -18,7 +18,8 @@ from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.group_drafter import GroupDrafter
 from codesign.engine.gpu.paging import PageTable, Paging
 from codesign.engine.gpu.prompt_rows import PROMPT_BUCKETS, SLOT_WORD, START_WORD
-from codesign.engine.gpu.run import rank_setup, run_on_ranks
+from codesign.engine.gpu.rank_setup import rank_setup
+from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.gpu.step_rows import BUCKETS, KIND, PIECE
 from codesign.plan import Candidate
 from codesign.policy.protocol import ExpansionRows, PromptRows
