@@ -138,7 +138,14 @@ def _leave(this: Rank, leader: GroupLeader, ranks: Ranks) -> None:
 
 @contextlib.contextmanager
 def started(setup: RankSetup) -> Iterator[tuple[Ranks, RankSetup]]:
-    """The other ranks, running; they are gone at the end, whatever happened."""
+    """The other ranks, running; they are gone at the end, whatever happened.
+
+    Yields:
+        The ranks, and the setup that they were started with.
+
+    Raises:
+        HardwareError: If there are fewer GPUs than ranks, or a rank does not start.
+    """
     if TorchrunProcess.this() is not None:
         ranks = TorchrunRanks(setup)
         try:
