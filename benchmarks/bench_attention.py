@@ -4,7 +4,7 @@
 
 Slabs of many layers are used in turn (more than the second-level cache holds). The baselines
 attend rotated queries over keys that are in place: rotation and KV write are extra there, and
-``flash`` has no mask: every row sees all. With ``--peers``, those of ``peer_attention``, too. Each
+``flash`` has no mask: every row sees all. With ``--peers``, those of ``peers.attention``, too. Each
 baseline is compared with float64 before it is timed.
 """
 
@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks import peer_attention
 from benchmarks.common import (
     COLD_BYTES,
     READ_BANDWIDTH,
@@ -30,6 +29,7 @@ from benchmarks.common import (
     why_not,
     write_result,
 )
+from benchmarks.peers import attention as peer_attention
 from codesign.kernels import row_attention as two_kernels
 from codesign.kernels.attention_shares import CLASSES
 from codesign.kernels.fused_attention import fused_attention

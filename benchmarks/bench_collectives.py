@@ -33,7 +33,7 @@ from benchmarks.common import (
     why_not,
     write_result,
 )
-from benchmarks.peer_collectives import FusedSums
+from benchmarks.peers.collectives import FusedSums
 from codesign.kernels.all_reduce import add_by_rows, add_gathered, all_reduce_add
 from codesign.kernels.gemm import linear
 from codesign.kernels.gemm_all_reduce import linear_all_reduce

@@ -33,8 +33,8 @@ from codesign.config import SLO, Serving, parse_deployment
 from codesign.engine import EngineRun
 from codesign.engine.gpu.launch import keep_waiting
 from codesign.engine.gpu.rank_engine import DTYPES
+from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.ranks import Rank
-from codesign.engine.gpu.run import rank_setup
 from codesign.engine.replay import Replay, draft_of
 from codesign.fit import Fit
 from codesign.fit.shipped import FITS

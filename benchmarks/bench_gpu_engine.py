@@ -26,8 +26,9 @@ from codesign.engine import EngineRun
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.heads import DraftHead, StepHead, TargetHead
 from codesign.engine.gpu.model_rank import ModelRank
+from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank
-from codesign.engine.gpu.run import rank_setup, run_on_ranks
+from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import bucket_of, pack_step
 from codesign.engine.gpu.tensor_group import SingleRank

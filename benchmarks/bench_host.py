@@ -47,6 +47,7 @@ from codesign.engine.gpu.graphs import Graphs, Step
 from codesign.engine.gpu.heads import DraftHead, TargetHead
 from codesign.engine.gpu.mailbox import SharedMailbox
 from codesign.engine.gpu.model_rank import ModelRank
+from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.ranks import Rank
 from codesign.engine.gpu.step_rows import DeviceRows, Words
 from codesign.engine.gpu.watch import Watch
@@ -206,7 +207,7 @@ def serve(
     prompts = torch.randint(VOCABULARY, (requests, 40), generator=torch.Generator().manual_seed(0))
     asked = [BoundRequest(i, 0.0, "", tuple(p), OUTPUT) for i, p in enumerate(prompts.tolist())]
     candidate = Candidate(Deployment(1, 0), spec, batch)
-    setup = gpu_run.rank_setup(
+    setup = rank_setup(
         candidate, asked, target=folder / "target", draft=folder / "draft", device="cpu",
         dtype="float32", policy=PolicySetup(spec, cost=AT_REST, calibration=CALIBRATION),
     )  # fmt: skip

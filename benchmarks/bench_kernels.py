@@ -4,7 +4,7 @@
 
 Weights are used in turn, more bytes than the second-level cache holds. Norm, SwiGLU and residual
 are fused where a layer has them; the baselines are the product alone: cuBLAS over bfloat16 weights,
-PyTorch's int4 product and, with ``--peers``, those of other projects (``peer_gemm``). Every kernel
+PyTorch's int4 product and, with ``--peers``, those of other projects (``peers.gemm``). Every kernel
 is compared with float64 before it is timed.
 """
 
@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import peer_gemm
 from benchmarks.common import (
     COLD_BYTES,
     READ_BANDWIDTH,
@@ -30,6 +29,7 @@ from benchmarks.common import (
     why_not,
     write_result,
 )
+from benchmarks.peers import gemm as peer_gemm
 from codesign.kernels import gemm, packed_reference
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import GROUP, TILE, PackedLinear

@@ -31,8 +31,9 @@ from benchmarks.stage_process import run_stage, say_row
 from codesign.config import Deployment
 from codesign.engine import EngineRun
 from codesign.engine.gpu import launch
+from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.ranks import Rank
-from codesign.engine.gpu.run import rank_setup, run_on_ranks
+from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.gpu.step_rows import RequestRows, bucket_of, pack_step
 from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy

@@ -11,8 +11,8 @@
     python -m benchmarks.compare_policies report   # tables and pictures of what is there
 
 Results go to benchmarks/results/policies.json; a case that is there is not run again, so that a
-broken run goes on where it stopped (--fresh forgets). The published traces are looked for in
---traces; without them the bundled twins stand in, which the results say.
+broken run goes on where it stopped (--fresh forgets). The published traces come from --traces or,
+by default, from the cache: codesign trace fetch azure-code, azure-conv, mooncake-conversation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.policy_cases import (
+from benchmarks.policies.cases import (
     BATCHES,
     CHUNK,
     CHUNK_POLICIES,
@@ -58,7 +58,6 @@ from codesign.records import RunRecords
 from codesign.sim import simulate
 
 RESULTS = Path(__file__).parent / "results" / "policies.json"
-TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 SERVING = Serving(prefix_cache=True, preemption=True)
 MAX_BATCH = 256
 SEED = 1
@@ -91,7 +90,7 @@ class Bench:
     """What all parts share."""
 
     store: Store
-    traces: Path
+    traces: Path | None
 
     @cache  # noqa: B019  # one Bench per process
     def requests(self, segment: Segment) -> pd.DataFrame:
@@ -251,7 +250,7 @@ def main() -> None:
     parser.add_argument("part", choices=[*MACHINE_PARTS, "map", "pairs", "price", "cpu", "report"])
     parser.add_argument("--machines", default="h100x8", help="of MACHINES, with commas")
     parser.add_argument("--segments", default="code,conv", help="of the map: code,conv,mooncake")
-    parser.add_argument("--traces", type=Path, default=TRACES)
+    parser.add_argument("--traces", type=Path, help="folder of published traces (the cache)")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--fresh", action="store_true")
     args = parser.parse_args()
@@ -263,19 +262,19 @@ def main() -> None:
     elif args.part == "map":
         load_map(bench, machines, args.segments.split(","))
     elif args.part == "pairs":
-        from benchmarks.policy_pairs import measure as measure_pairs
+        from benchmarks.policies.pairs import measure as measure_pairs
 
         measure_pairs(bench.store, args.traces)
     elif args.part == "price":
-        from benchmarks.policy_price import measure as measure_price
+        from benchmarks.policies.price import measure as measure_price
 
         measure_price(bench.store, machines[0])
     elif args.part == "cpu":
-        from benchmarks.policy_cpu import measure
+        from benchmarks.policies.cpu import measure
 
         measure(bench.store)
     else:
-        from benchmarks.policy_report import write
+        from benchmarks.policies.page import write
 
         write(bench.store.results)
 

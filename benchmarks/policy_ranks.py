@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.policy_cases import PAPER_TPOT, SEGMENTS, figures_of
-from codesign.artifacts import header, machine_name, read_table, write_json, write_table
+from benchmarks.policies.cases import PAPER_TPOT, SEGMENTS, figures_of
+from codesign.artifacts import header, read_table, write_json, write_table
+from codesign.artifacts.machine import machine_name
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.devices import load_device
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from codesign.profiler.rank_bench import RankBench
     from codesign.prompts import BoundRequest
 
-TRACES = Path(__file__).parents[2] / "shared" / "data" / "traces"
 RESULTS = Path(__file__).parent / "results" / "policies.json"
 SERIAL = (
     "plain", "batch-tree-16x2x8", "specserve-8", "chain-3", "chain-1", "plain again", "chain-5",
@@ -59,12 +59,12 @@ BURST = 400.0  # seconds into the trace "code", before the burst
 ROOM = 3.0  # seconds, for what is written at the end
 
 
-def segment(name: str, folder: Path, cost: RoundCost, seconds: float) -> pd.DataFrame:
+def segment(name: str, folder: Path | None, cost: RoundCost, seconds: float) -> pd.DataFrame:
     """So many seconds of a trace, at a rate that loads plain decoding.
 
     Args:
         name: Of the trace, or NAME@LOAD, a share of what plain decoding bears.
-        folder: Of the published traces.
+        folder: Of the published traces; None: where ``codesign trace fetch`` puts them.
         cost: Step times of the machine.
         seconds: Of arrivals.
     """
@@ -373,7 +373,7 @@ def main() -> None:
     parser.add_argument("--length", type=float, default=4.0, help="seconds of each segment")
     parser.add_argument("--start", type=float, default=30.0, help="a guess: until ranks serve")
     parser.add_argument("--seconds", type=float, default=140.0, help="of all")
-    parser.add_argument("--traces", type=Path, default=TRACES)
+    parser.add_argument("--traces", type=Path, help="folder of published traces (the cache)")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--key", default="ranks", help="of the results: ranks, ranks-8b, ..")
     args = parser.parse_args()

@@ -26,6 +26,25 @@ from codesign.engine.weights import random_tensors
 from codesign.models.recipe import Recipe, create_inflated, weights_sha256
 from codesign.models.shape import model_shape
 
+TINY: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "vocab_size": 61,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
+"""config.json of a Llama for tests on the CPU."""
+LETTERS = ["[UNK]", *string.ascii_lowercase, *" ,.:-\n"]
+
 
 def small_config(
     *,
@@ -71,8 +90,7 @@ def write_sharp_model(folder: Path, *, layers: int, sharpness: float) -> None:
 
 def write_letters(folder: Path) -> None:
     """Write a tokenizer of one token a letter, 0 for others, and a chat template that adds none."""
-    words = ["[UNK]", *string.ascii_lowercase, *" ,.:-\n"]
-    kind = tokenizer_models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]")
+    kind = tokenizer_models.WordLevel({word: i for i, word in enumerate(LETTERS)}, "[UNK]")
     tokenizer = Tokenizer(kind)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -80,14 +98,24 @@ def write_letters(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
 
 
-def _random_state(sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Weights by name, bfloat16; the head's four times as large as the other maps'."""
+def _random_state(
+    sizes: Mapping[str, tuple[int, ...]], dtype: torch.dtype = torch.bfloat16
+) -> dict[str, Tensor]:
+    """Weights by name; the head's four times as large as the other maps'.
+
+    So greedy output is neither constant nor decided by rounding.
+    """
     state = random_tensors(sizes, seed=0)
-    return {k: (v * (4.0 if "lm_head" in k else 1.0)).bfloat16() for k, v in state.items()}
+    return {k: (v * (4.0 if "lm_head" in k else 1.0)).to(dtype) for k, v in state.items()}
 
 
 def write_random_pair(
-    root: Path, config: Mapping[str, Any], *, target: str = "target", noise: float = 0.05
+    root: Path,
+    config: Mapping[str, Any],
+    *,
+    target: str = "target",
+    noise: float = 0.05,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> None:
     """Write the folders ``target`` and "draft" below ``root``, without tokenizers.
 
@@ -96,15 +124,16 @@ def write_random_pair(
         config: Both models' config.json.
         target: Name of the target's folder.
         noise: On the draft's matrices, in their standard deviations.
+        dtype: Of the weights.
     """
     for name in (target, "draft"):
         (root / name).mkdir()
         (root / name / "config.json").write_text(json.dumps(config))
-    state = _random_state(model_shape(root / target).tensors())
+    state = _random_state(model_shape(root / target).tensors(), dtype)
     generator = torch.Generator().manual_seed(1)
     noisy = {}
     for name, tensor in state.items():
-        drawn = torch.randn(tensor.shape, generator=generator).bfloat16()
+        drawn = torch.randn(tensor.shape, generator=generator).to(dtype)
         noisy[name] = tensor + noise * tensor.std() * drawn if tensor.ndim == 2 else tensor
     save_file(state, root / target / "model.safetensors")
     save_file(noisy, root / "draft" / "model.safetensors")

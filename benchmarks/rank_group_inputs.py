@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.bench_gpu_engine import RandomState
 from benchmarks.common import SHAPES
-from benchmarks.random_pair import write_letters
+from benchmarks.random_pair import TINY, write_letters
 from codesign.config import Deployment, Serving
 from codesign.engine.weights import random_tensors
 from codesign.models.shape import model_shape
@@ -19,20 +19,6 @@ from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
 
-TINY = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 48,
-    "vocab_size": 61,
-    "rope_theta": 10000.0,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
 NOISE = 0.03  # of a draft's weights, in standard deviations
 
 

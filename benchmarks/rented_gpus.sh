@@ -9,7 +9,8 @@
 #   campaign  profiles, plans and replays, as far as CAMPAIGN_SECONDS go; call it again to go on
 #   policies  every policy on traffic, with the step times that the campaign has measured
 #
-# All but kernels need `codesign models fetch smollm2-135m`. A part that is cut off has written what it had.
+# All but kernels need `codesign models fetch smollm2-135m`; policies needs `codesign trace fetch azure-code` and
+# mooncake-conversation, or these files in the folder that TRACES names. A part that is cut off has written what it had.
 # About, on four H200s with everything compiled anew: 190 s, 450, 250, 560 and again 560, 130.
 set -euo pipefail
 part=${1:?kernels, tests, pairs, campaign or policies}
@@ -76,7 +77,7 @@ from codesign.fit import fit_profile
 folder = Path(sys.argv[1])
 fit_profile(closed_profile(folder)).save(folder / "fit.json")
 END
-  python -m benchmarks.policy_ranks serve "$out/policies" --gpus 2 --fit "$pair/fit.json"
+  python -m benchmarks.policy_ranks serve "$out/policies" --gpus 2 --fit "$pair/fit.json" ${TRACES:+--traces "$TRACES"}
 }
 
 case $part in

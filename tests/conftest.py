@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import multiprocessing
 import os
 import random
@@ -208,49 +207,14 @@ def _cost(factor: float, *, link: float = 0.0, slowdown: float = 0.0) -> RoundCo
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Directories of a tiny random target, with a tokenizer of letters, and of a noisy copy."""
     import torch
-    from safetensors.torch import save_file
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-    from codesign.engine.weights import random_tensors
-    from codesign.models.shape import model_shape
+    from benchmarks.random_pair import LETTERS, TINY, write_letters, write_random_pair
 
-    letters = ["[UNK]", *"abcdefghijklmnopqrstuvwxyz ,.:-\n"]
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 48,
-        "vocab_size": len(letters),
-        "rope_theta": 10000.0,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 4096,
-        "tie_word_embeddings": False,
-        "hidden_act": "silu",
-        "torch_dtype": "float32",
-    }
-    template = "{% for m in messages %}{{ m.content }}{% endfor %}: "
-    tokenizer = Tokenizer(models.WordLevel({c: i for i, c in enumerate(letters)}, "[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
     root = tmp_path_factory.mktemp("tiny")
+    config = TINY | {"vocab_size": len(LETTERS)}
+    write_random_pair(root, config, noise=0.15, dtype=torch.float32)
     for name in ("target", "draft"):
-        (root / name).mkdir()
-        (root / name / "config.json").write_text(json.dumps(config))
-        tokenizer.save(str(root / name / "tokenizer.json"))
-        entry = {"chat_template": template}
-        (root / name / "tokenizer_config.json").write_text(json.dumps(entry))
-    state = random_tensors(model_shape(root / "target").tensors(), seed=0)
-    state = {k: v * (4.0 if "lm_head" in k else 1.0) for k, v in state.items()}
-    generator = torch.Generator().manual_seed(1)
-    noisy = {
-        k: v + 0.15 * v.std() * torch.randn(v.shape, generator=generator) if v.ndim == 2 else v
-        for k, v in state.items()
-    }
-    save_file(state, root / "target" / "model.safetensors")
-    save_file(noisy, root / "draft" / "model.safetensors")
+        write_letters(root / name)
     return root / "target", root / "draft"
 
 

@@ -6,7 +6,7 @@ import json
 from importlib.metadata import PackageNotFoundError, version
 
 from codesign import __version__
-from codesign.artifacts import hardware
+from codesign.artifacts.machine import hardware
 
 
 def _version(name: str) -> str | None:

@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def show_env(args: argparse.Namespace) -> None:
     """Print versions, hardware and folders."""
     from codesign import __version__
-    from codesign.artifacts import cache_dir, hardware
+    from codesign.artifacts import cache_dir
+    from codesign.artifacts.machine import hardware
 
     packages = {extra: _versions(names) for extra, names in _PACKAGES.items()}
     payload = {

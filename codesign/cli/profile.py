@@ -128,7 +128,7 @@ def _leave(error: HardwareError | KeyboardInterrupt) -> NoReturn:
 
 
 def _settings(args: argparse.Namespace) -> ProfileSettings:
-    from codesign.artifacts import hardware
+    from codesign.artifacts.machine import hardware
     from codesign.errors import UsageError
     from codesign.models import DRAFTS, lasting_name, resolve_model
     from codesign.policy.walk import Sampling

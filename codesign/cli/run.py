@@ -201,7 +201,7 @@ def _replay(plan: Plan, wanted: list[ScoredCandidate], args: argparse.Namespace)
 
 
 def _engine(plan: Plan, wanted: list[ScoredCandidate], args: argparse.Namespace) -> PlanEngine:
-    from codesign.artifacts import hardware
+    from codesign.artifacts.machine import hardware
     from codesign.engine.replicas import PlanEngine
     from codesign.engine.source import EngineSource
 

@@ -62,7 +62,11 @@ def open_rank(
 
 
 def open_reader(directory: Path, *, device: torch.device | str = "cpu") -> WeightReader:
-    """Return what reads, or makes, the weights of a directory. See ``open_rank``."""
+    """Return what reads, or makes, the weights of a directory. See ``open_rank``.
+
+    Raises:
+        InputError: If the directory was inflated from weights that have changed since.
+    """
     recipe = read_recipe(directory)
     if recipe is None:
         shape = model_shape(directory)

@@ -110,7 +110,14 @@ class KVCache:
             self._lengths[slot] += count
 
     def append(self, layer: int, slot: int, keys_nGE: Tensor, values_nGE: Tensor) -> None:
-        """Fill the last n rows in use of one layer of a slab, after ``extend`` made room."""
+        """Fill the last n rows in use of one layer of a slab, after ``extend`` made room.
+
+        Args:
+            layer: Number of the layer.
+            slot: Number of the slab.
+            keys_nGE: Rotated keys of the n rows.
+            values_nGE: Their values.
+        """
         end = self._lengths[slot]
         start = end - keys_nGE.shape[0]
         self._keys_LBGME[layer, slot, :, start:end] = keys_nGE.transpose(0, 1)

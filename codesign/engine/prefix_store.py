@@ -29,7 +29,14 @@ class PrefixStore:
     def restore(
         self, cache: KVCache, slot: int, blocks: Sequence[int], tokens: Sequence[int]
     ) -> int:
-        """Fill an empty slab with the leading ``blocks`` that are kept; return their rows."""
+        """Fill an empty slab with the leading ``blocks`` that are kept; return their rows.
+
+        Args:
+            cache: Where the slab is.
+            slot: Number of the slab.
+            blocks: Names of the prompt's whole blocks.
+            tokens: Of the prompt; noted beside the rows where the cache checks itself.
+        """
         end = 0
         for block in blocks:
             kept = self._blocks.get(block)
@@ -40,7 +47,14 @@ class PrefixStore:
         return end
 
     def keep(self, cache: KVCache, slot: int, blocks: Sequence[int], num_rows: int) -> None:
-        """Copy those ``blocks`` of a slab that its first ``num_rows`` rows hold."""
+        """Copy those ``blocks`` of a slab that its first ``num_rows`` rows hold.
+
+        Args:
+            cache: Where the slab is.
+            slot: Number of the slab.
+            blocks: Names of the prompt's whole blocks.
+            num_rows: Rows of the prompt that have been run.
+        """
         # Backwards: a block is of no use without those before it, so they are used after it.
         for number in range(min(num_rows // PREFIX_BLOCK, len(blocks)) - 1, -1, -1):
             if blocks[number] not in self._blocks:

@@ -39,7 +39,16 @@ class RandomWeights:
     def int4(
         self, name: str, rows: Cut, columns: Cut, *, whole_columns: int, group: int, gain: float
     ) -> Int4Weight:
-        """Return part of an int4 matrix that multiplies the scale of its input by ``gain``."""
+        """Return part of an int4 matrix that multiplies the scale of its input by ``gain``.
+
+        Args:
+            name: Of the tensor; the same name gives the same matrix.
+            rows: Part of the outputs.
+            columns: Part of the inputs, whole groups.
+            whole_columns: Inputs of the whole matrix.
+            group: Inputs that share a scale.
+            gain: Scale of the outputs over that of the inputs.
+        """
         words = Cut(columns.start // PER_WORD, columns.stop // PER_WORD, 0)
         groups = Cut(columns.start // group, columns.stop // group, 0)
         width, num_groups = whole_columns // PER_WORD, whole_columns // group
@@ -59,7 +68,14 @@ class RandomWeights:
         )
 
     def matrix(self, name: str, rows: Cut, columns: Cut, *, whole_columns: int) -> Tensor:
-        """Return part of a bfloat16 matrix that keeps the scale of its input."""
+        """Return part of a bfloat16 matrix that keeps the scale of its input.
+
+        Args:
+            name: Of the tensor; the same name gives the same matrix.
+            rows: Part of the outputs.
+            columns: Part of the inputs.
+            whole_columns: Inputs of the whole matrix.
+        """
         size = rows.num_real, columns.num_real
         out = torch.empty(size, dtype=torch.bfloat16, device=self.device)
         step = max(1, self._chunk // max(1, columns.num_real))

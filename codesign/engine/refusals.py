@@ -108,7 +108,16 @@ class ServedRequests:
         max_waiting: int | None = None,
         is_fed: bool = False,
     ) -> Schedule:
-        """How a candidate serves them; see ``Schedule``."""
+        """How a candidate serves them; see ``Schedule``.
+
+        Args:
+            candidate: Its batch limit and policy.
+            serving: How memory and steps are shared; its own limit of KV rows is not read.
+            max_kv_tokens: KV rows of all running requests.
+            emitted_rows: As of ``Schedule``, as are those that follow.
+            max_waiting: Requests that may wait.
+            is_fed: Requests arrive by ``arrive``.
+        """
         return Schedule(
             self.requests,
             BatchLimits(candidate.max_batch, max_kv_tokens),

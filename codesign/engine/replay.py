@@ -61,7 +61,11 @@ class Engine(Protocol):
     """Models of a plan on the hardware that serves them."""
 
     def check(self, candidates: Sequence[Candidate]) -> None:
-        """Refuse what this machine cannot run, before anything is loaded. Raises HardwareError."""
+        """Refuse what this machine cannot run, before anything is loaded.
+
+        Raises:
+            HardwareError: If a candidate needs more than this machine has.
+        """
         ...
 
     def serve(
@@ -76,6 +80,16 @@ class Engine(Protocol):
         """Serve ``requests`` with a candidate; an interrupted run ends with a note.
 
         With a ``feed`` only those that come through it, as one of several replicas.
+
+        Args:
+            candidate: Deployment, policy and batch limit.
+            requests: With token ids and arrivals in seconds.
+            options: How they are served.
+            progress: Called as ``progress("serve", finished, total)``.
+            feed: Where requests come from; by default they come when they are due.
+
+        Raises:
+            HardwareError: If hardware or another process fails.
         """
         ...
 
@@ -191,6 +205,13 @@ class Replay:
         """Serve the plan's requests with one candidate and write its run directory.
 
         An interrupted run is written too, with what is finished and a note.
+
+        Args:
+            scored: The candidate, and what was predicted for it.
+            engine: That serves it.
+            directory: Of the run.
+            max_waiting: Requests that may wait, None for any; later ones are refused.
+            progress: Called as ``progress("serve", finished, total)``.
         """
         options = self.options(scored.candidate, max_waiting=max_waiting)
         run = engine.serve(scored.candidate, self.requests, options, progress=progress)

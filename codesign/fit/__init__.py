@@ -4,6 +4,14 @@ A profile is a folder (``codesign profile``): steps.parquet with one row per tim
 acceptance.parquet with one row per recorded token, and profile.json. A fit is one JSON file and
 the recorded acceptance beside it. The planner and the simulator read fits, never profiles.
 
+    steps          step times of forwards (step_forms), prompts on rank groups (prompt_stairs)
+    round_costs    all of a deployment's
+    calibration    what a draft's confidence is worth
+    prompt_luck, drift  what no residual shows: other prompts, and the machine's pace
+    shipped        fits that come with the package
+    roofline       step times from data sheets: devices, priced_model, engine_roofline
+    what_if        such a fit from a few words on a command line
+
 Must not import torch.
 """
 

@@ -97,7 +97,14 @@ def _beyond(step: TimedStep, device: Device) -> float:
 def errors_by_degree(
     steps: Sequence[TimedStep], device: Device, most: int, base: Software = DEFAULT_SOFTWARE
 ) -> list[tuple[TimedStep, float]]:
-    """Relative error of each step on more than ``most`` GPUs when the others are fitted to."""
+    """Relative error of each step on more than ``most`` GPUs when the others are fitted to.
+
+    Args:
+        steps: Timed on several numbers of GPUs.
+        device: The GPU.
+        most: GPUs of the steps that are fitted to.
+        base: What the steps do not show.
+    """
     software = engine_software([s for s in steps if s.gpus <= most], device, base)
     return [
         (step, step.predicted(device, software) / step.seconds - 1.0)

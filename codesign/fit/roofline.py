@@ -149,7 +149,13 @@ class Forward:
 
 
 def kv_rows(target: Forward, draft: Forward, *, is_apart: bool) -> int:
-    """KV rows that fit, both models' weights counted; 0 if the weights do not."""
+    """KV rows that fit, both models' weights counted; 0 if the weights do not.
+
+    Args:
+        target: On its GPUs.
+        draft: On its own.
+        is_apart: The draft's GPUs are not the target's.
+    """
     target_kv, draft_kv = target.model.kv_bytes(target.gpus), draft.model.kv_bytes(draft.gpus)
     if is_apart:
         return max(int(min(target.free_bytes / target_kv, draft.free_bytes / draft_kv)), 0)
@@ -163,7 +169,13 @@ def plain_kv_rows(target: Forward) -> int:
 
 
 def round_cost(target: Forward, draft: Forward, *, is_apart: bool) -> RoundCost:
-    """Costs of a deployment: each model on GPUs of its own, or both on the same ones."""
+    """Costs of a deployment: each model on GPUs of its own, or both on the same ones.
+
+    Args:
+        target: On its GPUs; its device and software are the deployment's.
+        draft: On its own.
+        is_apart: The draft's GPUs are not the target's.
+    """
     device, software = target.device, target.software
     moved = target.model.kv_bytes(target.gpus)  # every GPU sends its share at the same time
     return RoundCost(

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codesign.artifacts import machine_name, read_json
+from codesign.artifacts import read_json
+from codesign.artifacts.machine import machine_name
 from codesign.fit import Fit
 
 if TYPE_CHECKING:

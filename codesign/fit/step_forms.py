@@ -93,7 +93,14 @@ def fit_quadratic(shapes: Shapes) -> StepTime:
 
 
 def prompt_time(*, alpha: float, gamma: float, delta: float, cross: float) -> StepTime:
-    """Seconds of prompt rows of which each attends to the context and to the rows before it."""
+    """Seconds of prompt rows of which each attends to the context and to the rows before it.
+
+    Args:
+        alpha: Seconds per token of context.
+        gamma: Seconds per row.
+        delta: Seconds of a forward without rows.
+        cross: Seconds per pair of a row and a token that it attends to.
+    """
     seconds = tuple(delta + gamma * n + cross * n * n / 2.0 for n in _PROMPT_KNOTS)
     return StepTime(alpha=alpha, rows=_PROMPT_KNOTS, seconds=seconds, cross=cross)
 
@@ -201,7 +208,13 @@ def fit_stream_stairs(shapes: Shapes) -> StepTime:
 
 
 def non_negative_fit(design_SP: Floats, rest_S: Floats, seconds_S: Floats) -> Floats:
-    """(P,) coefficients of the least squares of what is left, relative to whole seconds."""
+    """(P,) coefficients of the least squares of what is left, relative to whole seconds.
+
+    Args:
+        design_SP: What each coefficient is multiplied by, at S shapes.
+        rest_S: Seconds that are to be explained.
+        seconds_S: Seconds of the whole step, by which both are divided.
+    """
     relative_SP = design_SP / seconds_S[:, None]
     scale_P = np.linalg.norm(relative_SP, axis=0)
     scale_P[scale_P == 0.0] = 1.0

@@ -2,6 +2,24 @@
 
 ``reference`` defines what is correct and runs everywhere. A faster form of an op is offered here
 under the device it was measured on. Imports torch.
+
+    packed_linear    a layer's maps as callables, of these:
+    gemm             few rows over packed weights, in CUDA (tiling)
+    gemm_all_reduce  such a map and the sum over its group, in one launch
+    prompt_linear    the rows of prompts: prompt_linear_triton, unpack_triton, join_parts_triton
+    skinny_linear    few rows on a CPU
+    all_reduce       the sum over a group; symmetric, peer_memory: memory that ranks share
+    fused_attention  attention of tree rows in one launch, in CUDA (attention_shares)
+    row_attention    the same in several: row_attention_triton, slab_rows_triton
+    prompt_attention attention of a prompt's rows (prompt_attention_triton)
+    embedding        the beginning of a forward (embedding_triton)
+    keyed_sampling   the target's end of one (keyed_sampling_triton)
+    row_choices      the draft's end of one (row_choices_triton)
+    leaf_choices     the next rows of a draft tree (leaf_choices_triton)
+    int4, packing    forms of weights
+    cuda_module      compiles and launches the sources in cuda/
+    triton_launch    launches Triton kernels
+    reference        plain PyTorch of all ops; packed_reference: of those over packed weights
 """
 
 from __future__ import annotations

@@ -4,6 +4,13 @@ A model is a Hugging Face directory: in the cache under its name, or anywhere as
 shape (models/shape.py) is offered here too. Getting a model into the cache is the business of
 models/fetch.py and models/importing.py.
 
+    shape, card    what a model is: sizes; tokenizer and draft
+    tokenizer      text to ids and back
+    sharding       which part of a tensor a rank holds
+    quantization   how weights are quantised
+    recipe         inflated models
+    fetch, importing  models from the network and from a folder; gguf_convert: of llama.cpp
+
 Must not import torch.
 """
 

@@ -2,6 +2,15 @@
 
 All candidates are simulated on the same requests with the same seeds, so that they see the same
 luck and small differences count. Prints nothing.
+
+    question       what is asked, and what is answered (plan_file); defaults where nobody says
+    prepared_trace the requests as they are simulated and run; workload: in a few numbers
+    search_space   all candidates
+    screen         a rough score of each: behaviour, round_times, queueing
+    simulations    of the promising ones: halving, executor, search_cache
+    predict        intervals of several seeds (student_t); saturation: whether the load is borne
+    ranking        which is best; nearest_miss: if none meets the SLO; fewest: on how few workers
+    economics      whether speculation pays; sensitivity: what to profile next
 """
 
 from __future__ import annotations

@@ -94,7 +94,13 @@ def observe_all(
 def chain_behaviour(
     length: int, profile: AcceptanceProfile, shares: Mapping[str, float]
 ) -> Behaviour:
-    """Chains of a fixed length, 0 for plain decoding: replayed on every recorded token."""
+    """Chains of a fixed length, 0 for plain decoding: replayed on every recorded token.
+
+    Args:
+        length: Draft tokens of a round.
+        profile: What was recorded.
+        shares: See ``token_shares``.
+    """
     rounds = sum(
         share / _tokens_per_round(agreement_runs(profile, kind), length)
         for kind, share in shares.items()

@@ -78,7 +78,11 @@ class Executor(AbstractContextManager["Executor", None]):
 
     @abstractmethod
     def run(self, jobs: Sequence[Job]) -> Iterator[Result]:
-        """Yield (number of the job, outcome) in any order."""
+        """Yield (number of the job, outcome) in any order.
+
+        Raises:
+            HardwareError: If a process that simulates is lost.
+        """
 
 
 def run_job(task: Task, job: Job) -> Outcome:

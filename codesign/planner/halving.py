@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _SHORT = 2000  # requests up to which every simulation is of the whole trace
 _PARTS = (16, 4, 1)  # the stretches of a longer trace are a 16th, a quarter, and all of it
-_NUM_ENTERING = (40, 40)  # best of the screen: of a short trace, of a long one
+_NUM_ENTERING = 40  # best of the screen
 _NUM_KEPT = (20, 6)  # after a 16th of a long trace, after a quarter
 _NUM_FINALISTS = (6, 2)  # simulated with every seed: of a short trace, of a long one
 _MAX_LIMITS = 3  # batch limits per policy and deployment among those that enter
@@ -87,8 +87,16 @@ def entering(screened: Screened, objective: str, percentile: float, num_requests
     The screen can be wrong about what meets the SLO and about queues, so half of the places go by
     the objective and the rest by other orders of the same scores. Not too many of
     one deployment, nor of one policy there, and the best of every deployment.
+
+    Args:
+        screened: Scores of all candidates.
+        objective: See ``screen_orders``.
+        percentile: The same.
+        num_requests: Of the trace; for a long one, deployments of no promise are left out.
+
+    Returns:
+        Their places in ``screened``.
     """
-    wanted = _NUM_ENTERING[num_requests > _SHORT]
     orders = screen_orders(screened, objective, percentile)
     others = chain.from_iterable(zip(*orders[1:], strict=True))
     chosen: dict[int, None] = {}
@@ -98,10 +106,10 @@ def entering(screened: Screened, objective: str, percentile: float, num_requests
         candidate = screened.candidates[index]
         alike = kinds.setdefault((candidate.speculation, candidate.deployment), [])
         if (
-            len(chosen) < wanted
+            len(chosen) < _NUM_ENTERING
             and index not in chosen
             and len(alike) < _MAX_LIMITS
-            and shares[candidate.deployment] < _MAX_SHARE * wanted
+            and shares[candidate.deployment] < _MAX_SHARE * _NUM_ENTERING
             and not any(_is_same(screened, index, other) for other in alike)
         ):
             alike.append(index)
@@ -144,7 +152,16 @@ def neighbours(ordered: Sequence[Entry], space: Sequence[Candidate]) -> list[Can
 
 
 def screen_orders(screened: Screened, objective: str, percentile: float) -> list[list[int]]:
-    """Candidates best first, by the objective and then by other views of the same scores."""
+    """Candidates best first, by the objective and then by other views of the same scores.
+
+    Args:
+        screened: N scores.
+        objective: "goodput" or "latency"; see ``Question``.
+        percentile: Of the SLO: so many percent of the requests must meet it.
+
+    Returns:
+        Orders of the N candidates' places, the objective's first.
+    """
     misses = screened.attained < percentile / 100.0 - 1e-9
     goodput = np.round(screened.goodput / max(float(screened.goodput.max()), 1e-12), 2)
     limits = np.array([c.max_batch for c in screened.candidates])

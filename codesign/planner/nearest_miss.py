@@ -57,6 +57,11 @@ def sustained_rates(candidates: Sequence[Candidate], slo: SLO, simulate: AtRates
     """Largest share of the trace's rate at which each candidate meets the SLO, 0 if none.
 
     Only rates of two digits are tried: what is printed has been simulated.
+
+    Args:
+        candidates: Which do not meet the SLO at the trace's own rate.
+        slo: Targets.
+        simulate: Outcomes of each candidate with the trace at that share of its rate.
     """
 
     def fit(rates: Sequence[tuple[int, float]]) -> list[bool]:

@@ -94,7 +94,15 @@ def simulate_outcome(
 def outcome_of(
     records: RunRecords, candidate: Candidate, fit: Fit, *, slo: SLO, seed: int
 ) -> Outcome:
-    """Figures of a simulation's records."""
+    """Figures of a simulation's records.
+
+    Args:
+        records: Of one simulation.
+        candidate: That was simulated.
+        fit: Its errors say how far attainment may be off.
+        slo: Targets.
+        seed: Of the simulation.
+    """
     metrics = summarise(records, slo)
     spans = {name: value for name, value in metrics.spans.items() if value is not None}
     figures = _figures(metrics)
@@ -129,6 +137,11 @@ def step_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> fl
 
     The fit's are the errors of target and draft forwards on measurements that it has not seen,
     weighted by their share of the round.
+
+    Args:
+        fit: Held-out errors by step, and the machine's drift.
+        candidate: Whose.
+        spans: Mean seconds of a round's spans, by name.
     """
     label = candidate.deployment.unit.label
     parts = [
@@ -150,7 +163,13 @@ def acceptance_error(fit: Fit, candidate: Candidate) -> float:
 
 
 def time_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> float:
-    """Relative error of the time per token: of a round's time and of its tokens together."""
+    """Relative error of the time per token: of a round's time and of its tokens together.
+
+    Args:
+        fit: Held-out errors of steps and of acceptance.
+        candidate: Whose.
+        spans: Mean seconds of a round's spans, by name; weights of the steps' errors.
+    """
     return math.hypot(step_error(fit, candidate, spans), acceptance_error(fit, candidate))
 
 
@@ -220,7 +239,13 @@ def misses(outcomes: Sequence[Outcome], slo: SLO) -> dict[str, float]:
 
 
 def extrapolation_note(candidate: Candidate, outcomes: Iterable[Outcome], fit: Fit) -> str:
-    """One line if the simulation left the range of rows that was measured; else ""."""
+    """One line if the simulation left the range of rows that was measured; else "".
+
+    Args:
+        candidate: That was simulated.
+        outcomes: One per seed.
+        fit: Whose steps were measured up to some number of rows.
+    """
     rows = max((o.max_rows for o in outcomes), default=0)
     measured = fit.costs[candidate.deployment.unit.label].target.rows
     if len(measured) < 2 or rows <= measured[-1]:

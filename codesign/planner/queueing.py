@@ -46,7 +46,16 @@ class Queue:
         self._apart = pool.mean(axis=1)
 
     def serve(self, workload: Workload, replicas: int, slo: SLO) -> Floats:
-        """(5, N) rows: load, tpot, latency, attained, goodput."""
+        """(5, N) rows: load, tpot, latency, attained, goodput.
+
+        Args:
+            workload: The trace, Q requests that stand for it.
+            replicas: That share it.
+            slo: Targets.
+
+        Returns:
+            As in ``screen.Screened``: shares, seconds, and requests per second.
+        """
         tokens = max(workload.output - 1.0, 1e-9)
         # A full batch finishes a request in each ``own + tokens * time / batch`` seconds.
         rates = 1.0 / (self._own[:, None] + tokens * self._times / self._grid)

@@ -106,6 +106,11 @@ def behaviours_of(
 
     A policy whose length follows predicted goodput is at least as good as the best fixed length at
     each batch size, no drafting included.
+
+    Args:
+        specs: Policies.
+        fit: Its recordings and its calibration.
+        shares: See ``behaviour.token_shares``.
     """
     shapes = {spec: _shapes_of(spec) for spec in specs if spec.kind == "batch-tree"}
     alone = [spec for spec in specs if not spec.needs_step_times]

@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
 
 def search_key(requests: pd.DataFrame, fit_sha256: str, slo: SLO, serving: Serving) -> str:
-    """Hash of what all simulations of a search depend on."""
+    """Hash of what all simulations of a search depend on.
+
+    Args:
+        requests: Prepared trace.
+        fit_sha256: Checksum of the fit.
+        slo: Targets.
+        serving: How memory and steps are shared.
+    """
     digest = hashlib.sha256(__version__.encode())  # another version may simulate otherwise
     for column in sorted(requests):
         digest.update("\0".join((column, *map(str, requests[column]))).encode())

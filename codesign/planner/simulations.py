@@ -15,7 +15,17 @@ from codesign.planner.search_cache import SearchCache
 
 
 class Simulations:
-    """Simulates candidates of one question, each seed and stretch once."""
+    """Simulates candidates of one question, each seed and stretch once.
+
+    Args:
+        question: What is asked.
+        executor: Where simulations run.
+        cache: Of those that an interrupted search has finished.
+        progress: Called as ``progress("simulate", requests done, requests in all)``.
+
+    Attributes:
+        num_simulated: Candidates.
+    """
 
     def __init__(
         self,

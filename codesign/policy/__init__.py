@@ -2,4 +2,21 @@
 
 No torch, no clock, no input or output: the simulator runs these objects under SimPy's clock with
 predicted step times, the engine runs the same objects under the wall clock with real forwards.
+
+    spec, labels, speculation  a policy as data, its name, its object
+    interface           the questions that a round asks a policy
+    chains, trees       policies that treat requests one by one; other ways to overlap: parallel
+    adaptive, turbospec chains whose length follows the predicted goodput
+    batch_tree          trees that share the rows of a batch: batch_round, batch_rows, batch_ahead,
+                        batch_beside, with budget_tree for each request
+    adaserve            rows for requests that are behind their target (urgency)
+    resting, repeating  rounds without an evaluation of the batch
+    cost, host_cost     seconds of a step; goodput: of a round, and its tokens
+    features            draft heads that read the target's features
+    online_calibration, traffic  what is learned while requests run
+    protocol            a round as two state machines: draft_side, target_side, messages
+    tree, walk          a request's draft tree, and its verification
+    batching, routing   which requests share a step, and which replica serves one
+    kv_memory           prompt blocks that outlive their request
+    options, stop_text  what a request asks for itself
 """

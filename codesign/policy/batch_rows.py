@@ -53,7 +53,17 @@ def worth_of_nodes(
 def best_nodes(
     trees: Sequence[BudgetTree], choice: Choice, most: int, urgency: Floats | None = None
 ) -> list[list[int]]:
-    """The nodes of a choice, root included, at most ``most`` of a tree."""
+    """The nodes of a choice, root included, at most ``most`` of a tree.
+
+    Args:
+        trees: (B,) of the batch.
+        choice: How many nodes beside the roots, and the least weight of one.
+        most: Nodes of one tree, root included.
+        urgency: (B,) weight of a token of each request; None: all weigh the same.
+
+    Returns:
+        (B,) nodes of each tree.
+    """
     if not choice.rows:
         return [[0] for _ in trees]
     chosen: list[list[int]] = []
@@ -132,7 +142,13 @@ def no_leaves(trees: Sequence[BudgetTree]) -> list[list[int]]:
 
 
 def leaves_above(tree: BudgetTree, width: int, bound: float) -> list[int]:
-    """The heaviest nodes that may run, of this log weight and above."""
+    """The heaviest nodes that may run, of this log weight and above.
+
+    Args:
+        tree: One request's.
+        width: Most nodes.
+        bound: Least log weight.
+    """
     if tree.num_expanded + width > MAX_TREE_ROWS:
         width = MAX_TREE_ROWS - tree.num_expanded
     nodes = []

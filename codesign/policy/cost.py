@@ -87,7 +87,14 @@ class StepTime(_Segments):
 
     @classmethod
     def linear(cls, *, alpha: float, gamma: float, delta: float, cross: float = 0.0) -> StepTime:
-        """The papers' form, ``alpha * context + gamma * rows + delta``."""
+        """The papers' form, ``alpha * context + gamma * rows + delta``.
+
+        Args:
+            alpha: Seconds per token of context.
+            gamma: Seconds per row.
+            delta: Seconds of a forward without rows.
+            cross: Seconds per row and token of context.
+        """
         return cls(alpha=alpha, rows=(0,), seconds=(delta,), gamma=gamma, cross=cross)
 
     def scaled(self, factor: float) -> StepTime:

@@ -115,7 +115,13 @@ class Goodput:
         return sum([self.draft(batch, context + batch * j, batch) for j in range(steps)])
 
     def num_beside(self, *, batch: int, context: int, draft_tokens: int) -> int:
-        """Draft forwards of one row per request that fit beside the target's forward."""
+        """Draft forwards of one row per request that fit beside the target's forward.
+
+        Args:
+            batch: Requests that decode.
+            context: KV rows of all of them.
+            draft_tokens: Nodes that the target verifies, roots not counted.
+        """
         verifying = self._verifying(batch, context, draft_tokens)
         drafting = self._drafting(batch, context + draft_tokens, 1)
         return int(verifying / max(drafting, SHORTEST_DRAFT))

@@ -1,9 +1,17 @@
 """Profile this machine: step times alone and beside a partner, and acceptance on real text.
 
-session.py runs the whole profile; steps.py says what is timed, bench.py and draft_steps.py stage a
-step in the engine's own workers, neighbour.py keeps the other model busy, link.py times messages,
-recorder.py ranks tokens, store.py keeps finished parts. rank_parts.py, rank_bench.py and
-rank_steps.py do the same on rank groups. Imports torch, as only the engine does.
+    session     the whole profile
+    steps       what is timed, and in which order
+    bench       a step in the engine's own workers; draft_steps: a draft's; neighbour: while the
+                other model is busy
+    link        messages between target and draft
+    deciding    the policy's own Python
+    recorder    acceptance
+    host_pace, steadiness  whether host and machine kept their pace
+    store       the folder of the profile, and its finished parts
+
+On rank groups: rank_parts (what is measured), rank_bench, rank_steps, rank_draft, rank_rounds and
+rank_acceptance. Imports torch, as only the engine does.
 """
 
 import os

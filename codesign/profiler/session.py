@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from codesign import Progress
-from codesign.artifacts import hardware
+from codesign.artifacts.machine import hardware
 from codesign.config import Deployment
 from codesign.engine.model import Decoder, load_decoder
 from codesign.engine.run import NGRAM, DraftSource

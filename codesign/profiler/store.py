@@ -15,15 +15,8 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from codesign.artifacts import (
-    header,
-    machine_name,
-    read_json,
-    read_table,
-    to_json,
-    write_json,
-    write_table,
-)
+from codesign.artifacts import header, read_json, read_table, to_json, write_json, write_table
+from codesign.artifacts.machine import machine_name
 from codesign.errors import InputError
 from codesign.fit import ACCEPTANCE_FILE, PROFILE_FILE, STEP_COLUMNS, STEPS_FILE
 from codesign.fit.round_costs import NODES

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ import numpy as np
 from codesign.errors import InputError
 from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.policy.options import AS_THE_RUN, RequestOptions
-from codesign.prompts.blocks import BlockText
+from codesign.prompts.pool import EncodeChat, EncodedPool
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,9 +36,6 @@ CATEGORIES = ("chat", "code", "mathematics", "translation", "summary", "retrieva
 SPLITS = ("profile", "run")
 
 NO_SPECULATION = RequestOptions(speculates=False)
-
-EncodeChat = Callable[[str], Sequence[int]]
-"""From the text of a user's turn to the ids of the whole prompt, chat template included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +123,11 @@ def bind_prompts(
         InputError: If the pool has no prompt of a category, or a request needs more positions
             than the model has.
     """
-    pool, by_category = _encode_pool(prompts, encode_chat), _by_category(prompts)
+    pool, by_category = EncodedPool.of(prompts, encode_chat), _by_category(prompts)
     generator = np.random.default_rng(seed)
     columns = ("arrival", "prompt_tokens", "output_tokens", "category")
     blocks = _common_blocks(trace_requests) if "hash_ids" in trace_requests else None
-    text = _block_text(pool)
+    text = pool.block_text()
     wants = trace_requests["speculates"].tolist() if "speculates" in trace_requests else None
     bound = []
     for row, (arrival, wanted, output, category) in enumerate(
@@ -138,13 +135,10 @@ def bind_prompts(
     ):
         choices = _of_category(category, by_category, row)
         chosen = choices[int(generator.integers(len(choices)))]
-        first_filler = int(generator.integers(len(pool)))
-        ids = _lengthen(
-            pool,
-            chosen=chosen,
-            first_filler=first_filler,
-            num_tokens=int(wanted),
-            start=text.behind_head(blocks[row]) if blocks else (),
+        first_filler = int(generator.integers(len(prompts)))
+        start = text.behind_head(blocks[row]) if blocks else ()
+        ids = pool.lengthened(
+            chosen, first_filler=first_filler, num_tokens=int(wanted), start=start
         )
         category = prompts[chosen].category
         options = AS_THE_RUN if wants is None or wants[row] else NO_SPECULATION
@@ -188,15 +182,15 @@ def every_prompt(
         max_new_tokens: Of each request.
         first_filler: How many prompts further the material of each begins.
     """
-    pool = _encode_pool(prompts, encode_chat)
+    pool = EncodedPool.of(prompts, encode_chat)
     pairs = itertools.product(lengths, range(len(prompts)))
     return [
         BoundRequest(
             request_id=i,
             arrival=0.0,
             category=prompts[chosen].category,
-            prompt_ids=_lengthen(
-                pool, chosen=chosen, first_filler=chosen + first_filler, num_tokens=length
+            prompt_ids=pool.lengthened(
+                chosen, first_filler=chosen + first_filler, num_tokens=length
             ),
             max_new_tokens=max_new_tokens,
         )
@@ -217,39 +211,6 @@ def binding_note(trace_requests: pd.DataFrame, bound: Sequence[BoundRequest]) ->
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _EncodedPrompt:
-    """A prompt's ids, how many of them come before the user's text, and its text as filler."""
-
-    ids: tuple[int, ...]
-    num_head: int
-    filler: tuple[int, ...]
-
-
-def _encode_pool(prompts: Sequence[Prompt], encode_chat: EncodeChat) -> list[_EncodedPrompt]:
-    # Two texts without a common token show where the template ends and the user begins.
-    one, other = encode_chat("Yes"), encode_chat("No")
-    num_head = _num_common(one, other)
-    num_tail = _num_common(one[::-1], other[::-1])
-    pool = []
-    for prompt in prompts:
-        filler = encode_chat(prompt.text + "\n\n")
-        pool.append(
-            _EncodedPrompt(
-                ids=tuple(encode_chat(prompt.text)),
-                num_head=num_head,
-                filler=tuple(filler[num_head : len(filler) - num_tail]),
-            )
-        )
-    return pool
-
-
-def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the length of the common beginning."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
 def _common_blocks(trace_requests: pd.DataFrame) -> list[list[int]]:
     """Return each request's first whole blocks, up to the last that another one has, too.
 
@@ -260,37 +221,6 @@ def _common_blocks(trace_requests: pd.DataFrame) -> list[list[int]]:
     times = Counter(itertools.chain.from_iterable(whole))
     common = [[i for i, block in enumerate(ids, start=1) if times[block] > 1] for ids in whole]
     return [ids[: last[-1] if last else 0] for ids, last in zip(whole, common, strict=True)]
-
-
-def _block_text(pool: Sequence[_EncodedPrompt]) -> BlockText:
-    head = pool[0].ids[: pool[0].num_head] if pool else ()
-    return BlockText(head, [token for prompt in pool for token in prompt.filler])
-
-
-def _lengthen(
-    pool: Sequence[_EncodedPrompt],
-    *,
-    chosen: int,
-    first_filler: int,
-    num_tokens: int,
-    start: tuple[int, ...] = (),
-) -> tuple[int, ...]:
-    """Return the chosen prompt with earlier material in front, ``num_tokens`` long if it can.
-
-    The user's turn begins with ``start``, which is never cut.
-    """
-    prompt = pool[chosen]
-    missing = num_tokens - len(prompt.ids) - len(start)
-    material: list[int] = []
-    index = first_filler
-    while len(material) < missing:
-        # The question itself is no material for itself, unless there is nothing else.
-        if index % len(pool) != chosen or len(pool) == 1:
-            material.extend(pool[index % len(pool)].filler)
-        index += 1
-    # Cut at the beginning, so that the question follows a whole text and a blank line.
-    kept = material[len(material) - max(missing, 0) :]
-    return (*prompt.ids[: prompt.num_head], *start, *kept, *prompt.ids[prompt.num_head :])
 
 
 def _check_positions(bound: Sequence[BoundRequest], *, max_positions: int | None) -> None:

@@ -18,12 +18,12 @@ class BlockText:
     """What blocks say: a stretch of other text each, and before it what tells it apart.
 
     Args:
-        head: Tokens that every prompt begins with.
+        num_head: Tokens that every prompt begins with.
         text: Tokens of the other text.
     """
 
-    def __init__(self, head: Sequence[int], text: Sequence[int]) -> None:
-        self._num_head = len(head)
+    def __init__(self, num_head: int, text: Sequence[int]) -> None:
+        self._num_head = num_head
         self._text = list(text)
         self._alphabet = sorted(set(text))
 

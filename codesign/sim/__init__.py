@@ -4,20 +4,21 @@ The policy, the round protocol and the batcher are the engine's own (codesign.po
 models are replaced: forwards take the fitted time, and the draft model agrees with the target as
 often as it did in the recordings.
 
-    requests    what a trace asks for
-    cluster     arrivals, a pool for prompts
-    batches     what makes a replica's batch, of one of two kinds:
-    played      the policy's objects in every round
-    taped       rounds that these objects made before, for policies that treat requests one by one
-    replica     admission, prompts, rounds, eviction: one event per step
-    prefill     who is admitted and does not decode yet
-    steps       what a replica does now, and the row that is written of it
-    acceptance  the draft model and the target model that agree as the recorded ones did
-    stretches   which recorded tokens each request plays
-    timing      when the parts of a round run
-    ahead       rounds between which nothing happens, run together
-    replay      one request again, with its draft trees
-    alone       rounds of each recorded request by itself
+    requests      what a trace asks for
+    cluster       arrivals, a pool for prompts
+    batches       what makes a replica's batch, of one of two kinds (work: what both are asked):
+    played        the policy's objects in every round
+    tape_batch    rounds that these objects made before (tapes), for policies that take requests
+                  one by one
+    replica       admission, prompts, rounds, eviction: one event per step
+    prefill       who is admitted and does not decode yet
+    steps         what a replica does now, and the row that is written of it
+    acceptance    the draft model and the target model that agree as the recorded ones did
+    stretches     which recorded tokens each request plays
+    timing        when the parts of a round run
+    quiet_rounds  rounds between which nothing happens, run together
+    replay        one request again, with its draft trees
+    alone         rounds of each recorded request by itself
 """
 
 from __future__ import annotations
@@ -92,10 +93,7 @@ def simulate(
     env = simpy.Environment(initial_time=0.0)
     counter = _FinishCounter(env, progress, len(simulated))
     arrivals = Arrivals(env, simulated.values())
-    pool = None
-    if deployment.prefill_workers:
-        pool = _prompt_pool(env, fit, deployment, cost, serving, counter)
-        check_prompts(simulated, pool.max_kv_tokens)
+    pool = _prompt_pool(env, simulated, fit, deployment, cost, serving, counter)
     shared = _shared(env, simulated, counter, arrivals, pool, deployment.replicas)
     log = CalibrationLog()
     make_batch = batch_maker(candidate, fit, cost, serving, slo, simulated.values(), seed, log)
@@ -203,19 +201,25 @@ class _FinishCounter:
 
 def _prompt_pool(
     env: simpy.Environment,
+    requests: dict[int, SimulatedRequest],
     fit: Fit,
     deployment: Deployment,
     cost: RoundCost,
     serving: Serving,
     on_finish: Callable[[], None],
-) -> PromptPool:
+) -> PromptPool | None:
+    """Whoever runs prompts apart from the replicas, if anyone does; the requests fit into it."""
+    if not deployment.prefill_workers:
+        return None
     prompts = cost_of(fit, str(deployment.prefill_workers))
+    max_kv_tokens = _kv_tokens(serving, prompts, has_draft=False)
+    check_prompts(requests, max_kv_tokens)
     return PromptPool(
         env,
         prompts,
         transfer=cost.kv_transfer,
         cache=PrefixCache() if serving.prefix_cache else None,
-        max_kv_tokens=_kv_tokens(serving, prompts, has_draft=False),
+        max_kv_tokens=max_kv_tokens,
         on_finish=on_finish,
     )
 

@@ -74,7 +74,14 @@ def hears_early(candidate: Candidate, serving: Serving) -> bool:
 
 
 def policy_of(spec: SpeculationSpec, fit: Fit, cost: RoundCost, slo: SLO | None) -> Speculation:
-    """The policy's own object, as a replica drives it."""
+    """The policy's own object, as a replica drives it.
+
+    Args:
+        spec: Which policy.
+        fit: Its calibration weighs the draft's confidences.
+        cost: Step times of the deployment, for policies that decide by them.
+        slo: Its TPOT target is the policy's; None for no target.
+    """
     goodput = Goodput.of_cost(cost, slo_tpot=slo.tpot if slo else None)
     return build_speculation(spec, goodput=goodput, calibration=fit.calibration)
 

@@ -111,7 +111,14 @@ class Luck:
         output_tokens: Sequence[int],
         seed: int,
     ) -> Luck:
-        """Of the requests of a trace; a kind that was not recorded plays all recordings."""
+        """Of the requests of a trace; a kind that was not recorded plays all recordings.
+
+        Args:
+            profile: What was recorded.
+            categories: (R,) kind of prompt of each request.
+            output_tokens: (R,) tokens that each emits.
+            seed: Of the stretches drawn.
+        """
         known = set(categories) & set(profile.recordings)
         kinds = [kind if kind in known else "" for kind in categories]
         return cls(Stretches(profile, sorted(set(kinds))), kinds, output_tokens, seed)

@@ -79,11 +79,22 @@ class Timing(Protocol):
     """Says when the parts of a round run."""
 
     def run_prompts(self, start: float, prompts: Prompts) -> float:
-        """The draft runs prompt rows in a step of the target; seconds that the step gets longer."""
+        """The draft runs prompt rows in a step of the target; seconds that the step gets longer.
+
+        Args:
+            start: When the step starts, in seconds since the start of the run.
+            prompts: (rows, KV rows before them) of each prompt.
+        """
         ...
 
     def spans(self, start: float, prefill: float, work: Work) -> Spans:
-        """Spans of a round that starts at ``start`` with ``prefill`` seconds of prompts."""
+        """Spans of a round that starts at ``start`` with ``prefill`` seconds of prompts.
+
+        Args:
+            start: Seconds since the start of the run.
+            prefill: Seconds of the target's prompts.
+            work: What the round runs.
+        """
         ...
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import multiprocessing
 import subprocess
 import sys
@@ -13,14 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 import codesign.engine.run as engine_run
+from benchmarks.random_pair import TINY, write_random_pair
 from codesign.config import Deployment, Serving
 from codesign.engine import DraftSource, EngineRun, run_candidate
 from codesign.engine.model import Decoder, load_decoder
-from codesign.engine.weights import random_tensors
-from codesign.models.shape import model_shape
 from codesign.plan import Candidate
 from codesign.policy.options import RequestOptions
 from codesign.policy.speculation import Speculation, parse_policy
@@ -40,24 +37,7 @@ def loaded_processes(monkeypatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", forked.popen)
 
 
-VOCABULARY = 61
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 48,
-    "vocab_size": VOCABULARY,
-    "rope_theta": 10000.0,
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-    "torch_dtype": "float32",
-}
+VOCABULARY = TINY["vocab_size"]
 
 
 @dataclass(frozen=True)
@@ -76,21 +56,7 @@ class Pair:
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory) -> Pair:
     root = tmp_path_factory.mktemp("pair")
-    for name in ("target", "draft"):
-        (root / name).mkdir()
-        (root / name / "config.json").write_text(json.dumps(CONFIG))
-    state = random_tensors(model_shape(root / "target").tensors(), seed=0)
-    # Spread the logits, so that greedy output is neither constant nor decided by rounding.
-    state = {k: v * (4.0 if "lm_head" in k else 1.0) for k, v in state.items()}
-    generator = torch.Generator().manual_seed(1)
-    noisy = {
-        name: tensor + 0.15 * tensor.std() * torch.randn(tensor.shape, generator=generator)
-        if tensor.ndim == 2
-        else tensor
-        for name, tensor in state.items()
-    }
-    save_file(state, root / "target" / "model.safetensors")
-    save_file(noisy, root / "draft" / "model.safetensors")
+    write_random_pair(root, TINY, noise=0.15, dtype=torch.float32)
     return Pair(root / "target", root / "draft", load_decoder(root / "target"))
 
 
@@ -225,18 +191,6 @@ def all_at_once() -> tuple[Serving, int]:
     return SERVINGS["all"]
 
 
-@pytest.fixture(scope="session")
-def long_pair(pair, tmp_path_factory) -> Pair:
-    """The tiny pair with room for prompts of several prefix blocks."""
-    root = tmp_path_factory.mktemp("long")
-    for source in (pair.target_dir, pair.draft_dir):
-        folder = root / source.name
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": 4096}))
-        (folder / "model.safetensors").symlink_to(source / "model.safetensors")
-    return Pair(root / "target", root / "draft", load_decoder(root / "target"))
-
-
 def _prompt(length: int, seed: int) -> tuple[int, ...]:
     generator = torch.Generator().manual_seed(seed)
     return tuple(torch.randint(0, VOCABULARY, (length,), generator=generator).tolist())
@@ -266,7 +220,7 @@ def own_requests(mixed_requests) -> list[BoundRequest]:
 
 
 @pytest.fixture(scope="session")
-def plain_outputs(long_pair, new_text) -> Callable[..., dict[int, list[int]]]:
+def plain_outputs(pair, new_text) -> Callable[..., dict[int, list[int]]]:
     """``plain_outputs(requests, sampling)``: plain decoding, one request at a time; kept."""
     kept: dict[object, dict[int, list[int]]] = {}
 
@@ -275,7 +229,7 @@ def plain_outputs(long_pair, new_text) -> Callable[..., dict[int, list[int]]]:
         if key not in kept:
             candidate = Candidate(Deployment(1, 0), parse_policy("plain"), 1)
             kept[key] = run_candidate(
-                candidate, requests, target=long_pair.target, draft=None, sampling=sampling,
+                candidate, requests, target=pair.target, draft=None, sampling=sampling,
                 max_kv_tokens=1 << 16, new_text=new_text,
             ).outputs  # fmt: skip
         return kept[key]

@@ -18,7 +18,8 @@ from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.group_drafter import GroupDrafter
 from codesign.engine.gpu.paging import PageTable, Paging
 from codesign.engine.gpu.prompt_rows import PROMPT_BUCKETS, SLOT_WORD, START_WORD
-from codesign.engine.gpu.run import rank_setup, run_on_ranks
+from codesign.engine.gpu.rank_setup import rank_setup
+from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.gpu.step_rows import BUCKETS, KIND, PIECE
 from codesign.plan import Candidate
 from codesign.policy.protocol import ExpansionRows, PromptRows
@@ -43,7 +44,7 @@ class Checked(PageTable):
 
 
 @pytest.fixture
-def on_ranks(long_pair, new_text, monkeypatch):
+def on_ranks(pair, new_text, monkeypatch):
     """Serve on ranks; at the end nobody holds a page and no step saw a row in the wrong place."""
     for module in (group_drafter, group_target):
         monkeypatch.setattr(module, "PageTable", Checked)
@@ -52,7 +53,7 @@ def on_ranks(long_pair, new_text, monkeypatch):
         Checked.made.clear()
         candidate = Candidate(Deployment(*ranks), parse_policy(policy), 3)
         setup = rank_setup(
-            candidate, requests, target=long_pair.target_dir, draft=long_pair.draft_dir,
+            candidate, requests, target=pair.target_dir, draft=pair.draft_dir,
             serving=serving, max_kv_tokens=max_kv_tokens, page_rows=16, device="cpu",
             dtype="float32", check=True, **options,
         )  # fmt: skip

@@ -13,7 +13,8 @@ import pytest
 
 from codesign.config import Deployment
 from codesign.engine.gpu.launch import LocalRanks
-from codesign.engine.gpu.run import rank_setup, run_on_ranks
+from codesign.engine.gpu.rank_setup import rank_setup
+from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.gpu.watch import SILENCE
 from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy

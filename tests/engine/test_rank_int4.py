@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 
 from codesign.config import Deployment
-from codesign.engine.gpu.run import rank_setup, run_on_ranks
+from codesign.engine.gpu.rank_setup import rank_setup
+from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.quantize import quantize_model
 from codesign.engine.run import NGRAM
 from codesign.engine.weights import random_tensors

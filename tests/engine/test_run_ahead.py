@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from codesign.config import Deployment, Serving
-from codesign.engine.gpu.run import rank_setup, run_on_ranks
+from codesign.engine.gpu.rank_setup import rank_setup
+from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.run import PolicySetup
 from codesign.plan import Candidate
 from codesign.policy.cost import Calibration

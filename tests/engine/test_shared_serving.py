@@ -13,11 +13,11 @@ from codesign.policy.speculation import parse_policy
 
 
 @pytest.fixture
-def on_cpu(long_pair, new_text):
+def on_cpu(pair, new_text):
     def run(policy, requests, serving, max_kv_tokens, *, draft_workers=0):
         candidate = Candidate(Deployment(1, draft_workers), parse_policy(policy), 3)
         return run_candidate(
-            candidate, requests, target=long_pair.target, draft=long_pair.draft, serving=serving,
+            candidate, requests, target=pair.target, draft=pair.draft, serving=serving,
             max_kv_tokens=max_kv_tokens, check=True, new_text=new_text,
         )  # fmt: skip
 

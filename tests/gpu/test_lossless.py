@@ -23,7 +23,8 @@ from benchmarks.random_pair import inflate_source, small_config, write_source_pa
 from codesign.config import Deployment
 from codesign.engine.gpu.group_drafter import GroupDrafter
 from codesign.engine.gpu.launch import keep_waiting
-from codesign.engine.gpu.run import rank_setup, run_on_ranks
+from codesign.engine.gpu.rank_setup import rank_setup
+from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import rows_to_expand
 from codesign.plan import Candidate

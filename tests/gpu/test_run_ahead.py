@@ -13,7 +13,8 @@ from benchmarks.random_pair import small_config, write_random_pair
 from codesign.config import Deployment
 from codesign.engine.gpu.growth import growth_words
 from codesign.engine.gpu.launch import keep_waiting
-from codesign.engine.gpu.run import rank_setup, run_on_ranks
+from codesign.engine.gpu.rank_setup import rank_setup
+from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.run import PolicySetup
 from codesign.kernels import leaf_choices as ops
 from codesign.plan import Candidate

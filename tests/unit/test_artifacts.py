@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from codesign import __version__, artifacts
+from codesign.artifacts import machine
 from codesign.errors import InputError
 
 
@@ -181,9 +182,9 @@ def test_gpus_are_read_from_nvidia_smi(monkeypatch, tmp_path):
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    artifacts.hardware.cache_clear()
-    gpus = artifacts.hardware()["gpus"]
-    artifacts.hardware.cache_clear()
+    machine.hardware.cache_clear()
+    gpus = machine.hardware()["gpus"]
+    machine.hardware.cache_clear()
     assert [gpu["memory_bytes"] for gpu in gpus] == [143771 * 2**20, 2**30]
     assert gpus[0] | {"memory_bytes": 0} == {
         "name": "NVIDIA H200",

@@ -13,7 +13,7 @@ MODULES = {path.stem for path in (ROOT / "benchmarks").iterdir() if path.suffix 
 TEXTS = [
     ROOT / "README.md",
     *(ROOT / "docs").glob("*.md"),
-    *(path for path in (ROOT / "benchmarks").rglob("*") if path.suffix in (".py", ".sh")),
+    *(path for path in (ROOT / "benchmarks").rglob("*") if path.suffix in (".py", ".sh", ".md")),
 ]
 
 
@@ -34,3 +34,10 @@ def test_a_command_that_is_written_down_runs_a_module_that_is_there(path):
     assert "python benchmarks/" not in text
     for name in re.findall(r"python -m benchmarks\.(\w+)", text):
         assert name in MODULES, f"{path.name} names benchmarks.{name}"
+
+
+def test_the_folders_page_names_every_command():
+    folder = ROOT / "benchmarks"
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    commands = {path.stem for path in folder.glob("*.py") if "__main__" in path.read_text("utf-8")}
+    assert set(re.findall(r"`(\w+)`", page)) & MODULES >= commands

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -154,3 +155,19 @@ def test_imports_inside_functions_are_seen_and_type_checking_is_not():
     everything = {"os", "typing", "typing.TYPE_CHECKING", "json", "codesign", "codesign.engine"}
     assert imports_of(source) == everything
     assert imports_of(source, top_level=True) == everything - {"codesign", "codesign.engine"}
+
+
+MAPPED = (
+    "engine", "engine/gpu", "export", "fit", "kernels", "models", "planner", "policy", "profiler",
+    "sim", "traces",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", MAPPED)
+def test_a_package_says_what_each_of_its_modules_is_for(folder):
+    text = ast.get_docstring(ast.parse((PACKAGE / folder / "__init__.py").read_text("utf-8"))) or ""
+    modules = {path.stem for path in (PACKAGE / folder).glob("*.py")} - {"__init__"}
+    assert not modules - set(re.findall(r"\w+", text))
+    listed = re.findall(r"^    ([a-z_]+(?:, [a-z_]+)*) +\w", text, re.M)
+    named = {name for names in listed for name in names.split(", ")}
+    assert named <= modules | {"gpu"}  # a package

@@ -25,9 +25,11 @@ def bench():
     """The benchmarks' modules by name."""
     patch = pytest.MonkeyPatch()
     patch.syspath_prepend(str(ROOT))
-    names = ("common", "peer_gemm", "peer_attention", "peer_collectives")
-    names += ("bench_kernels", "bench_attention")
-    yield SimpleNamespace(**{name: importlib.import_module(f"benchmarks.{name}") for name in names})
+    peers = {f"peer_{name}": f"peers.{name}" for name in ("gemm", "attention", "collectives")}
+    names = {name: name for name in ("common", "bench_kernels", "bench_attention")} | peers
+    yield SimpleNamespace(
+        **{name: importlib.import_module(f"benchmarks.{path}") for name, path in names.items()}
+    )
     patch.undo()
 
 

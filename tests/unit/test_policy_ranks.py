@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from benchmarks.policies.cases import SEGMENTS
 from benchmarks.policy_ranks import LOAD, segment
+from codesign.errors import InputError
 from codesign.fit import Fit
 from codesign.fit.shipped import shipped_pair
+from codesign.traces.catalog import bundled_path
 
 PAIR = ("llama-3-70b:int4", "llama-3.2-1b:int4")
 
@@ -17,6 +21,16 @@ def test_a_load_in_a_segments_name_sets_its_rate(tmp_path: Path) -> None:
     path = shipped_pair("h200", *PAIR)
     assert path is not None
     cost = Fit.load(path).costs["2"]
+    shutil.copy(bundled_path("conv-twin"), tmp_path / "AzureLLMInferenceTrace_conv.csv")
     usual, busy = (segment(name, tmp_path, cost, 10.0) for name in ("conv", "conv@1.4"))
     assert len(busy) / len(usual) == pytest.approx(1.4 / LOAD, rel=0.2)  # of a few requests
     assert busy["arrival"].iloc[-1] == usual["arrival"].iloc[-1] == pytest.approx(10.0)
+
+
+def test_a_trace_that_is_not_there_is_an_error_that_says_how_to_fetch_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CODESIGN_HOME", str(tmp_path))
+    for folder in (tmp_path, None):
+        with pytest.raises(InputError, match="codesign trace fetch mooncake-conversation"):
+            SEGMENTS["mooncake"].load(folder, seed=0)

@@ -32,7 +32,14 @@ class StepHead(Protocol):
     def finish(
         self, forward: RankForward, rows: DeviceRows, slabs: Slabs, hidden_TD: Tensor
     ) -> Tensor:
-        """The answer, flat int32, on the device."""
+        """The answer, flat int32, on the device.
+
+        Args:
+            forward: That made the hidden states, with its head and its group.
+            rows: The step's message.
+            slabs: Keys and values; rows that are kept may move.
+            hidden_TD: Last hidden states.
+        """
         ...
 
 

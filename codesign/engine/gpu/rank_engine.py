@@ -11,9 +11,9 @@ import torch
 
 from codesign.engine.feed import Feed
 from codesign.engine.gpu.launch import TorchrunProcess
-from codesign.engine.gpu.rank_setup import RankSetup
+from codesign.engine.gpu.rank_setup import RankSetup, rank_setup
 from codesign.engine.gpu.ranks import serve_rank
-from codesign.engine.gpu.run import rank_setup, run_on_ranks
+from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.gpu.watch import is_broken_collective
 from codesign.engine.partner import TargetLostError
 from codesign.engine.replay import Replay, draft_of

@@ -124,7 +124,13 @@ class GroupLeader:
 
 
 def see_to_pages(leader: GroupLeader, slots: PageTable, num_rows: Mapping[int, int]) -> None:
-    """Tell the ranks of the pages that requests need for so many rows, and of all new ones."""
+    """Tell the ranks of the pages that requests need for so many rows, and of all new ones.
+
+    Args:
+        leader: Of the group.
+        slots: Page tables, which grow.
+        num_rows: KV rows that each of these requests needs, by number.
+    """
     for request_id, rows in num_rows.items():
         slots.grow(request_id, rows)
     entries = slots.take_entries()

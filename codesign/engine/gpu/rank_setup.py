@@ -6,16 +6,25 @@ models and take turns (serial), or one model (plain).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codesign.engine.gpu.paging import Paging
+from codesign.config import Serving
+from codesign.engine.gpu.paging import PAGE_ROWS, Paging
 from codesign.engine.gpu.watch import SILENCE
 from codesign.engine.gpu.wire import WireLimits
+from codesign.engine.refusals import served_requests
 from codesign.engine.run import NGRAM, PolicySetup
+from codesign.errors import InputError
+from codesign.models.shape import model_shape
+from codesign.plan import Candidate
+from codesign.policy.interface import MAX_TREE_ROWS
+from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.policy.walk import Sampling
+from codesign.prompts import BoundRequest
 
 if TYPE_CHECKING:
     from codesign.engine.gpu.mailbox import Mailbox
@@ -117,3 +126,110 @@ class RankSetup:
         if draft and self.draft_ranks:
             return range(self.draft_ranks)
         return range(self.draft_ranks, self.num_ranks)
+
+
+def rank_setup(
+    candidate: Candidate,
+    requests: Sequence[BoundRequest],
+    *,
+    target: Path,
+    draft: Path | str | None,
+    policy: PolicySetup | None = None,
+    sampling: Sampling | None = None,
+    max_kv_tokens: int = 4096,
+    serving: Serving | None = None,
+    page_rows: int = PAGE_ROWS,
+    device: str = "cuda",
+    dtype: str = "bfloat16",
+    smallest_bucket: int = 8,
+    check: bool = False,
+    silence: float = SILENCE,
+    fused: bool = True,
+    number: int = 0,
+    shares_gpus: bool = False,
+    draft_delay: Callable[[int], float] | None = None,
+) -> RankSetup:
+    """What the ranks of a candidate's run must know.
+
+    Args:
+        candidate: Split of the GPUs, policy and batch limit.
+        requests: All that are served; they decide how long slabs are.
+        target: Directory of the target.
+        draft: Directory of a draft model, or NGRAM; None is allowed for plain decoding alone.
+        policy: Overrides what ``candidate.speculation`` alone would build.
+        sampling: Greedy by default.
+        max_kv_tokens: KV rows of all running requests, as ``serving`` counts them.
+        serving: How memory and steps are shared; its own limit of KV rows is not read.
+        page_rows: KV rows of a page, where slabs are paged.
+        device: As in RankSetup, as are those that follow.
+        dtype: Of weights and KV.
+        smallest_bucket: Fewest rows of a target forward.
+        check: Count KV rows in wrong places.
+        silence: Seconds without an answer after which a rank counts as lost.
+        fused: Use the kernels that were made for this GPU.
+        number: Of this run.
+        shares_gpus: Ranks take turns on fewer GPUs.
+        draft_delay: Seconds by round that the draft sleeps, to test timing.
+
+    Raises:
+        InputError: If no request can be served, or a draft is needed and missing.
+    """
+    spec, deployment = candidate.speculation, candidate.deployment
+    served = served_requests(requests, spec, model_shape(target), max_kv_tokens)
+    longest, num_slots = served.longest, candidate.max_batch
+    serving, sampling = serving or Serving(), sampling or Sampling()
+    pages = partial(Paging.for_rows, max_kv_tokens, num_slots, page_rows=page_rows)
+    pagings = _pagings(pages, serving, num_slots * longest > 2 * max_kv_tokens)
+    draft = _draft_of(candidate, draft)
+    return RankSetup(
+        target=target,
+        draft=draft,
+        target_ranks=deployment.target_workers,
+        draft_ranks=deployment.draft_workers if draft is not None else 0,
+        policy=policy or PolicySetup(spec),
+        sampling=sampling,
+        num_slots=num_slots,
+        target_tokens=longest,
+        draft_tokens=longest + MAX_TREE_ROWS,
+        target_paging=pagings[0],
+        draft_paging=pagings[1],
+        samplings=_samplings(served.requests, sampling),
+        keeps_prefixes=serving.prefix_cache,
+        max_rows=spec.max_rows,
+        smallest_bucket=smallest_bucket,
+        device=device,
+        dtype=dtype,
+        check=check,
+        silence=silence,
+        fused=fused,
+        number=number,
+        shares_gpus=shares_gpus,
+        delay=draft_delay,
+    )
+
+
+def _draft_of(candidate: Candidate, draft: Path | str | None) -> Path | str | None:
+    """The draft that a candidate runs with; none of plain decoding."""
+    if candidate.speculation.kind == "plain":
+        return None
+    if draft is None:
+        raise InputError(f"{candidate.label} needs a draft. Choose one: codesign models list")
+    return draft
+
+
+def _pagings(
+    pages: Callable[..., Paging], serving: Serving, are_sparse: bool
+) -> tuple[Paging | None, Paging | None]:
+    """The target's and the draft's, if rows are shared or taken back, or most would be empty."""
+    if not (serving.prefix_cache or serving.preemption or are_sparse):
+        return None, None
+    # A draft writes the row of a prompt's last token itself, and so shares no block with it.
+    unshared = PREFIX_BLOCK if serving.prefix_cache else 0
+    return pages(), pages(spare_rows=MAX_TREE_ROWS + unshared)
+
+
+def _samplings(requests: Sequence[BoundRequest], sampling: Sampling) -> tuple[Sampling, ...]:
+    """All ways in which requests sample; () if all sample as the run does, but for the seed."""
+    own = {r.options.sampling for r in requests} - {None}
+    different = [s for s in own if s and replace(s, seed=sampling.seed) != sampling]
+    return (sampling, *different) if different else ()

@@ -12,7 +12,6 @@ import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -26,114 +25,22 @@ from codesign.engine.gpu.group_target import GroupTarget
 from codesign.engine.gpu.launch import LocalRanks, TorchrunProcess, TorchrunRanks
 from codesign.engine.gpu.link import LinkedDraft, last_verdict_words
 from codesign.engine.gpu.mailbox import Mailbox
-from codesign.engine.gpu.paging import PAGE_ROWS, Paging
 from codesign.engine.gpu.rank_group import GroupLeader
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank, draft_worker, load_rank
-from codesign.engine.gpu.watch import SILENCE
 from codesign.engine.partner import DraftLostError, LocalDraft, NoDraft, Partner
 from codesign.engine.refusals import check_stop_strings, served_requests
-from codesign.engine.run import EngineRun, PolicySetup
+from codesign.engine.run import EngineRun
 from codesign.engine.serve import Progress, Server
-from codesign.errors import HardwareError, InputError, counted
+from codesign.errors import HardwareError, counted
 from codesign.models.shape import model_shape
 from codesign.plan import Candidate
-from codesign.policy.interface import MAX_TREE_ROWS
-from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.policy.stop_text import Push
-from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
 
 Ranks = LocalRanks | TorchrunRanks
 ABORT_SECONDS = 3.0
 _NUMBERS = itertools.count()  # of runs that this process starts
-
-
-def rank_setup(
-    candidate: Candidate,
-    requests: Sequence[BoundRequest],
-    *,
-    target: Path,
-    draft: Path | str | None,
-    policy: PolicySetup | None = None,
-    sampling: Sampling | None = None,
-    max_kv_tokens: int = 4096,
-    serving: Serving | None = None,
-    page_rows: int = PAGE_ROWS,
-    device: str = "cuda",
-    dtype: str = "bfloat16",
-    smallest_bucket: int = 8,
-    check: bool = False,
-    silence: float = SILENCE,
-    fused: bool = True,
-    number: int = 0,
-    shares_gpus: bool = False,
-    draft_delay: Callable[[int], float] | None = None,
-) -> RankSetup:
-    """What the ranks of a candidate's run must know.
-
-    Raises:
-        InputError: If no request can be served, or a draft is needed and missing.
-    """
-    spec, deployment = candidate.speculation, candidate.deployment
-    served = served_requests(requests, spec, model_shape(target), max_kv_tokens)
-    longest, num_slots = served.longest, candidate.max_batch
-    serving, sampling = serving or Serving(), sampling or Sampling()
-    pages = partial(Paging.for_rows, max_kv_tokens, num_slots, page_rows=page_rows)
-    pagings = _pagings(pages, serving, num_slots * longest > 2 * max_kv_tokens)
-    draft = _draft_of(candidate, draft)
-    return RankSetup(
-        target=target,
-        draft=draft,
-        target_ranks=deployment.target_workers,
-        draft_ranks=deployment.draft_workers if draft is not None else 0,
-        policy=policy or PolicySetup(spec),
-        sampling=sampling,
-        num_slots=num_slots,
-        target_tokens=longest,
-        draft_tokens=longest + MAX_TREE_ROWS,
-        target_paging=pagings[0],
-        draft_paging=pagings[1],
-        samplings=_samplings(served.requests, sampling),
-        keeps_prefixes=serving.prefix_cache,
-        max_rows=spec.max_rows,
-        smallest_bucket=smallest_bucket,
-        device=device,
-        dtype=dtype,
-        check=check,
-        silence=silence,
-        fused=fused,
-        number=number,
-        shares_gpus=shares_gpus,
-        delay=draft_delay,
-    )
-
-
-def _draft_of(candidate: Candidate, draft: Path | str | None) -> Path | str | None:
-    """The draft that a candidate runs with; none of plain decoding."""
-    if candidate.speculation.kind == "plain":
-        return None
-    if draft is None:
-        raise InputError(f"{candidate.label} needs a draft. Choose one: codesign models list")
-    return draft
-
-
-def _pagings(
-    pages: Callable[..., Paging], serving: Serving, are_sparse: bool
-) -> tuple[Paging | None, Paging | None]:
-    """The target's and the draft's, if rows are shared or taken back, or most would be empty."""
-    if not (serving.prefix_cache or serving.preemption or are_sparse):
-        return None, None
-    # A draft writes the row of a prompt's last token itself, and so shares no block with it.
-    unshared = PREFIX_BLOCK if serving.prefix_cache else 0
-    return pages(), pages(spare_rows=MAX_TREE_ROWS + unshared)
-
-
-def _samplings(requests: Sequence[BoundRequest], sampling: Sampling) -> tuple[Sampling, ...]:
-    """All ways in which requests sample; () if all sample as the run does, but for the seed."""
-    own = {r.options.sampling for r in requests} - {None}
-    different = [s for s in own if s and replace(s, seed=sampling.seed) != sampling]
-    return (sampling, *different) if different else ()
 
 
 def run_on_ranks(
@@ -231,7 +138,14 @@ def _leave(this: Rank, leader: GroupLeader, ranks: Ranks) -> None:
 
 @contextlib.contextmanager
 def started(setup: RankSetup) -> Iterator[tuple[Ranks, RankSetup]]:
-    """The other ranks, running; they are gone at the end, whatever happened."""
+    """The other ranks, running; they are gone at the end, whatever happened.
+
+    Yields:
+        The ranks, and the setup that they were started with.
+
+    Raises:
+        HardwareError: If there are fewer GPUs than ranks, or a rank does not start.
+    """
     if TorchrunProcess.this() is not None:
         ranks = TorchrunRanks(setup)
         try:

@@ -46,7 +46,11 @@ TOKEN, POSITION, SLOT, KV_ROW, PREFIX, PARENT, FIRST, KEY_LOW, KEY_HIGH = range(
 
 
 def bucket_of(num_rows: int, smallest: int = BUCKETS[0]) -> int:
-    """The smallest bucket that holds ``num_rows`` rows and is not below ``smallest``."""
+    """The smallest bucket that holds ``num_rows`` rows and is not below ``smallest``.
+
+    Raises:
+        ValueError: If there are more rows than the largest bucket has.
+    """
     wanted = max(num_rows, smallest)
     for bucket in BUCKETS:
         if bucket >= wanted:

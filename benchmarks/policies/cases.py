@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from codesign.config import SLO
+from codesign.errors import InputError
 from codesign.fit import Fit
 from codesign.fit.devices import load_device
 from codesign.fit.priced_model import parse_model
@@ -21,6 +22,7 @@ from codesign.metrics import meets_slo, percentile, summarise
 from codesign.policy.speculation import parse_policy
 from codesign.records import RunRecords
 from codesign.traces import load_trace
+from codesign.traces.catalog import find_published
 
 CATEGORIES = ("chat", "code", "mathematics", "translation", "summary", "retrieval")
 POLICIES = (
@@ -173,8 +175,7 @@ class Segment:
 
     Attributes:
         name: Of the segment.
-        file: The published file.
-        twin: The bundled trace that stands in.
+        published: Name of the trace, as ``codesign trace fetch`` takes it.
         start: Seconds; the burst of "code" then comes at 410 s, as in the paper.
         rate: Factor of the request rate.
         seconds: How long; less than the paper's ten minutes where answers are long, as every round
@@ -183,20 +184,36 @@ class Segment:
     """
 
     name: str
-    file: str
-    twin: str
+    published: str
     start: float
     rate: float = 1.0
     seconds: float = 600.0
     map_requests: int = 80
 
-    def load(self, folder: Path, *, seed: int) -> pd.DataFrame:
-        """Its requests; each category as often as another."""
-        path = folder / self.file
-        trace = load_trace(path if path.exists() else self.twin)
-        if path.exists():
-            trace = trace.spread_ticks(seed).scale_rate(self.rate).slice(self.start, self.seconds)
+    def load(self, folder: Path | None, *, seed: int) -> pd.DataFrame:
+        """Its requests; each category as often as another.
+
+        Args:
+            folder: Of the published file, whatever is in front of its name; None: the user's cache.
+            seed: Of the categories, and of arrivals within the file's resolution.
+
+        Raises:
+            InputError: If the file is not there.
+        """
+        trace = load_trace(self.published if folder is None else self._file(folder))
+        trace = trace.spread_ticks(seed).scale_rate(self.rate).slice(self.start, self.seconds)
         return trace.with_categories(CATEGORIES, [1.0] * len(CATEGORIES), seed).requests
+
+    def _file(self, folder: Path) -> Path:
+        known = find_published(self.published)
+        assert known is not None, self.published
+        found = next(folder.glob(f"*{known.filename}"), None)
+        if found is None:
+            raise InputError(
+                f"{folder} has no {known.filename}. Fix: codesign trace fetch {self.published}, "
+                "and no --traces"
+            )
+        return found
 
 
 def with_short_lengths(requests: pd.DataFrame, *, seed: int) -> pd.DataFrame:
@@ -214,16 +231,9 @@ def with_short_lengths(requests: pd.DataFrame, *, seed: int) -> pd.DataFrame:
 SEGMENTS = {
     segment.name: segment
     for segment in (
-        Segment("code", "AzureLLMInferenceTrace_code.csv", "code-twin", 1880.0, map_requests=200),
-        Segment("conv", "AzureLLMInferenceTrace_conv.csv", "conv-twin", 300.0, seconds=150.0),
-        Segment(
-            "mooncake",
-            "mooncake_conversation_trace.jsonl",
-            "mooncake-twin",
-            0.0,
-            rate=1.0 / 3.0,
-            seconds=300.0,
-        ),
+        Segment("code", "azure-code", 1880.0, map_requests=200),
+        Segment("conv", "azure-conv", 300.0, seconds=150.0),
+        Segment("mooncake", "mooncake-conversation", 0.0, rate=1.0 / 3.0, seconds=300.0),
     )
 }
 

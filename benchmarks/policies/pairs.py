@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.policy_cases import SEGMENTS, figures_of
+from benchmarks.policies.cases import SEGMENTS, figures_of
 from benchmarks.policy_ranks import BATCH, MAX_KV_TOKENS, segment, target_of
 from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit
@@ -27,7 +27,7 @@ LOADS, POLICIES = (0.3, 0.7, 1.2), ("plain", "batch-tree-16x2x8", "specserve-8",
 NUM_REQUESTS, LONG, SEED = 120, 1000.0, 1
 
 
-def measure(store: Any, traces: Path) -> None:
+def measure(store: Any, traces: Path | None) -> None:
     """All pairs, traces, loads and policies."""
     for path in sorted(DEFAULT_FIT.parents[1].glob("h200-*/fit.json")):
         fit = Fit.load(path)
@@ -47,7 +47,7 @@ def measure(store: Any, traces: Path) -> None:
                     store.get(f"pairs/{pair}/{name}/{load}/{policy}", make)
 
 
-def _requests(name: str, traces: Path, cost: RoundCost, load: float) -> pd.DataFrame:
+def _requests(name: str, traces: Path | None, cost: RoundCost, load: float) -> pd.DataFrame:
     """So many requests of a trace, at so much of what plain decoding bears."""
     requests = segment(name, traces, cost, LONG).iloc[:NUM_REQUESTS]
     prompt, output = (float(requests[f"{kind}_tokens"].mean()) for kind in ("prompt", "output"))

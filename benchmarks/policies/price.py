@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.policy_cases import CATEGORIES, Machine
+from benchmarks.policies.cases import CATEGORIES, Machine
 from codesign.config import SLO, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT

@@ -1,0 +1,1 @@
+"""Kernels of other projects, for the ``--peers`` of the benchmarks of ours."""

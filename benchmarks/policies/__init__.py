@@ -1,0 +1,1 @@
+"""The comparison of policies: what is run, how, and the page of results."""

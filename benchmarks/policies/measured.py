@@ -1,0 +1,201 @@
+"""Sections of the page of policies: what is measured, and simulated with measured step times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.policies.figures import Results, below, in_ms
+from benchmarks.policy_ranks import rank_correlation, statements
+from benchmarks.scenarios import markdown
+from codesign.config import parse_deployment
+
+_NUMBERS = {1: "one", 2: "two", 4: "four"}
+
+
+def price_section(results: Results) -> str:
+    """CPU time of decisions, and its share of a round."""
+    rows = []
+    for key, f in below(results, "price").items():
+        machine, way, batch = key.split("/")
+        rows.append(
+            (
+                machine,
+                way,
+                batch,
+                f"{1e3 * f['round']:.1f}",
+                f"{1e6 * f['before']:.0f}",
+                f"{f['share']:.2%}",
+                f"{1e6 * f['beside']:.0f}" if f["beside"] else "-",
+            )
+        )
+    if not rows:
+        return ""
+    head = ("machine", "policy", "batch", "round, ms", "deciding, us", "of the round",
+            "during verification, us")  # fmt: skip
+    return f"""\
+## The price of deciding
+
+CPU time that the policy's own decisions take per round (median; learning from verdicts included),
+and its share of the mean simulated round. Measured on one core of the machine that wrote this page;
+each round is the fastest of several repetitions. The goal is at most 2 % of a round. It is met up
+to 32 requests; at 64 and 128 the serial policies take 2.1 to 2.4 % (the code before the last change
+of pricing, in the same hour: 2.0 to 2.3 %). Evaluations that are left out are not counted: in
+simulations by measured fits deciding takes about 0.5 % of the time.
+
+{markdown(head, rows)}"""
+
+
+def pairs_section(results: Results) -> str:
+    """Pairs of models, simulated with step times measured on two H200s."""
+    found: dict[tuple[str, ...], dict[str, Mapping[str, Any]]] = {}
+    for key, figures in below(results, "pairs").items():
+        *case, policy = key.split("/")
+        found.setdefault(tuple(case), {})[policy] = figures
+    if not found:
+        return ""
+    policies = [policy for policy in next(iter(found.values())) if policy != "plain"]
+    speedups = {
+        case: [ways["plain"]["latency_mean"] / ways[policy]["latency_mean"] for policy in policies]
+        for case, ways in found.items()
+    }
+    rows = [(*case, *[f"{x:.2f}" for x in speedup]) for case, speedup in speedups.items()]
+    worst = [min(column) for column in zip(*speedups.values(), strict=True)]
+    least = ", ".join(f"{p} {x:.3f}" for p, x in zip(policies, worst, strict=True))
+    behind = min(speedup[0] / speedup[1] for speedup in speedups.values())
+    return f"""\
+## Where a draft's prompt costs several steps
+
+Simulated with step times that were measured on two H200s (the shipped fits): 120 requests of each
+trace, prompts of 48 to 512 tokens, answers of up to 96, at most eight at once, load as a share of
+what plain decoding can serve. The table shows the speedup in mean latency over plain decoding.
+Lowest: {least}. The batch tree has at least {behind:.3f} of SpecServe's speed.
+
+{markdown(("pair", "trace", "load", *policies), rows)}
+
+- **When the draft reads a prompt** is decided here: a request is decoded plainly until drafting is
+  expected to save more on its remaining tokens than reading its prompt costs. On "code" answers
+  have 17 tokens on average, but 96 are expected until some requests have finished; that first
+  second costs 1 to 2 % of so short a run.
+- **Evaluating the batch** costs what the fits measured for a batch tree. On a CPU an evaluation of
+  SpecServe takes 0.7 to 0.8 of that.
+- **Known weakness:** at load 1.2 with 70B + 3B or 70B + 1B a chain of one is faster. With the 3B
+  the batch tree has 0.969 and 0.973 of its speed on "conv" and "mooncake", SpecServe 0.963 and
+  0.973; with the 1B the batch tree has 0.986 and 1.004, SpecServe 0.981 and 0.990. With the 3B
+  drafting saves about as much there as a draft's prompt costs (by the batch tree's estimate 5 ms
+  per request, against 5.5 ms for 200 tokens). If the batch tree ran every prompt at once it would
+  have 1.015 to 1.028 of plain decoding's speed on these two (now 1.003 to 1.006), but 0.912 to
+  0.975 on "code" (two seeds)."""
+
+
+def ranks_section(results: Results, key: str) -> str:
+    """All policies on the ranks of a pair of models; "" if ``key`` has no results."""
+    about = results.get(f"{key}/about")
+    if about is None:
+        return ""
+    twice = any("/plain again" in name for name in below(results, key))
+    again = "; plain decoding ran twice" if twice else ""
+    splits = {_split(way) for way in below(results, key) if way != "about"}
+    workers = max(parse_deployment(split).num_workers for split in splits)
+    parts = [
+        f"""\
+## Measured on {_NUMBERS[workers]} {about["machine"]}: {about["target"].removeprefix("inflated-")}
+
+{about["target"]} with {about["draft"]}, all policies of a split served by the same processes, on
+the first seconds of a trace with shortened prompts and answers, at {about["load"]:.0%} of the load
+that plain decoding can serve by the fit ("@1.2": at 120 %), at most {about["batch"]} requests at
+once (`python -m benchmarks.policy_ranks`). The fit was made on the same machine minutes
+before{again}.
+
+In brackets: simulated for the same requests on that day. The last four columns explain the
+differences: time of prompts and of the target's steps relative to the fit; what drafting takes
+per round beyond the draft's steps (deciding included); and the latency simulated with the prompt
+times of this run."""
+    ]
+    segments = dict.fromkeys(name.split("/")[1] for name in results if name.startswith(f"{key}/"))
+    for segment in (name for name in segments if name != "about"):
+        parts.append(_ranks_table(segment, below(results, f"{key}/{segment}")))
+    parts.append(about.get("remark", ""))
+    return "\n\n".join(filter(None, parts))
+
+
+def _ranks_table(segment: str, found: Mapping[str, Mapping[str, Any]]) -> str:
+    base = found[next(way for way in found if way.startswith("plain on"))]
+    simulated = base["simulated"]["latency_mean"]
+    rows = []
+    for way, f in sorted(found.items(), key=lambda pair: pair[1]["latency_mean"]):
+        s, beside = f["simulated"], f.get("beyond_draft_steps")
+        speedups = base["latency_mean"] / f["latency_mean"], simulated / s["latency_mean"]
+        rows.append(
+            (
+                way,
+                f"{speedups[0]:.2f} ({speedups[1]:.2f})",
+                f"{in_ms(f['latency_mean'])} ({in_ms(s['latency_mean'])})",
+                f"{1e3 * f['tpot_mean']:.1f} ({1e3 * s['tpot_mean']:.1f})",
+                f"{f['slo_attainment']:.0%} ({s['slo_attainment']:.0%})",
+                f"{f['acceptance_length']:.2f} ({s['acceptance_length']:.2f})",
+                f"{f['prompts']:.2f}",
+                f"{f['target_steps']:.2f}",
+                "-" if beside is None else f"{1e3 * beside:.2f}",
+                in_ms(f["prompts_known"]["latency_mean"]),
+            )
+        )
+    head = ("policy", "speedup", "latency, ms", "TPOT, ms", "in SLO", "tokens per round",
+            "prompts", "target steps", "beyond steps, ms", "latency, own prompts")  # fmt: skip
+    holds = [
+        f"{asked}: {value:.2f}, {'met' if is_so else 'missed'}"
+        for asked, (value, is_so) in statements(found).items()
+        if not math.isnan(value)  # no such policy was run
+    ]
+    ranks = rank_correlation(found), rank_correlation(found, "prompts_known")
+    return f"""\
+**{segment}**, {base["num_requests"]} requests. Outputs equal to plain decoding's: {_same(found)}.
+Rank correlation of measured and simulated latencies: {ranks[0]:.2f}; with each run's own prompt
+times {ranks[1]:.2f}. Goals: {"; ".join(holds)}.
+
+{markdown(head, rows)}"""
+
+
+def _split(way: str) -> str:
+    """How the GPUs are split, of "POLICY on SPLIT"."""
+    return way.rpartition(" on ")[2]
+
+
+def _same(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """How many outputs are plain decoding's, by split."""
+    splits: dict[str, int] = {}
+    for way, f in found.items():
+        split = _split(way)
+        splits[split] = min(splits.get(split, f["same_outputs"]), f["same_outputs"])
+    return ", ".join(f"{count} on {split}" for split, count in splits.items())
+
+
+def cpu_section(results: Results) -> str:
+    """The small pair on a CPU."""
+    found = below(results, "cpu")
+    if not found:
+        return ""
+    rows = [
+        (
+            way,
+            f"{found['plain on 2']['latency_mean'] / f['latency_mean']:.2f}",
+            f"{f['predicted_speedup']:.2f}",
+            in_ms(f["tpot_p50"]),
+            f"{f['draft_tokens']:.2f}",
+            f"{f['accepted_tokens']:.2f}",
+            f"{f['peak_batch']:.0f}",
+            "-" if not f["calibration_error"] else f"{f['calibration_error']['all']:.3f}",
+        )
+        for way, f in found.items()
+        if way != "about"
+    ]
+    head = ("policy", "speedup, measured", "simulated", "TPOT p50, ms", "drafted", "accepted",
+            "peak batch", "calibration error")  # fmt: skip
+    about = found.get("about", {}).get("text", "")
+    return f"""\
+## Measured on a CPU
+
+{about}
+
+{markdown(head, rows)}"""

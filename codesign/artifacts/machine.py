@@ -1,0 +1,68 @@
+"""The machine that a file was made on: its CPU, memory and GPUs. Imports no torch."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+@functools.cache
+def hardware() -> dict[str, Any]:
+    """Return the machine in words and numbers; ``cores`` are those this process may use."""
+    usable = getattr(os, "sched_getaffinity", None)  # Linux only
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(usable(0)) if usable else os.cpu_count(),
+        "memory_bytes": _memory_bytes(),
+        "gpus": _gpus(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+
+
+def machine_name(hardware: Mapping[str, Any]) -> str:
+    """Return the GPU of a machine that ``hardware()`` described, else its CPU."""
+    gpus = hardware.get("gpus")
+    return gpus[0]["name"] if gpus else hardware["cpu"]
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # not a POSIX system
+        return None
+
+
+def _gpus() -> list[dict[str, Any]]:
+    """Ask nvidia-smi, so that planning on a GPU machine needs no torch."""
+    tool = shutil.which("nvidia-smi")
+    return [] if tool is None else [dict(gpu) for gpu in _listed_gpus(tool)]
+
+
+@functools.cache  # it takes up to a second, and every file has a header
+def _listed_gpus(tool: str) -> list[dict[str, Any]]:
+    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = (line.split(", ") for line in answer.stdout.splitlines() if line.count(", ") == 2)
+    return [
+        {"name": name, "memory_bytes": int(float(mib) * 2**20), "driver": driver}
+        for name, mib, driver in rows
+    ]
