@@ -193,8 +193,8 @@ class Measuring:
             due = monotonic() + guess * (taken / guessed if guessed else 1.0)
             if due > end:
                 print(f"  {work.folder}: no time left", flush=True)
-                if due > budget:
-                    self._note_spent()
+                if due > budget:  # it had its seconds: a schedule goes on to other sessions
+                    (self._folder / f"{self._task.label}.spent").touch()
                 continue
             target = self._session.pair.models[0]
             try:
@@ -264,10 +264,6 @@ class Measuring:
             part = read_table(parts / f"{deployment.label}.parquet", kind="profile")[0]
             self._changed = round(self._measurer.changed(bench, deployment, part), 4)
 
-    def _note_spent(self) -> None:
-        """Let a schedule go on to other sessions: this one had its seconds."""
-        (self._folder / f"{self._task.label}.spent").touch()
-
     def _line(self) -> dict[str, Any]:
         """What there is to note so far."""
         seconds, parts = (
@@ -275,11 +271,8 @@ class Measuring:
             for taken in (self._seconds, self._parts)
         )
         line = {"label": self._task.label, "served": self._served, **seconds, "start_parts": parts}
-        return line | {
-            "blind": self._blind,
-            "changed": self._changed,
-            "notes": self._measurer.notes,
-        }
+        line |= {"blind": self._blind, "changed": self._changed, "notes": self._measurer.notes}
+        return line
 
     def _note(self) -> None:
         line = self._line()
