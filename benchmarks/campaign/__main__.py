@@ -30,9 +30,12 @@ from typing import IO
 
 from benchmarks.campaign.requests import TRACE
 from benchmarks.campaign.schedule import (
+    COLD_START,
+    SESSIONS,
     Session,
     Wanted,
     by_calls,
+    phase_file,
     run_share,
     scheduled,
     unit_seconds,
@@ -130,24 +133,41 @@ def measure(args: argparse.Namespace) -> int:
     for pair in {s.pair.name: s.pair for s in todo}.values():
         make_models(pair)
     for number, (session, process) in enumerate(started(todo)):
+        folder = args.out / session.pair.name
+        cold = COLD_START if number == 0 and args.device == "cuda" else 0.0
         left = end - monotonic()
-        share = run_share([s.phases(args.out / s.pair.name) for s in todo[number:]], left)
-        needed = session.seconds(args.out / session.pair.name)
-        if left < session.least_seconds(args.out / session.pair.name):
+        share = run_share([s.phases(args.out / s.pair.name) for s in todo[number:]], left - cold)
+        if left < session.least_seconds(folder) + cold:
             process.kill()
             process.wait()
             continue
+        needed = min(sum(session.phases(folder, share).values()) + cold, left)
         print(f"{session.pair.name} on {session.label}: about {needed:.0f} s", flush=True)
         if not give_task(process, session, args, end=end, share=share):
             print("  had ended before its task came", flush=True)
             continue
+        limit = min(left, needed + SLACK) + END_SECONDS
         try:
-            process.wait(timeout=min(left, needed + SLACK) + END_SECONDS)
+            process.wait(timeout=limit)
+            how = "ended by itself"
         except subprocess.TimeoutExpired:
-            print("  hangs; ended", flush=True)
+            how = f"ended here after {limit:.0f} s"
             process.kill()
             process.wait()
+        note_cut(folder, session.label, how)
     return 130 if any(s.seconds(args.out / s.pair.name) for s in todo) else 0
+
+
+def note_cut(folder: Path, label: str, how: str) -> None:
+    """Say in which phase a session ended that did not come to its end, and note it as others do."""
+    file = phase_file(folder, label)
+    if not file.exists():
+        return
+    line = json.loads(file.read_text())
+    file.unlink()
+    print(f"  {how} in its phase {line['cut']}", flush=True)
+    with (folder / SESSIONS).open("a", encoding="utf-8") as sessions_file:
+        sessions_file.write(json.dumps(line) + "\n")
 
 
 def started(todo: Sequence[Session]) -> Iterator[tuple[Session, subprocess.Popen[str]]]:
@@ -227,7 +247,7 @@ def dry_run(args: argparse.Namespace) -> None:
             phases.pop("acceptance", None)  # once a pair
         todo.append((session, phases))
     seconds = [sum(phases.values()) for _, phases in todo]
-    calls = by_calls(seconds, args.max_seconds)
+    calls = by_calls(seconds, args.max_seconds - COLD_START * (args.device == "cuda"))
     total = 0.0
     for (session, phases), needed, call in zip(todo, seconds, calls, strict=True):
         total += needed

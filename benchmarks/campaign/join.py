@@ -30,6 +30,7 @@ from benchmarks.campaign.closed_profile import closed_profile, keep_machine
 from benchmarks.campaign.intervals import likely, likely_replay, luck_of, times_sigma
 from benchmarks.campaign.replays import NUM_DRAWS, replay_draws
 from benchmarks.campaign.result_file import compact
+from benchmarks.campaign.schedule import SESSIONS
 from benchmarks.campaign.units import BATCH, WORKLOADS, Workload
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, read_table, write_text
@@ -251,5 +252,5 @@ def each_its_own(requests: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sessions(folder: Path) -> list[dict[str, Any]]:
-    file = folder / "sessions.jsonl"
+    file = folder / SESSIONS
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

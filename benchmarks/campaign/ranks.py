@@ -22,10 +22,10 @@ import pandas as pd
 
 from benchmarks.campaign.blind import keep_blind
 from benchmarks.campaign.requests import bound, load_requests, recorded_prompts
-from benchmarks.campaign.schedule import RECORDING, Session, unit_seconds
+from benchmarks.campaign.schedule import RECORDING, SESSIONS, Session, phase_file, unit_seconds
 from benchmarks.campaign.units import BATCH, Size, Unit, find_pair, grid, unit
 from codesign.acceptance import AcceptanceProfile
-from codesign.artifacts import header, read_table, write_table
+from codesign.artifacts import header, read_table, write_table, write_text
 from codesign.candidate import Candidate
 from codesign.config import Deployment, parse_deployment
 from codesign.engine.gpu.launch import keep_waiting
@@ -114,36 +114,44 @@ class Measuring:
         self._parts: dict[str, float] = {}
         self._blind = ""
         self._changed: float | None = None
+        self._served = 0
 
     def run(self) -> None:
         """Measure what is missing, as far as the time goes."""
-        start = perf_counter()
+        start = self._enter("start")
         deployment = parse_deployment(self._task.label)
         with self._measurer.bench(deployment) as bench:
             self._seconds["start"] = perf_counter() - start
             self._parts = bench.start_seconds
             self._profile(bench, deployment)
-            start = perf_counter()
-            served = self._serve_all(bench)
+            start = self._enter("runs")
+            self._serve_all(bench)
             self._seconds["runs"] = perf_counter() - start
             try:
+                self._enter("look back")
                 self._look_back(bench, deployment)
             finally:
-                self._note(served)
+                self._note()
+
+    def _enter(self, phase: str) -> float:
+        """Leave word of what begins, for whoever has to end the session in it; the time now."""
+        file = phase_file(self._folder, self._task.label)
+        write_text(file, json.dumps({**self._line(), "cut": phase}))
+        return perf_counter()
 
     def _profile(self, bench: RankBench, deployment: Deployment) -> None:
         """The part, acceptance and a warm-up, then another look at the host's pace."""
-        start = perf_counter()
+        start = self._enter("profile")
         part = None
         if not self._store.has(deployment.label):
             part = self._measurer.time(bench, deployment, unseen)
             self._store.put(deployment.label, part)  # also if the session is cut in what follows
         self._seconds["profile"] = perf_counter() - start
-        start = perf_counter()
+        start = self._enter("acceptance")
         if deployment.draft_workers == 0 and not self._store.has(ACCEPTANCE_PART):
             self._store.put(ACCEPTANCE_PART, self._record(bench, deployment))
         self._seconds["acceptance"] = perf_counter() - start
-        start = perf_counter()
+        start = self._enter("check")
         self._warm_up(bench)
         if part is not None:
             self._store.put(deployment.label, self._measurer.steadied(bench, deployment, part))
@@ -165,13 +173,13 @@ class Measuring:
             frames.append(rank_outputs(bench, requests, run.outputs))
         return pd.concat(frames, ignore_index=True)
 
-    def _serve_all(self, bench: RankBench) -> int:
+    def _serve_all(self, bench: RankBench) -> None:
         if not self._session.units:
-            return 0
+            return
         parts = self._folder / "profile" / "parts"
         if not self._store.has(ACCEPTANCE_PART):
             print("  no runs before a deployment of one group has recorded acceptance", flush=True)
-            return 0
+            return
         steps = read_table(parts / f"{self._task.label}.parquet", kind="profile")[0]
         cost = fit_costs(steps, on_ranks=True)[0][self._task.label]
         recorded = read_table(parts / f"{ACCEPTANCE_PART}.parquet", kind="profile")[0]
@@ -179,14 +187,14 @@ class Measuring:
         self._blind = keep_blind(self._folder, self._task.label, cost, calibration)
         budget = monotonic() + self._task.run_seconds
         end = min(self._task.deadline, budget)
-        served, guessed, taken = 0, 0.0, 0.0
+        guessed, taken = 0.0, 0.0
         for work in self._session.left(self._folder):
             guess = unit_seconds(work, self._session.pair)
             due = monotonic() + guess * (taken / guessed if guessed else 1.0)
             if due > end:
                 print(f"  {work.folder}: no time left", flush=True)
-                if due > budget:
-                    self._note_spent()
+                if due > budget:  # it had its seconds: a schedule goes on to other sessions
+                    (self._folder / f"{self._task.label}.spent").touch()
                 continue
             target = self._session.pair.models[0]
             try:
@@ -195,7 +203,7 @@ class Measuring:
                 print(f"  {work.folder}: {error}", flush=True)
                 continue
             policy = PolicySetup(work.candidate.speculation, cost, calibration)
-            start = perf_counter()
+            start = self._enter(f"runs: {work.folder}")
             run = bench.serve(
                 work.candidate,
                 bound(requests, target, work.workload, seed=SEED)[: work.requests],
@@ -203,13 +211,12 @@ class Measuring:
                 max_kv_tokens=MAX_KV_TOKENS,
             )
             self._write(work, run)
-            served, seconds = served + 1, perf_counter() - start
+            self._served, seconds = self._served + 1, perf_counter() - start
             if not work.workload.seconds:  # a segment takes its time
                 guessed, taken = guessed + guess, taken + seconds
             print(f"  {work.folder}: {seconds:.1f} s", flush=True)
             if work.candidate.speculation.kind == "plain":
                 self._rank(bench, work, requests, run)
-        return served
 
     def _warm_up(self, bench: RankBench) -> None:
         """Compile what prompts of a new kind of length compile: multiples of 16, and others."""
@@ -257,19 +264,21 @@ class Measuring:
             part = read_table(parts / f"{deployment.label}.parquet", kind="profile")[0]
             self._changed = round(self._measurer.changed(bench, deployment, part), 4)
 
-    def _note_spent(self) -> None:
-        """Let a schedule go on to other sessions: this one had its seconds."""
-        (self._folder / f"{self._task.label}.spent").touch()
-
-    def _note(self, served: int) -> None:
+    def _line(self) -> dict[str, Any]:
+        """What there is to note so far."""
         seconds, parts = (
             {name: round(value, 2) for name, value in taken.items()}
             for taken in (self._seconds, self._parts)
         )
-        line = {"label": self._task.label, "served": served, **seconds, "start_parts": parts}
+        line = {"label": self._task.label, "served": self._served, **seconds, "start_parts": parts}
         line |= {"blind": self._blind, "changed": self._changed, "notes": self._measurer.notes}
-        with (self._folder / "sessions.jsonl").open("a", encoding="utf-8") as file:
+        return line
+
+    def _note(self) -> None:
+        line = self._line()
+        with (self._folder / SESSIONS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+        phase_file(self._folder, self._task.label).unlink()
         print(f"  {line}", flush=True)
 
 

@@ -288,7 +288,7 @@ def seconds_table(results: Sequence[Result]) -> str:
     """How long each session took."""
     rows = [
         [result.name, each["label"], *(_seconds(each.get(name)) for name in _PHASES),
-         str(each["served"])]
+         f"{each['served']}, cut in {each['cut']}" if "cut" in each else str(each["served"])]
         for result in results
         for each in result.pair["sessions"]
     ]  # fmt: skip

@@ -1,6 +1,6 @@
 """When a campaign measures what, and about how long it takes.
 
-Seconds are those of the campaign of 2026-11-21 on H200s: starts, profiles, prompts by the token;
+Seconds are those of the campaigns of 2026-11-23 on H200s: starts, profiles, prompts by the token;
 steps by a roofline of the engine. Imports no torch.
 """
 
@@ -16,19 +16,15 @@ from benchmarks import eight_predictions
 from benchmarks.campaign.units import FULL, LEADING, PAIRS, Pair, Size, Unit
 from codesign.config import parse_deployment
 from codesign.fit.devices import load_device
-from codesign.fit.prompt_stairs import LONGEST, PROMPT_BUCKETS
+from codesign.fit.prompt_stairs import LONGEST
 from codesign.fit.roofline import Forward, Software
-from codesign.profiler.steps import RANK_GRID
 
 START_FIXED, START_LAYER = 6.0, 0.08  # seconds of a start: 8.5 s of 32 layers, 12.5 s of 80
-PROFILE, SPLIT_PROFILE = 4.5, 7.5  # of steps, some looked at again; prompts, each three times:
-PROFILE_PROMPTS = tuple(  # rows
-    next((bucket for bucket in PROMPT_BUCKETS if rows <= bucket), rows)
-    for rows in RANK_GRID.prompts
-)
+COLD_START = 18.0  # more for the first session of a call: it compiles what all of them run
+PROFILE, SPLIT_PROFILE, PROFILE_STEPS = 2.5, 4.5, 3700  # so many seconds and steps of eight rows
 # Of a prompt on one H200, a layer of 70B: what weights and rows do, and the host beyond graphs.
 PROMPT_LAYER, ROW_LAYER, LONG_ROW_LAYER, HOST_LAYER = 150e-6, 3.7e-6, 2.55e-6, 400e-6
-RANK = 0.04  # of a recorded request, for the draft's opinion of it
+RANK = 0.01  # of a recorded request, for the draft's opinion of it
 NUM_RECORDED = (108, 21_800)  # requests at least, and prompt tokens of all
 RECORDING = 18.0  # seconds after which no more are begun, of
 MOST_RECORDED, RECORDED_AT_ONCE = 396, 24
@@ -87,7 +83,9 @@ _REST = (
 )
 # By GPUs of the machine, the most telling first: 560 s of two, 1000 s of four and what is left.
 SCHEDULES = {2: _ON_TWO, 4: (*_ON_TWO[:2], *_ON_FOUR, *_ON_TWO[2:], *_REST)}
+SESSIONS = "sessions.jsonl"  # a line for each, below its pair's folder
 MOST_SHARE, LEAST_SHARE = 2.0, 0.5  # of the seconds wanted for runs
+SLOWER = 1.25  # times a guess: what all but runs takes where the host is slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +110,13 @@ class Session:
         """Runs that are not there yet, below the pair's folder."""
         return [u for u in self.units if not (folder / "runs" / u.folder / "run.json").exists()]
 
-    def phases(self, folder: Path) -> dict[str, float]:
-        """About how long each part takes that is not there yet; empty if all is."""
+    def phases(self, folder: Path, share: float = 1.0) -> dict[str, float]:
+        """About how long each part takes that is not there yet; empty if all is.
+
+        Args:
+            folder: The pair's.
+            share: Of its seconds for runs, which they may have.
+        """
         phases: dict[str, float] = {}
         if not is_profiled(folder, self.label):
             phases["profile"] = profile_seconds(self.pair, self.label)
@@ -121,7 +124,7 @@ class Session:
             phases["acceptance"] = recording_seconds(self.pair, self.label)
         if self.left(folder) and not self._is_spent(folder):
             guess = sum(unit_seconds(u, self.pair) for u in self.left(folder))
-            phases["runs"] = min(guess, self.run_seconds)
+            phases["runs"] = min(guess, share * self.run_seconds)
         return {"start": start_seconds(self.pair), **phases} if phases else {}
 
     def _is_spent(self, folder: Path) -> bool:
@@ -136,6 +139,11 @@ class Session:
         """Without which it is not worth a start: all but runs, and the first of these."""
         phases = self.phases(folder)
         return sum(phases.values()) - phases.get("runs", 0.0) + min(phases.get("runs", 0.0), 8.0)
+
+
+def phase_file(folder: Path, label: str) -> Path:
+    """What a session is at, below its pair's folder; gone once the session has noted its end."""
+    return folder / f"{label}.phase.json"
 
 
 def scheduled(gpus: int, most: float = inf) -> list[Wanted]:
@@ -208,8 +216,9 @@ def start_seconds(pair: Pair) -> float:
 def profile_seconds(pair: Pair, label: str) -> float:
     """Of one deployment's part of a profile."""
     fixed = SPLIT_PROFILE if "+" in label else PROFILE
-    fixed = fixed if pair.is_inflated else CPU_PROFILE
-    return fixed + 3 * sum(prompt_seconds(pair, label, tokens) for tokens in PROFILE_PROMPTS)
+    if not pair.is_inflated:
+        return CPU_PROFILE
+    return fixed + PROFILE_STEPS * step_seconds(pair, label)[0]
 
 
 def recording_seconds(pair: Pair, label: str) -> float:
@@ -241,12 +250,16 @@ def unit_seconds(work: Unit, pair: Pair) -> float:
 def run_share(phases: Sequence[dict[str, float]], left: float) -> float:
     """What share of its seconds for runs each of these sessions may have, if all are to come.
 
+    The last one may have what is left: it ends with the call.
+
     Args:
         phases: Of the sessions that are left, from ``Session.phases``.
         left: Seconds for all of them.
     """
+    if len(phases) == 1:
+        return MOST_SHARE
     wanted = sum(each.get("runs", 0.0) for each in phases)
-    fixed = sum(sum(each.values()) for each in phases) - wanted
+    fixed = SLOWER * (sum(sum(each.values()) for each in phases) - wanted)
     return min(max((left - fixed) / wanted, LEAST_SHARE), MOST_SHARE) if wanted else 1.0
 
 

@@ -190,7 +190,8 @@ def fit_stream_stairs(shapes: Shapes) -> StepTime:
     Ranks run ahead by the draft's steps of one request, so that its rows do not wait for the host,
     as those of several do; the target's one row is less than a bucket, too. That is no matter of
     stairs, and a stream's steps have few numbers of rows, which are all timed: there the timings
-    count, and a form for what lies between them.
+    count, and a form for what lies between them. Two to eight rows fill the same bucket, and each
+    is timed a few times on a host that varies: they are on one line.
     """
     time, one = fit_stairs(shapes), shapes.only(shapes.requests == 1)
     if not len(one.rows):
@@ -202,9 +203,23 @@ def fit_stream_stairs(shapes: Shapes) -> StepTime:
                      for each in (one.context, beyond))  # fmt: skip
     alpha = max(float(context @ left) / max(float(context @ context), 1.0), -time.alpha)
     beyond = beyond - alpha * one.context
-    seconds = [float(np.median(beyond[place == i])) for i in range(len(rows))]
+    seconds = np.array([np.median(beyond[place == i]) for i in range(len(rows))])
+    is_shared = (rows > 1) & (rows <= BUCKETS[0])
+    if is_shared.sum() > 1:
+        stairs = time.of_arrays(rows, 0.0)
+        shared = is_shared[place]
+        straight = _usual_line(one.rows[shared], (beyond + stairs[place])[shared])
+        seconds = np.where(is_shared, straight(rows) - stairs, seconds)
     knots = (*map(int, rows), int(rows[-1]) + 1)  # the last goes on
-    return replace(time, alone=StepTime(alpha, knots, (*seconds, seconds[-1])))
+    return replace(time, alone=StepTime(alpha, knots, tuple(map(float, (*seconds, seconds[-1])))))
+
+
+def _usual_line(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
+    """The line of the median slope between two points, through the median of what it leaves."""
+    first, second = np.nonzero(x[:, None] < x[None, :])
+    slope = np.median((y[second] - y[first]) / (x[second] - x[first]))
+    start = np.median(y - slope * x)
+    return lambda places: start + slope * places
 
 
 def non_negative_fit(design_SP: Floats, rest_S: Floats, seconds_S: Floats) -> Floats:

@@ -105,8 +105,11 @@ def fit_step(
             tried too, and taken wherever it predicts better than the line; on ranks only if there
             are prompts of ``MIN_PARABOLA_ROWS``.
         on_ranks: Forwards run on rank groups, filled up to a bucket: then stairs are tried too, and
-            a line is taken up to ``MAX_LINE_ERROR_ON_RANKS`` only. Kernels of prompts change with
-            their length, so that a form that misses the very prompts that it was fitted to is none.
+            a line is taken up to ``MAX_LINE_ERROR_ON_RANKS`` only. Beyond that, steps other than
+            prompts take stairs: some buckets have one shape, which held-out stairs cannot know, so
+            that a line that misses all buckets may have the smaller error. Kernels of prompts
+            change with their length, so that a form that misses the very prompts that it was
+            fitted to is none.
 
     Raises:
         InputError: If there are fewer than ``MIN_SHAPES`` shapes, or a time is not above 0.
@@ -134,6 +137,8 @@ def fit_step(
     errors: dict[Form, HeldOut] = {name: HeldOut.of(errors_S) for name, errors_S in left.items()}
     times: dict[Form, StepTime] = {name: fit(shapes) for name, fit in forms.items()}
     form = _choice(errors, MAX_LINE_ERROR_ON_RANKS if on_ranks else MAX_LINE_ERROR)
+    if on_ranks and not is_prefill and errors["line"].mean > MAX_LINE_ERROR_ON_RANKS:
+        form = "stairs"
     if is_prefill and on_ranks and miss(times[form], shapes) > MAX_LINE_ERROR:
         form = min(times, key=lambda name: miss(times[name], shapes))
     unsure = _by_requests(shapes, residuals(shapes, times[form], left[form]))

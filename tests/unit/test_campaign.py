@@ -162,11 +162,63 @@ def test_the_schedule_fits_its_calls_and_asks_for_no_more_runs_once_they_had_the
 def test_runs_share_the_seconds_that_starts_and_profiles_leave(campaign):
     share = campaign["schedule"].run_share
     phases = [{"start": 10.0, "profile": 5.0, "runs": 20.0}, {"start": 10.0, "runs": 20.0}]
-    assert share(phases, 65.0) == 1.0
-    assert share(phases, 55.0) == 0.75
-    assert share(phases, 30.0) == 0.5  # the last ones go without rather than all with too little
+    slower = 25.0 * campaign["schedule"].SLOWER
+    assert share(phases, slower + 40.0) == 1.0
+    assert share(phases, slower + 30.0) == 0.75
+    assert share(phases, slower) == 0.5  # the last ones go without rather than all with too little
     assert share(phases, 500.0) == 2.0
-    assert share([{"start": 10.0}], 5.0) == 1.0
+    assert share(phases[:1], 25.0) == 2.0  # the last one may have what is left
+    assert share([{"start": 10.0}] * 2, 5.0) == 1.0
+
+
+# Seconds on H200s, 22 and 23 November: profile and acceptance of a pair on a deployment.
+_TAKEN = {
+    ("llama-3-8b+llama-3.2-1b", "2"): (8.8, 9.4),
+    ("llama-3-8b+llama-3.2-1b", "1+1"): (11.5, None),
+    ("llama-3-70b+llama-3.2-1b", "2"): (27.3, 19.0),
+    ("llama-3-70b+llama-3.2-1b", "1+1"): (42.3, None),
+    ("llama-3-70b+llama-3.2-1b", "1"): (41.2, 20.4),
+    ("llama-3-70b+llama-3.2-3b", "2"): (29.2, 19.6),
+    ("llama-3-70b+llama-3.2-3b", "1+1"): (45.9, None),
+    ("qwen2-72b+qwen2-1.5b", "2"): (30.2, 19.8),
+    ("qwen2-72b+qwen2-1.5b", "1+1"): (46.4, None),
+}
+
+
+@pytest.mark.parametrize(("name", "label"), list(_TAKEN))
+def test_profiles_and_recordings_are_expected_to_take_what_they_took(campaign, name, label):
+    schedule, pair = campaign["schedule"], campaign["units"].find_pair(name)
+    profile, recording = _TAKEN[name, label]
+    assert schedule.profile_seconds(pair, label) == pytest.approx(profile, rel=0.15)
+    if recording is not None:
+        assert schedule.recording_seconds(pair, label) == pytest.approx(recording, rel=0.15)
+
+
+def test_a_share_of_runs_above_one_is_in_what_a_session_needs(campaign, tmp_path):
+    schedule, units = campaign["schedule"], campaign["units"]
+    wanted = schedule.scheduled(2)[0]
+    works = tuple(units.grid(wanted.label, units.FULL))
+    session = schedule.Session(wanted.pair, wanted.label, works, wanted.run_seconds)
+    once, twice = (session.phases(tmp_path, share) for share in (1.0, 2.0))
+    assert twice["runs"] == 2.0 * once["runs"] == 2.0 * wanted.run_seconds
+    assert {**twice, "runs": 0.0} == {**once, "runs": 0.0}
+
+
+def test_a_session_that_is_cut_is_noted_with_the_phase_that_it_was_in(campaign, tmp_path, capsys):
+    main, schedule = importlib.import_module("benchmarks.campaign.__main__"), campaign["schedule"]
+    main.note_cut(tmp_path, "2", "ended here after 170 s")  # it came to its end
+    assert capsys.readouterr().out == ""
+    assert not (tmp_path / schedule.SESSIONS).exists()
+    cut = {"label": "2", "served": 9, "profile": 29.5, "cut": "runs: batch/plain"}
+    schedule.phase_file(tmp_path, "2").write_text(json.dumps(cut))
+    main.note_cut(tmp_path, "2", "ended here after 170 s")
+    assert "ended here after 170 s in its phase runs: batch/plain" in capsys.readouterr().out
+    assert json.loads((tmp_path / schedule.SESSIONS).read_text()) == cut
+    assert not schedule.phase_file(tmp_path, "2").exists()
+    table = campaign["report"].seconds_table(
+        [campaign["report"].Result("H200", result() | {"sessions": [cut]})]
+    )
+    assert "9, cut in runs: batch/plain" in table
 
 
 def test_a_fit_is_kept_before_the_first_run_and_one_that_changed_since_is_told(

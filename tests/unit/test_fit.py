@@ -494,7 +494,7 @@ def test_steps_of_one_request_take_what_they_were_timed_at_and_not_what_several_
 
     def step(rows: int, context: int, requests: int) -> float:
         if requests == 1:
-            return 5e-8 * context + (6.8e-4 if rows <= 4 else 1.1e-3)
+            return 5e-8 * context + (6.8e-4 if rows <= 8 else 1.1e-3)
         bucket = next(b for b in BUCKETS if rows <= b)
         return 2e-8 * context + 6e-4 + 3e-5 * requests + 3.5e-5 * rows + 1e-6 * bucket
 
@@ -513,6 +513,41 @@ def test_steps_of_one_request_take_what_they_were_timed_at_and_not_what_several_
     assert abs(replace(found.time, alone=None)(4, 160) / step(4, 160, 1) - 1.0) > 0.05
     alone = pd.DataFrame(timed.loc[timed["requests"] > 1])
     assert fit_step(alone, on_ranks=True).time.alone is None
+
+
+def test_rows_of_one_request_that_fill_one_bucket_are_on_a_line_that_one_slow_timing_moves_little():
+    shapes = [(n, r, c) for n, r in ((2, 1), *GRID) for c in (64, 1024)]
+
+    def step(rows: int, requests: int) -> float:
+        bucket = next(b for b in BUCKETS if rows <= b)
+        return 5e-4 + 1e-4 * (rows == 1 == requests) + 5e-6 * bucket + 3e-5 * requests + 5e-6 * rows
+
+    timed = pd.DataFrame(
+        [("1", "draft", n, r, c * r, False, step(n, r)) for n, r, c in shapes],
+        columns=list(STEP_COLUMNS),
+    )
+    slow = (timed["rows"] == 2) & (timed["context"] == 64)
+    timed.loc[slow, "seconds"] += 8e-5
+    time = fit_step(timed, on_ranks=True).time
+    for rows in (1, 2, 4, 8, 9):
+        assert time(rows, 100) == pytest.approx(step(rows, 1), rel=0.025), rows
+
+
+def test_steps_on_ranks_climb_stairs_where_a_line_errs_less_held_out():
+    """Some buckets have one shape: stairs that have not seen it miss it by far."""
+    bucket_seconds = {8: 6e-4, 16: 9e-4, 32: 1.4e-3, 64: 2.3e-3, 128: 4.0e-3}
+    shapes = [(1, 1), (8, 1), (9, 1), (17, 1), (33, 3)]
+    timed = pd.DataFrame(
+        [
+            ("1", "draft", n, r, 64 * r, False, bucket_seconds[next(b for b in BUCKETS if n <= b)])
+            for n, r in shapes
+        ],
+        columns=list(STEP_COLUMNS),
+    )
+    step = fit_step(timed, on_ranks=True)
+    assert step.held_out["line"].mean < step.held_out["stairs"].mean
+    assert step.form == "stairs"
+    assert step.time(9, 64) == pytest.approx(9e-4, rel=0.02)
 
 
 @pytest.mark.parametrize("shift", [3e-4, -2e-4])
