@@ -141,7 +141,9 @@ def fit_table(shapes: Shapes) -> StepTime:
 def fit_stairs(shapes: Shapes) -> StepTime:
     """``alpha * context + gamma * rows + each * (parts - 1) + f(bucket) + padding``, and ``cross``.
 
-    The last is for each row and each token of its own request's context. Rows are filled up to a
+    Several requests take a constant more than one, which is in f: ranks run ahead by the draft's
+    steps of one request, those of several wait for the host. (``fit_stream_stairs`` gives the steps
+    of one request their own seconds.) ``cross`` is for each row and each token of its own request's context. Rows are filled up to a
     bucket, and f never falls from one to the next. Where a bucket is not full, ``padding`` seconds
     are added, 0 or more: some kernels give such rows a pass of their own. So a full bucket may take
     less than a row fewer. What the host does goes by requests and rows.
@@ -164,12 +166,15 @@ def _stairs(shapes: Shapes, tile: int) -> StepTime:
             shapes.rows,
             parts - 1.0,
             (~np.isin(shapes.rows, BUCKETS)).astype(np.float64),
+            (shapes.requests > 1).astype(np.float64),
             np.ones_like(shapes.rows),
             *((shapes.rows > bucket).astype(np.float64) for bucket in first),
         ]
     )
-    alpha, cross, gamma, each, padding, *steps = robust_fit(design, shapes.seconds).tolist()
-    heights = np.cumsum(steps)
+    alpha, cross, gamma, each, padding, several, *steps = robust_fit(
+        design, shapes.seconds
+    ).tolist()
+    heights = several + np.cumsum(steps)
     heights = np.append(heights, [heights[-1]] * (len(BUCKETS) - len(heights)))
     rows: list[int] = []
     seconds: list[float] = []

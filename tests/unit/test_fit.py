@@ -515,6 +515,26 @@ def test_steps_of_one_request_take_what_they_were_timed_at_and_not_what_several_
     assert fit_step(alone, on_ranks=True).time.alone is None
 
 
+def test_steps_of_several_requests_take_a_constant_more_than_those_of_one():
+    """Of two or three they were priced too low, and of eight too high, without it."""
+
+    def step(rows: int, context: int, requests: int) -> float:
+        bucket = next(b for b in BUCKETS if rows <= b)
+        host = 1e-4 + 2e-5 * requests if requests > 1 else 0.0
+        return 1e-8 * context + 5e-4 + 3e-6 * rows + 8e-6 * bucket + host
+
+    draft = draft_shapes(RANK_CONTEXTS, few=False, lean=True, grid=RANK_GRID)
+    shapes = [(s.rows, s.requests, s.context) for s in draft if s.op == "draft"]
+    timed = pd.DataFrame(
+        [("1", "draft", n * r, r, c * r, False, step(n * r, c * r, r)) for n, r, c in shapes],
+        columns=list(STEP_COLUMNS),
+    )
+    time = fit_step(timed, on_ranks=True).time
+    for rows, requests in ((1, 1), (2, 2), (3, 3), (6, 3), (8, 4), (8, 8), (13, 8)):
+        wanted = step(rows, 800, requests)
+        assert time(rows, 800, requests) == pytest.approx(wanted, rel=0.01), (rows, requests)
+
+
 @pytest.mark.parametrize("shift", [3e-4, -2e-4])
 def test_rounds_that_were_served_say_what_a_round_of_one_request_takes(shift):
     loops = [constant("loop", "2", 1e-3).assign(requests=n) for n in (1, 8)]
