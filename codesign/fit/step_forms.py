@@ -141,12 +141,12 @@ def fit_table(shapes: Shapes) -> StepTime:
 def fit_stairs(shapes: Shapes) -> StepTime:
     """``alpha * context + gamma * rows + each * (parts - 1) + f(bucket) + padding``, and ``cross``.
 
-    Several requests take a constant more than one, which is in f: ranks run ahead by the draft's
-    steps of one request, those of several wait for the host. (``fit_stream_stairs`` gives the steps
-    of one request their own seconds.) ``cross`` is for each row and each token of its own request's context. Rows are filled up to a
+    The last is for each row and each token of its own request's context. Rows are filled up to a
     bucket, and f never falls from one to the next. Where a bucket is not full, ``padding`` seconds
     are added, 0 or more: some kernels give such rows a pass of their own. So a full bucket may take
     less than a row fewer. What the host does goes by requests and rows.
+    Several requests take a constant more than one, which f includes: ranks run ahead by the draft's
+    steps of one request, those of several wait for the host.
     Attention goes by parts: requests, or tiles of one request's rows where these are more. How many
     rows a tile has follows from heads that a profile does not name: the best of ``TILES`` is taken.
     More rows than the largest bucket run in several forwards.

@@ -214,6 +214,8 @@ class RoundCost(HostCost):
             weights of both counted; None where nobody knows.
         plain_kv_tokens: KV rows that fit without a draft; None for as many as ``kv_tokens``.
         kv_transfer: Seconds per prompt token that moves from a prefill pool to this deployment.
+        joining: Seconds that the target's step takes more in a round before which prompts ran; 0
+            where unknown.
         shares_forwards: A chunk of prompts beside a round is run in the target's one forward; else
             in a forward of its own.
     """
@@ -227,6 +229,7 @@ class RoundCost(HostCost):
     kv_tokens: int | None = None
     plain_kv_tokens: int | None = None
     kv_transfer: float = 0.0
+    joining: float = 0.0
     shares_forwards: bool = True
 
     @property

@@ -551,6 +551,26 @@ def test_rounds_that_were_served_say_what_a_round_of_one_request_takes(shift):
     assert alone.target(8, 99, 8) == pytest.approx(step(8, 99, 8) + shift)
 
 
+def test_a_step_after_prompts_takes_what_it_took_more_than_others_in_served_rounds():
+    steps = whole_profile()
+    target = fit_costs(steps, on_ranks=True)[0]["2"].target
+    rounds = [
+        ("2", op, n, 2, 40, False, target(n, 40, 2) + 5e-4 + more)
+        for n in (4, 8) for op, more in (("joined", 1e-4), ("joined", 2e-4), ("settled", 0.0)) * 2
+    ]  # fmt: skip
+    served = pd.DataFrame(rounds, columns=list(STEP_COLUMNS))
+    cost = fit_costs(pd.concat([steps, served]), on_ranks=True)[0]["2"]
+    assert cost.joining == pytest.approx(1.5e-4)
+    assert cost.target == target
+    for timing in (TogetherTiming(cost, is_plain=True), ApartTiming(cost)):
+        after, other = (timing.spans(0.0, prefill, Work(2, 8, 99)).target for prefill in (0.1, 0.0))
+        assert after == pytest.approx(other + cost.joining)
+    few = pd.concat([steps, served.iloc[:6]])  # two settled rounds are too few to tell
+    assert fit_costs(few, on_ranks=True)[0]["2"].joining == 0.0
+    less = served.assign(seconds=served["seconds"].where(served["op"] == "settled", 1e-6))
+    assert fit_costs(pd.concat([steps, less]), on_ranks=True)[0]["2"].joining == 0.0
+
+
 def steps_by_bucket(op: str) -> tuple[pd.DataFrame, Callable[[int, int, int], float]]:
     """Timings of RANK_GRID, of which those of one request and row take less than its bucket."""
 
