@@ -23,6 +23,8 @@ PACE = "pace"  # op whose rows say what a plain round took the host from moment 
 LOOP = "loop"  # op whose rows say what a round's loop takes beside the target's step
 ROUND = "round"  # op whose rows say what a served round takes beside the draft's part
 DRAFTED = "drafted"  # op whose rows say what a chain of so many forwards took in a served round
+JOINED = "joined"  # op whose rows say what a round's step took after prompts
+SETTLED = "settled"  # op whose rows say the same of rounds without prompts, in between
 NODES = "nodes"  # column that profiles may have: children that the rows of the draft may get
 PROMPTS = ("prefill", "draft_prefill")
 FORWARDS = ("target", "draft", *PROMPTS)
@@ -72,6 +74,7 @@ def fit_costs(
         constants |= _kv_rooms(part) | _deciding(part)
         times = {op: fits[f"{label}/{op}"].time for op in FORWARDS}
         times["target"] = _with_loop(times["target"], part)
+        constants |= _joining(times["target"], part)
         chains = part.loc[part["op"] == DRAFTED]
         if chains["rows"].nunique() > 1:
             chosen = constants.get(CHOICE, 0.0)
@@ -116,6 +119,16 @@ def _shifted(step: StepTime, by_rows: pd.Series) -> StepTime:
     rows = sorted({*step.rows, *map(int, by_rows.index)})
     more = np.interp(rows, by_rows.index, by_rows)
     return replace(step, rows=tuple(rows), seconds=tuple((step.of_arrays(rows, 0) + more).tolist()))
+
+
+def _joining(target: StepTime, part: pd.DataFrame) -> dict[str, float]:
+    """Seconds that a step takes more after prompts, where the profile says so."""
+    served = part.loc[part["op"].isin([JOINED, SETTLED])]
+    steps = target.of_arrays(served["rows"], served["context"], served["requests"])
+    beyond = (served["seconds"] - steps).groupby(served["op"]).agg(["median", "size"])
+    if len(beyond) < 2 or beyond["size"].min() < _FEWEST:
+        return {}
+    return {"joining": max(float(beyond["median"][JOINED] - beyond["median"][SETTLED]), 0.0)}
 
 
 def _with_chains(draft: StepTime, chains: pd.DataFrame) -> tuple[StepTime, float]:

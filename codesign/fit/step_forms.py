@@ -145,6 +145,8 @@ def fit_stairs(shapes: Shapes) -> StepTime:
     bucket, and f never falls from one to the next. Where a bucket is not full, ``padding`` seconds
     are added, 0 or more: some kernels give such rows a pass of their own. So a full bucket may take
     less than a row fewer. What the host does goes by requests and rows.
+    Several requests take a constant more than one, which f includes: ranks run ahead by the draft's
+    steps of one request, those of several wait for the host.
     Attention goes by parts: requests, or tiles of one request's rows where these are more. How many
     rows a tile has follows from heads that a profile does not name: the best of ``TILES`` is taken.
     More rows than the largest bucket run in several forwards.
@@ -164,12 +166,15 @@ def _stairs(shapes: Shapes, tile: int) -> StepTime:
             shapes.rows,
             parts - 1.0,
             (~np.isin(shapes.rows, BUCKETS)).astype(np.float64),
+            (shapes.requests > 1).astype(np.float64),
             np.ones_like(shapes.rows),
             *((shapes.rows > bucket).astype(np.float64) for bucket in first),
         ]
     )
-    alpha, cross, gamma, each, padding, *steps = robust_fit(design, shapes.seconds).tolist()
-    heights = np.cumsum(steps)
+    alpha, cross, gamma, each, padding, several, *steps = robust_fit(
+        design, shapes.seconds
+    ).tolist()
+    heights = several + np.cumsum(steps)
     heights = np.append(heights, [heights[-1]] * (len(BUCKETS) - len(heights)))
     rows: list[int] = []
     seconds: list[float] = []

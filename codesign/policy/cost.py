@@ -187,10 +187,13 @@ class StepTime(_Segments):
 
 
 @lru_cache(maxsize=256)
-def _without_root(prompt: StepTime, draft: StepTime) -> StepTime:
-    """A prompt's time without a forward of one row behind all others; never less than nothing."""
+def _without_root(prompt: StepTime, draft: StepTime, choice: float) -> StepTime:
+    """A prompt's time without a forward of one row behind all others and the choice that follows.
+
+    It is never less than nothing.
+    """
     rows = (1, 2, *[knot for knot in prompt.rows if knot > 2], max(prompt.rows[-1], 2) + 1)
-    seconds = [max(prompt(count) - draft(1, count - 1), 0.0) for count in rows[1:]]
+    seconds = [max(prompt(count) - draft(1, count - 1) - choice, 0.0) for count in rows[1:]]
     alpha = max(prompt.alpha - (draft(1, 1) - draft(1)), 0.0)
     return replace(prompt, alpha=alpha, rows=rows, seconds=(0.0, *seconds), gamma=0.0)
 
@@ -211,6 +214,8 @@ class RoundCost(HostCost):
             weights of both counted; None where nobody knows.
         plain_kv_tokens: KV rows that fit without a draft; None for as many as ``kv_tokens``.
         kv_transfer: Seconds per prompt token that moves from a prefill pool to this deployment.
+        joining: Seconds that the target's step takes more in a round before which prompts ran; 0
+            where unknown.
         shares_forwards: A chunk of prompts beside a round is run in the target's one forward; else
             in a forward of its own.
     """
@@ -224,16 +229,20 @@ class RoundCost(HostCost):
     kv_tokens: int | None = None
     plain_kv_tokens: int | None = None
     kv_transfer: float = 0.0
+    joining: float = 0.0
     shares_forwards: bool = True
 
     @property
     def draft_prompt(self) -> StepTime:
         """The draft over a prompt, as whoever prices one takes it: its root runs with all others'.
 
-        Where prompts run apart a profile has in each the forward of its root.
+        Where prompts run apart a profile has in each the forward of its root, and the choice of two
+        candidates, which a round makes once for all requests.
         """
         prompt = self.draft_prefill
-        return _without_root(prompt, self.draft) if prompt.apart else prompt
+        if not prompt.apart:
+            return prompt
+        return _without_root(prompt, self.draft, self.choices(1.0, 2.0))
 
     def kv_room(self, limit: int | None, *, has_draft: bool) -> int | None:
         """KV rows of one replica: what fits, at most ``limit``; None if neither is known."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from statistics import median
 from time import perf_counter
 from typing import Any, TypeVar
@@ -46,6 +47,7 @@ BUSY_TARGET = StepShape("target", 2, 4, 64)  # a round as busy as one stream's, 
 _PROMPT, _LOOP_ROUNDS, _WARM_UP = 16, 28, 6  # of requests that are served here
 _PACE_ROUNDS = 14
 _SERVED_TOKENS = 40  # of each, by a policy
+_JOINED, _AT_ONCE, _FEWEST_JOINED = 20, 4, 3  # requests that join others, and tokens of theirs
 _FEW_ROWS, _LONGEST_PAUSE = 16, 0.2  # rows up to which reading weights takes longest; seconds
 
 
@@ -188,15 +190,23 @@ class RankBench:
             num_requests: That come together.
             num_tokens: That each of them asks for.
         """
+        rounds = self._rounds(policy, num_requests, self._made_up(num_requests, num_tokens))
+        return rounds.loc[rounds["prefill_tokens"] == 0].iloc[_WARM_UP:]
+
+    def joined_rounds(self, policy: str) -> pd.DataFrame:
+        """Rounds of made-up requests that join and leave one by one, after some to warm up."""
+        asked = [
+            replace(request, max_new_tokens=_FEWEST_JOINED * (2 + number % _AT_ONCE))
+            for number, request in enumerate(self._made_up(_JOINED, 1))
+        ]
+        return self._rounds(policy, _AT_ONCE, asked).iloc[_WARM_UP:]
+
+    def _rounds(self, policy: str, batch: int, asked: Sequence[BoundRequest]) -> pd.DataFrame:
         spec, setup = parse_policy(policy), self.setup
         deployment = Deployment(setup.target_ranks, setup.draft_ranks)
-        rounds = self.serve(
-            Candidate(deployment, spec, num_requests),
-            self._made_up(num_requests, num_tokens),
-            PolicySetup(spec),
-            max_kv_tokens=1 << 20,
-        ).records.round_table()
-        return rounds.loc[rounds["prefill_tokens"] == 0].iloc[_WARM_UP:]
+        candidate = Candidate(deployment, spec, batch)
+        run = self.serve(candidate, asked, PolicySetup(spec), max_kv_tokens=1 << 20)
+        return run.records.round_table()
 
     def _made_up(self, num_requests: int, num_tokens: int) -> list[BoundRequest]:
         vocab = model_shape(self.setup.target).vocab

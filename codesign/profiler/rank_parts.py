@@ -29,6 +29,7 @@ from codesign.profiler.link import single_timings
 from codesign.profiler.rank_acceptance import num_rows, recorded
 from codesign.profiler.rank_bench import PLAIN_STEP, RankBench, loop_timings, rank_bench
 from codesign.profiler.rank_draft import lead_draft
+from codesign.profiler.rank_joins import joining_timings
 from codesign.profiler.rank_rounds import batch_timings, stream_timings
 from codesign.profiler.rank_steps import NUM_SLOTS
 from codesign.profiler.recorder import (
@@ -153,7 +154,8 @@ class RankMeasurer:
     def time(self, bench: RankBench, deployment: Deployment, tick: Tick) -> pd.DataFrame:
         """The part of a deployment, on its ranks."""
         groups = self._groups(bench, is_split=deployment.draft_workers > 0)
-        frames = [*self._watched(bench, deployment, groups, tick), deciding_timings()]
+        frames = [*self._watched(bench, deployment, groups, tick), joining_timings(bench)]
+        frames.append(deciding_timings())
         nothing = {"requests": 0, "context": 0, "beside": False, "seconds": 0.0}
         rooms = [{"op": op, "rows": rows, **nothing} for op, rows in bench.kv_rooms().items()]
         if rooms:

@@ -60,6 +60,12 @@ def moving_seconds(cost: RoundCost, work: Work) -> float:
     return cost.reroots(work.batch, sum([rows for rows, _ in (*work.drafting, *work.overlapped)]))
 
 
+def _step(cost: RoundCost, prefill: float, work: Work) -> float:
+    """Seconds of the target's step; ``prefill``: of the prompts before it."""
+    seconds = cost.target(work.rows, work.context, work.batch)
+    return seconds + cost.joining if prefill else seconds
+
+
 def _with_roots(forwards: Sequence[tuple[int, int]], prompts: Prompts) -> list[tuple[int, int]]:
     """Forwards, of which the first has the roots of new requests, too."""
     (rows, context), *others = forwards or [(0, 0)]
@@ -111,7 +117,7 @@ class TogetherTiming:
         self._is_plain = is_plain
 
     def spans(self, start: float, prefill: float, work: Work) -> Spans:
-        target = self._cost.target(work.rows, work.context, work.batch)
+        target = _step(self._cost, prefill, work)
         if self._is_plain:
             return Spans(target)
         drafting, _ = draft_seconds(self._cost, work)
@@ -175,7 +181,7 @@ class ApartTiming:
         ready = start + prefill
         received = max(answered + cost.link, ready)
         self._draft_free = answered + overlapped
-        target = cost.target(work.rows, work.context, work.batch)
+        target = _step(cost, prefill, work)
         if overlapped:
             target = slowed(target, max(self._draft_free - received, 0.0), cost.slowdown)
         # What a prefill has hidden is what came first.

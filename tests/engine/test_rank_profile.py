@@ -20,6 +20,7 @@ from codesign.policy.walk import Sampling
 from codesign.profiler.bench import SPARE_ROWS
 from codesign.profiler.rank_bench import rank_bench
 from codesign.profiler.rank_draft import lead_draft
+from codesign.profiler.rank_joins import joining_timings
 from codesign.profiler.rank_rounds import batch_timings, stream_timings
 from codesign.profiler.rank_steps import NUM_SLOTS, rows_that_fit
 from codesign.profiler.steps import (
@@ -83,6 +84,9 @@ def test_every_step_of_a_draft_can_be_timed_again_and_again(pair, is_model):
         assert {1, 3} <= set(rounds["rows"])
         assert rounds["context"].between(16, 112).all()
         assert found["requests"].max() == 8
+        joined = joining_timings(bench).groupby("op")["requests"].agg(["size", "max"])
+        assert joined["size"].min() > 10
+        assert joined["max"].max() == 4
         assert bench.seconds(StepShape("draft", 1, 4, 64)) > 0  # and is timed as before
 
 
@@ -105,6 +109,7 @@ def test_a_split_times_each_side_alone_and_beside_the_other(pair, monkeypatch):
         assert links["seconds"].ge(0).all()
         assert links["seconds"].median() > 0  # of a host that looks late there is none
         assert (served["op"] == "round").any()
+        assert set(joining_timings(bench)["op"]) == {"joined", "settled"}
         assert bench.seconds(StepShape("draft", 2, 4, 64)) > 0
         assert bench.seconds(StepShape("choice", 8, 8, 64)) > 0
         bench.keep_verifying()

@@ -141,6 +141,11 @@ def test_a_draft_s_prompt_that_runs_apart_leaves_its_root_to_the_forward_of_all(
         goodput = Goodput.of_cost(cost)
         assert goodput.draft_prompt_seconds(30) == cost.draft_prompt(30)
         assert goodput.draft_prompts_once == 0.0
+        # As timed, it has a choice of two candidates, too, which a round makes once for all.
+        chosen = replace(cost, choice=1e-5, choice_row=2e-6, choice_alone=9e-5, choice_each=1.0)
+        assert chosen.draft_prompt(40) == pytest.approx(cost.draft_prompt(40) - 1.04e-4)
+        whole = replace(chosen, draft_prefill=prompt)
+        assert whole.draft_prompt is prompt
     cost = replace(cost, draft=replace(draft, seconds=(1.0,)))  # more than any prompt, as timed
     assert cost.draft_prompt(40) == 0.0
 

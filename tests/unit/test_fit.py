@@ -550,6 +550,26 @@ def test_steps_on_ranks_climb_stairs_where_a_line_errs_less_held_out():
     assert step.time(9, 64) == pytest.approx(9e-4, rel=0.02)
 
 
+def test_steps_of_several_requests_take_a_constant_more_than_those_of_one():
+    """Of two or three they were priced too low, and of eight too high, without it."""
+
+    def step(rows: int, context: int, requests: int) -> float:
+        bucket = next(b for b in BUCKETS if rows <= b)
+        host = 1e-4 + 2e-5 * requests if requests > 1 else 0.0
+        return 1e-8 * context + 5e-4 + 3e-6 * rows + 8e-6 * bucket + host
+
+    draft = draft_shapes(RANK_CONTEXTS, few=False, lean=True, grid=RANK_GRID)
+    shapes = [(s.rows, s.requests, s.context) for s in draft if s.op == "draft"]
+    timed = pd.DataFrame(
+        [("1", "draft", n * r, r, c * r, False, step(n * r, c * r, r)) for n, r, c in shapes],
+        columns=list(STEP_COLUMNS),
+    )
+    time = fit_step(timed, on_ranks=True).time
+    for rows, requests in ((1, 1), (2, 2), (3, 3), (6, 3), (8, 4), (8, 8), (13, 8)):
+        wanted = step(rows, 800, requests)
+        assert time(rows, 800, requests) == pytest.approx(wanted, rel=0.01), (rows, requests)
+
+
 @pytest.mark.parametrize("shift", [3e-4, -2e-4])
 def test_rounds_that_were_served_say_what_a_round_of_one_request_takes(shift):
     loops = [constant("loop", "2", 1e-3).assign(requests=n) for n in (1, 8)]
@@ -564,6 +584,26 @@ def test_rounds_that_were_served_say_what_a_round_of_one_request_takes(shift):
     assert cost.target(8, 99, 8) == pytest.approx(step(8, 99, 8) + shift + 1.4e-3)
     alone = fit_costs(pd.concat([whole_profile(), served]), on_ranks=True)[0]["2"]
     assert alone.target(8, 99, 8) == pytest.approx(step(8, 99, 8) + shift)
+
+
+def test_a_step_after_prompts_takes_what_it_took_more_than_others_in_served_rounds():
+    steps = whole_profile()
+    target = fit_costs(steps, on_ranks=True)[0]["2"].target
+    rounds = [
+        ("2", op, n, 2, 40, False, target(n, 40, 2) + 5e-4 + more)
+        for n in (4, 8) for op, more in (("joined", 1e-4), ("joined", 2e-4), ("settled", 0.0)) * 2
+    ]  # fmt: skip
+    served = pd.DataFrame(rounds, columns=list(STEP_COLUMNS))
+    cost = fit_costs(pd.concat([steps, served]), on_ranks=True)[0]["2"]
+    assert cost.joining == pytest.approx(1.5e-4)
+    assert cost.target == target
+    for timing in (TogetherTiming(cost, is_plain=True), ApartTiming(cost)):
+        after, other = (timing.spans(0.0, prefill, Work(2, 8, 99)).target for prefill in (0.1, 0.0))
+        assert after == pytest.approx(other + cost.joining)
+    few = pd.concat([steps, served.iloc[:6]])  # two settled rounds are too few to tell
+    assert fit_costs(few, on_ranks=True)[0]["2"].joining == 0.0
+    less = served.assign(seconds=served["seconds"].where(served["op"] == "settled", 1e-6))
+    assert fit_costs(pd.concat([steps, less]), on_ranks=True)[0]["2"].joining == 0.0
 
 
 def steps_by_bucket(op: str) -> tuple[pd.DataFrame, Callable[[int, int, int], float]]:

@@ -32,6 +32,7 @@ from codesign.profiler.host_pace import HostPace, usual_of
 from codesign.profiler.link import link_seconds
 from codesign.profiler.neighbour import Neighbour, NeighbourSetup
 from codesign.profiler.rank_bench import loop_timings
+from codesign.profiler.rank_joins import joining_timings
 from codesign.profiler.rank_parts import RankMeasurer
 from codesign.profiler.rank_rounds import batch_timings, stream_timings
 from codesign.profiler.recorder import TOP_K, record_acceptance
@@ -288,6 +289,7 @@ def test_a_part_meets_a_slow_host_with_more_passes_and_says_so(tiny_models, monk
         loop_seconds=lambda count: [next(paces, 1.0) if count == 1 else 1.0] * 2,
         setup=SimpleNamespace(draft_ranks=1),
         served_rounds=lambda policy, count: SERVED.assign(batch=count),
+        joined_rounds=lambda policy: SERVED.assign(prefill_tokens=[16, 0]),
     )
     part = measurer.time(bench, split, lambda share: None)
     steps, count = part.groupby("op")["seconds"], part["op"].value_counts()
@@ -426,6 +428,22 @@ SERVED = pd.DataFrame(
      "link_there": 2e-5, "link_back": 4e-5, "draft": 5e-3, "draft_rows": [9, 8],
      "num_expansions": [7, 2]}
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("draft_ranks", [0, 1])
+def test_steps_after_prompts_are_told_from_those_of_other_rounds(draft_ranks):
+    asked = []
+
+    def joined(policy: str) -> pd.DataFrame:
+        asked.append(policy)
+        return SERVED.assign(batch=[1, 2], prefill_tokens=[16, 0])
+
+    bench = SimpleNamespace(setup=SimpleNamespace(draft_ranks=draft_ranks), joined_rounds=joined)
+    found = joining_timings(bench)
+    assert asked == ["async-tree-3x2x2" if draft_ranks else "tree-3x2x2"]
+    assert found[["op", "rows", "requests", "context", "seconds"]].to_numpy().tolist() == [
+        ["joined", 4, 1, 20, 2e-3], ["settled", 8, 2, 24, 3e-3],
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("draft_ranks", [0, 1])
