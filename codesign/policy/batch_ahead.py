@@ -43,8 +43,8 @@ def next_forward(
         that is.
     """
     num = len(gains)
-    worth = np.concatenate((worth, gains))
-    worth.sort()
+    worth = np.concatenate((worth[::-1], gains))
+    worth.sort(kind="stable")  # merges what is sorted already
     worth = worth[::-1]
     draft, target = this.draft(num), this.target(len(worth) - 1)
     fixed = this.fixed + this.behind

@@ -234,7 +234,8 @@ class BatchRound:
         if not self.awaited:
             seconds[0] -= self.overhead
         values = self.value(tokens, seconds)
-        values[1:][seconds[1:] > longest] = 0.0
+        if longest < np.inf:
+            values[1:][seconds[1:] > longest] = 0.0
         best = int(values.argmax())
         level = float(worth[best]) if best else np.inf
         rate = self._power * float(tokens[best]) / float(seconds[best])

@@ -141,8 +141,9 @@ class BatchTree(Repeating):
             this.wait_for(this.draft.of(self._last_rows, this.context))
             self._cold = [i for i in self._cold if not own[i].num_expanded]
         else:
-            self._cold = [i for i, tree in enumerate(own) if tree.missing >= COLD]
-            self._behind = list(map(rows_behind, own))
+            missing = [tree.missing for tree in own]
+            self._cold = [i for i, tokens in enumerate(missing) if tokens >= COLD]
+            self._behind = rows_behind(missing)
             # Of those that are not drafted for yet as many are foreseen as will be accepted.
             missed = sum(self._behind) + sum([own[i].confidence for i in self._cold])
             this.run_behind(len(own), missed)

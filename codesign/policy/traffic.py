@@ -115,9 +115,12 @@ class Traffic:
         return sum(prompts)
 
 
-def rows_behind(tree: DraftTree) -> int:
-    """Rows that a request's root brings along: the last token of a chain that was all accepted.
+def rows_behind(missing: Sequence[int]) -> list[int]:
+    """Rows that requests' roots bring along: the last token of a chain that was all accepted.
 
     What plain rounds left is run once, as a prompt is, and is no price of drafting on.
+
+    Args:
+        missing: Tokens that the draft model has not run on, of each.
     """
-    return min(tree.missing, 1) if tree.missing < COLD else 0
+    return [1 if 0 < tokens < COLD else 0 for tokens in missing]
