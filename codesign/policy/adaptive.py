@@ -126,7 +126,7 @@ class SpecServe(Repeating):
         stop: list[list[int]] = [[]] * len(trees)
         if done and not self._correct(trees):
             return stop
-        behind, running = 0, self._running
+        running, missing = self._running, [0] * len(trees)  # what stands before a root ran with it
         if not done:
             missing = [tree.missing for tree in trees]
             costly = self._find_costly(trees, missing) if self._spec.adaptive_drafter else set()
@@ -136,10 +136,9 @@ class SpecServe(Repeating):
         running = [i for i in running if sizes[i] <= most and sizes[i] <= trees[i].max_depth]
         if not running:
             return stop
-        if not done:  # whoever has run its root has run what stands before it
-            behind = sum(rows_behind([missing[i] for i in running]))
         mean, ends, this = self.mean_confidence, self._ends, self._round
-        seconds = this.draft.of(len(running) + behind, this.context + this.batch * done)
+        rows = len(running) + sum(rows_behind([missing[i] for i in running]))
+        seconds = this.draft.of(rows, this.context + this.batch * done)
         chances = self._chances + [ends[i] * mean for i in running]
         predicted = self._value(chances, seconds + this.look)
         if predicted < 0 or (self._spec.adaptive_drafter and predicted < self._best):
@@ -178,16 +177,16 @@ class SpecServe(Repeating):
 
     def _saved(self) -> float:
         """Seconds per token of one request that drafting for all saves, with the best length."""
-        this, num = self._round, len(self._sizes)
-        drafting = this.draft.of(num, this.context)
+        this, num, mean = self._round, len(self._sizes), self.mean_confidence
+        drafting, fixed = this.draft.of(num, this.context), this.fixed
         tokens, fastest = this.roots, math.inf
         for steps in range(1, self._spec.max_depth + 1):
-            accepted = num * self.mean_confidence**steps  # to the end: its last token is behind
+            accepted = num * mean**steps  # to the end: its last token is behind
             tokens += accepted
             seconds = this.target.of(this.num_base + steps * num, this.context)
             seconds += this.draft.of(num + accepted, this.context) + (steps - 1) * drafting
             seconds += steps * this.look
-            fastest = min(fastest, (seconds + this.fixed) / tokens)
+            fastest = min(fastest, (seconds + fixed) / tokens)
         return this.plain_seconds / this.batch - fastest
 
     def select(self, trees: Sequence[DraftTree]) -> list[list[int]]:
@@ -237,7 +236,7 @@ class SpecServe(Repeating):
     def _is_worth_reading(self) -> bool:
         """Whether the draft runs a prompt that begins now along with the target, part by part."""
         prompt = self._goodput.draft_prompt_seconds(self.traffic.mean_prompt)
-        return float(self.traffic.expected_left()) * self._saved() > prompt
+        return self.traffic.left_at_first * self._saved() > prompt
 
     def _value(self, chances: list[float], more: float = 0.0) -> float:
         """Expected tokens per second of a round that verifies all these, -1 where it is too long.

@@ -185,7 +185,8 @@ class BatchTree(Repeating):
         if value <= least:
             return no_leaves(trees)
         level = min(level, float(gains[gains.argmax()]))
-        return leaves_worth(trees, self._spec.width, gains, tops, level)
+        are_roots = len(self._worth) == 1
+        return leaves_worth(trees, self._spec.width, gains, tops, level, are_roots=are_roots)
 
     def _promised(self, gains: Floats, confidence: Floats, left: int, least: float) -> Promise:
         """What further forwards promise: one, or, where it matters, the best number of several."""
@@ -258,7 +259,7 @@ class BatchTree(Repeating):
         seconds = this.fixed + this.target.of(this.num_base + choice.rows, this.context)
         saved = this.saved(seconds / choice.tokens)
         prompt = self._goodput.draft_prompt_seconds(self.traffic.mean_prompt)
-        return saved * float(self.traffic.expected_left()) > prompt * this.batch
+        return saved * self.traffic.left_at_first > prompt * this.batch
 
     # Draft forwards beside the verification.
 
