@@ -15,9 +15,7 @@ from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import (
     Progress,
-    chain_end,
     context_rows,
-    last_confidence,
 )
 from codesign.policy.repeating import Repeating, likeliest_children, likeliest_leaves
 from codesign.policy.resting import LEARNED
@@ -60,8 +58,14 @@ class SpecServe(Repeating):
         self._num_confidence = 1
         self._longest = math.inf  # seconds that a round with draft tokens may take
         self._best = 0.0
-        self._known: list[int] = []  # nodes of each tree whose confidences are taken in
-        self._costly: set[int] = set()  # requests whose prompt the draft does not run now
+        self._running: list[int] = []  # requests that took part in the last draft forward
+        # Of each request: nodes whose confidences are taken in, and the chance of the last one.
+        self._sizes: list[int] = []
+        self._ends: list[float] = []
+        # Of each draft token: its chance, its request, its depth; in the order in which they came.
+        self._chances: list[float] = []
+        self._owners: list[int] = []
+        self._depths: list[int] = []
 
     @property
     def mean_confidence(self) -> float:
@@ -82,9 +86,19 @@ class SpecServe(Repeating):
             looking=self.looking if self._num_confidence > LEARNED else 0.0,
         )
         self._longest = self._allowed(progress)
-        self._best = self._value(_draft_chances(trees))
-        self._known = [len(tree) for tree in trees]
-        self._costly = set()
+        self._take_all(trees)
+        self._best = self._value(self._chances)
+
+    def _take_all(self, trees: Sequence[DraftTree]) -> None:
+        """Take in what is left of the chains of the last round."""
+        self._sizes = [len(tree.tokens) for tree in trees]
+        self._ends = [1.0] * len(trees)
+        self._chances, self._owners, self._depths = [], [], []
+        for i in [i for i, size in enumerate(self._sizes) if size > 1]:
+            self._chances += map(math.exp, trees[i].log_weights[1:])
+            self._ends[i] = self._chances[-1]
+            self._owners += [i] * (self._sizes[i] - 1)
+            self._depths += range(1, self._sizes[i])
 
     def _allowed(self, progress: Sequence[Progress]) -> float:
         """Seconds after which plain decoding would still keep every target that it can keep.
@@ -95,114 +109,134 @@ class SpecServe(Repeating):
         """
         if not self._spec.slo_aware:
             return math.inf
-        this, left = self._round, self.traffic.expected_left(np.array([p.tokens for p in progress]))
+        this, common = self._round, self._goodput.slo_tpot
+        tokens_B = np.array([one.tokens for one in progress])
+        left_B = self.traffic.expected_left(tokens_B)
+        elapsed_B = np.array([one.elapsed for one in progress])
+        target_B = np.array([one.slo_tpot or common for one in progress], float)  # nan for none
         plain = self._goodput.seconds(
             batch=this.batch, context=this.context, steps=0, draft_tokens=0
         ) / (1.0 - min(self.traffic.share, FULL))
-        rooms = [
-            target * (one.tokens + 1 + more) - one.elapsed - plain * more
-            for one, more in zip(progress, left.tolist(), strict=True)
-            if (target := one.slo_tpot or self._goodput.slo_tpot) is not None
-        ]
-        return min([room for room in rooms if room >= plain], default=math.inf)
+        room_B = target_B * (tokens_B + 1 + left_B) - elapsed_B - plain * left_B
+        return float(room_B[room_B >= plain].min(initial=math.inf))
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
         if self.repeats:
             return likeliest_leaves(trees, done)
-        stop: list[list[int]] = [[] for _ in trees]
-        chances = _draft_chances(trees)
-        if done and not self._correct(trees, chances):
+        stop: list[list[int]] = [[]] * len(trees)
+        if done and not self._correct(trees):
             return stop
+        running, missing = self._running, [0] * len(trees)  # what stands before a root ran with it
+        if not done:
+            missing = [tree.missing for tree in trees]
+            costly = self._find_costly(trees, missing) if self._spec.adaptive_drafter else set()
+            running = [i for i in range(len(trees)) if i not in costly]
         # By length, not by ``done``: verified only in part, a chain may live on in the next round.
-        leaves = [chain_end(tree) if len(tree) <= self._spec.max_depth else [] for tree in trees]
-        if not done and self._spec.adaptive_drafter:
-            self._costly = self._find_costly(trees)
-        for i in self._costly:
-            leaves[i] = []
-        if not any(leaves):
+        sizes, most = self._sizes, self._spec.max_depth
+        running = [i for i in running if sizes[i] <= most and sizes[i] <= trees[i].max_depth]
+        if not running:
             return stop
-        mean = self.mean_confidence
-        chances += [
-            math.exp(tree.log_weights[leaf[0]]) * mean
-            for tree, leaf in zip(trees, leaves, strict=True)
-            if leaf
-        ]
-        this = self._round
-        named = [tree for tree, leaf in zip(trees, leaves, strict=True) if leaf]
-        rows = len(named) + sum(map(rows_behind, named))
+        mean, ends, this = self.mean_confidence, self._ends, self._round
+        rows = len(running) + sum(rows_behind([missing[i] for i in running]))
         seconds = this.draft.of(rows, this.context + this.batch * done)
+        chances = self._chances + [ends[i] * mean for i in running]
         predicted = self._value(chances, seconds + this.look)
         if predicted < 0 or (self._spec.adaptive_drafter and predicted < self._best):
             return stop
         this.wait_for(seconds, this.look)
+        self._running, leaves = running, stop
+        for i in running:
+            leaves[i] = [sizes[i] - 1]
         return leaves
 
-    def _correct(self, trees: Sequence[DraftTree], chances: list[float]) -> bool:
+    def _correct(self, trees: Sequence[DraftTree]) -> bool:
         """Take in the confidences of the last step; whether drafting may go on."""
-        for tree, num_nodes in zip(trees, self._known, strict=True):
-            if len(tree) > num_nodes:
-                self._sum_confidence += last_confidence(tree)
-                self._num_confidence += 1
-        self._known = [len(tree) for tree in trees]
-        before, self._best = self._best, self._value(chances)
+        sizes, ends, running = self._sizes, self._ends, self._running
+        weights = [trees[i].log_weights for i in running]
+        confidences = [math.exp(own[-1] - own[-2]) for own in weights]
+        self._sum_confidence = sum(confidences, self._sum_confidence)
+        self._num_confidence += len(running)
+        chances = [math.exp(own[-1]) for own in weights]
+        self._chances += chances
+        self._owners += running
+        self._depths += [sizes[i] for i in running]
+        for i, chance in zip(running, chances, strict=True):
+            sizes[i] += 1
+            ends[i] = chance
+        before, self._best = self._best, self._value(self._chances)
         return not self._spec.adaptive_drafter or self._best >= before
 
-    def _find_costly(self, trees: Sequence[DraftTree]) -> set[int]:
+    def _find_costly(self, trees: Sequence[DraftTree], missing: Sequence[int]) -> set[int]:
         """Requests that miss so many rows in the draft that running them does not pay."""
-        cold = [i for i, tree in enumerate(trees) if tree.missing >= COLD]
+        cold = [i for i, tokens in enumerate(missing) if tokens >= COLD]
         if not cold:
             return set()
         left = self.traffic.expected_left(np.array([trees[i].emitted for i in cold]))
-        missing = [trees[i].missing for i in cold]
-        pays = self._goodput.paying_prompts(missing, left * self._saved())
+        pays = self._goodput.paying_prompts([missing[i] for i in cold], left * self._saved())
         return set(np.array(cold)[~pays].tolist())
 
     def _saved(self) -> float:
         """Seconds per token of one request that drafting for all saves, with the best length."""
-        this, num = self._round, len(self._known)
-        drafting = this.draft.of(num, this.context)
+        this, num, mean = self._round, len(self._sizes), self.mean_confidence
+        drafting, fixed = this.draft.of(num, this.context), this.fixed
         tokens, fastest = this.roots, math.inf
         for steps in range(1, self._spec.max_depth + 1):
-            accepted = num * self.mean_confidence**steps  # to the end: its last token is behind
+            accepted = num * mean**steps  # to the end: its last token is behind
             tokens += accepted
             seconds = this.target.of(this.num_base + steps * num, this.context)
             seconds += this.draft.of(num + accepted, this.context) + (steps - 1) * drafting
             seconds += steps * this.look
-            fastest = min(fastest, (seconds + this.fixed) / tokens)
+            fastest = min(fastest, (seconds + fixed) / tokens)
         return this.plain_seconds / this.batch - fastest
 
     def select(self, trees: Sequence[DraftTree]) -> list[list[int]]:
         if self.repeats:
             return likeliest_children(trees)
-        drafted = sorted(
-            (-tree.log_weights[node], tree.depths[node], i, node)
-            for i, tree in enumerate(trees)
-            for node in range(1, len(tree))
-        )
-        chances = [math.exp(-d[0]) for d in drafted]
-        this = self._round
+        this, num = self._round, len(self._chances)
+        worth = np.array([this.roots, *self._chances])
+        worth[1:] = np.sort(worth[1:])[::-1]
+        rows = num
         if self._spec.confidence_prior:
-            drafted = drafted[: this.best(np.array([this.roots, *chances]), self._longest).rows]
-        elif self._value(chances) < 0:
-            drafted = []  # tokens left over from the last round may be too many by themselves
-        chosen = [[0] for _ in trees]
-        for _, _, i, node in drafted:
-            chosen[i].append(node)
-        self.rests = not this.awaited and all(len(tree) == 1 for tree in trees)
+            rows = this.best(worth, self._longest).rows
+        elif self._value(self._chances) < 0:
+            rows = 0  # tokens left over from the last round may be too many by themselves
+        counts = self._counts_of(rows, float(worth[rows]))
+        chosen = [list(range(1 + count)) for count in counts]
+        self.rests = not (this.awaited or num)
         if self._spec.adaptive_drafter:
             self.reads_prompts = not self.rests and self._is_worth_reading()
-            accepted = sum([math.exp(-weight) for weight, *_ in drafted])
-            self._weigh_looks(trees, this.roots + accepted, len(drafted))
+            self._weigh_looks(trees, this.roots + sum(worth[1 : 1 + rows].tolist()), rows)
             if self.rests:
                 self.begin_rest(
                     self._goodput.host.look(this.batch), this.plain_seconds - this.stall
                 )
         return chosen
 
+    def _counts_of(self, rows: int, least: float) -> list[int]:
+        """How many tokens of each chain are verified: those of the ``least`` chance and above.
+
+        Of equal ones the deepest are left out where they are too many.
+        """
+        if rows == len(self._chances):
+            return [size - 1 for size in self._sizes]
+        counts = [0] * len(self._sizes)
+        if not rows:
+            return counts
+        for chance, i in zip(self._chances, self._owners, strict=True):
+            if chance >= least:
+                counts[i] += 1
+        excess = sum(counts) - rows
+        if excess:
+            found = zip(self._chances, self._depths, self._owners, strict=True)
+            equals = sorted([(depth, i) for chance, depth, i in found if chance == least])
+            for _, i in equals[-excess:]:
+                counts[i] -= 1
+        return counts
+
     def _is_worth_reading(self) -> bool:
         """Whether the draft runs a prompt that begins now along with the target, part by part."""
         prompt = self._goodput.draft_prompt_seconds(self.traffic.mean_prompt)
-        return float(self.traffic.expected_left()) * self._saved() > prompt
+        return self.traffic.left_at_first * self._saved() > prompt
 
     def _value(self, chances: list[float], more: float = 0.0) -> float:
         """Expected tokens per second of a round that verifies all these, -1 where it is too long.
@@ -218,7 +252,3 @@ class SpecServe(Repeating):
         if chances and seconds > self._longest:
             return -1.0
         return this.value(this.roots + sum(chances), seconds)
-
-
-def _draft_chances(trees: Sequence[DraftTree]) -> list[float]:
-    return [math.exp(weight) for tree in trees for weight in tree.log_weights[1:]]

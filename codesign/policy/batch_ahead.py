@@ -43,16 +43,15 @@ def next_forward(
         that is.
     """
     num = len(gains)
-    worth = np.concatenate((worth, gains))
-    worth.sort()
+    worth = np.concatenate((worth[::-1], gains))
+    worth.sort(kind="stable")  # merges what is sorted already
     worth = worth[::-1]
-    draft, target = this.draft(num), this.target(len(worth) - 1)
-    fixed = this.fixed + this.behind
+    target, fixed = this.target(len(worth) - 1), this.fixed + this.behind
     tokens = worth.cumsum()
-    count = 1 + int(this.value(tokens, target + (fixed + float(draft[num])))[1:].argmax())
+    count = 1 + int(this.value(tokens, target + (fixed + this.draft.at(num)))[1:].argmax())
     # Only leaves whose children are verified would run.
     rows = np.count_nonzero(gains >= max(float(worth[count]), LEAST))
-    seconds = fixed + float(target[count]) + float(draft[rows])
+    seconds = fixed + float(target[count]) + this.draft.at(int(rows))
     value = this.value(float(tokens[count]), seconds) if rows else 0.0
     return value, least_gain(this, worth, count, num, rate)
 

@@ -82,7 +82,8 @@ class RowPrices:
 
     def of(self, rows: float, context: int) -> float:
         """Seconds of one forward, and what the host takes for its rows."""
-        return self.forward(rows, context) + self.each * max(rows - self._base, 0.0)
+        seconds = self._step(rows, context, self._batch) + self._more
+        return seconds + self.each * max(rows - self._base, 0.0) if self.each else seconds
 
     def __call__(self, count: int) -> Floats:
         """(count + 1,) the same of 0, ..., ``count`` rows above the base; read-only."""
@@ -90,11 +91,17 @@ class RowPrices:
             self._work_out(self._base + count)
         return self._prices[: count + 1]
 
+    def at(self, count: int) -> float:
+        """The last price of such a list, without the others."""
+        rows = self._base + count
+        fixed, per_context = self._by_rows(rows)
+        price = self._context * float(per_context[rows]) + self._more
+        return price + float(fixed[rows]) + self.each * count
+
     def _work_out(self, last: int) -> None:
         fixed, per_context = self._by_rows(last)
-        these = slice(self._base, min(2 * last + _SPARE, len(fixed)))
-        self._prices = self._context * per_context[these] + self._more
-        self._prices += fixed[these]
+        self._prices = self._context * per_context[self._base :] + self._more
+        self._prices += fixed[self._base :]
         if self.each:
             self._prices += self.each * np.arange(len(self._prices))
         self._prices.flags.writeable = False
@@ -234,7 +241,8 @@ class BatchRound:
         if not self.awaited:
             seconds[0] -= self.overhead
         values = self.value(tokens, seconds)
-        values[1:][seconds[1:] > longest] = 0.0
+        if longest < np.inf:
+            values[1:][seconds[1:] > longest] = 0.0
         best = int(values.argmax())
         level = float(worth[best]) if best else np.inf
         rate = self._power * float(tokens[best]) / float(seconds[best])

@@ -6,9 +6,9 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from math import log
 from operator import attrgetter
+from struct import pack
 
 import numpy as np
 
@@ -39,7 +39,11 @@ def worth_of_nodes(
     if max(sizes) > most:
         weights = [own if len(own) <= most else sorted(own, reverse=True)[:most] for own in weights]
         sizes = list(map(len, weights))
-    worth = np.exp(np.fromiter(chain.from_iterable(weights), float, sum(sizes)))
+    nodes: list[float] = []
+    for own in weights:
+        nodes += own
+    # Half as long as by numpy's own ways from a list.
+    worth = np.exp(np.frombuffer(pack(f"{len(nodes)}d", *nodes)))
     if urgency is not None:
         worth *= np.repeat(urgency, sizes)
         worth[np.cumsum([0, *sizes[:-1]])] = np.inf
@@ -111,7 +115,13 @@ def prospects(trees: Sequence[BudgetTree]) -> tuple[Floats, Floats]:
 
 
 def leaves_worth(
-    trees: Sequence[BudgetTree], width: int, gains: Floats, tops: Floats, level: float
+    trees: Sequence[BudgetTree],
+    width: int,
+    gains: Floats,
+    tops: Floats,
+    level: float,
+    *,
+    are_roots: bool = False,
 ) -> list[list[int]]:
     """Leaves of each tree that gain so much, at most ``width`` of one.
 
@@ -121,9 +131,14 @@ def leaves_worth(
         gains: (B,) gain of each tree's likeliest leaf; a likelier leaf gains in proportion.
         tops: (B,) log chance of that leaf.
         level: Least gain; at most the largest of ``gains``.
+        are_roots: No tree has any other node.
     """
     leaves = no_leaves(trees)
     paying = (gains >= level).nonzero()[0]
+    if are_roots:
+        for i in paying.tolist():
+            leaves[i] = [0]
+        return leaves
     # Least log chance; a leaf that gains just the level is at it to the last digit.
     bounds = np.log(level / gains[paying]) + tops[paying]
     for i, bound in zip(paying.tolist(), bounds.tolist(), strict=True):

@@ -141,8 +141,9 @@ class BatchTree(Repeating):
             this.wait_for(this.draft.of(self._last_rows, this.context))
             self._cold = [i for i in self._cold if not own[i].num_expanded]
         else:
-            self._cold = [i for i, tree in enumerate(own) if tree.missing >= COLD]
-            self._behind = list(map(rows_behind, own))
+            missing = [tree.missing for tree in own]
+            self._cold = [i for i, tokens in enumerate(missing) if tokens >= COLD]
+            self._behind = rows_behind(missing)
             # Of those that are not drafted for yet as many are foreseen as will be accepted.
             missed = sum(self._behind) + sum([own[i].confidence for i in self._cold])
             this.run_behind(len(own), missed)
@@ -184,7 +185,8 @@ class BatchTree(Repeating):
         if value <= least:
             return no_leaves(trees)
         level = min(level, float(gains[gains.argmax()]))
-        return leaves_worth(trees, self._spec.width, gains, tops, level)
+        are_roots = len(self._worth) == 1
+        return leaves_worth(trees, self._spec.width, gains, tops, level, are_roots=are_roots)
 
     def _promised(self, gains: Floats, confidence: Floats, left: int, least: float) -> Promise:
         """What further forwards promise: one, or, where it matters, the best number of several."""
@@ -257,7 +259,7 @@ class BatchTree(Repeating):
         seconds = this.fixed + this.target.of(this.num_base + choice.rows, this.context)
         saved = this.saved(seconds / choice.tokens)
         prompt = self._goodput.draft_prompt_seconds(self.traffic.mean_prompt)
-        return saved * float(self.traffic.expected_left()) > prompt * this.batch
+        return saved * self.traffic.left_at_first > prompt * this.batch
 
     # Draft forwards beside the verification.
 

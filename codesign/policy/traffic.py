@@ -34,6 +34,7 @@ class Traffic:
     Attributes:
         mean_output: Tokens that a request emits.
         mean_prompt: Tokens of a prompt.
+        left_at_first: Tokens that a request is expected to emit when it starts.
         share: Of the time, that prompts take lately.
         stall: Seconds of prompts that are there already and run after this round; 0 where prompts
             share the rounds' forwards.
@@ -49,6 +50,7 @@ class Traffic:
         self._lengths: deque[int] = deque(maxlen=_LENGTHS)
         self._ranked = np.empty(0, np.int64)  # ascending
         self._beyond = np.zeros(1, np.int64)  # sum of these from each on
+        self.left_at_first = START_OUTPUT
         self._prompt_time, self._all_time = 0.0, _HORIZON  # seconds lately, older ones faded
         self._last_now = 0.0
         self._is_shared = False  # prompts share forwards, they do not run between rounds
@@ -83,7 +85,7 @@ class Traffic:
             seconds = self._prompt_seconds(num_waiting * self.mean_prompt) if num_waiting else 0.0
         self.stall = self.share**_BURST * seconds
 
-    def expected_left(self, emitted: Any = 0) -> Any:
+    def expected_left(self, emitted: Any) -> Any:
         """Tokens that requests still emit after so many: what those had left that were longer.
 
         Their own limits are not looked at: most requests end long before.
@@ -108,6 +110,7 @@ class Traffic:
         if len(known) > len(here & before):
             self._ranked = np.sort(self._lengths)
             self._beyond = np.append(self._ranked[::-1].cumsum()[::-1], 0)
+            self.left_at_first = float(self.expected_left(0))
         self._known = list(trees)
         prompts = [tree.first_len for tree in trees if id(tree) not in before]
         for length in prompts:
@@ -115,9 +118,12 @@ class Traffic:
         return sum(prompts)
 
 
-def rows_behind(tree: DraftTree) -> int:
-    """Rows that a request's root brings along: the last token of a chain that was all accepted.
+def rows_behind(missing: Sequence[int]) -> list[int]:
+    """Rows that requests' roots bring along: the last token of a chain that was all accepted.
 
     What plain rounds left is run once, as a prompt is, and is no price of drafting on.
+
+    Args:
+        missing: Tokens that the draft model has not run on, of each.
     """
-    return min(tree.missing, 1) if tree.missing < COLD else 0
+    return [1 if 0 < tokens < COLD else 0 for tokens in missing]

@@ -20,8 +20,8 @@ from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
 from codesign.policy.batch_ahead import next_forward
-from codesign.policy.batch_round import Choice
-from codesign.policy.batch_rows import best_nodes
+from codesign.policy.batch_round import Choice, RowPrices
+from codesign.policy.batch_rows import best_nodes, leaves_worth
 from codesign.policy.batch_tree import MARGIN, BatchTree
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration, StepTime
@@ -642,3 +642,25 @@ def test_the_controller_takes_less_than_two_percent_of_a_round_on_this_cpu():
             shares.append(spent / (round_seconds + cost.target(rows, 100 * batch)))
         assert done
         assert min(shares) < 0.02
+
+
+@given(
+    st.integers(1, 40), st.integers(0, 10_000), st.floats(0.0, 1e-4), st.lists(st.integers(0, 300))
+)
+def test_the_price_of_one_number_of_rows_is_that_in_the_list_to_the_last_digit(
+    batch, context, each, counts
+):
+    step = replace(STAIRS, alpha=1e-8, cross=3e-10, each=1e-5, tile=4)
+    prices = RowPrices(step, each)
+    prices.begin(batch, context, batch, 1e-4)
+    for count in counts:
+        assert prices.at(count) == prices(count)[count] == prices(count)[-1]
+
+
+@given(st.lists(st.sampled_from([0.2, 0.5, 0.9]), min_size=1, max_size=6), st.floats(0.1, 1.0))
+def test_of_roots_alone_the_same_pay_as_where_each_tree_is_searched(gains, share):
+    trees, gains = trees_of(policy_of(), len(gains)), np.array(gains)
+    level, tops = share * gains.max(), np.zeros(len(gains))
+    found = [leaves_worth(trees, 2, gains, tops, level, are_roots=roots) for roots in (True, False)]
+    assert found[0] == found[1]
+    assert any(found[0])

@@ -164,8 +164,7 @@ def test_where_chains_were_accepted_to_the_end_a_forward_has_their_last_tokens_r
 
 
 def test_what_plain_rounds_left_is_no_price_of_drafting_on():
-    policy = policy_of("specserve-3")
-    found = [rows_behind(trees_of(policy, 1, missing=n)[0]) for n in (0, 1, 5, COLD)]
+    found = rows_behind([0, 1, 5, COLD])
     assert found == [0, 1, 1, 0]
 
 
