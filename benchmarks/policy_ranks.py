@@ -16,9 +16,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
@@ -31,13 +32,14 @@ from benchmarks.policies.cases import PAPER_TPOT, SEGMENTS, figures_of
 from codesign.artifacts import header, read_table, write_json, write_table
 from codesign.artifacts.machine import machine_name
 from codesign.config import SLO, Serving, parse_deployment
+from codesign.errors import CodesignError, InputError
 from codesign.fit import Fit
 from codesign.fit.devices import load_device
 from codesign.fit.priced_model import parse_model
 from codesign.fit.roofline import Forward
 from codesign.plan import Candidate
 from codesign.policy.cost import RoundCost
-from codesign.policy.speculation import parse_policy
+from codesign.policy.speculation import check_runs_in_engine, parse_policy
 from codesign.records import RunRecords
 from codesign.run_directory import read_run, write_run
 from codesign.sim import simulate
@@ -68,7 +70,7 @@ def segment(name: str, folder: Path | None, cost: RoundCost, seconds: float) -> 
         cost: Step times of the machine.
         seconds: Of arrivals.
     """
-    name, _, load = name.partition("@")
+    name, load = read_segment(name)
     requests = SEGMENTS[name].load(folder, seed=SEED).drop(columns="hash_ids", errors="ignore")
     requests = requests.loc[requests["arrival"] >= (BURST if name == "code" else 0.0)]
     prompts = requests["prompt_tokens"] * (PROMPT / requests["prompt_tokens"].median())
@@ -78,10 +80,38 @@ def segment(name: str, folder: Path | None, cost: RoundCost, seconds: float) -> 
     )
     prompt, output = (float(np.mean(requests[f"{kind}_tokens"])) for kind in ("prompt", "output"))
     step = cost.target(BATCH, BATCH * (prompt + output / 2), BATCH)
-    rate = float(load or LOAD) / (cost.prefill(prompt) + output * step / BATCH)
+    rate = load / (cost.prefill(prompt) + output * step / BATCH)
     head = requests.iloc[: max(round(rate * seconds), 4)].reset_index(drop=True)
     arrival = head["arrival"] - head["arrival"].iloc[0]
     return head.assign(arrival=arrival * seconds / arrival.iloc[-1])
+
+
+def read_segment(name: str) -> tuple[str, float]:
+    """The trace and the load that a segment's name says.
+
+    Raises:
+        InputError: If there is no such trace, or the load is not a number above 0.
+    """
+    trace, _, load = name.partition("@")
+    number = re.fullmatch(r"\d+\.?\d*|\.\d+", load or str(LOAD))
+    if trace not in SEGMENTS or number is None or not float(number[0]):
+        known = ", ".join(SEGMENTS)
+        raise InputError(f"unknown segment {name!r}; write one of {known}, or as in conv@1.2")
+    return trace, float(number[0])
+
+
+def candidates_of(labels: Sequence[str], deployment: str) -> dict[str, Candidate]:
+    """The candidate of each label; words after the policy ("plain again") tell runs apart.
+
+    Raises:
+        InputError: If a policy is unknown, or does not run in the engine on this deployment.
+    """
+    found: dict[str, Candidate] = {}
+    for label in labels:
+        spec = parse_policy(label.split(maxsplit=1)[0])
+        check_runs_in_engine(spec)
+        found[label] = Candidate(parse_deployment(deployment), spec, BATCH)
+    return found
 
 
 def target_of(cost: RoundCost) -> SLO:
@@ -93,30 +123,35 @@ def target_of(cost: RoundCost) -> SLO:
 
 def serve(args: argparse.Namespace) -> None:
     """Measure; needs the GPUs."""
+    whole, split = str(args.gpus), f"{args.gpus - 1}+1"
+    names = args.segments.split(",")
+    for name in names:
+        read_segment(name)
+    serial, apart = (list(filter(str.strip, part.split(","))) for part in (args.serial, args.split))
+    ways = {way: candidates_of(labels, way) for way, labels in ((whole, serial), (split, apart))}
     if args.device == "cuda":
         from benchmarks.common import need_gpus
 
         need_gpus(args.gpus)
     end = monotonic() + args.seconds - ROOM
     fit = Fit.load(args.fit)
+    if lacking := [way for way, candidates in ways.items() if candidates and way not in fit.costs]:
+        raise InputError(f"{args.fit} has no step times of {lacking[0]} GPUs")
     args.folder.mkdir(parents=True, exist_ok=True)
     for file in (args.fit, args.fit.with_name(f"{args.fit.stem}.acceptance.parquet")):
         shutil.copy(file, args.folder)
-    whole, split = str(args.gpus), f"{args.gpus - 1}+1"
     slo = target_of(fit.costs[whole])
-    names = args.segments.split(",")
     for name in names:
         requests = segment(name, args.traces, fit.costs[whole], args.length)
         write_table(args.folder / f"{name}.parquet", requests, header("trace", seed=SEED))
-    serial, apart = (tuple(filter(None, part.split(","))) for part in (args.serial, args.split))
     # Of the split's policies the first surely runs, others if there is time.
     first = end - (args.start + len(names) * 1.4 * args.length if apart else 0.0)
     about = {"slo": asdict(slo), "segments": names, "fit": args.fit.name}
     write_json(args.folder / "about.json", {**header("policies", seed=SEED), **about})
-    for deployment, policies, until in ((whole, serial, first), (split, apart, end)):
-        if not policies:
+    for (deployment, candidates), until in zip(ways.items(), (first, end), strict=True):
+        if not candidates:
             continue
-        served = _serve_on(args, fit, deployment, policies, slo, until)
+        served = _serve_on(args, fit, deployment, candidates, slo, until)
         print(f"{deployment}: {served} runs, {end - monotonic():.0f} s left", flush=True)
 
 
@@ -124,7 +159,7 @@ def _serve_on(
     args: argparse.Namespace,
     fit: Fit,
     deployment: str,
-    policies: tuple[str, ...],
+    candidates: Mapping[str, Candidate],
     slo: SLO,
     until: float,
 ) -> int:
@@ -147,10 +182,10 @@ def _serve_on(
     with RankMeasurer(settings).bench(parse_deployment(deployment)) as bench:
         print(f"{deployment}: started in {monotonic() - start:.1f} s", flush=True)
         _warm_up(bench, fit, deployment, [r for asked in requests.values() for r in asked])
-        for policy in policies:
-            spec = parse_policy(policy.split(maxsplit=1)[0])
-            candidate = Candidate(parse_deployment(deployment), spec, BATCH)
-            setup = PolicySetup(spec, fit.costs[deployment], fit.calibration, slo.tpot)
+        for policy, candidate in candidates.items():
+            setup = PolicySetup(
+                candidate.speculation, fit.costs[deployment], fit.calibration, slo.tpot
+            )
             for name, asked in requests.items():
                 if monotonic() + longest > until:
                     print(f"  {policy} on {name}: no time left", flush=True)
@@ -377,7 +412,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--key", default="ranks", help="of the results: ranks, ranks-8b, ..")
     args = parser.parse_args()
-    {"serve": serve, "join": join}[args.part](args)
+    try:
+        {"serve": serve, "join": join}[args.part](args)
+    except CodesignError as error:
+        print(f"policy_ranks.py: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

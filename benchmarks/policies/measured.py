@@ -84,12 +84,14 @@ Lowest: {least}. The batch tree has at least {behind:.3f} of SpecServe's speed.
 - **Evaluating the batch** costs what the fits measured for a batch tree. On a CPU an evaluation of
   SpecServe takes 0.7 to 0.8 of that.
 - **Known weakness:** at load 1.2 with 70B + 3B or 70B + 1B a chain of one is faster. With the 3B
-  the batch tree has 0.969 and 0.973 of its speed on "conv" and "mooncake", SpecServe 0.963 and
+  the batch tree has 0.981 and 0.989 of its speed on "conv" and "mooncake", SpecServe 0.963 and
   0.973; with the 1B the batch tree has 0.986 and 1.004, SpecServe 0.981 and 0.990. With the 3B
-  drafting saves about as much there as a draft's prompt costs (by the batch tree's estimate 5 ms
-  per request, against 5.5 ms for 200 tokens). If the batch tree ran every prompt at once it would
-  have 1.015 to 1.028 of plain decoding's speed on these two (now 1.003 to 1.006), but 0.912 to
-  0.975 on "code" (two seeds)."""
+  drafting saves about as much there as a draft's prompt costs (6 ms per request, against 5.5 ms
+  for 200 tokens). With six acceptance seeds the batch tree has 1.021 and 1.017 of plain decoding's
+  speed, a chain of one 1.039 and 1.028. In three of these twelve runs the first confidences are
+  low or the first answers short; the batch tree stops drafting, and decodes plainly from then on: a
+  batch of eight would have to read eight prompts at once to begin again. In the other nine it
+  drafts in nearly every round, as the chain does."""
 
 
 def ranks_section(results: Results, key: str) -> str:

@@ -18,7 +18,8 @@ seconds, by the fitted step times (codesign/policy/batch_round.py). What follows
   with drafting takes one look longer. Those between its forwards do not count: they are about what
   the siblings are worth, which are not foreseen either.
 - Prompts. Of a *cold* request the draft has not run the prompt, or has missed many tokens since.
-  It runs them only if the tokens to come, as many as are expected (traffic.py), save more time.
+  It runs them only if the tokens to come, as many as are expected (traffic.py), save more time:
+  a share of what all save, or, while an average request repays its prompt so, what it adds.
 - Urgency. A token of a request that falls behind its TPOT target counts more, up to ``MOST_URGENT``
   times, unless it is too far behind, when rows are shared out: they go to it first; nobody else
   gets none. What is drafted does not depend on it: forwards that all pay for would serve few.
@@ -40,7 +41,13 @@ from typing import cast
 
 import numpy as np
 
-from codesign.policy.batch_ahead import beats_plain, best_forwards, next_forward
+from codesign.policy.batch_ahead import (
+    beats_plain,
+    best_forwards,
+    next_forward,
+    saved_by_others,
+    saved_usually,
+)
 from codesign.policy.batch_beside import leaves_beside
 from codesign.policy.batch_round import Choice, Floats
 from codesign.policy.batch_rows import (
@@ -92,7 +99,9 @@ class BatchTree(Repeating):
         self.calibration = OnlineCalibration(calibration)
         self.tree_type = partial(BudgetTree, calibration=self.calibration)
         self.overlap = spec.max_overlap
-        self.traffic = Traffic(goodput.prompt_seconds, hears_late=not spec.is_async)
+        self.traffic = Traffic(
+            goodput.prompt_seconds, goodput.draft_prompt_seconds, hears_late=not spec.is_async
+        )
         self._spec = spec
         self._slo_tpot = goodput.slo_tpot
         self._was_plain = True
@@ -178,7 +187,7 @@ class BatchTree(Repeating):
         gains = np.exp(tops) * confidence
         least = self._choice.value * (1.0 + margin)
         value, level = self._promised(gains, confidence, left, least)
-        if value > least and self._cold and self._leave_cold(trees, gains):
+        if value > least and self._cold and self._leave_cold(trees, gains, confidence, left):
             if not np.count_nonzero(gains):
                 return no_leaves(trees)
             value, level = self._best_ahead(gains, confidence, left)  # of those that are left
@@ -204,7 +213,9 @@ class BatchTree(Repeating):
         )
         return value, level
 
-    def _leave_cold(self, trees: Sequence[BudgetTree], gains: Floats) -> bool:
+    def _leave_cold(
+        self, trees: Sequence[BudgetTree], gains: Floats, confidence: Floats, most: int
+    ) -> bool:
         """Take the gain from cold requests for which running what they missed does not pay.
 
         Returns:
@@ -212,11 +223,25 @@ class BatchTree(Repeating):
         """
         cold = [trees[i] for i in self._cold]
         left = self.traffic.expected_left(np.array([tree.emitted for tree in cold]))
-        saved = left * (self._saved / self._round.batch)
+        saved = left * self._saved_by_cold(gains, confidence, most)
         pays = self._goodput.paying_prompts([tree.missing for tree in cold], saved)
         costly = np.array(self._cold)[~pays]
         gains[costly] = 0.0
         return bool(len(costly))
+
+    def _saved_by_cold(self, gains: Floats, confidence: Floats, most: int) -> float:
+        """Seconds per token that drafting for a cold request saves.
+
+        Its share of what drafting for all saves; beyond that for others, while this goes on.
+        """
+        this, share = self._round, self._saved / self._round.batch
+        if self._spec.is_async or 2 * len(self._cold) >= len(gains):
+            return share
+        usual = saved_usually(this, len(gains), self.calibration.confidence, most) / this.batch
+        if not self.traffic.repays_prompts(usual, is_drafting=not self._was_plain):
+            return share
+        others = saved_by_others(this, self._worth, gains, confidence, most, self._cold)
+        return (self._saved - max(others, 0.0)) / len(self._cold)
 
     # Rows.
 

@@ -17,6 +17,9 @@ from codesign.policy.tree import DraftTree
 COLD = 16  # tokens missing in the draft from which running them is a decision of its own
 START_OUTPUT = 96.0  # tokens that a request is expected to emit, until some have finished
 START_PROMPT = 512.0  # tokens of a prompt, until some have come
+# Without drafting what the draft has run of those that are here is lost: half of what it saves, on
+# average. The loss of a prompt that does not repay must be larger within two such batches.
+REPAID = 0.8
 _LENGTHS = 128  # of the last finished requests that are remembered
 _MEMORY = 0.05  # weight of a request in these means
 _HORIZON = 5.0  # seconds over which the share of time that prompts take is averaged
@@ -28,6 +31,7 @@ class Traffic:
 
     Args:
         prompt_seconds: ``f(rows)`` of prompts of so many rows.
+        draft_prompt_seconds: The same of the draft, for policies that ask ``repays_prompts``.
         hears_late: Of a round the policy hears after the prompts before it have run, so that it
             knows how many have come meanwhile.
 
@@ -35,16 +39,26 @@ class Traffic:
         mean_output: Tokens that a request emits.
         mean_prompt: Tokens of a prompt.
         left_at_first: Tokens that a request is expected to emit when it starts.
+        draft_prompt: Mean seconds of the draft over a prompt, of those seen.
         share: Of the time, that prompts take lately.
         stall: Seconds of prompts that are there already and run after this round; 0 where prompts
             share the rounds' forwards.
     """
 
-    def __init__(self, prompt_seconds: Callable[[float], float], *, hears_late: bool) -> None:
+    def __init__(
+        self,
+        prompt_seconds: Callable[[float], float],
+        draft_prompt_seconds: Callable[[float], float] | None = None,
+        *,
+        hears_late: bool,
+    ) -> None:
         self.mean_output, self.mean_prompt = START_OUTPUT, START_PROMPT
+        self.draft_prompt = 0.0
         self.share = 0.0
         self.stall = 0.0
         self._prompt_seconds = prompt_seconds
+        self._draft_prompt_seconds = draft_prompt_seconds
+        self._num_prompts = 0
         self._hears_late = hears_late
         self._known: list[DraftTree] = []
         self._lengths: deque[int] = deque(maxlen=_LENGTHS)
@@ -97,6 +111,18 @@ class Traffic:
         count = len(self._ranked) - shorter
         return (START_OUTPUT + self._beyond[shorter] - emitted * count) / (1 + count)
 
+    def repays_prompts(self, saved: float, *, is_drafting: bool) -> bool:
+        """Whether drafting saves an average request what its prompt takes the draft.
+
+        While others are drafted for, ``REPAID`` of it is enough.
+
+        Args:
+            saved: Seconds per token of the request.
+            is_drafting: The last round had draft tokens.
+        """
+        needed = self.draft_prompt * (REPAID if is_drafting else 1.0)
+        return saved * self.left_at_first > needed
+
     def _learn_lengths(self, trees: Sequence[DraftTree]) -> int:
         """Take in how many tokens those have emitted that are gone; prompt rows of the new ones."""
         known = self._known
@@ -115,6 +141,10 @@ class Traffic:
         prompts = [tree.first_len for tree in trees if id(tree) not in before]
         for length in prompts:
             self.mean_prompt += _MEMORY * (length - self.mean_prompt)
+            if self._draft_prompt_seconds is not None:
+                self._num_prompts += 1
+                beyond = self._draft_prompt_seconds(length) - self.draft_prompt
+                self.draft_prompt += beyond / min(self._num_prompts, _LENGTHS)
         return sum(prompts)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.policies.cases import SEGMENTS
-from benchmarks.policy_ranks import LOAD, segment
+from benchmarks.policy_ranks import LOAD, SERIAL, SPLIT, candidates_of, main, segment
 from codesign.errors import InputError
 from codesign.fit import Fit
 from codesign.fit.shipped import shipped_pair
@@ -34,3 +35,35 @@ def test_a_trace_that_is_not_there_is_an_error_that_says_how_to_fetch_it(
     for folder in (tmp_path, None):
         with pytest.raises(InputError, match="codesign trace fetch mooncake-conversation"):
             SEGMENTS["mooncake"].load(folder, seed=0)
+
+
+def test_the_usual_policies_have_candidates() -> None:
+    assert tuple(candidates_of(SERIAL, "2")) == SERIAL
+    assert tuple(candidates_of(SPLIT, "1+1")) == SPLIT
+
+
+@pytest.mark.parametrize(
+    ("flag", "names", "wrong"),
+    [
+        ("--serial", "plain,chain-1,specserve", "specserve"),
+        ("--serial", "plain,async-tree-8x4x6", "async-tree-8x4x6"),
+        ("--serial", "plain,eagle-8x4x4", "eagle-8x4x4"),
+        ("--split", "chain-1", "chain-1"),
+        ("--segments", "mooncake,cove", "cove"),
+        ("--segments", "conv@fast", "conv@fast"),
+        ("--segments", "conv@0", "conv@0"),
+    ],
+)
+def test_a_wrong_name_ends_in_one_line_before_anything_starts(
+    flag: str, names: str, wrong: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    folder = tmp_path / "runs"
+    flags = ["serve", str(folder), "--device", "cpu-ranks", "--fit", "nowhere.json", flag, names]
+    monkeypatch.setattr(sys, "argv", ["/somewhere/policy_ranks.py", *flags])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == InputError.exit_code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("policy_ranks.py: ")
+    assert wrong in line
+    assert not folder.exists()
