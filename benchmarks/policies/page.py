@@ -121,7 +121,10 @@ def write(results: Results) -> None:
         goals.goals_section(results),
         measured.price_section(results),
         measured.pairs_section(results),
-        *[measured.ranks_section(results, key) for key in ("ranks", "ranks-8b", "ranks-8b-1")],
+        *[
+            measured.ranks_section(results, key)
+            for key in ("ranks-70b", "ranks", "ranks-8b", "ranks-8b-1")
+        ],
         measured.cpu_section(results),
         _HISTORY if below(results, "pairs") else "",
     ]
