@@ -1,4 +1,4 @@
-"""The traffic that benchmarks/policy_ranks.py serves."""
+"""The traffic that benchmarks.policy_ranks serves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.policies.cases import SEGMENTS
-from benchmarks.policy_ranks import LOAD, segment
+from benchmarks.policies.segments import LOAD, segment
 from codesign.errors import InputError
 from codesign.fit import Fit
 from codesign.fit.shipped import shipped_pair
