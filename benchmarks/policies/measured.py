@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.policies.figures import Results, below, in_ms
-from benchmarks.policy_ranks import rank_correlation, statements
+from benchmarks.policies.ranks import rank_correlation, statements
 from benchmarks.scenarios import markdown
 from codesign.config import parse_deployment
 

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.policies.cases import SEGMENTS, figures_of
-from benchmarks.policy_ranks import BATCH, MAX_KV_TOKENS, segment, target_of
+from benchmarks.policies.segments import BATCH, MAX_KV_TOKENS, segment, target_of
 from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT

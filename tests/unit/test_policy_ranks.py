@@ -1,4 +1,4 @@
-"""The traffic that benchmarks/policy_ranks.py serves."""
+"""The traffic that benchmarks.policy_ranks serves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.policies.cases import SEGMENTS
-from benchmarks.policy_ranks import LOAD, SERIAL, SPLIT, candidates_of, main, segment
+from benchmarks.policies.segments import LOAD, segment
+from benchmarks.policy_ranks import SERIAL, SPLIT, candidates_of, main
 from codesign.errors import InputError
 from codesign.fit import Fit
 from codesign.fit.shipped import shipped_pair
