@@ -19,15 +19,16 @@ Which policy is fastest depends on the machine, the load and the models. In shor
 
 - The serial batch tree (`batch-tree`) is the safe choice: in simulation it is never slower than
   plain decoding by more than 2 %, and batch trees are never slower than SpecServe by more than 2 %.
-  Measured with a 70B on two H200s it was level with SpecServe on one trace and 11 % slower on
-  another (20 requests, mostly because prompts were longer by chance).
+  Measured with a 70B on two H200s it was first level with SpecServe on one trace and 11 % slower on
+  another (20 requests, mostly because prompts were longer by chance); with newer kernels it was 6 %
+  faster, and 3 % in overload.
 - The asynchronous batch tree (`async-batch-tree`) is fastest on eight GPUs while the load is at
   most half of what plain decoding can serve. At higher load, on fewer GPUs and with long prompts
   the GPU that it takes from the target costs more than it gains.
-- On two H200s speculation gains little or nothing with a small target (8B), and in overload with a
-  large draft (3B). The adaptive policies then mostly decode plainly; with the 8B a chain of one
-  drops to 0.58 of plain decoding's speed. In overload with a 70B a chain of one is up to 2 % faster
-  than the batch tree and up to 4 % faster than SpecServe.
+- On two H200s speculation gains next to nothing with a small target (8B): the adaptive policies
+  mostly decode plainly, and a chain of one drops to 0.60 of plain decoding's speed. In overload
+  with a large draft (3B) it gains at most 5 %. In overload with a 70B a chain of one is up to 3 %
+  faster than the batch tree and up to 7 % faster than SpecServe.
 
 Written by `python -m benchmarks.compare_policies report` from `benchmarks/results/policies.json`;
 `--help` lists the commands that make it. Everything is simulated, except for "The price of
