@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from benchmarks.error_line import errors_in_one_line
 from benchmarks.policies.cases import (
     BATCHES,
     CHUNK,
@@ -51,6 +52,7 @@ from benchmarks.policies.cases import (
     with_short_lengths,
 )
 from codesign.config import SLO, Serving, parse_deployment
+from codesign.errors import InputError
 from codesign.fit import Fit
 from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
@@ -254,13 +256,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--fresh", action="store_true")
     args = parser.parse_args()
+    with errors_in_one_line():
+        _run(args)
+
+
+def _run(args: argparse.Namespace) -> None:
+    segments = args.segments.split(",")
+    if unknown := [name for name in segments if name not in SEGMENTS]:
+        raise InputError(f"unknown segment {unknown[0]!r}; write some of {', '.join(SEGMENTS)}")
     bench = Bench(Store(args.out, fresh=args.fresh), args.traces)
     machines = list(_machines(args.machines))
     if args.part in MACHINE_PARTS:
         for machine in machines:
             MACHINE_PARTS[args.part](bench, machine)
     elif args.part == "map":
-        load_map(bench, machines, args.segments.split(","))
+        load_map(bench, machines, segments)
     elif args.part == "pairs":
         from benchmarks.policies.pairs import measure as measure_pairs
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from benchmarks.error_line import errors_in_one_line
 from benchmarks.policies.cases import figures_of
 from benchmarks.policies.ranks import join
 from benchmarks.policies.segments import (
@@ -35,7 +36,7 @@ from benchmarks.policies.segments import (
 )
 from codesign.artifacts import header, read_table, write_json, write_table
 from codesign.config import SLO, parse_deployment
-from codesign.errors import CodesignError, InputError
+from codesign.errors import InputError
 from codesign.fit import Fit
 from codesign.plan import Candidate
 from codesign.policy.speculation import check_runs_in_engine, parse_policy
@@ -83,7 +84,11 @@ def serve(args: argparse.Namespace) -> None:
         need_gpus(args.gpus)
     end = monotonic() + args.seconds - ROOM
     fit = Fit.load(args.fit)
-    if lacking := [way for way, candidates in ways.items() if candidates and way not in fit.costs]:
+    needed = [
+        whole,
+        *([split] if ways[split] else []),
+    ]  # the load is that of all
+    if lacking := [way for way in needed if way not in fit.costs]:
         raise InputError(f"{args.fit} has no step times of {lacking[0]} GPUs")
     args.folder.mkdir(parents=True, exist_ok=True)
     for file in (args.fit, args.fit.with_name(f"{args.fit.stem}.acceptance.parquet")):
@@ -218,11 +223,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--key", default="ranks", help="of the results: ranks, ranks-8b, ..")
     args = parser.parse_args()
-    try:
+    with errors_in_one_line():
         {"serve": serve, "join": join}[args.part](args)
-    except CodesignError as error:
-        print(f"policy_ranks.py: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

@@ -132,9 +132,9 @@ def measure(args: argparse.Namespace) -> int:
         load_trace(TRACE)  # says so at once if it is not here
     for pair in {s.pair.name: s.pair for s in todo}.values():
         make_models(pair)
+    cold = COLD_START if args.device == "cuda" else 0.0  # until one has been given its task
     for number, (session, process) in enumerate(started(todo)):
         folder = args.out / session.pair.name
-        cold = COLD_START if number == 0 and args.device == "cuda" else 0.0
         left = end - monotonic()
         share = run_share([s.phases(args.out / s.pair.name) for s in todo[number:]], left - cold)
         if left < session.least_seconds(folder) + cold:
@@ -146,6 +146,7 @@ def measure(args: argparse.Namespace) -> int:
         if not give_task(process, session, args, end=end, share=share):
             print("  had ended before its task came", flush=True)
             continue
+        cold = 0.0
         limit = min(left, needed + SLACK) + END_SECONDS
         try:
             process.wait(timeout=limit)

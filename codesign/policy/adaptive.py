@@ -130,7 +130,7 @@ class SpecServe(Repeating):
         if not done:
             missing = [tree.missing for tree in trees]
             costly = self._find_costly(trees, missing) if self._spec.adaptive_drafter else set()
-            running = [i for i in range(len(trees)) if i not in costly]
+            running = [i for i, t in enumerate(trees) if i not in costly and t.slots[-1] < 0]
         # By length, not by ``done``: verified only in part, a chain may live on in the next round.
         sizes, most = self._sizes, self._spec.max_depth
         running = [i for i in running if sizes[i] <= most and sizes[i] <= trees[i].max_depth]
@@ -151,7 +151,9 @@ class SpecServe(Repeating):
 
     def _correct(self, trees: Sequence[DraftTree]) -> bool:
         """Take in the confidences of the last step; whether drafting may go on."""
-        sizes, ends, running = self._sizes, self._ends, self._running
+        sizes, ends = self._sizes, self._ends
+        running = [i for i in self._running if len(trees[i].tokens) > sizes[i]]
+        self._running = running
         weights = [trees[i].log_weights for i in running]
         confidences = [math.exp(own[-1] - own[-2]) for own in weights]
         self._sum_confidence = sum(confidences, self._sum_confidence)

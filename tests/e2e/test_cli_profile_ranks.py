@@ -15,7 +15,7 @@ import codesign
 from codesign.artifacts import header, read_json, read_table, write_table
 from codesign.errors import HardwareError, InputError, UsageError
 from codesign.fit import FORWARDS, STEP_COLUMNS, Fit
-from codesign.fit.round_costs import NODES
+from codesign.fit.round_costs import JOINED, NODES, SETTLED
 
 BETWEEN = ("loop", "pace", "round", "deciding")  # of rounds that are served
 pytestmark = pytest.mark.timeout(600)  # where others keep the machine busy
@@ -80,7 +80,7 @@ def test_a_profile_of_ranks_holds_every_step_of_every_deployment(chain):
     wanted |= {("1+1", "target", False), ("1+1", "target", True), ("1+1", "prefill", False)}
     wanted |= {("1+1", op, True) for op in ("draft", "draft_prefill", "choice")}
     wanted |= {("1+1", op, False) for op in ("draft", "reroot", "link")}
-    wanted |= {(split, op, False) for split in ("1", "1+1") for op in BETWEEN}
+    wanted |= {(split, op, False) for split in ("1", "1+1") for op in (*BETWEEN, JOINED, SETTLED)}
     assert found == wanted | {("1", "drafted", False)}
     # Of a host that looks late no re-root and no link is left, which a busy machine does to some.
     late = steps["op"].isin(["reroot", "link"])
