@@ -31,10 +31,10 @@ from typing import IO
 from benchmarks.campaign.requests import TRACE
 from benchmarks.campaign.schedule import (
     COLD_START,
-    SESSIONS,
     Session,
     Wanted,
     by_calls,
+    note_session,
     phase_file,
     run_share,
     scheduled,
@@ -165,10 +165,8 @@ def note_cut(folder: Path, label: str, how: str) -> None:
     if not file.exists():
         return
     line = json.loads(file.read_text())
-    file.unlink()
     print(f"  {how} in its phase {line['cut']}", flush=True)
-    with (folder / SESSIONS).open("a", encoding="utf-8") as sessions_file:
-        sessions_file.write(json.dumps(line) + "\n")
+    note_session(folder, label, line)
 
 
 def started(todo: Sequence[Session]) -> Iterator[tuple[Session, subprocess.Popen[str]]]:

@@ -22,7 +22,7 @@ import pandas as pd
 
 from benchmarks.campaign.blind import keep_blind
 from benchmarks.campaign.requests import bound, load_requests, recorded_prompts
-from benchmarks.campaign.schedule import RECORDING, SESSIONS, Session, phase_file, unit_seconds
+from benchmarks.campaign.schedule import RECORDING, Session, note_session, phase_file, unit_seconds
 from benchmarks.campaign.units import BATCH, Size, Unit, find_pair, grid, unit
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, read_table, write_table, write_text
@@ -276,9 +276,7 @@ class Measuring:
 
     def _note(self) -> None:
         line = self._line()
-        with (self._folder / SESSIONS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        phase_file(self._folder, self._task.label).unlink()
+        note_session(self._folder, self._task.label, line)
         print(f"  {line}", flush=True)
 
 

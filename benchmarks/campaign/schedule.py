@@ -6,11 +6,13 @@ steps by a roofline of the engine. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from benchmarks import eight_predictions
 from benchmarks.campaign.units import FULL, LEADING, PAIRS, Pair, Size, Unit
@@ -144,6 +146,13 @@ class Session:
 def phase_file(folder: Path, label: str) -> Path:
     """What a session is at, below its pair's folder; gone once the session has noted its end."""
     return folder / f"{label}.phase.json"
+
+
+def note_session(folder: Path, label: str, line: Mapping[str, Any]) -> None:
+    """Add a session's line to its pair's folder; it is at nothing any more."""
+    with (folder / SESSIONS).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+    phase_file(folder, label).unlink()
 
 
 def scheduled(gpus: int, most: float = inf) -> list[Wanted]:

@@ -136,9 +136,11 @@ def fit_step(
     left: dict[Form, Floats] = {name: left_out(shapes, fit) for name, fit in forms.items()}
     errors: dict[Form, HeldOut] = {name: HeldOut.of(errors_S) for name, errors_S in left.items()}
     times: dict[Form, StepTime] = {name: fit(shapes) for name, fit in forms.items()}
-    form = _choice(errors, MAX_LINE_ERROR_ON_RANKS if on_ranks else MAX_LINE_ERROR)
-    if on_ranks and not is_prefill and errors["line"].mean > MAX_LINE_ERROR_ON_RANKS:
-        form = "stairs"
+    form = _choice(
+        errors,
+        MAX_LINE_ERROR_ON_RANKS if on_ranks else MAX_LINE_ERROR,
+        otherwise="stairs" if on_ranks and not is_prefill else None,
+    )
     if is_prefill and on_ranks and miss(times[form], shapes) > MAX_LINE_ERROR:
         form = min(times, key=lambda name: miss(times[name], shapes))
     unsure = _by_requests(shapes, residuals(shapes, times[form], left[form]))
@@ -164,12 +166,12 @@ def residuals(shapes: Shapes, time: StepTime, left_S: Floats) -> Floats:
     return np.where(own_S > _THROUGH, np.sqrt(own_S * left_S), np.nan)
 
 
-def _choice(errors: dict[Form, HeldOut], most: float) -> Form:
-    """A smooth form where its error is at most ``most``, else the best of all."""
+def _choice(errors: dict[Form, HeldOut], most: float, otherwise: Form | None) -> Form:
+    """A smooth form where its error is at most ``most``, else ``otherwise`` or the best of all."""
     smooth: list[Form] = [form for form in errors if form in ("line", "quadratic")]
     form = min(smooth, key=lambda name: errors[name].mean)
     if errors[form].mean > most:
-        form = min(errors, key=lambda name: errors[name].mean)
+        form = otherwise or min(errors, key=lambda name: errors[name].mean)
     return form
 
 
