@@ -17,7 +17,8 @@ CLASSES = 8  # also the most clusters that share a request's context
 SPAN = 4096  # positions; a context of one span is attended as if there were no others
 TILES = 2  # of 16 query rows, a block
 ROWS = 16 * TILES
-_BLOCKS = 120  # that run at once in clusters on every Hopper GPU: clusters do not fill all of it
+PAIR = 2  # blocks of the smallest clusters
+_BLOCKS = 120  # that run at once in larger ones on every Hopper GPU: they do not fill all of it
 
 
 class Space(ctypes.Structure):
@@ -55,9 +56,54 @@ def cluster_blocks(rows: int, heads: int, kv_heads: int) -> int:
     """
     clusters = -(-rows // max_tokens(heads, kv_heads)) * kv_heads  # at least, without turns
     blocks = num_columns(heads, kv_heads)
-    while blocks > 2 and clusters * blocks > _BLOCKS:
+    while blocks > PAIR and clusters * blocks > _BLOCKS:
         blocks //= 2
     return blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """What a forward attends, as far as it matters for how blocks share it out.
+
+    Attributes:
+        bucket: Rows of its graph, padding among them.
+        rows: Without padding.
+        requests: They belong to.
+        spans: Of ``SPAN`` positions that the requests' contexts take together.
+    """
+
+    bucket: int
+    rows: int
+    requests: int
+    spans: int
+
+
+def pairs_do_more(crowd: Crowd, heads: int, kv_heads: int, multiprocessors: int) -> bool:
+    """Return whether clusters of two keep more of a chip busy than those of ``cluster_blocks``.
+
+    A cluster of eight is the fastest for one tree over a short context: a column a block, joined
+    without a way over memory. But only one fits beside seven other heads, so that of several
+    requests, or of a long context's classes, each block takes several in turn on half of a chip.
+
+    Args:
+        crowd: Of the forward.
+        heads: Query heads.
+        kv_heads: Key/value heads.
+        multiprocessors: Of the GPU; pairs fill all of them.
+    """
+    blocks = cluster_blocks(crowd.bucket, heads, kv_heads)
+    items = max(crowd.requests, -(-crowd.rows // max_tokens(heads, kv_heads)), 1)
+    classes = min(crowd.spans / max(crowd.requests, 1), CLASSES)
+
+    def busy(blocks: int, at_once: int) -> float:
+        """Blocks of a key/value head that have something to attend."""
+        clusters = most_items(at_once // blocks, kv_heads)
+        if items > clusters:
+            teams = teams_of(items, clusters, blocks)
+            return min(items, clusters * teams) * (blocks // teams)
+        return items * min(shares_of(items, clusters), classes) * blocks
+
+    return blocks > PAIR and busy(PAIR, multiprocessors) > busy(blocks, _BLOCKS)
 
 
 def teams_of(items: int, clusters: int, blocks: int) -> int:

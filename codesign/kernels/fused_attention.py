@@ -17,6 +17,7 @@ from torch import Tensor
 
 from codesign.kernels.attention_shares import (
     CLASSES,
+    PAIR,
     TILES,
     SharedParts,
     cluster_blocks,
@@ -100,6 +101,7 @@ def fused_attention(
     parts: SharedParts | None = None,
     out_TN: Tensor | None = None,
     pdl: bool = False,
+    in_pairs: bool = False,
     most_shares: int = CLASSES,
 ) -> Tensor:
     """Return attention of new rows, (T, H * E); their keys and values go to their slabs.
@@ -123,6 +125,7 @@ def fused_attention(
             those that follow one another. The first launch without must not be captured.
         out_TN: Where the result goes; None: a new tensor.
         pdl: Allow the launch before the kernel in front has ended (CUDA only).
+        in_pairs: Launch clusters of two blocks (``attention_shares.pairs_do_more``): the same bits.
         most_shares: Most clusters that share a context, for tests: it changes no bit.
     """
     rows = qkv_TN.shape[0]
@@ -145,6 +148,7 @@ def fused_attention(
         parts or _device_parts(heads, kv_heads, head_dim, device),
         out_TN,
         kernel=_kernel(keys_BGME, seen, heads=heads, tail=max_tail),
+        cluster=PAIR if in_pairs else cluster_blocks(rows, heads, kv_heads),
         most_shares=most_shares,
         pdl=pdl,
     )
@@ -159,13 +163,13 @@ def _launch(
     out_TN: Tensor,
     *,
     kernel: tuple[CudaKernel, int],
+    cluster: int,
     most_shares: int,
     pdl: bool,
 ) -> None:
     """Launch a kernel, given with its bytes of shared memory, over as many clusters as help."""
     function, shared_bytes = kernel
     num_rows, width = out_TN.shape
-    cluster = cluster_blocks(num_rows, slabs.heads, slabs.kv_heads)
     at_once = function.clusters_at_once(_THREADS, cluster=cluster, shared_bytes=shared_bytes)
     room = min(parts.items // cluster, most_items(at_once, slabs.kv_heads))
     scale = math.log2(math.e) / math.sqrt(width // slabs.heads)

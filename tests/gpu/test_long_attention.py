@@ -77,6 +77,7 @@ class Layer:
         *,
         most_shares: int = CLASSES,
         pdl: bool = False,
+        in_pairs: bool = False,
         out: Tensor | None = None,
     ) -> Tensor:
         count = rows.places.shape[0]
@@ -84,6 +85,7 @@ class Layer:
             self.qkv[:count], self.cos[:count], self.sin[:count], self.keys, self.values,
             rows.seen, rows.places, heads=self.heads, parts=self.parts,
             out_TN=self.room(rows) if out is None else out, most_shares=most_shares, pdl=pdl,
+            in_pairs=in_pairs,
         )  # fmt: skip
 
     def expected(self, rows: Forward) -> Tensor:
@@ -167,6 +169,9 @@ def test_every_number_of_clusters_gives_the_same_bits(heads: int, kv_heads: int,
             for shares in (2, 4, 8):
                 other = layer.run(rows, most_shares=shares)
                 assert torch.equal(other, found), f"{context} + {new}, {shares} shares"
+            for shares in (1, 8):
+                other = layer.run(rows, most_shares=shares, in_pairs=True)
+                assert torch.equal(other, found), f"{context} + {new}, {shares} shares, in pairs"
     assert not layer.parts.arrived.any()
 
 
@@ -235,6 +240,7 @@ def test_requests_side_by_side_have_the_bits_that_they_have_alone(
         rows = Forward.of(requests, padding=padding, first_slot=first)
         found = layer.run(rows)
         check(found, layer.expected(rows))
+        assert torch.equal(layer.run(rows, in_pairs=True), found)
         for i, request in enumerate(requests):
             at = slice(i * new, (i + 1) * new)
             alone = replace(layer, qkv=layer.qkv[at], cos=layer.cos[at], sin=layer.sin[at])

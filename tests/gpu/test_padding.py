@@ -18,7 +18,7 @@ from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.heads import DraftHead, StepHead, TargetHead
 from codesign.engine.gpu.model_rank import ModelRank
 from codesign.engine.gpu.slabs import Slabs
-from codesign.engine.gpu.step_rows import DeviceRows, pack_step
+from codesign.engine.gpu.step_rows import DeviceRows, crowd_of, pack_step
 from codesign.engine.gpu.tensor_group import SingleRank
 from codesign.policy.walk import Sampling
 
@@ -37,13 +37,13 @@ def forward(request: pytest.FixtureRequest) -> Iterator[RankForward]:
         yield RankForward(weights, SingleRank())
 
 
-def drawn_slabs(forward: RankForward) -> Slabs:
-    """A context in slab 0, the same every time, and scratch."""
+def drawn_slabs(forward: RankForward, slots: int = 1) -> Slabs:
+    """Contexts in all slabs, the same every time, and scratch."""
     shape = {"dtype": forward.dtype, "device": forward.device}
-    slabs = Slabs(forward.shape, num_slots=1, max_tokens=1024, **shape)
+    slabs = Slabs(forward.shape, num_slots=slots, max_tokens=1024, **shape)
     random = torch.Generator("cuda").manual_seed(1)
     for tensor in (slabs.keys_LBGME, slabs.values_LBGME):
-        tensor[:, 0].normal_(generator=random)
+        tensor[:, :slots].normal_(generator=random)
     return slabs
 
 
@@ -96,3 +96,33 @@ def test_one_graph_answers_the_same_whatever_lies_in_scratch(
         answers.append(found)
         rank.close()
     assert answers[0] == answers[1]
+
+
+@torch.inference_mode()
+def test_a_step_of_many_requests_is_attended_in_pairs_with_the_same_answer(
+    forward: RankForward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [replace(one_request(1, CONTEXT + i), slot=i) for i in range(8)]
+    message = pack_step(requests, bucket=8, scratch_slot=8)
+    assert forward.pairs_do_more(crowd_of(message))
+    assert not forward.pairs_do_more(crowd_of(pack_step(requests[:1], bucket=8, scratch_slot=8)))
+    run_in_pairs: list[bool] = []
+    hidden_of = forward.hidden
+
+    def noted(*args: Any, in_pairs: bool = False) -> Tensor:
+        run_in_pairs.append(in_pairs)
+        return hidden_of(*args, in_pairs=in_pairs)
+
+    monkeypatch.setattr(forward, "hidden", noted)
+    answers = []
+    for allowed in (True, False):
+        if not allowed:
+            monkeypatch.setattr(forward, "pairs_do_more", lambda crowd: False)
+        rank = ModelRank(forward, drawn_slabs(forward, slots=8), TargetHead(Sampling()))
+        rank.prepare((8,), requests=8)
+        captured = len(run_in_pairs)
+        answers.append(rank.answer(message))
+        assert len(run_in_pairs) == captured, "a graph was captured late"
+        rank.close()
+    assert True in run_in_pairs
+    assert answers[0].tolist() == answers[1].tolist()

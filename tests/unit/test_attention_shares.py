@@ -15,12 +15,14 @@ from codesign.kernels.attention_shares import (
     CLASSES,
     ROWS,
     SPAN,
+    Crowd,
     SharedParts,
     cluster_blocks,
     clusters_of,
     max_tokens,
     most_items,
     num_columns,
+    pairs_do_more,
     shares_of,
     teams_of,
 )
@@ -72,6 +74,42 @@ def test_clusters_are_smaller_where_rows_fill_the_chip(
     rows: int, heads: int, kv_heads: int, blocks: int
 ):
     assert cluster_blocks(rows, heads, kv_heads) == blocks
+
+
+LLAMA_8B, LLAMA_70B, LLAMA_70B_TP2, LLAMA_70B_TP4 = (32, 8), (64, 8), (32, 4), (16, 2)
+
+
+@pytest.mark.parametrize(
+    ("heads", "bucket", "rows", "requests", "spans", "pays"),
+    [
+        # One request: only with classes enough for twice as many blocks.
+        (LLAMA_8B, 8, 8, 1, 1, False),
+        (LLAMA_8B, 8, 8, 1, 2, False),
+        (LLAMA_8B, 8, 8, 1, 8, True),
+        (LLAMA_70B, 8, 8, 1, 2, False),
+        (LLAMA_70B, 8, 8, 1, 8, True),
+        (LLAMA_70B_TP2, 8, 8, 1, 2, False),
+        (LLAMA_70B_TP2, 8, 8, 1, 8, True),
+        # Several, of one row each.
+        (LLAMA_8B, 8, 2, 2, 2, False),
+        (LLAMA_8B, 8, 2, 2, 8, True),
+        (LLAMA_8B, 8, 8, 8, 8, True),
+        (LLAMA_8B, 16, 16, 16, 16, True),
+        (LLAMA_70B, 8, 8, 8, 8, True),
+        (LLAMA_70B_TP2, 8, 8, 8, 8, False),  # pairs leave as much of the chip idle
+        (LLAMA_70B_TP2, 16, 16, 16, 16, True),
+        (LLAMA_70B_TP4, 8, 8, 8, 8, False),
+        # These have pairs anyway.
+        (LLAMA_8B, 32, 32, 32, 32, False),
+        (LLAMA_70B, 16, 16, 16, 16, False),
+        (LLAMA_8B, 8, 0, 0, 0, False),
+    ],
+)
+def test_pairs_are_taken_where_they_were_measured_to_be_faster(
+    heads: tuple[int, int], bucket: int, rows: int, requests: int, spans: int, pays: bool
+):
+    """``attention_clusters_2026-11-23_h200.json``."""
+    assert pairs_do_more(Crowd(bucket, rows, requests, spans), *heads, 132) == pays
 
 
 def test_every_item_of_a_batch_has_a_team_as_long_as_there_are_blocks():

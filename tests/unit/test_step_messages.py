@@ -19,12 +19,18 @@ from codesign.engine.gpu.prompt_rows import COUNT_WORD, PROMPT_BUCKETS, bucket_f
 from codesign.engine.gpu.step_rows import (
     BUCKET,
     FOLLOWED,
+    HEADER,
     KIND,
     PIECE,
+    ROWS,
     STEP,
+    RequestRows,
+    crowd_of,
+    pack_step,
 )
 from codesign.engine.schedule import PromptPiece
 from codesign.engine.target import nothing
+from codesign.kernels.attention_shares import Crowd
 from codesign.policy.protocol import Admission, Verdict
 from codesign.policy.speculation import build_speculation, parse_policy
 from codesign.policy.walk import Sampling
@@ -57,9 +63,12 @@ class Recorder:
 
     def ask(self, message: np.ndarray, meanwhile=nothing) -> np.ndarray:
         meanwhile()
-        self.log.update(message.tobytes())
+        recorded = message.copy()
+        if message[KIND] == STEP:
+            recorded[ROWS:HEADER] = 0  # newer than the recordings; how attention is shared out
+        self.log.update(recorded.tobytes())
         self.count += 1
-        drawn = np.random.default_rng(zlib.crc32(message.tobytes()))
+        drawn = np.random.default_rng(zlib.crc32(recorded.tobytes()))
         if message[KIND] != STEP:
             return drawn.integers(VOCAB, size=1, dtype=np.int32)
         rows = int(message[BUCKET])
@@ -142,3 +151,16 @@ def test_a_draft_runs_a_prompt_without_its_root_timed_as_served_so_256_tokens_an
     )
     assert counts == [256, 256]
     assert bucket_for(PROMPT_BUCKETS, counts[0], 0) == 256
+
+
+def test_a_step_says_how_many_attend_how_much():
+    def request(context: int, rows: int) -> RequestRows:
+        paths = [range(row + 1) for row in range(rows)]
+        positions = range(context, context + rows)
+        return RequestRows(0, positions, positions, context, (context,) * rows, paths, (-1,) * rows)
+
+    requests = [request(0, 1), request(4095, 5), request(4096, 3), request(10_000, 1)]
+    assert crowd_of(pack_step(requests, bucket=16, scratch_slot=9)) == Crowd(
+        16, 10, 4, 1 + 1 + 2 + 3
+    )
+    assert crowd_of(pack_step((), bucket=8, scratch_slot=9)) == Crowd(8, 0, 0, 0)

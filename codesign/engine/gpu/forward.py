@@ -20,7 +20,7 @@ from codesign.engine.gpu.step_rows import BUCKETS, DeviceRows
 from codesign.engine.gpu.tensor_group import TensorGroup
 from codesign.engine.rank_weights import RankWeights
 from codesign.kernels import rms_norm, rotary_frequencies
-from codesign.kernels.attention_shares import SharedParts
+from codesign.kernels.attention_shares import Crowd, SharedParts, pairs_do_more
 from codesign.kernels.embedding import embed_rows
 from codesign.kernels.fused_attention import attention_in_two, fits, fused_attention
 from codesign.kernels.packed_linear import (
@@ -84,6 +84,7 @@ class RankForward:
         self._frequency_F = frequency_F.to(ends.embedding.device)
         self._fused = fused and self._can_fuse()
         self._parts = self._room_for_parts() if self._fused else None
+        self._multiprocessors = _multiprocessors(self.device) if self._fused else 0
 
     def _can_fuse(self) -> bool:
         return self.dtype == torch.bfloat16 and fits(
@@ -108,8 +109,22 @@ class RankForward:
         """Of activations, keys and values."""
         return self.embedding_VD.dtype
 
-    def hidden(self, rows: DeviceRows, slabs: Slabs, scratch: Scratch | None) -> Tensor:
-        """Write the rows' keys and values to their slabs and return last hidden states, (T, D)."""
+    def pairs_do_more(self, crowd: Crowd) -> bool:
+        """Whether ``hidden`` is faster in pairs for such rows."""
+        heads, kv_heads = self.shape.heads, self.shape.kv_heads
+        return self._fused and pairs_do_more(crowd, heads, kv_heads, self._multiprocessors)
+
+    def hidden(
+        self, rows: DeviceRows, slabs: Slabs, scratch: Scratch | None, *, in_pairs: bool = False
+    ) -> Tensor:
+        """Write the rows' keys and values to their slabs and return last hidden states, (T, D).
+
+        Args:
+            rows: Of the step.
+            slabs: Of the model.
+            scratch: Of attention that is not fused.
+            in_pairs: How blocks share out fused attention; bits are the same.
+        """
         seen = seen_rows(rows, slabs)
 
         def attend(index: int, qkv_TN: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
@@ -120,7 +135,14 @@ class RankForward:
                     qkv_TN, *tables, seen, places_T, heads=heads, scratch=scratch
                 )
             return fused_attention(
-                qkv_TN, *tables, seen, places_T, heads=heads, parts=self._parts, pdl=True
+                qkv_TN,
+                *tables,
+                seen,
+                places_T,
+                heads=heads,
+                parts=self._parts,
+                pdl=True,
+                in_pairs=in_pairs,
             )
 
         return self._run(self._layers, rows.tokens_T, rows.positions_T, attend)
@@ -223,6 +245,10 @@ class RankForward:
         q = rms_norm(q, layer.q_norm, self.shape.eps)
         k = rms_norm(k, layer.k_norm, self.shape.eps)
         return torch.cat((q, k, v), dim=1).flatten(1)
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _layer(weights: RankWeights, index: int) -> _Layer:

@@ -45,12 +45,14 @@ from codesign.engine.gpu.step_rows import (
     STEP,
     DeviceRows,
     Words,
+    crowd_of,
     max_step_words,
     pack_step,
     step_words,
 )
 from codesign.engine.gpu.watch import Watch
 from codesign.kernels import prompt_linear
+from codesign.kernels.attention_shares import SPAN, Crowd
 from codesign.kernels.row_attention import Scratch
 
 COMPILED_LENGTHS = (1, 16, 17)  # of prompts: Triton tells one, multiples of 16 and others apart
@@ -80,7 +82,7 @@ class ModelRank:
         self._buffer = torch.zeros(words, dtype=torch.int32, device=forward.device)
         self._done = self._graphs.event()
         self._due: deque[Due] = deque()
-        self._steps: dict[int, Step] = {}
+        self._steps: dict[tuple[int, bool], Step] = {}  # of a bucket, attended in pairs or not
         self._prompts: dict[int, Step] = {}
         self._ahead: AheadSteps | None = None
         if isinstance(head, DraftHead):
@@ -92,10 +94,13 @@ class ModelRank:
         buckets: Sequence[int] = BUCKETS,
         prompt_buckets: Sequence[int] = (),
         ahead_buckets: Sequence[int] = (),
+        *,
+        requests: int = 1,
     ) -> None:
         """Capture the graphs of ``buckets``; every rank of the group does so at the same time.
 
-        Those of ``ahead_buckets`` also as steps that choose their rows themselves. Longer prompts
+        Those of ``ahead_buckets`` also as steps that choose their rows themselves, and all in which
+        up to ``requests`` requests may be attended faster in pairs also like that. Longer prompts
         than ``prompt_buckets`` hold are run into the scratch slab before, so that no request waits
         for a compiler.
         """
@@ -113,11 +118,14 @@ class ModelRank:
         self.slabs.num_faults_1.zero_()  # the longest one's rows lay over each other
         for bucket in buckets:
             self._prepare_step(bucket, is_followed=bucket in ahead_buckets)
+            most = min(requests, bucket)
+            spans = most * (self.slabs.max_tokens // SPAN + 1)
+            if self.forward.pairs_do_more(Crowd(bucket, bucket, most, spans)):
+                self._prepare_step(bucket, in_pairs=True)
 
-    def _make_step(self, bucket: int) -> Step:
+    def _make_step(self, bucket: int, scratch: Scratch | None, *, in_pairs: bool) -> Step:
         answer = self._graphs.host_words(self.head.words(bucket))
-        scratch = None
-        if self._graphs.on_gpu:
+        if scratch is None and self._graphs.on_gpu:
             shape, device = self.forward.shape, self.forward.device
             tokens = self.slabs.max_tokens
             scratch = Scratch.make(bucket, shape.heads, shape.head_dim, tokens, device)
@@ -129,7 +137,7 @@ class ModelRank:
             if self._max_moves:
                 self.slabs.move(rows.moves, rows.num_moves_1)
             self.slabs.label(rows)
-            hidden_TD = self.forward.hidden(rows, self.slabs, scratch)
+            hidden_TD = self.forward.hidden(rows, self.slabs, scratch, in_pairs=in_pairs)
             out = self.head.finish(self.forward, rows, self.slabs, hidden_TD)
             answer.copy_(out, non_blocking=True)
 
@@ -205,10 +213,11 @@ class ModelRank:
         return len(found)
 
     def _start_step(self, message: Words, bucket: int) -> Due:
-        step = self._steps.get(bucket)
+        in_pairs = self.forward.pairs_do_more(crowd_of(message))
+        step = self._steps.get((bucket, in_pairs))
         is_followed = bool(message[FOLLOWED])
         if step is None or (is_followed and not (self._ahead and self._ahead.has(bucket))):
-            step = self._prepare_step(bucket, is_followed=is_followed)
+            step = self._prepare_step(bucket, in_pairs=in_pairs, is_followed=is_followed)
         self._words[: len(message)] = message
         step.run()  # of a graph: no mode of PyTorch's to enter, which takes as long as a copy
         if self._done is not None:
@@ -216,11 +225,16 @@ class ModelRank:
         return Due(self._done, step.answer)
 
     @torch.inference_mode()
-    def _prepare_step(self, bucket: int, *, is_followed: bool) -> Step:
+    def _prepare_step(
+        self, bucket: int, *, in_pairs: bool = False, is_followed: bool = False
+    ) -> Step:
         """A bucket's step, made if need be, and the one that chooses its rows from its answer."""
-        step = self._steps.get(bucket)
+        step = self._steps.get((bucket, in_pairs))
         if step is None:
-            step = self._steps[bucket] = self._make_step(bucket)
+            twin = self._steps.get((bucket, not in_pairs))
+            scratch = twin.scratch if twin else None
+            step = self._make_step(bucket, scratch, in_pairs=in_pairs)
+            self._steps[bucket, in_pairs] = step
         if is_followed:
             assert self._ahead is not None, "only a draft runs ahead"
             self._ahead.prepare(bucket, step.scratch)

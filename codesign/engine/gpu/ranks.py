@@ -204,11 +204,13 @@ def load_rank(
     marks.append(("weights", perf_counter()))
     if TARGET_MODEL in models:
         target = models[TARGET_MODEL]
-        target.prepare(target_buckets(setup), prompt_buckets(setup, target.forward))
+        prompts = prompt_buckets(setup, target.forward)
+        target.prepare(target_buckets(setup), prompts, requests=setup.num_slots)
     if DRAFT_MODEL in models:
         draft = models[DRAFT_MODEL]
         prompts = prompt_buckets(setup, draft.forward)
-        draft.prepare(draft_buckets(setup), prompts, ahead_buckets(setup))
+        ahead = ahead_buckets(setup)
+        draft.prepare(draft_buckets(setup), prompts, ahead, requests=setup.num_slots)
     marks.append(("capture", perf_counter()))
     seconds = {name: end - start for (_, start), (name, end) in itertools.pairwise(marks)}
     return Rank(setup, rank, models, weight_bytes=weight_bytes, start_seconds=seconds)

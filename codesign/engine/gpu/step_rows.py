@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from codesign.kernels.attention_shares import SPAN, Crowd
 from codesign.policy.protocol import ExpansionRows, VerifyRows
 from codesign.policy.speculation import MAX_TREE_ROWS
 
@@ -29,7 +30,7 @@ Words = NDArray[np.int32]
 BUCKETS = (8, 16, 32, 64, 128)  # a forward over 1 row costs what one over 8 does
 MAX_PATH = MAX_TREE_ROWS + 8
 HEADER = 8
-MODEL, KIND, BUCKET, NUM_MOVES, FOLLOWED = range(5)  # words of the header
+MODEL, KIND, BUCKET, NUM_MOVES, FOLLOWED, ROWS, REQUESTS, SPANS = range(HEADER)  # of the header
 STEP, PROMPT, PIECE, PAGES, SAMPLING, END, AHEAD = range(7)  # kinds of message
 COLUMNS = (
     "tokens",
@@ -189,7 +190,10 @@ def pack_step(
     else:
         message = idle.copy()
     into = message.data
+    message[REQUESTS] = len(requests)
+    message[SPANS] = sum([request.context // SPAN + 1 for request in requests])
     columns = _columns(requests[0], 0) if len(requests) == 1 else _joined(requests)
+    message[ROWS] = len(columns[TOKEN])
     pack, at = _pack(len(columns[TOKEN])), 4 * HEADER
     for words in columns:
         pack(into, at, *words)
@@ -204,6 +208,11 @@ def pack_step(
     if moves:
         _pack(3 * len(moves))(into, 4 * len(idle), *chain.from_iterable(moves))
     return message
+
+
+def crowd_of(message: Words) -> Crowd:
+    """What a step's message says of how many attend how much."""
+    return Crowd(*message[[BUCKET, ROWS, REQUESTS, SPANS]].tolist())
 
 
 @cache
