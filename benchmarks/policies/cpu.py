@@ -20,7 +20,8 @@ os.environ.pop("OMP_NUM_THREADS", None)  # before torch is imported
 import numpy as np
 import pandas as pd
 
-from benchmarks.policies.cases import CATEGORIES, figures_of
+from benchmarks.policies.cases import CATEGORIES
+from benchmarks.policies.run_figures import figures_of
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.engine import DraftSource, PolicySetup, run_candidate
 from codesign.engine.model import Decoder, load_decoder
