@@ -22,7 +22,8 @@ from codesign import Progress
 from codesign.errors import InputError, counted
 from codesign.metrics import summarise, tpot, ttft
 from codesign.plan import Candidate, Plan
-from codesign.planner.predict import interval_over_seeds, score, simulate_outcome, step_error
+from codesign.planner.predict import score, simulate_outcome
+from codesign.planner.uncertainty import interval_over_seeds, step_error
 from codesign.records import SPANS, RoundLog, RunRecords
 from codesign.run_directory import StoredRun, read_run
 from codesign.validate.comparison import CHECKED, Comparison, RunComparison, Validation
