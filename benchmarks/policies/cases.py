@@ -18,10 +18,10 @@ from codesign.fit.priced_model import parse_model
 from codesign.fit.roofline import Forward, roofline_fit
 from codesign.fit.shipped import DEFAULT_FIT
 from codesign.policy.speculation import parse_policy
+from codesign.prompts import CATEGORIES
 from codesign.traces import load_trace
 from codesign.traces.catalog import find_published
 
-CATEGORIES = ("chat", "code", "mathematics", "translation", "summary", "retrieval")
 POLICIES = (
     "plain",
     "chain-1",

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.campaign import __main__, blind, report, schedule
+from benchmarks.campaign import __main__, blind, report, schedule, session_seconds
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,7 +48,7 @@ def test_a_session_that_is_cut_is_noted_with_the_phase_that_it_was_in(tmp_path, 
     assert "ended here after 170 s in its phase runs: batch/plain" in capsys.readouterr().out
     assert json.loads((tmp_path / schedule.SESSIONS).read_text()) == cut
     assert not schedule.phase_file(tmp_path, "2").exists()
-    table = report.seconds_table([report.Result("H200", result() | {"sessions": [cut]})])
+    table = session_seconds.seconds_table([report.Result("H200", result() | {"sessions": [cut]})])
     assert "9, cut in runs: batch/plain" in table
 
 
