@@ -23,25 +23,10 @@ from codesign.engine.model import Decoder, state_decoder
 from codesign.engine.rank_weights import RankWeights
 from codesign.engine.rows import RowBatch
 from codesign.engine.weights import random_tensors
+from codesign.fit.priced_model import parse_model
 from codesign.models.recipe import Recipe, inflated_shape
-from codesign.models.shape import ModelShape, Rope
 
-SMALL = ModelShape(
-    family="llama",
-    hidden=576,
-    layers=30,
-    heads=9,
-    kv_heads=3,
-    head_dim=64,
-    intermediate=1536,
-    vocab=49152,
-    rope=Rope(100000.0),
-    eps=1e-5,
-    tie=True,
-    qkv_bias=False,
-    qk_norm=False,
-    max_positions=8192,
-)
+SMALL = parse_model("smollm2-135m").shape
 PROMPT = [504, 3575, 282, 4649, 314, 7042, 30, 2]
 
 

@@ -30,8 +30,6 @@ class Timing:
     median: float
     low: float
     high: float
-    replays: int
-    calls: int  # in the graph
 
     @property
     def microseconds(self) -> dict[str, float]:
@@ -81,7 +79,7 @@ def graph_time(
         times.append(start.elapsed_time(end) * 1e-3 / calls)
     times = sorted(times[3:])  # the first replays upload the graph
     tenth = len(times) // 10
-    return Timing(statistics.median(times), times[tenth], times[-1 - tenth], replays, calls)
+    return Timing(statistics.median(times), times[tenth], times[-1 - tenth])
 
 
 def need_gpus(number: int = 1) -> None:

@@ -21,7 +21,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -38,21 +38,21 @@ from benchmarks.policies.cases import (
     LENGTHS_POLICIES,
     LENGTHS_RATES,
     LOADS,
-    MACHINES,
     MAP_POLICIES,
     POLICIES,
     SCALES,
     SEGMENTS,
     Machine,
     Segment,
-    figures_of,
+    find_machine,
+    find_segment,
     paper_slo,
     scaled,
     split_of,
     with_short_lengths,
 )
+from benchmarks.policies.run_figures import figures_of
 from codesign.config import SLO, Serving, parse_deployment
-from codesign.errors import InputError
 from codesign.fit import Fit
 from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
@@ -205,11 +205,10 @@ def lengths(bench: Bench, machine: Machine) -> None:
                 bench.store.get(key, make)
 
 
-def load_map(bench: Bench, machines: list[Machine], names: list[str]) -> None:
+def load_map(bench: Bench, machines: list[Machine], segments: list[Segment]) -> None:
     """Load x machine and split: plain, SpecServe and the batch trees on each way to split."""
     for machine in machines:
-        for name in names:
-            segment = SEGMENTS[name]
+        for segment in segments:
             for load in LOADS:
                 _map_point(bench, machine, segment, load)
 
@@ -239,13 +238,6 @@ def _head(requests: pd.DataFrame, count: int) -> pd.DataFrame:
     return requests.iloc[rows].reset_index(drop=True)
 
 
-def _machines(names: str) -> Iterator[Machine]:
-    for name in names.split(","):
-        if name not in MACHINES:
-            raise SystemExit(f"unknown machine {name!r}; one of {', '.join(MACHINES)}")
-        yield MACHINES[name]
-
-
 def main() -> None:
     """Run one part."""
     parser = argparse.ArgumentParser(description="Compare policies on the same requests.")
@@ -261,11 +253,9 @@ def main() -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    segments = args.segments.split(",")
-    if unknown := [name for name in segments if name not in SEGMENTS]:
-        raise InputError(f"unknown segment {unknown[0]!r}; write some of {', '.join(SEGMENTS)}")
+    segments = [find_segment(name) for name in args.segments.split(",")]
+    machines = [find_machine(name) for name in args.machines.split(",")]
     bench = Bench(Store(args.out, fresh=args.fresh), args.traces)
-    machines = list(_machines(args.machines))
     if args.part in MACHINE_PARTS:
         for machine in machines:
             MACHINE_PARTS[args.part](bench, machine)

@@ -30,13 +30,12 @@ RESULTS = Path(__file__).parent / "results"
 DEVICE = "h200"
 ROWS = 8  # of one tile: more rows cost another one, which no roofline knows
 ALL_REDUCE = ("all-reduce", ROWS, 8192, "ours, residual added")
-SAME = {"llama-3-8b": "llama-3.1-8b"}
 MEASURED_PAIR = ("llama-3-70b:int4", "llama-3.2-1b:int4")  # its profile has messages and re-rooting
 
 
 def model(name: str) -> PricedModel:
     """An int4 model by the name of its shape."""
-    return parse_model(f"{SAME.get(name, name)}:int4")
+    return parse_model(f"{name}:int4")
 
 
 def known_steps(files: Iterable[Path]) -> list[TimedStep]:

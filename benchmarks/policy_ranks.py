@@ -24,8 +24,8 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from benchmarks.error_line import errors_in_one_line
-from benchmarks.policies.cases import figures_of
 from benchmarks.policies.ranks import join
+from benchmarks.policies.run_figures import figures_of
 from benchmarks.policies.segments import (
     BATCH,
     MAX_KV_TOKENS,

@@ -4,7 +4,7 @@ Teacher-forced on prompts with the target's greedy answers: one JSON object a li
 "prompt_ids" and "out_ids" (plain or .xz). The figure reported is the mean over categories. Runs on
 a CPU in about a minute.
 
-usage: evaluate_draft.py --target GGUF_OR_DIRECTORY --draft DIRECTORY --rows ROWS [--json FILE]
+usage: evaluate_draft.py --target DIRECTORY --draft DIRECTORY --rows ROWS [--json FILE]
 """
 
 from __future__ import annotations

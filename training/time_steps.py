@@ -3,7 +3,7 @@
 One sequence with a cached context; 1 or 8 new rows (a chain step or a level of a draft tree),
 float32. Target and draft take turns, so that a disturbance hits both.
 
-usage: time_steps.py --target GGUF_OR_DIRECTORY --draft DIRECTORY [--threads 1 2] [--json FILE]
+usage: time_steps.py --target DIRECTORY --draft DIRECTORY [--threads 1 2] [--json FILE]
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The loss is the cross-entropy against the target's likeliest tokens at each answ
 with the greedy token, plus a little next-token loss on user turns. The matrices of the layers are
 trained with Muon, head and norms with AdamW.
 
-usage: train_draft.py --target GGUF_OR_DIRECTORY --conversations DIRECTORY --out DIRECTORY
+usage: train_draft.py --target DIRECTORY --conversations DIRECTORY --out DIRECTORY
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--target", type=Path, required=True, help="GGUF file or Hugging Face directory"
+        "--target", type=Path, required=True, help="Hugging Face directory of the target"
     )
     parser.add_argument("--conversations", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)

@@ -4,7 +4,7 @@ A user turn is an opening of `prompt_stubs` continued at temperature 1; the answ
 greedy one. Beside each answer token the k likeliest tokens and their log probabilities are kept, so
 training needs no second pass of the target. A second run into the same folder adds to the first.
 
-usage: write_conversations.py --target GGUF_OR_DIRECTORY --out DIRECTORY --seconds 600
+usage: write_conversations.py --target DIRECTORY --out DIRECTORY --seconds 600
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ def main() -> None:
     """Write rounds of conversations until the time is up."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--target", type=Path, required=True, help="GGUF file or Hugging Face directory"
+        "--target", type=Path, required=True, help="Hugging Face directory of the target"
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=600.0)

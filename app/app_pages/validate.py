@@ -6,7 +6,6 @@ from pathlib import Path
 
 import streamlit as st
 
-from codesign import charts
 from codesign.dashboard.files import plan_files, plan_of_run, run_folders, unzipped
 from codesign.dashboard.validation import (
     calibration_sentence,
@@ -18,9 +17,9 @@ from codesign.dashboard.validation import (
 from codesign.errors import CodesignError
 from codesign.fit import Fit
 from codesign.plan import Plan
-from codesign.report_words import SHOWN, ranking_text, verdict
 from codesign.run_directory import read_run
-from codesign.validate import Validation
+from codesign.validate import Validation, charts
+from codesign.validate.words import SHOWN, ranking_text, verdict
 
 PLACES = ("runs", "demo/runs")
 FIGURES = ("tpot_mean", "throughput", "acceptance_length")

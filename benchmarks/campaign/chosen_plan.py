@@ -24,7 +24,7 @@ from codesign.planner import Question, search
 from codesign.planner.plan_file import save_plan
 from codesign.traces import Trace
 from codesign.validate import Validation
-from codesign.validate_ranking import rank, rank_correlation
+from codesign.validate.ranking import rank, rank_correlation
 
 NUM_SEEDS, SEED = 8, 0
 NUM_REDRAWN = 400

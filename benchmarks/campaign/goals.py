@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-SPANS = ("target", "draft", "reroot", "link_there", "link_back")
+from codesign.records import SPANS
+
 SMALL = 0.02  # share of a round below which a span's error is not counted
 REPLAYED = ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")
 PREDICTED, LOW, HIGH, MEASURED, KNOWN = range(5)  # places in a figure's list
+WIDTH = 100  # of the page
 STEPS = 3  # place in the parts of its interval
 
 

@@ -13,7 +13,6 @@ from benchmarks.campaign.goals import (
     MEASURED,
     PREDICTED,
     REPLAYED,
-    SPANS,
     Result,
     error_of,
     is_inside,
@@ -23,6 +22,7 @@ from benchmarks.campaign.goals import (
     speed_error,
     table,
 )
+from codesign.records import SPANS
 
 
 def runs_table(result: Result) -> str:

@@ -1,4 +1,4 @@
-"""What ``compare_policies.py`` compares: machines, traces, policies, loads, figures of a run."""
+"""What ``compare_policies.py`` compares: machines, traces, policies, loads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,13 +17,11 @@ from codesign.fit.devices import load_device
 from codesign.fit.priced_model import parse_model
 from codesign.fit.roofline import Forward, roofline_fit
 from codesign.fit.shipped import DEFAULT_FIT
-from codesign.metrics import meets_slo, percentile, summarise
 from codesign.policy.speculation import parse_policy
-from codesign.records import RunRecords
+from codesign.prompts import CATEGORIES
 from codesign.traces import load_trace
 from codesign.traces.catalog import find_published
 
-CATEGORIES = ("chat", "code", "mathematics", "translation", "summary", "retrieval")
 POLICIES = (
     "plain",
     "chain-1",
@@ -68,7 +65,6 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 SCALES = (0.8, 1.0, 1.2, 1.4)
 TARGET, DRAFT = "llama-3.1-70b:int4", "llama-3.2-1b:int4"
 PAPER_TPOT = 0.030  # on 8 x A800
-_EVERY = 5.0  # seconds between two points over time
 
 
 @dataclass(frozen=True)
@@ -128,6 +124,17 @@ MACHINES = {
         Machine("h200", 8),
     )
 }
+
+
+def find_machine(name: str) -> Machine:
+    """The machine of this name.
+
+    Raises:
+        InputError: If there is none.
+    """
+    if name not in MACHINES:
+        raise InputError(f"unknown machine {name!r}; write some of {', '.join(MACHINES)}")
+    return MACHINES[name]
 
 
 @cache
@@ -238,56 +245,12 @@ SEGMENTS = {
 }
 
 
-def figures_of(run: RunRecords, slo: SLO, *, over_time: bool = False) -> dict[str, Any]:
-    """Figures of a run: those of ``codesign.metrics``, gaps between tokens, attainment by scale."""
-    figures = summarise(run, slo).to_dict()
-    figures |= _gaps(run)
-    batch = run.rounds.column("batch")
-    figures["peak_batch"] = float(batch.max(initial=0))
-    rounds = max(float(batch.sum()), 1.0)
-    for name in ("draft", "accepted"):
-        figures[f"{name}_tokens"] = float(run.rounds.column(f"num_{name}_tokens").sum()) / rounds
-    if slo.tpot is not None:
-        figures["attainment"] = {
-            str(scale): sum(meets_slo(r, scaled(slo, scale)) for r in run.requests)
-            / len(run.requests)
-            for scale in SCALES
-        }
-    if over_time:
-        figures["over_time"] = _over_time(run)
-    return figures
+def find_segment(name: str) -> Segment:
+    """The segment of this name.
 
-
-def _gaps(run: RunRecords) -> dict[str, float | None]:
-    """Percentiles of the time between two tokens of a request; those of a round come together."""
-    rounds = run.rounds
-    batch = rounds.column("batch")
-    gaps = rounds.column("seconds") + rounds.column("prefill")
-    order = np.argsort(gaps)
-    at_once = float(rounds.column("num_emitted_tokens").sum() - batch.sum())
-    counted = np.cumsum(batch[order]) + at_once
-    if not len(counted) or counted[-1] <= 0:
-        return {}
-    found = {}
-    for percent in (50, 90, 99):
-        wanted = counted[-1] * percent / 100.0
-        at = int(np.searchsorted(counted, wanted))
-        found[f"itl_p{percent}"] = 0.0 if wanted <= at_once else float(gaps[order[at]])
-    latencies = [r.finish - r.arrival for r in run.requests if r.finish is not None]
-    found["latency_p90"] = percentile(latencies, 90)
-    return found
-
-
-def _over_time(run: RunRecords) -> list[list[float]]:
-    """[second, batch size, draft tokens per request and round] every few seconds."""
-    rounds = run.rounds
-    batch, drafted = rounds.column("batch"), rounds.column("num_draft_tokens")
-    slot = (rounds.column("start") // _EVERY).astype(int)
-    found = []
-    for number in range(int(slot.max(initial=-1)) + 1):
-        here = (slot == number) & (batch > 0)
-        if here.any():
-            size = float(batch[here].mean())
-            length = float(drafted[here].sum() / batch[here].sum())
-            found.append([number * _EVERY, round(size, 3), round(length, 3)])
-    return found
+    Raises:
+        InputError: If there is none.
+    """
+    if name not in SEGMENTS:
+        raise InputError(f"unknown segment {name!r}; write some of {', '.join(SEGMENTS)}")
+    return SEGMENTS[name]

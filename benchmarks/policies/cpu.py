@@ -20,7 +20,7 @@ os.environ.pop("OMP_NUM_THREADS", None)  # before torch is imported
 import numpy as np
 import pandas as pd
 
-from benchmarks.policies.cases import CATEGORIES, figures_of
+from benchmarks.policies.run_figures import figures_of
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.engine import DraftSource, PolicySetup, run_candidate
 from codesign.engine.model import Decoder, load_decoder
@@ -30,7 +30,7 @@ from codesign.models import DEFAULT_TARGET, DRAFTS, resolve_model
 from codesign.models.tokenizer import Tokenizer
 from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
-from codesign.prompts import BoundRequest, bind_prompts, encode_user_turn, load_prompts
+from codesign.prompts import CATEGORIES, BoundRequest, bind_prompts, encode_user_turn, load_prompts
 from codesign.sim import simulate
 
 WAYS = (

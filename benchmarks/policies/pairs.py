@@ -13,7 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.policies.cases import SEGMENTS, figures_of
+from benchmarks.policies.cases import SEGMENTS
+from benchmarks.policies.run_figures import figures_of
 from benchmarks.policies.segments import BATCH, MAX_KV_TOKENS, segment, target_of
 from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit

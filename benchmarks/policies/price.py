@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.policies.cases import CATEGORIES, Machine
+from benchmarks.policies.cases import Machine
 from codesign.config import SLO, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
@@ -23,6 +23,7 @@ from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.protocol import DraftSide
 from codesign.policy.speculation import Speculation, parse_policy
 from codesign.policy.tree import DraftTree
+from codesign.prompts import CATEGORIES
 from codesign.sim import cost_of, policy_of
 from codesign.sim.acceptance import SyntheticDrafter
 from codesign.sim.played import PlayedBatch

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.policies.cases import figures_of
+from benchmarks.policies.run_figures import figures_of
 from benchmarks.policies.segments import BATCH, LOAD, MAX_KV_TOKENS
 from codesign.artifacts import read_table
 from codesign.artifacts.machine import machine_name

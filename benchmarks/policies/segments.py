@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from benchmarks.policies.cases import PAPER_TPOT, SEGMENTS
+from benchmarks.policies.cases import PAPER_TPOT, Segment, find_segment
 from codesign.config import SLO
 from codesign.errors import InputError
 from codesign.fit.devices import load_device
@@ -30,9 +30,9 @@ def segment(name: str, folder: Path | None, cost: RoundCost, seconds: float) -> 
         cost: Step times of the machine.
         seconds: Of arrivals.
     """
-    name, load = read_segment(name)
-    requests = SEGMENTS[name].load(folder, seed=SEED).drop(columns="hash_ids", errors="ignore")
-    requests = requests.loc[requests["arrival"] >= (BURST if name == "code" else 0.0)]
+    published, load = read_segment(name)
+    requests = published.load(folder, seed=SEED).drop(columns="hash_ids", errors="ignore")
+    requests = requests.loc[requests["arrival"] >= (BURST if published.name == "code" else 0.0)]
     prompts = requests["prompt_tokens"] * (PROMPT / requests["prompt_tokens"].median())
     requests = requests.assign(
         prompt_tokens=prompts.round().astype(int).clip(*PROMPTS),
@@ -46,18 +46,17 @@ def segment(name: str, folder: Path | None, cost: RoundCost, seconds: float) -> 
     return head.assign(arrival=arrival * seconds / arrival.iloc[-1])
 
 
-def read_segment(name: str) -> tuple[str, float]:
-    """The trace and the load that a segment's name says.
+def read_segment(name: str) -> tuple[Segment, float]:
+    """The segment and the load that a name says: conv, or conv@1.2.
 
     Raises:
-        InputError: If there is no such trace, or the load is not a number above 0.
+        InputError: If there is no such segment, or the load is not a number above 0.
     """
     trace, _, load = name.partition("@")
     number = re.fullmatch(r"\d+\.?\d*|\.\d+", load or str(LOAD))
-    if trace not in SEGMENTS or number is None or not float(number[0]):
-        known = ", ".join(SEGMENTS)
-        raise InputError(f"unknown segment {name!r}; write one of {known}, or as in conv@1.2")
-    return trace, float(number[0])
+    if number is None or not float(number[0]):
+        raise InputError(f"unknown load in {name!r}; write a number above 0, as in conv@1.2")
+    return find_segment(trace), float(number[0])
 
 
 def target_of(cost: RoundCost) -> SLO:

@@ -88,9 +88,9 @@ def compare(args: argparse.Namespace) -> None:
 def _write_report(
     path: str, validation: Validation, plan: Plan, fit: Fit, tolerance: float
 ) -> None:
-    from codesign import charts
     from codesign.artifacts import write_text
-    from codesign.report import html_report
+    from codesign.validate import charts
+    from codesign.validate.report import html_report
 
     write_text(path, html_report(validation, plan, tolerance=tolerance, fit=fit))
     say(f"wrote {path}")
@@ -99,7 +99,7 @@ def _write_report(
 
 
 def _line(comparison: Comparison) -> str:
-    from codesign.report_words import SHOWN, error_text, figure_text
+    from codesign.validate.words import SHOWN, error_text, figure_text
 
     name, predicted = comparison.name, comparison.predicted.value
     title, unit, _ = SHOWN[name]
@@ -145,7 +145,7 @@ def _comparison_payload(comparison: Comparison) -> dict[str, Any]:
 
 
 def _as_text(validation: Validation, plan: Plan, tolerance: float) -> str:
-    from codesign.report_words import ranking_text
+    from codesign.validate.words import ranking_text
 
     lines = [
         f"plan      {counted(plan.num_requests, 'request')}, {plan.target} with "
@@ -168,7 +168,7 @@ def _as_text(validation: Validation, plan: Plan, tolerance: float) -> str:
 
 
 def _run_lines(run: RunComparison, tolerance: float) -> list[str]:
-    from codesign.report_words import error_text, figure_text, figure_title, shown_comparisons
+    from codesign.validate.words import error_text, figure_text, figure_title, shown_comparisons
 
     rows = []
     for comparison in shown_comparisons(run):
@@ -199,8 +199,8 @@ def _run_lines(run: RunComparison, tolerance: float) -> list[str]:
 
 
 def _overview(validation: Validation) -> str:
-    from codesign.report_words import error_text, figure_text, figure_title
     from codesign.validate import CHECKED
+    from codesign.validate.words import error_text, figure_text, figure_title
 
     rows = []
     for run in validation.runs:

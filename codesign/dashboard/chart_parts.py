@@ -7,7 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from codesign.charts import SPAN_COLOURS
+from codesign.validate.charts import SPAN_COLOURS
 
 GREY = "#808890"  # can be read on white and on black
 COLOURS = {**SPAN_COLOURS, "prefill": "#7f8c1f"}

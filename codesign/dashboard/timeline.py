@@ -9,10 +9,10 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from codesign.charts import SPAN_COLOURS
 from codesign.dashboard.chart_parts import COLOURS, GREY, named
 from codesign.errors import InputError
 from codesign.timeline import LANE_OF_SPAN, span_edges
+from codesign.validate.charts import SPAN_COLOURS
 
 if TYPE_CHECKING:
     from codesign.records import RunRecords

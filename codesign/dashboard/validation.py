@@ -13,21 +13,21 @@ import pandas as pd
 
 from codesign import Progress
 from codesign.artifacts import sha256
-from codesign.charts import RUN_SHAPES
 from codesign.dashboard.chart_parts import COLOURS, GREY, named
 from codesign.dashboard.choices import file_time
 from codesign.dashboard.files import RUN_FILE
 from codesign.dashboard.kept import Kept
 from codesign.fit import Fit
 from codesign.plan import Plan
-from codesign.report_words import (
+from codesign.validate import Validation, validate
+from codesign.validate.charts import RUN_SHAPES
+from codesign.validate.words import (
     SHOWN,
     error_text,
     figure_text,
     figure_title,
     shown_comparisons,
 )
-from codesign.validate import Validation, validate
 
 if TYPE_CHECKING:
     from codesign.validate import RunComparison

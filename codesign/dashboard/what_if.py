@@ -26,8 +26,9 @@ from codesign.dashboard.policies import first_label
 from codesign.dashboard.records_frames import Frames, frames_of
 from codesign.planner.defaults import all_workers, bounded
 from codesign.planner.halving import typical_stretch
-from codesign.planner.predict import interval_over_seeds, score, simulate_outcome, time_error
+from codesign.planner.predict import score, simulate_outcome
 from codesign.planner.screen import screen
+from codesign.planner.uncertainty import interval_over_seeds, time_error
 from codesign.policy.speculation import parse_policy
 
 if TYPE_CHECKING:

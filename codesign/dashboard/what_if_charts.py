@@ -12,9 +12,9 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from codesign.charts import SPAN_COLOURS
 from codesign.dashboard.chart_parts import COLOURS, GREY
 from codesign.dashboard.records_frames import BOTH, column
+from codesign.validate.charts import SPAN_COLOURS
 
 SPAN_NAMES = {
     "prefill": "prompts before it",

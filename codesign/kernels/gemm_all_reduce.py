@@ -38,8 +38,6 @@ def linear_all_reduce(
     *,
     exchange: Exchange,
     out_MN: Tensor | None = None,
-    tiling: Tiling | None = None,
-    pdl: bool = True,
     prompt: bool = False,
 ) -> Tensor:
     """Return ``residual + sum over ranks of x @ weight.T``, (M, N) bfloat16, the same everywhere.
@@ -50,8 +48,6 @@ def linear_all_reduce(
         residual_MN: Added to the sum, the same on every rank; None adds nothing.
         exchange: The group's, made for M (rounded up to 8, 16 or 32) times N elements.
         out_MN: Where the result goes; may be ``residual_MN``. None: a new tensor.
-        tiling: How to cut the GEMM; None chooses as ``linear`` does.
-        pdl: Let the kernel load weights while the one in front of it still runs.
         prompt: As for ``linear``.
     """
     rows, features = x_MK.shape[0], weight.num_rows
@@ -61,10 +57,10 @@ def linear_all_reduce(
     plan = None
     if fits:
         sms = num_sms(x_MK.device.index or 0)
-        plan = _plan(tiles, groups, count, tiling, sms, exchange.world)
+        plan = _plan(tiles, groups, count, sms, exchange.world)
     if plan is None:  # or its sums leave no room for a ring
-        partial_MN = linear(x_MK, weight, tiling=tiling, pdl=pdl, prompt=prompt)
-        return all_reduce_add(partial_MN, residual_MN, exchange=exchange, out_TD=out_MN, pdl=pdl)
+        partial_MN = linear(x_MK, weight, prompt=prompt)
+        return all_reduce_add(partial_MN, residual_MN, exchange=exchange, out_TD=out_MN, pdl=True)
     if out_MN is None:
         out_MN = x_MK.new_empty(rows, features)
     assert x_MK.dtype == out_MN.dtype == torch.bfloat16, f"rows are {x_MK.dtype}"
@@ -79,17 +75,15 @@ def linear_all_reduce(
         [weight.data, x_MK, epilogue, x_MK.shape[1], groups, *plan.sizes],
         shared_bytes=plan.shared_bytes,
         cluster=plan.cluster,
-        pdl=pdl,
+        pdl=True,
     )
     return out_MN
 
 
 @cache
-def _plan(
-    tiles: int, groups: int, count: int, tiling: Tiling | None, sms: int, world: int
-) -> Plan | None:
-    """The launch with the given tiling or the chosen one; None where there is no room for it."""
-    tiling, plan = chosen_layout(tiles, groups, count, tiling, sms, keep=True)
+def _plan(tiles: int, groups: int, count: int, sms: int, world: int) -> Plan | None:
+    """The launch with the chosen tiling; None where there is no room for it."""
+    tiling, plan = chosen_layout(tiles, groups, count, None, sms, keep=True)
     if plan.stages < 2:
         return None
     kernel = _kernel(count, tiling, world, plan)

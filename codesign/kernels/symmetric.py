@@ -110,12 +110,12 @@ class Exchange:
             torch.cuda.synchronize(self._inbox.device)
 
     @contextmanager
-    def patient(self, seconds: float = COMPILING) -> Iterator[None]:
-        """Let launches inside wait so long for a packet; captured ones keep what was usual."""
+    def patient(self) -> Iterator[None]:
+        """Let launches inside wait for a rank that compiles; captured ones keep what was usual."""
         if self.on_device is None:
             yield
             return
-        usual, self.on_device.patience = self.on_device.patience, int(seconds * 1e9)
+        usual, self.on_device.patience = self.on_device.patience, int(COMPILING * 1e9)
         try:
             yield
         finally:

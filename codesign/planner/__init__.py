@@ -8,7 +8,8 @@ luck and small differences count. Prints nothing.
     search_space   all candidates
     screen         a rough score of each: behaviour, round_times, queueing
     simulations    of the promising ones: halving, executor, search_cache
-    predict        intervals of several seeds (student_t); saturation: whether the load is borne
+    predict        figures of several seeds, with intervals (uncertainty, student_t); saturation:
+                   whether the load is borne
     ranking        which is best; nearest_miss: if none meets the SLO; fewest: on how few workers
     economics      whether speculation pays; sensitivity: what to profile next
 """

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codesign import Progress
-from codesign.candidate import Candidate, Interval, ScoredCandidate
+from codesign.candidate import Candidate, ScoredCandidate
 from codesign.config import SLO, Serving
 from codesign.metrics import Metrics, meets_slo, slo_values, summarise
 from codesign.planner.saturation import STABLE, saturation, worst
-from codesign.planner.student_t import student_t_quantile
+from codesign.planner.uncertainty import acceptance_error, hull, interval_over_seeds, time_error
 from codesign.records import SPANS, RequestRecord, RunRecords
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ TIMES = (
 )  # fmt: skip
 COUNTS = ("acceptance_length", "acceptance_rate", "mean_batch")
 SHARES = ("slo_attainment", "goodput")
-_MANY = 1000  # degrees of freedom of a spread that many seeds were averaged for
-_TAIL = 0.05  # chance of another run to lie beyond an interval, on each side
-_SIGMAS = 1.645  # of a normal error, from its mean to either end of such an interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,47 +129,6 @@ def _share_in_slo(requests: Sequence[RequestRecord], slo: SLO, factor: float) ->
     return sum(meets_slo(request, scaled) for request in requests) / max(len(requests), 1)
 
 
-def step_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> float:
-    """Relative error of a round's time: of the fit, and what machines do after their profile.
-
-    The fit's are the errors of target and draft forwards on measurements that it has not seen,
-    weighted by their share of the round.
-
-    Args:
-        fit: Held-out errors by step, and the machine's drift.
-        candidate: Whose.
-        spans: Mean seconds of a round's spans, by name.
-    """
-    label = candidate.deployment.unit.label
-    parts = [
-        (spans.get(op, 0.0), fit.errors[f"{label}/{op}"])
-        for op in ("target", "draft")
-        if f"{label}/{op}" in fit.errors
-    ]
-    total = sum(seconds for seconds, _ in parts)
-    if not total:
-        return 0.0
-    of_fit = sum(seconds * error for seconds, error in parts) / total
-    drift = fit.drift(label, total, requests=candidate.max_batch)
-    return math.hypot(of_fit, _SIGMAS * drift)
-
-
-def acceptance_error(fit: Fit, candidate: Candidate) -> float:
-    """Relative error of the tokens of a round; plain decoding has none."""
-    return 0.0 if candidate.family == "plain" else fit.errors.get("acceptance", 0.0)
-
-
-def time_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> float:
-    """Relative error of the time per token: of a round's time and of its tokens together.
-
-    Args:
-        fit: Held-out errors of steps and of acceptance.
-        candidate: Whose.
-        spans: Mean seconds of a round's spans, by name; weights of the steps' errors.
-    """
-    return math.hypot(step_error(fit, candidate, spans), acceptance_error(fit, candidate))
-
-
 def score(
     candidate: Candidate,
     outcomes: Sequence[Outcome],
@@ -218,7 +174,7 @@ def score(
         better = _values(outcomes, f"{name}_better")
         if values:
             own = interval_over_seeds(values, 0.0, stand_in.get(name, 0.0))
-            predicted[name] = _hull(own, [*worse, *better], top[name])
+            predicted[name] = hull(own, [*worse, *better], top[name])
     return ScoredCandidate(
         candidate,
         predicted,
@@ -277,24 +233,6 @@ def _values(outcomes: Iterable[Outcome], name: str) -> list[float]:
     return [o.figures[name] for o in outcomes if name in o.figures]
 
 
-def interval_over_seeds(values: Sequence[float], error: float, spread: float = 0.0) -> Interval:
-    """Mean, and where further runs lie; see ``score``.
-
-    Args:
-        values: One per seed.
-        error: Relative error of the fit.
-        spread: Relative standard deviation over seeds, for when there is a single one.
-    """
-    value, num = float(np.mean(values)), len(values)
-    if num > 1:
-        deviation, freedom = float(np.std(values, ddof=1)), num - 1
-    else:
-        deviation, freedom = abs(value) * spread, _MANY
-    quantile = student_t_quantile(freedom, 1.0 - _TAIL) if deviation else 0.0
-    half = math.hypot(quantile * deviation * math.sqrt(1.0 + 1.0 / num), abs(value) * error)
-    return Interval(value, max(value - half, 0.0), value + half)  # no figure is below 0
-
-
 def spread_over_seeds(groups: Iterable[Sequence[Outcome]]) -> dict[str, float]:
     """Relative standard deviation of each figure over seeds, on average over candidates.
 
@@ -308,11 +246,6 @@ def spread_over_seeds(groups: Iterable[Sequence[Outcome]]) -> dict[str, float]:
             if len(values) > 1 and all(map(math.isfinite, values)) and np.mean(values):
                 found.setdefault(name, []).append(float(np.std(values, ddof=1) / np.mean(values)))
     return {name: math.sqrt(float(np.mean(np.square(v)))) for name, v in found.items()}
-
-
-def _hull(interval: Interval, values: Sequence[float], top: float) -> Interval:
-    low, high = min([interval.low, *values]), max([interval.high, *values])
-    return Interval(interval.value, max(low, 0.0), min(high, top))
 
 
 def _scaled(slo: SLO, factor: float) -> SLO:

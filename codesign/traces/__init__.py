@@ -15,9 +15,10 @@ done to its input. Imports no torch; prints nothing.
 
 from __future__ import annotations
 
+from codesign.prompts import CATEGORIES
 from codesign.traces.files import csv_text, load_trace, write_csv, write_parquet
 from codesign.traces.summary import LengthSummary, TraceSummary, summarise
-from codesign.traces.trace import CATEGORIES, Trace
+from codesign.traces.trace import Trace
 
 __all__ = [
     "CATEGORIES",

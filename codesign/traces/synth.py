@@ -16,12 +16,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from codesign.errors import InputError
+from codesign.prompts import CATEGORIES
 from codesign.traces.arrivals import TICK, Floats, draw_arrivals, reachable_cv, stratified
 from codesign.traces.catalog import TWINS, find_twin
 from codesign.traces.checks import BLOCK_TOKENS
 from codesign.traces.files import csv_text
 from codesign.traces.presets import LENGTH_LEVELS, PRESETS
-from codesign.traces.trace import CATEGORIES, Trace, draw_names
+from codesign.traces.trace import Trace, draw_names
 
 _DURATION = 600.0  # seconds
 _MOST_REQUESTS = 100_000_000  # some GB of memory

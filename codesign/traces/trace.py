@@ -21,7 +21,6 @@ from codesign.traces.summary import arrival_rate
 if TYPE_CHECKING:
     import pandas as pd
 
-CATEGORIES = ("chat", "code", "mathematics", "translation", "summary", "retrieval")
 FIELD_BREAKS = frozenset(",\r\n")  # end a field of a CSV without quotes
 
 

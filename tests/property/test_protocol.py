@@ -569,17 +569,6 @@ def stop_inside_a_run_ignored(walked: Walk, stop_tokens: frozenset[int], limit: 
     return Walk(tokens, accepted, is_stopped=is_stopped)
 
 
-def bonus_token_dropped(walked: Walk, stop_tokens: frozenset[int], limit: int) -> Walk:
-    tokens, accepted = walked.tokens[:limit], walked.accepted[:limit]
-    is_stopped = tokens[-1] in stop_tokens or len(tokens) == limit
-    if len(tokens) > 1 and not is_stopped:
-        tokens, accepted = tokens[:-1], accepted[:-1]
-    for i, token in enumerate(tokens):
-        if token in stop_tokens:
-            return Walk(tokens[: i + 1], accepted[: i + 1], is_stopped=True)
-    return Walk(tokens, accepted, is_stopped=is_stopped)
-
-
 def limit_inside_a_run_ignored(walked: Walk, stop_tokens: frozenset[int], limit: int) -> Walk:
     for i, token in enumerate(walked.tokens):
         if token in stop_tokens:

@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 
 from codesign.artifacts import header, write_json, write_table
-from codesign.charts import SPAN_COLOURS
 from codesign.dashboard.files import plan_files, plan_of_run, run_folders, runs_of, unzipped
 from codesign.dashboard.profiles import (
     FLOOR_PARTS,
@@ -38,10 +37,11 @@ from codesign.fit.priced_model import parse_model
 from codesign.fit.roofline import Forward
 from codesign.plan import Plan
 from codesign.policy.cost import StepTime
-from codesign.report_words import verdict
 from codesign.run_directory import StoredRun, read_run
 from codesign.sim.replay import ReplayedRound, replay
 from codesign.validate import Validation, validate
+from codesign.validate.charts import SPAN_COLOURS
+from codesign.validate.words import verdict
 
 ASYNC = "async-tree-8x2x2"
 

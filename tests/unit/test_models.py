@@ -20,6 +20,7 @@ from tokenizers import models as raw_models
 
 from codesign import models
 from codesign.errors import HardwareError, InputError
+from codesign.fit.priced_model import parse_model
 from codesign.models import Llama3Scaling, ModelShape, Rope, model_shape
 from codesign.models import card as model_card
 from codesign.models import fetch as model_fetch
@@ -77,22 +78,7 @@ def write_model(folder: Path, config: dict, *, seed: int = 0) -> Path:
 
 
 def test_the_default_target_has_134_515_008_parameters():
-    shape = ModelShape(
-        family="llama",
-        hidden=576,
-        layers=30,
-        heads=9,
-        kv_heads=3,
-        head_dim=64,
-        intermediate=1536,
-        vocab=49152,
-        rope=Rope(1e5),
-        eps=1e-5,
-        tie=True,
-        qkv_bias=False,
-        qk_norm=False,
-        max_positions=8192,
-    )
+    shape = parse_model("smollm2-135m").shape
     assert shape.parameters == 134_515_008
     assert replace(shape, tie=False).parameters == 134_515_008 + 49152 * 576
 

@@ -1,4 +1,4 @@
-"""The traffic that benchmarks.policy_ranks serves."""
+"""The commands that compare policies: the traffic they serve, and names that they refuse."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import compare_policies
 from benchmarks.policies.cases import SEGMENTS
 from benchmarks.policies.segments import LOAD, segment
 from benchmarks.policy_ranks import SERIAL, SPLIT, candidates_of, main
@@ -68,3 +69,19 @@ def test_a_wrong_name_ends_in_one_line_before_anything_starts(
     assert line.startswith("policy_ranks.py: ")
     assert wrong in line
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(("flag", "wrong"), [("--segments", "cove"), ("--machines", "b300x3")])
+def test_the_comparison_refuses_an_unknown_name_in_one_line(
+    flag: str, wrong: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    out = tmp_path / "policies.json"
+    flags = ["traces", "--out", str(out), flag, wrong]
+    monkeypatch.setattr(sys, "argv", ["/somewhere/compare_policies.py", *flags])
+    with pytest.raises(SystemExit) as stop:
+        compare_policies.main()
+    assert stop.value.code == InputError.exit_code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("compare_policies.py: ")
+    assert wrong in line
+    assert not out.exists()

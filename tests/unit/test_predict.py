@@ -13,15 +13,13 @@ from codesign.plan import Candidate
 from codesign.planner.predict import (
     Outcome,
     extrapolation_note,
-    interval_over_seeds,
     misses,
     outcome_of,
     prompt_note,
     score,
     spread_over_seeds,
-    step_error,
-    time_error,
 )
+from codesign.planner.uncertainty import interval_over_seeds, step_error, time_error
 from codesign.policy.speculation import parse_policy
 from codesign.records import RequestRecord, RoundLog, RoundRecord, RunRecords
 

@@ -9,13 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from codesign import charts
 from codesign.config import SLO, Deployment, Serving
 from codesign.plan import Candidate, FileRef, Interval, Plan, ScoredCandidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
-from codesign.report import html_report
-from codesign.report_words import SHOWN, figure_text, ranking_text, shown_comparisons
 from codesign.validate import (
     FIGURES,
     RANKED,
@@ -23,8 +20,11 @@ from codesign.validate import (
     Comparison,
     RunComparison,
     Validation,
+    charts,
 )
-from codesign.validate_ranking import Ranking
+from codesign.validate.ranking import Ranking
+from codesign.validate.report import html_report
+from codesign.validate.words import SHOWN, figure_text, ranking_text, shown_comparisons
 
 PLAIN = Candidate(Deployment(2), parse_policy("plain"), 4)
 CHAIN = Candidate(Deployment(2), parse_policy("chain-3"), 4)

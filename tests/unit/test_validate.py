@@ -26,7 +26,7 @@ from codesign.validate import (
     _other_plan,
     validate,
 )
-from codesign.validate_ranking import rank, rank_correlation
+from codesign.validate.ranking import rank, rank_correlation
 
 POLICIES = ("plain", "chain-3", "tree-8x2x2", "async-tree-8x2x3")
 

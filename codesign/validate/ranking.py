@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from codesign.planner.ranking import NOTICEABLE
 
 if TYPE_CHECKING:
-    from codesign.validate_comparison import Comparison, RunComparison
+    from codesign.validate.comparison import Comparison, RunComparison
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from codesign import __version__, charts
+from codesign import __version__
 from codesign.errors import counted
-from codesign.report_words import (
+from codesign.validate import charts
+from codesign.validate.words import (
     SHOWN,
     error_text,
     figure_text,
@@ -25,8 +26,8 @@ from codesign.report_words import (
 if TYPE_CHECKING:
     from codesign.fit import Fit
     from codesign.plan import Plan
-    from codesign.validate import Comparison, RunComparison, Validation
-    from codesign.validate_ranking import Ranking
+    from codesign.validate.comparison import Comparison, RunComparison, Validation
+    from codesign.validate.ranking import Ranking
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --soft: #60666d; --line: #d9dde2;

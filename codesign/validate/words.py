@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from codesign.validate import CHECKED
+from codesign.validate.comparison import CHECKED
 
 if TYPE_CHECKING:
-    from codesign.validate import Comparison, RunComparison, Validation
-    from codesign.validate_ranking import Ranking
+    from codesign.validate.comparison import Comparison, RunComparison, Validation
+    from codesign.validate.ranking import Ranking
 
 # Title, unit and factor of each figure that is shown.
 SHOWN = {

@@ -1,6 +1,11 @@
 """Prediction against measurement: simulate what a run served, join the records, state the error.
 
 Imports no torch.
+
+    comparison  what is compared of a run and of all runs, and the errors
+    ranking     the order of the candidates, predicted and measured
+    words       titles, units and sentences, for the command line, the page and the dashboard
+    report      the page, with its charts
 """
 
 from __future__ import annotations
@@ -17,11 +22,12 @@ from codesign import Progress
 from codesign.errors import InputError, counted
 from codesign.metrics import summarise, tpot, ttft
 from codesign.plan import Candidate, Plan
-from codesign.planner.predict import interval_over_seeds, score, simulate_outcome, step_error
+from codesign.planner.predict import score, simulate_outcome
+from codesign.planner.uncertainty import interval_over_seeds, step_error
 from codesign.records import SPANS, RoundLog, RunRecords
 from codesign.run_directory import StoredRun, read_run
-from codesign.validate_comparison import CHECKED, Comparison, RunComparison, Validation
-from codesign.validate_ranking import rank
+from codesign.validate.comparison import CHECKED, Comparison, RunComparison, Validation
+from codesign.validate.ranking import rank
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,7 +17,7 @@ from codesign.records import SPANS
 if TYPE_CHECKING:
     from codesign.acceptance import AcceptanceProfile
     from codesign.policy.cost import Calibration
-    from codesign.validate import Comparison, RunComparison
+    from codesign.validate.comparison import Comparison, RunComparison
 
 # Middle tones that can be told apart on white and on black, and without seeing red or green.
 SPAN_COLOURS = {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codesign.plan import Candidate, Interval
-from codesign.validate_ranking import Ranking
+from codesign.validate.ranking import Ranking
 
 if TYPE_CHECKING:
     import pandas as pd

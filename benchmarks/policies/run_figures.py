@@ -1,0 +1,69 @@
+"""Figures of a run, simulated or measured, as the comparison of policies keeps them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from benchmarks.policies.cases import SCALES, scaled
+from codesign.config import SLO
+from codesign.metrics import meets_slo, percentile, summarise
+from codesign.records import RunRecords
+
+_EVERY = 5.0  # seconds between two points over time
+
+
+def figures_of(run: RunRecords, slo: SLO, *, over_time: bool = False) -> dict[str, Any]:
+    """Figures of a run: those of ``codesign.metrics``, gaps between tokens, attainment by scale."""
+    figures = summarise(run, slo).to_dict()
+    figures |= _gaps(run)
+    batch = run.rounds.column("batch")
+    figures["peak_batch"] = float(batch.max(initial=0))
+    rounds = max(float(batch.sum()), 1.0)
+    for name in ("draft", "accepted"):
+        figures[f"{name}_tokens"] = float(run.rounds.column(f"num_{name}_tokens").sum()) / rounds
+    if slo.tpot is not None:
+        figures["attainment"] = {
+            str(scale): sum(meets_slo(r, scaled(slo, scale)) for r in run.requests)
+            / len(run.requests)
+            for scale in SCALES
+        }
+    if over_time:
+        figures["over_time"] = _over_time(run)
+    return figures
+
+
+def _gaps(run: RunRecords) -> dict[str, float | None]:
+    """Percentiles of the time between two tokens of a request; those of a round come together."""
+    rounds = run.rounds
+    batch = rounds.column("batch")
+    gaps = rounds.column("seconds") + rounds.column("prefill")
+    order = np.argsort(gaps)
+    at_once = float(rounds.column("num_emitted_tokens").sum() - batch.sum())
+    counted = np.cumsum(batch[order]) + at_once
+    if not len(counted) or counted[-1] <= 0:
+        return {}
+    found = {}
+    for percent in (50, 90, 99):
+        wanted = counted[-1] * percent / 100.0
+        at = int(np.searchsorted(counted, wanted))
+        found[f"itl_p{percent}"] = 0.0 if wanted <= at_once else float(gaps[order[at]])
+    latencies = [r.finish - r.arrival for r in run.requests if r.finish is not None]
+    found["latency_p90"] = percentile(latencies, 90)
+    return found
+
+
+def _over_time(run: RunRecords) -> list[list[float]]:
+    """[second, batch size, draft tokens per request and round] every few seconds."""
+    rounds = run.rounds
+    batch, drafted = rounds.column("batch"), rounds.column("num_draft_tokens")
+    slot = (rounds.column("start") // _EVERY).astype(int)
+    found = []
+    for number in range(int(slot.max(initial=-1)) + 1):
+        here = (slot == number) & (batch > 0)
+        if here.any():
+            size = float(batch[here].mean())
+            length = float(drafted[here].sum() / batch[here].sum())
+            found.append([number * _EVERY, round(size, 3), round(length, 3)])
+    return found

@@ -1,0 +1,84 @@
+"""How far a predicted figure may be off: by the errors of the fit, and by the luck of the seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from codesign.candidate import Candidate, Interval
+from codesign.planner.student_t import student_t_quantile
+
+if TYPE_CHECKING:
+    from codesign.fit import Fit
+
+_MANY = 1000  # degrees of freedom of a spread that many seeds were averaged for
+_TAIL = 0.05  # chance of another run to lie beyond an interval, on each side
+_SIGMAS = 1.645  # of a normal error, from its mean to either end of such an interval
+
+
+def step_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> float:
+    """Relative error of a round's time: of the fit, and what machines do after their profile.
+
+    The fit's are the errors of target and draft forwards on measurements that it has not seen,
+    weighted by their share of the round.
+
+    Args:
+        fit: Held-out errors by step, and the machine's drift.
+        candidate: Whose.
+        spans: Mean seconds of a round's spans, by name.
+    """
+    label = candidate.deployment.unit.label
+    parts = [
+        (spans.get(op, 0.0), fit.errors[f"{label}/{op}"])
+        for op in ("target", "draft")
+        if f"{label}/{op}" in fit.errors
+    ]
+    total = sum(seconds for seconds, _ in parts)
+    if not total:
+        return 0.0
+    of_fit = sum(seconds * error for seconds, error in parts) / total
+    drift = fit.drift(label, total, requests=candidate.max_batch)
+    return math.hypot(of_fit, _SIGMAS * drift)
+
+
+def acceptance_error(fit: Fit, candidate: Candidate) -> float:
+    """Relative error of the tokens of a round; plain decoding has none."""
+    return 0.0 if candidate.family == "plain" else fit.errors.get("acceptance", 0.0)
+
+
+def time_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> float:
+    """Relative error of the time per token: of a round's time and of its tokens together.
+
+    Args:
+        fit: Held-out errors of steps and of acceptance.
+        candidate: Whose.
+        spans: Mean seconds of a round's spans, by name; weights of the steps' errors.
+    """
+    return math.hypot(step_error(fit, candidate, spans), acceptance_error(fit, candidate))
+
+
+def interval_over_seeds(values: Sequence[float], error: float, spread: float = 0.0) -> Interval:
+    """Mean, and where further runs lie; see ``predict.score``.
+
+    Args:
+        values: One per seed.
+        error: Relative error of the fit.
+        spread: Relative standard deviation over seeds, for when there is a single one.
+    """
+    value, num = float(np.mean(values)), len(values)
+    if num > 1:
+        deviation, freedom = float(np.std(values, ddof=1)), num - 1
+    else:
+        deviation, freedom = abs(value) * spread, _MANY
+    quantile = student_t_quantile(freedom, 1.0 - _TAIL) if deviation else 0.0
+    half = math.hypot(quantile * deviation * math.sqrt(1.0 + 1.0 / num), abs(value) * error)
+    return Interval(value, max(value - half, 0.0), value + half)  # no figure is below 0
+
+
+def hull(interval: Interval, values: Sequence[float], top: float) -> Interval:
+    """The interval, made to hold ``values`` too; nothing is below 0 or above ``top``."""
+    low, high = min([interval.low, *values]), max([interval.high, *values])
+    return Interval(interval.value, max(low, 0.0), min(high, top))

@@ -1,0 +1,132 @@
+"""The prompts of the validation campaign: recorded, served, and known again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.campaign import ranks, schedule, units
+from benchmarks.campaign import requests as campaign_requests
+from codesign.acceptance import AcceptanceProfile, Recording
+from codesign.config import Deployment
+from codesign.prompts import BoundRequest
+
+
+def test_prompts_that_are_served_are_none_of_those_recorded_and_ask_the_same(tiny_models):
+    first, *more = campaign_requests.recorded_prompts(tiny_models[0])
+    recorded = [r for group in (first, *more) for r in group]
+    served = campaign_requests.served_prompts(tiny_models[0], units.STREAM)
+    assert len(served) == units.STREAM.requests == 24
+    twice = campaign_requests.served_prompts(tiny_models[0], replace(units.STREAM, requests=48))
+    assert twice[:24] == served
+    assert len({r.prompt_ids for r in twice}) == 48
+    assert not {r.prompt_ids for r in recorded} & {r.prompt_ids for r in twice}
+    assert len({r.prompt_ids for r in recorded}) == len(recorded)
+    assert sorted(r.request_id for r in recorded) == list(range(len(recorded)))
+    assert {len(group) for group in more} == {24}
+    assert len(first) == schedule.NUM_RECORDED[0]
+    assert len(recorded) == schedule.MOST_RECORDED
+    kinds = [r.category for r in first]
+    for category in {r.category for r in served}:
+        assert kinds.count(category) == 16
+        assert [r.category for r in served].count(category) == 4
+    assert len({r.category for r in served[:6]}) == 6  # a grid that is cut short stays balanced
+    assert kinds.count(campaign_requests.LONG) == 12
+    [fewer] = campaign_requests.recorded_prompts(tiny_models[0], share=0.25)
+    assert len(fewer) == 24 + 12
+    questions = {r.prompt_ids[-20:] for r in recorded}
+    assert {r.prompt_ids[-20:] for r in served} <= questions
+
+
+def test_acceptance_is_recorded_of_more_prompts_as_long_as_there_is_time(monkeypatch):
+    served, now = [], [0.0]
+    groups = [[BoundRequest(n, 0.0, "", (1, 2), 3)] for n in range(5)]
+
+    def serve(candidate, requests, policy, *, max_kv_tokens):
+        served.append(requests[0].request_id)
+        now[0] += 0.4 * ranks.RECORDING
+        return SimpleNamespace(outputs={})
+
+    def table(bench, requests, outputs):
+        return pd.DataFrame({"request": [r.request_id for r in requests]})
+
+    monkeypatch.setattr(ranks, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(ranks, "resolve_model", lambda name: name)
+    monkeypatch.setattr(ranks, "recorded_prompts", lambda target, *, share: iter(groups))
+    monkeypatch.setattr(ranks, "rank_outputs", table)
+    measuring = object.__new__(ranks.Measuring)
+    measuring._session = SimpleNamespace(pair=SimpleNamespace(models=("target", "draft")))
+    measuring._task = SimpleNamespace(recorded=1.0)
+    found = measuring._record(SimpleNamespace(serve=serve), Deployment(2))
+    assert served == found["request"].tolist() == [0, 1, 2]
+
+
+def test_what_plain_decoding_said_is_ranked_for_batches_and_replays_where_it_is_whole(
+    tmp_path, monkeypatch
+):
+    asked = [BoundRequest(i, 0.0, "", (1, 2), 3) for i in range(3)]
+    table = AcceptanceProfile(
+        {"": (Recording(0, np.zeros(3, np.int64), np.zeros((3, 2))),)}
+    ).to_table()
+    monkeypatch.setattr(ranks, "bound", lambda *args, seed: asked)
+    monkeypatch.setattr(ranks, "rank_outputs", lambda bench, served, outputs: table)
+    measuring = object.__new__(ranks.Measuring)
+    measuring._folder = tmp_path
+    measuring._session = SimpleNamespace(pair=SimpleNamespace(models=("target", "draft")))
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    whole = {i: [7, 8, 9] for i in range(3)}
+    for workload, outputs, is_kept in (
+        (units.STREAM, whole, False),  # the batch's
+        (units.SEGMENT, whole | {1: [7]}, False),
+        (units.BATCH, whole, True),
+        (units.SEGMENT, whole, True),
+    ):
+        work = SimpleNamespace(workload=workload, requests=3)
+        measuring._rank(None, work, None, SimpleNamespace(outputs=outputs))
+        assert (runs / f"{workload.name}.acceptance.parquet").exists() == is_kept
+
+
+def test_requests_that_are_shorter_than_their_question_ask_it_bare(tiny_models):
+    requests, segment = campaign_requests, units.SEGMENT
+    asked = pd.DataFrame(
+        {"arrival": 0.0, "prompt_tokens": [1] * 40 + list(range(400, 420)), "output_tokens": 4,
+         "category": ["chat"] * 40 + ["code"] * 20}
+    )  # fmt: skip
+    found = requests.alike(asked, tiny_models[0], segment, seed=0)
+    assert found["chat"] >= 10.0 > found["code"] == 1.0  # four questions
+    assert requests.alike(asked, tiny_models[0], units.BATCH, seed=0) == {}
+    assert requests.alike(asked, "not here", segment, seed=0) == {}
+
+
+def test_recorded_requests_are_known_by_their_question(tiny_models):
+    prompts = [r for group in campaign_requests.recorded_prompts(tiny_models[0]) for r in group]
+    recording = Recording(0, np.array([0]), np.array([[-1.0]]))
+    kinds = {p.category for p in prompts}
+    profile = AcceptanceProfile(
+        {
+            kind: tuple(
+                replace(recording, request=p.request_id) for p in prompts if p.category == kind
+            )
+            for kind in kinds
+        }
+    )
+    asked = campaign_requests.recorded_questions(profile)
+    amounts = len(campaign_requests.MATERIALS)
+    assert amounts == len(set(campaign_requests.MATERIALS)) == 16
+    for row in range(4):  # whatever is recorded last, each amount and each filler has its share
+        amount, filler = zip(*campaign_requests.MATERIALS[4 * row : 4 * row + 4], strict=True)
+        assert (sorted(amount), sorted(filler)) == (
+            [16, 32, 48, 64],
+            sorted(campaign_requests.FILLERS),
+        )
+    by_question = [[p for p in prompts if asked.get(p.request_id) == q] for q in range(24)]
+    assert all(len(group) == amounts for group in by_question)
+    for group in by_question:
+        endings = {tuple(p.prompt_ids[-8:]) for p in group}
+        assert len(endings) == 1
+        assert len({p.prompt_ids for p in group}) == amounts
+        assert campaign_requests.LONG not in {p.category for p in group}
