@@ -29,8 +29,9 @@ PLAIN = Candidate(Deployment(2), parse_policy("plain"), 1)
 CHAIN = Candidate(Deployment(2), parse_policy("chain-3"), 1)
 
 
-def outcome(seed=0, *, max_rows=1, **figures) -> Outcome:
-    return Outcome(PLAIN.label, seed, figures, {"target": 0.03, "draft": 0.01}, max_rows)
+def outcome(seed=0, *, max_rows=1, max_draft_rows=1, **figures) -> Outcome:
+    spans = {"target": 0.03, "draft": 0.01}
+    return Outcome(PLAIN.label, seed, figures, spans, max_rows, max_draft_rows)
 
 
 def finished(request_id, first, finish, output=11) -> RequestRecord:
@@ -117,6 +118,30 @@ def test_rows_beyond_the_measured_ones_are_called_extrapolated(machine_fit):
     note = extrapolation_note(PLAIN, [outcome(max_rows=33)], machine_fit)
     assert "33 rows" in note
     assert "extrapolated" in note
+
+
+def test_draft_rows_beyond_the_measured_ones_are_called_extrapolated(machine_fit):
+    forms = {"line": HeldOut(0.01, 0.01, 0.01)}
+    step = StepFit(machine_fit.costs["2"].draft, "line", forms, num_shapes=4, most_rows=64)
+    label = CHAIN.deployment.label
+    fit = replace(machine_fit, steps={f"{label}/draft": step})
+    assert extrapolation_note(CHAIN, [outcome(max_draft_rows=64)], fit) == ""
+    note = extrapolation_note(CHAIN, [outcome(), outcome(max_draft_rows=65)], fit)
+    assert "drafts up to 65 rows at once, but steps were measured up to 64" in note
+    assert extrapolation_note(CHAIN, [outcome(max_draft_rows=65)], replace(fit, steps={})) == ""
+
+
+def test_the_rows_of_draft_forwards_are_those_of_rounds_without_prompts(machine_fit):
+    def round_of(**values: float) -> RoundRecord:
+        return RoundRecord(**({f.name: 0 for f in fields(RoundRecord)} | values))
+
+    log = RoundLog([
+        round_of(batch=1, target=1.0),
+        round_of(batch=1, target=1.0, num_expansions=2, draft_rows=25),
+        round_of(batch=1, target=1.0, num_expansions=1, draft_rows=900, prefill_tokens=800),
+    ])  # fmt: skip
+    records = RunRecords([finished(0, 1.0, 2.0)], log, 3.0, [])
+    assert outcome_of(records, CHAIN, machine_fit, slo=SLO(), seed=0).max_draft_rows == 13
 
 
 def test_prompts_beyond_the_measured_ones_are_called_extrapolated(machine_fit):
