@@ -455,7 +455,13 @@ def test_on_ranks_stairs_follow_the_buckets_and_the_host_goes_request_by_request
 @pytest.mark.parametrize("most", [32, 64])
 def test_rows_of_buckets_that_were_not_timed_cost_what_those_of_the_last_one_did(most: int):
     """Of 59 targets on H200s, timed to 128 rows, without those beyond 64: 4 % off, flat 42."""
-    heights = {8: 1.0, 16: 1.3, 32: 2.0, 64: 3.4, 128: 6.2}  # ms; from 32 on each row costs the same
+    heights = {
+        8: 1.0,
+        16: 1.3,
+        32: 2.0,
+        64: 3.4,
+        128: 6.2,
+    }  # ms; from 32 on each row costs the same
 
     def staircase(rows: int, requests: int) -> float:
         return 1e-3 * heights[next(b for b in BUCKETS if rows <= b)] + 2e-5 * requests

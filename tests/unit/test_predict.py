@@ -160,8 +160,9 @@ def test_what_was_simulated_once_has_the_spread_of_what_was_repeated(machine_fit
     assert spread["tpot_mean"] == pytest.approx(math.sqrt(0.02))
     once = score(PLAIN, [outcome(tpot_mean=2.0)], machine_fit, SLO(), spread=spread)
     # 0.95 quantile of the normal distribution, once for this run and once for the other.
-    half = math.hypot(1.6464 * 2.0 * math.sqrt(0.02) * math.sqrt(2), 2.0 * 0.025)
+    error = math.hypot(0.025, 1.645 * machine_fit.drift("2", 0.04))
+    half = math.hypot(1.6464 * 2.0 * math.sqrt(0.02) * math.sqrt(2), 2.0 * error)
     interval = once.predicted["tpot_mean"]
     assert interval.high - interval.value == pytest.approx(half, rel=1e-3)
     alone = score(PLAIN, [outcome(tpot_mean=2.0)], machine_fit, SLO()).predicted["tpot_mean"]
-    assert alone.high - alone.value == pytest.approx(2.0 * 0.025, rel=0.01)
+    assert alone.high - alone.value == pytest.approx(2.0 * error, rel=0.01)
