@@ -37,7 +37,7 @@ from codesign.artifacts import header, read_table, write_text
 from codesign.fit import ACCEPTANCE_FILE, PROFILE_FILE, Fit, fit_profile
 from codesign.fit.calibration import held_out_chances
 from codesign.fit.drift import BATCH as OF_BATCHES
-from codesign.fit.drift import HOST
+from codesign.fit.drift import HOST, SHARE
 from codesign.fit.prompt_luck import PromptLuck
 from codesign.plan import Plan
 from codesign.profiler.store import ACCEPTANCE_PART
@@ -112,7 +112,12 @@ def join_pair(folder: Path) -> dict[str, Any]:
         "draft": fit.draft,
         "errors": fit.errors,
         "unsure": {name: step.unsure for name, step in fit.steps.items()},
-        "drift": {"host": HOST, "batch": OF_BATCHES, "host_spread": fit.host_spread},
+        "drift": {
+            "host": HOST,
+            "share": SHARE,
+            "batch": OF_BATCHES,
+            "host_spread": fit.host_spread,
+        },
         "recorded": sum(len(group) for group in fit.acceptance.recordings.values()),
         "forms": {name: step.form for name, step in fit.steps.items()},
         "calibration": calibration_rows(fit.acceptance),

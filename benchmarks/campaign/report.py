@@ -83,7 +83,7 @@ None is fitted to how many intervals cover. All plans of a
   pair share one draw of its recorded and served prompts"""
 OF_DRIFT = """\
 , and from
-  how much a machine changes between its profile and its runs ({host:.0f} us per round, and
+  how much a machine changes between its profile and its runs ({host:.0f} us per round, {share}and
   {batch:.1f} % of a round of several requests, as estimated from earlier campaigns)"""
 
 NOT_CAPTURED = """\
@@ -170,13 +170,15 @@ def _replays(payloads: Sequence[dict[str, Any]]) -> str:
 
 def _intervals(results: Sequence[Result]) -> str:
     if any("unsure" in result.pair for result in results):
-        drifts = [
-            OF_DRIFT.format(host=drift["host"] * 1e6, batch=drift["batch"] * 1e2)
-            for drift in _drifts(results)
-        ]
+        drifts = [_drift_parts(drift) for drift in _drifts(results)]
         return OF_POLICIES.format(drift="".join(drifts[-1:]))
     has_parts = any("parts" in run for result in results for run in result.runs())
     return OF_PARTS if has_parts else OF_LUCK
+
+
+def _drift_parts(drift: dict[str, Any]) -> str:
+    share = f"{drift['share']:.1%} of its time, ".replace("%", " %") if "share" in drift else ""
+    return OF_DRIFT.format(host=drift["host"] * 1e6, share=share, batch=drift["batch"] * 1e2)
 
 
 def _drifts(results: Sequence[Result]) -> list[dict[str, Any]]:

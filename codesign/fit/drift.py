@@ -1,10 +1,10 @@
 """What a machine does between its profile and its runs, which is in no residual of a fit.
 
-Priors from the three campaigns of 22 and 23 November before the one that they were judged on
-(docs/validation.md, "Drift between a profile and its runs"): with the acceptance known, runs of one
-request were off by a fixed time per round beyond their steps' residuals, of a 70B and an 8B alike,
-and by no share of it. A shared host does that: a run meets its slow phases in another mix than the
-profile did. Runs of several requests were also off by a share of the round.
+Priors from eight campaigns of 22 and 23 November (docs/validation.md, "Drift between a profile and
+its runs"): runs were off by three things beyond their steps' residuals. A fixed time per round, as
+a shared host takes it: a run meets its slow phases in another mix than the profile did. A share of
+the round, mostly the same for all runs of a deployment: all of the machine is faster or slower than
+it was in the profile. And another share of rounds of several requests.
 
 Must not import torch.
 """
@@ -19,8 +19,9 @@ import pandas as pd
 from codesign.fit.round_costs import PACE
 from codesign.policy.cost import SEVERAL
 
-HOST = 45e-6  # standard deviation, seconds a round
-BATCH = 0.017  # standard deviation of a round of several requests, a share of its seconds
+HOST = 35e-6  # standard deviation, seconds a round
+SHARE = 0.012  # standard deviation, a share of a round's seconds
+BATCH = 0.017  # the same, besides, of a round of several requests
 # Seconds that a round takes more where a plain round's own host time takes one more: in the slow
 # phases of an 8B's host 14 us there were 100 us of a plain round.
 EXPOSURE = 7.0
@@ -57,4 +58,4 @@ def drift_error(seconds: float, *, requests: float = 1.0, host_spread: float = 0
     if seconds <= 0.0:
         return 0.0
     batch = BATCH if requests >= SEVERAL else 0.0
-    return math.hypot(max(HOST, EXPOSURE * host_spread) / seconds, batch)
+    return math.hypot(max(HOST, EXPOSURE * host_spread) / seconds, SHARE, batch)

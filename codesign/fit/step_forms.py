@@ -149,7 +149,8 @@ def fit_stairs(shapes: Shapes) -> StepTime:
     steps of one request, those of several wait for the host.
     Attention goes by parts: requests, or tiles of one request's rows where these are more. How many
     rows a tile has follows from heads that a profile does not name: the best of ``TILES`` is taken.
-    More rows than the largest bucket run in several forwards.
+    Buckets beyond the rows that were timed cost as much more for each row as the last one that was
+    (``_untimed_too``). More rows than the largest bucket run in several forwards.
     """
     return min((_stairs(shapes, tile) for tile in TILES), key=lambda time: miss(time, shapes))
 
@@ -174,8 +175,7 @@ def _stairs(shapes: Shapes, tile: int) -> StepTime:
     alpha, cross, gamma, each, padding, several, *steps = robust_fit(
         design, shapes.seconds
     ).tolist()
-    heights = several + np.cumsum(steps)
-    heights = np.append(heights, [heights[-1]] * (len(BUCKETS) - len(heights)))
+    heights = _untimed_too(several + np.cumsum(steps))
     rows: list[int] = []
     seconds: list[float] = []
     for low, bucket, height in zip((0, *BUCKETS), BUCKETS, heights, strict=False):
@@ -187,6 +187,17 @@ def _stairs(shapes: Shapes, tile: int) -> StepTime:
     return StepTime(
         alpha, tuple(rows), tuple(map(float, seconds)), cross=cross, each=each, tile=tile
     )
+
+
+def _untimed_too(heights: Floats) -> Floats:
+    """(B,) seconds of all buckets, from those of the first ones.
+
+    Each bucket has twice the rows of the one before. Products of many rows run tile by tile, so
+    that from some bucket on each row costs the same, and a bucket twice as much more.
+    """
+    rise = heights[-1] - heights[-2] if len(heights) > 1 else 0.0
+    doublings = 2.0 ** np.arange(1, len(BUCKETS) - len(heights) + 1)
+    return np.append(heights, heights[-1] + rise * np.cumsum(doublings))
 
 
 def fit_stream_stairs(shapes: Shapes) -> StepTime:

@@ -19,7 +19,7 @@ from codesign.config import SLO, Serving
 from codesign.metrics import Metrics, meets_slo, slo_values, summarise
 from codesign.planner.saturation import STABLE, saturation, worst
 from codesign.planner.uncertainty import acceptance_error, hull, interval_over_seeds, time_error
-from codesign.records import SPANS, RequestRecord, RunRecords
+from codesign.records import SPANS, RequestRecord, RoundLog, RunRecords
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,6 +46,8 @@ class Outcome:
             ("..._worse") or shorter ("..._better") by the fit's error.
         spans: Mean seconds per round.
         max_rows: Most rows of a target forward.
+        max_draft_rows: Most rows of a draft forward, as far as rounds tell: the largest mean over
+            the forwards of a round without prompts.
         saturation: How the queue grew, one of ``saturation.VERDICTS``.
         num_requests: Of the trace's stretch that was simulated.
     """
@@ -55,6 +57,7 @@ class Outcome:
     figures: dict[str, float]
     spans: dict[str, float]
     max_rows: int
+    max_draft_rows: int = 0
     saturation: str = STABLE
     num_requests: int = 0
 
@@ -118,9 +121,18 @@ def outcome_of(
         figures,
         spans,
         max_rows=int(records.rounds.column("rows").max(initial=0)),
+        max_draft_rows=_most_draft_rows(records.rounds),
         saturation=saturation(records.requests),
         num_requests=len(records.requests),
     )
+
+
+def _most_draft_rows(rounds: RoundLog) -> int:
+    """See ``Outcome.max_draft_rows``."""
+    names = ("draft_rows", "num_expansions", "prefill_tokens")
+    rows, forwards, prompts = (rounds.column(name) for name in names)
+    drafted = (forwards > 0) & (prompts == 0)
+    return math.ceil((rows[drafted] / forwards[drafted]).max(initial=0.0))
 
 
 def _share_in_slo(requests: Sequence[RequestRecord], slo: SLO, factor: float) -> float:
@@ -202,14 +214,18 @@ def extrapolation_note(candidate: Candidate, outcomes: Iterable[Outcome], fit: F
         outcomes: One per seed.
         fit: Whose steps were measured up to some number of rows.
     """
-    rows = max((o.max_rows for o in outcomes), default=0)
-    measured = fit.costs[candidate.deployment.unit.label].target.rows
-    if len(measured) < 2 or rows <= measured[-1]:
-        return ""
-    return (
-        f"{candidate.label}: verifies up to {rows} rows at once, but steps were measured up to "
-        f"{measured[-1]}; its times are extrapolated"
-    )
+    made, label = list(outcomes), candidate.deployment.unit.label
+    verified = max((o.max_rows for o in made), default=0)
+    drafted = max((o.max_draft_rows for o in made), default=0)
+    measured = fit.costs[label].target.rows
+    timed = fit.steps[f"{label}/draft"].most_rows if f"{label}/draft" in fit.steps else 0
+    beyond = []
+    if len(measured) > 1 and verified > measured[-1]:
+        beyond.append(f"verifies up to {verified} rows at once, but steps were measured up to "
+                      f"{measured[-1]}")  # fmt: skip
+    if 0 < timed < drafted:
+        beyond.append(f"drafts up to {drafted} rows at once, but steps were measured up to {timed}")
+    return f"{candidate.label}: {'; '.join(beyond)}; its times are extrapolated" if beyond else ""
 
 
 def prompt_note(fit: Fit, requests: pd.DataFrame) -> str:

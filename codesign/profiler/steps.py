@@ -53,7 +53,8 @@ _RANK_DRAFT = (
     *((2, n) for n in (1, 4)),
     *((3, n) for n in (6, 11)),
     *((4, n) for n in (1, 2, 4)),
-    *((8, n) for n in (1, 2, 4, 8)),
+    *((8, n) for n in (1, 2, 4, 8, 16)),  # 16 requests draft 128 rows with a width of 8
+    (5, 13),
 )
 _SLOW_PASSES = 3  # prefills are long: they are timed in the first passes only
 

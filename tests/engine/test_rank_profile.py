@@ -127,6 +127,9 @@ def test_rows_lie_on_both_sides_of_every_bucket_and_what_is_timed_beside_is_time
         beside = set(target_shapes(RANK_CONTEXTS, beside=True, lean=lean, grid=RANK_GRID))
         assert beside <= set(alone)
         assert len(beside) >= 5
+        draft = draft_shapes(RANK_CONTEXTS, few=False, lean=lean, grid=RANK_GRID)
+        rows = {s.requests * s.rows for s in draft if s.op == "draft"}
+        assert {1, 8, 9, 16, 18, 32, 33, 64, 65, 128} <= rows
     assert {s.requests for s in alone if s.op == "prefill"} == {1}  # each prompt runs by itself
     full = {s.rows for s in alone if s.op == "target" and s.requests == 8}
     assert {1, 2, 4, 8, 16} <= full  # a whole batch in every bucket

@@ -99,6 +99,17 @@ def test_the_document_states_errors_goals_and_the_cause_of_the_worst(tmp_path):
     assert "| a+b, H200 |" in text
 
 
+def test_intervals_name_the_drift_that_they_were_made_with(tmp_path):
+    older = {"host": 45e-6, "batch": 0.017, "host_spread": {}}
+    for drift, said in (
+        (older, "(45 us per round, and 1.7 % of a round of several"),
+        (older | {"share": 0.012}, "(45 us per round, 1.2 % of its time, and 1.7 % of a round"),
+    ):
+        pair = result() | {"unsure": {}, "drift": drift}
+        text = " ".join(written(tmp_path, pair).split())
+        assert said in text
+
+
 def test_intervals_of_steps_are_judged_where_luck_is_known(tmp_path):
     known = [(2.0, 1.0, 3.0, 2.0, 2.03), (2.0, 1.0, 3.0, 2.0, 2.08), (2.0, 1.0, 3.0, 2.0)]
     runs = [run("plain on 2, batch 1", tpot=each) for each in known]

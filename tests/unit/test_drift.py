@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from codesign.fit.drift import BATCH, EXPOSURE, HOST, drift_error, host_spreads
+from codesign.fit.drift import BATCH, EXPOSURE, HOST, SHARE, drift_error, host_spreads
 
 
-def test_a_round_drifts_by_a_fixed_time_and_one_of_several_requests_by_a_share_besides():
-    assert drift_error(1e-3) == pytest.approx(HOST / 1e-3)
-    assert drift_error(2e-3) == pytest.approx(drift_error(1e-3) / 2.0)
-    assert drift_error(1e9) < 1e-9 < BATCH == pytest.approx(drift_error(1e9, requests=8))
-    assert drift_error(1e-3, requests=2) == pytest.approx(np.hypot(BATCH, HOST / 1e-3))
+def test_a_round_drifts_by_a_fixed_time_and_a_share_and_one_of_several_requests_by_another_share():
+    assert drift_error(1e-3) == pytest.approx(np.hypot(HOST / 1e-3, SHARE))
+    assert drift_error(1e9) == pytest.approx(SHARE)  # a long round too, as all of a machine drifts
+    assert drift_error(1e9, requests=8) == pytest.approx(np.hypot(SHARE, BATCH))
+    by_three = math.hypot(HOST / 1e-3, SHARE, BATCH)
+    assert drift_error(1e-3, requests=2) == pytest.approx(by_three)
     assert drift_error(0.0) == 0.0
 
 
 def test_a_host_that_was_less_steady_than_others_widens_it():
-    assert drift_error(1e-3, host_spread=1e-5) == pytest.approx(EXPOSURE * 1e-5 / 1e-3)
+    wanted = math.hypot(EXPOSURE * 1e-5 / 1e-3, SHARE)
+    assert drift_error(1e-3, host_spread=1e-5) == pytest.approx(wanted)
     assert drift_error(1e-3, host_spread=1e-6) == drift_error(1e-3)  # others are no steadier
 
 

@@ -27,8 +27,9 @@ PLAIN = Candidate(Deployment(2), parse_policy("plain"), 1)
 CHAIN = Candidate(Deployment(2), parse_policy("chain-3"), 1)
 
 
-def outcome(seed=0, *, max_rows=1, **figures) -> Outcome:
-    return Outcome(PLAIN.label, seed, figures, {"target": 0.03, "draft": 0.01}, max_rows)
+def outcome(seed=0, *, max_rows=1, max_draft_rows=1, **figures) -> Outcome:
+    spans = {"target": 0.03, "draft": 0.01}
+    return Outcome(PLAIN.label, seed, figures, spans, max_rows, max_draft_rows)
 
 
 def finished(request_id, first, finish, output=11) -> RequestRecord:
@@ -117,6 +118,30 @@ def test_rows_beyond_the_measured_ones_are_called_extrapolated(machine_fit):
     assert "extrapolated" in note
 
 
+def test_draft_rows_beyond_the_measured_ones_are_called_extrapolated(machine_fit):
+    forms = {"line": HeldOut(0.01, 0.01, 0.01)}
+    step = StepFit(machine_fit.costs["2"].draft, "line", forms, num_shapes=4, most_rows=64)
+    label = CHAIN.deployment.label
+    fit = replace(machine_fit, steps={f"{label}/draft": step})
+    assert extrapolation_note(CHAIN, [outcome(max_draft_rows=64)], fit) == ""
+    note = extrapolation_note(CHAIN, [outcome(), outcome(max_draft_rows=65)], fit)
+    assert "drafts up to 65 rows at once, but steps were measured up to 64" in note
+    assert extrapolation_note(CHAIN, [outcome(max_draft_rows=65)], replace(fit, steps={})) == ""
+
+
+def test_the_rows_of_draft_forwards_are_those_of_rounds_without_prompts(machine_fit):
+    def round_of(**values: float) -> RoundRecord:
+        return RoundRecord(**({f.name: 0 for f in fields(RoundRecord)} | values))
+
+    log = RoundLog([
+        round_of(batch=1, target=1.0),
+        round_of(batch=1, target=1.0, num_expansions=2, draft_rows=25),
+        round_of(batch=1, target=1.0, num_expansions=1, draft_rows=900, prefill_tokens=800),
+    ])  # fmt: skip
+    records = RunRecords([finished(0, 1.0, 2.0)], log, 3.0, [])
+    assert outcome_of(records, CHAIN, machine_fit, slo=SLO(), seed=0).max_draft_rows == 13
+
+
 def test_prompts_beyond_the_measured_ones_are_called_extrapolated(machine_fit):
     forms = {"line": HeldOut(0.01, 0.01, 0.01)}
     step = StepFit(machine_fit.costs["2"].prefill, "line", forms, num_shapes=4, most_rows=256)
@@ -133,8 +158,9 @@ def test_what_was_simulated_once_has_the_spread_of_what_was_repeated(machine_fit
     assert spread["tpot_mean"] == pytest.approx(math.sqrt(0.02))
     once = score(PLAIN, [outcome(tpot_mean=2.0)], machine_fit, SLO(), spread=spread)
     # 0.95 quantile of the normal distribution, once for this run and once for the other.
-    half = math.hypot(1.6464 * 2.0 * math.sqrt(0.02) * math.sqrt(2), 2.0 * 0.025)
+    error = math.hypot(0.025, 1.645 * machine_fit.drift("2", 0.04))
+    half = math.hypot(1.6464 * 2.0 * math.sqrt(0.02) * math.sqrt(2), 2.0 * error)
     interval = once.predicted["tpot_mean"]
     assert interval.high - interval.value == pytest.approx(half, rel=1e-3)
     alone = score(PLAIN, [outcome(tpot_mean=2.0)], machine_fit, SLO()).predicted["tpot_mean"]
-    assert alone.high - alone.value == pytest.approx(2.0 * 0.025, rel=0.01)
+    assert alone.high - alone.value == pytest.approx(2.0 * error, rel=0.01)
