@@ -322,3 +322,10 @@ def test_data_sheets_name_their_source():
     table = device_table()
     assert {"h100", "h200", "b200"} <= set(table["name"])
     assert table["source"].str.len().min() > 10
+
+
+def test_the_machine_of_a_fit_has_as_many_gpus_as_its_largest_split(tmp_path, monkeypatch):
+    monkeypatch.setenv("CODESIGN_HOME", str(tmp_path))
+    machines = {str(e.path.parent.name): e.machine for e in known_fits(tmp_path)}
+    assert machines["h200-llama-3-70b-int4+llama-3.2-1b-int4"] == "4 x NVIDIA H200"
+    assert machines["h200-qwen2-72b-int4+qwen2-1.5b-int4"] == "2 x NVIDIA H200"
