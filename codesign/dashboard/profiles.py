@@ -105,7 +105,7 @@ def coverage_table(entries: list[FitEntry]) -> pd.DataFrame:
                 "splits": ", ".join(head["costs"]),
                 "error of a target forward": f"{np.median(errors):.1%}" if errors else "",
                 "made": head["created"][:10],
-                "file": str(entry.path),
+                "file": "shipped" if entry.is_shipped else str(entry.path),
             }
         )
     return pd.DataFrame(rows)
