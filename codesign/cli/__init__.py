@@ -47,8 +47,15 @@ examples:
 """
 
 
-# What the system refuses by a user's hand: files of others, full disks.
-_REFUSALS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+# What the system refuses by a user's hand: files of others, full disks, a file for a folder.
+_REFUSALS = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ENOTDIR,
+)
 
 
 class Parser(argparse.ArgumentParser):

@@ -192,7 +192,7 @@ def _step_table(fit: Fit) -> str:
         ["workers", "step", "us/context", "1 (64)", "4 (256)", "8 ms", "line", "form", "error"],
         rows,
         "ms of 1, 4, 8 rows (prefills: 64, 256); mean held-out error of a line; the form used (not "
-        f"the line\nif that is above {MAX_LINE_ERROR:.0%}), its median / max held-out error",
+        f"the line if that is above {MAX_LINE_ERROR:.0%}), its median / max held-out error",
     )
 
 

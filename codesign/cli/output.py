@@ -92,14 +92,14 @@ def table(
 ) -> str:
     """Return a table as text, with colour if stdout is a terminal.
 
-    Elsewhere long texts are cut so that lines have 100 columns; names, in the first column, and
-    numbers are not.
+    On a terminal that is too narrow, cells are folded between words. Elsewhere long texts are cut
+    so that lines have 100 columns; names, in the first column, and numbers are not.
 
     Args:
         columns: Heads of the columns.
         rows: Cells: strings as they are, integers with thousands separators, floats with four
             significant digits, None as ``-``. Columns without strings are set to the right.
-        title: A line above the table.
+        title: A line above the table, or more where it is too long.
 
     Returns:
         Lines without a newline at the end, ready for ``emit``.
@@ -109,7 +109,7 @@ def table(
     if _is_rich(sys.stdout):
         return _rich_table(columns, cells, right, title)
     widths = _fit_widths([max(map(len, c)) for c in zip(columns, *cells, strict=True)])
-    lines = [] if title is None else [title]
+    lines = [] if title is None else _folded(title)
     for row in (list(columns), *cells):
         padded = [
             _clip(cell, width).rjust(width) if to_right else _clip(cell, width).ljust(width)
@@ -125,12 +125,24 @@ def number_text(value: float) -> str:
 
 
 def wrapped(head: str, text: str) -> list[str]:
-    """Return lines of at most 100 columns with ``text`` to the right of ``head``."""
+    """Return lines with ``text`` to the right of ``head``: as wide as the terminal, at most 100."""
+    return _folded(text, first=f"{head:<10}", later=" " * 10)
+
+
+def _folded(text: str, *, first: str = "", later: str = "") -> list[str]:
+    from shutil import get_terminal_size
     from textwrap import wrap
 
-    first, later = f"{head:<10}", " " * 10
+    width = MAX_COLUMNS
+    if sys.stdout.isatty():
+        width = min(get_terminal_size((MAX_COLUMNS, 1)).columns, MAX_COLUMNS)
     return wrap(
-        text, MAX_COLUMNS, initial_indent=first, subsequent_indent=later, break_on_hyphens=False
+        text,
+        max(width, _LEAST_WIDTH),
+        initial_indent=first,
+        subsequent_indent=later,
+        break_on_hyphens=False,
+        break_long_words=False,
     )
 
 
@@ -201,13 +213,19 @@ def _rich_table(
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for column, to_right in zip(columns, right, strict=True):
-        drawn.add_column(Text(column), justify="right" if to_right else "left", overflow="fold")
+    console = Console()
+    room = console.width - len(_GAP) * (len(columns) - 1)
+    widths = _word_widths(list(zip(columns, *cells, strict=True)), room)
+    # The box has one column between two cells, the padding another: together a gap.
+    drawn = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for column, to_right, width in zip(columns, right, widths, strict=True):
+        justify = "right" if to_right else "left"
+        drawn.add_column(Text(column), justify=justify, overflow="fold", width=width)
     for row in cells:
         drawn.add_row(*map(Text, row))
-    console = Console()
     with console.capture() as captured:
+        if title is not None:
+            console.print(Text("\n".join(_folded(title)), style="italic"))
         console.print(drawn)
     return captured.get().rstrip("\n")
 
@@ -227,6 +245,19 @@ def _fit_widths(widths: list[int]) -> list[int]:
     while sum(rest) > room and max(rest, default=0) > _LEAST_WIDTH:
         rest[rest.index(max(rest))] -= 1
     return [name, *rest]
+
+
+def _word_widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Return widths that fit into ``room``: the widest gives way first, words as late as can be."""
+    widths = [max(map(len, column)) for column in columns]
+    words = [
+        max((len(w) for cell in column for w in cell.split()), default=1) for column in columns
+    ]
+    for least in (words, [1] * len(columns)):
+        while sum(widths) > room and widths != least:
+            wider = [index for index, width in enumerate(widths) if width > least[index]]
+            widths[max(wider, key=widths.__getitem__)] -= 1
+    return widths
 
 
 def _clip(cell: str, width: int) -> str:

@@ -153,7 +153,7 @@ def _question(args: argparse.Namespace, fit: Fit, prepared: Trace) -> Question:
         objective=args.objective,
         workers=all_workers(fit) if args.workers is None else args.workers,
         max_batch=largest_batch(fit) if args.max_batch is None else args.max_batch,
-        policies=tuple(args.policies.split(",")) if args.policies else (),
+        policies=tuple(args.policies.split(",")) if args.policies is not None else (),
         seed=args.seed,
     )
 

@@ -180,7 +180,7 @@ def _figures(plan: Plan) -> list[str]:
     for name, target in (("ttft", plan.slo.ttft), ("tpot", plan.slo.tpot)):
         if f"{name}_slo" in predicted:
             value = predicted[f"{name}_slo"]
-            limit = "" if target is None else f"{1000 * target:g} ms"
+            limit = "" if target is None else f"{number_text(1000 * target)} ms"
             verdict = "" if target is None else "ok" if value.value <= target else "missed"
             rows.append((f"{name.upper()} {percent}", _shown(value, 1000.0, "ms"), limit, verdict))
     for name, unit in (

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import above_0, add_output_arguments, emit, progress, say, table
+from codesign.cli.output import above_0, add_output_arguments, emit, progress, say, table, wrapped
 from codesign.errors import UsageError, ValidationError, counted
 
 if TYPE_CHECKING:
@@ -158,7 +158,8 @@ def _as_text(validation: Validation, plan: Plan, tolerance: float) -> str:
     if len(validation.runs) > 1:
         lines += [_overview(validation), ""]
     for ranking in validation.rankings:
-        lines.append(f"ranking   {ranking.figure}: {ranking_text(ranking)}")
+        name = ranking.figure.replace("_", " ").replace("tpot", "TPOT")
+        lines += wrapped("ranking", f"{name}: {ranking_text(ranking)}")
     number = len(validation.outside(tolerance))
     verdict = f"{number} outside" if number else "all within"
     if validation.unfinished:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from codesign.artifacts import cache_dir, read_json, read_table
+from codesign.config import parse_deployment
 from codesign.errors import InputError, counted
 from codesign.fit import FORWARDS, STEPS_FILE
 from codesign.fit.devices import devices
@@ -54,7 +55,9 @@ class FitEntry:
         found = self.header["hardware"]
         gpus = [gpu["name"] for gpu in found.get("gpus", ())]
         if gpus:
-            return f"{len(gpus)} x {gpus[0]}"
+            # A fit of several profiles was written on the machine of one of them.
+            most = max(parse_deployment(label).num_workers for label in self.header["costs"])
+            return f"{most} x {gpus[0]}"
         return f"{found['cpu']}, {counted(found['cores'], 'core')}"
 
     @property
@@ -102,7 +105,7 @@ def coverage_table(entries: list[FitEntry]) -> pd.DataFrame:
                 "splits": ", ".join(head["costs"]),
                 "error of a target forward": f"{np.median(errors):.1%}" if errors else "",
                 "made": head["created"][:10],
-                "file": str(entry.path),
+                "file": "shipped" if entry.is_shipped else str(entry.path),
             }
         )
     return pd.DataFrame(rows)

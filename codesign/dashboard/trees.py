@@ -8,6 +8,7 @@ import altair as alt
 import pandas as pd
 
 from codesign.dashboard.chart_parts import GREY, named
+from codesign.errors import counted
 
 if TYPE_CHECKING:
     from codesign.sim.replay import ReplayedRound
@@ -149,7 +150,8 @@ def round_sentence(shown: ReplayedRound, num_rounds: int) -> str:
         else "the target's own token was not in the tree, which starts again"
     )
     return head + (
-        f"{len(shown.verified) - 1} draft tokens verified, {len(shown.accepted)} accepted; "
+        f"{counted(len(shown.verified) - 1, 'draft token')} verified, "
+        f"{len(shown.accepted)} accepted; "
         f"{outcome}."
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from codesign.dashboard.chart_parts import COLOURS, GREY
@@ -70,17 +71,21 @@ def latency_chart(latency: pd.DataFrame, figure: str, limit: float | None, perce
     )
     layers = [band, line]
     if limit is not None:
-        layers += _limit_layers(1000.0 * limit, percent / 100.0)
+        middle = float(np.sqrt(table["low"].min() * table["high"].max()))  # of the log scale
+        at_left = 1000.0 * limit < middle
+        layers += _limit_layers(1000.0 * limit, percent / 100.0, at_left=at_left)
     return alt.layer(*layers).properties(height=_HEIGHT)
 
 
-def _limit_layers(limit: float, share: float) -> list[Any]:
+def _limit_layers(limit: float, share: float, *, at_left: bool) -> list[Any]:
+    """The target; its words are on the side that has room for them."""
     at = alt.Chart(pd.DataFrame({"ms": [limit], "share": [share], "text": [f"SLO {limit:g} ms"]}))
     rule = at.mark_rule(color=_LIMIT, strokeDash=[5, 3], strokeWidth=1.5).encode(x=alt.X("ms:Q"))
     point = at.mark_point(color=_LIMIT, shape="cross", size=70, filled=True).encode(
         x=alt.X("ms:Q"), y=alt.Y("share:Q")
     )
-    text = at.mark_text(color=_LIMIT, align="right", dx=-5, baseline="bottom", dy=2).encode(
+    align, shift = ("left", 5) if at_left else ("right", -5)
+    text = at.mark_text(color=_LIMIT, align=align, dx=shift, baseline="bottom", dy=2).encode(
         x=alt.X("ms:Q"), y=alt.YDatum(0.02), text=alt.Text("text:N")
     )
     return [rule, point, text]

@@ -20,6 +20,8 @@ from codesign.export.setup import (
 
 BLOCK = 16  # KV rows of a block, the default
 _PORT, _PREFILL_PORT, _SIDE_PORT = 8000, 8100, 5600
+# vLLM's second model runner drafts the longest length in every step (vllm issue 51510).
+_FIRST_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 
 
 def configure(setup: Setup) -> Configuration:
@@ -33,6 +35,11 @@ def configure(setup: Setup) -> Configuration:
         notes.append(
             "each copy is a separate server: with --data-parallel-size vLLM ignores the lengths "
             "by batch size. Put a load balancer in front of them"
+        )
+    if setup.schedule:
+        notes.append(
+            "VLLM_USE_V2_MODEL_RUNNER=0, as vLLM's second model runner ignores the lengths by "
+            "batch size (vllm issue 51510)"
         )
     if setup.schedule and setup.method == "draft":
         notes.append(
@@ -52,7 +59,7 @@ def configure(setup: Setup) -> Configuration:
         Command(
             f"replica {number + 1}" if is_apart else "server",
             _serve(arguments, {"port": _PORT + number} if is_apart else {}),
-            visible(setup.decode_gpus[number]) if is_apart else {},
+            (visible(setup.decode_gpus[number]) if is_apart else {}) | _runner(setup),
         )
         for number in range(servers)
     ]
@@ -108,6 +115,10 @@ def _serve(arguments: dict[str, Any], more: dict[str, Any]) -> tuple[str, ...]:
     return ("vllm", "serve", arguments["model"], *flags(rest, negated=True))
 
 
+def _runner(setup: Setup) -> dict[str, str]:
+    return _FIRST_RUNNER if setup.schedule else {}
+
+
 def _disaggregated(setup: Setup, arguments: dict[str, Any]) -> list[Command]:
     def server(role: str, kind: str, number: int, gpus: tuple[int, ...]) -> Command:
         more = {
@@ -119,7 +130,7 @@ def _disaggregated(setup: Setup, arguments: dict[str, Any]) -> list[Command]:
         if setup.method == "draft":
             config = _speculative(setup) | {"draft_tensor_parallel_size": len(gpus)}
             own["speculative_config"] = config
-        return Command(role, _serve(own, more), visible(gpus) | side)
+        return Command(role, _serve(own, more), visible(gpus) | side | _runner(setup))
 
     pool = tuple(range(setup.prefill_gpus))
     return [
@@ -167,6 +178,7 @@ ENGINE = Engine(
     sources=(
         "docs.vllm.ai/en/latest/features/speculative_decoding/dynamic_speculative_decoding",
         "docs.vllm.ai/en/latest/features/speculative_decoding/draft_model",
+        "github.com/vllm-project/vllm issues 49548 and 51510 (lengths by batch size)",
         "docs.vllm.ai/en/stable/features/nixl_connector_usage",
         "docs.vllm.ai/en/latest/serving/data_parallel_deployment",
         "github.com/vllm-project/vllm vllm/config/speculative.py at 002e77c1f0",

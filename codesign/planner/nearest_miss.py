@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from codesign.candidate import Candidate
 from codesign.config import SLO
 from codesign.planner.predict import Outcome, misses
-from codesign.planner.ranking import Entry
+from codesign.planner.ranking import Entry, milliseconds
 
 # Simulates candidates, each with the arrival rate times a factor; outcomes by seed of each.
 AtRates = Callable[[Sequence[tuple[Candidate, float]]], list[list[Outcome]]]
@@ -93,8 +93,6 @@ def _shown(target: str, slo: SLO, ratio: float) -> str:
     limit = getattr(slo, target)
     name = f"{target.upper()} p{slo.percentile:g}"
     if not math.isfinite(ratio):
-        return f"{name} is never reached, target {1000 * limit:g} ms"
-    value = 1000 * limit * ratio
-    shown = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+        return f"{name} is never reached, target {milliseconds(limit)}"
     over = f"{ratio - 1:.0%} over" if ratio < _MANY_TIMES else f"{ratio:,.1f} times that"
-    return f"{name} {shown} ms, target {1000 * limit:g} ms ({over})"
+    return f"{name} {milliseconds(limit * ratio)}, target {milliseconds(limit)} ({over})"

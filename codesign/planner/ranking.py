@@ -176,10 +176,16 @@ def _cause(best: ScoredCandidate, other: ScoredCandidate) -> str:
     if theirs > ours * (1 + NOTICEABLE):
         span = max(other.spans, key=lambda name: other.spans[name] - best.spans.get(name, 0.0))
         parts.append(
-            f"a round takes {1000 * theirs:.3g} instead of {1000 * ours:.3g} ms, most of it more "
-            f"{_SPAN_WORDS[span]}"
+            f"a round takes {milliseconds(theirs)} instead of {milliseconds(ours)}, most of it "
+            f"more {_SPAN_WORDS[span]}"
         )
     return f": {', '.join(parts)}" if parts else ""
+
+
+def milliseconds(seconds: float) -> str:
+    """Three digits, or whole milliseconds: never with an exponent."""
+    value = 1000 * seconds
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
 def _gain_over_plain(ranked: Sequence[ScoredCandidate]) -> list[str]:

@@ -207,6 +207,14 @@ def test_what_the_system_refuses_is_no_bug(monkeypatch, capsys, tmp_path):
         assert capsys.readouterr() == ("", line)
 
 
+def test_a_cache_that_is_a_file_is_one_line_with_the_way_out(tmp_path, monkeypatch, capsys):
+    cache = tmp_path / "cache"
+    cache.write_text("")
+    monkeypatch.setenv("CODESIGN_HOME", str(cache))
+    assert command_line.main(["models", "fetch", "smollm2-135m"]) == 4
+    assert "Not a directory. Name another folder for the cache" in capsys.readouterr().err
+
+
 def test_names_that_standard_output_cannot_hold_are_escaped(cli):
     result = cli("env", CODESIGN_HOME="/models/f\u00fcr", PYTHONIOENCODING="ascii")
     assert result.returncode == 0, result.stderr

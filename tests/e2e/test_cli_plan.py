@@ -143,6 +143,7 @@ def test_the_plan_samples_as_the_profile_did(plan, machine_fit, tmp_path):
     ("flags", "code", "words"),
     [
         (("--policies", "chain-three"), 4, "unknown policy 'chain-three'"),
+        (("--policies", ""), 4, "unknown policy ''"),
         (("--workers", "3"), 4, "no step times for 3 workers"),
         (("--max-kv-tokens", "100"), 4, "--max-prompt"),
         (("--objective", "fun"), 2, "--objective"),

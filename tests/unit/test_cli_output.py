@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import re
 import sys
 
 import pytest
@@ -54,15 +55,54 @@ def test_names_and_numbers_are_never_cut_however_wide_the_table():
     assert drawn.split("\n")[1] == f"{name * 2}  {'x' * 18}.."
 
 
-def test_a_narrow_terminal_folds_words_and_loses_none(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("COLUMNS", "24")
-    monkeypatch.setattr(sys, "stdout", Terminal())
+@pytest.fixture
+def terminal(monkeypatch):
+    """Make stdout a terminal of so many columns."""
+
+    def of(columns: int) -> None:
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr(sys, "stdout", Terminal())
+
+    return of
+
+
+def shown_lines(drawn: str) -> list[str]:
+    """The lines without their colours."""
+    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", drawn).split("\n")]
+
+
+def test_a_terminal_of_80_columns_breaks_cells_between_words_only(terminal):
+    terminal(80)
+    heads = ["plan", "TPOT p50", "p90 ms", "TTFT p90", "tok/s", "tok/round", "load", "in SLO"]
+    label = "async-batch-tree-16x2x8 on 1+1, batch 2"
+    row = [label, 25.69, 54.88, 1693.0, 25.78, 2.076, "backlogged", "100%"]
+    lines = shown_lines(output.table(heads, [row]))
+    assert max(map(len, lines)) <= 80
+    words = " ".join(lines).split()
+    assert {"tok/round", "backlogged", "async-batch-tree-16x2x8", "1,693"} <= set(words)
+
+
+def test_a_terminal_too_narrow_for_the_words_folds_them_and_loses_none(terminal):
+    terminal(24)
     drawn = output.table(["name", "tokens/s", "load"], [["mooncake-twin", 1.5, "overloaded"]])
-    _, cells = drawn.split("\N{BOX DRAWINGS LIGHT HORIZONTAL} \n")
-    assert max(map(len, cells.split("\n"))) <= 24
-    assert sorted("".join(cells.split())) == sorted("mooncake-twin1.5overloaded")
+    lines = shown_lines(drawn)
+    assert max(map(len, lines)) <= 24
+    rule = next(index for index, line in enumerate(lines) if not line.isascii())
+    cells = "".join(lines[rule + 1 :]).replace(" ", "")
+    assert sorted(cells) == sorted("mooncake-twin1.5overloaded")
+
+
+@pytest.mark.parametrize(("columns", "longest"), [(60, 60), (200, 100)])
+def test_running_text_and_titles_are_as_wide_as_the_terminal_at_most_100(
+    terminal, columns, longest
+):
+    terminal(columns)
+    text = "word " * 60
+    wide = [longest - 5 < len(line) <= longest for line in output.wrapped("why", text)[:-1]]
+    assert all(wide)
+    assert max(map(len, shown_lines(output.table(["a"], [["b"]], title=text)))) <= longest
 
 
 def test_large_numbers_have_no_exponent():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import shutil
@@ -16,6 +17,7 @@ from codesign.artifacts import header, write_json, write_table
 from codesign.dashboard.files import plan_files, plan_of_run, run_folders, runs_of, unzipped
 from codesign.dashboard.profiles import (
     FLOOR_PARTS,
+    coverage_table,
     device_table,
     floor_table,
     forward_parts,
@@ -150,6 +152,13 @@ def test_the_table_of_rounds_adds_up_to_the_request(rounds):
     assert table["emitted"].sum() == 31  # the first of 32 came with the prompt
     assert (table["accepted"] <= table["verified"]).all()
     assert round_sentence(rounds[0], len(rounds)).startswith(f"Round 1 of {len(rounds)}: the draft")
+
+
+def test_a_round_of_one_draft_token_is_told_in_the_singular(rounds):
+    told = [dataclasses.replace(rounds[2], verified=[0, *range(1, n + 1)]) for n in (1, 2)]
+    one, two = (round_sentence(shown, 9) for shown in told)
+    assert "9: 1 draft token verified" in one
+    assert "9: 2 draft tokens verified" in two
 
 
 def test_residuals_are_relative_to_the_measurement(validation):
@@ -322,3 +331,11 @@ def test_data_sheets_name_their_source():
     table = device_table()
     assert {"h100", "h200", "b200"} <= set(table["name"])
     assert table["source"].str.len().min() > 10
+
+
+def test_the_machine_of_a_fit_has_as_many_gpus_as_its_largest_split(tmp_path, monkeypatch):
+    monkeypatch.setenv("CODESIGN_HOME", str(tmp_path))
+    machines = {str(e.path.parent.name): e.machine for e in known_fits(tmp_path)}
+    assert machines["h200-llama-3-70b-int4+llama-3.2-1b-int4"] == "4 x NVIDIA H200"
+    assert set(coverage_table(known_fits(tmp_path))["file"]) == {"shipped"}
+    assert machines["h200-qwen2-72b-int4+qwen2-1.5b-int4"] == "2 x NVIDIA H200"

@@ -226,6 +226,14 @@ def test_draft_forwards_beside_the_verification_count_as_the_drafts_work(machine
     assert together == {BOTH: pytest.approx(0.5)}
 
 
+@pytest.mark.parametrize(("limit", "align"), [(0.001, "left"), (1000.0, "right")])
+def test_the_words_of_a_target_are_on_the_side_that_has_room(limit, align):
+    """At the left end they would cover the numbers of the axis."""
+    frames = predict(ASKED, is_coarse=True).frames
+    words = charts.latency_chart(frames.latency, "ttft", limit, 90.0).to_dict()["layer"][-1]["mark"]
+    assert words["align"] == align
+
+
 def test_charts_are_specifications_with_all_the_points():
     frames = predict(ASKED, is_coarse=False).frames
     chart = charts.latency_chart(frames.latency, "ttft", 1.0, 90.0).to_dict()

@@ -181,6 +181,13 @@ def test_a_length_by_batch_size_falls_and_covers_every_batch(make, fit):
     assert "by batch" not in str(exported(make, fit, "specserve-5", "sglang").configuration)
 
 
+def test_lengths_by_batch_size_keep_vllm_from_the_runner_that_ignores_them(make, fit):
+    """vllm issue 51510; the examples of its guide set the same variable."""
+    for policy, wanted in (("specserve-5", "0"), ("chain-3", None)):
+        (server,) = exported(make, fit, policy, "vllm").configuration.commands
+        assert server.environment.get("VLLM_USE_V2_MODEL_RUNNER") == wanted
+
+
 def test_rows_for_all_requests_bound_the_length_at_each_batch(make, fit):
     schedule = exported(make, fit, "adaserve-4x2x32", "vllm").nearest.setup.schedule
     assert schedule[0].length > schedule[-1].length

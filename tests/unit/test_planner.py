@@ -128,6 +128,11 @@ def told(ratio, target=0.02):
     return nearest_miss(entries, SLO(tpot=target), simulated)
 
 
+def test_times_of_any_length_are_told_without_an_exponent():
+    line = told(lambda label, rate: 30.0 if rate > 0.5 else 0.5, target=2500.0)
+    assert "TPOT p90 75,000,000 ms, target 2,500,000 ms (30.0 times that)" in line
+
+
 def test_the_nearest_miss_is_among_those_whose_rate_is_looked_for():
     """Order and nearness differ: only the last one, which is the nearest, fits at a lower rate."""
     line = told(lambda label, rate: 0.9 + rate if label.startswith("chain-3") else 5.0)
