@@ -41,7 +41,16 @@ COST = RoundCost(
     draft_prefill=StepTime.linear(alpha=1e-7, gamma=1e-5, delta=0.001),
     deciding=1e-5,
 )
-SIZES = ((20, 90), (5, 2), (300, 40), (30, 60), (9, 1), (7, 25), (64, 120), (12, 33))  # prompt, output
+SIZES = (  # of prompt and output
+    (20, 90),
+    (5, 2),
+    (300, 40),
+    (30, 60),
+    (9, 1),
+    (7, 25),
+    (64, 120),
+    (12, 33),
+)
 MAX_BATCH = 3
 LABELS = [family.example for family in FAMILIES if family.spec.runs_in_engine]
 
@@ -150,7 +159,9 @@ def decided(monkeypatch) -> list[Any]:
 
 def policy_of(label: str):
     goodput = Goodput.of_cost(COST, slo_tpot=0.02)
-    return build_speculation(parse_policy(label), goodput=goodput, calibration=Calibration(0.9, 0.1))
+    return build_speculation(
+        parse_policy(label), goodput=goodput, calibration=Calibration(0.9, 0.1)
+    )
 
 
 def drafter_of() -> SyntheticDrafter:
