@@ -113,8 +113,9 @@ def case_of(chance: random.Random, label: str, vocab: int) -> Case:
         return tuple(chance.choices(range(vocab), k=count))
 
     spec, start = parse_policy(label), tokens(1024)
+    starts = chance.choice([[()], [(), (), start[:512], start]])
     prompts = [
-        chance.choice([(), (), start[:512], start]) + tokens(chance.choice([1, 2, 9, 33]))
+        chance.choice(starts) + tokens(chance.choice([1, 2, 9, 33]))
         for _ in range(chance.choice([2, 5, 8]))
     ]
     requests = [
