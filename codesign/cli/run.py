@@ -14,7 +14,8 @@ from codesign.cli.output import add_output_arguments, emit, positive, progress, 
 from codesign.errors import counted
 
 if TYPE_CHECKING:
-    from codesign.engine.replay import Engine, MeasuredRun, Replay
+    from codesign.engine.measured_run import MeasuredRun
+    from codesign.engine.replay import Engine, Replay
     from codesign.engine.replicas import PlanEngine
     from codesign.plan import Plan, ScoredCandidate
 
@@ -81,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     output = parser.add_argument_group("files")
     output.add_argument("--out", type=Path, default=Path("runs"), help="folder (default: runs)")
-    output.add_argument("--resume", action="store_true", help="skip runs that are complete")
+    output.add_argument("--resume", action="store_true", help="skip complete runs of these flags")
     add_output_arguments(parser)
     parser.set_defaults(func=run_plan)
 
@@ -194,7 +195,8 @@ def _replay(plan: Plan, wanted: list[ScoredCandidate], args: argparse.Namespace)
         raise HardwareError(
             f"the engine needs {error.name}, which is not installed: pip install 'codesign[engine]'"
         ) from error
-    replay = Replay(plan, args.plan)
+    settings = {name: getattr(args, name) for name in ("device", "padded_rows", "max_waiting")}
+    replay = Replay(plan, args.plan, settings=settings)
     for scored in wanted:  # before models are loaded
         replay.policy(scored.candidate)
     return replay
@@ -216,7 +218,7 @@ def _run_all(
     replay: Replay, engine: Engine, wanted: list[ScoredCandidate], args: argparse.Namespace
 ) -> list[MeasuredRun]:
     from codesign.busy_cores import core_times
-    from codesign.engine.replay import run_directories
+    from codesign.engine.measured_run import run_directories
 
     runs = []
     for scored, directory in zip(wanted, run_directories(args.out, wanted), strict=True):
@@ -254,7 +256,7 @@ def _as_dict(run: MeasuredRun) -> dict[str, Any]:
 
 
 def _differing(runs: list[MeasuredRun]) -> list[int]:
-    from codesign.engine.replay import differing_requests
+    from codesign.engine.measured_run import differing_requests
 
     return differing_requests(runs)
 

@@ -214,8 +214,9 @@ class NgramDrafter:
     def _request_choices(self, rows: ExpansionRows, fanout: int) -> Choices:
         slab = self._slabs.setdefault(rows.request_id, [])
         slab += rows.tokens
-        if rows.visible is None:
-            paths = [slab]
+        if rows.visible is None:  # they follow one another
+            first = len(slab) - len(rows.nodes) + 1
+            paths = [slab[:end] for end in range(first, len(slab) + 1)]
         else:
             prefix = len(slab) - 1 - max(row[-1] for row in rows.visible)
             paths = [slab[:prefix] + [slab[prefix + s] for s in row] for row in rows.visible]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from codesign.artifacts import sha256
 from codesign.engine.feed import Feed
+from codesign.engine.measured_run import MeasuredRun
 from codesign.engine.model import Decoder, load_decoder
 from codesign.engine.run import (
     NGRAM,
@@ -22,39 +21,13 @@ from codesign.engine.run import (
 from codesign.engine.serve import Progress
 from codesign.errors import HardwareError, InputError
 from codesign.fit import Fit
-from codesign.metrics import Metrics, summarise
+from codesign.metrics import summarise
 from codesign.models import resolve_model
 from codesign.models.shape import model_shape
 from codesign.models.tokenizer import Tokenizer
 from codesign.plan import Candidate, Plan, ScoredCandidate
 from codesign.prompts import BoundRequest, bind_prompts, encode_user_turn, load_prompts
 from codesign.run_directory import read_run, write_run
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredRun:
-    """One candidate's run on this machine.
-
-    Attributes:
-        scored: The candidate and what was predicted for it.
-        metrics: What was measured.
-        notes: What happened on the way.
-        outputs: Emitted tokens by request number.
-        directory: Where the records lie.
-        refused: Why some requests were not served, by number.
-    """
-
-    scored: ScoredCandidate
-    metrics: Metrics
-    notes: tuple[str, ...]
-    outputs: dict[int, list[int]]
-    directory: Path
-    refused: dict[int, str]
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every request finished, but for those that were refused."""
-        return self.metrics.num_finished + len(self.refused) == self.metrics.num_requests
 
 
 class Engine(Protocol):
@@ -158,14 +131,19 @@ class Replay:
     Args:
         plan: What to run.
         plan_path: Its file, named in the records.
+        settings: How the plan is run, where that is not the plan's to say: plain values, noted in
+            the records.
 
     Raises:
         InputError: If the target is not there, or the plan's files have changed.
     """
 
-    def __init__(self, plan: Plan, plan_path: Path) -> None:
+    def __init__(
+        self, plan: Plan, plan_path: Path, *, settings: Mapping[str, Any] | None = None
+    ) -> None:
         self.plan = plan
         self.plan_path = plan_path
+        self._settings = dict(settings or {})
         self._fit = Fit.load(plan.fit.check())
         self.requests = bound_requests(plan, resolve_model(plan.target))
 
@@ -230,6 +208,7 @@ class Replay:
                 "target": self.plan.target,
                 "draft": self.plan.draft,
                 "plan": str(self.plan_path),
+                "settings": self._settings,
             },
             seed=self.plan.sampling.seed,
             inputs={"plan": self.plan_path},
@@ -239,20 +218,22 @@ class Replay:
         return MeasuredRun(scored, metrics, notes, run.outputs, directory, refused)
 
     def stored(self, scored: ScoredCandidate, directory: Path) -> MeasuredRun | None:
-        """The whole run of this plan and candidate that an earlier call left in ``directory``."""
+        """The whole run of this plan and candidate, with the same settings, in ``directory``."""
         if not (directory / "run.json").exists():
             return None
         stored = read_run(directory)
         plan_hash = stored.summary["inputs"].get("plan", {}).get("sha256")
-        models = stored.summary.get("target"), stored.summary.get("draft")
         if stored.summary.get("label") != scored.label or plan_hash != sha256(self.plan_path):
             return None
-        if models != (self.plan.target, self.plan.draft):
+        told = [stored.summary.get(name) for name in ("target", "draft", "settings")]
+        if told != [self.plan.target, self.plan.draft, self._settings]:
             return None
-        if stored.outputs is None or stored.records.notes:  # interrupted, or its draft was lost
+        notes, refused = tuple(stored.records.notes), stored.records.refused
+        # Beside one for each refusal: interrupted, or its draft was lost.
+        if stored.outputs is None or len(notes) > len(refused):
             return None
         metrics = summarise(stored.records, self.plan.slo)
-        run = MeasuredRun(scored, metrics, (), stored.outputs, directory, {})
+        run = MeasuredRun(scored, metrics, notes, stored.outputs, directory, refused)
         return run if run.is_complete else None
 
 
@@ -270,36 +251,4 @@ def bound_requests(plan: Plan, target_dir: Path) -> list[BoundRequest]:
         encode_user_turn(tokenizer),
         seed=plan.seed,
         max_positions=model_shape(target_dir).max_positions,
-    )
-
-
-def run_directories(out: Path, candidates: Sequence[ScoredCandidate]) -> Iterator[Path]:
-    """A folder under ``out`` for each candidate, named after it."""
-    for scored in candidates:
-        yield out / re.sub(r"[^a-z0-9.@+-]+", "_", scored.label.lower())
-
-
-def differing_requests(runs: Sequence[MeasuredRun]) -> list[int]:
-    """Requests whose tokens are not the same in all runs; none when speculation is lossless.
-
-    Requests that a run refused are not compared.
-    """
-    refused = {request_id for run in runs for request_id in run.refused}
-    return [
-        request_id
-        for request_id, tokens in runs[0].outputs.items()
-        if request_id not in refused
-        and any(
-            not _agree(
-                tokens, run.outputs[request_id], whole=runs[0].is_complete and run.is_complete
-            )
-            for run in runs[1:]
-        )
-    ]
-
-
-def _agree(one: Sequence[int], other: Sequence[int], *, whole: bool) -> bool:
-    """Whether two outputs are equal; as far as both go where a run was interrupted."""
-    return (len(one) == len(other) or not whole) and all(
-        a == b for a, b in zip(one, other, strict=False)
     )

@@ -189,11 +189,18 @@ class Schedule:
         return (self._entries[number] for number in self.batcher.running)
 
     def rows_of(self, request_ids: Collection[int]) -> tuple[int, int]:
-        """How many of these requests decode now, and the KV rows before their next round."""
+        """How many of these requests are in the round that comes, and their KV rows before it.
+
+        Whole prompts run before it, so that those who join are in it.
+        """
         entries = [
             self._entries[number] for number in self.batcher.running if number in request_ids
         ]
-        contexts = [entry.num_tokens - 1 for entry in entries if entry.decodes]
+        contexts = [
+            entry.num_tokens - entry.decodes
+            for entry in entries
+            if entry.decodes or (self.chunk is None and entry.num_left > 1)
+        ]
         return len(contexts), sum(contexts)
 
     def _queued(self, entry: _Entry) -> QueuedRequest:

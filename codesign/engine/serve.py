@@ -193,12 +193,12 @@ class Server:
             self._partner.send(verdict)
 
     def _verdict(self, joining: Sequence[Admission], pieces: Sequence[PromptPiece]) -> Verdict:
-        """The draft's message: it leaves out requests that want no speculation."""
+        """The draft's message: it leaves out requests that nobody drafts for."""
         quiet, told = self._quiet, self._told
-        joining = [admission for admission in joining if admission.request_id not in quiet]
+        joining = [admission for admission in joining if admission.is_drafted_for]
         prompts = []
         for piece in pieces:
-            if piece.request_id not in quiet:
+            if piece.admission.is_drafted_for:
                 tokens = () if piece.request_id in told else piece.admission.tokens
                 prompts.append(PromptRows(piece.request_id, tokens, piece.end))
                 told.add(piece.request_id)

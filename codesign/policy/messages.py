@@ -25,6 +25,11 @@ class Admission:
     slo_tpot: float | None = None
     options: RequestOptions = AS_THE_RUN
 
+    @property
+    def is_drafted_for(self) -> bool:
+        """Not if it wants no speculation, or ends with the token that its prompt gives."""
+        return self.options.speculates and self.max_new_tokens > 1
+
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:

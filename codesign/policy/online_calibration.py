@@ -48,7 +48,9 @@ class OnlineCalibration:
 
     def __init__(self, start: Calibration | None = None) -> None:
         start = start or Calibration()
-        self._found = np.tile([start.slope, start.intercept], (2, 1))  # (likeliest, siblings)
+        # At a slope of 0, as a fit may find, what the draft said would be lost (see ``_step``).
+        slope = max(start.slope, _SLOPES[0])
+        self._found = np.tile([slope, start.intercept], (2, 1))  # (likeliest, siblings)
         self._curvature = np.tile(PRIOR * np.eye(2), (2, 1, 1))
         self._tables = [_table(*pair) for pair in self._found.tolist()]
         self._judged: list[Judged] = []  # since the last update

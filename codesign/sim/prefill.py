@@ -75,7 +75,7 @@ class Prefill:
                 break
             chunk.prompts.append((count, request.prompt_tokens - request.prompt_left))
             if request.is_read is None:
-                request.is_read = is_read
+                request.is_read = is_read and request.is_drafted_for
             if request.is_read:
                 chunk.read.append(chunk.prompts[-1])
             left -= count

@@ -45,6 +45,11 @@ class SimulatedRequest:
         return self.record.prompt_tokens + self.emitted
 
     @property
+    def is_drafted_for(self) -> bool:
+        """Not if it wants no speculation, or ends with the token that its prompt gives."""
+        return self.speculates and self.output_tokens - self.emitted > 1
+
+    @property
     def shared_tokens(self) -> int:
         """KV rows of the prefix cache that it uses."""
         return PREFIX_BLOCK * len(self.blocks)

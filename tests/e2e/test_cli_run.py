@@ -15,7 +15,7 @@ import pytest
 
 import codesign
 from codesign.cli import main
-from codesign.config import Deployment
+from codesign.config import Deployment, Serving
 from codesign.errors import InputError
 from codesign.plan import Candidate, Plan
 from codesign.policy.speculation import parse_policy
@@ -114,6 +114,27 @@ def test_resume_keeps_whole_runs_and_candidate_takes_a_policy(ran, in_folder):
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["runs"] == [chain]
     assert [path.stat().st_mtime_ns for path in files] == before
+
+
+def test_resume_keeps_a_run_with_refusals_and_repeats_one_of_other_flags(ran, in_folder):
+    folder, printed = ran
+    (plain,) = (r for r in printed["runs"] if r["label"].startswith("plain"))
+    requests = read_run(folder / plain["directory"]).records.requests
+    needs = [r.prompt_tokens + r.output_tokens for r in requests]
+    serving = Serving(max_kv_tokens=max(needs))  # and a row of the round, which it has not
+    dataclasses.replace(Plan.load(folder / "plan.json"), serving=serving).save(folder / "few.json")
+    words = ("run", "--plan", "few.json", "--candidate", "plain", "--out", "few", "--json")
+    first = in_folder(folder, *words)
+    assert first.returncode == InputError.exit_code
+    (run,) = json.loads(first.stdout)["runs"]
+    assert run["refused"]
+    file = folder / run["directory"] / "run.json"
+    made = file.stat().st_mtime_ns
+    again = in_folder(folder, *words, "--resume")
+    assert (again.returncode, json.loads(again.stdout)["runs"]) == (first.returncode, [run])
+    assert file.stat().st_mtime_ns == made
+    in_folder(folder, *words, "--resume", "--max-waiting", "7")
+    assert file.stat().st_mtime_ns > made
 
 
 def test_a_plan_by_data_sheet_runs_with_checkpoints_that_are_named(ran, in_folder, tiny_models):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -197,16 +199,40 @@ def test_a_process_that_torchrun_loses_ends_the_run_with_what_is_done(planned):
     assert json.loads(printed)["runs"][0]["notes"] == [note]
 
 
-def test_ranks_end_when_their_run_is_killed(planned):
+def test_ranks_end_when_their_run_is_killed_and_leave_no_memory(planned):
     """A draft rank waits for verdicts in shared memory, where nobody tells it."""
     running = begin(planned, "async-tree-4x2x2 on 1+1", "--out", "killed")
-    (rank,) = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
-    assert b"codesign.engine.gpu.rank_process" in Path(f"/proc/{rank}/cmdline").read_bytes()
+    rank = rank_of(running)
+    (mailboxes,) = set(
+        re.findall(r"/\S*/codesign-\w+(?=/verdicts)", Path(f"/proc/{rank}/maps").read_text())
+    )
+    kill_with_ranks(running)
+    assert not Path(mailboxes).exists()
+
+
+def test_ranks_that_still_load_end_when_their_run_is_killed(planned):
+    running = start(planned, "async-tree-4x2x2 on 1+1", "--out", "killed")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not rank_of(running):
+        time.sleep(0.01)
+    kill_with_ranks(running)
+
+
+def rank_of(running: subprocess.Popen[str]) -> int:
+    """Process number of the only rank that a run has started; 0 while there is none."""
+    found = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    command = Path(f"/proc/{found[0]}/cmdline").read_bytes() if found else b""
+    return int(found[0]) if b"codesign.engine.gpu.rank_process" in command else 0
+
+
+def kill_with_ranks(running: subprocess.Popen[str]) -> None:
+    rank = rank_of(running)
+    assert rank
     running.kill()
     try:
         running.communicate(timeout=20)  # comes to an end when the rank has gone, too
     except subprocess.TimeoutExpired:
-        os.kill(int(rank), signal.SIGKILL)
+        os.kill(rank, signal.SIGKILL)
         raise
 
 
@@ -214,22 +240,29 @@ def begin(
     folder: Path, label: str, *words: str, launcher: tuple[str, ...] = ()
 ) -> subprocess.Popen[str]:
     """A run that has begun to serve, and goes on for long."""
-    (folder / "talk.py").write_text(
-        "import sys\nfrom codesign.cli import main, output\noutput._PIPE_INTERVAL = 0.2\n"
-        "sys.exit(main())\n"
-    )
-    long_plan(folder)
-    command = ["talk.py", "run", "--plan", "long.json", *wanted(label), "--device", "cpu-ranks"]
-    running = subprocess.Popen(
-        [sys.executable, *launcher, *command, *words],
-        cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    running = start(folder, label, *words, launcher=launcher)
     said = ""
     while "0 of 4" not in said:
         line = running.stderr.readline()
         assert line, said
         said += line
     return running
+
+
+def start(
+    folder: Path, label: str, *words: str, launcher: tuple[str, ...] = ()
+) -> subprocess.Popen[str]:
+    """The same, not yet ready to serve."""
+    (folder / "talk.py").write_text(
+        "import sys\nfrom codesign.cli import main, output\noutput._PIPE_INTERVAL = 0.2\n"
+        "sys.exit(main())\n"
+    )
+    long_plan(folder)
+    command = ["talk.py", "run", "--plan", "long.json", *wanted(label), "--device", "cpu-ranks"]
+    return subprocess.Popen(
+        [sys.executable, *launcher, *command, *words],
+        cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 def long_plan(folder: Path) -> None:

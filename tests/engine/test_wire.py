@@ -24,7 +24,7 @@ from codesign.policy.protocol import (
 
 LIMITS = WireLimits(max_batch=3, max_rows=5)
 INT = st.integers(0, 2**31 - 1)
-TARGETS = st.none() | st.integers(1, 2**31 - 1).map(lambda units: units * 1e-6)
+TARGETS = st.none() | st.floats(0, 1e300, exclude_min=True)  # seconds per token
 TOKENS = st.lists(INT, min_size=1, max_size=5).map(tuple)
 
 

@@ -626,6 +626,17 @@ def test_what_was_judged_moves_the_chances_towards_what_was_accepted():
     assert calibration.likeliest != calibration.siblings
 
 
+def test_chances_are_learned_where_the_fit_found_that_confidences_say_nothing():
+    calibration = OnlineCalibration(Calibration(0.0, 1.0))
+    generator = np.random.default_rng(4)
+    for _ in range(12 * BATCH):
+        said = float(generator.uniform(0.2, 0.8))
+        (chance,) = calibration.log_chances([math.log(said)], -20.0)
+        calibration.learn([(chance, True, generator.random() < 0.4)])
+    (after,) = calibration.log_chances([math.log(0.5)], -20.0)
+    assert math.exp(after) == pytest.approx(0.4, abs=0.05)
+
+
 def test_a_tree_tells_what_was_accepted_and_what_was_not():
     calibration = OnlineCalibration()
     seen = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
@@ -69,6 +71,27 @@ def test_if_all_opt_out_every_policy_is_plain_decoding(fit):
         records = simulate(trace, candidate, fit, serving=Serving(), slo=SLO(), seed=3)
         rounds.append([r.rows - r.batch for r in records.rounds])
         assert set(rounds[-1]) == {0}
+
+
+@pytest.mark.parametrize(
+    ("columns", "pays"),
+    [({"speculates": True}, True), ({"speculates": False}, False), ({"output_tokens": 1}, False)],
+    ids=["drafted for", "opt out", "end with their first token"],
+)
+@pytest.mark.parametrize("chunk", [None, 100])
+def test_the_draft_runs_no_prompt_of_a_request_that_it_drafts_nothing_for(
+    fit, chunk, columns, pays
+):
+    candidate = Candidate(parse_deployment("2"), parse_policy("chain-3"), 4)
+    seconds = []
+    for factor in (1.0, 100.0):
+        cost = replace(fit.costs["2"], draft_prefill=fit.costs["2"].draft_prefill.scaled(factor))
+        dear = replace(fit, costs={"2": cost})
+        serving = Serving(prefill_chunk=chunk)
+        records = simulate(requests(**columns), candidate, dear, serving=serving, seed=3)
+        seconds.append(records.seconds)
+    assert (seconds[1] > 1.1 * seconds[0]) == pays
+    assert pays or seconds[0] == seconds[1]
 
 
 def test_a_trace_s_wishes_come_from_its_file_and_reach_the_engine(tmp_path):

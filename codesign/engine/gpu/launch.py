@@ -76,8 +76,9 @@ class LocalRanks:
     def _start(self, rank: int) -> subprocess.Popen[str]:
         process = _waiting.pop(0) if _waiting else _rank_process()
         assert process.stdin is not None
-        with suppress(BrokenPipeError), process.stdin as task:  # whoever waits for it says so
-            task.write(f"{rank} {self._folder}\n")
+        with suppress(BrokenPipeError):  # whoever waits for it says so
+            process.stdin.write(f"{rank} {self._folder}\n")
+            process.stdin.flush()
         return process
 
     @property
@@ -128,6 +129,9 @@ class LocalRanks:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):
+                process.stdin.close()  # before, a rank takes it for the end of the run
 
 
 class TorchrunRanks:

@@ -255,13 +255,12 @@ def draft_worker(setup: RankSetup, leader: GroupLeader | None) -> DraftWorker:
     return DraftWorker(policy, drafter)
 
 
-def serve_rank(setup: RankSetup, rank: int, check: Callable[[], None] | None = None) -> None:
+def serve_rank(setup: RankSetup, rank: int) -> None:
     """Be any rank but the target's leader, until the run is over.
 
     Args:
         setup: The run.
         rank: Global number.
-        check: Called now and then during waits; raises when the run is gone.
 
     Raises:
         DraftLostError: If a rank of the draft's group is lost.
@@ -270,9 +269,9 @@ def serve_rank(setup: RankSetup, rank: int, check: Callable[[], None] | None = N
     this = load_rank(setup, rank)
     is_draft = setup.drafts(rank)
     # Between two messages a trace may be silent for long.
-    of_leader = Watch("the leader", TargetLostError, check=check)
+    of_leader = Watch("the leader", TargetLostError)
     if is_draft and rank == 0:
-        of_group = Watch("draft ranks", DraftLostError, setup.silence, check)
+        of_group = Watch("draft ranks", DraftLostError, setup.silence)
         followers = this.group_mailbox(draft=True, watch=of_group)
         verdicts, candidates = this.pair_mailboxes(of_leader)
         leader = this.leader(DRAFT_MODEL, followers, of_group) if this.models else None

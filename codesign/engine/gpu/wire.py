@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,9 +27,8 @@ Words = NDArray[np.int32]
 _TIMES = struct.Struct("<4d2q")
 _TIME_WORDS = _TIMES.size // 4
 _TIME_BITS = struct.Struct(f"<{_TIME_WORDS}i")
-_CLOCK, _CLOCK_WORDS = struct.Struct("<d"), struct.Struct("<2i")
+_DOUBLE, _DOUBLE_WORDS = struct.Struct("<d"), struct.Struct("<2i")
 _HEAD_WORDS = 12  # of a verdict
-_TPOT_UNIT = 1e-6  # seconds
 _CHANCE_UNITS = 1 << 20
 
 
@@ -50,7 +50,7 @@ class WireLimits:
 
         A request may have two entries, its first token and a round.
         """
-        return _HEAD_WORDS + self.max_batch * (2 * 4 + self.max_rows + 1 + 4 + 1)
+        return _HEAD_WORDS + self.max_batch * (2 * 4 + self.max_rows + 1 + 5 + 1)
 
     @property
     def candidate_words(self) -> int:
@@ -69,7 +69,7 @@ def encode_verdict(verdict: Verdict, limits: WireLimits) -> Words:
         len(verdict.dropped),
         *verdict.beside,
         *verdict.sharing,
-        *_CLOCK_WORDS.unpack(_CLOCK.pack(verdict.now)),
+        *_words_of(verdict.now),
         *verdict.dropped,
     ]
     for entry in verdict.requests:
@@ -77,7 +77,7 @@ def encode_verdict(verdict: Verdict, limits: WireLimits) -> Words:
         words += entry.tokens
     for admission in verdict.admitted:
         words += [admission.request_id, admission.max_new_tokens, len(admission.tokens)]
-        words.append(round((admission.slo_tpot or 0.0) / _TPOT_UNIT))
+        words += _words_of(admission.slo_tpot or 0.0)
     _check_length(words, limits.verdict_words)
     for admission in verdict.admitted:
         words += admission.tokens
@@ -91,19 +91,18 @@ def decode_verdict(message: Words) -> Verdict:
     words = _Reader(message)
     round_number, num_requests, num_admitted, is_last, num_prompts, num_dropped = words.take(6)
     num_beside, rows_beside, prompt_rows, num_waiting, *clock = words.take(6)
-    (now,) = _CLOCK.unpack(_CLOCK_WORDS.pack(*clock))
     dropped = tuple(words.take(num_dropped))
     requests = []
     for _ in range(num_requests):
         request_id, base_len, num_tokens, is_finished = words.take(4)
         tokens = tuple(words.take(num_tokens))
         requests.append(RequestVerdict(request_id, base_len, tokens, bool(is_finished)))
-    admissions = [words.take(4) for _ in range(num_admitted)]
+    admissions = [words.take(5) for _ in range(num_admitted)]
     admitted = [
         Admission(
-            request_id, tuple(words.take(num_tokens)), max_new_tokens, slo_tpot * _TPOT_UNIT or None
+            request_id, tuple(words.take(num_tokens)), max_new_tokens, _double_of(slo_tpot) or None
         )
-        for request_id, max_new_tokens, num_tokens, slo_tpot in admissions
+        for request_id, max_new_tokens, num_tokens, *slo_tpot in admissions
     ]
     prompt_parts = []
     for _ in range(num_prompts):
@@ -116,7 +115,7 @@ def decode_verdict(message: Words) -> Verdict:
         prompts=tuple(prompt_parts),
         dropped=dropped,
         is_last=bool(is_last),
-        now=now,
+        now=_double_of(clock),
         beside=(num_beside, rows_beside),
         sharing=(prompt_rows, num_waiting),
     )
@@ -165,6 +164,14 @@ class _Reader:
         start = self._at
         self._at = end = start + count
         return self._words[start:end]
+
+
+def _words_of(value: float) -> tuple[int, int]:
+    return _DOUBLE_WORDS.unpack(_DOUBLE.pack(value))
+
+
+def _double_of(words: Sequence[int]) -> float:
+    return _DOUBLE.unpack(_DOUBLE_WORDS.pack(*words))[0]
 
 
 def _check_length(words: list[int], limit: int) -> None:

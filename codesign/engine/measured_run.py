@@ -1,0 +1,69 @@
+"""Runs of a plan's candidates: where they lie, and whether they gave the same tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from codesign.metrics import Metrics
+from codesign.plan import ScoredCandidate
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """One candidate's run on this machine.
+
+    Attributes:
+        scored: The candidate and what was predicted for it.
+        metrics: What was measured.
+        notes: What happened on the way.
+        outputs: Emitted tokens by request number.
+        directory: Where the records lie.
+        refused: Why some requests were not served, by number.
+    """
+
+    scored: ScoredCandidate
+    metrics: Metrics
+    notes: tuple[str, ...]
+    outputs: dict[int, list[int]]
+    directory: Path
+    refused: dict[int, str]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every request finished, but for those that were refused."""
+        return self.metrics.num_finished + len(self.refused) == self.metrics.num_requests
+
+
+def run_directories(out: Path, candidates: Sequence[ScoredCandidate]) -> Iterator[Path]:
+    """A folder under ``out`` for each candidate, named after it."""
+    for scored in candidates:
+        yield out / re.sub(r"[^a-z0-9.@+-]+", "_", scored.label.lower())
+
+
+def differing_requests(runs: Sequence[MeasuredRun]) -> list[int]:
+    """Requests whose tokens are not the same in all runs; none when speculation is lossless.
+
+    Requests that a run refused are not compared.
+    """
+    refused = {request_id for run in runs for request_id in run.refused}
+    return [
+        request_id
+        for request_id, tokens in runs[0].outputs.items()
+        if request_id not in refused
+        and any(
+            not _agree(
+                tokens, run.outputs[request_id], whole=runs[0].is_complete and run.is_complete
+            )
+            for run in runs[1:]
+        )
+    ]
+
+
+def _agree(one: Sequence[int], other: Sequence[int], *, whole: bool) -> bool:
+    """Whether two outputs are equal; as far as both go where a run was interrupted."""
+    return (len(one) == len(other) or not whole) and all(
+        a == b for a, b in zip(one, other, strict=False)
+    )
