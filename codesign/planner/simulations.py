@@ -61,8 +61,16 @@ class Simulations:
             left = survivors(ordered, rung.num_kept)
         left = finalists(ordered, len(question.requests))
         seeds = range(question.seed, question.seed + question.num_seeds)
-        repeated = {e.candidate: e for e in self._ranked(left, self._rungs[-1], seeds)}
-        return self._judged([(e.candidate, repeated.get(e.candidate, e).outcomes) for e in ordered])
+        repeated: dict[Candidate, tuple[Outcome, ...]] = {}
+        while left:
+            again = self._ranked(left, self._rungs[-1], seeds)
+            repeated |= {entry.candidate: entry.outcomes for entry in again}
+            ordered = self._judged(
+                [(e.candidate, repeated.get(e.candidate, e.outcomes)) for e in ordered]
+            )
+            # The first may owe its place to a single seed.
+            left = [e.candidate for e in ordered[:1] if e.candidate not in repeated]
+        return ordered
 
     def _climbed(self, ordered: list[Entry], rung: Rung, space: Sequence[Candidate]) -> list[Entry]:
         """With the neighbours of the best few, and theirs if these are better."""

@@ -139,6 +139,18 @@ def test_a_candidate_that_misses_the_slo_is_not_chosen_however_fast_the_others_a
     assert answer.num_feasible < len(answer.ranked)
 
 
+def test_luck_with_the_first_seed_does_not_make_a_plan_the_best(question):
+    def lucky(job: Job) -> float:
+        is_bad = job.candidate.family != "plain" and job.seed > question.seed
+        return 200.0 if is_bad else tpot_of(job)
+
+    answer, executor = answered(question, lucky)
+    assert answer.chosen.candidate.family == "plain"
+    num = len(question.requests)
+    own = (j for j in executor.jobs if j.candidate == answer.chosen.candidate)
+    assert {j.seed for j in own if j.num_requests == num} == {0, 1}
+
+
 def test_fewer_candidates_are_left_on_longer_stretches(question):
     jobs = answered(question)[1].jobs
     counts: dict[int, set] = {}
