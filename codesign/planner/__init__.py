@@ -86,7 +86,8 @@ def search(
     simulations = Simulations(question, executor, cache, progress)
     ordered = simulations.halve(first, space.candidates)
     if not ordered[0].scored.is_feasible:
-        raise InfeasibleError(nearest_miss(ordered, question.slo, simulations.at_rates))
+        on_all = None if simulations.is_short else simulations.at_rates_of_all
+        raise InfeasibleError(nearest_miss(ordered, question.slo, simulations.at_rates, on_all))
     return _answer(question, space, ordered, simulations.num_simulated, screen_seconds)
 
 

@@ -86,10 +86,23 @@ class Simulations:
             self.num_simulated += len(added)
         return ordered
 
+    @property
+    def is_short(self) -> bool:
+        """Whether every simulation is of the whole trace."""
+        return len(self._rungs) == 1
+
     def at_rates(self, rates: Sequence[tuple[Candidate, float]]) -> list[list[Outcome]]:
         """Outcomes by seed at other arrival rates; of a long trace, on its first stretch, once."""
-        rung, seed = self._rungs[0], self._question.seed
-        num = self._question.num_seeds if len(self._rungs) == 1 else 1
+        return self._at_rates(rates, self._rungs[0])
+
+    def at_rates_of_all(self, rates: Sequence[tuple[Candidate, float]]) -> list[list[Outcome]]:
+        """The same on the whole trace."""
+        return self._at_rates(rates, self._rungs[-1])
+
+    def _at_rates(
+        self, rates: Sequence[tuple[Candidate, float]], rung: Rung
+    ) -> list[list[Outcome]]:
+        seed, num = self._question.seed, self._question.num_seeds if self.is_short else 1
         outcomes = self._run(
             [
                 Job(candidate, seed + i, rung.first, rung.end, rate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -12,6 +13,7 @@ import pytest
 
 from codesign.candidate import Candidate, ScoredCandidate
 from codesign.config import SLO, Deployment, Serving
+from codesign.errors import InfeasibleError
 from codesign.planner import Answer, Question, search
 from codesign.planner.executor import Job
 from codesign.planner.halving import is_null, rungs, survivors, typical_stretch
@@ -149,6 +151,29 @@ def test_luck_with_the_first_seed_does_not_make_a_plan_the_best(question):
     num = len(question.requests)
     own = (j for j in executor.jobs if j.candidate == answer.chosen.candidate)
     assert {j.seed for j in own if j.num_requests == num} == {0, 1}
+
+
+def test_the_rate_of_a_nearest_miss_holds_on_all_requests(question):
+    """A stretch may be calmer than the whole trace, and a machine that is idle on it not on that."""
+    num = len(question.requests)
+
+    def calm_stretch(job: Job) -> float:
+        return 1000.0 * job.rate * (1.0 if job.num_requests == num else 0.2)
+
+    with pytest.raises(InfeasibleError, match="times this arrival rate it meets the SLO") as err:
+        answered(question, calm_stretch)
+    rate = float(re.search(r"At ([\d.]+) times", str(err.value))[1])
+    assert 0.09 < rate <= 0.1  # of 1000 s, the target is 100 s
+
+
+def test_an_slo_that_only_a_stretch_misses_is_met_at_a_rate_of_all_requests(question):
+    num = len(question.requests)
+
+    def hard_stretch(job: Job) -> float:
+        return 1000.0 * job.rate if job.num_requests == num else 500.0
+
+    with pytest.raises(InfeasibleError, match=r"At 0\.09\d? times|At 0\.1 times"):
+        answered(question, hard_stretch)
 
 
 def test_fewer_candidates_are_left_on_longer_stretches(question):
