@@ -203,4 +203,6 @@ def _nearest_target(best: ScoredCandidate, slo: SLO) -> str:
         return "no SLO was set" if slo.ttft is None and slo.tpot is None else "no target applies"
     name = max(used, key=used.__getitem__)
     # More load may reach another target first: a queue grows faster than a batch gets slower.
-    return f"{name.upper()} p{slo.percentile:g} has the least room, at {used[name]:.0%} of its target"
+    return (
+        f"{name.upper()} p{slo.percentile:g} has the least room, at {used[name]:.0%} of its target"
+    )

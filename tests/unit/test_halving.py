@@ -12,13 +12,15 @@ import pandas as pd
 import pytest
 
 from codesign.candidate import Candidate, ScoredCandidate
-from codesign.config import SLO, Deployment, Serving
+from codesign.config import SLO, Deployment, Serving, parse_deployment
 from codesign.errors import InfeasibleError
 from codesign.planner import Answer, Question, search
 from codesign.planner.executor import Job
-from codesign.planner.halving import is_null, rungs, survivors, typical_stretch
+from codesign.planner.halving import entering, is_null, rungs, survivors, typical_stretch
 from codesign.planner.predict import Outcome
 from codesign.planner.ranking import Entry
+from codesign.planner.screen import Screened
+from codesign.planner.search_space import default_policies
 from codesign.policy.speculation import parse_policy
 
 POLICIES = (
@@ -154,7 +156,7 @@ def test_luck_with_the_first_seed_does_not_make_a_plan_the_best(question):
 
 
 def test_the_rate_of_a_nearest_miss_holds_on_all_requests(question):
-    """A stretch may be calmer than the whole trace, and a machine that is idle on it not on that."""
+    """A stretch may be calmer than the whole trace."""
     num = len(question.requests)
 
     def calm_stretch(job: Job) -> float:
@@ -218,3 +220,46 @@ def test_a_typical_stretch_has_the_rate_of_the_trace():
     seconds = arrival[end - 1] - arrival[first]
     assert 200 / seconds == pytest.approx(len(arrival) / arrival[-1], rel=0.35)
     assert typical_stretch(arrival, 5000) == (0, 1600)
+
+
+def screened(labels: Sequence[str], attained: float = 1.0) -> Screened:
+    """Plans of all policies at four limits on each deployment, scores from good to bad."""
+    found = [
+        Candidate(parse_deployment(label), spec, 2**size)
+        for spec in default_policies()
+        for label in labels
+        for size in range(4)
+        if not spec.is_async
+    ]
+    rising = 1.0 + np.arange(len(found))
+    good = np.full(len(found), attained)
+    return Screened(found, rising * 0, rising, rising, good, 1 / rising)
+
+
+@pytest.mark.parametrize("labels", [["1"], ["1", "2"], ["1", "2", "3", "4", "5", "6", "7"]])
+def test_forty_plans_are_simulated_first_however_many_deployments_there_are(labels):
+    """A fifth for each of two deployments, or of one, would leave most of the 40 places empty."""
+    first = entering(screened(labels), "goodput", 90.0, 100)
+    assert 40 <= len(first) <= 40 + len(labels) + 8
+
+
+def test_where_none_meets_the_slo_by_little_more_are_simulated_until_one_does(question):
+    first = {job.candidate for job in answered(question)[1].jobs}
+
+    def hard(job: Job) -> float:
+        """What is simulated first misses the target of 100 s by a tenth."""
+        return 110.0 if job.candidate in first else 90.0
+
+    chosen = answered(question, hard)[0].chosen
+    assert chosen.is_feasible
+    assert chosen.candidate not in first
+
+
+def test_where_all_miss_the_slo_by_far_no_more_are_simulated(question):
+    executor = MadeUp(lambda job: 1000.0 + tpot_of(job))
+    near = MadeUp(lambda job: 110.0 + tpot_of(job))
+    for made_up in (executor, near):
+        with pytest.raises(InfeasibleError):
+            search(question, executor=made_up)
+    numbers = [len({job.candidate for job in m.jobs if job.rate == 1.0}) for m in (executor, near)]
+    assert numbers[0] < numbers[1]
