@@ -30,8 +30,8 @@ class Metrics:
         tpot_mean: Time per later token, over finished requests with two or more tokens.
         latency_mean: Arrival to last token, over finished requests.
         throughput: Output tokens per second of the run, unfinished requests included.
-        acceptance_length: Tokens emitted per request and round, bonus token included; the token
-            that comes from prefill is not counted. 1 for plain decoding.
+        acceptance_length: Tokens emitted per request and round, bonus token included; tokens that
+            come from prefill, one more after each eviction, are not counted. 1 for plain decoding.
         acceptance_rate: Draft tokens accepted over draft tokens verified.
         slo_attainment: Share of all requests that finished and met every target.
         goodput: Such requests per second.
@@ -122,6 +122,8 @@ def summarise(records: RunRecords, slo: SLO | None = None) -> Metrics:
         slo: Targets for ``slo_attainment`` and ``goodput``; without any, finishing is enough.
     """
     requests, batch = records.requests, records.rounds.column("batch")
+    num_rounds = sum(r.num_rounds for r in requests)  # of each request, added up
+    num_accepted = sum(r.num_accepted_tokens for r in requests)
     ttfts, tpots = _defined(map(ttft, requests)), _defined(map(tpot, requests))
     num_good = sum(meets_slo(request, slo or SLO()) for request in requests)
     return Metrics(
@@ -138,14 +140,8 @@ def summarise(records: RunRecords, slo: SLO | None = None) -> Metrics:
         tpot_p99=percentile(tpots, 99),
         latency_mean=_mean([r.finish - r.arrival for r in requests if r.finish is not None]),
         throughput=_ratio(sum(r.output_tokens for r in requests), records.seconds),
-        acceptance_length=_ratio(
-            sum(r.output_tokens - 1 for r in requests if r.output_tokens),
-            sum(r.num_rounds for r in requests),
-        ),
-        acceptance_rate=_ratio(
-            sum(r.num_accepted_tokens for r in requests),
-            sum(r.num_draft_tokens for r in requests),
-        ),
+        acceptance_length=_ratio(num_rounds + num_accepted, num_rounds),
+        acceptance_rate=_ratio(num_accepted, sum(r.num_draft_tokens for r in requests)),
         slo_attainment=_ratio(num_good, len(requests)),
         goodput=_ratio(num_good, records.seconds),
         mean_batch=_ratio(batch.sum(), int(np.count_nonzero(batch))),

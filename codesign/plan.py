@@ -133,7 +133,7 @@ class Plan:
         chosen: The best candidate.
         alternatives: What else was simulated, best first.
         ties: Labels of alternatives that the prediction cannot tell from ``chosen``.
-        reason: Why this one: what a round spends its time on, what binds.
+        reason: Why this one: what a round spends its time on, which target is nearest.
         notes: What a reader must know about the trace and the search.
         runner_up: Why the second one lost; "" if nothing else was simulated.
         economics: Whether speculation pays; None if only plain decoding, or no plan without a

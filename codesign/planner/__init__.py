@@ -29,7 +29,7 @@ from codesign.planner.nearest_miss import nearest_miss
 from codesign.planner.predict import extrapolation_note, prompt_note
 from codesign.planner.question import Answer, Question
 from codesign.planner.ranking import Entry, explain, explain_runner_up, find_ties
-from codesign.planner.screen import screen
+from codesign.planner.screen import Screened, screen
 from codesign.planner.search_cache import SearchCache
 from codesign.planner.search_space import SearchSpace, search_space
 from codesign.planner.sensitivity import find_doubts
@@ -78,25 +78,30 @@ def search(
         requests=question.requests,
         origin=question.fit.origin,
     )
-    first = _worth_simulating(space.candidates, question, least_attained, progress)
+    screened = _screened(space.candidates, question, least_attained, progress)
     screen_seconds = time.monotonic() - start
     if executor is None:
         executor = LocalExecutor(task_of(question))  # of one process: nothing to close
     if cache is None:
         cache = SearchCache("")
     simulations = Simulations(question, executor, cache, progress)
-    ordered = simulations.halve(first, space.candidates)
+    ordered = simulations.halve(
+        _worth_simulating(screened, question),
+        space.candidates,
+        more=lambda: _worth_simulating(screened, question, is_second=True),
+    )
     if not ordered[0].scored.is_feasible:
-        raise InfeasibleError(nearest_miss(ordered, question.slo, simulations.at_rates))
+        on_all = None if simulations.is_short else simulations.at_rates_of_all
+        raise InfeasibleError(nearest_miss(ordered, question.slo, simulations.at_rates, on_all))
     return _answer(question, space, ordered, simulations.num_simulated, screen_seconds)
 
 
-def _worth_simulating(
+def _screened(
     candidates: Sequence[Candidate],
     question: Question,
     least_attained: float,
     progress: Progress | None,
-) -> list[Candidate]:
+) -> Screened:
     screened = screen(
         candidates,
         question.requests,
@@ -107,11 +112,15 @@ def _worth_simulating(
     )
     if screened.attained.max() < least_attained:
         raise InfeasibleError("no plan is worth simulating: by estimate all miss the SLO by far")
+    return screened
+
+
+def _worth_simulating(
+    screened: Screened, question: Question, *, is_second: bool = False
+) -> list[Candidate]:
     percentile, num_requests = question.slo.percentile, len(question.requests)
-    return [
-        candidates[index]
-        for index in entering(screened, question.objective, percentile, num_requests)
-    ]
+    chosen = entering(screened, question.objective, percentile, num_requests, is_second=is_second)
+    return [screened.candidates[index] for index in chosen]
 
 
 def _answer(

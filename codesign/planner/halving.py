@@ -29,13 +29,15 @@ if TYPE_CHECKING:
 _SHORT = 2000  # requests up to which every simulation is of the whole trace
 _PARTS = (16, 4, 1)  # the stretches of a longer trace are a 16th, a quarter, and all of it
 _NUM_ENTERING = 40  # best of the screen
+_NUM_MORE = 120  # the same if none of these meets the SLO, but one comes near
+NEAR = 1.25  # times a target: a miss that the screen may have got wrong
 _NUM_KEPT = (20, 6)  # after a 16th of a long trace, after a quarter
 _NUM_FINALISTS = (6, 2)  # simulated with every seed: of a short trace, of a long one
 _MAX_LIMITS = 3  # batch limits per policy and deployment among those that enter
 _MAX_SHARE = 0.2  # of those that enter on one deployment: the screen errs alike on all of these
 _HOPELESS = 0.8  # share of the best goodput below which no deployment of a long trace is tried
 _SAME = 0.002  # relative difference of scores below which a batch limit is never reached
-_NUM_CLIMBING = 4  # best plans whose neighbouring batch limits are simulated, too
+_NUM_CLIMBING = 6  # best plans whose neighbouring batch limits are simulated, too
 NUM_CLIMBS = 3  # times that it is looked at who they are
 COMPARED = (SpeculationSpec(), SpeculationSpec(kind="chain", max_depth=3))  # always in the table
 
@@ -81,7 +83,14 @@ def typical_stretch(arrival: np.ndarray, length: int) -> tuple[int, int]:
     return first, first + length
 
 
-def entering(screened: Screened, objective: str, percentile: float, num_requests: int) -> list[int]:
+def entering(
+    screened: Screened,
+    objective: str,
+    percentile: float,
+    num_requests: int,
+    *,
+    is_second: bool = False,
+) -> list[int]:
     """Candidates worth simulating: the best of the screen, and what every table must show.
 
     The screen can be wrong about what meets the SLO and about queues, so half of the places go by
@@ -93,6 +102,7 @@ def entering(screened: Screened, objective: str, percentile: float, num_requests
         objective: See ``screen_orders``.
         percentile: The same.
         num_requests: Of the trace; for a long one, deployments of no promise are left out.
+        is_second: More of them, as those of the first time missed the SLO by little.
 
     Returns:
         Their places in ``screened``.
@@ -102,14 +112,17 @@ def entering(screened: Screened, objective: str, percentile: float, num_requests
     chosen: dict[int, None] = {}
     kinds: dict[tuple[SpeculationSpec, Deployment], list[int]] = {}
     shares: Counter[Deployment] = Counter()
+    num_deployments = len({candidate.deployment for candidate in screened.candidates})
+    num_entering = _NUM_MORE if is_second else _NUM_ENTERING
+    most = num_entering * max(_MAX_SHARE, 1.0 / num_deployments)
     for index in chain.from_iterable(zip(orders[0], others, strict=False)):
         candidate = screened.candidates[index]
         alike = kinds.setdefault((candidate.speculation, candidate.deployment), [])
         if (
-            len(chosen) < _NUM_ENTERING
+            len(chosen) < num_entering
             and index not in chosen
             and len(alike) < _MAX_LIMITS
-            and shares[candidate.deployment] < _MAX_SHARE * _NUM_ENTERING
+            and shares[candidate.deployment] < most
             and not any(_is_same(screened, index, other) for other in alike)
         ):
             alike.append(index)

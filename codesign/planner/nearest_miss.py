@@ -19,13 +19,16 @@ _NUM_BISECTIONS = 4
 _MANY_TIMES = 3.0  # from where on a miss is said as a factor
 
 
-def nearest_miss(ordered: Sequence[Entry], slo: SLO, simulate: AtRates) -> str:
+def nearest_miss(
+    ordered: Sequence[Entry], slo: SLO, simulate: AtRates, simulate_all: AtRates | None = None
+) -> str:
     """One line: which candidate comes nearest, what binds, what would fit.
 
     Args:
         ordered: What was simulated, best first; nothing meets the SLO.
         slo: Targets.
         simulate: Outcomes at other arrival rates.
+        simulate_all: The same on the whole trace, where ``simulate`` takes a stretch of it.
     """
     nearest = min(ordered, key=lambda entry: entry.miss)
     by_target = misses(nearest.outcomes, slo)
@@ -38,10 +41,13 @@ def nearest_miss(ordered: Sequence[Entry], slo: SLO, simulate: AtRates) -> str:
     entries = list(likely.values())
     rates = sustained_rates([entry.candidate for entry in entries], slo, simulate)
     best = max(range(len(rates)), key=rates.__getitem__)
-    if rates[best] > 0:
+    rate = rates[best]
+    if simulate_all is not None:
+        simulate = simulate_all
+        rate = _confirmed(entries[best].candidate, rate, slo, simulate)
+    if rate > 0:
         plan = "it" if entries[best] is nearest else entries[best].candidate.label
-        rate = f"At {rates[best]:.2g} times this arrival rate"
-        return f"{line}. {rate} {plan} meets the SLO (--rate-scale)"
+        return f"{line}. At {rate:.2g} times this arrival rate {plan} meets the SLO (--rate-scale)"
     idle = misses(simulate([(nearest.candidate, 0.5**_MAX_HALVINGS)])[0], slo)
     flags = [
         f"--slo-{name}-ms {math.ceil(1050 * ratio * (getattr(slo, name) or 0.0))}"
@@ -51,6 +57,13 @@ def nearest_miss(ordered: Sequence[Entry], slo: SLO, simulate: AtRates) -> str:
     if not flags:
         return f"{line}. An idle machine never reaches it. Shorter answers may: --max-output N"
     return f"{line}. An idle machine misses it too; it would meet {' '.join(flags)}"
+
+
+def _confirmed(candidate: Candidate, rate: float, slo: SLO, simulate: AtRates) -> float:
+    """A rate found on a stretch of the trace if it holds on all of it, else the one that does."""
+    if rate and max(misses(simulate([(candidate, rate)])[0], slo).values()) <= 1:
+        return rate
+    return sustained_rates([candidate], slo, simulate)[0]
 
 
 def sustained_rates(candidates: Sequence[Candidate], slo: SLO, simulate: AtRates) -> list[float]:

@@ -114,7 +114,7 @@ def find_ties(ranked: Sequence[ScoredCandidate], objective: str) -> tuple[str, .
 
 
 def explain(ranked: Sequence[ScoredCandidate], slo: SLO) -> str:
-    """One line: what a round of the first candidate spends its time on, its gain, what binds.
+    """One line: what the first candidate's rounds spend time on, its gain, the nearest target.
 
     A queue that grows without end comes first: no other figure means much beside it.
     """
@@ -129,7 +129,7 @@ def explain(ranked: Sequence[ScoredCandidate], slo: SLO) -> str:
     parts += _gain_over_plain(ranked)
     if best.candidate.family == "plain" and any(s.candidate.family != "plain" for s in ranked):
         parts.append("no plan with a draft serves this better")
-    parts.append(_what_binds(best, slo))
+    parts.append(_nearest_target(best, slo))
     return "; ".join(parts)
 
 
@@ -158,7 +158,7 @@ def _lost_by(best: ScoredCandidate, other: ScoredCandidate, objective: str) -> s
         if figure not in best.predicted or figure not in other.predicted:
             continue
         ours, theirs = best.predicted[figure].value, other.predicted[figure].value
-        loss = (ours - theirs) / ours if more_is_better else (theirs - ours) / ours
+        loss = (ours - theirs if more_is_better else theirs - ours) / max(ours, 1e-12)
         if loss > NOTICEABLE:
             return f"{loss:.0%} {'less' if more_is_better else 'more'} {_WORDS[figure]}"
     if other.candidate.complexity > best.candidate.complexity:
@@ -199,13 +199,16 @@ def _gain_over_plain(ranked: Sequence[ScoredCandidate]) -> list[str]:
     return [f"mean TPOT {abs(1 - ratio):.0%} {word} plain decoding's"]
 
 
-def _what_binds(best: ScoredCandidate, slo: SLO) -> str:
+def _nearest_target(best: ScoredCandidate, slo: SLO) -> str:
     used = {
         name: best.predicted[f"{name}_slo"].value / target
         for name, target in (("ttft", slo.ttft), ("tpot", slo.tpot))
         if target is not None and f"{name}_slo" in best.predicted
     }
     if not used:
-        return "no SLO was set" if slo.ttft is None and slo.tpot is None else "no target binds"
+        return "no SLO was set" if slo.ttft is None and slo.tpot is None else "no target applies"
     name = max(used, key=used.__getitem__)
-    return f"{name.upper()} p{slo.percentile:g} binds first, at {used[name]:.0%} of its target"
+    # More load may reach another target first: a queue grows faster than a batch gets slower.
+    return (
+        f"{name.upper()} p{slo.percentile:g} has the least room, at {used[name]:.0%} of its target"
+    )

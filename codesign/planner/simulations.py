@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from codesign import Progress
 from codesign.candidate import Candidate
 from codesign.planner.executor import Executor, Job
-from codesign.planner.halving import NUM_CLIMBS, Rung, finalists, neighbours, rungs, survivors
+from codesign.planner.halving import (
+    NEAR,
+    NUM_CLIMBS,
+    Rung,
+    finalists,
+    neighbours,
+    rungs,
+    survivors,
+)
 from codesign.planner.predict import Outcome, misses, score, spread_over_seeds
 from codesign.planner.question import Question
 from codesign.planner.ranking import Entry, rank
@@ -43,12 +51,18 @@ class Simulations:
         self._done = 0  # requests simulated
         self._total = 0  # requests to simulate, as far as is known
 
-    def halve(self, candidates: Sequence[Candidate], space: Sequence[Candidate]) -> list[Entry]:
+    def halve(
+        self,
+        candidates: Sequence[Candidate],
+        space: Sequence[Candidate],
+        more: Callable[[], Sequence[Candidate]] = list,
+    ) -> list[Entry]:
         """Candidates that came to the whole trace, best first.
 
         Args:
             candidates: What is simulated first.
             space: Where their neighbours are found.
+            more: What is simulated as well if all of these miss the SLO by little.
         """
         question = self._question
         left, ordered = list(candidates), []
@@ -58,11 +72,21 @@ class Simulations:
             ordered = self._ranked(left, rung, [question.seed])
             if number == 0:
                 ordered = self._climbed(ordered, rung, space)
+                if not ordered[0].scored.is_feasible and ordered[0].miss <= NEAR:
+                    ordered = self._climbed(self._joined(ordered, more(), rung), rung, space)
             left = survivors(ordered, rung.num_kept)
         left = finalists(ordered, len(question.requests))
         seeds = range(question.seed, question.seed + question.num_seeds)
-        repeated = {e.candidate: e for e in self._ranked(left, self._rungs[-1], seeds)}
-        return self._judged([(e.candidate, repeated.get(e.candidate, e).outcomes) for e in ordered])
+        repeated: dict[Candidate, tuple[Outcome, ...]] = {}
+        while left:
+            again = self._ranked(left, self._rungs[-1], seeds)
+            repeated |= {entry.candidate: entry.outcomes for entry in again}
+            ordered = self._judged(
+                [(e.candidate, repeated.get(e.candidate, e.outcomes)) for e in ordered]
+            )
+            # The first may owe its place to a single seed.
+            left = [e.candidate for e in ordered[:1] if e.candidate not in repeated]
+        return ordered
 
     def _climbed(self, ordered: list[Entry], rung: Rung, space: Sequence[Candidate]) -> list[Entry]:
         """With the neighbours of the best few, and theirs if these are better."""
@@ -70,18 +94,39 @@ class Simulations:
             added = neighbours(ordered, space)
             if not added:
                 break
-            self._total += len(added) * (rung.end - rung.first)
-            jobs = [Job(c, self._question.seed, rung.first, rung.end) for c in added]
-            outcomes = [(outcome,) for outcome in self._run(jobs)]
-            known = [(entry.candidate, entry.outcomes) for entry in ordered]
-            ordered = self._judged([*known, *zip(added, outcomes, strict=True)])
-            self.num_simulated += len(added)
+            ordered = self._joined(ordered, added, rung)
         return ordered
+
+    def _joined(
+        self, ordered: list[Entry], candidates: Sequence[Candidate], rung: Rung
+    ) -> list[Entry]:
+        """With others, those of them that were not simulated before."""
+        known = {entry.candidate for entry in ordered}
+        added = [candidate for candidate in candidates if candidate not in known]
+        self._total += len(added) * (rung.end - rung.first)
+        jobs = [Job(c, self._question.seed, rung.first, rung.end) for c in added]
+        outcomes = [(outcome,) for outcome in self._run(jobs)]
+        self.num_simulated += len(added)
+        simulated = [(entry.candidate, entry.outcomes) for entry in ordered]
+        return self._judged([*simulated, *zip(added, outcomes, strict=True)])
+
+    @property
+    def is_short(self) -> bool:
+        """Whether every simulation is of the whole trace."""
+        return len(self._rungs) == 1
 
     def at_rates(self, rates: Sequence[tuple[Candidate, float]]) -> list[list[Outcome]]:
         """Outcomes by seed at other arrival rates; of a long trace, on its first stretch, once."""
-        rung, seed = self._rungs[0], self._question.seed
-        num = self._question.num_seeds if len(self._rungs) == 1 else 1
+        return self._at_rates(rates, self._rungs[0])
+
+    def at_rates_of_all(self, rates: Sequence[tuple[Candidate, float]]) -> list[list[Outcome]]:
+        """The same on the whole trace."""
+        return self._at_rates(rates, self._rungs[-1])
+
+    def _at_rates(
+        self, rates: Sequence[tuple[Candidate, float]], rung: Rung
+    ) -> list[list[Outcome]]:
+        seed, num = self._question.seed, self._question.num_seeds if self.is_short else 1
         outcomes = self._run(
             [
                 Job(candidate, seed + i, rung.first, rung.end, rate)

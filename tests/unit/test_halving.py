@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -11,12 +12,15 @@ import pandas as pd
 import pytest
 
 from codesign.candidate import Candidate, ScoredCandidate
-from codesign.config import SLO, Deployment, Serving
+from codesign.config import SLO, Deployment, Serving, parse_deployment
+from codesign.errors import InfeasibleError
 from codesign.planner import Answer, Question, search
 from codesign.planner.executor import Job
-from codesign.planner.halving import is_null, rungs, survivors, typical_stretch
+from codesign.planner.halving import entering, is_null, rungs, survivors, typical_stretch
 from codesign.planner.predict import Outcome
 from codesign.planner.ranking import Entry
+from codesign.planner.screen import Screened
+from codesign.planner.search_space import default_policies
 from codesign.policy.speculation import parse_policy
 
 POLICIES = (
@@ -139,6 +143,41 @@ def test_a_candidate_that_misses_the_slo_is_not_chosen_however_fast_the_others_a
     assert answer.num_feasible < len(answer.ranked)
 
 
+def test_luck_with_the_first_seed_does_not_make_a_plan_the_best(question):
+    def lucky(job: Job) -> float:
+        is_bad = job.candidate.family != "plain" and job.seed > question.seed
+        return 200.0 if is_bad else tpot_of(job)
+
+    answer, executor = answered(question, lucky)
+    assert answer.chosen.candidate.family == "plain"
+    num = len(question.requests)
+    own = (j for j in executor.jobs if j.candidate == answer.chosen.candidate)
+    assert {j.seed for j in own if j.num_requests == num} == {0, 1}
+
+
+def test_the_rate_of_a_nearest_miss_holds_on_all_requests(question):
+    """A stretch may be calmer than the whole trace."""
+    num = len(question.requests)
+
+    def calm_stretch(job: Job) -> float:
+        return 1000.0 * job.rate * (1.0 if job.num_requests == num else 0.2)
+
+    with pytest.raises(InfeasibleError, match="times this arrival rate it meets the SLO") as err:
+        answered(question, calm_stretch)
+    rate = float(re.search(r"At ([\d.]+) times", str(err.value))[1])
+    assert 0.09 < rate <= 0.1  # of 1000 s, the target is 100 s
+
+
+def test_an_slo_that_only_a_stretch_misses_is_met_at_a_rate_of_all_requests(question):
+    num = len(question.requests)
+
+    def hard_stretch(job: Job) -> float:
+        return 1000.0 * job.rate if job.num_requests == num else 500.0
+
+    with pytest.raises(InfeasibleError, match=r"At 0\.09\d? times|At 0\.1 times"):
+        answered(question, hard_stretch)
+
+
 def test_fewer_candidates_are_left_on_longer_stretches(question):
     jobs = answered(question)[1].jobs
     counts: dict[int, set] = {}
@@ -181,3 +220,46 @@ def test_a_typical_stretch_has_the_rate_of_the_trace():
     seconds = arrival[end - 1] - arrival[first]
     assert 200 / seconds == pytest.approx(len(arrival) / arrival[-1], rel=0.35)
     assert typical_stretch(arrival, 5000) == (0, 1600)
+
+
+def screened(labels: Sequence[str], attained: float = 1.0) -> Screened:
+    """Plans of all policies at four limits on each deployment, scores from good to bad."""
+    found = [
+        Candidate(parse_deployment(label), spec, 2**size)
+        for spec in default_policies()
+        for label in labels
+        for size in range(4)
+        if not spec.is_async
+    ]
+    rising = 1.0 + np.arange(len(found))
+    good = np.full(len(found), attained)
+    return Screened(found, rising * 0, rising, rising, good, 1 / rising)
+
+
+@pytest.mark.parametrize("labels", [["1"], ["1", "2"], ["1", "2", "3", "4", "5", "6", "7"]])
+def test_forty_plans_are_simulated_first_however_many_deployments_there_are(labels):
+    """A fifth for each of two deployments, or of one, would leave most of the 40 places empty."""
+    first = entering(screened(labels), "goodput", 90.0, 100)
+    assert 40 <= len(first) <= 40 + len(labels) + 8
+
+
+def test_where_none_meets_the_slo_by_little_more_are_simulated_until_one_does(question):
+    first = {job.candidate for job in answered(question)[1].jobs}
+
+    def hard(job: Job) -> float:
+        """What is simulated first misses the target of 100 s by a tenth."""
+        return 110.0 if job.candidate in first else 90.0
+
+    chosen = answered(question, hard)[0].chosen
+    assert chosen.is_feasible
+    assert chosen.candidate not in first
+
+
+def test_where_all_miss_the_slo_by_far_no_more_are_simulated(question):
+    executor = MadeUp(lambda job: 1000.0 + tpot_of(job))
+    near = MadeUp(lambda job: 110.0 + tpot_of(job))
+    for made_up in (executor, near):
+        with pytest.raises(InfeasibleError):
+            search(question, executor=made_up)
+    numbers = [len({job.candidate for job in m.jobs if job.rate == 1.0}) for m in (executor, near)]
+    assert numbers[0] < numbers[1]

@@ -7,7 +7,7 @@ import pytest
 from codesign.config import SLO, Deployment
 from codesign.plan import Candidate, Interval, ScoredCandidate
 from codesign.planner.predict import Outcome
-from codesign.planner.ranking import Entry, explain, find_ties, rank
+from codesign.planner.ranking import Entry, explain, explain_runner_up, find_ties, rank
 from codesign.policy.speculation import parse_policy
 
 
@@ -99,9 +99,16 @@ def test_the_reason_begins_with_a_load_that_the_best_plan_does_not_bear():
     assert explain([swamped], SLO()).startswith("it cannot sustain this load: the queue grows")
 
 
-@pytest.mark.parametrize(("ttft", "tpot", "binds"), [(1.0, 0.2, "TTFT"), (4.0, 0.11, "TPOT")])
-def test_the_reason_names_the_target_with_the_least_room(ttft, tpot, binds):
+def test_two_plans_of_which_no_request_meets_both_targets_are_told_apart():
+    """Each target may be met by another half of the requests: feasible at p50, goodput 0."""
+    best = entry("plain", goodput=(0.0, 0.0)).scored
+    other = entry("chain-3", goodput=(0.0, 0.0), latency=(1.5, 1.5)).scored
+    assert "50% more mean latency" in explain_runner_up([best, other], "goodput")
+
+
+@pytest.mark.parametrize(("ttft", "tpot", "nearest"), [(1.0, 0.2, "TTFT"), (4.0, 0.11, "TPOT")])
+def test_the_reason_names_the_target_with_the_least_room(ttft, tpot, nearest):
     best = entry("plain").scored
     predicted = {"ttft_slo": Interval(0.9, 0.9, 0.9), "tpot_slo": Interval(0.1, 0.1, 0.1)}
     scored = ScoredCandidate(best.candidate, predicted, best.spans, "fitted", is_feasible=True)
-    assert f"{binds} p90 binds first, at 9" in explain([scored], SLO(ttft=ttft, tpot=tpot))
+    assert f"{nearest} p90 has the least room, at 9" in explain([scored], SLO(ttft=ttft, tpot=tpot))

@@ -160,6 +160,12 @@ def test_eviction_loses_no_token_and_computes_the_request_again():
     assert trace["output_tokens"].sum() - prefilled <= emitted < trace["output_tokens"].sum()
 
 
+def test_a_token_that_comes_with_a_prompt_run_again_is_not_a_rounds():
+    records = run(busy(), preemption=True, max_kv_tokens=500)
+    assert sum(r.num_preemptions for r in records.requests) > 0
+    assert summarise(records).acceptance_length == 1.0  # plain decoding
+
+
 def test_blocks_of_a_prompt_that_was_evicted_before_they_were_run_are_not_in_the_cache():
     trace = {
         "arrival": [0.0, 5.0],
