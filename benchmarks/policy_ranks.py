@@ -137,7 +137,11 @@ def _serve_on(
         _warm_up(bench, fit, deployment, [r for asked in requests.values() for r in asked])
         for policy, candidate in candidates.items():
             setup = PolicySetup(
-                candidate.speculation, fit.costs[deployment], fit.calibration, slo.tpot
+                candidate.speculation,
+                fit.costs[deployment],
+                fit.calibration,
+                slo.tpot,
+                fit.acceptance.hit_rate(1),
             )
             for name, asked in requests.items():
                 if monotonic() + longest > until:

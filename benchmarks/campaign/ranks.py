@@ -183,7 +183,8 @@ class Measuring:
         steps = read_table(parts / f"{self._task.label}.parquet", kind="profile")[0]
         cost = fit_costs(steps, on_ranks=True)[0][self._task.label]
         recorded = read_table(parts / f"{ACCEPTANCE_PART}.parquet", kind="profile")[0]
-        calibration = fit_calibration(AcceptanceProfile.from_table(recorded)).calibration
+        acceptance = AcceptanceProfile.from_table(recorded)
+        calibration = fit_calibration(acceptance).calibration
         self._blind = keep_blind(self._folder, self._task.label, cost, calibration)
         budget = monotonic() + self._task.run_seconds
         end = min(self._task.deadline, budget)
@@ -202,7 +203,9 @@ class Measuring:
             except CodesignError as error:  # the other runs need not go with it
                 print(f"  {work.folder}: {error}", flush=True)
                 continue
-            policy = PolicySetup(work.candidate.speculation, cost, calibration)
+            policy = PolicySetup(
+                work.candidate.speculation, cost, calibration, confidence=acceptance.hit_rate(1)
+            )
             start = self._enter(f"runs: {work.folder}")
             run = bench.serve(
                 work.candidate,

@@ -110,7 +110,12 @@ def _run(
         requests,
         target=target,
         draft=draft,
-        setup=PolicySetup(spec, fit.costs[deployment], fit.calibration),
+        setup=PolicySetup(
+            spec,
+            fit.costs[deployment],
+            fit.calibration,
+            confidence=fit.acceptance.hit_rate(1),
+        ),
         local_draft=local if candidate.deployment.draft_workers == 0 else None,
         max_kv_tokens=MAX_KV,
     )

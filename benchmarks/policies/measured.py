@@ -81,16 +81,18 @@ Lowest: {least}. The batch tree has at least {behind:.3f} of SpecServe's speed.
   second costs 1 to 2 % of so short a run.
 - **Evaluating the batch** costs what the fits measured for a batch tree. On a CPU an evaluation of
   SpecServe takes 0.7 to 0.8 of that.
-- **Known weakness:** at load 1.2 with 70B + 3B or 70B + 1B a chain of one is faster. With the 3B
-  the batch tree has 0.974 and 0.985 of its speed on "conv" and "mooncake", SpecServe 0.935 and
-  0.963; with the 1B the batch tree has 0.973 and 0.989, SpecServe 0.980 and 0.966. (Measured with
-  the 1B on "mooncake": 1.016 and 0.987.) With the 3B drafting saves about as much there as a
-  draft's prompt costs (6 ms per request, against 5.4 ms for 200 tokens). By the fits before, with
-  six acceptance seeds, the batch tree had 1.021 and 1.017 of plain decoding's speed, a chain of one
-  1.039 and 1.028. In three of these twelve runs the first confidences are low or the first answers
-  short; the batch tree stops drafting, and decodes plainly from then on: a batch of eight would
-  have to read eight prompts at once to begin again. In the other nine it drafts in nearly every
-  round, as the chain does."""
+- **Overload.** At load 1.2 with a 70B a chain of one is the best fixed length, as it drafts from
+  the first token on and evaluates nothing. With 70B + 3B and 70B + 1B on "conv" and "mooncake",
+  three acceptance seeds and two sets of requests (24 runs), the batch tree has 0.999 to 1.020 of
+  its speed, but for one run with 0.966 (before: 0.963 to 1.012), SpecServe 0.979 to 1.013, in the
+  middle 0.993 (before: 0.936 to 1.001). What SpecServe still loses is mostly rounds that a
+  request's TPOT target forbids, and evaluations.
+- **Known weakness:** drafting may stop and not start again. With 70B + 3B it saves about as much
+  there as a draft's prompt costs. If the first confidences are low, the batch tree decodes plainly
+  from then on: a batch of eight would have to read eight prompts at once to begin again. This
+  happened in the one run with 0.966. Starting again where the requests that follow repay these
+  prompts lifted it to 0.989, but below saturation, where the batch changes, it cost up to 2.5 %
+  with the 8B, and was not kept."""
 
 
 def ranks_section(results: Results, key: str) -> str:

@@ -161,7 +161,11 @@ class Replay:
             )
         cost = self._fit.costs.get(deployment.unit.label)
         policy = PolicySetup(
-            candidate.speculation, cost, self._fit.calibration, slo_tpot=plan.slo.tpot
+            candidate.speculation,
+            cost,
+            self._fit.calibration,
+            slo_tpot=plan.slo.tpot,
+            confidence=self._fit.acceptance.hit_rate(1),
         )
         return policy, plan.max_kv_tokens(cost, has_draft=candidate.speculation.has_draft)
 

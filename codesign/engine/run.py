@@ -52,19 +52,23 @@ class PolicySetup:
         cost: Step times, for policies that decide by them.
         calibration: Of the draft's confidences.
         slo_tpot: Seconds per token that SpecServe and AdaServe must keep; None for no target.
+        confidence: Mean chance of the draft's likeliest token; None where it is not known.
     """
 
     spec: SpeculationSpec
     cost: RoundCost | None = None
     calibration: Calibration | None = None
     slo_tpot: float | None = None
+    confidence: float | None = None
 
     def build(self) -> Speculation:
         """The policy object."""
         goodput = None
         if self.cost is not None:
             goodput = Goodput.of_cost(self.cost, slo_tpot=self.slo_tpot)
-        return build_speculation(self.spec, goodput=goodput, calibration=self.calibration)
+        return build_speculation(
+            self.spec, goodput=goodput, calibration=self.calibration, confidence=self.confidence
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ from codesign.policy.interface import (
     Progress,
     context_rows,
 )
-from codesign.policy.repeating import Repeating, likeliest_children, likeliest_leaves
-from codesign.policy.resting import LEARNED
+from codesign.policy.online_calibration import KNOWN
+from codesign.policy.repeating import Repeating, likeliest_children
+from codesign.policy.resting import LEARNED, LONGEST_REST
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.traffic import COLD, Traffic, rows_behind
 from codesign.policy.tree import DraftTree
@@ -35,7 +36,8 @@ class SpecServe(Repeating):
     within the seconds that the SLO leaves a round (``_allowed``).
 
     Beyond the paper, a round is priced with the prompts that it delays (batch_round.py), the target
-    is one of a request's whole answer, and the draft runs a prompt only if drafting saves more.
+    is one of a request's whole answer, and the draft runs a prompt only if drafting saves more. The
+    mean confidence starts at what a fit knows.
 
     Source:
         SpecServe, Algorithms 1 to 3. The verifier takes the best prefix of the tokens sorted by
@@ -49,14 +51,21 @@ class SpecServe(Repeating):
     decides = True
 
     def __init__(
-        self, spec: SpeculationSpec, goodput: Goodput, calibration: Calibration | None = None
+        self,
+        spec: SpeculationSpec,
+        goodput: Goodput,
+        calibration: Calibration | None = None,
+        confidence: float | None = None,
     ) -> None:
         super().__init__(goodput, calibration)
-        self.traffic = Traffic(goodput.prompt_seconds, hears_late=True)
+        self.traffic = Traffic(
+            goodput.prompt_seconds, goodput.draft_prompt_seconds, hears_late=True
+        )
         self._spec = spec
-        self._sum_confidence = INITIAL_CONFIDENCE
-        self._num_confidence = 1
+        self._num_confidence = 1 if confidence is None else KNOWN
+        self._sum_confidence = self._num_confidence * (confidence or INITIAL_CONFIDENCE)
         self._longest = math.inf  # seconds that a round with draft tokens may take
+        self._num_forbidden = 0  # looks one after another by which any draft token takes longer
         self._best = 0.0
         self._running: list[int] = []  # requests that took part in the last draft forward
         # Of each request: nodes whose confidences are taken in, and the chance of the last one.
@@ -122,7 +131,7 @@ class SpecServe(Repeating):
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
         if self.repeats:
-            return likeliest_leaves(trees, done)
+            return self._likeliest_leaves(trees, done)
         stop: list[list[int]] = [[]] * len(trees)
         if done and not self._correct(trees):
             return stop
@@ -141,6 +150,8 @@ class SpecServe(Repeating):
         seconds = this.draft.of(rows, this.context + this.batch * done)
         chances = self._chances + [ends[i] * mean for i in running]
         predicted = self._value(chances, seconds + this.look)
+        if not done:
+            self._num_forbidden = self._num_forbidden + 1 if predicted < 0 else 0
         if predicted < 0 or (self._spec.adaptive_drafter and predicted < self._best):
             return stop
         this.wait_for(seconds, this.look)
@@ -173,13 +184,19 @@ class SpecServe(Repeating):
         cold = [i for i, tokens in enumerate(missing) if tokens >= COLD]
         if not cold:
             return set()
-        left = self.traffic.expected_left(np.array([trees[i].emitted for i in cold]))
-        pays = self._goodput.paying_prompts([missing[i] for i in cold], left * self._saved())
-        return set(np.array(cold)[~pays].tolist())
+        batch, saved = self._round.batch, self._saved(len(trees))
+        if 2 * len(cold) < len(trees):
+            others = self._saved(len(trees) - 1)
+            saved = self._saved_by_newcomer(batch * saved, batch * others)
+        return set(self._costly(trees, cold, saved))
 
-    def _saved(self) -> float:
-        """Seconds per token of one request that drafting for all saves, with the best length."""
-        this, num, mean = self._round, len(self._sizes), self.mean_confidence
+    def _saved(self, num: int) -> float:
+        """Share of one request in the seconds per token that drafting saves, with the best length.
+
+        Args:
+            num: Requests that are drafted for.
+        """
+        this, mean = self._round, self.mean_confidence
         drafting, fixed = this.draft.of(num, this.context), this.fixed
         tokens, fastest = this.roots, math.inf
         for steps in range(1, self._spec.max_depth + 1):
@@ -209,9 +226,10 @@ class SpecServe(Repeating):
             self.reads_prompts = not self.rests and self._is_worth_reading()
             self._weigh_looks(trees, this.roots + sum(worth[1 : 1 + rows].tolist()), rows)
             if self.rests:
-                self.begin_rest(
-                    self._goodput.host.look(this.batch), this.plain_seconds - this.stall
-                )
+                # A target forbids for a round or two, as a rule: only then a rest grows.
+                most = self._num_forbidden or LONGEST_REST
+                look = self._goodput.host.look(this.batch)
+                self.begin_rest(look, this.plain_seconds - this.stall, most)
         return chosen
 
     def _counts_of(self, rows: int, least: float) -> list[int]:
@@ -238,7 +256,7 @@ class SpecServe(Repeating):
     def _is_worth_reading(self) -> bool:
         """Whether the draft runs a prompt that begins now along with the target, part by part."""
         prompt = self._goodput.draft_prompt_seconds(self.traffic.mean_prompt)
-        return self.traffic.left_at_first * self._saved() > prompt
+        return self.traffic.left_at_first * self._saved(len(self._sizes)) > prompt
 
     def _value(self, chances: list[float], more: float = 0.0) -> float:
         """Expected tokens per second of a round that verifies all these, -1 where it is too long.

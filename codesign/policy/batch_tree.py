@@ -62,8 +62,8 @@ from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import Progress, context_rows
-from codesign.policy.online_calibration import OnlineCalibration
-from codesign.policy.repeating import Repeating, likeliest_children, likeliest_leaves
+from codesign.policy.online_calibration import KNOWN, OnlineCalibration
+from codesign.policy.repeating import Repeating, likeliest_children
 from codesign.policy.resting import LEARNED
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.traffic import COLD, Traffic, rows_behind
@@ -76,7 +76,7 @@ Promise = tuple[float, float]  # value of the round, and the least gain of a lea
 MARGIN = 0.02  # of goodput that drafting must promise after a round without
 FEWEST_CHOICES = 4  # children of a node
 MOST_AWAITED = 2  # draft forwards that an asynchronous round may wait for
-_MEMORY = 0.02  # weight of a round in the mean confidence
+_MOST_CONFIDENCES = 512  # that the mean is made of
 
 
 class BatchTree(Repeating):
@@ -93,10 +93,14 @@ class BatchTree(Repeating):
     decides = True
 
     def __init__(
-        self, spec: SpeculationSpec, goodput: Goodput, calibration: Calibration | None = None
+        self,
+        spec: SpeculationSpec,
+        goodput: Goodput,
+        calibration: Calibration | None = None,
+        confidence: float | None = None,
     ) -> None:
         super().__init__(goodput, fanout=max(spec.width, FEWEST_CHOICES))
-        self.calibration = OnlineCalibration(calibration)
+        self.calibration = OnlineCalibration(calibration, confidence)
         self.tree_type = partial(BudgetTree, calibration=self.calibration)
         self.overlap = spec.max_overlap
         self.traffic = Traffic(
@@ -106,7 +110,7 @@ class BatchTree(Repeating):
         self._slo_tpot = goodput.slo_tpot
         self._was_plain = True
         self._num_rounds = 0
-        self._num_learned = 0  # rounds with drafting
+        self._num_confidences = 1 if confidence is None else KNOWN  # of requests, seen or known
 
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
         if self._begins_repeat(trees, progress):
@@ -120,7 +124,7 @@ class BatchTree(Repeating):
             context,
             traffic=self.traffic,
             sharing=self.sharing,
-            looking=self.looking if self._num_learned >= LEARNED else 0.0,
+            looking=self.looking if self._num_confidences > LEARNED else 0.0,
         )
         self._urgency = urgencies(progress, self._round.target.of(batch, context), self._slo_tpot)
         self._choice = self._round.plain  # the best of what is drafted
@@ -129,22 +133,26 @@ class BatchTree(Repeating):
         if own:
             self._learn_confidence(own)
 
+    @property
+    def mean_confidence(self) -> float:
+        """See ``Repeating``."""
+        return self.calibration.confidence
+
     def _learn_confidence(self, trees: Sequence[BudgetTree]) -> None:
         """What new requests start with: of those that draft, so that a hard batch does not stay."""
         if self._was_plain:
             return
         found = [tree.confidence for tree in trees if tree.prefix_len]
         if found:
-            self._num_learned += 1
-            mean = sum(found) / len(found)
-            weight = max(_MEMORY, 1.0 / (1 + self._num_learned))  # what it began with counts as one
-            self.calibration.confidence += weight * (mean - self.calibration.confidence)
+            self._num_confidences += len(found)
+            beyond = sum(found) - len(found) * self.calibration.confidence
+            self.calibration.confidence += beyond / min(self._num_confidences, _MOST_CONFIDENCES)
 
     # Draft forwards that the target waits for.
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> Leaves:
         if self.repeats:
-            return likeliest_leaves(trees, done)
+            return self._likeliest_leaves(trees, done)
         own, this = cast("Sequence[BudgetTree]", trees), self._round
         if done:
             this.wait_for(this.draft.of(self._last_rows, this.context))
@@ -221,13 +229,9 @@ class BatchTree(Repeating):
         Returns:
             Whether there are any.
         """
-        cold = [trees[i] for i in self._cold]
-        left = self.traffic.expected_left(np.array([tree.emitted for tree in cold]))
-        saved = left * self._saved_by_cold(gains, confidence, most)
-        pays = self._goodput.paying_prompts([tree.missing for tree in cold], saved)
-        costly = np.array(self._cold)[~pays]
+        costly = self._costly(trees, self._cold, self._saved_by_cold(gains, confidence, most))
         gains[costly] = 0.0
-        return bool(len(costly))
+        return bool(costly)
 
     def _saved_by_cold(self, gains: Floats, confidence: Floats, most: int) -> float:
         """Seconds per token that drafting for a cold request saves.

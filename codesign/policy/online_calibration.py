@@ -25,7 +25,8 @@ Judged = tuple[float, bool, bool]
 BATCH = 256  # judged tokens between two updates
 PRIOR = 20.0  # weight of the start: about that of 100 judged tokens
 KEPT = 0.98  # weight of what was learned before, per update: half is forgotten in 9,000 tokens
-START_CONFIDENCE = 0.6  # as SpecServe's
+START_CONFIDENCE = 0.6  # as SpecServe's; counts as one
+KNOWN = 256  # confidences that a mean counts for which a fit knows
 _BINS = 256  # of the table of chances
 _EDGE = 1e-4
 _MIDDLE_B = np.clip((np.arange(_BINS + 1) + 0.5) / _BINS, _EDGE, 1.0 - 0.25 / _BINS)
@@ -38,6 +39,7 @@ class OnlineCalibration:
 
     Args:
         start: Of the fit.
+        confidence: Where its mean starts; None for ``START_CONFIDENCE``.
 
     Attributes:
         confidence: Mean chance of a likeliest child lately; what a new request starts with.
@@ -46,7 +48,7 @@ class OnlineCalibration:
         Logistic regression by one damped Newton step per batch, with exponential forgetting.
     """
 
-    def __init__(self, start: Calibration | None = None) -> None:
+    def __init__(self, start: Calibration | None = None, confidence: float | None = None) -> None:
         start = start or Calibration()
         # At a slope of 0, as a fit may find, what the draft said would be lost (see ``_step``).
         slope = max(start.slope, _SLOPES[0])
@@ -54,7 +56,7 @@ class OnlineCalibration:
         self._curvature = np.tile(PRIOR * np.eye(2), (2, 1, 1))
         self._tables = [_table(*pair) for pair in self._found.tolist()]
         self._judged: list[Judged] = []  # since the last update
-        self.confidence = START_CONFIDENCE
+        self.confidence = START_CONFIDENCE if confidence is None else confidence
 
     @property
     def likeliest(self) -> Calibration:

@@ -1,11 +1,16 @@
 """Rounds that repeat the last one without a look at the batch, where looks have gained less.
 
 A look takes the host's time: one before each draft forward, one at the end. Of the first forward it
-says what the last round's said, as long as the requests are the same. What it may find beside that
-is a further forward, siblings, or nodes that are worth no row. A round of looks is compared with
-one without: one forward, each request's likeliest child. Where that has been better lately, with so
-many requests, it is repeated until looks are their share of the time (resting.py), somebody comes
-or goes, or it is longer than an SLO allows.
+says what the last round's said. What it may find beside that is a further forward, siblings, or
+nodes that are worth no row. A round of looks is compared with one without: one forward, each
+request's likeliest child. Where that has been better lately, with so many requests, it is repeated
+until looks are their share of the time (resting.py), and longer each time that a look finds the
+same. It ends before if it is longer than an SLO allows, if there are more requests than before, so
+that drafting may pay no more, or if looks at so many have gained.
+
+Requests come and go meanwhile. Of one that comes the draft runs the prompt if that takes less than
+drafting for it saves: what it adds to drafting for the others, as long as an average request
+repays its prompt by its share.
 
 Must not import torch or read a clock.
 """
@@ -15,12 +20,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp, inf
 
+import numpy as np
+
 from codesign.policy.batch_round import BatchRound
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import Progress
-from codesign.policy.resting import Resting, rounds_until_look
-from codesign.policy.traffic import COLD
+from codesign.policy.resting import LONGEST_REST, Resting, rounds_until_look
+from codesign.policy.traffic import COLD, Traffic
 from codesign.policy.tree import DraftTree
 
 _MEMORY = 0.1  # weight of a look in what looks gain
@@ -31,8 +38,11 @@ class Repeating(Resting):
     """A policy that says when it repeats a round.
 
     Attributes:
-        looking: Share of the rounds begun that have looks, lately.
+        traffic: What the policy has seen of the requests.
+        looking: Share of the rounds begun that have looks, lately; but for those after a rest.
     """
+
+    traffic: Traffic
 
     def __init__(
         self, goodput: Goodput, calibration: Calibration | None = None, *, fanout: int = 1
@@ -43,10 +53,17 @@ class Repeating(Resting):
         self._round = BatchRound(self._goodput)
         self.looking = 1.0
         self._left = 0  # rounds that repeat the last one
-        self._batch: list[DraftTree] = []  # whom they serve
+        self._num_same = 0  # looks one after another that have gained nothing
         self._others = 0  # requests beside them that are not drafted for
-        self._seconds = 0.0  # of each
+        self._worth = 0.0  # seconds per token that drafting for one more request saves
+        self._largest = 0  # requests that the last look was made at: of more, fewer may draft
+        self._seconds = 0.0  # of a round that repeats that one
         self._gains: dict[int, float] = {}  # share of goodput that looks gain, by requests
+
+    @property
+    def mean_confidence(self) -> float:
+        """Mean chance of a request's likeliest token, lately."""
+        raise NotImplementedError
 
     def _allowed(self, progress: Sequence[Progress]) -> float:
         """Seconds that a round with draft tokens may take."""
@@ -55,11 +72,14 @@ class Repeating(Resting):
     def _begins_repeat(self, trees: Sequence[DraftTree], progress: Sequence[Progress]) -> bool:
         """Whether the round that starts repeats the last one."""
         prompt_rows, _ = self.sharing
-        same = (list(trees), self.beside[0]) == (self._batch, self._others)
-        may = self._left > 0 and not prompt_rows and same
+        num_beside = self.beside[0]
+        batch = len(trees) + num_beside
+        may = self._left > 0 and not prompt_rows and num_beside == self._others
+        may = may and batch <= self._largest and self._gains.get(batch, 0.0) < 0.0
         self.repeats = may and self._seconds <= self._allowed(progress)
         self._left -= 1
-        self.looking += _SHARE_MEMORY * ((not self.repeats) - self.looking)
+        if not self.rests:
+            self.looking += _SHARE_MEMORY * ((not self.repeats) - self.looking)
         return self.repeats
 
     def _weigh_looks(self, trees: Sequence[DraftTree], tokens: float, rows: int) -> None:
@@ -84,17 +104,59 @@ class Repeating(Resting):
         gain = tokens / (seconds + looks) / ((this.roots + sum(chances)) / blind) - 1.0
         mean = self._gains.get(this.batch, 0.0)
         self._gains[this.batch] = mean = mean + _MEMORY * (gain - mean)
+        self._num_same = self._num_same + 1 if gain < 0.0 else 0
         if mean < 0.0 and this.look:  # not before confidences are learned
-            self._left = rounds_until_look(looks, blind - this.stall) - 1
-            self._batch, self._others = list(trees), self.beside[0]
+            rounds = max(self._num_same, 1) * rounds_until_look(looks, blind - this.stall)
+            self._left = min(rounds, LONGEST_REST) - 1
+            self._others, self._largest = self.beside[0], this.batch
             self._seconds = blind - this.stall
+            every, others = self._saved_blindly(len(trees)), self._saved_blindly(len(trees) - 1)
+            self._worth = self._saved_by_newcomer(every, others)
 
+    # Prompts that the draft runs or leaves.
 
-def likeliest_leaves(trees: Sequence[DraftTree], done: int) -> list[list[int]]:
-    """Of each request that is drafted for its likeliest leaf, in the first forward alone."""
-    if done:
-        return [[] for _ in trees]
-    return [tree.leaves(1) if tree.missing < COLD else [] for tree in trees]
+    def _saved_blindly(self, num: int) -> float:
+        """Seconds per token of each request that repeated rounds save which draft for ``num``."""
+        this, accepted = self._round, num * self.mean_confidence  # their tokens then are behind
+        seconds = this.overhead - this.look + this.stall
+        seconds += this.draft.of(num + accepted, this.context)
+        seconds += this.target.of(this.num_base + num, this.context)
+        return this.saved(seconds / (this.roots + accepted))
+
+    def _saved_by_newcomer(self, every: float, others: float) -> float:
+        """Seconds per token that drafting for a request saves, where most others are drafted for.
+
+        What it adds, as long as an average request repays its prompt by its share; else its share.
+
+        Args:
+            every: Seconds per token of each request that drafting for all saves.
+            others: The same of all but one.
+        """
+        share = every / self._round.batch
+        goes_on = self.traffic.repays_prompts(share, is_drafting=True)
+        return every - others if goes_on else share
+
+    def _costly(self, trees: Sequence[DraftTree], cold: Sequence[int], saved: float) -> list[int]:
+        """Of cold requests those for which running what they missed takes more than it saves.
+
+        Args:
+            trees: Of the batch.
+            cold: Whom it is about.
+            saved: Seconds per token that drafting for one of them saves.
+        """
+        left = self.traffic.expected_left(np.array([trees[i].emitted for i in cold]))
+        pays = self._goodput.paying_prompts([trees[i].missing for i in cold], left * saved)
+        return [i for i, is_paid in zip(cold, pays.tolist(), strict=True) if not is_paid]
+
+    def _likeliest_leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
+        """Of each request that is drafted for its likeliest leaf, in the first forward alone."""
+        if done:
+            return [[] for _ in trees]
+        leaves = [tree.leaves(1) for tree in trees]
+        cold = [i for i, tree in enumerate(trees) if tree.missing >= COLD]
+        for i in self._costly(trees, cold, self._worth) if cold else ():
+            leaves[i] = []
+        return leaves
 
 
 def likeliest_children(trees: Sequence[DraftTree]) -> list[list[int]]:

@@ -33,6 +33,7 @@ class Resting(Speculation):
     def __init__(self, calibration: Calibration | None = None) -> None:
         super().__init__(calibration)
         self._rest = 0  # rounds until the next look
+        self._longest_rest = LONGEST_REST
         self._plain_round = 0.0  # seconds
 
     def stays_at_rest(self) -> bool:
@@ -44,15 +45,22 @@ class Resting(Speculation):
         """See ``Speculation``."""
         return self._rest == 1
 
-    def begin_rest(self, look: float, plain_round: float) -> None:
-        """Plain decoding is best, as a look of so many seconds found; a round takes so many."""
-        self._plain_round = plain_round
-        self._rest = rounds_until_look(look, plain_round)
+    def begin_rest(self, look: float, plain_round: float, most: int = LONGEST_REST) -> None:
+        """Plain decoding is best, as a look of so many seconds found; a round takes so many.
+
+        Args:
+            look: Seconds.
+            plain_round: Seconds.
+            most: Rounds until the next look.
+        """
+        self._plain_round, self._longest_rest = plain_round, most
+        self._rest = min(rounds_until_look(look, plain_round), most)
 
     def looked(self, seconds: float) -> None:
         """See ``Speculation``."""
         if self._rest > 0:
-            self._rest = rounds_until_look(seconds, self._plain_round)
+            rounds = rounds_until_look(seconds, self._plain_round)
+            self._rest = min(rounds, self._longest_rest)
 
 
 def rounds_until_look(look: float, seconds: float) -> int:

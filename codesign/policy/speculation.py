@@ -52,6 +52,7 @@ def build_speculation(
     *,
     goodput: Goodput | None = None,
     calibration: Calibration | None = None,
+    confidence: float | None = None,
 ) -> Speculation:
     """The policy object that a plan's ``spec`` describes.
 
@@ -59,6 +60,8 @@ def build_speculation(
         spec: The policy.
         goodput: Step times and the TPOT target, for policies that decide by them.
         calibration: Of the draft's confidences.
+        confidence: Mean chance of the draft's likeliest token, for policies that learn it as they
+            go; None where it is not known.
 
     Raises:
         InputError: If the policy needs step times and there are none.
@@ -69,7 +72,7 @@ def build_speculation(
                 f"{spec.kind} needs fitted step times: codesign fit PROFILE, then codesign plan "
                 "--fit FIT"
             )
-        return _with_step_times(spec, goodput, calibration)
+        return _with_step_times(spec, goodput, calibration, confidence)
     shaped = {
         "tree": BestTree,
         "inflight-tree": InFlightTree,
@@ -91,7 +94,10 @@ def build_speculation(
 
 
 def _with_step_times(
-    spec: SpeculationSpec, goodput: Goodput, calibration: Calibration | None
+    spec: SpeculationSpec,
+    goodput: Goodput,
+    calibration: Calibration | None,
+    confidence: float | None,
 ) -> Speculation:
     if spec.kind == "turbospec":
         return TurboSpec(spec.max_depth, goodput, calibration)
@@ -100,5 +106,5 @@ def _with_step_times(
     if spec.kind == "adaserve":
         return AdaServe(spec, goodput, calibration)
     if spec.kind == "batch-tree":
-        return BatchTree(spec, goodput, calibration)
-    return SpecServe(spec, goodput, calibration)
+        return BatchTree(spec, goodput, calibration, confidence)
+    return SpecServe(spec, goodput, calibration, confidence)

@@ -31,7 +31,7 @@ class Traffic:
 
     Args:
         prompt_seconds: ``f(rows)`` of prompts of so many rows.
-        draft_prompt_seconds: The same of the draft, for policies that ask ``repays_prompts``.
+        draft_prompt_seconds: The same of the draft; None where nobody asks ``repays_prompts``.
         hears_late: Of a round the policy hears after the prompts before it have run, so that it
             knows how many have come meanwhile.
 

@@ -78,12 +78,14 @@ def policy_of(spec: SpeculationSpec, fit: Fit, cost: RoundCost, slo: SLO | None)
 
     Args:
         spec: Which policy.
-        fit: Its calibration weighs the draft's confidences.
+        fit: Its calibration weighs the draft's confidences, which begin at its mean.
         cost: Step times of the deployment, for policies that decide by them.
         slo: Its TPOT target is the policy's; None for no target.
     """
     goodput = Goodput.of_cost(cost, slo_tpot=slo.tpot if slo else None)
-    return build_speculation(spec, goodput=goodput, calibration=fit.calibration)
+    return build_speculation(
+        spec, goodput=goodput, calibration=fit.calibration, confidence=fit.acceptance.hit_rate(1)
+    )
 
 
 @functools.lru_cache(maxsize=128)
