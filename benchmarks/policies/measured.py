@@ -105,7 +105,8 @@ def ranks_section(results: Results, key: str) -> str:
     splits = {_split(way) for way in below(results, key) if way != "about"}
     workers = max(parse_deployment(split).num_workers for split in splits)
     target, day = about["target"].removeprefix("inflated-"), about["created"][:10]
-    title = f"Measured on {_NUMBERS[workers]} {about['machine']}: {target}, {day}"
+    draft = about["draft"].removeprefix("inflated-draft-")
+    title = f"Measured on {_NUMBERS[workers]} {about['machine']}: {target} + {draft}, {day}"
     parts = [
         f"""\
 ## {title}

@@ -136,7 +136,14 @@ def write(results: Results) -> None:
         measured.pairs_section(results),
         *[
             measured.ranks_section(results, key)
-            for key in ("ranks-70b", "ranks", "ranks-8b", "ranks-8b-1")
+            for key in (
+                "ranks-70b",
+                "ranks-70b-1",
+                "ranks-70b-3b-1",
+                "ranks",
+                "ranks-8b",
+                "ranks-8b-1",
+            )
         ],
         measured.cpu_section(results),
         _HISTORY if below(results, "pairs") else "",
