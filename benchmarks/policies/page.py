@@ -27,8 +27,9 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   the GPU that it takes from the target costs more than it gains.
 - On two H200s speculation gains next to nothing with a small target (8B): the adaptive policies
   mostly decode plainly, and a chain of one drops to 0.60 of plain decoding's speed. In overload
-  with a large draft (3B) it gains at most 5 %. In overload with a 70B the batch tree is level with
-  a chain of one, and SpecServe up to 1 % slower.
+  with a large draft (3B) it gains at most 5 %. In simulated overload with a 70B the batch tree is
+  level with a chain of one, and SpecServe up to 1 % slower; measured on one H200 the batch tree is
+  3 to 5 % faster than it, and SpecServe 1 to 3 %.
 
 Written by `python -m benchmarks.compare_policies report` from `benchmarks/results/policies.json`;
 `--help` lists the commands that make it. Everything is simulated, except for "The price of
