@@ -106,6 +106,28 @@ def pairs_do_more(crowd: Crowd, heads: int, kv_heads: int, multiprocessors: int)
     return blocks > PAIR and busy(PAIR, multiprocessors) > busy(blocks, _BLOCKS)
 
 
+def pairs_may_do_more(
+    bucket: int, requests: int, spans: int, heads: int, kv_heads: int, multiprocessors: int
+) -> bool:
+    """Return whether ``pairs_do_more`` for any forward of a graph.
+
+    Fewer requests or rows may fill pairs better than all of them do.
+
+    Args:
+        bucket: Rows of the graph.
+        requests: Most of a forward.
+        spans: Most of a request.
+        heads: Query heads.
+        kv_heads: Key/value heads.
+        multiprocessors: Of the GPU.
+    """
+    of_one = (Crowd(bucket, rows, 1, spans) for rows in range(1, bucket + 1))
+    of_several = (Crowd(bucket, num, num, num * spans) for num in range(2, requests + 1))
+    return any(
+        pairs_do_more(crowd, heads, kv_heads, multiprocessors) for crowd in (*of_one, *of_several)
+    )
+
+
 def teams_of(items: int, clusters: int, blocks: int) -> int:
     """Return how many items a cluster attends side by side, as the kernel has it.
 

@@ -23,6 +23,7 @@ from codesign.kernels.attention_shares import (
     most_items,
     num_columns,
     pairs_do_more,
+    pairs_may_do_more,
     shares_of,
     teams_of,
 )
@@ -110,6 +111,23 @@ def test_pairs_are_taken_where_they_were_measured_to_be_faster(
 ):
     """``attention_clusters_2026-11-23_h200.json``."""
     assert pairs_do_more(Crowd(bucket, rows, requests, spans), *heads, 132) == pays
+
+
+@pytest.mark.parametrize("heads", [LLAMA_8B, LLAMA_70B_TP2, (40, 8), (12, 2), (9, 3), (6, 1)])
+@pytest.mark.parametrize("bucket", [8, 16, 32])
+@pytest.mark.parametrize("slots", [1, 4, 32])
+@pytest.mark.parametrize("most_spans", [1, 3, 9])
+def test_a_graph_of_pairs_is_foreseen_for_every_forward_that_wants_one(
+    heads: tuple[int, int], bucket: int, slots: int, most_spans: int
+):
+    found = [
+        pairs_do_more(Crowd(bucket, rows, requests, spans), *heads, 132)
+        for requests in range(1, min(slots, bucket) + 1)
+        for rows in range(requests, bucket + 1)
+        for spans in {requests, requests * (1 + most_spans) // 2, requests * most_spans}
+    ]
+    foreseen = pairs_may_do_more(bucket, min(slots, bucket), most_spans, *heads, 132)
+    assert foreseen == any(found)
 
 
 def test_every_item_of_a_batch_has_a_team_as_long_as_there_are_blocks():

@@ -20,7 +20,12 @@ from codesign.engine.gpu.step_rows import BUCKETS, DeviceRows
 from codesign.engine.gpu.tensor_group import TensorGroup
 from codesign.engine.rank_weights import RankWeights
 from codesign.kernels import rms_norm, rotary_frequencies
-from codesign.kernels.attention_shares import Crowd, SharedParts, pairs_do_more
+from codesign.kernels.attention_shares import (
+    Crowd,
+    SharedParts,
+    pairs_do_more,
+    pairs_may_do_more,
+)
 from codesign.kernels.embedding import embed_rows
 from codesign.kernels.fused_attention import attention_in_two, fits, fused_attention
 from codesign.kernels.packed_linear import (
@@ -113,6 +118,12 @@ class RankForward:
         """Whether ``hidden`` is faster in pairs for such rows."""
         heads, kv_heads = self.shape.heads, self.shape.kv_heads
         return self._fused and pairs_do_more(crowd, heads, kv_heads, self._multiprocessors)
+
+    def pairs_may_do_more(self, bucket: int, requests: int, spans: int) -> bool:
+        """Whether it is for any step of a bucket, of so many requests and spans of each."""
+        heads, kv_heads = self.shape.heads, self.shape.kv_heads
+        sizes = heads, kv_heads, self._multiprocessors
+        return self._fused and pairs_may_do_more(bucket, requests, spans, *sizes)
 
     def hidden(
         self, rows: DeviceRows, slabs: Slabs, scratch: Scratch | None, *, in_pairs: bool = False

@@ -52,7 +52,7 @@ from codesign.engine.gpu.step_rows import (
 )
 from codesign.engine.gpu.watch import Watch
 from codesign.kernels import prompt_linear
-from codesign.kernels.attention_shares import SPAN, Crowd
+from codesign.kernels.attention_shares import SPAN
 from codesign.kernels.row_attention import Scratch
 
 COMPILED_LENGTHS = (1, 16, 17)  # of prompts: Triton tells one, multiples of 16 and others apart
@@ -118,9 +118,8 @@ class ModelRank:
         self.slabs.num_faults_1.zero_()  # the longest one's rows lay over each other
         for bucket in buckets:
             self._prepare_step(bucket, is_followed=bucket in ahead_buckets)
-            most = min(requests, bucket)
-            spans = most * (self.slabs.max_tokens // SPAN + 1)
-            if self.forward.pairs_do_more(Crowd(bucket, bucket, most, spans)):
+            spans = self.slabs.max_tokens // SPAN + 1
+            if self.forward.pairs_may_do_more(bucket, min(requests, bucket), spans):
                 self._prepare_step(bucket, in_pairs=True)
 
     def _make_step(self, bucket: int, scratch: Scratch | None, *, in_pairs: bool) -> Step:
