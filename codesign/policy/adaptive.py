@@ -63,7 +63,8 @@ class SpecServe(Repeating):
         )
         self._spec = spec
         self._num_confidence = 1 if confidence is None else KNOWN
-        self._sum_confidence = self._num_confidence * (confidence or INITIAL_CONFIDENCE)
+        start = INITIAL_CONFIDENCE if confidence is None else confidence
+        self._sum_confidence = self._num_confidence * start
         self._longest = math.inf  # seconds that a round with draft tokens may take
         self._num_forbidden = 0  # looks one after another by which any draft token takes longer
         self._best = 0.0
@@ -78,7 +79,7 @@ class SpecServe(Repeating):
 
     @property
     def mean_confidence(self) -> float:
-        """Running mean of the confidences seen, at first ``INITIAL_CONFIDENCE``."""
+        """Running mean of the confidences seen, at first a fit's or ``INITIAL_CONFIDENCE``."""
         return self._sum_confidence / self._num_confidence
 
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:

@@ -239,3 +239,11 @@ def test_what_a_fit_knows_of_confidences_is_not_forgotten_in_the_first_rounds(
         for _ in range(8):
             assert play(policy, trees, 0.3)[0]
     assert least < policy.mean_confidence < most
+
+
+@pytest.mark.parametrize("label", ["batch-tree-4x1x1", "specserve-1"])
+def test_a_fit_whose_draft_is_never_right_is_believed(label):
+    policy = build_speculation(parse_policy(label), goodput=Goodput(DRAFT, TARGET), confidence=0.0)
+    assert isinstance(policy, BatchTree | SpecServe)
+    assert policy.mean_confidence == 0.0
+    assert play(policy, trees_of(policy, 2), 0.3) == (0, 0)
