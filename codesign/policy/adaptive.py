@@ -137,7 +137,9 @@ class SpecServe(Repeating):
         if done and not self._correct(trees):
             return stop
         running, missing = self._running, [0] * len(trees)  # what stands before a root ran with it
+        num_forbidden = self._num_forbidden
         if not done:
+            self._num_forbidden = 0
             missing = [tree.missing for tree in trees]
             costly = self._find_costly(trees, missing) if self._spec.adaptive_drafter else set()
             running = [i for i, t in enumerate(trees) if i not in costly and t.slots[-1] < 0]
@@ -151,8 +153,8 @@ class SpecServe(Repeating):
         seconds = this.draft.of(rows, this.context + this.batch * done)
         chances = self._chances + [ends[i] * mean for i in running]
         predicted = self._value(chances, seconds + this.look)
-        if not done:
-            self._num_forbidden = self._num_forbidden + 1 if predicted < 0 else 0
+        if not done and predicted < 0:
+            self._num_forbidden = num_forbidden + 1
         if predicted < 0 or (self._spec.adaptive_drafter and predicted < self._best):
             return stop
         this.wait_for(seconds, this.look)

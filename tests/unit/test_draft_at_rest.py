@@ -235,6 +235,20 @@ def test_specserve_without_its_drafter_does_not_rest_where_its_target_forbids_to
         assert policy.rests
 
 
+def test_a_rest_is_as_short_as_a_target_forbids_only_while_it_is_what_forbids():
+    goodput = Goodput(DEAR, TARGET, slo_tpot=0.0101, host=HostCost(deciding=9e-3))
+    goodput.draft_prompt_seconds = lambda rows: 1.0 * rows
+    policy = build_speculation(parse_policy("specserve-3"), goodput=goodput)
+    rests = []
+    for prompt in (5, 5, 500, 5):  # the long one is not worth its seconds
+        tree = policy.tree_type(7, base_len=prompt, max_depth=200)
+        policy.begin([tree], [Progress()])
+        assert not any(policy.leaves([tree], 0))
+        policy.select([tree])
+        rests.append(policy._rest)
+    assert rests == [1, 2, LONGEST_REST, 1]
+
+
 class Rests(Speculation):
     """Stays at rest in the rounds that are named; else it looks, and drafts nothing."""
 
