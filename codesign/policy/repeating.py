@@ -127,6 +127,7 @@ class Repeating(Resting):
         """Seconds per token that drafting for a request saves, where most others are drafted for.
 
         What it adds, as long as an average request repays its prompt by its share; else its share.
+        Others for whom drafting does not pay would decode plainly, and lose nothing.
 
         Args:
             every: Seconds per token of each request that drafting for all saves.
@@ -134,7 +135,7 @@ class Repeating(Resting):
         """
         share = every / self._round.batch
         goes_on = self.traffic.repays_prompts(share, is_drafting=True)
-        return every - others if goes_on else share
+        return every - max(others, 0.0) if goes_on else share
 
     def _costly(self, trees: Sequence[DraftTree], cold: Sequence[int], saved: float) -> list[int]:
         """Of cold requests those for which running what they missed takes more than it saves.

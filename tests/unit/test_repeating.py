@@ -149,6 +149,8 @@ def test_what_a_newcomer_adds_counts_while_an_average_request_repays_its_prompt(
     for draft_prompt, saved in ((0.09, 3e-3), (0.2, 1e-3)):
         policy.traffic.draft_prompt = draft_prompt  # of 96 tokens each saves 0.096 s by its share
         assert policy._saved_by_newcomer(4e-3, 1e-3) == pytest.approx(saved)
+    policy.traffic.draft_prompt = 0.09
+    assert policy._saved_by_newcomer(4e-3, -1e-3) == 4e-3  # without it nobody would be drafted for
 
 
 def test_no_round_is_repeated_that_is_longer_than_a_target_allows():
