@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -78,6 +79,7 @@ class Crowd:
     spans: int
 
 
+@lru_cache(maxsize=1 << 14)  # asked before every step
 def pairs_do_more(crowd: Crowd, heads: int, kv_heads: int, multiprocessors: int) -> bool:
     """Return whether clusters of two keep more of a chip busy than those of ``cluster_blocks``.
 
