@@ -30,7 +30,7 @@ from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.gpu.slabs import Slabs
-from codesign.engine.gpu.step_rows import bucket_of, pack_step
+from codesign.engine.gpu.step_rows import bucket_of, crowd_of, pack_step
 from codesign.engine.gpu.tensor_group import SingleRank
 from codesign.engine.rank_weights import RankWeights, StateReader
 from codesign.models.shape import ModelShape, model_shape
@@ -141,7 +141,8 @@ def model_times(model: ModelRank, row_counts: Sequence[int]) -> dict[str, Any]:
             bucket = bucket_of(rows)
             message = pack_step([request], bucket=bucket, scratch_slot=model.slabs.scratch_slot)
             model.answer(message)
-            replay = model._steps[bucket].run
+            in_pairs = model.forward.pairs_do_more(crowd_of(message))
+            replay = model._steps[bucket, in_pairs].run
             gpu, host = [], []
             for _ in range(200):
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

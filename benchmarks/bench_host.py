@@ -148,8 +148,8 @@ class Windows:
             self.answered(rank)
             return take(rank, watch)
 
-        def made(rank: ModelRank, bucket: int) -> Step:
-            step = make(rank, bucket)
+        def made(rank: ModelRank, *of: Any, **options: Any) -> Step:
+            step = make(rank, *of, **options)
             step.run = self.watch(step.run)
             return step
 
@@ -159,7 +159,7 @@ class Windows:
 
         stack = ExitStack()
         for kind, name, call in (
-            (RankForward, "hidden", lambda *_: torch.empty(0)),
+            (RankForward, "hidden", lambda *_, in_pairs=False: torch.empty(0)),
             (DraftHead, "finish", drafted),
             (TargetHead, "finish", sampled),
             (ModelRank, "take", taken),
