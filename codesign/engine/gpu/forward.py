@@ -28,6 +28,7 @@ from codesign.kernels.attention_shares import (
 )
 from codesign.kernels.embedding import embed_rows
 from codesign.kernels.fused_attention import attention_in_two, fits, fused_attention
+from codesign.kernels.gemm import num_sms
 from codesign.kernels.packed_linear import (
     LinearMap,
     for_prompts,
@@ -89,7 +90,7 @@ class RankForward:
         self._frequency_F = frequency_F.to(ends.embedding.device)
         self._fused = fused and self._can_fuse()
         self._parts = self._room_for_parts() if self._fused else None
-        self._multiprocessors = _multiprocessors(self.device) if self._fused else 0
+        self._multiprocessors = num_sms(self.device.index or 0) if self._fused else 0
 
     def _can_fuse(self) -> bool:
         return self.dtype == torch.bfloat16 and fits(
@@ -256,10 +257,6 @@ class RankForward:
         q = rms_norm(q, layer.q_norm, self.shape.eps)
         k = rms_norm(k, layer.k_norm, self.shape.eps)
         return torch.cat((q, k, v), dim=1).flatten(1)
-
-
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _layer(weights: RankWeights, index: int) -> _Layer:

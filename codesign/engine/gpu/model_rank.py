@@ -122,9 +122,10 @@ class ModelRank:
             if self.forward.pairs_may_do_more(bucket, min(requests, bucket), spans):
                 self._prepare_step(bucket, in_pairs=True)
 
-    def _make_step(self, bucket: int, scratch: Scratch | None, *, in_pairs: bool) -> Step:
+    def _make_step(self, bucket: int, *, in_pairs: bool) -> Step:
         answer = self._graphs.host_words(self.head.words(bucket))
-        if scratch is None and self._graphs.on_gpu:
+        scratch = None
+        if self._graphs.on_gpu and not in_pairs:  # pairs are of fused attention, which needs none
             shape, device = self.forward.shape, self.forward.device
             tokens = self.slabs.max_tokens
             scratch = Scratch.make(bucket, shape.heads, shape.head_dim, tokens, device)
@@ -230,10 +231,7 @@ class ModelRank:
         """A bucket's step, made if need be, and the one that chooses its rows from its answer."""
         step = self._steps.get((bucket, in_pairs))
         if step is None:
-            twin = self._steps.get((bucket, not in_pairs))
-            scratch = twin.scratch if twin else None
-            step = self._make_step(bucket, scratch, in_pairs=in_pairs)
-            self._steps[bucket, in_pairs] = step
+            step = self._steps[bucket, in_pairs] = self._make_step(bucket, in_pairs=in_pairs)
         if is_followed:
             assert self._ahead is not None, "only a draft runs ahead"
             self._ahead.prepare(bucket, step.scratch)
