@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codesign.errors import InputError
-from codesign.fit.priced_model import PADDING, known_models, parse_model
+from codesign.fit.priced_model import PADDING, find_shape
 from codesign.models import ModelShape, model_shape, resolve_model
 from codesign.models.shape import read_config
 
@@ -83,7 +83,7 @@ def engine_model(role: str, planned: str, given: str | None) -> EngineModel:
             _check_loadable(Path(given), role, given)
             return EngineModel(given, model_shape(Path(given)))
         ours = next((name for name, hub in HUB_NAMES.items() if hub == given), None)
-        return EngineModel(given, _planned_shape(ours or planned), is_assumed=ours is None)
+        return EngineModel(given, find_shape(ours or planned), is_assumed=ours is None)
     if weights not in ("", "bf16"):
         raise InputError(
             f"the plan serves {name} with {weights} weights: name a checkpoint quantised so, as a "
@@ -91,7 +91,7 @@ def engine_model(role: str, planned: str, given: str | None) -> EngineModel:
         )
     if name in HUB_NAMES:
         note = f"the plan's {name} is taken as {HUB_NAMES[name]}; another checkpoint: {flag} NAME"
-        return EngineModel(HUB_NAMES[name], _planned_shape(name), note)
+        return EngineModel(HUB_NAMES[name], find_shape(name), note)
     try:
         folder = resolve_model(name)
     except InputError:
@@ -122,17 +122,6 @@ def check_pair(target: EngineModel, draft: EngineModel) -> bool:
         f"{target.name} has {ours:,} tokens, {draft.name} {theirs:,}: their "
         "vocabularies differ. Use a draft of the target's family: --draft-model NAME, or plan again"
     )
-
-
-def _planned_shape(planned: str) -> ModelShape | None:
-    """Sizes of a model by the plan's name; None where neither package nor cache has it."""
-    name = planned.partition(":")[0]
-    if name in known_models():
-        return parse_model(name).shape
-    try:
-        return model_shape(resolve_model(planned))
-    except InputError:
-        return None
 
 
 def _check_loadable(folder: Path, role: str, name: str) -> None:

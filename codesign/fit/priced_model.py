@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from codesign.errors import InputError
-from codesign.models.shape import ModelShape, model_shape
+from codesign.models import lasting_name, resolve_model
+from codesign.models.shape import ModelShape, model_shape, read_config
 
 Weights = Literal["bf16", "fp8", "int8", "int4"]
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
@@ -118,25 +119,54 @@ def known_models() -> tuple[str, ...]:
 
 
 def parse_model(text: str) -> PricedModel:
-    """The model that "llama-3-70b", "llama-3-70b:int4" or a folder with a config.json names.
+    """The model that a word of the command line names, and its weights ("NAME:int4"; bf16).
+
+    Args:
+        text: A known shape as "llama-3-70b", a model in the cache, or a folder with a config.json,
+            whose absolute path becomes the model's name.
 
     Raises:
-        InputError: If there is no such model or no such kind of weights.
+        InputError: If there is no such model or no such kind of weights, or a folder holds
+            quantised weights and nothing is said of their kind.
     """
     name, colon, weights = text.rpartition(":")
     if not colon:
         name, weights = text, "bf16"
     if weights not in WEIGHTS:
         raise InputError(f"unknown weights {weights!r} of {name}; one of {', '.join(WEIGHTS)}")
-    folder = _FOLDER / _ALIASES.get(name.lower(), name.lower())
-    if not (folder / "config.json").is_file():
-        folder = Path(name)
-    if not (folder / "config.json").is_file():
+    folder, is_known = _folder(name)
+    if not colon and "quantization_config" in read_config(folder / "config.json"):
         raise InputError(
-            f"unknown model {name!r}; name a folder with a config.json or one of "
-            f"{', '.join(known_models())}"
+            f"{folder} holds quantised weights. Say of which kind: {name}:int4, :int8 or :fp8"
         )
-    return PricedModel(folder.name, model_shape(folder), weights)  # type: ignore[arg-type]
+    return PricedModel(
+        folder.name if is_known else lasting_name(name),
+        model_shape(folder),
+        weights,  # type: ignore[arg-type]
+    )
+
+
+def find_shape(label: str) -> ModelShape | None:
+    """Sizes of the model that a fit or a plan names; None where neither package nor disk has it."""
+    name, _, weights = label.rpartition(":")
+    try:
+        return model_shape(_folder(name if weights in WEIGHTS else label)[0])
+    except InputError:
+        return None
+
+
+def _folder(name: str) -> tuple[Path, bool]:
+    """Where a model's config.json lies, and whether it is one of the package's shapes."""
+    folder = _FOLDER / _ALIASES.get(name.lower(), name.lower())
+    if "/" not in name and (folder / "config.json").is_file():
+        return folder, True
+    try:
+        return resolve_model(name), False
+    except InputError as err:
+        raise InputError(
+            f"unknown model {name!r}; name a folder with a config.json, a model of codesign models "
+            f"list, or one of {', '.join(known_models())}"
+        ) from err
 
 
 def _ceil(value: int, parts: int) -> int:

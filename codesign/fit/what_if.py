@@ -7,6 +7,7 @@ Must not import torch.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from codesign.policy.cost import RoundCost, StepTime
 OTHER_PAIR_ERROR = 0.18
 DIALLED_ERROR = 0.02  # of the model of runs on recordings, whatever the length of a chain
 _DOUBLINGS = 12  # of the longest prompt timed, within which knots follow the roofline's parabola
+_MAX_STEM = 200  # characters of a file's name; file systems take 255 with what is added
 _SHAPE_DEPTH = 3  # hits in a row after which the chance of the next one does not rise
 
 
@@ -187,7 +189,10 @@ def dialled_acceptance(recorded: AcceptanceProfile, rate: float) -> AcceptancePr
 
 def kept_fit(fit: Fit, name: str) -> tuple[Fit, Path]:
     """Keep a fit in the cache, so that a plan can name its file; the same fit keeps its file."""
-    file = cache_dir() / "rooflines" / f"{re.sub(r'[^A-Za-z0-9._+-]+', '-', name)}.json"
+    stem = re.sub(r"[^A-Za-z0-9._+-]+", "-", name)
+    if len(stem) > _MAX_STEM:  # folders of models may be deep
+        stem = f"{stem[:_MAX_STEM]}-{hashlib.sha256(stem.encode()).hexdigest()[:12]}"
+    file = cache_dir() / "rooflines" / f"{stem}.json"
     try:
         kept = Fit.load(file)
         if (kept.costs, kept.errors) == (fit.costs, fit.errors):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +12,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import codesign
 from codesign.acceptance import AcceptanceProfile
 from codesign.errors import InputError
 from codesign.fit import Fit
 from codesign.fit.devices import devices, load_device
-from codesign.fit.priced_model import LARGE_ERROR, SMALL_ERROR, known_models, parse_model
+from codesign.fit.priced_model import (
+    LARGE_ERROR,
+    SMALL_ERROR,
+    find_shape,
+    known_models,
+    parse_model,
+)
 from codesign.fit.roofline import DEFAULT_SOFTWARE, Forward, round_cost, splits
 from codesign.fit.shipped import DEFAULT_FIT
 from codesign.fit.what_if import dialled_acceptance, kept_fit, what_if_fit
 from codesign.models.recipe import SHAPES
 
+FOLDERS = Path(codesign.__file__).parent / "data" / "shapes"
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fit_roofline.py"
 # Millions of parameters as published; vicuna-68m and -160m by their names only.
 PARAMETERS = {
@@ -45,6 +54,34 @@ def anchors_script():
 
 def forward(model: str, gpus: int = 1, device: str = "h200") -> Forward:
     return Forward(parse_model(model), load_device(device), gpus)
+
+
+def own_model(folder: Path, **more: object) -> Path:
+    """A folder with the shape of a known model, without weights."""
+    config = json.loads((FOLDERS / "llama-3.2-1b" / "config.json").read_text(encoding="utf-8"))
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config | more), encoding="utf-8")
+    return folder
+
+
+def test_a_model_of_the_users_own_is_found_again_by_its_name(tmp_path, monkeypatch):
+    folder = own_model(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    assert parse_model("mine").label == str(folder)
+    assert parse_model("./mine:int4").label == f"{folder}:int4"
+    monkeypatch.setenv("CODESIGN_HOME", str(tmp_path / "home"))
+    own_model(tmp_path / "home" / "models" / "imported")
+    assert parse_model("imported").label == "imported"
+    assert parse_model("imported").shape == parse_model("llama-3.2-1b").shape
+    assert find_shape("imported:int4") == find_shape(str(folder)) == find_shape("llama-3.2-1b")
+    assert find_shape("nosuch") is None
+
+
+def test_quantised_weights_in_a_folder_are_not_priced_as_bf16(tmp_path):
+    folder = own_model(tmp_path / "awq", quantization_config={"quant_method": "awq", "bits": 4})
+    with pytest.raises(InputError, match=rf"Say of which kind: {folder}:int4"):
+        parse_model(str(folder))
+    assert parse_model(f"{folder}:int4").weights == "int4"
 
 
 @pytest.mark.parametrize(("name", "millions"), PARAMETERS.items())
@@ -213,6 +250,8 @@ def test_the_same_what_if_keeps_its_file_and_another_replaces_it(tmp_path, monke
     assert file.parent.parent == tmp_path
     assert kept.costs == Fit.load(file).costs == fit.costs
     assert kept_fit(fit, "a/b: c")[1].read_bytes() == written
+    deep = kept_fit(fit, "8xh100-/deep" + "/folder" * 40)[1]
+    assert deep != kept_fit(fit, "8xh100-/deep" + "/folder" * 41)[1]
     kept_fit(replace(fit, errors={**fit.errors, "acceptance": 0.5}), "a/b: c")
     assert Fit.load(file).errors["acceptance"] == 0.5
 
