@@ -98,7 +98,7 @@ def make_plan(args: argparse.Namespace) -> None:
     from codesign.planner.defaults import knows_memory
     from codesign.planner.plan_file import save_plan
     from codesign.planner.predict import prompt_note
-    from codesign.planner.prepared_trace import prepare_trace
+    from codesign.planner.prepared_trace import long_trace_note, prepare_trace
 
     out = Path(args.out)
     if out.is_dir():
@@ -113,6 +113,8 @@ def make_plan(args: argparse.Namespace) -> None:
         say(f"trace {trace.name}: {note}")
     if note := prompt_note(fit, prepared.requests):
         say(f"fit: {note}")
+    if note := long_trace_note(len(prepared)):
+        say(f"trace {trace.name}: {note}")
     question = _question(args, fit, prepared)
     start = time.monotonic()
     answer = _search(args, question, FileRef.of(fit_file), out)

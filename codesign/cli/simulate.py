@@ -147,6 +147,7 @@ def _predict(args: argparse.Namespace) -> None:
 
     from codesign.metrics import summarise
     from codesign.planner.predict import prompt_note
+    from codesign.planner.prepared_trace import too_long_note
     from codesign.run_directory import make_folder, write_run
     from codesign.sim import simulate
 
@@ -159,6 +160,8 @@ def _predict(args: argparse.Namespace) -> None:
         make_folder(Path(args.out))
     if note := prompt_note(fit, trace.requests):
         say(f"fit: {note}")
+    if note := too_long_note(fit.target, trace.requests):
+        say(f"trace {trace.name}: {note}")
     with progress(args) as report:
         records = simulate(
             trace.requests,

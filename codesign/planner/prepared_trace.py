@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from codesign.errors import HardwareError, InputError
+from codesign.errors import HardwareError, InputError, counted
+from codesign.fit.priced_model import find_shape
 from codesign.models import resolve_model
 from codesign.models.tokenizer import Tokenizer
 from codesign.policy.kv_memory import PREFIX_BLOCK
@@ -20,6 +21,7 @@ from codesign.prompts import CATEGORIES, bind_prompts, binding_note, encode_user
 from codesign.traces import Trace
 
 DEFAULT_MAX_REQUESTS = 200
+_MANY_REQUESTS = 200_000  # a search takes the time of about 20 simulations of all, or more
 
 
 def prepare_trace(
@@ -29,7 +31,8 @@ def prepare_trace(
 
     A longer trace is cut; requests without a category get one at random; prompts are bound with the
     target's tokenizer. Each of this is said in the notes of the trace, as is a target that is not
-    on this machine, in which case the trace's own prompt lengths stay.
+    on this machine, in which case the trace's own prompt lengths stay, and requests that are too
+    long for it.
 
     Args:
         trace: As loaded, with the user's changes.
@@ -41,7 +44,13 @@ def prepare_trace(
         InputError: If a category has no prompt.
     """
     limit = DEFAULT_MAX_REQUESTS if max_requests is None else max_requests
-    prepared = _with_categories(trace.head(limit), seed)
+    prepared = _bound(_with_categories(trace.head(limit), seed), target, seed)
+    note = too_long_note(target, prepared.requests)
+    return _noted(prepared, note) if note else prepared
+
+
+def _bound(prepared: Trace, target: str, seed: int) -> Trace:
+    """The trace with the prompt lengths of real texts, if the target's tokenizer is here."""
     try:
         tokenizer = Tokenizer(resolve_model(target))
     except (InputError, HardwareError) as err:
@@ -56,6 +65,35 @@ def prepare_trace(
         bound_requests["hash_ids"] = _bound_blocks(requests, lengths)
     note = binding_note(requests, bound) or "prompts bound; all have the length the trace says"
     return _noted(dataclasses.replace(prepared, requests=bound_requests), note)
+
+
+def too_long_note(target: str, requests: pd.DataFrame) -> str:
+    """One line if requests need more positions than the target has; else "".
+
+    Args:
+        target: As a fit names it; nothing is said of a model whose shape is not known.
+        requests: With prompt_tokens and output_tokens.
+    """
+    shape = find_shape(target)
+    needed = (requests["prompt_tokens"] + requests["output_tokens"]).to_numpy()
+    if shape is None or not (needed > shape.max_positions).any():
+        return ""
+    count = int((needed > shape.max_positions).sum())
+    return (
+        f"{count:,} of {counted(len(needed), 'request')} need more than the "
+        f"{shape.max_positions:,} positions of {target}, up to {needed.max():,}: they are "
+        "simulated, but codesign run refuses them. Cut them: --max-prompt N, --max-output N"
+    )
+
+
+def long_trace_note(num_requests: int) -> str:
+    """One line if a search on so many requests takes hours; else ""."""
+    if num_requests < _MANY_REQUESTS:
+        return ""
+    return (
+        f"up to {num_requests:,} requests are simulated again and again, which may take hours. An "
+        "hour of the traffic answers most questions: --slice 0:3600, or --max-requests N"
+    )
 
 
 def _bound_blocks(requests: pd.DataFrame, lengths: Sequence[int]) -> pd.Series:

@@ -19,6 +19,7 @@ BLOCK_TOKENS = 512  # tokens of one prefix block in Mooncake's hash_ids; the las
 FIX = "correct or delete that line, or fetch the file again (codesign trace list)"
 MAX_TOKENS = 2**31 - 1
 _LATEST = 1e11  # seconds since 1970 that nobody means
+_OFFSET = r":.*(?:Z|[+-]\d\d(?::?\d\d)?)$"  # of a date and time, from UTC
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +44,31 @@ def dates_to_seconds(rows: Rows, column: pd.Series) -> NDArray[np.float64]:
     if dates.isna().any():
         at = int(np.argmax(dates.isna().to_numpy()))
         raise rows.error(at, _not_a(column, at, "date such as 2023-11-16 18:17:03.9799600"))
+    _check_offsets(rows, column)
     ticks = dates.dt.as_unit("ns").astype("int64").to_numpy()
     _check_order(rows, np.diff(ticks), column)
     return (ticks - ticks[0]) / 1e9
 
 
+def _check_offsets(rows: Rows, column: pd.Series) -> None:
+    """Refuse times of two kinds: hours lie between those with an offset from UTC and the others."""
+    has_offset = column.str.contains(_OFFSET, regex=True).to_numpy(bool)
+    if (has_offset != has_offset[0]).any():
+        at = int(np.argmax(has_offset != has_offset[0]))
+        found, first = ("an", "none") if has_offset[at] else ("no", "one")
+        reason = f"{column.name} '{column.iloc[at]}' has {found} offset from UTC, the first {first}"
+        raise rows.error(at, reason)
+
+
 def seconds(rows: Rows, column: pd.Series) -> NDArray[np.float64]:
-    """Return times in seconds; milliseconds since 1970 are seen for what they are."""
+    """Return times in seconds; dates and milliseconds since 1970 are seen for what they are."""
+    first = str(column.iloc[0])
+    if "-" in first[1:] and pd.notna(pd.to_datetime(first, format="ISO8601", errors="coerce")):
+        raise InputError(
+            f"{rows.path}, {rows.word} {rows.first}: {column.name} is '{first[:40]}', a date, not "
+            "seconds. Fix: rename the columns to TIMESTAMP,ContextTokens,GeneratedTokens, which "
+            "take dates"
+        )
     values = ascending(rows, column)
     if values[0] > _LATEST:
         raise InputError(
@@ -99,6 +118,8 @@ def whole_numbers(rows: Rows, column: pd.Series, *, least: int = 1) -> NDArray[n
     if outside.any():
         at = int(np.argmax(outside))
         reason = f"{column.name} is {column.iloc[at]}, not between {least} and {MAX_TOKENS}"
+        if (more := int(outside.sum()) - 1) > 0:
+            reason += f"; {more:,} more such {'row' if more == 1 else 'rows'}"
         raise rows.error(_position(column, at), reason)
     return values.astype(np.int64)
 

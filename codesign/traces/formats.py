@@ -175,7 +175,8 @@ def _csv_format(path: Path, columns: list[str], line: int) -> _CsvFormat:
         shown = ",".join(columns)[:80]
         raise InputError(
             f"{path}, line {line}: '{shown}' is not the header of a known trace ({known}; or "
-            f"Mooncake JSON Lines). Fix: rename the columns"
+            "Mooncake JSON Lines). Fix: rename the columns; TIMESTAMP takes dates, the others take "
+            "seconds"
         )
     if missing:
         raise InputError(

@@ -5,7 +5,7 @@ import pytest
 
 import codesign.planner.prepared_trace
 from codesign.errors import InputError
-from codesign.planner.prepared_trace import DEFAULT_MAX_REQUESTS, prepare_trace
+from codesign.planner.prepared_trace import DEFAULT_MAX_REQUESTS, long_trace_note, prepare_trace
 from codesign.prompts import CATEGORIES, bind_prompts, load_prompts
 from codesign.traces import Trace, load_trace, write_parquet
 
@@ -44,6 +44,22 @@ def test_without_the_target_the_lengths_stay_and_the_notes_say_so(monkeypatch, t
     assert prepared.requests["prompt_tokens"].tolist() == [400] * 5
     assert "the trace's own" in prepared.notes[-1]
     assert "codesign models fetch smollm2-135m" in prepared.notes[-1]
+
+
+@pytest.mark.parametrize("target", ["smollm2-135m", "llama-3-70b:int4"])  # 8,192 positions each
+def test_requests_beyond_the_targets_context_are_named(monkeypatch, tmp_path, target):
+    monkeypatch.setenv("CODESIGN_HOME", str(tmp_path))
+    fits = prepare_trace(made(2, prompt=8172), target, seed=0)
+    assert not any("positions" in note for note in fits.notes)
+    note = prepare_trace(made(2, prompt=8173), target, seed=0).notes[-1]
+    assert f"2 of 2 requests need more than the 8,192 positions of {target}, up to 8,193" in note
+    assert "--max-prompt" in note
+    assert "positions" not in prepare_trace(made(prompt=10**6), "nosuch", seed=0).notes[-1]
+
+
+def test_a_search_that_would_take_hours_names_what_shortens_it():
+    assert "--slice 0:3600" in long_trace_note(1_000_000)
+    assert long_trace_note(19_366) == ""  # an hour of Azure's conversations
 
 
 def test_prompts_are_bound_to_lengths_that_the_engine_will_see(words):

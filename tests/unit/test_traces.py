@@ -185,6 +185,27 @@ def test_milliseconds_since_1970_are_refused_as_such(tmp_path):
     assert trace.requests["arrival"].tolist() == [0.0, 1.0]
 
 
+@pytest.mark.parametrize("header", [OURS, "Timestamp,Request tokens,Response tokens"])
+def test_dates_where_seconds_belong_name_the_header_that_takes_dates(tmp_path, header):
+    with pytest.raises(InputError, match=r"line 2: .* a date.* TIMESTAMP,ContextTokens,Gen"):
+        load_text(tmp_path, f"{header}\n2026-10-25T02:59:03.4+02:00,1,1\n")
+
+
+def test_dates_across_a_change_of_the_clock_need_their_offsets(tmp_path):
+    summer, winter = "2026-10-25T02:59:59+02:00,9,9", "2026-10-25T02:00:00+01:00,9,9"
+    assert load_text(tmp_path, azure(summer, winter)).requests["arrival"].tolist() == [0.0, 1.0]
+    with pytest.raises(InputError, match=r"line 3: .* has no offset from UTC, the first"):
+        load_text(tmp_path, azure(summer, "2026-10-25T02:59:59.5,9,9"))
+    with pytest.raises(InputError, match=r"line 3: .* has an offset from UTC, the first"):
+        load_text(tmp_path, azure(AZURE_1, AZURE_2.replace(",", "Z,", 1), AZURE_2))
+
+
+def test_rows_without_an_answer_are_counted(tmp_path):
+    rows = "".join(f"{i},5,{i % 3}\n" for i in range(9))
+    with pytest.raises(InputError, match=r"line 2: output_tokens is 0, .*; 2 more such rows"):
+        load_text(tmp_path, f"{OURS}\n{rows}")
+
+
 @pytest.mark.parametrize(("content", "line", "reason"), REJECTED_LINES.values(), ids=REJECTED_LINES)
 def test_a_bad_csv_row_is_refused_with_file_line_reason_and_fix(tmp_path, content, line, reason):
     with pytest.raises(InputError) as caught:
