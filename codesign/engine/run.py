@@ -27,6 +27,7 @@ from codesign.errors import InputError
 from codesign.models.shape import ModelShape
 from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost
+from codesign.policy.protocol import RequestVerdict
 from codesign.policy.speculation import (
     MAX_TREE_ROWS,
     Goodput,
@@ -144,6 +145,7 @@ def run_candidate(
     draft_delay: Callable[[int], float] | None = None,
     progress: Progress | None = None,
     feed: Feed | None = None,
+    emitted: Callable[[RequestVerdict], None] | None = None,
 ) -> EngineRun:
     """Serve ``requests`` as ``candidate`` says.
 
@@ -165,6 +167,7 @@ def run_candidate(
         draft_delay: Seconds by round that the draft process sleeps, to test timing.
         progress: Called as ``progress("serve", finished, total)``.
         feed: Where requests come from; by default they come when they are due.
+        emitted: Called with each verdict as soon as its tokens are final.
 
     Raises:
         InputError: If no request can be served, a draft is needed and missing, the policy runs in
@@ -196,7 +199,14 @@ def run_candidate(
     build = partial(_build_worker, policy=policy, memory=memory)
     partner = _partner(candidate, draft, build, target, loaded=local_draft, delay=draft_delay)
     server = Server(
-        worker, partner, schedule, requests, refused=served.refused, progress=progress, feed=feed
+        worker,
+        partner,
+        schedule,
+        requests,
+        refused=served.refused,
+        progress=progress,
+        feed=feed,
+        emitted=emitted,
     )
     records = server.run()
     return EngineRun(records, server.outputs, server.calibration)

@@ -40,6 +40,7 @@ class Server:
         progress: Called as ``progress("serve", finished, total)``.
         ended: Called as soon as nothing more is served, whatever the reason.
         feed: Where requests come from; by default they come when they are due.
+        emitted: Called with each verdict as soon as its tokens are final.
 
     Attributes:
         outputs: Emitted tokens by request number, complete or not.
@@ -56,6 +57,7 @@ class Server:
         progress: Progress | None = None,
         ended: Callable[[], None] | None = None,
         feed: Feed | None = None,
+        emitted: Callable[[RequestVerdict], None] | None = None,
     ) -> None:
         self._worker = worker
         self._partner = partner
@@ -63,6 +65,7 @@ class Server:
         self._progress = progress
         self._ended = ended
         self._feed = feed
+        self._emitted = emitted
         self._pending: list[RequestVerdict] = []
         self._complete: list[Admission] = []  # prompts that were completed in the last round
         self._told: set[int] = set()  # requests that the draft has rows of
@@ -293,6 +296,8 @@ class Server:
     def _commit(self, verdicts: Sequence[RequestVerdict]) -> None:
         for verdict in verdicts:
             self._schedule.emit(verdict.request_id, verdict.tokens, is_finished=verdict.is_finished)
+            if self._emitted is not None:
+                self._emitted(verdict)
         self._tell_over([v.request_id for v in verdicts if v.is_finished])
 
     def _tell_over(self, request_ids: list[int]) -> None:

@@ -29,6 +29,9 @@ class RequestOptions:
     speculates: bool = True
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop_strings, str):
+            text = self.stop_strings
+            raise InputError(f"stop_strings is {text!r}; give a tuple of texts: ({text!r},)")
         if "" in self.stop_strings:
             raise InputError("a stop string must not be empty, got ''")
 
