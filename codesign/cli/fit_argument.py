@@ -31,8 +31,9 @@ def add_fit_argument(group: Any) -> None:
     group.add_argument(
         "--device",
         metavar="GPU",
-        help="instead of --fit: a GPU such as h100, with --gpus, --target and --draft; step times "
-        "measured on it if the package has them, else from data sheets",
+        help="instead of --fit: a GPU such as h100, or FILE.json with a data sheet, with --gpus, "
+        "--target and --draft; step times measured on it if the package has them, else from data "
+        "sheets",
     )
     group.add_argument("--gpus", type=int, metavar="N", help="number of GPUs of --device")
     group.add_argument(

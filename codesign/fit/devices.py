@@ -1,4 +1,4 @@
-"""GPUs by their data sheets: memory, arithmetic and links (codesign/data/devices.json).
+"""GPUs by their data sheets: memory, arithmetic and links (data/devices.json, or a user's file).
 
 Must not import torch.
 """
@@ -6,12 +6,14 @@ Must not import torch.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from codesign.errors import InputError
 
+Link = Literal["nvlink", "pcie"]
 _FILE = Path(__file__).parents[1] / "data" / "devices.json"
 
 
@@ -37,24 +39,66 @@ class Device:
     memory_bandwidth: float
     bf16_flops: float
     fp8_flops: float | None
-    link: Literal["nvlink", "pcie"]
+    link: Link
     link_bandwidth: float
     source: str
 
 
+_KEYS = tuple(field.name for field in fields(Device) if field.name != "name")
+_LEAST = {  # of any GPU; less is another unit
+    "memory_bytes": (1e9, "bytes"),
+    "memory_bandwidth": (1e10, "bytes per second"),
+    "bf16_flops": (1e12, "operations per second"),
+    "fp8_flops": (1e12, "operations per second"),
+    "link_bandwidth": (1e9, "bytes per second"),
+}
+
+
 def devices() -> dict[str, Device]:
-    """All devices by name."""
-    entries = json.loads(_FILE.read_text(encoding="utf-8"))
-    return {name: Device(name=name, **entry) for name, entry in entries.items()}
+    """All devices that the package knows, by name."""
+    return {name: _device(name, entry, _FILE) for name, entry in _read(_FILE).items()}
 
 
 def load_device(name: str) -> Device:
-    """The device of a name such as "h100".
+    """The device of a name such as "h100", or of a JSON file, whose path becomes its name.
 
     Raises:
-        InputError: If there is none.
+        InputError: If there is none, or the file holds no data sheet.
     """
+    if name.endswith(".json"):
+        return _device(name, _read(Path(name)), Path(name))
     known = devices()
     if name.lower() not in known:
-        raise InputError(f"unknown device {name!r}; known are {', '.join(known)}. Fix: --device")
+        raise InputError(
+            f"unknown device {name!r}; known are {', '.join(known)}. Another: --device FILE.json "
+            "with its data sheet (docs/file-formats.md)"
+        )
     return known[name.lower()]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as err:
+        raise InputError(f"{path} cannot be read as JSON: {err}") from err
+    if not isinstance(found, dict):
+        raise InputError(f"{path} holds no JSON object. Give it the keys {', '.join(_KEYS)}")
+    return found
+
+
+def _device(name: str, entry: dict[str, Any], path: Path) -> Device:
+    missing, unknown = set(_KEYS) - {"fp8_flops"} - set(entry), set(entry) - set(_KEYS)
+    if missing or unknown:
+        found = f"lacks {sorted(missing)[0]}" if missing else f"has {sorted(unknown)[0]}"
+        raise InputError(
+            f"{path}: the data sheet of {name} {found}. Give it the keys {', '.join(_KEYS)}"
+        )
+    if entry["link"] not in get_args(Link):
+        raise InputError(f"{path}: link is {entry['link']!r}; one of {', '.join(get_args(Link))}")
+    for key, (least, unit) in _LEAST.items():
+        value = entry.get(key)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and least <= value < math.inf) and (key, value) != ("fp8_flops", None):
+            raise InputError(f"{path}: {key} is {value!r}, not a number of {unit} as {least:g}")
+    sheet: dict[str, Any] = {"fp8_flops": None} | entry
+    return Device(name=name, **sheet)

@@ -138,7 +138,7 @@ def what_if_fit(
     """The roofline fit of so many GPUs and a pair of models.
 
     Args:
-        device: As in data/devices.json.
+        device: As in data/devices.json, or a file with such an entry.
         gpus: How many.
         target: Name of a shape or a folder with a config.json, and the weights ("NAME:int4").
         draft: The same.

@@ -104,6 +104,51 @@ def test_every_size_that_can_be_inflated_can_be_planned_for():
         assert parse_model(f"{name}:int4").shape.parameters > 1e9
 
 
+SHEET = {
+    "gpu": "NVIDIA H20", "memory_bytes": 96e9, "memory_bandwidth": 4e12, "bf16_flops": 148e12,
+    "fp8_flops": 296e12, "link": "nvlink", "link_bandwidth": 450e9, "source": "its data sheet",
+}  # fmt: skip
+
+
+def test_a_device_may_come_from_a_file(tmp_path):
+    path = tmp_path / "h20.json"
+    path.write_text(json.dumps(SHEET), encoding="utf-8")
+    device = load_device(str(path))
+    assert (device.name, device.memory_bandwidth, device.link) == (str(path), 4e12, "nvlink")
+    fit = what_if_fit(str(path), 8, "llama-3.1-70b", "llama-3.2-1b")
+    assert fit.costs["8"].target(1) < what_if_fit("a100", 8, "llama-3.1-70b", "llama-3.2-1b").costs[
+        "8"
+    ].target(1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"source": None}, "h20.json lacks source. Give it the keys gpu, memory_bytes"),
+        ({"tdp": 400}, "h20.json has tdp"),
+        ({"link": "infiniband"}, "link is 'infiniband'; one of nvlink, pcie"),
+        ({"memory_bandwidth": 4000}, "memory_bandwidth is 4000, not a number of bytes per second"),
+        ({"bf16_flops": "148e12"}, "bf16_flops is '148e12', not a number"),
+    ],
+)
+def test_a_data_sheet_with_a_hole_or_another_unit_is_refused(tmp_path, changed, reason):
+    sheet = {key: value for key, value in (SHEET | changed).items() if value is not None}
+    path = tmp_path / "h20.json"
+    path.write_text(json.dumps(sheet), encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        load_device(str(path))
+    assert reason in str(caught.value)
+
+
+def test_a_data_sheet_that_is_no_object_is_refused(tmp_path):
+    for content in ("[]", "{"):
+        (tmp_path / "x.json").write_text(content, encoding="utf-8")
+        with pytest.raises(InputError, match=r"x\.json"):
+            load_device(str(tmp_path / "x.json"))
+    with pytest.raises(InputError, match="cannot be read"):
+        load_device(str(tmp_path / "nosuch.json"))
+
+
 def test_bytes_of_llama_70b_in_int4_are_those_counted_by_hand():
     # 9.57 GB per GPU and forward at four GPUs, KV rows of a context of 1,000 included.
     model = parse_model("llama-3-70b:int4")
