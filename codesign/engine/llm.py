@@ -128,19 +128,22 @@ class LLM:
             emitted=None if on_text is None else self._teller(requests, on_text),
         )
         token_ids = tuple(tuple(run.outputs[r.request_id]) for r in requests)
-        decoded = [self._tokenizer.decode(ids) for ids in token_ids]
-        texts = tuple(
-            text_before(text, request.options.stop_strings)
-            for text, request in zip(decoded, requests, strict=True)
+        texts, reasons = zip(*map(self._ended, requests, token_ids), strict=True)
+        finished = [record.finish is not None for record in run.records.requests]
+        return Generation(
+            texts,
+            token_ids,
+            tuple(why if over else "abort" for why, over in zip(reasons, finished, strict=True)),
+            run.records,
         )
-        is_cut = [len(text) < len(whole) for text, whole in zip(texts, decoded, strict=True)]
-        reasons = tuple(
-            self._reason(request, ids, is_over=record.finish is not None, is_cut=cut)
-            for request, ids, record, cut in zip(
-                requests, token_ids, run.records.requests, is_cut, strict=True
-            )
-        )
-        return Generation(texts, token_ids, reasons, run.records)
+
+    def _ended(self, request: BoundRequest, ids: Sequence[int]) -> tuple[str, FinishReason]:
+        """The text of a finished answer, and why it ended there."""
+        whole, options = self._tokenizer.decode(ids), request.options
+        text = text_before(whole, options.stop_strings)
+        stops = options.stop_tokens.union(self._tokenizer.eos_ids)
+        is_stopped = len(text) < len(whole) or bool(stops.intersection(ids[-1:]))
+        return text, "stop" if is_stopped else "length"
 
     def _teller(
         self, requests: Sequence[BoundRequest], on_text: OnText
@@ -152,14 +155,6 @@ class LLM:
                 on_text(verdict.request_id, text)
 
         return tell
-
-    def _reason(
-        self, request: BoundRequest, ids: Sequence[int], *, is_over: bool, is_cut: bool
-    ) -> FinishReason:
-        if not is_over:
-            return "abort"
-        stops = request.options.stop_tokens.union(self._tokenizer.eos_ids)
-        return "stop" if is_cut or ids[-1] in stops else "length"
 
 
 class _Answer:

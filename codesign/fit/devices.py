@@ -97,8 +97,13 @@ def _device(name: str, entry: dict[str, Any], path: Path) -> Device:
         raise InputError(f"{path}: link is {entry['link']!r}; one of {', '.join(get_args(Link))}")
     for key, (least, unit) in _LEAST.items():
         value = entry.get(key)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (is_number and least <= value < math.inf) and (key, value) != ("fp8_flops", None):
-            raise InputError(f"{path}: {key} is {value!r}, not a number of {unit} as {least:g}")
+        if (key, value) != ("fp8_flops", None) and not _is_number(value, least):
+            raise InputError(f"{path}: {key} is {value!r}, not {least:g} {unit} or more")
     sheet: dict[str, Any] = {"fp8_flops": None} | entry
     return Device(name=name, **sheet)
+
+
+def _is_number(value: object, least: float) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return least <= value < math.inf
