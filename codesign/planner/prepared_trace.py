@@ -82,7 +82,8 @@ def too_long_note(target: str, requests: pd.DataFrame) -> str:
     return (
         f"{count:,} of {counted(len(needed), 'request')} need more than the "
         f"{shape.max_positions:,} positions of {target}, up to {needed.max():,}: they are "
-        "simulated, but codesign run refuses them. Cut them: --max-prompt N, --max-output N"
+        "simulated, but codesign run refuses a plan with them. Cut them: --max-prompt N, "
+        "--max-output N"
     )
 
 
