@@ -230,5 +230,5 @@ def _check_positions(bound: Sequence[BoundRequest], *, max_positions: int | None
     too_long = sum(need > max_positions for need in needs)
     raise InputError(
         f"{too_long} of {len(needs)} requests need more than the model's {max_positions:,} "
-        f"positions, the longest {max(needs):,}. Rescale or cap the lengths of the trace"
+        f"positions, the longest {max(needs):,}. Plan again with --max-prompt N and --max-output N"
     )
