@@ -132,6 +132,18 @@ def test_attention_begins_without_a_fence(compiled: Compile):
     assert not [name for name in start if name.startswith("MEMBAR")]
 
 
+@needs_dump
+@pytest.mark.parametrize("index", [i for i, name in enumerate(NAMES) if "attention" in name])
+def test_attention_leaves_a_stage_behind_all_products_of_what_lay_there(
+    index: int, compiled: Compile
+):
+    found = instructions(compiled(index)[1])
+    (leaving,) = (i for i, name in enumerate(found) if name.startswith("SYNCS.ARRIVE.TRANS64.A1T0"))
+    last_read = max(i for i in range(leaving) if found[i].startswith("LDSM"))
+    products = [name for name in found[last_read:leaving] if name.startswith("HMMA")]
+    assert len(products) >= SOURCES[index][1]["E"] // 8
+
+
 def test_attention_lets_nobody_start_before_all_in_front_of_it_is_complete():
     """Maps let the next kernel start at once, and attention reads old keys before it waits.
 

@@ -31,6 +31,8 @@ struct Ring {
   __device__ __forceinline__ void advance() {
     if (++stage == STAGES) stage = 0, phase ^= 1;
   }
+  // Behind the products of what was read there: an arrival does not wait for reads that are on their way, and orders
+  // them before other warps' accesses only, not before the hardware's copies.
   __device__ __forceinline__ void leave(int stage, int lane) const {
     if (lane == 0) barrier_arrive(left + stage * 8);
   }

@@ -260,7 +260,6 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
             for (int i = 0; i < 4; i++) s[0][n][i] = next[0][n][i];
         }
         add_values(st, p, {values.behind(attended * STAGE)});
-        ring.leave(attended, lane);
         if (fills && ahead.left > 0) {  // the stage that was attended before; behind it, the other warps had time
           if (turn == 0) barrier_wait(ring.left + before * 8, phase_before), fill(before);
           walk.advance(ahead);
@@ -268,6 +267,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
           if (turn == 0) look_up();
         }
         fills = true;
+        ring.leave(attended, lane);  // not beside the products: values that are still to be read would be written over
       }
       const TailRows path = {item, rows, tokens, tail_start, tail_rows, positions, prefixes, paths};
       for (int j = shared_tiles; j < tiles_below(num_tiles, kind, column); j++) {
