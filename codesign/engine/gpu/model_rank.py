@@ -52,8 +52,6 @@ from codesign.engine.gpu.step_rows import (
 )
 from codesign.engine.gpu.watch import Watch
 from codesign.kernels import prompt_linear
-from codesign.kernels.attention_shares import SPAN
-from codesign.kernels.row_attention import Scratch
 
 COMPILED_LENGTHS = (1, 16, 17)  # of prompts: Triton tells one, multiples of 16 and others apart
 
@@ -118,17 +116,13 @@ class ModelRank:
         self.slabs.num_faults_1.zero_()  # the longest one's rows lay over each other
         for bucket in buckets:
             self._prepare_step(bucket, is_followed=bucket in ahead_buckets)
-            spans = self.slabs.max_tokens // SPAN + 1
-            if self.forward.pairs_may_do_more(bucket, min(requests, bucket), spans):
+            most = min(requests, bucket)
+            if self.forward.pairs_may_do_more(bucket, most, self.slabs.max_tokens):
                 self._prepare_step(bucket, in_pairs=True)
 
     def _make_step(self, bucket: int, *, in_pairs: bool) -> Step:
         answer = self._graphs.host_words(self.head.words(bucket))
-        scratch = None
-        if self._graphs.on_gpu and not in_pairs:  # pairs are of fused attention, which needs none
-            shape, device = self.forward.shape, self.forward.device
-            tokens = self.slabs.max_tokens
-            scratch = Scratch.make(bucket, shape.heads, shape.head_dim, tokens, device)
+        scratch = self.forward.scratch(bucket, self.slabs.max_tokens)
         words = step_words(bucket, self._max_moves)
         rows = DeviceRows.of(self._buffer[:words], bucket)
 
