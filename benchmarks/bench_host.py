@@ -153,8 +153,8 @@ class Windows:
             step.run = self.watch(step.run)
             return step
 
-        def made_ahead(steps: AheadSteps, *of: Any) -> Any:
-            step = ahead(steps, *of)
+        def made_ahead(steps: AheadSteps, *of: Any, **options: Any) -> Any:
+            step = ahead(steps, *of, **options)
             return replace(step, run=self.watch(step.run))
 
         stack = ExitStack()
