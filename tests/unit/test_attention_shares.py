@@ -31,7 +31,7 @@ from codesign.kernels.attention_shares import (
     shares_of,
     teams_of,
 )
-from codesign.kernels.cuda_module import source_text
+from codesign.kernels.nvrtc import source_text
 
 WARPS, KEYS = 4, 64  # warps that share out a tile's keys, and its keys
 TILES_OF_SPAN = SPAN // KEYS
