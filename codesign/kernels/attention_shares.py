@@ -19,7 +19,7 @@ SPAN = 4096  # positions; a context of one span is attended as if there were no 
 TILES = 2  # of 16 query rows, a block
 ROWS = 16 * TILES
 PAIR = 2  # blocks of the smallest clusters
-_BLOCKS = 120  # that run at once in larger ones on every Hopper GPU: they do not fill all of it
+_BLOCKS = 120  # that run at once in larger ones on 132 multiprocessors: they do not fill them
 
 
 class Space(ctypes.Structure):
@@ -109,7 +109,7 @@ def pairs_do_more(crowd: Crowd, heads: int, kv_heads: int, multiprocessors: int)
             return min(items, clusters * teams) * (blocks // teams)
         return min(items * shares_of(items, clusters), parts) * blocks
 
-    clusters = most_items(_BLOCKS // blocks, kv_heads)
+    clusters = most_items(min(_BLOCKS, multiprocessors) // blocks, kv_heads)
     pairs = most_items(multiprocessors // PAIR, kv_heads)
     are_cut = teams_of(items, clusters, blocks) >= blocks // PAIR
     return are_cut or busy(PAIR, pairs) > busy(blocks, clusters)

@@ -165,6 +165,14 @@ def test_a_padded_piece_without_its_beginning_is_a_fault(both):
     assert rank.num_faults() == 3
 
 
+def test_pages_are_entered_in_order(both):
+    rank = both(paged=True)[0]
+    before = rank.slabs.tables_SK.clone()
+    rank.answer(pages_message([Entry(1, 2, 5), Entry(0, 3, 4), Entry(1, 2, 7)]))
+    before[1, 2], before[0, 3] = 7, 4
+    assert torch.equal(rank.slabs.tables_SK, before)
+
+
 def test_a_run_prepares_the_buckets_that_its_prompts_can_take():
     assert buckets_up_to(10) == (16,)
     assert buckets_up_to(16) == (16,)

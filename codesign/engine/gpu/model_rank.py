@@ -18,7 +18,6 @@ from codesign.engine.gpu.ahead_steps import AheadSteps
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.graphs import Due, Graphs, Step
 from codesign.engine.gpu.heads import DraftHead, StepHead, TargetHead
-from codesign.engine.gpu.paging import Entry
 from codesign.engine.gpu.prompt_rows import (
     COUNT_WORD,
     HIGH_WORD,
@@ -252,7 +251,7 @@ class ModelRank:
     def _note(self, message: Words) -> None:
         """Take what steps will read: pages, or how a request samples."""
         if message[KIND] == PAGES:
-            self.slabs.enter([Entry(*words) for words in message[HEADER:].reshape(-1, 3).tolist()])
+            self.slabs.enter(message[HEADER:].reshape(-1, 3))
         else:
             assert isinstance(self.head, RowTargetHead), "all requests sample as the run does"
             self.head.note(int(message[SLOT_WORD]), message[HEADER:])
