@@ -47,6 +47,7 @@ from codesign.engine.gpu.graphs import Graphs, Step
 from codesign.engine.gpu.heads import DraftHead, TargetHead
 from codesign.engine.gpu.mailbox import SharedMailbox
 from codesign.engine.gpu.model_rank import ModelRank
+from codesign.engine.gpu.prompt_steps import PromptSteps
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.ranks import Rank
 from codesign.engine.gpu.step_rows import DeviceRows, Words
@@ -164,7 +165,7 @@ class Windows:
             (TargetHead, "finish", sampled),
             (ModelRank, "take", taken),
             (ModelRank, "_make_step", made),
-            (ModelRank, "_run_prompt", lambda _, message, __: (message[-1:] + 1) % VOCABULARY),
+            (PromptSteps, "answer", lambda _, message, __: (message[-1:] + 1) % VOCABULARY),
             (AheadSteps, "_make_step", made_ahead),
             (Graphs, "event", lambda _: Event()),
             (Rank, "group_mailbox", mailbox),

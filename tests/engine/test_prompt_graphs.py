@@ -108,7 +108,7 @@ def test_a_padded_prompt_writes_its_rows_and_answers_as_one_of_its_own_length(
     both, head, paged, monkeypatch
 ):
     ranks = both(head, paged=paged)
-    monkeypatch.setattr(ranks[1], "_run_any_prompt", None)  # not called
+    monkeypatch.setattr(ranks[1]._prompts, "_launch", None)  # not called
     for i, count in enumerate(LENGTHS):
         slot = i % SLOTS
         if head == "by row":
@@ -147,7 +147,7 @@ def test_rows_that_are_there_and_those_of_others_stay(both, paged):
 
 def test_what_pads_a_prompt_changes_no_bit(both, monkeypatch):
     rank, tokens = both()[1], [token or 1 for token in made_up(18, 4)]
-    monkeypatch.setattr(rank, "_run_any_prompt", None)
+    monkeypatch.setattr(rank._prompts, "_launch", None)
     found = []
     for slot in (0, 1):
         answer = rank.answer(prompt_message(tokens, slot, 0)).tolist()
