@@ -138,6 +138,23 @@ def test_a_gpu_that_runs_no_kernel_is_told_of_once(monkeypatch, capability, reas
         cuda_module.kernels_run.cache_clear()
 
 
+@pytest.mark.parametrize("are_there", [True, False])
+def test_attention_and_sums_over_ranks_ask_whether_kernels_run(monkeypatch, are_there):
+    from codesign.engine.gpu import groups
+    from codesign.kernels import fused_attention
+
+    def kernels_run(device: int) -> bool:
+        assert device == 3
+        return are_there
+
+    monkeypatch.setattr(groups, "kernels_run", kernels_run)
+    monkeypatch.setattr(fused_attention, "kernels_run", kernels_run)
+    gpu_3, setup = torch.device("cuda", 3), SimpleNamespace(folder="run", dtype="bfloat16")
+    assert groups._shares_memory(setup, gpu_3) == are_there
+    shape = {"rows": 8, "heads": 32, "kv_heads": 8, "head_dim": 128}
+    assert fused_attention.fits(**shape, device=gpu_3) == are_there
+
+
 def test_arguments_arrive_as_the_kernel_reads_them(gpu, monkeypatch):
     types = (ctypes.c_uint64, ctypes.c_int32, ctypes.c_float, ctypes.c_uint64, Pair)
     types += (ctypes.c_int32, ctypes.c_float)
