@@ -85,7 +85,7 @@ class ModelRank:
         ``PromptSteps.prepare`` for ``prompt_buckets``.
         """
         self._prompts.prepare(prompt_buckets)
-        for bucket in buckets:
+        for bucket in sorted(buckets, reverse=True):  # the others fit into its memory
             self._prepare_step(bucket, is_followed=bucket in ahead_buckets)
             most = min(requests, bucket)
             if self.forward.pairs_may_do_more(bucket, most, self.slabs.max_tokens):
