@@ -221,3 +221,46 @@ def _attributes(driver: Any, cluster: int, pdl: bool) -> list[Any]:
         early.value.programmaticStreamSerializationAllowed = 1
         attributes.append(early)
     return attributes
+
+
+class TensorMap(ctypes.Structure):
+    """What the hardware's copies know of a matrix; see ``tensor_map``."""
+
+    _fields_ = (("words", ctypes.c_uint64 * 16),)
+
+
+@lru_cache(maxsize=4096)
+def tensor_map(
+    address: int, sizes: tuple[int, ...], strides: tuple[int, ...], *, box: tuple[int, ...]
+) -> TensorMap:
+    """Describe bfloat16 numbers in device memory to the hardware's copies to shared memory.
+
+    A copy brings a box. Each 128 bytes of it are a row; in row r the parts of 16 bytes change
+    places, part p to ``p ^ r % 8`` (CUDA's 128-byte swizzle).
+
+    Args:
+        address: Of the first number, aligned to 16 bytes.
+        sizes: Numbers along each dimension, the innermost first.
+        strides: Bytes from one to the next, of all dimensions but the innermost.
+        box: Numbers that a copy takes, along each dimension; 64 along the innermost.
+
+    Raises:
+        HardwareError: If the driver refuses.
+    """
+    driver = bindings().driver
+    found = checked(
+        driver.cuTensorMapEncodeTiled(
+            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            len(sizes),
+            address,
+            [driver.cuuint64_t(size) for size in sizes],
+            [driver.cuuint64_t(stride) for stride in strides],
+            [driver.cuuint32_t(size) for size in box],
+            [driver.cuuint32_t(1) for _ in sizes],
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    )
+    return TensorMap.from_buffer_copy(ctypes.string_at(int(found.getPtr()), 128))

@@ -26,11 +26,11 @@ SOURCES = [
     ("all_reduce.cu", {"WORLD": 8, "THREADS": 64}),
     (
         "fused_attention.cu",
-        {"E": 128, "MT": 2, "C": 16, "TAIL": 160, "STAGES": 2, "GROUP": 8, "PAGE": 0},
+        {"E": 128, "MT": 2, "C": 4, "TAIL": 160, "STAGES": 3, "GROUP": 8, "PAGE": 0},
     ),
     (
         "fused_attention.cu",
-        {"E": 64, "MT": 2, "C": 8, "TAIL": 32, "STAGES": 4, "GROUP": 3, "PAGE": 64},
+        {"E": 64, "MT": 2, "C": 8, "TAIL": 32, "STAGES": 5, "GROUP": 3, "PAGE": 64},
     ),
     (
         "gemm.cu",
@@ -47,7 +47,7 @@ SOURCES = [
     ),
     (
         "fused_attention.cu",
-        {"E": 128, "MT": 2, "C": 8, "TAIL": 160, "STAGES": 3, "GROUP": 8, "PAGE": 64},
+        {"E": 128, "MT": 2, "C": 8, "TAIL": 32, "STAGES": 5, "GROUP": 8, "PAGE": 64},
     ),
     # The 70B's on four GPUs: qkv, which spills where cluster and chunks are unknown; down.
     (
