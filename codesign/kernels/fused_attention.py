@@ -26,7 +26,13 @@ from codesign.kernels.attention_shares import (
     most_items,
     num_columns,
 )
-from codesign.kernels.cuda_module import CudaKernel, TensorMap, load_kernel, tensor_map
+from codesign.kernels.cuda_module import (
+    CudaKernel,
+    TensorMap,
+    kernels_run,
+    load_kernel,
+    tensor_map,
+)
 from codesign.kernels.row_attention import Scratch, SeenRows, rotate_and_append, row_attention
 
 MAX_ROWS = 256  # of a forward: one thread reads each
@@ -79,10 +85,10 @@ def fits(*, rows: int, heads: int, kv_heads: int, head_dim: int, device: torch.d
     """Return whether the CUDA kernel takes forwards of this size on this device."""
     return (
         device.type == "cuda"
-        and torch.cuda.get_device_capability(device)[0] == 9
         and rows <= MAX_ROWS
         and head_dim in (64, 128)
         and heads // kv_heads <= 16 * TILES
+        and kernels_run(device.index or 0)
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from codesign.kernels.attention_shares import CLASSES, SPAN
-from codesign.kernels.cuda_module import SOURCES
+from codesign.kernels.nvrtc import SOURCES
 
 KEYS = 64  # positions of a tile
 COMPILER = shutil.which("g++") or shutil.which("c++")

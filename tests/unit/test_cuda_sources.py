@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from codesign.kernels.cuda_module import SOURCES as SOURCE_FOLDER
-from codesign.kernels.cuda_module import source_text
+from codesign.kernels.nvrtc import SOURCES as SOURCE_FOLDER
+from codesign.kernels.nvrtc import source_text
 
 NVCC = shutil.which("nvcc")
 TRITON = find_spec("triton")  # brings one
