@@ -6,10 +6,12 @@ Must not import torch.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from codesign.artifacts.machine import short_gpu_name
 from codesign.errors import InputError
 
 _FILE = Path(__file__).parents[1] / "data" / "devices.json"
@@ -58,3 +60,13 @@ def load_device(name: str) -> Device:
     if name.lower() not in known:
         raise InputError(f"unknown device {name!r}; known are {', '.join(known)}. Fix: --device")
     return known[name.lower()]
+
+
+def device_of(gpu: str) -> Device | None:
+    """The device of a GPU by its driver's name, as "NVIDIA H100 80GB HBM3"; None if unknown.
+
+    An "H100 PCIe" or an "H200 NVL" is another GPU than the one of the data sheet.
+    """
+    known, name = devices(), short_gpu_name(gpu).lower()
+    size = re.search(r"\d+gb", gpu.lower())
+    return (known.get(f"{name}-{size[0]}") if size else None) or known.get(name)
