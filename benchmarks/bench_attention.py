@@ -5,7 +5,8 @@
 Slabs of many layers are used in turn (more than the second-level cache holds). The baselines
 attend rotated queries over keys that are in place: rotation and KV write are extra there, and
 ``flash`` has no mask: every row sees all. With ``--peers``, those of ``peers.attention``, too. Each
-baseline is compared with float64 before it is timed.
+baseline is compared with float64 before it is timed. Then batches of several requests over pages,
+as served, in larger clusters and in pairs; ``--batches`` times nothing else.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,14 @@ MODELS = [
 ]
 CONTEXTS = (500, 1000, 4000, 8000, 32_000, 100_000)
 ROWS = 8
+# rows of a request, requests, context
+BATCHES = [
+    *((1, requests, context) for requests in (4, 8, 16) for context in (500, 4000)),
+    (1, 8, 16_000),
+    (2, 4, 1000),
+    *((8, 1, context) for context in (500, 4000, 8000, 32_000, 100_000)),
+]
+PAGE = 64
 LARGEST_ERROR = 2e-2  # of results rounded to bfloat16
 
 
@@ -153,6 +163,56 @@ class Layers:
         return error
 
 
+def batch_call(
+    model: tuple[str, int, int, int], rows: int, requests: int, context: int
+) -> tuple[Callable[..., None], float]:
+    """Return one launch over the pages of some requests, and its floor in seconds."""
+    _, heads, kv_heads, head_dim = model
+    total, pages = rows * requests, -(-(context + rows) // PAGE)
+    layer_bytes = 2 * kv_heads * (context + rows) * requests * head_dim * 2
+    num_layers = min(48, max(4, int(COLD_BYTES / layer_bytes)))
+    size = (num_layers, requests * pages, kv_heads, PAGE, head_dim)
+    keys = torch.randn(size, device="cuda", dtype=torch.bfloat16)
+    values = torch.randn_like(keys)
+    places = (context + torch.arange(rows, dtype=torch.int32).repeat(requests)).cuda()
+    seen = two_kernels.SeenRows(
+        torch.arange(requests, dtype=torch.int32, device="cuda").repeat_interleave(rows),
+        places,
+        torch.full((total,), context, dtype=torch.int32, device="cuda"),
+        torch.arange(64, dtype=torch.int32, device="cuda").repeat(total, 1),
+        torch.randperm(requests * pages, device="cuda").int().view(requests, pages),
+    )
+    angles = torch.rand(total, head_dim // 2, device="cuda") * 6
+    columns = (heads + 2 * kv_heads) * head_dim
+    qkv = torch.randn(total, columns, device="cuda", dtype=torch.bfloat16)
+    tables = (angles.cos(), angles.sin())
+    out = torch.empty(total, heads * head_dim, device="cuda", dtype=torch.bfloat16)
+
+    def call(i: int, *, in_pairs: bool) -> None:
+        layer = (keys[i % num_layers], values[i % num_layers])
+        fused_attention(
+            *(qkv, *tables, *layer, seen, places),
+            heads=heads,
+            max_tail=rows + 15,
+            out_TN=out,
+            pdl=True,
+            in_pairs=in_pairs,
+        )
+
+    return call, (layer_bytes + qkv.nbytes + out.nbytes) / READ_BANDWIDTH
+
+
+def batch_rows(model: tuple[str, int, int, int]) -> Iterator[dict[str, Any]]:
+    """Batches of one model, in larger clusters and in pairs."""
+    for rows, requests, context in BATCHES:
+        call, floor = batch_call(model, rows, requests, context)
+        label = {"model": model[0], "context": context, "rows": rows, "requests": requests}
+        for in_pairs in (False, True):
+            time = graph_time(partial(call, in_pairs=in_pairs)).microseconds
+            version = "in pairs" if in_pairs else "in clusters"
+            yield label | {"version": version} | time | {"floor_us": round(floor * 1e6, 2)}
+
+
 def rows_of(
     model: tuple[str, int, int, int], context: int, *, peers: bool
 ) -> Iterator[dict[str, Any]]:
@@ -198,6 +258,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--models", type=int, default=len(MODELS))
     parser.add_argument("--peers", action="store_true", help="time other projects' kernels, too")
+    parser.add_argument("--batches", action="store_true", help="time batches only")
     arguments = parser.parse_args()
     need_gpus()
     torch.manual_seed(0)
@@ -205,17 +266,21 @@ def main() -> None:
     note = "medians over graph replays of 50 calls; layers in turn, cache cold; floor at 4.2 TB/s"
     write = partial(write_result, "attention", rows, directory=arguments.out, note=note)
     for model in MODELS[: arguments.models]:
-        for context in CONTEXTS:
-            for row in rows_of(model, context, peers=arguments.peers):
-                rows.append(row)
-                show(row)
-                write()  # each time: another project's kernel may break or stop what comes next
+        contexts = () if arguments.batches else CONTEXTS
+        single = (rows_of(model, context, peers=arguments.peers) for context in contexts)
+        for row in chain.from_iterable((*single, batch_rows(model))):
+            rows.append(row)
+            show(row)
+            write()  # each time: another project's kernel may break or stop what comes next
     print(write())
 
 
 def show(row: dict[str, Any]) -> None:
     """Print a row."""
-    what = f"{row['model']:18} {row['context']:6} {row['version']:24}"
+    what = (
+        f"{row['model']:16} {row['rows']:2} x {row.get('requests', 1):2} behind {row['context']:6}"
+    )
+    what += f" {row['version']:24}"
     time = f"{row['us']:8.2f} us, floor {row['floor_us']:.2f}" if "us" in row else row["status"]
     print(what, time, flush=True)
 

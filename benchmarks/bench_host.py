@@ -47,6 +47,7 @@ from codesign.engine.gpu.graphs import Graphs, Step
 from codesign.engine.gpu.heads import DraftHead, TargetHead
 from codesign.engine.gpu.mailbox import SharedMailbox
 from codesign.engine.gpu.model_rank import ModelRank
+from codesign.engine.gpu.prompt_steps import PromptSteps
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.ranks import Rank
 from codesign.engine.gpu.step_rows import DeviceRows, Words
@@ -153,8 +154,8 @@ class Windows:
             step.run = self.watch(step.run)
             return step
 
-        def made_ahead(steps: AheadSteps, *of: Any) -> Any:
-            step = ahead(steps, *of)
+        def made_ahead(steps: AheadSteps, *of: Any, **options: Any) -> Any:
+            step = ahead(steps, *of, **options)
             return replace(step, run=self.watch(step.run))
 
         stack = ExitStack()
@@ -164,7 +165,7 @@ class Windows:
             (TargetHead, "finish", sampled),
             (ModelRank, "take", taken),
             (ModelRank, "_make_step", made),
-            (ModelRank, "_run_prompt", lambda _, message, __: (message[-1:] + 1) % VOCABULARY),
+            (PromptSteps, "answer", lambda _, message, __: (message[-1:] + 1) % VOCABULARY),
             (AheadSteps, "_make_step", made_ahead),
             (Graphs, "event", lambda _: Event()),
             (Rank, "group_mailbox", mailbox),

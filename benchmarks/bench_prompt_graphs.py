@@ -59,7 +59,7 @@ def replayed(rank: ModelRank, bucket: int, repeats: int = 7) -> float:
     for _ in range(repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        rank._prompts[bucket].run()
+        rank._prompts._steps[bucket].run()
         end.record()
         end.synchronize()
         spans.append(start.elapsed_time(end))

@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 
+from benchmarks.this_device import read_bandwidth
 from codesign.artifacts import command_line
+from codesign.artifacts.machine import short_gpu_name
 from codesign.errors import HardwareError, counted
 
 RESULTS = Path(__file__).with_name("results")
 SHAPES = Path(__file__).parents[1] / "codesign" / "data" / "shapes"
-READ_BANDWIDTH = 4.2e12  # bytes per second, measured on an H200
+READ_BANDWIDTH = read_bandwidth()
 COLD_BYTES = 250e6  # of all inputs together: so many do not stay in the L2 cache
 
 
@@ -122,7 +124,7 @@ def write_result(
     path: Path | None = None,
 ) -> Path:
     """Write ``rows`` to a path, or to ``NAME_DATE_GPU.json`` of a folder, and return the path."""
-    gpu = torch.cuda.get_device_properties(0).name.split()[-1].lower()
+    gpu = short_gpu_name(torch.cuda.get_device_properties(0).name).lower()
     path = path or (directory or RESULTS) / f"{name}_{date.today()}_{gpu}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     result = {

@@ -34,7 +34,7 @@ DIALLED = 3.3  # tokens a round, the paper's
 NOISE = "0.05"  # on the draft's weights, for about as many
 START, RUN = 20.0, 12.0  # seconds of a deployment's start, and of its requests; guesses
 REQUESTS, TOKENS = 12, 128
-STEP_FILES = "engine_steps_*.json"  # of --predict, unless --steps names others
+STEP_FILES = "engine_steps_*_h200.json"  # of --predict, unless --steps names others
 
 
 @dataclass(frozen=True, slots=True)

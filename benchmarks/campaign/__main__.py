@@ -28,6 +28,7 @@ from pathlib import Path
 from time import monotonic
 from typing import IO
 
+from benchmarks.campaign.closed_profile import check_machine
 from benchmarks.campaign.requests import TRACE
 from benchmarks.campaign.schedule import (
     COLD_START,
@@ -52,6 +53,7 @@ from benchmarks.campaign.units import (
     grid,
 )
 from codesign.config import parse_deployment
+from codesign.errors import CodesignError, counted
 from codesign.traces import load_trace
 
 END_SECONDS = 8.0  # for a session to end after its deadline
@@ -131,6 +133,7 @@ def measure(args: argparse.Namespace) -> int:
     if any(work.workload.seconds for session in todo for work in session.units):
         load_trace(TRACE)  # says so at once if it is not here
     for pair in {s.pair.name: s.pair for s in todo}.values():
+        check_machine(args.out / pair.name)
         make_models(pair)
     cold = COLD_START if args.device == "cuda" else 0.0  # until one has been given its task
     for number, (session, process) in enumerate(started(todo)):
@@ -262,7 +265,7 @@ def dry_run(args: argparse.Namespace) -> None:
             if budget < 0:
                 break
             print(f"    {taken:5.1f} s  {work.folder}")
-    print(f"about {total:.0f} s on {args.gpus} GPUs")
+    print(f"about {total:.0f} s on {counted(args.gpus, 'GPU')}")
 
 
 def main() -> int:
@@ -285,7 +288,11 @@ def main() -> int:
         from benchmarks.common import need_gpus
 
         need_gpus()
-    return measure(args)
+    try:
+        return measure(args)
+    except CodesignError as error:
+        print(f"campaign: {error}", file=sys.stderr)
+        return error.exit_code
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 
 from codesign.artifacts import read_table, sha256, to_json, write_text
+from codesign.artifacts.machine import hardware, machine_name
 from codesign.config import parse_deployment
+from codesign.errors import InputError
 from codesign.fit import PROFILE_FILE
 from codesign.policy.walk import Sampling
 from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
@@ -34,6 +36,25 @@ def closed_profile(folder: Path) -> Path:
     kept = {key: meta[key] for key in _OF_MACHINE if key in meta}
     write_text(copy / PROFILE_FILE, to_json({**about, **kept}, indent=2) + "\n")
     return copy
+
+
+def check_machine(folder: Path) -> None:
+    """Refuse to go on with a pair that another kind of GPU was profiled for.
+
+    Args:
+        folder: The pair's.
+
+    Raises:
+        InputError: If a part of its profile is of another machine.
+    """
+    here = machine_name(hardware())
+    for part in sorted((folder / "profile" / "parts").glob("*.parquet")):
+        there = machine_name(read_table(part, kind="profile")[1]["hardware"])
+        if there != here:
+            raise InputError(
+                f"{part} was measured on {there}, and this is {here}: a campaign is of one. "
+                "Fix: --out with another folder"
+            )
 
 
 _OF_MACHINE = ("hardware", "created", "command")

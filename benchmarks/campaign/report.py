@@ -25,6 +25,7 @@ from benchmarks.campaign.goals import (
 from benchmarks.campaign.plot import calibration_svg
 from benchmarks.campaign.run_tables import intervals_table, runs_table, spans_table
 from benchmarks.campaign.session_seconds import seconds_table
+from codesign.artifacts.machine import short_gpu_name
 from codesign.records import SPANS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "validation.md"
@@ -223,7 +224,7 @@ def machine(payload: dict[str, Any]) -> str:
     """The GPU, or the CPU, in a few words."""
     found = payload["hardware"]
     if found.get("gpus"):
-        return found["gpus"][0]["name"].split()[-1]
+        return short_gpu_name(found["gpus"][0]["name"])
     return f"{found['cores']} CPU cores"
 
 

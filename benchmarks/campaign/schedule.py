@@ -1,7 +1,7 @@
 """When a campaign measures what, and about how long it takes.
 
 Seconds are those of the campaigns of 2026-11-23 on H200s: starts, profiles, prompts by the token;
-steps by a roofline of the engine. Imports no torch.
+steps by a roofline of the engine on this machine's GPU. Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks import eight_predictions
 from benchmarks.campaign.units import FULL, LEADING, PAIRS, Pair, Size, Unit
+from benchmarks.this_device import this_device
 from codesign.config import parse_deployment
-from codesign.fit.devices import load_device
 from codesign.fit.prompt_stairs import LONGEST
 from codesign.fit.roofline import Forward, Software
 
@@ -65,6 +65,12 @@ _LARGE, _LARGER_DRAFT, _SMALL, _QWEN = PAIRS[:4]
 # With a large target a stream of all requests takes 7 to 11 s, so that fewer are served.
 _SHORT = 0.75
 
+_ON_ONE = (
+    Wanted(_LARGE, "1", 52.0, segments=2),
+    Wanted(_SMALL, "1", 50.0, segments=2),
+    Wanted(_QWEN, "1", 52.0, segments=2),
+    Wanted(_LARGER_DRAFT, "1", 48.0, segments=1),
+)
 # Eight plans of every pair serve one stream and batches, and two or more replay a trace.
 _ON_TWO = (
     Wanted(_LARGE, "2", 46.0, segments=2),
@@ -83,8 +89,8 @@ _REST = (
     *(Wanted(_LARGER_DRAFT, label, 20.0) for label in ("4", "3+1", "2+2")),
     *(Wanted(_QWEN, label, 20.0) for label in ("4", "3+1", "2+2")),
 )
-# By GPUs of the machine, the most telling first: 560 s of two, 1000 s of four and what is left.
-SCHEDULES = {2: _ON_TWO, 4: (*_ON_TWO[:2], *_ON_FOUR, *_ON_TWO[2:], *_REST)}
+# By GPUs of the machine, the most telling first: 560 s of one or two, 1000 s of four and the rest.
+SCHEDULES = {1: _ON_ONE, 2: _ON_TWO, 4: (*_ON_TWO[:2], *_ON_FOUR, *_ON_TWO[2:], *_REST)}
 SESSIONS = "sessions.jsonl"  # a line for each, below its pair's folder
 MOST_SHARE, LEAST_SHARE = 2.0, 0.5  # of the seconds wanted for runs
 SLOWER = 1.25  # times a guess: what all but runs takes where the host is slow
@@ -175,13 +181,13 @@ def is_profiled(folder: Path, label: str) -> bool:
 @cache
 def _software() -> Software:
     steps = eight_predictions.known_steps(
-        sorted(eight_predictions.RESULTS.glob("engine_steps_*.json"))
+        sorted(eight_predictions.RESULTS.glob("engine_steps_*_h200.json"))
     )
     return eight_predictions.software_of(steps)
 
 
 def _forward(name: str, gpus: int) -> Forward:
-    return Forward(eight_predictions.model(name), load_device("h200"), gpus, _software())
+    return Forward(eight_predictions.model(name), this_device(), gpus, _software())
 
 
 def _sides(label: str) -> tuple[int, int]:

@@ -202,7 +202,8 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         InputError: If the path cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Not by the process's number, which another host's or container's may have, too.
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -30,6 +31,15 @@ def machine_name(hardware: Mapping[str, Any]) -> str:
     """Return the GPU of a machine that ``hardware()`` described, else its CPU."""
     gpus = hardware.get("gpus")
     return gpus[0]["name"] if gpus else hardware["cpu"]
+
+
+def short_gpu_name(name: str) -> str:
+    """Return a GPU's name without maker, memory and socket: "NVIDIA H100 80GB HBM3" is "H100"."""
+    parts = re.split(r"[\s-]+", name)
+    return "-".join(part for part in parts if not _NOT_ITS_NAME.fullmatch(part)) or name
+
+
+_NOT_ITS_NAME = re.compile(r"NVIDIA|GeForce|\d+GB|HBM\w*|SXM\d*|")
 
 
 def _cpu_name() -> str:

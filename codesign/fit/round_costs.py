@@ -60,7 +60,12 @@ def fit_costs(
             timings = _timings(part, label, op, beside=beside)
             roots = int(on_ranks and op == "draft_prefill")  # run in a forward of their own
             timings = timings.assign(rows=timings["rows"] - roots)
-            found = fit_step(timings, is_prefill=op in PROMPTS, on_ranks=on_ranks)
+            found = fit_step(
+                timings,
+                is_prefill=op in PROMPTS,
+                on_ranks=on_ranks,
+                waits_for_host=op == "draft",
+            )
             fits[name] = found.with_more_rows(roots)
             errors[name] = fits[name].error
         constants: dict[str, Any] = {}

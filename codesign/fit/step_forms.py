@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codesign.errors import HardwareError
-from codesign.policy.cost import StepTime
+from codesign.policy.cost import FEW_ROWS, StepTime
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Floats = NDArray[np.float64]
 
-BUCKETS = (8, 16, 32, 64, 128)  # rows that a forward on ranks is filled up to
+BUCKETS = (FEW_ROWS, 16, 32, 64, 128)  # rows that a forward on ranks is filled up to
 TILES = (0, 4, 8)  # rows of a request that attention may take together: 16 or 32 query rows
 _MAX_BENDS = 4  # of the piecewise form
 # A parabola written out: within 0.5 % between knots, straight on beyond 262,144 rows.
@@ -138,10 +138,10 @@ def fit_table(shapes: Shapes) -> StepTime:
     )
 
 
-def fit_stairs(shapes: Shapes) -> StepTime:
-    """``alpha * context + gamma * rows + each * (parts - 1) + f(bucket) + padding``, and ``cross``.
+def fit_stairs(shapes: Shapes, *, waits_for_host: bool = False) -> StepTime:
+    """``alpha * context + gamma * rows + each * (parts - 1) + f(bucket) + padding``, and two more.
 
-    The last is for each row and each token of its own request's context. Rows are filled up to a
+    ``cross`` is for each row and each token of its own request's context. Rows are filled up to a
     bucket, and f never falls from one to the next. Where a bucket is not full, ``padding`` seconds
     are added, 0 or more: some kernels give such rows a pass of their own. So a full bucket may take
     less than a row fewer. What the host does goes by requests and rows.
@@ -149,30 +149,37 @@ def fit_stairs(shapes: Shapes) -> StepTime:
     steps of one request, those of several wait for the host.
     Attention goes by parts: requests, or tiles of one request's rows where these are more. How many
     rows a tile has follows from heads that a profile does not name: the best of ``TILES`` is taken.
+    In the first bucket blocks are dealt out to requests by powers of two, for ``doubling`` seconds
+    each; more rows fill a chip by themselves. Where several requests wait for the host, as a
+    draft's do, that hides it.
     Buckets beyond the rows that were timed cost as much more for each row as the last one that was
     (``_untimed_too``). More rows than the largest bucket run in several forwards.
     """
-    return min((_stairs(shapes, tile) for tile in TILES), key=lambda time: miss(time, shapes))
+    halves = not waits_for_host
+    times = (_stairs(shapes, tile, halves=halves) for tile in TILES)
+    return min(times, key=lambda time: miss(time, shapes))
 
 
-def _stairs(shapes: Shapes, tile: int) -> StepTime:
-    """Stairs with tiles of so many rows; 0 for a request's rows together."""
+def _stairs(shapes: Shapes, tile: int, *, halves: bool) -> StepTime:
+    """Stairs with tiles of so many rows, 0 for a request's rows together; with ``doubling``?"""
     largest = shapes.rows.max()
     first = [bucket for bucket in BUCKETS if bucket < largest]
     parts = np.maximum(shapes.requests, shapes.rows / tile) if tile else shapes.requests
+    doublings = np.log2(shapes.requests) * (shapes.rows <= FEW_ROWS) * halves
     design = np.column_stack(
         [
             shapes.context,
             shapes.rows * shapes.context / shapes.requests,
             shapes.rows,
             parts - 1.0,
+            doublings,
             (~np.isin(shapes.rows, BUCKETS)).astype(np.float64),
             (shapes.requests > 1).astype(np.float64),
             np.ones_like(shapes.rows),
             *((shapes.rows > bucket).astype(np.float64) for bucket in first),
         ]
     )
-    alpha, cross, gamma, each, padding, several, *steps = robust_fit(
+    alpha, cross, gamma, each, doubling, padding, several, *steps = robust_fit(
         design, shapes.seconds
     ).tolist()
     heights = _untimed_too(several + np.cumsum(steps))
@@ -185,7 +192,13 @@ def _stairs(shapes: Shapes, tile: int) -> StepTime:
     rows += [BUCKETS[-1] + 1, 2 * BUCKETS[-1]]
     seconds += [seconds[-1] + seconds[0], 2.0 * seconds[-1]]
     return StepTime(
-        alpha, tuple(rows), tuple(map(float, seconds)), cross=cross, each=each, tile=tile
+        alpha,
+        tuple(rows),
+        tuple(map(float, seconds)),
+        cross=cross,
+        each=each,
+        tile=tile,
+        doubling=doubling,
     )
 
 
@@ -200,7 +213,7 @@ def _untimed_too(heights: Floats) -> Floats:
     return np.append(heights, heights[-1] + rise * np.cumsum(doublings))
 
 
-def fit_stream_stairs(shapes: Shapes) -> StepTime:
+def fit_stream_stairs(shapes: Shapes, *, waits_for_host: bool = False) -> StepTime:
     """Stairs, and by rows what steps of one request were timed above or below them.
 
     Ranks run ahead by the draft's steps of one request, so that its rows do not wait for the host,
@@ -209,7 +222,8 @@ def fit_stream_stairs(shapes: Shapes) -> StepTime:
     count, and a form for what lies between them. Two to eight rows fill the same bucket, and each
     is timed a few times on a host that varies: they are on one line.
     """
-    time, one = fit_stairs(shapes), shapes.only(shapes.requests == 1)
+    time = fit_stairs(shapes, waits_for_host=waits_for_host)
+    one = shapes.only(shapes.requests == 1)
     if not len(one.rows):
         return time
     beyond = one.seconds - time.of_arrays(one.rows, one.context)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -96,6 +97,7 @@ def fit_step(
     *,
     is_prefill: bool = False,
     on_ranks: bool = False,
+    waits_for_host: bool = False,
 ) -> StepFit:
     """Fit every form and choose one: the line unless it is off by more than ``MAX_LINE_ERROR``.
 
@@ -110,6 +112,8 @@ def fit_step(
             that a line that misses all buckets may have the smaller error. Kernels of prompts
             change with their length, so that a form that misses the very prompts that it was
             fitted to is none.
+        waits_for_host: Steps of several requests do, as a draft's: what attention takes more for
+            them is not told from it.
 
     Raises:
         InputError: If there are fewer than ``MIN_SHAPES`` shapes, or a time is not above 0.
@@ -132,7 +136,8 @@ def fit_step(
     if is_prefill and (not on_ranks or most_rows >= MIN_PARABOLA_ROWS):
         forms["quadratic"] = fit_quadratic
     if on_ranks:
-        forms["stairs"] = fit_prompt_stairs if is_prefill else fit_stream_stairs
+        stairs = partial(fit_stream_stairs, waits_for_host=waits_for_host)
+        forms["stairs"] = fit_prompt_stairs if is_prefill else stairs
     left: dict[Form, Floats] = {name: left_out(shapes, fit) for name, fit in forms.items()}
     errors: dict[Form, HeldOut] = {name: HeldOut.of(errors_S) for name, errors_S in left.items()}
     times: dict[Form, StepTime] = {name: fit(shapes) for name, fit in forms.items()}

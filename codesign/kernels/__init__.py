@@ -17,7 +17,7 @@ under the device it was measured on. Imports torch.
     row_choices      the draft's end of one (row_choices_triton)
     leaf_choices     the next rows of a draft tree (leaf_choices_triton)
     int4, packing    forms of weights
-    cuda_module      compiles and launches the sources in cuda/
+    cuda_module      loads and launches the sources in cuda/; nvrtc compiles them
     triton_launch    launches Triton kernels
     reference        plain PyTorch of all ops; packed_reference: of those over packed weights
 """

@@ -19,7 +19,7 @@ SPAN = 4096  # positions; a context of one span is attended as if there were no 
 TILES = 2  # of 16 query rows, a block
 ROWS = 16 * TILES
 PAIR = 2  # blocks of the smallest clusters
-_BLOCKS = 120  # that run at once in larger ones on every Hopper GPU: they do not fill all of it
+_BLOCKS = 120  # that run at once in larger ones on 132 multiprocessors: they do not fill them
 
 
 class Space(ctypes.Structure):
@@ -81,11 +81,14 @@ class Crowd:
 
 @lru_cache(maxsize=1 << 14)  # asked before every step
 def pairs_do_more(crowd: Crowd, heads: int, kv_heads: int, multiprocessors: int) -> bool:
-    """Return whether clusters of two keep more of a chip busy than those of ``cluster_blocks``.
+    """Return whether clusters of two are faster than those of ``cluster_blocks``.
+
+    They are where larger ones would be cut up into pairs anyway, or would keep fewer blocks busy.
 
     A cluster of eight is the fastest for one tree over a short context: a column a block, joined
     without a way over memory. But only one fits beside seven other heads, so that of several
-    requests, or of a long context's classes, each block takes several in turn on half of a chip.
+    requests, or of a long context's classes, each block takes several in turn on half of a chip;
+    and the blocks of a cluster wait for each other even if each request has but two of them.
 
     Args:
         crowd: Of the forward.
@@ -94,18 +97,22 @@ def pairs_do_more(crowd: Crowd, heads: int, kv_heads: int, multiprocessors: int)
         multiprocessors: Of the GPU; pairs fill all of them.
     """
     blocks = cluster_blocks(crowd.bucket, heads, kv_heads)
+    if blocks == PAIR:
+        return False
     items = max(crowd.requests, -(-crowd.rows // max_tokens(heads, kv_heads)), 1)
-    classes = min(crowd.spans / max(crowd.requests, 1), CLASSES)
+    parts = items * crowd.spans // max(crowd.requests, 1)  # spans that items attend
 
-    def busy(blocks: int, at_once: int) -> float:
+    def busy(blocks: int, clusters: int) -> int:
         """Blocks of a key/value head that have something to attend."""
-        clusters = most_items(at_once // blocks, kv_heads)
         if items > clusters:
             teams = teams_of(items, clusters, blocks)
             return min(items, clusters * teams) * (blocks // teams)
-        return items * min(shares_of(items, clusters), classes) * blocks
+        return min(items * shares_of(items, clusters), parts) * blocks
 
-    return blocks > PAIR and busy(PAIR, multiprocessors) > busy(blocks, _BLOCKS)
+    clusters = most_items(min(_BLOCKS, multiprocessors) // blocks, kv_heads)
+    pairs = most_items(multiprocessors // PAIR, kv_heads)
+    are_cut = teams_of(items, clusters, blocks) >= blocks // PAIR
+    return are_cut or busy(PAIR, pairs) > busy(blocks, clusters)
 
 
 def pairs_may_do_more(

@@ -1,8 +1,4 @@
-"""CUDA C++ kernels without a compiler to install: NVRTC at first use, launched where graphs see it.
-
-A source is a file of ``codesign/kernels/cuda``; what it includes is found there, and it includes no
-CUDA header, so that NVRTC, which every CUDA build of PyTorch brings, is all that is needed. The
-machine code is kept under the user's cache directory by the hash of everything that went into it.
+"""CUDA C++ kernels: compiled at first use (nvrtc.py), launched so that captured graphs hold them.
 
 Imports torch; cuda-bindings, which comes with PyTorch, only when a kernel is loaded.
 """
@@ -10,27 +6,20 @@ Imports torch; cuda-bindings, which comes with PyTorch, only when a kernel is lo
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import re
 import struct
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from importlib import import_module
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from codesign.artifacts import cache_dir
 from codesign.errors import HardwareError
+from codesign.kernels.nvrtc import bindings, checked, machine_code
 
-SOURCES = Path(__file__).with_name("cuda")
-_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
-
+_ARCHITECTURE = "sm_90a"  # with Hopper's own instructions
 Argument = Tensor | int | float | ctypes.Structure | None
 
 
@@ -54,6 +43,18 @@ def load_kernel(source: str, name: str, defines: Mapping[str, int] | None = None
 
 
 @cache
+def kernels_run(device: int) -> bool:
+    """Return whether the kernels run on a GPU, the current one; if not, say why, once."""
+    smallest = {"NT": 1, "WARPS": 1, "TILES": 1, "BLOCKS": 1, "ACTIVATION": 0}
+    try:
+        load_kernel("gemm.cu", "gemm", smallest)
+    except HardwareError as error:
+        warnings.warn(f"GPU {device} runs slower PyTorch operations: {error}", stacklevel=2)
+        return False
+    return True
+
+
+@cache
 def _kernel(source: str, name: str, options: tuple[str, ...]) -> CudaKernel:
     return CudaKernel(source, name, options)
 
@@ -61,15 +62,13 @@ def _kernel(source: str, name: str, options: tuple[str, ...]) -> CudaKernel:
 def _load(source: str, name: str, options: tuple[str, ...], device: int) -> Any:
     """Return a kernel's function on a device, which is the current one."""
     major, minor = torch.cuda.get_device_capability(device)
-    if major < 9:
+    if (major, minor) != (9, 0):
         raise HardwareError(
-            f"the CUDA kernels need compute capability 9.0, found {major}.{minor}; "
-            "the engine uses its PyTorch operations there"
+            f"the CUDA kernels are for compute capability 9.0 (H100, H200), found {major}.{minor}"
         )
-    architecture = f"sm_{major}{minor}a"  # the suffix opens the generation's own instructions
-    driver = _bindings().driver
+    driver = bindings().driver
     torch.cuda.current_stream(device).synchronize()  # makes the device's context current
-    module = checked(driver.cuModuleLoadData(_machine_code(source, architecture, options)))
+    module = checked(driver.cuModuleLoadData(machine_code(source, _ARCHITECTURE, options)))
     return checked(driver.cuModuleGetFunction(module, name.encode()))
 
 
@@ -129,7 +128,7 @@ class CudaKernel:
         values = _values(args)
         at = ctypes.addressof(ctypes.c_char.from_buffer(values))
         # The driver copies the values, from wherever they lie, before it returns.
-        checked(_bindings().driver.cuLaunchKernelEx(config, loaded.function, at, 0))
+        checked(bindings().driver.cuLaunchKernelEx(config, loaded.function, at, 0))
 
     def clusters_at_once(self, block: int, *, cluster: int, shared_bytes: int = 0) -> int:
         """Return how many clusters of such a launch the current device runs at the same time."""
@@ -138,14 +137,14 @@ class CudaKernel:
         if (block, cluster, shared_bytes) not in of.at_once:
             _allow(of, shared_bytes, cluster)
             config = _config((cluster,), block, 0, shared_bytes, cluster, False)
-            found = checked(_bindings().driver.cuOccupancyMaxActiveClusters(of.function, config))
+            found = checked(bindings().driver.cuOccupancyMaxActiveClusters(of.function, config))
             of.at_once[block, cluster, shared_bytes] = found
         return of.at_once[block, cluster, shared_bytes]
 
 
 def _allow(loaded: _Loaded, shared_bytes: int, cluster: int) -> None:
     """Raise the function's limits where a launch needs more than every device grants."""
-    driver = _bindings().driver
+    driver = bindings().driver
     which = driver.CUfunction_attribute
     if shared_bytes > loaded.shared_bytes:
         limit = which.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -196,7 +195,7 @@ def _config(
     grid: tuple[int, ...], block: int, stream: int, shared_bytes: int, cluster: int, pdl: bool
 ) -> Any:
     """Return a launch's configuration."""
-    driver = _bindings().driver
+    driver = bindings().driver
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = (*grid, 1, 1)[:3]
     config.blockDimX, config.blockDimY, config.blockDimZ = block, 1, 1
@@ -224,77 +223,44 @@ def _attributes(driver: Any, cluster: int, pdl: bool) -> list[Any]:
     return attributes
 
 
-def source_text(source: str) -> str:
-    """Return a source with its includes pasted in, each once."""
-    seen: set[str] = set()
+class TensorMap(ctypes.Structure):
+    """What the hardware's copies know of a matrix; see ``tensor_map``."""
 
-    def paste(match: re.Match[str]) -> str:
-        name = match.group(1)
-        if name in seen:
-            return ""
-        seen.add(name)
-        return _INCLUDE.sub(paste, (SOURCES / name).read_text())
-
-    return _INCLUDE.sub(paste, (SOURCES / source).read_text())
+    _fields_ = (("words", ctypes.c_uint64 * 16),)
 
 
-def _machine_code(source: str, architecture: str, options: tuple[str, ...]) -> bytes:
-    """Return the cubin of a source, from the cache if it was compiled before."""
-    nvrtc = _bindings().nvrtc
-    text = source_text(source)
-    version = checked(nvrtc.nvrtcVersion())
-    key = hashlib.sha256(repr((text, architecture, options, version)).encode()).hexdigest()[:32]
-    path = cache_dir() / "kernels" / f"{Path(source).stem}-{key}.cubin"
-    if path.is_file():
-        return path.read_bytes()
-    code = _compile(nvrtc, text, source, (f"-arch={architecture}", "-std=c++17", *options))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Ranks compile at the same time: each writes its own file, and the last rename wins.
-    draft = path.with_suffix(f".{os.getpid()}")
-    draft.write_bytes(code)
-    draft.replace(path)
-    return code
+@lru_cache(maxsize=4096)
+def tensor_map(
+    address: int, sizes: tuple[int, ...], strides: tuple[int, ...], *, box: tuple[int, ...]
+) -> TensorMap:
+    """Describe bfloat16 numbers in device memory to the hardware's copies to shared memory.
 
+    A copy brings a box. Each 128 bytes of it are a row; in row r the parts of 16 bytes change
+    places, part p to ``p ^ r % 8`` (CUDA's 128-byte swizzle).
 
-def _compile(nvrtc: Any, text: str, source: str, options: tuple[str, ...]) -> bytes:
-    program = checked(nvrtc.nvrtcCreateProgram(text.encode(), source.encode(), 0, [], []))
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
-    log = b" " * checked(nvrtc.nvrtcGetProgramLogSize(program))
-    checked(nvrtc.nvrtcGetProgramLog(program, log))
-    assert int(status) == 0, f"{source} does not compile:\n{log.decode()}"
-    code = b" " * checked(nvrtc.nvrtcGetCUBINSize(program))
-    checked(nvrtc.nvrtcGetCUBIN(program, code))
-    return code
-
-
-def cuda_driver() -> Any:
-    """Return cuda-bindings' driver module.
+    Args:
+        address: Of the first number, aligned to 16 bytes.
+        sizes: Numbers along each dimension, the innermost first.
+        strides: Bytes from one to the next, of all dimensions but the innermost.
+        box: Numbers that a copy takes, along each dimension; 64 along the innermost.
 
     Raises:
-        HardwareError: If it is missing.
+        HardwareError: If the driver refuses.
     """
-    return _bindings().driver
-
-
-@cache
-def _bindings() -> Any:
-    """Return cuda-bindings' modules ``driver`` and ``nvrtc``."""
-    try:
-        driver, nvrtc = (import_module(f"cuda.bindings.{name}") for name in ("driver", "nvrtc"))
-    except ImportError as error:
-        raise HardwareError(
-            f"cuda-bindings is missing ({error}); install it: pip install cuda-bindings"
-        ) from error
-    return SimpleNamespace(driver=driver, nvrtc=nvrtc)
-
-
-def checked(result: tuple[Any, ...]) -> Any:
-    """Return what a CUDA call gave besides its status.
-
-    Raises:
-        HardwareError: If the status is not success.
-    """
-    status, *values = result
-    if int(status) != 0:
-        raise HardwareError(f"CUDA call failed: {status!r}; see nvidia-smi for the device's state")
-    return values[0] if len(values) == 1 else tuple(values)
+    driver = bindings().driver
+    found = checked(
+        driver.cuTensorMapEncodeTiled(
+            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            len(sizes),
+            address,
+            [driver.cuuint64_t(size) for size in sizes],
+            [driver.cuuint64_t(stride) for stride in strides],
+            [driver.cuuint32_t(size) for size in box],
+            [driver.cuuint32_t(1) for _ in sizes],
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    )
+    return TensorMap.from_buffer_copy(ctypes.string_at(int(found.getPtr()), 128))

@@ -11,17 +11,14 @@ Imports torch and nothing of the engine.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 
 import torch
 from torch import Tensor
 
-from codesign.errors import HardwareError
 from codesign.kernels import gemm
-from codesign.kernels.cuda_module import load_kernel
+from codesign.kernels.cuda_module import kernels_run
 from codesign.kernels.int4 import Int4Weight
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import GROUP, PackedLinear, gate_up_order, pack_int4
@@ -133,21 +130,7 @@ def can_pack(weight: Int4Weight) -> bool:
     device = weight.packed.device
     if device.type != "cuda" or weight.group != GROUP or weight.rows % 2:
         return False
-    return _kernels_run(device.index or 0)
-
-
-@cache
-def _kernels_run(device: int) -> bool:
-    """Whether a kernel loads on a GPU; if it should and does not, say so, once."""
-    if torch.cuda.get_device_capability(device)[0] != 9:
-        return False
-    smallest = {"NT": 1, "WARPS": 1, "TILES": 1, "BLOCKS": 1, "ACTIVATION": 0}
-    try:
-        load_kernel("gemm.cu", "gemm", smallest)
-    except HardwareError as error:
-        warnings.warn(f"int4 weights run through slower PyTorch operations: {error}", stacklevel=2)
-        return False
-    return True
+    return kernels_run(device.index or 0)
 
 
 def _plain(matrix: Tensor | Int4Weight, bias_N: Tensor | None) -> LinearMap:

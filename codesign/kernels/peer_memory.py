@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from codesign.kernels.cuda_module import checked, cuda_driver
+from codesign.kernels.nvrtc import bindings, checked
 
 _PAGE = 2 << 20  # smaller allocations share a block with others, and a handle is of the block
 _HANDLE_BYTES = 64
@@ -42,7 +42,7 @@ class PeerMemory:
 
     def __init__(self, size: int, group: dist.ProcessGroup, device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()  # makes the device's context current
-        driver = cuda_driver()
+        driver = bindings().driver
         own = checked(driver.cuMemAlloc(-(-size // _PAGE) * _PAGE))
         handle = checked(driver.cuIpcGetMemHandle(own))
         handles = _gathered(ctypes.string_at(handle.getPtr(), _HANDLE_BYTES), group, device)

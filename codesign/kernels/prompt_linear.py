@@ -37,7 +37,7 @@ LENGTHS = (FEW_ROWS + 1, 33, 65, DENSE_ROWS + 1)
 _PROGRAMS = 264  # of eight tiles: two a multiprocessor
 _FEWEST_GROUPS, _MOST_SPLITS = 4, 8
 _SCRATCH = 1 << 27  # bfloat16 weights that are unpacked at a time: 256 MiB
-_scratch: dict[tuple[torch.device, int], Tensor] = {}
+_scratch: dict[torch.device, Tensor] = {}
 
 
 def takes(num_rows: int, *, prompt: bool) -> bool:
@@ -138,13 +138,13 @@ def pieces(weight: PackedLinear) -> list[tuple[int, int]]:
 
 
 def _scratch_for(rows: int, x_MK: Tensor) -> Tensor:
-    """Memory for unpacked weights, (n, K); one a stream, which runs one map after the other."""
-    device, size = x_MK.device, rows * x_MK.shape[1]
-    stream = torch.cuda.current_stream(device).cuda_stream if x_MK.is_cuda else 0
-    found = _scratch.get((device, stream))
-    if found is None or found.numel() < size:
-        found = _scratch[device, stream] = x_MK.new_empty(size)
-    return found[:size].view(rows, -1)
+    """Memory for unpacked weights, (n, K): a device runs one map after the other, of all models.
+
+    Graphs hold its address, so it is made once, as large as any map needs it.
+    """
+    if x_MK.device not in _scratch:
+        _scratch[x_MK.device] = x_MK.new_empty(_SCRATCH)
+    return _scratch[x_MK.device][: rows * x_MK.shape[1]].view(rows, -1)
 
 
 def _plain(x_MK: Tensor, of: Map) -> Tensor:

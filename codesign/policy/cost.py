@@ -16,12 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from math import inf
+from math import inf, log2
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from codesign.policy.host_cost import SEVERAL, HostCost
+
+FEW_ROWS = 8  # of a forward: attention of more fills a chip, however few requests they belong to
 
 
 class _Segments:
@@ -51,6 +53,8 @@ class StepTime(_Segments):
         tile: Rows that attention takes together of one request. More of them are as much work as
             another request, so that ``each`` counts the tiles where there are more of those than
             requests. 0 where rows of a request make no difference.
+        doubling: Seconds for each doubling of the requests, of at most ``FEW_ROWS`` rows: attention
+            deals out its blocks by powers of two, so that each request has half as many.
         alone: What a forward of one request takes above or below all this, by rows and context;
             None where it takes what one of several does.
     """
@@ -64,6 +68,7 @@ class StepTime(_Segments):
     each: float = 0.0
     tile: int = 0
     alone: StepTime | None = None
+    doubling: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.rows) == 1:
@@ -82,7 +87,7 @@ class StepTime(_Segments):
         # What dataclasses generate restores the fields only.
         return StepTime, (
             self.alpha, self.rows, self.seconds, self.gamma, self.cross, self.apart, self.each,
-            self.tile, self.alone,
+            self.tile, self.alone, self.doubling,
         )  # fmt: skip
 
     @classmethod
@@ -109,6 +114,7 @@ class StepTime(_Segments):
             each=self.each * factor,
             tile=self.tile,
             alone=None if self.alone is None else self.alone.scaled(factor),
+            doubling=self.doubling * factor,
         )
 
     def later(self, seconds: float) -> StepTime:
@@ -140,6 +146,8 @@ class StepTime(_Segments):
             seconds = seconds + self.each * (parts - 1.0)
         if self.cross:
             seconds = seconds + self.cross * counts * before / among
+        if self.doubling:
+            seconds = seconds + self.doubling * np.where(counts <= FEW_ROWS, np.log2(among), 0.0)
         if self.alone is not None:
             seconds = seconds + np.where(among < SEVERAL, self.alone.of_arrays(counts, before), 0.0)
         return seconds
@@ -161,6 +169,8 @@ class StepTime(_Segments):
             seconds += self.each * (parts - 1.0)
         if self.cross:
             seconds += self.cross * rows * context / requests
+        if self.doubling and requests > 1.0 and rows <= FEW_ROWS:
+            seconds += self.doubling * log2(requests)
         if self.alone is not None and requests < SEVERAL:
             seconds += self.alone(rows, context)
         return seconds

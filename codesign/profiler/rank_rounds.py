@@ -45,9 +45,17 @@ def stream_timings(bench: RankBench) -> list[pd.DataFrame]:
 
 
 def batch_timings(bench: RankBench) -> list[pd.DataFrame]:
-    """The re-root's span and links in rounds of up to ``MAX_REQUESTS``."""
-    served = zip(_TREES, _BATCHES, strict=True)
-    return _between(bench, [bench.served_rounds(_policy(bench, tree), n) for tree, n in served])
+    """The re-root's span and links in rounds of up to ``MAX_REQUESTS``.
+
+    Where target and draft take turns, the draft's span, too: of rows with few children and with
+    many, which no timing of a step tells apart. No fit prices a child yet.
+    """
+    counts = zip(_TREES, _BATCHES, strict=True)
+    served = [bench.served_rounds(_policy(bench, tree), n) for tree, n in counts]
+    grown = []
+    if not bench.setup.draft_ranks:
+        grown = [_grown(rounds, tree) for rounds, tree in zip(served, _TREES, strict=True)]
+    return [*grown, *_between(bench, served)]
 
 
 def _policy(bench: RankBench, tree: str) -> str:
@@ -57,7 +65,7 @@ def _policy(bench: RankBench, tree: str) -> str:
 def _between(bench: RankBench, served: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
     frames = []
     for tree, rounds in zip(_TREES, served, strict=True):
-        fanout = build_speculation(parse_policy(tree)).fanout
+        fanout = _fanout(tree)
         rows = rounds["draft_rows"]
         timed = _timings("reroot", rounds, ["reroot"])
         frames.append(timed.assign(**{"rows": rows, NODES: fanout * rows}))
@@ -71,6 +79,26 @@ def _drafted(rounds: pd.DataFrame, forwards: int) -> pd.DataFrame:
     whole = rounds.loc[rounds["num_expansions"] == forwards]
     spans = whole["draft"] + whole["link_back"]
     return _timings("drafted", whole.assign(rows=forwards, draft=spans), ["draft"])
+
+
+def _grown(rounds: pd.DataFrame, tree: str) -> pd.DataFrame:
+    """Rows of the draft's span, of rounds in which all requests grew whole trees.
+
+    ``rows`` counts those of all forwards, and ``NODES`` their children.
+    """
+    spec = parse_policy(tree)
+    rows = rounds["batch"] * (1 + spec.width * (spec.expansions - 1))
+    whole = rounds.loc[
+        (rounds["num_expansions"] == spec.expansions) & (rounds["draft_rows"] == rows)
+    ]
+    spans = whole["draft"] + whole["link_back"]
+    timed = _timings("grown", whole.assign(rows=whole["draft_rows"], draft=spans), ["draft"])
+    return timed.assign(**{NODES: _fanout(tree) * whole["draft_rows"]})
+
+
+def _fanout(tree: str) -> int:
+    """Children that each of its rows gets."""
+    return build_speculation(parse_policy(tree)).fanout
 
 
 def _timings(op: str, rounds: pd.DataFrame, spans: list[str]) -> pd.DataFrame:

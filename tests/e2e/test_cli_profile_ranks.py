@@ -74,14 +74,14 @@ def test_a_profile_of_ranks_holds_every_step_of_every_deployment(chain):
     folder, printed = chain
     steps = read_table(folder / "profile" / "steps.parquet", kind="profile")[0]
     assert tuple(steps.columns) == (*STEP_COLUMNS, NODES)
-    assert set(steps.loc[steps[NODES].notna(), "op"]) == {"reroot"}
+    assert set(steps.loc[steps[NODES].notna(), "op"]) == {"reroot", "grown"}
     found = {tuple(row) for row in steps[["deployment", "op", "beside"]].drop_duplicates().values}
     wanted = {("1", op, False) for op in (*FORWARDS, "reroot", "choice")}
     wanted |= {("1+1", "target", False), ("1+1", "target", True), ("1+1", "prefill", False)}
     wanted |= {("1+1", op, True) for op in ("draft", "draft_prefill", "choice")}
     wanted |= {("1+1", op, False) for op in ("draft", "reroot", "link")}
     wanted |= {(split, op, False) for split in ("1", "1+1") for op in (*BETWEEN, JOINED, SETTLED)}
-    assert found == wanted | {("1", "drafted", False)}
+    assert found == wanted | {("1", "drafted", False), ("1", "grown", False)}
     # Of a host that looks late no re-root and no link is left, which a busy machine does to some.
     late = steps["op"].isin(["reroot", "link"])
     assert steps.loc[~late, "seconds"].gt(0).all()

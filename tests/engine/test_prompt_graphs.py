@@ -108,7 +108,7 @@ def test_a_padded_prompt_writes_its_rows_and_answers_as_one_of_its_own_length(
     both, head, paged, monkeypatch
 ):
     ranks = both(head, paged=paged)
-    monkeypatch.setattr(ranks[1], "_run_any_prompt", None)  # not called
+    monkeypatch.setattr(ranks[1]._prompts, "_launch", None)  # not called
     for i, count in enumerate(LENGTHS):
         slot = i % SLOTS
         if head == "by row":
@@ -147,7 +147,7 @@ def test_rows_that_are_there_and_those_of_others_stay(both, paged):
 
 def test_what_pads_a_prompt_changes_no_bit(both, monkeypatch):
     rank, tokens = both()[1], [token or 1 for token in made_up(18, 4)]
-    monkeypatch.setattr(rank, "_run_any_prompt", None)
+    monkeypatch.setattr(rank._prompts, "_launch", None)
     found = []
     for slot in (0, 1):
         answer = rank.answer(prompt_message(tokens, slot, 0)).tolist()
@@ -163,6 +163,14 @@ def test_a_padded_piece_without_its_beginning_is_a_fault(both):
     rank = both()[1]
     rank.answer(prompt_message(made_up(5, 0), 0, 0, start=3, is_last=False))
     assert rank.num_faults() == 3
+
+
+def test_pages_are_entered_in_order(both):
+    rank = both(paged=True)[0]
+    before = rank.slabs.tables_SK.clone()
+    rank.answer(pages_message([Entry(1, 2, 5), Entry(0, 3, 4), Entry(1, 2, 7)]))
+    before[1, 2], before[0, 3] = 7, 4
+    assert torch.equal(rank.slabs.tables_SK, before)
 
 
 def test_a_run_prepares_the_buckets_that_its_prompts_can_take():

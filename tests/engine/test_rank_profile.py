@@ -75,7 +75,10 @@ def test_every_step_of_a_draft_can_be_timed_again_and_again(pair, is_model):
             assert len(loops) > 10
             assert min(loops) > 0
         found = pd.concat([*stream_timings(bench), *batch_timings(bench)])
-        assert {"round", "reroot"} <= set(found["op"]) <= {"round", "reroot", "drafted"}
+        assert {"round", "reroot", "grown"} <= set(found["op"])
+        assert set(found["op"]) <= {"round", "reroot", "grown", "drafted"}
+        grown = found.loc[found["op"] == "grown"]
+        assert set(grown["nodes"] / grown["rows"]) == {2.0, 6.0, 14.0}
         assert set(found.loc[found["op"] == "drafted", "rows"]) <= {2, 7}
         assert found.loc[found["op"] != "reroot", "seconds"].gt(0).all()
         assert found.groupby("op")["seconds"].median().gt(0).all()  # a late look leaves no re-root

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from codesign.config import Deployment, Serving
+from codesign.engine.gpu import growth, step_rows
+from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.run import PolicySetup
@@ -109,6 +111,37 @@ def test_a_wrong_guess_costs_time_alone(serve, make_requests, monkeypatch):
     assert ours.outputs == alone.outputs
     assert ours.candidates == alone.candidates
     assert 0 < ours.num_confirmed < 0.9 * ours.num_guesses
+
+
+def test_steps_ahead_are_attended_in_pairs_where_their_contexts_ask_for_it(
+    serve, make_requests, monkeypatch
+):
+    requests = make_requests(2, max_new_tokens=60)
+    alone = serve("tree-8x4x4", requests, ahead=False)
+    long, span, ran = 32, 4, []
+    hidden = RankForward.hidden
+
+    def noted(forward, rows, slabs, scratch, *, in_pairs=False):
+        new = rows.kv_rows_T[rows.slots_T != slabs.scratch_slot].tolist()
+        ran.extend((place, in_pairs) for place in new[:1])
+        return hidden(forward, rows, slabs, scratch, in_pairs=in_pairs)
+
+    monkeypatch.setattr(step_rows, "SPAN", span)
+    monkeypatch.setattr(growth, "SPAN", span)
+    monkeypatch.setattr(RankForward, "hidden", noted)
+    monkeypatch.setattr(RankForward, "pairs_may_do_more", lambda *_: True)
+    monkeypatch.setattr(
+        RankForward, "pairs_do_more", lambda _, crowd: crowd.spans > crowd.requests * long // span
+    )
+    ours = serve("tree-8x4x4", requests)
+    assert ours.outputs == alone.outputs
+    assert ours.candidates == alone.candidates
+    assert ours.num_confirmed > 0.99 * ours.num_guesses > 0
+    assert not any(in_pairs for context, in_pairs in ran if context < long)
+    # A chain of three steps stays as it began, in front of the context's end.
+    found = [in_pairs for context, in_pairs in ran if context >= long + 3 * 8]
+    assert found, "no context was long"
+    assert all(found)
 
 
 @pytest.mark.parametrize(("policy", "draft_ranks"), [("async-tree-8x4x4", 1), ("tree-8x4x4", 0)])

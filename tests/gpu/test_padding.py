@@ -37,10 +37,10 @@ def forward(request: pytest.FixtureRequest) -> Iterator[RankForward]:
         yield RankForward(weights, SingleRank())
 
 
-def drawn_slabs(forward: RankForward, slots: int = 1) -> Slabs:
+def drawn_slabs(forward: RankForward, slots: int = 1, tokens: int = 1024) -> Slabs:
     """Contexts in all slabs, the same every time, and scratch."""
     shape = {"dtype": forward.dtype, "device": forward.device}
-    slabs = Slabs(forward.shape, num_slots=slots, max_tokens=1024, **shape)
+    slabs = Slabs(forward.shape, num_slots=slots, max_tokens=tokens, **shape)
     random = torch.Generator("cuda").manual_seed(1)
     for tensor in (slabs.keys_LBGME, slabs.values_LBGME):
         tensor[:, :slots].normal_(generator=random)
@@ -96,6 +96,18 @@ def test_one_graph_answers_the_same_whatever_lies_in_scratch(
         answers.append(found)
         rank.close()
     assert answers[0] == answers[1]
+
+
+@torch.inference_mode()
+def test_fused_attention_holds_no_room_for_partial_results_of_the_other_kernels(
+    forward: RankForward,
+) -> None:
+    """128 rows over 100,000 tokens would take 0.8 GB of the 1B, 1.7 of the 8B."""
+    rank = ModelRank(forward, drawn_slabs(forward, tokens=100_000), TargetHead(Sampling()))
+    before = torch.cuda.memory_allocated()
+    rank.prepare((128,))
+    assert torch.cuda.memory_allocated() - before < 256 << 20
+    rank.close()
 
 
 @torch.inference_mode()

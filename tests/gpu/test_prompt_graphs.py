@@ -23,6 +23,7 @@ from codesign.engine.gpu.prompt_rows import buckets_up_to, prompt_message
 from codesign.engine.gpu.slot_messages import pages_message
 from codesign.engine.gpu.step_rows import Words, pack_step
 from codesign.engine.gpu.tensor_group import SingleRank
+from codesign.kernels import prompt_linear
 from codesign.kernels.prompt_attention import prompt_attention, slab_attention
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability(0)[0] == 9
@@ -108,6 +109,15 @@ def test_a_graph_gives_the_token_and_keys_of_the_same_prompt_launched_kernel_by_
         assert graphs.answer(message).tolist() == launched.answer(message).tolist()
         ours, theirs = keys_of(graphs, 0, count), keys_of(launched, 0, count)
         assert (ours - theirs).norm() < 0.02 * theirs.norm()
+
+
+@torch.inference_mode()
+def test_graphs_of_several_models_unpack_weights_into_the_same_memory(forward: RankForward) -> None:
+    ranks = [prepared(forward, buckets=ALL) for _ in range(2)]
+    message = made_up(700, 0)
+    answers = [rank.answer(message).tolist() for rank in (*ranks, prepared(forward, buckets=()))]
+    assert answers[0] == answers[1] == answers[2]
+    assert len(prompt_linear._scratch) == 1
 
 
 @torch.inference_mode()

@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.random_pair import small_config, write_random_pair
 from codesign.config import Deployment
+from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.growth import growth_words
 from codesign.engine.gpu.launch import keep_waiting
 from codesign.engine.gpu.rank_setup import rank_setup
@@ -27,6 +28,10 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
+HOPPER = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability(0)[0] != 9,
+    reason="needs a Hopper GPU",
+)
 TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 CALIBRATION = Calibration(0.85, 0.25)
 ROWS, CHOICES, LONGEST = 8, 7, 136
@@ -83,6 +88,24 @@ def compare(serve, shown, policy, ranks=1) -> None:
 @pytest.mark.parametrize("policy", ["tree-8x4x4", "chain-5", "async-tree-8x4x12", "tree-12x10x3"])
 def test_drafts_are_those_that_the_host_alone_would_send(serve, shown, policy):
     compare(serve, shown, policy)
+
+
+@HOPPER
+def test_steps_ahead_in_pairs_choose_and_answer_the_same(serve, monkeypatch):
+    alone, in_pairs_or_not = serve("tree-8x4x4", ahead=False), []
+    hidden = RankForward.hidden
+
+    def noted(*of, in_pairs=False):
+        in_pairs_or_not.append(in_pairs)
+        return hidden(*of, in_pairs=in_pairs)
+
+    monkeypatch.setattr(RankForward, "hidden", noted)  # runs where a graph is captured
+    monkeypatch.setattr(RankForward, "pairs_may_do_more", lambda *_: True)
+    monkeypatch.setattr(RankForward, "pairs_do_more", lambda *_: True)
+    ours = serve("tree-8x4x4")
+    assert ours[:2] == alone[:2]
+    assert ours[3] > 0.99 * ours[2] > 0
+    assert in_pairs_or_not.count(True) == in_pairs_or_not.count(False) > 0
 
 
 @TWO_GPUS

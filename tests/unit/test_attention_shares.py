@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from codesign.engine.gpu.step_rows import bucket_of
 from codesign.kernels.attention_shares import (
     CLASSES,
+    PAIR,
     ROWS,
     SPAN,
     Crowd,
@@ -27,7 +31,7 @@ from codesign.kernels.attention_shares import (
     shares_of,
     teams_of,
 )
-from codesign.kernels.cuda_module import source_text
+from codesign.kernels.nvrtc import source_text
 
 WARPS, KEYS = 4, 64  # warps that share out a tile's keys, and its keys
 TILES_OF_SPAN = SPAN // KEYS
@@ -77,39 +81,65 @@ def test_clusters_are_smaller_where_rows_fill_the_chip(
     assert cluster_blocks(rows, heads, kv_heads) == blocks
 
 
-LLAMA_8B, LLAMA_70B, LLAMA_70B_TP2, LLAMA_70B_TP4 = (32, 8), (64, 8), (32, 4), (16, 2)
+LLAMA_3B, LLAMA_8B, LLAMA_70B = (24, 8), (32, 8), (64, 8)
+LLAMA_70B_TP2, LLAMA_70B_TP4 = (32, 4), (16, 2)
+MEASURED = Path(__file__).parents[2] / "benchmarks/results/attention_clusters_2026-11-23_h200.json"
+HEADS_OF = {
+    "1b tp1": LLAMA_8B,
+    "3b tp1": LLAMA_3B,
+    "8b tp1": LLAMA_8B,
+    "70b tp1": LLAMA_70B,
+    "70b tp2": LLAMA_70B_TP2,
+}
+
+
+def measured_shapes() -> list[tuple[dict[str, Any], int]]:
+    """Shapes that were measured in larger clusters and in pairs, and the blocks of the larger."""
+    found = []
+    for row in json.loads(MEASURED.read_text())["rows"]:
+        bucket = bucket_of(row["requests"] * row["rows_of_each"])
+        blocks = cluster_blocks(bucket, *HEADS_OF[row["model"]])
+        if blocks > PAIR:
+            found.append((row, blocks))
+    return found
+
+
+def test_pairs_are_taken_for_all_measured_shapes_that_they_are_faster_for_and_no_others():
+    shapes = measured_shapes()
+    assert len(shapes) > 70
+    for row, blocks in shapes:
+        requests, heads = row["requests"], HEADS_OF[row["model"]]
+        rows, spans = requests * row["rows_of_each"], requests * (row["context"] // SPAN + 1)
+        faster = max(row["clusters_of_2_us"]) < min(row[f"clusters_of_{blocks}_us"])
+        crowd = Crowd(bucket_of(rows), rows, requests, spans)
+        assert pairs_do_more(crowd, *heads, 132) == faster, row
 
 
 @pytest.mark.parametrize(
     ("heads", "bucket", "rows", "requests", "spans", "pays"),
     [
         # One request: only with classes enough for twice as many blocks.
-        (LLAMA_8B, 8, 8, 1, 1, False),
-        (LLAMA_8B, 8, 8, 1, 2, False),
-        (LLAMA_8B, 8, 8, 1, 8, True),
-        (LLAMA_70B, 8, 8, 1, 2, False),
-        (LLAMA_70B, 8, 8, 1, 8, True),
-        (LLAMA_70B_TP2, 8, 8, 1, 2, False),
-        (LLAMA_70B_TP2, 8, 8, 1, 8, True),
-        # Several, of one row each.
+        (LLAMA_8B, 8, 8, 1, 4, False),
+        (LLAMA_8B, 8, 8, 1, 5, True),
+        # Several: in teams of four blocks, or of two.
         (LLAMA_8B, 8, 2, 2, 2, False),
-        (LLAMA_8B, 8, 2, 2, 8, True),
-        (LLAMA_8B, 8, 8, 8, 8, True),
-        (LLAMA_8B, 16, 16, 16, 16, True),
-        (LLAMA_70B, 8, 8, 8, 8, True),
-        (LLAMA_70B_TP2, 8, 8, 8, 8, False),  # pairs leave as much of the chip idle
+        (LLAMA_8B, 8, 3, 3, 3, True),
+        (LLAMA_70B_TP2, 8, 6, 6, 6, False),
+        (LLAMA_70B_TP2, 8, 7, 7, 7, True),
         (LLAMA_70B_TP2, 16, 16, 16, 16, True),
         (LLAMA_70B_TP4, 8, 8, 8, 8, False),
+        # As many blocks in pairs, but one of them has hardly anything of a second class.
+        (LLAMA_70B_TP4, 8, 8, 8, 16, False),
+        (LLAMA_70B_TP4, 8, 8, 8, 24, True),
         # These have pairs anyway.
         (LLAMA_8B, 32, 32, 32, 32, False),
         (LLAMA_70B, 16, 16, 16, 16, False),
         (LLAMA_8B, 8, 0, 0, 0, False),
     ],
 )
-def test_pairs_are_taken_where_they_were_measured_to_be_faster(
+def test_pairs_are_taken_where_larger_clusters_are_cut_into_them_or_keep_fewer_blocks_busy(
     heads: tuple[int, int], bucket: int, rows: int, requests: int, spans: int, pays: bool
 ):
-    """``attention_clusters_2026-11-23_h200.json``."""
     assert pairs_do_more(Crowd(bucket, rows, requests, spans), *heads, 132) == pays
 
 

@@ -7,10 +7,14 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from benchmarks.campaign import __main__, schedule, units
+from benchmarks.campaign.closed_profile import check_machine
+from codesign.artifacts import header, write_table
 from codesign.errors import InputError
+from codesign.fit.devices import load_device
 
 PAIR = "smollm2-135m+smollm2-135m-draft"
 
@@ -37,6 +41,7 @@ def test_the_schedule_fits_its_calls_and_asks_for_no_more_runs_once_they_had_the
         "llama-3-8b+llama-3.2-1b"
     ]
     pairs = {pair.name for pair in units.PAIRS if pair.is_inflated}
+    assert {(w.pair.name, w.label) for w in schedule.scheduled(1)} == {(n, "1") for n in pairs}
     for gpus in (2, 4):
         labels: dict[str, set[str]] = {name: set() for name in pairs}
         for each in schedule.scheduled(gpus):
@@ -171,3 +176,32 @@ def test_a_size_says_how_long_a_segment_is_and_how_many_a_stream_serves():
     assert (loads["segment"].seconds, loads["segment"].requests) == (18.0, 1600)
     [session] = __main__.sessions(__main__.parse(words))
     assert {unit.workload for unit in session.units} == set(units.WORKLOADS)
+
+
+def test_steps_are_expected_to_take_as_long_as_the_memory_of_this_gpu_takes(monkeypatch):
+    pair = units.PAIRS[0]
+    here = schedule.step_seconds(pair, "1")
+    monkeypatch.setattr(schedule, "this_device", lambda: load_device("h100"))
+    there = schedule.step_seconds(pair, "1")
+    assert 1.2 * here[0] < there[0] < 1.45 * here[0]  # 4.8 and 3.35 TB/s; layers take the same
+    assert here[1] < there[1]
+
+
+def test_a_campaign_is_not_continued_on_another_gpu(tmp_path, capsys, monkeypatch):
+    parts = tmp_path / PAIR / "profile" / "parts"
+    meta = header("profile", seed=0)
+    frame = pd.DataFrame({"seconds": [1.0]})
+    write_table(parts / "1.parquet", frame, meta)
+    check_machine(tmp_path / PAIR)
+    check_machine(tmp_path / "another pair")
+    gpu = {"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 1, "driver": "1"}
+    write_table(
+        parts / "2.parquet", frame, {**meta, "hardware": meta["hardware"] | {"gpus": [gpu]}}
+    )
+    words = ["--out", str(tmp_path), "--device", "cpu-ranks", "--deployments", "2"]
+    monkeypatch.setattr(sys, "argv", ["campaign", *words])
+    monkeypatch.setattr(__main__, "started", lambda todo: pytest.fail("was started"))
+    assert __main__.main() == InputError.exit_code
+    said = capsys.readouterr().err
+    assert "2.parquet was measured on NVIDIA H100 80GB HBM3" in said
+    assert said.endswith("Fix: --out with another folder\n")

@@ -38,6 +38,18 @@ def written(tmp_path: Path, *pairs: dict) -> str:
     return report.document(report.read([file]))
 
 
+def test_the_same_pair_on_two_gpus_has_two_columns(tmp_path):
+    files = []
+    for number, name in enumerate(("NVIDIA H200", "NVIDIA H100 80GB HBM3")):
+        file = tmp_path / f"{number}.json"
+        body = {"hardware": {"gpus": [{"name": name}]}, "num_seeds": 8}
+        file.write_text(
+            json.dumps(body | {"pairs": [result(run("chain-1 on 1", tpot=(1, 1, 1, 1)))]})
+        )
+        files.append(file)
+    assert "|  | goal | a+b, H200 | a+b, H100 |" in report.document(report.read(files))
+
+
 def test_a_session_that_is_cut_is_noted_with_the_phase_that_it_was_in(tmp_path, capsys):
     __main__.note_cut(tmp_path, "2", "ended here after 170 s")  # it came to its end
     assert capsys.readouterr().out == ""

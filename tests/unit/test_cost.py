@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import pickle
 from dataclasses import asdict, replace
 
@@ -76,6 +77,7 @@ def test_a_step_time_survives_a_trip_to_another_process_and_a_change_of_one_fiel
         "each",
         "tile",
         "alone",
+        "doubling",
     }
 
 
@@ -172,6 +174,18 @@ def test_each_counts_requests_or_tiles_of_their_rows_where_these_are_more():
     assert step.later(0.5)(32) == pytest.approx(step(32) + 0.5)
 
 
+def test_requests_of_few_rows_take_more_each_time_that_they_double():
+    step = replace(TABLE, doubling=1e-3)
+    for rows, requests, doublings in ((8, 1, 0), (8, 2, 1), (8, 8, 3), (3, 3, math.log2(3))):
+        assert step(rows, 70, requests) == pytest.approx(TABLE(rows, 70) + 1e-3 * doublings)
+    assert step(9, 70, 8) == TABLE(9, 70)
+    shapes = [(rows, 9, n) for rows in (1, 8, 9, 33) for n in (0, 1, 1.4, 2, 3, 7, 8)]
+    assert step.of_arrays(*zip(*shapes, strict=True)).tolist() == [step(*s) for s in shapes]
+    assert pickle.loads(pickle.dumps(step)) == step
+    assert step.scaled(2.0)(8, 0, 8) == pytest.approx(2.0 * step(8, 0, 8))
+    assert step.later(0.5)(8, 0, 8) == pytest.approx(step(8, 0, 8) + 0.5)
+
+
 ALONE = replace(TABLE, each=1e-3, alone=StepTime(-2e-7, (1, 4, 8, 9), (-4e-4, -2e-3, 1e-3, 1e-3)))
 
 
@@ -203,7 +217,7 @@ def test_policies_pay_for_a_draft_of_one_request_what_it_takes_alone():
 
 @pytest.mark.parametrize("tile", [0, 4])
 def test_policies_pay_for_requests_and_tiles_what_a_step_takes(tile):
-    step = replace(TABLE, each=1e-3, tile=tile)
+    step = replace(TABLE, each=1e-3, tile=tile, doubling=3e-3)
     draft = replace(TABLE, alpha=0.0, each=2e-3, tile=tile)
     goodput = Goodput.of_cost(RoundCost(step, draft, TABLE, TABLE))
     for batch, tokens in ((1, 0), (1, 30), (4, 3), (4, 40), (8, 8)):

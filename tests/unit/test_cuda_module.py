@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from codesign.errors import HardwareError
 from codesign.kernels import cuda_module
 from codesign.kernels.cuda_module import CudaKernel
 
@@ -81,7 +82,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch):
 
 def drive(monkeypatch: pytest.MonkeyPatch, *types: type) -> Driver:
     driver = Driver(*types)
-    monkeypatch.setattr(cuda_module, "_bindings", lambda: SimpleNamespace(driver=driver))
+    monkeypatch.setattr(cuda_module, "bindings", lambda: SimpleNamespace(driver=driver))
     return driver
 
 
@@ -114,6 +115,44 @@ def test_kernels_that_cache_theirs_without_a_device_run_on_each(gpu, monkeypatch
     names = ("gemm", "gemm_all_reduce")
     found = [function for _, function, _ in driver.launches]
     assert found == [f"{name} on {device}" for device in (0, 1) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("capability", "reason"), [((8, 0), "found 8.0"), ((10, 0), "found 10.0"), ((9, 0), "missing")]
+)
+def test_a_gpu_that_runs_no_kernel_is_told_of_once(monkeypatch, capability, reason):
+    def missing() -> None:
+        raise HardwareError("cuda-bindings or NVRTC is missing")
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(cuda_module, "bindings", missing)
+    cuda_module._kernel.cache_clear()
+    cuda_module.kernels_run.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match=f"GPU 0 runs slower PyTorch operations.*{reason}"):
+            assert not cuda_module.kernels_run(0)
+        assert not cuda_module.kernels_run(0)  # silent: a warning would be an error
+    finally:
+        cuda_module._kernel.cache_clear()
+        cuda_module.kernels_run.cache_clear()
+
+
+@pytest.mark.parametrize("are_there", [True, False])
+def test_attention_and_sums_over_ranks_ask_whether_kernels_run(monkeypatch, are_there):
+    from codesign.engine.gpu import groups
+    from codesign.kernels import fused_attention
+
+    def kernels_run(device: int) -> bool:
+        assert device == 3
+        return are_there
+
+    monkeypatch.setattr(groups, "kernels_run", kernels_run)
+    monkeypatch.setattr(fused_attention, "kernels_run", kernels_run)
+    gpu_3, setup = torch.device("cuda", 3), SimpleNamespace(folder="run", dtype="bfloat16")
+    assert groups._shares_memory(setup, gpu_3) == are_there
+    shape = {"rows": 8, "heads": 32, "kv_heads": 8, "head_dim": 128}
+    assert fused_attention.fits(**shape, device=gpu_3) == are_there
 
 
 def test_arguments_arrive_as_the_kernel_reads_them(gpu, monkeypatch):

@@ -479,6 +479,29 @@ def test_stairs_find_how_many_rows_of_a_request_attention_takes_together(tile):
         assert step.time(rows, 300, requests) == pytest.approx(wanted, rel=2e-3)
 
 
+def test_steps_of_several_requests_pay_for_the_blocks_that_these_halve_in_the_first_bucket():
+    def step(rows: int, context: int, requests: int) -> float:
+        bucket = next(b for b in BUCKETS if rows <= b)
+        halving = 1.5e-4 * math.log2(requests) * (bucket == BUCKETS[0])
+        return 2e-8 * context + 2e-3 + 1e-4 * bucket + halving
+
+    target = target_shapes(RANK_CONTEXTS, beside=False, lean=True, grid=RANK_GRID)
+    shapes = [(s.rows, s.requests, s.context) for s in target if s.op == "target"]
+    timed = pd.DataFrame(
+        [("1", "target", n * r, r, c * r, False, step(n * r, c * r, r)) for n, r, c in shapes],
+        columns=list(STEP_COLUMNS),
+    )
+    found = fit_step(timed, on_ranks=True)
+    assert found.form == "stairs"
+    assert found.time.doubling == pytest.approx(1.5e-4, rel=0.02)
+    for rows, requests in ((1, 1), (4, 4), (8, 1), (8, 2), (8, 8), (16, 8), (64, 8)):
+        wanted = step(rows, 300, requests)
+        assert found.time(rows, 300, requests) == pytest.approx(wanted, rel=2e-3)
+    hidden = fit_step(timed, on_ranks=True, waits_for_host=True)
+    assert hidden.time.doubling == 0.0
+    assert hidden.held_out["stairs"].mean > 2.0 * found.held_out["stairs"].mean
+
+
 @pytest.mark.parametrize("padding", [0.0, 1e-4])
 def test_rows_that_are_padded_cost_what_they_were_timed_at_beside_a_full_bucket(padding):
     def forward(rows: int, context: int) -> float:

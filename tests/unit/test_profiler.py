@@ -479,6 +479,25 @@ def test_what_lies_between_steps_is_taken_from_rounds_that_are_served(draft_rank
     assert drafted == [pytest.approx(row) for row in whole]  # of rounds with all their forwards
 
 
+@pytest.mark.parametrize("draft_ranks", [0, 1])
+def test_drafting_of_whole_trees_in_batches_is_kept_with_the_children_of_its_rows(draft_ranks):
+    whole = {"3x2x2": (2, 3), "7x3x3": (3, 7), "15x4x5": (5, 17)}  # forwards, rows of a request
+
+    def served(policy: str, count: int, num_tokens: int = 40) -> pd.DataFrame:
+        forwards, rows = whole.get(policy.rpartition("-")[2], (2, 3))
+        drawn = {"num_expansions": [forwards] * 3, "draft_rows": [rows * count, 3, rows * count]}
+        return pd.concat([SERVED, SERVED[:1]]).assign(batch=[count, count, 1], **drawn)
+
+    bench = SimpleNamespace(setup=SimpleNamespace(draft_ranks=draft_ranks), served_rounds=served)
+    found = pd.concat(batch_timings(bench))
+    found = found.loc[found["op"] == "grown"]
+    rounds = found[["requests", "rows", "nodes", "seconds"]].to_numpy().tolist()
+    assert rounds == ([] if draft_ranks else [
+        pytest.approx([8, 24, 48, 5.04e-3]), pytest.approx([8, 56, 336, 5.04e-3]),
+        pytest.approx([4, 68, 952, 5.04e-3]),
+    ])  # fmt: skip
+
+
 def test_loops_are_of_one_request_and_of_many():
     frames = loop_timings(SimpleNamespace(loop_seconds=lambda count: [1e-5 * count] * 3))
     found = pd.concat(frames).groupby("requests")["seconds"].agg(list).to_dict()

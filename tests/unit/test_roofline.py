@@ -14,9 +14,10 @@ import pytest
 
 import codesign
 from codesign.acceptance import AcceptanceProfile
+from codesign.artifacts.machine import short_gpu_name
 from codesign.errors import InputError
 from codesign.fit import Fit
-from codesign.fit.devices import devices, load_device
+from codesign.fit.devices import device_of, devices, load_device
 from codesign.fit.priced_model import (
     LARGE_ERROR,
     SMALL_ERROR,
@@ -317,3 +318,21 @@ def test_the_same_what_if_keeps_its_file_and_another_replaces_it(tmp_path, monke
 def test_what_cannot_be_is_named_with_what_could(arguments, message):
     with pytest.raises(InputError, match=message):
         what_if_fit(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "short", "device"),
+    [
+        ("NVIDIA H200", "H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "H100", "h100"),
+        ("NVIDIA H100 PCIe", "H100-PCIe", None),
+        ("NVIDIA H200 NVL", "H200-NVL", None),
+        ("NVIDIA A100-SXM4-80GB", "A100", "a100"),
+        ("NVIDIA A100-SXM4-40GB", "A100", "a100-40gb"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090", "rtx-4090"),
+        ("Tesla T4", "Tesla-T4", None),
+    ],
+)
+def test_a_gpu_is_found_by_the_name_that_its_driver_has(gpu, short, device):
+    found = device_of(gpu)
+    assert (short_gpu_name(gpu), found and found.name) == (short, device)

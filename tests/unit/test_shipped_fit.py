@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 
-from codesign.fit import ROOFLINE, Fit
+from codesign.fit import ROOFLINE, Fit, shipped
 from codesign.fit.shipped import DEFAULT_FIT, machine_of, shipped_acceptance, shipped_pair
 from codesign.fit.what_if import device_fit, what_if_fit
 from codesign.models import DEFAULT_TARGET, DRAFTS
@@ -112,3 +113,21 @@ def test_what_was_not_measured_as_a_whole_is_priced_as_a_whole():
     assert dialled.origin == "fitted"
     assert dialled.acceptance_origin == "made up: 0.9 of first draft tokens"
     assert dialled.acceptance.hit_rate(1) > device_fit("h200", 2, *pair).acceptance.hit_rate(1)
+
+
+def test_fits_of_two_gpus_ship_side_by_side(tmp_path, monkeypatch):
+    pair = ("llama-3.1-8b:int4", "llama-3.2-1b:int4")
+    measured = Fit.load(shipped_pair("h200", *pair))
+    steps = {name: step for name, step in measured.steps.items() if name.startswith("1/")}
+    for device, slower in (("h100", 1.4), ("h200", 1.0)):
+        cost = measured.costs["1"]
+        cost = replace(cost, target=cost.target.scaled(slower))
+        folder = tmp_path / f"{device}-llama-3.1-8b-int4+llama-3.2-1b-int4"
+        folder.mkdir()
+        replace(measured, costs={"1": cost}, steps=steps).save(folder / "fit.json")
+    monkeypatch.setattr(shipped, "FITS", tmp_path)
+    fits = {device: device_fit(device, 1, *pair) for device in ("h100", "h200")}
+    assert {fit.origin for fit in fits.values()} == {"fitted"}
+    times = {device: fit.costs["1"].target(8) for device, fit in fits.items()}
+    assert times["h100"] == pytest.approx(1.4 * times["h200"])
+    assert device_fit("h100", 2, *pair).origin == ROOFLINE

@@ -13,7 +13,7 @@ is how it is tested where there is no GPU.
     group_target, group_drafter  target and draft on a group; ahead_steps, run_ahead: what a draft
                          runs before the host asks
     link, mailbox, wire  messages between the leaders
-    model_rank           one model on one rank: forward, heads, growth
+    model_rank           one model on one rank: forward, heads, growth; prompt_steps: its prompts
     graphs, buckets      steps as CUDA graphs, and which are captured
     step_rows, prompt_rows, slot_messages  what the leader tells the ranks of a step
     slabs, paging        where keys and values lie

@@ -1,7 +1,8 @@
 """Steps of a draft whose rows the rank chooses itself, from the answer of the step before.
 
 See run_ahead.py for why. Such a step is a graph like any other, with the choice in the place of the
-copy of a message. Its answer is copied to the host behind the graph, as several may be under way.
+copy of a message, and one more in pairs where contexts may be long enough for that. Its answer is
+copied to the host behind the graph, as several may be under way.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from codesign.engine.gpu.graphs import Due, Graphs
 from codesign.engine.gpu.growth import MOST_STEPS, NUM_STEPS
 from codesign.engine.gpu.heads import DraftHead
 from codesign.engine.gpu.slabs import Slabs
-from codesign.engine.gpu.step_rows import BUCKET, HEADER, DeviceRows, Words
+from codesign.engine.gpu.step_rows import BUCKET, HEADER, DeviceRows, Words, crowd_of
 from codesign.kernels.leaf_choices import POOL_WORDS, PoolWords, StepRows, choose_leaves
 from codesign.kernels.row_attention import Scratch
 
@@ -51,23 +52,25 @@ class AheadSteps:
         self._staging = graphs.host_words(POOL_WORDS)
         self._words = self._staging.numpy()  # the same memory
         self._events = [graphs.event() for _ in range(MOST_STEPS)]
-        self._steps: dict[int, _Step] = {}
+        self._steps: dict[tuple[int, bool], _Step] = {}  # of a bucket, attended in pairs or not
 
     def has(self, bucket: int) -> bool:
-        """Whether a bucket's step is captured."""
-        return bucket in self._steps
+        """Whether a bucket's steps are captured."""
+        return (bucket, False) in self._steps
 
     @torch.inference_mode()
     def prepare(self, bucket: int, scratch: Scratch | None) -> None:
-        """Capture a bucket's step; nothing may be under way.
+        """Capture a bucket's step, in pairs and not if both may run; nothing may be under way.
 
         Args:
             bucket: Rows of the step.
-            scratch: Of the attention.
+            scratch: From ``RankForward.scratch``.
         """
-        self._steps[bucket] = self._make_step(bucket, scratch)
+        self._steps[bucket, False] = self._make_step(bucket, scratch)
+        if self._forward.pairs_may_do_more(bucket, 1, self._slabs.max_tokens):
+            self._steps[bucket, True] = self._make_step(bucket, None, in_pairs=True)
 
-    def _make_step(self, bucket: int, scratch: Scratch | None) -> _Step:
+    def _make_step(self, bucket: int, scratch: Scratch | None, *, in_pairs: bool = False) -> _Step:
         rows = DeviceRows.of(self._buffer, bucket)
         words = self._head.words(bucket)
         answer = self._head.answer(bucket, self._forward.device)
@@ -86,7 +89,7 @@ class AheadSteps:
         def run() -> None:
             choose_leaves(last, pool, chosen_rows, chosen)
             self._slabs.label(rows)
-            hidden_TD = self._forward.hidden(rows, self._slabs, scratch)
+            hidden_TD = self._forward.hidden(rows, self._slabs, scratch, in_pairs=in_pairs)
             self._head.finish(self._forward, rows, self._slabs, hidden_TD)
 
         copies = tuple(self._graphs.host_words(len(answer)) for _ in range(MOST_STEPS))
@@ -96,7 +99,8 @@ class AheadSteps:
     @torch.inference_mode()
     def start(self, message: Words) -> list[Due]:
         """Run the steps that follow the one before this message, from ``growth.ahead_message``."""
-        step = self._steps[int(message[BUCKET])]
+        in_pairs = self._forward.pairs_do_more(crowd_of(message))
+        step = self._steps[int(message[BUCKET]), in_pairs]
         self._words[:] = message[HEADER:]
         self._pool.copy_(self._staging, non_blocking=True)
         found = []

@@ -21,6 +21,7 @@ from codesign.engine.gpu.tensor_group import TensorGroup
 from codesign.engine.rank_weights import RankWeights
 from codesign.kernels import rms_norm, rotary_frequencies
 from codesign.kernels.attention_shares import (
+    SPAN,
     Crowd,
     SharedParts,
     pairs_do_more,
@@ -120,11 +121,18 @@ class RankForward:
         heads, kv_heads = self.shape.heads, self.shape.kv_heads
         return self._fused and pairs_do_more(crowd, heads, kv_heads, self._multiprocessors)
 
-    def pairs_may_do_more(self, bucket: int, requests: int, spans: int) -> bool:
-        """Whether it is for any step of a bucket, of so many requests and spans of each."""
+    def pairs_may_do_more(self, bucket: int, requests: int, tokens: int) -> bool:
+        """Whether it is for any step of a bucket, of up to so many requests and tokens of each."""
         heads, kv_heads = self.shape.heads, self.shape.kv_heads
-        sizes = heads, kv_heads, self._multiprocessors
-        return self._fused and pairs_may_do_more(bucket, requests, spans, *sizes)
+        most = requests, tokens // SPAN + 1, heads, kv_heads, self._multiprocessors
+        return self._fused and pairs_may_do_more(bucket, *most)
+
+    def scratch(self, rows: int, tokens: int) -> Scratch | None:
+        """What ``hidden`` needs for so many rows in slabs of so many tokens; None: nothing."""
+        if self._fused or self.device.type == "cpu":
+            return None
+        heads, head_dim = self.shape.heads, self.shape.head_dim
+        return Scratch.make(rows, heads, head_dim, tokens, self.device)
 
     def hidden(
         self, rows: DeviceRows, slabs: Slabs, scratch: Scratch | None, *, in_pairs: bool = False
@@ -134,7 +142,7 @@ class RankForward:
         Args:
             rows: Of the step.
             slabs: Of the model.
-            scratch: Of attention that is not fused.
+            scratch: From ``scratch``; for steps that follow one another.
             in_pairs: How blocks share out fused attention; bits are the same.
         """
         seen = seen_rows(rows, slabs)

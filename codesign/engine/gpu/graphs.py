@@ -50,6 +50,7 @@ class Graphs:
 
     def __init__(self, group: TensorGroup, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
+        self._device = device
         self._group = group
         self._pool = torch.cuda.graph_pool_handle() if self.on_gpu else None
         self._stream = torch.cuda.Stream(device) if self.on_gpu else None
@@ -57,6 +58,11 @@ class Graphs:
     def host_words(self, count: int) -> Tensor:
         """Words on the host that a GPU copies to and from."""
         return torch.zeros(count, dtype=torch.int32, pin_memory=self.on_gpu)
+
+    def inbox(self, words: int) -> Inbox:
+        """Where messages of so many words lie."""
+        on_device = torch.zeros(words, dtype=torch.int32, device=self._device)
+        return Inbox(self, self.host_words(words), on_device)
 
     def event(self) -> torch.cuda.Event | None:
         """What marks the end of a step; None on a CPU."""
@@ -87,3 +93,38 @@ class Graphs:
                 watch.look(now - start)
                 look_at = now + PATIENCE
         self._group.check()
+
+
+class Inbox:
+    """Where a message lies: on the host, and from the beginning of its step on the device.
+
+    Args:
+        graphs: Of the steps.
+        staging: Words on the host.
+        on_device: As many on the device.
+
+    Attributes:
+        on_device: At an address that graphs hold.
+    """
+
+    def __init__(self, graphs: Graphs, staging: Tensor, on_device: Tensor) -> None:
+        self._graphs = graphs
+        self._staging = staging
+        self._words = staging.numpy()  # the same memory
+        self.on_device = on_device
+
+    def put(self, message: Words, length: int = 0) -> None:
+        """Take a message, with zeros behind it up to ``length`` words; the last one was fetched."""
+        self._words[: len(message)] = message
+        self._words[len(message) : length] = 0
+
+    def fetch(self, words: int) -> None:
+        """Copy so many words to the device, within a step."""
+        self.on_device[:words].copy_(self._staging[:words], non_blocking=True)
+
+    def captured(self, run: Callable[[], None], idle: Words) -> Callable[[], None]:
+        """A graph of what runs, captured with a message that writes to scratch alone."""
+        if self._graphs.on_gpu:
+            self._staging.zero_()
+            self.put(idle)
+        return self._graphs.captured(run)

@@ -18,6 +18,7 @@ from codesign.engine.gpu.tensor_group import (
     SingleRank,
     TensorGroup,
 )
+from codesign.kernels.cuda_module import kernels_run
 from codesign.kernels.symmetric import open_exchange
 
 JOIN_TIMEOUT = timedelta(seconds=600)  # loading and capturing large models takes minutes
@@ -102,5 +103,4 @@ def _shares_memory(setup: RankSetup, device: torch.device) -> bool:
     one_host = setup.folder is not None or (
         os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
     )
-    is_hopper = torch.cuda.get_device_capability(device) == (9, 0)
-    return one_host and is_hopper and setup.dtype == "bfloat16"
+    return one_host and setup.dtype == "bfloat16" and kernels_run(device.index or 0)

@@ -8,8 +8,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from codesign.engine.gpu.step_rows import AHEAD, BUCKET, HEADER, KIND, Words
+from codesign.engine.gpu.step_rows import (
+    AHEAD,
+    BUCKET,
+    HEADER,
+    KIND,
+    REQUESTS,
+    ROWS,
+    SPANS,
+    Words,
+)
 from codesign.kernels import leaf_choices as pool
+from codesign.kernels.attention_shares import SPAN
 from codesign.policy.interface import LEAST_CHANCE, MOST_CHANCE
 from codesign.policy.protocol import Growth
 
@@ -68,5 +78,8 @@ def ahead_message(growth: Growth, *, bucket: int, slab: int, first_row: int) -> 
     """Message for ``ModelRank`` behind a step: run the steps that follow, and choose their rows."""
     message = np.zeros(AHEAD_WORDS, np.int32)
     message[KIND], message[BUCKET], message[NUM_STEPS] = AHEAD, bucket, growth.steps
+    # Of the first of these steps. Contexts grow, but by no more than a tree: for all the same.
+    context = growth.prefix + len(growth.slot_parents)
+    message[ROWS], message[REQUESTS], message[SPANS] = growth.width, 1, context // SPAN + 1
     message[HEADER:] = growth_words(growth, slab=slab, first_row=first_row)
     return message

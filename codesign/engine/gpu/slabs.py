@@ -10,13 +10,13 @@ key/value heads, M rows of a slab or page, E head size, T rows of a step, N rows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from codesign.engine.gpu.paging import Entry, Paging
-from codesign.engine.gpu.step_rows import BUCKETS, DeviceRows
+from codesign.engine.gpu.paging import Paging
+from codesign.engine.gpu.step_rows import BUCKETS, DeviceRows, Words
 from codesign.kernels.row_attention import SeenRows, move_rows, places_of
 from codesign.models.shape import ModelShape
 
@@ -73,12 +73,15 @@ class Slabs:
         if check:
             self._labels_BM2 = torch.full((pieces, rows, 2), -1, dtype=torch.int32, device=device)
 
-    def enter(self, entries: Sequence[Entry]) -> None:
-        """Write entries of page tables, before the steps that read them."""
+    def enter(self, entries_N3: Words) -> None:
+        """Write entries of page tables, (slot, index, page) each, before steps that read them.
+
+        Of several for one place the last one counts.
+        """
         assert self.tables_SK is not None, "whole slabs have no pages"
         assert self._entries_SK is not None, "tables have a copy on the host"
-        for entry in entries:
-            self._entries_SK[entry.slot, entry.index] = entry.page
+        slots, indices, pages = entries_N3.T
+        self._entries_SK.numpy()[slots, indices] = pages  # the same memory
         self.tables_SK.copy_(self._entries_SK, non_blocking=True)
 
     def prompt_rows(self, slot: int, count: int) -> Callable[[int], tuple[Tensor, Tensor]]:

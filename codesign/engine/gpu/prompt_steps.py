@@ -1,0 +1,146 @@
+"""Prompts and pieces of them on this rank: graphs of the buckets, the others kernel by kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from codesign.engine.gpu.forward import RankForward
+from codesign.engine.gpu.graphs import Graphs, Inbox, Step
+from codesign.engine.gpu.heads import StepHead, TargetHead
+from codesign.engine.gpu.prompt_rows import (
+    COUNT_WORD,
+    HIGH_WORD,
+    LOW_WORD,
+    SLOT_WORD,
+    START_WORD,
+    WRITTEN_WORD,
+    DevicePrompt,
+    bucket_for,
+    prompt_message,
+)
+from codesign.engine.gpu.row_sampling import RowTargetHead
+from codesign.engine.gpu.slabs import Slabs
+from codesign.engine.gpu.step_rows import HEADER, KIND, PIECE, Words
+from codesign.engine.gpu.watch import Watch
+from codesign.kernels import prompt_linear
+
+COMPILED_LENGTHS = (1, 16, 17)  # Triton tells one, multiples of 16 and others apart
+
+
+class PromptSteps:
+    """The prompts of one model. A target answers with the token after one, a draft with nothing.
+
+    Args:
+        forward: The model's part.
+        slabs: Its keys and values.
+        head: Samples the token.
+        inbox: Where messages lie.
+        graphs: Of the model.
+    """
+
+    def __init__(
+        self, forward: RankForward, slabs: Slabs, head: StepHead, inbox: Inbox, graphs: Graphs
+    ) -> None:
+        self._forward, self._slabs, self._head = forward, slabs, head
+        self._inbox, self._graphs = inbox, graphs
+        self._done = graphs.event()
+        self._steps: dict[int, Step] = {}
+
+    @torch.inference_mode()
+    def prepare(self, buckets: Sequence[int]) -> None:
+        """Capture the graphs of buckets; run longer prompts than they hold into the scratch slab.
+
+        So no request waits for a compiler.
+        """
+        for bucket in sorted(buckets, reverse=True):  # the others fit into its memory
+            self._steps[bucket] = self._make_step(bucket)
+        largest = max(buckets, default=0)
+        for count in (*COMPILED_LENGTHS, *(prompt_linear.LENGTHS if self._graphs.on_gpu else ())):
+            is_launched = count > min(largest, prompt_linear.DENSE_ROWS)
+            if is_launched and max(count, largest + 1) <= self._slabs.max_tokens:
+                slot = self._slabs.scratch_slot
+                self._launch(prompt_message((0,) * count, slot, 0, first_written=count), None)
+        self._slabs.num_faults_1.zero_()  # the longest one's rows lay over each other
+
+    def _make_step(self, bucket: int) -> Step:
+        answer = self._graphs.host_words(1)
+        prompt = DevicePrompt.of(self._inbox.on_device, bucket)
+
+        def run() -> None:
+            self._inbox.fetch(HEADER + bucket)
+            start_1, count_1, written_1 = prompt.start_1, prompt.count_1, prompt.first_written_1
+            self._slabs.label_prompt(
+                prompt.tokens_T,
+                prompt.slot_1,
+                start=start_1,
+                first_written=written_1,
+                count=count_1,
+            )
+            hidden_1D = self._forward.padded_prompt_hidden(prompt, self._slabs)
+            if isinstance(self._head, TargetHead):
+                keys = prompt.key_low_1, prompt.key_high_1, start_1 + count_1 - 1
+                token_1 = _sampled(self._head, self._forward, hidden_1D, prompt.slot_1, *keys)
+                answer.copy_(token_1, non_blocking=True)
+
+        idle = prompt_message((0,), self._slabs.scratch_slot, 0)
+        return Step(self._inbox.captured(run, idle), answer.numpy(), None)
+
+    @torch.inference_mode()
+    def answer(self, message: Words, watch: Watch | None) -> Words:
+        """Run a message of ``prompt_message`` and wait for its answer.
+
+        Args:
+            message: The prompt, or a piece of one, which is answered with nothing.
+            watch: Of the other ranks of the group.
+        """
+        bucket = bucket_for(self._steps, int(message[COUNT_WORD]), int(message[START_WORD]))
+        if bucket is None:
+            return self._launch(message, watch)
+        step = self._steps[bucket]
+        self._inbox.put(message, HEADER + bucket)
+        step.run()
+        self._wait(watch)
+        is_answered = message[KIND] != PIECE and isinstance(self._head, TargetHead)
+        return step.answer[: int(is_answered)].copy()
+
+    def _launch(self, message: Words, watch: Watch | None) -> Words:
+        """``answer`` kernel by kernel, without padding."""
+        forward, count = self._forward, int(message[COUNT_WORD])
+        words = torch.from_numpy(message).to(forward.device)
+        tokens_N, slot = words[HEADER : HEADER + count].long(), int(message[SLOT_WORD])
+        start, first_written = int(message[START_WORD]), int(message[WRITTEN_WORD])
+        self._slabs.label_prompt(tokens_N, slot, start=start, first_written=first_written)
+        with forward.group.patient():  # every length may be the first that compiles a kernel
+            hidden_1D = forward.prompt_hidden(
+                tokens_N, slot, self._slabs, start=start, first_written=first_written
+            )
+        if message[KIND] == PIECE or not isinstance(self._head, TargetHead):
+            self._wait(watch)
+            return np.zeros(0, np.int32)
+        last_1 = torch.tensor([start + count - 1], device=forward.device)
+        keys = words[LOW_WORD, None], words[HIGH_WORD, None], last_1
+        token_1 = _sampled(self._head, forward, hidden_1D, words[SLOT_WORD, None], *keys)
+        self._wait(watch)
+        return token_1.cpu().numpy()
+
+    def _wait(self, watch: Watch | None) -> None:
+        if self._done is not None:
+            self._done.record()
+        self._graphs.wait(self._done, watch)
+
+    def close(self) -> None:
+        """Drop the graphs."""
+        self._steps.clear()
+
+
+def _sampled(
+    head: TargetHead, forward: RankForward, hidden_1D: Tensor, slot_1: Tensor, *keys: Tensor
+) -> Tensor:
+    """The token after a prompt, (1,) int32."""
+    if isinstance(head, RowTargetHead):
+        head.slots_T = slot_1
+    return head.sample(forward, hidden_1D, *keys).to(torch.int32)
