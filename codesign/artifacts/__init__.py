@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codesign import __version__
+from codesign.artifacts.fields import check
 from codesign.artifacts.machine import hardware
 from codesign.errors import InputError
 
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 # new version would misread a file of the old one.
 SCHEMA_VERSION = 1
 
+# What readers rely on, of what ``header`` returns.
+_HEADER = {
+    "created": str,
+    "inputs": dict[str, dict[str, str]],
+    "hardware": dict[str, Any],
+}
 _MADE_BY = {
     "trace": "codesign trace synth",
     "profile": "codesign profile",
@@ -138,7 +145,10 @@ def read_table(path: str | Path, *, kind: str) -> tuple[pd.DataFrame, dict[str, 
         raise _unreadable(path, kind, err) from err
     except ValueError as err:
         raise InputError(f"{path} is not a Parquet file. {_make_one(kind)}") from err
-    meta = json.loads(text or "null")
+    try:
+        meta = json.loads(text or "null")
+    except ValueError as err:
+        raise InputError(f"{path} has a damaged header ({err}). {_make_one(kind)}") from err
     _check_header(path, meta, kind)
     return frame, meta
 
@@ -232,6 +242,12 @@ def _check_header(path: str | Path, payload: Any, kind: str) -> None:
             f"{path} has schema version {payload['schema_version']}, this codesign reads "
             f"{SCHEMA_VERSION}. {_make_one(kind)}"
         )
+    try:
+        for name, wanted in _HEADER.items():
+            if name in payload:
+                check(payload[name], wanted, name)
+    except ValueError as err:
+        raise InputError(f"{path} has a damaged header ({err}). {_make_one(kind)}") from err
 
 
 def _unreadable(path: str | Path, kind: str, err: OSError) -> InputError:
