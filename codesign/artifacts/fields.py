@@ -38,9 +38,7 @@ def check(value: Any, wanted: Any, name: str) -> None:
         ValueError: As ``checked``.
     """
     if not _is_a(value, wanted):
-        is_number = {int, float} & {wanted, *get_args(wanted)}
-        kind = getattr(wanted, "__name__", str(wanted)) if type(wanted) is type else str(wanted)
-        raise ValueError(f"{name} is no {'number' if is_number else kind}: {repr(value)[:60]}")
+        raise ValueError(f"{name} is {_unlike(wanted)}: {repr(value)[:60]}")
     if is_dataclass(value):
         checked(value)
     elif isinstance(value, Mapping):
@@ -51,6 +49,15 @@ def check(value: Any, wanted: Any, name: str) -> None:
         item = (get_args(wanted) or (Any,))[0]
         for inner in value:
             check(inner, item, f"one of {name}")
+
+
+def _unlike(wanted: Any) -> str:
+    """What a value is not."""
+    if get_origin(wanted) is Literal:
+        return f"none of {', '.join(map(str, get_args(wanted)))}"
+    if {int, float} & {wanted, *get_args(wanted)}:
+        return "no number"
+    return f"no {wanted.__name__ if type(wanted) is type else wanted}"
 
 
 def why(err: Exception) -> str:

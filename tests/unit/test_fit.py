@@ -898,7 +898,7 @@ def test_a_fit_with_something_else_for_a_number_is_refused_by_name(tmp_path, pla
         (("top_k",), -1, "top_k must be 0"),
         (("origin",), None, "origin is no str"),
         (("target",), 7, "target is no str"),
-        (("steps", "2/target", "form"), "curve", "form is no"),
+        (("steps", "2/target", "form"), "curve", "form is none of line, quad"),
         (("calibration",), [], "must be a mapping"),
     ],
 )

@@ -164,6 +164,7 @@ def test_what_a_run_json_need_not_say_is_what_it_must_be_if_it_does(tmp_path, ke
     [
         ("rounds", "draft_rows", float("nan")),
         ("rounds", "target", float("inf")),
+        ("rounds", "link_there", 2.0**62),
         ("rounds", "batch", -1),
         ("rounds", "num_emitted_tokens", 0.5),
         ("requests", "finish", float("inf")),

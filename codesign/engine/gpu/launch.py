@@ -60,6 +60,7 @@ class LocalRanks:
     Attributes:
         of_draft: For waits on the draft.
         of_target: For waits on the target's followers.
+        of_all: For waits on all of them, before they serve.
     """
 
     def __init__(self, setup: RankSetup) -> None:
@@ -72,6 +73,7 @@ class LocalRanks:
         }
         self.of_draft = _of_draft(setup, partial(self._check, draft=True))
         self.of_target = _of_target(setup, partial(self._check, draft=False))
+        self.of_all = _of_all(self._check_all)
 
     def _start(self, rank: int) -> subprocess.Popen[str]:
         process = _waiting.pop(0) if _waiting else _rank_process()
@@ -97,7 +99,7 @@ class LocalRanks:
             while not (self._folder / f"ready-{rank}").exists():
                 if process.poll() is not None or monotonic() > deadline:
                     raise HardwareError(
-                        f"rank {rank} did not start{_exit_code(process)}; the reason is above. "
+                        f"rank {rank} did not start{_exit_code(process)}; {_reason(process)}. "
                         "Try fewer workers: codesign plan --workers 1"
                     )
                 sleep(0.02)
@@ -107,6 +109,10 @@ class LocalRanks:
             if self._setup.drafts(rank) == draft and process.poll() is not None:
                 name, lost = ("draft", DraftLostError) if draft else ("target", TargetLostError)
                 raise lost(f"{name} rank {rank} ended{_exit_code(process)}")
+
+    def _check_all(self) -> None:
+        self._check(draft=True)
+        self._check(draft=False)
 
     def let_write(self) -> None:
         """Nothing is served any more; here only the user interrupts what follows."""
@@ -142,7 +148,7 @@ class TorchrunRanks:
     """
 
     def __init__(self, setup: RankSetup) -> None:
-        self.of_draft, self.of_target = _of_draft(setup), _of_target(setup)
+        self.of_draft, self.of_target, self.of_all = _of_draft(setup), _of_target(setup), _of_all()
         signal.signal(signal.SIGTERM, _end_of_run)
 
     def wait_until_loaded(self) -> None:
@@ -169,6 +175,10 @@ def _of_draft(setup: RankSetup, check: Callable[[], None] | None = None) -> Watc
 
 def _of_target(setup: RankSetup, check: Callable[[], None] | None = None) -> Watch:
     return Watch("target ranks", TargetLostError, setup.silence, check)
+
+
+def _of_all(check: Callable[[], None] | None = None) -> Watch:
+    return Watch("the other ranks", TargetLostError, check=check)
 
 
 def _end_of_run(number: int, frame: object) -> NoReturn:
@@ -209,6 +219,11 @@ class TorchrunProcess:
 def read_setup(folder: Path) -> RankSetup:
     """What ``LocalRanks`` left for the ranks that it starts."""
     return pickle.loads((folder / SETUP_FILE).read_bytes())
+
+
+def _reason(process: subprocess.Popen[str]) -> str:
+    is_killed = (process.poll() or 0) < 0
+    return "it was killed, maybe for lack of memory" if is_killed else "the reason is above"
 
 
 def _exit_code(process: subprocess.Popen[str]) -> str:
