@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import secrets
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -212,7 +213,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         InputError: If the path cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # of this thread alone
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -223,6 +224,31 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # its folder may not even be one
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time make files in a folder that others may want as well; they wait.
+
+    A process that dies is out. A file system without locks has none.
+
+    Raises:
+        InputError: If there can be no such folder.
+    """
+    import fcntl
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        place = os.open(folder, os.O_RDONLY)
+    except OSError as err:
+        why = err.strerror or err
+        raise InputError(f"cannot write into {folder}: {why}{elsewhere(folder)}") from err
+    try:
+        with suppress(OSError):
+            fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)
 
 
 def elsewhere(path: str | Path) -> str:

@@ -141,6 +141,16 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "rounds.parquet"]
 
 
+def test_two_writers_of_one_file_in_one_process_do_not_share_its_sibling(tmp_path):
+    path = tmp_path / "plan.json"
+    with artifacts.replacing(path) as first:
+        with artifacts.replacing(path) as second:
+            first.write_text("first")
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
+
+
 def test_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
     path = tmp_path / "plan.json"
     artifacts.write_json(path, artifacts.header("plan", seed=0))
