@@ -162,8 +162,7 @@ class AcceptanceProfile:
 
 def _check_types(table: pd.DataFrame) -> None:
     """Whole numbers, texts and vectors where they must be; NumPy would cut 0.5 to 0 in silence."""
-    counts = table[["request", "position", "rank"]]
-    whole = all(kind.kind in "iu" for kind in counts.dtypes)
+    whole = all(table[name].dtype.kind in "iu" for name in ("request", "position", "rank"))
     texts = all(isinstance(category, str) for category in table["category"].unique())
     vectors = all(isinstance(v, list | tuple | np.ndarray) for v in table["log_probs"])
     if not (whole and texts and vectors):

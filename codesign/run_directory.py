@@ -198,7 +198,7 @@ def _checked_names(frame: pd.DataFrame, row_type: type, folder: Path) -> list[st
     return list(hints)
 
 
-def _holds(column: pd.Series, wanted: Any) -> bool:
+def _holds(column: Any, wanted: Any) -> bool:
     """Whether a column is of texts, of counts, of times, or of times of which some are missing."""
     if wanted is str:
         return all(isinstance(text, str) for text in column.unique())

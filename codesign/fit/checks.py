@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from codesign.artifacts.fields import checked
 from codesign.config import parse_deployment
 from codesign.errors import InputError
@@ -56,12 +58,13 @@ def _numbers(value: StepTime | float | None) -> Iterable[float]:
 
 def check_steps(steps: pd.DataFrame, directory: Path) -> None:
     """Refuse what no timing can be, before it is in a fit."""
-    numbers, names = steps[["rows", "requests", "context", "seconds"]], steps[["deployment", "op"]]
-    are_numbers = all(kind.kind in "iuf" for kind in numbers.dtypes)
-    are_texts = all(isinstance(name, str) for column in names for name in names[column].unique())
+    names, numbers = ["deployment", "op"], ["rows", "requests", "context", "seconds"]
+    are_texts = all(isinstance(text, str) for name in names for text in steps[name].unique())
+    are_numbers = all(steps[name].dtype.kind in "iuf" for name in numbers)
     if not are_numbers or not are_texts or steps["beside"].dtype != bool:
         raise InputError(f"profile {directory} holds timings of another type. {MEASURE}")
     if not (steps.loc[steps["op"].isin(FORWARDS), "seconds"] > 0).all():
         raise InputError(f"profile {directory} holds a time that is not above 0 seconds. {MEASURE}")
-    if not ((numbers >= 0) & (numbers < _MOST)).all(axis=None):
+    values = steps[numbers].to_numpy(np.float64)
+    if not ((values >= 0) & (values < _MOST)).all():
         raise InputError(f"profile {directory} holds a number that no timing has. {MEASURE}")

@@ -156,6 +156,20 @@ def test_a_draft_that_cannot_load_is_reported_and_leaves_no_process(
     assert "config.json" in capfd.readouterr().err
 
 
+def test_a_draft_that_is_killed_before_it_is_ready_gives_no_reason_above(
+    serve, make_requests, monkeypatch
+):
+    receive = RemoteDraft._receive
+
+    def kill(self, seconds: float):
+        os.kill(self.pid, signal.SIGKILL)
+        return receive(self, seconds)
+
+    monkeypatch.setattr(RemoteDraft, "_receive", kill)
+    with pytest.raises(DraftLostError, match="exit code -9; it was killed, maybe for lack of mem"):
+        serve("async-tree-8x4x2", make_requests(2))
+
+
 def test_an_error_in_the_draft_process_is_not_taken_for_a_normal_end(
     serve, make_requests, drafts, capfd
 ):

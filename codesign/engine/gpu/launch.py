@@ -23,6 +23,7 @@ from typing import NoReturn
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.watch import Watch
 from codesign.engine.partner import DraftLostError, TargetLostError
+from codesign.engine.remote_draft import start_failure
 from codesign.errors import HardwareError
 
 SETUP_FILE = "setup.pickle"
@@ -98,8 +99,9 @@ class LocalRanks:
         for rank, process in self._processes.items():
             while not (self._folder / f"ready-{rank}").exists():
                 if process.poll() is not None or monotonic() > deadline:
+                    failure = f"{_exit_code(process)}; {start_failure(process)}"
                     raise HardwareError(
-                        f"rank {rank} did not start{_exit_code(process)}; {_reason(process)}. "
+                        f"rank {rank} did not start{failure}. "
                         "Try fewer workers: codesign plan --workers 1"
                     )
                 sleep(0.02)
@@ -219,11 +221,6 @@ class TorchrunProcess:
 def read_setup(folder: Path) -> RankSetup:
     """What ``LocalRanks`` left for the ranks that it starts."""
     return pickle.loads((folder / SETUP_FILE).read_bytes())
-
-
-def _reason(process: subprocess.Popen[str]) -> str:
-    is_killed = (process.poll() or 0) < 0
-    return "it was killed, maybe for lack of memory" if is_killed else "the reason is above"
 
 
 def _exit_code(process: subprocess.Popen[str]) -> str:
