@@ -22,8 +22,8 @@ from codesign.engine.gpu.link import serve_verdicts
 from codesign.engine.gpu.mailbox import Mailbox
 from codesign.engine.gpu.rank_group import GroupLeader
 from codesign.engine.gpu.rank_setup import RankSetup
-from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank, draft_worker, load_rank
-from codesign.engine.gpu.run import partner_of, started
+from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank, draft_worker
+from codesign.engine.gpu.run import load_leader, partner_of, started
 from codesign.engine.gpu.step_rows import BUCKET, Words, bucket_of, pack_step
 from codesign.engine.partner import NoDraft
 from codesign.engine.schedule import Schedule
@@ -140,7 +140,7 @@ def serve_both(
         after: Called with this rank at the end.
     """
     with started(setup) as (ranks, setup):
-        this = load_rank(setup, setup.leader, before_join=ranks.wait_until_loaded)
+        this = load_leader(setup, ranks)
         followers = this.group_mailbox(draft=False, watch=ranks.of_target)
         leader = this.leader(TARGET_MODEL, followers, ranks.of_target)
         drafts = partner_of(this, ranks, followers)

@@ -123,6 +123,7 @@ class AcceptanceProfile:
             raise InputError(f"acceptance table lacks {', '.join(missing)}. {_FIX}")
         if table.empty:
             raise InputError(f"the acceptance profile has no recorded tokens. {_FIX}")
+        _check_types(table)
         ordered = table.sort_values(["category", "request", "position"], kind="stable")
         log_probs = _stack(ordered["log_probs"].tolist())
         ranks = ordered["rank"].to_numpy(np.int64)
@@ -159,12 +160,24 @@ class AcceptanceProfile:
         return pd.concat(parts, ignore_index=True)
 
 
+def _check_types(table: pd.DataFrame) -> None:
+    """Whole numbers, texts and vectors where they must be; NumPy would cut 0.5 to 0 in silence."""
+    whole = all(table[name].dtype.kind in "iu" for name in ("request", "position", "rank"))
+    texts = all(isinstance(category, str) for category in table["category"].unique())
+    vectors = all(isinstance(v, list | tuple | np.ndarray) for v in table["log_probs"])
+    if not (whole and texts and vectors):
+        raise InputError(f"the acceptance table holds values of another type. {_FIX}")
+
+
 def _stack(vectors: Sequence[Sequence[float]]) -> NDArray[np.float64]:
     """(N, K) array of the recorded vectors."""
     lengths = {len(vector) for vector in vectors}
     if len(lengths) != 1 or 0 in lengths:
         raise InputError(f"recorded vectors must have one length, found {sorted(lengths)}. {_FIX}")
-    return np.array(vectors, dtype=np.float64)
+    try:
+        return np.array(vectors, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as err:
+        raise InputError(f"log probabilities must be numbers ({err}). {_FIX}") from err
 
 
 def _check_values(ranks: NDArray[np.int64], log_probs: NDArray[np.float64]) -> None:

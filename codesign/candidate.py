@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from codesign.artifacts.fields import checked, why
 from codesign.config import Deployment
 from codesign.errors import InputError
 from codesign.policy.speculation import FAMILIES as POLICY_FAMILIES
@@ -81,13 +82,15 @@ class Candidate:
             InputError: If a field is missing, unknown or out of range.
         """
         try:
-            return cls(
-                deployment=Deployment(**values["deployment"]),
-                speculation=SpeculationSpec(**values["speculation"]),
-                max_batch=values["max_batch"],
+            return checked(
+                cls(
+                    deployment=Deployment(**values["deployment"]),
+                    speculation=SpeculationSpec(**values["speculation"]),
+                    max_batch=values["max_batch"],
+                )
             )
-        except (KeyError, TypeError) as err:
-            raise InputError(f"not a candidate: {err}. Plan again: codesign plan") from err
+        except (KeyError, TypeError, ValueError) as err:
+            raise InputError(f"not a candidate: {why(err)}") from err
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +128,16 @@ class ScoredCandidate:
         """What ``to_dict`` wrote.
 
         Raises:
-            InputError: If a field is missing or unknown.
+            InputError: If a field of the candidate is missing, unknown or out of range.
+            KeyError: If another is missing.
+            TypeError: If another is unknown.
+            AttributeError: If ``predicted`` is no mapping.
         """
-        try:
-            return cls(
-                candidate=Candidate.from_dict(values["candidate"]),
-                predicted={name: Interval(**v) for name, v in values["predicted"].items()},
-                spans=dict(values["spans"]),
-                origin=values["origin"],
-                is_feasible=values["is_feasible"],
-                saturation=values["saturation"],
-            )
-        except (KeyError, TypeError, AttributeError) as err:
-            raise InputError(f"not a scored candidate: {err}. Plan again: codesign plan") from err
+        return cls(
+            candidate=Candidate.from_dict(values["candidate"]),
+            predicted={name: Interval(**v) for name, v in values["predicted"].items()},
+            spans=dict(values["spans"]),
+            origin=values["origin"],
+            is_feasible=values["is_feasible"],
+            saturation=values["saturation"],
+        )

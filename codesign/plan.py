@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codesign.artifacts import header, read_json, read_table, sha256, write_json
+from codesign.artifacts.fields import checked, why
 from codesign.candidate import FAMILIES, Candidate, Interval, ScoredCandidate
 from codesign.config import SLO, Serving
 from codesign.errors import InputError
@@ -56,8 +57,9 @@ class FileRef:
                 "Copy it, or plan again: codesign plan"
             )
         if sha256(self.path) != self.sha256:
-            why = f"{self.path} has changed since the plan was made. Plan again: codesign plan"
-            raise InputError(why)
+            raise InputError(
+                f"{self.path} has changed since the plan was made. Plan again: codesign plan"
+            )
         return self.path
 
 
@@ -161,6 +163,11 @@ class Plan:
     economics: Economics | None = None
     doubts: tuple[Doubt, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name, least in (("num_requests", 1), ("num_seeds", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} must be at least {least}, got {getattr(self, name)}")
+
     @property
     def scored(self) -> tuple[ScoredCandidate, ...]:
         """The chosen candidate and the alternatives, best first."""
@@ -252,12 +259,12 @@ class Plan:
         """The plan in a file.
 
         Raises:
-            InputError: If it is missing or not a plan of this schema version.
+            InputError: If it is missing, not a plan of this schema version, or damaged.
         """
         values = read_json(path, kind="plan")
         folder = Path(path).parent
         try:
-            return cls(
+            plan = cls(
                 target=values["target"],
                 draft=values["draft"],
                 slo=SLO(**values["slo"]),
@@ -278,9 +285,10 @@ class Plan:
                 economics=values["economics"] and Economics(**values["economics"]),
                 doubts=tuple(Doubt(**doubt) for doubt in values["doubts"]),
             )
-        except (KeyError, TypeError) as err:
-            why = f"{path} is not a whole plan: {err}. Plan again: codesign plan"
-            raise InputError(why) from err
+            return checked(plan)
+        except (KeyError, TypeError, ValueError, AttributeError, InputError) as err:
+            text = f"{path} is not a whole plan: {why(err)}. Plan again: codesign plan"
+            raise InputError(text) from err
 
 
 def _written(ref: FileRef, folder: Path) -> dict[str, str]:

@@ -13,12 +13,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from errno import EACCES
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+
+import numpy as np
 
 from codesign.artifacts import header, read_json, read_table, write_json, write_table, write_text
+from codesign.artifacts.fields import check, why
 from codesign.errors import InputError
 from codesign.records import RequestRecord, RoundLog, RoundRecord, RunRecords
 
@@ -26,6 +29,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Origin = Literal["simulated", "measured"]
+
+_MOST_SECONDS = 2**30  # a run's times fit whole nanoseconds
+_AGAIN = "Make it again: codesign run"
+_SUMMARY = {  # what readers rely on in run.json
+    "origin": Origin,
+    "seconds": float,
+    "notes": list[str],
+    "label": str,
+    "candidate": dict[str, Any],
+    "refused": dict[str, str],
+    "calibration": dict[str, float],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +122,8 @@ def read_run(directory: str | Path) -> StoredRun:
         _read_rounds(rounds, folder),
         summary["seconds"],
         summary["notes"],
-        refused={int(number): why for number, why in summary.get("refused", {}).items()},
-        calibration=dict(summary.get("calibration", {})),
+        refused=summary["refused"],
+        calibration=summary["calibration"],
     )
     return StoredRun(summary, records, _read_outputs(folder / "outputs.jsonl"))
 
@@ -135,13 +150,14 @@ def _read_summary(folder: Path) -> dict[str, Any]:
     if inner:
         raise InputError(f"{folder} is a folder of runs. Name one, as {inner[0]}, or {folder}/*")
     summary = read_json(file, kind="run")
+    told = {"label": "", "candidate": {}, "refused": {}, "calibration": {}, **summary}
     try:
-        told = {"seconds": float(summary["seconds"]), "notes": [*map(str, summary["notes"])]}
-        if summary["origin"] not in get_args(Origin):
-            raise ValueError(f"origin {summary['origin']}")
-    except (KeyError, TypeError, ValueError) as err:
-        raise InputError(f"{file} is damaged ({err!r}). Make it again: codesign run") from err
-    return {**summary, **told}
+        for name, wanted in _SUMMARY.items():
+            check(told[name], wanted, name)
+        refused = {int(number): reason for number, reason in told["refused"].items()}
+    except (KeyError, ValueError) as err:
+        raise InputError(f"{file} is damaged ({why(err)}). {_AGAIN}") from err
+    return {**summary, "refused": refused, "calibration": told["calibration"]}
 
 
 def _clear(folder: Path) -> None:
@@ -156,6 +172,8 @@ def _clear(folder: Path) -> None:
 
 def _read_requests(frame: pd.DataFrame, folder: Path) -> list[RequestRecord]:
     names = _checked_names(frame, RequestRecord, folder)
+    if frame["request_id"].duplicated().any():
+        raise InputError(f"a request stands twice in {folder / 'requests.parquet'}. {_AGAIN}")
     columns = [frame[name].astype(object).where(frame[name].notna(), None) for name in names]
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [RequestRecord(*row) for row in rows]
@@ -167,14 +185,30 @@ def _read_rounds(frame: pd.DataFrame, folder: Path) -> RoundLog:
 
 
 def _checked_names(frame: pd.DataFrame, row_type: type, folder: Path) -> list[str]:
-    """Names of the fields, each of which has a column."""
-    names = [field.name for field in fields(row_type)]
-    missing = [name for name in names if name not in frame]
+    """Names of the fields, each of which has a column of what it is annotated with."""
+    hints = get_type_hints(row_type)
+    missing = [name for name in hints if name not in frame]
     if missing:
+        raise InputError(f"a table in {folder} lacks {', '.join(missing)}. {_AGAIN}")
+    damaged = [name for name, wanted in hints.items() if not _holds(frame[name], wanted)]
+    if damaged:
         raise InputError(
-            f"a table in {folder} lacks {', '.join(missing)}. Make it again: codesign run"
+            f"a table in {folder} holds something else for {', '.join(damaged)}. {_AGAIN}"
         )
-    return names
+    return list(hints)
+
+
+def _holds(column: Any, wanted: Any) -> bool:
+    """Whether a column is of texts, of counts, of times, or of times of which some are missing."""
+    if wanted is str:
+        return all(isinstance(text, str) for text in column.unique())
+    if wanted not in (int, float):  # a time, or None
+        column = column.dropna()
+    if len(column) == 0:
+        return True
+    if wanted is int:
+        return column.dtype.kind in "iu" and bool((column >= 0).all())
+    return column.dtype.kind in "iuf" and bool((np.abs(column) < _MOST_SECONDS).all())
 
 
 def _read_outputs(path: Path) -> dict[int, list[int]] | None:
@@ -182,6 +216,9 @@ def _read_outputs(path: Path) -> dict[int, list[int]] | None:
         return None
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return {int(line["request_id"]): list(line["tokens"]) for line in lines}
+        found = {line["request_id"]: line["tokens"] for line in lines}
+        check(found, dict[int, list[int]], "tokens")
+        check([*found], list[int], "request_id")
     except (ValueError, KeyError, TypeError) as err:
-        raise InputError(f"{path} is damaged ({err}). Make it again: codesign run") from err
+        raise InputError(f"{path} is damaged ({why(err)}). {_AGAIN}") from err
+    return found

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import secrets
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from codesign import __version__
+from codesign.artifacts.fields import check
 from codesign.artifacts.machine import hardware
 from codesign.errors import InputError
 
@@ -31,6 +33,12 @@ if TYPE_CHECKING:
 # new version would misread a file of the old one.
 SCHEMA_VERSION = 1
 
+# What readers rely on, of what ``header`` returns.
+_HEADER = {
+    "created": str,
+    "inputs": dict[str, dict[str, str]],
+    "hardware": dict[str, Any],
+}
 _MADE_BY = {
     "trace": "codesign trace synth",
     "profile": "codesign profile",
@@ -138,7 +146,10 @@ def read_table(path: str | Path, *, kind: str) -> tuple[pd.DataFrame, dict[str, 
         raise _unreadable(path, kind, err) from err
     except ValueError as err:
         raise InputError(f"{path} is not a Parquet file. {_make_one(kind)}") from err
-    meta = json.loads(text or "null")
+    try:
+        meta = json.loads(text or "null")
+    except ValueError as err:
+        raise InputError(f"{path} has a damaged header ({err}). {_make_one(kind)}") from err
     _check_header(path, meta, kind)
     return frame, meta
 
@@ -202,8 +213,8 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         InputError: If the path cannot be written.
     """
-    # Not by the process's number, which another host's or container's may have, too.
-    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+    # Of this thread alone, and not by a process's number, which another container's may have, too.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
@@ -214,6 +225,31 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # its folder may not even be one
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time make files in a folder that others may want as well; they wait.
+
+    A process that dies is out. A file system without locks has none.
+
+    Raises:
+        InputError: If there can be no such folder.
+    """
+    import fcntl
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        place = os.open(folder, os.O_RDONLY)
+    except OSError as err:
+        why = err.strerror or err
+        raise InputError(f"cannot write into {folder}: {why}{elsewhere(folder)}") from err
+    try:
+        with suppress(OSError):
+            fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)
 
 
 def elsewhere(path: str | Path) -> str:
@@ -233,6 +269,12 @@ def _check_header(path: str | Path, payload: Any, kind: str) -> None:
             f"{path} has schema version {payload['schema_version']}, this codesign reads "
             f"{SCHEMA_VERSION}. {_make_one(kind)}"
         )
+    try:
+        for name, wanted in _HEADER.items():
+            if name in payload:
+                check(payload[name], wanted, name)
+    except ValueError as err:
+        raise InputError(f"{path} has a damaged header ({err}). {_make_one(kind)}") from err
 
 
 def _unreadable(path: str | Path, kind: str, err: OSError) -> InputError:

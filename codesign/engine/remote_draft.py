@@ -80,7 +80,7 @@ class RemoteDraft:
         except DraftLostError as lost:
             self.close()
             raise DraftLostError(
-                f"draft process did not start{self._exit_code()}; the reason is above. "
+                f"draft process did not start{self._exit_code()}; {start_failure(self._process)}. "
                 "Try it in one process: codesign run --plan PLAN --candidate chain-3"
             ) from lost
         except BaseException:
@@ -141,6 +141,12 @@ class RemoteDraft:
     def _exit_code(self) -> str:
         code = self._process.poll()
         return "" if code is None else f", exit code {code}"
+
+
+def start_failure(process: subprocess.Popen[Any]) -> str:
+    """Why a process did not start: it has said so itself, unless it was killed."""
+    is_killed = (process.poll() or 0) < 0
+    return "it was killed, maybe for lack of memory" if is_killed else "the reason is above"
 
 
 def _silence(seconds: float) -> DraftLostError:

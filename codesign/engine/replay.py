@@ -226,7 +226,7 @@ class Replay:
         if not (directory / "run.json").exists():
             return None
         stored = read_run(directory)
-        plan_hash = stored.summary["inputs"].get("plan", {}).get("sha256")
+        plan_hash = stored.summary.get("inputs", {}).get("plan", {}).get("sha256")
         if stored.summary.get("label") != scored.label or plan_hash != sha256(self.plan_path):
             return None
         told = [stored.summary.get(name) for name in ("target", "draft", "settings")]

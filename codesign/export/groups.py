@@ -78,17 +78,18 @@ def _room(problem: Problem, size: int) -> int:
 def _no_room(problem: Problem, sizes: Sequence[int]) -> str:
     spec, longest = problem.candidate.speculation, longest_request(problem.requests)
     known = [size for size in sizes if str(size) in problem.fit.costs]
-    what = "the target" if not spec.has_draft else "target and draft together"
+    what = "target and draft together" if spec.has_draft else "the target"
+    fix = (
+        "Export a candidate without a draft: --candidate plain"
+        if spec.has_draft
+        else "Plan again with more GPUs, or for shorter requests: codesign plan --max-prompt N"
+    )
     if not known:
-        return (
-            f"the weights of {what} do not fit {counted(sizes[-1], 'GPU')}. Export a "
-            "candidate without a draft: --candidate plain"
-        )
+        return f"the weights of {what} do not fit {counted(sizes[-1], 'GPU')}. {fix}"
     room = longest + spec.kv_rows + _room(problem, known[-1])
     return (
         f"{what} on {counted(known[-1], 'GPU')} leave room for {room:,} KV rows, the longest "
-        f"request needs {longest:,} and a round's {spec.kv_rows}. Export a candidate without "
-        "a draft: --candidate plain"
+        f"request needs {longest:,} and a round's {spec.kv_rows}. {fix}"
     )
 
 

@@ -8,6 +8,7 @@ the recorded acceptance beside it. The planner and the simulator read fits, neve
     round_costs    all of a deployment's
     calibration    what a draft's confidence is worth
     prompt_luck, drift  what no residual shows: other prompts, and the machine's pace
+    checks         what no fit and no timing can be
     shipped        fits that come with the package
     roofline       step times from data sheets: devices, priced_model, engine_roofline
     what_if        such a fit from a few words on a command line
@@ -18,17 +19,17 @@ Must not import torch.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from math import isfinite
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any
 
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, read_json, read_table, sha256, write_json, write_table
+from codesign.artifacts.fields import why
 from codesign.errors import InputError
 from codesign.fit.calibration import CalibrationFit, fit_calibration
+from codesign.fit.checks import check_steps, sound
 from codesign.fit.drift import drift_error, host_spreads
 from codesign.fit.prompt_luck import acceptance_error
 from codesign.fit.round_costs import FORWARDS, MEASURE, fit_costs
@@ -39,7 +40,6 @@ STEPS_FILE, ACCEPTANCE_FILE, PROFILE_FILE = "steps.parquet", "acceptance.parquet
 STEP_COLUMNS = ("deployment", "op", "rows", "requests", "context", "beside", "seconds")
 ROOFLINE = "roofline"  # origin of a fit from data sheets
 _MEDIAN = 0.6745  # of the size of a normal error, in standard deviations
-_Made = TypeVar("_Made", StepTime, RoundCost, Calibration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +155,22 @@ class Fit:
             wanted = payload["acceptance"]["sha256"]
             values = _read_fields(payload)
         except (KeyError, TypeError, ValueError, AttributeError) as err:
-            raise InputError(f"{path} is incomplete ({err!r}). Fit again: codesign fit") from err
+            raise _damaged(path, err) from err
         if sha256(acceptance_path) != wanted:
             raise InputError(
                 f"{acceptance_path} is not the one that {path} was saved with. "
                 "Fit again: codesign fit"
             )
         frame, _ = read_table(acceptance_path, kind="fit")
-        return cls(acceptance=AcceptanceProfile.from_table(frame), **values)
+        fit = cls(acceptance=AcceptanceProfile.from_table(frame), **values)
+        try:
+            return sound(fit)
+        except (ValueError, InputError) as err:
+            raise _damaged(path, err) from err
+
+
+def _damaged(path: Path, err: Exception) -> InputError:
+    return InputError(f"{path} is incomplete or damaged: {why(err)}. Fit again: codesign fit")
 
 
 def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,7 +182,7 @@ def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
         "top_k": payload.get("top_k", 0),  # fits of the first day do not say
         "top_p": payload.get("top_p", 1.0),
         "costs": {label: _read_cost(cost) for label, cost in payload["costs"].items()},
-        "calibration": _with_numbers(Calibration(**payload["calibration"])),
+        "calibration": Calibration(**payload["calibration"]),
         "errors": dict(payload["errors"]),
         "origin": payload["origin"],
         "acceptance_origin": payload.get("acceptance_origin", "recorded"),
@@ -185,29 +193,20 @@ def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _with_numbers(made: _Made) -> _Made:
-    """The same, if whatever its class declares as a number is one."""
-    for each in fields(made):  # types: the texts of the annotations
-        value = getattr(made, each.name)
-        is_number = isinstance(value, float | int) and isfinite(value)
-        if each.type in ("float", "int") and not is_number:
-            raise ValueError(f"{each.name} is no number: {value!r}")
-    return made
-
-
 def _read_time(values: Mapping[str, Any]) -> StepTime:
     rows, seconds = tuple(values["rows"]), tuple(values["seconds"])
-    if len(rows) != len(seconds) or not np.isfinite([*rows, *seconds]).all():
+    ascend = all(before < after for before, after in pairwise(rows))
+    if not rows or len(rows) != len(seconds) or not ascend:
         raise ValueError(f"no step time: seconds {seconds} of rows {rows}")
     alone = values.get("alone")
     known = {**values, "rows": rows, "seconds": seconds}
     alone = None if alone is None else _read_time(alone)
-    return _with_numbers(StepTime(**{**known, "alone": alone}))
+    return StepTime(**{**known, "alone": alone})
 
 
 def _read_cost(values: Mapping[str, Any]) -> RoundCost:
     times = {name: _read_time(values[name]) for name in FORWARDS}
-    return _with_numbers(RoundCost(**{**values, **times}))
+    return RoundCost(**{**values, **times})
 
 
 def _read_step(values: Mapping[str, Any]) -> StepFit:
@@ -240,11 +239,10 @@ def fit_profile(directory: str | Path) -> Fit:
     if missing:
         raise InputError(f"profile {directory} lacks {', '.join(missing)}. {MEASURE}")
     acceptance = AcceptanceProfile.from_table(recorded)
-    if not (steps.loc[steps["op"].isin(FORWARDS), "seconds"] > 0).all():
-        raise InputError(f"profile {directory} holds a time that is not above 0 seconds. {MEASURE}")
+    check_steps(steps, directory)
     costs, fits, errors = fit_costs(steps, on_ranks=about.get("device", "cpu") != "cpu")
     calibration = fit_calibration(acceptance)
-    return Fit(
+    fit = Fit(
         target=about["target"],
         draft=about["draft"],
         temperature=about["temperature"],
@@ -259,3 +257,7 @@ def fit_profile(directory: str | Path) -> Fit:
         measured=tuple(about.get("measured", ())),
         host_spread=host_spreads(steps),
     )
+    try:
+        return sound(fit)
+    except (ValueError, InputError) as err:
+        raise InputError(f"profile {directory} is damaged: {why(err)}. {MEASURE}") from err

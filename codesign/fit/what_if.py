@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from codesign.acceptance import AcceptanceProfile
-from codesign.artifacts import cache_dir
+from codesign.artifacts import alone, cache_dir
 from codesign.config import parse_deployment
 from codesign.errors import InputError
 from codesign.fit import Fit
@@ -193,11 +193,19 @@ def kept_fit(fit: Fit, name: str) -> tuple[Fit, Path]:
     if len(stem) > _MAX_STEM:  # folders of models may be deep
         stem = f"{stem[:_MAX_STEM]}-{hashlib.sha256(stem.encode()).hexdigest()[:12]}"
     file = cache_dir() / "rooflines" / f"{stem}.json"
+    kept = _same(file, fit)
+    if kept is None:
+        with alone(file.parent):  # a fit is two files: those of two processes must not mix
+            kept = _same(file, fit)
+            if kept is None:
+                fit.save(file)
+    return kept or fit, file
+
+
+def _same(file: Path, fit: Fit) -> Fit | None:
+    """What a file holds, if it is this fit."""
     try:
         kept = Fit.load(file)
-        if (kept.costs, kept.errors) == (fit.costs, fit.errors):
-            return kept, file
     except InputError:
-        pass  # not there yet, or of another version
-    fit.save(file)
-    return fit, file
+        return None  # not there yet, or of another version
+    return kept if (kept.costs, kept.errors) == (fit.costs, fit.errors) else None

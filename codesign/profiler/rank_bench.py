@@ -22,8 +22,8 @@ from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.gpu.group_target import GroupTarget
 from codesign.engine.gpu.rank_group import GroupLeader
 from codesign.engine.gpu.rank_setup import RankSetup
-from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank, load_rank
-from codesign.engine.gpu.run import started
+from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank
+from codesign.engine.gpu.run import load_leader, started
 from codesign.engine.partner import LocalDraft, NoDraft, Partner
 from codesign.engine.run import EngineRun, PolicySetup
 from codesign.engine.schedule import Schedule
@@ -250,7 +250,7 @@ def rank_bench(setup: RankSetup) -> Iterator[RankBench]:
     if setup.device == "cuda":
         torch.cuda.empty_cache()
     with started(setup) as (ranks, setup):
-        this = load_rank(setup, setup.leader, before_join=ranks.wait_until_loaded)
+        this = load_leader(setup, ranks)
         followers = this.group_mailbox(draft=False, watch=ranks.of_target)
         target = this.leader(TARGET_MODEL, followers, ranks.of_target)
         draft = link = None

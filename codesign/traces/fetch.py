@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codesign import Progress, __version__
-from codesign.artifacts import elsewhere, sha256
+from codesign.artifacts import alone, elsewhere, sha256
 from codesign.errors import HardwareError, InputError
 from codesign.traces.catalog import PUBLISHED, PublishedTrace, cached_path, find_published
 
@@ -62,20 +62,27 @@ def fetch_trace(name: str, *, progress: Progress | None = None) -> FetchedTrace:
         known = ", ".join(known.name for known in PUBLISHED)
         raise InputError(f"no published trace '{name}'. Fix: one of {known}")
     path = cached_path(published)
-    part = path.with_name(f"{path.name}.part")
     was_there = path.is_file()
+    if not was_there:
+        with alone(path.parent):
+            was_there = path.is_file()  # by another process, for which this one waited
+            if not was_there:
+                _fetch(published, path, progress or (lambda _name, _done, _total: None))
+    if was_there:
+        _check(published, path)
+    check = f"sha256 agrees ({published.checksum_from})"
+    return FetchedTrace(published.name, path, published.sha256, was_there, check)
+
+
+def _fetch(published: PublishedTrace, path: Path, progress: Progress) -> None:
+    part = path.with_name(f"{path.name}.part")
     try:
-        if not was_there:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _download(published, part, progress or (lambda _name, _done, _total: None))
-        _check(published, path if was_there else part)
-        if not was_there:
-            part.replace(path)
+        _download(published, part, progress)
+        _check(published, part)
+        part.replace(path)
     except OSError as err:
         why = err.strerror or err
         raise InputError(f"cannot write {path}: {why}{elsewhere(path)}") from err
-    check = f"sha256 agrees ({published.checksum_from})"
-    return FetchedTrace(published.name, path, published.sha256, was_there, check)
 
 
 def _check(published: PublishedTrace, file: Path) -> None:

@@ -233,7 +233,7 @@ def _add_own_columns(rows: Rows, requests: pd.DataFrame, frame: pd.DataFrame) ->
 def _add_wishes(rows: Rows, requests: pd.DataFrame, frame: pd.DataFrame) -> None:
     """Kind of prompt, and whether a request may be drafted for."""
     if "category" in frame:
-        requests["category"] = _series(frame, "category").fillna("").astype(object)
+        requests["category"] = _series(frame, "category").fillna("").map(str).astype(object)
     if "speculates" in frame:
         values = _series(frame, "speculates").fillna(1)
         wrong = np.flatnonzero(~values.isin([0, 1]).to_numpy())

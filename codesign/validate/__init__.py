@@ -96,7 +96,10 @@ def _compare(
 ) -> RunComparison:
     if "candidate" not in run.summary:
         raise InputError(f"{path}/run.json does not say what served. Run again: codesign run")
-    candidate = Candidate.from_dict(run.summary["candidate"])
+    try:
+        candidate = Candidate.from_dict(run.summary["candidate"])
+    except InputError as err:
+        raise InputError(f"{path}/run.json is damaged ({err}). Run again: codesign run") from err
     requests, notes = _served(planned, run, path)
     outcomes, simulated = [], []
     for seed in plan.simulation_seeds:
@@ -173,7 +176,7 @@ def _served(planned: pd.DataFrame, run: StoredRun, path: Path) -> tuple[pd.DataF
 def _other_plan(run: StoredRun, plan_hash: str | None) -> list[str]:
     """A note if a run says that it is of another plan."""
     named = run.summary.get("inputs", {}).get("plan", {})
-    if plan_hash is None or named.get("sha256", plan_hash) == plan_hash:
+    if plan_hash is None or named.get("sha256", plan_hash) == plan_hash or "path" not in named:
         return []
     return [f"the run names another plan, {named['path']}; it served the same requests"]
 

@@ -6,6 +6,8 @@ import functools
 import itertools
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -154,6 +156,33 @@ def test_a_draft_that_cannot_load_is_reported_and_leaves_no_process(
         serve("async-tree-8x4x2", make_requests(2), draft=DraftSource(tmp_path, tmp_path))
     assert not is_running(drafts[0].pid)
     assert "config.json" in capfd.readouterr().err
+
+
+def test_a_draft_that_is_killed_before_it_is_ready_gives_no_reason_above(
+    serve, make_requests, monkeypatch
+):
+    receive = RemoteDraft._receive
+
+    def kill(self, seconds: float):
+        os.kill(self.pid, signal.SIGKILL)
+        return receive(self, seconds)
+
+    monkeypatch.setattr(RemoteDraft, "_receive", kill)
+    with pytest.raises(DraftLostError, match="exit code -9; it was killed, maybe for lack of mem"):
+        serve("async-tree-8x4x2", make_requests(2))
+
+
+def test_a_rank_whose_run_is_over_before_it_has_begun_ends_without_a_word(tmp_path, capfd):
+    """The leader was killed, and another rank has removed their folder."""
+    module = "codesign.engine.gpu.rank_process"
+    rank = subprocess.Popen(
+        [sys.executable, "-m", module], stdin=subprocess.PIPE, text=True, start_new_session=True
+    )
+    rank.stdin.write(f"1 {tmp_path / 'gone'}\n")
+    rank.stdin.flush()
+    assert rank.wait(timeout=60) == 1
+    rank.stdin.close()
+    assert capfd.readouterr().err == ""
 
 
 def test_an_error_in_the_draft_process_is_not_taken_for_a_normal_end(

@@ -12,10 +12,12 @@ import time
 import pytest
 
 from codesign.config import Deployment
+from codesign.engine.gpu import ranks as ranks_module
 from codesign.engine.gpu.launch import LocalRanks
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.gpu.watch import SILENCE
+from codesign.errors import HardwareError
 from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
@@ -215,3 +217,50 @@ def test_a_hung_target_rank_ends_the_run_soon_with_what_is_done(
     assert any(ours.outputs.values())
     for request_id, tokens in ours.outputs.items():
         assert tokens == plain.outputs[request_id][: len(tokens)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "ranks", "named"),
+    [
+        ("plain", {"target_ranks": 2}, "target rank 1 ended, exit code -9"),
+        ("async-tree-8x4x2", {"draft_ranks": 1}, "draft rank 0 ended, exit code -9"),
+    ],
+)
+def test_a_rank_that_dies_while_the_ranks_meet_is_said_at_once(
+    serve_ranks, make_requests, monkeypatch, policy, ranks, named
+):
+    """The leader would wait for it in C++, as long as loading large models may take."""
+    ready, killed = LocalRanks.wait_until_loaded, []
+
+    def kill(self) -> None:
+        ready(self)
+        for pid in self.pids.values():
+            os.kill(pid, signal.SIGKILL)
+        killed.append(time.monotonic())
+
+    monkeypatch.setattr(LocalRanks, "wait_until_loaded", kill)
+    with pytest.raises(HardwareError, match=named):
+        serve_ranks(policy, make_requests(2), **ranks)
+    assert time.monotonic() - killed[0] < 30
+
+
+def test_a_rank_that_dies_while_others_load_is_said_as_such(
+    serve_ranks, make_requests, monkeypatch
+):
+    load = ranks_module._model_rank
+
+    def kill(setup, model, forward):
+        started_ranks[-1].kill()
+        return load(setup, model, forward)
+
+    started_ranks = []
+    start = LocalRanks._start
+
+    def kept(self, rank):
+        started_ranks.append(start(self, rank))
+        return started_ranks[-1]
+
+    monkeypatch.setattr(LocalRanks, "_start", kept)
+    monkeypatch.setattr(ranks_module, "_model_rank", kill)
+    with pytest.raises(HardwareError, match="target rank 1 ended, exit code -9"):
+        serve_ranks("plain", make_requests(2), target_ranks=2)

@@ -44,6 +44,23 @@ def test_the_table_that_a_profile_writes_is_read_back_the_same():
             np.testing.assert_allclose(old.log_probs, new.log_probs, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("rank", [0.5, -1, 1, 0, 1]),
+        ("rank", ["a", "b", "c", "d", "e"]),
+        ("position", [0, 1, 2, 0, float("nan")]),
+        ("category", [None, "chat", "chat", "code", "chat"]),
+        ("log_probs", [False] * 5),
+        ("log_probs", [[-0.1, "a"]] * 5),
+        ("log_probs", [[-0.1, None]] * 5),
+    ],
+)
+def test_values_of_another_type_are_refused_and_none_is_cut_to_a_whole_number(column, values):
+    with pytest.raises(InputError, match="Record again: codesign profile"):
+        AcceptanceProfile.from_table(small_table().assign(**{column: values}))
+
+
 def test_hit_rate_counts_the_ranks_within_the_fanout():
     profile = AcceptanceProfile.from_table(small_table())
     assert profile.hit_rate(1) == pytest.approx(2 / 5)

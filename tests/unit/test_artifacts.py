@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from codesign import __version__, artifacts
-from codesign.artifacts import machine
+from codesign.artifacts import machine, parquet
 from codesign.errors import InputError
 
 
@@ -110,6 +110,23 @@ def test_foreign_tables_are_an_input_error(tmp_path):
         artifacts.read_table(tmp_path / "plain.parquet", kind="rounds")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("inputs", []), ("inputs", {"plan": {"path": 3}}), ("hardware", True), ("created", 5)],
+)
+def test_a_header_that_no_writer_makes_is_an_input_error(tmp_path, name, value):
+    damaged = {**artifacts.header("plan", seed=0), name: value}
+    artifacts.write_json(tmp_path / "a.json", damaged)
+    with pytest.raises(InputError, match=rf"damaged header \({name}.*Make one: codesign plan"):
+        artifacts.read_json(tmp_path / "a.json", kind="plan")
+
+
+def test_a_table_whose_header_was_cut_is_an_input_error(tmp_path):
+    parquet.write(tmp_path / "a.parquet", pd.DataFrame({"x": [1]}), '{"kind": "rounds", ')
+    with pytest.raises(InputError, match=r"damaged header .*Make one: codesign run"):
+        artifacts.read_table(tmp_path / "a.parquet", kind="rounds")
+
+
 def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path):
     path = tmp_path / "rounds.parquet"
     meta = artifacts.header("rounds", seed=0)
@@ -122,6 +139,16 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path):
         artifacts.write_json(tmp_path / "folder", meta)
     assert path.read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "rounds.parquet"]
+
+
+def test_two_writers_of_one_file_in_one_process_do_not_share_its_sibling(tmp_path):
+    path = tmp_path / "plan.json"
+    with artifacts.replacing(path) as first:
+        with artifacts.replacing(path) as second:
+            first.write_text("first")
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
 
 
 def test_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):

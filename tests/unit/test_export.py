@@ -399,6 +399,12 @@ def test_a_draft_whose_kv_rows_do_not_fit_is_refused(make, fit):
         export_plan(plan, fit, ENGINES["vllm"])
 
 
+def test_a_target_that_does_not_fit_alone_is_not_told_to_leave_out_its_draft(make, fit):
+    plan = make(scored("plain"), serving=Serving(max_kv_tokens=900))
+    with pytest.raises(InputError, match=r"the target on .* 900 KV .* Plan again with more GPUs"):
+        export_plan(plan, fit, ENGINES["vllm"])
+
+
 def test_a_measured_fit_says_nothing_of_the_memory_of_sizes_that_it_lacks(make, fit):
     plan = make(scored("chain-3", "1"))
     found = export_plan(plan, dataclasses.replace(fit, origin="fitted"), ENGINES["vllm"])

@@ -891,6 +891,10 @@ def test_a_fit_whose_times_are_no_numbers_or_too_many_is_refused(tmp_path, secon
         (("costs", "1+1", "draft", "gamma"), None),
         (("costs", "1+1", "target", "alpha"), math.inf),
         (("costs", "1+1", "link"), [0.1]),
+        (("costs", "1+1", "kv_tokens"), 0.5),
+        (("errors", "2/draft"), None),
+        (("top_p",), "x"),
+        (("steps", "2/target", "num_shapes"), []),
     ],
 )
 def test_a_fit_with_something_else_for_a_number_is_refused_by_name(tmp_path, place, value):
@@ -904,6 +908,60 @@ def test_a_fit_with_something_else_for_a_number_is_refused_by_name(tmp_path, pla
     (tmp_path / "fit.json").write_text(json.dumps(payload))
     with pytest.raises(InputError, match=rf"is incomplete .*{name} is no number"):
         Fit.load(tmp_path / "fit.json")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "named"),
+    [
+        (("costs", "1+1", "choice"), 1e308, "choice of 1\\+1 cannot be 1e"),
+        (("costs", "2", "target", "alpha"), -1e-9, "target of 2 cannot be -1e-09"),
+        (("costs", "2", "target", "rows"), [1, 1], "no step time"),
+        (("costs", "2", "target", "rows"), [], "no step time"),
+        (("errors", "2/draft"), -0.1, "error of 2/draft is below 0"),
+        (("top_k",), -1, "top_k must be 0"),
+        (("origin",), None, "origin is no str"),
+        (("target",), 7, "target is no str"),
+        (("steps", "2/target", "form"), "curve", "form is none of line, quad"),
+        (("calibration",), [], "must be a mapping"),
+    ],
+)
+def test_a_fit_with_a_value_that_cannot_be_is_refused(tmp_path, place, value, named):
+    fit_profile(write_profile(tmp_path, whole_profile())).save(tmp_path / "fit.json")
+    payload = json.loads((tmp_path / "fit.json").read_text())
+    inside = payload
+    for key in place[:-1]:
+        inside = inside[key]
+    inside[place[-1]] = value
+    (tmp_path / "fit.json").write_text(json.dumps(payload))
+    with pytest.raises(InputError, match=rf"damaged: .*{named}.*Fit again: codesign fit"):
+        Fit.load(tmp_path / "fit.json")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("seconds", "soon", "another type"),
+        ("beside", "False", "another type"),
+        ("seconds", math.inf, "number that no timing has"),
+        ("context", 2**62, "number that no timing has"),
+        ("requests", -1, "number that no timing has"),
+    ],
+)
+def test_a_profile_with_a_timing_that_cannot_be_is_refused(tmp_path, column, value, message):
+    steps = whole_profile()
+    steps[column] = [value, *steps[column].tolist()[1:]]
+    if isinstance(value, str):
+        steps[column] = steps[column].map(str)
+    with pytest.raises(InputError, match=rf"{message}\. Measure again: codesign profile"):
+        fit_profile(write_profile(tmp_path, steps))
+
+
+def test_a_profile_whose_text_was_sampled_in_no_way_is_refused(tmp_path):
+    folder = write_profile(tmp_path, whole_profile())
+    about = json.loads((folder / PROFILE_FILE).read_text())
+    (folder / PROFILE_FILE).write_text(json.dumps({**about, "top_k": "few"}))
+    with pytest.raises(InputError, match=r"damaged: top_k is no number.*codesign profile"):
+        fit_profile(folder)
 
 
 @pytest.mark.parametrize("seconds", [math.nan, -1.0])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 
 import pandas as pd
@@ -158,6 +159,44 @@ def test_a_plan_with_a_missing_or_an_unknown_field_is_refused(plan, tmp_path):
     values["chosen"]["candidate"]["speculation"]["colour"] = "red"
     path.write_text(json.dumps(values))
     with pytest.raises(InputError, match="colour"):
+        Plan.load(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "named"),
+    [
+        (("num_seeds",), math.nan, "num_seeds"),
+        (("num_seeds",), -3, "num_seeds must be at least 1"),
+        (("num_requests",), 0, "num_requests must be at least 1"),
+        (("seed",), {}, "not supported"),
+        (("seed",), -1, "seed must be at least 0"),
+        (("seed",), 2**63, "seed is no number"),
+        (("draft",), 10**30, "draft is no str"),
+        (("notes", 0), [[]], "one of notes is no str"),
+        (("economics", "oracle_gain"), None, "oracle_gain is no number"),
+        (("serving", "prefix_cache"), "1", "prefix_cache is no bool"),
+        (("sampling", "top_p"), "x", "not supported"),
+        (("slo", "percentile"), -1.0, "percentile must be in"),
+        (("trace", "path"), 3, "unsupported operand"),
+        (("chosen", "is_feasible"), 1, "is_feasible is no bool"),
+        (("chosen", "predicted", "tpot_mean", "low"), "0.1", "low is no number"),
+        (("chosen", "candidate", "max_batch"), 1.5, "max_batch is no number"),
+        (("chosen", "candidate", "speculation", "rows"), True, "rows"),
+        (("alternatives", 0, "candidate", "deployment", "replicas"), 0, "at least 1 replica"),
+    ],
+)
+def test_a_plan_with_a_value_that_cannot_be_is_refused_in_one_line(
+    plan, tmp_path, place, value, named
+):
+    path = tmp_path / "made" / "plan.json"
+    plan.save(path)
+    values = json.loads(path.read_text())
+    inside = values
+    for key in place[:-1]:
+        inside = inside[key]
+    inside[place[-1]] = value
+    path.write_text(json.dumps(values))
+    with pytest.raises(InputError, match=rf"whole plan: .*{named}.*\. Plan again: codesign plan"):
         Plan.load(path)
 
 

@@ -6,6 +6,8 @@ import importlib.util
 import itertools
 import json
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -303,6 +305,26 @@ def test_the_same_what_if_keeps_its_file_and_another_replaces_it(tmp_path, monke
     assert deep != kept_fit(fit, "8xh100-/deep" + "/folder" * 41)[1]
     kept_fit(replace(fit, errors={**fit.errors, "acceptance": 0.5}), "a/b: c")
     assert Fit.load(file).errors["acceptance"] == 0.5
+
+
+def test_two_that_keep_the_same_what_if_at_once_do_not_mix_its_files(tmp_path, monkeypatch):
+    monkeypatch.setenv("CODESIGN_HOME", str(tmp_path))
+    fit, save = what_if_fit("h200", 2, "llama-3.1-8b", "llama-3.2-1b"), Fit.save
+    saved = []
+
+    def slow(self, path) -> None:
+        saved.append(path)
+        time.sleep(0.3)
+        save(self, path)
+
+    monkeypatch.setattr(Fit, "save", slow)
+    threads = [threading.Thread(target=kept_fit, args=(fit, "mine")) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(saved) == 1
+    assert Fit.load(saved[0]).costs == fit.costs
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,11 @@ def test_a_missing_file_is_named_with_the_command_that_makes_it(tmp_path, name):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("seconds", None), ("seconds", "long"), ("notes", None), ("notes", 3), ("origin", "guessed")],
-)
+    [
+        ("seconds", None), ("seconds", "long"), ("seconds", float("nan")), ("notes", None),
+        ("notes", 3), ("notes", [None]), ("origin", "guessed"),
+    ],
+)  # fmt: skip
 def test_a_damaged_run_json_is_refused_with_the_command_that_makes_it(tmp_path, key, value):
     write(tmp_path)
     file = tmp_path / "run.json"
@@ -135,3 +138,62 @@ def test_a_write_of_the_outputs_that_fails_is_an_input_error_and_leaves_no_part(
     with pytest.raises(InputError, match=r"cannot write .*outputs\.jsonl: No space left"):
         write(tmp_path, outputs={0: [5, 1, 9, 2]})
     assert {path.suffix for path in tmp_path.iterdir()} == {".parquet"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("calibration", 3),
+        ("calibration", {"all": "low"}),
+        ("refused", []),
+        ("refused", {"first": "too long"}),
+        ("label", None),
+        ("candidate", "chain-3"),
+    ],
+)
+def test_what_a_run_json_need_not_say_is_what_it_must_be_if_it_does(tmp_path, key, value):
+    write(tmp_path)
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    with pytest.raises(InputError, match=r"run\.json is damaged .* Make it again: codesign run"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("rounds", "draft_rows", float("nan")),
+        ("rounds", "target", float("inf")),
+        ("rounds", "link_there", 2.0**62),
+        ("rounds", "batch", -1),
+        ("rounds", "num_emitted_tokens", 0.5),
+        ("requests", "finish", float("inf")),
+        ("requests", "arrival", float("nan")),
+        ("requests", "prompt_tokens", float("nan")),
+        ("requests", "category", None),
+    ],
+)
+def test_a_value_that_no_run_writes_is_refused_by_its_column(tmp_path, table, column, value):
+    write(tmp_path)
+    path = tmp_path / f"{table}.parquet"
+    frame, meta = read_table(path, kind=table)
+    write_table(path, frame.assign(**{column: [value, *frame[column].tolist()[1:]]}), meta)
+    with pytest.raises(InputError, match=rf"something else for {column}\. .*codesign run"):
+        read_run(tmp_path)
+
+
+def test_a_request_that_stands_twice_is_refused(tmp_path):
+    done = small_run().requests[0]
+    write(tmp_path, RunRecords([done, done], RoundLog(), 1.0, []))
+    with pytest.raises(InputError, match=r"stands twice in .*requests\.parquet.*codesign run"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line", ["{", '{"request_id": 2.5, "tokens": [1]}', '{"request_id": 1, "tokens": ["a"]}']
+)
+def test_an_output_that_is_no_tokens_is_refused(tmp_path, line):
+    write(tmp_path, outputs={0: [5]})
+    (tmp_path / "outputs.jsonl").write_text(line + "\n")
+    with pytest.raises(InputError, match=r"outputs\.jsonl is damaged.*codesign run"):
+        read_run(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -26,6 +27,7 @@ class Server(ThreadingHTTPServer):
         self.break_after: int | None = None
         self.knows_ranges = True
         self.status = 200
+        self.before_answer = lambda: None
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -33,6 +35,7 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         asked = self.headers.get("Range")
         server.ranges.append(asked)
+        server.before_answer()
         if server.status != 200:
             self.send_error(server.status)
             return
@@ -104,6 +107,25 @@ def test_a_broken_download_leaves_no_file_and_continues_where_it_stopped(publish
     server.break_after = None
     fetch_trace("mine")
     assert server.ranges == [None, "bytes=5000-"]
+    assert published().read_bytes() == BODY
+
+
+def test_of_two_that_fetch_at_once_one_waits_for_the_other(published, server):
+    both = threading.Barrier(2, timeout=30)
+    server.before_answer = lambda: time.sleep(0.3)
+    found = []
+
+    def fetch() -> None:
+        both.wait()
+        found.append(fetch_trace("mine"))
+
+    threads = [threading.Thread(target=fetch) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(fetched.was_there for fetched in found) == [False, True]
+    assert server.ranges == [None]
     assert published().read_bytes() == BODY
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, _world
 from torch.distributed.rendezvous import rendezvous
 
 from codesign.engine.gpu.rank_setup import RankSetup
@@ -18,22 +18,43 @@ from codesign.engine.gpu.tensor_group import (
     SingleRank,
     TensorGroup,
 )
+from codesign.engine.gpu.watch import Watch
 from codesign.kernels.cuda_module import kernels_run
 from codesign.kernels.symmetric import open_exchange
 
 JOIN_TIMEOUT = timedelta(seconds=600)  # loading and capturing large models takes minutes
+Groups = dict[range, dist.ProcessGroup | None]
 
 
-def join(setup: RankSetup, rank: int) -> None:
-    """Meet the other ranks; nothing to do when there are none."""
+def join(setup: RankSetup, rank: int, watch: Watch | None = None) -> Groups:
+    """Meet the other ranks, and make the groups that hold a model together; None for one of one.
+
+    Args:
+        setup: The run.
+        rank: Global number.
+        watch: Ends the wait for ranks that are gone; None where somebody else does.
+    """
     if setup.num_ranks == 1:
-        return
+        return {range(1): None}
+
+    def meet() -> Groups:
+        select_device(setup, rank)  # each thread has its own
+        _meet(setup, rank)
+        # torch.distributed wants every rank to make every group.
+        both = {setup.group_ranks(draft=False): 0, setup.group_ranks(draft=True): 0}
+        return {ranks: _process_group(setup, ranks) for ranks in both}
+
+    return meet() if watch is None else watch.over(meet)
+
+
+def _meet(setup: RankSetup, rank: int) -> None:
     has_nccl = setup.device == "cuda" and not setup.shares_gpus  # not of two ranks on a GPU
     if setup.folder is None:
         store = next(rendezvous("env://"))[0]
     else:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host: no name look-ups
         store = next(rendezvous(f"file://{setup.folder}/rendezvous", rank, setup.num_ranks))[0]
+    _world.group_count = 0  # a join that failed has counted, and the count is in groups' names
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if has_nccl else "gloo",
         store=PrefixStore(f"run-{setup.number}", store),
@@ -56,23 +77,22 @@ def select_device(setup: RankSetup, rank: int) -> torch.device:
 
 
 def tensor_groups(
-    setup: RankSetup, rank: int, hidden: int, device: torch.device
+    setup: RankSetup, joined: Groups, rank: int, hidden: int, device: torch.device
 ) -> dict[range, TensorGroup]:
     """The groups that this rank is in; models on the same ranks share one.
 
     Args:
         setup: The run.
+        joined: From ``join``.
         rank: Global number.
         hidden: Of this rank's largest model.
         device: Of this rank.
     """
-    groups: dict[range, TensorGroup] = {}
-    # torch.distributed wants every rank to make every group.
-    for ranks in {setup.group_ranks(draft=False): 0, setup.group_ranks(draft=True): 0}:
-        made = _process_group(setup, ranks)
-        if rank in ranks:
-            groups[ranks] = _tensor_group(setup, made, BUCKETS[-1] * hidden, device)
-    return groups
+    return {
+        ranks: _tensor_group(setup, made, BUCKETS[-1] * hidden, device)
+        for ranks, made in joined.items()
+        if rank in ranks
+    }
 
 
 def _process_group(setup: RankSetup, ranks: range) -> dist.ProcessGroup | None:

@@ -23,6 +23,7 @@ from typing import NoReturn
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.watch import Watch
 from codesign.engine.partner import DraftLostError, TargetLostError
+from codesign.engine.remote_draft import start_failure
 from codesign.errors import HardwareError
 
 SETUP_FILE = "setup.pickle"
@@ -60,6 +61,7 @@ class LocalRanks:
     Attributes:
         of_draft: For waits on the draft.
         of_target: For waits on the target's followers.
+        of_all: For waits on all of them, before they serve.
     """
 
     def __init__(self, setup: RankSetup) -> None:
@@ -72,6 +74,7 @@ class LocalRanks:
         }
         self.of_draft = _of_draft(setup, partial(self._check, draft=True))
         self.of_target = _of_target(setup, partial(self._check, draft=False))
+        self.of_all = _of_all(self._check_all)
 
     def _start(self, rank: int) -> subprocess.Popen[str]:
         process = _waiting.pop(0) if _waiting else _rank_process()
@@ -96,8 +99,9 @@ class LocalRanks:
         for rank, process in self._processes.items():
             while not (self._folder / f"ready-{rank}").exists():
                 if process.poll() is not None or monotonic() > deadline:
+                    failure = f"{_exit_code(process)}; {start_failure(process)}"
                     raise HardwareError(
-                        f"rank {rank} did not start{_exit_code(process)}; the reason is above. "
+                        f"rank {rank} did not start{failure}. "
                         "Try fewer workers: codesign plan --workers 1"
                     )
                 sleep(0.02)
@@ -107,6 +111,10 @@ class LocalRanks:
             if self._setup.drafts(rank) == draft and process.poll() is not None:
                 name, lost = ("draft", DraftLostError) if draft else ("target", TargetLostError)
                 raise lost(f"{name} rank {rank} ended{_exit_code(process)}")
+
+    def _check_all(self) -> None:
+        self._check(draft=True)
+        self._check(draft=False)
 
     def let_write(self) -> None:
         """Nothing is served any more; here only the user interrupts what follows."""
@@ -142,7 +150,7 @@ class TorchrunRanks:
     """
 
     def __init__(self, setup: RankSetup) -> None:
-        self.of_draft, self.of_target = _of_draft(setup), _of_target(setup)
+        self.of_draft, self.of_target, self.of_all = _of_draft(setup), _of_target(setup), _of_all()
         signal.signal(signal.SIGTERM, _end_of_run)
 
     def wait_until_loaded(self) -> None:
@@ -169,6 +177,10 @@ def _of_draft(setup: RankSetup, check: Callable[[], None] | None = None) -> Watc
 
 def _of_target(setup: RankSetup, check: Callable[[], None] | None = None) -> Watch:
     return Watch("target ranks", TargetLostError, setup.silence, check)
+
+
+def _of_all(check: Callable[[], None] | None = None) -> Watch:
+    return Watch("the other ranks", TargetLostError, check=check)
 
 
 def _end_of_run(number: int, frame: object) -> NoReturn:

@@ -39,8 +39,9 @@ def main() -> None:
         serve_rank(read_setup(Path(folder)), int(rank))
     except (DraftLostError, TargetLostError):
         os._exit(1)
-    except (RuntimeError, CodesignError) as error:
-        if not is_broken_collective(error):
+    except (RuntimeError, OSError, CodesignError) as error:
+        is_over = not Path(folder).exists()  # another rank has seen it first, and tidied up
+        if not (is_over or is_broken_collective(error)):
             if not isinstance(error, CodesignError):
                 raise
             sys.stderr.write(f"rank {rank}: {error}\n")

@@ -169,7 +169,11 @@ def load_weights(setup: RankSetup, rank: int, device: torch.device) -> dict[int,
 
 
 def load_rank(
-    setup: RankSetup, rank: int, *, before_join: Callable[[], None] | None = None
+    setup: RankSetup,
+    rank: int,
+    *,
+    before_join: Callable[[], None] | None = None,
+    watch: Watch | None = None,
 ) -> Rank:
     """Load this rank's models, join the others, and capture graphs together with them.
 
@@ -177,6 +181,7 @@ def load_rank(
         setup: The run.
         rank: Global number.
         before_join: Called once this rank's files are open.
+        watch: On the others, while they join.
     """
     device = select_device(setup, rank)
     marks = [("", perf_counter())]
@@ -187,9 +192,9 @@ def load_rank(
     if before_join is not None:
         before_join()
     marks.append(("wait", perf_counter()))
-    join(setup, rank)
+    joined = join(setup, rank, watch)
     hidden = max((part.shape.hidden for part in weights.values()), default=0)
-    groups = tensor_groups(setup, rank, hidden, device)
+    groups = tensor_groups(setup, joined, rank, hidden, device)
     marks.append(("join", perf_counter()))
     models, weight_bytes = {}, {}
     for model, part in weights.items():

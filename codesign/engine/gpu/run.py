@@ -28,6 +28,7 @@ from codesign.engine.gpu.mailbox import Mailbox
 from codesign.engine.gpu.rank_group import GroupLeader
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank, draft_worker, load_rank
+from codesign.engine.gpu.watch import is_broken_collective
 from codesign.engine.partner import DraftLostError, LocalDraft, NoDraft, Partner
 from codesign.engine.refusals import check_stop_strings, served_requests
 from codesign.engine.run import EngineRun
@@ -90,7 +91,7 @@ def run_on_ranks(
         is_fed=feed is not None,
     )
     with started(setup) as (ranks, setup):
-        this = load_rank(setup, setup.leader, before_join=ranks.wait_until_loaded)
+        this = load_leader(setup, ranks)
         followers = this.group_mailbox(draft=False, watch=ranks.of_target)
         leader = this.leader(TARGET_MODEL, followers, ranks.of_target)
         server = Server(
@@ -108,6 +109,21 @@ def run_on_ranks(
             inspect(this)
         _leave(this, leader, ranks)
     return EngineRun(records, server.outputs, server.calibration)
+
+
+def load_leader(setup: RankSetup, ranks: Ranks) -> Rank:
+    """Load the rank that leads the target, while the others load theirs.
+
+    Raises:
+        HardwareError: If one of them ends before all are ready.
+    """
+    ready, watch = ranks.wait_until_loaded, ranks.of_all
+    try:
+        return load_rank(setup, setup.leader, before_join=ready, watch=watch)
+    except RuntimeError as error:
+        if not is_broken_collective(error):
+            raise
+        watch.broken(error)
 
 
 def _target_of(

@@ -7,16 +7,20 @@ every wait on it: the first within a second, the second after ``limit`` seconds.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from threading import Thread
 from time import monotonic, sleep
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import torch.distributed as dist
 
 from codesign.engine.partner import DraftLostError, TargetLostError
 from codesign.kernels.symmetric import PeerLostError
 
+_Made = TypeVar("_Made")
 SILENCE = 60.0  # seconds without an answer after which a rank counts as lost
+_LOOK_SECONDS = 0.05
 CAUSE_SECONDS = 1.0  # a connection breaks before the end of its process can be seen
 
 
@@ -51,6 +55,26 @@ class Watch:
             sleep(0.05)
         reason = str(error).partition("\n")[0].rpartition("] ")[2]
         raise self.lost(f"{self.who} cannot be reached: {reason}") from error
+
+    def over(self, make: Callable[[], _Made]) -> _Made:
+        """What ``make`` returns: it meets the others in C++, where neither a signal nor their end
+        is seen, and so has a thread, which is left behind where they are lost.
+        """
+        made: Future[_Made] = Future()
+
+        def run() -> None:
+            try:
+                made.set_result(make())
+            except BaseException as error:  # raised again below
+                made.set_exception(error)
+
+        thread = Thread(target=run, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(_LOOK_SECONDS)
+            if not made.done():
+                self.look(0.0)
+        return made.result()
 
 
 def is_broken_collective(error: BaseException) -> bool:
