@@ -89,7 +89,7 @@ _REST = (
     *(Wanted(_LARGER_DRAFT, label, 20.0) for label in ("4", "3+1", "2+2")),
     *(Wanted(_QWEN, label, 20.0) for label in ("4", "3+1", "2+2")),
 )
-# By GPUs of the machine, the most telling first: 560 s of one or two, 1000 s of four and the rest.
+# By GPUs of the machine, the most telling first; --dry-run says about how long each takes.
 SCHEDULES = {1: _ON_ONE, 2: _ON_TWO, 4: (*_ON_TWO[:2], *_ON_FOUR, *_ON_TWO[2:], *_REST)}
 SESSIONS = "sessions.jsonl"  # a line for each, below its pair's folder
 MOST_SHARE, LEAST_SHARE = 2.0, 0.5  # of the seconds wanted for runs

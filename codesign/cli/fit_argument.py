@@ -87,6 +87,7 @@ def fit_from_args(args: argparse.Namespace) -> tuple[Fit, Path]:
 
 
 def _what_if(args: argparse.Namespace) -> tuple[Fit, Path]:
+    from codesign.artifacts import sha256
     from codesign.fit import ROOFLINE
     from codesign.fit.what_if import device_fit, kept_fit
 
@@ -105,4 +106,6 @@ def _what_if(args: argparse.Namespace) -> tuple[Fit, Path]:
         source = f"roofline of {machine} (data sheets, not measured)"
     say(f"fit: {source}; acceptance {fit.acceptance_origin}")
     dial = "recorded" if args.acceptance is None else f"{args.acceptance:g}"
-    return kept_fit(fit, f"{args.gpus}x{args.device}-{fit.target}-{fit.draft}-{dial}")
+    # A data sheet that was edited is another one: plans made with it before keep their fit.
+    sheet = f"-{sha256(args.device)[:12]}" if args.device.endswith(".json") else ""
+    return kept_fit(fit, f"{args.gpus}x{args.device}{sheet}-{fit.target}-{fit.draft}-{dial}")

@@ -52,7 +52,8 @@ def sound(fit: Fit) -> Fit:
 def _numbers(value: StepTime | float | None) -> Iterable[float]:
     """Those of a cost that are never below 0; ``alone``, what a step takes more or less, may be."""
     if isinstance(value, StepTime):
-        return (value.alpha, *value.rows, *value.seconds, value.gamma, value.cross, value.each)
+        several = (value.each, value.tile, value.doubling)
+        return (value.alpha, *value.rows, *value.seconds, value.gamma, value.cross, *several)
     return () if value is None else (value,)
 
 

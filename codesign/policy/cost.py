@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from math import inf, log2
+from math import inf
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -170,7 +170,7 @@ class StepTime(_Segments):
         if self.cross:
             seconds += self.cross * rows * context / requests
         if self.doubling and requests > 1.0 and rows <= FEW_ROWS:
-            seconds += self.doubling * log2(requests)
+            seconds += self.doubling * _doublings(requests)
         if self.alone is not None and requests < SEVERAL:
             seconds += self.alone(rows, context)
         return seconds
@@ -194,6 +194,12 @@ class StepTime(_Segments):
         fixed = self(0.0)
         parts = [self(rows, context) - fixed for rows, context in (*prompts, (others, 0)) if rows]
         return fixed + sum(parts)
+
+
+@lru_cache(maxsize=256)
+def _doublings(requests: float) -> float:
+    """As NumPy says in ``of_arrays``: on some processors its last digit is not Python's."""
+    return float(np.log2(requests))
 
 
 @lru_cache(maxsize=256)

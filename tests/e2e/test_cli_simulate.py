@@ -131,6 +131,26 @@ def test_a_device_and_a_pair_stand_in_for_a_fit(cli, tmp_path):
     assert 0.002 < printed["metrics"]["tpot_mean"] < 0.05
 
 
+def test_a_data_sheet_that_was_edited_leaves_the_fit_of_earlier_plans_as_it_was(
+    cli, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CODESIGN_HOME", str(tmp_path / "home"))
+    sheet = {
+        "gpu": "X", "memory_bytes": 80e9, "memory_bandwidth": 2e12, "bf16_flops": 5e14,
+        "link": "nvlink", "link_bandwidth": 3e11, "source": "",
+    }  # fmt: skip
+    words = ["--device", "x.json", "--gpus", "1", "--target", "smollm2-135m"]
+    words += ["--draft", "smollm2-135m", "--trace", "conv-twin", "--slice", "0:2"]
+    kept = []
+    for bandwidth in (2e12, 3e12, 2e12):
+        (tmp_path / "x.json").write_text(json.dumps(sheet | {"memory_bandwidth": bandwidth}))
+        found = cli("simulate", *words, "--deployment", "1")
+        assert found.returncode == 0, found.stderr
+        kept.append({p: p.read_bytes() for p in (tmp_path / "home" / "rooflines").iterdir()})
+    assert [len(files) for files in kept] == [2, 4, 4]  # a fit is two files
+    assert kept[0].items() <= kept[1].items() == kept[2].items()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

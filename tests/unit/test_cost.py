@@ -4,6 +4,7 @@ import math
 import pickle
 from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -184,6 +185,13 @@ def test_requests_of_few_rows_take_more_each_time_that_they_double():
     assert pickle.loads(pickle.dumps(step)) == step
     assert step.scaled(2.0)(8, 0, 8) == pytest.approx(2.0 * step(8, 0, 8))
     assert step.later(0.5)(8, 0, 8) == pytest.approx(step(8, 0, 8) + 0.5)
+
+
+def test_doublings_are_the_same_where_numpy_rounds_a_logarithm_otherwise(monkeypatch):
+    exact = np.log2
+    monkeypatch.setattr(np, "log2", lambda values: np.nextafter(exact(values), np.inf))
+    step = replace(TABLE, doubling=1.0)
+    assert step.of_arrays(8, 70, 7.3) == step(8, 70, 7.3)
 
 
 ALONE = replace(TABLE, each=1e-3, alone=StepTime(-2e-7, (1, 4, 8, 9), (-4e-4, -2e-3, 1e-3, 1e-3)))

@@ -915,6 +915,8 @@ def test_a_fit_with_something_else_for_a_number_is_refused_by_name(tmp_path, pla
     [
         (("costs", "1+1", "choice"), 1e308, "choice of 1\\+1 cannot be 1e"),
         (("costs", "2", "target", "alpha"), -1e-9, "target of 2 cannot be -1e-09"),
+        (("costs", "2", "target", "doubling"), -1e-9, "target of 2 cannot be -1e-09"),
+        (("costs", "2", "draft", "tile"), -4, "draft of 2 cannot be -4"),
         (("costs", "2", "target", "rows"), [1, 1], "no step time"),
         (("costs", "2", "target", "rows"), [], "no step time"),
         (("errors", "2/draft"), -0.1, "error of 2/draft is below 0"),
