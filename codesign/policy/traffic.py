@@ -62,8 +62,8 @@ class Traffic:
         self._hears_late = hears_late
         self._known: list[DraftTree] = []
         self._lengths: deque[int] = deque(maxlen=_LENGTHS)
-        self._ranked = np.empty(0, np.int64)  # ascending
-        self._beyond = np.zeros(1, np.int64)  # sum of these from each on
+        self._ranked = np.empty(0)  # ascending
+        self._beyond = np.zeros(1)  # sum of these from each on
         self.left_at_first = START_OUTPUT
         self._prompt_time, self._all_time = 0.0, _HORIZON  # seconds lately, older ones faded
         self._last_now = 0.0
@@ -102,6 +102,8 @@ class Traffic:
     def expected_left(self, emitted: Any) -> Any:
         """Tokens that requests still emit after so many: what those had left that were longer.
 
+        Known are the last that finished, and until these are many the others that have come.
+
         Their own limits are not looked at: most requests end long before.
 
         Args:
@@ -134,8 +136,12 @@ class Traffic:
                 self._lengths.append(tree.emitted)
                 self.mean_output += _MEMORY * (tree.emitted - self.mean_output)
         if len(known) > len(here & before):
-            self._ranked = np.sort(self._lengths)
-            self._beyond = np.append(self._ranked[::-1].cumsum()[::-1], 0)
+            self._rank(self._lengths)
+            if len(self._lengths) < _LENGTHS:
+                # Those that finish first are the short ones. The others count, too, with what is
+                # expected of them by these.
+                emitted = np.array([tree.emitted for tree in trees], float)
+                self._rank([*self._lengths, *(emitted + self.expected_left(emitted))])
             self.left_at_first = float(self.expected_left(0))
         self._known = list(trees)
         prompts = [tree.first_len for tree in trees if id(tree) not in before]
@@ -146,6 +152,11 @@ class Traffic:
                 beyond = self._draft_prompt_seconds(length) - self.draft_prompt
                 self.draft_prompt += beyond / min(self._num_prompts, _LENGTHS)
         return sum(prompts)
+
+    def _rank(self, lengths: Sequence[float]) -> None:
+        """Tokens of finished requests, for ``expected_left``."""
+        self._ranked = np.sort(lengths)
+        self._beyond = np.append(self._ranked[::-1].cumsum()[::-1], 0)
 
 
 def rows_behind(missing: Sequence[int]) -> list[int]:
