@@ -21,7 +21,7 @@ START_PROMPT = 512.0  # tokens of a prompt, until some have come
 # average. The loss of a prompt that does not repay must be larger within two such batches.
 REPAID = 0.8
 _LENGTHS = 128  # of the last finished requests that are remembered
-_MEMORY = 0.05  # weight of a request in these means
+_MEMORY = 0.05  # weight of a request in the mean length of prompts
 _HORIZON = 5.0  # seconds over which the share of time that prompts take is averaged
 _BURST = 3.0
 
@@ -36,7 +36,6 @@ class Traffic:
             knows how many have come meanwhile.
 
     Attributes:
-        mean_output: Tokens that a request emits.
         mean_prompt: Tokens of a prompt.
         left_at_first: Tokens that a request is expected to emit when it starts.
         draft_prompt: Mean seconds of the draft over a prompt, of those seen.
@@ -52,7 +51,7 @@ class Traffic:
         *,
         hears_late: bool,
     ) -> None:
-        self.mean_output, self.mean_prompt = START_OUTPUT, START_PROMPT
+        self.mean_prompt = START_PROMPT
         self.draft_prompt = 0.0
         self.share = 0.0
         self.stall = 0.0
@@ -102,9 +101,8 @@ class Traffic:
     def expected_left(self, emitted: Any) -> Any:
         """Tokens that requests still emit after so many: what those had left that were longer.
 
-        Known are the last that finished, and until these are many the others that have come.
-
-        Their own limits are not looked at: most requests end long before.
+        Those that finished last; until they are many, those that are here, too. Their own limits
+        are not looked at: most requests end long before.
 
         Args:
             emitted: Of a request, or an array of them.
@@ -134,7 +132,6 @@ class Traffic:
         for tree in known:
             if id(tree) not in here:
                 self._lengths.append(tree.emitted)
-                self.mean_output += _MEMORY * (tree.emitted - self.mean_output)
         if len(known) > len(here & before):
             self._rank(self._lengths)
             if len(self._lengths) < _LENGTHS:
