@@ -77,22 +77,23 @@ Lowest: {least}. The batch tree has at least {behind:.3f} of SpecServe's speed.
 
 - **When the draft reads a prompt** is decided here: a request is decoded plainly until drafting is
   expected to save more on its remaining tokens than reading its prompt costs. On "code" answers
-  have 17 tokens on average, but 96 are expected until some requests have finished; that first
-  second costs 1 to 2 % of so short a run.
+  have 17 tokens on average, but 96 are expected until some requests have finished, and of those
+  that run on until more have; that first second costs 1 to 2 % of so short a run.
 - **Evaluating the batch** costs what the fits measured for a batch tree. On a CPU an evaluation of
   SpecServe takes 0.7 to 0.8 of that.
 - **Overload.** At load 1.2 with a 70B a chain of one is the best fixed length, as it drafts from
   the first token on and evaluates nothing. With 70B + 3B and 70B + 1B on "conv" and "mooncake",
   three acceptance seeds and two sets of requests (24 runs), the batch tree has 0.999 to 1.020 of
-  its speed, but for one run with 0.966 (before: 0.963 to 1.012), SpecServe 0.979 to 1.013, in the
-  middle 0.993 (before: 0.936 to 1.001). What SpecServe still loses is mostly rounds that a
-  request's TPOT target forbids, and evaluations.
-- **Known weakness:** drafting may stop and not start again. With 70B + 3B it saves about as much
-  there as a draft's prompt costs. If the first confidences are low, the batch tree decodes plainly
-  from then on: a batch of eight would have to read eight prompts at once to begin again. This
-  happened in the one run with 0.966. Starting again where the requests that follow repay these
-  prompts lifted it to 0.989, but below saturation, where the batch changes, it cost up to 2.5 %
-  with the 8B, and was not kept."""
+  its speed, SpecServe 0.991 to 1.013, in the middle 0.998. What SpecServe still loses is mostly
+  evaluations.
+- **Known weakness:** drafting may stop for seconds. With 70B + 3B it saves little more than a
+  draft's prompt costs. If one long prompt does not pay, and drafting does not pay for the others
+  without it, all decode plainly; a batch of eight then has to read eight prompts at once to begin
+  again. At load 1.0 on "mooncake" this happened in one of 18 runs of SpecServe (0.973 of a chain of
+  one) and in none of the batch tree. Two remedies were not kept. Starting again where the requests
+  that follow repay these prompts cost up to 2.5 % with the 8B below saturation. Going on as long as
+  drafting repays half of an average prompt, not 80 %, ended it, but cost the 8B up to 0.14 % on
+  average, and single runs of "code" up to 1 %."""
 
 
 def ranks_section(results: Results, key: str) -> str:

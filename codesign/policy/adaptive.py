@@ -68,6 +68,7 @@ class SpecServe(Repeating):
         self._longest = math.inf  # seconds that a round with draft tokens may take
         self._num_forbidden = 0  # looks one after another by which any draft token takes longer
         self._best = 0.0
+        self._missing: list[int] = []  # tokens that the draft has not run, of each request
         self._running: list[int] = []  # requests that took part in the last draft forward
         # Of each request: nodes whose confidences are taken in, and the chance of the last one.
         self._sizes: list[int] = []
@@ -95,7 +96,8 @@ class SpecServe(Repeating):
             sharing=self.sharing,
             looking=self.looking if self._num_confidence > LEARNED else 0.0,
         )
-        self._longest = self._allowed(progress)
+        self._missing = [tree.missing for tree in trees]
+        self._longest = self._allowed(self._missing, progress)
         self._take_all(trees)
         self._best = self._value(self._chances)
 
@@ -110,12 +112,13 @@ class SpecServe(Repeating):
             self._owners += [i] * (self._sizes[i] - 1)
             self._depths += range(1, self._sizes[i])
 
-    def _allowed(self, progress: Sequence[Progress]) -> float:
+    def _allowed(self, missing: Sequence[int], progress: Sequence[Progress]) -> float:
         """Seconds after which plain decoding would still keep every target that it can keep.
 
-        Of the round a request may get one token only, as the paper has it. Its target is one of
-        the mean of all its tokens: there are those that it has, and those that are expected. One
-        that would miss its target with plain rounds from now on has nothing to lose.
+        Of the round a request gets one token, as the paper has it, and if the draft model has run
+        what it says so far, one more with the mean chance; on deeper ones it does not count. Its
+        target is one of the mean of all its tokens: there are those that it has, and those that are
+        expected. One that would miss its target with plain rounds from now on has nothing to lose.
         """
         if not self._spec.slo_aware:
             return math.inf
@@ -128,7 +131,9 @@ class SpecServe(Repeating):
             batch=this.batch, context=this.context, steps=0, draft_tokens=0
         ) / (1.0 - min(self.traffic.share, FULL))
         room_B = target_B * (tokens_B + 1 + left_B) - elapsed_B - plain * left_B
-        return float(room_B[room_B >= plain].min(initial=math.inf))
+        known_B = np.array(missing) < COLD
+        longest_B = room_B + plain * np.minimum(known_B * self.mean_confidence, left_B)
+        return float(longest_B[room_B >= plain].min(initial=math.inf))
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
         if self.repeats:
@@ -140,7 +145,7 @@ class SpecServe(Repeating):
         num_forbidden = self._num_forbidden
         if not done:
             self._num_forbidden = 0
-            missing = [tree.missing for tree in trees]
+            missing = self._missing
             costly = self._find_costly(trees, missing) if self._spec.adaptive_drafter else set()
             running = [i for i, t in enumerate(trees) if i not in costly and t.slots[-1] < 0]
         # By length, not by ``done``: verified only in part, a chain may live on in the next round.

@@ -65,7 +65,7 @@ class Repeating(Resting):
         """Mean chance of a request's likeliest token, lately."""
         raise NotImplementedError
 
-    def _allowed(self, progress: Sequence[Progress]) -> float:
+    def _allowed(self, missing: Sequence[int], progress: Sequence[Progress]) -> float:
         """Seconds that a round with draft tokens may take."""
         return inf
 
@@ -76,7 +76,8 @@ class Repeating(Resting):
         batch = len(trees) + num_beside
         may = self._left > 0 and not prompt_rows and num_beside == self._others
         may = may and batch <= self._largest and self._gains.get(batch, 0.0) < 0.0
-        self.repeats = may and self._seconds <= self._allowed(progress)
+        missing = [tree.missing for tree in trees] if may else []
+        self.repeats = may and self._seconds <= self._allowed(missing, progress)
         self._left -= 1
         if not self.rests:
             self.looking += _SHARE_MEMORY * ((not self.repeats) - self.looking)

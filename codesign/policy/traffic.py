@@ -21,7 +21,7 @@ START_PROMPT = 512.0  # tokens of a prompt, until some have come
 # average. The loss of a prompt that does not repay must be larger within two such batches.
 REPAID = 0.8
 _LENGTHS = 128  # of the last finished requests that are remembered
-_MEMORY = 0.05  # weight of a request in these means
+_MEMORY = 0.05  # weight of a request in the mean length of prompts
 _HORIZON = 5.0  # seconds over which the share of time that prompts take is averaged
 _BURST = 3.0
 
@@ -36,7 +36,6 @@ class Traffic:
             knows how many have come meanwhile.
 
     Attributes:
-        mean_output: Tokens that a request emits.
         mean_prompt: Tokens of a prompt.
         left_at_first: Tokens that a request is expected to emit when it starts.
         draft_prompt: Mean seconds of the draft over a prompt, of those seen.
@@ -52,7 +51,7 @@ class Traffic:
         *,
         hears_late: bool,
     ) -> None:
-        self.mean_output, self.mean_prompt = START_OUTPUT, START_PROMPT
+        self.mean_prompt = START_PROMPT
         self.draft_prompt = 0.0
         self.share = 0.0
         self.stall = 0.0
@@ -62,8 +61,8 @@ class Traffic:
         self._hears_late = hears_late
         self._known: list[DraftTree] = []
         self._lengths: deque[int] = deque(maxlen=_LENGTHS)
-        self._ranked = np.empty(0, np.int64)  # ascending
-        self._beyond = np.zeros(1, np.int64)  # sum of these from each on
+        self._ranked = np.empty(0)  # ascending
+        self._beyond = np.zeros(1)  # sum of these from each on
         self.left_at_first = START_OUTPUT
         self._prompt_time, self._all_time = 0.0, _HORIZON  # seconds lately, older ones faded
         self._last_now = 0.0
@@ -102,7 +101,8 @@ class Traffic:
     def expected_left(self, emitted: Any) -> Any:
         """Tokens that requests still emit after so many: what those had left that were longer.
 
-        Their own limits are not looked at: most requests end long before.
+        Those that finished last; until they are many, those that are here, too. Their own limits
+        are not looked at: most requests end long before.
 
         Args:
             emitted: Of a request, or an array of them.
@@ -132,10 +132,13 @@ class Traffic:
         for tree in known:
             if id(tree) not in here:
                 self._lengths.append(tree.emitted)
-                self.mean_output += _MEMORY * (tree.emitted - self.mean_output)
         if len(known) > len(here & before):
-            self._ranked = np.sort(self._lengths)
-            self._beyond = np.append(self._ranked[::-1].cumsum()[::-1], 0)
+            self._rank(self._lengths)
+            if len(self._lengths) < _LENGTHS:
+                # Those that finish first are the short ones. The others count, too, with what is
+                # expected of them by these.
+                emitted = np.array([tree.emitted for tree in trees], float)
+                self._rank([*self._lengths, *(emitted + self.expected_left(emitted))])
             self.left_at_first = float(self.expected_left(0))
         self._known = list(trees)
         prompts = [tree.first_len for tree in trees if id(tree) not in before]
@@ -146,6 +149,11 @@ class Traffic:
                 beyond = self._draft_prompt_seconds(length) - self.draft_prompt
                 self.draft_prompt += beyond / min(self._num_prompts, _LENGTHS)
         return sum(prompts)
+
+    def _rank(self, lengths: Sequence[float]) -> None:
+        """Tokens of finished requests, for ``expected_left``."""
+        self._ranked = np.sort(lengths)
+        self._beyond = np.append(self._ranked[::-1].cumsum()[::-1], 0)
 
 
 def rows_behind(missing: Sequence[int]) -> list[int]:

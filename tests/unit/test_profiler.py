@@ -446,6 +446,29 @@ def test_steps_after_prompts_are_told_from_those_of_other_rounds(draft_ranks):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("slow", "kept"), [(1, 1.0), (2, 1.0), (9, 1.3)])
+def test_rounds_that_something_disturbed_are_served_again_and_the_steadiest_kept(slow, kept):
+    asked = []
+
+    def served(policy: str, count: int, num_tokens: int = 40) -> pd.DataFrame:
+        asked.append(policy)
+        tried = asked.count(policy)
+        disturbed = policy == "plain" and tried <= slow
+        factor = [1.0, 1.6, 1.3, 1.5][tried] if disturbed else 1.0
+        calm = SERVED.iloc[:1]
+        rounds = pd.concat([calm, calm.assign(target=calm["target"] * factor)] * 4)
+        return rounds.assign(batch=count, rows=1 if policy == "plain" else rounds["rows"])
+
+    bench = SimpleNamespace(setup=SimpleNamespace(draft_ranks=0), served_rounds=served)
+    found = pd.concat(stream_timings(bench))
+    plain = found.loc[(found["op"] == "round") & (found["rows"] == 1), "seconds"]
+    assert plain.max() == pytest.approx(kept * 2e-3)
+    assert {policy: asked.count(policy) for policy in asked} == {
+        **dict.fromkeys(("tree-3x2x2", "tree-7x3x3", "tree-15x4x5", "chain-2", "chain-7"), 1),
+        "plain": min(slow + 1, 3),
+    }
+
+
 @pytest.mark.parametrize("draft_ranks", [0, 1])
 def test_what_lies_between_steps_is_taken_from_rounds_that_are_served(draft_ranks):
     asked = []

@@ -164,8 +164,12 @@ def test_no_round_is_repeated_that_is_longer_than_a_target_allows():
     plain = 0.010 / (1.0 - policy.traffic.share)
     spent = target * (2 + more) - plain * more - 0.0107  # 10.7 ms are left for the next token
     late = Progress(elapsed=spent, tokens=1, slo_tpot=target)
-    assert play(policy, trees, 0.6, late)[0] == 0  # a draft forward and a step take 11
-    assert not policy.repeats
+    assert play(policy, trees, 0.6, late)[0] == 1  # a draft forward and a step take 11
+    assert policy.repeats  # with a token more a request gains 6 of 10
+    for progress, repeats in ((None, True), (late, False)):
+        unread = policy.tree_type(9, base_len=COLD + 1, max_depth=900)
+        play(policy, [trees[0], unread], 0.6, progress)
+        assert policy.repeats == repeats
 
 
 @pytest.mark.parametrize("label", LABELS)

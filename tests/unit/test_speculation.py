@@ -28,12 +28,13 @@ from codesign.policy.speculation import (
     last_confidence,
     parse_policy,
 )
-from codesign.policy.traffic import START_OUTPUT, Traffic
+from codesign.policy.traffic import COLD, START_OUTPUT, Traffic
 from codesign.policy.tree import DraftTree
 
 DRAFT = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.001)
 TARGET = StepTime.linear(alpha=0.0, gamma=0.001, delta=0.019)  # one row: 20 ms
 STAIRS = StepTime(0.0, (1, 4, 5), (0.02, 0.02, 0.08))  # four rows cost as much as one
+DEAR = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.005)
 SLO_TPOT = 0.03
 
 
@@ -59,7 +60,7 @@ def draft(
     progress: Sequence[Progress] = (),
 ) -> int:
     """A round's drafting with confidences per step and tree; returns the forwards made."""
-    policy.begin(trees, progress)
+    policy.begin(trees, progress or [Progress()] * len(trees))
     done = 0
     while any(leaves := policy.leaves(trees, done)):
         step(policy, trees, leaves, steps[min(done, len(steps) - 1)])
@@ -548,7 +549,7 @@ def test_requests_at_their_end_take_part_without_a_draft_token():
 
 
 def with_room(seconds: float, plain: float) -> Progress:
-    """Of a request that keeps its target if this round takes so long and plain ones follow it."""
+    """Of a request that keeps its target if a round of one token takes so long, then plain ones."""
     expected = START_OUTPUT * (SLO_TPOT - plain) + SLO_TPOT
     return Progress(elapsed=expected - seconds, slo_tpot=SLO_TPOT)
 
@@ -572,7 +573,7 @@ def set_goodput(estimate: Goodput, trees: list[DraftTree], steps: int, nodes: li
     seed=st.integers(0, 2**32),
     batch=st.integers(1, 3),
     gamma=st.floats(0, 2e-2),
-    room=st.sampled_from([None, 0.025, 0.03, 0.05]),
+    room=st.sampled_from([None, 0.0205, 0.025, 0.03]),
 )
 def test_no_other_set_of_drafted_tokens_has_a_larger_goodput(seed, batch, gamma, room):
     rng = random.Random(seed)
@@ -582,7 +583,7 @@ def test_no_other_set_of_drafted_tokens_has_a_larger_goodput(seed, batch, gamma,
     plain, longest = table(batch, 9 * batch), math.inf
     progress = [] if room is None else [with_room(room, plain)] * batch
     if room is not None and room >= plain:
-        longest = room
+        longest = room + INITIAL_CONFIDENCE * plain
     chances = [[rng.uniform(0.05, 1) for _ in trees] for _ in range(3)]
     steps = draft(policy, trees, *chances, progress=progress)
     chosen = policy.select(trees)
@@ -608,13 +609,15 @@ def test_verifier_gives_sure_requests_more_rows_than_unsure_ones():
 
 
 def test_verifier_charges_the_forwards_made_in_this_round_only():
-    # Two tokens are left over from the last round; there is room for them but for no forward more
-    # than is made.
-    policy, trees = specserve("specserve-2"), new_trees(1)
+    # Two tokens are left over from the last round; there is room for them, which take 32 ms, but
+    # for no forward more than is made.
+    steep = goodput(target=StepTime.linear(alpha=0.0, gamma=0.006, delta=0.014))
+    policy, trees = specserve("specserve-2", steep), new_trees(1)
     for node in (0, 1):
         trees[0].expand([node])
         trees[0].add_children(node, [node], [math.log(0.9)])
-    assert draft(policy, trees, [0.9], progress=[with_room(0.0225, 0.02)]) == 0
+    room = with_room(0.0205, 0.02)  # and 12 ms for a token that comes with a chance of 0.6
+    assert draft(policy, trees, [0.9], progress=[room]) == 0
     assert policy.select(trees) == [[0, 1, 2]]
 
 
@@ -640,32 +643,47 @@ def test_no_round_is_so_long_that_plain_ones_could_not_keep_a_target_any_more(
     label, seed, rooms, leftover
 ):
     rng = random.Random(seed)
-    policy, trees, batch = specserve(label), new_trees(len(rooms)), len(rooms)
-    for tree in trees:
+    batch = len(rooms)
+    policy, plain = specserve(label, goodput(draft=DEAR)), TARGET(batch)
+    trees = [new_trees(1, base_len=rng.choice((COLD, COLD + 1)))[0] for _ in rooms]
+    longest = math.inf
+    for tree, room in zip(trees, rooms, strict=True):
         for node in range(rng.randint(0, leftover)):
             tree.expand([node])
             tree.add_children(node, [node], [math.log(rng.uniform(0.3, 1))])
-    progress = [with_room(room, TARGET(batch)) for room in rooms]
+        more = INITIAL_CONFIDENCE if tree.missing < COLD else 0.0
+        longest = min(longest, room + more * plain if room >= plain else math.inf)
+    progress = [with_room(room, plain) for room in rooms]
     chances = [[rng.uniform(0.3, 1) for _ in trees] for _ in range(5)]
     steps = draft(policy, trees, *chances, progress=progress)
     rows = sum(len(nodes) for nodes in policy.select(trees))
-    longest = min([room for room in rooms if room >= TARGET(batch)], default=math.inf)
-    assert rows == batch or steps * 0.001 + TARGET(rows) <= longest + 1e-9
+    assert rows == batch or steps * DEAR(1) + TARGET(rows) <= longest + 1e-9
 
 
 def test_the_less_room_there_is_the_shorter_the_draft_until_nothing_is_left_to_lose():
-    lengths = []
-    for room in (0.019, 0.0205, 0.0225, 0.0245, 0.0265, 1.0):
-        policy, trees = specserve("specserve-5"), new_trees(1)
-        lengths.append(draft(policy, trees, [0.95], progress=[with_room(room, 0.02)]))
-    assert lengths == [5, 0, 1, 2, 3, 5]
+    # A round with n tokens takes 20 + 6 n ms; a request that the draft knows expects 0.6 tokens
+    # more of it, for which plain rounds would take 12 ms.
+    for base_len, expected in ((COLD, [5, 2, 3, 4, 5]), (COLD + 1, [5, 0, 1, 2, 5])):
+        lengths = []
+        for room in (0.019, 0.0205, 0.027, 0.033, 1.0):
+            policy = specserve("specserve-5", goodput(draft=DEAR))
+            trees, progress = new_trees(1, base_len=base_len), [with_room(room, 0.02)]
+            lengths.append(draft(policy, trees, [0.95], progress=progress))
+        assert lengths == expected
+
+
+def test_a_request_whose_end_is_near_counts_on_no_more_than_that():
+    policy, trees = specserve("specserve-5", goodput(draft=DEAR)), new_trees(1)
+    policy.traffic.expected_left = lambda emitted: np.zeros(np.shape(emitted))
+    progress = [Progress(elapsed=SLO_TPOT - 0.0205, slo_tpot=SLO_TPOT)]
+    assert draft(policy, trees, [0.95], progress=progress) == 0
 
 
 def test_prompts_between_rounds_count_in_what_plain_decoding_takes():
     # Half of the time is prompts': plain rounds take 40 ms, not 20, and miss a target of 30.
-    policy, trees = specserve("specserve-5"), new_trees(1)
+    policy, trees = specserve("specserve-5"), new_trees(1, base_len=COLD + 1)
     assert draft(policy, trees, [0.95], progress=[with_room(0.0205, 0.02)]) == 0
-    policy, trees = specserve("specserve-5"), new_trees(1)
+    policy, trees = specserve("specserve-5"), new_trees(1, base_len=COLD + 1)
     policy.traffic.observe = lambda *_: setattr(policy.traffic, "share", 0.5)
     assert draft(policy, trees, [0.95], progress=[with_room(0.0205, 0.02)]) == 5
 
@@ -680,8 +698,8 @@ def test_without_the_adaptive_drafter_chains_have_full_length_within_the_target(
     policy, trees = specserve("specserve-5-no-drafter"), new_trees(1)
     assert draft(policy, trees, [0.05]) == 5
     assert len(policy.select(trees)[0]) < 6
-    policy, trees = specserve("specserve-5-no-drafter"), new_trees(1)
-    assert draft(policy, trees, [0.05], progress=[with_room(0.0245, 0.02)]) == 2
+    policy, trees = specserve("specserve-5-no-drafter", goodput(draft=DEAR)), new_trees(1)
+    assert draft(policy, trees, [0.05], progress=[with_room(0.0205, 0.02)]) == 2
 
 
 def test_without_the_confidence_prior_all_that_was_drafted_is_verified():
@@ -703,7 +721,8 @@ def test_without_anything_specserve_is_a_chain():
 
 def test_the_run_s_own_target_counts_where_a_request_has_none():
     for slo_tpot, length in ((SLO_TPOT, 0), (1.0, 5)):
-        policy, trees = specserve("specserve-5", goodput(slo_tpot=slo_tpot)), new_trees(1)
+        policy = specserve("specserve-5", goodput(slo_tpot=slo_tpot))
+        trees = new_trees(1, base_len=COLD + 1)
         progress = replace(with_room(0.0205, 0.02), slo_tpot=None)
         assert draft(policy, trees, [0.95], progress=[progress]) == length
 
