@@ -263,7 +263,8 @@ def main() -> None:
     need_gpus()
     torch.manual_seed(0)
     rows: list[dict[str, Any]] = []
-    note = "medians over graph replays of 50 calls; layers in turn, cache cold; floor at 4.2 TB/s"
+    note = "medians over graph replays of 50 calls; layers in turn, cache cold; floor at "
+    note += f"{READ_BANDWIDTH / 1e12:.1f} TB/s"
     write = partial(write_result, "attention", rows, directory=arguments.out, note=note)
     for model in MODELS[: arguments.models]:
         contexts = () if arguments.batches else CONTEXTS

@@ -4,7 +4,7 @@
 
 Random weights of published shapes; a rank of a tensor-parallel group is timed as a model of its own
 size, without the sums over ranks. Targets end in float32 logits, drafts in their likeliest tokens.
-The floor is the reading of all weights once at 4.2 TB/s. With ``--real-rows`` the other rows are
+The floor is the reading of all weights once (4.2 TB/s on an H200). With ``--real-rows`` the other rows are
 padding, as where a step is smaller than its bucket.
 """
 
@@ -227,7 +227,8 @@ def main() -> None:
     for model in args.models:
         results += measure(model, args.rows, args.real_rows or args.rows, args.context)
         torch.cuda.empty_cache()
-    note = "medians of 40 graph replays; random int4 weights, bf16 head; floor: bytes / 4.2 TB/s"
+    note = "medians of 40 graph replays; random int4 weights, bf16 head; floor: bytes / "
+    note += f"{READ_BANDWIDTH / 1e12:.1f} TB/s"
     print(write_result("forward", results, directory=args.out, note=note))
 
 

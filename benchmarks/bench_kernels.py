@@ -252,7 +252,8 @@ def main() -> None:
     need_gpus()
     torch.manual_seed(0)
     results: list[dict[str, Any]] = []
-    note = "medians in CUDA graphs, weights in turn; floor: weight bytes / 4.2 TB/s"
+    note = "medians in CUDA graphs, weights in turn; floor: weight bytes / "
+    note += f"{READ_BANDWIDTH / 1e12:.1f} TB/s"
     write = partial(write_result, "kernels", results, directory=args.out, note=note)
     for of in maps():
         if of.model not in args.models or of.op not in args.ops:

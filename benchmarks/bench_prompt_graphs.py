@@ -4,7 +4,7 @@
 
 The time from the message to the token is the host's clock; beside it stands the graph alone, by
 events of the GPU. The first prompt of a length is timed by itself, for a library may plan it anew.
-The floor is the packed weights read once at 4.2 TB/s, or a dense product at 790 TFLOP/s.
+The floor is the packed weights read once (4.2 TB/s on an H200), or a dense product at 790 TFLOP/s.
 """
 
 from __future__ import annotations

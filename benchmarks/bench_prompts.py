@@ -233,7 +233,8 @@ def main() -> None:
     for model in args.models:
         results += measure(model, args.rows, args.layers, cuts=args.cuts)
         torch.cuda.empty_cache()
-    note = "medians of 5 eager prompts of some layers; floor: 790 TFLOP/s or 4.2 TB/s of int4"
+    note = "medians of 5 eager prompts of some layers; floor: 790 TFLOP/s or "
+    note += f"{READ_BANDWIDTH / 1e12:.1f} TB/s of int4"
     print(write_result("prompts", results, directory=args.out, note=note))
 
 
