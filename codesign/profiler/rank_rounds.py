@@ -75,7 +75,7 @@ def _steady_rounds(bench: RankBench, policy: str, *tokens: int) -> pd.DataFrame:
 
 
 def _spread(rounds: pd.DataFrame) -> float:
-    """By which factor the quartiles of the target's span lie apart, among rounds of as many rows."""
+    """By which factor quartiles of the target's span lie apart, among rounds of as many rows."""
     spans = rounds.groupby("rows")["target"]
     kinds = spans.size()
     if kinds.empty:
