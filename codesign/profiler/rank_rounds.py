@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
 from codesign.fit.round_costs import NODES
@@ -75,13 +76,12 @@ def _steady_rounds(bench: RankBench, policy: str, *tokens: int) -> pd.DataFrame:
 
 
 def _spread(rounds: pd.DataFrame) -> float:
-    """By which factor the quartiles of the target's span lie apart, among rounds of as many rows."""
-    spans = rounds.groupby("rows")["target"]
-    kinds = spans.size()
-    if kinds.empty:
+    """By which factor quartiles of the target's span lie apart, among rounds of as many rows."""
+    if rounds.empty:
         return 1.0
-    usual = spans.get_group(kinds.idxmax())
-    return float(usual.quantile(0.75) / usual.quantile(0.25))
+    usual = rounds["rows"].mode()[0]
+    low, high = np.quantile(rounds.loc[rounds["rows"] == usual, "target"], [0.25, 0.75])
+    return float(high / low)
 
 
 def _policy(bench: RankBench, tree: str) -> str:
