@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.common import need_gpus, write_result
+from benchmarks.common import READ_BANDWIDTH, need_gpus, write_result
 from benchmarks.step_log import CONTEXTS, StepLog, lead_draft, serve_both
 from codesign.artifacts import header, write_table
 from codesign.candidate import ScoredCandidate
@@ -299,7 +299,8 @@ def _write(
     if args.trace:
         args.trace.write_text(json.dumps({"traceEvents": list(events)}))
     if args.device == "cuda":
-        note = "decode speed: rounds without prefill; floors of 8 rows behind 500 at 4.2 TB/s"
+        note = "decode speed: rounds without prefill; floors of 8 rows behind 500 at "
+        note += f"{READ_BANDWIDTH / 1e12:.1f} TB/s"
         write_result(args.name, rows, directory=args.out, note=note)
 
 

@@ -4,8 +4,8 @@
 
 Random weights of published shapes; a rank of a tensor-parallel group is timed as a model of its own
 size, without the sums over ranks. Targets end in float32 logits, drafts in their likeliest tokens.
-The floor is the reading of all weights once (4.2 TB/s on an H200). With ``--real-rows`` the other rows are
-padding, as where a step is smaller than its bucket.
+The floor is the reading of all weights once (4.2 TB/s on an H200). With ``--real-rows`` the other
+rows are padding, as where a step is smaller than its bucket.
 """
 
 from __future__ import annotations
