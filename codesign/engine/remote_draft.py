@@ -78,9 +78,10 @@ class RemoteDraft:
             self._send(setup)
             self._receive(START_TIMEOUT)
         except DraftLostError as lost:
+            failure = f"{self._exit_code()}; {start_failure(self._process)}"
             self.close()
             raise DraftLostError(
-                f"draft process did not start{self._exit_code()}; {start_failure(self._process)}. "
+                f"draft process did not start{failure}. "
                 "Try it in one process: codesign run --plan PLAN --candidate chain-3"
             ) from lost
         except BaseException:
@@ -144,9 +145,11 @@ class RemoteDraft:
 
 
 def start_failure(process: subprocess.Popen[Any]) -> str:
-    """Why a process did not start: it has said so itself, unless it was killed."""
-    is_killed = (process.poll() or 0) < 0
-    return "it was killed, maybe for lack of memory" if is_killed else "the reason is above"
+    """Why a process did not start: it has said so itself, unless it runs or was killed."""
+    code = process.poll()
+    if code is None:
+        return "it took too long"
+    return "it was killed, maybe for lack of memory" if code < 0 else "the reason is above"
 
 
 def _silence(seconds: float) -> DraftLostError:

@@ -172,6 +172,15 @@ def test_a_draft_that_is_killed_before_it_is_ready_gives_no_reason_above(
         serve("async-tree-8x4x2", make_requests(2))
 
 
+def test_a_draft_that_is_silent_until_it_is_given_up_was_not_short_of_memory(
+    serve, make_requests, monkeypatch
+):
+    monkeypatch.setattr(remote_draft, "START_TIMEOUT", 0.01)
+    monkeypatch.setattr(remote_draft, "END_TIMEOUT", 0.0)  # we kill it
+    with pytest.raises(DraftLostError, match=r"did not start; it took too long\. Try"):
+        serve("async-tree-8x4x2", make_requests(2))
+
+
 def test_a_rank_whose_run_is_over_before_it_has_begun_ends_without_a_word(tmp_path, capfd):
     """The leader was killed, and another rank has removed their folder."""
     module = "codesign.engine.gpu.rank_process"
