@@ -26,20 +26,14 @@ from codesign.kernels.attention_shares import (
     most_items,
     num_columns,
 )
-from codesign.kernels.cuda_module import (
-    CudaKernel,
-    TensorMap,
-    kernels_run,
-    load_kernel,
-    tensor_map,
-)
+from codesign.kernels.cuda_module import CudaKernel, kernels_run, load_kernel
 from codesign.kernels.row_attention import Scratch, SeenRows, rotate_and_append, row_attention
 
 MAX_ROWS = 256  # of a forward: one thread reads each
 MAX_TAIL = 160  # slab rows from the last full 16 of a request's prefix to its last new row
 _SMALL_TAIL = 32  # leaves room for more keys in flight
 _THREADS = 256
-_MAX_STAGES = 5  # tiles of keys and values in flight
+_MAX_STAGES = 4  # tiles of keys and values in flight
 _SHARED_BYTES = 220 << 10  # of a Hopper multiprocessor, less what the kernel declares statically
 
 
@@ -149,7 +143,6 @@ def fused_attention(
     )
     _launch(
         (qkv_TN, cos_TF, sin_TF),
-        (rows_map(keys_BGME), rows_map(values_BGME)),
         _Slabs.of(keys_BGME, values_BGME, heads),
         _Rows.of(seen, kv_rows_T),
         parts or _device_parts(heads, kv_heads, head_dim, device),
@@ -164,7 +157,6 @@ def fused_attention(
 
 def _launch(
     inputs: tuple[Tensor, Tensor, Tensor],
-    maps: tuple[TensorMap, TensorMap],
     slabs: _Slabs,
     rows: _Rows,
     parts: SharedParts,
@@ -184,7 +176,7 @@ def _launch(
     function.launch(
         (cluster, slabs.kv_heads, clusters_of(num_rows, room)),
         _THREADS,
-        [*inputs, *maps, slabs, rows, parts.space(), most_shares, out_TN, scale],
+        [*inputs, slabs, rows, parts.space(), most_shares, out_TN, scale],
         shared_bytes=shared_bytes,
         cluster=cluster,
         pdl=pdl,
@@ -214,18 +206,6 @@ def attention_in_two(
 def _tables(seen: SeenRows) -> Tensor:
     """Pages of each row's slab; of a whole slab its own number."""
     return seen.slots_T[:, None] if seen.tables_SK is None else seen.tables_SK
-
-
-def rows_map(slabs_BGME: Tensor) -> TensorMap:
-    """How the kernel loads 16 rows of slabs: halves of 64 elements, each row's parts in turn.
-
-    Two blocks of 16 bytes in one column of shared memory would wait for each other; the hardware
-    exchanges them by row.
-    """
-    rows, width = slabs_BGME[..., 0].numel(), slabs_BGME.shape[-1]
-    return tensor_map(
-        slabs_BGME.data_ptr(), (64, rows, width // 64), (2 * width, 128), box=(64, 16, width // 64)
-    )
 
 
 @cache
@@ -261,8 +241,8 @@ def _kernel(keys_BGME: Tensor, seen: SeenRows, *, heads: int, tail: int) -> tupl
 def _shared_memory(head_dim: int, tail: int, *, path_words: int) -> tuple[int, int]:
     """Return tiles of keys in flight and bytes of dynamic shared memory, as the source has them."""
     row = (head_dim + 8) * 2
-    stage = 16 * (8 // TILES) * 2 * head_dim * 2
+    stage = 16 * (8 // TILES) * 2 * row
     queries, joined = 16 * TILES * row, 16 * TILES * head_dim * 4
-    fixed = 1024 + 2 * tail * row + queries + joined + path_words * 4  # the ring is aligned to 1024
+    fixed = 2 * tail * row + queries + joined + path_words * 4
     stages = min(_MAX_STAGES, (_SHARED_BYTES - fixed) // stage)
     return stages, fixed + stages * stage

@@ -26,11 +26,11 @@ SOURCES = [
     ("all_reduce.cu", {"WORLD": 8, "THREADS": 64}),
     (
         "fused_attention.cu",
-        {"E": 128, "MT": 2, "C": 4, "TAIL": 160, "STAGES": 3, "GROUP": 8, "PAGE": 0},
+        {"E": 128, "MT": 2, "C": 16, "TAIL": 160, "STAGES": 2, "GROUP": 8, "PAGE": 0},
     ),
     (
         "fused_attention.cu",
-        {"E": 64, "MT": 2, "C": 8, "TAIL": 32, "STAGES": 5, "GROUP": 3, "PAGE": 64},
+        {"E": 64, "MT": 2, "C": 8, "TAIL": 32, "STAGES": 4, "GROUP": 3, "PAGE": 64},
     ),
     (
         "gemm.cu",
@@ -47,7 +47,7 @@ SOURCES = [
     ),
     (
         "fused_attention.cu",
-        {"E": 128, "MT": 2, "C": 8, "TAIL": 32, "STAGES": 5, "GROUP": 8, "PAGE": 64},
+        {"E": 128, "MT": 2, "C": 8, "TAIL": 160, "STAGES": 3, "GROUP": 8, "PAGE": 64},
     ),
     # The 70B's on four GPUs: qkv, which spills where cluster and chunks are unknown; down.
     (
@@ -130,18 +130,6 @@ def test_attention_begins_without_a_fence(compiled: Compile):
     start = found[: found.index("ACQBULK")]
     assert "UCGABAR_ARV" in start
     assert not [name for name in start if name.startswith("MEMBAR")]
-
-
-@needs_dump
-@pytest.mark.parametrize("index", [i for i, name in enumerate(NAMES) if "attention" in name])
-def test_attention_leaves_a_stage_behind_all_products_of_what_lay_there(
-    index: int, compiled: Compile
-):
-    found = instructions(compiled(index)[1])
-    (leaving,) = (i for i, name in enumerate(found) if name.startswith("SYNCS.ARRIVE.TRANS64.A1T0"))
-    last_read = max(i for i in range(leaving) if found[i].startswith("LDSM"))
-    products = [name for name in found[last_read:leaving] if name.startswith("HMMA")]
-    assert len(products) >= SOURCES[index][1]["E"] // 8
 
 
 def test_attention_lets_nobody_start_before_all_in_front_of_it_is_complete():

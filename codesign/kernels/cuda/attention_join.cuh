@@ -39,8 +39,8 @@ __device__ __forceinline__ bool arrive_last(u32* counter, u32 count) {
   return before + 1 == count;
 }
 
-// Where a row's result of a gang lies: where its keys and values were.
-__device__ __forceinline__ float* result_of(u16* ring_memory, int gang, int row) { return (float*)((u8*)ring_memory + gang * STAGES * STAGE) + row * OLD; }
+// Where a warp's results lie: eight rows in the room of 16 keys or values of its gang.
+__device__ __forceinline__ int result_row(int gang, int row) { return (row / 8 * KW + gang) * 8 + row % 8; }
 
 // The warps' results of one of several columns or classes to space, eight rows at a time as the ring is in use.
 __device__ __forceinline__ void leave_in_space(const State& st, const Space& space, int slot, float* joined, const float (&tops)[ROWS][KW],
@@ -55,20 +55,20 @@ __device__ __forceinline__ void leave_in_space(const State& st, const Space& spa
         *(float2*)(result + 8 * (n ^ row)) = pass % 2 ? make_float2(st.out[n][2], st.out[n][3]) : make_float2(st.out[n][0], st.out[n][1]);
     }
     __syncthreads();
-    if (tid < 8 * (E / 4)) {  // four channels of a row
-      const int place = tid / (E / 4), at = tid % (E / 4) * 4, row = pass * 8 + place;
+#pragma unroll 1
+    for (int i = tid; i < 8 * (E / 2); i += THREADS) {
+      const int place = i / (E / 2), at = i % (E / 2) * 2, row = pass * 8 + place;
       float top = NONE, sum = 0.f;
 #pragma unroll
       for (int k = 0; k < KW; k++) top = fmaxf(top, tops[row][k]);
-      float4 v = make_float4(0, 0, 0, 0);
+      float2 v = make_float2(0, 0);
 #pragma unroll
       for (int k = 0; k < KW; k++) {
         const float weight = power_of_two(tops[row][k] - (top == NONE ? 0.f : top));
-        const float4 r = *(const float4*)(joined + (k * 8 + place) * E + 8 * (at / 8 ^ place) + at % 8);
-        v.x = fmaf(weight, r.x, v.x), v.y = fmaf(weight, r.y, v.y), v.z = fmaf(weight, r.z, v.z), v.w = fmaf(weight, r.w, v.w);
-        sum = fmaf(weight, sums[row][k], sum);
+        const float2 r = *(const float2*)(joined + (k * 8 + place) * E + 8 * (at / 8 ^ place) + at % 8);
+        v.x = fmaf(weight, r.x, v.x), v.y = fmaf(weight, r.y, v.y), sum = fmaf(weight, sums[row][k], sum);
       }
-      *(float4*)(space.values + (slot + row) * E + at) = v;
+      *(float2*)(space.values + (slot + row) * E + at) = v;
       if (at == 0) *(float2*)(space.scores + (slot + row) * 2) = make_float2(top, sum);
     }
     __syncthreads();
@@ -76,13 +76,13 @@ __device__ __forceinline__ void leave_in_space(const State& st, const Space& spa
 }
 
 // Each warp's result to shared memory; the block's sums of a row to the block that owns it.
-__device__ __forceinline__ void send_columns(const State& st, u16* ring_memory, float* joined, float2 (&joined_scores)[C][OWNED], const float (&tops)[ROWS][KW],
+__device__ __forceinline__ void send_columns(const State& st, float* results, float* joined, float2 (&joined_scores)[C][OWNED], const float (&tops)[ROWS][KW],
                                              const float (&sums)[ROWS][KW], u32 barrier, int used_rows, int rank, int tid, int wm, int wk) {
   meet_gang(wk);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int row = wm * 16 + ((tid & 31) >> 2) + 8 * r;
-    float* result = result_of(ring_memory, wk, row) + 2 * (tid & 3);
+    float* result = results + result_row(wk, row) * OLD + 2 * (tid & 3);
 #pragma unroll
     for (int n = 0; n < E / 8; n++) *(float2*)(result + 8 * n) = make_float2(st.out[n][2 * r], st.out[n][2 * r + 1]);
   }
@@ -107,7 +107,7 @@ __device__ __forceinline__ void send_columns(const State& st, u16* ring_memory, 
 #pragma unroll
       for (int k = 0; k < KW; k++) {
         const float weight = power_of_two(tops[row][k] - base);
-        const float4 r = *(const float4*)(result_of(ring_memory, k, row) + at);
+        const float4 r = *(const float4*)(results + result_row(k, row) * OLD + at);
         v[j].x = fmaf(weight, r.x, v[j].x), v[j].y = fmaf(weight, r.y, v[j].y);
         v[j].z = fmaf(weight, r.z, v[j].z), v[j].w = fmaf(weight, r.w, v[j].w), sum = fmaf(weight, sums[row][k], sum);
       }

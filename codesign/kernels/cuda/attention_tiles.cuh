@@ -1,6 +1,6 @@
 // What a warp of the attention kernel computes: rotated queries and keys, and attention of 16
 // query rows to 16 keys at a time: scores, weights, the weighted sum of their values.
-#include "attention_ring.cuh"
+#include "attention_work.cuh"
 
 // Elements [8 i, 8 i + 8) of both halves of a head, to be turned by a row's angles:
 // (a, b) -> (a cos - b sin, b cos + a sin). Loading and turning are apart so that loads overlap.
@@ -30,8 +30,8 @@ struct State {  // of one warp: 16 query rows, its blocks of positions
 
 // Scores of 16 query rows and N times 16 keys, whose rows the lanes give to ldmatrix; even and odd
 // parts of the head apart, for shorter chains.
-template <int N, typename Row>
-__device__ __forceinline__ void score(float (&s)[N][2][4], const u32 (&q)[E / 16][4], const Row (&key)[N]) {
+template <int N>
+__device__ __forceinline__ void score(float (&s)[N][2][4], const u32 (&q)[E / 16][4], const u32 (&key)[N]) {
   float odd[N][2][4];
 #pragma unroll
   for (int j = 0; j < N; j++)
@@ -44,7 +44,7 @@ __device__ __forceinline__ void score(float (&s)[N][2][4], const u32 (&q)[E / 16
 #pragma unroll
     for (int j = 0; j < N; j++) {
       u32 b[4];
-      load_matrices(b, key[j][k]);
+      load_matrices(b, key[j] + 32 * k);
       mma_bf16(k & 1 ? odd[j][0] : s[j][0], q[k], b[0], b[1]);
       mma_bf16(k & 1 ? odd[j][1] : s[j][1], q[k], b[2], b[3]);
     }
@@ -86,14 +86,14 @@ __device__ __forceinline__ void weigh(State& st, float (&s)[2][4], u32 (&p)[4]) 
 }
 
 // N times: weights of 16 keys, and those keys' values.
-template <int N, typename Row>
-__device__ __forceinline__ void add_values(State& st, const u32 (&p)[N][4], const Row (&value)[N]) {
+template <int N>
+__device__ __forceinline__ void add_values(State& st, const u32 (&p)[N][4], const u32 (&value)[N]) {
 #pragma unroll
   for (int n = 0; n < E / 16; n++)
 #pragma unroll
     for (int j = 0; j < N; j++) {
       u32 b[4];
-      load_transposed_matrices(b, value[j][n]);
+      load_transposed_matrices(b, value[j] + 32 * n);
       mma_bf16(st.out[2 * n], p[j], b[0], b[1]);
       mma_bf16(st.out[2 * n + 1], p[j], b[2], b[3]);
     }
@@ -130,12 +130,12 @@ __device__ __forceinline__ void attend_tail(State& st, const u32 (&q)[E / 16][4]
 #pragma unroll 1
   for (int token = first; token <= last; token += SIDE) {
     float own[SIDE][2][4];
-    Padded keys[SIDE];
+    u32 keys[SIDE];
 #pragma unroll
     for (int j = 0; j < SIDE; j += 2) {  // each half of the warp finds a token's keys
       const int at = address(token + j + lane / 16, lane & 15);
-      keys[j].at = shared_address(tail + __shfl_sync(~0u, at, key_lane) + key_part);
-      keys[j + 1].at = shared_address(tail + __shfl_sync(~0u, at, 16 + key_lane) + key_part);
+      keys[j] = shared_address(tail + __shfl_sync(~0u, at, key_lane) + key_part);
+      keys[j + 1] = shared_address(tail + __shfl_sync(~0u, at, 16 + key_lane) + key_part);
     }
     score(own, q, keys);
 #pragma unroll
@@ -151,13 +151,12 @@ __device__ __forceinline__ void attend_tail(State& st, const u32 (&q)[E / 16][4]
   weigh(st, s[0], p[0]);
 #pragma unroll 1
   for (int token = first; token <= last; token += SIDE) {
-    u32 own[SIDE][4];
-    Padded values[SIDE];
+    u32 own[SIDE][4], values[SIDE];
 #pragma unroll
     for (int j = 0; j < SIDE; j += 2) {
       const int at = address(token + j + lane / 16, lane & 15);
-      values[j].at = shared_address(tail + TAIL * LD + __shfl_sync(~0u, at, value_lane) + value_part);
-      values[j + 1].at = shared_address(tail + TAIL * LD + __shfl_sync(~0u, at, 16 + value_lane) + value_part);
+      values[j] = shared_address(tail + TAIL * LD + __shfl_sync(~0u, at, value_lane) + value_part);
+      values[j + 1] = shared_address(tail + TAIL * LD + __shfl_sync(~0u, at, 16 + value_lane) + value_part);
     }
 #pragma unroll
     for (int j = 0; j < SIDE; j++) {

@@ -8,7 +8,9 @@ constexpr int WARPS = 8, THREADS = 32 * WARPS, KW = WARPS / MT, KEYS = 16 * KW, 
 constexpr int LD = E + 8;               // elements of a row in shared memory: no bank conflicts
 constexpr int OLD = E + 8;              // floats of a row of a warp's result
 constexpr int OWNED = ROWS / C, MAX_TOKENS = 256;
+constexpr int STAGE = KEYS * LD * 2;    // elements: keys, then values
 constexpr int GANG = 32 * MT;           // threads of the warps that attend the same keys
+static_assert(GANG % (E / 8) == 0 && 16 % (GANG / (E / 8)) == 0, "a gang copies whole rows");
 constexpr int SPAN = 4096 / KEYS, CLASSES = 8;  // tiles of a span
 constexpr int SIDE = E == 64 && GROUP <= 4 ? 4 : 2;  // tokens whose keys are attended side by side
 static_assert(C > 1, "with more items than clusters, teams have fewer than C blocks");
@@ -16,6 +18,7 @@ static_assert(SPAN % C == 0, "a span is some tiles of every column");
 static_assert(KW * 8 <= ROWS, "eight rows of every warp have room where the result of all rows has");
 #define NONE __int_as_float(0xff800000)  // minus infinity: no key seen
 
+static_assert(STAGES >= MT && LD == OLD, "a gang's results have room where its keys were");
 
 struct Rows {  // of the forward, on the device, int32; tables: page of each slab's rows
   const int *slots, *positions, *prefixes, *paths, *places, *tables;
@@ -35,24 +38,23 @@ struct Space {
   u32* arrived;
 };
 
-struct SlabRows {  // of one request and head: where a row lies
+struct SlabRows {  // of one request and head: element of a row's first channel
+  size_t slab;
   const int* table;
-  int slab, kv_heads, head, count;
+  int kv_heads, head, count;
   __device__ __forceinline__ SlabRows(const Slabs& slabs, const Rows& rows, int slot, int head) : kv_heads(slabs.kv_heads), head(head) {
     if constexpr (PAGE > 0) table = rows.tables + (size_t)slot * rows.table_length, count = rows.table_length * PAGE;
-    else slab = (slot * kv_heads + head) * slabs.num_rows, count = slabs.num_rows;
-    keep(this->kv_heads), keep(this->head);
+    else slab = ((size_t)slot * kv_heads + head) * slabs.num_rows * E, count = slabs.num_rows;
   }
   __device__ __forceinline__ int page_of(int row) const {
-    if constexpr (PAGE > 0) return table[(u32)row / PAGE];
+    if constexpr (PAGE > 0) return table[row / PAGE];
     else return 0;
   }
-  // Its number among all rows of the layer.
-  __device__ __forceinline__ int number(int page, int row) const {
-    if constexpr (PAGE > 0) return (page * kv_heads + head) * PAGE + (u32)row % PAGE;
-    else return slab + row;
+  __device__ __forceinline__ size_t in_page(int page, int row) const {
+    if constexpr (PAGE > 0) return (((size_t)page * kv_heads + head) * PAGE + row % PAGE) * E;
+    else return slab + (size_t)row * E;
   }
-  __device__ __forceinline__ size_t operator[](int row) const { return (size_t)number(page_of(row), row) * E; }
+  __device__ __forceinline__ size_t operator[](int row) const { return in_page(page_of(row), row); }
 };
 
 struct Item {  // tokens [start, end) of a request whose rows are [first, last)
@@ -93,3 +95,30 @@ __device__ __forceinline__ void find_item(Item& item, u32 runs, u32 starts, int 
 }
 
 __device__ __forceinline__ void meet_gang(int gang) { asm volatile("bar.sync %0, %1;" ::"r"(1 + gang), "n"(GANG) : "memory"); }
+__device__ __forceinline__ void wait_for_oldest() { wait_for_copies<STAGES - 2>(); }
+
+
+// The tiles of one block: by class, then by column, each in order of position.
+struct Place {
+  int tile, kind, column;
+};
+struct Walk {
+  int num_tiles, num_classes, member, team_blocks, share, shares;
+  __device__ __forceinline__ void settle(Place& at) const {
+    while (at.kind < num_classes && at.tile >= num_tiles) {
+      at.column += team_blocks;
+      if (at.column >= C) at.column = member, at.kind += shares;
+      at.tile = at.kind * SPAN + at.column;
+    }
+  }
+  __device__ __forceinline__ Place begin() const {
+    Place at = {share * SPAN + member, share, member};
+    settle(at);
+    return at;
+  }
+  __device__ __forceinline__ void advance(Place& at) const {
+    at.tile += C;
+    if (at.tile % SPAN < C) at.tile += (CLASSES - 1) * SPAN;  // behind a span comes the class's next
+    settle(at);
+  }
+};

@@ -22,19 +22,16 @@
 // Rows of `padding_slot` fill up the forward behind all others: nothing is attended or written for
 // them, their results are zero. How many there are is seen here, as one graph serves all numbers.
 //
-// The kernel has five numbered parts. What finds work is in attention_work.cuh and attention_walk.cuh, what brings
-// keys and values in attention_ring.cuh, what computes in attention_tiles.cuh, what joins results in attention_join.cuh. Registers
-// are full: look at what ptxas makes of every change here.
+// The kernel has five numbered parts. What finds work is in attention_work.cuh, what computes in
+// attention_tiles.cuh, what joins results in attention_join.cuh. Registers are full: look at what ptxas
+// makes of every change here.
 #include "attention_join.cuh"
-#include "attention_ring.cuh"
 #include "attention_tiles.cuh"
-#include "attention_walk.cuh"
 #include "attention_work.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid_constant__ TensorMap key_map,
-               const __grid_constant__ TensorMap value_map, const __grid_constant__ Slabs slabs, const __grid_constant__ Rows rows,
-               const __grid_constant__ Space space, int most_shares, u16* out, float scale) {
+fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid_constant__ Slabs slabs,
+               const __grid_constant__ Rows rows, const __grid_constant__ Space space, int most_shares, u16* out, float scale) {
   extern __shared__ __align__(128) u16 memory[];
   __shared__ int numbers[4][MAX_TOKENS];  // of the rows: slots, positions, prefixes, places
   __shared__ u32 bits[2][WARPS];          // of rows that begin a run, an item
@@ -42,21 +39,19 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
   __shared__ float2 joined_scores[C][OWNED];  // top, sum
   __shared__ bool is_last;
   __shared__ u64 sent_bytes;  // counted: of the results sent to this block
-  __shared__ u64 loaded[KW][STAGES], left[KW][STAGES];  // counted, of the ring
-  u16* ring_memory = memory + (-shared_address(memory) & 1023) / 2;  // STAGES stages of each gang, where boxes begin at 1024
-  u16* tail = ring_memory + KW * STAGES * STAGE / 2;    // TAIL keys, then TAIL values
+  u16* ring = memory;                                   // STAGES stages
+  u16* tail = ring + STAGES * STAGE;                    // TAIL keys, then TAIL values
   u16* queries = tail + 2 * TAIL * LD;                  // ROWS rows
   float* joined = (float*)(queries + ROWS * LD);        // (C, OWNED, E): results for this block's rows; or (KW, 8, E): of its warps
   int* paths = (int*)(joined + ROWS * E);               // (tokens, path_length)
+  float* results = (float*)memory;                      // (WARPS * 16, OLD), over the first stages at the end
 
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, wm = warp % MT, wk = warp / MT;
   const int rank = blockIdx.x, head = blockIdx.y, blocks = gridDim.x;
   constexpr int group = GROUP, max_tokens = ROWS / group;
   const int row_elements = (slabs.heads + 2 * slabs.kv_heads) * E;
   const u32 barrier = shared_address(&sent_bytes);
-  if (tid == 0) barrier_init(barrier, 1), prefetch_map(key_map), prefetch_map(value_map);
-  Ring ring(ring_memory, loaded, left, wk);
-  if (wm == 0) ring.make_barriers(lane);
+  if (tid == 0) barrier_init(barrier, 1), publish_barriers();
   cluster_arrive_relaxed();  // before anything is stored into another block, that block must have started
 
   // 1. The requests of the forward: runs of rows in one slab; cut into items of max_tokens rows. Up to 32 rows
@@ -141,23 +136,32 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     for (int tile = first_tail + ((member - first_tail) & (team_blocks - 1)); tile < num_tiles; tile += team_blocks) has_tail |= is_mine(tile);
     const SlabRows slab(slabs, rows, slot, head);
 
-    const Walk walk = {is_idle ? 0 : max(tail_start / 16 - wk + KW - 1, 0) / KW, num_classes, member, team_blocks, share, shares};
-    Place ahead = walk.begin();  // what is loaded next
-    int page = 0;                // its; looked up a tile before it is needed
-    auto row_ahead = [&]() { return (ahead.tile * KW + wk) * 16; };  // the first of 16 that follow one another, in pages, too
-    auto look_up = [&]() {
-      if (ahead.left > 0) page = slab.page_of(row_ahead());
+    const Walk walk = {num_tiles, num_classes, member, team_blocks, share, shares};
+    struct Block {  // a gang's of a tile: its first row, -1 if it is not shared, and that row's page
+      int row, page;
     };
-    auto fill = [&](int stage) { ring.fill(stage, key_map, value_map, slab.number(page, row_ahead())); };
-    // 2. Copies under way: the first tiles of keys and values, and the tail's old rows and paths.
-    int turn = wm;  // warps of a gang fill in turn: this one at zero
-    look_up();
-#pragma unroll 1
-    for (int i = 0; i < STAGES && ahead.left > 0; i++) {
-      if (turn == 0) fill(ring.stage + i < STAGES ? ring.stage + i : ring.stage + i - STAGES);
-      walk.advance(ahead);
-      look_up();
-    }
+    auto block_of = [&](const Place& at) {
+      Block block = {(at.tile * KW + wk) * 16, 0};
+      if (at.kind >= num_classes || block.row >= tail_start) block.row = -1;
+      else block.page = slab.page_of(block.row);
+      return block;
+    };
+    auto fetch = [&](const Block& block, int stage) {
+      constexpr int PIECES = E / 8, STEP = GANG / PIECES;  // of 16 bytes in a row; rows that a gang copies at once
+      if (block.row >= 0) {
+        const int first = (wm * 32 + lane) / PIECES, at = (wm * 32 + lane) % PIECES * 8;
+        const size_t from = slab.in_page(block.page, block.row) + first * E + at;  // its 16 rows follow one another, in pages, too
+        const u16 *keys = slabs.keys + from, *values = slabs.values + from;
+        const u32 to = shared_address(ring + stage * STAGE + (wk * 16 + first) * LD + at);
+#pragma unroll
+        for (int row = 0; row < 16; row += STEP) {
+          copy16(to + row * LD * 2, keys + row * E);
+          copy16(to + (KEYS + row) * LD * 2, values + row * E);
+        }
+      }
+      commit_copies();
+    };
+    // 2. Copies under way: the tail's old rows and paths, and the first tiles of keys and values.
     if (has_tail) {
       const int old_rows = min(context - tail_start, tail_rows);
 #pragma unroll 1
@@ -171,7 +175,10 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       for (int i = tid; i < tokens * rows.path_length; i += THREADS)
         copy4(shared_address(paths + i), rows.paths + (size_t)item.start * rows.path_length + i);
     }
-    commit_copies();
+    Place now = walk.begin(), ahead = now;
+    Block coming = block_of(ahead);  // a tile before it is needed: its page is looked up
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; i++) fetch(coming, i), walk.advance(ahead), coming = block_of(ahead);
     if (!previous_done) {
       cluster_wait();  // others have started; behind the rows' loads nobody waits for that
       wait_for_previous();
@@ -212,13 +219,14 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         *(uint4*)(tail + (TAIL + to) * LD + part * 16 + 8) = value1;
       }
     }
-    wait_for_copies<0>();
+    wait_for_oldest();  // the tail's copies, too
     __syncthreads();
 
     // 4. Attention of this block's tiles, a column and class after the other.
-    const Boxed keys(ring.stages, (lane & 7) + (lane >> 4) * 8, lane >> 3 & 1), values(ring.stages + STAGE / 2, lane & 15, lane >> 4);
+    const int key_lane = (lane & 7) + (lane >> 4) * 8, key_part = (lane >> 3 & 1) * 8;
+    const int value_lane = lane & 15, value_part = (lane >> 4) * 8;
     State st;
-    bool fills = false;  // not before the first tile has been left
+    int stage = 0;
     for (int kind = share, column = member; kind < num_classes; column += team_blocks) {
       if (column >= C) {
         column = member - team_blocks, kind += shares;
@@ -232,47 +240,29 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
 #pragma unroll
       for (int n = 0; n < E / 8; n++) st.out[n][0] = st.out[n][1] = st.out[n][2] = st.out[n][3] = 0.f;
       st.top[0] = st.top[1] = NONE, st.sum[0] = st.sum[1] = 0.f;
-      float s[1][2][4];
-      u32 p[1][4];
-      auto score_next = [&](float (&s)[1][2][4]) {  // of the tile in the ring's stage
-        ring.wait();
-        score(s, q, {keys.behind(ring.stage * STAGE)});
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-          for (int i = 0; i < 4; i++) s[0][n][i] = __fmul_rn(s[0][n][i], scale);  // never within a fused one: the tail's are not
-      };
-      // Tiles that all rows see. The scores of the next one are on their way while this one's are weighed.
-      const int shared_tiles = tiles_below(walk.num_shared, kind, column);
-      if (shared_tiles > 0) score_next(s);
-      for (int left = shared_tiles; left > 0; left--) {
-        const int attended = ring.stage, before = attended == 0 ? STAGES - 1 : attended - 1, phase_before = ring.phase ^ (attended == 0);
-        ring.advance();
-        if (left == 1) {
-          weigh(st, s[0], p[0]);
-        } else {
-          float next[1][2][4];
-          score_next(next);
-          weigh(st, s[0], p[0]);
+      for (; now.kind == kind && now.column == column; walk.advance(now)) {
+        wait_for_oldest();
+        meet_gang(wk);  // all have their copies, and have left the stage that is filled next
+        fetch(coming, stage == 0 ? STAGES - 1 : stage - 1);
+        walk.advance(ahead);
+        coming = block_of(ahead);
+        const int block = now.tile * KW + wk;
+        float s[1][2][4];
+        u32 p[1][4];
+        if (block * 16 < tail_start) {  // seen by all rows
+          const u16* keys = ring + stage * STAGE + wk * 16 * LD;
+          score(s, q, {shared_address(keys + key_lane * LD + key_part)});
 #pragma unroll
           for (int n = 0; n < 2; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) s[0][n][i] = next[0][n][i];
+            for (int i = 0; i < 4; i++) s[0][n][i] = __fmul_rn(s[0][n][i], scale);  // never within a fused one: the tail's are not
+          weigh(st, s[0], p[0]);
+          add_values(st, p, {shared_address(keys + (KEYS + value_lane) * LD + value_part)});
+        } else if (block < num_blocks) {
+          const TailRows path = {item, rows, tokens, tail_start, tail_rows, positions, prefixes, paths};
+          attend_tail(st, q, s, p, tail, path, block, wm, lane, scale);
         }
-        add_values(st, p, {values.behind(attended * STAGE)});
-        if (fills && ahead.left > 0) {  // the stage that was attended before; behind it, the other warps had time
-          if (turn == 0) barrier_wait(ring.left + before * 8, phase_before), fill(before);
-          walk.advance(ahead);
-          turn = turn == 0 ? MT - 1 : turn - 1;
-          if (turn == 0) look_up();
-        }
-        fills = true;
-        ring.leave(attended, lane);  // not beside the products: values that are still to be read would be written over
-      }
-      const TailRows path = {item, rows, tokens, tail_start, tail_rows, positions, prefixes, paths};
-      for (int j = shared_tiles; j < tiles_below(num_tiles, kind, column); j++) {
-        const int block = tile_of(kind, column, j) * KW + wk;
-        if (block < num_blocks) attend_tail(st, q, s, p, tail, path, block, wm, lane, scale);
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
       }
 #pragma unroll
       for (int r = 0; r < 2; r++) {
@@ -355,7 +345,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         }
       }
     } else {
-      send_columns(st, ring_memory, joined, joined_scores, tops, sums, barrier, used_rows, rank, tid, wm, wk);
+      send_columns(st, results, joined, joined_scores, tops, sums, barrier, used_rows, rank, tid, wm, wk);
       const int owned_rows = min(max(used_rows - rank * OWNED, 0), OWNED);
       if (tid == 0 && owned_rows > 0) barrier_expect(barrier, C * owned_rows * (E * 4 + 8));
       leave_new_rows();  // while the others' results are on their way

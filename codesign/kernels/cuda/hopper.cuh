@@ -12,16 +12,6 @@ __device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontr
 // Let the next kernel's blocks start (they wait in turn for this kernel's end).
 __device__ __forceinline__ void release_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// A value that is not found again where it is used, but kept in a register.
-__device__ __forceinline__ void keep(u32& x) { asm volatile("" : "+r"(x)); }
-__device__ __forceinline__ void keep(int& x) { asm volatile("" : "+r"(x)); }
-// True in one lane of the warp, all of whose lanes are here.
-__device__ __forceinline__ bool elected() {
-  u32 is;
-  asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p;\n}" : "=r"(is));
-  return is;
-}
-
 // Shared memory, and that of the other blocks of a cluster.
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
@@ -119,16 +109,6 @@ __device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
       "l"(from), "r"(bytes), "r"(bar), "l"(policy) : "memory");
 }
-// 16 rows of a matrix, from `row` on, where the tensor map says how they lie in shared memory.
-struct alignas(64) TensorMap {
-  u64 words[16];
-};
-__device__ __forceinline__ void load_rows(u32 to, const TensorMap& map, int row, u32 bar) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %2}], [%4];" ::"r"(to),
-      "l"(&map), "r"(0), "r"(row), "r"(bar) : "memory");
-}
-__device__ __forceinline__ void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 __device__ __forceinline__ u64 evict_first() {
   u64 policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
