@@ -193,7 +193,6 @@ def batch_call(
         fused_attention(
             *(qkv, *tables, *layer, seen, places),
             heads=heads,
-            max_tail=rows + 15,
             out_TN=out,
             pdl=True,
             in_pairs=in_pairs,
