@@ -120,7 +120,7 @@ class SpecServe(Repeating):
         target is one of the mean of all its tokens: there are those that it has, and those that are
         expected. One that would miss its target with plain rounds from now on has nothing to lose.
         """
-        if not self._spec.slo_aware:
+        if not self._spec.slo_aware or not progress:
             return math.inf
         this, common = self._round, self._goodput.slo_tpot
         tokens_B = np.array([one.tokens for one in progress])

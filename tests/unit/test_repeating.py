@@ -89,6 +89,13 @@ def test_a_round_whose_looks_found_nothing_is_repeated_until_they_are_their_shar
         assert not policy.repeats
 
 
+def test_specserve_forbids_nothing_where_no_progress_is_known():
+    policy = policy_of("specserve-8", target=stairs(5))
+    trees = trees_of(policy, 2)
+    policy.begin(trees)
+    assert any(policy.leaves(trees, 0))
+
+
 @pytest.mark.parametrize("label", LABELS)
 def test_no_more_rounds_are_repeated_than_a_pause_has(label):
     policy = policy_of(label, target=stairs(5))
