@@ -245,6 +245,7 @@ def main() -> None:
     parser.add_argument("--machines", default="h100x8", help="of MACHINES, with commas")
     parser.add_argument("--segments", default="code,conv", help="of the map: code,conv,mooncake")
     parser.add_argument("--traces", type=Path, help="folder of published traces (the cache)")
+    parser.add_argument("--fit", type=Path, help="of this machine, for cpu (the one that ships)")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--fresh", action="store_true")
     args = parser.parse_args()
@@ -272,7 +273,7 @@ def _run(args: argparse.Namespace) -> None:
     elif args.part == "cpu":
         from benchmarks.policies.cpu import measure
 
-        measure(bench.store)
+        measure(bench.store, args.fit)
     else:
         from benchmarks.policies.page import write
 

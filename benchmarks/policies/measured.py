@@ -208,4 +208,12 @@ def cpu_section(results: Results) -> str:
 
 {about}
 
+Made with this machine's own fit (`codesign profile`, then `compare_policies cpu --fit`). The host
+has other guests: a run ten minutes before, with the same tokens, had 1.64 instead of 1.17 for
+SpecServe, 1.67 instead of 1.46 for chain-5 and 1.99 instead of 1.75 for the asynchronous batch
+tree, which was the fastest in both. So only policies that are far apart can be ranked here. With
+the fit that ships the ranks agreed less (0.24): it is of a processor on which steps take half as
+long, and eight rows 1.6 times as long as one, here 1.5. On that processor the rank correlation
+with its own fit was 0.92 (21 November).
+
 {markdown(head, rows)}"""
