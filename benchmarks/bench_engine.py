@@ -36,12 +36,13 @@ from codesign.engine.gpu.rank_engine import DTYPES
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.ranks import Rank
 from codesign.engine.replay import Replay, draft_of
+from codesign.file_ref import FileRef
 from codesign.fit import Fit
 from codesign.fit.shipped import FITS
 from codesign.metrics import tpot
 from codesign.models import models_dir, resolve_model
 from codesign.models.recipe import Degradation, Recipe, create_inflated, weights_sha256
-from codesign.plan import Candidate, FileRef, Plan
+from codesign.plan import Candidate, Plan
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.prompts import load_prompts

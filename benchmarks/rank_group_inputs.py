@@ -55,9 +55,10 @@ def make_plan(models: Path, target: Path, draft: Path) -> None:
     from codesign.artifacts import header, write_table
     from codesign.candidate import ScoredCandidate
     from codesign.config import SLO
+    from codesign.file_ref import FileRef
     from codesign.fit import Fit
     from codesign.fit.shipped import FITS
-    from codesign.plan import FileRef, Plan
+    from codesign.plan import Plan
 
     shipped = Fit.load(FITS / "smollm2-135m-cpu" / "fit.json")
     fit = replace(shipped, target=str(target), draft=str(draft))
