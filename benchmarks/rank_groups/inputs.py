@@ -11,10 +11,10 @@ import torch
 from benchmarks.bench_gpu_engine import RandomState
 from benchmarks.common import SHAPES
 from benchmarks.random_pair import TINY, write_letters
+from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
 from codesign.engine.weights import random_tensors
 from codesign.models.shape import model_shape
-from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
