@@ -34,6 +34,7 @@ from codesign.policy.walk import Sampling
 
 TOKENS = 2304
 ROWS = [16, 64, 77, 147, 256, 300, 512, 700, 1024, 1500, 2048]
+REPEATS = 7  # timings whose median counts
 INT4_BITS = 4.25  # with scale and zero point of a group of 128
 
 
@@ -43,20 +44,20 @@ def made_up(count: int, seed: int, vocab: int) -> Words:
     return prompt_message(torch.randint(0, vocab, (count,), generator=random).tolist(), 0, 0)
 
 
-def milliseconds(rank: ModelRank, message: Words, repeats: int = 7) -> float:
+def milliseconds(rank: ModelRank, message: Words) -> float:
     """From the message to the token; a first call is left out."""
     spans = []
-    for _ in range(repeats + 1):
+    for _ in range(REPEATS + 1):
         since = perf_counter()
         rank.answer(message)
         spans.append(perf_counter() - since)
     return 1e3 * statistics.median(spans[1:])
 
 
-def replayed(rank: ModelRank, bucket: int, repeats: int = 7) -> float:
+def replayed(rank: ModelRank, bucket: int) -> float:
     """Milliseconds of a bucket's graph alone, over what the last message left on the device."""
     spans = []
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         rank._prompts._steps[bucket].run()

@@ -33,6 +33,7 @@ from codesign.models.shape import ModelShape
 ROWS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 DENSE_RATE = 790e12  # operations per second, measured on an H200
 NEVER = 1 << 30
+REPEATS = 5  # timings whose median counts
 # FEW_ROWS, DECODED_ROWS and DENSE_ROWS that send every prompt the same way
 WAYS = {
     "decoding kernel": (NEVER, NEVER, NEVER),
@@ -68,11 +69,11 @@ class Prompt:
         )
 
     @torch.inference_mode()
-    def seconds(self, rows: int, repeats: int = 5) -> tuple[float, float]:
+    def seconds(self, rows: int) -> tuple[float, float]:
         """A layer's time on the GPU, and the host's time to launch it."""
         tokens = torch.zeros(rows, dtype=torch.int64, device="cuda")
         hidden, spans, hosts = tokens, [], []
-        for _ in range(repeats + 2):
+        for _ in range(REPEATS + 2):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
             since = perf_counter()

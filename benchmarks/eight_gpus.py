@@ -95,10 +95,11 @@ def engine_step(
     name: str, pair: str, policies: Sequence[str], out: Path, flags: Sequence[str]
 ) -> Step:
     """A plan with these candidates, then their runs."""
-    plan = ("bench_engine", "--plan", str(out / f"{name}.plan.json"))
+    plan = ("--plan", str(out / f"{name}.plan.json"))
     sizes = ("--requests", str(REQUESTS), "--tokens", str(TOKENS))
-    write = (*plan, "--inflate", pair, *sizes, *flags, "--policies", *policies)
-    run = (*plan, "--name", name, "--out", str(out), "--trace", str(out / f"{name}.trace.json"))
+    write = ("inflated_plan", pair, *plan, *sizes, *flags, "--policies", *policies)
+    files = ("--out", str(out), "--trace", str(out / f"{name}.trace.json"))
+    run = ("bench_engine", *plan, "--name", name, *files)
     return Step(name, (write, run), (START + RUN) * len(policies))
 
 

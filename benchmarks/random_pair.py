@@ -2,7 +2,7 @@
 
     python -m benchmarks.random_pair FOLDER [--layers 16] [--sharpness 3]
 
-writes a model with a tokenizer of letters, which ``bench_engine --inflate`` takes as the source of
+writes a model with a tokenizer of letters, which ``inflated_plan`` takes as the source of
 target and draft. The target may be inflated to a published shape.
 """
 

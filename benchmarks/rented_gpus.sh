@@ -47,7 +47,7 @@ tests() {
 pair() {
   local name=$1 shapes=$2 policies=$3
   shift 3
-  python -m benchmarks.bench_engine --plan "$out/$name/plan.json" --inflate "$shapes" --policies $policies "$@"
+  python -m benchmarks.inflated_plan "$shapes" --plan "$out/$name/plan.json" --policies $policies "$@"
   limited 200 python -m benchmarks.bench_engine --plan "$out/$name/plan.json" --out "$out" --name "$name" \
     --trace "$out/$name.trace.json"
 }

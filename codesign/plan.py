@@ -1,66 +1,28 @@
 """The plan file: what to deploy, what it is predicted to do, and what else was considered.
 
 The engine runs the chosen candidate or any alternative by its label; validation simulates the same
-requests with the same seeds again. Files that a plan refers to lie beside it or are named relative
-to it, with their checksum, so that a folder can be moved.
+requests with the same seeds again. Files that it depends on have a checksum (file_ref.py).
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codesign.artifacts import header, read_json, read_table, sha256, write_json
+from codesign.artifacts import header, read_json, read_table, write_json
 from codesign.artifacts.fields import checked, why
-from codesign.candidate import FAMILIES, Candidate, Interval, ScoredCandidate
+from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.config import SLO, Serving
 from codesign.errors import InputError
+from codesign.file_ref import FileRef
 from codesign.policy.cost import RoundCost
 from codesign.policy.walk import Sampling
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "FAMILIES", "Candidate", "Economics", "FileRef", "Interval", "Plan", "ScoredCandidate",
-]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class FileRef:
-    """A file that a plan depends on, and its checksum when the plan was made."""
-
-    path: Path
-    sha256: str
-
-    @classmethod
-    def of(cls, path: str | Path) -> FileRef:
-        """Reference to a file as it is now.
-
-        Raises:
-            InputError: If it cannot be read.
-        """
-        return cls(Path(path), sha256(path))
-
-    def check(self) -> Path:
-        """Its path, if the file has not changed.
-
-        Raises:
-            InputError: If it is gone or has changed since.
-        """
-        if not self.path.is_file():
-            raise InputError(
-                f"{self.path}, which the plan names, was not found, nor a copy next to the plan. "
-                "Copy it, or plan again: codesign plan"
-            )
-        if sha256(self.path) != self.sha256:
-            raise InputError(
-                f"{self.path} has changed since the plan was made. Plan again: codesign plan"
-            )
-        return self.path
+__all__ = ["Candidate", "Doubt", "Economics", "Interval", "Plan", "ScoredCandidate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +200,9 @@ class Plan:
             "objective": self.objective,
             "sampling": asdict(self.sampling),
             "serving": asdict(self.serving),
-            "trace": _written(self.trace, folder),
+            "trace": self.trace.to_dict(folder),
             "num_requests": self.num_requests,
-            "fit": _written(self.fit, folder),
+            "fit": self.fit.to_dict(folder),
             "num_seeds": self.num_seeds,
             "chosen": self.chosen.to_dict(),
             "alternatives": [scored.to_dict() for scored in self.alternatives],
@@ -271,9 +233,9 @@ class Plan:
                 objective=values["objective"],
                 sampling=Sampling(**values["sampling"]),
                 serving=Serving(**values["serving"]),
-                trace=_read(values["trace"], folder),
+                trace=FileRef.from_dict(values["trace"], folder),
                 num_requests=values["num_requests"],
-                fit=_read(values["fit"], folder),
+                fit=FileRef.from_dict(values["fit"], folder),
                 seed=values["seed"],
                 num_seeds=values["num_seeds"],
                 chosen=ScoredCandidate.from_dict(values["chosen"]),
@@ -289,19 +251,3 @@ class Plan:
         except (KeyError, TypeError, ValueError, AttributeError, InputError) as err:
             text = f"{path} is not a whole plan: {why(err)}. Plan again: codesign plan"
             raise InputError(text) from err
-
-
-def _written(ref: FileRef, folder: Path) -> dict[str, str]:
-    return {"path": os.path.relpath(ref.path, folder), "sha256": ref.sha256}
-
-
-def _read(values: Mapping[str, str], folder: Path) -> FileRef:
-    """The file that a plan names; if it moved, the same file beside the plan or in the package."""
-    named, checksum = folder / values["path"], values["sha256"]
-    if named.is_file():
-        return FileRef(named, checksum)
-    from codesign.fit.shipped import FITS
-
-    places = [folder / named.name, *sorted(FITS.glob("*/fit.json"))]
-    found = (path for path in places if path.is_file() and sha256(path) == checksum)
-    return FileRef(next(found, named), checksum)

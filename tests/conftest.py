@@ -25,8 +25,9 @@ from codesign.acceptance import AcceptanceProfile, Recording
 from codesign.artifacts import header, write_table
 from codesign.candidate import ScoredCandidate
 from codesign.config import SLO, Serving
+from codesign.file_ref import FileRef
 from codesign.fit import Fit
-from codesign.plan import FileRef, Plan
+from codesign.plan import Plan
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.walk import Sampling
 

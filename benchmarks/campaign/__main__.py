@@ -41,6 +41,7 @@ from benchmarks.campaign.schedule import (
     scheduled,
     unit_seconds,
 )
+from benchmarks.campaign.task import Task
 from benchmarks.campaign.units import (
     FULL,
     PAIRS,
@@ -203,21 +204,21 @@ def give_task(
     share: float,
 ) -> bool:
     """Tell a process what to do, by when, in what share of its runs' time; False if it is gone."""
-    task = {
-        "out": str(args.out),
-        "pair": f"{session.pair.target}+{session.pair.draft}",
-        "label": session.label,
-        "device": args.device,
-        "deadline": end,
-        "run_seconds": min(share * session.run_seconds, 1e9),
-        "size": asdict(session.size) if session.units else None,
-        "is_quick": not args.full_profile,
-        "recorded": 0.25 if args.small else 1.0,
-    }
+    task = Task(
+        out=str(args.out),
+        pair=f"{session.pair.target}+{session.pair.draft}",
+        label=session.label,
+        device=args.device,
+        deadline=end,
+        run_seconds=min(share * session.run_seconds, 1e9),
+        size=asdict(session.size) if session.units else None,
+        is_quick=not args.full_profile,
+        recorded=0.25 if args.small else 1.0,
+    )
     stdin: IO[str] | None = process.stdin
     assert stdin is not None
     try:
-        stdin.write(json.dumps(task) + "\n")
+        stdin.write(json.dumps(asdict(task)) + "\n")
         stdin.close()
     except BrokenPipeError:
         process.wait()

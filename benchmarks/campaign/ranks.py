@@ -12,9 +12,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -22,8 +20,9 @@ import pandas as pd
 
 from benchmarks.campaign.blind import keep_blind
 from benchmarks.campaign.requests import bound, load_requests, recorded_prompts
-from benchmarks.campaign.schedule import RECORDING, Session, note_session, phase_file, unit_seconds
-from benchmarks.campaign.units import BATCH, Size, Unit, find_pair, grid, unit
+from benchmarks.campaign.schedule import RECORDING, note_session, phase_file, unit_seconds
+from benchmarks.campaign.task import Task
+from benchmarks.campaign.units import BATCH, Unit, unit
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, read_table, write_table, write_text
 from codesign.candidate import Candidate
@@ -47,45 +46,6 @@ from codesign.run_directory import write_run
 MAX_KV_TOKENS = 8 * 2048
 SEED = 0
 ALPHABET = 32  # tokens that every model has
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What a session is told.
-
-    Attributes:
-        out: The campaign's folder.
-        pair: Name of the pair.
-        label: The deployment.
-        device: "cuda" or "cpu-ranks".
-        deadline: ``monotonic`` at which it ends.
-        run_seconds: At most so long for runs.
-        size: Of the grid; None for none.
-        is_quick: Of the profile.
-        recorded: Share of the prompts whose acceptance is recorded.
-    """
-
-    out: str
-    pair: str
-    label: str
-    device: str
-    deadline: float
-    run_seconds: float
-    size: Mapping[str, Any] | None
-    is_quick: bool = True
-    recorded: float = 1.0
-
-    @property
-    def session(self) -> Session:
-        """As units."""
-        pair = find_pair(self.pair)
-        units = () if self.size is None else tuple(grid(self.label, Size(**self.size)))
-        return Session(pair, self.label, units)
-
-    @property
-    def folder(self) -> Path:
-        """The pair's."""
-        return Path(self.out) / self.session.pair.name
 
 
 class Measuring:

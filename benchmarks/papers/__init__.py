@@ -1,1 +1,1 @@
-"""What the SwiftSpec and SpecServe papers print, beside what the simulator says of the same."""
+"""What the SwiftSpec and SpecServe papers print and leave open, beside what the simulator says."""

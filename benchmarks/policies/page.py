@@ -6,6 +6,9 @@ results changed.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from benchmarks.policies import goals, measured, simulated
 from benchmarks.policies.figures import DOCS, Results, below
 from benchmarks.scenarios import reflow
@@ -142,11 +145,17 @@ pause, a draft's prompt) is explained in [policies.md](policies.md#batch-trees).
   is with them; the runs in the paragraphs below it are with the fits before."""
 
 
+def contents(sections: Sequence[str]) -> str:
+    """Links to the sections that there are, in their order."""
+    heads = [head for text in sections for head in re.findall(r"^## (.*)$", text, re.MULTILINE)]
+    anchors = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
+    pairs = zip(heads, anchors, strict=True)
+    return "\n".join(f"- [{head}](#{anchor})" for head, anchor in pairs)
+
+
 def write(results: Results) -> None:
     """Write the page and its pictures."""
-    parts = [
-        _HEAD,
-        results.get("remark", {}).get("text", ""),
+    sections = [
         simulated.traces_section(results),
         simulated.attainment_section(results),
         simulated.batches_section(results),
@@ -171,5 +180,6 @@ def write(results: Results) -> None:
         measured.cpu_section(results),
         _HISTORY if below(results, "pairs") else "",
     ]
+    parts = [_HEAD, results.get("remark", {}).get("text", ""), contents(sections), *sections]
     PAGE.write_text(reflow("\n\n".join(filter(None, parts))) + "\n", encoding="utf-8")
     print(PAGE)

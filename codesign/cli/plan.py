@@ -20,8 +20,8 @@ from codesign.errors import InfeasibleError, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from codesign.file_ref import FileRef
     from codesign.fit import Fit
-    from codesign.plan import FileRef
     from codesign.planner import Answer, Question
     from codesign.traces import Trace
 
@@ -94,7 +94,7 @@ def make_plan(args: argparse.Namespace) -> None:
     import time
     from pathlib import Path
 
-    from codesign.plan import FileRef
+    from codesign.file_ref import FileRef
     from codesign.planner.defaults import knows_memory
     from codesign.planner.plan_file import save_plan
     from codesign.planner.predict import prompt_note

@@ -5,6 +5,7 @@ acceptance.parquet with one row per recorded token, and profile.json. A fit is o
 the recorded acceptance beside it. The planner and the simulator read fits, never profiles.
 
     steps          step times of forwards (step_forms), prompts on rank groups (prompt_stairs)
+    least_squares  the solver of all of them
     round_costs    all of a deployment's
     calibration    what a draft's confidence is worth
     prompt_luck, drift  what no residual shows: other prompts, and the machine's pace

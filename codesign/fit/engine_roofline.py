@@ -17,9 +17,9 @@ import numpy as np
 
 from codesign.errors import InputError
 from codesign.fit.devices import Device
+from codesign.fit.least_squares import non_negative_fit
 from codesign.fit.priced_model import PricedModel
 from codesign.fit.roofline import DEFAULT_SOFTWARE, Forward, Software
-from codesign.fit.step_forms import non_negative_fit
 
 
 @dataclass(frozen=True, slots=True)

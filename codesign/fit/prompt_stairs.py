@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codesign.fit.step_forms import Floats, Shapes, fit_line, fit_quadratic, fit_table, miss
+from codesign.fit.least_squares import Floats
+from codesign.fit.step_forms import Shapes, fit_line, fit_quadratic, fit_table, miss
 from codesign.policy.cost import StepTime
 
 if TYPE_CHECKING:

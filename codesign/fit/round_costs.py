@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from codesign.errors import InputError
-from codesign.fit.step_forms import fit_means
+from codesign.fit.least_squares import fit_means
 from codesign.fit.steps import StepFit, fit_step
 from codesign.policy.cost import RoundCost, StepTime
 

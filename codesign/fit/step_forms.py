@@ -1,7 +1,7 @@
-"""Forms of a step's time, each fitted to shapes by non-negative least squares.
+"""Forms of a step's time, each fitted to shapes by non-negative least squares (least_squares.py).
 
-Residuals are relative, and shapes that fit badly are weighted down. A shape is (rows, requests,
-context); its time is a quantile over repetitions. Which form is taken is steps.py's choice.
+A shape is (rows, requests, context); its time is a quantile over repetitions. Which form is taken
+is steps.py's choice.
 
 Must not import torch.
 """
@@ -15,21 +15,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from codesign.errors import HardwareError
+from codesign.fit.least_squares import Floats, robust_fit
 from codesign.policy.cost import FEW_ROWS, StepTime
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Floats = NDArray[np.float64]
 
 BUCKETS = (FEW_ROWS, 16, 32, 64, 128)  # rows that a forward on ranks is filled up to
 TILES = (0, 4, 8)  # rows of a request that attention may take together: 16 or 32 query rows
 _MAX_BENDS = 4  # of the piecewise form
 # A parabola written out: within 0.5 % between knots, straight on beyond 262,144 rows.
 _PROMPT_KNOTS = (0, *sorted({round(2.0 ** (i / 4.0)) for i in range(73)}))
-_HUBER = 1.345  # residuals beyond this many standard deviations weigh less
-_REWEIGHTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,73 +246,3 @@ def _usual_line(x: Floats, y: Floats) -> Callable[[Floats], Floats]:
     slope = np.median((y[second] - y[first]) / (x[second] - x[first]))
     start = np.median(y - slope * x)
     return lambda places: start + slope * places
-
-
-def non_negative_fit(design_SP: Floats, rest_S: Floats, seconds_S: Floats) -> Floats:
-    """(P,) coefficients of the least squares of what is left, relative to whole seconds.
-
-    Args:
-        design_SP: What each coefficient is multiplied by, at S shapes.
-        rest_S: Seconds that are to be explained.
-        seconds_S: Seconds of the whole step, by which both are divided.
-    """
-    relative_SP = design_SP / seconds_S[:, None]
-    scale_P = np.linalg.norm(relative_SP, axis=0)
-    scale_P[scale_P == 0.0] = 1.0
-    return _nnls()(relative_SP / scale_P, rest_S / seconds_S)[0] / scale_P
-
-
-def robust_fit(design_SP: Floats, seconds_S: Floats) -> Floats:
-    """(P,) non-negative coefficients; relative residuals, Huber weights by reweighting."""
-    nnls = _nnls()
-    relative_SP = design_SP / seconds_S[:, None]
-    scale_P = np.linalg.norm(relative_SP, axis=0)  # columns differ by many powers of ten
-    scale_P[scale_P == 0.0] = 1.0
-    relative_SP = relative_SP / scale_P
-    root_weight_S = np.ones(len(seconds_S))
-    solution_P = np.zeros(design_SP.shape[1])
-    for _ in range(_REWEIGHTS):
-        solution_P, _ = nnls(relative_SP * root_weight_S[:, None], root_weight_S)
-        found_S = _root_weights(relative_SP @ solution_P - 1.0)
-        if found_S is None:
-            break
-        root_weight_S = found_S
-    return solution_P / scale_P
-
-
-def fit_means(design_SP: Floats, seconds_S: Floats) -> Floats:
-    """(P,) as ``robust_fit``, of what scatters: residuals are relative to what is told.
-
-    Relative to what was measured, the smallest of many would count most.
-    """
-    solution_P = robust_fit(design_SP, seconds_S)
-    for _ in range(2 * _REWEIGHTS):
-        told_S = np.maximum(design_SP @ solution_P, 1e-3 * seconds_S.mean())
-        root_weight_S = _root_weights(seconds_S / told_S - 1.0)
-        if root_weight_S is None:
-            break
-        solution_P = non_negative_fit(
-            design_SP * root_weight_S[:, None], seconds_S * root_weight_S, told_S
-        )
-    return solution_P
-
-
-def _root_weights(residual_S: Floats) -> Floats | None:
-    """(S,) roots of Huber's weights; None where nothing is left to weigh."""
-    size_S = np.abs(residual_S)
-    spread = 1.4826 * float(np.median(size_S))  # standard deviation, if it were normal
-    if spread < 1e-9:
-        return None
-    bound = _HUBER * spread
-    return np.sqrt(np.minimum(1.0, bound / np.maximum(size_S, bound)))
-
-
-def _nnls() -> Callable[[Floats, Floats], tuple[Floats, float]]:
-    try:
-        from scipy.optimize import nnls
-    except ImportError as err:
-        raise HardwareError(
-            "fitting a profile needs scipy, which is not installed. "
-            "Install it: pip install 'codesign[fit]'"
-        ) from err
-    return nnls

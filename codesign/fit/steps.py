@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from codesign.errors import InputError
+from codesign.fit.least_squares import Floats
 from codesign.fit.prompt_stairs import MIN_PARABOLA_ROWS, fit_prompt_stairs, prompt_shapes
 from codesign.fit.step_forms import (
-    Floats,
     Shapes,
     fit_line,
     fit_piecewise,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from codesign.plan import FileRef, Plan
+from codesign.file_ref import FileRef
+from codesign.plan import Plan
 from codesign.policy.walk import Sampling
 from codesign.traces import write_parquet
 

@@ -1,4 +1,7 @@
-"""Which leaves of a batch run beside the verification, and which requests' prompts with them.
+"""Draft forwards of a batch beside the verification: whether, which leaves, and which prompts.
+
+As many are made as fit, by the step times; one that does not fit is made if it promises more tokens
+than the time that it is late would yield.
 
 Must not import torch or read a clock.
 """
@@ -9,52 +12,100 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from codesign.policy.batch_ahead import beats_plain
 from codesign.policy.batch_round import LEAST, BatchRound, Floats
-from codesign.policy.batch_rows import leaves_above, no_leaves
+from codesign.policy.batch_rows import leaves_above, no_leaves, prospects
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.goodput import Goodput
+from codesign.policy.spec import SpeculationSpec
 from codesign.policy.traffic import COLD, Traffic
 
 
-def leaves_beside(
-    this: BatchRound,
-    goodput: Goodput,
-    traffic: Traffic,
-    trees: Sequence[BudgetTree],
-    confidence: Floats,
-    tops: Floats,
-    *,
-    width: int,
-    rate: float,
-) -> tuple[list[list[int]], float]:
-    """Leaves whose children may be worth a row, and seconds of the prompts run with them.
+class DraftingBeside:
+    """Decides about the draft forwards of a round that the target does not wait for.
 
     Args:
-        this: The round.
+        spec: Most leaves of a request, most forwards.
         goodput: What prompts of the draft take.
         traffic: How long answers are.
-        trees: B of them.
-        confidence: (B,) each request's mean confidence.
-        tops: (B,) log chance of its likeliest leaf.
-        width: Most leaves of a tree.
-        rate: Tokens that a second is worth.
+        this: The round; its ``verification`` is set before a forward is asked for.
+
+    Attributes:
+        may_draft: No forward of this round was found not to pay.
     """
-    level = this.draft_row(len(trees), rate)
-    bounds = np.minimum(np.log(level / np.maximum(confidence, LEAST)), 0.0)
-    leaves = no_leaves(trees)
-    prompts = 0.0
-    paying = (tops >= bounds).nonzero()[0]
-    for i, bound in zip(paying.tolist(), bounds[paying].tolist(), strict=True):
-        tree = trees[i]
-        # A new request's prompt runs while the target runs it, too.
-        if tree.missing >= COLD and tree.emitted:
-            seconds = prompts + goodput.draft_prompt_seconds(tree.missing)
-            seconds -= goodput.draft_prompts_once if prompts else 0.0
-            gain, late = float(confidence[i]), this.beside + seconds - this.verification
-            # What drafting for it will yield, against what running what it missed delays all.
-            rounds = float(traffic.expected_left(tree.emitted)) / (1.0 + gain)
-            if gain * rounds <= rate * late:
-                continue
-            prompts = seconds
-        leaves[i] = leaves_above(tree, width, bound)
-    return leaves, prompts
+
+    def __init__(
+        self, spec: SpeculationSpec, goodput: Goodput, traffic: Traffic, this: BatchRound
+    ) -> None:
+        self._spec, self._goodput, self._traffic, self._round = spec, goodput, traffic, this
+        self.may_draft = True
+
+    def plan(self, trees: Sequence[BudgetTree], *, is_plain: bool, margin: float) -> int:
+        """Most forwards of this round.
+
+        Args:
+            trees: Of the batch.
+            is_plain: The target verifies no node, so that nothing may be worth drafting.
+            margin: Share of plain decoding's value that drafting must then promise above it.
+        """
+        most = self._spec.expansions
+        self.may_draft = bool(trees)
+        if trees and is_plain:
+            self.may_draft = beats_plain(self._round, prospects(trees)[0], most, margin)
+        return most if self.may_draft else 0
+
+    def leaves(self, trees: Sequence[BudgetTree], rate: float) -> list[list[int]]:
+        """Leaves of the next forward; none from the first one on that does not pay.
+
+        Args:
+            trees: Of the batch.
+            rate: Tokens that a second is worth.
+        """
+        if not self.may_draft:
+            return no_leaves(trees)
+        this = self._round
+        confidence, tops = prospects(trees)
+        leaves, prompts = self._worthwhile(trees, confidence, tops, rate)
+        num_rows = sum(map(len, leaves))
+        seconds = this.draft.forward(num_rows, this.context)
+        moving = this.draft.of(num_rows, this.context) - seconds  # after the verification
+        late = max(this.beside + seconds - max(this.verification, this.beside), 0.0) + moving
+        taken = np.fromiter(map(bool, leaves), bool, len(leaves))
+        gain = float((confidence * np.exp(tops))[taken].sum())
+        if not num_rows or (late * rate > gain and not prompts):
+            self.may_draft = False
+            return no_leaves(trees)
+        this.beside += seconds + prompts
+        return leaves
+
+    def _worthwhile(
+        self, trees: Sequence[BudgetTree], confidence: Floats, tops: Floats, rate: float
+    ) -> tuple[list[list[int]], float]:
+        """Leaves whose children may be worth a row, and seconds of the prompts run with them.
+
+        Args:
+            trees: B of them.
+            confidence: (B,) each request's mean confidence.
+            tops: (B,) log chance of its likeliest leaf.
+            rate: Tokens that a second is worth.
+        """
+        this, goodput = self._round, self._goodput
+        level = this.draft_row(len(trees), rate)
+        bounds = np.minimum(np.log(level / np.maximum(confidence, LEAST)), 0.0)
+        leaves = no_leaves(trees)
+        prompts = 0.0
+        paying = (tops >= bounds).nonzero()[0]
+        for i, bound in zip(paying.tolist(), bounds[paying].tolist(), strict=True):
+            tree = trees[i]
+            # A new request's prompt runs while the target runs it, too.
+            if tree.missing >= COLD and tree.emitted:
+                seconds = prompts + goodput.draft_prompt_seconds(tree.missing)
+                seconds -= goodput.draft_prompts_once if prompts else 0.0
+                gain, late = float(confidence[i]), this.beside + seconds - this.verification
+                # What drafting for it will yield, against what running what it missed delays all.
+                rounds = float(self._traffic.expected_left(tree.emitted)) / (1.0 + gain)
+                if gain * rounds <= rate * late:
+                    continue
+                prompts = seconds
+            leaves[i] = leaves_above(tree, self._spec.width, bound)
+        return leaves, prompts

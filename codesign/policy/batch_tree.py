@@ -9,8 +9,7 @@ seconds, by the fitted step times (codesign/policy/batch_round.py). What follows
   confidences seen lately, is above the best one without (batch_ahead.py). Only leaves whose
   children may be worth a row take part. Asynchronous, this decides whether a batch waits for its
   requests that missed.
-- Draft forwards beside the verification, asynchronous only: as many as fit, by the step times; one
-  that does not fit is made if it promises more tokens than the time that it is late would yield.
+- Draft forwards beside the verification, asynchronous only: as many as fit (batch_beside.py).
 - No draft at all where that has the best quotient: plain decoding, without a tree to move. Coming
   back needs ``MARGIN`` more.
 - Looks at the batch take the host's time: after one by which plain decoding is best it rests
@@ -42,13 +41,12 @@ from typing import cast
 import numpy as np
 
 from codesign.policy.batch_ahead import (
-    beats_plain,
     best_forwards,
     next_forward,
     saved_by_others,
     saved_usually,
 )
-from codesign.policy.batch_beside import leaves_beside
+from codesign.policy.batch_beside import DraftingBeside
 from codesign.policy.batch_round import Choice, Floats
 from codesign.policy.batch_rows import (
     NEVER,
@@ -62,7 +60,7 @@ from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import Progress, context_rows
-from codesign.policy.online_calibration import KNOWN, OnlineCalibration
+from codesign.policy.online_calibration import OnlineCalibration
 from codesign.policy.repeating import Repeating, likeliest_children
 from codesign.policy.resting import LEARNED
 from codesign.policy.spec import SpeculationSpec
@@ -76,7 +74,6 @@ Promise = tuple[float, float]  # value of the round, and the least gain of a lea
 MARGIN = 0.02  # of goodput that drafting must promise after a round without
 FEWEST_CHOICES = 4  # children of a node
 MOST_AWAITED = 2  # draft forwards that an asynchronous round may wait for
-_MOST_CONFIDENCES = 512  # that the mean is made of
 
 
 class BatchTree(Repeating):
@@ -106,11 +103,11 @@ class BatchTree(Repeating):
         self.traffic = Traffic(
             goodput.prompt_seconds, goodput.draft_prompt_seconds, hears_late=not spec.is_async
         )
+        self.drafting_beside = DraftingBeside(spec, self._goodput, self.traffic, self._round)
         self._spec = spec
         self._slo_tpot = goodput.slo_tpot
         self._was_plain = True
         self._num_rounds = 0
-        self._num_confidences = 1 if confidence is None else KNOWN  # of requests, seen or known
 
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
         if self._begins_repeat(trees, progress):
@@ -124,12 +121,12 @@ class BatchTree(Repeating):
             context,
             traffic=self.traffic,
             sharing=self.sharing,
-            looking=self.looking if self._num_confidences > LEARNED else 0.0,
+            looking=self.looking if self.calibration.num_confidences > LEARNED else 0.0,
         )
         self._urgency = urgencies(progress, self._round.target.of(batch, context), self._slo_tpot)
         self._choice = self._round.plain  # the best of what is drafted
         self._saved = 0.0  # seconds per token of each request, by drafting for all
-        self._may_draft = True  # beside the verification
+        self.drafting_beside.may_draft = True
         if own:
             self._learn_confidence(own)
 
@@ -142,11 +139,7 @@ class BatchTree(Repeating):
         """What new requests start with: of those that draft, so that a hard batch does not stay."""
         if self._was_plain:
             return
-        found = [tree.confidence for tree in trees if tree.prefix_len]
-        if found:
-            self._num_confidences += len(found)
-            beyond = sum(found) - len(found) * self.calibration.confidence
-            self.calibration.confidence += beyond / min(self._num_confidences, _MOST_CONFIDENCES)
+        self.calibration.take_in([tree.confidence for tree in trees if tree.prefix_len])
 
     # Draft forwards that the target waits for.
 
@@ -274,7 +267,7 @@ class BatchTree(Repeating):
         self._was_plain = not num_rows and not this.awaited
         this.verification = this.target.forward(this.num_base + num_rows, this.context)
         if self._spec.is_async:
-            self._plan_beside(own)
+            self.overlap = self.drafting_beside.plan(own, is_plain=self._was_plain, margin=MARGIN)
         self.rests = self._was_plain and not self.overlap
         if self.rests and len(self._worth) == 1:
             self.begin_rest(self._goodput.host.look(this.batch), this.verification)
@@ -290,34 +283,5 @@ class BatchTree(Repeating):
         prompt = self._goodput.draft_prompt_seconds(self.traffic.mean_prompt)
         return saved * self.traffic.left_at_first > prompt * this.batch
 
-    # Draft forwards beside the verification.
-
-    def _plan_beside(self, trees: Sequence[BudgetTree]) -> None:
-        """Whether to draft at all."""
-        most = self._spec.expansions
-        self._may_draft = bool(trees)
-        if trees and self._was_plain:
-            self._may_draft = beats_plain(self._round, prospects(trees)[0], most, MARGIN)
-        self.overlap = most if self._may_draft else 0
-
     def overlap_leaves(self, trees: Sequence[DraftTree]) -> Leaves:
-        own = cast("Sequence[BudgetTree]", trees)
-        if not self._may_draft:
-            return no_leaves(own)
-        this, rate = self._round, self._choice.rate
-        confidence, tops = prospects(own)
-        leaves, prompts = leaves_beside(
-            this, self._goodput, self.traffic, own, confidence, tops,
-            width=self._spec.width, rate=rate,
-        )  # fmt: skip
-        num_rows = sum(map(len, leaves))
-        seconds = this.draft.forward(num_rows, this.context)
-        moving = this.draft.of(num_rows, this.context) - seconds  # after the verification
-        late = max(this.beside + seconds - max(this.verification, this.beside), 0.0) + moving
-        taken = np.fromiter(map(bool, leaves), bool, len(leaves))
-        gain = float((confidence * np.exp(tops))[taken].sum())
-        if not num_rows or (late * rate > gain and not prompts):
-            self._may_draft = False
-            return no_leaves(own)
-        this.beside += seconds + prompts
-        return leaves
+        return self.drafting_beside.leaves(cast("Sequence[BudgetTree]", trees), self._choice.rate)

@@ -27,6 +27,7 @@ PRIOR = 20.0  # weight of the start: about that of 100 judged tokens
 KEPT = 0.98  # weight of what was learned before, per update: half is forgotten in 9,000 tokens
 START_CONFIDENCE = 0.6  # as SpecServe's; counts as one
 KNOWN = 256  # confidences that a mean counts for which a fit knows
+_MOST_CONFIDENCES = 512  # that the mean is made of
 _BINS = 256  # of the table of chances
 _EDGE = 1e-4
 _MIDDLE_B = np.clip((np.arange(_BINS + 1) + 0.5) / _BINS, _EDGE, 1.0 - 0.25 / _BINS)
@@ -43,6 +44,7 @@ class OnlineCalibration:
 
     Attributes:
         confidence: Mean chance of a likeliest child lately; what a new request starts with.
+        num_confidences: Of requests, seen or known.
 
     Source:
         Logistic regression by one damped Newton step per batch, with exponential forgetting.
@@ -57,6 +59,7 @@ class OnlineCalibration:
         self._tables = [_table(*pair) for pair in self._found.tolist()]
         self._judged: list[Judged] = []  # since the last update
         self.confidence = START_CONFIDENCE if confidence is None else confidence
+        self.num_confidences = 1 if confidence is None else KNOWN
 
     @property
     def likeliest(self) -> Calibration:
@@ -86,6 +89,13 @@ class OnlineCalibration:
                 break
             chances.append(chance)
         return chances
+
+    def take_in(self, confidences: Sequence[float]) -> None:
+        """Move the mean by requests' own ones."""
+        if confidences:
+            self.num_confidences += len(confidences)
+            beyond = sum(confidences) - len(confidences) * self.confidence
+            self.confidence += beyond / min(self.num_confidences, _MOST_CONFIDENCES)
 
     def learn(self, judged: Sequence[Judged]) -> None:
         """Take in tokens that the target has judged."""

@@ -21,7 +21,8 @@ from codesign.candidate import ScoredCandidate
 from codesign.config import SLO, Deployment, Serving
 from codesign.engine.replay import Replay
 from codesign.errors import HardwareError, InputError, UsageError
-from codesign.plan import Candidate, FileRef, Plan
+from codesign.file_ref import FileRef
+from codesign.plan import Candidate, Plan
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.run_directory import read_run

@@ -551,7 +551,7 @@ def test_leaves_beside_the_verification_are_those_whose_children_are_worth_a_row
     ]
     found = policy.overlap_leaves(trees)
     assert found == wanted or not any(found)  # or it is late
-    assert any(found) == (any(wanted) and policy._may_draft)
+    assert any(found) == (any(wanted) and policy.drafting_beside.may_draft)
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -565,7 +565,7 @@ def test_prompts_beside_the_verification_are_late_together_only_where_each_has_a
     for tree in trees:
         tree.reroot([5])
     play(policy, trees, [[0.8, 0.1]] * 2)
-    policy._may_draft = True
+    policy.drafting_beside.may_draft = True
     assert sum(map(bool, policy.overlap_leaves(trees))) == (1 if apart else 2)
 
 

@@ -51,7 +51,8 @@ def test_the_engine_benchmark_needs_the_gpus_of_its_widest_candidate(monkeypatch
     monkeypatch.syspath_prepend(str(ROOT))
     module = importlib.import_module("benchmarks.bench_engine")
     labels = ("tree-8x4x2@1", "async-tree-8x4x2@2+1", "plain@4")
-    scored = [SimpleNamespace(candidate=module._candidate(label, 1)) for label in labels]
+    parse = importlib.import_module("benchmarks.inflated_plan").parse_candidate
+    scored = [SimpleNamespace(candidate=parse(label, 1)) for label in labels]
     monkeypatch.setattr(
         module, "Bench", lambda *_: SimpleNamespace(plan=SimpleNamespace(scored=scored))
     )

@@ -20,10 +20,10 @@ from codesign.export.problem import Problem
 from codesign.export.setup import BatchRange, Command, flags
 from codesign.export.trtllm import to_yaml
 from codesign.export.wishes import wish_of
+from codesign.file_ref import FileRef
 from codesign.fit import Fit
 from codesign.fit.priced_model import parse_model
 from codesign.fit.what_if import what_if_fit
-from codesign.plan import FileRef
 from codesign.planner.screen import screen
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import KINDS, parse_policy

@@ -11,12 +11,13 @@ import pytest
 from codesign.artifacts import header
 from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.config import SLO, Deployment, Serving
+from codesign.file_ref import FileRef
 from codesign.fit import STEP_COLUMNS, Fit
 from codesign.fit.calibration import CalibrationFit
 from codesign.fit.round_costs import NODES
 from codesign.fit.steps import HeldOut, StepFit
 from codesign.metrics import Metrics
-from codesign.plan import Economics, FileRef, Plan
+from codesign.plan import Economics, Plan
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.walk import Sampling
 from codesign.records import RequestRecord, RoundRecord

@@ -104,7 +104,7 @@ def test_only_engine_kernels_and_profiler_import_torch(module):
 
 def test_the_large_packages_that_the_core_does_without_stay_where_they_are():
     large = {
-        "scipy": {"codesign.fit.step_forms"},
+        "scipy": {"codesign.fit.least_squares"},
         "pyarrow": set(),
         "altair": {"codesign.validate.charts"},
     }

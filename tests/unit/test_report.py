@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from codesign.config import SLO, Deployment, Serving
-from codesign.plan import Candidate, FileRef, Interval, Plan, ScoredCandidate
+from codesign.file_ref import FileRef
+from codesign.plan import Candidate, Interval, Plan, ScoredCandidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.validate import (

@@ -49,11 +49,17 @@ MEASURED = [
 ]
 
 
+def measured_on(device, pair, name):
+    """The shipped fit's file, measured on a machine of this name."""
+    path = shipped_pair(device, *pair)
+    assert path is not None
+    assert machine_of(path).startswith(f"{name}, measured 20")
+    return path
+
+
 @pytest.mark.parametrize("pair", MEASURED)
 def test_pairs_were_measured_on_one_h100_too(pair):
-    path = shipped_pair("h100", *pair)
-    assert path is not None
-    assert machine_of(path).startswith("NVIDIA H100 80GB HBM3, measured 20")
+    measured_on("h100", pair, "NVIDIA H100 80GB HBM3")
     fit, faster = device_fit("h100", 1, *pair), device_fit("h200", 1, *pair)
     assert fit.origin == "fitted"
     assert list(fit.costs) == ["1"]
@@ -65,9 +71,7 @@ def test_pairs_were_measured_on_one_h100_too(pair):
 
 @pytest.mark.parametrize("pair", MEASURED)
 def test_a_pair_that_was_measured_takes_the_place_of_its_roofline(pair):
-    path = shipped_pair("h200", *pair)
-    assert path is not None
-    assert machine_of(path).startswith("NVIDIA H200, measured 20")
+    path = measured_on("h200", pair, "NVIDIA H200")
     fit, priced = device_fit("h200", 2, *pair), what_if_fit("h200", 2, *pair)
     assert (fit.origin, priced.origin) == ("fitted", ROOFLINE)
     assert (fit.target, fit.draft) == (priced.target, priced.draft) == pair

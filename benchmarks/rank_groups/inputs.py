@@ -11,10 +11,10 @@ import torch
 from benchmarks.bench_gpu_engine import RandomState
 from benchmarks.common import SHAPES
 from benchmarks.random_pair import TINY, write_letters
+from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
 from codesign.engine.weights import random_tensors
 from codesign.models.shape import model_shape
-from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
@@ -55,9 +55,10 @@ def make_plan(models: Path, target: Path, draft: Path) -> None:
     from codesign.artifacts import header, write_table
     from codesign.candidate import ScoredCandidate
     from codesign.config import SLO
+    from codesign.file_ref import FileRef
     from codesign.fit import Fit
     from codesign.fit.shipped import FITS
-    from codesign.plan import FileRef, Plan
+    from codesign.plan import Plan
 
     shipped = Fit.load(FITS / "smollm2-135m-cpu" / "fit.json")
     fit = replace(shipped, target=str(target), draft=str(draft))
