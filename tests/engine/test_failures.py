@@ -15,9 +15,10 @@ import pytest
 import torch
 
 import codesign.engine.run as engine_run
-from codesign.config import Serving
+from codesign.config import Deployment, Serving
 from codesign.engine import DraftSource, remote_draft
 from codesign.engine.gpu.launch import TorchrunRanks
+from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.kv_cache import KVCache
 from codesign.engine.partner import DraftLostError, NoDraft, TargetLostError
 from codesign.engine.remote_draft import DraftSetup, RemoteDraft
@@ -25,8 +26,10 @@ from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Server
 from codesign.engine.target_worker import TargetWorker
 from codesign.errors import InputError
+from codesign.plan import Candidate
 from codesign.policy.batching import BatchLimits
 from codesign.policy.protocol import Admission, Verdict
+from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.profiler.link import idle_worker
 
@@ -146,6 +149,15 @@ def test_requests_that_find_the_queue_full_are_refused(serve, make_requests):
 def test_speculation_without_a_draft_is_refused(serve, make_requests):
     with pytest.raises(InputError, match="codesign models list"):
         serve("chain-3", make_requests(2), draft=None)
+
+
+@pytest.mark.parametrize("policy", ["static-tree-4x4x8", "chain-128"])
+def test_a_tree_of_more_rows_than_a_forward_is_refused_on_ranks(pair, make_requests, policy):
+    candidate = Candidate(Deployment(1, 0), parse_policy(policy), 1)
+    with pytest.raises(InputError, match=r"rows of a request at once, ranks at most 128\. Take"):
+        rank_setup(
+            candidate, make_requests(1), target=pair.target_dir, draft=pair.draft_dir, device="cpu"
+        )
 
 
 def test_a_draft_that_cannot_load_is_reported_and_leaves_no_process(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from codesign.config import Serving
 from codesign.engine.gpu.paging import PAGE_ROWS, Paging
+from codesign.engine.gpu.step_rows import BUCKETS
 from codesign.engine.gpu.watch import SILENCE
 from codesign.engine.gpu.wire import WireLimits
 from codesign.engine.refusals import served_requests
@@ -172,9 +173,15 @@ def rank_setup(
         draft_delay: Seconds by round that the draft sleeps, to test timing.
 
     Raises:
-        InputError: If no request can be served, or a draft is needed and missing.
+        InputError: If no request can be served, a draft is needed and missing, or a tree has more
+            rows than a forward.
     """
     spec, deployment = candidate.speculation, candidate.deployment
+    if spec.max_rows > BUCKETS[-1]:
+        raise InputError(
+            f"{candidate.label} verifies {spec.max_rows} rows of a request at once, ranks at most "
+            f"{BUCKETS[-1]}. Take a smaller shape"
+        )
     served = served_requests(requests, spec, model_shape(target), max_kv_tokens)
     longest, num_slots = served.longest, candidate.max_batch
     serving, sampling = serving or Serving(), sampling or Sampling()
