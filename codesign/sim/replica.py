@@ -146,8 +146,7 @@ class Replica:
         """Run all rounds at once that end before ``until`` and change nothing but KV rows."""
         if self._ahead is None or not self._prefill.is_empty:
             return False
-        is_bounded = self._takes_rows and self.batcher.num_running > 1
-        room = self.batcher.idle_room if is_bounded else None
+        room = self.batcher.idle_room if self._takes_rows else None
         count, self._now = self._ahead.run(self._log.num_rounds, self._now, until, room)
         self._log.num_rounds += count
         return count > 0
@@ -175,7 +174,8 @@ class Replica:
 
     def _make_room(self) -> None:
         """Evict the youngest requests until the next round fits; the oldest always stays."""
-        while self.batcher.num_running > 1 and self.batcher.is_over(self._kv_in_use):
+        # Also for one request alone, before which idle prefix blocks go.
+        while self.batcher.is_over(self._kv_in_use) and self.batcher.num_running > 1:
             self._evict(self._requests[self.batcher.youngest])
 
     def _evict(self, request: SimulatedRequest) -> None:
