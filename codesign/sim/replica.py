@@ -195,7 +195,7 @@ class Replica:
         if self._chunk is None:
             prefill, num_tokens = self._run_whole_prompts()
             if isinstance(self._batch, PlayedBatch) and isinstance(self._timing, TogetherTiming):
-                # The draft is told after the prompts; one apart from the target is told before.
+                # Those who come while the prompts run; see ``_begin_round``.
                 num_waiting = self._shared.num_arriving(self._now, self._now + prefill)
                 self._batch.sharing = (0, min(num_waiting, self.batcher.num_free))
             return prefill + self._begin_round(prefill, num_tokens)
@@ -210,7 +210,9 @@ class Replica:
         if not entering and not self._batch.num_requests:
             return 0.0
         start = self._now
-        work = self._batch.begin(entering, start)
+        # As in the engine: the draft is told after the prompts, one apart from the target before.
+        told = start + prefill if isinstance(self._timing, TogetherTiming) else start
+        work = self._batch.begin(entering, told)
         spans = self._timing.spans(start, prefill, work)
         self._step_now = Step(start, work, spans, prefill, prefill_tokens)
         return spans.seconds
