@@ -114,7 +114,7 @@ def search_space(
     Raises:
         InputError: If a label names no policy, or nothing remains.
     """
-    specs = [parse_policy(label) for label in policies] or default_policies()
+    specs = list(dict.fromkeys(map(parse_policy, policies))) or default_policies()
     slow = [] if policies or requests is None else _too_slow(specs, requests)
     specs = [spec for spec in specs if spec not in slow]
     wanted = {spec.is_async for spec in specs}

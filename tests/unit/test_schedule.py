@@ -98,6 +98,22 @@ def test_an_evicted_request_runs_its_prompt_and_then_what_it_had_emitted():
     assert pieces[0].admission.max_new_tokens == 19
 
 
+def test_idle_prefix_blocks_make_room_for_a_request_alone_that_grows():
+    schedule = Schedule(
+        requests(520, 20, output=600), BatchLimits(1, 1200),
+        Serving(preemption=True, prefix_cache=True), round_rows=1,
+    )  # fmt: skip
+    cache = schedule.batcher.cache
+    for number in (0, 1):
+        assert schedule.admit(0.0) == [number]
+        schedule.pieces(nothing_kept)
+        schedule.emit(number, (7,), is_finished=number == 0)
+    assert cache.idle_tokens == 512
+    schedule.emit(1, [7] * 700, is_finished=False)
+    assert schedule.make_room() == []
+    assert cache.idle_tokens == 0
+
+
 def test_requests_that_come_to_a_full_queue_leave_it_but_not_those_that_ran():
     schedule = Schedule(
         requests(20, 20, 20, 20), BatchLimits(2, 46), Serving(preemption=True), round_rows=1,

@@ -43,6 +43,12 @@ def test_every_family_is_tried_and_every_candidate_uses_all_workers():
     assert space.notes == ()
 
 
+def test_a_policy_in_two_spellings_is_tried_once():
+    labels = ("threshold-5", "threshold-5@0.4", "plain", "chain-3", "chain-03", "plain")
+    space = search_space(costs("2"), workers=2, max_batch=2, policies=labels)
+    assert len(space.candidates) == len(set(space.candidates)) == 3 * 2
+
+
 def test_only_asynchronous_policies_are_tried_on_splits():
     space = search_space(costs("4", "3+1", "2+2", "1+3"), workers=4, max_batch=1)
     for candidate in space.candidates:

@@ -139,6 +139,21 @@ def test_idle_prefix_blocks_make_room_least_recently_used_first():
     assert [r.cached_tokens for r in tight.requests] == [0, 0, 512, 0, 0]
 
 
+def test_idle_prefix_blocks_make_room_for_a_request_alone_that_grows():
+    """As it grows to 1,150 of 1,200 rows, the block of the first request has to go."""
+    trace = {
+        "arrival": [0.0, 1.0, 60.0],
+        "prompt_tokens": [513, 50, 513],
+        "output_tokens": [2, 1100, 2],
+        "hash_ids": [[1], [], [1]],
+    }
+    cached = [
+        run(trace, prefix_cache=True, preemption=True, max_kv_tokens=rows).requests[2].cached_tokens
+        for rows in (1_700, 1_200)
+    ]
+    assert cached == [512, 0]
+
+
 def test_requests_that_share_a_prefix_share_its_rows():
     shared = {"arrival": [0.0] * 4, "prompt_tokens": 1_100, "output_tokens": 20}
     alone = {**shared, "hash_ids": [[1, 2], [3, 4], [5, 6], [7, 8]]}
