@@ -47,6 +47,9 @@ class Economics:
             ``break_even_length``; None for others and where no chance would.
         oracle_gain: Decode speed over the null plan's if each round drafted exactly what will be
             accepted.
+        lasting: Label of the simulated candidate that pays up to most running requests, if there
+            is one that pays longer than ``speculative``; else "".
+        lasting_crossover: Its crossover, or the largest batch that was looked at; None without it.
     """
 
     null_plan: str
@@ -59,6 +62,8 @@ class Economics:
     acceptance_length: float
     break_even_rate: float | None
     oracle_gain: float
+    lasting: str = ""
+    lasting_crossover: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,15 +95,18 @@ def pays_text(economics: Economics) -> str:
     ratio = economics.gain if economics.gain >= 1 else 1 / economics.gain
     if economics.crossover is None:
         most = counted(economics.largest_batch, "running request")
-        load = f"speculate at every load, up to {most}"
+        load = f"{name} pays at every load, up to {most}"
     elif economics.crossover == 0:
-        load = "do not speculate, at any load"
+        load = f"{name} pays at no load"
     else:
-        load = f"speculate up to {counted(economics.crossover, 'running request')}, not above"
+        load = f"{name} pays up to {counted(economics.crossover, 'running request')}, not above"
+    if economics.lasting:
+        load += f"; {economics.lasting} up to {economics.lasting_crossover:,}"
     rate = economics.break_even_rate
+    subject = name if economics.lasting else "it"
     chance = "" if rate is None else f" (each draft token accepted with {rate:.0%})"
     return (
-        f"{load}. With {economics.batch:.3g} running, prompts not counted, {name} decodes "
+        f"{load}. With {economics.batch:.3g} running, prompts not counted, {subject} decodes "
         f"{ratio:.3g} times {word} than {economics.null_plan}; it breaks even at "
         f"{economics.break_even_length:.2f} tokens per round{chance} and emits "
         f"{economics.acceptance_length:.2f}; perfect knowledge of which tokens will be accepted "

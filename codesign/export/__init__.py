@@ -23,7 +23,7 @@ from codesign import Progress
 from codesign.artifacts import read_json
 from codesign.errors import InputError
 from codesign.export import sglang, trtllm, vllm
-from codesign.export.models import NGRAM, EngineModel, check_pair, engine_model
+from codesign.export.models import NGRAM, EngineModel, check_pair, engine_model, position_note
 from codesign.export.nearest import Nearest, find_nearest
 from codesign.export.prediction import Forecast, better_candidate, forecast, runs_as_is
 from codesign.export.problem import Problem
@@ -122,6 +122,8 @@ def export_plan(
         better = better_candidate(plan, found, problem.scored, lambda other: _runs(other, problem))
     models = (problem.target, problem.draft)
     notes = [model.note for model in models if model is not None and model.note]
+    if problem.method == "draft" and problem.draft is not None:  # a head has its target's positions
+        notes.append(position_note(problem.draft, nearest.setup.longest_request))
     return Export(
         engine,
         problem.scored,
@@ -130,7 +132,7 @@ def export_plan(
         found,
         better,
         (*nearest.losses, *configuration.losses),
-        (*notes, *configuration.notes, *_plan_notes(plan, nearest)),
+        tuple(filter(None, (*notes, *configuration.notes, *_plan_notes(plan, nearest)))),
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from codesign.errors import InputError
 from codesign.fit.priced_model import PADDING, find_shape
 from codesign.models import ModelShape, model_shape, resolve_model
+from codesign.models.quantization import INT4_HEAD
 from codesign.models.shape import read_config
 
 NGRAM = "ngram"  # the drafter that needs no model
@@ -39,6 +40,13 @@ HUB_NAMES = {
     "vicuna-7b": "lmsys/vicuna-7b-v1.3",
 }
 
+# Entries of config.json that only this package reads, and what they say.
+_OWN_FORMS = {
+    "codesign_draft": "borrows its target's embedding",
+    "codesign_inflated": "is made from a recipe",
+    INT4_HEAD: "has an int4 vocabulary matrix",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
@@ -55,6 +63,11 @@ class EngineModel:
     shape: ModelShape | None = None
     note: str = ""
     is_assumed: bool = False
+
+    @property
+    def positions(self) -> int | None:
+        """Tokens of the longest request that it can serve; None if its own sizes are unknown."""
+        return None if self.shape is None or self.is_assumed else self.shape.max_positions
 
     def runs_on(self, gpus: int) -> bool:
         """Whether so many GPUs can share one copy, as these engines cut it."""
@@ -78,13 +91,19 @@ def engine_model(role: str, planned: str, given: str | None) -> EngineModel:
     """
     flag = f"--{role}-model"
     name, _, weights = planned.partition(":") if not Path(planned).is_dir() else (planned, "", "")
+    is_quantised = weights not in ("", "bf16")
     if given is not None:
         if (Path(given) / "config.json").is_file():
             _check_loadable(Path(given), role, given)
+            if is_quantised and not _holds_quantised(Path(given)):
+                raise InputError(
+                    f"the plan serves {name} with {weights} weights, those of {given} are not "
+                    f"quantised: name a checkpoint that is, {flag} NAME, or plan without :{weights}"
+                )
             return EngineModel(given, model_shape(Path(given)))
         ours = next((name for name, hub in HUB_NAMES.items() if hub == given), None)
         return EngineModel(given, find_shape(ours or planned), is_assumed=ours is None)
-    if weights not in ("", "bf16"):
+    if is_quantised:
         raise InputError(
             f"the plan serves {name} with {weights} weights: name a checkpoint quantised so, as a "
             f"Hugging Face name or a folder: {flag} NAME"
@@ -124,14 +143,47 @@ def check_pair(target: EngineModel, draft: EngineModel) -> bool:
     )
 
 
+def check_positions(target: EngineModel, longest: int) -> None:
+    """Refuse requests that the target has no positions for.
+
+    Args:
+        target: What the engine is to load.
+        longest: Tokens of the longest prompt with its answer.
+
+    Raises:
+        InputError: If there is one; of a checkpoint whose sizes are assumed nothing is known.
+    """
+    if target.positions is None or longest <= target.positions:
+        return
+    raise InputError(
+        f"the longest request needs {longest:,} positions, {target.name} has "
+        f"{target.positions:,}, and no engine serves more. Plan for shorter ones: "
+        "codesign plan --max-prompt N --max-output N"
+    )
+
+
+def position_note(draft: EngineModel, longest: int) -> str:
+    """One line if the draft has too few positions for the longest request; else ""."""
+    if draft.positions is None or longest <= draft.positions:
+        return ""
+    return (
+        f"{draft.name} has {draft.positions:,} positions, the longest request needs "
+        f"{longest:,}: beyond them nothing useful is drafted, while the prediction goes on"
+    )
+
+
+def _holds_quantised(folder: Path) -> bool:
+    """Whether a checkpoint says of itself that it is quantised, by either usual file."""
+    config = read_config(folder / "config.json")
+    return "quantization_config" in config or (folder / "hf_quant_config.json").is_file()
+
+
 def _check_loadable(folder: Path, role: str, name: str) -> None:
     """Refuse checkpoints in a form of this package's own."""
     config = read_config(folder / "config.json")
     own = next((key for key in config if key.startswith("codesign_")), None)
     if own is not None:
-        why = (
-            "borrows its target's embedding" if own == "codesign_draft" else "is made from a recipe"
-        )
+        why = _OWN_FORMS.get(own, "has a form of this package's own")
         raise InputError(
             f"{name} {why} ({own} in its config.json), so no other engine loads it. Name a "
             f"checkpoint of its own: --{role}-model NAME"

@@ -11,6 +11,7 @@ from codesign.config import Deployment, Serving
 from codesign.errors import counted
 from codesign.export.groups import decoding_group, prefill_group
 from codesign.export.lengths import Lengths, chain_of, one_length, schedule_of
+from codesign.export.models import check_positions
 from codesign.export.problem import Problem
 from codesign.export.setup import BatchRange, Loss, Setup
 from codesign.export.wishes import wish_of
@@ -40,6 +41,8 @@ def find_nearest(problem: Problem) -> Nearest:
         InputError: If no group of the plan's GPUs holds the models and their KV rows.
     """
     candidate, engine = problem.candidate, problem.engine
+    longest = longest_request(problem.requests)
+    check_positions(problem.target, longest)
     spec, deployment = candidate.speculation, candidate.deployment
     wish = wish_of(spec, batch=problem.batch)
     losses = _split_losses(problem)
@@ -73,9 +76,10 @@ def find_nearest(problem: Problem) -> Nearest:
         prefill_gpus=prefill,
         max_batch=candidate.max_batch,
         longest_prompt=int(np.max(problem.requests["prompt_tokens"].to_numpy())),
-        longest_request=longest_request(problem.requests),
+        longest_request=longest,
         serving=_serving(problem),
         is_vocab_padded=problem.is_vocab_padded,
+        positions=problem.target.positions,
     )
     return Nearest(setup, _simulated(problem, setup, unit, lengths), tuple(losses))
 

@@ -57,6 +57,7 @@ class Setup:
         longest_request: Tokens of the longest prompt with its answer.
         serving: How the plan shares memory and steps.
         is_vocab_padded: Target and draft have one tokenizer and tables of different lengths.
+        positions: Tokens of the longest request that the target can serve; None if unknown.
     """
 
     target: str
@@ -74,6 +75,7 @@ class Setup:
     longest_request: int
     serving: Serving
     is_vocab_padded: bool = False
+    positions: int | None = None
 
     @property
     def is_tree(self) -> bool:

@@ -5,6 +5,7 @@ Trees of a draft model (STANDALONE) or an EAGLE head, one shape for every batch.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from codesign.export.setup import Command, Configuration, Engine, Loss, Setup, flags
@@ -13,6 +14,9 @@ _ALGORITHMS = {"draft": "STANDALONE", "ngram": "NGRAM", "eagle": "EAGLE", "eagle
 _POLICIES = {"round-robin": "round_robin", "least-loaded": "power_of_two",
              "prefix-aware": "cache_aware"}  # fmt: skip
 _PORT, _ROUTER_PORT = 30000, 8000
+# Of its context SGLang keeps a round's rows for itself when it admits a request, two tokens when it
+# limits the answer, and seven when it admits a prompt.
+_OF_ANSWER, _OF_PROMPT = 2, 7
 
 
 def configure(setup: Setup) -> Configuration:
@@ -21,9 +25,11 @@ def configure(setup: Setup) -> Configuration:
     policy = _POLICIES[setup.serving.routing]
     losses, notes = _losses(setup), []
     if setup.is_tree:
+        able = "flashinfer" if setup.method == "ngram" else "flashinfer, fa3 and triton"
         notes.append(
-            "--speculative-eagle-topk above 1 asks for an attention backend that verifies trees; "
-            "with pages of more than one token not all do (--page-size 1 where yours does not)"
+            "--speculative-eagle-topk above 1 is refused by the attention backend trtllm_mha, and "
+            f"with pages of more than one token by all but {able}: where yours is another, "
+            "--attention-backend flashinfer or --page-size 1"
         )
     if setup.is_vocab_padded:
         notes.append(
@@ -48,7 +54,7 @@ def _arguments(setup: Setup) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "model_path": setup.target,
         "tp_size": setup.tensor_parallel,
-        "context_length": setup.longest_request,
+        "context_length": _context(setup),
         "max_running_requests": setup.max_batch,
         "chunked_prefill_size": serving.prefill_chunk or -1,
         "disable_radix_cache": not serving.prefix_cache,
@@ -58,6 +64,16 @@ def _arguments(setup: Setup) -> dict[str, Any]:
     if serving.max_kv_tokens is not None:
         arguments["max_total_tokens"] = serving.max_kv_tokens
     return arguments | _speculative(setup)
+
+
+def _context(setup: Setup) -> int:
+    """Tokens of context with which the longest request is admitted and gets its whole answer."""
+    rows = setup.rows if setup.method != "plain" else 0
+    needed = max(
+        setup.longest_request + max(rows, _OF_ANSWER),
+        setup.longest_prompt + max(rows + 1, _OF_PROMPT),
+    )
+    return needed if setup.positions is None else min(needed, setup.positions)
 
 
 def _speculative(setup: Setup) -> dict[str, Any]:
@@ -99,6 +115,14 @@ def _disaggregated(setup: Setup, arguments: dict[str, Any], policy: str) -> list
 
 def _losses(setup: Setup) -> list[Loss]:
     losses = []
+    short = _context(dataclasses.replace(setup, positions=None)) - _context(setup)
+    if short:
+        losses.append(
+            Loss(
+                f"requests of up to {setup.longest_request:,} tokens, all that the target has",
+                f"{short:,} fewer, which SGLang keeps for a round: longer ones are refused or cut",
+            )
+        )
     if setup.serving.prefill_chunk is not None and setup.method != "plain":
         losses.append(
             Loss(
@@ -124,7 +148,8 @@ def _losses(setup: Setup) -> list[Loss]:
 ENGINE = Engine(
     name="sglang",
     title="SGLang",
-    version="documentation of main at 16974b80f3 and 004813e1dd, read 2026-11-21",
+    version="documentation of main at 16974b80f3, 004813e1dd and 32c764af5f, sources of main at "
+    "004c82e07d, 015c872628 and 001067fffe, read 2026-11-23",
     sources=(
         "docs.sglang.io/docs/advanced_features/speculative_decoding",
         "docs.sglang.io/docs/advanced_features/adaptive_speculative_decoding",
@@ -132,6 +157,9 @@ ENGINE = Engine(
         "docs.sglang.io/docs/advanced_features/sgl_model_gateway",
         "docs.sglang.io/docs/advanced_features/pd_disaggregation",
         "github.com/sgl-project/sglang pull request 24054 (nodes that tree drafting finds)",
+        "github.com/sgl-project/sglang python/sglang/srt/arg_groups/speculative_hook.py",
+        "github.com/sgl-project/sglang python/sglang/srt/speculative/adaptive_spec_params.py",
+        "github.com/sgl-project/sglang python/sglang/srt/managers/tokenizer_manager.py",
     ),
     methods=frozenset(("plain", "draft", "ngram", "eagle", "eagle3")),
     trees=frozenset(("draft", "ngram", "eagle", "eagle3")),

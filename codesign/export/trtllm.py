@@ -38,7 +38,10 @@ def configure(setup: Setup) -> Configuration:
             "tokenizer and does not say whether the length matters"
         )
     if setup.schedule:
-        notes.append("draft_len_schedule is marked as a developer's interface")
+        notes.append(
+            "draft_len_schedule is marked as a developer's interface. Its keys are the largest "
+            "batches, as in main; earlier releases took them for the smallest and asked for key 1"
+        )
     if setup.replicas > 1 and not setup.prefill_gpus:
         notes.append("each copy is a separate server: put a load balancer in front of them")
     if setup.prefill_gpus and setup.method == "draft":
@@ -205,7 +208,7 @@ def _scalar(value: object) -> str:
 ENGINE = Engine(
     name="trtllm",
     title="TensorRT-LLM",
-    version="documentation of 1.4.0rc1 and main, source of main at 0004396720, read 2026-11-21",
+    version="documentation of 1.4.0rc1 and main, source of main at 0004396720, read 2026-11-23",
     sources=(
         "nvidia.github.io/TensorRT-LLM/features/speculative-decoding.html",
         "nvidia.github.io/TensorRT-LLM/features/disagg-serving.html",

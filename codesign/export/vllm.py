@@ -41,10 +41,10 @@ def configure(setup: Setup) -> Configuration:
             "VLLM_USE_V2_MODEL_RUNNER=0, as vLLM's second model runner ignores the lengths by "
             "batch size (vllm issue 51510)"
         )
-    if setup.schedule and setup.method == "draft":
+    if setup.schedule and setup.method in ("draft", "ngram"):
         notes.append(
             "vLLM states that it has tested lengths by batch size with EAGLE and DFlash, not with "
-            "draft models; the speed may fall where the length changes (vllm issue 49548)"
+            "this drafter; the speed may fall where the length changes (vllm issue 49548)"
         )
     if setup.prefill_gpus:
         notes.append(
@@ -79,7 +79,8 @@ def _arguments(setup: Setup) -> dict[str, Any]:
         "enable_prefix_caching": serving.prefix_cache,
     }
     if serving.max_kv_tokens is not None:
-        arguments["num_gpu_blocks_override"] = max(serving.max_kv_tokens // BLOCK, 1)
+        # One block is a placeholder that no request gets.
+        arguments["num_gpu_blocks_override"] = -(-serving.max_kv_tokens // BLOCK) + 1
     if setup.method != "plain":
         arguments["speculative_config"] = _speculative(setup)
     return arguments
@@ -174,7 +175,8 @@ def _losses(setup: Setup) -> list[Loss]:
 ENGINE = Engine(
     name="vllm",
     title="vLLM",
-    version="documentation 0.25.0 and latest, source of main at 002e77c1f0, read 2026-11-21",
+    version="documentation 0.25.0 and latest, source of main at 002e77c1f0 and 14b450ca59, read "
+    "2026-11-23",
     sources=(
         "docs.vllm.ai/en/latest/features/speculative_decoding/dynamic_speculative_decoding",
         "docs.vllm.ai/en/latest/features/speculative_decoding/draft_model",
@@ -182,6 +184,7 @@ ENGINE = Engine(
         "docs.vllm.ai/en/stable/features/nixl_connector_usage",
         "docs.vllm.ai/en/latest/serving/data_parallel_deployment",
         "github.com/vllm-project/vllm vllm/config/speculative.py at 002e77c1f0",
+        "github.com/vllm-project/vllm vllm/v1/spec_decode/dynamic/utils.py at 14b450ca59",
     ),
     methods=frozenset(("plain", "draft", "ngram", "eagle", "eagle3")),
     trees=frozenset(),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _MAX_ORACLE = 16  # draft tokens of a round with perfect foresight
 _MAX_RECORDED = 20_000  # recorded tokens that the oracle looks at, per kind of prompt
 _BISECTIONS = 40
+_MOST_LASTING = 12  # policies that are looked at for one that pays at more load
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,39 +99,87 @@ def weigh_speculation(ranked: Sequence[ScoredCandidate], question: Question) -> 
     if null is None or best is None or "acceptance_length" not in best.predicted:
         return None
     emitted, simulated = best.predicted["acceptance_length"].value, sum(best.spans.values())
-    fit, requests = question.fit, question.requests
-    shares = token_shares(requests, fit.acceptance)
-    specs = [s.candidate.speculation for s in (null, best)]
-    behaviours = behaviours_of(specs, fit, shares)
-    context = Workload.of(requests).context
-    plain, drafting = (
-        Decoding(s.candidate, fit, behaviours[s.candidate.speculation], context)
-        for s in (null, best)
-    )
-    largest = max(min(_most_running(s.candidate, question, context) for s in (null, best)), 1)
-    running = np.arange(1.0, largest + 1.0)
-    predicted = best.predicted
-    batch = predicted["mean_batch"].value if "mean_batch" in predicted else 1.0
-    batch = max(batch, 1.0) * best.candidate.deployment.replicas
+    fit, shares = question.fit, token_shares(question.requests, question.fit.acceptance)
+    plain, drafting = _decodings((null, best), question, shares)
+    batch = _running(best)
     plain_seconds, _ = plain.fastest_round(batch)
     needed = simulated / plain_seconds
-    # Arithmetic says how it goes on from the simulated load, not where it starts.
-    arithmetic = drafting.seconds_per_token(np.array([batch, *running]))
-    each = arithmetic[1:] * (simulated / emitted / arithmetic[0])
-    pays = each <= plain.seconds_per_token(running)
+    largest = _most_running((null, best), question, plain.context)
+    crossover = _crossover(_pays(best, drafting, plain, largest), batch)
+    lasting, lasting_crossover = "", None
+    if crossover is not None:
+        others = [s for s in ranked if s.candidate.family != "plain" and s is not best]
+        found = _lasting(others, null, question, shares)
+        if found[1] > crossover:
+            lasting, lasting_crossover = found
     chain = best.candidate.speculation
     return Economics(
         null_plan=null.label,
         speculative=best.label,
         gain=emitted / needed,
-        crossover=_crossover(pays, batch),
-        largest_batch=int(largest),
+        crossover=crossover,
+        largest_batch=largest,
         batch=batch,
         break_even_length=needed,
         acceptance_length=emitted,
         break_even_rate=chance_for(needed, chain.max_depth) if chain.kind == "chain" else None,
         oracle_gain=plain_seconds / oracle_seconds(drafting, batch, fit.acceptance, shares),
+        lasting=lasting,
+        lasting_crossover=lasting_crossover,
     )
+
+
+def _decodings(
+    plans: Sequence[ScoredCandidate], question: Question, shares: Mapping[str, float]
+) -> list[Decoding]:
+    specs = list(dict.fromkeys(s.candidate.speculation for s in plans))
+    behaviours = behaviours_of(specs, question.fit, shares)
+    context = Workload.of(question.requests).context
+    return [
+        Decoding(s.candidate, question.fit, behaviours[s.candidate.speculation], context)
+        for s in plans
+    ]
+
+
+def _running(scored: ScoredCandidate) -> float:
+    """Requests that ran at once on average, on all workers together."""
+    batch = scored.predicted["mean_batch"].value if "mean_batch" in scored.predicted else 1.0
+    return max(batch, 1.0) * scored.candidate.deployment.replicas
+
+
+def _pays(
+    scored: ScoredCandidate, drafting: Decoding, plain: Decoding, largest: int
+) -> NDArray[np.bool_]:
+    """(largest,) whether a token takes no longer than without a draft, at 1, 2, ... requests."""
+    running = np.arange(1.0, largest + 1.0)
+    # Arithmetic says how it goes on from the simulated load, not where it starts.
+    arithmetic = drafting.seconds_per_token(np.array([_running(scored), *running]))
+    simulated = sum(scored.spans.values()) / scored.predicted["acceptance_length"].value
+    return arithmetic[1:] * (simulated / arithmetic[0]) <= plain.seconds_per_token(running)
+
+
+def _lasting(
+    others: Sequence[ScoredCandidate],
+    null: ScoredCandidate,
+    question: Question,
+    shares: Mapping[str, float],
+) -> tuple[str, int]:
+    """Which of some candidates pays up to most running requests, and up to how many; ("", 0)."""
+    first = {s.candidate.speculation: s for s in reversed(others) if _is_weighed(s)}
+    plans = [s for s in others if first.get(s.candidate.speculation) is s][:_MOST_LASTING]
+    found = "", 0
+    plain, *decodings = _decodings((null, *plans), question, shares)
+    for scored, drafting in zip(plans, decodings, strict=True):
+        largest = _most_running((null, scored), question, plain.context)
+        crossover = _crossover(_pays(scored, drafting, plain, largest), _running(scored))
+        up_to = largest if crossover is None else crossover
+        found = max(found, (scored.label, up_to), key=lambda pair: pair[1])
+    return found
+
+
+def _is_weighed(scored: ScoredCandidate) -> bool:
+    """Whether its simulation says how long its rounds are and what they emit."""
+    return "acceptance_length" in scored.predicted and sum(scored.spans.values()) > 0
 
 
 def _crossover(pays: NDArray[np.bool_], batch: float) -> int | None:
@@ -150,15 +199,17 @@ def _crossover(pays: NDArray[np.bool_], batch: float) -> int | None:
     return load + int(stops[0]) if len(stops) else None
 
 
-def _most_running(candidate: Candidate, question: Question, context: float) -> int:
-    """Requests that fit the workers at once, at the largest batch limit that was tried."""
-    deployment = candidate.deployment
-    cost, has_draft = question.fit.costs[deployment.unit.label], candidate.speculation.has_draft
-    room = cost.kv_room(question.serving.max_kv_tokens, has_draft=has_draft)
-    each = question.max_batch
-    if room is not None:
-        each = min(each, int(room / context))
-    return each * deployment.replicas
+def _most_running(plans: Sequence[ScoredCandidate], question: Question, context: float) -> int:
+    """Requests that fit the workers at once with each of some plans, at the largest batch limit."""
+    most = []
+    for candidate in (s.candidate for s in plans):
+        cost = question.fit.costs[candidate.deployment.unit.label]
+        room = cost.kv_room(
+            question.serving.max_kv_tokens, has_draft=candidate.speculation.has_draft
+        )
+        each = question.max_batch if room is None else min(question.max_batch, int(room / context))
+        most.append(each * candidate.deployment.replicas)
+    return max(min(most), 1)
 
 
 def chance_for(length: float, depth: int) -> float | None:

@@ -37,8 +37,7 @@ def nearest_miss(
         f"none of {len(ordered)} simulated plans meets the SLO. Nearest miss: "
         f"{nearest.candidate.label}: {_shown(target, slo, by_target[target])}"
     )
-    likely = {entry.candidate.label: entry for entry in (nearest, *ordered[:_NUM_NEAREST])}
-    entries = list(likely.values())
+    entries = _likely(nearest, ordered, slo)
     rates = sustained_rates([entry.candidate for entry in entries], slo, simulate)
     best = max(range(len(rates)), key=rates.__getitem__)
     rate = rates[best]
@@ -48,15 +47,31 @@ def nearest_miss(
     if rate > 0:
         plan = "it" if entries[best] is nearest else entries[best].candidate.label
         return f"{line}. At {rate:.2g} times this arrival rate {plan} meets the SLO (--rate-scale)"
-    idle = misses(simulate([(nearest.candidate, 0.5**_MAX_HALVINGS)])[0], slo)
+    outcomes = simulate([(entry.candidate, 0.5**_MAX_HALVINGS) for entry in entries])
+    idle = [misses(found, slo) for found in outcomes]
+    least = min(range(len(idle)), key=lambda index: max(idle[index].values()))
     flags = [
         f"--slo-{name}-ms {math.ceil(1050 * ratio * (getattr(slo, name) or 0.0))}"
-        for name, ratio in idle.items()
+        for name, ratio in idle[least].items()
         if 1 < ratio < math.inf
     ]
     if not flags:
         return f"{line}. An idle machine never reaches it. Shorter answers may: --max-output N"
-    return f"{line}. An idle machine misses it too; it would meet {' '.join(flags)}"
+    plan = "it" if entries[least] is nearest else entries[least].candidate.label
+    return f"{line}. An idle machine misses it too: idle, {plan} would meet {' '.join(flags)}"
+
+
+def _likely(nearest: Entry, ordered: Sequence[Entry], slo: SLO) -> list[Entry]:
+    """Those that may come nearest at other loads: the first few, and each target's best.
+
+    Under a queue plans with the most throughput come first, without one those with short rounds.
+    """
+    missed = [(misses(entry.outcomes, slo), entry) for entry in ordered]
+    best = [
+        min(missed, key=lambda pair: pair[0][name])[1] for name in misses(nearest.outcomes, slo)
+    ]
+    first = (nearest, *ordered[:_NUM_NEAREST], *best)
+    return list({entry.candidate.label: entry for entry in first}.values())
 
 
 def _confirmed(candidate: Candidate, rate: float, slo: SLO, simulate: AtRates) -> float:

@@ -90,6 +90,26 @@ def test_free_rows_pay_at_every_load_and_dear_ones_at_none():
     assert weighed("chain-3", "plain", gamma=1.0, seconds=8.013).crossover == 0
 
 
+def test_the_policy_that_pays_at_most_load_is_named_if_it_is_not_the_best():
+    """(10 + 2 B + 1) / 1.7 = 10 + B has chain-1 pay up to 20 requests, chain-3 up to 8."""
+
+    def ranked(*policies):
+        rounds = {"plain": 1.0, "chain-3": TOKENS_OF_3, "chain-1": tokens(1)}
+        seconds = {"plain": 0.012, "chain-3": 0.021, "chain-1": 0.015}
+        question = Question(
+            pd.DataFrame({"arrival": [0.0], "prompt_tokens": [10], "output_tokens": [10]}),
+            made_fit(), SLO(), Serving(max_kv_tokens=10**6), workers=2, max_batch=64,
+        )  # fmt: skip
+        plans = [scored(policy, 2.0, rounds[policy], seconds[policy]) for policy in policies]
+        return weigh_speculation(plans, question)
+
+    found = ranked("chain-3", "chain-1", "plain")
+    assert found.crossover == pytest.approx(8, abs=1)
+    assert found.lasting == "chain-1 on 2, batch 64"
+    assert found.lasting_crossover == pytest.approx((10 * tokens(1) - 11) / (2 - tokens(1)), abs=1)
+    assert ranked("chain-1", "chain-3", "plain").lasting == ""
+
+
 def test_gain_and_break_even_by_hand():
     found = weighed("plain", "chain-3", batch=2.0)
     assert found.speculative.startswith("chain-3")

@@ -4,10 +4,12 @@ import dataclasses
 import functools
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import codesign
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import to_json
 from codesign.candidate import POLICY_FAMILIES, Candidate, Interval, ScoredCandidate
@@ -29,6 +31,7 @@ from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import KINDS, parse_policy
 
 HEAD = Checkpoints(head="me/head")
+SHAPES = Path(codesign.__file__).parent / "data" / "shapes"
 EXAMPLES = [family.example for family in POLICY_FAMILIES]
 
 
@@ -308,7 +311,7 @@ def test_gpus_that_the_copies_leave_over_join_the_group_for_prompts(make, fit):
 def test_flags_of_serving_are_the_engines_words_for_them(make, fit):
     serving = Serving(max_kv_tokens=32_000, prefill_chunk=512, prefix_cache=True, preemption=True)
     arguments = exported(make, fit, "chain-3", "vllm", serving=serving).configuration.arguments
-    assert arguments["num_gpu_blocks_override"] == 2000
+    assert arguments["num_gpu_blocks_override"] == 2001  # of 16 rows, and its placeholder
     assert arguments["max_num_batched_tokens"] == 512 + 16 * 5  # rows and a draft slot each
     assert arguments["enable_prefix_caching"] is True
     assert arguments["max_model_len"] == 920
@@ -324,6 +327,66 @@ def test_flags_of_serving_are_the_engines_words_for_them(make, fit):
     assert arguments["kv_cache_config"] == {"enable_block_reuse": True, "max_tokens": 32_000}
     assert arguments["scheduler_config"]["capacity_scheduler_policy"] == "MAX_UTILIZATION"
     assert arguments["max_num_tokens"] == 512 + 16 * 4
+
+
+@pytest.mark.parametrize("rows", [920, 921, 935, 936])
+def test_blocks_of_vllm_hold_all_rows_beside_the_block_that_no_request_gets(make, fit, rows):
+    serving = Serving(max_kv_tokens=rows + 10)
+    arguments = exported(make, fit, "plain", "vllm", serving=serving).configuration.arguments
+    usable = 16 * (arguments["num_gpu_blocks_override"] - 1)
+    assert rows + 10 <= usable < rows + 10 + 16
+
+
+@pytest.mark.parametrize("policy", ["plain", "chain-1", "chain-3", "tree-8x4x2"])
+@pytest.mark.parametrize("outputs", [20, 1])
+def test_sglang_admits_the_longest_request_and_does_not_cut_its_answer(
+    gpu_plan, tmp_path, fit, policy, outputs
+):
+    """By the checks of its tokenizer manager and its scheduler."""
+    plan = gpu_plan(tmp_path, scored(policy), prompts=[900, 40], outputs=[outputs, 30])
+    arguments = export_plan(plan, fit, ENGINES["sglang"]).configuration.arguments
+    context, rows = arguments["context_length"], arguments.get("speculative_num_draft_tokens", 0)
+    assert 900 + rows < context
+    assert 900 + rows + outputs <= context
+    assert outputs <= (context - 1) - 900 - 1
+    assert (context - 1) - 5 > 900
+    assert context <= 900 + max(rows + outputs, outputs + 2, rows + 1, 7)
+
+
+def long_plan(gpu_plan, folder, answer):
+    """Llama-2-7b has 4,096 positions, 4,000 of which are the prompt's."""
+    return gpu_plan(
+        folder, scored("chain-3"), prompts=[4000], outputs=[answer], target="llama-2-7b",
+        draft="llama-2-7b",
+    )  # fmt: skip
+
+
+def test_requests_beyond_the_targets_positions_are_refused(gpu_plan, tmp_path, fit):
+    for engine in ENGINES.values():
+        plan = long_plan(gpu_plan, tmp_path, 97)
+        with pytest.raises(InputError, match=r"needs 4,097 positions.* has 4,096.*--max-prompt N"):
+            export_plan(plan, fit, engine)
+    plan = long_plan(gpu_plan, tmp_path, 96)
+    found = export_plan(plan, fit, ENGINES["vllm"])
+    assert found.configuration.arguments["max_model_len"] == 4096
+
+
+def test_what_sglang_keeps_of_the_last_positions_is_said(gpu_plan, tmp_path, fit):
+    found = export_plan(long_plan(gpu_plan, tmp_path, 96), fit, ENGINES["sglang"])
+    assert found.configuration.arguments["context_length"] == 4096
+    assert any(loss.instead.startswith("4 fewer") for loss in found.losses)
+    found = export_plan(long_plan(gpu_plan, tmp_path, 92), fit, ENGINES["sglang"])
+    assert found.configuration.arguments["context_length"] == 4096
+    assert not any("fewer" in loss.instead for loss in found.losses)
+
+
+def test_a_draft_with_too_few_positions_is_said(gpu_plan, tmp_path, fit):
+    plan = gpu_plan(
+        tmp_path, scored("chain-3"), prompts=[9000], outputs=[10], draft="llama-3-70b"
+    )  # 8,192 positions
+    assert any("8,192 positions" in note for note in export_plan(plan, fit, ENGINES["vllm"]).notes)
+    plan = gpu_plan(tmp_path, scored("chain-3"), prompts=[9000], outputs=[10])
+    assert not any("positions" in note for note in export_plan(plan, fit, ENGINES["vllm"]).notes)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -376,6 +439,32 @@ def test_models_that_an_engine_cannot_load_together_are_refused(
     with pytest.raises(InputError, match=words) as caught:
         export_plan(plan, fit, ENGINES["vllm"])
     assert "\n" not in str(caught.value)
+
+
+def checkpoint(folder, **entries):
+    """A folder with the configuration of Llama-3.1-70B."""
+    folder.mkdir()
+    config = json.loads((SHAPES / "llama-3.1-70b" / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | entries))
+    return str(folder)
+
+
+def test_a_checkpoint_that_is_not_quantised_as_planned_is_refused(make, fit, tmp_path):
+    plan = make(scored("plain"), target="llama-3.1-70b:int4")
+    plain = checkpoint(tmp_path / "plain")
+    with pytest.raises(InputError, match=r"are not quantised.*--target-model NAME"):
+        export_plan(plan, fit, ENGINES["vllm"], checkpoints=Checkpoints(plain))
+    awq = checkpoint(tmp_path / "awq", quantization_config={"quant_method": "awq", "bits": 4})
+    found = export_plan(plan, fit, ENGINES["vllm"], checkpoints=Checkpoints(awq))
+    assert found.configuration.arguments["model"] == awq
+    (tmp_path / "plain" / "hf_quant_config.json").write_text("{}")  # of TensorRT-LLM's quantiser
+    export_plan(plan, fit, ENGINES["trtllm"], checkpoints=Checkpoints(plain))
+
+
+def test_an_int4_vocabulary_matrix_is_named_as_what_no_other_engine_reads(make, fit, tmp_path):
+    ours = checkpoint(tmp_path / "ours", codesign_int4_head=True)
+    with pytest.raises(InputError, match="has an int4 vocabulary matrix"):
+        export_plan(make(scored("plain")), fit, ENGINES["vllm"], checkpoints=Checkpoints(ours))
 
 
 def test_a_pair_that_was_planned_with_two_vocabularies_is_mended_by_the_flag_that_is_named(

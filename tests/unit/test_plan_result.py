@@ -65,9 +65,22 @@ def test_a_plan_for_gpus_by_data_sheet_asks_for_checkpoints_to_run(target, rest)
 
 
 def test_where_speculation_pays_is_said_without_a_plural_of_one():
-    assert pays_text(ECONOMICS).startswith("speculate at every load, up to 1 running request. ")
+    start = "chain-3 on 2, batch 1 pays "
+    assert pays_text(ECONOMICS).startswith(f"{start}at every load, up to 1 running request. ")
     some = dataclasses.replace(ECONOMICS, crossover=12, largest_batch=64)
-    assert pays_text(some).startswith("speculate up to 12 running requests, not above. ")
+    assert pays_text(some).startswith(f"{start}up to 12 running requests, not above. ")
+    assert ", it decodes 1.5 times faster" in pays_text(some)
+    none = dataclasses.replace(ECONOMICS, crossover=0)
+    assert pays_text(none).startswith(f"{start}at no load. ")
+
+
+def test_a_shorter_draft_that_pays_at_more_load_is_named_beside_the_best():
+    other = dataclasses.replace(
+        ECONOMICS, crossover=2, lasting="chain-1 on 2, batch 8", lasting_crossover=7
+    )
+    text = pays_text(other)
+    assert "up to 2 running requests, not above; chain-1 on 2, batch 8 up to 7. " in text
+    assert "prompts not counted, chain-3 on 2, batch 1 decodes" in text
 
 
 def test_a_doubt_says_what_would_have_to_be_off_and_what_would_be_best_then():

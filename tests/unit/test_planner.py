@@ -151,6 +151,46 @@ def test_a_target_that_even_an_idle_machine_never_reaches_ends_in_a_whole_senten
     assert line.endswith("An idle machine never reaches it. Shorter answers may: --max-output N")
 
 
+def queued(fast):
+    """The nearest miss of seven plans: the longer the chain the longer the queue, if there is one.
+
+    A token takes three times the target of 20 ms, but ``fast`` times of chain-6, the last of all.
+    """
+
+    def simulated(rates):
+        made = []
+        for c, rate in rates:
+            depth = c.speculation.max_depth
+            figures = {
+                "ttft_slo": 1.0 * (2 + depth if rate > 0.1 else 0.5),
+                "tpot_slo": 0.02 * (fast if depth == 6 else 3.0),
+            }
+            made.append([Outcome(c.label, 0, figures, {}, 1)])
+        return made
+
+    labels = ("plain", *(f"chain-{n}" for n in range(1, 7)))
+    candidates = [Candidate(Deployment(2), parse_policy(label), 1) for label in labels]
+    slo = SLO(ttft=1.0, tpot=0.02)
+    entries = [
+        Entry(c, (o,), None, max(o.figures["ttft_slo"], o.figures["tpot_slo"] / 0.02))
+        for c, (o,) in zip(candidates, simulated([(c, 1.0) for c in candidates]), strict=True)
+    ]
+    return nearest_miss(entries, slo, simulated)
+
+
+def test_a_plan_with_the_longest_queue_may_be_the_one_that_less_load_fits():
+    line = queued(fast=0.8)
+    assert "Nearest miss: plain on 2" in line
+    assert "At 0.1 times this arrival rate chain-6 on 2, batch 1 meets the SLO" in line
+
+
+def test_what_an_idle_machine_would_meet_is_said_of_the_plan_that_is_fastest_there():
+    line = queued(fast=1.5)
+    assert line.endswith(
+        "An idle machine misses it too: idle, chain-6 on 2, batch 1 would meet --slo-tpot-ms 32"
+    )
+
+
 def test_only_plans_that_meet_the_slo_are_chosen(question):
     tight = SLO(ttft=0.3, percentile=100)
     answer = search(few(question, "plain", "tree-8x2x2", "async-tree-8x2x2", slo=tight))
