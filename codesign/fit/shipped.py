@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from codesign.artifacts import read_json
 from codesign.artifacts.machine import machine_name
-from codesign.fit import Fit
+from codesign.fit import ROOFLINE, Fit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,6 +43,14 @@ def machines_of(path: Path) -> list[str]:
     meta = read_json(path, kind="fit")
     found = [part["machine"] for part in _timed(meta)]
     return list(dict.fromkeys(found)) or [machine_name(meta["hardware"])]
+
+
+def is_of_gpus(meta: Mapping[str, Any]) -> bool:
+    """Whether a fit's step times are of GPUs, by its JSON; not if they are from data sheets."""
+    if meta["origin"] == ROOFLINE:
+        return False
+    device = meta.get("device") or ("cuda" if meta["hardware"].get("gpus") else "cpu")
+    return device == "cuda"
 
 
 def _timed(meta: Mapping[str, Any]) -> list[Mapping[str, Any]]:
