@@ -64,7 +64,7 @@ class DraftWorker:
             Whether it does; otherwise ``look`` must follow.
         """
         self._take_in_kept()
-        if not self.side.policy.stays_at_rest():
+        if not self.side.stays_at_rest(verdict):
             return False
         self._kept = verdict
         return True
@@ -91,7 +91,8 @@ class DraftWorker:
         received = perf_counter()
         self._take_in(verdict, resting=False)
         rerooted = perf_counter()
-        self.side.begin()
+        if not self.side.begin():
+            return Candidates(verdict.round), self._times(received, rerooted, rerooted)
         candidates = self._draft(verdict.round)
         answered = perf_counter()
         if self.side.policy.rests:

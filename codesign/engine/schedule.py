@@ -223,8 +223,9 @@ class Schedule:
     def make_room(self) -> list[int]:
         """Requests that lose their KV rows, so that the others' next round fits; the youngest."""
         evicted = []
-        while self._takes_rows and self.batcher.num_running > 1:
-            if not self.batcher.is_over(self.kv_in_use):
+        # Also for one request alone, before which idle prefix blocks go.
+        while self._takes_rows and self.batcher.is_over(self.kv_in_use):
+            if self.batcher.num_running <= 1:
                 break
             evicted.append(self.batcher.youngest)
             self._put_back(self._entries[self.batcher.youngest])

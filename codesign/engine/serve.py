@@ -69,7 +69,7 @@ class Server:
         self._pending: list[RequestVerdict] = []
         self._complete: list[Admission] = []  # prompts that were completed in the last round
         self._told: set[int] = set()  # requests that the draft has rows of
-        self._num_left = 0  # that waited when others were admitted last
+        self._num_left = 0  # that waited when the batch was last made up
         self._dropped: list[int] = []
         self._quiet = {r.request_id for r in requests if not r.options.speculates}
         self._log = ServingLog(feed.replica if feed is not None else 0)
@@ -232,8 +232,8 @@ class Server:
         num_waiting = batcher.num_arrived(self._log.now)
         if self._schedule.chunk is None:
             return 0, min(max(num_waiting - self._num_left, 0), batcher.num_free)
-        num_running = len({piece.request_id for piece in pieces})
-        return sum(piece.count for piece in pieces), num_waiting + num_running
+        num_admitted = batcher.num_running - len(self._worker.side.request_ids)
+        return sum(piece.count for piece in pieces), num_waiting + num_admitted
 
     def _receive(self) -> Answer:
         try:
@@ -257,12 +257,12 @@ class Server:
         for number in admitted:
             if self._log.requests[number].admitted is None:
                 self._log.requests[number].admitted = now
-        self._num_left = self._schedule.batcher.num_arrived(now)
         if late := self._schedule.refuse(now):
             why = "the queue is full when it comes. Ask again later"
             self._log.refuse(dict.fromkeys(late, why))
             self._tell_over(late)
         evicted = self._schedule.make_room()
+        self._num_left = self._schedule.batcher.num_arrived(now)
         if not evicted:
             return admitted
         for number in evicted:

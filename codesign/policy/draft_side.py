@@ -76,6 +76,17 @@ class DraftSide:
             list(admission.tokens), tree, admission.slo_tpot
         )
 
+    def stays_at_rest(self, verdict: Verdict) -> bool:
+        """Whether the policy stays at rest in the round that a verdict starts.
+
+        It is not asked about a round that leaves nobody to draft for, as of prompts alone.
+        """
+        over = {entry.request_id for entry in verdict.requests if entry.is_finished}
+        over.update(verdict.dropped)
+        joining = (admission.request_id for admission in verdict.admitted)
+        is_empty = over.issuperset(self._requests) and over.issuperset(joining)
+        return not is_empty and self.policy.stays_at_rest()
+
     def receive(
         self, verdict: Verdict, *, resting: bool | None = None
     ) -> tuple[list[KVMove], list[int]]:
@@ -94,7 +105,7 @@ class DraftSide:
         policy = self.policy
         policy.beside, policy.sharing, policy.now = verdict.beside, verdict.sharing, verdict.now
         if resting is None:
-            resting = policy.stays_at_rest()
+            resting = self.stays_at_rest(verdict)
         self._is_resting = resting
         for admission in verdict.admitted:
             self.admit(admission)
@@ -125,8 +136,11 @@ class DraftSide:
         return request
 
     def begin(self) -> bool:
-        """Whether the policy looks at the trees, which it then does, or only roots are verified."""
-        if self._is_resting:
+        """Whether the policy looks at the trees, which it then does, or only roots are verified.
+
+        With nobody to draft for it learns nothing, not even that plain decoding is best.
+        """
+        if self._is_resting or not self._requests:
             return False
         self._look()
         return True
@@ -168,6 +182,8 @@ class DraftSide:
 
     def overlap_expansion(self) -> list[ExpansionRows]:
         """Rows of the next draft forward that overlaps the target's verification."""
+        if not self._requests:
+            return []
         return self._expand(self.policy.overlap_leaves(self._trees()))
 
     def following(self, expansion: Sequence[ExpansionRows], done: int, *, overlaps: bool) -> int:

@@ -123,6 +123,8 @@ class PlayedBatch:
         base_len = self._requests[request_id].prompt_tokens + num_emitted
         self._target.evict(request_id)
         if self._requests[request_id].speculates:
+            # As the engine's message: who has lost its rows is not told what they emitted last.
+            self._news = [news for news in self._news if news.request_id != request_id]
             self._news.append(RequestVerdict(request_id, base_len, (), is_finished=True))
         self._forget(request_id, base_len - 1)
         return num_emitted

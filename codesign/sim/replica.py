@@ -146,8 +146,7 @@ class Replica:
         """Run all rounds at once that end before ``until`` and change nothing but KV rows."""
         if self._ahead is None or not self._prefill.is_empty:
             return False
-        is_bounded = self._takes_rows and self.batcher.num_running > 1
-        room = self.batcher.idle_room if is_bounded else None
+        room = self.batcher.idle_room if self._takes_rows else None
         count, self._now = self._ahead.run(self._log.num_rounds, self._now, until, room)
         self._log.num_rounds += count
         return count > 0
@@ -175,7 +174,8 @@ class Replica:
 
     def _make_room(self) -> None:
         """Evict the youngest requests until the next round fits; the oldest always stays."""
-        while self.batcher.num_running > 1 and self.batcher.is_over(self._kv_in_use):
+        # Also for one request alone, before which idle prefix blocks go.
+        while self.batcher.is_over(self._kv_in_use) and self.batcher.num_running > 1:
             self._evict(self._requests[self.batcher.youngest])
 
     def _evict(self, request: SimulatedRequest) -> None:
@@ -195,7 +195,7 @@ class Replica:
         if self._chunk is None:
             prefill, num_tokens = self._run_whole_prompts()
             if isinstance(self._batch, PlayedBatch) and isinstance(self._timing, TogetherTiming):
-                # The draft is told after the prompts; one apart from the target is told before.
+                # Those who come while the prompts run; see ``_begin_round``.
                 num_waiting = self._shared.num_arriving(self._now, self._now + prefill)
                 self._batch.sharing = (0, min(num_waiting, self.batcher.num_free))
             return prefill + self._begin_round(prefill, num_tokens)
@@ -210,7 +210,9 @@ class Replica:
         if not entering and not self._batch.num_requests:
             return 0.0
         start = self._now
-        work = self._batch.begin(entering, start)
+        # As in the engine: the draft is told after the prompts, one apart from the target before.
+        told = start + prefill if isinstance(self._timing, TogetherTiming) else start
+        work = self._batch.begin(entering, told)
         spans = self._timing.spans(start, prefill, work)
         self._step_now = Step(start, work, spans, prefill, prefill_tokens)
         return spans.seconds
