@@ -49,7 +49,10 @@ def is_of_gpus(meta: Mapping[str, Any]) -> bool:
     """Whether a fit's step times are of GPUs, by its JSON; not if they are from data sheets."""
     if meta["origin"] == ROOFLINE:
         return False
-    device = meta.get("device") or ("cuda" if meta["hardware"].get("gpus") else "cpu")
+    device = meta.get("device")
+    if not device:  # only GPUs' memory is measured
+        has_memory = any(cost.get("kv_tokens") is not None for cost in meta["costs"].values())
+        device = "cuda" if meta["hardware"].get("gpus") or has_memory else "cpu"
     return device == "cuda"
 
 

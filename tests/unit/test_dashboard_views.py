@@ -365,10 +365,12 @@ def test_a_fit_of_gpus_that_a_laptop_made_is_of_these_gpus(tmp_path, monkeypatch
 
 def test_what_a_plan_is_exported_for_are_the_workers_that_were_measured():
     laptop, host = {"cpu": "Xeon", "gpus": []}, {"cpu": "Xeon", "gpus": [{"name": "H200"}]}
-    fitted = {"origin": "fitted"}
+    fitted = {"origin": "fitted", "costs": {"2": {"kv_tokens": None}}}
     assert is_of_gpus({**fitted, "hardware": laptop, "device": "cuda"})
     assert is_of_gpus({**fitted, "hardware": host})  # older fits do not say
     assert not is_of_gpus({**fitted, "hardware": laptop})
+    known = {"2": {"kv_tokens": 4096}}
+    assert is_of_gpus({**fitted, "hardware": laptop, "costs": known})
     assert not is_of_gpus({**fitted, "hardware": host, "device": "cpu"})
     assert not is_of_gpus({**fitted, "hardware": host, "device": "cpu-ranks"})
     assert not is_of_gpus({"origin": "roofline", "hardware": host})
