@@ -9,6 +9,7 @@ import streamlit as st
 from codesign.dashboard.files import plan_files, plan_of_run, run_folders, unzipped
 from codesign.dashboard.validation import (
     calibration_sentence,
+    cause_of,
     compared,
     comparison_table,
     request_chart,
@@ -98,6 +99,8 @@ def show() -> None:
     (st.success if is_good else st.warning)(
         sentence, icon=":material/check_circle:" if is_good else ":material/error:"
     )
+    if reason := cause_of(validation, plan_path, share):
+        st.info(f"Cause: {reason}")
     show_residuals(validation, share)
     show_scatters(validation)
     show_requests(validation)

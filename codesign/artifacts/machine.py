@@ -27,9 +27,14 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def machine_name(hardware: Mapping[str, Any]) -> str:
-    """Return the GPU of a machine that ``hardware()`` described, else its CPU."""
-    gpus = hardware.get("gpus")
+def machine_name(hardware: Mapping[str, Any], device: str = "cuda") -> str:
+    """Return what served on a machine that ``hardware()`` described.
+
+    Args:
+        hardware: Of the machine.
+        device: "cuda" for its GPU, if it has one; else its CPU.
+    """
+    gpus = hardware.get("gpus") if device == "cuda" else None
     return gpus[0]["name"] if gpus else hardware["cpu"]
 
 

@@ -128,6 +128,7 @@ def _follow(args: argparse.Namespace) -> int:
 
 def _lead(args: argparse.Namespace) -> int:
     from codesign.errors import InputError
+    from codesign.fit.step_pace import Served, other_machine_note, step_pace_note
     from codesign.run_directory import make_folder
 
     plan = _plan(args)
@@ -135,7 +136,12 @@ def _lead(args: argparse.Namespace) -> int:
     replay = _replay(plan, wanted, args)
     engine = _engine(plan, wanted, args)
     make_folder(args.out)
+    served = Served.here(plan.target, plan.draft, args.device)
+    if note := other_machine_note(replay.fit, plan.fit.path, served):
+        say(f"fit: {note}")
     runs = _run_all(replay, engine, wanted, args)
+    if note := step_pace_note([r.step_pace for r in runs], replay.fit, plan.fit.path, served):
+        say(f"fit: {note}")
     payload = {"plan": str(args.plan), "runs": [_as_dict(run) for run in runs]}
     payload["differing_requests"] = _differing(runs)
     emit(args, payload, lambda: _as_text(plan, runs, args))
@@ -250,6 +256,7 @@ def _as_dict(run: MeasuredRun) -> dict[str, Any]:
         "label": run.scored.label,
         "directory": str(run.directory),
         "metrics": run.metrics.to_dict(),
+        "step_pace": run.step_pace,
         "notes": list(run.notes),
         "refused": run.refused,
     }

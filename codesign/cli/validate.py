@@ -10,7 +10,6 @@ from codesign.cli.output import above_0, add_output_arguments, emit, progress, s
 from codesign.errors import UsageError, ValidationError, counted
 
 if TYPE_CHECKING:
-    from codesign.fit import Fit
     from codesign.plan import Plan
     from codesign.validate import Comparison, RunComparison, Validation
 
@@ -19,6 +18,7 @@ examples:
   codesign validate --plan plan.json --run runs/plain runs/chain-3
   codesign validate --plan plan.json --run runs/* --tolerance 10 --report report.html
 """
+_AGAIN = "measure again on an idle machine: codesign run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,44 +55,51 @@ def compare(args: argparse.Namespace) -> None:
     from codesign.fit import Fit
     from codesign.plan import Plan
     from codesign.validate import validate
+    from codesign.validate.report import html_report
+    from codesign.validate.words import cause
 
     if args.report is not None and not args.report.endswith(".html"):
         raise UsageError(f"--report takes a name that ends in .html, not '{args.report}'")
     plan = Plan.load(args.plan)
-    fit = Fit.load(plan.fit.check() if args.fit is None else Path(args.fit))
+    fit_file = plan.fit.check() if args.fit is None else Path(args.fit)
+    fit = Fit.load(fit_file)
     with progress(args) as report:
         runs = [Path(run) for run in args.run]
         validation = validate(plan, fit, runs, plan_hash=sha256(args.plan), progress=report)
     tolerance = args.tolerance / 100.0
+    reason = cause(validation, fit, fit_file, tolerance)
     if args.report is not None:
-        _write_report(args.report, validation, plan, fit, tolerance)
-    outside = validation.outside(tolerance)
-    emit(args, _payload(validation, args), lambda: _as_text(validation, plan, tolerance))
-    if args.no_check:
-        return
+        page = html_report(validation, plan, tolerance=tolerance, fit=fit, cause=reason)
+        _write_report(args.report, page)
+    payload = {**_payload(validation, args), "cause": reason}
+    emit(args, payload, lambda: _as_text(validation, plan, tolerance, reason))
+    if not args.no_check:
+        _check(validation, args.tolerance, reason)
+
+
+def _check(validation: Validation, percent: float, reason: str) -> None:
+    """Raise if a run is not whole or a figure further off than so many percent."""
     if validation.unfinished:
         run = validation.unfinished[0]
         raise ValidationError(
             f"{run.label}: {run.num_unfinished:,} of {len(run.requests):,} requests did not "
             "finish, so the run cannot be validated. Complete it: codesign run --resume"
         )
+    outside = validation.outside(percent / 100.0)
     if outside:
         run, worst = outside[0]
+        reason = reason or f"see the report (--report FILE.html), or {_AGAIN}"
         raise ValidationError(
-            f"{len(outside)} figures are more than {args.tolerance:g} % off; the worst is "
-            f"{_line(worst)} of {run.label}. See the report (--report FILE.html), or measure again "
-            "on an idle machine: codesign run"
+            f"{counted(len(outside), 'figure')} more than {percent:g} % off; the worst is "
+            f"{_line(worst)} of {run.label}; {reason}"
         )
 
 
-def _write_report(
-    path: str, validation: Validation, plan: Plan, fit: Fit, tolerance: float
-) -> None:
+def _write_report(path: str, page: str) -> None:
     from codesign.artifacts import write_text
     from codesign.validate import charts
-    from codesign.validate.report import html_report
 
-    write_text(path, html_report(validation, plan, tolerance=tolerance, fit=fit))
+    write_text(path, page)
     say(f"wrote {path}")
     if not charts.available():
         say("the report has no charts; to get them: pip install 'codesign[report]'")
@@ -131,6 +138,7 @@ def _run_payload(run: RunComparison) -> dict[str, Any]:
         "spans": {c.name: _comparison_payload(c) for c in run.spans},
         "rounds": {c.name: _comparison_payload(c) for c in run.rounds},
         "request_error": {name: run.request_error(name) for name in ("ttft", "tpot")},
+        "step_pace": run.step_pace,
         "notes": run.notes,
     }
 
@@ -144,7 +152,7 @@ def _comparison_payload(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _as_text(validation: Validation, plan: Plan, tolerance: float) -> str:
+def _as_text(validation: Validation, plan: Plan, tolerance: float, reason: str) -> str:
     from codesign.validate.words import ranking_text
 
     lines = [
@@ -160,6 +168,7 @@ def _as_text(validation: Validation, plan: Plan, tolerance: float) -> str:
     for ranking in validation.rankings:
         name = ranking.figure.replace("_", " ").replace("tpot", "TPOT")
         lines += wrapped("ranking", f"{name}: {ranking_text(ranking)}")
+    lines += wrapped("cause", reason) if reason else []
     number = len(validation.outside(tolerance))
     verdict = f"{number} outside" if number else "all within"
     if validation.unfinished:
@@ -201,7 +210,7 @@ def _run_lines(run: RunComparison, tolerance: float) -> list[str]:
 
 def _overview(validation: Validation) -> str:
     from codesign.validate import CHECKED
-    from codesign.validate.words import error_text, figure_text, figure_title
+    from codesign.validate.words import figure_text
 
     rows = []
     for run in validation.runs:
@@ -213,6 +222,7 @@ def _overview(validation: Validation) -> str:
                 continue
             both = (comparison.predicted.value, comparison.measured)
             shown = " / ".join(figure_text(name, value) for value in both)
-            cells.append(f"{shown} ({error_text(comparison)})")
+            error = comparison.error
+            cells.append(shown if error is None else f"{shown}, {error:+.0%}")
         rows.append(cells)
-    return table(["predicted / measured", *map(figure_title, CHECKED)], rows)
+    return table(["predicted / measured", "tok/round", "TPOT mean, ms", "tokens/s"], rows)

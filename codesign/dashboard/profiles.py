@@ -16,7 +16,7 @@ from codesign.errors import InputError, counted
 from codesign.fit import FORWARDS, STEPS_FILE
 from codesign.fit.devices import devices
 from codesign.fit.roofline import Forward, kv_rows, plain_kv_rows
-from codesign.fit.shipped import DEFAULT_FIT
+from codesign.fit.shipped import DEFAULT_FIT, is_of_gpus, machines_of
 
 if TYPE_CHECKING:
     from codesign.fit import Fit
@@ -52,13 +52,13 @@ class FitEntry:
         """What its times are of; of a data sheet, its file says."""
         if self._is_sheet:
             return self.path.stem.partition("-")[0]
-        found = self.header["hardware"]
-        gpus = [gpu["name"] for gpu in found.get("gpus", ())]
-        if gpus:
+        name = " and ".join(machines_of(self.path))
+        if is_of_gpus(self.header):
             # A fit of several profiles was written on the machine of one of them.
             most = max(parse_deployment(label).num_workers for label in self.header["costs"])
-            return f"{most} x {gpus[0]}"
-        return f"{found['cpu']}, {counted(found['cores'], 'core')}"
+            return f"{most} x {name}"
+        found = self.header["hardware"]
+        return f"{name}, {counted(found['cores'], 'core')}" if name == found["cpu"] else name
 
     @property
     def _is_sheet(self) -> bool:

@@ -23,6 +23,7 @@ from codesign.validate import Validation, validate
 from codesign.validate.charts import RUN_SHAPES
 from codesign.validate.words import (
     SHOWN,
+    cause,
     error_text,
     figure_text,
     figure_title,
@@ -65,6 +66,12 @@ def compared(
     folders = [Path(run) for run in runs]
     found = validate(plan, fit, folders, plan_hash=sha256(plan_file), progress=progress)
     return _validations.put(question, found)
+
+
+def cause_of(validation: Validation, plan_file: str, tolerance: float) -> str:
+    """As ``codesign.validate.words.cause``, of the fit that a plan names."""
+    file = Plan.load(plan_file).fit.check()
+    return cause(validation, Fit.load(file), file, tolerance)
 
 
 def residual_table(runs: Sequence[RunComparison]) -> pd.DataFrame:

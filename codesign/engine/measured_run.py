@@ -22,6 +22,7 @@ class MeasuredRun:
         outputs: Emitted tokens by request number.
         directory: Where the records lie.
         refused: Why some requests were not served, by number.
+        step_pace: Of the target's steps, as ``codesign.fit.step_pace`` has it; None where unknown.
     """
 
     scored: ScoredCandidate
@@ -30,6 +31,7 @@ class MeasuredRun:
     outputs: dict[int, list[int]]
     directory: Path
     refused: dict[int, str]
+    step_pace: float | None
 
     @property
     def is_complete(self) -> bool:

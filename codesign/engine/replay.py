@@ -21,12 +21,14 @@ from codesign.engine.run import (
 from codesign.engine.serve import Progress
 from codesign.errors import HardwareError, InputError
 from codesign.fit import Fit
+from codesign.fit.step_pace import step_pace
 from codesign.metrics import summarise
 from codesign.models import resolve_model
 from codesign.models.shape import model_shape
 from codesign.models.tokenizer import Tokenizer
 from codesign.plan import Candidate, Plan, ScoredCandidate
 from codesign.prompts import BoundRequest, bind_prompts, encode_user_turn, load_prompts
+from codesign.records import RunRecords
 from codesign.run_directory import read_run, write_run
 
 
@@ -144,7 +146,7 @@ class Replay:
         self.plan = plan
         self.plan_path = plan_path
         self._settings = dict(settings or {})
-        self._fit = Fit.load(plan.fit.check())
+        self.fit = Fit.load(plan.fit.check())
         self.requests = bound_requests(plan, resolve_model(plan.target))
 
     def policy(self, candidate: Candidate) -> tuple[PolicySetup, int]:
@@ -159,13 +161,13 @@ class Replay:
                 f"{candidate.label} has a pool for prompts, which the engine does not run yet. "
                 "Run another: codesign run --candidate LABEL"
             )
-        cost = self._fit.costs.get(deployment.unit.label)
+        cost = self.fit.costs.get(deployment.unit.label)
         policy = PolicySetup(
             candidate.speculation,
             cost,
-            self._fit.calibration,
+            self.fit.calibration,
             slo_tpot=plan.slo.tpot,
-            confidence=self._fit.acceptance.hit_rate(1),
+            confidence=self.fit.acceptance.hit_rate(1),
         )
         return policy, plan.max_kv_tokens(cost, has_draft=candidate.speculation.has_draft)
 
@@ -200,7 +202,6 @@ class Replay:
         return self._write(scored, run, directory)
 
     def _write(self, scored: ScoredCandidate, run: EngineRun, directory: Path) -> MeasuredRun:
-        metrics = summarise(run.records, self.plan.slo)
         write_run(
             directory,
             run.records,
@@ -208,7 +209,7 @@ class Replay:
             summary={
                 "label": scored.label,
                 "candidate": scored.candidate.to_dict(),
-                "metrics": metrics.to_dict(),
+                "metrics": summarise(run.records, self.plan.slo).to_dict(),
                 "target": self.plan.target,
                 "draft": self.plan.draft,
                 "plan": str(self.plan_path),
@@ -218,8 +219,7 @@ class Replay:
             inputs={"plan": self.plan_path},
             outputs=run.outputs,
         )
-        notes, refused = tuple(run.records.notes), run.records.refused
-        return MeasuredRun(scored, metrics, notes, run.outputs, directory, refused)
+        return self._measured(scored, run.records, run.outputs, directory)
 
     def stored(self, scored: ScoredCandidate, directory: Path) -> MeasuredRun | None:
         """The whole run of this plan and candidate, with the same settings, in ``directory``."""
@@ -232,13 +232,27 @@ class Replay:
         told = [stored.summary.get(name) for name in ("target", "draft", "settings")]
         if told != [self.plan.target, self.plan.draft, self._settings]:
             return None
-        notes, refused = tuple(stored.records.notes), stored.records.refused
         # Beside one for each refusal: interrupted, or its draft was lost.
-        if stored.outputs is None or len(notes) > len(refused):
+        if stored.outputs is None or len(stored.records.notes) > len(stored.records.refused):
             return None
-        metrics = summarise(stored.records, self.plan.slo)
-        run = MeasuredRun(scored, metrics, notes, stored.outputs, directory, refused)
+        run = self._measured(scored, stored.records, stored.outputs, directory)
         return run if run.is_complete else None
+
+    def _measured(
+        self,
+        scored: ScoredCandidate,
+        records: RunRecords,
+        outputs: dict[int, list[int]],
+        directory: Path,
+    ) -> MeasuredRun:
+        deployment = scored.candidate.deployment
+        cost = self.fit.costs.get(deployment.unit.label)
+        pace = None
+        if cost is not None:
+            pace = step_pace(cost, records.rounds, is_apart=deployment.draft_workers > 0)
+        metrics = summarise(records, self.plan.slo)
+        notes = tuple(records.notes)
+        return MeasuredRun(scored, metrics, notes, outputs, directory, records.refused, pace)
 
 
 def draft_of(plan: Plan) -> Path | str:

@@ -28,6 +28,8 @@ from codesign.export.nearest import Nearest, find_nearest
 from codesign.export.prediction import Forecast, better_candidate, forecast, runs_as_is
 from codesign.export.problem import Problem
 from codesign.export.setup import Configuration, Engine, Loss, Method
+from codesign.fit import ROOFLINE
+from codesign.fit.shipped import is_of_gpus
 
 if TYPE_CHECKING:
     from codesign.candidate import Candidate, ScoredCandidate
@@ -219,10 +221,8 @@ def _draft(
 
 
 def _is_cpu(plan: Plan, fit: Fit) -> bool:
-    """Whether the plan's workers are threads: its fit was made on a machine without a GPU."""
-    if fit.origin == "roofline":
-        return False
-    return not read_json(plan.fit.path, kind="fit").get("hardware", {}).get("gpus")
+    """Whether the plan's workers are threads: no GPU was measured, nor taken from a data sheet."""
+    return fit.origin != ROOFLINE and not is_of_gpus(read_json(plan.fit.path, kind="fit"))
 
 
 def _plan_notes(plan: Plan, nearest: Nearest) -> list[str]:

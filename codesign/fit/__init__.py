@@ -10,7 +10,8 @@ the recorded acceptance beside it. The planner and the simulator read fits, neve
     calibration    what a draft's confidence is worth
     prompt_luck, drift  what no residual shows: other prompts, and the machine's pace
     checks         what no fit and no timing can be
-    shipped        fits that come with the package
+    shipped        fits that come with the package; of which machine a fit is
+    step_pace      whether a run's steps took what its fit says
     roofline       step times from data sheets: devices, priced_model, engine_roofline
     what_if        such a fit from a few words on a command line
 
@@ -64,6 +65,8 @@ class Fit:
         calibration_fit: How well the calibration does; None where it is not known.
         measured: Machine, day and parts of what was measured, as the profile has them.
         host_spread: How unsteady the host was, in seconds, by deployment label, where it is known.
+        device: What was measured, as the profile has it: "cpu", "cuda" or "cpu-ranks"; "" for data
+            sheets, and for fits older than this field, which were made on the machine measured.
     """
 
     target: str
@@ -81,6 +84,7 @@ class Fit:
     calibration_fit: CalibrationFit | None = None
     measured: Sequence[Mapping[str, Any]] = ()
     host_spread: dict[str, float] = field(default_factory=dict)
+    device: str = ""
 
     def drift(self, label: str, seconds: float, *, requests: float = 1.0) -> float:
         """Relative standard error of a round's time by what machines do after their profile.
@@ -138,6 +142,7 @@ class Fit:
             else asdict(self.calibration_fit),
             "measured": self.measured,
             "host_spread": self.host_spread,
+            "device": self.device,
         }
         write_json(path, {**meta, **body})
 
@@ -191,6 +196,7 @@ def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
         "calibration_fit": None if checked is None else _read_calibration(checked),
         "measured": tuple(payload.get("measured", ())),
         "host_spread": dict(payload.get("host_spread", {})),
+        "device": payload.get("device", ""),
     }
 
 
@@ -257,6 +263,7 @@ def fit_profile(directory: str | Path) -> Fit:
         calibration_fit=calibration,
         measured=tuple(about.get("measured", ())),
         host_spread=host_spreads(steps),
+        device=about.get("device", ""),
     )
     try:
         return sound(fit)

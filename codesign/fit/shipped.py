@@ -6,13 +6,13 @@ that the fit's header names. Must not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from codesign.artifacts import read_json
 from codesign.artifacts.machine import machine_name
-from codesign.fit import Fit
+from codesign.fit import ROOFLINE, Fit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +30,35 @@ _SAME = {"llama-3.1-70b": "llama-3-70b"}
 def machine_of(path: Path) -> str:
     """The machine and the day of a fit's measurements, in a few words."""
     meta = read_json(path, kind="fit")
-    return f"{machine_name(meta['hardware'])}, measured {meta['created'][:10]}"
+    days = [part["day"] for part in _timed(meta)] or [meta["created"][:10]]
+    return f"{' and '.join(machines_of(path))}, measured {max(days)}"
+
+
+def machines_of(path: Path) -> list[str]:
+    """GPUs or CPUs whose step times a fit holds, each once.
+
+    A profile may be fitted on another machine than it was measured on. Fits that do not say where
+    that was were made on the same machine.
+    """
+    meta = read_json(path, kind="fit")
+    found = [part["machine"] for part in _timed(meta)]
+    return list(dict.fromkeys(found)) or [machine_name(meta["hardware"])]
+
+
+def is_of_gpus(meta: Mapping[str, Any]) -> bool:
+    """Whether a fit's step times are of GPUs, by its JSON; not if they are from data sheets."""
+    if meta["origin"] == ROOFLINE:
+        return False
+    device = meta.get("device")
+    if not device:  # only GPUs' memory is measured
+        has_memory = any(cost.get("kv_tokens") is not None for cost in meta["costs"].values())
+        device = "cuda" if meta["hardware"].get("gpus") or has_memory else "cpu"
+    return device == "cuda"
+
+
+def _timed(meta: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Parts of a fit's profile that hold step times, by machine and day."""
+    return [part for part in meta.get("measured", ()) if part["parts"] != ["acceptance"]]
 
 
 def shipped_pair(device: str, target: str, draft: str) -> Path | None:

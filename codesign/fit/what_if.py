@@ -49,7 +49,8 @@ def device_fit(
     if fit is None:
         return priced
     origin = f"{fit.acceptance_origin} for {fit.target} with {fit.draft}"
-    fit = replace(fit, target=priced.target, draft=priced.draft, acceptance_origin=origin)
+    models = {"target": priced.target, "draft": priced.draft}
+    fit = replace(fit, **models, acceptance_origin=origin, device="cuda")
     if acceptance is None:
         return fit
     return replace(

@@ -69,7 +69,8 @@ def _measured(headers: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Which parts come from which machine and day, by the headers of the parts."""
     found: dict[tuple[str, str], list[str]] = {}
     for name, meta in headers.items():
-        when = machine_name(meta["hardware"]), meta["created"][:10]
+        device = meta["settings"]["device"]
+        when = machine_name(meta["hardware"], device), meta["created"][:10]
         found.setdefault(when, []).append(name)
     return [{"machine": m, "day": day, "parts": parts} for (m, day), parts in found.items()]
 

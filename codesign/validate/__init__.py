@@ -20,6 +20,7 @@ import numpy as np
 
 from codesign import Progress
 from codesign.errors import InputError, counted
+from codesign.fit.step_pace import Served, step_pace
 from codesign.metrics import summarise, tpot, ttft
 from codesign.plan import Candidate, Plan
 from codesign.planner.predict import score, simulate_outcome
@@ -123,6 +124,7 @@ def _compare(
         if name in predicted.predicted and (value is not None or name in CHECKED)
     ]
     error = step_error(fit, candidate, predicted.spans)
+    cost = fit.costs.get(candidate.deployment.unit.label)
     return RunComparison(
         path=path,
         candidate=candidate,
@@ -137,6 +139,10 @@ def _compare(
         },
         requests=_join(simulated, run.records),
         notes=tuple(notes),
+        served=Served.of_summary(run.summary) if run.origin == "measured" else None,
+        step_pace=None
+        if cost is None
+        else step_pace(cost, run.records.rounds, is_apart=candidate.deployment.draft_workers > 0),
         num_unfinished=measured.num_requests - measured.num_finished,
     )
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from codesign.fit.step_pace import Served, is_another_pace
 from codesign.plan import Candidate, Interval
 from codesign.validate.ranking import Ranking
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CHECKED = ("acceptance_length", "tpot_mean", "throughput")  # must lie within the tolerance
+TIMED = ("tpot_mean", "throughput")  # of these, what steps take decides about
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class RunComparison:
         requests: Joined by request: request_id, category, and predicted (mean over the seeds) and
             measured ttft and tpot in seconds.
         notes: What a reader must know about this run.
+        served: Models, device and machine; None for a simulation.
+        step_pace: Of the target's steps, as ``codesign.fit.step_pace`` has it; None where unknown.
         num_unfinished: Requests without an end. The simulations ran to the end, so that such a run
             is outside any tolerance and takes no part in a ranking.
     """
@@ -80,6 +84,8 @@ class RunComparison:
     by_seed: dict[str, tuple[float, ...]]
     requests: pd.DataFrame
     notes: tuple[str, ...]
+    served: Served | None = None
+    step_pace: float | None = None
     num_unfinished: int = 0
 
     @property
@@ -124,6 +130,15 @@ class Validation:
     def unfinished(self) -> tuple[RunComparison, ...]:
         """Runs with requests that did not finish."""
         return tuple(run for run in self.runs if run.num_unfinished)
+
+    def of_another_pace(self, tolerance: float) -> list[RunComparison]:
+        """Measured runs whose times are off, and whose steps are: slower or faster than the fit."""
+        times = {run.path for run, figure in self.outside(tolerance) if figure.name in TIMED}
+        return [
+            run
+            for run in self.runs
+            if run.path in times and run.served and is_another_pace(run.step_pace, tolerance)
+        ]
 
     def is_within(self, tolerance: float) -> bool:
         """Whether every run is whole and every checked figure within ``tolerance``."""

@@ -53,7 +53,9 @@ summary { cursor: pointer; font-weight: 500; } ul { margin: .3rem 0; padding-lef
 """
 
 
-def html_report(validation: Validation, plan: Plan, *, tolerance: float, fit: Fit | None) -> str:
+def html_report(
+    validation: Validation, plan: Plan, *, tolerance: float, fit: Fit | None, cause: str = ""
+) -> str:
     """The report as one HTML page.
 
     Args:
@@ -61,12 +63,14 @@ def html_report(validation: Validation, plan: Plan, *, tolerance: float, fit: Fi
         plan: What they were predicted with.
         tolerance: Largest relative error of the checked figures.
         fit: For the chart of the calibration; None to leave it out.
+        cause: Why times are off, if that is known, see ``words.cause``.
     """
     runs = validation.runs
     is_good, sentence = verdict(validation, tolerance)
     sections = [
         _heading(validation, plan),
         f'<p class="verdict{"" if is_good else " bad"}">{escape(sentence)}</p>',
+        f"<p>Cause: {escape(cause)}</p>" if cause else "",
         "<h2>Figures</h2>",
         _overview(runs, tolerance),
         '<p class="soft">Predicted, measured, error relative to the measurement. Red: outside the '

@@ -9,9 +9,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from codesign.fit.step_pace import step_pace_note
 from codesign.validate.comparison import CHECKED
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from codesign.fit import Fit
     from codesign.validate.comparison import Comparison, RunComparison, Validation
     from codesign.validate.ranking import Ranking
 
@@ -92,6 +96,16 @@ def verdict(validation: Validation, tolerance: float) -> tuple[bool, str]:
         f"{runs}: {len(outside)} of the figures {figures} are more than {tolerance:.0%} off; the "
         f"worst is {SHOWN[worst.name][0]} of {run.label} ({error_text(worst)})."
     )
+
+
+def cause(validation: Validation, fit: Fit, fit_file: Path, tolerance: float) -> str:
+    """Why times are off, with what to type, where the fit is of a faster or slower machine."""
+    runs = validation.of_another_pace(tolerance)
+    paces = [run.step_pace for run in runs]
+    served = next((run.served for run in runs if run.served), None)
+    if served is None:
+        return ""
+    return step_pace_note(paces, fit, fit_file, served, tolerance=tolerance)
 
 
 def ranking_text(ranking: Ranking) -> str:

@@ -61,6 +61,8 @@ def ran(planned) -> tuple[Path, dict]:
         cwd=planned, env=environment(), capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "fit: steps of the target took" in done.stderr  # tiny models, and a fit of larger ones
+    assert "&& codesign fit profile --out fit.json" in done.stderr
     return planned, json.loads(done.stdout)
 
 
@@ -76,6 +78,7 @@ def test_the_choice_and_all_baselines_are_run_and_no_token_differs(ran):
     policies = {run["label"].split()[0] for run in printed["runs"]}
     assert policies == set(POLICIES)
     for run in printed["runs"]:
+        assert 0 < run["step_pace"] < 1
         stored = read_run(folder / run["directory"])
         assert stored.origin == "measured"
         assert stored.summary["label"] == run["label"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from codesign.cli import main
+from codesign.records import RoundLog
 from codesign.run_directory import read_run, write_run
 
 TRACE = (
@@ -91,6 +93,33 @@ def test_a_run_outside_the_tolerance_is_exit_code_6_with_the_worst_figure(cli, p
     assert "plain on 2, batch 4" in result.stderr
     assert cli("validate", "--plan", "plan.json", *runs, "--tolerance", "500").returncode == 0
     assert cli("validate", "--plan", "plan.json", *runs, "--no-check").returncode == 0
+
+
+def slow_down(folder, factor: float) -> None:
+    """Make a run's requests and rounds take ``factor`` times as long."""
+    stretch(folder, factor)
+    run = read_run(folder)
+    run.records.rounds = RoundLog(
+        dataclasses.replace(r, target=factor * r.target) for r in run.records.rounds
+    )
+    summary = {"candidate": run.summary["candidate"]}
+    write_run(folder, run.records, origin="measured", summary=summary, seed=None)
+
+
+def test_slow_steps_end_in_the_command_that_measures_this_machine(cli, planned):
+    slow_down(planned / "runs" / "plain", 2.0)
+    words = ("validate", "--plan", "plan.json", "--run", "runs/plain", "--quiet")
+    result = cli(*words, "--report", "report.html")
+    assert result.returncode == 6
+    assert "cause     steps of the target took 2 times what the fit says" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 100
+    [*_, error] = result.stderr.splitlines()
+    command = "codesign profile --out profile && codesign fit profile --out fit.json"
+    assert error.endswith(command)
+    assert "Cause: steps of the target took 2 times" in (planned / "report.html").read_text()
+    payload = json.loads(cli(*words, "--json").stdout)
+    assert payload["cause"].endswith(command)
+    assert payload["runs"][0]["step_pace"] == pytest.approx(2.0)
 
 
 def test_a_run_that_was_cut_short_is_exit_code_6_and_said_plainly(cli, planned):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import shutil
 
@@ -10,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from codesign.cli import build_parser
 from codesign.cli.dashboard import app_script
+from codesign.records import RoundLog
 from codesign.run_directory import read_run, write_run
 
 ASYNC = "async-tree-8x2x2 on 1+1, batch 4"
@@ -128,6 +130,26 @@ def test_validate_compares_all_runs_and_the_tolerance_moves_the_verdict(
     widget(page.slider, "Tolerance, %").set_value(50).run()
     assert not page.warning
     assert "are all within 50%" in page.success[0].value
+
+
+def test_validate_says_that_the_fit_is_of_a_faster_machine_and_what_to_type(
+    planned_folder, tmp_path, monkeypatch
+):
+    shutil.copytree(planned_folder, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    run = read_run("runs/plain")
+    for request in run.records.requests:
+        request.finish = request.arrival + 2 * (request.finish - request.arrival)
+    run.records.rounds = RoundLog(
+        dataclasses.replace(r, target=2 * r.target) for r in run.records.rounds
+    )
+    summary = {"candidate": run.summary["candidate"]}
+    write_run("runs/plain", run.records, origin="measured", summary=summary, seed=None)
+    page = open_page("validate")
+    assert "took 2 times what the fit says" in page.info[0].value
+    assert page.info[0].value.endswith("codesign fit profile --out fit.json")
+    widget(page.slider, "Tolerance, %").set_value(50).run()
+    assert not page.info
 
 
 def test_validate_takes_one_run_as_well_as_a_folder_of_them(full):

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from codesign.artifacts import header, write_json, write_table
+from codesign.artifacts import header, read_json, write_json, write_table
 from codesign.dashboard.files import plan_files, plan_of_run, run_folders, runs_of, unzipped
 from codesign.dashboard.profiles import (
     FLOOR_PARTS,
@@ -37,6 +37,7 @@ from codesign.fit import Fit
 from codesign.fit.devices import load_device
 from codesign.fit.priced_model import parse_model
 from codesign.fit.roofline import Forward
+from codesign.fit.shipped import FITS, is_of_gpus
 from codesign.plan import Plan
 from codesign.policy.cost import StepTime
 from codesign.run_directory import StoredRun, read_run
@@ -339,3 +340,37 @@ def test_the_machine_of_a_fit_has_as_many_gpus_as_its_largest_split(tmp_path, mo
     assert machines["h200-llama-3-70b-int4+llama-3.2-1b-int4"] == "4 x NVIDIA H200"
     assert set(coverage_table(known_fits(tmp_path))["file"]) == {"shipped"}
     assert machines["h200-qwen2-72b-int4+qwen2-1.5b-int4"] == "2 x NVIDIA H200"
+
+
+def test_a_fit_of_gpus_that_a_laptop_made_is_of_these_gpus(tmp_path, monkeypatch):
+    monkeypatch.setenv("CODESIGN_HOME", str(tmp_path))
+    shipped = FITS / "h200-qwen2-72b-int4+qwen2-1.5b-int4" / "fit.json"
+    laptop = {"cpu": "a laptop's", "cores": 4, "gpus": []}
+    body = {**read_json(shipped, kind="fit"), "hardware": laptop, "device": "cuda"}
+
+    def machine(body):
+        write_json(tmp_path / "fit.json", body)
+        [entry] = [entry for entry in known_fits(tmp_path) if not entry.is_shipped]
+        return entry.machine
+
+    assert machine(body) == "2 x NVIDIA H200"
+    threads = {"machine": "Xeon", "day": "2026-11-23", "parts": ["2"]}
+    on_threads = {**body, "device": "cpu", "measured": [threads]}
+    assert machine(on_threads) == "Xeon"
+    host = {**laptop, "cpu": "Xeon", "gpus": [{"name": "NVIDIA H200"}]}
+    assert machine({**on_threads, "hardware": host}) == "Xeon, 4 cores"
+    older = {**body, "device": "", "hardware": host}
+    assert machine(older) == "2 x NVIDIA H200"
+
+
+def test_what_a_plan_is_exported_for_are_the_workers_that_were_measured():
+    laptop, host = {"cpu": "Xeon", "gpus": []}, {"cpu": "Xeon", "gpus": [{"name": "H200"}]}
+    fitted = {"origin": "fitted", "costs": {"2": {"kv_tokens": None}}}
+    assert is_of_gpus({**fitted, "hardware": laptop, "device": "cuda"})
+    assert is_of_gpus({**fitted, "hardware": host})  # older fits do not say
+    assert not is_of_gpus({**fitted, "hardware": laptop})
+    known = {"2": {"kv_tokens": 4096}}
+    assert is_of_gpus({**fitted, "hardware": laptop, "costs": known})
+    assert not is_of_gpus({**fitted, "hardware": host, "device": "cpu"})
+    assert not is_of_gpus({**fitted, "hardware": host, "device": "cpu-ranks"})
+    assert not is_of_gpus({"origin": "roofline", "hardware": host})

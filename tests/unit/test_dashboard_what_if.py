@@ -199,6 +199,13 @@ def test_the_verdict_says_by_figure_whether_the_slo_is_met():
     assert verdict(predict(ASKED, is_coarse=False), SLO()) == "No SLO set."
 
 
+def test_answers_of_one_token_miss_no_target_of_the_tokens_that_follow():
+    asked = replace(ASKED, traffic=replace(SMALL, max_output=1))
+    said = verdict(predict(asked, is_coarse=False), asked.slo)
+    assert said.startswith("Meets the SLO: TTFT p90 ")
+    assert "no answer has a TPOT" in said
+
+
 def test_speculation_is_held_against_plain_decoding_on_all_workers():
     assert against_plain(predict(ASKED, is_coarse=False)).startswith("Against plain on 8, batch 32")
     plain = replace(ASKED, policy="plain")

@@ -106,6 +106,7 @@ def write_profile(folder: Path, steps: pd.DataFrame) -> Path:
         "temperature": 0.7,
         "top_k": 40,
         "top_p": 0.9,
+        "device": "cpu",
         "measured": [{"machine": "NVIDIA H200", "day": "2026-11-22", "parts": ["2"]}],
     }
     write_table(folder / STEPS_FILE, steps, about)
@@ -845,6 +846,7 @@ def test_a_fit_survives_its_file(tmp_path):
     assert (again.top_k, again.top_p) == (40, 0.9)
     assert 0 < again.errors["acceptance"] < 1
     assert again.measured[0]["machine"] == "NVIDIA H200"
+    assert again.device == "cpu"
 
 
 def test_a_fit_that_does_not_say_how_tokens_were_cut_cut_none(tmp_path):

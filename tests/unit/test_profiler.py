@@ -739,7 +739,7 @@ def test_a_profile_names_every_machine_and_day_of_its_parts(tmp_path, monkeypatc
         meta["hardware"] = {**meta["hardware"], "gpus": [{"name": gpu}]}
         monkeypatch.setattr(store_module, "header", lambda kind, seed: meta)
 
-    store = PartStore(tmp_path, SETTINGS)
+    store = PartStore(tmp_path, dataclasses.replace(SETTINGS, device="cuda"))
     for part_name, gpu, day in (("2", "NVIDIA H200", "01"), ("1+1", other, "02")):
         on(gpu, f"2026-11-{day}")
         store.put(part_name, part())
@@ -752,6 +752,17 @@ def test_a_profile_names_every_machine_and_day_of_its_parts(tmp_path, monkeypatc
     )
     assert ("step times of different machines" in note) == (other == "NVIDIA H100")
     assert measured_note(about["measured"][:1]) == ""
+
+
+def test_threads_are_of_a_hosts_processor_whatever_gpus_it_has(tmp_path, monkeypatch):
+    meta = header("profile", seed=0)
+    meta["hardware"] = {**meta["hardware"], "cpu": "Xeon", "gpus": [{"name": "NVIDIA H200"}]}
+    monkeypatch.setattr(store_module, "header", lambda kind, seed: meta)
+    store = PartStore(tmp_path, SETTINGS)
+    store.put("2", part())
+    store.put(ACCEPTANCE_PART, recorded())
+    about = store.finish(["2", ACCEPTANCE_PART], [])
+    assert [of["machine"] for of in about["measured"]] == ["Xeon"]
 
 
 @pytest.mark.parametrize("resume", [False, True])

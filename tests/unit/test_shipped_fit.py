@@ -6,8 +6,16 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from codesign.artifacts import machine, read_json
 from codesign.fit import ROOFLINE, Fit, shipped
-from codesign.fit.shipped import DEFAULT_FIT, machine_of, shipped_acceptance, shipped_pair
+from codesign.fit.shipped import (
+    DEFAULT_FIT,
+    is_of_gpus,
+    machine_of,
+    machines_of,
+    shipped_acceptance,
+    shipped_pair,
+)
 from codesign.fit.what_if import device_fit, what_if_fit
 from codesign.models import DEFAULT_TARGET, DRAFTS
 from codesign.planner.predict import prompt_note
@@ -149,3 +157,16 @@ def test_fits_of_two_gpus_ship_side_by_side(tmp_path, monkeypatch):
     times = {device: fit.costs["1"].target(8) for device, fit in fits.items()}
     assert times["h100"] == pytest.approx(1.4 * times["h200"])
     assert device_fit("h100", 2, *pair).origin == ROOFLINE
+
+
+def test_a_laptop_that_plans_for_measured_gpus_plans_for_gpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_gpus", list)
+    machine.hardware.cache_clear()
+    path = tmp_path / "kept.json"
+    device_fit("h200", 2, "llama-3-70b:int4", "llama-3.2-1b:int4").save(path)
+    machine.hardware.cache_clear()
+    meta = read_json(path, kind="fit")
+    assert not meta["hardware"]["gpus"]
+    assert is_of_gpus(meta)
+    assert is_of_gpus({**meta, "device": ""})  # plans made before fits said so
+    assert machines_of(path) == ["NVIDIA H200"]

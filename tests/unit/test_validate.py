@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from codesign.artifacts import header, write_table
+from codesign.cli.validate import _overview
 from codesign.config import SLO, Deployment, Serving
 from codesign.errors import InputError
 from codesign.file_ref import FileRef
@@ -28,6 +29,7 @@ from codesign.validate import (
     validate,
 )
 from codesign.validate.ranking import rank, rank_correlation
+from codesign.validate.words import cause
 
 POLICIES = ("plain", "chain-3", "tree-8x2x2", "async-tree-8x2x3")
 
@@ -356,3 +358,42 @@ def test_a_run_of_another_plan_is_told_and_one_that_names_none_is_not():
     assert notes(named, "aa") == notes({}, "aa") == notes(named, None) == []
     [note] = notes(named, "bb")
     assert "another plan, old.plan.json" in note
+
+
+def test_steps_of_another_pace_are_told_from_another_acceptance(plan, machine_fit, make_run):
+    def accept_less(records):
+        for request in records.requests:
+            request.num_rounds *= 2
+
+    def words(*paths):
+        return cause(validate(plan, machine_fit, paths), machine_fit, plan.fit.path, 0.15)
+
+    slow = make_run("tree-8x2x2", stretch=2.0, name="slow")[0]
+    [run] = validate(plan, machine_fit, [slow]).runs
+    assert run.step_pace == pytest.approx(2.0)
+    assert "took 2 times what the fit says" in words(slow, make_run("plain")[0])
+    assert "codesign profile" in words(make_run("plain", stretch=0.5, name="fast")[0])
+    assert words(make_run("chain-3", change=accept_less)[0]) == ""
+
+    def waits(records):  # and only waits
+        for request in records.requests:
+            request.finish += request.finish - request.arrival
+
+    assert words(make_run("plain", change=waits, name="waits")[0]) == ""
+
+
+def test_a_simulation_with_another_fit_is_no_other_machine(plan, machine_fit, make_run):
+    path, records = make_run("plain", stretch=2.0)
+    summary = {"candidate": candidate("plain").to_dict()}
+    write_run(path, records, origin="simulated", summary=summary, seed=0)
+    validation = validate(plan, machine_fit, [path])
+    assert validation.outside(0.15)
+    assert cause(validation, machine_fit, plan.fit.path, 0.15) == ""
+
+
+def test_the_overview_of_long_labels_is_not_cut_to_fit(plan, machine_fit, make_run):
+    validation = validate(plan, machine_fit, [make_run("async-batch-tree-16x2x8", stretch=4.0)[0]])
+    lines = _overview(validation).splitlines()
+    assert lines[1].startswith("async-batch-tree-16x2x8 on 1+1, batch 4  ")
+    assert max(map(len, lines)) <= 100
+    assert ".." not in "".join(lines)

@@ -1,0 +1,147 @@
+"""Whether a run's steps took what its fit says, and what to do where they did not.
+
+A fit is of one machine. On another one every prediction is off by what its steps take there, which
+no interval counts. Must not import torch.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codesign.artifacts import read_json
+from codesign.artifacts.machine import hardware, machine_name
+from codesign.fit import ROOFLINE, Fit
+from codesign.fit.shipped import DEFAULT_FIT, FITS, machines_of
+from codesign.policy.cost import RoundCost
+from codesign.records import RoundLog
+
+TOLERANCE = 0.15  # as codesign validate's
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a run was of, as run.json says.
+
+    Attributes:
+        target: Name or directory of the target.
+        draft: The same of the draft; "" for none.
+        device: As ``codesign run --device`` takes it.
+        machine: The GPU or CPU that served.
+    """
+
+    target: str
+    draft: str
+    device: str
+    machine: str
+
+    @classmethod
+    def here(cls, target: str, draft: str, device: str) -> Served:
+        """A run on this machine."""
+        return cls(target, draft, device, machine_name(hardware(), device))
+
+    @classmethod
+    def of_summary(cls, summary: Mapping[str, Any]) -> Served:
+        """The run that a run.json is of."""
+        device = summary.get("settings", {}).get("device", "cpu")
+        machine = machine_name(summary["hardware"], device)
+        return cls(summary.get("target", ""), summary.get("draft", ""), device, machine)
+
+
+def step_pace(cost: RoundCost, rounds: RoundLog, *, is_apart: bool) -> float | None:
+    """Seconds of the target's steps over what the fit says for their rows, requests and context.
+
+    Rounds with prompts are left out. What a draft may cost that runs beside the target on the same
+    cores is taken for granted.
+
+    Args:
+        cost: Of one replica's deployment.
+        rounds: As they were measured.
+        is_apart: The draft has workers of its own.
+
+    Returns:
+        Above 1 for steps that took longer; None where no round has decoded alone.
+    """
+    names = ("prefill_tokens", "batch", "rows", "context", "target")
+    prompts, batch, rows, context, target = (rounds.column(name) for name in names)
+    quiet = (prompts == 0) & (batch > 0)
+    measured = float(target[quiet].sum())
+    alone = float(cost.target.of_arrays(rows[quiet], context[quiet], batch[quiet]).sum())
+    if not measured or not alone:
+        return None
+    beside = alone * (1.0 + cost.slowdown) if is_apart else alone
+    return measured / min(max(measured, alone), beside)
+
+
+def is_another_pace(pace: float | None, tolerance: float = TOLERANCE) -> bool:
+    """Whether a fit is off by more than ``tolerance`` of what was measured."""
+    return pace is not None and abs(1.0 / pace - 1.0) > tolerance
+
+
+def other_machine_note(fit: Fit, fit_file: Path, served: Served) -> str:
+    """A line if a fit was measured on a GPU or CPU of another name than a run's; else empty."""
+    machines = machines_of(fit_file)
+    if fit.origin == ROOFLINE or served.machine in machines:
+        return ""
+    return (
+        f"the plan's step times were measured on {' and '.join(machines)}, this is "
+        f"{served.machine}. {_remedy(served)}"
+    )
+
+
+def step_pace_note(
+    paces: Sequence[float | None],
+    fit: Fit,
+    fit_file: Path,
+    served: Served,
+    *,
+    tolerance: float = TOLERANCE,
+) -> str:
+    """One line that ends with the command to type, if steps took other times than the fit says.
+
+    Args:
+        paces: Of each run, see ``step_pace``.
+        fit: What the runs were predicted with.
+        fit_file: Its file, for the machine that it is of.
+        served: The first of the runs.
+        tolerance: Largest error of the fit, relative to the measurement.
+
+    Returns:
+        Empty if all were within the tolerance.
+    """
+    off = [pace for pace in paces if pace is not None and is_another_pace(pace, tolerance)]
+    if not off:
+        return ""
+    low, high = f"{min(off):.2g}", f"{max(off):.2g}"
+    times = low if low == high else f"{low} to {high}"
+    return (
+        f"steps of the target took {times} times what the fit says, {_source(fit, fit_file)}; the "
+        f"run was on {served.machine}{_doubt(fit, fit_file, served)}. {_remedy(served)}"
+    )
+
+
+def _source(fit: Fit, fit_file: Path) -> str:
+    if fit.origin == ROOFLINE:
+        return "which is from data sheets"
+    whose = "the one that ships, " if FITS in fit_file.resolve().parents else ""
+    return f"{whose}measured on {' and '.join(machines_of(fit_file))}"
+
+
+def _doubt(fit: Fit, fit_file: Path, served: Served) -> str:
+    same = fit.origin != ROOFLINE and served.machine in machines_of(fit_file)
+    return ", perhaps another of that name, or busy" if same else ""
+
+
+def _remedy(served: Served) -> str:
+    """What measures the machine and the models of a run."""
+    default = read_json(DEFAULT_FIT, kind="fit")
+    words = ["codesign", "profile"]
+    if (served.target, served.draft) not in (("", ""), (default["target"], default["draft"])):
+        words += ["--target", served.target, "--draft", served.draft or "ngram"]
+    if served.device != "cpu":
+        words += ["--device", served.device]
+    command = f"{shlex.join([*words, '--out', 'profile'])} && codesign fit profile --out fit.json"
+    return f"Measure this machine, then plan again with --fit fit.json: {command}"

@@ -1,0 +1,106 @@
+"""Whether a run's steps took what its fit says, and what is said where they did not."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+
+import pytest
+
+from codesign.artifacts import machine, read_json, write_json
+from codesign.artifacts.machine import machine_name
+from codesign.fit.shipped import DEFAULT_FIT, FITS, machine_of, machines_of
+from codesign.fit.step_pace import Served, other_machine_note, step_pace, step_pace_note
+from codesign.records import RoundLog, RoundRecord
+
+EPYC = Served("smollm2-135m", "smollm2-135m-draft", "cpu", "AMD EPYC")
+H100 = Served("./70b", "./1 b", "cuda", "NVIDIA H100 80GB HBM3")
+H200_FIT = FITS / "h200-qwen2-72b-int4+qwen2-1.5b-int4" / "fit.json"
+QUIET = RoundRecord(
+    round=0, start=0.0, batch=2, rows=8, context=300, num_expansions=3, draft_rows=6,
+    num_draft_tokens=6, num_accepted_tokens=2, num_emitted_tokens=4, prefill=0.0, prefill_tokens=0,
+    target=0.0, link_there=0.0, link_back=0.0, reroot=0.0, draft=0.0,
+)  # fmt: skip
+
+
+def of(cost, factor: float, **changes) -> RoundRecord:
+    record = dataclasses.replace(QUIET, **changes)
+    expected = cost.target(record.rows, record.context, max(record.batch, 1))
+    return dataclasses.replace(record, target=factor * expected)
+
+
+def test_the_pace_is_that_of_rounds_without_prompts_whatever_their_rows(machine_fit):
+    cost = machine_fit.costs["2"]
+    rounds = [of(cost, 2.0), of(cost, 2.0, rows=3, batch=1, context=40)]
+    disturbed = [of(cost, 50.0, prefill_tokens=64), of(cost, 50.0, batch=0)]
+    found = step_pace(cost, RoundLog([*rounds, *disturbed]), is_apart=False)
+    assert found == pytest.approx(2.0)
+    assert step_pace(cost, RoundLog(disturbed), is_apart=False) is None
+    assert step_pace(cost, RoundLog(), is_apart=False) is None
+
+
+@pytest.mark.parametrize(("factor", "pace"), [(1.0, 1.0), (1.05, 1.0), (2.2, 2.0), (0.5, 0.5)])
+def test_a_draft_beside_the_target_may_cost_what_the_fit_says(machine_fit, factor, pace):
+    cost = machine_fit.costs["1+1"]  # it may cost a tenth
+    log = RoundLog([of(cost, factor)])
+    assert step_pace(cost, log, is_apart=True) == pytest.approx(pace)
+    assert step_pace(cost, log, is_apart=False) == pytest.approx(factor)
+
+
+def test_paces_within_the_tolerance_are_not_worth_a_line(machine_fit):
+    assert step_pace_note([None, 1.1, 0.9], machine_fit, DEFAULT_FIT, EPYC) == ""
+    assert step_pace_note([1.1], machine_fit, DEFAULT_FIT, EPYC, tolerance=0.05)
+
+
+def test_the_fit_that_ships_may_be_of_another_processor_of_the_same_name(machine_fit):
+    note = step_pace_note([2.0, 1.9, 1.0], machine_fit, DEFAULT_FIT, EPYC)
+    assert "took 1.9 to 2 times what the fit says" in note
+    assert "the one that ships, measured on AMD EPYC" in note
+    assert "perhaps another of that name" in note
+    assert note.endswith(
+        "with --fit fit.json: codesign profile --out profile && codesign fit profile --out fit.json"
+    )
+    assert other_machine_note(machine_fit, DEFAULT_FIT, EPYC) == ""
+
+
+def test_a_fit_of_an_h200_is_named_where_an_h100_ran_with_the_models_to_profile(machine_fit):
+    note = step_pace_note([1.5], machine_fit, H200_FIT, H100)
+    assert "measured on NVIDIA H200; the run was on NVIDIA H100 80GB HBM3." in note
+    command = "codesign profile --target ./70b --draft './1 b' --device cuda --out profile"
+    assert note.endswith(f"{command} && codesign fit profile --out fit.json")
+    before = other_machine_note(machine_fit, H200_FIT, H100)
+    assert before.startswith("the plan's step times were measured on NVIDIA H200, this is NVIDIA H")
+    assert before.endswith(f"{command} && codesign fit profile --out fit.json")
+
+
+def test_data_sheets_are_of_no_machine(machine_fit):
+    sheet = dataclasses.replace(machine_fit, origin="roofline")
+    assert other_machine_note(sheet, H200_FIT, H100) == ""
+    assert "which is from data sheets; the run was on NVIDIA H100" in step_pace_note(
+        [0.7], sheet, H200_FIT, H100
+    )
+
+
+def test_a_fit_is_of_the_machine_that_was_measured_not_of_the_one_that_fitted(tmp_path):
+    shutil.copytree(H200_FIT.parent, tmp_path / "copied")
+    path = tmp_path / "copied" / "fit.json"
+    laptop = {"cpu": "a laptop's", "cores": 4, "gpus": []}
+    write_json(path, {**read_json(path, kind="fit"), "hardware": laptop})
+    assert machines_of(path) == ["NVIDIA H200"]
+    assert machine_of(path) == "NVIDIA H200, measured 2026-11-23"
+    assert machine_of(DEFAULT_FIT) == "AMD EPYC, measured 2026-11-21"  # says nothing of its parts
+
+
+def test_a_host_with_gpus_is_its_cpu_to_what_runs_on_threads(monkeypatch):
+    host = {"cpu": "Xeon", "gpus": [{"name": "NVIDIA H100"}]}
+    assert machine_name(host) == machine_name(host, "cuda") == "NVIDIA H100"
+    assert machine_name(host, "cpu") == machine_name(host, "cpu-ranks") == "Xeon"
+    summary = {"hardware": host, "target": "t", "draft": "d", "settings": {"device": "cuda"}}
+    assert Served.of_summary(summary) == Served("t", "d", "cuda", "NVIDIA H100")
+    assert Served.of_summary({"hardware": host}).machine == "Xeon"
+    monkeypatch.setattr(machine, "_gpus", lambda: host["gpus"])
+    machine.hardware.cache_clear()
+    try:
+        assert Served.here("t", "d", "cuda").machine == "NVIDIA H100"
+    finally:
+        machine.hardware.cache_clear()
