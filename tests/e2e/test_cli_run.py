@@ -191,10 +191,10 @@ HELD = """
 import re, sys, time
 from codesign.cli import main, output
 
-def said(line, say=output.say):
+def said(line, say=output.say, breaks=[300.0]):
     say(line)
-    if re.match("chain-3.*: [1-6] of 7", line):
-        time.sleep(300)
+    if breaks and re.match("chain-3.*: [1-6] of 7", line):
+        time.sleep(breaks.pop())
 
 output.say, output._PIPE_INTERVAL = said, 0
 sys.exit(main())
