@@ -90,8 +90,13 @@ def torchrun(processes: int) -> tuple[str, ...]:
 
 
 def test_a_plan_runs_on_rank_groups_and_no_token_differs(planned):
+    """And needs no simulator and no app."""
+    (planned / "blocked").mkdir()
+    for name in ("simpy", "streamlit", "ray"):
+        (planned / "blocked" / f"{name}.py").write_text("raise ImportError('not on this machine')")
+    path = f"{planned / 'blocked'}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"
     words = ("--device", "cpu-ranks", "--padded-rows", "32", "--out", "here", "--json", "--quiet")
-    done = run(planned, *wanted(*CANDIDATES), *words)
+    done = run(planned, *wanted(*CANDIDATES), *words, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     assert printed["differing_requests"] == []
@@ -133,16 +138,6 @@ def test_both_engines_share_steps_and_memory_as_the_plan_says(planned, cli_here)
         outputs.append(stored.outputs)
     assert outputs[0] == outputs[1]
     assert [len(outputs[0][number]) for number in range(4)] == [16, 24, 12, 0]
-
-
-def test_rank_groups_need_no_simulator_and_no_app(planned):
-    (planned / "blocked").mkdir()
-    for name in ("simpy", "streamlit", "ray"):
-        (planned / "blocked" / f"{name}.py").write_text("raise ImportError('not on this machine')")
-    path = f"{planned / 'blocked'}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"
-    words = (*wanted("plain on 1"), "--device", "cpu-ranks", "--out", "bare", "--quiet")
-    done = run(planned, *words, PYTHONPATH=path)
-    assert done.returncode == 0, done.stderr
 
 
 def test_torchrun_starts_the_same_run(planned):

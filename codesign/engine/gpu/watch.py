@@ -50,7 +50,9 @@ class Watch:
     def broken(self, error: BaseException) -> NoReturn:
         """A connection broke or timed out: raise what is the cause of it."""
         # Looks are counted, not seconds: on a host that stood still none may be left of these.
-        for _ in range(0 if self.check is None else _CAUSE_LOOKS):
+        for _ in range(_CAUSE_LOOKS):
+            if self.check is None:
+                break
             self.check()
             sleep(_LOOK_SECONDS)
         reason = str(error).partition("\n")[0].rpartition("] ")[2]
