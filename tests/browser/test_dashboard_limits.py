@@ -46,6 +46,11 @@ def workers_of(server: int) -> list[int]:
     return found
 
 
+def processor_seconds(pid: int) -> float:
+    fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def wait_until(page, is_so, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not is_so():
@@ -82,10 +87,11 @@ def test_a_wrong_upload_is_one_line_and_a_million_requests_stay_responsive(page,
     answer = page.locator("[data-testid=stMain] strong").first
     expect(answer).to_contain_text("tree-8x4x2 on 8")
     expect(page.get_by_text("of 1,000,000 requests").first).to_be_visible()
-    start = time.monotonic()
+    before = processor_seconds(server_of(address))
     page.get_by_role("slider", name="Rows verified per request").press("ArrowRight")
     expect(answer).to_contain_text("tree-9x4x2 on 8")
-    assert time.monotonic() - start < 8.0  # 0.7 s on an idle machine
+    # Of the server: what others do at the time is no part. 0.7 s of the clock on an idle machine.
+    assert processor_seconds(server_of(address)) - before < 8.0
     page.get_by_role("button", name="Stop").click()
     expect(page.get_by_text("Only a part of the trace.")).to_be_visible()
     lines = (Path("/proc") / str(server_of(address)) / "status").read_text().splitlines()
