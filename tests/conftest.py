@@ -6,6 +6,7 @@ import importlib.util
 import multiprocessing
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -36,6 +37,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Before anything imports Triton, whose newer releases settle on the interpreter at import.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# What a shell runs in its background ignores Ctrl-C, and so does all that it starts: tests that
+# interrupt a command would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Importing torch takes two seconds: processes that a fork server starts find it there.
 multiprocessing.set_forkserver_preload(["torch"])

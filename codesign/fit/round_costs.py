@@ -30,6 +30,7 @@ PROMPTS = ("prefill", "draft_prefill")
 FORWARDS = ("target", "draft", *PROMPTS)
 MEASURE = "Measure again: codesign profile"
 _MAX_SLOWDOWN = 0.95
+_MOST_LESS = 0.5  # of the shortest step that a round may take less: no step takes less than nothing
 _NOTHING = StepTime(0.0, (0, 1), (0.0, 0.0))
 _FEWEST = 4  # rounds of a kind: of fewer none is sure to be a usual one
 
@@ -101,7 +102,9 @@ def _with_loop(target: StepTime, part: pd.DataFrame) -> StepTime:
     Where rounds were served, it is what these took beyond the step as it was timed. That may be
     less than nothing: a step by itself comes after something else than in a round. A round of plain
     decoding comes after another step, one of a tree after the draft: so each number of rows has
-    its own where a step of one request does, too.
+    its own where a step of one request does, too. Steps of several requests were served in no
+    round: where a machine was busier while steps were timed than while rounds were served, they
+    keep half of the shortest step, ``_MOST_LESS``.
     """
     looped, served = (part.loc[part["op"] == op] for op in (LOOP, ROUND))
     first = max(float(looped.loc[looped["requests"] <= 1, "seconds"].median()), 0.0)
@@ -111,7 +114,7 @@ def _with_loop(target: StepTime, part: pd.DataFrame) -> StepTime:
         found = (served["seconds"] - steps).groupby(served["rows"]).agg(["median", "size"])
         most = found["size"].max()
         beyond = found.loc[found["size"] >= min(_FEWEST, most), "median"]
-        first = float(np.median(beyond))
+        first = max(float(np.median(beyond)), -_MOST_LESS * min(target.seconds))
         if target.alone is not None:
             target = replace(target, alone=_shifted(target.alone, beyond - first))
     elif not len(looped):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -33,10 +34,18 @@ def chromium() -> str | None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
+    """A port that nobody listens on, below those that a system gives to whoever asks for any.
+
+    Of those, another program may get it before the server binds it.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("localhost", port))
+            except OSError:
+                continue
+            return port
 
 
 @contextmanager

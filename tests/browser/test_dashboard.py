@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 import zipfile
 from pathlib import Path
 
 import pytest
 from harness import PHONE, settle
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
-WAIT = 30_000  # milliseconds
 CONV = Path(__file__).parents[3] / "shared" / "data" / "traces" / "AzureLLMInferenceTrace_conv.csv"
 
 
@@ -33,9 +34,9 @@ def test_from_a_trace_to_a_plan_that_the_command_line_reads(page, address, cli, 
     page.goto(f"{address}/?{traffic()}&rate_scale=0.3")
     expect(page.get_by_role("heading", name="What if")).to_be_visible()
     label = page.locator("[data-testid=stMain] strong").first
-    expect(label).to_contain_text("on 8, ", timeout=WAIT)  # the coarse answer, as a visitor reads
+    expect(label).to_contain_text("on 8, ")  # the coarse answer, as a visitor reads
     choose(page, "Split of the machine", "2x4")
-    expect(label).to_contain_text("on 2x4, ", timeout=WAIT)
+    expect(label).to_contain_text("on 2x4, ")
 
     page.get_by_role("link", name="Plan").click()
     settle(page)
@@ -44,7 +45,7 @@ def test_from_a_trace_to_a_plan_that_the_command_line_reads(page, address, cli, 
     page.get_by_label("Only these policies").press("Enter")
     settle(page)
     page.get_by_role("button", name="Search").click()
-    page.get_by_role("button", name="Download plan").wait_for(timeout=2 * WAIT)
+    page.get_by_role("button", name="Download plan").wait_for()
     settle(page)
     with page.expect_download() as waited:
         page.get_by_role("button", name="Download plan").click()
@@ -87,8 +88,8 @@ def test_a_plan_for_this_machine_is_downloaded_and_run(page, address, cli, tmp_p
     )
     choose(page, "Step times", "fit.json")
     page.get_by_role("button", name="Search").click()
-    with page.expect_download(timeout=2 * WAIT) as waited:
-        page.get_by_role("button", name="Download plan").click(timeout=2 * WAIT)
+    with page.expect_download() as waited:
+        page.get_by_role("button", name="Download plan").click()
     with zipfile.ZipFile(waited.value.path()) as bundle:
         bundle.extractall(tmp_path)
     run = cli("run", "--plan", "plan.json", "--out", "runs/measured")
@@ -106,8 +107,8 @@ def test_the_timeline_follows_the_slider_and_the_link_keeps_the_round(page, addr
     page.get_by_role("slider", name="Round of the request").press("ArrowRight")
     settle(page)
     expect(page.get_by_text("Round 5 of ")).to_be_visible()
-    assert "round=5" in page.url
-    assert page.locator("[data-testid=stVegaLiteChart] > svg").count() == 3
+    expect(page).to_have_url(re.compile("round=5"))
+    expect(page.locator("[data-testid=stVegaLiteChart] > svg")).to_have_count(3)
     page.reload()
     settle(page)
     expect(page.get_by_text("Round 5 of ")).to_be_visible()
@@ -118,13 +119,23 @@ def test_the_lanes_can_be_zoomed(page, address):
     settle(page)
     lanes = page.locator("[data-testid=stVegaLiteChart] > svg").first
     lanes.scroll_into_view_if_needed()
-    page.wait_for_timeout(500)
-    before = lanes.screenshot()
+    before = still(page, lanes)
     box = lanes.bounding_box()
     page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 0.6 * box["height"])
     page.mouse.wheel(0, -400)
-    page.wait_for_timeout(500)
-    assert lanes.screenshot() != before
+    end = time.monotonic() + 60
+    while lanes.screenshot() == before:
+        assert time.monotonic() < end
+        page.wait_for_timeout(100)
+
+
+def still(page: Page, picture: Locator) -> bytes:
+    """A screenshot when nothing moves any more."""
+    shots = [b"", picture.screenshot()]
+    while shots[-1] != shots[-2]:
+        page.wait_for_timeout(500)
+        shots.append(picture.screenshot())
+    return shots[-1]
 
 
 def test_validate_shows_all_its_charts_and_a_wrong_folder_is_one_line(page, address):
@@ -133,7 +144,7 @@ def test_validate_shows_all_its_charts_and_a_wrong_folder_is_one_line(page, addr
     expect(
         page.get_by_text("checked figures").or_(page.get_by_text("all within")).first
     ).to_be_visible()
-    assert page.locator("[data-testid=stVegaLiteChart] > svg").count() == 6
+    expect(page.locator("[data-testid=stVegaLiteChart] > svg")).to_have_count(6)
     folder = page.get_by_role("textbox", name="Folder of runs")
     folder.fill("nowhere")
     folder.press("Enter")
@@ -143,7 +154,7 @@ def test_validate_shows_all_its_charts_and_a_wrong_folder_is_one_line(page, addr
     folder.fill("runs")
     folder.press("Enter")
     settle(page)
-    assert page.locator("[data-testid=stVegaLiteChart] > svg").count() == 6
+    expect(page.locator("[data-testid=stVegaLiteChart] > svg")).to_have_count(6)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -112,11 +113,15 @@ def test_servers_that_a_script_starts_end_with_it(export, tmp_path, before_it_is
     path = f"{served.parent}:{os.environ['PATH']}"
     with subprocess.Popen(
         ["sh", "serve.sh"], cwd=tmp_path, env={**os.environ, "PATH": path}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
     ) as script:  # fmt: skip
-        assert [script.stdout.readline() for _ in range(2)] == ["serving\n"] * 2
-        script.send_signal(stop)
-        rest, _ = script.communicate(timeout=60)  # comes to an end when the last of them has gone
+        try:
+            assert [script.stdout.readline() for _ in range(2)] == ["serving\n"] * 2
+            script.send_signal(stop)
+            rest, _ = script.communicate(timeout=60)  # comes to an end when the last has gone
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(script.pid, signal.SIGKILL)  # what it should have ended
         assert (rest, script.returncode) == ("", 130)
 
 

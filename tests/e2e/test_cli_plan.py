@@ -161,19 +161,24 @@ def test_what_cannot_be_planned_is_refused_in_one_line(plan, flags, code, words)
     assert "Traceback" not in result.stderr
 
 
-def test_an_interrupted_search_says_what_it_kept_and_can_go_on(fit_file, tmp_path):
+# The command that makes a break after what it keeps first: a search is over in a few seconds.
+HELD = """
+import sys, time
+from codesign.cli import main
+from codesign.planner.search_cache import SearchCache
+put = SearchCache.put
+SearchCache.put = lambda *arguments: (put(*arguments), time.sleep(300))
+sys.exit(main())
+"""
+
+
+def test_an_interrupted_search_says_what_it_kept_and_can_go_on(fit_file, tmp_path, start_process):
     flags = ("--fit", str(fit_file), "--workers", "2", "--max-batch", "4")
-    command = [sys.executable, "-m", "codesign", "plan", *TRACE, *flags]
+    words = ["plan", *TRACE, *flags]
     home = str(Path(codesign.__file__).parents[1])
     environment = {**os.environ, "CODESIGN_HOME": str(tmp_path / "home"), "PYTHONPATH": home}
-    process = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-c", HELD, *words]
+    process = start_process(command, cwd=tmp_path, env=environment)
     kept = tmp_path / "plan.search.jsonl"
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (kept.exists() and kept.stat().st_size):
@@ -187,7 +192,7 @@ def test_an_interrupted_search_says_what_it_kept_and_can_go_on(fit_file, tmp_pat
     said = int(errors.rpartition("kept ")[2].split()[0])
     assert num_kept - said in (0, 1)  # the signal may come between the file and the count
     again = subprocess.run(
-        [*command, "--resume"],
+        [sys.executable, "-m", "codesign", *words, "--resume"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

@@ -108,18 +108,17 @@ def test_resuming_a_complete_profile_measures_nothing(cli_here, profile, tiny_mo
 
 
 @needs_two_cores
-def test_ctrl_c_keeps_the_finished_parts_and_says_how_to_go_on(tiny_models, tmp_path):
+def test_ctrl_c_keeps_the_finished_parts_and_says_how_to_go_on(
+    tiny_models, tmp_path, start_process
+):
     target, draft = tiny_models
     words = ["--target", target, "--draft", draft, "--workers", "2", "--quick", "--out", tmp_path]
-    running = subprocess.Popen(
+    running = start_process(
         [sys.executable, "-m", "codesign", "profile", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     first = tmp_path / "parts" / "2.parquet"
-    for _ in range(600):
+    for _ in range(2400):
         if first.exists() or running.poll() is not None:
             break
         sleep(0.1)

@@ -18,7 +18,7 @@ from codesign.fit import FORWARDS, STEP_COLUMNS, Fit
 from codesign.fit.round_costs import JOINED, NODES, SETTLED
 
 BETWEEN = ("loop", "pace", "round", "deciding")  # of rounds that are served
-pytestmark = pytest.mark.timeout(600)  # where others keep the machine busy
+pytestmark = pytest.mark.timeout(1200)  # where others keep the machine busy
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": str(Path(codesign.__file__).parents[1]),
@@ -34,7 +34,7 @@ def codesign_(folder: Path, *words: object, python_path: str = "") -> subprocess
     )
     return subprocess.run(
         [sys.executable, "-m", "codesign", *map(str, words)], cwd=folder, env=environment,
-        capture_output=True, text=True, timeout=280, check=False,
+        capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
 
 

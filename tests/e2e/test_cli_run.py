@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -187,23 +188,31 @@ def test_validate_says_of_a_run_that_it_is_of_another_plan(ran, in_folder):
         assert any("another plan" in note for note in run["notes"]) == is_another
 
 
-# The command with progress lines in a pipe as they come, not each ten seconds.
-TALKATIVE = (
-    "import sys; from codesign.cli import main, output; output._PIPE_INTERVAL = 0; sys.exit(main())"
-)
+# The command with progress lines in a pipe as they come, not each ten seconds, and with a break
+# when chain-3 has served something: the rest takes it no longer than a test may be held up.
+HELD = """
+import re, sys, time
+from codesign.cli import main, output
+
+def said(line, say=output.say, breaks=[300.0]):
+    say(line)
+    if breaks and re.match("chain-3.*: [1-6] of 7", line):
+        time.sleep(breaks.pop())
+
+output.say, output._PIPE_INTERVAL = said, 0
+sys.exit(main())
+"""
 
 
-def test_ctrl_c_keeps_what_is_finished_and_resume_completes_it(planned, in_folder):
+def test_ctrl_c_keeps_what_is_finished_and_resume_completes_it(planned, in_folder, start_process):
     words = (
         "run", "--plan", "plan.json", "--candidate", "plain", "--candidate", "chain-3",
         "--out", "cut", "--json",
     )  # fmt: skip
-    running = subprocess.Popen(
-        [sys.executable, "-c", TALKATIVE, *words], cwd=planned, env=environment(),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    command = [sys.executable, "-c", HELD, *words]
+    running = start_process(command, cwd=planned, env=environment())
     said = ""
-    while not ("chain-3" in said and ": 1 of 7" in said.rpartition("chain-3")[2]):
+    while not re.search(r"^chain-3.*: [1-6] of 7", said, re.MULTILINE):
         line = running.stderr.readline()
         assert line, said
         said += line

@@ -7,10 +7,10 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,18 +35,6 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "GLOO_SOCKET_IFNAME": "lo",
 }
-STARTED: list[subprocess.Popen[str]] = []
-
-
-@pytest.fixture(autouse=True)
-def _end_what_started():
-    """A test that fails leaves its run behind, and the warnings of it in some later test."""
-    yield
-    while STARTED:
-        running = STARTED.pop()
-        if running.returncode is None:
-            running.kill()
-            running.communicate(timeout=60)
 
 
 def scored(label: str) -> ScoredCandidate:
@@ -103,8 +91,13 @@ def torchrun(processes: int) -> tuple[str, ...]:
 
 
 def test_a_plan_runs_on_rank_groups_and_no_token_differs(planned):
+    """And needs no simulator and no app."""
+    (planned / "blocked").mkdir()
+    for name in ("simpy", "streamlit", "ray"):
+        (planned / "blocked" / f"{name}.py").write_text("raise ImportError('not on this machine')")
+    path = f"{planned / 'blocked'}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"
     words = ("--device", "cpu-ranks", "--padded-rows", "32", "--out", "here", "--json", "--quiet")
-    done = run(planned, *wanted(*CANDIDATES), *words)
+    done = run(planned, *wanted(*CANDIDATES), *words, PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     assert printed["differing_requests"] == []
@@ -148,16 +141,6 @@ def test_both_engines_share_steps_and_memory_as_the_plan_says(planned, cli_here)
     assert [len(outputs[0][number]) for number in range(4)] == [16, 24, 12, 0]
 
 
-def test_rank_groups_need_no_simulator_and_no_app(planned):
-    (planned / "blocked").mkdir()
-    for name in ("simpy", "streamlit", "ray"):
-        (planned / "blocked" / f"{name}.py").write_text("raise ImportError('not on this machine')")
-    path = f"{planned / 'blocked'}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"
-    words = (*wanted("plain on 1"), "--device", "cpu-ranks", "--out", "bare", "--quiet")
-    done = run(planned, *words, PYTHONPATH=path)
-    assert done.returncode == 0, done.stderr
-
-
 def test_torchrun_starts_the_same_run(planned):
     """The first process leads, whatever the split; a process too many stays idle."""
     labels = ("plain on 1", "tree-4x2x2 on 2", "async-tree-4x2x2 on 1+1")
@@ -170,35 +153,60 @@ def test_torchrun_starts_the_same_run(planned):
     assert all(r["metrics"]["num_finished"] == NUM_REQUESTS for r in printed["runs"])
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def test_two_nodes_meet_through_torchrun(planned):
+def test_two_nodes_meet_through_torchrun(planned, start_process, free_port):
     labels = ("tree-4x2x2 on 2", "async-tree-4x2x2 on 1+1")
     words = ("--device", "cpu-ranks", "--padded-rows", "32", "--out", "nodes", "--json", "--quiet")
-    port = free_port()
     nodes = []
     for node in range(2):
         command = [
             sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank",
             str(node), "--nproc-per-node", "1", "--master-addr", "127.0.0.1",
-            "--master-port", str(port), "-m", "codesign", "run", "--plan", "plan.json",
+            "--master-port", str(free_port), "-m", "codesign", "run", "--plan", "plan.json",
             *wanted(*labels), *words,
         ]  # fmt: skip
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        nodes.append(subprocess.Popen(command, cwd=planned, env=ENVIRONMENT, **pipes))
+        nodes.append(start_process(command, cwd=planned, env=ENVIRONMENT))
     printed = [node.communicate(timeout=200) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], printed
     assert printed[1][0] == ""
     assert json.loads(printed[0][0])["differing_requests"] == []
 
 
-def test_a_process_that_torchrun_loses_ends_the_run_with_what_is_done(planned):
+@pytest.fixture
+def start(planned, start_process) -> Callable[..., subprocess.Popen[str]]:
+    """``start(label, *words)``: a long run that is not yet ready to serve."""
+
+    def start(label: str, *words: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        (planned / "talk.py").write_text(
+            "import sys\nfrom codesign.cli import main, output\noutput._PIPE_INTERVAL = 0.2\n"
+            "sys.exit(main())\n"
+        )
+        long_plan(planned)
+        command = ["talk.py", "run", "--plan", "long.json", *wanted(label), "--device", "cpu-ranks"]
+        command = [sys.executable, *launcher, *command, *words]
+        return start_process(command, cwd=planned, env=ENVIRONMENT)
+
+    return start
+
+
+@pytest.fixture
+def begin(start) -> Callable[..., subprocess.Popen[str]]:
+    """The same, when it has begun to serve; it goes on for long."""
+
+    def begin(*words: str, **options) -> subprocess.Popen[str]:
+        running = start(*words, **options)
+        said = ""
+        while not re.search(r"\b[0-3] of 4", said):
+            line = running.stderr.readline()
+            assert line, said
+            said += line
+        return running
+
+    return begin
+
+
+def test_a_process_that_torchrun_loses_ends_the_run_with_what_is_done(planned, begin):
     """The first process writes what is finished before torchrun ends it."""
-    running = begin(planned, "plain on 2", "--out", "lost", "--json", launcher=torchrun(2))
+    running = begin("plain on 2", "--out", "lost", "--json", launcher=torchrun(2))
     os.kill(second_process(running.pid), signal.SIGKILL)
     printed, errors = running.communicate(timeout=200)
     assert running.returncode != 0
@@ -212,9 +220,9 @@ def test_a_process_that_torchrun_loses_ends_the_run_with_what_is_done(planned):
     assert json.loads(printed)["runs"][0]["notes"] == [note]
 
 
-def test_ranks_end_when_their_run_is_killed_and_leave_no_memory(planned):
+def test_ranks_end_when_their_run_is_killed_and_leave_no_memory(begin):
     """A draft rank waits for verdicts in shared memory, where nobody tells it."""
-    running = begin(planned, "async-tree-4x2x2 on 1+1", "--out", "killed")
+    running = begin("async-tree-4x2x2 on 1+1", "--out", "killed")
     mailboxes: list[str] = []
     deadline = time.monotonic() + 60  # the leader may serve before the draft has opened them
     while not mailboxes and time.monotonic() < deadline:
@@ -226,8 +234,8 @@ def test_ranks_end_when_their_run_is_killed_and_leave_no_memory(planned):
     assert not Path(mailboxes[0]).exists()
 
 
-def test_ranks_that_still_load_end_when_their_run_is_killed(planned):
-    running = start(planned, "async-tree-4x2x2 on 1+1", "--out", "killed")
+def test_ranks_that_still_load_end_when_their_run_is_killed(start):
+    running = start("async-tree-4x2x2 on 1+1", "--out", "killed")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not rank_of(running):
         time.sleep(0.01)
@@ -246,41 +254,10 @@ def kill_with_ranks(running: subprocess.Popen[str]) -> None:
     assert rank
     running.kill()
     try:
-        running.communicate(timeout=20)  # comes to an end when the rank has gone, too
+        running.communicate(timeout=60)  # comes to an end when the rank has gone, too
     except subprocess.TimeoutExpired:
         os.kill(rank, signal.SIGKILL)
         raise
-
-
-def begin(
-    folder: Path, label: str, *words: str, launcher: tuple[str, ...] = ()
-) -> subprocess.Popen[str]:
-    """A run that has begun to serve, and goes on for long."""
-    running = start(folder, label, *words, launcher=launcher)
-    said = ""
-    while "0 of 4" not in said:
-        line = running.stderr.readline()
-        assert line, said
-        said += line
-    return running
-
-
-def start(
-    folder: Path, label: str, *words: str, launcher: tuple[str, ...] = ()
-) -> subprocess.Popen[str]:
-    """The same, not yet ready to serve."""
-    (folder / "talk.py").write_text(
-        "import sys\nfrom codesign.cli import main, output\noutput._PIPE_INTERVAL = 0.2\n"
-        "sys.exit(main())\n"
-    )
-    long_plan(folder)
-    command = ["talk.py", "run", "--plan", "long.json", *wanted(label), "--device", "cpu-ranks"]
-    running = subprocess.Popen(
-        [sys.executable, *launcher, *command, *words],
-        cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    STARTED.append(running)
-    return running
 
 
 def long_plan(folder: Path) -> None:

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,18 +83,21 @@ def run(folder: Path, words: list[str]) -> tuple[dict, list[StoredRun]]:
     return printed, [read_run(folder / found["directory"]) for found in printed["runs"]]
 
 
-def begin(folder: Path, words: list[str]) -> subprocess.Popen[str]:
+@pytest.fixture
+def begin(folder, start_process) -> Callable[[list[str]], subprocess.Popen[str]]:
     """Start a run and wait until it has served something."""
-    running = subprocess.Popen(
-        [sys.executable, "-c", TALKATIVE, *words], cwd=folder, env=ENVIRONMENT,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    said = ""
-    while not re.search(r": [1-4] of 5", said):
-        line = running.stderr.readline()
-        assert line, said
-        said += line
-    return running
+
+    def begin(words: list[str]) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", TALKATIVE, *words]
+        running = start_process(command, cwd=folder, env=ENVIRONMENT)
+        said = ""
+        while not re.search(r": [1-4] of 5", said):
+            line = running.stderr.readline()
+            assert line, said
+            said += line
+        return running
+
+    return begin
 
 
 def endless(folder: Path, name: str) -> list[str]:
@@ -153,8 +157,8 @@ def test_replicas_of_rank_groups_get_the_prompts_whose_start_they_know(folder):
     assert [r.cached_tokens for r in requests] == [0, 0, 512, 512]
 
 
-def test_ctrl_c_keeps_what_every_replica_has_finished(folder):
-    running = begin(folder, endless(folder, "cut"))
+def test_ctrl_c_keeps_what_every_replica_has_finished(folder, begin):
+    running = begin(endless(folder, "cut"))
     running.send_signal(signal.SIGINT)
     printed, errors = running.communicate(timeout=60)
     assert running.returncode == 130, errors
@@ -167,8 +171,8 @@ def test_ctrl_c_keeps_what_every_replica_has_finished(folder):
     assert 1 <= left <= 4
 
 
-def test_a_lost_replica_ends_the_run_with_what_the_others_finished(folder):
-    running = begin(folder, endless(folder, "lost"))
+def test_a_lost_replica_ends_the_run_with_what_the_others_finished(folder, begin):
+    running = begin(endless(folder, "lost"))
     os.kill(replica_process(running.pid, 1), signal.SIGKILL)
     printed, errors = running.communicate(timeout=60)
     assert running.returncode == 130, errors

@@ -146,12 +146,6 @@ def test_an_slo_out_of_reach_names_what_would_fit():
     assert page.error[0].value.count("\n") == 0
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]
-
-
 def answer(url: str, seconds: float) -> str:
     """The body, asked for until the server is there."""
     end = time.monotonic() + seconds
@@ -165,18 +159,18 @@ def answer(url: str, seconds: float) -> str:
             time.sleep(0.1)
 
 
-def test_the_verb_serves_on_this_machine_alone_until_it_is_ended(tmp_path):
-    port = free_port()
-    command = [sys.executable, "-m", "codesign", "dashboard", "--port", str(port), "--no-browser"]
+def test_the_verb_serves_on_this_machine_alone_until_it_is_ended(tmp_path, free_port):
+    words = ["dashboard", "--port", str(free_port), "--no-browser"]
+    command = [sys.executable, "-m", "codesign", *words]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as server:
         try:
-            assert answer(f"http://localhost:{port}/_stcore/health", 60) == "ok"
+            assert answer(f"http://localhost:{free_port}/_stcore/health", 60) == "ok"
             assert server.stderr.readline() == (
-                f"dashboard: http://localhost:{port} until Ctrl-C\n"
+                f"dashboard: http://localhost:{free_port} until Ctrl-C\n"
             )
         finally:
             server.terminate()
-        server.wait(timeout=30)
+        server.wait(timeout=60)
 
 
 def test_a_port_that_is_taken_is_one_line_with_the_next_one(cli):

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -170,6 +171,18 @@ def test_a_draft_that_cannot_load_is_reported_and_leaves_no_process(
     assert "config.json" in capfd.readouterr().err
 
 
+@pytest.fixture
+def never_ready(monkeypatch) -> None:
+    """Draft processes stay at their models for ever, however long this process is held up."""
+
+    class NeverReady(RemoteDraft):
+        def __init__(self, setup) -> None:
+            super().__init__(replace(setup, build=functools.partial(time.sleep, 600)))
+
+    monkeypatch.setattr(engine_run, "RemoteDraft", NeverReady)
+
+
+@pytest.mark.usefixtures("never_ready")
 def test_a_draft_that_is_killed_before_it_is_ready_gives_no_reason_above(
     serve, make_requests, monkeypatch
 ):
@@ -184,6 +197,7 @@ def test_a_draft_that_is_killed_before_it_is_ready_gives_no_reason_above(
         serve("async-tree-8x4x2", make_requests(2))
 
 
+@pytest.mark.usefixtures("never_ready")
 def test_a_draft_that_is_silent_until_it_is_given_up_was_not_short_of_memory(
     serve, make_requests, monkeypatch
 ):
@@ -199,10 +213,13 @@ def test_a_rank_whose_run_is_over_before_it_has_begun_ends_without_a_word(tmp_pa
     rank = subprocess.Popen(
         [sys.executable, "-m", module], stdin=subprocess.PIPE, text=True, start_new_session=True
     )
-    rank.stdin.write(f"1 {tmp_path / 'gone'}\n")
-    rank.stdin.flush()
-    assert rank.wait(timeout=60) == 1
-    rank.stdin.close()
+    try:
+        rank.stdin.write(f"1 {tmp_path / 'gone'}\n")
+        rank.stdin.flush()
+        assert rank.wait(timeout=60) == 1
+    finally:
+        rank.kill()
+        rank.communicate()
     assert capfd.readouterr().err == ""
 
 

@@ -65,7 +65,7 @@ def test_a_stopped_search_ends_its_own_processes_and_no_others(question, monkeyp
         with pytest.raises(InterruptedError):
             stop_midway()
         # The pool's own thread may be the one that reaps a worker: look again until it has said so.
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while any(worker.is_alive() for worker in started):
             assert time.monotonic() < end
             time.sleep(0.05)

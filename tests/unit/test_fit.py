@@ -616,6 +616,15 @@ def test_rounds_that_were_served_say_what_a_round_of_one_request_takes(shift):
     assert alone.target(8, 99, 8) == pytest.approx(step(8, 99, 8) + shift)
 
 
+def test_a_machine_that_was_busy_while_steps_were_timed_leaves_none_that_takes_less_than_nothing():
+    steps = whole_profile()
+    step = fit_costs(steps, on_ranks=True)[0]["2"].target
+    rounds = [("2", "round", n, 1, 40, False, 0.1 * step(n, 40)) for n in (8, 8, 16)]
+    served = pd.DataFrame(rounds, columns=list(STEP_COLUMNS))
+    target = fit_costs(pd.concat([steps, served]), on_ranks=True)[0]["2"].target
+    assert min(target.seconds) >= 0.5 * min(step.seconds) > 0
+
+
 def test_a_step_after_prompts_takes_what_it_took_more_than_others_in_served_rounds():
     steps = whole_profile()
     target = fit_costs(steps, on_ranks=True)[0]["2"].target

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
+from codesign.engine.gpu import watch as watch_module
 from codesign.engine.gpu.mailbox import GlooMailbox
 from codesign.engine.gpu.watch import Watch
 from codesign.engine.partner import DraftLostError
@@ -92,4 +93,18 @@ def test_a_peer_that_hangs_is_a_lost_draft_after_the_limit(peer):
     start = time.monotonic()
     with pytest.raises(DraftLostError, match="the draft cannot be reached"):
         inbox.receive()
-    assert 0.9 < time.monotonic() - start < 10
+    assert 0.9 < time.monotonic() - start < 30
+
+
+def test_the_end_of_a_process_is_named_though_this_host_stood_still_before_it_is_seen(monkeypatch):
+    now, looks = [0.0], iter([None, None, DraftLostError("draft rank 0 ended, exit code -9")])
+
+    def check() -> None:
+        if (ended := next(looks)) is not None:
+            raise ended
+
+    monkeypatch.setattr(watch_module, "monotonic", lambda: now[0], raising=False)
+    monkeypatch.setattr(watch_module, "sleep", lambda seconds: now.__setitem__(0, now[0] + 2.0))
+    watch = Watch("the draft", DraftLostError, check=check)
+    with pytest.raises(DraftLostError, match="draft rank 0 ended, exit code -9"):
+        watch.broken(RuntimeError("connection closed"))

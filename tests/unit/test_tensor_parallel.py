@@ -75,7 +75,7 @@ class Ranks:
     """Threads that act as ranks: each brings its part, all leave with the whole."""
 
     def __init__(self, size: int) -> None:
-        self.barrier = threading.Barrier(size, timeout=10)
+        self.barrier = threading.Barrier(size, timeout=60)
         self.parts: list = [None] * size
 
     def exchange(self, rank: int, part) -> list:

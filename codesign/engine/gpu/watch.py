@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Thread
-from time import monotonic, sleep
+from time import sleep
 from typing import NoReturn, TypeVar
 
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from codesign.kernels.symmetric import PeerLostError
 _Made = TypeVar("_Made")
 SILENCE = 60.0  # seconds without an answer after which a rank counts as lost
 _LOOK_SECONDS = 0.05
-CAUSE_SECONDS = 1.0  # a connection breaks before the end of its process can be seen
+_CAUSE_LOOKS = 20  # a connection breaks before the end of its process can be seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,12 @@ class Watch:
 
     def broken(self, error: BaseException) -> NoReturn:
         """A connection broke or timed out: raise what is the cause of it."""
-        deadline = monotonic() + CAUSE_SECONDS
-        while self.check is not None and monotonic() < deadline:
+        # Looks are counted, not seconds: on a host that stood still none may be left of these.
+        for _ in range(_CAUSE_LOOKS):
+            if self.check is None:
+                break
             self.check()
-            sleep(0.05)
+            sleep(_LOOK_SECONDS)
         reason = str(error).partition("\n")[0].rpartition("] ")[2]
         raise self.lost(f"{self.who} cannot be reached: {reason}") from error
 
