@@ -90,6 +90,9 @@ def verdict(prediction: Prediction, slo: SLO) -> str:
         if target is None:
             continue
         figure = prediction.scored.predicted.get(f"{name}_slo")
+        if figure is None and f"{name}_mean" not in prediction.scored.predicted:
+            parts.append(f"no answer has a {name.upper()}")  # of one token, the TPOT
+            continue
         shown = "never" if figure is None else f"{number_text(1000 * figure.value)} ms"
         parts.append(
             f"{name.upper()} p{slo.percentile:g} {shown} of {number_text(1000 * target)} ms"
