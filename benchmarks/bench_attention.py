@@ -6,8 +6,7 @@ Slabs of many layers are used in turn (more than the second-level cache holds). 
 attend rotated queries over keys that are in place: rotation and KV write are extra there, and
 ``flash`` has no mask: every row sees all. With ``--peers``, those of ``peers.attention``, too. Each
 baseline is compared with float64 before it is timed. Then batches of several requests over pages,
-as served, in larger clusters and in pairs, with the tails that targets have and those that drafts
-have; ``--batches`` times nothing else.
+as served, in larger clusters and in pairs; ``--batches`` times nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,9 @@ from benchmarks.common import (
     write_result,
 )
 from benchmarks.peers import attention as peer_attention
-from codesign.engine.gpu.tails import target_tail
 from codesign.kernels import row_attention as two_kernels
 from codesign.kernels.attention_shares import CLASSES
-from codesign.kernels.fused_attention import MAX_TAIL, fused_attention
+from codesign.kernels.fused_attention import fused_attention
 
 # name, query heads, key/value heads, head size: of one rank
 MODELS = [
@@ -190,12 +188,11 @@ def batch_call(
     tables = (angles.cos(), angles.sin())
     out = torch.empty(total, heads * head_dim, device="cuda", dtype=torch.bfloat16)
 
-    def call(i: int, *, in_pairs: bool, max_tail: int) -> None:
+    def call(i: int, *, in_pairs: bool) -> None:
         layer = (keys[i % num_layers], values[i % num_layers])
         fused_attention(
             *(qkv, *tables, *layer, seen, places),
             heads=heads,
-            max_tail=max_tail,
             out_TN=out,
             pdl=True,
             in_pairs=in_pairs,
@@ -205,14 +202,13 @@ def batch_call(
 
 
 def batch_rows(model: tuple[str, int, int, int]) -> Iterator[dict[str, Any]]:
-    """Batches of one model, in clusters and in pairs, with tails of targets and of drafts."""
+    """Batches of one model, in larger clusters and in pairs."""
     for rows, requests, context in BATCHES:
         call, floor = batch_call(model, rows, requests, context)
         label = {"model": model[0], "context": context, "rows": rows, "requests": requests}
-        for in_pairs, max_tail in product((False, True), (target_tail(rows * requests), MAX_TAIL)):
-            time = graph_time(partial(call, in_pairs=in_pairs, max_tail=max_tail)).microseconds
+        for in_pairs in (False, True):
+            time = graph_time(partial(call, in_pairs=in_pairs)).microseconds
             version = "in pairs" if in_pairs else "in clusters"
-            version += f", tail of {max_tail}"
             yield label | {"version": version} | time | {"floor_us": round(floor * 1e6, 2)}
 
 

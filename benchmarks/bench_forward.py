@@ -4,7 +4,6 @@
 
 Random weights of published shapes; a rank of a tensor-parallel group is timed as a model of its own
 size, without the sums over ranks. Targets end in float32 logits, drafts in their likeliest tokens.
-Layers have the tails of drafts, and once those of targets (``engine/gpu/tails.py``).
 The floor is the reading of all weights once (4.2 TB/s on an H200). With ``--real-rows`` the other
 rows are padding, as where a step is smaller than its bucket.
 """
@@ -14,7 +13,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +23,8 @@ from benchmarks.common import READ_BANDWIDTH, SHAPES, need_gpus, write_result
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import DeviceRows, RequestRows, pack_step
-from codesign.engine.gpu.tails import target_tail
 from codesign.engine.gpu.tensor_group import SingleRank
 from codesign.engine.rank_weights import EndWeights, LayerWeights
-from codesign.kernels.fused_attention import MAX_TAIL
 from codesign.kernels.int4 import Int4Weight
 from codesign.kernels.packed_linear import data_of, logits_map
 from codesign.kernels.row_choices import choice_words
@@ -116,8 +112,7 @@ class Step:
         self.forward = RankForward(weights, SingleRank())
         shape, device = self.forward.shape, self.forward.device
         dtype = self.forward.dtype
-        tokens = max(2048, context + rows)
-        self.slabs = Slabs(shape, num_slots=1, max_tokens=tokens, dtype=dtype, device=device)
+        self.slabs = Slabs(shape, num_slots=1, max_tokens=2048, dtype=dtype, device=device)
         packed = pack_step([one_request(real_rows, context)], bucket=rows, scratch_slot=1)
         message = torch.from_numpy(packed)
         self.rows = DeviceRows.of(message.to(device), rows)
@@ -146,9 +141,9 @@ class Step:
         size = sum(data.nbytes for data in self.maps)
         return (size + self.ends.head.nbytes) / READ_BANDWIDTH
 
-    def hidden(self, max_tail: int = MAX_TAIL) -> Tensor:
+    def hidden(self) -> Tensor:
         """All layers."""
-        return self.forward.hidden(self.rows, self.slabs, None, max_tail=max_tail)
+        return self.forward.hidden(self.rows, self.slabs, None)
 
     def logits(self) -> Tensor:
         """What a target's forward ends in."""
@@ -211,7 +206,6 @@ def measure(model: str, rows: int, real_rows: int, context: int) -> list[dict[st
         print(f"{model:6} {what:40} {middle:8.4f} ms, {row['ratio']:.2f} of the floor", flush=True)
 
     note("layers", step.hidden)
-    note("layers, tail of a target", partial(step.hidden, target_tail(rows)))
     note("layers and logits", step.logits)
     note("layers, logits and choices", step.words)
     note("layers, int4 head and choices", step.int4_words)

@@ -31,7 +31,6 @@ from codesign.kernels.row_attention import Scratch, SeenRows, rotate_and_append,
 
 MAX_ROWS = 256  # of a forward: one thread reads each
 MAX_TAIL = 160  # slab rows from the last full 16 of a request's prefix to its last new row
-TAIL_BLOCK = 16  # a tail begins at a multiple of it
 _SMALL_TAIL = 32  # leaves room for more keys in flight
 _THREADS = 256
 _MAX_STAGES = 4  # tiles of keys and values in flight

@@ -121,10 +121,10 @@ def test_steps_ahead_are_attended_in_pairs_where_their_contexts_ask_for_it(
     long, span, ran = 32, 4, []
     hidden = RankForward.hidden
 
-    def noted(forward, rows, slabs, scratch, *, in_pairs=False, **options):
+    def noted(forward, rows, slabs, scratch, *, in_pairs=False):
         new = rows.kv_rows_T[rows.slots_T != slabs.scratch_slot].tolist()
         ran.extend((place, in_pairs) for place in new[:1])
-        return hidden(forward, rows, slabs, scratch, in_pairs=in_pairs, **options)
+        return hidden(forward, rows, slabs, scratch, in_pairs=in_pairs)
 
     monkeypatch.setattr(step_rows, "SPAN", span)
     monkeypatch.setattr(growth, "SPAN", span)

@@ -121,9 +121,9 @@ def test_a_step_of_many_requests_is_attended_in_pairs_with_the_same_answer(
     run_in_pairs: list[bool] = []
     hidden_of = forward.hidden
 
-    def noted(*args: Any, in_pairs: bool = False, **options: Any) -> Tensor:
+    def noted(*args: Any, in_pairs: bool = False) -> Tensor:
         run_in_pairs.append(in_pairs)
-        return hidden_of(*args, in_pairs=in_pairs, **options)
+        return hidden_of(*args, in_pairs=in_pairs)
 
     monkeypatch.setattr(forward, "hidden", noted)
     answers = []

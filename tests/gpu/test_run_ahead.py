@@ -95,9 +95,9 @@ def test_steps_ahead_in_pairs_choose_and_answer_the_same(serve, monkeypatch):
     alone, in_pairs_or_not = serve("tree-8x4x4", ahead=False), []
     hidden = RankForward.hidden
 
-    def noted(*of, in_pairs=False, **options):
+    def noted(*of, in_pairs=False):
         in_pairs_or_not.append(in_pairs)
-        return hidden(*of, in_pairs=in_pairs, **options)
+        return hidden(*of, in_pairs=in_pairs)
 
     monkeypatch.setattr(RankForward, "hidden", noted)  # runs where a graph is captured
     monkeypatch.setattr(RankForward, "pairs_may_do_more", lambda *_: True)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from codesign.engine.gpu.tails import target_tail
 from codesign.kernels.fused_attention import MAX_TAIL, fits, fused_attention
 from codesign.kernels.row_attention import Scratch, SeenRows
 
@@ -231,25 +230,6 @@ def test_a_context_of_32k_is_attended():
 def test_the_largest_tail_is_attended():
     request = Request(prefix=15 + 16 * 5, tree=MAX_TAIL - 15 - 16, new=16)
     check(make_case([request], heads=16, kv_heads=2, head_dim=128, seed=7))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
-@pytest.mark.parametrize("in_pairs", [False, True])
-@pytest.mark.parametrize("rows", [8, 16, 32, 64, 128])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
-def test_the_tail_of_a_target_is_room_enough(heads, kv_heads, head_dim, rows, in_pairs):
-    """The longest that its rows can have, of one request and of two: bits of the longest of all."""
-    size = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "seed": rows}
-    one = [Request(prefix=16 * 90 + 15, tree=0, new=rows)]
-    two = [Request(prefix=15, tree=0, new=rows - 1, slot=1), Request(prefix=16 * 7, tree=0, new=1)]
-    for requests in (one, two):
-        short, long = make_case(requests, **size), make_case(requests, **size)
-        found = short.run(max_tail=target_tail(rows), in_pairs=in_pairs)
-        assert torch.equal(found, long.run(max_tail=MAX_TAIL, in_pairs=in_pairs))
-        assert torch.equal(short.keys, long.keys)
-        assert torch.equal(short.values, long.values)
-        check(make_case(requests, **size))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)

@@ -15,8 +15,7 @@ is how it is tested where there is no GPU.
     link, mailbox, wire  messages between the leaders
     model_rank           one model on one rank: forward, heads, growth; prompt_steps: its prompts
     graphs, buckets      steps as CUDA graphs, and which are captured
-    step_rows, prompt_rows, slot_messages  what the leader tells the ranks of a step; tails: how
-                         much of a slab the attention of a step has room for
+    step_rows, prompt_rows, slot_messages  what the leader tells the ranks of a step
     slabs, paging        where keys and values lie
     row_sampling         how each request samples
 """

@@ -28,7 +28,7 @@ from codesign.kernels.attention_shares import (
     pairs_may_do_more,
 )
 from codesign.kernels.embedding import embed_rows
-from codesign.kernels.fused_attention import MAX_TAIL, attention_in_two, fits, fused_attention
+from codesign.kernels.fused_attention import attention_in_two, fits, fused_attention
 from codesign.kernels.gemm import num_sms
 from codesign.kernels.packed_linear import (
     LinearMap,
@@ -135,13 +135,7 @@ class RankForward:
         return Scratch.make(rows, heads, head_dim, tokens, self.device)
 
     def hidden(
-        self,
-        rows: DeviceRows,
-        slabs: Slabs,
-        scratch: Scratch | None,
-        *,
-        max_tail: int = MAX_TAIL,
-        in_pairs: bool = False,
+        self, rows: DeviceRows, slabs: Slabs, scratch: Scratch | None, *, in_pairs: bool = False
     ) -> Tensor:
         """Write the rows' keys and values to their slabs and return last hidden states, (T, D).
 
@@ -149,8 +143,6 @@ class RankForward:
             rows: Of the step.
             slabs: Of the model.
             scratch: From ``scratch``; for steps that follow one another.
-            max_tail: Longest tail of a request (tails.py); less leaves room for more keys and
-                values on their way.
             in_pairs: How blocks share out fused attention; bits are the same.
         """
         seen = seen_rows(rows, slabs)
@@ -168,7 +160,6 @@ class RankForward:
                 seen,
                 places_T,
                 heads=heads,
-                max_tail=max_tail,
                 parts=self._parts,
                 pdl=True,
                 in_pairs=in_pairs,

@@ -25,7 +25,6 @@ from codesign.engine.gpu.step_rows import (
     rows_to_expand,
     split_steps,
 )
-from codesign.kernels.fused_attention import MAX_TAIL
 from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.policy.protocol import ExpansionRows, KVMove, PromptRows
 
@@ -80,10 +79,7 @@ class GroupDrafter:
             num_rows = sum([len(r.tokens) for r in part])
             bucket = bucket_of(num_rows)
             scratch = self._leader.scratch_slot
-            moves = self._take_moves()
-            message = pack_step(
-                part, bucket=bucket, scratch_slot=scratch, moves=moves, max_tail=MAX_TAIL
-            )
+            message = pack_step(part, bucket=bucket, scratch_slot=scratch, moves=self._take_moves())
             if rows_needed:
                 answer = self._ahead.ask(message, expansion[0], part[0])
             else:

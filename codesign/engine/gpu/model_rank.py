@@ -39,9 +39,7 @@ from codesign.engine.gpu.step_rows import (
     pack_step,
     step_words,
 )
-from codesign.engine.gpu.tails import target_tail
 from codesign.engine.gpu.watch import Watch
-from codesign.kernels.fused_attention import MAX_TAIL
 
 
 class ModelRank:
@@ -98,16 +96,13 @@ class ModelRank:
         scratch = self.forward.scratch(bucket, self.slabs.max_tokens)
         words = step_words(bucket, self._max_moves)
         rows = DeviceRows.of(self._inbox.on_device[:words], bucket)
-        max_tail = MAX_TAIL if isinstance(self.head, DraftHead) else target_tail(bucket)
 
         def run() -> None:
             self._inbox.fetch(words)
             if self._max_moves:
                 self.slabs.move(rows.moves, rows.num_moves_1)
             self.slabs.label(rows)
-            hidden_TD = self.forward.hidden(
-                rows, self.slabs, scratch, max_tail=max_tail, in_pairs=in_pairs
-            )
+            hidden_TD = self.forward.hidden(rows, self.slabs, scratch, in_pairs=in_pairs)
             out = self.head.finish(self.forward, rows, self.slabs, hidden_TD)
             answer.copy_(out, non_blocking=True)
 

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from codesign.engine.gpu.tails import check_tails, target_tail
 from codesign.kernels.attention_shares import SPAN, Crowd
 from codesign.policy.protocol import ExpansionRows, VerifyRows
 from codesign.policy.speculation import MAX_TREE_ROWS
@@ -174,7 +173,6 @@ def pack_step(
     bucket: int,
     scratch_slot: int,
     moves: Sequence[Move] = (),
-    max_tail: int | None = None,
 ) -> Words:
     """The message of one step; rows that fill the bucket live in the scratch slab.
 
@@ -183,9 +181,7 @@ def pack_step(
         bucket: Rows of the forward.
         scratch_slot: Slab of padding rows, which no request owns.
         moves: Slab rows to move before the forward, in this order.
-        max_tail: What the bucket's graph has room for (tails.py); None: that of a target's.
     """
-    check_tails(requests, target_tail(bucket) if max_tail is None else max_tail)
     idle = _idle_step(bucket, scratch_slot)
     if moves:
         message = np.empty(len(idle) + 3 * len(moves), np.int32)
