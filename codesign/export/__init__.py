@@ -124,7 +124,7 @@ def export_plan(
         better = better_candidate(plan, found, problem.scored, lambda other: _runs(other, problem))
     models = (problem.target, problem.draft)
     notes = [model.note for model in models if model is not None and model.note]
-    if problem.method == "draft" and problem.draft is not None:  # a head has its target's positions
+    if problem.method == "draft" and problem.draft is not None:
         notes.append(position_note(problem.draft, nearest.setup.longest_request))
     return Export(
         engine,

@@ -168,7 +168,7 @@ def position_note(draft: EngineModel, longest: int) -> str:
         return ""
     return (
         f"{draft.name} has {draft.positions:,} positions, the longest request needs "
-        f"{longest:,}: beyond them nothing useful is drafted, while the prediction goes on"
+        f"{longest:,}: beyond them nothing useful is drafted, which the prediction does not count"
     )
 
 

@@ -63,6 +63,9 @@ def find_nearest(problem: Problem) -> Nearest:
         losses.append(Loss("the length depends on how many requests run", f"{depth} at any batch"))
     losses += wish.losses
     prefill = prefill_group(problem, size, losses)
+    draft_positions = None
+    if problem.draft is not None and depth and problem.method == "draft":
+        draft_positions = problem.draft.positions
     setup = Setup(
         target=problem.target.name,
         draft="" if problem.draft is None or not depth else problem.draft.name,
@@ -80,6 +83,7 @@ def find_nearest(problem: Problem) -> Nearest:
         serving=_serving(problem),
         is_vocab_padded=problem.is_vocab_padded,
         positions=problem.target.positions,
+        draft_positions=draft_positions,
     )
     return Nearest(setup, _simulated(problem, setup, unit, lengths), tuple(losses))
 

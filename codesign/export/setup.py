@@ -58,6 +58,7 @@ class Setup:
         serving: How the plan shares memory and steps.
         is_vocab_padded: Target and draft have one tokenizer and tables of different lengths.
         positions: Tokens of the longest request that the target can serve; None if unknown.
+        draft_positions: The same of a draft model.
     """
 
     target: str
@@ -76,6 +77,7 @@ class Setup:
     serving: Serving
     is_vocab_padded: bool = False
     positions: int | None = None
+    draft_positions: int | None = None
 
     @property
     def is_tree(self) -> bool:

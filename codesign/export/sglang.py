@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from codesign.errors import InputError
 from codesign.export.setup import Command, Configuration, Engine, Loss, Setup, flags
 
 _ALGORITHMS = {"draft": "STANDALONE", "ngram": "NGRAM", "eagle": "EAGLE", "eagle3": "EAGLE3"}
@@ -20,7 +21,19 @@ _OF_ANSWER, _OF_PROMPT = 2, 7
 
 
 def configure(setup: Setup) -> Configuration:
-    """What SGLang is given."""
+    """What SGLang is given.
+
+    Raises:
+        InputError: If the draft has too few positions: it gets the target's context length, and a
+            server whose draft has fewer does not start.
+    """
+    most = setup.draft_positions
+    if most is not None and setup.longest_request > most:
+        raise InputError(
+            f"the longest request needs {setup.longest_request:,} positions, {setup.draft} has "
+            f"{most:,}, and SGLang does not start with such a draft. Name another with "
+            "--draft-model NAME, or plan for shorter requests: codesign plan --max-prompt N"
+        )
     arguments = _arguments(setup)
     policy = _POLICIES[setup.serving.routing]
     losses, notes = _losses(setup), []
@@ -73,7 +86,7 @@ def _context(setup: Setup) -> int:
         setup.longest_request + max(rows, _OF_ANSWER),
         setup.longest_prompt + max(rows + 1, _OF_PROMPT),
     )
-    return needed if setup.positions is None else min(needed, setup.positions)
+    return min([needed, *filter(None, (setup.positions, setup.draft_positions))])
 
 
 def _speculative(setup: Setup) -> dict[str, Any]:
@@ -115,11 +128,12 @@ def _disaggregated(setup: Setup, arguments: dict[str, Any], policy: str) -> list
 
 def _losses(setup: Setup) -> list[Loss]:
     losses = []
-    short = _context(dataclasses.replace(setup, positions=None)) - _context(setup)
+    unbounded = dataclasses.replace(setup, positions=None, draft_positions=None)
+    short = _context(unbounded) - _context(setup)
     if short:
         losses.append(
             Loss(
-                f"requests of up to {setup.longest_request:,} tokens, all that the target has",
+                f"requests of up to {setup.longest_request:,} tokens, all that the models have",
                 f"{short:,} fewer, which SGLang keeps for a round: longer ones are refused or cut",
             )
         )

@@ -20,6 +20,7 @@ from codesign.policy.cost import RoundCost
 from codesign.records import RoundLog
 
 TOLERANCE = 0.15  # as codesign validate's
+_USUAL_ROWS = 8  # as codesign run's --padded-rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,13 @@ def step_pace(cost: RoundCost, rounds: RoundLog, *, is_apart: bool) -> float | N
     alone = float(cost.target.of_arrays(rows[quiet], context[quiet], batch[quiet]).sum())
     if not measured or not alone:
         return None
-    beside = alone * (1.0 + cost.slowdown) if is_apart else alone
+    beside = alone / (1.0 - cost.slowdown) if is_apart else alone
     return measured / min(max(measured, alone), beside)
+
+
+def has_usual_rows(settings: Mapping[str, Any]) -> bool:
+    """Whether a run's forwards had the rows that fits price: no ``--padded-rows`` was set."""
+    return settings.get("padded_rows", _USUAL_ROWS) == _USUAL_ROWS
 
 
 def is_another_pace(pace: float | None, tolerance: float = TOLERANCE) -> bool:
@@ -88,7 +94,7 @@ def other_machine_note(fit: Fit, fit_file: Path, served: Served) -> str:
         return ""
     return (
         f"the plan's step times were measured on {' and '.join(machines)}, this is "
-        f"{served.machine}. {_remedy(served)}"
+        f"{served.machine}. {_remedy(fit, served)}"
     )
 
 
@@ -119,7 +125,7 @@ def step_pace_note(
     times = low if low == high else f"{low} to {high}"
     return (
         f"steps of the target took {times} times what the fit says, {_source(fit, fit_file)}; the "
-        f"run was on {served.machine}{_doubt(fit, fit_file, served)}. {_remedy(served)}"
+        f"run was on {served.machine}{_doubt(fit, fit_file, served)}. {_remedy(fit, served)}"
     )
 
 
@@ -135,7 +141,7 @@ def _doubt(fit: Fit, fit_file: Path, served: Served) -> str:
     return ", perhaps another of that name, or busy" if same else ""
 
 
-def _remedy(served: Served) -> str:
+def _remedy(fit: Fit, served: Served) -> str:
     """What measures the machine and the models of a run."""
     default = read_json(DEFAULT_FIT, kind="fit")
     words = ["codesign", "profile"]
@@ -143,5 +149,16 @@ def _remedy(served: Served) -> str:
         words += ["--target", served.target, "--draft", served.draft or "ngram"]
     if served.device != "cpu":
         words += ["--device", served.device]
+    # A plan samples as its fit was recorded.
+    sampling = (
+        ("--temperature", fit.temperature, 0.0),
+        ("--top-k", fit.top_k, 0),
+        ("--top-p", fit.top_p, 1.0),
+    )
+    for flag, value, usual in sampling:
+        words += [flag, f"{value:g}"] if value != usual else []
     command = f"{shlex.join([*words, '--out', 'profile'])} && codesign fit profile --out fit.json"
-    return f"Measure this machine, then plan again with --fit fit.json: {command}"
+    # Their plans may have been made with --device, beside which there is no --fit.
+    of_gpus = any(cost.kv_tokens is not None for cost in fit.costs.values())
+    device = " in place of --device" if fit.origin == ROOFLINE or of_gpus else ""
+    return f"Measure this machine, then plan again with --fit fit.json{device}: {command}"

@@ -50,6 +50,10 @@ def nearest_miss(
     outcomes = simulate([(entry.candidate, 0.5**_MAX_HALVINGS) for entry in entries])
     idle = [misses(found, slo) for found in outcomes]
     least = min(range(len(idle)), key=lambda index: max(idle[index].values()))
+    if max(idle[least].values()) <= 1:  # on the whole trace, where the plan above did not
+        plan = "it" if entries[least] is nearest else entries[least].candidate.label
+        rate = 0.5**_MAX_HALVINGS
+        return f"{line}. At {rate:.2g} times this arrival rate {plan} meets the SLO (--rate-scale)"
     flags = [
         f"--slo-{name}-ms {math.ceil(1050 * ratio * (getattr(slo, name) or 0.0))}"
         for name, ratio in idle[least].items()

@@ -385,8 +385,20 @@ def test_a_draft_with_too_few_positions_is_said(gpu_plan, tmp_path, fit):
         tmp_path, scored("chain-3"), prompts=[9000], outputs=[10], draft="llama-3-70b"
     )  # 8,192 positions
     assert any("8,192 positions" in note for note in export_plan(plan, fit, ENGINES["vllm"]).notes)
+    with pytest.raises(InputError, match="8,192, and SGLang does not start"):
+        export_plan(plan, fit, ENGINES["sglang"])
     plan = gpu_plan(tmp_path, scored("chain-3"), prompts=[9000], outputs=[10])
     assert not any("positions" in note for note in export_plan(plan, fit, ENGINES["vllm"]).notes)
+
+
+def test_sglangs_context_is_within_a_drafts_positions(gpu_plan, tmp_path, fit):
+    """SGLang gives the draft the same context, and does not start with one that has less."""
+    plan = gpu_plan(
+        tmp_path, scored("chain-3"), prompts=[8180], outputs=[10], draft="llama-3-70b"
+    )  # 8,190 tokens and a round's rows
+    found = export_plan(plan, fit, ENGINES["sglang"])
+    assert found.configuration.arguments["context_length"] == 8192
+    assert any("all that the models have" in loss.what for loss in found.losses)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -191,6 +191,30 @@ def test_what_an_idle_machine_would_meet_is_said_of_the_plan_that_is_fastest_the
     )
 
 
+def test_a_rate_is_named_where_only_the_whole_trace_shows_which_plan_meets_the_slo():
+    """On the first stretch plain meets it at half the rate, on the whole trace chain-1 idle."""
+    candidates = [
+        Candidate(Deployment(2), parse_policy(label), 1) for label in ("plain", "chain-1")
+    ]
+
+    def outcomes(rates, meets):
+        return [
+            [Outcome(c.label, 0, {"ttft_slo": 0.5 if meets(c, rate) else 2.0}, {}, 1)]
+            for c, rate in rates
+        ]
+
+    def on_stretch(rates):
+        return outcomes(rates, lambda c, rate: c is candidates[0] and rate <= 0.5)
+
+    def on_all(rates):
+        return outcomes(rates, lambda c, rate: c is candidates[1] and rate < 0.01)
+
+    found = on_stretch([(c, 1.0) for c in candidates])
+    entries = [Entry(c, (o,), None, 2.0) for c, (o,) in zip(candidates, found, strict=True)]
+    line = nearest_miss(entries, SLO(ttft=1.0), on_stretch, on_all)
+    assert "times this arrival rate chain-1 on 2, batch 1 meets the SLO (--rate-scale)" in line
+
+
 def test_only_plans_that_meet_the_slo_are_chosen(question):
     tight = SLO(ttft=0.3, percentile=100)
     answer = search(few(question, "plain", "tree-8x2x2", "async-tree-8x2x2", slo=tight))

@@ -10,7 +10,13 @@ import pytest
 from codesign.artifacts import machine, read_json, write_json
 from codesign.artifacts.machine import machine_name
 from codesign.fit.shipped import DEFAULT_FIT, FITS, machine_of, machines_of
-from codesign.fit.step_pace import Served, other_machine_note, step_pace, step_pace_note
+from codesign.fit.step_pace import (
+    Served,
+    has_usual_rows,
+    other_machine_note,
+    step_pace,
+    step_pace_note,
+)
 from codesign.records import RoundLog, RoundRecord
 
 EPYC = Served("smollm2-135m", "smollm2-135m-draft", "cpu", "AMD EPYC")
@@ -39,12 +45,20 @@ def test_the_pace_is_that_of_rounds_without_prompts_whatever_their_rows(machine_
     assert step_pace(cost, RoundLog(), is_apart=False) is None
 
 
-@pytest.mark.parametrize(("factor", "pace"), [(1.0, 1.0), (1.05, 1.0), (2.2, 2.0), (0.5, 0.5)])
+@pytest.mark.parametrize(
+    ("factor", "pace"), [(1.0, 1.0), (1.05, 1.0), (2.0 / 0.9, 2.0), (0.5, 0.5)]
+)
 def test_a_draft_beside_the_target_may_cost_what_the_fit_says(machine_fit, factor, pace):
     cost = machine_fit.costs["1+1"]  # it may cost a tenth
     log = RoundLog([of(cost, factor)])
     assert step_pace(cost, log, is_apart=True) == pytest.approx(pace)
     assert step_pace(cost, log, is_apart=False) == pytest.approx(factor)
+
+
+def test_padded_forwards_are_not_held_against_a_fit():
+    assert has_usual_rows({})
+    assert has_usual_rows({"padded_rows": 8})
+    assert not has_usual_rows({"padded_rows": 128})
 
 
 def test_paces_within_the_tolerance_are_not_worth_a_line(machine_fit):
@@ -71,6 +85,17 @@ def test_a_fit_of_an_h200_is_named_where_an_h100_ran_with_the_models_to_profile(
     before = other_machine_note(machine_fit, H200_FIT, H100)
     assert before.startswith("the plan's step times were measured on NVIDIA H200, this is NVIDIA H")
     assert before.endswith(f"{command} && codesign fit profile --out fit.json")
+
+
+def test_the_fit_to_make_samples_as_the_plans_did_and_replaces_its_device(machine_fit):
+    """A plan has temperature, top-k and top-p from its fit alone."""
+    warm = dataclasses.replace(machine_fit, temperature=0.7, top_k=40, top_p=0.9)
+    note = step_pace_note([2.0], warm, DEFAULT_FIT, EPYC)
+    assert "codesign profile --temperature 0.7 --top-k 40 --top-p 0.9 --out profile" in note
+    sheet = dataclasses.replace(machine_fit, origin="roofline")
+    assert "--fit fit.json in place of --device: codesign profile" in step_pace_note(
+        [2.0], sheet, H200_FIT, H100
+    )
 
 
 def test_data_sheets_are_of_no_machine(machine_fit):
