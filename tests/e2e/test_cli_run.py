@@ -195,9 +195,10 @@ import re, sys, time
 from codesign.cli import main, output
 
 def said(line, say=output.say, breaks=[300.0]):
+    is_break = breaks and re.match("chain-3.*: [1-6] of 7", line)
+    seconds = breaks.pop() if is_break else 0.0  # before the line is seen and Ctrl-C follows
     say(line)
-    if breaks and re.match("chain-3.*: [1-6] of 7", line):
-        time.sleep(breaks.pop())
+    time.sleep(seconds)
 
 output.say, output._PIPE_INTERVAL = said, 0
 sys.exit(main())
