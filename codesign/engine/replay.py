@@ -21,7 +21,7 @@ from codesign.engine.run import (
 from codesign.engine.serve import Progress
 from codesign.errors import HardwareError, InputError
 from codesign.fit import Fit
-from codesign.fit.step_pace import has_usual_rows, step_pace
+from codesign.fit.step_pace import pace_of_run
 from codesign.metrics import summarise
 from codesign.models import resolve_model
 from codesign.models.shape import model_shape
@@ -247,9 +247,8 @@ class Replay:
     ) -> MeasuredRun:
         deployment = scored.candidate.deployment
         cost = self.fit.costs.get(deployment.unit.label)
-        pace = None
-        if cost is not None and has_usual_rows(self._settings):
-            pace = step_pace(cost, records.rounds, is_apart=deployment.draft_workers > 0)
+        is_apart = deployment.draft_workers > 0
+        pace = pace_of_run(cost, records.rounds, self._settings, is_apart=is_apart)
         metrics = summarise(records, self.plan.slo)
         notes = tuple(records.notes)
         return MeasuredRun(scored, metrics, notes, outputs, directory, records.refused, pace)

@@ -77,6 +77,15 @@ def step_pace(cost: RoundCost, rounds: RoundLog, *, is_apart: bool) -> float | N
     return measured / min(max(measured, alone), beside)
 
 
+def pace_of_run(
+    cost: RoundCost | None, rounds: RoundLog, settings: Mapping[str, Any], *, is_apart: bool
+) -> float | None:
+    """``step_pace`` of a run with these settings; None too where the fit does not price it."""
+    if cost is None or not has_usual_rows(settings):
+        return None
+    return step_pace(cost, rounds, is_apart=is_apart)
+
+
 def has_usual_rows(settings: Mapping[str, Any]) -> bool:
     """Whether a run's forwards had the rows that fits price: no ``--padded-rows`` was set."""
     return settings.get("padded_rows", _USUAL_ROWS) == _USUAL_ROWS

@@ -44,16 +44,16 @@ def nearest_miss(
     if simulate_all is not None:
         simulate = simulate_all
         rate = _confirmed(entries[best].candidate, rate, slo, simulate)
+    at_rate = "At {:.2g} times this arrival rate {} meets the SLO (--rate-scale)"
+    names = ["it" if entry is nearest else entry.candidate.label for entry in entries]
     if rate > 0:
-        plan = "it" if entries[best] is nearest else entries[best].candidate.label
-        return f"{line}. At {rate:.2g} times this arrival rate {plan} meets the SLO (--rate-scale)"
-    outcomes = simulate([(entry.candidate, 0.5**_MAX_HALVINGS) for entry in entries])
+        return f"{line}. {at_rate.format(rate, names[best])}"
+    idle_rate = 0.5**_MAX_HALVINGS
+    outcomes = simulate([(entry.candidate, idle_rate) for entry in entries])
     idle = [misses(found, slo) for found in outcomes]
     least = min(range(len(idle)), key=lambda index: max(idle[index].values()))
     if max(idle[least].values()) <= 1:  # on the whole trace, where the plan above did not
-        plan = "it" if entries[least] is nearest else entries[least].candidate.label
-        rate = 0.5**_MAX_HALVINGS
-        return f"{line}. At {rate:.2g} times this arrival rate {plan} meets the SLO (--rate-scale)"
+        return f"{line}. {at_rate.format(idle_rate, names[least])}"
     flags = [
         f"--slo-{name}-ms {math.ceil(1050 * ratio * (getattr(slo, name) or 0.0))}"
         for name, ratio in idle[least].items()
@@ -61,8 +61,8 @@ def nearest_miss(
     ]
     if not flags:
         return f"{line}. An idle machine never reaches it. Shorter answers may: --max-output N"
-    plan = "it" if entries[least] is nearest else entries[least].candidate.label
-    return f"{line}. An idle machine misses it too: idle, {plan} would meet {' '.join(flags)}"
+    needed = f"{names[least]} would meet {' '.join(flags)}"
+    return f"{line}. An idle machine misses it too: idle, {needed}"
 
 
 def _likely(nearest: Entry, ordered: Sequence[Entry], slo: SLO) -> list[Entry]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from codesign import Progress
 from codesign.errors import InputError, counted
-from codesign.fit.step_pace import Served, has_usual_rows, step_pace
+from codesign.fit.step_pace import Served, pace_of_run
 from codesign.metrics import summarise, tpot, ttft
 from codesign.plan import Candidate, Plan
 from codesign.planner.predict import score, simulate_outcome
@@ -140,9 +140,12 @@ def _compare(
         requests=_join(simulated, run.records),
         notes=tuple(notes),
         served=Served.of_summary(run.summary) if run.origin == "measured" else None,
-        step_pace=None
-        if cost is None or not has_usual_rows(run.summary.get("settings", {}))
-        else step_pace(cost, run.records.rounds, is_apart=candidate.deployment.draft_workers > 0),
+        step_pace=pace_of_run(
+            cost,
+            run.records.rounds,
+            run.summary.get("settings", {}),
+            is_apart=candidate.deployment.draft_workers > 0,
+        ),
         num_unfinished=measured.num_requests - measured.num_finished,
     )
 
