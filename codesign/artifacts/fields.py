@@ -74,8 +74,16 @@ def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
+def _spelled_out(wanted: Any) -> Any:
+    """What a name of ``type`` stands for, as numpy's NDArray is one from Python 3.12 on."""
+    while hasattr(named := get_origin(wanted) or wanted, "__value__"):
+        wanted = named.__value__
+    return wanted
+
+
 def _is_a(value: Any, wanted: Any) -> bool:
     """Whether a value is what an annotation says, as far as its outermost part goes."""
+    wanted = _spelled_out(wanted)
     origin = get_origin(wanted)
     if origin is Literal:
         return value in get_args(wanted)
