@@ -4,8 +4,8 @@
     python -m benchmarks.policy_ranks join FOLDER                             # no GPU; for report
 
 The first seconds of each trace, prompts made shorter and answers cut, at a rate that loads plain
-decoding by ``LOAD`` as the fit says, or as in ``--segments mooncake,mooncake@1.2``; at most eight
-requests at once, whole prompts between rounds.
+decoding by ``LOAD`` as the fit says, or as in ``--segments mooncake,mooncake@1.2``; at most
+``--batch`` requests at once, whole prompts between rounds.
 Ranks are started once per way to split the GPUs and serve every policy on it; plain decoding comes
 first and again later, which tells how far two equal runs are apart. What there is no time for is
 left out.
@@ -28,7 +28,7 @@ from benchmarks.policies.ranks import join
 from benchmarks.policies.run_figures import figures_of
 from benchmarks.policies.segments import (
     BATCH,
-    MAX_KV_TOKENS,
+    KV_TOKENS,
     SEED,
     read_segment,
     segment,
@@ -38,6 +38,7 @@ from codesign.artifacts import header, read_table, write_json, write_table
 from codesign.config import SLO, parse_deployment
 from codesign.errors import InputError
 from codesign.fit import Fit
+from codesign.fit.shipped import DEFAULT_FIT
 from codesign.plan import Candidate
 from codesign.policy.speculation import check_runs_in_engine, parse_policy
 from codesign.run_directory import write_run
@@ -56,7 +57,9 @@ SPLIT = ("async-batch-tree-16x2x8", "async-tree-8x4x6")
 ROOM = 3.0  # seconds, for what is written at the end
 
 
-def candidates_of(labels: Sequence[str], deployment: str) -> dict[str, Candidate]:
+def candidates_of(
+    labels: Sequence[str], deployment: str, batch: int = BATCH
+) -> dict[str, Candidate]:
     """The candidate of each label; words after the policy ("plain again") tell runs apart.
 
     Raises:
@@ -66,7 +69,7 @@ def candidates_of(labels: Sequence[str], deployment: str) -> dict[str, Candidate
     for label in labels:
         spec = parse_policy(label.split(maxsplit=1)[0])
         check_runs_in_engine(spec)
-        found[label] = Candidate(parse_deployment(deployment), spec, BATCH)
+        found[label] = Candidate(parse_deployment(deployment), spec, batch)
     return found
 
 
@@ -77,7 +80,10 @@ def serve(args: argparse.Namespace) -> None:
     for name in names:
         read_segment(name)
     serial, apart = (list(filter(str.strip, part.split(","))) for part in (args.serial, args.split))
-    ways = {way: candidates_of(labels, way) for way, labels in ((whole, serial), (split, apart))}
+    ways = {
+        way: candidates_of(labels, way, args.batch)
+        for way, labels in ((whole, serial), (split, apart))
+    }
     if args.device == "cuda":
         from benchmarks.common import need_gpus
 
@@ -95,11 +101,12 @@ def serve(args: argparse.Namespace) -> None:
         shutil.copy(file, args.folder)
     slo = target_of(fit.costs[whole])
     for name in names:
-        requests = segment(name, args.traces, fit.costs[whole], args.length)
+        requests = segment(name, args.traces, fit.costs[whole], args.length, args.batch)
         write_table(args.folder / f"{name}.parquet", requests, header("trace", seed=SEED))
     # Of the split's policies the first surely runs, others if there is time.
     first = end - (args.start + len(names) * 1.4 * args.length if apart else 0.0)
-    about = {"slo": asdict(slo), "segments": names, "fit": args.fit.name}
+    about = {"slo": asdict(slo), "segments": names, "fit": args.fit.name, "batch": args.batch}
+    about["ships"] = args.fit.resolve().is_relative_to(DEFAULT_FIT.parents[1])
     write_json(args.folder / "about.json", {**header("policies", seed=SEED), **about})
     for (deployment, candidates), until in zip(ways.items(), (first, end), strict=True):
         if not candidates:
@@ -132,9 +139,11 @@ def _serve_on(
     served, longest = 0, args.length
     requests = {name: _bound(args.folder, name, fit.target) for name in args.segments.split(",")}
     start = monotonic()
-    with RankMeasurer(settings).bench(parse_deployment(deployment)) as bench:
+    with RankMeasurer(settings).bench(parse_deployment(deployment), args.batch + 1) as bench:
         print(f"{deployment}: started in {monotonic() - start:.1f} s", flush=True)
-        _warm_up(bench, fit, deployment, [r for asked in requests.values() for r in asked])
+        _warm_up(
+            bench, fit, deployment, [r for asked in requests.values() for r in asked], args.batch
+        )
         for policy, candidate in candidates.items():
             setup = PolicySetup(
                 candidate.speculation,
@@ -148,14 +157,18 @@ def _serve_on(
                     print(f"  {policy} on {name}: no time left", flush=True)
                     continue
                 start = monotonic()
-                run = bench.serve(candidate, asked, setup, max_kv_tokens=MAX_KV_TOKENS)
+                run = bench.serve(
+                    candidate, asked, setup, max_kv_tokens=candidate.max_batch * KV_TOKENS
+                )
                 longest = max(longest, monotonic() - start)
                 _write(args.folder, name, policy, candidate, run, slo)
                 served += 1
         return served
 
 
-def _warm_up(bench: RankBench, fit: Fit, deployment: str, requests: list[BoundRequest]) -> None:
+def _warm_up(
+    bench: RankBench, fit: Fit, deployment: str, requests: list[BoundRequest], batch: int
+) -> None:
     """Let both models meet every length of prompt: what a first one costs is nobody's policy."""
     from codesign.engine.run import PolicySetup
 
@@ -166,9 +179,9 @@ def _warm_up(bench: RankBench, fit: Fit, deployment: str, requests: list[BoundRe
         for number, r in enumerate(lengths)
     ]
     spec = parse_policy("async-tree-4x2x2" if "+" in deployment else "tree-4x2x2")
-    candidate = Candidate(parse_deployment(deployment), spec, BATCH)
+    candidate = Candidate(parse_deployment(deployment), spec, batch)
     setup = PolicySetup(spec, fit.costs[deployment], fit.calibration)
-    bench.serve(candidate, short, setup, max_kv_tokens=MAX_KV_TOKENS)
+    bench.serve(candidate, short, setup, max_kv_tokens=candidate.max_batch * KV_TOKENS)
     print(f"  {len(short)} lengths of prompt met in {monotonic() - start:.1f} s", flush=True)
 
 
@@ -220,6 +233,7 @@ def main() -> None:
     parser.add_argument("--segments", default="mooncake,code")
     parser.add_argument("--serial", default=",".join(SERIAL), help="policies, with commas")
     parser.add_argument("--split", default=",".join(SPLIT), help="the same of 1 GPU beside others")
+    parser.add_argument("--batch", type=int, default=BATCH, help="most requests at once")
     parser.add_argument("--length", type=float, default=4.0, help="seconds of each segment")
     parser.add_argument("--start", type=float, default=30.0, help="a guess: until ranks serve")
     parser.add_argument("--seconds", type=float, default=140.0, help="of all")

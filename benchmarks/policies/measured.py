@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.policies.cases import SCALES
 from benchmarks.policies.figures import Results, below, in_ms
 from benchmarks.policies.ranks import rank_correlation, statements
 from benchmarks.scenarios import markdown
 from codesign.config import parse_deployment
 
+_MOST_TABLES = 3  # of a section; one of speedups alone where there are more segments
 _NUMBERS = {1: "one", 2: "two", 4: "four"}
 
 
@@ -101,33 +103,90 @@ def ranks_section(results: Results, key: str) -> str:
     about = results.get(f"{key}/about")
     if about is None:
         return ""
-    twice = any("/plain again" in name for name in below(results, key))
-    again = "; plain decoding ran twice" if twice else ""
-    splits = {_split(way) for way in below(results, key) if way != "about"}
-    workers = max(parse_deployment(split).num_workers for split in splits)
+    segments = dict.fromkeys(name.split("/")[1] for name in results if name.startswith(f"{key}/"))
+    found = {name: below(results, f"{key}/{name}") for name in segments if name != "about"}
+    parts = [_ranks_head(about, found)]
+    if len(found) > _MOST_TABLES:
+        parts.append(_loads_table(found))
+    else:
+        parts += [_ranks_table(name, ways) for name, ways in found.items()]
+    parts += [_scales_table(found["code"])] if about.get("ships") and "code" in found else []
+    parts.append(about.get("remark", ""))
+    return "\n\n".join(filter(None, parts))
+
+
+def _ranks_head(about: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -> str:
+    """What was served where, and how to read the tables."""
+    ways = [way for figures in found.values() for way in figures]
+    again = "; plain decoding ran twice" if any(map(_is_again, ways)) else ""
+    workers = max(parse_deployment(_split(way)).num_workers for way in ways)
     target, day = about["target"].removeprefix("inflated-"), about["created"][:10]
     draft = about["draft"].removeprefix("inflated-draft-")
+    few = len(found) <= _MOST_TABLES
+    what = about.get("title") or (f"up to {about['batch']} requests at once" if few else "loads")
     title = f"Measured on {_NUMBERS[workers]} {about['machine']}: {target} + {draft}, {day}"
-    parts = [
-        f"""\
+    title += f", {what}" if about.get("ships") else ""
+    fit = (
+        "ships, of another machine"
+        if about.get("ships")
+        else "was made on the same machine minutes before"
+    )
+    columns = """The last four columns explain the
+differences: time of prompts and of the target's steps relative to the fit; what drafting takes
+per round beyond the draft's steps (deciding included); and the latency simulated with the prompt
+times of this run."""
+    return f"""\
 ## {title}
 
 {about["target"]} with {about["draft"]}, all policies of a split served by the same processes, on
 the first seconds of a trace with shortened prompts and answers, at {about["load"]:.0%} of the load
 that plain decoding can serve by the fit ("@1.2": at 120 %), at most {about["batch"]} requests at
-once (`python -m benchmarks.policy_ranks`). The fit was made on the same machine minutes
-before{again}.
+once (`python -m benchmarks.policy_ranks`). The fit {fit}{again}.
 
-In brackets: simulated for the same requests on that day. The last four columns explain the
-differences: time of prompts and of the target's steps relative to the fit; what drafting takes
-per round beyond the draft's steps (deciding included); and the latency simulated with the prompt
-times of this run."""
-    ]
-    segments = dict.fromkeys(name.split("/")[1] for name in results if name.startswith(f"{key}/"))
-    for segment in (name for name in segments if name != "about"):
-        parts.append(_ranks_table(segment, below(results, f"{key}/{segment}")))
-    parts.append(about.get("remark", ""))
-    return "\n\n".join(filter(None, parts))
+In brackets: simulated for the same requests on that day.
+{columns if few else ""}"""
+
+
+def _loads_table(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """Speedups alone, of many segments."""
+    ways = list(dict.fromkeys(way for figures in found.values() for way in figures))
+    plain = next(way for way in ways if way.startswith("plain on"))
+    ways = [way for way in ways if way != plain]
+    rows = []
+    for name, figures in found.items():
+        base = figures[plain]
+        row: list[object] = [name, base["num_requests"], in_ms(base["latency_mean"])]
+        for way in ways:
+            if f := figures.get(way):
+                simulated = base["simulated"]["latency_mean"] / f["simulated"]["latency_mean"]
+                row.append(f"{base['latency_mean'] / f['latency_mean']:.3f} ({simulated:.3f})")
+            else:
+                row.append("")
+        rows.append(row)
+    same = {
+        _same(figures) == f"{figures[plain]['num_requests']} on {_split(plain)}"
+        for figures in found.values()
+    }
+    outputs = "All outputs are plain decoding's." if same == {True} else "Some outputs differ."
+    names = [way.rpartition(" on ")[0] for way in ways]
+    head = ("trace", "requests", "plain, ms", *names)
+    return f"""\
+Mean latency of plain decoding divided by the policy's. {outputs}
+
+{markdown(head, rows)}"""
+
+
+def _scales_table(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """SLO attainment by scale, of policies that were told the targets at scale 1."""
+    rows = []
+    for way, f in sorted(found.items(), key=lambda pair: -sum(pair[1]["attainment"].values())):
+        said = f["simulated"]["attainment"]
+        shares = [f"{f['attainment'][s]:.1%} ({said[s]:.1%})" for s in map(str, SCALES)]
+        rows.append((way.rpartition(" on ")[0], *shares, f"{f['peak_batch']:.0f}"))
+    return f"""\
+SLO attainment at scales of both targets; policies were told those of scale 1:
+
+{markdown(("policy", *map(str, SCALES), "largest batch"), rows)}"""
 
 
 def _ranks_table(segment: str, found: Mapping[str, Mapping[str, Any]]) -> str:
@@ -165,6 +224,10 @@ Rank correlation of measured and simulated latencies: {ranks[0]:.2f}; with each 
 times {ranks[1]:.2f}. Goals: {"; ".join(holds)}.
 
 {markdown(head, rows)}"""
+
+
+def _is_again(way: str) -> bool:
+    return way.startswith("plain again")
 
 
 def _split(way: str) -> str:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from benchmarks.policies.cases import SEGMENTS
 from benchmarks.policies.run_figures import figures_of
-from benchmarks.policies.segments import BATCH, MAX_KV_TOKENS, segment, target_of
+from benchmarks.policies.segments import BATCH, KV_TOKENS, segment, target_of
 from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
@@ -40,7 +40,7 @@ def measure(store: Any, traces: Path | None) -> None:
                     def make(r: pd.DataFrame = requests, p: str = policy, f: Fit = fit) -> Any:
                         slo = target_of(f.costs["2"])
                         candidate = Candidate(parse_deployment("2"), parse_policy(p), BATCH)
-                        serving = Serving(max_kv_tokens=MAX_KV_TOKENS)
+                        serving = Serving(max_kv_tokens=BATCH * KV_TOKENS)
                         run = simulate(r, candidate, f, serving=serving, slo=slo, seed=SEED)
                         return figures_of(run, slo)
 

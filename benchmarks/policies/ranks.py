@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.policies.run_figures import figures_of
-from benchmarks.policies.segments import BATCH, LOAD, MAX_KV_TOKENS
+from benchmarks.policies.segments import KV_TOKENS, LOAD
 from codesign.artifacts import read_table
 from codesign.artifacts.machine import machine_name
 from codesign.config import SLO, Serving
@@ -35,9 +35,9 @@ def join(args: argparse.Namespace) -> None:
     results = {k: value for k, value in results.items() if not k.startswith(f"{args.key}/")}
     machine = json.loads((args.folder / about["fit"]).read_text())["hardware"]
     results[f"{args.key}/about"] = {
-        **about["slo"], "target": fit.target, "draft": fit.draft, "load": LOAD, "batch": BATCH,
+        **about["slo"], "target": fit.target, "draft": fit.draft, "load": LOAD,
         "machine": machine_name(machine),
-        "created": about["created"],
+        **{key: about[key] for key in ("created", "batch", "ships")},
     }  # fmt: skip
     for name in about["segments"]:
         found = dict(_joined(args.folder, name, fit, slo))
@@ -71,20 +71,21 @@ def _joined(folder: Path, name: str, fit: Fit, slo: SLO) -> Iterator[tuple[str, 
         yield f"{run.summary['label']} on {candidate.deployment.label}", figures
 
 
-def _simulated(
-    requests: pd.DataFrame, candidate: Candidate, fit: Fit, slo: SLO
-) -> dict[str, float]:
+def _simulated(requests: pd.DataFrame, candidate: Candidate, fit: Fit, slo: SLO) -> dict[str, Any]:
     """Mean figures over the seeds."""
-    serving = Serving(max_kv_tokens=MAX_KV_TOKENS)
+    serving = Serving(max_kv_tokens=candidate.max_batch * KV_TOKENS)
     runs = [
         figures_of(simulate(requests, candidate, fit, serving=serving, slo=slo, seed=seed), slo)
         for seed in range(NUM_SEEDS)
     ]
-    return {
+    found: dict[str, Any] = {
         key: float(np.mean([run[key] for run in runs]))
         for key, value in runs[0].items()
         if isinstance(value, float) and all(run[key] is not None for run in runs)
     }
+    shares = [run["attainment"] for run in runs]
+    found["attainment"] = {k: float(np.mean([s[k] for s in shares])) for k in shares[0]}
+    return found
 
 
 def _against_fit(run: RunRecords, cost: RoundCost, *, is_split: bool) -> dict[str, float]:

@@ -16,12 +16,14 @@ from codesign.fit.priced_model import parse_model
 from codesign.fit.roofline import Forward
 from codesign.policy.cost import RoundCost
 
-BATCH, MAX_KV_TOKENS, SEED = 8, 8 * 2048, 1
+BATCH, KV_TOKENS, SEED = 8, 2048, 1  # rows of KV cache for each request of a batch
 PROMPT, PROMPTS, MAX_OUTPUT, LOAD = 192, (48, 512), 96, 0.7
 BURST = 400.0  # seconds into the trace "code", before the burst
 
 
-def segment(name: str, folder: Path | None, cost: RoundCost, seconds: float) -> pd.DataFrame:
+def segment(
+    name: str, folder: Path | None, cost: RoundCost, seconds: float, batch: int = BATCH
+) -> pd.DataFrame:
     """So many seconds of a trace, at a rate that loads plain decoding.
 
     Args:
@@ -29,6 +31,7 @@ def segment(name: str, folder: Path | None, cost: RoundCost, seconds: float) -> 
         folder: Of the published traces; None: where ``codesign trace fetch`` puts them.
         cost: Step times of the machine.
         seconds: Of arrivals.
+        batch: Most requests at once.
     """
     published, load = read_segment(name)
     requests = published.load(folder, seed=SEED).drop(columns="hash_ids", errors="ignore")
@@ -39,8 +42,8 @@ def segment(name: str, folder: Path | None, cost: RoundCost, seconds: float) -> 
         output_tokens=requests["output_tokens"].clip(2, MAX_OUTPUT),
     )
     prompt, output = (float(np.mean(requests[f"{kind}_tokens"])) for kind in ("prompt", "output"))
-    step = cost.target(BATCH, BATCH * (prompt + output / 2), BATCH)
-    rate = load / (cost.prefill(prompt) + output * step / BATCH)
+    step = cost.target(batch, batch * (prompt + output / 2), batch)
+    rate = load / (cost.prefill(prompt) + output * step / batch)
     head = requests.iloc[: max(round(rate * seconds), 4)].reset_index(drop=True)
     arrival = head["arrival"] - head["arrival"].iloc[0]
     return head.assign(arrival=arrival * seconds / arrival.iloc[-1])

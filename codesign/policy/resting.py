@@ -1,8 +1,10 @@
 """Rest: rounds of plain decoding without a look at the batch, once a look found nothing better.
 
 A look takes the host's time. So after one by which plain decoding is best no more are made until
-it was ``LOOKING`` of the time, as measured, or by the fit where nothing is timed: in a simulation.
-There looks that nobody has timed cost nothing, and every round has one.
+it was ``FIRST_SHARE`` of the time, as measured, or by the fit where nothing is timed: in a
+simulation. There looks that nobody has timed cost nothing, and every round has one. Each further
+look that finds the same halves the share, down to ``LOOKING``: a hard passage is soon over, a batch
+for which drafting does not pay is not.
 
 The look that would end a rest is made beside the target's step of the round before, when the host
 has time: at trees that lack that round's tokens. If plain decoding is best still the policy rests
@@ -22,7 +24,8 @@ from codesign.policy.batch_round import LEAST
 from codesign.policy.cost import Calibration
 from codesign.policy.interface import Speculation
 
-LOOKING = 0.005  # share of the time of plain rounds that looks at the batch may take
+FIRST_SHARE = 0.04  # of the time of plain rounds that a first look may take
+LOOKING = 0.005  # the same of later ones, in the end
 LONGEST_REST = 64  # rounds
 LEARNED = 64  # confidences, from which looks count in what drafting is worth
 
@@ -32,7 +35,8 @@ class Resting(Speculation):
 
     def __init__(self, calibration: Calibration | None = None) -> None:
         super().__init__(calibration)
-        self._rest = 0  # rounds until the next look
+        self._rest = 0  # rounds until the next look; less than 0 where drafting goes on
+        self._share = FIRST_SHARE
         self._longest_rest = LONGEST_REST
         self._plain_round = 0.0  # seconds
 
@@ -53,16 +57,22 @@ class Resting(Speculation):
             plain_round: Seconds.
             most: Rounds until the next look.
         """
+        follows = self._rest >= 0  # another rest, without a round of drafting between
+        self._share = max(self._share / 2.0, LOOKING) if follows else FIRST_SHARE
         self._plain_round, self._longest_rest = plain_round, most
-        self._rest = min(rounds_until_look(look, plain_round), most)
+        self._rest = self._rounds(look)
 
     def looked(self, seconds: float) -> None:
         """See ``Speculation``."""
         if self._rest > 0:
-            rounds = rounds_until_look(seconds, self._plain_round)
-            self._rest = min(rounds, self._longest_rest)
+            self._rest = self._rounds(seconds)
+
+    def _rounds(self, look: float) -> int:
+        """Rounds until the next look, after one of so many seconds."""
+        rounds = rounds_until_look(look, self._plain_round, self._share)
+        return min(rounds, self._longest_rest)
 
 
-def rounds_until_look(look: float, seconds: float) -> int:
+def rounds_until_look(look: float, seconds: float, share: float = LOOKING) -> int:
     """Rounds of so many seconds of whose time a look is its share."""
-    return max(ceil(min(look / (LOOKING * max(seconds, LEAST)), LONGEST_REST)), 1)
+    return max(ceil(min(look / (share * max(seconds, LEAST)), LONGEST_REST)), 1)

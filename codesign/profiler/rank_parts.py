@@ -108,14 +108,18 @@ class RankMeasurer:
         """Nothing stays between parts."""
 
     @contextmanager
-    def bench(self, deployment: Deployment) -> Iterator[RankBench]:
+    def bench(self, deployment: Deployment, num_slots: int = NUM_SLOTS) -> Iterator[RankBench]:
         """The ranks of a deployment, running, with errors that say what to do.
+
+        Args:
+            deployment: Whose ranks.
+            num_slots: Slabs of KV rows: requests at once, and one for a prompt.
 
         Raises:
             HardwareError: If the models do not fit, or a rank is lost.
         """
         try:
-            with rank_bench(self._setup(deployment)) as bench:
+            with rank_bench(replace(self._setup(deployment), num_slots=num_slots)) as bench:
                 yield bench
         except torch.cuda.OutOfMemoryError as error:
             raise HardwareError(

@@ -27,7 +27,7 @@ from codesign.policy.protocol import (
     TargetSide,
     Verdict,
 )
-from codesign.policy.resting import LONGEST_REST, LOOKING, Resting
+from codesign.policy.resting import FIRST_SHARE, LONGEST_REST, LOOKING, Resting
 from codesign.policy.speculation import (
     Progress,
     Speculation,
@@ -106,6 +106,13 @@ def serve(policy: Resting, drafter: Drafter, become_cheap: int, *, catches_up: b
     return outputs, rows_by_round
 
 
+def rests(looks: list[float], step: float) -> list[int]:
+    """Rounds of rest after each of these looks, one after another, of so many seconds."""
+    shares = [max(FIRST_SHARE / 2.0**number, LOOKING) for number in range(len(looks))]
+    pairs = zip(looks, shares, strict=True)
+    return [min(max(math.ceil(s / (share * step)), 1), LONGEST_REST) for s, share in pairs]
+
+
 def cheapen(policy: Resting) -> None:
     if isinstance(policy, TurboSpec):
         policy._goodput.draft = CHEAP
@@ -144,30 +151,53 @@ def test_looks_take_their_share_by_what_they_take_and_not_by_what_the_fit_says(
     monkeypatch.setattr(policy, "begin", lambda *of: (looks.append(policy.now), begin(*of)))
     _, rows = serve(policy, Drafter(), become_cheap=-1)
     assert rows[0] == REQUESTS
-    first, others = (math.ceil(s / (LOOKING * TARGET(REQUESTS))) for s in (2e-3, 1e-3))
-    due = range(first - 1, len(rows), others - 1)  # each in the round before it would be
-    assert looks == pytest.approx([0.0, *[0.01 * number for number in due]])
+    lengths = rests([2e-3, *[1e-3] * 8], TARGET(REQUESTS))
+    due = [0, *itertools.accumulate(n - 1 for n in lengths)]  # each in the round before it would be
+    assert looks == pytest.approx([0.01 * number for number in due if number < len(rows)])
+    assert lengths[-1] == 2 * lengths[2] == math.ceil(1e-3 / (LOOKING * TARGET(REQUESTS)))
 
 
 @pytest.mark.parametrize("label", ["batch-tree-4x2x3", "specserve-3", "turbospec-3"])
 @pytest.mark.parametrize(("look", "rounds"), [(0.0, 1), (9e-5, 2), (3e-4, 6), (9e-3, LONGEST_REST)])
 def test_where_nothing_is_timed_looks_take_their_share_by_the_fit(label, look, rounds):
     policy, looks = policy_of(DEAR, look, label), []
-    trees = [policy.tree_type(7, base_len=5, max_depth=200) for _ in range(2)]
-    for number in range(2 * rounds + 1):
+    trees = [policy.tree_type(7, base_len=5, max_depth=400) for _ in range(2)]
+    for number in range(4 * rounds + 1):
         if number == rounds // 2:  # changes nothing
-            trees.append(policy.tree_type(7, base_len=5, max_depth=200))
-        looks.append(not policy.stays_at_rest())
-        if looks[-1]:
-            policy.begin(trees, [Progress()] * len(trees))
-            assert not any(policy.leaves(trees, 0))
-            assert policy.select(trees) == [[0]] * len(trees)
-        assert policy.rests
+            trees.append(policy.tree_type(7, base_len=5, max_depth=400))
+        if policy.stays_at_rest():
+            assert policy.rests
+        else:
+            looks.append(number)
+            look_at(policy, trees)
         assert policy.reads_prompts == label.startswith("turbospec")
         for tree in trees:
             tree.reroot((9,))
-    assert looks == ([True] + [False] * (rounds - 1)) * 2 + [True]
-    assert rounds in (max(math.ceil(look / (LOOKING * TARGET(2))), 1), LONGEST_REST)
+    lengths = rests([look] * len(looks), TARGET(2))
+    assert looks == [0, *itertools.accumulate(lengths[:-1])]
+    assert lengths[-1] == rounds
+
+
+def look_at(policy, trees) -> None:
+    policy.begin(trees, [Progress()] * len(trees))
+    assert not any(policy.leaves(trees, 0))
+    assert policy.select(trees) == [[0]] * len(trees)
+
+
+@pytest.mark.parametrize("label", ["batch-tree-4x2x3", "specserve-3", "turbospec-3"])
+def test_the_first_rest_after_drafting_is_short_again(label):
+    policy = policy_of(DEAR, 3e-4, label)
+    trees = [policy.tree_type(7, base_len=5, max_depth=400) for _ in range(2)]
+    first, *_, last = lengths = rests([3e-4] * 5, TARGET(2))
+    for length in (*lengths, last):
+        assert not policy.stays_at_rest()
+        look_at(policy, trees)
+        assert [policy.stays_at_rest() for _ in range(length - 1)] == [True] * (length - 1)
+    for _ in range(3):
+        assert not policy.stays_at_rest()  # these rounds draft, say
+    look_at(policy, trees)
+    assert [policy.stays_at_rest() for _ in range(first)] == [True] * (first - 1) + [False]
+    assert first < last
 
 
 @pytest.mark.parametrize("label", ["batch-tree-4x2x3", "specserve-3", "turbospec-3"])
@@ -183,7 +213,9 @@ def test_nothing_changes_if_verdicts_at_rest_are_taken_in_late(label):
 
 
 def test_at_rest_a_draft_in_turns_answers_as_nobody_would_and_catches_up_beside_the_step():
-    worker = DraftWorker(policy_of(DEAR, 9e-3), Drafter())
+    policy = policy_of(DEAR, 9e-3)
+    policy.looked = lambda seconds: None  # by the fit
+    worker = DraftWorker(policy, Drafter())
     draft, prompt = LocalDraft(worker), (1,) * PROMPT
     for number in range(3):
         entries = (RequestVerdict(0, PROMPT + number, (7,)),)
@@ -200,7 +232,7 @@ def test_at_rest_a_draft_in_turns_answers_as_nobody_would_and_catches_up_beside_
 def test_the_look_that_ends_a_rest_is_made_beside_the_step_before_and_drafts_nothing(
     monkeypatch, label
 ):
-    policy, drafter = policy_of(DEAR, 3e-4, label), Drafter()  # a look every 6 rounds, by the fit
+    policy, drafter = policy_of(DEAR, 9e-4, label), Drafter()
     worker, begin, looks, where = DraftWorker(policy, drafter), policy.begin, [], ""
     monkeypatch.setattr(policy, "looked", lambda seconds: None)
     monkeypatch.setattr(
@@ -218,8 +250,10 @@ def test_the_look_that_ends_a_rest_is_made_beside_the_step_before_and_drafts_not
         worker.catch_up()
         assert drafter.forwards == forwards
         number += 1
-    beside = [(now, "beside") for now in (5, 10, 15, 20, 25)]
-    assert looks == [(0, "before"), *beside, (26, "before")]
+    due = itertools.accumulate(length - 1 for length in rests([9e-4] * 4, TARGET(2)))
+    *_, (last, _) = beside = [(now, "beside") for now in due]
+    assert last > 22
+    assert looks == [(0, "before"), *beside, (last + 1, "before")]
 
 
 def test_specserve_without_its_drafter_does_not_rest_where_its_target_forbids_to_draft():
