@@ -20,6 +20,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import mean
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -158,7 +159,10 @@ def _serve_on(
                     continue
                 start = monotonic()
                 run = bench.serve(
-                    candidate, asked, setup, max_kv_tokens=candidate.max_batch * KV_TOKENS
+                    candidate,
+                    asked,
+                    replace(setup, answer_tokens=mean(r.max_new_tokens for r in asked)),
+                    max_kv_tokens=candidate.max_batch * KV_TOKENS,
                 )
                 longest = max(longest, monotonic() - start)
                 _write(args.folder, name, policy, candidate, run, slo)

@@ -116,6 +116,8 @@ class Serving:
         preemption: Take KV rows as requests grow, and evict the youngest request when they run
             out; otherwise the rows of the whole answer are reserved when a request is admitted.
         routing: Which replica a request goes to.
+        answer_tokens: Mean of the trace, that policies expect until they have seen enough answers;
+            None if nobody knows.
     """
 
     max_kv_tokens: int | None = None
@@ -123,6 +125,7 @@ class Serving:
     prefix_cache: bool = False
     preemption: bool = False
     routing: Routing = "round-robin"
+    answer_tokens: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_kv_tokens", "prefill_chunk"):

@@ -51,7 +51,7 @@ def luck_of(run: RunComparison, plan: Plan, fit: Fit, workload: Workload) -> Pro
     served = plan.requests().iloc[run.requests["request_id"].to_numpy()]
     cost = fit.costs[candidate.deployment.unit.label]
     rounds = rounds_per_token(
-        policy_of(candidate.speculation, fit, cost, plan.slo),
+        policy_of(candidate.speculation, fit, cost, plan.slo, plan.serving),
         fit.acceptance,
         hears_early=hears_early(candidate, plan.serving),
     )

@@ -79,8 +79,8 @@ Lowest: {least}. The batch tree has at least {behind:.3f} of SpecServe's speed.
 
 - **When the draft reads a prompt** is decided here: a request is decoded plainly until drafting is
   expected to save more on its remaining tokens than reading its prompt costs. On "code" answers
-  have 17 tokens on average, but 96 are expected until some requests have finished, and of those
-  that run on until more have; that first second costs 1 to 2 % of so short a run.
+  have 17 to 25 tokens on average. Policies are told the mean of these requests, as by a plan; how
+  unequal answers are they learn as they go. That first second costs up to 2 % of so short a run.
 - **Evaluating the batch** costs what the fits measured for a batch tree. On a CPU an evaluation of
   SpecServe takes 0.7 to 0.8 of that.
 - **Overload.** At load 1.2 with a 70B a chain of one is the best fixed length, as it drafts from

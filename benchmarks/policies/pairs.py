@@ -40,7 +40,10 @@ def measure(store: Any, traces: Path | None) -> None:
                     def make(r: pd.DataFrame = requests, p: str = policy, f: Fit = fit) -> Any:
                         slo = target_of(f.costs["2"])
                         candidate = Candidate(parse_deployment("2"), parse_policy(p), BATCH)
-                        serving = Serving(max_kv_tokens=BATCH * KV_TOKENS)
+                        serving = Serving(
+                            max_kv_tokens=BATCH * KV_TOKENS,
+                            answer_tokens=float(r["output_tokens"].to_numpy().mean()),
+                        )
                         run = simulate(r, candidate, f, serving=serving, slo=slo, seed=SEED)
                         return figures_of(run, slo)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.policies.cases import Machine
-from codesign.config import SLO, parse_deployment
+from codesign.config import SLO, Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
 from codesign.policy.budget_tree import BudgetTree
@@ -95,7 +95,7 @@ def _played(way: str, fit: Fit, batch: int) -> tuple[list[float], list[float], l
     policy, _, label = way.partition(" on ")
     deployment = parse_deployment(label)
     cost = cost_of(fit, label)
-    built = policy_of(parse_policy(policy), fit, cost, SLO(tpot=0.1))
+    built = policy_of(parse_policy(policy), fit, cost, SLO(tpot=0.1), Serving())
     clock = _Clock()
     for names, kind in ((_BEFORE, "before"), (_BESIDE, "beside")):
         for name in names:

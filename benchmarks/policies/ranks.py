@@ -19,6 +19,7 @@ from codesign.artifacts.machine import machine_name
 from codesign.config import SLO, Serving
 from codesign.fit import Fit
 from codesign.plan import Candidate
+from codesign.planner.defaults import expecting
 from codesign.policy.cost import RoundCost
 from codesign.records import RunRecords
 from codesign.run_directory import read_run
@@ -73,7 +74,7 @@ def _joined(folder: Path, name: str, fit: Fit, slo: SLO) -> Iterator[tuple[str, 
 
 def _simulated(requests: pd.DataFrame, candidate: Candidate, fit: Fit, slo: SLO) -> dict[str, Any]:
     """Mean figures over the seeds."""
-    serving = Serving(max_kv_tokens=candidate.max_batch * KV_TOKENS)
+    serving = expecting(Serving(max_kv_tokens=candidate.max_batch * KV_TOKENS), requests)
     runs = [
         figures_of(simulate(requests, candidate, fit, serving=serving, slo=slo, seed=seed), slo)
         for seed in range(NUM_SEEDS)

@@ -146,6 +146,7 @@ def _predict(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from codesign.metrics import summarise
+    from codesign.planner.defaults import expecting
     from codesign.planner.predict import prompt_note
     from codesign.planner.prepared_trace import too_long_note
     from codesign.run_directory import make_folder, write_run
@@ -156,6 +157,7 @@ def _predict(args: argparse.Namespace) -> None:
     candidate = _candidate(args, fit)
     serving = serving_from_args(args, fit)
     trace = trace_from_args(args)
+    serving = expecting(serving, trace.requests)
     if args.out is not None:
         make_folder(Path(args.out))
     if note := prompt_note(fit, trace.requests):

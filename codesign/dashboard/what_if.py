@@ -24,7 +24,7 @@ from codesign.dashboard.choices import (
 from codesign.dashboard.kept import Kept
 from codesign.dashboard.policies import first_label
 from codesign.dashboard.records_frames import Frames, frames_of
-from codesign.planner.defaults import all_workers, bounded
+from codesign.planner.defaults import all_workers, bounded, expecting
 from codesign.planner.halving import typical_stretch
 from codesign.planner.predict import score, simulate_outcome
 from codesign.planner.screen import screen
@@ -143,7 +143,7 @@ def predict(asked: Asked, *, is_coarse: bool, progress: Progress | None = None) 
 def _predict(asked: Asked, is_coarse: bool, progress: Progress | None) -> Prediction:
     candidate, fit = asked.candidate, load_machine(asked.machine)
     trace = load_traffic(asked.traffic)
-    serving = bounded(asked.serving, fit)
+    serving = expecting(bounded(asked.serving, fit), trace.requests)
     requests = _stretch(trace.requests, _size(candidate, is_coarse=is_coarse))
     other = _plain_candidate(fit, candidate)
     plain_key = other, len(requests), _key(replace(asked, policy="", split=""), is_coarse)

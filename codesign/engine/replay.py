@@ -168,6 +168,7 @@ class Replay:
             self.fit.calibration,
             slo_tpot=plan.slo.tpot,
             confidence=self.fit.acceptance.hit_rate(1),
+            answer_tokens=plan.serving.answer_tokens,
         )
         return policy, plan.max_kv_tokens(cost, has_draft=candidate.speculation.has_draft)
 

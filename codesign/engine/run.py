@@ -54,6 +54,7 @@ class PolicySetup:
         calibration: Of the draft's confidences.
         slo_tpot: Seconds per token that SpecServe and AdaServe must keep; None for no target.
         confidence: Mean chance of the draft's likeliest token; None where it is not known.
+        answer_tokens: Mean of the traffic to come; None where it is not known.
     """
 
     spec: SpeculationSpec
@@ -61,12 +62,15 @@ class PolicySetup:
     calibration: Calibration | None = None
     slo_tpot: float | None = None
     confidence: float | None = None
+    answer_tokens: float | None = None
 
     def build(self) -> Speculation:
         """The policy object."""
         goodput = None
         if self.cost is not None:
-            goodput = Goodput.of_cost(self.cost, slo_tpot=self.slo_tpot)
+            goodput = Goodput.of_cost(
+                self.cost, slo_tpot=self.slo_tpot, answer_tokens=self.answer_tokens
+            )
         return build_speculation(
             self.spec, goodput=goodput, calibration=self.calibration, confidence=self.confidence
         )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from codesign.config import Serving, parse_deployment
 from codesign.errors import InputError
 from codesign.fit import Fit
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MAX_KV_TOKENS = 4096  # of a replica, where the fit does not say, as on a CPU
 MAX_BATCH, MAX_BATCH_UNKNOWN_MEMORY = 256, 8
@@ -22,6 +26,15 @@ def bounded(serving: Serving, fit: Fit) -> Serving:
     if serving.max_kv_tokens is not None or knows_memory(fit):
         return serving
     return replace(serving, max_kv_tokens=MAX_KV_TOKENS)
+
+
+def expecting(serving: Serving, requests: pd.DataFrame) -> Serving:
+    """With the mean answer of a trace, which policies begin with."""
+    if not len(requests):
+        return serving
+    return replace(
+        serving, answer_tokens=round(float(requests["output_tokens"].to_numpy().mean()), 1)
+    )
 
 
 def largest_batch(fit: Fit) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from codesign.candidate import ScoredCandidate
 from codesign.config import SLO, Serving
 from codesign.plan import Doubt, Economics
+from codesign.planner.defaults import expecting
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +26,8 @@ class Question:
         requests: Prepared trace: arrival (s), prompt_tokens, output_tokens, category.
         fit: Step times and acceptance of the machine.
         slo: Targets.
-        serving: How memory and steps are shared; without a limit of KV rows the fit must say.
+        serving: How memory and steps are shared; without a limit of KV rows the fit must say. How
+            long answers are is the trace's to say.
         objective: "goodput": most requests per second that meet the SLO, then the shortest
             latency; "latency": lowest mean TPOT; "fewest": as goodput, for ``fewest``.
         workers: Workers of the machine.
@@ -45,6 +47,9 @@ class Question:
     policies: tuple[str, ...] = ()
     seed: int = 0
     num_seeds: int = NUM_SEEDS
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "serving", expecting(self.serving, self.requests))
 
 
 @dataclass(frozen=True, slots=True)

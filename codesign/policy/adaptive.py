@@ -59,7 +59,10 @@ class SpecServe(Repeating):
     ) -> None:
         super().__init__(goodput, calibration)
         self.traffic = Traffic(
-            goodput.prompt_seconds, goodput.draft_prompt_seconds, hears_late=True
+            goodput.prompt_seconds,
+            goodput.draft_prompt_seconds,
+            hears_late=True,
+            answer_tokens=goodput.answer_tokens,
         )
         self._spec = spec
         self._num_confidence = 1 if confidence is None else KNOWN

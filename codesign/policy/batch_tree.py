@@ -101,7 +101,10 @@ class BatchTree(Repeating):
         self.tree_type = partial(BudgetTree, calibration=self.calibration)
         self.overlap = spec.max_overlap
         self.traffic = Traffic(
-            goodput.prompt_seconds, goodput.draft_prompt_seconds, hears_late=not spec.is_async
+            goodput.prompt_seconds,
+            goodput.draft_prompt_seconds,
+            hears_late=not spec.is_async,
+            answer_tokens=goodput.answer_tokens,
         )
         self.drafting_beside = DraftingBeside(spec, self._goodput, self.traffic, self._round)
         self._spec = spec

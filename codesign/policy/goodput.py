@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from codesign.policy.cost import RoundCost, StepTime
 from codesign.policy.host_cost import NO_HOST, HostCost
+from codesign.policy.traffic import START_OUTPUT
 
 Floats = NDArray[np.float64]
 
@@ -34,6 +35,8 @@ class Goodput:
             cost what rows of a draft forward do.
         prompt_seconds: The same of the target.
         shares_forwards: As in cost.RoundCost.
+        answer_tokens: Of a request, for policies that weigh what drafting saves it; None if nobody
+            knows.
 
     Source:
         SpecServe, Algorithm 3 and equations 3 to 9, with each request's context read once per step
@@ -51,7 +54,9 @@ class Goodput:
         draft_prompt_seconds: Callable[[float], float] | None = None,
         prompt_seconds: Callable[[float], float] | None = None,
         shares_forwards: bool = True,
+        answer_tokens: float | None = None,
     ) -> None:
+        self.answer_tokens = START_OUTPUT if answer_tokens is None else answer_tokens
         self.draft, self.target, self.host, self.messages = draft, target, host, messages
         self.slo_tpot = slo_tpot
         self.draft_prompt_seconds = draft_prompt_seconds or partial(_rows_alone, draft)
@@ -62,7 +67,13 @@ class Goodput:
         self.prompt_seconds = prompt_seconds or partial(_rows_alone, target)
 
     @classmethod
-    def of_cost(cls, cost: RoundCost, *, slo_tpot: float | None = None) -> Goodput:
+    def of_cost(
+        cls,
+        cost: RoundCost,
+        *,
+        slo_tpot: float | None = None,
+        answer_tokens: float | None = None,
+    ) -> Goodput:
         """The estimator of a deployment."""
         return cls(
             cost.draft,
@@ -73,6 +84,7 @@ class Goodput:
             draft_prompt_seconds=cost.draft_prompt,
             prompt_seconds=cost.prefill,
             shares_forwards=cost.shares_forwards and not cost.prefill.apart,
+            answer_tokens=answer_tokens,
         )
 
     def with_fanout(self, fanout: int) -> Self:

@@ -15,7 +15,7 @@ import numpy as np
 from codesign.policy.tree import DraftTree
 
 COLD = 16  # tokens missing in the draft from which running them is a decision of its own
-START_OUTPUT = 96.0  # tokens that a request is expected to emit, until some have finished
+START_OUTPUT = 96.0  # tokens that a request is expected to emit where no trace says how many
 START_PROMPT = 512.0  # tokens of a prompt, until some have come
 # Without drafting what the draft has run of those that are here is lost: half of what it saves, on
 # average. The loss of a prompt that does not repay must be larger within two such batches.
@@ -34,6 +34,7 @@ class Traffic:
         draft_prompt_seconds: The same of the draft; None where nobody asks ``repays_prompts``.
         hears_late: Of a round the policy hears after the prompts before it have run, so that it
             knows how many have come meanwhile.
+        answer_tokens: That a request is expected to emit, until some have finished.
 
     Attributes:
         mean_prompt: Tokens of a prompt.
@@ -50,6 +51,7 @@ class Traffic:
         draft_prompt_seconds: Callable[[float], float] | None = None,
         *,
         hears_late: bool,
+        answer_tokens: float = START_OUTPUT,
     ) -> None:
         self.mean_prompt = START_PROMPT
         self.draft_prompt = 0.0
@@ -63,7 +65,7 @@ class Traffic:
         self._lengths: deque[int] = deque(maxlen=_LENGTHS)
         self._ranked = np.empty(0)  # ascending
         self._beyond = np.zeros(1)  # sum of these from each on
-        self.left_at_first = START_OUTPUT
+        self.left_at_first = self._first_guess = answer_tokens
         self._prompt_time, self._all_time = 0.0, _HORIZON  # seconds lately, older ones faded
         self._last_now = 0.0
         self._is_shared = False  # prompts share forwards, they do not run between rounds
@@ -109,7 +111,7 @@ class Traffic:
         """
         shorter = self._ranked.searchsorted(emitted, side="right")
         count = len(self._ranked) - shorter
-        return (START_OUTPUT + self._beyond[shorter] - emitted * count) / (1 + count)
+        return (self._first_guess + self._beyond[shorter] - emitted * count) / (1 + count)
 
     def repays_prompts(self, saved: float, *, is_drafting: bool) -> bool:
         """Whether drafting saves an average request what its prompt takes the draft.

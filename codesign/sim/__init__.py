@@ -86,7 +86,7 @@ def simulate(
     deployment, spec = candidate.deployment, candidate.speculation
     cost = cost_of(fit, deployment.unit.label)
     if spec.has_draft:
-        cost = cost.with_fanout(policy_of(spec, fit, cost, slo).fanout)
+        cost = cost.with_fanout(policy_of(spec, fit, cost, slo, serving).fanout)
     max_kv_tokens = _kv_tokens(serving, cost, has_draft=spec.has_draft)
     simulated = read_requests(requests, with_blocks=serving.prefix_cache)
     check_sizes(simulated, spec, max_kv_tokens)

@@ -54,10 +54,10 @@ def batch_maker(
     luck = Luck.of(profile, [kind for kind, _ in sizes], [tokens for _, tokens in sizes], seed)
     early = hears_early(candidate, serving)
     rows = spec.kv_rows
-    if spec.kind != "plain" and policy_of(spec, fit, cost, slo).is_batch_coupled:
+    if spec.kind != "plain" and policy_of(spec, fit, cost, slo, serving).is_batch_coupled:
 
         def play() -> Batch:
-            side = DraftSide(policy_of(spec, fit, cost, slo))
+            side = DraftSide(policy_of(spec, fit, cost, slo, serving))
             drafter = SyntheticDrafter(profile, seed, luck.path)
             return PlayedBatch(side, drafter, round_rows=rows, hears_early=early, log=log)
 
@@ -73,7 +73,9 @@ def hears_early(candidate: Candidate, serving: Serving) -> bool:
     return not (is_together or serving.prefill_chunk or deployment.prefill_workers)
 
 
-def policy_of(spec: SpeculationSpec, fit: Fit, cost: RoundCost, slo: SLO | None) -> Speculation:
+def policy_of(
+    spec: SpeculationSpec, fit: Fit, cost: RoundCost, slo: SLO | None, serving: Serving
+) -> Speculation:
     """The policy's own object, as a replica drives it.
 
     Args:
@@ -81,8 +83,11 @@ def policy_of(spec: SpeculationSpec, fit: Fit, cost: RoundCost, slo: SLO | None)
         fit: Its calibration weighs the draft's confidences, which begin at its mean.
         cost: Step times of the deployment, for policies that decide by them.
         slo: Its TPOT target is the policy's; None for no target.
+        serving: How long answers are expected to be.
     """
-    goodput = Goodput.of_cost(cost, slo_tpot=slo.tpot if slo else None)
+    goodput = Goodput.of_cost(
+        cost, slo_tpot=slo.tpot if slo else None, answer_tokens=serving.answer_tokens
+    )
     return build_speculation(
         spec, goodput=goodput, calibration=fit.calibration, confidence=fit.acceptance.hit_rate(1)
     )

@@ -108,7 +108,7 @@ def replay(
     if output_tokens < 2:
         return []
     cost = cost_of(fit, candidate.deployment.unit.label)
-    policy = policy_of(candidate.speculation, fit, cost, slo)
+    policy = policy_of(candidate.speculation, fit, cost, slo, serving)
     side = _WatchedSide(policy)
     luck = Luck.of(fit.acceptance, categories, requests["output_tokens"].tolist(), seed)
     batch = PlayedBatch(

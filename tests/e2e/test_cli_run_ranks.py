@@ -111,6 +111,13 @@ def test_a_plan_runs_on_rank_groups_and_no_token_differs(planned):
         assert (found["metrics"]["acceptance_length"] > 1.0) == speculates
 
 
+def test_policies_expect_the_answers_that_the_plan_names(planned):
+    plan, serving = Plan.load(planned / "plan.json"), Serving(1000, answer_tokens=7.5)
+    plan = dataclasses.replace(plan, serving=serving)
+    setup, _ = Replay(plan, planned / "plan.json").policy(scored("tree-4x2x2 on 2").candidate)
+    assert setup.answer_tokens == 7.5
+
+
 def test_both_engines_share_steps_and_memory_as_the_plan_says(planned, cli_here):
     """And refuse the request that does not fit, while they serve the others."""
     plan = Plan.load(planned / "plan.json")

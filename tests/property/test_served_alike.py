@@ -189,6 +189,7 @@ def case_of(chance: random.Random, label: str):
         max_kv_tokens=longest + chance.choice([0, 30, 100]),
         prefill_chunk=chunk,
         preemption=chunk is None and chance.random() < 0.7,
+        answer_tokens=chance.choice([None, 3.0, 40.0]),
     )
     candidate = Candidate(Deployment(1, int(spec.is_async)), spec, chance.choice([1, 2, 4]))
     return requests, candidate, fit, serving, SLO(tpot=chance.choice([None, 0.02]))
@@ -221,8 +222,8 @@ def served(requests, candidate, fit, serving, slo, steps: Steps) -> RunRecords:
     ]  # fmt: skip
     spec, outputs = candidate.speculation, requests["output_tokens"].tolist()
     cost = fit.costs[candidate.deployment.label]
-    policy = policy_of(spec, fit, cost, slo)
-    policy = policy_of(spec, fit, cost.with_fanout(policy.fanout), slo)
+    policy = policy_of(spec, fit, cost, slo, serving)
+    policy = policy_of(spec, fit, cost.with_fanout(policy.fanout), slo, serving)
     luck = Luck.of(PROFILE, [""] * len(bound), outputs, 3)
     drafter = RecordedDrafter(outputs, SyntheticDrafter(PROFILE, 3, luck.path))
     partner = Draft(DraftWorker(policy, drafter), drafter, is_async=spec.is_async)

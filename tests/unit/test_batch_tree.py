@@ -378,6 +378,18 @@ def test_a_prompt_is_read_once_what_drafting_saves_is_more_than_it_costs():
         assert reads(policy, stall=1.0) == 1  # of fewer rounds fewer are stalled
 
 
+@pytest.mark.parametrize(
+    ("answer", "seconds", "count"), [(10.0, 0.1, 0), (None, 0.1, 1), (300.0, 0.5, 1)]
+)
+def test_a_prompt_is_read_if_answers_are_as_long_as_the_plan_expects(answer, seconds, count):
+    prompts = Goodput(
+        DRAFT, TARGET, draft_prompt_seconds=lambda rows: seconds, answer_tokens=answer
+    )
+    policy = build_speculation(parse_policy("batch-tree-8x2x4"), goodput=prompts)
+    assert isinstance(policy, BatchTree)
+    assert reads(policy) == count
+
+
 def test_drafting_does_not_begin_for_those_few_whose_prompt_is_read_already():
     target = StepTime(alpha=0.0, rows=(1, 4, 5, 16), seconds=(0.010, 0.010, 0.0145, 0.0145))
     prompts = Goodput(DRAFT, target, draft_prompt_seconds=lambda rows: 9.0)

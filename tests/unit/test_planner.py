@@ -11,6 +11,7 @@ import pytest
 import codesign.planner.executor
 from codesign.candidate import Candidate
 from codesign.config import SLO, Deployment, Serving
+from codesign.engine.run import PolicySetup
 from codesign.errors import InfeasibleError, InputError
 from codesign.metrics import summarise
 from codesign.planner import Question, search
@@ -19,8 +20,9 @@ from codesign.planner.predict import Outcome
 from codesign.planner.ranking import Entry
 from codesign.planner.search_cache import SearchCache, search_key
 from codesign.planner.search_space import search_space
+from codesign.policy.batch_tree import BatchTree
 from codesign.policy.speculation import parse_policy
-from codesign.sim import simulate
+from codesign.sim import policy_of, simulate
 
 SERVING = Serving(max_kv_tokens=4096)
 FAMILIES = {"plain", "chain", "threshold", "specserve", "tree", "batch-tree"} | {
@@ -227,6 +229,17 @@ def test_only_plans_that_meet_the_slo_are_chosen(question):
 def test_requests_that_do_not_fit_the_kv_limit_are_refused_before_simulating(question):
     with pytest.raises(InputError, match="KV rows"):
         search(dataclasses.replace(question, serving=Serving(max_kv_tokens=60)))
+
+
+def test_policies_expect_the_answers_of_the_trace(question):
+    mean = question.requests["output_tokens"].mean()
+    assert question.serving.answer_tokens == pytest.approx(mean, abs=0.05)
+    cost, label = question.fit.costs["2"], "batch-tree-4x2x2"
+    of_engine = PolicySetup(parse_policy(label), cost, answer_tokens=mean).build()
+    of_simulator = policy_of(parse_policy(label), question.fit, cost, None, question.serving)
+    for policy in (of_engine, of_simulator):
+        assert isinstance(policy, BatchTree)
+        assert policy.traffic.left_at_first == pytest.approx(mean, abs=0.05)
 
 
 def test_an_interrupted_search_goes_on_where_it_stopped(question, tmp_path, monkeypatch):

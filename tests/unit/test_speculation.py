@@ -736,10 +736,13 @@ def test_prompts_that_run_after_a_round_make_longer_rounds_pay():
     assert draft(policy, trees, [0.8]) > 1
 
 
-@pytest.mark.parametrize(("prompt", "is_read"), [(0.05, True), (5.0, False)])
-def test_a_prompt_is_run_by_the_draft_only_if_drafting_saves_more(prompt, is_read):
+@pytest.mark.parametrize(
+    ("prompt", "answer", "is_read"),
+    [(0.05, None, True), (5.0, None, False), (0.05, 2.0, False), (5.0, 2000.0, True)],
+)
+def test_a_prompt_is_run_by_the_draft_only_if_drafting_saves_more(prompt, answer, is_read):
     # Two thirds of some 96 tokens, 20 ms each, may be saved; half of that with two requests.
-    dear = Goodput(DRAFT, TARGET, draft_prompt_seconds=lambda rows: prompt)
+    dear = Goodput(DRAFT, TARGET, draft_prompt_seconds=lambda rows: prompt, answer_tokens=answer)
     policy = build_speculation(parse_policy("specserve-5"), goodput=dear)
     read = new_trees(1)[0]
     step(policy, [read], [[0]], [0.9])
