@@ -63,7 +63,9 @@ def test_json_is_one_object_and_the_run_folder_holds_the_same_figures(cli, input
     assert stored.summary["metrics"] == payload["metrics"]
     assert stored.summary["serving"] == payload["serving"]
     limit = payload["serving"].pop("max_kv_tokens")  # what this fit does not say
-    assert Serving(limit, **payload["serving"]) == Serving(4096, 16, preemption=True)
+    assert Serving(limit, **payload["serving"]) == Serving(
+        4096, 16, preemption=True, answer_tokens=30.0
+    )
     _, meta = read_table(tmp_path / "run" / "rounds.parquet", kind="rounds")
     assert meta["seed"] == 0
     assert set(meta["inputs"]) == {"fit"}
