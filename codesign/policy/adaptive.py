@@ -68,6 +68,7 @@ class SpecServe(Repeating):
         self._num_confidence = 1 if confidence is None else KNOWN
         start = INITIAL_CONFIDENCE if confidence is None else confidence
         self._sum_confidence = self._num_confidence * start
+        self._plain_seconds = 0.0  # of a plain round and the prompts between such, at the last look
         self._longest = math.inf  # seconds that a round with draft tokens may take
         self._num_forbidden = 0  # looks one after another by which any draft token takes longer
         self._best = 0.0
@@ -100,6 +101,8 @@ class SpecServe(Repeating):
             looking=self.looking if self._num_confidence > LEARNED else 0.0,
         )
         self._missing = [tree.missing for tree in trees]
+        plain = self._goodput.seconds(batch=batch, context=context, steps=0, draft_tokens=0)
+        self._plain_seconds = plain / (1.0 - min(self.traffic.share, FULL))
         self._longest = self._allowed(self._missing, progress)
         self._take_all(trees)
         self._best = self._value(self._chances)
@@ -115,6 +118,17 @@ class SpecServe(Repeating):
             self._owners += [i] * (self._sizes[i] - 1)
             self._depths += range(1, self._sizes[i])
 
+    def _allows(
+        self, seconds: float, trees: Sequence[DraftTree], progress: Sequence[Progress]
+    ) -> bool:
+        # Most keep their target by what they have, whatever is still to come: known at once.
+        common, plain = self._goodput.slo_tpot or math.inf, self._plain_seconds
+        for one in progress:
+            target = one.slo_tpot or common
+            if target < plain or target * (one.tokens + 1) - one.elapsed < seconds:
+                return seconds <= self._allowed([tree.missing for tree in trees], progress)
+        return True
+
     def _allowed(self, missing: Sequence[int], progress: Sequence[Progress]) -> float:
         """Seconds after which plain decoding would still keep every target that it can keep.
 
@@ -125,14 +139,12 @@ class SpecServe(Repeating):
         """
         if not self._spec.slo_aware or not progress:
             return math.inf
-        this, common = self._round, self._goodput.slo_tpot
+        common = self._goodput.slo_tpot
         tokens_B = np.array([one.tokens for one in progress])
         left_B = self.traffic.expected_left(tokens_B)
         elapsed_B = np.array([one.elapsed for one in progress])
         target_B = np.array([one.slo_tpot or common for one in progress], float)  # nan for none
-        plain = self._goodput.seconds(
-            batch=this.batch, context=this.context, steps=0, draft_tokens=0
-        ) / (1.0 - min(self.traffic.share, FULL))
+        plain = self._plain_seconds
         room_B = target_B * (tokens_B + 1 + left_B) - elapsed_B - plain * left_B
         known_B = np.array(missing) < COLD
         longest_B = room_B + plain * np.minimum(known_B * self.mean_confidence, left_B)

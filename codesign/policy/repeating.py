@@ -18,7 +18,7 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, inf
+from math import exp
 
 import numpy as np
 
@@ -65,9 +65,11 @@ class Repeating(Resting):
         """Mean chance of a request's likeliest token, lately."""
         raise NotImplementedError
 
-    def _allowed(self, missing: Sequence[int], progress: Sequence[Progress]) -> float:
-        """Seconds that a round with draft tokens may take."""
-        return inf
+    def _allows(
+        self, seconds: float, trees: Sequence[DraftTree], progress: Sequence[Progress]
+    ) -> bool:
+        """Whether a round with draft tokens may take so long; asked in every one that repeats."""
+        return True
 
     def _begins_repeat(self, trees: Sequence[DraftTree], progress: Sequence[Progress]) -> bool:
         """Whether the round that starts repeats the last one."""
@@ -76,8 +78,7 @@ class Repeating(Resting):
         batch = len(trees) + num_beside
         may = self._left > 0 and not prompt_rows and num_beside == self._others
         may = may and batch <= self._largest and self._gains.get(batch, 0.0) < 0.0
-        missing = [tree.missing for tree in trees] if may else []
-        self.repeats = may and self._seconds <= self._allowed(missing, progress)
+        self.repeats = may and self._allows(self._seconds, trees, progress)
         self._left -= 1
         if not self.rests:
             self.looking += _SHARE_MEMORY * ((not self.repeats) - self.looking)

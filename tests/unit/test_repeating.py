@@ -179,6 +179,31 @@ def test_no_round_is_repeated_that_is_longer_than_a_target_allows():
         assert policy.repeats == repeats
 
 
+def test_what_is_allowed_is_known_at_once_where_targets_are_kept(monkeypatch):
+    policy = policy_of("specserve-3", target=stairs(5))
+    trees = trees_of(policy, 2)
+    play(policy, trees, 0.6)
+    assert isinstance(policy, SpecServe)
+    calculated, reckon = [], policy._allowed
+
+    def counted(missing: Sequence[int], progress: Sequence[Progress]) -> float:
+        calculated.append(reckon(missing, progress))
+        return calculated[-1]
+
+    monkeypatch.setattr(policy, "_allowed", counted)
+    drawn, found = np.random.default_rng(0), set()
+    for _ in range(500):
+        progress = [
+            Progress(tokens * pace, tokens, drawn.choice([None, 0.009, 0.012, 0.02]))
+            for tokens, pace in zip(drawn.integers(0, 60, 2), drawn.uniform(5e-3, 0.03, 2), strict=True)
+        ]
+        before, seconds = len(calculated), float(drawn.uniform(0.010, 0.03))
+        allows = policy._allows(seconds, trees, progress)
+        assert allows == (seconds <= reckon([tree.missing for tree in trees], progress))
+        found.add((allows, len(calculated) > before))
+    assert found == {(True, False), (True, True), (False, True)}
+
+
 @pytest.mark.parametrize("label", LABELS)
 def test_looks_that_gain_or_that_nobody_has_timed_are_made_in_every_round(label):
     gaining, free = policy_of(label), policy_of(label, look=0.0, target=stairs(5))
