@@ -193,9 +193,10 @@ def test_what_is_allowed_is_known_at_once_where_targets_are_kept(monkeypatch):
     monkeypatch.setattr(policy, "_allowed", counted)
     drawn, found = np.random.default_rng(0), set()
     for _ in range(500):
+        counts, paces = drawn.integers(0, 60, 2), drawn.uniform(5e-3, 0.03, 2)
         progress = [
             Progress(tokens * pace, tokens, drawn.choice([None, 0.009, 0.012, 0.02]))
-            for tokens, pace in zip(drawn.integers(0, 60, 2), drawn.uniform(5e-3, 0.03, 2), strict=True)
+            for tokens, pace in zip(counts, paces, strict=True)
         ]
         before, seconds = len(calculated), float(drawn.uniform(0.010, 0.03))
         allows = policy._allows(seconds, trees, progress)
