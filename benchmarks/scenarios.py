@@ -154,7 +154,9 @@ def _items(block: str) -> list[str]:
 def _filled(text: str) -> str:
     indent = "  " if text.startswith("- ") else ""
     line = " ".join(text.split())
-    return textwrap.fill(line, 100, subsequent_indent=indent, break_on_hyphens=False)
+    return textwrap.fill(
+        line, 100, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
 
 
 def _cell(value: object) -> str:

@@ -196,6 +196,7 @@ def write(results: Results) -> None:
             for key in (
                 "ranks-70b-burst",
                 "ranks-70b-loads",
+                "ranks-8b-loads-told",
                 "ranks-8b-loads",
                 "ranks-8b-loads-before",
                 "ranks-70b",
