@@ -46,6 +46,8 @@ def _body(cost: RoundCost, calibration: Calibration) -> dict[str, Any]:
 
 def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, Mapping) and isinstance(other, Mapping):
+        if one.get("each") == other.get("each") == 0.0:  # a tie: what it multiplies has no effect
+            one, other = ({k: v for k, v in step.items() if k != "tile"} for step in (one, other))
         added = other.keys() - one.keys()  # a later version's: without effect as long as they are 0
         is_same = all(k in other and _is_same(one[k], other[k]) for k in one)
         return is_same and not any(other[k] for k in added)

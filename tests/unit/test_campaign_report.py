@@ -79,6 +79,8 @@ def test_a_fit_is_kept_before_the_first_run_and_one_that_changed_since_is_told(
     assert blind._is_same({"a": [1.0]}, {"a": [1.0], "new": 0.0})
     assert not blind._is_same({"a": [1.0]}, {"a": [1.0], "new": 0.5})
     assert not blind._is_same({"a": [1.0], "gone": 0.0}, {"a": [1.0]})
+    assert blind._is_same({"each": 0.0, "tile": 4}, {"each": 0.0, "tile": 8})
+    assert not blind._is_same({"each": 1e-6, "tile": 4}, {"each": 1e-6, "tile": 8})
     pair = result() | {"blind": {"2": {"sha256": kept, "is_same": False}}}
     said = report.blindness([report.Result("H200", pair)])
     assert "0 of 1 are" in " ".join(said.split())

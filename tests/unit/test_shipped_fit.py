@@ -132,7 +132,7 @@ def test_what_was_not_measured_as_a_whole_is_priced_as_a_whole():
     assert device_fit("h200", 3, *pair).origin == ROOFLINE  # of three GPUs nothing but 3+1's target
     assert device_fit("h200", 8, *pair).origin == ROOFLINE
     assert device_fit("h200", 4, "llama-3-70b:int4", "llama-3.2-3b:int4").origin == ROOFLINE
-    assert device_fit("h100", 2, *pair).origin == ROOFLINE
+    assert device_fit("h100", 4, *pair).origin == ROOFLINE
     assert device_fit("h200", 2, "llama-3.1-8b:int4", "llama-3.2-3b:int4").origin == ROOFLINE
     assert device_fit("h200", 2, "llama-3.1-8b", "llama-3.2-1b").origin == ROOFLINE  # bf16
     dialled = device_fit("h200", 2, *pair, acceptance=0.9)
@@ -156,7 +156,7 @@ def test_fits_of_two_gpus_ship_side_by_side(tmp_path, monkeypatch):
     assert {fit.origin for fit in fits.values()} == {"fitted"}
     times = {device: fit.costs["1"].target(8) for device, fit in fits.items()}
     assert times["h100"] == pytest.approx(1.4 * times["h200"])
-    assert device_fit("h100", 2, *pair).origin == ROOFLINE
+    assert device_fit("h100", 4, *pair).origin == ROOFLINE
 
 
 def test_a_laptop_that_plans_for_measured_gpus_plans_for_gpus(tmp_path, monkeypatch):
