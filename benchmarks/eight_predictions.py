@@ -1,7 +1,7 @@
 """What ``eight_gpus`` predicts before it measures: a roofline of our engine's own steps.
 
 Steps of one, two and four GPUs (benchmarks/results/engine_steps_*.json) tell how near the engine
-comes to the hardware (codesign/fit/engine_roofline.py); steps on six and eight are added to them
+comes to the hardware (benchmarks/engine_roofline.py); steps on six and eight are added to them
 once they are measured. Imports no torch.
 """
 
@@ -18,9 +18,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.engine_roofline import TimedStep, engine_software, errors_by_degree
 from codesign.fit import Fit
 from codesign.fit.devices import load_device
-from codesign.fit.engine_roofline import TimedStep, engine_software, errors_by_degree
 from codesign.fit.priced_model import PricedModel, parse_model
 from codesign.fit.roofline import DEFAULT_SOFTWARE, Software, roofline_fit
 from codesign.fit.shipped import DEFAULT_FIT, shipped_pair

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.campaign.alone import rounds_per_token
+from benchmarks.campaign.prompt_luck import PromptLuck, prompt_luck
 from benchmarks.campaign.requests import alike, recorded_questions
 from benchmarks.campaign.units import Workload
 from codesign.fit import Fit
-from codesign.fit.prompt_luck import PromptLuck, prompt_luck
 from codesign.plan import Plan
 from codesign.planner.student_t import student_t_quantile
-from codesign.sim.alone import rounds_per_token
 from codesign.sim.batches import hears_early, policy_of
 from codesign.validate import RunComparison
 

@@ -28,6 +28,7 @@ from benchmarks.campaign.chosen_plan import (
 )
 from benchmarks.campaign.closed_profile import closed_profile, keep_machine
 from benchmarks.campaign.intervals import likely, likely_replay, luck_of, times_sigma
+from benchmarks.campaign.prompt_luck import PromptLuck
 from benchmarks.campaign.replays import NUM_DRAWS, replay_draws
 from benchmarks.campaign.result_file import compact
 from benchmarks.campaign.schedule import SESSIONS
@@ -38,7 +39,6 @@ from codesign.fit import ACCEPTANCE_FILE, PROFILE_FILE, Fit, fit_profile
 from codesign.fit.calibration import held_out_chances
 from codesign.fit.drift import BATCH as OF_BATCHES
 from codesign.fit.drift import HOST, SHARE
-from codesign.fit.prompt_luck import PromptLuck
 from codesign.plan import Plan
 from codesign.profiler.store import ACCEPTANCE_PART
 from codesign.records import RoundLog

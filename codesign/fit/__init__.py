@@ -12,7 +12,7 @@ the recorded acceptance beside it. The planner and the simulator read fits, neve
     checks         what no fit and no timing can be
     shipped        fits that come with the package; of which machine a fit is
     step_pace      whether a run's steps took what its fit says
-    roofline       step times from data sheets: devices, priced_model, engine_roofline
+    roofline       step times from data sheets: devices, priced_model
     what_if        such a fit from a few words on a command line
 
 Must not import torch.

@@ -18,7 +18,6 @@ often as it did in the recordings.
     timing        when the parts of a round run
     quiet_rounds  rounds between which nothing happens, run together
     replay        one request again, with its draft trees
-    alone         rounds of each recorded request by itself
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from benchmarks.campaign import intervals, replays, units
+from benchmarks.campaign.prompt_luck import PromptLuck
 from codesign.candidate import Interval
 from codesign.config import Deployment
 from codesign.fit import ROOFLINE
-from codesign.fit.prompt_luck import PromptLuck
 from codesign.validate import Comparison
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.engine_roofline import TimedStep, engine_software, errors_by_degree
 from codesign.errors import InputError
 from codesign.fit.devices import load_device
-from codesign.fit.engine_roofline import TimedStep, engine_software, errors_by_degree
 from codesign.fit.priced_model import parse_model
 from codesign.fit.roofline import DEFAULT_SOFTWARE, Software
 

@@ -6,14 +6,10 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
+from benchmarks.campaign.prompt_luck import PromptLuck, prompt_luck
 from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile, Recording
 from codesign.fit.calibration import calibration_error, fit_calibration
-from codesign.fit.prompt_luck import (
-    PromptLuck,
-    _rounds_per_token,
-    acceptance_error,
-    prompt_luck,
-)
+from codesign.fit.prompt_luck import acceptance_error, rounds_per_token
 
 
 def recorded(
@@ -146,7 +142,7 @@ def test_requests_that_have_one_prompt_have_one_answer():
 def test_luck_is_of_the_rounds_that_a_policy_makes():
     profile = recorded(requests=24, tokens=48)
     rates = {r.request: x for g in profile.recordings.values()
-             for r, x in zip(g, _rounds_per_token(g), strict=True)}  # fmt: skip
+             for r, x in zip(g, rounds_per_token(g), strict=True)}  # fmt: skip
     served = {"chat": 12, "code": 12}
     chain = prompt_luck(profile, served)
     assert prompt_luck(profile, served, rounds=rates) == chain
@@ -187,7 +183,7 @@ def test_the_luck_that_is_left_is_what_requests_drawn_from_such_questions_have()
         skills = draws.uniform(0.2, 0.9, 12)
         profile = AcceptanceProfile({"chat": alike(*answers(skills, 4))})
         again = AcceptanceProfile({"chat": alike(*answers(skills, 1))})
-        means = [np.mean(_rounds_per_token(p.recordings["chat"])) for p in (profile, again)]
+        means = [np.mean(rounds_per_token(p.recordings["chat"])) for p in (profile, again)]
         found.append(np.log(means[1] / means[0]))
         asked = {number: number // 4 for number in range(48)}
         luck = prompt_luck(profile, {"chat": 12}, questions=asked, in_turn=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.campaign.alone import rounds_per_token
 from codesign.acceptance import AcceptanceProfile, Recording
 from codesign.policy.speculation import build_speculation, parse_policy
-from codesign.sim.alone import rounds_per_token
 
 
 def recorded(*agreements: str) -> AcceptanceProfile:

@@ -5,7 +5,7 @@ Here the same line is fitted to steps of one engine: the bandwidth at which it r
 its seconds per layer, per all-reduce and per further peer. What grows with rows or context stays as
 the data sheet says, which holds for as many rows as one tile of the products has (8).
 
-Must not import torch.
+Imports no torch.
 """
 
 from __future__ import annotations
