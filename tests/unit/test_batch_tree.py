@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -19,6 +20,7 @@ from codesign.candidate import Candidate
 from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
+from codesign.policy import batch_ahead
 from codesign.policy.batch_ahead import next_forward
 from codesign.policy.batch_round import Choice, RowPrices
 from codesign.policy.batch_rows import best_nodes, leaves_worth
@@ -213,8 +215,12 @@ def test_what_further_forwards_promise_is_the_best_mix_of_old_and_new_nodes(
     assert found <= bound * (1 + 1e-9)
     without = best(0, draft(batch))  # if that is best, none of the new nodes are worth a row
     assert found >= most * (1 - 1e-9) or most <= without * (1 + 1e-9)
-    once = next_forward(policy._round, policy._worth, np.array(gains), policy._choice.rate)
+    asked = policy._round, policy._worth, np.array(gains), policy._choice.rate
+    once = next_forward(*asked)
     assert once == pytest.approx(policy._best_ahead(np.array(gains), confidence, 1))
+    for few in (0, 1000):  # by arrays, by lists: the same bits
+        with mock.patch.object(batch_ahead, "_FEW", few):
+            assert next_forward(*asked) == once
 
 
 def test_a_sibling_that_learning_has_made_likelier_takes_the_row_alone():
