@@ -1,0 +1,264 @@
+"""Section of the page of policies: what was measured on GPUs, beside its simulation.
+
+The newest row of each machine, pair of models, trace and load; older runs stay in the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.policies.cases import SCALES, SEGMENTS
+from benchmarks.policies.figures import ASYNC, SERIAL, SPECSERVE, Results, below, in_ms, name_of
+from benchmarks.policies.ranks import rank_correlation
+from benchmarks.policies.segments import read_segment
+from benchmarks.scenarios import markdown
+from codesign.config import parse_deployment
+
+RUNS = (
+    "ranks-70b-burst",
+    "ranks-70b-loads",
+    "ranks-70b-1",
+    "ranks-70b-3b-1",
+    "ranks-70b",
+    "ranks-8b-loads-told",
+    "ranks-8b-loads",
+    "ranks-8b-1",
+)
+BURST = "ranks-70b-burst"
+_NUMBERS = {1: "one", 2: "two", 4: "four"}
+_SHOWN = (SERIAL, SPECSERVE, "chain-1", "chain-3", "plain again")
+_OLD_SPLIT = {"70B": "ranks", "8B": "ranks-8b"}  # the only runs of asynchronous policies
+
+
+@dataclass(frozen=True)
+class Row:
+    """What all policies did with one stretch of a trace.
+
+    Attributes:
+        found: Figures by policy, each with those simulated for the same requests.
+    """
+
+    run: str
+    about: Mapping[str, Any]
+    segment: str
+    gpus: int
+    found: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def place(self) -> str:
+        """Such as "one NVIDIA H200: llama-3-70b + llama-3.2-1b"."""
+        target = self.about["target"].removeprefix("inflated-")
+        draft = self.about["draft"].removeprefix("inflated-draft-")
+        return f"{_NUMBERS[self.gpus]} {self.about['machine']}: {target} + {draft}"
+
+    @property
+    def label(self) -> str:
+        """Short, for a table: "70B + 1B, 2 GPUs, mooncake at 0.7"."""
+        sizes = [str(self.about[k]).rpartition("-")[2].upper() for k in ("target", "draft")]
+        trace, load = read_segment(self.segment)
+        gpus = "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
+        return f"{' + '.join(sizes)}, {gpus}, {trace.name} at {load:g}"
+
+    def speedup(self, policy: str) -> tuple[float, float] | None:
+        """Over plain decoding, measured and simulated; None if the policy was not run."""
+        if policy not in self.found:
+            return None
+        plain, ours = self.found["plain"], self.found[policy]
+        simulated = plain["simulated"]["latency_mean"] / ours["simulated"]["latency_mean"]
+        return plain["latency_mean"] / ours["latency_mean"], simulated
+
+
+def rows_of(results: Results, runs: Sequence[str] = RUNS) -> list[Row]:
+    """The newest row of each machine, pair, trace and load, in the order of the runs."""
+    newest: dict[tuple[str, str], Row] = {}
+    for run in runs:
+        about = results.get(f"{run}/about")
+        names = [key for key in below(results, run) if key != "about"] if about else []
+        for segment in dict.fromkeys(name.partition("/")[0] for name in names):
+            ways = below(results, f"{run}/{segment}")
+            gpus = max(parse_deployment(way.rpartition(" on ")[2]).num_workers for way in ways)
+            found = {way.rpartition(" on ")[0]: figures for way, figures in ways.items()}
+            row = Row(run, about or {}, segment, gpus, found)
+            old = newest.get((row.place, segment))
+            if old is None or old.about["created"] < row.about["created"]:
+                newest[row.place, segment] = row
+    traces = list(SEGMENTS)
+
+    def order(row: Row) -> tuple[int, int, float]:
+        trace, load = read_segment(row.segment)
+        return places.index(row.place), traces.index(trace.name), load
+
+    places = list(dict.fromkeys(row.place for row in newest.values()))
+    return sorted(newest.values(), key=order)
+
+
+def runs_section(results: Results) -> str:
+    """How to read the tables, then a subsection for each machine and pair."""
+    rows = rows_of(results)
+    if not rows:
+        return ""
+    places: dict[str, list[Row]] = {}
+    for row in rows:
+        places.setdefault(row.place, []).append(row)
+    parts = [_HEAD, *[_place(place, found) for place, found in places.items()], _8B_ON_TWO]
+    burst = next((row for row in rows if row.run == BURST), None)
+    parts += [_burst(burst)] if burst else []
+    return "\n\n".join([*parts, _asynchronous(results)])
+
+
+_HEAD = """\
+## Measured on GPUs
+
+Each run served all policies by the same processes, on the first seconds of a trace with prompts of
+48 to 512 tokens and answers of up to 96 (`python -m benchmarks.policy_ranks`). The models are
+inflated ([models.md](models.md#inflated-models)): of the shape and speed of the large one, with the
+answers of a small one. A load is a share of what plain decoding can serve by the fit. "At once" is
+the limit of requests. The fit was made minutes before on the same machine ("own"), or it is the one
+that ships, of another machine ("shipped"): then the simulation is a prediction.
+
+Cells are mean latency of plain decoding divided by the policy's, and in brackets the same simulated
+for the same requests. "Plain again" is a second run of plain decoding: how far it is from 1 says
+how well a row is known. "In SLO" is the share of requests within the targets: batch tree / best of
+the others. Outputs are those of plain decoding, token for token, in all runs below. A line below
+each table says what explains the differences: time of prompts and of the target's steps relative to
+the fit; what drafting takes per round beyond the draft's steps (deciding included; median of the
+rows below load 1); and the rank correlation of measured and simulated latencies, where fixed
+lengths ran, too.
+
+The newest row of each machine, pair, trace and load is shown. Older runs, of older policies and
+kernels, are in `benchmarks/results/policies.json`. The worst of them relative to plain decoding:
+the batch tree 0.906 and SpecServe 0.898, with an 8B on one H200, hours before the rows below."""
+_8B_ON_TWO = """\
+### Measured on two NVIDIA H200: llama-3-8b + llama-3.2-1b
+
+At load 0.7 a plain round takes 1.2 to 1.9 ms, and drafting pays only for one or two requests, so
+that the adaptive policies mostly decode plainly. Two runs each on 23 November
+(`benchmarks/results/policies_8b_2026-11-23_h200.json`): on "mooncake" and "code" the batch tree is
+at 1.01 and 1.02 of plain decoding, SpecServe at 0.98 and 1.00; two runs of plain decoding are up to
+4 % apart. The day before, a chain of one had 0.83 and 0.51."""
+
+
+def _place(place: str, rows: Sequence[Row]) -> str:
+    shown = [policy for policy in _SHOWN if any(policy in row.found for row in rows)]
+    table = []
+    for row in rows:
+        trace, load = read_segment(row.segment)
+        plain = row.found["plain"]
+        day = f"{row.about['created'][8:10]} Nov, {'shipped' if row.about.get('ships') else 'own'}"
+        cells = [
+            "-" if ratios is None else f"{ratios[0]:.3f} ({ratios[1]:.2f})"
+            for ratios in map(row.speedup, shown)
+        ]
+        table.append(
+            (trace.name, f"{load:g}", day, row.about["batch"], plain["num_requests"],
+             in_ms(plain["latency_mean"]), *cells, _in_slo(row))
+        )  # fmt: skip
+    head = ("trace", "load", "day, fit", "at once", "requests", "plain, ms", *shown, "in SLO")
+    remarks = [results["remark"] for results in _abouts(rows) if results.get("remark")]
+    return "\n\n".join(
+        [f"### Measured on {place}", markdown(head, table), _explained(rows), *remarks]
+    )
+
+
+def _abouts(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
+    return list({row.run: row.about for row in rows}.values())
+
+
+def _in_slo(row: Row) -> str:
+    return " / ".join(f"{share:.0%}" for share in attained(row))
+
+
+def attained(row: Row, scale: str | None = None) -> tuple[float, float]:
+    """Share of requests within the SLO: of the batch tree, and the best of the others."""
+
+    def share(figures: Mapping[str, Any]) -> float:
+        return figures["attainment"][scale] if scale else figures["slo_attainment"]
+
+    others = [share(f) for policy, f in row.found.items() if "batch-tree" not in policy]
+    return share(row.found[SERIAL]), max(others)
+
+
+def _explained(rows: Sequence[Row]) -> str:
+    found = [figures for row in rows for figures in row.found.values()]
+    beyond = {
+        policy: f"{1e3 * np.median(taken):.2f}"
+        for policy in (SERIAL, SPECSERVE, "chain-1")
+        if (taken := _beyond(rows, policy))
+    }
+    drafting = ", ".join(f"{policy} {taken}" for policy, taken in beyond.items())
+    ranks = [rank_correlation(row.found) for row in rows if "chain-1" in row.found]
+    same = all(f.get("same_outputs") == f["num_requests"] for f in found)
+    return (
+        f"Prompts: {_range([f['prompts'] for f in found])} of the fit; target steps: "
+        f"{_range([f['target_steps'] for f in found])}; drafting beyond steps, ms: "
+        f"{drafting}. Rank correlation with simulation: {_range(ranks)}."
+        f"{'' if same else ' SOME OUTPUTS DIFFER.'}"
+    )
+
+
+def _beyond(rows: Sequence[Row], policy: str) -> list[float]:
+    """What drafting takes per round beyond the draft's steps, s, where it is known.
+
+    Below saturation, if there are such rows: fits do not time batches above eight.
+    """
+    light = [row for row in rows if read_segment(row.segment)[1] < 1.0] or rows
+    found = [row.found.get(policy, {}).get("beyond_draft_steps") for row in light]
+    return [taken for taken in found if taken is not None]
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _burst(row: Row) -> str:
+    """All policies in the burst: speedups, attainment by scale and largest batches."""
+    table = []
+    for policy, f in sorted(row.found.items(), key=lambda pair: pair[1]["latency_mean"]):
+        ratios = row.speedup(policy) or (1.0, 1.0)
+        said = f["simulated"]
+        shares = [
+            f"{f['attainment'][s]:.1%} ({said['attainment'][s]:.1%})" for s in map(str, SCALES)
+        ]
+        table.append(
+            (name_of(policy), f"{ratios[0]:.2f} ({ratios[1]:.2f})",
+             f"{1e3 * f['tpot_mean']:.1f} ({1e3 * said['tpot_mean']:.1f})",
+             f"{f['acceptance_length']:.2f} ({said['acceptance_length']:.2f})",
+             *shares, f"{f['peak_batch']:.0f}")
+        )  # fmt: skip
+    scales = [f"in SLO x {scale}" for scale in SCALES]
+    head = ("policy", "speedup", "TPOT, ms", "tokens per round", *scales, "largest batch")
+    return f"""\
+### Measured in the burst: all policies
+
+The row "code" at {read_segment(row.segment)[1]:g} of one H200 with the 70B: the stretch with the
+burst, {row.found["plain"]["num_requests"]} requests, SLO attainment by scale of both targets.
+Policies were told those of scale 1. The fit is of another machine and another day. The batch tree
+attains as much as any other policy or more at every scale.
+
+{markdown(head, table)}"""
+
+
+def _asynchronous(results: Results) -> str:
+    """Speedups of asynchronous batch trees on 1+1; they ran once."""
+    said = []
+    for pair, run in _OLD_SPLIT.items():
+        for segment in ("mooncake", "code"):
+            ways = below(results, f"{run}/{segment}")
+            if f"{ASYNC} on 1+1" in ways:
+                plain, ours = ways["plain on 2"], ways[f"{ASYNC} on 1+1"]
+                ratio = plain["latency_mean"] / ours["latency_mean"]
+                said.append(f'{ratio:.2f} ({pair}, "{segment}")')
+    if not said:
+        return ""
+    return f"""\
+### Measured asynchronously
+
+Asynchronous batch trees ran on two H200s alone (1+1, load 0.7, 22 November, older kernels), where
+they lose, as simulated. Speedups over plain decoding on both: {", ".join(said)}. A target on one
+GPU rounds differently, so these outputs differ from those on two. On eight GPUs nothing was
+measured."""

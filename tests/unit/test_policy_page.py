@@ -1,0 +1,87 @@
+"""The page that compares policies: which measured runs it shows, and what it says of goals."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from benchmarks.compare_policies import RESULTS
+from benchmarks.policies import gpu_runs, load_map, measured
+from benchmarks.policies.goals import goals_section
+from benchmarks.policies.page import PAGE, contents
+from benchmarks.scenarios import reflow
+
+SECTIONS = {
+    "goals": goals_section,
+    "map": load_map.map_section,
+    "price": measured.price_section,
+    "pairs": measured.pairs_section,
+    "runs": gpu_runs.runs_section,
+    "cpu": measured.cpu_section,
+}
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_the_page_is_made_from_the_results(name: str, page: str, results: dict[str, Any]) -> None:
+    assert reflow(SECTIONS[name](results)) in page
+    assert not SECTIONS[name]({}) or name == "goals"
+
+
+def test_the_page_stays_short_and_lists_its_sections(page: str) -> None:
+    assert len(page.splitlines()) <= 600
+    assert "SOME OUTPUTS DIFFER" not in page
+    listed = contents([page.partition("## How to read this page")[2]])
+    assert reflow(listed) in page
+
+
+def _figures(latency: float, **more: Any) -> dict[str, Any]:
+    return {"latency_mean": latency, "slo_attainment": 0.5, "goodput": 1.0, **more}
+
+
+def _run(key: str, created: str, latencies: Mapping[str, float], segment: str) -> dict[str, Any]:
+    about = {"created": created, "machine": "NVIDIA H200", "target": "inflated-llama-3-8b",
+             "draft": "inflated-draft-llama-3.2-1b", "batch": 8}  # fmt: skip
+    ways = {f"{key}/{segment}/{way} on 1": _figures(x) for way, x in latencies.items()}
+    return {f"{key}/about": about, **ways}
+
+
+def test_the_newest_row_of_each_trace_and_load_is_shown() -> None:
+    found = {
+        **_run("new", "2026-11-24T10:00", {"plain": 2.0, "batch-tree-16x2x8": 1.0}, "code@0.2"),
+        **_run("old", "2026-11-23T10:00", {"plain": 9.0}, "code@0.2"),
+        **_run("other", "2026-11-22T10:00", {"plain": 3.0}, "code"),
+    }
+    for runs in (("new", "old", "other"), ("old", "other", "new")):
+        rows = gpu_runs.rows_of(found, runs)
+        assert [(row.run, row.label) for row in rows] == [
+            ("new", "8B + 1B, 1 GPU, code at 0.2"),
+            ("other", "8B + 1B, 1 GPU, code at 0.7"),
+        ]
+
+
+def test_a_goal_names_its_worst_case_and_how_many_missed_it() -> None:
+    found = {
+        f"traces/h100x8/{trace}/{policy}": _figures(latency)
+        for trace, latencies in {"code": (1.0, 1.25), "conv": (1.0, 0.5)}.items()
+        for policy, latency in zip(("plain", "batch-tree-16x2x8"), latencies, strict=True)
+    }
+    for policy in ("plain", "batch-tree-16x2x8"):
+        found[f"pairs/llama-3-70b-int4+llama-3.2-1b-int4/code/0.7/{policy}"] = _figures(1.0)
+    row = next(line for line in goals_section(found).splitlines() if "batch tree: at most" in line)
+    assert "0.800: code, own rate (missed in 1 of 2)" in row
+    assert "1.000: 70B + 1B, code at 0.7" in row
+    assert re.search(r"simulated: no, measured: - \|$", row)
