@@ -30,7 +30,6 @@ class KVCache:
         shape: Decoder whose keys and values are kept.
         num_slots: Requests that fit at once.
         max_tokens: Rows of a slab, tree rows included.
-        dtype: Of keys and values.
         device: Where they lie.
         check: Keep position and token of every row, and assert in every forward pass that the
             rows a new row sees are those of its own path (see ``extend``). For tests.
@@ -42,7 +41,6 @@ class KVCache:
         *,
         num_slots: int,
         max_tokens: int,
-        dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         check: bool = False,
     ) -> None:
@@ -50,8 +48,8 @@ class KVCache:
         # Memory of a large zero tensor is claimed page by page, as slabs fill. Slabs made inside
         # inference mode could not be changed outside it.
         with torch.inference_mode(False):
-            self._keys_LBGME = torch.zeros(size, dtype=dtype, device=device)
-            self._values_LBGME = torch.zeros(size, dtype=dtype, device=device)
+            self._keys_LBGME = torch.zeros(size, dtype=torch.float32, device=device)
+            self._values_LBGME = torch.zeros(size, dtype=torch.float32, device=device)
         self._lengths = [0] * num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self._labels: list[list[tuple[int, int]]] | None = None

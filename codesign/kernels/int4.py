@@ -65,11 +65,6 @@ class Int4Weight:
         """Columns that share a scale."""
         return self.columns // self.scales.shape[1]
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that a forward reads."""
-        return sum(t.numel() * t.element_size() for t in (self.packed, self.scales, self.zeros))
-
     def to(self, device: torch.device | str) -> Int4Weight:
         """Return the matrix on a device."""
         return Int4Weight(self.packed.to(device), self.scales.to(device), self.zeros.to(device))

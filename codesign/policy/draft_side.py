@@ -57,10 +57,6 @@ class DraftSide:
         _catch_up(request)
         return request.tree
 
-    def prefix_len(self, request_id: int) -> int:
-        """KV rows in a request's prefix."""
-        return self._requests[request_id].tree.prefix_len
-
     def committed(self, request_id: int) -> tuple[int, ...]:
         """Tokens committed so far, prompt included."""
         return tuple(self._requests[request_id].committed)

@@ -296,7 +296,7 @@ class Run:
             slab = self.draft_kv.setdefault(rows.request_id, [])
             assert len(slab) == rows.context
             slab += zip(rows.positions, rows.tokens, strict=True)
-            prefix = self.draft.prefix_len(rows.request_id)
+            prefix = self.draft.tree(rows.request_id).prefix_len
             choices = []
             for i in range(len(rows.tokens)):
                 if rows.visible is None:
@@ -327,7 +327,7 @@ class Run:
             assert tree.tokens[0] == committed[-1]
             assert tree.base_len == len(committed)
             nodes = sorted((tree.slots[n], n) for n in range(len(tree)) if tree.slots[n] >= 0)
-            prefix = self.draft.prefix_len(request_id)
+            prefix = self.draft.tree(request_id).prefix_len
             tree_rows = [(tree.position(n), tree.tokens[n]) for _, n in nodes]
             assert slab == [*list(enumerate(committed))[:prefix], *tree_rows]
             assert max(tree.depths) <= tree.max_depth

@@ -62,7 +62,7 @@ def test_first_expansion_runs_the_whole_prompt():
             context=0,
         )
     ]
-    assert draft.prefix_len(1) == 2
+    assert draft.tree(1).prefix_len == 2
 
 
 def test_prompt_of_one_token_is_just_the_root():
@@ -108,7 +108,7 @@ def test_verdict_moves_promoted_then_kept_rows_behind_the_prefix():
     assert moves == [KVMove(1, base=2, rows=(0, 2))]
     assert finished == []
     assert draft.committed(1) == (5, 6, 7, 9)
-    assert draft.prefix_len(1) == 3
+    assert draft.tree(1).prefix_len == 3
     assert draft.tree(1).tokens == [9, 3, 4]
 
 

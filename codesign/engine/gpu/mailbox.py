@@ -127,21 +127,12 @@ class GlooMailbox:
     Args:
         writer: Global rank of the writer.
         readers: Global ranks of the readers.
-        group: Its gloo group; None for the default one.
         watch: Of the other ends.
     """
 
-    def __init__(
-        self,
-        *,
-        writer: int,
-        readers: Sequence[int],
-        group: dist.ProcessGroup | None = None,
-        watch: Watch | None = None,
-    ) -> None:
+    def __init__(self, *, writer: int, readers: Sequence[int], watch: Watch | None = None) -> None:
         self._writer = writer
         self._readers = tuple(readers)
-        self._group = group
         self._watch = watch
         self._outgoing: list[tuple[dist.Work, torch.Tensor]] = []
 
@@ -171,7 +162,7 @@ class GlooMailbox:
         self, call: Callable[..., dist.Work | None], part: torch.Tensor, peer: int
     ) -> dist.Work:
         try:
-            work = call(part, peer, group=self._group)
+            work = call(part, peer)
         except RuntimeError as error:  # the connection is closed already
             if self._watch is None:
                 raise

@@ -27,7 +27,6 @@ class TensorGroup(Protocol):
     """A tensor parallel group, seen from one rank."""
 
     size: int
-    rank: int
 
     def add(self, partial_TD: Tensor, residual_TD: Tensor) -> Tensor:
         """The sum over ranks and the residual, the same bits on each; may overwrite the first."""
@@ -53,7 +52,7 @@ class TensorGroup(Protocol):
 class SingleRank:
     """A group of one."""
 
-    size, rank = 1, 0
+    size = 1
 
     def add(self, partial_TD: Tensor, residual_TD: Tensor) -> Tensor:
         """See ``TensorGroup.add``."""
