@@ -53,7 +53,7 @@ _REMARKS = """\
   in 143 of 144 further runs, and 0.9799 in one; SpecServe's lowest there are 0.977 and 0.9797.
   Measured, single runs of an 8B are known to 5 %.
 - **Slower than SpecServe.** Batch trees miss this with an 8B at load 0.2 on a machine with a slow
-  host; on a second one they were 3 % ahead on "conv" ("Measured on GPUs").
+  host; on a second one they were 4 % ahead on "conv" ("Measured on GPUs").
 - **Goodput** of 0.667 is 6 requests of 120 within the SLO where SpecServe has 9.
 - **Deciding** is missed for the 8B, whose rounds are short ("The price of deciding").
 - **SpecServe and the best fixed length.** By rooflines it has 1.10 and 1.56 on "code" and "conv"

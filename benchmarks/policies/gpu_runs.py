@@ -18,6 +18,7 @@ from benchmarks.policies.segments import read_segment
 from benchmarks.scenarios import markdown
 from codesign.config import parse_deployment
 
+# Keys of ``policy_ranks join``; "ranks-8b-loads-before", "ranks" and "ranks-8b" are replaced.
 RUNS = (
     "ranks-70b-burst",
     "ranks-70b-loads",

@@ -41,7 +41,8 @@ delays no round.
 The goal, at most 2 % of a round, is met in this table, and missed for the 8B: by its shipped fit on
 one H200 evaluating takes {of_one} us of a {in_all} ms round of one request, {share} % on average
 over rounds (25 November, one core of an EPYC; there 1.1 to 1.9 % with the 70B on eight GPUs). On a
-busier machine the serial batch tree took 2.18 % at 128 requests. Evaluations that are left out are not counted."""
+busier machine the serial batch tree took 2.18 % at 128 requests. Evaluations that are left out are
+not counted."""
 
 
 def pairs_section(results: Results) -> str:
