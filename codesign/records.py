@@ -115,6 +115,10 @@ class RoundLog(Sequence[RoundRecord]):
 
     The last rounds are one flat array, earlier ones pages of columns, each as small as its values
     allow: a single value if all are equal.
+
+    Attributes:
+        most_draft_rows: Rows of the largest draft forward without the prompts and missed tokens
+            that it reads, which a round's ``draft_rows`` includes. 0 unless simulated.
     """
 
     _NAMES = tuple(field.name for field in fields(RoundRecord))
@@ -123,6 +127,7 @@ class RoundLog(Sequence[RoundRecord]):
     def __init__(self, rounds: Iterable[RoundRecord] = ()) -> None:
         self._pages: list[list[NDArray[np.generic]]] = []
         self._last = array("d")
+        self.most_draft_rows = 0
         for record in rounds:
             self.append(record)
 

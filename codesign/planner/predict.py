@@ -19,7 +19,7 @@ from codesign.config import SLO, Serving
 from codesign.metrics import Metrics, meets_slo, slo_values, summarise
 from codesign.planner.saturation import STABLE, saturation, worst
 from codesign.planner.uncertainty import acceptance_error, hull, interval_over_seeds, time_error
-from codesign.records import SPANS, RequestRecord, RoundLog, RunRecords
+from codesign.records import SPANS, RequestRecord, RunRecords
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,8 +46,7 @@ class Outcome:
             ("..._worse") or shorter ("..._better") by the fit's error.
         spans: Mean seconds per round.
         max_rows: Most rows of a target forward.
-        max_draft_rows: Most rows of a draft forward, as far as rounds tell: the largest mean over
-            the forwards of a round without prompts.
+        max_draft_rows: Most rows of a draft forward, prompts that it reads not counted.
         saturation: How the queue grew, one of ``saturation.VERDICTS``.
         num_requests: Of the trace's stretch that was simulated.
     """
@@ -121,18 +120,10 @@ def outcome_of(
         figures,
         spans,
         max_rows=int(records.rounds.column("rows").max(initial=0)),
-        max_draft_rows=_most_draft_rows(records.rounds),
+        max_draft_rows=records.rounds.most_draft_rows,
         saturation=saturation(records.requests),
         num_requests=len(records.requests),
     )
-
-
-def _most_draft_rows(rounds: RoundLog) -> int:
-    """See ``Outcome.max_draft_rows``."""
-    names = ("draft_rows", "num_expansions", "prefill_tokens")
-    rows, forwards, prompts = (rounds.column(name) for name in names)
-    drafted = (forwards > 0) & (prompts == 0)
-    return math.ceil((rows[drafted] / forwards[drafted]).max(initial=0.0))
 
 
 def _share_in_slo(requests: Sequence[RequestRecord], slo: SLO, factor: float) -> float:

@@ -77,6 +77,7 @@ class RunAhead:
             if end >= until:
                 break
             taken = [f for f in forwards[::2] if f]
+            self._rounds.most_draft_rows = max(self._rounds.most_draft_rows, *taken, 0)
             drafted, accepted = rows - batch, emitted - batch
             write((number + count, now, batch, rows, context, len(taken), sum(taken), drafted,
                    accepted, emitted, 0.0, 0, target, 0.0, 0.0, reroot, draft,
@@ -109,6 +110,8 @@ class RunAhead:
         count = len(starts)
         rows, emitted = ahead.rows[:count], ahead.emitted[:count]
         forwards = ahead.forward_rows[:count]
+        most = int(forwards.max(initial=0))
+        self._rounds.most_draft_rows = max(self._rounds.most_draft_rows, most)
         table = np.zeros((count, len(_COLUMNS)))
         columns = {
             "round": np.arange(number, number + count),

@@ -57,6 +57,8 @@ class StepLog:
         draft_rows = 0
         for rows, _ in forwards:
             draft_rows += rows
+            if rows > self._rounds.most_draft_rows:
+                self._rounds.most_draft_rows = rows
         for rows, _ in work.prompts:
             draft_rows += rows
         self._rounds.append_values(

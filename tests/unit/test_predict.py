@@ -129,15 +129,10 @@ def test_draft_rows_beyond_the_measured_ones_are_called_extrapolated(machine_fit
     assert extrapolation_note(CHAIN, [outcome(max_draft_rows=65)], replace(fit, steps={})) == ""
 
 
-def test_the_rows_of_draft_forwards_are_those_of_rounds_without_prompts(machine_fit):
-    def round_of(**values: float) -> RoundRecord:
-        return RoundRecord(**({f.name: 0 for f in fields(RoundRecord)} | values))
-
-    log = RoundLog([
-        round_of(batch=1, target=1.0),
-        round_of(batch=1, target=1.0, num_expansions=2, draft_rows=25),
-        round_of(batch=1, target=1.0, num_expansions=1, draft_rows=900, prefill_tokens=800),
-    ])  # fmt: skip
+def test_the_rows_of_draft_forwards_are_told_by_the_simulation(machine_fit):
+    values = {f.name: 0 for f in fields(RoundRecord)}
+    log = RoundLog([RoundRecord(**values | {"batch": 1, "target": 1.0, "draft_rows": 900})])
+    log.most_draft_rows = 13
     records = RunRecords([finished(0, 1.0, 2.0)], log, 3.0, [])
     assert outcome_of(records, CHAIN, machine_fit, slo=SLO(), seed=0).max_draft_rows == 13
 

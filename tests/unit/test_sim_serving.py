@@ -294,6 +294,17 @@ def test_a_prompt_pool_keeps_rows_until_they_are_taken_and_runs_no_more_than_it_
         run(trace, **served, cost=make_cost(kv_tokens=200, plain_kv_tokens=80), policy="chain-1")
 
 
+@pytest.mark.parametrize("deployment", ["2", "1/p1"])
+@pytest.mark.parametrize("policy", ["chain-3", "specserve-3"])
+@pytest.mark.parametrize("output", [20, 400])
+def test_what_a_draft_reads_of_prompts_is_no_row_that_it_drafts(deployment, policy, output):
+    trace = {"arrival": [0.0] * 4, "prompt_tokens": 500, "output_tokens": output}
+    rounds = run(trace, deployment=deployment, policy=policy, max_batch=4).rounds
+    assert max(r.draft_rows for r in rounds) >= 500
+    # A request has a row in each forward of a chain, in the first one up to two.
+    assert 0 < rounds.most_draft_rows <= 8
+
+
 def test_the_draft_pays_for_prompts_too():
     trace = {"arrival": [0.0], "prompt_tokens": [5_000], "output_tokens": [30]}
     free = make_cost(draft_prefill=StepTime.linear(alpha=0.0, gamma=0.0, delta=0.0))
