@@ -27,7 +27,7 @@ from codesign.engine.rank_weights import (
 from codesign.engine.weights import TensorFiles, read_tensors
 from codesign.errors import InputError
 from codesign.kernels.int4 import Int4Weight, pack_nibbles, unpack_nibbles
-from codesign.models import DRAFTS, resolve_model
+from codesign.models import draft_target, resolve_model
 from codesign.models.quantization import Quantization, expected_tensors, read_quantization
 from codesign.models.recipe import read_recipe, weights_sha256
 from codesign.models.shape import ModelShape, model_shape, read_config
@@ -85,11 +85,6 @@ def open_reader(directory: Path, *, device: torch.device | str = "cpu") -> Weigh
         shape, state, token_map = _shipped_draft(source, read_embedding(resolve_model(target)))
     big = model_shape(directory)
     return InflatedReader(recipe, shape, state, big=big, token_map=token_map, device=device)
-
-
-def draft_target(name: str) -> str | None:
-    """Return whose shipped draft is called so; None if it is no shipped draft."""
-    return next((target for target, draft in DRAFTS.items() if draft == name), None)
 
 
 def is_shipped_draft(directory: Path) -> bool:

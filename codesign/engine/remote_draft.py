@@ -78,7 +78,7 @@ class RemoteDraft:
             self._send(setup)
             self._receive(START_TIMEOUT)
         except DraftLostError as lost:
-            failure = f"{self._exit_code()}; {start_failure(self._process)}"
+            failure = f"{exit_text(self._process)}; {start_failure(self._process)}"
             self.close()
             raise DraftLostError(
                 f"draft process did not start{failure}. "
@@ -137,11 +137,13 @@ class RemoteDraft:
     def _end(self) -> DraftLostError:
         with contextlib.suppress(subprocess.TimeoutExpired):  # its line breaks before it ends
             self._process.wait(timeout=ANSWER_TIMEOUT)
-        return DraftLostError(f"draft process ended{self._exit_code()}")
+        return DraftLostError(f"draft process ended{exit_text(self._process)}")
 
-    def _exit_code(self) -> str:
-        code = self._process.poll()
-        return "" if code is None else f", exit code {code}"
+
+def exit_text(process: subprocess.Popen[Any]) -> str:
+    """Words behind "ended"; none while it runs."""
+    code = process.poll()
+    return "" if code is None else f", exit code {code}"
 
 
 def start_failure(process: subprocess.Popen[Any]) -> str:

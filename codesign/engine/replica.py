@@ -14,6 +14,7 @@ from typing import Any
 
 from codesign.engine.feed import Feed
 from codesign.engine.partner import TargetLostError
+from codesign.engine.remote_draft import exit_text
 from codesign.engine.run import EngineRun, ServeOptions
 from codesign.engine.source import EngineSource
 from codesign.plan import Candidate
@@ -144,5 +145,4 @@ class Replica:
     def _exit_code(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):  # the line may break first
             self._process.wait(timeout=1)
-        code = self._process.poll()
-        return "" if code is None else f", exit code {code}"
+        return exit_text(self._process)

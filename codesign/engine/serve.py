@@ -17,13 +17,7 @@ from codesign.engine.partner import Answer, DraftLostError, NoDraft, Partner, Ta
 from codesign.engine.schedule import PromptPiece, Schedule
 from codesign.engine.serving_log import Round, ServingLog
 from codesign.engine.target import Target
-from codesign.policy.protocol import (
-    Admission,
-    PromptRows,
-    RequestVerdict,
-    Verdict,
-    VerifyRows,
-)
+from codesign.policy.protocol import Admission, PromptRows, RequestVerdict, Verdict, VerifyRows
 from codesign.prompts import BoundRequest
 from codesign.records import RunRecords
 

@@ -15,17 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 from codesign.acceptance import AcceptanceProfile
 from codesign.errors import InputError
 from codesign.fit import ROOFLINE, Fit
-from codesign.fit.devices import Device
+from codesign.fit.devices import Device, Link
 from codesign.fit.priced_model import PricedModel
 from codesign.fit.step_forms import prompt_time
 from codesign.policy.cost import Calibration, RoundCost, StepTime
-
-Link = Literal["nvlink", "pcie"]
 
 KV_SHARE = 0.875  # of the memory's bandwidth: 4.2 of 4.8 TB/s, a pure read on an H200
 FLOPS_SHARE = 0.7  # vLLM on an H100 takes 21 us per row of an 8B model (arXiv 2601.11580)

@@ -11,20 +11,17 @@ Imports torch and nothing of the engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from codesign.kernels import gemm
+from codesign.kernels import LinearMap, gemm
 from codesign.kernels.cuda_module import kernels_run
 from codesign.kernels.int4 import Int4Weight
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import GROUP, PackedLinear, gate_up_order, pack_int4
 from codesign.kernels.reference import PlainInt4Linear, PlainLinear, rms_norm, swiglu
-
-LinearMap = Callable[[Tensor], Tensor]  # (T, K) -> (T, N)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ __all__ = [
     "ModelShape",
     "Rope",
     "directory_bytes",
+    "draft_target",
     "lasting_name",
     "list_models",
     "model_shape",
@@ -119,6 +120,11 @@ def lasting_name(name: str) -> str:
 def shipped_draft(name: str) -> Path:
     """Return where a shipped draft lies; a lean installation may have left it out."""
     return Path(__file__).parents[1] / "data" / "drafts" / name
+
+
+def draft_target(name: str) -> str | None:
+    """Return whose shipped draft is called so; None if it is no shipped draft."""
+    return next((target for target, draft in DRAFTS.items() if draft == name), None)
 
 
 def list_models() -> list[ModelEntry]:

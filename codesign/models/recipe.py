@@ -17,7 +17,7 @@ from typing import Any
 
 from codesign.artifacts import sha256
 from codesign.errors import InputError, counted
-from codesign.models import DRAFTS, resolve_model
+from codesign.models import draft_target, resolve_model
 from codesign.models.importing import installing
 from codesign.models.shape import FAMILIES, ModelShape, model_shape, read_config
 
@@ -174,7 +174,8 @@ def create_inflated(recipe: Recipe, *, name: str) -> Path:
     small = model_shape(source)
     big = inflated_shape(recipe.shape, small)
     check_fit(recipe.degradation.shape(small), big)
-    tokenizer = resolve_model(_target_of(recipe.source))
+    # A shipped draft has no tokenizer of its own.
+    tokenizer = resolve_model(draft_target(recipe.source) or recipe.source)
     extras = read_config(tokenizer / "config.json")
     config = _config(big) | {key: extras[key] for key in _CONFIG_EXTRAS if key in extras}
     config[ENTRY] = asdict(recipe)
@@ -215,11 +216,6 @@ def read_recipe(directory: Path) -> Recipe | None:
         return Recipe(**{**entry, "degradation": Degradation(**lost)})
     except (KeyError, TypeError, ValueError) as err:
         raise InputError(f"{path} holds a broken recipe: {err!r}. Inflate the model again") from err
-
-
-def _target_of(source: str) -> str:
-    """Return the model whose tokenizer a source uses: a shipped draft has none of its own."""
-    return next((target for target, draft in DRAFTS.items() if draft == source), source)
 
 
 def _config(shape: ModelShape) -> dict[str, Any]:

@@ -6,15 +6,15 @@ a timing; everything else a server does is here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import simpy
 
 from codesign.policy.batching import Batcher, QueuedRequest
 from codesign.policy.cost import RoundCost
 from codesign.records import RoundLog
+from codesign.sim.cluster import Process
 from codesign.sim.played import PlayedBatch
 from codesign.sim.prefill import Prefill
 from codesign.sim.quiet_rounds import RunAhead
@@ -23,8 +23,6 @@ from codesign.sim.steps import Step, StepLog
 from codesign.sim.tape_batch import TapedBatch
 from codesign.sim.timing import Spans, Timing, TogetherTiming, shared_step
 from codesign.sim.work import Batch, Work
-
-Process = Generator[simpy.Event, Any, None]
 
 
 def _nobody_comes(start: float, end: float) -> int:

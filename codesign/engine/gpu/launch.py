@@ -23,7 +23,7 @@ from typing import NoReturn
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.watch import Watch
 from codesign.engine.partner import DraftLostError, TargetLostError
-from codesign.engine.remote_draft import start_failure
+from codesign.engine.remote_draft import exit_text, start_failure
 from codesign.errors import HardwareError
 
 SETUP_FILE = "setup.pickle"
@@ -99,7 +99,7 @@ class LocalRanks:
         for rank, process in self._processes.items():
             while not (self._folder / f"ready-{rank}").exists():
                 if process.poll() is not None or monotonic() > deadline:
-                    failure = f"{_exit_code(process)}; {start_failure(process)}"
+                    failure = f"{exit_text(process)}; {start_failure(process)}"
                     raise HardwareError(
                         f"rank {rank} did not start{failure}. "
                         "Try fewer workers: codesign plan --workers 1"
@@ -110,7 +110,7 @@ class LocalRanks:
         for rank, process in self._processes.items():
             if self._setup.drafts(rank) == draft and process.poll() is not None:
                 name, lost = ("draft", DraftLostError) if draft else ("target", TargetLostError)
-                raise lost(f"{name} rank {rank} ended{_exit_code(process)}")
+                raise lost(f"{name} rank {rank} ended{exit_text(process)}")
 
     def _check_all(self) -> None:
         self._check(draft=True)
@@ -221,8 +221,3 @@ class TorchrunProcess:
 def read_setup(folder: Path) -> RankSetup:
     """What ``LocalRanks`` left for the ranks that it starts."""
     return pickle.loads((folder / SETUP_FILE).read_bytes())
-
-
-def _exit_code(process: subprocess.Popen[str]) -> str:
-    code = process.poll()
-    return "" if code is None else f", exit code {code}"

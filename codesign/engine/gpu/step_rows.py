@@ -18,14 +18,12 @@ from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from codesign.engine.gpu.mailbox import Words
 from codesign.kernels.attention_shares import SPAN, Crowd
 from codesign.policy.protocol import ExpansionRows, VerifyRows
 from codesign.policy.speculation import MAX_TREE_ROWS
-
-Words = NDArray[np.int32]
 
 BUCKETS = (8, 16, 32, 64, 128)  # a forward over 1 row costs what one over 8 does
 MAX_PATH = MAX_TREE_ROWS + 8

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from codesign.engine.draft_worker import DraftTimes
+from codesign.engine.gpu.mailbox import Words
 from codesign.policy.protocol import (
     Admission,
     Candidates,
@@ -23,7 +23,6 @@ from codesign.policy.protocol import (
     Verdict,
 )
 
-Words = NDArray[np.int32]
 _TIMES = struct.Struct("<4d2q")
 _TIME_WORDS = _TIMES.size // 4
 _TIME_BITS = struct.Struct(f"<{_TIME_WORDS}i")
