@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
-from codesign.policy.interface import Progress, Speculation, context_rows, to_run
+from codesign.policy.interface import Progress, Speculation, context_rows, first_to_run
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.tree import DraftTree
 
@@ -62,13 +62,9 @@ class AdaServe(Speculation):
         return 0.0 if target is None else (progress.elapsed + step) / target - progress.tokens
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
-        return [self._next_level(tree) if done < self._depth else [] for tree in trees]
-
-    def _next_level(self, tree: DraftTree) -> list[int]:
-        for level in self._beam(tree)[: self._depth]:
-            if nodes := to_run(tree, level):
-                return nodes
-        return []
+        if done >= self._depth:
+            return [[] for _ in trees]
+        return [first_to_run(tree, self._beam(tree)[: self._depth]) for tree in trees]
 
     def _beam(self, tree: DraftTree) -> list[list[int]]:
         """The heaviest nodes of each level below those of the level before; the root first."""

@@ -170,6 +170,14 @@ def to_run(tree: DraftTree, nodes: Sequence[int]) -> list[int]:
     return open_nodes if tree.num_expanded + len(open_nodes) <= MAX_TREE_ROWS else []
 
 
+def first_to_run(tree: DraftTree, levels: Sequence[Sequence[int]]) -> list[int]:
+    """``to_run`` of the first level of nodes that has any."""
+    for level in levels:
+        if nodes := to_run(tree, level):
+            return nodes
+    return []
+
+
 def _calibrated(log_probs: Sequence[float], calibration: Calibration) -> list[float]:
     # The host's longest loop between a draft's last answer and the target's step.
     slope, intercept, found = calibration.slope, calibration.intercept, []

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from codesign.policy.cost import Calibration
-from codesign.policy.interface import MAX_TREE_ROWS, Speculation, to_run
+from codesign.policy.interface import MAX_TREE_ROWS, Speculation, first_to_run
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.tree import UNEXPANDED, DraftTree
 
@@ -26,13 +26,8 @@ class StaticTree(Speculation):
         self.fanout = max(widths)
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
-        return [self._next_level(tree) for tree in trees]
-
-    def _next_level(self, tree: DraftTree) -> list[int]:
-        for level in self._levels(tree)[: len(self._widths)]:
-            if nodes := to_run(tree, level):
-                return nodes
-        return []
+        depth = len(self._widths)
+        return [first_to_run(tree, self._levels(tree)[:depth]) for tree in trees]
 
     def _levels(self, tree: DraftTree) -> list[list[int]]:
         """Nodes of the shape, root first, as far as they are drafted."""

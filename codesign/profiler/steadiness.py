@@ -7,7 +7,7 @@ and the second series counts. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,20 +24,16 @@ _SHAPE = ["op", "rows", "requests", "context", "beside"]
 
 def small_steps(groups: Sequence[Group]) -> list[Group]:
     """What is timed again: steps of one request, of target and draft, nothing beside them."""
-    chosen = [
-        replace(group, shapes=tuple([s for s in group.shapes if _is_small(s)]))
-        for group in groups
-        if not group.beside
-    ]
-    return [group for group in chosen if group.shapes]
+    return _those([group for group in groups if not group.beside], _is_small)
 
 
 def without_prompts(groups: Sequence[Group]) -> list[Group]:
     """What is timed anew after a slow phase: prompts are long, and not the host's."""
-    chosen = [
-        replace(group, shapes=tuple([s for s in group.shapes if "prefill" not in s.op]))
-        for group in groups
-    ]
+    return _those(groups, lambda shape: "prefill" not in shape.op)
+
+
+def _those(groups: Sequence[Group], wanted: Callable[[StepShape], bool]) -> list[Group]:
+    chosen = [replace(g, shapes=tuple([s for s in g.shapes if wanted(s)])) for g in groups]
     return [group for group in chosen if group.shapes]
 
 
