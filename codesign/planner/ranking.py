@@ -55,6 +55,18 @@ class Entry:
         """A figure by seed; empty if it is not defined."""
         return {o.seed: o.figures[figure] for o in self.outcomes if figure in o.figures}
 
+    def beside(self, other: Entry, figure: str) -> tuple[float, float] | None:
+        """Means of a figure, this one's and the other's, over the seeds that both have.
+
+        The best plans have more seeds than others: their means cannot be compared, as a seed is
+        luck that all plans share. None if no seed has the figure of both.
+        """
+        ours, theirs = self.values(figure), other.values(figure)
+        shared = sorted(ours.keys() & theirs.keys())
+        if not shared:
+            return None
+        return _mean({s: ours[s] for s in shared}), _mean({s: theirs[s] for s in shared})
+
 
 def rank(entries: Sequence[Entry], objective: str) -> list[Entry]:
     """Best first: those that meet the SLO, then the others by how far they miss it."""
@@ -133,7 +145,7 @@ def explain(ranked: Sequence[ScoredCandidate], slo: SLO) -> str:
     return "; ".join(parts)
 
 
-def explain_runner_up(ranked: Sequence[ScoredCandidate], objective: str) -> str:
+def explain_runner_up(ranked: Sequence[Entry], objective: str) -> str:
     """One line: by what the second candidate lost, and the cause; "" if there is none.
 
     The second is the first one of another policy or deployment: that a batch limit more would do
@@ -143,21 +155,22 @@ def explain_runner_up(ranked: Sequence[ScoredCandidate], objective: str) -> str:
     other = next((s for s in ranked[1:] if _kind(s.candidate) != _kind(best.candidate)), None)
     if other is None:
         return ""
-    if not other.is_feasible:
-        return f"{other.label}: misses the SLO"
-    return f"{other.label}: {_lost_by(best, other, objective)}{_cause(best, other)}"
+    label = other.candidate.label
+    if not other.scored.is_feasible:
+        return f"{label}: misses the SLO"
+    return f"{label}: {_lost_by(best, other, objective)}{_cause(best, other)}"
 
 
 def _kind(candidate: Candidate) -> tuple[object, object]:
     return candidate.speculation, candidate.deployment
 
 
-def _lost_by(best: ScoredCandidate, other: ScoredCandidate, objective: str) -> str:
+def _lost_by(best: Entry, other: Entry, objective: str) -> str:
     """The first criterion in which the best is noticeably better."""
     for figure, more_is_better in CRITERIA[objective]:
-        if figure not in best.predicted or figure not in other.predicted:
+        if (pair := best.beside(other, figure)) is None:
             continue
-        ours, theirs = best.predicted[figure].value, other.predicted[figure].value
+        ours, theirs = pair
         loss = (ours - theirs if more_is_better else theirs - ours) / max(ours, 1e-12)
         if loss > NOTICEABLE:
             return f"{loss:.0%} {'less' if more_is_better else 'more'} {_WORDS[figure]}"
@@ -166,15 +179,16 @@ def _lost_by(best: ScoredCandidate, other: ScoredCandidate, objective: str) -> s
     return "less than 1 % apart"
 
 
-def _cause(best: ScoredCandidate, other: ScoredCandidate) -> str:
+def _cause(best: Entry, other: Entry) -> str:
     """What makes a token of the other one dearer: fewer tokens per round, or a longer round."""
     parts = []
-    pairs = [s.predicted.get("acceptance_length") for s in (best, other)]
-    if pairs[0] and pairs[1] and pairs[1].value < pairs[0].value * (1 - NOTICEABLE):
-        parts.append(f"{pairs[1].value:.2f} instead of {pairs[0].value:.2f} tokens per round")
-    ours, theirs = sum(best.spans.values()), sum(other.spans.values())
+    pair = best.beside(other, "acceptance_length")
+    if pair and pair[1] < pair[0] * (1 - NOTICEABLE):
+        parts.append(f"{pair[1]:.2f} instead of {pair[0]:.2f} tokens per round")
+    before, after = best.scored.spans, other.scored.spans
+    ours, theirs = sum(before.values()), sum(after.values())
     if theirs > ours * (1 + NOTICEABLE):
-        span = max(other.spans, key=lambda name: other.spans[name] - best.spans.get(name, 0.0))
+        span = max(after, key=lambda name: after[name] - before.get(name, 0.0))
         parts.append(
             f"a round takes {milliseconds(theirs)} instead of {milliseconds(ours)}, most of it "
             f"more {_SPAN_WORDS[span]}"

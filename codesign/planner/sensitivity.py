@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from codesign.candidate import ScoredCandidate
 from codesign.plan import Doubt
 from codesign.planner.behaviour import Behaviour, token_shares
-from codesign.planner.ranking import CRITERIA, NOTICEABLE
+from codesign.planner.ranking import CRITERIA, NOTICEABLE, Entry
 from codesign.planner.saturation import OVERLOADED
 from codesign.planner.screen import behaviours_of, screen
 from codesign.policy.speculation import SpeculationSpec
@@ -42,7 +41,7 @@ class _Case:
     behaviours: Behaviours
 
 
-def find_doubts(ranked: Sequence[ScoredCandidate], question: Question) -> tuple[Doubt, ...]:
+def find_doubts(ranked: Sequence[Entry], question: Question) -> tuple[Doubt, ...]:
     """Terms whose error would make another plan noticeably better, the worst first.
 
     Args:
@@ -50,12 +49,17 @@ def find_doubts(ranked: Sequence[ScoredCandidate], question: Question) -> tuple[
         question: What was asked.
     """
     criteria = [name for name, _ in CRITERIA[question.objective][:2]]
-    plans = [s for s in ranked if s.is_feasible and all(name in s.predicted for name in criteria)]
+    best = ranked[0]
+    plans = [
+        entry
+        for entry in ranked
+        if entry.scored.is_feasible and all(best.beside(entry, name) for name in criteria)
+    ]
     plans = plans[:_MOST_PLANS]
-    if len(plans) < 2 or plans[0] is not ranked[0] or plans[0].saturation == OVERLOADED:
+    if len(plans) < 2 or plans[0] is not best or best.scored.saturation == OVERLOADED:
         return ()  # of an endless queue the screen's arithmetic knows nothing
     shares = token_shares(question.requests, question.fit.acceptance)
-    specs = list(dict.fromkeys(s.candidate.speculation for s in plans))
+    specs = list(dict.fromkeys(entry.candidate.speculation for entry in plans))
     behaviours = behaviours_of(specs, question.fit, shares)
     before = _figures(plans, question, question.fit, behaviours)
     doubts: dict[str, Doubt] = {}
@@ -64,16 +68,17 @@ def find_doubts(ranked: Sequence[ScoredCandidate], question: Question) -> tuple[
         rival, regret = _best_rival(plans, question.objective, before, after)
         known = doubts.get(case.term)
         if regret > NOTICEABLE and (known is None or regret > known.regret):
-            doubts[case.term] = Doubt(case.term, case.change, plans[rival].label, regret)
+            label = plans[rival].candidate.label
+            doubts[case.term] = Doubt(case.term, case.change, label, regret)
     return tuple(sorted(doubts.values(), key=lambda doubt: -doubt.regret))
 
 
 def _figures(
-    plans: Sequence[ScoredCandidate], question: Question, fit: Fit, behaviours: Behaviours
+    plans: Sequence[Entry], question: Question, fit: Fit, behaviours: Behaviours
 ) -> dict[str, NDArray[np.float64]]:
     """Per figure that decides, the screen's score of each plan."""
     screened = screen(
-        [s.candidate for s in plans],
+        [entry.candidate for entry in plans],
         question.requests,
         fit,
         slo=question.slo,
@@ -83,9 +88,9 @@ def _figures(
     return {name: getattr(screened, column) for name, column in _SCREENED.items()}
 
 
-def _cases(plans: Sequence[ScoredCandidate], fit: Fit, behaviours: Behaviours) -> Iterator[_Case]:
+def _cases(plans: Sequence[Entry], fit: Fit, behaviours: Behaviours) -> Iterator[_Case]:
     """Every term that has an error, moved up and down by it."""
-    deployments = [s.candidate.deployment for s in plans]
+    deployments = [entry.candidate.deployment for entry in plans]
     labels = [d.unit.label for d in deployments]
     labels += [str(d.prefill_workers) for d in deployments if d.prefill_workers]
     for label in dict.fromkeys(labels):
@@ -113,7 +118,7 @@ def _emitted(behaviour: Behaviour, change: float) -> float:
 
 
 def _best_rival(
-    plans: Sequence[ScoredCandidate],
+    plans: Sequence[Entry],
     objective: str,
     before: Mapping[str, NDArray[np.float64]],
     after: Mapping[str, NDArray[np.float64]],
@@ -121,13 +126,14 @@ def _best_rival(
     """The plan that the first one loses most to, and by how much; (0, 0.0) if to none."""
 
     def moved(index: int, figure: str) -> float:
-        ratio = after[figure][index] / max(float(before[figure][index]), 1e-12)
-        return plans[index].predicted[figure].value * float(ratio)
+        return float(after[figure][index] / max(float(before[figure][index]), 1e-12))
 
     found = 0, 0.0
     for index in range(1, len(plans)):
         for figure, more_is_better in CRITERIA[objective][:2]:
-            ours, theirs = moved(0, figure), moved(index, figure)
+            pair = plans[0].beside(plans[index], figure)
+            assert pair is not None, "find_doubts leaves others out"
+            ours, theirs = pair[0] * moved(0, figure), pair[1] * moved(index, figure)
             worse = (theirs - ours if more_is_better else ours - theirs) / max(abs(ours), 1e-12)
             if abs(worse) > NOTICEABLE:
                 found = max(found, (index, worse), key=lambda pair: pair[1])

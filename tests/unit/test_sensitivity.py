@@ -7,14 +7,25 @@ import dataclasses
 import pandas as pd
 import pytest
 
-from codesign.candidate import Candidate, Interval, ScoredCandidate
+from codesign.candidate import Candidate, ScoredCandidate
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.planner import Question, search
+from codesign.planner.predict import Outcome
+from codesign.planner.ranking import Entry
 from codesign.planner.sensitivity import find_doubts
 from codesign.policy.cost import RoundCost, StepTime
 from codesign.policy.speculation import parse_policy
 
 POLICIES = ("plain", "chain-1", "chain-2", "chain-4")
+
+
+def entry(candidate: Candidate, *latencies: float) -> Entry:
+    """A plan that meets the SLO, with a mean latency per seed."""
+    outcomes = tuple(
+        Outcome(candidate.label, seed, {"goodput": 1.0, "latency_mean": latency}, {}, 1)
+        for seed, latency in enumerate(latencies)
+    )
+    return Entry(candidate, outcomes, ScoredCandidate(candidate, {}, {}, "fitted", True), 0.0)
 
 
 @pytest.fixture
@@ -87,11 +98,20 @@ def test_the_workers_that_run_prompts_alone_may_be_doubted_too(question):
     prompt = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.5)
     costs = dict.fromkeys("123", RoundCost(step, step, prompt, prompt))
     fit = dataclasses.replace(question.fit, costs=costs, errors={"1/prefill": 0.9})
-    latency = {"goodput": Interval(1.0, 1.0, 1.0), "latency_mean": Interval(2.0, 2.0, 2.0)}
     plain = parse_policy("plain")
     plans = [Candidate(parse_deployment(label), plain, 4) for label in ("2/p1", "3")]
-    ranked = [ScoredCandidate(plan, latency, {}, "fitted", is_feasible=True) for plan in plans]
+    ranked = [entry(plan, 2.0) for plan in plans]
     asked = dataclasses.replace(question, fit=fit, objective="goodput", workers=3)
     (doubt,) = find_doubts(ranked, asked)
     assert (doubt.term, doubt.change) == ("prompt step of 1", 0.9)
-    assert doubt.rival == ranked[1].label
+    assert doubt.rival == plans[1].label
+
+
+def test_a_plan_with_fewer_seeds_is_no_rival_for_its_luck(question):
+    """With the seed that both have the plans are equal; the best has met worse luck since."""
+    fit = dataclasses.replace(question.fit, errors={"2/target": 0.02})
+    chain = parse_policy("chain-2")
+    plans = [Candidate(parse_deployment("2"), chain, batch) for batch in (1, 2)]
+    ranked = [entry(plans[0], 2.0, 3.0, 4.0), entry(plans[1], 2.0)]
+    asked = dataclasses.replace(question, fit=fit, objective="goodput")
+    assert find_doubts(ranked, asked) == ()
