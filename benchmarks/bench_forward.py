@@ -26,7 +26,7 @@ from codesign.engine.gpu.step_rows import DeviceRows, RequestRows, pack_step
 from codesign.engine.gpu.tensor_group import SingleRank
 from codesign.engine.rank_weights import EndWeights, LayerWeights
 from codesign.kernels.int4 import Int4Weight
-from codesign.kernels.packed_linear import data_of, logits_map
+from codesign.kernels.packed_linear import PackedMap, PackedSwiglu, logits_map
 from codesign.kernels.row_choices import choice_words
 from codesign.models.shape import ModelShape, model_shape
 from codesign.models.sharding import Sharding
@@ -123,12 +123,13 @@ class Step:
     def maps(self) -> list[Tensor]:
         """What the layers' maps read."""
         maps = [
-            data_of(linear)
+            linear
             for layer in self.forward._layers
             for linear in (layer.qkv, layer.out, layer.swiglu, layer.down)
         ]
-        assert all(data is not None for data in maps), "a map is not packed"
-        return [data for data in maps if data is not None]
+        packed = [m.weight.data for m in maps if isinstance(m, PackedMap | PackedSwiglu)]
+        assert len(packed) == len(maps), "a map is not packed"
+        return packed
 
     @property
     def cuts(self) -> set[tuple[int, int]]:

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from codesign.artifacts.machine import short_gpu_name
 from codesign.errors import InputError
 
 Link = Literal["nvlink", "pcie"]
@@ -76,16 +74,6 @@ def load_device(name: str) -> Device:
             "with its data sheet (docs/file-formats.md)"
         )
     return known[name.lower()]
-
-
-def device_of(gpu: str) -> Device | None:
-    """The device of a GPU by its driver's name, as "NVIDIA H100 80GB HBM3"; None if unknown.
-
-    An "H100 PCIe" or an "H200 NVL" is another GPU than the one of the data sheet.
-    """
-    known, name = devices(), short_gpu_name(gpu).lower()
-    size = re.search(r"\d+gb", gpu.lower())
-    return (known.get(f"{name}-{size[0]}") if size else None) or known.get(name)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -72,11 +72,6 @@ def for_prompts(linear: LinearMap) -> LinearMap:
     return linear
 
 
-def data_of(linear: LinearMap) -> Tensor | None:
-    """What the launch of a packed map reads, or None."""
-    return linear.weight.data if isinstance(linear, PackedMap | PackedSwiglu) else None
-
-
 def linear_map(
     matrix: Tensor | Int4Weight, bias_N: Tensor | None = None, *, norm: Norm | None = None
 ) -> LinearMap:

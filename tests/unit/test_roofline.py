@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 import codesign
+from benchmarks.this_device import device_of
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts.machine import short_gpu_name
 from codesign.errors import InputError
 from codesign.fit import Fit
-from codesign.fit.devices import device_of, devices, load_device
+from codesign.fit.devices import devices, load_device
 from codesign.fit.priced_model import (
     LARGE_ERROR,
     SMALL_ERROR,
