@@ -79,11 +79,6 @@ def check_stop_strings(
         )
 
 
-def kv_tokens(request: BoundRequest, spec: SpeculationSpec) -> int:
-    """KV rows that a request needs at its longest."""
-    return len(request.prompt_ids) + request.max_new_tokens + spec.kv_rows
-
-
 @dataclass(frozen=True, slots=True)
 class ServedRequests:
     """What of a run's requests can be served.
@@ -145,4 +140,5 @@ def served_requests(
         vocab=target.vocab,
     )
     served = [request for request in requests if request.request_id not in refused]
-    return ServedRequests(served, refused, max(kv_tokens(r, spec) for r in served))
+    longest = max(len(r.prompt_ids) + r.max_new_tokens for r in served)
+    return ServedRequests(served, refused, longest + spec.kv_rows)

@@ -15,11 +15,10 @@ from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import (
     Progress,
-    context_rows,
 )
 from codesign.policy.online_calibration import KNOWN
 from codesign.policy.repeating import Repeating, likeliest_children
-from codesign.policy.resting import LEARNED, LONGEST_REST
+from codesign.policy.resting import LONGEST_REST
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.traffic import COLD, Traffic, rows_behind
 from codesign.policy.tree import DraftTree
@@ -90,16 +89,7 @@ class SpecServe(Repeating):
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
         if self._begins_repeat(trees, progress):
             return
-        num_beside, rows_beside = self.beside
-        batch, context = len(trees) + num_beside, context_rows(trees) + rows_beside
-        self.traffic.observe(trees, self.now, self.sharing)
-        self._round.begin(
-            batch,
-            context,
-            traffic=self.traffic,
-            sharing=self.sharing,
-            looking=self.looking if self._num_confidence > LEARNED else 0.0,
-        )
+        batch, context = self._begin_looks(trees, self._num_confidence)
         self._missing = [tree.missing for tree in trees]
         plain = self._goodput.seconds(batch=batch, context=context, steps=0, draft_tokens=0)
         self._plain_seconds = plain / (1.0 - min(self.traffic.share, FULL))

@@ -59,10 +59,9 @@ from codesign.policy.batch_rows import (
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
-from codesign.policy.interface import Progress, context_rows
+from codesign.policy.interface import Progress
 from codesign.policy.online_calibration import OnlineCalibration
 from codesign.policy.repeating import Repeating, likeliest_children
-from codesign.policy.resting import LEARNED
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.traffic import COLD, Traffic, rows_behind
 from codesign.policy.tree import DraftTree
@@ -116,16 +115,7 @@ class BatchTree(Repeating):
         if self._begins_repeat(trees, progress):
             return
         own = cast("Sequence[BudgetTree]", trees)
-        num_beside, rows_beside = self.beside
-        batch, context = len(trees) + num_beside, context_rows(trees) + rows_beside
-        self.traffic.observe(own, self.now, self.sharing)
-        self._round.begin(
-            batch,
-            context,
-            traffic=self.traffic,
-            sharing=self.sharing,
-            looking=self.looking if self.calibration.num_confidences > LEARNED else 0.0,
-        )
+        batch, context = self._begin_looks(trees, self.calibration.num_confidences)
         self._urgency = urgencies(progress, self._round.target.of(batch, context), self._slo_tpot)
         self._choice = self._round.plain  # the best of what is drafted
         self._saved = 0.0  # seconds per token of each request, by drafting for all

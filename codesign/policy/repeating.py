@@ -25,8 +25,8 @@ import numpy as np
 from codesign.policy.batch_round import BatchRound
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
-from codesign.policy.interface import Progress
-from codesign.policy.resting import LONGEST_REST, Resting, rounds_until_look
+from codesign.policy.interface import Progress, context_rows
+from codesign.policy.resting import LEARNED, LONGEST_REST, Resting, rounds_until_look
 from codesign.policy.traffic import COLD, Traffic
 from codesign.policy.tree import DraftTree
 
@@ -70,6 +70,20 @@ class Repeating(Resting):
     ) -> bool:
         """Whether a round with draft tokens may take so long; asked in every one that repeats."""
         return True
+
+    def _begin_looks(self, trees: Sequence[DraftTree], num_confidences: int) -> tuple[int, int]:
+        """Begin a round that looks at the trees; its requests and KV rows, those beside counted."""
+        num_beside, rows_beside = self.beside
+        batch, context = len(trees) + num_beside, context_rows(trees) + rows_beside
+        self.traffic.observe(trees, self.now, self.sharing)
+        self._round.begin(
+            batch,
+            context,
+            traffic=self.traffic,
+            sharing=self.sharing,
+            looking=self.looking if num_confidences > LEARNED else 0.0,
+        )
+        return batch, context
 
     def _begins_repeat(self, trees: Sequence[DraftTree], progress: Sequence[Progress]) -> bool:
         """Whether the round that starts repeats the last one."""
