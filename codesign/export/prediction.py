@@ -17,7 +17,7 @@ from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.export.setup import Engine
 from codesign.export.wishes import wish_of
 from codesign.planner.predict import score, simulate_outcome
-from codesign.planner.ranking import NOTICEABLE
+from codesign.planner.ranking import CRITERIA, NOTICEABLE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from codesign.plan import Plan
 
 
-FIGURES = ("tpot_mean", "ttft_mean", "throughput", "goodput", "acceptance_length")
+FIGURES = (
+    "tpot_mean", "ttft_mean", "latency_mean", "throughput", "goodput", "acceptance_length",
+)  # fmt: skip
 _MANY_TOKENS = 500_000  # of the answers: with more, one seed has to do
 
 
@@ -101,19 +103,25 @@ def _figures(predicted: Mapping[str, Interval]) -> dict[str, Interval]:
 def better_candidate(
     plan: Plan, found: Forecast, exported: ScoredCandidate, runs: Callable[[Candidate], bool]
 ) -> str:
-    """Label of the plan's best candidate that the engine ``runs`` as is, if it beats the export."""
-    name, sign = ("tpot_mean", -1.0) if plan.objective == "latency" else ("goodput", 1.0)
+    """Label of the plan's best candidate that the engine ``runs`` as is, if it beats the export.
+
+    By the two figures that decide between plans: goodput alone is equal wherever all requests are
+    served in time.
+    """
     workers = exported.candidate.deployment.num_workers
-    if name not in found.exported:
-        return ""
     for other in plan.scored:
         if other.label == exported.label or other.candidate.deployment.num_workers > workers:
             continue
         if not runs(other.candidate):
             continue
-        if name in other.predicted:
-            gain = sign * (other.predicted[name].value / found.exported[name].value - 1.0)
-            return other.label if gain > NOTICEABLE else ""
+        for name, more_is_better in CRITERIA[plan.objective][:2]:
+            if name not in other.predicted or name not in found.exported:
+                continue
+            theirs, ours = other.predicted[name].value, found.exported[name].value
+            gain = (theirs - ours if more_is_better else ours - theirs) / max(ours, 1e-12)
+            if abs(gain) > NOTICEABLE:
+                return other.label if gain > 0 else ""
+        return ""
     return ""
 
 

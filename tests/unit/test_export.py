@@ -582,6 +582,23 @@ def test_a_candidate_that_runs_as_it_is_and_serves_better_is_named(make, fit):
     assert export_plan(make(tree, uncut, objective="latency"), fit, engine).better == ""
 
 
+@pytest.mark.parametrize("slo", [SLO(), SLO(tpot=1e-6)])
+def test_one_that_serves_as_many_is_named_if_its_requests_are_done_sooner(make, fit, slo):
+    """Goodput says nothing where the machine keeps up with all, or where nobody meets the SLO."""
+    tree = scored("async-tree-8x4x2")
+    served = export_plan(make(tree, slo=slo), fit, ENGINES["vllm"]).forecast.exported
+    assert (served["goodput"].value == 0.0) == (slo.tpot is not None)
+
+    def other(times: float) -> ScoredCandidate:
+        value = times * served["latency_mean"].value
+        predicted = {**served, "latency_mean": Interval(value, value, value)}
+        return dataclasses.replace(scored("chain-3"), predicted=predicted)
+
+    for times, named in ((0.9, "chain-3 on 8, batch 16"), (1.1, "")):
+        plan = make(tree, other(times), slo=slo)
+        assert export_plan(plan, fit, ENGINES["vllm"]).better == named
+
+
 def test_another_candidate_is_found_by_its_label_and_its_models_by_their_flags(make, fit):
     plan = make(scored("async-tree-8x4x2"), scored("chain-2"))
     found = export_plan(
