@@ -13,8 +13,8 @@ from torch import Tensor
 
 from codesign.engine.checkpoint import pack_awq
 from codesign.engine.rank_weights import EMBEDDING, HEAD, NORM, EndWeights, LayerWeights
-from codesign.engine.weights import INDEX, SINGLE
 from codesign.kernels.int4 import Int4Weight, unpack_nibbles
+from codesign.models.importing import INDEX, SINGLE
 from codesign.models.quantization import INT4_HEAD
 from codesign.models.shape import ModelShape, read_config
 

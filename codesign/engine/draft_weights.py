@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from codesign.errors import InputError
+from codesign.models.importing import SINGLE
 
-WEIGHTS_FILE = "model.safetensors"
 TOKEN_MAP = "draft_to_target"
 SCALE_SUFFIX = "_scale"
 _LARGEST = 127
@@ -60,7 +60,7 @@ def save_draft_state(directory: Path, state: Mapping[str, Tensor]) -> None:
         else:
             stored[name] = tensor.float().contiguous()
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(stored, directory / WEIGHTS_FILE)
+    save_file(stored, directory / SINGLE)
 
 
 def load_draft_state(directory: Path) -> dict[str, Tensor]:
@@ -70,7 +70,7 @@ def load_draft_state(directory: Path) -> dict[str, Tensor]:
         InputError: The file is missing or broken, a matrix has no scales, or the token map does
             not fit the head.
     """
-    path = directory / WEIGHTS_FILE
+    path = directory / SINGLE
     try:
         stored = load_file(path)
     except (OSError, SafetensorError) as error:

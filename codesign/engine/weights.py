@@ -17,12 +17,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from codesign.errors import InputError
+from codesign.models.importing import INDEX, INTEGER_TYPES, SINGLE
 from codesign.models.quantization import TensorSpec
 
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 REAL_TYPES = ("F32", "F16", "BF16", "F64")
-INTEGER_TYPES = ("I32", "I64")
 
 
 class TensorFiles:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codesign.models import DEFAULT_TARGET, DRAFTS, directory_bytes, resolve_model, shipped_draft
-from codesign.models.importing import read_header
+from codesign.models.importing import SINGLE, read_header
 from codesign.models.recipe import Recipe, read_recipe
 from codesign.models.shape import ModelShape, model_shape, read_config
 from codesign.models.tokenizer import Tokenizer
@@ -84,7 +84,7 @@ def _is_draft(path: Path) -> bool:
 
 
 def _own_parameters(path: Path) -> int:
-    header = read_header(path / "model.safetensors")
+    header = read_header(path / SINGLE)
     return sum(math.prod(e["shape"]) for name, e in header.items() if name.endswith(".weight"))
 
 

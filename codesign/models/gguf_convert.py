@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from codesign import Progress
 from codesign.errors import InputError
+from codesign.models.importing import SINGLE
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
@@ -71,7 +72,7 @@ def convert_gguf(path: Path, *, output: Path, progress: Progress | None = None) 
     build_tokenizer(reader).save(str(output / "tokenizer.json"))
     _write_json(output / "tokenizer_config.json", _tokenizer_config(reader, config=config))
     report("writing weights", 0, 1)
-    safetensors.numpy.save_file(tensors, output / "model.safetensors", metadata={"format": "pt"})
+    safetensors.numpy.save_file(tensors, output / SINGLE, metadata={"format": "pt"})
     report("writing weights", 1, 1)
 
 

@@ -23,11 +23,12 @@ from codesign.models.quantization import TensorSpec, expected_tensors, read_quan
 from codesign.models.shape import ModelShape, model_shape
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+INTEGER_TYPES = ("I32", "I64")
 _FLOAT_TYPES = ("F32", "BF16", "F16")
-_INTEGER_TYPES = ("I32", "I64")
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _ABANDONED_AFTER = 3600.0  # seconds; an installation takes a minute
-_INDEX = "model.safetensors.index.json"
 
 
 def import_model(directory: Path, *, name: str, copy: bool = False) -> Path:
@@ -153,9 +154,9 @@ def _remove_abandoned(final: Path) -> None:
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    index = directory / _INDEX
+    index = directory / INDEX
     if not index.is_file():
-        return [directory / "model.safetensors"]
+        return [directory / SINGLE]
     try:
         shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
     except (ValueError, KeyError, AttributeError) as err:
@@ -169,7 +170,7 @@ def _check_tensor(name: str, entry: dict[str, Any], *, spec: TensorSpec, directo
             f"{directory}: tensor {name} has shape {entry['shape']}, config.json asks for "
             f"{list(spec.size)}"
         )
-    types = _INTEGER_TYPES if spec.is_integer else _FLOAT_TYPES
+    types = INTEGER_TYPES if spec.is_integer else _FLOAT_TYPES
     if entry["dtype"] not in types:
         raise InputError(
             f"{directory}: tensor {name} is stored as {entry['dtype']}; supported: "

@@ -18,7 +18,7 @@ from typing import Any
 from codesign.artifacts import sha256
 from codesign.errors import InputError, counted
 from codesign.models import draft_target, resolve_model
-from codesign.models.importing import installing
+from codesign.models.importing import SINGLE, installing
 from codesign.models.shape import FAMILIES, ModelShape, model_shape, read_config
 
 ENTRY = "codesign_inflated"
@@ -194,9 +194,9 @@ def weights_sha256(name: str) -> str:
     Raises:
         InputError: If there is no such model, or it is in more than one file.
     """
-    file = resolve_model(name) / "model.safetensors"
+    file = resolve_model(name) / SINGLE
     if not file.is_file():
-        raise InputError(f"{name} has no model.safetensors: only a small model can be inflated")
+        raise InputError(f"{name} has no {SINGLE}: only a small model can be inflated")
     return sha256(file)
 
 

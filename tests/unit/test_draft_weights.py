@@ -14,13 +14,13 @@ pytest.importorskip("safetensors")
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from codesign.engine.draft_weights import (  # noqa: E402
-    WEIGHTS_FILE,
     dequantize_rows,
     load_draft_state,
     quantize_rows,
     save_draft_state,
 )
 from codesign.errors import InputError  # noqa: E402
+from codesign.models.importing import SINGLE  # noqa: E402
 
 SHIPPED = Path(str(resources.files("codesign"))) / "data" / "drafts" / "smollm2-135m-draft"
 
@@ -94,7 +94,7 @@ def test_a_missing_file_is_refused_with_its_path(tmp_path: Path) -> None:
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     save_draft_state(tmp_path, small_state())
-    path = tmp_path / WEIGHTS_FILE
+    path = tmp_path / SINGLE
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(InputError, match="cannot read draft weights"):
         load_draft_state(tmp_path)
@@ -102,9 +102,9 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
 
 def test_int8_rows_without_scales_are_refused(tmp_path: Path) -> None:
     save_draft_state(tmp_path, small_state())
-    stored = load_file(tmp_path / WEIGHTS_FILE)
+    stored = load_file(tmp_path / SINGLE)
     del stored["lm_head.weight_scale"]
-    save_file(stored, tmp_path / WEIGHTS_FILE)
+    save_file(stored, tmp_path / SINGLE)
     with pytest.raises(InputError, match=r"lm_head\.weight has no row scales"):
         load_draft_state(tmp_path)
 
