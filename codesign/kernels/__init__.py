@@ -33,8 +33,6 @@ from codesign.kernels.int4 import Int4Weight
 from codesign.kernels.reference import (
     PlainInt4Linear,
     PlainLinear,
-    int4_linear,
-    linear,
     rms_norm,
     rotary_frequencies,
     rotary_tables,
@@ -45,13 +43,7 @@ from codesign.kernels.reference import (
 from codesign.kernels.skinny_linear import SkinnyLinear, pad_rows, padded_rows
 
 __all__ = [
-    "Int4Weight",
     "LinearMap",
-    "PlainInt4Linear",
-    "PlainLinear",
-    "SkinnyLinear",
-    "int4_linear",
-    "linear",
     "pack_linear",
     "pad_rows",
     "padded_rows",

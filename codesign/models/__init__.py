@@ -21,17 +21,14 @@ from pathlib import Path
 
 from codesign.artifacts import cache_dir
 from codesign.errors import InputError
-from codesign.models.shape import FAMILIES, Llama3Scaling, ModelShape, Rope, model_shape
+from codesign.models.shape import ModelShape, model_shape
 
 __all__ = [
     "DEFAULT_TARGET",
     "DRAFTS",
-    "FAMILIES",
     "FETCHABLE",
-    "Llama3Scaling",
     "ModelEntry",
     "ModelShape",
-    "Rope",
     "directory_bytes",
     "draft_target",
     "lasting_name",

@@ -8,14 +8,14 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 from codesign.errors import InputError
-from codesign.policy.adaptive import INITIAL_CONFIDENCE, SpecServe
+from codesign.policy.adaptive import SpecServe
 from codesign.policy.adaserve import AdaServe
 from codesign.policy.batch_tree import BatchTree
 from codesign.policy.chains import FixedChain, FreeChain, ParallelChain
 from codesign.policy.cost import Calibration
 from codesign.policy.features import EagleTree
 from codesign.policy.goodput import Goodput
-from codesign.policy.interface import MAX_TREE_ROWS, Progress, Speculation, last_confidence
+from codesign.policy.interface import MAX_TREE_ROWS, Speculation
 from codesign.policy.labels import (
     FAMILIES,
     Family,
@@ -24,24 +24,20 @@ from codesign.policy.labels import (
     summarise_policy,
 )
 from codesign.policy.parallel import MicroBatches, Outcomes
-from codesign.policy.spec import KINDS, Kind, SpeculationSpec
+from codesign.policy.spec import Kind, SpeculationSpec
 from codesign.policy.trees import BestTree, InFlightTree, StaticTree
 from codesign.policy.turbospec import TurboSpec
 
 __all__ = [
     "FAMILIES",
-    "INITIAL_CONFIDENCE",
-    "KINDS",
     "MAX_TREE_ROWS",
     "Family",
     "Goodput",
     "Kind",
-    "Progress",
     "Speculation",
     "SpeculationSpec",
     "build_speculation",
     "check_runs_in_engine",
-    "last_confidence",
     "parse_policy",
     "summarise_policy",
 ]

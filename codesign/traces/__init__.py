@@ -15,17 +15,14 @@ done to its input. Imports no torch; prints nothing.
 
 from __future__ import annotations
 
-from codesign.prompts import CATEGORIES
-from codesign.traces.files import csv_text, load_trace, write_csv, write_parquet
+from codesign.traces.files import load_trace, write_csv, write_parquet
 from codesign.traces.summary import LengthSummary, TraceSummary, summarise
 from codesign.traces.trace import Trace
 
 __all__ = [
-    "CATEGORIES",
     "LengthSummary",
     "Trace",
     "TraceSummary",
-    "csv_text",
     "load_trace",
     "summarise",
     "write_csv",

@@ -28,9 +28,10 @@ from codesign.policy.batch_tree import MARGIN, BatchTree
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration, StepTime
 from codesign.policy.host_cost import HostCost
+from codesign.policy.interface import Progress
 from codesign.policy.online_calibration import BATCH, OnlineCalibration
 from codesign.policy.protocol import RequestVerdict, VerifyRows
-from codesign.policy.speculation import Goodput, Progress, build_speculation, parse_policy
+from codesign.policy.speculation import Goodput, build_speculation, parse_policy
 from codesign.policy.traffic import REPAID, START_OUTPUT, Traffic
 from codesign.policy.tree import DraftTree
 from codesign.policy.urgency import MOST_URGENT, urgencies

@@ -19,6 +19,7 @@ from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
 from codesign.policy.host_cost import HostCost
+from codesign.policy.interface import Progress
 from codesign.policy.online_calibration import OnlineCalibration
 from codesign.policy.protocol import (
     Admission,
@@ -28,12 +29,7 @@ from codesign.policy.protocol import (
     Verdict,
 )
 from codesign.policy.resting import FIRST_SHARE, LONGEST_REST, LOOKING, Resting
-from codesign.policy.speculation import (
-    Progress,
-    Speculation,
-    build_speculation,
-    parse_policy,
-)
+from codesign.policy.speculation import Speculation, build_speculation, parse_policy
 from codesign.policy.turbospec import TurboSpec
 
 PROMPT, TOKENS, REQUESTS = 5, 120, 3

@@ -28,7 +28,8 @@ from codesign.fit.priced_model import parse_model
 from codesign.fit.what_if import what_if_fit
 from codesign.planner.screen import screen
 from codesign.policy.cost import Calibration, RoundCost, StepTime
-from codesign.policy.speculation import KINDS, parse_policy
+from codesign.policy.spec import KINDS
+from codesign.policy.speculation import parse_policy
 
 HEAD = Checkpoints(head="me/head")
 SHAPES = Path(codesign.__file__).parent / "data" / "shapes"

@@ -9,9 +9,10 @@ import pytest
 from codesign.policy.adaserve import AdaServe
 from codesign.policy.cost import StepTime
 from codesign.policy.features import FeatureTree
+from codesign.policy.interface import Progress
 from codesign.policy.parallel import MicroBatchTree, OutcomeTree
 from codesign.policy.protocol import Admission, DraftSide, RequestVerdict, Verdict
-from codesign.policy.speculation import Goodput, Progress, build_speculation, parse_policy
+from codesign.policy.speculation import Goodput, build_speculation, parse_policy
 from codesign.policy.tree import UNEXPANDED, DraftTree
 
 TARGET = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.020)

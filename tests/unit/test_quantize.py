@@ -20,13 +20,13 @@ from codesign.engine.quantize import quantize_model  # noqa: E402
 from codesign.engine.rows import causal_rows  # noqa: E402
 from codesign.engine.weights import random_tensors  # noqa: E402
 from codesign.errors import InputError  # noqa: E402
-from codesign.kernels import int4_linear  # noqa: E402
 from codesign.kernels.int4 import (  # noqa: E402
     Int4Weight,
     pack_nibbles,
     quantize_int4,
     unpack_nibbles,
 )
+from codesign.kernels.reference import int4_linear  # noqa: E402
 from codesign.models.importing import check_checkpoint  # noqa: E402
 from codesign.models.quantization import read_quantization  # noqa: E402
 from codesign.models.shape import model_shape  # noqa: E402

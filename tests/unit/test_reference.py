@@ -7,8 +7,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from codesign.kernels import (  # noqa: E402
-    PlainLinear,
-    SkinnyLinear,
     pad_rows,
     padded_rows,
     rms_norm,
@@ -18,6 +16,8 @@ from codesign.kernels import (  # noqa: E402
     swiglu,
     tree_attention,
 )
+from codesign.kernels.reference import PlainLinear  # noqa: E402
+from codesign.kernels.skinny_linear import SkinnyLinear  # noqa: E402
 from codesign.models.shape import Llama3Scaling, Rope  # noqa: E402
 
 

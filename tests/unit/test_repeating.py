@@ -19,9 +19,10 @@ from codesign.policy.batch_tree import BatchTree
 from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
 from codesign.policy.host_cost import HostCost
+from codesign.policy.interface import Progress
 from codesign.policy.repeating import Repeating
 from codesign.policy.resting import LEARNED, LONGEST_REST, LOOKING
-from codesign.policy.speculation import Progress, build_speculation, parse_policy
+from codesign.policy.speculation import build_speculation, parse_policy
 from codesign.policy.traffic import COLD, rows_behind
 from codesign.policy.tree import DraftTree
 from codesign.sim import simulate

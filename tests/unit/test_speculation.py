@@ -13,19 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codesign.errors import InputError
+from codesign.policy.adaptive import INITIAL_CONFIDENCE
 from codesign.policy.batch_round import BatchRound
 from codesign.policy.cost import Calibration, StepTime
 from codesign.policy.host_cost import HostCost
-from codesign.policy.interface import Progress
+from codesign.policy.interface import Progress, last_confidence
 from codesign.policy.speculation import (
     FAMILIES,
-    INITIAL_CONFIDENCE,
     MAX_TREE_ROWS,
     Goodput,
     Speculation,
     SpeculationSpec,
     build_speculation,
-    last_confidence,
     parse_policy,
 )
 from codesign.policy.traffic import COLD, START_OUTPUT, Traffic

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from codesign.errors import InputError
-from codesign.traces import CATEGORIES, csv_text, load_trace, summarise
+from codesign.prompts import CATEGORIES
+from codesign.traces import load_trace, summarise
 from codesign.traces.catalog import TWINS, bundled_path
 from codesign.traces.checks import BLOCK_TOKENS
+from codesign.traces.files import csv_text
 from codesign.traces.presets import PRESETS
 from codesign.traces.synth import synthesise
 

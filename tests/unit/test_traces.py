@@ -12,15 +12,9 @@ import pytest
 
 import codesign
 from codesign.errors import InputError
-from codesign.traces import (
-    Trace,
-    csv_text,
-    load_trace,
-    summarise,
-    write_csv,
-    write_parquet,
-)
+from codesign.traces import Trace, load_trace, summarise, write_csv, write_parquet
 from codesign.traces.catalog import PUBLISHED, TWINS, bundled_path, find_published
+from codesign.traces.files import csv_text
 from codesign.traces.summary import prefix_hit_rate
 
 PUBLISHED_FILES = Path(codesign.__file__).parents[2] / "shared" / "data" / "traces"
