@@ -49,8 +49,9 @@ def next_forward(
     target: Floats | list[float]
     if len(worth) + num <= _FEW:
         nodes = sorted(worth.tolist() + gains.tolist(), reverse=True)
-        target, tokens = this.target(len(nodes) - 1).tolist(), list(accumulate(nodes))
-        values = this.values(tokens, target, fixed + this.draft.at(num))
+        target = prices = this.target(len(nodes) - 1).tolist()
+        tokens = list(accumulate(nodes))
+        values = this.values(tokens, prices, fixed + this.draft.at(num))
         count = values.index(max(values[1:]), 1)
     else:
         nodes = np.concatenate((worth[::-1], gains))
