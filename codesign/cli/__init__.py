@@ -66,6 +66,13 @@ class Parser(argparse.ArgumentParser):
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(**kwargs)
 
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> tuple[Any, list[str]]:
+        """Refuse here what nobody knows: argparse would let the topmost parser name its help."""
+        known, unknown = super().parse_known_args(*args, **kwargs)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
+
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError that names the help page to read."""
         raise UsageError(f"{message}. See: {self.prog} --help")

@@ -88,12 +88,13 @@ def test_unknown_verb_is_a_usage_error_in_one_line(cli):
     assert result.stderr.count("\n") == 1
 
 
-def test_unknown_flag_is_a_usage_error_in_one_line(cli):
-    result = cli("env", "--jsn")
+@pytest.mark.parametrize("verb", ["env", "trace list"])
+def test_unknown_flag_is_a_usage_error_in_one_line(cli, verb):
+    result = cli(*verb.split(), "--jsn")
     assert result.returncode == 2
     assert (result.stdout, result.stderr) == (
         "",
-        "codesign env: unrecognized arguments: --jsn. See: codesign --help\n",
+        f"codesign {verb.split()[0]}: unrecognized arguments: --jsn. See: codesign {verb} --help\n",
     )
 
 
