@@ -70,6 +70,11 @@ def test_header_of_a_missing_input_is_an_input_error(tmp_path):
         artifacts.header("fit", seed=0, inputs={"trace": tmp_path / "gone.csv"})
 
 
+def test_a_folder_in_place_of_a_file_is_an_error_that_names_the_command(tmp_path):
+    with pytest.raises(InputError, match=r"Is a directory\. Make one: codesign plan"):
+        artifacts.read_json(tmp_path, kind="plan")
+
+
 @pytest.mark.parametrize(
     ("kind", "command"),
     [("plan", "codesign plan"), ("trace", "codesign trace synth"), ("rounds", "codesign run")],
