@@ -125,7 +125,8 @@ def search_space(
     held = [pair for pair in pairs if _holds(*pair, costs, limit, longest)]
     too_small = {d.label for d, _ in set(pairs) - set(held)}
     if not held:
-        raise InputError(_nothing_remains(costs, workers, specs, too_small, longest))
+        room = max((_room(*pair, costs, limit) for pair in pairs), default=0)
+        raise InputError(_nothing_remains(costs, workers, specs, too_small, (longest, room)))
     null, whole = SpeculationSpec(), Deployment(workers)
     if null not in specs and whole.label in costs and _holds(whole, null, costs, limit, longest):
         held.append((whole, null))
@@ -183,6 +184,19 @@ def _holds(
     return room is None or longest <= room
 
 
+def _room(
+    deployment: Deployment,
+    spec: SpeculationSpec,
+    costs: Mapping[str, RoundCost],
+    limit: int | None,
+) -> int:
+    """KV rows of a replica, or of the workers for prompts if these hold fewer; 0 if unknown."""
+    rooms = [costs[deployment.unit.label].kv_room(limit, has_draft=spec.has_draft)]
+    if deployment.prefill_workers:
+        rooms.append(costs[str(deployment.prefill_workers)].kv_room(limit, has_draft=False))
+    return min((room for room in rooms if room is not None), default=0)
+
+
 def _notes(
     costs: Mapping[str, RoundCost], workers: int, wanted: Collection[bool], *, is_priced: bool
 ) -> list[str]:
@@ -213,15 +227,16 @@ def _nothing_remains(
     workers: int,
     specs: Sequence[SpeculationSpec],
     too_small: Iterable[str],
-    longest: int,
+    needed_and_held: tuple[int, int],
 ) -> str:
     labels = ", ".join(costs) or "nothing"
     names = ", ".join(sorted(too_small))
     if names:
+        needed, held = needed_and_held
         return (
-            f"the longest request needs {longest:,} KV rows and a round's draft, more than fit "
-            f"{names}. Cut or scale requests: --max-prompt N, --max-output N, --length-scale X; or "
-            "raise --max-kv-tokens"
+            f"the longest request needs {needed:,} KV rows and a round's draft, more than fit any "
+            f"deployment ({names}: at most {held:,}). Cut or scale requests: --max-prompt N, "
+            "--max-output N, --length-scale X; or raise --max-kv-tokens"
         )
     if deployments(workers, costs):
         return (

@@ -157,7 +157,7 @@ def test_a_pool_for_prompts_that_cannot_hold_the_longest_request_is_left_out():
 
 
 def test_a_request_that_fits_nowhere_is_refused_with_the_flags_that_help():
-    with pytest.raises(InputError, match=r"longest request needs 5,050 .*--max-prompt"):
+    with pytest.raises(InputError, match=r"needs 5,050 .* \(2: at most 400\)\. .*--max-prompt"):
         search_space(costs("2", kv_tokens=400), workers=2, max_batch=1, requests=requests(5000))
 
 
