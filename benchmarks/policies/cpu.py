@@ -3,9 +3,10 @@
     codesign profile --out profile && codesign fit profile --out fit.json
     python -m benchmarks.compare_policies cpu --fit fit.json
 
-Six requests of six kinds, two at a time, greedy; the faster of two passes over all policies, which
-take turns. Every policy must emit plain decoding's tokens. The fit's step times steer the policies
-and are what the simulator predicts with. On another processor the ranking is another, so the fit
+Six requests of six kinds, two at a time, greedy; the policies take turns, and of each request the
+shorter latency of two passes counts: a slow spell of the host seldom meets both. Every policy
+must emit plain decoding's tokens. The fit's step times steer the policies and are what the
+simulator predicts with. On another processor the ranking is another, so the fit
 should be this machine's; without --fit it is the one that ships with the package.
 """
 
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import defaultdict
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -65,15 +68,22 @@ def measure(store: Any, fit_path: Path | None = None) -> None:
     plain: dict[int, list[int]] = {}
     if any(f"cpu/{way}" not in store.results for way in WAYS[1:]):
         plain = _outputs(requests, target)
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for way in [way for way in WAYS if f"cpu/{way}" not in store.results] * PASSES:
-        policy, _, deployment = way.partition(" on ")
-        run = _run(requests, fit, policy, deployment, target, draft, local, plain)
-        if way not in found or run["latency_mean"] < found[way]["latency_mean"]:
-            found[way] = run
-    for way, run in found.items():
-        store.get(f"cpu/{way}", lambda r=run: r)
+        found[way].append(_run(requests, fit, way, target, draft, local, plain))
+    for way, runs in found.items():
+        figures = _quickest(runs) | {
+            "predicted_speedup": _predicted(requests, fit, _candidate(way))
+        }
+        store.get(f"cpu/{way}", lambda f=figures: f)
     store.get("cpu/about", lambda: {"text": _about(store.results, machine_of(fit_path))})
+
+
+def _quickest(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The run that took least, with the shortest latency that each request had in any of them."""
+    latencies = np.min([run.pop("latencies") for run in runs], axis=0)
+    best = min(runs, key=lambda run: run["latency_mean"])
+    return best | {"latency_mean": float(latencies.mean())}
 
 
 def _requests(target_dir: Path) -> list[BoundRequest]:
@@ -90,32 +100,29 @@ def _requests(target_dir: Path) -> list[BoundRequest]:
 
 
 def _outputs(requests: list[BoundRequest], target: Decoder) -> dict[int, list[int]]:
-    candidate = Candidate(parse_deployment("2"), parse_policy("plain"), BATCH)
     return run_candidate(
-        candidate, requests, target=target, draft=None, max_kv_tokens=MAX_KV
+        _candidate(WAYS[0]), requests, target=target, draft=None, max_kv_tokens=MAX_KV
     ).outputs
 
 
 def _run(
     requests: list[BoundRequest],
     fit: Fit,
-    policy: str,
-    deployment: str,
+    way: str,
     target: Decoder,
     draft: DraftSource,
     local: Decoder | None,
     plain: dict[int, list[int]],
 ) -> dict[str, Any]:
-    spec = parse_policy(policy)
-    candidate = Candidate(parse_deployment(deployment), spec, BATCH)
+    candidate = _candidate(way)
     run = run_candidate(
         candidate,
         requests,
         target=target,
         draft=draft,
         setup=PolicySetup(
-            spec,
-            fit.costs[deployment],
+            candidate.speculation,
+            fit.costs[candidate.deployment.label],
             fit.calibration,
             confidence=fit.acceptance.hit_rate(1),
         ),
@@ -123,12 +130,18 @@ def _run(
         max_kv_tokens=MAX_KV,
     )
     figures = figures_of(run.records, SLO())
+    served = sorted(run.records.requests, key=lambda request: request.request_id)
+    figures["latencies"] = [(request.finish or inf) - request.arrival for request in served]
     if plain:
         same = sum(run.outputs[number] == tokens for number, tokens in plain.items())
-        print(f"{policy}: {same} of {len(plain)} outputs as plain decoding's", file=sys.stderr)
+        print(f"{way}: {same} of {len(plain)} outputs as plain decoding's", file=sys.stderr)
         figures["same_outputs"] = same
-    figures["predicted_speedup"] = _predicted(requests, fit, candidate)
     return figures
+
+
+def _candidate(way: str) -> Candidate:
+    policy, _, deployment = way.partition(" on ")
+    return Candidate(parse_deployment(deployment), parse_policy(policy), BATCH)
 
 
 def _predicted(requests: list[BoundRequest], fit: Fit, candidate: Candidate) -> float:
@@ -141,10 +154,9 @@ def _predicted(requests: list[BoundRequest], fit: Fit, candidate: Candidate) -> 
             "category": [r.category for r in requests],
         }
     )
-    plain = Candidate(parse_deployment("2"), parse_policy("plain"), BATCH)
     latency = [
         np.mean([_latency(frame, one, fit, seed) for seed in SIMULATED_SEEDS])
-        for one in (plain, candidate)
+        for one in (_candidate(WAYS[0]), candidate)
     ]
     return float(latency[0] / latency[1])
 
@@ -173,7 +185,8 @@ def _about(results: dict[str, Any], machine: str) -> str:
     same = all(results[f"cpu/{w}"].get("same_outputs", REQUESTS) == REQUESTS for w in ways)
     return (
         f"{REQUESTS} requests of six kinds, answers of {min(OUTPUTS)} to {max(OUTPUTS)} tokens, "
-        f"{BATCH} at a time, the faster of {PASSES} passes, smollm2-135m with its shipped draft on "
+        f"{BATCH} at a time, of each request the shorter latency of {PASSES} passes, "
+        "smollm2-135m with its shipped draft on "
         f"two cores (load average {os.getloadavg()[2]:.1f}); step times from {machine}; simulated: "
         f"the mean of {len(SIMULATED_SEEDS)} acceptance seeds. Outputs "
         f"{'are' if same else 'ARE NOT ALL'} plain decoding's, token for token. "

@@ -10,9 +10,7 @@ from benchmarks.policies.cases import NAMES
 
 DOCS = Path(__file__).parents[2] / "docs"
 SERIAL, ASYNC, SPECSERVE = "batch-tree-16x2x8", "async-batch-tree-16x2x8", "specserve-8"
-# Evaluating with an 8B on one H200, by its shipped fit: us and ms of a round of one request, and
-# percent on average over rounds. On one core of an EPYC, 25 November 2026.
-EVALUATING_8B = 287, 2.8, 7
+SMALL = "8B, 1 H200"  # in the price of deciding: whose rounds are the shortest
 Results = Mapping[str, Mapping[str, Any]]
 
 

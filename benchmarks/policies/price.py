@@ -5,6 +5,7 @@
 Decisions before the candidates delay the round; those about forwards beside the verification delay
 the draft alone. What trees learn from verdicts is counted with the first. Every repetition plays
 the same rounds, and the fastest of each round counts: other processes only ever make one slower.
+Shares are means over rounds: where a policy rests or repeats rounds, most have no evaluation.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.policies.cases import Machine
+from benchmarks.policies.figures import SMALL
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.fit import Fit
-from codesign.fit.shipped import DEFAULT_FIT
+from codesign.fit.shipped import DEFAULT_FIT, shipped_pair
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.protocol import DraftSide
 from codesign.policy.speculation import Speculation, parse_policy
@@ -34,7 +36,10 @@ from codesign.sim.work import Entering
 BATCHES = (1, 8, 32, 64, 128)
 WAYS = ("specserve-8 on 8", "batch-tree-16x2x8 on 8", "async-batch-tree-16x2x8 on 7+1")
 CPU_WAYS = ("batch-tree-16x2x8 on 2", "async-batch-tree-16x2x8 on 1+1")
-ROUNDS, WARM_UP, REPEATS, PASSES = 40, 10, 3, 8
+SMALL_WAYS = ("specserve-8 on 1", "batch-tree-16x2x8 on 1")
+SMALL_PAIR = "h200", "llama-3.1-8b:int4", "llama-3.2-1b:int4"
+ROUNDS, LONG = slice(10, 40), slice(100, 260)  # that count; an 8B rests in many, but not at first
+REPEATS, PASSES = 3, 8
 _BEFORE, _BESIDE = ("begin", "leaves", "select"), ("overlap_leaves",)
 
 
@@ -59,13 +64,16 @@ class _Clock:
 
 def measure(store: Any, machine: Machine) -> None:
     """All ways and batch sizes, in turns: a busy spell of the machine spoils a pass, not a row."""
+    small = shipped_pair(*SMALL_PAIR)
+    assert small is not None, "the package ships this pair"
     fits = (
-        (WAYS, BATCHES, machine.fit(), machine.name),
-        (CPU_WAYS, (1, 4, 8), Fit.load(DEFAULT_FIT), "cpu"),
+        (WAYS, BATCHES, machine.fit(), machine.name, ROUNDS),
+        (CPU_WAYS, (1, 4, 8), Fit.load(DEFAULT_FIT), "cpu", ROUNDS),
+        (SMALL_WAYS, (1, 2, 4, 8), Fit.load(small), SMALL, LONG),
     )
     cases = {
-        f"price/{name}/{way}/{batch}": (way, fit, batch)
-        for ways, batches, fit, name in fits
+        f"price/{name}/{way}/{batch}": (way, fit, batch, counted)
+        for ways, batches, fit, name, counted in fits
         for way in ways
         for batch in batches
     }
@@ -79,18 +87,21 @@ def measure(store: Any, machine: Machine) -> None:
         store.get(key, lambda p=price: p)
 
 
-def _price(way: str, fit: Fit, batch: int) -> dict[str, Any]:
-    played = [_played(way, fit, batch) for _ in range(REPEATS)]
-    before, beside, rounds = (np.min(each, axis=0) for each in zip(*played, strict=True))
+def _price(way: str, fit: Fit, batch: int, counted: slice) -> dict[str, Any]:
+    played = [_played(way, fit, batch, counted.stop) for _ in range(REPEATS)]
+    quickest = (np.min(each, axis=0) for each in zip(*played, strict=True))
+    before, beside, rounds = (each[counted] for each in quickest)
     return {
         "round": float(rounds.mean()),
-        "before": float(np.median(before)),
-        "beside": float(np.median(beside)),
-        "share": float(np.median(before) / rounds.mean()),
+        "before": float(before.mean()),
+        "beside": float(beside.mean()),
+        "share": float(before.mean() / rounds.mean()),
     }
 
 
-def _played(way: str, fit: Fit, batch: int) -> tuple[list[float], list[float], list[float]]:
+def _played(
+    way: str, fit: Fit, batch: int, num_rounds: int
+) -> tuple[list[float], list[float], list[float]]:
     """Seconds of deciding before the candidates, beside the verification, and of each round."""
     policy, _, label = way.partition(" on ")
     deployment = parse_deployment(label)
@@ -109,15 +120,14 @@ def _played(way: str, fit: Fit, batch: int) -> tuple[list[float], list[float], l
     is_apart = deployment.draft_workers > 0
     timing = ApartTiming(cost) if is_apart else TogetherTiming(cost, is_plain=False)
     now, before, beside, rounds = 0.0, [], [], []
-    for number in range(ROUNDS):
+    for _ in range(num_rounds):
         clock.seconds = dict.fromkeys(clock.seconds, 0.0)
         seconds = timing.spans(now, 0.0, played.begin(entering, now)).seconds
         played.end()
         entering, now = [], now + seconds
-        if number >= WARM_UP:
-            before.append(clock.seconds["before"])
-            beside.append(clock.seconds["beside"])
-            rounds.append(seconds)
+        before.append(clock.seconds["before"])
+        beside.append(clock.seconds["beside"])
+        rounds.append(seconds)
     return before, beside, rounds
 
 
