@@ -30,7 +30,7 @@ def result_text(
 
     trace = summarise(prepared)
     has_slo = plan.slo.ttft is not None or plan.slo.tpot is not None
-    number = f"{answer.num_feasible} meet the SLO" if has_slo else "no SLO set"
+    number = f"{answer.num_feasible} meeting the SLO" if has_slo else "no SLO set"
     lines = [
         f"trace     {prepared.name:<18} {counted(trace.num_requests, 'request')}, "
         f"{trace.rate:.2g} req/s, prompt p50 {trace.prompt.p50:,.0f}, "
