@@ -171,10 +171,12 @@ class RoundLog(Sequence[RoundRecord]):
     @classmethod
     def merged(cls, logs: Iterable[RoundLog]) -> RoundLog:
         """The rounds of several logs, in order of their start."""
+        logs = list(logs)
         rows = [np.stack([log.column(name) for name in cls._NAMES], axis=1) for log in logs]
         every = np.concatenate([np.zeros((0, len(cls._NAMES))), *rows])
         merged = cls()
         merged.append_rows(every[np.argsort(every[:, cls._NAMES.index("start")], kind="stable")])
+        merged.most_draft_rows = max([log.most_draft_rows for log in logs], default=0)
         return merged
 
     def column(self, name: str) -> NDArray[np.float64]:

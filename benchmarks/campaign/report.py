@@ -84,8 +84,8 @@ None is fitted to how many intervals cover. All plans of a
   pair share one draw of its recorded and served prompts"""
 OF_DRIFT = """\
 , and from
-  how much a machine changes between its profile and its runs ({host:.0f} us per round, {share}and
-  {batch:.1f} % of a round of several requests, as estimated from earlier campaigns)"""
+  how much a machine changes between its profile and its runs, as estimated from earlier campaigns
+  ({parts})"""
 
 NOT_CAPTURED = """\
 ### What the model does not capture
@@ -171,15 +171,17 @@ def _replays(payloads: Sequence[dict[str, Any]]) -> str:
 
 def _intervals(results: Sequence[Result]) -> str:
     if any("unsure" in result.pair for result in results):
-        drifts = [_drift_parts(drift) for drift in _drifts(results)]
-        return OF_POLICIES.format(drift="".join(drifts[-1:]))
+        drifts = dict.fromkeys(_drift_parts(drift) for drift in _drifts(results))
+        known = OF_DRIFT.format(parts="; of the later campaign ".join(drifts)) if drifts else ""
+        return OF_POLICIES.format(drift=known)
     has_parts = any("parts" in run for result in results for run in result.runs())
     return OF_PARTS if has_parts else OF_LUCK
 
 
 def _drift_parts(drift: dict[str, Any]) -> str:
     share = f"{drift['share']:.1%} of its time, ".replace("%", " %") if "share" in drift else ""
-    return OF_DRIFT.format(host=drift["host"] * 1e6, share=share, batch=drift["batch"] * 1e2)
+    fixed, batch = f"{drift['host'] * 1e6:.0f} us per round, ", f"{drift['batch'] * 1e2:.1f} %"
+    return f"{fixed}{share}and {batch} of a round of several requests"
 
 
 def _drifts(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -193,8 +195,8 @@ def _drift(results: Sequence[Result]) -> str:
 
 
 def _recorded(results: Sequence[Result]) -> str:
-    counts = sorted({r.pair["recorded"] for r in results if "recorded" in r.pair})
-    return " or ".join(map(str, counts)) or "some"
+    counts = [*map(str, sorted({r.pair["recorded"] for r in results if "recorded" in r.pair}))]
+    return " or ".join(filter(None, (", ".join(counts[:-1]), *counts[-1:]))) or "some"
 
 
 def remarks(payloads: Sequence[dict[str, Any]]) -> str:

@@ -39,8 +39,8 @@ delays no round.
 
 The goal, at most 2 % of a round, depends on the core, and this one is slow (25 November): the code
 of 24 November, run in turns with today's, takes 1.7 times what it took before on another machine,
-where the 70B's shares were 1.1 to 1.9 %. One and two requests of an 8B miss it on both: their
-rounds are a fifth as long, evaluations gain more than they take and are made in nearly every round.
+where the 70B's shares were 0.6 to 1.9 % (medians). One and two requests of an 8B miss it on both:
+their rounds are a fifth as long, evaluations gain more than they take and are made in nearly every round.
 Evaluations that are left out are
 not counted."""
 
@@ -85,7 +85,7 @@ Lowest: {least}. The batch tree has at least {behind:.3f} of SpecServe's speed.
 - **When the draft reads a prompt** is decided here: a request is decoded plainly until drafting is
   expected to save more on its remaining tokens than reading its prompt costs. On "code" answers
   have 17 to 25 tokens on average. Policies are told the mean of these requests, as by a plan; how
-  unequal answers are they learn as they go. That first second costs up to 2 % of so short a run.
+  unequal answers are they learn as they go, which costs up to 2 % of so short a run.
 - **Evaluating the batch** costs what the fits measured for a batch tree. On a CPU an evaluation of
   SpecServe takes 0.7 to 0.8 of that.
 - **Overload.** At load 1.2 with a 70B a chain of one is the best fixed length, as it drafts from

@@ -280,7 +280,8 @@ def _check_header(path: str | Path, payload: Any, kind: str) -> None:
 def _unreadable(path: str | Path, kind: str, err: OSError) -> InputError:
     if isinstance(err, FileNotFoundError):
         return InputError(f"{path} does not exist. {_make_one(kind)}")
-    return InputError(f"cannot read {path}: {err.strerror or err}. {_make_one(kind)}")
+    fix = f". {_make_one(kind)}" if isinstance(err, IsADirectoryError | NotADirectoryError) else ""
+    return InputError(f"cannot read {path}: {err.strerror or err}{fix}")
 
 
 def _make_one(kind: str) -> str:
