@@ -13,9 +13,7 @@ import numpy as np
 from codesign.policy.batch_round import FULL
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
-from codesign.policy.interface import (
-    Progress,
-)
+from codesign.policy.interface import Progress
 from codesign.policy.online_calibration import KNOWN
 from codesign.policy.repeating import Repeating, likeliest_children
 from codesign.policy.resting import LONGEST_REST

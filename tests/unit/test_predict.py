@@ -159,3 +159,10 @@ def test_what_was_simulated_once_has_the_spread_of_what_was_repeated(machine_fit
     assert interval.high - interval.value == pytest.approx(half, rel=1e-3)
     alone = score(PLAIN, [outcome(tpot_mean=2.0)], machine_fit, SLO()).predicted["tpot_mean"]
     assert alone.high - alone.value == pytest.approx(2.0 * error, rel=0.01)
+
+
+def test_a_log_of_several_replicas_knows_the_largest_draft_forward_of_all():
+    small, large = RoundLog(), RoundLog()
+    small.most_draft_rows, large.most_draft_rows = 3, 13
+    assert RoundLog.merged(iter((large, small))).most_draft_rows == 13
+    assert RoundLog.merged([]).most_draft_rows == 0
