@@ -43,7 +43,7 @@ from codesign.engine import EngineRun
 from codesign.engine.gpu import run as gpu_run
 from codesign.engine.gpu.ahead_steps import AheadSteps
 from codesign.engine.gpu.forward import RankForward
-from codesign.engine.gpu.graphs import Graphs, Step
+from codesign.engine.gpu.graphs import Step
 from codesign.engine.gpu.heads import DraftHead, TargetHead
 from codesign.engine.gpu.mailbox import SharedMailbox
 from codesign.engine.gpu.model_rank import ModelRank
@@ -76,9 +76,9 @@ def likeliest(rows: DeviceRows, choices: int) -> Tensor:
 
 
 def drafted(head: DraftHead, _: object, rows: DeviceRows, *__: object) -> Tensor:
-    """``DraftHead.finish`` without a model."""
+    """``DraftHead.answer`` without a model."""
     count, choices = len(rows.tokens_T), head.choices
-    into = head.answer(count, rows.tokens_T.device)[: head.words(count)]
+    into = head.room(count, rows.tokens_T.device)[: head.words(count)]
     tokens_TK = likeliest(rows, choices)
     spread_T1 = 1.0 + 0.3 * tokens_TK[:, :1] / VOCABULARY
     shares_K = torch.cat([SHARES, 0.005 * 0.9 ** torch.arange(choices)])[:choices]
@@ -88,7 +88,7 @@ def drafted(head: DraftHead, _: object, rows: DeviceRows, *__: object) -> Tensor
 
 
 def sampled(_: object, __: object, rows: DeviceRows, *___: object) -> Tensor:
-    """``TargetHead.finish`` without a model."""
+    """``TargetHead.answer`` without a model."""
     draws_T = (rows.tokens_T.long() * 69621 + rows.positions_T.long() * 40692) % 65537 / 65537
     rank_T1 = (draws_T[:, None] > SHARES.cumsum(0)).sum(dim=1, keepdim=True)
     return likeliest(rows, len(SHARES) + 1).gather(1, rank_T1)[:, 0].int()
@@ -161,28 +161,17 @@ class Windows:
         stack = ExitStack()
         for kind, name, call in (
             (RankForward, "hidden", lambda *_, in_pairs=False: torch.empty(0)),
-            (DraftHead, "finish", drafted),
-            (TargetHead, "finish", sampled),
+            (DraftHead, "answer", drafted),
+            (TargetHead, "answer", sampled),
+            (TargetHead, "keep", lambda *_: None),
             (ModelRank, "take", taken),
             (ModelRank, "_make_step", made),
             (PromptSteps, "answer", lambda _, message, __: (message[-1:] + 1) % VOCABULARY),
             (AheadSteps, "_make_step", made_ahead),
-            (Graphs, "event", lambda _: Event()),
             (Rank, "group_mailbox", mailbox),
         ):
             stack.enter_context(mock.patch.object(kind, name, call))
         return stack
-
-
-class Event:
-    """A CUDA event that has passed."""
-
-    def record(self) -> None:
-        """Nothing is under way."""
-
-    def query(self) -> bool:
-        """All is done."""
-        return True
 
 
 class Followed(SharedMailbox):

@@ -26,7 +26,7 @@ SLOTS = 128  # expanded nodes of a tree, at most
 CHILDREN = 1024  # of a step's rows, at most
 LOWEST = -1e30  # log weight; below are leaves that were taken or may not grow
 # Words of the scalars, ROWS of them.
-NUM_LEAVES, NUM_ROWS, FIRST_ROW, NEXT_SLOT, WIDTH, FANOUT, PREFIX, END, SLAB = range(9)
+NUM_LEAVES, NUM_ROWS, FIRST_ROW, NEXT_SLOT, WIDTH, FANOUT, PREFIX, END, SLAB, TURN = range(10)
 # Doubles of the calibration: log chances are those of probabilities within LEAST and MOST.
 SLOPE, INTERCEPT, LEAST, MOST = range(4)
 _DOUBLES = 4 + ROWS + POOL

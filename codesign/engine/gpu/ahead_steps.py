@@ -1,8 +1,8 @@
 """Steps of a draft whose rows the rank chooses itself, from the answer of the step before.
 
 See run_ahead.py for why. Such a step is a graph like any other, with the choice in the place of the
-copy of a message, and one more in pairs where contexts may be long enough for that. Its answer is
-copied to the host behind the graph, as several may be under way.
+copy of a message, and one more in pairs where contexts may be long enough for that. Its answers
+take turns in slots on the host, as several may be under way.
 """
 
 from __future__ import annotations
@@ -11,25 +11,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from codesign.engine.gpu.forward import RankForward
-from codesign.engine.gpu.graphs import Due, Graphs
+from codesign.engine.gpu.graphs import Graphs
 from codesign.engine.gpu.growth import MOST_STEPS, NUM_STEPS
 from codesign.engine.gpu.heads import DraftHead
+from codesign.engine.gpu.outbox import Due, Outbox
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import BUCKET, HEADER, DeviceRows, Words, crowd_of
-from codesign.kernels.leaf_choices import POOL_WORDS, PoolWords, StepRows, choose_leaves
+from codesign.kernels.leaf_choices import (
+    POOL_WORDS,
+    TURN,
+    PoolWords,
+    StepRows,
+    choose_leaves,
+)
 from codesign.kernels.row_attention import Scratch
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A bucket's step, its answer on the device, and where each of a chain's is copied to."""
+    """A bucket's step, and where the answers of a chain lie."""
 
     run: Callable[[], None]
-    answer: Tensor
-    copies: tuple[Tensor, ...]
+    outbox: Outbox
 
 
 class AheadSteps:
@@ -44,14 +49,18 @@ class AheadSteps:
     """
 
     def __init__(
-        self, forward: RankForward, slabs: Slabs, head: DraftHead, buffer: Tensor, graphs: Graphs
+        self,
+        forward: RankForward,
+        slabs: Slabs,
+        head: DraftHead,
+        buffer: torch.Tensor,
+        graphs: Graphs,
     ) -> None:
         self._forward, self._slabs, self._head = forward, slabs, head
         self._buffer, self._graphs = buffer, graphs
         self._pool = torch.zeros(POOL_WORDS, dtype=torch.int32, device=forward.device)
         self._staging = graphs.host_words(POOL_WORDS)
         self._words = self._staging.numpy()  # the same memory
-        self._events = [graphs.event() for _ in range(MOST_STEPS)]
         self._steps: dict[tuple[int, bool], _Step] = {}  # of a bucket, attended in pairs or not
 
     def has(self, bucket: int) -> bool:
@@ -73,7 +82,7 @@ class AheadSteps:
     def _make_step(self, bucket: int, scratch: Scratch | None, *, in_pairs: bool = False) -> _Step:
         rows = DeviceRows.of(self._buffer, bucket)
         words = self._head.words(bucket)
-        answer = self._head.answer(bucket, self._forward.device)
+        answer = self._head.room(bucket, self._forward.device)
         last, chosen = answer[:words], answer[words:]
         pool = PoolWords.of(self._pool)
         chosen_rows = StepRows(
@@ -90,11 +99,12 @@ class AheadSteps:
             choose_leaves(last, pool, chosen_rows, chosen)
             self._slabs.label(rows)
             hidden_TD = self._forward.hidden(rows, self._slabs, scratch, in_pairs=in_pairs)
-            self._head.finish(self._forward, rows, self._slabs, hidden_TD)
+            self._head.answer(self._forward, rows, hidden_TD)
+            outbox.post(answer, pool.scalars[TURN : TURN + 1])
 
-        copies = tuple(self._graphs.host_words(len(answer)) for _ in range(MOST_STEPS))
+        outbox = Outbox(len(answer), self._forward.device, slots=MOST_STEPS)
         self._pool.zero_()  # of no leaves: padding alone
-        return _Step(self._graphs.captured(run), answer, copies)
+        return _Step(self._graphs.captured(run), outbox)
 
     @torch.inference_mode()
     def start(self, message: Words) -> list[Due]:
@@ -103,13 +113,9 @@ class AheadSteps:
         step = self._steps[int(message[BUCKET]), in_pairs]
         self._words[:] = message[HEADER:]
         self._pool.copy_(self._staging, non_blocking=True)
-        found = []
-        for copy, event in zip(step.copies[: message[NUM_STEPS]], self._events, strict=False):
+        found = [step.outbox.expect(slot) for slot in range(int(message[NUM_STEPS]))]
+        for _ in found:
             step.run()
-            copy.copy_(step.answer, non_blocking=True)
-            if event is not None:
-                event.record()
-            found.append(Due(event, copy.numpy()))
         return found
 
     def close(self) -> None:

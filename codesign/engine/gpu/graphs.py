@@ -1,47 +1,36 @@
-"""Steps of a rank as CUDA graphs, and waiting for what they answer.
+"""Steps of a rank as CUDA graphs, and where their messages lie.
 
-On a CPU there are no graphs: calls run one by one, and what they answer is there at once.
+On a CPU there are no graphs: calls run one by one. Answers: outbox.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter
 
 import torch
 from torch import Tensor
 
+from codesign.engine.gpu.outbox import Outbox
 from codesign.engine.gpu.step_rows import Words
 from codesign.engine.gpu.tensor_group import TensorGroup
-from codesign.engine.gpu.watch import Watch
 from codesign.kernels.row_attention import Scratch
-
-PATIENCE = 0.05  # seconds between two checks of the other ranks
 
 
 @dataclass(slots=True)
 class Step:
-    """A bucket's step: run it, then read the answer."""
+    """A bucket's step: expect an answer, then run it."""
 
     run: Callable[[], None]
-    answer: Words  # on the host, as the run leaves it
+    outbox: Outbox
     scratch: Scratch | None
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """An answer that is there once an event has passed; None: it is."""
-
-    event: torch.cuda.Event | None
-    words: Words
 
 
 class Graphs:
     """Graphs of one model on a rank.
 
-    They run one after the other and keep nothing but their answers, so they share memory: that of
-    one pool and stream.
+    They run one after the other and keep nothing, so they share memory: that of one pool and
+    stream.
 
     Args:
         group: The ranks that hold the model.
@@ -64,10 +53,6 @@ class Graphs:
         on_device = torch.zeros(words, dtype=torch.int32, device=self._device)
         return Inbox(self, self.host_words(words), on_device)
 
-    def event(self) -> torch.cuda.Event | None:
-        """What marks the end of a step; None on a CPU."""
-        return torch.cuda.Event() if self.on_gpu else None
-
     def captured(self, run: Callable[[], None]) -> Callable[[], None]:
         """On a GPU a graph of what runs, captured while it writes to scratch alone."""
         stream = self._stream
@@ -82,17 +67,6 @@ class Graphs:
         with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
             run()
         return graph.replay
-
-    def wait(self, event: torch.cuda.Event | None, watch: Watch | None) -> None:
-        """Poll the GPU, so that a rank that died ends the wait on a collective with it."""
-        if event is None:
-            return
-        start = look_at = perf_counter()
-        while not event.query():
-            if watch is not None and (now := perf_counter()) > look_at:
-                watch.look(now - start)
-                look_at = now + PATIENCE
-        self._group.check()
 
 
 class Inbox:

@@ -1,7 +1,8 @@
 """What follows a forward on the device: the target samples and walks, the draft ranks its choices.
 
-Both end in a few int32 words for the host. With tensor parallelism every rank computes the same
-answer from small gathered parts, so that every rank can move its own key and value rows.
+Both end in a few words for the host. With tensor parallelism every rank computes the same answer
+from small gathered parts, so that every rank can move its own key and value rows; it does so when
+the answer is on its way.
 
 Letters in shapes: T rows, D hidden size, v head rows of the rank, W ranks, K choices.
 """
@@ -26,20 +27,21 @@ class StepHead(Protocol):
     """The end of a step."""
 
     def words(self, rows: int) -> int:
-        """int32 words of the answer for a bucket."""
+        """Words of the answer for a bucket."""
         ...
 
-    def finish(
-        self, forward: RankForward, rows: DeviceRows, slabs: Slabs, hidden_TD: Tensor
-    ) -> Tensor:
-        """The answer, flat int32, on the device.
+    def answer(self, forward: RankForward, rows: DeviceRows, hidden_TD: Tensor) -> Tensor:
+        """The answer, flat integers that fit int32, on the device.
 
         Args:
             forward: That made the hidden states, with its head and its group.
             rows: The step's message.
-            slabs: Keys and values; rows that are kept may move.
             hidden_TD: Last hidden states.
         """
+        ...
+
+    def keep(self, rows: DeviceRows, answer: Tensor, slabs: Slabs) -> None:
+        """Move the keys and values that the answer keeps."""
         ...
 
 
@@ -57,16 +59,15 @@ class TargetHead:
         """One token a row."""
         return rows
 
-    def finish(
-        self, forward: RankForward, rows: DeviceRows, slabs: Slabs, hidden_TD: Tensor
-    ) -> Tensor:
-        """See ``StepHead.finish``."""
-        sampled_T = self.sample(
-            forward, hidden_TD, rows.key_low_T, rows.key_high_T, rows.positions_T
-        )
+    def answer(self, forward: RankForward, rows: DeviceRows, hidden_TD: Tensor) -> Tensor:
+        """See ``StepHead.answer``."""
+        return self.sample(forward, hidden_TD, rows.key_low_T, rows.key_high_T, rows.positions_T)
+
+    def keep(self, rows: DeviceRows, answer: Tensor, slabs: Slabs) -> None:
+        """See ``StepHead.keep``."""
         moves_T3 = accepted_moves(
             rows.tokens_T,
-            sampled_T,
+            answer,
             positions_T=rows.positions_T,
             prefixes_T=rows.prefixes_T,
             slots_T=rows.slots_T,
@@ -77,7 +78,6 @@ class TargetHead:
             scratch_slot=slabs.scratch_slot,
         )
         slabs.move(moves_T3, self._count(moves_T3))
-        return sampled_T.to(torch.int32)
 
     def _count(self, moves_T3: Tensor) -> Tensor:
         """How many moves there are, on the device; made once."""
@@ -121,7 +121,7 @@ class DraftHead:
         self.choices = choices
         self._answers: dict[int, Tensor] = {}
 
-    def answer(self, rows: int, device: torch.device) -> Tensor:
+    def room(self, rows: int, device: torch.device) -> Tensor:
         """Where a bucket's answer lies, int32, and behind it ``chosen_words`` of the next step."""
         if rows not in self._answers:
             words = self.words(rows) + chosen_words(rows)
@@ -132,13 +132,14 @@ class DraftHead:
         """Tokens, then the bits of their log probabilities."""
         return 2 * rows * self.choices
 
-    def finish(
-        self, forward: RankForward, rows: DeviceRows, slabs: Slabs, hidden_TD: Tensor
-    ) -> Tensor:
-        """See ``StepHead.finish``."""
+    def keep(self, rows: DeviceRows, answer: Tensor, slabs: Slabs) -> None:
+        """Rows stay where they are until the host knows the verdict."""
+
+    def answer(self, forward: RankForward, rows: DeviceRows, hidden_TD: Tensor) -> Tensor:
+        """See ``StepHead.answer``."""
         logits_Tv = forward.logits(hidden_TD)
         num_rows = logits_Tv.shape[0]
-        into = self.answer(num_rows, logits_Tv.device)[: self.words(num_rows)]
+        into = self.room(num_rows, logits_Tv.device)[: self.words(num_rows)]
         if forward.group.size == 1:
             return choice_words(logits_Tv, self.choices, token_map=forward.token_map, into=into)
         own = min(self.choices, logits_Tv.shape[1])

@@ -1,7 +1,8 @@
 """One model on one rank: takes step messages, answers with a few words.
 
 On a GPU each row bucket is one CUDA graph, or two (in pairs), from the copy of the message to the
-device to the copy of the answer back; a step is one launch, and so is a prompt that a bucket holds.
+device until the answer is on the host and accepted rows are in their places; a step is one launch,
+and so is a prompt that a bucket holds.
 On a CPU the same calls run one by one.
 """
 
@@ -15,8 +16,9 @@ import torch
 
 from codesign.engine.gpu.ahead_steps import AheadSteps
 from codesign.engine.gpu.forward import RankForward
-from codesign.engine.gpu.graphs import Due, Graphs, Step
+from codesign.engine.gpu.graphs import Graphs, Step
 from codesign.engine.gpu.heads import DraftHead, StepHead
+from codesign.engine.gpu.outbox import Due, Outbox, wait
 from codesign.engine.gpu.prompt_rows import SLOT_WORD
 from codesign.engine.gpu.prompt_steps import PromptSteps
 from codesign.engine.gpu.row_sampling import RowTargetHead
@@ -61,7 +63,6 @@ class ModelRank:
         self._max_moves = max_moves
         self._graphs = Graphs(forward.group, forward.device)
         self._inbox = self._graphs.inbox(max_step_words(max_moves))
-        self._done = self._graphs.event()
         self._due: deque[Due] = deque()
         self._steps: dict[tuple[int, bool], Step] = {}  # of a bucket, attended in pairs or not
         self._prompts = PromptSteps(forward, slabs, head, self._inbox, self._graphs)
@@ -92,7 +93,7 @@ class ModelRank:
                 self._prepare_step(bucket, in_pairs=True)
 
     def _make_step(self, bucket: int, *, in_pairs: bool) -> Step:
-        answer = self._graphs.host_words(self.head.words(bucket))
+        outbox = Outbox(self.head.words(bucket), self.forward.device)
         scratch = self.forward.scratch(bucket, self.slabs.max_tokens)
         words = step_words(bucket, self._max_moves)
         rows = DeviceRows.of(self._inbox.on_device[:words], bucket)
@@ -103,11 +104,12 @@ class ModelRank:
                 self.slabs.move(rows.moves, rows.num_moves_1)
             self.slabs.label(rows)
             hidden_TD = self.forward.hidden(rows, self.slabs, scratch, in_pairs=in_pairs)
-            out = self.head.finish(self.forward, rows, self.slabs, hidden_TD)
-            answer.copy_(out, non_blocking=True)
+            answer = self.head.answer(self.forward, rows, hidden_TD)
+            outbox.post(answer)
+            self.head.keep(rows, answer, self.slabs)
 
         idle = pack_step((), bucket=bucket, scratch_slot=self.slabs.scratch_slot)
-        return Step(self._inbox.captured(run, idle), answer.numpy(), scratch)
+        return Step(self._inbox.captured(run, idle), outbox, scratch)
 
     def answer(self, message: Words, watch: Watch | None = None) -> Words:
         """Run a message and wait for its last answer; none of a step that is followed.
@@ -135,7 +137,7 @@ class ModelRank:
         elif kind == STEP:
             found = [self._start_step(message, bucket)]
         else:
-            found = [Due(None, self._answer_other(kind, message, watch))]
+            found = [Due(self._answer_other(kind, message, watch))]
         self._due.extend(found)
         return len(found)
 
@@ -146,10 +148,9 @@ class ModelRank:
         if step is None or (is_followed and not (self._ahead and self._ahead.has(bucket))):
             step = self._prepare_step(bucket, in_pairs=in_pairs, is_followed=is_followed)
         self._inbox.put(message)
+        due = step.outbox.expect()
         step.run()  # of a graph: no mode of PyTorch's to enter, which takes as long as a copy
-        if self._done is not None:
-            self._done.record()
-        return Due(self._done, step.answer)
+        return due
 
     @torch.inference_mode()
     def _prepare_step(
@@ -167,7 +168,7 @@ class ModelRank:
     def take(self, watch: Watch | None = None) -> Words:
         """Wait for the next answer of what was started."""
         due = self._due.popleft()
-        self._graphs.wait(due.event, watch)
+        wait(due, self.forward.group, self.forward.device, watch)
         return due.words.copy()
 
     @torch.inference_mode()

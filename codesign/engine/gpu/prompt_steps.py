@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.graphs import Graphs, Inbox, Step
 from codesign.engine.gpu.heads import StepHead, TargetHead
+from codesign.engine.gpu.outbox import Due, Outbox, wait
 from codesign.engine.gpu.prompt_rows import (
     COUNT_WORD,
     HIGH_WORD,
@@ -47,7 +47,7 @@ class PromptSteps:
     ) -> None:
         self._forward, self._slabs, self._head = forward, slabs, head
         self._inbox, self._graphs = inbox, graphs
-        self._done = graphs.event()
+        self._launched = Outbox(1, forward.device)
         self._steps: dict[int, Step] = {}
 
     @torch.inference_mode()
@@ -67,7 +67,7 @@ class PromptSteps:
         self._slabs.num_faults_1.zero_()  # the longest one's rows lay over each other
 
     def _make_step(self, bucket: int) -> Step:
-        answer = self._graphs.host_words(1)
+        outbox = Outbox(1, self._forward.device)
         prompt = DevicePrompt.of(self._inbox.on_device, bucket)
 
         def run() -> None:
@@ -81,13 +81,11 @@ class PromptSteps:
                 count=count_1,
             )
             hidden_1D = self._forward.padded_prompt_hidden(prompt, self._slabs)
-            if isinstance(self._head, TargetHead):
-                keys = prompt.key_low_1, prompt.key_high_1, start_1 + count_1 - 1
-                token_1 = _sampled(self._head, self._forward, hidden_1D, prompt.slot_1, *keys)
-                answer.copy_(token_1, non_blocking=True)
+            keys = prompt.key_low_1, prompt.key_high_1, start_1 + count_1 - 1
+            outbox.post(self._token(hidden_1D, prompt.slot_1, *keys))
 
         idle = prompt_message((0,), self._slabs.scratch_slot, 0)
-        return Step(self._inbox.captured(run, idle), answer.numpy(), None)
+        return Step(self._inbox.captured(run, idle), outbox, None)
 
     @torch.inference_mode()
     def answer(self, message: Words, watch: Watch | None) -> Words:
@@ -102,10 +100,9 @@ class PromptSteps:
             return self._launch(message, watch)
         step = self._steps[bucket]
         self._inbox.put(message, HEADER + bucket)
+        due = step.outbox.expect()
         step.run()
-        self._wait(watch)
-        is_answered = message[KIND] != PIECE and isinstance(self._head, TargetHead)
-        return step.answer[: int(is_answered)].copy()
+        return self._taken(due, message, watch)
 
     def _launch(self, message: Words, watch: Watch | None) -> Words:
         """``answer`` kernel by kernel, without padding."""
@@ -113,34 +110,35 @@ class PromptSteps:
         words = torch.from_numpy(message).to(forward.device)
         tokens_N, slot = words[HEADER : HEADER + count].long(), int(message[SLOT_WORD])
         start, first_written = int(message[START_WORD]), int(message[WRITTEN_WORD])
+        due = self._launched.expect()
         self._slabs.label_prompt(tokens_N, slot, start=start, first_written=first_written)
         with forward.group.patient():  # every length may be the first that compiles a kernel
             hidden_1D = forward.prompt_hidden(
                 tokens_N, slot, self._slabs, start=start, first_written=first_written
             )
-        if message[KIND] == PIECE or not isinstance(self._head, TargetHead):
-            self._wait(watch)
-            return np.zeros(0, np.int32)
-        last_1 = torch.tensor([start + count - 1], device=forward.device)
-        keys = words[LOW_WORD, None], words[HIGH_WORD, None], last_1
-        token_1 = _sampled(self._head, forward, hidden_1D, words[SLOT_WORD, None], *keys)
-        self._wait(watch)
-        return token_1.cpu().numpy()
+        token_1 = words[:0]
+        if message[KIND] != PIECE:
+            last_1 = torch.tensor([start + count - 1], device=forward.device)
+            keys = words[LOW_WORD, None], words[HIGH_WORD, None], last_1
+            token_1 = self._token(hidden_1D, words[SLOT_WORD, None], *keys)
+        self._launched.post(token_1)
+        return self._taken(due, message, watch)
 
-    def _wait(self, watch: Watch | None) -> None:
-        if self._done is not None:
-            self._done.record()
-        self._graphs.wait(self._done, watch)
+    def _token(self, hidden_1D: Tensor, slot_1: Tensor, *keys: Tensor) -> Tensor:
+        """The token after a prompt, (1,) an integer type; of a draft (0,)."""
+        head = self._head
+        if not isinstance(head, TargetHead):
+            return slot_1[:0]
+        if isinstance(head, RowTargetHead):
+            head.slots_T = slot_1
+        return head.sample(self._forward, hidden_1D, *keys)
+
+    def _taken(self, due: Due, message: Words, watch: Watch | None) -> Words:
+        """The answer, once it is there; no words to a piece, and none from a draft."""
+        wait(due, self._forward.group, self._forward.device, watch)
+        is_answered = message[KIND] != PIECE and isinstance(self._head, TargetHead)
+        return due.words[: int(is_answered)].copy()
 
     def close(self) -> None:
         """Drop the graphs."""
         self._steps.clear()
-
-
-def _sampled(
-    head: TargetHead, forward: RankForward, hidden_1D: Tensor, slot_1: Tensor, *keys: Tensor
-) -> Tensor:
-    """The token after a prompt, (1,) int32."""
-    if isinstance(head, RowTargetHead):
-        head.slots_T = slot_1
-    return head.sample(forward, hidden_1D, *keys).to(torch.int32)

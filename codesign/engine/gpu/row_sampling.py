@@ -16,7 +16,6 @@ from torch import Tensor
 
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.heads import TargetHead
-from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import DeviceRows, Words
 from codesign.kernels.keyed_sampling import gumbel_rows, needs_whole_rows, row_keys
 from codesign.policy.walk import Sampling
@@ -56,12 +55,10 @@ class RowTargetHead(TargetHead):
         self._samplings_S3[slot] = torch.from_numpy(words.view(np.float64).copy())
         self._on_device_S3.copy_(self._samplings_S3, non_blocking=True)
 
-    def finish(
-        self, forward: RankForward, rows: DeviceRows, slabs: Slabs, hidden_TD: Tensor
-    ) -> Tensor:
-        """See ``StepHead.finish``."""
+    def answer(self, forward: RankForward, rows: DeviceRows, hidden_TD: Tensor) -> Tensor:
+        """See ``StepHead.answer``."""
         self.slots_T = rows.slots_T
-        return super().finish(forward, rows, slabs, hidden_TD)
+        return super().answer(forward, rows, hidden_TD)
 
     def sample(
         self,

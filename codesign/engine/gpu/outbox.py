@@ -1,0 +1,85 @@
+"""Answers of graphs as they come to lie on the host, and waiting for them.
+
+The last kernels of a step write its answer and a flag into memory of the host, which polls the
+flag. On a CPU an answer is there when its step has run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from codesign.engine.gpu.step_rows import Words
+from codesign.engine.gpu.tensor_group import TensorGroup
+from codesign.engine.gpu.watch import Watch
+from codesign.kernels.host_answer import post_words
+
+PATIENCE = 0.05  # seconds between two checks of the GPU and of the other ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """An answer that is there once its flag is 1; no flag: it is."""
+
+    words: Words
+    flag: Words | None = None
+
+    def is_there(self) -> bool:
+        """Whether the answer can be read."""
+        return self.flag is None or bool(self.flag[0])
+
+
+class Outbox:
+    """Where the answers of one graph lie on the host.
+
+    Args:
+        words: Of an answer.
+        device: That the graph runs on.
+        slots: Answers that may be under way at once.
+    """
+
+    def __init__(self, words: int, device: torch.device, slots: int = 1) -> None:
+        self._slots_SW = torch.zeros(
+            slots, words + 1, dtype=torch.int32, pin_memory=device.type == "cuda"
+        )
+        on_host = self._slots_SW.numpy()  # the same memory
+        self._due = tuple(Due(slot[:-1], slot[-1:]) for slot in on_host)
+
+    def post(self, answer: Tensor, turn_1: Tensor | None = None) -> None:
+        """Within a graph: send its answer, or the first words of one.
+
+        Args:
+            answer: Words on the device.
+            turn_1: Slot on the device, counted up here; None for the first.
+        """
+        post_words(answer, self._slots_SW, turn_1)
+
+    def expect(self, slot: int = 0) -> Due:
+        """The answer of a graph that is about to run; the last one in this slot was taken."""
+        due = self._due[slot]
+        assert due.flag is not None, "slots have flags"
+        due.flag[0] = 0
+        return due
+
+
+def wait(due: Due, group: TensorGroup, device: torch.device, watch: Watch | None) -> None:
+    """Poll for an answer, so that a rank that died ends the wait on a collective with it.
+
+    Raises:
+        RuntimeError: The GPU failed, or ended its work without the answer.
+    """
+    start = perf_counter()
+    look_at = start + PATIENCE
+    while not due.is_there():
+        if (now := perf_counter()) < look_at:
+            continue
+        is_idle = device.type != "cuda" or torch.cuda.current_stream(device).query()
+        if is_idle and not due.is_there():
+            raise RuntimeError("a step ended without its answer")
+        if watch is not None:
+            watch.look(now - start)
+        look_at = now + PATIENCE
+    group.check()
