@@ -2,7 +2,8 @@
 
 Every rank replays graphs of several calls of changing shapes, with delays of its own between them
 and before replays. Each value tells its step, call, rank and place; every rank computes what the
-sum must be and counts the values that differ, on the device, for every call.
+sum must be and counts the values that differ, on the device, for every call. A replay takes about
+as long as its delays, so that a million of them are an affordable test.
 
     python tests/gpu/test_exchange_races.py [REPLAYS] [GPUS]
 """
@@ -19,7 +20,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import Tensor
+import triton
+import triton.language as tl
 
 from codesign.kernels.all_reduce import all_reduce_add
 from codesign.kernels.gemm import linear
@@ -29,15 +31,42 @@ from codesign.kernels.packing import PackedLinear, pack_int4
 from codesign.kernels.symmetric import Exchange, PeerLostError, open_exchange
 
 SHAPES = [(8, 8192), (1, 8192), (8, 2048), (3, 576), (32, 1024), (16, 8192), (1, 8)]
+FUSED_ROWS = (1, 8, 16)
 GRAPHS, CALLS = 5, 6
+BLOCK = 1024  # values of a program
 MAX_SLEEP = 40_000  # cycles
 
 
-def tagged(step: Tensor, call: int, ranks: Tensor, rows: int, hidden: int) -> Tensor:
-    """Small integers, exact in bfloat16, that differ in step, call, rank and place: (R, T, D)."""
-    place = torch.arange(rows * hidden, device="cuda")
-    tag = place * 37 + step * 101 + call * 17 + ranks[:, None] * 59 + (place >> 9) * step
-    return (tag % 509 - 254).to(torch.bfloat16).view(-1, rows, hidden)
+@triton.jit
+def tag_of(place, step, call, rank):
+    """A small integer, exact in bfloat16, that differs in step, call, rank and place."""
+    tag = place * 37 + step * 101 + call * 17 + rank * 59 + (place >> 9) * step
+    return (tag % 509 - 254).to(tl.float32)
+
+
+@triton.jit
+def write_parts(part, residual, out, step, call, rank, count, BLOCK: tl.constexpr):
+    """This rank's part, the residual that all have, and NaN where the sum will be."""
+    place = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    now, there = tl.load(step), place < count
+    tl.store(part + place, tag_of(place, now, call, rank).to(tl.bfloat16), there)
+    tl.store(residual + place, (tag_of(place, now, call, 0) * 2).to(tl.bfloat16), there)
+    tl.store(out + place, float("nan"), there)
+
+
+@triton.jit
+def count_wrong(out, wrong, step, call, count, WORLD: tl.constexpr, BLOCK: tl.constexpr):
+    """Add the number of values that are not the rounded sum."""
+    place = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    now, there = tl.load(step), place < count
+    wanted = tag_of(place, now, call, 0) * 2
+    for rank in range(WORLD):
+        wanted += tag_of(place, now, call, rank)
+    found = tl.load(out + place, there, other=0.0).to(tl.float32)
+    differs = there & (found != wanted.to(tl.bfloat16).to(tl.float32))
+    number = tl.sum(differs.to(tl.int64))
+    if number > 0:
+        tl.atomic_add(wrong, number)
 
 
 class Rank:
@@ -47,26 +76,32 @@ class Rank:
         self.exchange = exchange
         self.step = torch.zeros(1, dtype=torch.int64, device="cuda")
         self.wrong = torch.zeros(1, dtype=torch.int64, device="cuda")
-        self.ranks = torch.arange(exchange.world, device="cuda")
         self.weight = random_weight(seed=exchange.rank)
+        sizes = [*SHAPES, *((rows, self.weight.num_columns) for rows in FUSED_ROWS)]
+        # Calls of one size share memory: they follow one another on one stream.
+        self.rooms = {
+            size: torch.empty(3, *size, dtype=torch.bfloat16, device="cuda").unbind()
+            for size in sizes
+        }
 
     def call(self, index: int, rows: int, hidden: int, cycles: int) -> None:
         """One all-reduce, checked."""
-        parts = tagged(self.step, index, self.ranks, rows, hidden)
-        residual = parts[0] * 2
-        out = torch.full_like(residual, float("nan"))
+        exchange, count = self.exchange, rows * hidden
+        part, residual, out = self.rooms[rows, hidden]
+        grid = (triton.cdiv(count, BLOCK),)
+        write_parts[grid](part, residual, out, self.step, index, exchange.rank, count, BLOCK=BLOCK)
         torch.cuda._sleep(cycles)
-        rank = self.exchange.rank
-        all_reduce_add(
-            parts[rank].contiguous(), residual, exchange=self.exchange, out_TD=out, pdl=True
+        all_reduce_add(part, residual, exchange=exchange, out_TD=out, pdl=True)
+        count_wrong[grid](
+            out, self.wrong, self.step, index, count, WORLD=exchange.world, BLOCK=BLOCK
         )
-        wanted = (parts.float().sum(0) + residual.float()).to(torch.bfloat16)
-        self.wrong += (out != wanted).sum()
 
     def fused_call(self, index: int, rows: int, cycles: int) -> None:
         """A map with its all-reduce in one launch, against the two apart."""
-        columns = self.weight.num_columns
-        x = tagged(self.step, index, self.ranks[:1] + self.exchange.rank, rows, columns)[0]
+        x, residual, out = self.rooms[rows, self.weight.num_columns]
+        write_parts[(triton.cdiv(x.numel(), BLOCK),)](
+            x, residual, out, self.step, index, self.exchange.rank, x.numel(), BLOCK=BLOCK
+        )
         torch.cuda._sleep(cycles)
         fused = linear_all_reduce(x, self.weight, None, exchange=self.exchange)
         part = linear(x, self.weight)
@@ -82,7 +117,7 @@ class Rank:
             for index, (rows, hidden) in enumerate(shapes):
                 cycles = own.choice([1, 1, own.randrange(MAX_SLEEP)])
                 self.call(index, rows, hidden, cycles)
-            self.fused_call(CALLS, shared.choice([1, 8, 16]), own.choice([1, own.randrange(9000)]))
+            self.fused_call(CALLS, shared.choice(FUSED_ROWS), own.choice([1, own.randrange(9000)]))
             self.step += 1
         return graph
 
@@ -90,7 +125,7 @@ class Rank:
         """Load all code: capturing must not."""
         for rows, hidden in SHAPES:
             self.call(0, rows, hidden, 1)
-        for rows in (1, 8, 16):
+        for rows in FUSED_ROWS:
             self.fused_call(0, rows, 1)
         torch.cuda.synchronize()
         assert int(self.wrong) == 0, f"rank {self.exchange.rank}: {int(self.wrong)} wrong at first"
