@@ -16,6 +16,7 @@ under the device it was measured on. Imports torch.
     keyed_sampling   the target's end of one (keyed_sampling_triton)
     row_choices      the draft's end of one (row_choices_triton)
     leaf_choices     the next rows of a draft tree (leaf_choices_triton)
+    host_answer      an answer where the host polls for it (host_answer_triton)
     int4, packing    forms of weights
     cuda_module      loads and launches the sources in cuda/; nvrtc compiles them
     triton_launch    launches Triton kernels
