@@ -7,8 +7,8 @@ predicted step times, the engine runs the same objects under the wall clock with
     interface           the questions that a round asks a policy
     chains, trees       policies that treat requests one by one; other ways to overlap: parallel
     adaptive, turbospec chains whose length follows the predicted goodput
-    batch_tree          trees that share the rows of a batch: batch_round, batch_rows, batch_ahead,
-                        batch_beside, with budget_tree for each request
+    batch_tree          trees that share the rows of a batch: batch_round and row_prices,
+                        batch_rows, batch_ahead, batch_beside, with budget_tree for each request
     adaserve            rows for requests that are behind their target (urgency)
     resting, repeating  rounds without an evaluation of the batch
     cost, host_cost     seconds of a step; goodput: of a round, and its tokens

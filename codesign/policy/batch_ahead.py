@@ -14,21 +14,19 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
 import numpy as np
 
-from codesign.policy.batch_round import LEAST, BatchRound, Floats
+from codesign.policy.batch_round import LEAST, BatchRound, Worth
+from codesign.policy.row_prices import FEW, Floats
 
-# Numpy's code is far away where the host comes from elsewhere: lists took 18 us instead of 39.
-_FEW = 24  # nodes with roots and gains
 _MOST_NODES = 256  # that are foreseen: of large batches few forwards ever pay
 
 
 def next_forward(
-    this: BatchRound, worth: Floats, gains: Floats, rate: float
+    this: BatchRound, worth: Worth, gains: list[float], rate: float
 ) -> tuple[float, float]:
     """What one more forward promises.
 
@@ -45,30 +43,37 @@ def next_forward(
         that is.
     """
     num, fixed = len(gains), this.fixed + this.behind
-    nodes: Floats | list[float]
-    target: Floats | list[float]
-    if len(worth) + num <= _FEW:
-        nodes = sorted(worth.tolist() + gains.tolist(), reverse=True)
-        target = prices = this.target(len(nodes) - 1).tolist()
+    drafting = this.draft.at(num)
+    nodes: Worth
+    target: Worth
+    if isinstance(worth, list) and num <= FEW:
+        nodes = sorted(worth + gains, reverse=True)
+        target = prices = this.target.listed(len(nodes) - 1)
         tokens = list(accumulate(nodes))
-        values = this.values(tokens, prices, fixed + this.draft.at(num))
+        values = this.values(tokens, prices, fixed + drafting)
         count = values.index(max(values[1:]), 1)
     else:
         nodes = np.concatenate((worth[::-1], gains))
         nodes.sort(kind="stable")  # merges what is sorted already
         nodes = nodes[::-1]
         target, tokens = this.target(len(nodes) - 1), nodes.cumsum()
-        values = this.value(tokens, target + (fixed + this.draft.at(num)))
+        values = this.value(tokens, target + (fixed + drafting))
         count = 1 + int(values[1:].argmax())
     # Only leaves whose children are verified would run.
-    rows = np.count_nonzero(gains >= max(float(nodes[count]), LEAST))
-    seconds = fixed + float(target[count]) + this.draft.at(int(rows))
+    level = max(float(nodes[count]), LEAST)
+    rows = sum([gain >= level for gain in gains])
+    seconds = fixed + float(target[count]) + (drafting if rows == num else this.draft.at(rows))
     value = this.value(float(tokens[count]), seconds) if rows else 0.0
     return value, least_gain(this, nodes, target, count, num, rate)
 
 
 def best_forwards(
-    this: BatchRound, worth: Floats, gains: Floats, confidence: Floats, most: int, rate: float
+    this: BatchRound,
+    worth: Worth,
+    gains: list[float],
+    confidence: list[float],
+    most: int,
+    rate: float,
 ) -> tuple[float, float, float]:
     """What 1 to ``most`` more forwards promise, whichever number is best.
 
@@ -86,8 +91,8 @@ def best_forwards(
     """
     num = len(gains)
     most = min(most, max(_MOST_NODES // num, 1))
-    draft, target = this.draft(num).tolist(), this.target(len(worth) - 1 + most * num).tolist()
-    nodes, more, chances = worth.tolist(), gains.tolist(), confidence.tolist()
+    draft, target = this.draft.listed(num), this.target.listed(len(worth) - 1 + most * num)
+    nodes, more = worth if isinstance(worth, list) else worth.tolist(), gains
     made: list[list[float]] = []
     best, chosen, fixed, fastest = -1.0, (nodes, 0), this.fixed + this.behind, np.inf
     for number in range(1, most + 1):
@@ -104,30 +109,36 @@ def best_forwards(
         value = this.value(tokens[count], seconds) if rows[0] else 0.0
         if value > best:
             best, chosen = value, (nodes, count)
-        more = list(map(mul, more, chances))
+        more = list(map(mul, more, confidence))
     nodes, count = chosen
     return best, least_gain(this, nodes, target, count, num, rate), this.saved(fastest)
 
 
 def saved_usually(this: BatchRound, num: int, confidence: float, most: int) -> float:
     """Seconds per token of each of ``num`` requests that drafting for all of them usually saves."""
-    usual = np.full(num, confidence)
-    return best_forwards(this, np.array([this.roots]), usual, usual, most, 0.0)[2]
+    usual = [confidence] * num
+    return best_forwards(this, [this.roots], usual, usual, most, 0.0)[2]
 
 
 def saved_by_others(
-    this: BatchRound, worth: Floats, gains: Floats, confidence: Floats, most: int, some: list[int]
+    this: BatchRound,
+    worth: Worth,
+    gains: list[float],
+    confidence: list[float],
+    most: int,
+    some: list[int],
 ) -> float:
     """What ``best_forwards`` saves without a gain from some of the requests."""
     left = gains.copy()
-    left[some] = 0.0
+    for i in some:
+        left[i] = 0.0
     return best_forwards(this, worth, left, confidence, most, 0.0)[2]
 
 
 def least_gain(
     this: BatchRound,
-    worth: Floats | Sequence[float],
-    target: Floats | Sequence[float],
+    worth: Worth,
+    target: Worth,
     count: int,
     num: int,
     rate: float,
@@ -149,7 +160,7 @@ def least_gain(
     return max(float(worth[count]), max(other, saved) + this.draft_row(num, rate), LEAST)
 
 
-def beats_plain(this: BatchRound, confidence: Floats, most: int, margin: float) -> bool:
+def beats_plain(this: BatchRound, confidence: list[float], most: int, margin: float) -> bool:
     """Whether trees that cost no forward would beat plain decoding by this share of its value.
 
     They are drafted beside a verification that is over: as deep as would have fitted there. Each
@@ -162,7 +173,8 @@ def beats_plain(this: BatchRound, confidence: Floats, most: int, margin: float) 
         margin: Share.
     """
     depth = max(int(this.verification / max(this.draft.forward(len(confidence), 0), LEAST)), 1)
-    gains_DB = gains_ahead(confidence, confidence, min(depth, most))
+    chances = np.array(confidence)
+    gains_DB = gains_ahead(chances, chances, min(depth, most))
     worth = -np.sort(-gains_DB.ravel())
     tokens = this.roots + worth.cumsum()
     moving = this.draft.each * np.arange(1, len(worth) + 1)

@@ -9,11 +9,10 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
+from math import exp, log
 
 from codesign.policy.batch_ahead import beats_plain
-from codesign.policy.batch_round import LEAST, BatchRound, Floats
+from codesign.policy.batch_round import LEAST, BatchRound
 from codesign.policy.batch_rows import leaves_above, no_leaves, prospects
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.goodput import Goodput
@@ -70,8 +69,8 @@ class DraftingBeside:
         seconds = this.draft.forward(num_rows, this.context)
         moving = this.draft.of(num_rows, this.context) - seconds  # after the verification
         late = max(this.beside + seconds - max(this.verification, this.beside), 0.0) + moving
-        taken = np.fromiter(map(bool, leaves), bool, len(leaves))
-        gain = float((confidence * np.exp(tops))[taken].sum())
+        pairs = zip(leaves, confidence, tops, strict=True)
+        gain = sum([chance * exp(top) for nodes, chance, top in pairs if nodes])
         if not num_rows or (late * rate > gain and not prompts):
             self.may_draft = False
             return no_leaves(trees)
@@ -79,7 +78,11 @@ class DraftingBeside:
         return leaves
 
     def _worthwhile(
-        self, trees: Sequence[BudgetTree], confidence: Floats, tops: Floats, rate: float
+        self,
+        trees: Sequence[BudgetTree],
+        confidence: Sequence[float],
+        tops: Sequence[float],
+        rate: float,
     ) -> tuple[list[list[int]], float]:
         """Leaves whose children may be worth a row, and seconds of the prompts run with them.
 
@@ -91,17 +94,18 @@ class DraftingBeside:
         """
         this, goodput = self._round, self._goodput
         level = this.draft_row(len(trees), rate)
-        bounds = np.minimum(np.log(level / np.maximum(confidence, LEAST)), 0.0)
         leaves = no_leaves(trees)
         prompts = 0.0
-        paying = (tops >= bounds).nonzero()[0]
-        for i, bound in zip(paying.tolist(), bounds[paying].tolist(), strict=True):
+        for i, (gain, top) in enumerate(zip(confidence, tops, strict=True)):
+            bound = min(log(level / max(gain, LEAST)), 0.0)
+            if top < bound:
+                continue
             tree = trees[i]
             # A new request's prompt runs while the target runs it, too.
             if tree.missing >= COLD and tree.emitted:
                 seconds = prompts + goodput.draft_prompt_seconds(tree.missing)
                 seconds -= goodput.draft_prompts_once if prompts else 0.0
-                gain, late = float(confidence[i]), this.beside + seconds - this.verification
+                late = this.beside + seconds - this.verification
                 # What drafting for it will yield, against what running what it missed delays all.
                 rounds = float(self._traffic.expected_left(tree.emitted)) / (1.0 + gain)
                 if gain * rounds <= rate * late:

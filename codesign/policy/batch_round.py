@@ -10,29 +10,23 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from math import inf
+from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
+from codesign.policy.row_prices import Floats, RowPrices
 from codesign.policy.traffic import Traffic
 
-Floats = NDArray[np.float64]
+Worth = list[float] | Floats  # (1 + N,): roots, then N nodes, descending; a list of ``FEW`` at most
 
 LEAST = 1e-9  # tokens or seconds: some are divided by, of some a logarithm is taken
 WAITING = 8.0  # running requests that one counts for whose prompt shares the rounds' forwards
 FULL = 0.9  # share of time from which prompts are taken to wait for ever
 _MOST_POWER = 50.0
-_FAR = 4096.0  # tokens of context by which its price is found
-_SPARE = 256  # rows beyond those that are asked for: more will be
-_NOTHING: Floats = np.empty(0)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The best nodes to verify, of those that are drafted.
 
     Attributes:
@@ -48,73 +42,6 @@ class Choice:
     tokens: float
     rows: int
     level: float
-
-
-class RowPrices:
-    """Seconds of one model's forwards by their rows, in the round at hand.
-
-    Args:
-        step: Seconds of a forward.
-        each: Seconds that the host takes for each row above the base.
-    """
-
-    def __init__(self, step: StepTime, each: float = 0.0) -> None:
-        self._step, self.each = step, each
-        self._known: dict[int, tuple[Floats, Floats]] = {}  # see ``_by_rows``; by requests
-        self.begin(0, 0, 0)
-
-    def begin(self, batch: int, context: int, base: int, more: float = 0.0) -> None:
-        """A round of so many requests and KV rows.
-
-        Args:
-            batch: Requests.
-            context: KV rows of all of them.
-            base: Rows at which lists of prices start.
-            more: Seconds of whatever else runs with each forward.
-        """
-        self._batch, self._more = batch, more
-        self._context, self._base = context, base
-        self._prices = _NOTHING  # from ``base`` on; worked out when first asked for
-
-    def forward(self, rows: float, context: int) -> float:
-        """Seconds of one forward."""
-        return self._step(rows, context, self._batch) + self._more
-
-    def of(self, rows: float, context: int) -> float:
-        """Seconds of one forward, and what the host takes for its rows."""
-        seconds = self._step(rows, context, self._batch) + self._more
-        return seconds + self.each * max(rows - self._base, 0.0) if self.each else seconds
-
-    def __call__(self, count: int) -> Floats:
-        """(count + 1,) the same of 0, ..., ``count`` rows above the base; read-only."""
-        if count >= len(self._prices):
-            self._work_out(self._base + count)
-        return self._prices[: count + 1]
-
-    def at(self, count: int) -> float:
-        """The last price of such a list, without the others."""
-        rows = self._base + count
-        fixed, per_context = self._by_rows(rows)
-        price = self._context * float(per_context[rows]) + self._more
-        return price + float(fixed[rows]) + self.each * count
-
-    def _work_out(self, last: int) -> None:
-        fixed, per_context = self._by_rows(last)
-        self._prices = self._context * per_context[self._base :] + self._more
-        self._prices += fixed[self._base :]
-        if self.each:
-            self._prices += self.each * np.arange(len(self._prices))
-        self._prices.flags.writeable = False
-
-    def _by_rows(self, last: int) -> tuple[Floats, Floats]:
-        """Seconds without context of 0, 1, 2, .. rows, and those for each token of it."""
-        fixed, per_context = self._known.get(self._batch, (_NOTHING, _NOTHING))
-        if last >= len(fixed):
-            rows = np.arange(2 * last + _SPARE)
-            fixed = self._step.of_arrays(rows, 0.0, self._batch)
-            per_context = (self._step.of_arrays(rows, _FAR, self._batch) - fixed) / _FAR
-            self._known[self._batch] = fixed, per_context
-        return fixed, per_context
 
 
 class BatchRound:
@@ -148,6 +75,9 @@ class BatchRound:
         self.target = RowPrices(goodput.target, goodput.host.choice_row)
         self.draft = RowPrices(goodput.draft, goodput.host.reroot_row)
         self._goodput = goodput
+        self._beside: dict[
+            int, tuple[float, float]
+        ] = {}  # seconds of a look, overhead; by requests
 
     def begin(
         self,
@@ -169,8 +99,11 @@ class BatchRound:
         """
         prompt_rows, num_waiting = sharing
         self.batch, self.context, self.roots = batch, context, float(batch)
-        self.look = looking * self._goodput.host.look(batch)
-        self.overhead = self._goodput.overhead(batch) + self.look
+        if (beside := self._beside.get(batch)) is None:
+            goodput = self._goodput
+            self._beside[batch] = beside = goodput.host.look(batch), goodput.overhead(batch)
+        self.look = looking * beside[0]
+        self.overhead = beside[1] + self.look
         shares = self._goodput.shares_forwards or not prompt_rows
         self.num_base = batch + prompt_rows if shares else batch
         apart = 0.0 if shares else self._goodput.prompt_seconds(prompt_rows)
@@ -213,7 +146,9 @@ class BatchRound:
 
     def run_behind(self, num: int, missed: float) -> None:
         """Requests have missed so many tokens, which run with the first forward of ``num``."""
-        self.behind = self.draft.of(num + missed, self.context) - self.draft.of(num, self.context)
+        if missed:
+            more = self.draft.of(num + missed, self.context)
+            self.behind = more - self.draft.of(num, self.context)
 
     def wait_for(self, seconds: float, look: float = 0.0) -> None:
         """The target waits for a draft forward, and for a look that counts."""
@@ -229,24 +164,42 @@ class BatchRound:
         """Seconds of the round so far, and of what is beside its forwards; the stall behind it."""
         return self.awaited + self.overhead + self.stall
 
-    def best(self, worth: Floats, longest: float = np.inf) -> Choice:
+    def best(self, worth: Worth, longest: float = inf) -> Choice:
         """How many nodes are verified with most value: the heaviest, as long as it rises.
 
         Args:
             worth: (1 + N,) tokens that all roots together are worth, then each node, descending.
             longest: Seconds that the round may take if any node is verified.
         """
+        if isinstance(worth, list):
+            return self._best_of_few(worth, longest)
         tokens = worth.cumsum()
         seconds = self.target(len(worth) - 1) + self.fixed
         if not self.awaited:
             seconds[0] -= self.overhead
         values = self.value(tokens, seconds)
-        if longest < np.inf:
+        if longest < inf:
             values[1:][seconds[1:] > longest] = 0.0
         best = int(values.argmax())
-        level = float(worth[best]) if best else np.inf
+        level = float(worth[best]) if best else inf
         rate = self._power * float(tokens[best]) / float(seconds[best])
         return Choice(float(values[best]), rate, float(tokens[best]), best, level)
+
+    def _best_of_few(self, worth: list[float], longest: float) -> Choice:
+        tokens, fixed, prices = (
+            list(accumulate(worth)),
+            self.fixed,
+            self.target.listed(len(worth) - 1),
+        )
+        values = self.values(tokens, prices, fixed)
+        if longest < inf:
+            pairs = zip(values, prices, strict=False)
+            values = [0.0 if price + fixed > longest else value for value, price in pairs]
+        plain = prices[0] + fixed if self.awaited else prices[0] + fixed - self.overhead
+        values[0] = self.value(tokens[0], plain)
+        best = values.index(max(values))
+        seconds, level = (prices[best] + fixed, worth[best]) if best else (plain, inf)
+        return Choice(values[best], self._power * tokens[best] / seconds, tokens[best], best, level)
 
     def draft_row(self, num: int, rate: float) -> float:
         """Tokens that the seconds of a row of a draft forward would yield elsewhere.

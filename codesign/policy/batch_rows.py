@@ -6,24 +6,23 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log
-from operator import attrgetter
+from math import exp, log
 from struct import pack
 
 import numpy as np
 
-from codesign.policy.batch_round import Choice, Floats
+from codesign.policy.batch_round import Choice, Worth
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.interface import MAX_TREE_ROWS
+from codesign.policy.row_prices import FEW, Floats
 
 NEVER = -100.0  # log chance
 SURE = 1e-9  # of equal log chances: parents stand with their children
-_confidence = attrgetter("confidence")
 
 
 def worth_of_nodes(
     trees: Sequence[BudgetTree], roots: float, most: int, urgency: Floats | None = None
-) -> Floats:
+) -> Worth:
     """(1 + N,) tokens that all roots are worth, then those of every drafted node, descending.
 
     Args:
@@ -35,20 +34,24 @@ def worth_of_nodes(
     weights = [tree.log_weights for tree in trees]
     sizes = list(map(len, weights))
     if sum(sizes) == len(sizes):
-        return np.array([roots])  # nothing is drafted yet
+        return [roots]  # nothing is drafted yet
     if max(sizes) > most:
         weights = [own if len(own) <= most else sorted(own, reverse=True)[:most] for own in weights]
         sizes = list(map(len, weights))
     nodes: list[float] = []
     for own in weights:
         nodes += own
+    # Roots come first, as no node is worth more. The last of them stands for all.
+    if len(nodes) <= FEW and urgency is None:
+        few = sorted(map(exp, nodes), reverse=True)[len(sizes) - 1 :]
+        few[0] = roots
+        return few
     # Half as long as by numpy's own ways from a list.
     worth = np.exp(np.frombuffer(pack(f"{len(nodes)}d", *nodes)))
     if urgency is not None:
         worth *= np.repeat(urgency, sizes)
         worth[np.cumsum([0, *sizes[:-1]])] = np.inf
     worth.sort()
-    # Roots come first, as no node is worth more. The last of them stands for all.
     worth = worth[::-1][len(sizes) - 1 :]
     worth[0] = roots
     return worth
@@ -106,19 +109,17 @@ def _leave_equals(
                 excess -= 1
 
 
-def prospects(trees: Sequence[BudgetTree]) -> tuple[Floats, Floats]:
+def prospects(trees: Sequence[BudgetTree]) -> tuple[list[float], list[float]]:
     """(B,) each request's mean confidence, and the log chance of its likeliest leaf."""
-    num = len(trees)
-    confidence = np.fromiter(map(_confidence, trees), float, num)
     tops = [ranked[0][0] if (ranked := tree.open) else NEVER for tree in trees]
-    return confidence, np.fromiter(tops, float, num)
+    return [tree.confidence for tree in trees], tops
 
 
 def leaves_worth(
     trees: Sequence[BudgetTree],
     width: int,
-    gains: Floats,
-    tops: Floats,
+    gains: Sequence[float],
+    tops: Sequence[float],
     level: float,
     *,
     are_roots: bool = False,
@@ -134,15 +135,14 @@ def leaves_worth(
         are_roots: No tree has any other node.
     """
     leaves = no_leaves(trees)
-    paying = (gains >= level).nonzero()[0]
-    if are_roots:
-        for i in paying.tolist():
+    for i, gain in enumerate(gains):
+        if gain < level:
+            continue
+        if are_roots:
             leaves[i] = [0]
-        return leaves
-    # Least log chance; a leaf that gains just the level is at it to the last digit.
-    bounds = np.log(level / gains[paying]) + tops[paying]
-    for i, bound in zip(paying.tolist(), bounds.tolist(), strict=True):
-        tree = trees[i]
+            continue
+        # Least log chance; a leaf that gains just the level is at it to the last digit.
+        bound, tree = log(level / gain) + tops[i], trees[i]
         ranked = tree.open
         if (len(ranked) == 1 or ranked[1][0] < bound) and tree.num_expanded < MAX_TREE_ROWS:
             leaves[i] = [ranked[0][1]]  # most often: its likeliest leaf pays, no other does

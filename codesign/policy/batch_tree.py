@@ -36,9 +36,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from math import exp
 from typing import cast
-
-import numpy as np
 
 from codesign.policy.batch_ahead import (
     best_forwards,
@@ -47,7 +46,7 @@ from codesign.policy.batch_ahead import (
     saved_usually,
 )
 from codesign.policy.batch_beside import DraftingBeside
-from codesign.policy.batch_round import Choice, Floats
+from codesign.policy.batch_round import Choice
 from codesign.policy.batch_rows import (
     NEVER,
     best_nodes,
@@ -142,14 +141,10 @@ class BatchTree(Repeating):
         own, this = cast("Sequence[BudgetTree]", trees), self._round
         if done:
             this.wait_for(this.draft.of(self._last_rows, this.context))
-            self._cold = [i for i in self._cold if not own[i].num_expanded]
+            if self._cold:
+                self._cold = [i for i in self._cold if not own[i].num_expanded]
         else:
-            missing = [tree.missing for tree in own]
-            self._cold = [i for i, tokens in enumerate(missing) if tokens >= COLD]
-            self._behind = rows_behind(missing)
-            # Of those that are not drafted for yet as many are foreseen as will be accepted.
-            missed = sum(self._behind) + sum([own[i].confidence for i in self._cold])
-            this.run_behind(len(own), missed)
+            self._find_missing(own)
         self._choice = self._choose(own)
         most = MOST_AWAITED if self._spec.is_async else self._spec.expansions
         if done >= most or not own:
@@ -163,6 +158,15 @@ class BatchTree(Repeating):
             self._last_rows += sum([more for more, nodes in pairs if nodes])
         return leaves
 
+    def _find_missing(self, trees: Sequence[BudgetTree]) -> None:
+        """Whom the draft has not run for, and whose last token runs with the first forward."""
+        missing = [tree.base_len - 1 - tree.prefix_len for tree in trees]
+        self._cold = [i for i, tokens in enumerate(missing) if tokens >= COLD]
+        self._behind = rows_behind(missing)
+        # Of those that are not drafted for yet as many are foreseen as will be accepted.
+        missed = sum(self._behind) + sum([trees[i].confidence for i in self._cold])
+        self._round.run_behind(len(trees), missed)
+
     def _choose(self, trees: Sequence[BudgetTree]) -> Choice:
         """The nodes of the best quotient: the heaviest of all requests."""
         this = self._round
@@ -175,23 +179,25 @@ class BatchTree(Repeating):
     def _worthwhile(self, trees: Sequence[BudgetTree], left: int, margin: float) -> Leaves:
         """Leaves of the next forward; none if it does not pay."""
         confidence, tops = prospects(trees)
-        if self._spec.is_async and self._cold:
-            # What a request missed is run beside the verification: it may be long.
-            tops[self._cold] = NEVER
-        gains = np.exp(tops) * confidence
+        if self._spec.is_async:
+            for i in self._cold:  # what it missed is run beside the verification: it may be long
+                tops[i] = NEVER
+        gains = [exp(top) * chance for top, chance in zip(tops, confidence, strict=True)]
         least = self._choice.value * (1.0 + margin)
         value, level = self._promised(gains, confidence, left, least)
         if value > least and self._cold and self._leave_cold(trees, gains, confidence, left):
-            if not np.count_nonzero(gains):
+            if not any(gains):
                 return no_leaves(trees)
             value, level = self._best_ahead(gains, confidence, left)  # of those that are left
         if value <= least:
             return no_leaves(trees)
-        level = min(level, float(gains[gains.argmax()]))
+        level = min(level, max(gains))
         are_roots = len(self._worth) == 1
         return leaves_worth(trees, self._spec.width, gains, tops, level, are_roots=are_roots)
 
-    def _promised(self, gains: Floats, confidence: Floats, left: int, least: float) -> Promise:
+    def _promised(
+        self, gains: list[float], confidence: list[float], left: int, least: float
+    ) -> Promise:
         """What further forwards promise: one, or, where it matters, the best number of several."""
         if not self._cold:  # prompts are judged by what several forwards save
             found = next_forward(self._round, self._worth, gains, self._choice.rate)
@@ -200,7 +206,7 @@ class BatchTree(Repeating):
                 return found
         return self._best_ahead(gains, confidence, left)
 
-    def _best_ahead(self, gains: Floats, confidence: Floats, left: int) -> Promise:
+    def _best_ahead(self, gains: list[float], confidence: list[float], left: int) -> Promise:
         """What 1 to ``left`` promise; also notes the seconds that such rounds save."""
         value, level, self._saved = best_forwards(
             self._round, self._worth, gains, confidence, left, self._choice.rate
@@ -208,7 +214,7 @@ class BatchTree(Repeating):
         return value, level
 
     def _leave_cold(
-        self, trees: Sequence[BudgetTree], gains: Floats, confidence: Floats, most: int
+        self, trees: Sequence[BudgetTree], gains: list[float], confidence: list[float], most: int
     ) -> bool:
         """Take the gain from cold requests for which running what they missed does not pay.
 
@@ -216,10 +222,11 @@ class BatchTree(Repeating):
             Whether there are any.
         """
         costly = self._costly(trees, self._cold, self._saved_by_cold(gains, confidence, most))
-        gains[costly] = 0.0
+        for i in costly:
+            gains[i] = 0.0
         return bool(costly)
 
-    def _saved_by_cold(self, gains: Floats, confidence: Floats, most: int) -> float:
+    def _saved_by_cold(self, gains: list[float], confidence: list[float], most: int) -> float:
         """Seconds per token that drafting for a cold request saves.
 
         Its share of what drafting for all saves; beyond that for others, while this goes on.

@@ -32,7 +32,8 @@ _BINS = 256  # of the table of chances
 _EDGE = 1e-4
 _MIDDLE_B = np.clip((np.arange(_BINS + 1) + 0.5) / _BINS, _EDGE, 1.0 - 0.25 / _BINS)
 _LOGIT_B = np.log(_MIDDLE_B) - np.log1p(-_MIDDLE_B)
-_SLOPES, _INTERCEPTS = (0.1, 4.0), (-4.0, 4.0)
+_SLOPES, _INTERCEPTS, _STEPS = (0.1, 4.0), (-4.0, 4.0), (-0.5, 0.5)
+_RIDGE = 1e-3 * np.eye(2)
 
 
 class OnlineCalibration:
@@ -105,29 +106,33 @@ class OnlineCalibration:
             del self._judged[:BATCH]
 
     def _update(self, judged: Sequence[Judged]) -> None:
-        log_chance_N, is_likeliest_N, agreed_N = np.array(judged).T
-        for kind, own_N in enumerate((is_likeliest_N == 1.0, is_likeliest_N == 0.0)):
-            if own_N.any():
-                self._step(kind, log_chance_N[own_N], agreed_N[own_N])
+        for kind, is_likeliest in enumerate((True, False)):
+            own = [(chance, agreed) for chance, first, agreed in judged if first == is_likeliest]
+            if own:
+                log_chances, agreed = zip(*own, strict=True)
+                self._step(kind, np.array(log_chances), np.array(agreed, float))
 
     def _step(self, kind: int, log_chance_N: Floats, agreed_N: Floats) -> None:
-        slope, intercept = self._found[kind]
-        chance_N = np.clip(np.exp(log_chance_N), _EDGE, 1.0 - _EDGE)
+        slope, intercept = self._found[kind].tolist()
+        chance_N = np.minimum(np.maximum(np.exp(log_chance_N), _EDGE), 1.0 - _EDGE)
         # What the draft said, from what was made of it; the numbers have hardly moved since.
         said_N = (np.log(chance_N) - np.log1p(-chance_N) - intercept) / slope
-        design_NP = np.column_stack([said_N, np.ones_like(said_N)])
+        design_NP = np.ones((len(said_N), 2))
+        design_NP[:, 0] = said_N
         weight_N = chance_N * (1.0 - chance_N)
         self._curvature[kind] *= KEPT
         self._curvature[kind] += (design_NP.T * weight_N) @ design_NP
-        step_P = np.linalg.solve(
-            self._curvature[kind] + 1e-3 * np.eye(2), design_NP.T @ (chance_N - agreed_N)
-        )
-        moved_P = self._found[kind] - np.clip(step_P, -0.5, 0.5)
-        self._found[kind] = [
-            np.clip(moved_P[0], *_SLOPES),
-            np.clip(moved_P[1], *_INTERCEPTS),
-        ]
-        self._tables[kind] = _table(*self._found[kind].tolist())
+        beyond_P = design_NP.T @ (chance_N - agreed_N)
+        steps = np.linalg.solve(self._curvature[kind] + _RIDGE, beyond_P).tolist()
+        by_slope, by_intercept = (_within(step, *_STEPS) for step in steps)
+        slope = _within(slope - by_slope, *_SLOPES)
+        intercept = _within(intercept - by_intercept, *_INTERCEPTS)
+        self._found[kind] = slope, intercept
+        self._tables[kind] = _table(slope, intercept)
+
+
+def _within(number: float, least: float, most: float) -> float:
+    return min(max(number, least), most)
 
 
 def _table(slope: float, intercept: float) -> list[float]:

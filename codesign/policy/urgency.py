@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from codesign.policy.batch_round import Floats
 from codesign.policy.interface import Progress
+from codesign.policy.row_prices import Floats
 
 MOST_URGENT = 2.0  # weight of a token of a request that is behind its target
 HOPELESS = 1.5  # times its target per token, from which a request counts like any other

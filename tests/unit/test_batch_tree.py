@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from unittest import mock
 
@@ -20,9 +21,9 @@ from codesign.candidate import Candidate
 from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
-from codesign.policy import batch_ahead
+from codesign.policy import batch_ahead, batch_rows, row_prices
 from codesign.policy.batch_ahead import next_forward
-from codesign.policy.batch_round import Choice, RowPrices
+from codesign.policy.batch_round import Choice
 from codesign.policy.batch_rows import best_nodes, leaves_worth
 from codesign.policy.batch_tree import MARGIN, BatchTree
 from codesign.policy.budget_tree import BudgetTree
@@ -31,6 +32,7 @@ from codesign.policy.host_cost import HostCost
 from codesign.policy.interface import Progress
 from codesign.policy.online_calibration import BATCH, OnlineCalibration
 from codesign.policy.protocol import RequestVerdict, VerifyRows
+from codesign.policy.row_prices import RowPrices
 from codesign.policy.speculation import Goodput, build_speculation, parse_policy
 from codesign.policy.traffic import REPAID, START_OUTPUT, Traffic
 from codesign.policy.tree import DraftTree
@@ -197,8 +199,8 @@ def test_what_further_forwards_promise_is_the_best_mix_of_old_and_new_nodes(
     policy = policy_of("batch-tree-16x2x8", target=STAIRS, draft=draft)
     trees, batch = trees_of(policy, len(gains)), len(gains)
     policy.begin(trees, [Progress()] * batch)
-    policy._worth = np.array([batch, *sorted(nodes, reverse=True)])
-    confidence = np.full(batch, 0.6)
+    policy._worth = [float(batch), *sorted(nodes, reverse=True)]
+    confidence = [0.6] * batch
 
     def best(depth: int, drafting: float) -> float:
         new = [gain * 0.6**d for d in range(depth) for gain in gains]
@@ -209,19 +211,65 @@ def test_what_further_forwards_promise_is_the_best_mix_of_old_and_new_nodes(
         ]
         return max(values, default=0.0)
 
-    found, _ = policy._best_ahead(np.array(gains), confidence, left)
+    found, _ = policy._best_ahead(gains, confidence, left)
     depths = range(1, left + 1)
     most = max(best(depth, depth * draft(batch)) for depth in depths)
     bound = max(best(depth, draft(1) + (depth - 1) * draft(0)) for depth in depths)
     assert found <= bound * (1 + 1e-9)
     without = best(0, draft(batch))  # if that is best, none of the new nodes are worth a row
     assert found >= most * (1 - 1e-9) or most <= without * (1 + 1e-9)
-    asked = policy._round, policy._worth, np.array(gains), policy._choice.rate
-    once = next_forward(*asked)
-    assert once == pytest.approx(policy._best_ahead(np.array(gains), confidence, 1))
-    for few in (0, 1000):  # by arrays, by lists: the same bits
-        with mock.patch.object(batch_ahead, "_FEW", few):
-            assert next_forward(*asked) == once
+    this, worth, rate = policy._round, policy._worth, policy._choice.rate
+    once = next_forward(this, worth, gains, rate)
+    assert once == pytest.approx(policy._best_ahead(gains, confidence, 1))
+    # By arrays the same bits.
+    assert next_forward(this, np.array(worth), gains, rate) == once
+    assert policy._best_ahead(gains, confidence, left)[0] == found
+    this.awaited = drafting = draft(batch)
+    for longest in (math.inf, drafting + STAIRS(batch + 8)):
+        assert this.best(worth, longest) == this.best(np.array(worth), longest)
+
+
+@pytest.mark.parametrize("label", ["batch-tree-16x2x8", "async-batch-tree-16x2x4"])
+@settings(max_examples=25, deadline=None)
+@given(batch=st.integers(1, 6), seed=st.integers(0, 2**32), waiting=st.integers(0, 2))
+def test_every_decision_is_the_same_by_lists_and_by_arrays(label, batch, seed, waiting):
+    decided = []
+    for few in (0, 8, 1000):
+        with ExitStack() as patches:
+            for module in (batch_rows, batch_ahead, row_prices):
+                patches.enter_context(mock.patch.object(module, "FEW", few))
+            decided.append(decisions(label, batch, seed, waiting))
+    assert decided[0] == decided[1] == decided[2]
+
+
+def decisions(label: str, batch: int, seed: int, waiting: int) -> list[list[list[int]]]:
+    """What is drafted and verified in rounds of requests that come, go, and differ."""
+    draws = np.random.default_rng(seed)
+    policy = policy_of(label, target=STAIRS, slo_tpot=0.02, deciding=5e-5)
+    trees, found = trees_of(policy, batch), []
+    for number in range(12):
+        if draws.random() < 0.2:
+            trees[int(draws.integers(batch))] = trees_of(policy, 1, prompt=40)[0]
+        policy.now = 0.02 * number
+        policy.sharing = (32, waiting) if waiting and number % 3 == 0 else (0, 0)
+        policy.begin(trees, [Progress(elapsed=draws.random() / 10, tokens=number)] * batch)
+        done = 0
+        while any(leaves := policy.leaves(trees, done)):
+            found.append(leaves)
+            run(trees, leaves, random_chances(draws, batch))
+            done += 1
+        found.append(policy.select(trees))
+        while policy.overlap and any(leaves := policy.overlap_leaves(trees)):
+            found.append(leaves)
+            run(trees, leaves, random_chances(draws, batch))
+        for tree in trees:
+            tree.reroot([0, 99] if 0 in tree.children[0] and draws.random() < 0.6 else [99])
+    return found
+
+
+def random_chances(draws: np.random.Generator, batch: int) -> list[list[float]]:
+    """Of each request, descending."""
+    return np.sort(draws.dirichlet([2.0, 0.7, 0.5, 0.5], batch))[:, ::-1].clip(1e-6).tolist()
 
 
 def test_a_sibling_that_learning_has_made_likelier_takes_the_row_alone():
@@ -737,12 +785,14 @@ def test_the_price_of_one_number_of_rows_is_that_in_the_list_to_the_last_digit(
     prices.begin(batch, context, batch, 1e-4)
     for count in counts:
         assert prices.at(count) == prices(count)[count] == prices(count)[-1]
+        assert prices.listed(count)[: count + 1] == prices(count).tolist()
+        assert prices.of(batch + count, context) == pytest.approx(prices.at(count))
 
 
 @given(st.lists(st.sampled_from([0.2, 0.5, 0.9]), min_size=1, max_size=6), st.floats(0.1, 1.0))
 def test_of_roots_alone_the_same_pay_as_where_each_tree_is_searched(gains, share):
-    trees, gains = trees_of(policy_of(), len(gains)), np.array(gains)
-    level, tops = share * gains.max(), np.zeros(len(gains))
+    trees = trees_of(policy_of(), len(gains))
+    level, tops = share * max(gains), [0.0] * len(gains)
     found = [leaves_worth(trees, 2, gains, tops, level, are_roots=roots) for roots in (True, False)]
     assert found[0] == found[1]
     assert any(found[0])

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codesign.policy.batch_round import BatchRound, RowPrices
+from codesign.policy.batch_round import BatchRound
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.goodput import Goodput
+from codesign.policy.row_prices import RowPrices
 from codesign.policy.traffic import Traffic
 from codesign.sim.timing import shared_step
 from codesign.sim.work import Work

@@ -13,7 +13,6 @@ from codesign.engine import draft_worker
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.partner import LocalDraft
 from codesign.policy.adaptive import SpecServe
-from codesign.policy.batch_round import RowPrices
 from codesign.policy.batch_tree import BatchTree
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import StepTime
@@ -29,6 +28,7 @@ from codesign.policy.protocol import (
     Verdict,
 )
 from codesign.policy.resting import FIRST_SHARE, LONGEST_REST, LOOKING, Resting
+from codesign.policy.row_prices import RowPrices
 from codesign.policy.speculation import Speculation, build_speculation, parse_policy
 from codesign.policy.turbospec import TurboSpec
 

@@ -423,7 +423,7 @@ def test_the_best_choice_is_the_one_with_most_goodput_that_is_not_too_long(
         else 0.0
         for n in range(len(chances) + 1)
     ]
-    best = this.best(np.array([float(batch), *chances]), longest).rows
+    best = this.best([float(batch), *chances], longest).rows
     assert values[best] == pytest.approx(max(values))
 
 
