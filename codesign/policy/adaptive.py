@@ -17,6 +17,7 @@ from codesign.policy.interface import Progress
 from codesign.policy.online_calibration import KNOWN
 from codesign.policy.repeating import Repeating, likeliest_children
 from codesign.policy.resting import LONGEST_REST
+from codesign.policy.row_prices import FEW
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.traffic import COLD, Traffic, rows_behind
 from codesign.policy.tree import DraftTree
@@ -223,19 +224,17 @@ class SpecServe(Repeating):
         if self.repeats:
             return likeliest_children(trees)
         this, num = self._round, len(self._chances)
-        worth = np.array([this.roots, *self._chances])
-        worth[1:] = np.sort(worth[1:])[::-1]
-        rows = num
+        worth, rows = [this.roots, *sorted(self._chances, reverse=True)], num
         if self._spec.confidence_prior:
-            rows = this.best(worth, self._longest).rows
+            rows = this.best(worth if num <= FEW else np.array(worth), self._longest).rows
         elif self._value(self._chances) < 0:
             rows = 0  # tokens left over from the last round may be too many by themselves
-        counts = self._counts_of(rows, float(worth[rows]))
+        counts = self._counts_of(rows, worth[rows])
         chosen = [list(range(1 + count)) for count in counts]
         self.rests = not (this.awaited or num)
         if self._spec.adaptive_drafter:
             self.reads_prompts = not self.rests and self._is_worth_reading()
-            self._weigh_looks(trees, this.roots + sum(worth[1 : 1 + rows].tolist()), rows)
+            self._weigh_looks(trees, this.roots + sum(worth[1 : 1 + rows]), rows)
             if self.rests:
                 # A target forbids for a round or two, as a rule: only then a rest grows.
                 most = self._num_forbidden or LONGEST_REST
@@ -266,8 +265,8 @@ class SpecServe(Repeating):
 
     def _is_worth_reading(self) -> bool:
         """Whether the draft runs a prompt that begins now along with the target, part by part."""
-        prompt = self._goodput.draft_prompt_seconds(self.traffic.mean_prompt)
-        return self.traffic.left_at_first * self._saved(len(self._sizes)) > prompt
+        saved = self._saved(len(self._sizes))
+        return self.traffic.left_at_first * saved > self.traffic.reading
 
     def _value(self, chances: list[float], more: float = 0.0) -> float:
         """Expected tokens per second of a round that verifies all these, -1 where it is too long.

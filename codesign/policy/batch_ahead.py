@@ -43,26 +43,26 @@ def next_forward(
         that is.
     """
     num, fixed = len(gains), this.fixed + this.behind
-    drafting = this.draft.at(num)
+    drafting = fixed + this.draft.at(num)
     nodes: Worth
     target: Worth
     if isinstance(worth, list) and num <= FEW:
         nodes = sorted(worth + gains, reverse=True)
         target = prices = this.target.listed(len(nodes) - 1)
         tokens = list(accumulate(nodes))
-        values = this.values(tokens, prices, fixed + drafting)
+        values = this.values(tokens, prices, drafting)
         count = values.index(max(values[1:]), 1)
     else:
         nodes = np.concatenate((worth[::-1], gains))
         nodes.sort(kind="stable")  # merges what is sorted already
         nodes = nodes[::-1]
         target, tokens = this.target(len(nodes) - 1), nodes.cumsum()
-        values = this.value(tokens, target + (fixed + drafting))
+        values = this.value(tokens, target + drafting)
         count = 1 + int(values[1:].argmax())
     # Only leaves whose children are verified would run.
     level = max(float(nodes[count]), LEAST)
-    rows = sum([gain >= level for gain in gains])
-    seconds = fixed + float(target[count]) + (drafting if rows == num else this.draft.at(rows))
+    rows = len([gain for gain in gains if gain >= level])
+    seconds = fixed + float(target[count]) + this.draft.at(rows)
     value = this.value(float(tokens[count]), seconds) if rows else 0.0
     return value, least_gain(this, nodes, target, count, num, rate)
 
@@ -157,7 +157,8 @@ def least_gain(
     """
     saved = float(target[count] - target[count - 1]) * rate
     other = float(worth[count + 1]) if count + 1 < len(worth) else 0.0
-    return max(float(worth[count]), max(other, saved) + this.draft_row(num, rate), LEAST)
+    row = this.draft_row(num, rate)
+    return max(float(worth[count]), other + row, saved + row, LEAST)
 
 
 def beats_plain(this: BatchRound, confidence: list[float], most: int, margin: float) -> bool:

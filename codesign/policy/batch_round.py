@@ -146,6 +146,7 @@ class BatchRound:
 
     def run_behind(self, num: int, missed: float) -> None:
         """Requests have missed so many tokens, which run with the first forward of ``num``."""
+        self.behind = 0.0
         if missed:
             more = self.draft.of(num + missed, self.context)
             self.behind = more - self.draft.of(num, self.context)

@@ -31,28 +31,26 @@ def worth_of_nodes(
         most: Nodes of one tree that count, the root among them.
         urgency: (B,) weight of a token of each; None where all are 1.
     """
-    weights = [tree.log_weights for tree in trees]
-    sizes = list(map(len, weights))
-    if sum(sizes) == len(sizes):
-        return [roots]  # nothing is drafted yet
-    if max(sizes) > most:
-        weights = [own if len(own) <= most else sorted(own, reverse=True)[:most] for own in weights]
-        sizes = list(map(len, weights))
     nodes: list[float] = []
-    for own in weights:
-        nodes += own
+    starts: list[int] = []
+    for tree in trees:
+        starts.append(len(nodes))
+        own = tree.log_weights
+        nodes += own if len(own) <= most else sorted(own, reverse=True)[:most]
+    if len(nodes) == len(trees):
+        return [roots]  # nothing is drafted yet
     # Roots come first, as no node is worth more. The last of them stands for all.
     if len(nodes) <= FEW and urgency is None:
-        few = sorted(map(exp, nodes), reverse=True)[len(sizes) - 1 :]
+        few = sorted(map(exp, nodes), reverse=True)[len(trees) - 1 :]
         few[0] = roots
         return few
     # Half as long as by numpy's own ways from a list.
     worth = np.exp(np.frombuffer(pack(f"{len(nodes)}d", *nodes)))
     if urgency is not None:
-        worth *= np.repeat(urgency, sizes)
-        worth[np.cumsum([0, *sizes[:-1]])] = np.inf
+        worth *= np.repeat(urgency, np.diff([*starts, len(nodes)]))
+        worth[starts] = np.inf
     worth.sort()
-    worth = worth[::-1][len(sizes) - 1 :]
+    worth = worth[::-1][len(trees) - 1 :]
     worth[0] = roots
     return worth
 

@@ -115,8 +115,9 @@ class BatchTree(Repeating):
             return
         own = cast("Sequence[BudgetTree]", trees)
         batch, context = self._begin_looks(trees, self.calibration.num_confidences)
-        self._urgency = urgencies(progress, self._round.target.of(batch, context), self._slo_tpot)
-        self._choice = self._round.plain  # the best of what is drafted
+        this = self._round
+        self._urgency = urgencies(progress, this.target.of(batch, context), self._slo_tpot)
+        self._choice = this.plain  # the best of what is drafted
         self._saved = 0.0  # seconds per token of each request, by drafting for all
         self.drafting_beside.may_draft = True
         if own:
@@ -280,8 +281,7 @@ class BatchTree(Repeating):
         this, choice = self._round, self._choice
         seconds = this.fixed + this.target.of(this.num_base + choice.rows, this.context)
         saved = this.saved(seconds / choice.tokens)
-        prompt = self._goodput.draft_prompt_seconds(self.traffic.mean_prompt)
-        return saved * self.traffic.left_at_first > prompt * this.batch
+        return saved * self.traffic.left_at_first > self.traffic.reading * this.batch
 
     def overlap_leaves(self, trees: Sequence[DraftTree]) -> Leaves:
         return self.drafting_beside.leaves(cast("Sequence[BudgetTree]", trees), self._choice.rate)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,11 +107,11 @@ class OnlineCalibration:
             del self._judged[:BATCH]
 
     def _update(self, judged: Sequence[Judged]) -> None:
-        for kind, is_likeliest in enumerate((True, False)):
-            own = [(chance, agreed) for chance, first, agreed in judged if first == is_likeliest]
-            if own:
-                log_chances, agreed = zip(*own, strict=True)
-                self._step(kind, np.array(log_chances), np.array(agreed, float))
+        table_N3 = np.fromiter(chain.from_iterable(judged), float).reshape(-1, 3)
+        log_chance_N, is_likeliest_N, agreed_N = table_N3.T
+        for kind, own_N in enumerate((is_likeliest_N == 1.0, is_likeliest_N == 0.0)):
+            if own_N.any():
+                self._step(kind, log_chance_N[own_N], agreed_N[own_N])
 
     def _step(self, kind: int, log_chance_N: Floats, agreed_N: Floats) -> None:
         slope, intercept = self._found[kind].tolist()

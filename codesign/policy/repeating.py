@@ -112,9 +112,7 @@ class Repeating(Resting):
             return
         beside = this.overhead - this.look + this.stall
         seconds = this.drafting + this.target.of(this.num_base + rows, this.context) + beside
-        firsts = likeliest_children(trees)
-        pairs = zip(trees, firsts, strict=True)
-        chances = [exp(tree.log_weights[nodes[1]]) for tree, nodes in pairs if len(nodes) > 1]
+        chances = [exp(tree.log_weights[i]) for tree in trees for i in likeliest_child(tree)]
         blind = this.first + this.target.of(this.num_base + len(chances), this.context) + beside
         looks = look * (1 + this.num_forwards)
         gain = tokens / (seconds + looks) / ((this.roots + sum(chances)) / blind) - 1.0
@@ -178,4 +176,9 @@ class Repeating(Resting):
 
 def likeliest_children(trees: Sequence[DraftTree]) -> list[list[int]]:
     """The root of each tree and its likeliest child, if there is any."""
-    return [[0, *list(tree.children[0].values())[:1]] for tree in trees]
+    return [[0, *likeliest_child(tree)] for tree in trees]
+
+
+def likeliest_child(tree: DraftTree) -> list[int]:
+    """Of the root; none if there is none."""
+    return list(tree.children[0].values())[:1]

@@ -31,13 +31,14 @@ class Traffic:
 
     Args:
         prompt_seconds: ``f(rows)`` of prompts of so many rows.
-        draft_prompt_seconds: The same of the draft; None where nobody asks ``repays_prompts``.
+        draft_prompt_seconds: The same of the draft; None where nobody asks what it takes.
         hears_late: Of a round the policy hears after the prompts before it have run, so that it
             knows how many have come meanwhile.
         answer_tokens: That a request is expected to emit, until some have finished.
 
     Attributes:
         mean_prompt: Tokens of a prompt.
+        reading: Seconds of the draft over a prompt of so many.
         left_at_first: Tokens that a request is expected to emit when it starts.
         draft_prompt: Mean seconds of the draft over a prompt, of those seen.
         share: Of the time, that prompts take lately.
@@ -54,6 +55,7 @@ class Traffic:
         answer_tokens: float = START_OUTPUT,
     ) -> None:
         self.mean_prompt = START_PROMPT
+        self.reading = draft_prompt_seconds(START_PROMPT) if draft_prompt_seconds else 0.0
         self.draft_prompt = 0.0
         self.share = 0.0
         self.stall = 0.0
@@ -150,6 +152,8 @@ class Traffic:
                 self._num_prompts += 1
                 beyond = self._draft_prompt_seconds(length) - self.draft_prompt
                 self.draft_prompt += beyond / min(self._num_prompts, _LENGTHS)
+        if prompts and self._draft_prompt_seconds is not None:
+            self.reading = self._draft_prompt_seconds(self.mean_prompt)
         return sum(prompts)
 
     def _rank(self, lengths: Sequence[float]) -> None:

@@ -18,6 +18,7 @@ from codesign.policy.batch_round import BatchRound
 from codesign.policy.cost import Calibration, StepTime
 from codesign.policy.host_cost import HostCost
 from codesign.policy.interface import Progress, last_confidence
+from codesign.policy.row_prices import RowPrices
 from codesign.policy.speculation import (
     FAMILIES,
     MAX_TREE_ROWS,
@@ -456,21 +457,27 @@ def test_goodput_has_one_maximum_over_the_length(confidence, batch, context, coe
     assert all(b <= a + tolerance for a, b in itertools.pairwise(curve[peak:]))
 
 
-def test_context_is_the_kv_rows_before_the_forward():
-    asked = []
+def test_context_is_the_kv_rows_before_the_forward(monkeypatch):
+    asked, priced, of = [], [], RowPrices.of
 
     class Asked(StepTime):
         def __call__(self, rows: float, context: float = 0.0, requests: float = 1.0) -> float:
             asked.append((rows, context, requests))
             return 0.02
 
+    def noted(self: RowPrices, rows: float, context: int) -> float:
+        priced.append((rows, context))
+        return of(self, rows, context)
+
+    monkeypatch.setattr(RowPrices, "of", noted)
     step = Asked(0.0, (1,), (0.02,))
     policy = specserve("specserve-1-no-drafter-no-prior", Goodput(step, step))
     trees = new_trees(2, base_len=10)
     draft(policy, trees, [0.9, 0.9])
     # Two roots and two draft tokens behind 2 x 9 rows; the draft runs the two roots. Two prompts,
     # which the draft runs one by one.
-    assert set(asked) == {(2, 18, 2), (4, 18, 2), (20, 0, 1), (10, 0, 1)}
+    assert set(priced) == {(2, 18), (4, 18)}
+    assert set(asked) == {(2, 18, 2), (20, 0, 1), (10, 0, 1)}
 
 
 # SpecServe's drafter.
