@@ -28,7 +28,7 @@ from codesign.policy.speculation import (
     build_speculation,
     parse_policy,
 )
-from codesign.policy.traffic import COLD, START_OUTPUT, Traffic
+from codesign.policy.traffic import COLD, START_OUTPUT, START_PROMPT, Traffic
 from codesign.policy.tree import DraftTree
 
 DRAFT = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.001)
@@ -475,9 +475,10 @@ def test_context_is_the_kv_rows_before_the_forward(monkeypatch):
     trees = new_trees(2, base_len=10)
     draft(policy, trees, [0.9, 0.9])
     # Two roots and two draft tokens behind 2 x 9 rows; the draft runs the two roots. Two prompts,
-    # which the draft runs one by one.
+    # which the draft runs one by one, and such as are expected.
     assert set(priced) == {(2, 18), (4, 18)}
-    assert set(asked) == {(2, 18, 2), (20, 0, 1), (10, 0, 1)}
+    expected = {(START_PROMPT, 0, 1), (policy.traffic.mean_prompt, 0, 1)}
+    assert set(asked) == {(2, 18, 2), (20, 0, 1), (10, 0, 1), *expected}
 
 
 # SpecServe's drafter.
