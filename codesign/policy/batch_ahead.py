@@ -46,22 +46,24 @@ def next_forward(
     drafting = fixed + this.draft.at(num)
     nodes: Worth
     target: Worth
+    # Only leaves whose children are verified would run.
     if isinstance(worth, list) and num <= FEW:
         nodes = sorted(worth + gains, reverse=True)
         target = prices = this.target.listed(len(nodes) - 1)
         tokens = list(accumulate(nodes))
         values = this.values(tokens, prices, drafting)
         count = values.index(max(values[1:]), 1)
+        level = max(nodes[count], LEAST)
+        rows = len([gain for gain in gains if gain >= level])
     else:
-        nodes = np.concatenate((worth[::-1], gains))
+        gains_B = np.array(gains)
+        nodes = np.concatenate((worth[::-1], gains_B))
         nodes.sort(kind="stable")  # merges what is sorted already
         nodes = nodes[::-1]
         target, tokens = this.target(len(nodes) - 1), nodes.cumsum()
         values = this.value(tokens, target + drafting)
         count = 1 + int(values[1:].argmax())
-    # Only leaves whose children are verified would run.
-    level = max(float(nodes[count]), LEAST)
-    rows = len([gain for gain in gains if gain >= level])
+        rows = int(np.count_nonzero(gains_B >= max(float(nodes[count]), LEAST)))
     seconds = fixed + float(target[count]) + this.draft.at(rows)
     value = this.value(float(tokens[count]), seconds) if rows else 0.0
     return value, least_gain(this, nodes, target, count, num, rate)

@@ -32,9 +32,7 @@ def worth_of_nodes(
         urgency: (B,) weight of a token of each; None where all are 1.
     """
     nodes: list[float] = []
-    starts: list[int] = []
     for tree in trees:
-        starts.append(len(nodes))
         own = tree.log_weights
         nodes += own if len(own) <= most else sorted(own, reverse=True)[:most]
     if len(nodes) == len(trees):
@@ -47,8 +45,9 @@ def worth_of_nodes(
     # Half as long as by numpy's own ways from a list.
     worth = np.exp(np.frombuffer(pack(f"{len(nodes)}d", *nodes)))
     if urgency is not None:
-        worth *= np.repeat(urgency, np.diff([*starts, len(nodes)]))
-        worth[starts] = np.inf
+        sizes = [min(len(tree.log_weights), most) for tree in trees]
+        worth *= np.repeat(urgency, sizes)
+        worth[np.cumsum([0, *sizes[:-1]])] = np.inf
     worth.sort()
     worth = worth[::-1][len(trees) - 1 :]
     worth[0] = roots
@@ -132,16 +131,14 @@ def leaves_worth(
         level: Least gain; at most the largest of ``gains``.
         are_roots: No tree has any other node.
     """
+    if are_roots:
+        return [[0] if gain >= level else [] for gain in gains]
     leaves = no_leaves(trees)
-    for i, gain in enumerate(gains):
+    for i, (gain, top, tree) in enumerate(zip(gains, tops, trees, strict=True)):
         if gain < level:
             continue
-        if are_roots:
-            leaves[i] = [0]
-            continue
         # Least log chance; a leaf that gains just the level is at it to the last digit.
-        bound, tree = log(level / gain) + tops[i], trees[i]
-        ranked = tree.open
+        bound, ranked = log(level / gain) + top, tree.open
         if (len(ranked) == 1 or ranked[1][0] < bound) and tree.num_expanded < MAX_TREE_ROWS:
             leaves[i] = [ranked[0][1]]  # most often: its likeliest leaf pays, no other does
         else:

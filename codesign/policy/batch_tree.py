@@ -37,6 +37,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import exp
+from operator import mul
 from typing import cast
 
 from codesign.policy.batch_ahead import (
@@ -183,7 +184,7 @@ class BatchTree(Repeating):
         if self._spec.is_async:
             for i in self._cold:  # what it missed is run beside the verification: it may be long
                 tops[i] = NEVER
-        gains = [exp(top) * chance for top, chance in zip(tops, confidence, strict=True)]
+        gains = list(map(mul, map(exp, tops), confidence))
         least = self._choice.value * (1.0 + margin)
         value, level = self._promised(gains, confidence, left, least)
         if value > least and self._cold and self._leave_cold(trees, gains, confidence, left):

@@ -34,6 +34,7 @@ class RowPrices:
     def __init__(self, step: StepTime, each: float = 0.0) -> None:
         self._step, self.each = step, each
         self._known: dict[int, tuple[Floats, Floats, list[_Row]]] = {}  # see ``_find``; by requests
+        self._batch = -1  # none yet
         self.begin(0, 0, 0)
 
     def begin(self, batch: int, context: int, base: int, more: float = 0.0) -> None:
@@ -45,10 +46,11 @@ class RowPrices:
             base: Rows at which lists of prices start.
             more: Seconds of whatever else runs with each forward.
         """
-        self._batch, self._more = batch, more
-        self._context, self._base = context, base
-        self._fixed, self._per_context, self._firsts = self._known.get(batch, _NONE_KNOWN)
-        self._num_found = len(self._fixed)
+        self._context, self._base, self._more = context, base, more
+        if batch != self._batch:
+            self._batch = batch
+            self._fixed, self._per_context, self._firsts = self._known.get(batch, _NONE_KNOWN)
+            self._num_found = len(self._fixed)
         self._prices = _NOTHING  # from ``base`` on; worked out when first asked for
         self._listed: list[float] = []  # the same
         self._single: dict[int, float] = {}  # the same, of those that were asked for by ``at``
@@ -64,7 +66,7 @@ class RowPrices:
     def of(self, rows: float, context: int) -> float:
         """Seconds of one forward, and what the host takes for its rows."""
         seconds = self.forward(rows, context)
-        return seconds + self.each * max(rows - self._base, 0.0) if self.each else seconds
+        return seconds + self.each * (rows - self._base) if rows > self._base else seconds
 
     def __call__(self, count: int) -> Floats:
         """(count + 1,) the same of 0, ..., ``count`` rows above the base; read-only."""
