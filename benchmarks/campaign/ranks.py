@@ -69,7 +69,8 @@ class Measuring:
         )
         self._store = PartStore(self._folder / "profile", settings)
         self._store.open(resume=True)
-        self._measurer = RankMeasurer(replace(settings, deployments=(task.label,)))
+        own = replace(settings, deployments=(task.label,))
+        self._measurer = RankMeasurer(own, visits=1)  # whose ranks serve the runs, too
         self._seconds: dict[str, float] = {}
         self._parts: dict[str, float] = {}
         self._blind = ""

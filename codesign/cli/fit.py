@@ -157,6 +157,7 @@ def _payload(fit: Fit) -> dict[str, Any]:
         "origin": fit.origin,
         "costs": fit.costs,
         "errors": fit.errors,
+        "visit_spread": fit.visit_spread,
         "steps": fit.steps,
         "calibration": fit.calibration_fit,
         "acceptance": {
@@ -203,11 +204,15 @@ def _constant_table(fit: Fit) -> str:
             cost.reroot * 1e3,
             cost.link * 1e3 if "+" in label else None,
             cost.slowdown if "+" in label else None,
+            f"{fit.visit_spread[label]:.1%}" if label in fit.visit_spread else None,
         ]
         for label, cost in fit.costs.items()
     ]
     return table(
-        ["workers", "re-root ms", "message ms", "target's loss per second of drafting"], rows
+        ["workers", "re-root ms", "message ms", "loss per s of drafting", "another visit, +-"],
+        rows,
+        "what the target loses per second of drafting beside it; how far steps of a further visit "
+        "are off",
     )
 
 

@@ -32,7 +32,7 @@ from codesign.artifacts.fields import why
 from codesign.errors import InputError
 from codesign.fit.calibration import CalibrationFit, fit_calibration
 from codesign.fit.checks import check_steps, sound
-from codesign.fit.drift import drift_error, host_spreads
+from codesign.fit.drift import drift_error, host_spreads, visit_spreads
 from codesign.fit.prompt_luck import acceptance_error
 from codesign.fit.round_costs import FORWARDS, MEASURE, fit_costs
 from codesign.fit.steps import HeldOut, StepFit
@@ -65,6 +65,8 @@ class Fit:
         calibration_fit: How well the calibration does; None where it is not known.
         measured: Machine, day and parts of what was measured, as the profile has them.
         host_spread: How unsteady the host was, in seconds, by deployment label, where it is known.
+        visit_spread: Relative standard error of forwards in a further start, by deployment label,
+            where the profile has visited it several times.
         device: What was measured, as the profile has it: "cpu", "cuda" or "cpu-ranks"; "" for data
             sheets, and for fits older than this field, which were made on the machine measured.
     """
@@ -84,6 +86,7 @@ class Fit:
     calibration_fit: CalibrationFit | None = None
     measured: Sequence[Mapping[str, Any]] = ()
     host_spread: dict[str, float] = field(default_factory=dict)
+    visit_spread: dict[str, float] = field(default_factory=dict)
     device: str = ""
 
     def drift(self, label: str, seconds: float, *, requests: float = 1.0) -> float:
@@ -96,8 +99,12 @@ class Fit:
         """
         if self.origin == ROOFLINE:
             return 0.0  # of a machine that nobody has measured: its errors are those of data sheets
-        spread = self.host_spread.get(label, 0.0)
-        return drift_error(seconds, requests=requests, host_spread=spread)
+        return drift_error(
+            seconds,
+            requests=requests,
+            host_spread=self.host_spread.get(label, 0.0),
+            visit_spread=self.visit_spread.get(label, 0.0),
+        )
 
     def standard_error(self, name: str, *, requests: float = 1.0) -> float:
         """Relative standard error of a step of so many requests.
@@ -142,6 +149,7 @@ class Fit:
             else asdict(self.calibration_fit),
             "measured": self.measured,
             "host_spread": self.host_spread,
+            "visit_spread": self.visit_spread,
             "device": self.device,
         }
         write_json(path, {**meta, **body})
@@ -196,6 +204,7 @@ def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
         "calibration_fit": None if checked is None else _read_calibration(checked),
         "measured": tuple(payload.get("measured", ())),
         "host_spread": dict(payload.get("host_spread", {})),
+        "visit_spread": dict(payload.get("visit_spread", {})),
         "device": payload.get("device", ""),
     }
 
@@ -263,6 +272,7 @@ def fit_profile(directory: str | Path) -> Fit:
         calibration_fit=calibration,
         measured=tuple(about.get("measured", ())),
         host_spread=host_spreads(steps),
+        visit_spread=visit_spreads(steps),
         device=about.get("device", ""),
     )
     try:

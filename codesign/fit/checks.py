@@ -43,7 +43,8 @@ def sound(fit: Fit) -> Fit:
             wrong = [number for number in _numbers(value) if not 0 <= number < _MOST]
             if wrong:
                 raise ValueError(f"{name} of {label} cannot be {wrong[0]}")
-    for name, error in (*fit.errors.items(), *fit.host_spread.items()):
+    spreads = (*fit.host_spread.items(), *fit.visit_spread.items())
+    for name, error in (*fit.errors.items(), *spreads):
         if error < 0:
             raise ValueError(f"the error of {name} is below 0: {error}")
     return fit

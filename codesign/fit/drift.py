@@ -25,6 +25,8 @@ BATCH = 0.017  # the same, besides, of a round of several requests
 # Seconds that a round takes more where a plain round's own host time takes one more: in the slow
 # phases of an 8B's host 14 us there were 100 us of a plain round.
 EXPOSURE = 7.0
+VISIT = "visit"  # column that profiles may have: in which visit to the deployment, from 1
+_SHAPE = ["op", "rows", "requests", "context", "beside"]
 
 
 def host_spreads(steps: pd.DataFrame) -> dict[str, float]:
@@ -45,17 +47,48 @@ def host_spreads(steps: pd.DataFrame) -> dict[str, float]:
     }
 
 
-def drift_error(seconds: float, *, requests: float = 1.0, host_spread: float = 0.0) -> float:
+def visit_spreads(steps: pd.DataFrame) -> dict[str, float]:
+    """By deployment, how unsure its forwards are because each visit of a profile had its own pace.
+
+    All steps of a visit are off together, so that no number of them averages it out. A run is one
+    more visit: it is off by its own difference from the mean and by that of the mean.
+
+    Args:
+        steps: Rows of steps.parquet.
+
+    Returns:
+        Relative standard error of a further visit's seconds; nothing of deployments that were
+        visited once.
+    """
+    if VISIT not in steps:
+        return {}
+    forwards = steps.loc[steps["op"].isin(["target", "draft"])]
+    found = {}
+    for label, part in forwards.groupby("deployment", sort=False):
+        medians = part.groupby([*_SHAPE, VISIT])["seconds"].median().unstack(VISIT).dropna()
+        logs = np.log(medians.to_numpy(np.float64))
+        if min(logs.shape) < 1 or (visits := logs.shape[1]) < 2:
+            continue
+        paces = np.median(logs - logs.mean(axis=1, keepdims=True), axis=0)
+        found[str(label)] = float(np.std(paces, ddof=1) * math.sqrt(1.0 + 1.0 / visits))
+    return found
+
+
+def drift_error(
+    seconds: float, *, requests: float = 1.0, host_spread: float = 0.0, visit_spread: float = 0.0
+) -> float:
     """Relative standard error of a round's time that its fit does not know of.
 
-    ``HOST`` is of hosts with slow phases like others: one whose profile shows more has its own.
+    ``HOST`` and ``SHARE`` are of machines like others: one whose profile shows more has its own.
 
     Args:
         seconds: Of the round.
         requests: That share it.
         host_spread: Of ``host_spreads``.
+        visit_spread: Of ``visit_spreads``.
     """
     if seconds <= 0.0:
         return 0.0
     batch = BATCH if requests >= SEVERAL else 0.0
-    return math.hypot(max(HOST, EXPOSURE * host_spread) / seconds, SHARE, batch)
+    share = max(SHARE, visit_spread)
+    return math.hypot(max(HOST, EXPOSURE * host_spread) / seconds, share, batch)

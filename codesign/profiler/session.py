@@ -1,7 +1,8 @@
 """Measure this machine with one pair of models: step times and acceptance, into a profile folder.
 
 The work is a list of parts. Each is written when it is done, so an interrupted profile goes on
-where it stopped. The files are described in codesign.fit, which reads them.
+where it stopped. Deployments take turns, and each is visited several times. The files are described
+in codesign.fit, which reads them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -39,7 +41,16 @@ from codesign.profiler.steps import (
     target_shapes,
     time_groups,
 )
-from codesign.profiler.store import ACCEPTANCE_PART, Part, PartStore, ProfileSettings, Tick
+from codesign.profiler.store import (
+    ACCEPTANCE_PART,
+    Part,
+    PartStore,
+    ProfileSettings,
+    Tick,
+    in_turns,
+)
+
+_VISITS = 3  # of each deployment; on a slow host one pass each
 
 
 def make_profile(
@@ -140,6 +151,7 @@ class _CpuMeasurer:
 
     def __init__(self, settings: ProfileSettings) -> None:
         self._settings = settings
+        self._order = np.random.default_rng(settings.sampling.seed)
         target_dir = resolve_model(settings.target)
         draft = settings.draft if settings.draft == NGRAM else resolve_model(settings.draft)
         positions = pair_positions(target_dir, draft)
@@ -157,14 +169,16 @@ class _CpuMeasurer:
         """End the second process, if there is one."""
         if self._neighbour is not None:
             self._neighbour.close()
+            self._neighbour = None
 
     def _list_parts(self) -> list[Part]:
         quick = self._settings.is_quick
         workers = self._settings.workers
         whole = Deployment(workers)
-        solo = Effort(15.0 if quick else 26.0, 3, 7)
-        target = Effort(15.0 if quick else 24.0, 3, 7)
-        draft = Effort(5.0 if quick else 8.0, 3, 9)
+        solo = Effort(15.0 if quick else 26.0, 3, 7).of_each(_VISITS)
+        target = Effort(15.0 if quick else 24.0, 3, 7).of_each(_VISITS)
+        draft = Effort(5.0 if quick else 8.0, 3, 9).of_each(_VISITS)
+        once = [Part(ACCEPTANCE_PART, 14.0 if quick else 60.0, self._acceptance)]
         parts = [
             Part(whole.label, solo.seconds, lambda tick: self._whole(whole, solo, tick)),
         ]
@@ -181,9 +195,9 @@ class _CpuMeasurer:
                     draft.seconds,
                     lambda tick, split=split: self._draft_part(split, draft, tick),
                 ),
-                Part(f"{name}-link", 4.0, lambda tick, split=split: self._link(split)),
             ]
-        return [*parts, Part(ACCEPTANCE_PART, 14.0, self._acceptance)]
+            once.append(Part(f"{name}-link", 4.0, lambda tick, split=split: self._link(split)))
+        return in_turns(parts, once, _VISITS)
 
     @cached_property
     def _target_bench(self) -> TargetBench:
@@ -205,12 +219,12 @@ class _CpuMeasurer:
     def _time(
         self, deployment: Deployment, groups: list[Group], effort: Effort, tick: Tick
     ) -> pd.DataFrame:
-        seed = self._settings.sampling.seed
-        rows = time_groups(groups, self._seconds_of, effort=effort, seed=seed, tick=tick)
+        rows = time_groups(groups, self._seconds_of, effort=effort, seed=self._order, tick=tick)
         return pd.DataFrame(list(rows)).assign(deployment=deployment.label)
 
     def _whole(self, deployment: Deployment, effort: Effort, tick: Tick) -> pd.DataFrame:
-        """Both models in turn in one process."""
+        """Both models in turn in one process; each visit's splits start another one anew."""
+        self.close()
         torch.set_num_threads(deployment.target_workers)
         lean = self._settings.is_quick
         shapes = target_shapes(self._contexts, beside=False, lean=lean)

@@ -6,6 +6,7 @@ that a machine that slows down or speeds up does so for all alike. Imports no to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -56,7 +57,6 @@ _RANK_DRAFT = (
     *((8, n) for n in (1, 2, 4, 8, 16)),  # 16 requests draft 128 rows with a width of 8
     (5, 13),
 )
-_SLOW_PASSES = 3  # prefills are long: they are timed in the first passes only
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +136,19 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure: passes go on until the seconds are used up, within bounds."""
+    """How long to measure: passes go on until the seconds are used up, within bounds.
+
+    Prompts are long: they are timed in the fewest passes only.
+    """
 
     seconds: float
     min_passes: int
     max_passes: int
+
+    def of_each(self, visits: int) -> Effort:
+        """What one of so many visits takes."""
+        least, most = (math.ceil(n / visits) for n in (self.min_passes, self.max_passes))
+        return Effort(self.seconds / visits, least, most)
 
 
 def contexts_within(
@@ -198,7 +206,7 @@ def time_groups(
     seconds_of: Callable[[StepShape], float],
     *,
     effort: Effort,
-    seed: int,
+    seed: int | np.random.Generator,
     tick: Callable[[float], None],
 ) -> Iterator[dict[str, Any]]:
     """Time every group once per pass; the rows of steps.parquet, but for the deployment.
@@ -207,7 +215,7 @@ def time_groups(
         groups: What to time.
         seconds_of: Runs one step and returns its seconds.
         effort: When to stop.
-        seed: Of the order within a pass.
+        seed: Of the order within a pass; or what draws it, so that no visit repeats another's.
         tick: Called after each timing with the share of the work done, 0 to 1.
     """
     generator = np.random.default_rng(seed)
@@ -221,7 +229,8 @@ def time_groups(
             break
         for group in groups:
             group.prepare()
-            chosen = [s for s in group.shapes if number < _SLOW_PASSES or "prefill" not in s.op]
+            is_early = number < effort.min_passes
+            chosen = [s for s in group.shapes if is_early or "prefill" not in s.op]
             order = range(len(chosen)) if group.in_order else generator.permutation(len(chosen))
             for shape in [chosen[index] for index in order]:
                 yield _row(shape, group.beside, seconds_of(shape))

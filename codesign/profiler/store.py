@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from codesign.artifacts import header, read_json, read_table, to_json, write_jso
 from codesign.artifacts.machine import machine_name
 from codesign.errors import InputError
 from codesign.fit import ACCEPTANCE_FILE, PROFILE_FILE, STEP_COLUMNS, STEPS_FILE
+from codesign.fit.drift import VISIT
 from codesign.fit.round_costs import NODES
 from codesign.policy.walk import Sampling
 
@@ -65,14 +66,41 @@ class Part:
     measure: Callable[[Tick], pd.DataFrame]
 
 
+def in_turns(steps: Sequence[Part], between: Sequence[Part], visits: int) -> list[Part]:
+    """Visit all deployments one after another, some times over; all else follows the first visit.
+
+    A host has slow phases of minutes: each deployment is to meet the beginning and the end of the
+    profile, or those that are timed in one phase seem better than the others.
+
+    Args:
+        steps: Of all deployments, with what one visit is to take.
+        between: Done once. It takes long, which keeps visits apart.
+        visits: How many.
+    """
+    turns = [[_visit(part, number) for part in steps] for number in range(1, visits + 1)]
+    return [*turns[0], *between, *[part for turn in turns[1:] for part in turn]]
+
+
+def _visit(part: Part, number: int) -> Part:
+    """The part in one of the visits, which its name and its rows say."""
+
+    def measure(tick: Tick) -> pd.DataFrame:
+        return part.measure(tick).assign(**{VISIT: number})
+
+    return replace(part, name=f"{part.name}.{number}", measure=measure)
+
+
 def _measured(headers: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Which parts come from which machine and day, by the headers of the parts."""
+    """Which parts come from which machine and day, by the headers of the parts and their visits."""
     found: dict[tuple[str, str], list[str]] = {}
     for name, meta in headers.items():
         device = meta["settings"]["device"]
         when = machine_name(meta["hardware"], device), meta["created"][:10]
-        found.setdefault(when, []).append(name)
-    return [{"machine": m, "day": day, "parts": parts} for (m, day), parts in found.items()]
+        found.setdefault(when, []).append(name.partition(".")[0])
+    return [
+        {"machine": machine, "day": day, "parts": list(dict.fromkeys(parts))}
+        for (machine, day), parts in found.items()
+    ]
 
 
 def measured_note(measured: Sequence[Mapping[str, Any]]) -> str:
@@ -136,7 +164,10 @@ class PartStore:
         note = measured_note(measured)
         recorded = frames.pop(ACCEPTANCE_PART)
         steps = pd.concat(list(frames.values()), ignore_index=True)
-        steps = steps.loc[:, [*STEP_COLUMNS, *[NODES] * (NODES in steps)]]
+        more = [column for column in (NODES, VISIT) if column in steps]
+        steps = steps.loc[:, [*STEP_COLUMNS, *more]]
+        if VISIT in steps:
+            steps[VISIT] = steps[VISIT].fillna(1).astype(int)  # what was measured once
         about = {
             **self._header(),
             "target": self._settings["target"],

@@ -15,6 +15,7 @@ import pytest
 
 from codesign.artifacts import read_table
 from codesign.fit import FORWARDS, STEP_COLUMNS, Fit
+from codesign.fit.drift import VISIT
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ needs_two_cores = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs tw
 def test_a_profile_holds_every_step_of_every_deployment(profile):
     out, printed = profile
     steps = read_table(out / "steps.parquet", kind="profile")[0]
-    assert tuple(steps.columns) == STEP_COLUMNS
+    assert tuple(steps.columns) == (*STEP_COLUMNS, VISIT)
     assert set(steps["deployment"]) == {"2", "1+1"}
     found = {tuple(row) for row in steps[["deployment", "op", "beside"]].drop_duplicates().values}
     wanted = {("2", op, False) for op in (*FORWARDS, "reroot", "choice")}
@@ -54,6 +55,12 @@ def test_a_profile_holds_every_step_of_every_deployment(profile):
     # Each shape is timed at least three times.
     times = steps.groupby(["deployment", "op", "rows", "requests", "context", "beside"]).size()
     assert times.min() >= 3
+    # In each visit of a deployment, of which the last comes after the first of every other.
+    visits = steps.loc[steps["op"] != "link"].groupby("deployment")[VISIT].unique()
+    assert {label: sorted(found) for label, found in visits.items()} == {
+        "2": [1, 2, 3],
+        "1+1": [1, 2, 3],
+    }
     assert printed["num_timings"] == len(steps)
     assert printed["temperature"] == 0.5
     assert printed["next"] == f"codesign fit {out}"
@@ -117,7 +124,7 @@ def test_ctrl_c_keeps_the_finished_parts_and_says_how_to_go_on(
         [sys.executable, "-m", "codesign", "profile", *words],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    first = tmp_path / "parts" / "2.parquet"
+    first = tmp_path / "parts" / "2.1.parquet"
     for _ in range(2400):
         if first.exists() or running.poll() is not None:
             break

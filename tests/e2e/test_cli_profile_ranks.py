@@ -15,6 +15,7 @@ import codesign
 from codesign.artifacts import header, read_json, read_table, write_table
 from codesign.errors import HardwareError, InputError, UsageError
 from codesign.fit import FORWARDS, STEP_COLUMNS, Fit
+from codesign.fit.drift import VISIT
 from codesign.fit.round_costs import JOINED, NODES, SETTLED
 
 BETWEEN = ("loop", "pace", "round", "deciding")  # of rounds that are served
@@ -73,7 +74,8 @@ def chain(short_models, tmp_path_factory) -> tuple[Path, dict]:
 def test_a_profile_of_ranks_holds_every_step_of_every_deployment(chain):
     folder, printed = chain
     steps = read_table(folder / "profile" / "steps.parquet", kind="profile")[0]
-    assert tuple(steps.columns) == (*STEP_COLUMNS, NODES)
+    assert tuple(steps.columns) == (*STEP_COLUMNS, NODES, VISIT)
+    assert steps.groupby(["deployment", "op"])[VISIT].nunique().eq(2).all()  # of starts
     assert set(steps.loc[steps[NODES].notna(), "op"]) == {"reroot", "grown"}
     found = {tuple(row) for row in steps[["deployment", "op", "beside"]].drop_duplicates().values}
     wanted = {("1", op, False) for op in (*FORWARDS, "reroot", "choice")}

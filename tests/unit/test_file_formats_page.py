@@ -14,6 +14,7 @@ from codesign.config import SLO, Deployment, Serving
 from codesign.file_ref import FileRef
 from codesign.fit import STEP_COLUMNS, Fit
 from codesign.fit.calibration import CalibrationFit
+from codesign.fit.drift import VISIT
 from codesign.fit.round_costs import NODES
 from codesign.fit.steps import HeldOut, StepFit
 from codesign.metrics import Metrics
@@ -48,4 +49,4 @@ def test_every_field_that_is_written_is_on_the_page(section):
 
 def test_the_header_and_the_columns_of_timings_are_on_the_page():
     assert set(header("fit", seed=None)) <= set(re.findall(r"`(\w+)`", PAGE.split("## ")[0]))
-    assert {*STEP_COLUMNS, NODES} <= names_in("Profile")
+    assert {*STEP_COLUMNS, NODES, VISIT} <= names_in("Profile")

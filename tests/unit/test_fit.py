@@ -26,7 +26,7 @@ from codesign.fit import (
     Fit,
     fit_profile,
 )
-from codesign.fit.drift import host_spreads
+from codesign.fit.drift import VISIT, host_spreads, visit_spreads
 from codesign.fit.prompt_stairs import LONG_BUCKETS, PROMPT_BUCKETS, fit_prompt_stairs
 from codesign.fit.round_costs import NODES, PACE, fit_costs, fit_slowdown
 from codesign.fit.step_forms import BUCKETS, Shapes, fit_line, fit_stream_stairs, fit_table
@@ -841,8 +841,12 @@ def test_re_rooting_takes_longer_for_each_request_and_a_simulated_batch_pays_for
 
 def test_a_fit_survives_its_file(tmp_path):
     steps = pd.concat([whole_profile(), constant(PACE, "2", 1e-4, 1e-4, 1e-4, 3e-4)])
+    slower = steps.assign(seconds=1.1 * steps["seconds"])
+    steps = pd.concat([each.assign(**{VISIT: n}) for n, each in ((1, steps), (2, slower))])
     fit = fit_profile(write_profile(tmp_path / "profile", steps))
     assert fit.host_spread == host_spreads(steps) != {}
+    assert fit.visit_spread == visit_spreads(steps)
+    assert fit.drift("2", 10.0) == pytest.approx(fit.visit_spread["2"], rel=1e-4) != 0.0
     alone = {n: replace(c, draft=replace(c.draft, alone=c.target)) for n, c in fit.costs.items()}
     fit = replace(fit, costs=alone)
     fit.save(tmp_path / "fit.json", inputs={"profile": tmp_path / "profile" / PROFILE_FILE})
@@ -861,7 +865,7 @@ def test_a_fit_survives_its_file(tmp_path):
 def test_a_fit_that_does_not_say_how_tokens_were_cut_cut_none(tmp_path):
     fit_profile(write_profile(tmp_path, whole_profile())).save(tmp_path / "fit.json")
     payload = json.loads((tmp_path / "fit.json").read_text())
-    del payload["top_k"], payload["top_p"], payload["measured"]
+    del payload["top_k"], payload["top_p"], payload["measured"], payload["visit_spread"]
     (tmp_path / "fit.json").write_text(json.dumps(payload))
     fit = Fit.load(tmp_path / "fit.json")
     assert (fit.top_k, fit.top_p, fit.measured) == (0, 1.0, ())

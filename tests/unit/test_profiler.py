@@ -52,7 +52,15 @@ from codesign.profiler.steps import (
     target_shapes,
     time_groups,
 )
-from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings, measured_note
+from codesign.profiler.store import (
+    ACCEPTANCE_PART,
+    Part,
+    PartStore,
+    ProfileSettings,
+    in_turns,
+    measured_note,
+    unseen,
+)
 from codesign.prompts import BoundRequest
 
 SETTINGS = ProfileSettings("target", "ngram", 2)
@@ -126,11 +134,27 @@ def test_a_pass_times_each_shape_once_in_an_order_of_the_seed():
     assert orders[0] == orders[1] != orders[2]
 
 
+def test_no_visit_repeats_the_order_of_another(tiny_models, monkeypatch, tmp_path):
+    import codesign.profiler.session as profiler
+
+    orders: dict[int, list[StepShape]] = {}
+    measurer = profiler._CpuMeasurer(ProfileSettings(str(tiny_models[0]), "ngram", 1))
+    for number, visit in enumerate(p for p in measurer.parts if p.name != ACCEPTANCE_PART):
+        seen = orders.setdefault(number, [])
+        monkeypatch.setattr(
+            measurer, "_seconds_of", lambda shape, seen=seen: seen.append(shape) or 1.0
+        )
+        visit.measure(unseen)
+    assert len(orders) == 3
+    assert orders[0] != orders[1] != orders[2]
+    assert len(set(orders[0])) == len(set(orders[1]))
+
+
 def test_circumstances_alternate_from_pass_to_pass_and_long_prefills_stop_early():
     log: list[str] = []
     alone = Group((StepShape("prefill", 1, 64),), False, lambda: log.append("rest"))
     beside = Group((StepShape("target", 2, 4, 32),), True, lambda: log.append("busy"))
-    effort = Effort(seconds=1e9, min_passes=1, max_passes=5)
+    effort = Effort(seconds=1e9, min_passes=3, max_passes=5)
     rows = list(
         time_groups([alone, beside], lambda s: 1.0, effort=effort, seed=0, tick=lambda s: None)
     )
@@ -144,6 +168,12 @@ def test_circumstances_alternate_from_pass_to_pass_and_long_prefills_stop_early(
         "beside": True,
         "seconds": 1.0,
     }
+
+
+def test_each_visit_takes_its_share_and_no_visit_is_without_a_pass():
+    assert Effort(9.0, 3, 15).of_each(3) == Effort(3.0, 1, 5)
+    assert Effort(18.0, 3, 15).of_each(2) == Effort(9.0, 2, 8)
+    assert Effort(18.0, 3, 15).of_each(1) == Effort(18.0, 3, 15)
 
 
 def test_measuring_ends_with_its_seconds_but_not_before_the_fewest_passes():
@@ -167,7 +197,7 @@ def test_prompts_come_behind_all_other_steps_of_a_pass_from_short_to_long():
         ]
     )
     assert [len(group.shapes) for group in groups] == [8, 2, 3]
-    effort = Effort(seconds=1e9, min_passes=1, max_passes=2)
+    effort = Effort(seconds=1e9, min_passes=2, max_passes=2)
     rows = list(time_groups(groups, lambda s: 1.0, effort=effort, seed=0, tick=lambda s: None))
     assert log == ["alone", "beside", "alone"] * 3
     for a_pass in (rows[:13], rows[13:]):
@@ -714,6 +744,76 @@ def test_the_simulator_drafts_only_what_was_named():
     assert [len(row) for row in recordings.tokens] == [1, 3]
 
 
+# Visits.
+
+
+def test_every_deployment_is_visited_at_the_beginning_and_at_the_end_of_a_profile():
+    times = iter(range(4))
+
+    def timed(name: str) -> Part:
+        return Part(name, 1.0, lambda tick: pd.DataFrame({"of": [name], "when": [next(times)]}))
+
+    once = Part(ACCEPTANCE_PART, 1.0, lambda tick: pd.DataFrame())
+    parts = in_turns([timed("2"), timed("1+1")], [once], 2)
+    assert [p.name for p in parts] == ["2.1", "1+1.1", ACCEPTANCE_PART, "2.2", "1+1.2"]
+    found = pd.concat([part.measure(unseen) for part in parts])
+    assert found["of"].tolist() == ["2", "1+1"] * 2
+    assert found["when"].tolist() == [0, 1, 2, 3]
+    assert found["visit"].tolist() == [1, 1, 2, 2]
+
+
+def test_each_visit_of_a_split_starts_its_second_process_anew(tiny_models, monkeypatch, tmp_path):
+    import codesign.profiler.session as profiler
+
+    log: list[str] = []
+
+    class Logged:
+        def __init__(self, setup: NeighbourSetup) -> None:
+            log.append("start")
+
+        def rest(self) -> None: ...
+
+        def keep(self, side: str, *, num_threads: int) -> None: ...
+
+        def close(self) -> None:
+            log.append("end")
+
+    def one_row(groups: list[Group], *args: object, **options: object) -> list[dict]:
+        groups[0].prepare()
+        return [{**part().iloc[0].to_dict(), "op": "target"}]
+
+    monkeypatch.setattr(profiler, "Neighbour", Logged)
+    monkeypatch.setattr(profiler, "time_groups", one_row)
+    monkeypatch.setattr(profiler, "link_seconds", lambda threads: [1e-4])
+    settings = ProfileSettings(str(tiny_models[0]), "ngram", 2, is_quick=True)
+    about = make_profile(settings, tmp_path)
+    assert log == ["start", "end"] * 3
+    steps = pd.read_parquet(tmp_path / "steps.parquet")
+    visits = steps.loc[steps["op"] == "target"].groupby("deployment")["visit"]
+    assert visits.nunique().to_dict() == {"2": 3, "1+1": 3}
+    [measured] = about["measured"]
+    assert measured["parts"] == ["2", "1+1-target", "1+1-draft", ACCEPTANCE_PART, "1+1-link"]
+
+
+@pytest.mark.parametrize(("parameters", "visits"), [(8e9, 2), (70e9, 1)])
+def test_ranks_are_started_twice_for_each_deployment_unless_the_target_is_large(
+    tiny_models, monkeypatch, parameters, visits
+):
+    import codesign.profiler.rank_parts as ranks
+
+    shape = SimpleNamespace(parameters=parameters)
+    monkeypatch.setattr(ranks, "model_shape", lambda directory: shape)
+    settings = ProfileSettings(str(tiny_models[0]), str(tiny_models[1]), 2, device="cpu-ranks")
+    measurer = RankMeasurer(settings)
+    names = [part.name for part in measurer.parts]
+    assert names == [
+        "2.1", "1+1.1", ACCEPTANCE_PART, *["2.2", "1+1.2"][: 2 * (visits - 1)]
+    ]  # fmt: skip
+    assert measurer._effort.max_passes == {1: 15, 2: 8}[visits]
+    whole = RankMeasurer(settings, visits=1)  # of a campaign, which serves on the same ranks
+    assert [part.name for part in whole.parts] == ["2.1", "1+1.1", ACCEPTANCE_PART]
+
+
 # Parts on disk.
 
 
@@ -756,12 +856,13 @@ def test_a_profile_names_every_machine_and_day_of_its_parts(tmp_path, monkeypatc
         monkeypatch.setattr(store_module, "header", lambda kind, seed: meta)
 
     store = PartStore(tmp_path, dataclasses.replace(SETTINGS, device="cuda"))
-    for part_name, gpu, day in (("2", "NVIDIA H200", "01"), ("1+1", other, "02")):
+    visits = (("2.1", "NVIDIA H200", "01"), ("2.2", "NVIDIA H200", "01"), ("1+1.1", other, "02"))
+    for part_name, gpu, day in visits:
         on(gpu, f"2026-11-{day}")
         store.put(part_name, part())
     on("another that only recorded", "2026-11-03")
     store.put(ACCEPTANCE_PART, recorded())
-    about = store.finish(["2", "1+1", ACCEPTANCE_PART], [])
+    about = store.finish(["2.1", "1+1.1", ACCEPTANCE_PART, "2.2"], [])
     [note] = about["notes"]
     assert note.startswith(
         f"measured in parts: 2 on NVIDIA H200, 2026-11-01; 1+1 on {other}, 2026-11-02; acceptance"
@@ -820,10 +921,10 @@ def test_an_interruption_keeps_the_parts_that_were_measured(tmp_path, tiny_model
 
     monkeypatch.setattr(profiler, "record_acceptance", interrupted)
     settings = ProfileSettings(str(tiny_models[0]), "ngram", 1, is_quick=True)
-    with pytest.raises(KeyboardInterrupt, match=r"kept 1 of 2 parts in .* --resume"):
+    with pytest.raises(KeyboardInterrupt, match=r"kept 1 of 4 parts in .* --resume"):
         make_profile(settings, tmp_path)
     monkeypatch.undo()
-    measured = (tmp_path / "parts" / "1.parquet").stat().st_mtime_ns
+    measured = (tmp_path / "parts" / "1.1.parquet").stat().st_mtime_ns
     shares: list[tuple[str, int, int]] = []
     about = make_profile(settings, tmp_path, resume=True, progress=lambda *a: shares.append(a))
     assert about["num_tokens"] == 24 * 48
