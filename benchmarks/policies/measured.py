@@ -126,12 +126,21 @@ def cpu_section(results: Results) -> str:
 
 {about}
 
-Made with this machine's own fit, of ten minutes before (`codesign profile`, then `compare_policies
-cpu --fit`). The host has other guests, and the profile of "2" met a slow phase: target steps of
-plain decoding took 119 ms in it and 89 ms in the runs, those of "1+1" 82 ms and 98. So serial
-policies are simulated too slow and asynchronous ones too fast, and the order is known within each
-group at best; a run of three passes just before was no closer (19 of 30 pairs, 0.25). On other days
-22 of 24 pairs were in order with a rank correlation of 0.72 (23 November), and 0.92 (21 November,
-another processor). The fastest policy was the simulated one in all of them.
+Made with this machine's own fit, of minutes before (`codesign profile`, then `compare_policies cpu
+--fit`). The host has other guests. Does it help that a profile visits "2" and "1+1" in turns? Three
+such profiles and three that measured each at a stretch, made alternately, were held against the two
+comparisons of that hour. With turns, simulated latencies "on 2" were 1 to 6 % too long, without 3 %
+too short to 14 % too long; but "1+1" against "2" was off by -16 to +12 % with turns and by -16 to
++6 % without. 127 of 150 pairs were in order with turns and 122 of 150 without, with rank
+correlations of 0.54 to 0.75 and of 0.33 to 0.87. So the order is hardly better known. (The
+comparison before these, whose profile of "2" had met a slow phase, had 19 of 30 pairs in order.)
+Two things are left:
+
+- *The host.* Visits of one profile differ by 8 to 17 % (the standard error of one more visit). In
+  that hour slow phases lasted 4 to 16 s, as long as a visit of 15 s, so that turns cannot give both
+  deployments the same ones, as they do with phases of minutes; a longer profile could. The fit
+  says so, and intervals of plans have it.
+- *Six requests.* They accept 2.22 tokens of chain-5's rounds where recorded answers accept 1.99,
+  2.49 of tree-8x4x4's where it is 2.19, and 1.61 of chain-3's where it is 1.54.
 
 {markdown(head, rows)}"""
