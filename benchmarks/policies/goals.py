@@ -56,7 +56,7 @@ _REMARKS = """\
   host; on a second one they were 4 % ahead on "conv" ("Measured on GPUs").
 - **Goodput** of 0.667 is 6 requests of 120 within the SLO where SpecServe has 9.
 - **Deciding** is missed for the 8B, whose rounds are short, and with a 70B on this slow core from
-  batches of 8 (batch trees) or 64 (SpecServe) on; on a faster one it took 0.6 to 1.9 % ("The price
+  batches of 8 (batch trees) or 128 (SpecServe) on; on a faster one it took 0.6 to 1.9 % ("The price
   of deciding").
 - **SpecServe and the best fixed length.** By rooflines it has 1.10 and 1.56 on "code" and "conv"
   (best lengths 1.08 and 1.55), and is 0.2 % behind on "mooncake" (1.326, 1.328). Exactly as in the
