@@ -12,17 +12,17 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
+from benchmarks.campaign.schedule import BLIND
 from codesign.artifacts import sha256, to_json, write_text
 from codesign.fit import Fit
 from codesign.policy.cost import Calibration, RoundCost
 
-FOLDER = "blind"
 SAME = 1e-6  # relative: another machine may round its fit otherwise
 
 
 def keep_blind(folder: Path, label: str, cost: RoundCost, calibration: Calibration) -> str:
     """Write the fit of a deployment, unless it is there from before earlier runs; its SHA-256."""
-    file = folder / FOLDER / f"{label}.json"
+    file = folder / BLIND / f"{label}.json"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, to_json(_body(cost, calibration), indent=2) + "\n")
@@ -32,7 +32,7 @@ def keep_blind(folder: Path, label: str, cost: RoundCost, calibration: Calibrati
 def blind_fits(folder: Path, fit: Fit) -> dict[str, dict[str, Any]]:
     """By deployment: the hash of what was written before its runs, and whether ``fit`` says it."""
     found = {}
-    for file in sorted((folder / FOLDER).glob("*.json")):
+    for file in sorted((folder / BLIND).glob("*.json")):
         if file.stem in fit.costs:
             now = json.loads(to_json(_body(fit.costs[file.stem], fit.calibration)))
             is_same = _is_same(json.loads(file.read_text(encoding="utf-8")), now)

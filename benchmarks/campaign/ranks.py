@@ -31,6 +31,7 @@ from codesign.engine.gpu.launch import keep_waiting
 from codesign.engine.run import EngineRun, PolicySetup
 from codesign.errors import CodesignError
 from codesign.fit.calibration import fit_calibration
+from codesign.fit.drift import VISIT
 from codesign.fit.round_costs import fit_costs
 from codesign.metrics import summarise
 from codesign.models import resolve_model
@@ -101,12 +102,12 @@ class Measuring:
         return perf_counter()
 
     def _profile(self, bench: RankBench, deployment: Deployment) -> None:
-        """The part, acceptance and a warm-up, then another look at the host's pace."""
+        """A visit, acceptance and a warm-up, then another look at the host's pace."""
         start = self._enter("profile")
-        part = None
-        if not self._store.has(deployment.label):
+        part, earlier = None, self._earlier(deployment.label)
+        if self._session.lacks_visit(self._folder):
             part = self._measurer.time(bench, deployment, unseen)
-            self._store.put(deployment.label, part)  # also if the session is cut in what follows
+            self._put(deployment.label, earlier, part)  # also if what follows is cut
         self._seconds["profile"] = perf_counter() - start
         start = self._enter("acceptance")
         if deployment.draft_workers == 0 and not self._store.has(ACCEPTANCE_PART):
@@ -115,8 +116,23 @@ class Measuring:
         start = self._enter("check")
         self._warm_up(bench)
         if part is not None:
-            self._store.put(deployment.label, self._measurer.steadied(bench, deployment, part))
+            part = self._measurer.steadied(bench, deployment, part)
+            self._put(deployment.label, earlier, part)
         self._seconds["check"] = perf_counter() - start
+
+    def _earlier(self, label: str) -> pd.DataFrame | None:
+        """What an earlier start has measured of a deployment."""
+        if not self._store.has(label):
+            return None
+        file = self._folder / "profile" / "parts" / f"{label}.parquet"
+        return read_table(file, kind="profile")[0]
+
+    def _put(self, label: str, earlier: pd.DataFrame | None, part: pd.DataFrame) -> None:
+        """Keep a deployment's part: this start's visit behind the earlier one."""
+        if earlier is not None:
+            visits = [frame.assign(**{VISIT: n}) for n, frame in enumerate((earlier, part), 1)]
+            part = pd.concat(visits, ignore_index=True)
+        self._store.put(label, part)
 
     def _record(self, bench: RankBench, deployment: Deployment) -> pd.DataFrame:
         """Acceptance on prompts like those that the runs serve, and none of them."""

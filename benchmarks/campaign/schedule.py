@@ -91,6 +91,7 @@ _REST = (
 )
 # By GPUs of the machine, the most telling first; --dry-run says about how long each takes.
 SCHEDULES = {1: _ON_ONE, 2: _ON_TWO, 4: (*_ON_TWO[:2], *_ON_FOUR, *_ON_TWO[2:], *_REST)}
+BLIND = "blind"  # folder of the fits that runs are predicted from, below their pair's
 SESSIONS = "sessions.jsonl"  # a line for each, below its pair's folder
 MOST_SHARE, LEAST_SHARE = 2.0, 0.5  # of the seconds wanted for runs
 SLOWER = 1.25  # times a guess: what all but runs takes where the host is slow
@@ -118,6 +119,16 @@ class Session:
         """Runs that are not there yet, below the pair's folder."""
         return [u for u in self.units if not (folder / "runs" / u.folder / "run.json").exists()]
 
+    def lacks_visit(self, folder: Path) -> bool:
+        """Whether a start measures its deployment before it serves, below the pair's folder.
+
+        The first does, and one that is to serve the first run behind a profile of an earlier start.
+        """
+        if not is_profiled(folder, self.label):
+            return True
+        is_blind = (folder / BLIND / f"{self.label}.json").exists()
+        return bool(self.left(folder)) and not is_blind and not self._is_spent(folder)
+
     def phases(self, folder: Path, share: float = 1.0) -> dict[str, float]:
         """About how long each part takes that is not there yet; empty if all is.
 
@@ -126,7 +137,7 @@ class Session:
             share: Of its seconds for runs, which they may have.
         """
         phases: dict[str, float] = {}
-        if not is_profiled(folder, self.label):
+        if self.lacks_visit(folder):
             phases["profile"] = profile_seconds(self.pair, self.label)
         if "+" not in self.label and not is_profiled(folder, "acceptance"):
             phases["acceptance"] = recording_seconds(self.pair, self.label)

@@ -62,6 +62,10 @@ def test_the_schedule_fits_its_calls_and_asks_for_no_more_runs_once_they_had_the
     parts.mkdir(parents=True)
     for name in ("2", "acceptance"):
         (parts / f"{name}.parquet").touch()
+    assert set(first.phases(tmp_path)) == {"start", "profile", "runs"}, "a visit of its own start"
+    assert set(replace(first, units=()).phases(tmp_path)) == set(), "nothing is served in it"
+    (tmp_path / schedule.BLIND).mkdir()
+    (tmp_path / schedule.BLIND / "2.json").touch()
     assert set(first.phases(tmp_path)) == {"start", "runs"}
     (tmp_path / "2.spent").touch()
     assert first.phases(tmp_path) == {}

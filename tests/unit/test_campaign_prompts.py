@@ -12,6 +12,7 @@ from benchmarks.campaign import ranks, schedule, units
 from benchmarks.campaign import requests as campaign_requests
 from codesign.acceptance import AcceptanceProfile, Recording
 from codesign.config import Deployment
+from codesign.profiler.store import PartStore, ProfileSettings
 from codesign.prompts import BoundRequest
 
 
@@ -62,6 +63,38 @@ def test_acceptance_is_recorded_of_more_prompts_as_long_as_there_is_time(monkeyp
     measuring._task = SimpleNamespace(recorded=1.0)
     found = measuring._record(SimpleNamespace(serve=serve), Deployment(2))
     assert served == found["request"].tolist() == [0, 1, 2]
+
+
+def test_a_start_before_the_first_run_is_one_more_visit_of_its_part(tmp_path, monkeypatch):
+    label, work = "2", units.grid("2", units.FULL)
+    pair = next(pair for pair in units.PAIRS if pair.is_inflated)
+    monkeypatch.setattr(ranks.Measuring, "_enter", lambda self, phase: 0.0)
+    monkeypatch.setattr(ranks.Measuring, "_warm_up", lambda self, bench: None)
+    settings = ProfileSettings(target="t", draft="d", workers=0, is_quick=True, device="cuda")
+
+    def start(served, seconds: float, slower: float = 1.0) -> list[tuple[float, int]]:
+        """A session's profile; the part that is kept then."""
+        measuring = object.__new__(ranks.Measuring)
+        measuring._folder, measuring._seconds = tmp_path, {}
+        measuring._session = schedule.Session(pair, label, tuple(served))
+        measuring._store = PartStore(tmp_path / "profile", settings)
+        measuring._store.open(resume=True)
+        part = pd.DataFrame({"seconds": [seconds]})
+        measuring._measurer = SimpleNamespace(
+            time=lambda bench, deployment, tick: part,
+            steadied=lambda bench, deployment, part: part * slower,
+        )
+        measuring._record = lambda bench, deployment: part
+        measuring._profile(None, Deployment(2))
+        kept = measuring._earlier(label)
+        return list(zip(kept["seconds"], kept.get("visit", [1] * len(kept)), strict=True))
+
+    assert start((), 1.0, slower=2.0) == [(2.0, 1)]
+    assert start((), 3.0) == [(2.0, 1)], "nothing is to be served"
+    assert start(work, 4.0) == [(2.0, 1), (4.0, 2)]
+    (tmp_path / schedule.BLIND).mkdir()
+    (tmp_path / schedule.BLIND / "2.json").touch()
+    assert start(work, 5.0) == [(2.0, 1), (4.0, 2)], "its runs are predicted from what there was"
 
 
 def test_what_plain_decoding_said_is_ranked_for_batches_and_replays_where_it_is_whole(
