@@ -10,14 +10,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from codesign.policy.batch_round import FULL
+from codesign.policy.batch_round import FEW, FULL
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import Progress
 from codesign.policy.online_calibration import KNOWN
 from codesign.policy.repeating import Repeating, likeliest_children
 from codesign.policy.resting import LONGEST_REST
-from codesign.policy.row_prices import FEW
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.traffic import COLD, Traffic, rows_behind
 from codesign.policy.tree import DraftTree

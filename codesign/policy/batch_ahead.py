@@ -19,8 +19,8 @@ from operator import mul
 
 import numpy as np
 
-from codesign.policy.batch_round import LEAST, BatchRound, Worth
-from codesign.policy.row_prices import FEW, Floats
+from codesign.policy.batch_round import FEW, LEAST, BatchRound, Worth
+from codesign.policy.row_prices import Floats
 
 _MOST_NODES = 256  # that are foreseen: of large batches few forwards ever pay
 

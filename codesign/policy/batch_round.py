@@ -18,6 +18,9 @@ from codesign.policy.goodput import Goodput
 from codesign.policy.row_prices import Floats, RowPrices
 from codesign.policy.traffic import Traffic
 
+# Numbers up to which a list is as fast as an array, and faster where the host comes from elsewhere:
+# then numpy's code is far away.
+FEW = 48
 Worth = list[float] | Floats  # (1 + N,): roots, then N nodes, descending; a list of ``FEW`` at most
 
 LEAST = 1e-9  # tokens or seconds: some are divided by, of some a logarithm is taken

@@ -11,10 +11,10 @@ from struct import pack
 
 import numpy as np
 
-from codesign.policy.batch_round import Choice, Worth
+from codesign.policy.batch_round import FEW, Choice, Worth
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.interface import MAX_TREE_ROWS
-from codesign.policy.row_prices import FEW, Floats
+from codesign.policy.row_prices import Floats
 
 NEVER = -100.0  # log chance
 SURE = 1e-9  # of equal log chances: parents stand with their children

@@ -12,9 +12,6 @@ from codesign.policy.cost import StepTime
 
 Floats = NDArray[np.float64]
 
-# Numbers up to which a list is as fast as an array, and faster where the host comes from elsewhere:
-# then numpy's code is far away.
-FEW = 48
 _FAR = 4096.0  # tokens of context by which its price is found
 _SPARE, _NEXT = 256, 16  # rows beyond those that are asked for: more will be, ever and in a round
 _FIRSTS = 128  # rows whose prices are listed from a list

@@ -21,7 +21,7 @@ from codesign.candidate import Candidate
 from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
-from codesign.policy import batch_ahead, batch_rows, row_prices
+from codesign.policy import batch_ahead, batch_rows
 from codesign.policy.batch_ahead import next_forward
 from codesign.policy.batch_round import Choice
 from codesign.policy.batch_rows import best_nodes, leaves_worth
@@ -236,7 +236,7 @@ def test_every_decision_is_the_same_by_lists_and_by_arrays(label, batch, seed, w
     decided = []
     for few in (0, 8, 1000):
         with ExitStack() as patches:
-            for module in (batch_rows, batch_ahead, row_prices):
+            for module in (batch_rows, batch_ahead):
                 patches.enter_context(mock.patch.object(module, "FEW", few))
             decided.append(decisions(label, batch, seed, waiting))
     assert decided[0] == decided[1] == decided[2]
@@ -782,11 +782,15 @@ def test_the_price_of_one_number_of_rows_is_that_in_the_list_to_the_last_digit(
 ):
     step = replace(STAIRS, alpha=1e-8, cross=3e-10, each=1e-5, tile=4)
     prices = RowPrices(step, each)
-    prices.begin(batch, context, batch, 1e-4)
-    for count in counts:
-        assert prices.at(count) == prices(count)[count] == prices(count)[-1]
-        assert prices.listed(count)[: count + 1] == prices(count).tolist()
-        assert prices.of(batch + count, context) == pytest.approx(prices.at(count))
+    for other in (batch + 1, batch):  # what is known of another batch stays there
+        prices.begin(other, context, other, 1e-4)
+        for count in counts:
+            assert prices.at(count) == prices(count)[count] == prices(count)[-1]
+            assert prices.listed(count)[: count + 1] == prices(count).tolist()
+            assert prices.of(other + count, context) == prices.at(count)
+            seconds = step(other + count, context, other) + 1e-4 + each * count
+            assert prices.at(count) == pytest.approx(seconds)
+            assert prices.of(other + count + 0.0, context) == pytest.approx(seconds)
 
 
 @given(st.lists(st.sampled_from([0.2, 0.5, 0.9]), min_size=1, max_size=6), st.floats(0.1, 1.0))
