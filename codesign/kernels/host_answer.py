@@ -1,9 +1,9 @@
-"""An answer put where the host reads it: words, then a flag that the host polls.
+"""An answer put where the host reads it: words that say themselves whether they are there.
 
-A kernel's stores to pinned memory arrive sooner than a copy that follows it, and a flag is seen
-sooner than an event: 11 us together on an H100 (docs/kernel-ladder.md, "The engine").
+A kernel's stores to pinned memory arrive sooner than a copy that follows it, and a word is seen
+sooner than an event. Word and flag are one store of 8 bytes, so that nothing has to be in order.
 
-Letters in shapes: N words, S slots, W words of a slot.
+Letters in shapes: W words, S slots.
 
 Imports torch and nothing of the engine.
 """
@@ -14,21 +14,22 @@ import torch
 from torch import Tensor
 
 
-def post_words(words_N: Tensor, slots_SW: Tensor, turn_1: Tensor | None = None) -> None:
-    """Store an answer in a slot and then 1 in the slot's last word, which was 0.
+def post_words(words_W: Tensor, slots_SW2: Tensor, turn_1: Tensor | None = None) -> None:
+    """Store an answer's words in a slot, each with a 1 behind it, where a 0 was.
 
     Args:
-        words_N: The answer, an integer type; fewer words than a slot has.
-        slots_SW: int32, where the host reads; pinned if the words are on a GPU.
+        words_W: The answer, an integer type.
+        slots_SW2: int32, where the host reads; pinned if the words are on a GPU.
         turn_1: Slot of this answer, int32, counted up by one; None for slot 0.
     """
-    if words_N.is_cuda:
+    assert words_W.shape[0] == slots_SW2.shape[1], "an answer fills its slot"
+    if words_W.is_cuda:
         from codesign.kernels import host_answer_triton
 
-        host_answer_triton.post_words(words_N, slots_SW, turn_1)
+        host_answer_triton.post_words(words_W, slots_SW2, turn_1)
         return
-    slot = 0 if turn_1 is None else int(turn_1)
-    slots_SW[slot, : len(words_N)] = words_N.to(torch.int32)
-    slots_SW[slot, -1] = 1
+    slot_W2 = slots_SW2[0 if turn_1 is None else int(turn_1)]
+    slot_W2[:, 0] = words_W.to(torch.int32)
+    slot_W2[:, 1] = 1
     if turn_1 is not None:
         turn_1 += 1

@@ -1,4 +1,4 @@
-"""Answers on the host: the words before their flag, each in its slot, and waits that end."""
+"""Answers on the host: every word with its flag, each answer in its slot, and waits that end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from codesign.engine.gpu.tensor_group import SingleRank
 from codesign.kernels import host_answer
 
 CPU = torch.device("cpu")
+WORDS = (0, 1, -1, -(1 << 31), (1 << 31) - 1, 7)
 
 
 @pytest.fixture(params=["reference", "kernel"])
@@ -21,24 +22,23 @@ def post_words(request):
     return lambda words, slots, turn=None: kernels.post_words(words, slots, turn)
 
 
-@pytest.mark.parametrize("count", [0, 1, 5, 8, 200])
+@pytest.mark.parametrize("count", [1, 5, 8, 200])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_an_answer_and_its_flag(post_words, count, dtype):
-    slots = torch.full((2, 206), 7, dtype=torch.int32)
-    words = torch.arange(3, 3 + count, dtype=dtype)
+def test_every_word_of_an_answer_has_its_flag(post_words, count, dtype):
+    slots = torch.zeros(2, count, 2, dtype=torch.int32)
+    words = torch.tensor((WORDS * count)[:count], dtype=dtype)
     post_words(words, slots)
-    assert slots[0, :count].tolist() == words.tolist()
-    untouched = torch.cat((slots[0, count:-1], slots[1]))
-    assert untouched.eq(7).all(), "nothing else is written"
-    assert slots[0, -1] == 1
+    assert slots[0, :, 0].tolist() == words.tolist()
+    assert slots[0, :, 1].eq(1).all()
+    assert slots[1].eq(0).all(), "another answer's"
 
 
 def test_answers_take_turns(post_words):
-    slots, turn = torch.zeros(3, 5, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    slots, turn = torch.zeros(3, 4, 2, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
     for number in range(3):
         post_words(torch.full((4,), 10 + number), slots, turn[1:2])
-        assert slots[:, -1].tolist() == [1] * (number + 1) + [0] * (2 - number)
-    assert slots[:, :4].tolist() == [[10] * 4, [11] * 4, [12] * 4]
+        assert slots[..., 1].tolist() == [[1] * 4] * (number + 1) + [[0] * 4] * (2 - number)
+    assert slots[..., 0].tolist() == [[10] * 4, [11] * 4, [12] * 4]
     assert turn.tolist() == [0, 3, 0, 0], "the next word is someone else's"
 
 
@@ -50,6 +50,16 @@ def test_an_answer_is_there_when_its_step_has_run():
         outbox.post(torch.tensor(words))
         wait(due, SingleRank(), CPU, None)
         assert due.words.tolist() == words
+
+
+def test_an_answer_is_not_there_until_all_its_words_are():
+    due = Outbox(3, CPU).expect()
+    for missing in ((0, 1), (1,), (2,)):
+        due.flags[:] = 1
+        due.flags[list(missing)] = 0
+        assert not due.is_there()
+    due.flags[:] = 1
+    assert due.is_there()
 
 
 def test_a_step_without_an_answer_ends_the_wait():

@@ -1,7 +1,7 @@
 """Answers of graphs as they come to lie on the host, and waiting for them.
 
-The last kernels of a step write its answer and a flag into memory of the host, which polls the
-flag. On a CPU an answer is there when its step has run.
+A kernel at the end of a step writes its answer into memory of the host, each word with a flag that
+the host polls. On a CPU an answer is there when its step has run.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ PATIENCE = 0.05  # seconds between two checks of the GPU and of the other ranks
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """An answer that is there once its flag is 1; no flag: it is."""
+    """An answer whose words are there once their flags are 1; no flags: they are."""
 
     words: Words
-    flag: Words | None = None
+    flags: Words | None = None
 
     def is_there(self) -> bool:
         """Whether the answer can be read."""
-        return self.flag is None or bool(self.flag[0])
+        flags = self.flags
+        return flags is None or bool(flags[-1] and flags.all())  # most often all come at once
 
 
 class Outbox:
@@ -42,26 +43,26 @@ class Outbox:
     """
 
     def __init__(self, words: int, device: torch.device, slots: int = 1) -> None:
-        self._slots_SW = torch.zeros(
-            slots, words + 1, dtype=torch.int32, pin_memory=device.type == "cuda"
+        self._slots_SW2 = torch.zeros(
+            slots, words, 2, dtype=torch.int32, pin_memory=device.type == "cuda"
         )
-        on_host = self._slots_SW.numpy()  # the same memory
-        self._due = tuple(Due(slot[:-1], slot[-1:]) for slot in on_host)
+        on_host = self._slots_SW2.numpy()  # the same memory
+        self._due = tuple(Due(slot[:, 0], slot[:, 1]) for slot in on_host)
 
     def post(self, answer: Tensor, turn_1: Tensor | None = None) -> None:
-        """Within a graph: send its answer, or the first words of one.
+        """Within a graph: send its answer.
 
         Args:
             answer: Words on the device.
             turn_1: Slot on the device, counted up here; None for the first.
         """
-        post_words(answer, self._slots_SW, turn_1)
+        post_words(answer, self._slots_SW2, turn_1)
 
     def expect(self, slot: int = 0) -> Due:
         """The answer of a graph that is about to run; the last one in this slot was taken."""
         due = self._due[slot]
-        assert due.flag is not None, "slots have flags"
-        due.flag[0] = 0
+        assert due.flags is not None, "slots have flags"
+        due.flags[:] = 0
         return due
 
 

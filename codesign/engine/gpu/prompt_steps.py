@@ -116,19 +116,20 @@ class PromptSteps:
             hidden_1D = forward.prompt_hidden(
                 tokens_N, slot, self._slabs, start=start, first_written=first_written
             )
-        token_1 = words[:0]
+        token_1 = slot_1 = words[SLOT_WORD, None]
         if message[KIND] != PIECE:
             last_1 = torch.tensor([start + count - 1], device=forward.device)
-            keys = words[LOW_WORD, None], words[HIGH_WORD, None], last_1
-            token_1 = self._token(hidden_1D, words[SLOT_WORD, None], *keys)
+            token_1 = self._token(
+                hidden_1D, slot_1, words[LOW_WORD, None], words[HIGH_WORD, None], last_1
+            )
         self._launched.post(token_1)
         return self._taken(due, message, watch)
 
     def _token(self, hidden_1D: Tensor, slot_1: Tensor, *keys: Tensor) -> Tensor:
-        """The token after a prompt, (1,) an integer type; of a draft (0,)."""
+        """The token after a prompt, (1,) an integer type; of a draft a word that nobody reads."""
         head = self._head
         if not isinstance(head, TargetHead):
-            return slot_1[:0]
+            return slot_1
         if isinstance(head, RowTargetHead):
             head.slots_T = slot_1
         return head.sample(self._forward, hidden_1D, *keys)
