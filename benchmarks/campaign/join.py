@@ -117,6 +117,7 @@ def join_pair(folder: Path) -> dict[str, Any]:
             "share": SHARE,
             "batch": OF_BATCHES,
             "host_spread": fit.host_spread,
+            "visit_spread": fit.visit_spread,
         },
         "recorded": sum(len(group) for group in fit.acceptance.recordings.values()),
         "forms": {name: step.form for name, step in fit.steps.items()},

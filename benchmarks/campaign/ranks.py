@@ -105,7 +105,8 @@ class Measuring:
         """A visit, acceptance and a warm-up, then another look at the host's pace."""
         start = self._enter("profile")
         part, earlier = None, self._earlier(deployment.label)
-        if self._session.lacks_visit(self._folder):
+        visits = 0 if earlier is None else int(earlier[VISIT].max())
+        if self._session.lacks_visit(self._folder) and visits < self._measurer.most_visits:
             part = self._measurer.time(bench, deployment, unseen)
             self._put(deployment.label, earlier, part)  # also if what follows is cut
         self._seconds["profile"] = perf_counter() - start
@@ -121,17 +122,18 @@ class Measuring:
         self._seconds["check"] = perf_counter() - start
 
     def _earlier(self, label: str) -> pd.DataFrame | None:
-        """What an earlier start has measured of a deployment."""
+        """What earlier starts have measured of a deployment."""
         if not self._store.has(label):
             return None
         file = self._folder / "profile" / "parts" / f"{label}.parquet"
-        return read_table(file, kind="profile")[0]
+        part = read_table(file, kind="profile")[0]
+        return part if VISIT in part else part.assign(**{VISIT: 1})
 
     def _put(self, label: str, earlier: pd.DataFrame | None, part: pd.DataFrame) -> None:
-        """Keep a deployment's part: this start's visit behind the earlier one."""
+        """Keep a deployment's part: this start's visit behind earlier ones."""
         if earlier is not None:
-            visits = [frame.assign(**{VISIT: n}) for n, frame in enumerate((earlier, part), 1)]
-            part = pd.concat(visits, ignore_index=True)
+            this = part.assign(**{VISIT: earlier[VISIT].max() + 1})
+            part = pd.concat([earlier, this], ignore_index=True)
         self._store.put(label, part)
 
     def _record(self, bench: RankBench, deployment: Deployment) -> pd.DataFrame:

@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Measure how long each step of the engine takes on this machine, with all "
         "workers in one process and with each split between target and draft, and how often the "
-        "draft agrees with the target on real prompts. Each split is measured several times, with "
-        "new processes, as a machine's pace changes. 90 seconds to 5 minutes on two cores."
+        "draft agrees with the target on real prompts. Each split is measured several times, as a "
+        "machine's pace changes. 90 seconds to 5 minutes on two cores."
     )
     parser.epilog = _EXAMPLES
     models = parser.add_argument_group("models")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,8 +46,8 @@ def sound(fit: Fit) -> Fit:
                 raise ValueError(f"{name} of {label} cannot be {wrong[0]}")
     spreads = (*fit.host_spread.items(), *fit.visit_spread.items())
     for name, error in (*fit.errors.items(), *spreads):
-        if error < 0:
-            raise ValueError(f"the error of {name} is below 0: {error}")
+        if not 0 <= error < inf:
+            raise ValueError(f"the error of {name} cannot be {error}")
     return fit
 
 

@@ -62,7 +62,8 @@ def visit_spreads(steps: pd.DataFrame) -> dict[str, float]:
     """
     if VISIT not in steps:
         return {}
-    forwards = steps.loc[steps["op"].isin(["target", "draft"])]
+    is_forward = steps["op"].isin(["target", "draft"]) & (steps["seconds"] > 0.0)
+    forwards = steps.loc[is_forward]
     found = {}
     for label, part in forwards.groupby("deployment", sort=False):
         medians = part.groupby([*_SHAPE, VISIT])["seconds"].median().unstack(VISIT).dropna()

@@ -33,6 +33,7 @@ def _post(words, slots, turn, count, IN_TURN: tl.constexpr, BLOCK: tl.constexpr)
     if IN_TURN:
         now = tl.load(turn)
         slot += now * count
+        tl.debug_barrier()  # every warp has read whose turn it is
         tl.store(turn, now + 1)
     places = tl.arange(0, BLOCK)
     there = places < count

@@ -78,9 +78,8 @@ class BatchRound:
         self.target = RowPrices(goodput.target, goodput.host.choice_row)
         self.draft = RowPrices(goodput.draft, goodput.host.reroot_row)
         self._goodput = goodput
-        self._beside: dict[
-            int, tuple[float, float]
-        ] = {}  # seconds of a look, overhead; by requests
+        # Seconds of a look, and overhead, by requests.
+        self._beside: dict[int, tuple[float, float]] = {}
 
     def begin(
         self,

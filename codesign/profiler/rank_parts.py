@@ -83,12 +83,13 @@ class RankMeasurer:
 
     Args:
         settings: What to measure.
-        visits: Starts of each deployment's ranks; as many as pay with this target by default.
+        visits: Starts of each deployment's ranks; ``most_visits`` by default.
 
     Attributes:
         deployments: To measure.
         parts: Pieces of the profile.
         notes: What a reader of the profile must know.
+        most_visits: Starts that pay with this target.
 
     Raises:
         InputError: If a model is missing or the pair does not match.
@@ -107,8 +108,8 @@ class RankMeasurer:
         self._requests, self.notes = recorded_requests(
             self._target, positions, is_quick=settings.is_quick
         )
-        if visits is None:
-            visits = 1 if model_shape(self._target).parameters >= _LARGE else _VISITS
+        self.most_visits = 1 if model_shape(self._target).parameters >= _LARGE else _VISITS
+        visits = visits or self.most_visits
         self._effort = (_QUICK if settings.is_quick else _FULL).of_each(visits)
         parts = [
             Part(

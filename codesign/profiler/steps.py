@@ -215,7 +215,7 @@ def time_groups(
         groups: What to time.
         seconds_of: Runs one step and returns its seconds.
         effort: When to stop.
-        seed: Of the order within a pass; or what draws it, so that no visit repeats another's.
+        seed: Of the order within a pass; or what draws it, so that visits differ.
         tick: Called after each timing with the share of the work done, 0 to 1.
     """
     generator = np.random.default_rng(seed)

@@ -72,7 +72,9 @@ def test_a_start_before_the_first_run_is_one_more_visit_of_its_part(tmp_path, mo
     monkeypatch.setattr(ranks.Measuring, "_warm_up", lambda self, bench: None)
     settings = ProfileSettings(target="t", draft="d", workers=0, is_quick=True, device="cuda")
 
-    def start(served, seconds: float, slower: float = 1.0) -> list[tuple[float, int]]:
+    def start(
+        served, seconds: float, slower: float = 1.0, most: int = 2
+    ) -> list[tuple[float, int]]:
         """A session's profile; the part that is kept then."""
         measuring = object.__new__(ranks.Measuring)
         measuring._folder, measuring._seconds = tmp_path, {}
@@ -83,6 +85,7 @@ def test_a_start_before_the_first_run_is_one_more_visit_of_its_part(tmp_path, mo
         measuring._measurer = SimpleNamespace(
             time=lambda bench, deployment, tick: part,
             steadied=lambda bench, deployment, part: part * slower,
+            most_visits=most,
         )
         measuring._record = lambda bench, deployment: part
         measuring._profile(None, Deployment(2))
@@ -91,10 +94,13 @@ def test_a_start_before_the_first_run_is_one_more_visit_of_its_part(tmp_path, mo
 
     assert start((), 1.0, slower=2.0) == [(2.0, 1)]
     assert start((), 3.0) == [(2.0, 1)], "nothing is to be served"
+    assert start(work, 3.0, most=1) == [(2.0, 1)], "of a large target one is enough"
     assert start(work, 4.0) == [(2.0, 1), (4.0, 2)]
+    assert start(work, 5.0) == [(2.0, 1), (4.0, 2)], "cut before its first run"
+    assert start(work, 6.0, most=3) == [(2.0, 1), (4.0, 2), (6.0, 3)]
     (tmp_path / schedule.BLIND).mkdir()
     (tmp_path / schedule.BLIND / "2.json").touch()
-    assert start(work, 5.0) == [(2.0, 1), (4.0, 2)], "its runs are predicted from what there was"
+    assert len(start(work, 7.0, most=9)) == 3, "its runs are predicted from what there was"
 
 
 def test_what_plain_decoding_said_is_ranked_for_batches_and_replays_where_it_is_whole(

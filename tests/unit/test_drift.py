@@ -67,6 +67,12 @@ def test_visits_that_differ_as_a_whole_say_how_far_off_a_further_one_is():
     assert more["2"] == pytest.approx(math.log(1.06) * math.sqrt(1 / 3 * 5 / 4))
 
 
+def test_a_step_that_took_no_time_says_nothing_of_visits():
+    steps = visited({1: 1.0, 2: 1.06})
+    none = steps.assign(rows=99, seconds=0.0)
+    assert visit_spreads(pd.concat([steps, none])) == visit_spreads(steps)
+
+
 def test_what_was_visited_once_says_nothing_of_further_visits():
     once = visited({1: 1.0})
     assert visit_spreads(once) == visit_spreads(once.drop(columns="visit")) == {}

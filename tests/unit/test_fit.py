@@ -934,7 +934,7 @@ def test_a_fit_with_something_else_for_a_number_is_refused_by_name(tmp_path, pla
         (("costs", "2", "draft", "tile"), -4, "draft of 2 cannot be -4"),
         (("costs", "2", "target", "rows"), [1, 1], "no step time"),
         (("costs", "2", "target", "rows"), [], "no step time"),
-        (("errors", "2/draft"), -0.1, "error of 2/draft is below 0"),
+        (("errors", "2/draft"), -0.1, "error of 2/draft cannot be -0.1"),
         (("top_k",), -1, "top_k must be 0"),
         (("origin",), None, "origin is no str"),
         (("target",), 7, "target is no str"),
