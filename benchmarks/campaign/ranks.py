@@ -105,7 +105,7 @@ class Measuring:
         """A visit, acceptance and a warm-up, then another look at the host's pace."""
         start = self._enter("profile")
         part, earlier = None, self._earlier(deployment.label)
-        visits = 0 if earlier is None else earlier[VISIT].nunique()
+        visits = 0 if earlier is None else len(set(earlier[VISIT]))
         if self._session.lacks_visit(self._folder) and visits < self._measurer.most_visits:
             part = self._measurer.time(bench, deployment, unseen)
             self._put(deployment.label, earlier, part)  # also if what follows is cut
