@@ -134,8 +134,10 @@ comparisons of that hour. With turns, simulated latencies "on 2" were 1 to 6 % t
 too short to 14 % too long; but "1+1" against "2" was off by -16 to +12 % with turns and by -16 to
 +6 % without. 127 of 150 pairs were in order with turns and 122 of 150 without, with rank
 correlations of 0.54 to 0.75 and of 0.33 to 0.87. So the order is hardly better known. (The
-comparison before these, whose profile of "2" had met a slow phase, had 19 of 30 pairs in order.)
-Two things are left:
+comparison before these, whose profile of "2" had met a slow phase, had 19 of 30 pairs in order; one
+two hours later, on the machine alone, 22 of 31 and 0.55: the asynchronous batch tree was fastest as
+simulated, and visits to "2" were so far apart that a further one is known to 23 %.) Two things are
+left:
 
 - *The host.* Visits of one profile differ by 8 to 17 % (the standard error of one more visit). In
   that hour slow phases lasted 4 to 16 s, as long as a visit of 15 s, so that turns cannot give both
