@@ -125,9 +125,13 @@ class Measuring:
         """What earlier starts have measured of a deployment."""
         if not self._store.has(label):
             return None
-        file = self._folder / "profile" / "parts" / f"{label}.parquet"
-        part = read_table(file, kind="profile")[0]
+        part = self._kept(label)
         return part if VISIT in part else part.assign(**{VISIT: 1})
+
+    def _kept(self, name: str) -> pd.DataFrame:
+        """A part of the profile that is there."""
+        file = self._folder / "profile" / "parts" / f"{name}.parquet"
+        return read_table(file, kind="profile")[0]
 
     def _put(self, label: str, earlier: pd.DataFrame | None, part: pd.DataFrame) -> None:
         """Keep a deployment's part: this start's visit behind earlier ones."""
@@ -155,14 +159,11 @@ class Measuring:
     def _serve_all(self, bench: RankBench) -> None:
         if not self._session.units:
             return
-        parts = self._folder / "profile" / "parts"
         if not self._store.has(ACCEPTANCE_PART):
             print("  no runs before a deployment of one group has recorded acceptance", flush=True)
             return
-        steps = read_table(parts / f"{self._task.label}.parquet", kind="profile")[0]
-        cost = fit_costs(steps, on_ranks=True)[0][self._task.label]
-        recorded = read_table(parts / f"{ACCEPTANCE_PART}.parquet", kind="profile")[0]
-        acceptance = AcceptanceProfile.from_table(recorded)
+        cost = fit_costs(self._kept(self._task.label), on_ranks=True)[0][self._task.label]
+        acceptance = AcceptanceProfile.from_table(self._kept(ACCEPTANCE_PART))
         calibration = fit_calibration(acceptance).calibration
         self._blind = keep_blind(self._folder, self._task.label, cost, calibration)
         budget = monotonic() + self._task.run_seconds
@@ -242,8 +243,7 @@ class Measuring:
     def _look_back(self, bench: RankBench, deployment: Deployment) -> None:
         """How the host's pace is now, beside the profile's; for readers, no prediction sees it."""
         if monotonic() < self._task.deadline:
-            parts = self._folder / "profile" / "parts"
-            part = read_table(parts / f"{deployment.label}.parquet", kind="profile")[0]
+            part = self._kept(deployment.label)
             self._changed = round(self._measurer.changed(bench, deployment, part), 4)
 
     def _line(self) -> dict[str, Any]:

@@ -189,11 +189,8 @@ class BatchRound:
         return Choice(float(values[best]), rate, float(tokens[best]), best, level)
 
     def _best_of_few(self, worth: list[float], longest: float) -> Choice:
-        tokens, fixed, prices = (
-            list(accumulate(worth)),
-            self.fixed,
-            self.target.listed(len(worth) - 1),
-        )
+        tokens, fixed = list(accumulate(worth)), self.fixed
+        prices = self.target.listed(len(worth) - 1)
         values = self.values(tokens, prices, fixed)
         if longest < inf:
             pairs = zip(values, prices, strict=False)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.graphs import Graphs
@@ -19,13 +20,7 @@ from codesign.engine.gpu.heads import DraftHead
 from codesign.engine.gpu.outbox import Due, Outbox
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import BUCKET, HEADER, DeviceRows, Words, crowd_of
-from codesign.kernels.leaf_choices import (
-    POOL_WORDS,
-    TURN,
-    PoolWords,
-    StepRows,
-    choose_leaves,
-)
+from codesign.kernels.leaf_choices import POOL_WORDS, TURN, PoolWords, StepRows, choose_leaves
 from codesign.kernels.row_attention import Scratch
 
 
@@ -49,12 +44,7 @@ class AheadSteps:
     """
 
     def __init__(
-        self,
-        forward: RankForward,
-        slabs: Slabs,
-        head: DraftHead,
-        buffer: torch.Tensor,
-        graphs: Graphs,
+        self, forward: RankForward, slabs: Slabs, head: DraftHead, buffer: Tensor, graphs: Graphs
     ) -> None:
         self._forward, self._slabs, self._head = forward, slabs, head
         self._buffer, self._graphs = buffer, graphs

@@ -117,7 +117,7 @@ class PromptSteps:
                 tokens_N, slot, self._slabs, start=start, first_written=first_written
             )
         token_1 = slot_1 = words[SLOT_WORD, None]
-        if message[KIND] != PIECE:
+        if self._is_answered(message):
             last_1 = torch.tensor([start + count - 1], device=forward.device)
             token_1 = self._token(
                 hidden_1D, slot_1, words[LOW_WORD, None], words[HIGH_WORD, None], last_1
@@ -137,8 +137,10 @@ class PromptSteps:
     def _taken(self, due: Due, message: Words, watch: Watch | None) -> Words:
         """The answer, once it is there; no words to a piece, and none from a draft."""
         wait(due, self._forward.group, self._forward.device, watch)
-        is_answered = message[KIND] != PIECE and isinstance(self._head, TargetHead)
-        return due.words[: int(is_answered)].copy()
+        return due.words[: int(self._is_answered(message))].copy()
+
+    def _is_answered(self, message: Words) -> bool:
+        return bool(message[KIND] != PIECE) and isinstance(self._head, TargetHead)
 
     def close(self) -> None:
         """Drop the graphs."""
