@@ -54,7 +54,7 @@ MATERIALS = [
     for column, amount in enumerate(RECORDED_MATERIAL)
 ]
 LONG, LONG_TOKENS, LONG_FROM = "long", 600, 300  # a kind of its own: prompts of a trace
-RECORDED_TOKENS = 48
+RECORDED_TOKENS, LONG_ANSWER = 48, 192  # the latter of those behind the first two materials
 
 
 def load_requests(
@@ -145,7 +145,7 @@ def recorded_prompts(target: Path, *, share: float = 1.0) -> Iterator[list[Bound
 
     def asked(number: int) -> list[BoundRequest]:
         amount, filler = MATERIALS[number]
-        group = _behind(encode, amount, RECORDED_TOKENS, filler)
+        group = _behind(encode, amount, LONG_ANSWER if number < 2 else RECORDED_TOKENS, filler)
         return _numbered(group, first=number * count)
 
     long = _numbered(_behind(encode, LONG_TOKENS, RECORDED_TOKENS)[::2], len(MATERIALS) * count)

@@ -114,8 +114,8 @@ def _played(
     _time_trees(built, clock)
     entering = [Entering(i, CATEGORIES[i % 6], 500, 600) for i in range(batch)]
     outputs = [request.output_tokens for request in entering]
-    luck = Luck.of(fit.acceptance, [request.category for request in entering], outputs, 1)
-    drafter = SyntheticDrafter(fit.acceptance, 1, luck.path)
+    luck = Luck.of(fit.answers, [request.category for request in entering], outputs, 1)
+    drafter = SyntheticDrafter(fit.answers, 1, luck.path)
     played = PlayedBatch(DraftSide(built), drafter, hears_early=deployment.draft_workers > 0)
     is_apart = deployment.draft_workers > 0
     timing = ApartTiming(cost) if is_apart else TogetherTiming(cost, is_plain=False)

@@ -28,7 +28,7 @@ class Lengths:
     def __init__(self, problem: Problem, unit: int, longest: int) -> None:
         fit, requests, old = problem.fit, problem.requests, problem.candidate
         specs = [chain_of(old.speculation, length) for length in range(longest + 1)]
-        behaviours = behaviours_of(specs, fit, token_shares(requests, fit.acceptance))
+        behaviours = behaviours_of(specs, fit, token_shares(requests, fit.answers))
         context = Workload.of(requests).context
         deployment = Deployment(unit, 0, old.deployment.replicas)
         self._chains = [

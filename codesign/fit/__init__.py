@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from codesign.acceptance import AcceptanceProfile
+from codesign.answer_parts import in_parts
 from codesign.artifacts import header, read_json, read_table, sha256, write_json, write_table
 from codesign.artifacts.fields import why
 from codesign.errors import InputError
@@ -105,6 +106,11 @@ class Fit:
             host_spread=self.host_spread.get(label, 0.0),
             visit_spread=self.visit_spread.get(label, 0.0),
         )
+
+    @property
+    def answers(self) -> AcceptanceProfile:
+        """What was recorded, in the parts of answers in which simulations replay it."""
+        return in_parts(self.acceptance)
 
     def standard_error(self, name: str, *, requests: float = 1.0) -> float:
         """Relative standard error of a step of so many requests.

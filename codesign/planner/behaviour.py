@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codesign.acceptance import AcceptanceProfile
+from codesign.answer_parts import part_names, part_of_all, tokens_of_parts
 from codesign.policy.protocol import DraftSide
 from codesign.policy.speculation import SpeculationSpec, build_speculation
 from codesign.sim.acceptance import SyntheticDrafter, weighed_profile
@@ -61,13 +62,21 @@ class Behaviour:
 
 
 def token_shares(requests: pd.DataFrame, profile: AcceptanceProfile) -> dict[str, float]:
-    """Share of the output tokens of each recorded category; "" for those that were not recorded."""
-    tokens = np.asarray(requests["output_tokens"], np.float64)
+    """Share of the output tokens of each recorded category; "" for those that were not recorded.
+
+    Args:
+        requests: Prepared trace.
+        profile: ``Fit.answers``, whose parts of answers have shares of their own.
+    """
+    tokens = np.asarray(requests["output_tokens"], np.int64)
     kinds = categories_of(requests)
-    names = [kind if kind in profile.recordings else "" for kind in kinds]
-    known, index = np.unique(np.array(names, dtype=str), return_inverse=True)
-    sums = np.bincount(index, weights=tokens)
-    return dict(zip(known.tolist(), (sums / sums.sum()).tolist(), strict=True))
+    known = np.array([kind if kind in profile.recordings else "" for kind in kinds], dtype=str)
+    sums: dict[str, float] = {}
+    for kind in np.unique(known).tolist():
+        names = part_names(kind, profile)
+        of_parts = tokens_of_parts(tokens[known == kind], len(names)).sum(axis=0)
+        sums |= {name: float(count) for name, count in zip(names, of_parts, strict=True) if count}
+    return {name: count / sum(sums.values()) for name, count in sums.items()}
 
 
 def observe_all(
@@ -80,12 +89,12 @@ def observe_all(
         fit: Its recordings and its calibration.
         shares: See ``token_shares``.
     """
-    weighed = weighed_profile(fit.acceptance, fit.calibration)
+    weighed = weighed_profile(fit.answers, fit.calibration)
     stretches = Stretches(weighed, sorted(shares))
     found: dict[SpeculationSpec, Behaviour] = {}
     for spec in specs:
         if spec.kind in ("plain", "chain"):
-            found[spec] = chain_behaviour(spec.max_depth, fit.acceptance, shares)
+            found[spec] = chain_behaviour(spec.max_depth, fit.answers, shares)
         else:
             found[spec] = observe(spec, weighed, stretches, shares)
     return found
@@ -116,10 +125,14 @@ def agreement_runs(
 
     Args:
         profile: What was recorded.
-        kind: Category; "" for all.
+        kind: Category, "" for all, or a part of answers.
         fanout: Ranks of the draft's choices that may carry the target's token.
     """
-    groups = profile.recordings.values() if kind == "" else [profile.recordings[kind]]
+    groups = [
+        group
+        for name, group in profile.recordings.items()
+        if kind in (name, part_of_all(name))
+    ]
     return [_runs((r.ranks >= 0) & (r.ranks < fanout)) for group in groups for r in group]
 
 

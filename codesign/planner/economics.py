@@ -99,7 +99,7 @@ def weigh_speculation(ranked: Sequence[ScoredCandidate], question: Question) -> 
     if null is None or best is None or "acceptance_length" not in best.predicted:
         return None
     emitted, simulated = best.predicted["acceptance_length"].value, sum(best.spans.values())
-    fit, shares = question.fit, token_shares(question.requests, question.fit.acceptance)
+    fit, shares = question.fit, token_shares(question.requests, question.fit.answers)
     plain, drafting = _decodings((null, best), question, shares)
     batch = _running(best)
     plain_seconds, _ = plain.fastest_round(batch)
@@ -123,7 +123,7 @@ def weigh_speculation(ranked: Sequence[ScoredCandidate], question: Question) -> 
         break_even_length=needed,
         acceptance_length=emitted,
         break_even_rate=chance_for(needed, chain.max_depth) if chain.kind == "chain" else None,
-        oracle_gain=plain_seconds / oracle_seconds(drafting, batch, fit.acceptance, shares),
+        oracle_gain=plain_seconds / oracle_seconds(drafting, batch, fit.answers, shares),
         lasting=lasting,
         lasting_crossover=lasting_crossover,
     )

@@ -79,7 +79,7 @@ def screen(
     """
     if behaviours is None:
         specs = list(dict.fromkeys(c.speculation for c in candidates))
-        behaviours = behaviours_of(specs, fit, token_shares(requests, fit.acceptance))
+        behaviours = behaviours_of(specs, fit, token_shares(requests, fit.answers))
     groups: dict[Deployment, list[int]] = {}
     for index, candidate in enumerate(candidates):
         groups.setdefault(candidate.deployment, []).append(index)
@@ -125,7 +125,7 @@ def behaviours_of(
             found[spec] = (observed[spec],)
         else:
             lengths = range(spec.max_depth + 1)
-            found[spec] = tuple(chain_behaviour(n, fit.acceptance, shares) for n in lengths)
+            found[spec] = tuple(chain_behaviour(n, fit.answers, shares) for n in lengths)
     return found
 
 

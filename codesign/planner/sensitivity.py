@@ -58,7 +58,7 @@ def find_doubts(ranked: Sequence[Entry], question: Question) -> tuple[Doubt, ...
     plans = plans[:_MOST_PLANS]
     if len(plans) < 2 or plans[0] is not best or best.scored.saturation == OVERLOADED:
         return ()  # of an endless queue the screen's arithmetic knows nothing
-    shares = token_shares(question.requests, question.fit.acceptance)
+    shares = token_shares(question.requests, question.fit.answers)
     specs = list(dict.fromkeys(entry.candidate.speculation for entry in plans))
     behaviours = behaviours_of(specs, question.fit, shares)
     before = _figures(plans, question, question.fit, behaviours)

@@ -8,6 +8,7 @@ come so far.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -37,8 +38,10 @@ from codesign.prompts import BoundRequest, encode_user_turn, every_prompt, load_
 TOP_K = 16  # ranks that are kept
 MAX_BATCH = 8
 
-OUTPUT_TOKENS = 48  # recorded after each prompt
-RECORDED_LENGTHS = (1, 128, 256)  # prompt tokens; no prompt is cut, so 1 is its own length
+# Tokens recorded after prompts of each length; no prompt is cut, so 1 is its own length. Agreement
+# grows along an answer (answer_parts.py), so that some are long.
+OUTPUT_TOKENS = {1: 192, 128: 48, 256: 48}
+QUICK_TOKENS = {1: 64}
 
 Ranked = tuple[list[int], list[float]]  # tokens and log probabilities, likeliest first
 
@@ -160,13 +163,14 @@ def recorded_requests(
     Raises:
         InputError: If none does.
     """
-    bound = every_prompt(
-        load_prompts("profile"),
-        encode_user_turn(Tokenizer(target)),
-        lengths=RECORDED_LENGTHS[:1] if is_quick else RECORDED_LENGTHS,
-        max_new_tokens=OUTPUT_TOKENS,
-    )
-    short = [r for r in bound if len(r.prompt_ids) + OUTPUT_TOKENS <= positions]
+    encode = encode_user_turn(Tokenizer(target))
+    bound: list[BoundRequest] = []
+    for length, tokens in (QUICK_TOKENS if is_quick else OUTPUT_TOKENS).items():
+        group = every_prompt(
+            load_prompts("profile"), encode, lengths=(length,), max_new_tokens=tokens
+        )
+        bound += [replace(r, request_id=len(bound) + i) for i, r in enumerate(group)]
+    short = [r for r in bound if len(r.prompt_ids) + r.max_new_tokens <= positions]
     if not short:
         raise InputError(
             f"{target.name} has {positions} positions, fewer than the shortest prompt needs. "

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile
+from codesign.answer_parts import part_of_all
 from codesign.policy.cost import Calibration
 from codesign.policy.protocol import ExpansionRows
 from codesign.policy.walk import noise_key
@@ -42,7 +43,8 @@ class Recordings:
             the tokens that were named, K or fewer.
         tokens: Per recorded token, as many tokens for a node on the true path.
         wrong_tokens: K tokens for a node off the true path.
-        spans: Per category, and under "" for all, its recordings as (first, end) of ``log_probs``.
+        spans: Per category, and under "" for all, its recordings as (first, end) of ``log_probs``;
+            of a profile in parts also what follows "" in answers.
     """
 
     log_probs: list[list[float]]
@@ -70,7 +72,11 @@ def load_recordings(profile: AcceptanceProfile) -> Recordings:
             ranks = recording.ranks.tolist()
             tokens += [by_rank[r][:count] for r, count in zip(ranks, num_named, strict=True)]
         spans[category] = tuple(of_category)
-    spans[""] = tuple(span for of_category in spans.values() for span in of_category)
+    of_all: dict[str, tuple[tuple[int, int], ...]] = {}
+    for category, of_category in spans.items():
+        name = part_of_all(category)
+        of_all[name] = of_all.get(name, ()) + of_category
+    spans |= of_all
     return Recordings(log_probs, tokens, wrong, spans)
 
 

@@ -49,7 +49,7 @@ def batch_maker(
         log: Where played batches note what the policy believed and what came.
     """
     spec = candidate.speculation
-    profile = fit.acceptance
+    profile = fit.answers
     sizes = [(request.record.category, request.output_tokens) for request in requests]
     luck = Luck.of(profile, [kind for kind, _ in sizes], [tokens for _, tokens in sizes], seed)
     early = hears_early(candidate, serving)

@@ -110,10 +110,10 @@ def replay(
     cost = cost_of(fit, candidate.deployment.unit.label)
     policy = policy_of(candidate.speculation, fit, cost, slo, serving)
     side = _WatchedSide(policy)
-    luck = Luck.of(fit.acceptance, categories, requests["output_tokens"].tolist(), seed)
+    luck = Luck.of(fit.answers, categories, requests["output_tokens"].tolist(), seed)
     batch = PlayedBatch(
         side,
-        SyntheticDrafter(fit.acceptance, seed, luck.path),
+        SyntheticDrafter(fit.answers, seed, luck.path),
         hears_early=hears_early(candidate, serving),
     )
     cost = cost.with_fanout(policy.fanout)

@@ -13,9 +13,10 @@ from itertools import accumulate
 import numpy as np
 
 from codesign.acceptance import AcceptanceProfile
+from codesign.answer_parts import PART_TOKENS, part_names
 from codesign.sim.acceptance import load_recordings
 
-STRETCH_TOKENS = 64  # tokens that a stretch stands for
+STRETCH_TOKENS = PART_TOKENS  # tokens that a stretch stands for: an answer's first are of its first part
 _MOST_STRETCHES = 96  # of a kind of prompt
 _FEWEST_STRETCHES = 8
 _TIMES_RECORDED = 2  # stretches of a kind hold each token recorded of it about so often
@@ -28,12 +29,14 @@ class Stretches:
     so that all of them together agree as often as the recordings did.
 
     Args:
-        profile: What was recorded.
-        categories: Kinds of prompt that are asked for.
+        profile: What was recorded, in parts or not.
+        categories: Kinds of prompt that are asked for, and parts of answers to them.
     """
 
     def __init__(self, profile: AcceptanceProfile, categories: Sequence[str]) -> None:
+        self._profile = profile
         self._recordings = load_recordings(profile)
+        self._tokens: dict[str, list[int]] = {}
         self.categories = tuple(categories)
         self._counts = [self._number_of(kind) for kind in categories]
         self._firsts = [0, *accumulate(self._counts)]
@@ -50,6 +53,10 @@ class Stretches:
         """Stretches of a kind of prompt."""
         return self._counts[self.categories.index(category)]
 
+    def parts(self, category: str) -> list[str]:
+        """The category and what follows it in an answer."""
+        return [name for name in part_names(category, self._profile) if name in self.categories]
+
     def category(self, stretch: int) -> str:
         """Kind of prompt of a stretch."""
         return self.categories[bisect_right(self._firsts, stretch) - 1]
@@ -59,20 +66,22 @@ class Stretches:
         found = self._paths.get(stretch, [])
         if len(found) < length:
             kind = self.category(stretch)
-            first, num_tokens = self._recorded(kind)
+            recorded = self._recorded(kind)
             place = 2 * (stretch - self.first(kind)) + 1
-            start = place * num_tokens // (2 * self.count(kind))
-            found = [first + (start + i) % num_tokens for i in range(length)]
+            start = place * len(recorded) // (2 * self.count(kind))
+            found = [recorded[(start + i) % len(recorded)] for i in range(length)]
             self._paths[stretch] = found
         return found[:length]
 
-    def _recorded(self, category: str) -> tuple[int, int]:
-        """First recorded token of a kind, and how many there are, recording after recording."""
-        spans = self._recordings.spans.get(category, self._recordings.spans[""])
-        return spans[0][0], spans[-1][1] - spans[0][0]
+    def _recorded(self, category: str) -> list[int]:
+        """Recorded tokens of a kind, recording after recording."""
+        if category not in self._tokens:
+            spans = self._recordings.spans.get(category, self._recordings.spans[""])
+            self._tokens[category] = [token for span in spans for token in range(*span)]
+        return self._tokens[category]
 
     def _number_of(self, category: str) -> int:
-        wanted = -(-_TIMES_RECORDED * self._recorded(category)[1] // STRETCH_TOKENS)
+        wanted = -(-_TIMES_RECORDED * len(self._recorded(category)) // STRETCH_TOKENS)
         return min(max(wanted, _FEWEST_STRETCHES), _MOST_STRETCHES)
 
 
@@ -96,12 +105,18 @@ class Luck:
         self._stretches = stretches
         # A third more than their tokens take, as a stretch that goes on another lacks its start.
         needed = np.asarray(output_tokens, np.int64) * 4 // (3 * STRETCH_TOKENS) + 2
-        self._ends = np.concatenate(([0], np.cumsum(needed))).tolist()
+        ends = np.concatenate(([0], np.cumsum(needed)))
+        self._ends = ends.tolist()
         drawn = np.random.default_rng(seed).random(self._ends[-1])
-        firsts = np.array([stretches.first(kind) for kind in categories], np.int64)
-        counts = np.array([stretches.count(kind) for kind in categories], np.int64)
-        within = (drawn * np.repeat(counts, needed)).astype(np.int64)
-        self._chosen = (within + np.repeat(firsts, needed)).tolist()
+        number = np.arange(self._ends[-1]) - np.repeat(ends[:-1], needed)  # within its request
+        firsts, counts = np.zeros((2, self._ends[-1]), np.int64)
+        kinds = np.repeat(np.asarray(categories, dtype=str), needed)
+        for kind in set(categories):
+            parts = [(stretches.first(name), stretches.count(name)) for name in stretches.parts(kind)]
+            here = kinds == kind
+            part = np.minimum(number[here], len(parts) - 1)
+            firsts[here], counts[here] = np.array(parts, np.int64)[part].T
+        self._chosen = ((drawn * counts).astype(np.int64) + firsts).tolist()
 
     @classmethod
     def of(
@@ -114,14 +129,15 @@ class Luck:
         """Of the requests of a trace; a kind that was not recorded plays all recordings.
 
         Args:
-            profile: What was recorded.
+            profile: What was recorded, in parts or not.
             categories: (R,) kind of prompt of each request.
             output_tokens: (R,) tokens that each emits.
             seed: Of the stretches drawn.
         """
         known = set(categories) & set(profile.recordings)
         kinds = [kind if kind in known else "" for kind in categories]
-        return cls(Stretches(profile, sorted(set(kinds))), kinds, output_tokens, seed)
+        names = [name for kind in sorted(set(kinds)) for name in part_names(kind, profile)]
+        return cls(Stretches(profile, names), kinds, output_tokens, seed)
 
     @property
     def categories(self) -> tuple[str, ...]:

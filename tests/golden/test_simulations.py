@@ -49,7 +49,9 @@ def make_fit() -> Any:
     )
     profile = AcceptanceProfile.independent(CHANCES, num_tokens=500, seed=9)
     costs = {"2": replace(cost, link=0.0), "1+1": cost}
-    return SimpleNamespace(costs=costs, calibration=Calibration(0.9, 0.1), acceptance=profile)
+    return SimpleNamespace(
+        costs=costs, calibration=Calibration(0.9, 0.1), acceptance=profile, answers=profile
+    )
 
 
 def make_trace() -> pd.DataFrame:

@@ -46,7 +46,9 @@ def make_cost(**changes: Any) -> RoundCost:
 def make_fit() -> Any:
     profile = AcceptanceProfile.independent([0.55, 0.15, 0.1, 0.05], num_tokens=2_000, seed=4)
     costs = {"2": make_cost(link=0.0, slowdown=0.0), "1+1": make_cost()}
-    return SimpleNamespace(costs=costs, calibration=Calibration(0.9, 0.1), acceptance=profile)
+    return SimpleNamespace(
+        costs=costs, calibration=Calibration(0.9, 0.1), acceptance=profile, answers=profile
+    )
 
 
 def make_trace(num: int = 12) -> pd.DataFrame:

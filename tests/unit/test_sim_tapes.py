@@ -49,7 +49,9 @@ def make_fit() -> Any:
         reroot_node=1.3e-7,
     )
     costs = {"2": cost, "1+1": cost}
-    return SimpleNamespace(costs=costs, calibration=Calibration(), acceptance=PROFILE)
+    return SimpleNamespace(
+        costs=costs, calibration=Calibration(), acceptance=PROFILE, answers=PROFILE
+    )
 
 
 def make_trace(num: int, *, longest: int, seed: int = 3) -> pd.DataFrame:
