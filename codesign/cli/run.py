@@ -268,6 +268,12 @@ def _differing(runs: list[MeasuredRun]) -> list[int]:
     return differing_requests(runs)
 
 
+def _agreement(runs: list[MeasuredRun]) -> str:
+    from codesign.engine.measured_run import agreement
+
+    return agreement(runs)
+
+
 def _as_text(plan: Plan, runs: list[MeasuredRun], args: argparse.Namespace) -> str:
     rows = []
     for run in runs:
@@ -285,9 +291,7 @@ def _as_text(plan: Plan, runs: list[MeasuredRun], args: argparse.Namespace) -> s
     columns = ["measured (predicted)", "TTFT p50 ms", "TPOT ms", "tokens/s", "tok/round", "SLO %"]
     lines = [table(columns, rows)]
     if len(runs) > 1:
-        differing = _differing(runs)
-        same = "the same tokens in every run" if not differing else f"{differing} differ"
-        lines.append(f"lossless  {counted(plan.num_requests, 'request')}, {same}")
+        lines.append(f"lossless  {counted(plan.num_requests, 'request')}, {_agreement(runs)}")
     words = ["codesign", "validate", "--plan", args.plan, "--run", *(r.directory for r in runs)]
     lines.append(f"next      {shlex.join(map(str, words))}")
     return "\n".join(lines)

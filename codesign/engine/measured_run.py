@@ -10,6 +10,8 @@ from pathlib import Path
 from codesign.metrics import Metrics
 from codesign.plan import ScoredCandidate
 
+_MOST_NAMED = 8
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
@@ -62,6 +64,31 @@ def differing_requests(runs: Sequence[MeasuredRun]) -> list[int]:
             for run in runs[1:]
         )
     ]
+
+
+def agreement(runs: Sequence[MeasuredRun]) -> str:
+    """Which requests have the same tokens in all runs, in words.
+
+    A target on another number of GPUs adds its sums in another order, and rounds a choice between
+    two tokens that are as likely differently now and then: that is no fault of speculation.
+    """
+    if not (differing := differing_requests(runs)):
+        return "the same tokens in every run"
+    groups: dict[int, list[MeasuredRun]] = {}
+    for run in runs:
+        groups.setdefault(run.scored.candidate.deployment.target_workers, []).append(run)
+    within = sorted({i for group in groups.values() for i in differing_requests(group)})
+    if within:
+        numbers = ", ".join(map(str, within[:_MOST_NAMED])) + ", ..." * (len(within) > _MOST_NAMED)
+        return (
+            f"{len(within)} differ between runs of one split ({numbers}); see --padded-rows in "
+            "codesign run --help"
+        )
+    sizes = " and ".join(map(str, sorted(groups)))
+    return (
+        f"the same tokens wherever the target has as many workers; {len(differing)} differ between "
+        f"{sizes} workers, which add their sums in another order"
+    )
 
 
 def _agree(one: Sequence[int], other: Sequence[int], *, whole: bool) -> bool:

@@ -129,9 +129,7 @@ def agreement_runs(
         fanout: Ranks of the draft's choices that may carry the target's token.
     """
     groups = [
-        group
-        for name, group in profile.recordings.items()
-        if kind in (name, part_of_all(name))
+        group for name, group in profile.recordings.items() if kind in (name, part_of_all(name))
     ]
     return [_runs((r.ranks >= 0) & (r.ranks < fanout)) for group in groups for r in group]
 

@@ -41,7 +41,7 @@ MAX_BATCH = 8
 # Tokens recorded after prompts of each length; no prompt is cut, so 1 is its own length. Agreement
 # grows along an answer (answer_parts.py), so that some are long.
 OUTPUT_TOKENS = {1: 192, 128: 48, 256: 48}
-QUICK_TOKENS = {1: 64}
+QUICK_TOKENS = {1: 128}
 
 Ranked = tuple[list[int], list[float]]  # tokens and log probabilities, likeliest first
 

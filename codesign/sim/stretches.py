@@ -16,7 +16,9 @@ from codesign.acceptance import AcceptanceProfile
 from codesign.answer_parts import PART_TOKENS, part_names
 from codesign.sim.acceptance import load_recordings
 
-STRETCH_TOKENS = PART_TOKENS  # tokens that a stretch stands for: an answer's first are of its first part
+STRETCH_TOKENS = (
+    PART_TOKENS  # tokens that a stretch stands for: an answer's first are of its first part
+)
 _MOST_STRETCHES = 96  # of a kind of prompt
 _FEWEST_STRETCHES = 8
 _TIMES_RECORDED = 2  # stretches of a kind hold each token recorded of it about so often
@@ -112,7 +114,9 @@ class Luck:
         firsts, counts = np.zeros((2, self._ends[-1]), np.int64)
         kinds = np.repeat(np.asarray(categories, dtype=str), needed)
         for kind in set(categories):
-            parts = [(stretches.first(name), stretches.count(name)) for name in stretches.parts(kind)]
+            parts = [
+                (stretches.first(name), stretches.count(name)) for name in stretches.parts(kind)
+            ]
             here = kinds == kind
             part = np.minimum(number[here], len(parts) - 1)
             firsts[here], counts[here] = np.array(parts, np.int64)[part].T
