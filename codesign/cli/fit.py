@@ -92,7 +92,7 @@ def _import_acceptance(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from codesign.cli.fit_argument import fit_from_args
-    from codesign.importers import imported_fit, read_summary, run_model
+    from codesign.importers import agreement_model, imported_fit, read_summary
 
     if args.profile is not None:
         raise UsageError("give PROFILE or --acceptance-from FILE, not both")
@@ -103,7 +103,7 @@ def _import_acceptance(args: argparse.Namespace) -> None:
         raise UsageError(f"--out {out} would replace the fit that the step times come from")
     for note in summary.notes:
         say(f"{args.acceptance_from}: {note}")
-    fit, model = imported_fit(steps, summary), run_model(steps, summary)
+    fit, model = imported_fit(steps, summary), agreement_model(steps, summary)
     fit.save(out, inputs={"steps": steps_file, "acceptance": Path(args.acceptance_from)})
     payload = {
         "out": out,

@@ -25,7 +25,7 @@ _MODEL_ERROR = 0.02
 _UNKNOWN_ERROR = 0.03  # of a mean of a few hundred rounds; who gives only the mean says no better
 _SEED = 0
 
-__all__ = ["AcceptanceSummary", "imported_fit", "read_summary", "run_model"]
+__all__ = ["AcceptanceSummary", "agreement_model", "imported_fit", "read_summary"]
 
 
 def imported_fit(steps: Fit, summary: AcceptanceSummary) -> Fit:
@@ -34,7 +34,7 @@ def imported_fit(steps: Fit, summary: AcceptanceSummary) -> Fit:
     Raises:
         InputError: If the summary contradicts itself, or the fit's recordings are too few.
     """
-    model = run_model(steps, summary)
+    model = agreement_model(steps, summary)
     acceptance = model.recordings(steps.acceptance, seed=_SEED)
     calibration = fit_calibration(acceptance)
     sampling = _UNKNOWN_ERROR if summary.error is None else summary.error
@@ -48,7 +48,7 @@ def imported_fit(steps: Fit, summary: AcceptanceSummary) -> Fit:
     )
 
 
-def run_model(steps: Fit, summary: AcceptanceSummary) -> RunModel:
+def agreement_model(steps: Fit, summary: AcceptanceSummary) -> RunModel:
     """The model of agreement that a summary determines; a mean alone takes the fit's shape."""
     # One position says nothing about runs either.
     if summary.survival is None or summary.chain == 1:

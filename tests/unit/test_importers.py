@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codesign.acceptance import AcceptanceProfile
+from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
 from codesign.errors import InputError
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
-from codesign.importers import imported_fit, read_summary, run_model
+from codesign.importers import agreement_model, imported_fit, read_summary
 from codesign.importers.run_model import RunModel, template_shape
 from codesign.importers.summary import from_histogram
 from codesign.metrics import summarise
-from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.sim import simulate
 
@@ -296,7 +296,7 @@ def test_a_mean_of_another_pair_tells_every_other_chain_within_4_percent(shipped
     other_pair = template_shape(shipped.acceptance, 8).shifted(np.log(1.5))
     info = {"meta_info": {"spec_accept_length": other_pair.acceptance_length(4)}}
     for chain in CHAINS:
-        model = run_model(shipped, read_summary_of(info, chain=4))
+        model = agreement_model(shipped, read_summary_of(info, chain=4))
         known = other_pair.acceptance_length(chain)
         assert model.acceptance_length(chain) == pytest.approx(known, rel=0.04)
 
