@@ -24,6 +24,7 @@ import numpy as np
 
 from benchmarks.common import READ_BANDWIDTH, need_gpus, write_result
 from benchmarks.step_log import CONTEXTS, StepLog, lead_draft, serve_both
+from codesign.candidate import Candidate
 from codesign.engine import EngineRun
 from codesign.engine.gpu.launch import keep_waiting
 from codesign.engine.gpu.rank_engine import DTYPES
@@ -32,7 +33,7 @@ from codesign.engine.gpu.ranks import Rank
 from codesign.engine.replay import Replay, draft_of
 from codesign.metrics import tpot
 from codesign.models import resolve_model
-from codesign.plan import Candidate, Plan
+from codesign.plan import Plan
 from codesign.records import SPANS
 
 

@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.bench_forward import one_request
 from benchmarks.common import READ_BANDWIDTH, SHAPES, need_gpus, write_result
+from codesign.candidate import Candidate
 from codesign.config import Deployment
 from codesign.engine import EngineRun
 from codesign.engine.gpu.forward import RankForward
@@ -35,7 +36,6 @@ from codesign.engine.gpu.tensor_group import SingleRank
 from codesign.engine.rank_weights import RankWeights, StateReader
 from codesign.models.shape import ModelShape, model_shape
 from codesign.models.tokenizer import Tokenizer
-from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest, encode_user_turn, load_prompts

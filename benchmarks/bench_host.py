@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.random_pair import small_config, write_random_pair
+from codesign.candidate import Candidate
 from codesign.config import Deployment
 from codesign.engine import EngineRun
 from codesign.engine.gpu import run as gpu_run
@@ -53,7 +54,6 @@ from codesign.engine.gpu.ranks import Rank
 from codesign.engine.gpu.step_rows import DeviceRows, Words
 from codesign.engine.gpu.watch import Watch
 from codesign.engine.run import PolicySetup
-from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.speculation import parse_policy

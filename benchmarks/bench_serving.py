@@ -24,11 +24,11 @@ import torch
 
 from benchmarks.common import need_gpus, write_result
 from benchmarks.random_pair import inflate_source, small_config, write_source_pair
+from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
 from codesign.engine import EngineRun
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
-from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest, bind_prompts, load_prompts

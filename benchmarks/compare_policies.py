@@ -52,9 +52,9 @@ from benchmarks.policies.cases import (
     with_short_lengths,
 )
 from benchmarks.policies.run_figures import figures_of
+from codesign.candidate import Candidate
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.fit import Fit
-from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.records import RunRecords
 from codesign.sim import simulate

@@ -36,11 +36,11 @@ from benchmarks.policies.segments import (
     target_of,
 )
 from codesign.artifacts import header, read_table, write_json, write_table
+from codesign.candidate import Candidate
 from codesign.config import SLO, parse_deployment
 from codesign.errors import InputError
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
-from codesign.plan import Candidate
 from codesign.policy.speculation import check_runs_in_engine, parse_policy
 from codesign.run_directory import write_run
 

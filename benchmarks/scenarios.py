@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 
 from codesign.acceptance import AcceptanceProfile
+from codesign.candidate import Candidate
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
 from codesign.fit.what_if import dialled_acceptance
 from codesign.metrics import Metrics, summarise
-from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import parse_policy
 from codesign.records import RunRecords

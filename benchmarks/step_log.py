@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.bench_forward import one_request
 from benchmarks.common import READ_BANDWIDTH
+from codesign.candidate import Candidate
 from codesign.config import Serving
 from codesign.engine import EngineRun
 from codesign.engine.gpu.group_target import GroupTarget
@@ -28,7 +29,6 @@ from codesign.engine.gpu.step_rows import BUCKET, Words, bucket_of, pack_step
 from codesign.engine.partner import NoDraft
 from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Server
-from codesign.plan import Candidate
 from codesign.policy.batching import BatchLimits
 from codesign.policy.speculation import parse_policy
 from codesign.prompts import BoundRequest

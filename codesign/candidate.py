@@ -9,11 +9,11 @@ from typing import Any
 from codesign.artifacts.fields import checked, why
 from codesign.config import Deployment
 from codesign.errors import InputError
-from codesign.policy.speculation import FAMILIES as POLICY_FAMILIES
-from codesign.policy.speculation import SpeculationSpec
+from codesign.policy.labels import FAMILIES
+from codesign.policy.spec import SpeculationSpec
 
 # From simple to involved: at equal predictions the simpler one is chosen.
-FAMILIES = tuple(family.spec.family for family in POLICY_FAMILIES)
+_SIMPLEST_FIRST = tuple(family.spec.family for family in FAMILIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Candidate:
 
     @property
     def family(self) -> str:
-        """One of FAMILIES."""
+        """Of its policy, as in ``labels.FAMILIES``."""
         return self.speculation.family
 
     @property
@@ -68,7 +68,7 @@ class Candidate:
         """Sort key, simpler first."""
         spec = self.speculation
         work = spec.max_rows + spec.width * spec.expansions
-        return FAMILIES.index(self.family), work, self.max_batch
+        return _SIMPLEST_FIRST.index(self.family), work, self.max_batch
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for a plan file or run.json; the label is for readers."""

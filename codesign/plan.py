@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from codesign.artifacts import header, read_json, read_table, write_json
 from codesign.artifacts.fields import checked, why
-from codesign.candidate import Candidate, Interval, ScoredCandidate
+from codesign.candidate import ScoredCandidate
 from codesign.config import SLO, Serving
 from codesign.errors import InputError
 from codesign.file_ref import FileRef
@@ -21,8 +21,6 @@ from codesign.policy.walk import Sampling
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["Candidate", "Doubt", "Economics", "Interval", "Plan", "ScoredCandidate"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,12 +32,12 @@ from codesign.policy.cost import RoundCost
 from codesign.prompts import (
     CATEGORIES,
     BoundRequest,
-    EncodeChat,
     bind_prompts,
     encode_user_turn,
     every_prompt,
     load_prompts,
 )
+from codesign.prompts.pool import EncodeChat
 from codesign.traces import Trace, load_trace, write_parquet
 
 # Of a segment: prompts of a median of 150 tokens, cut to what runs as a graph (how far the host

@@ -24,8 +24,9 @@ from benchmarks.campaign.chosen_plan import FIT_FILE, candidate_of, workers_of
 from benchmarks.campaign.goals import signed, table
 from benchmarks.campaign.join import each_its_own, fit_to_these
 from benchmarks.campaign.units import WORKLOADS, Workload
+from codesign.candidate import Candidate
 from codesign.fit import Fit
-from codesign.plan import Candidate, Plan
+from codesign.plan import Plan
 from codesign.policy.cost import RoundCost
 from codesign.records import RunRecords
 from codesign.run_directory import read_run

@@ -25,6 +25,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.policies.run_figures import figures_of
+from codesign.candidate import Candidate
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.engine import DraftSource, PolicySetup, run_candidate
 from codesign.engine.model import Decoder, load_decoder
@@ -32,7 +33,6 @@ from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT, machine_of
 from codesign.models import DEFAULT_TARGET, DRAFTS, resolve_model
 from codesign.models.tokenizer import Tokenizer
-from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.prompts import CATEGORIES, BoundRequest, bind_prompts, encode_user_turn, load_prompts
 from codesign.sim import simulate

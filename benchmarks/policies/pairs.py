@@ -16,10 +16,10 @@ import pandas as pd
 from benchmarks.policies.cases import SEGMENTS
 from benchmarks.policies.run_figures import figures_of
 from benchmarks.policies.segments import BATCH, KV_TOKENS, segment, target_of
+from codesign.candidate import Candidate
 from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
-from codesign.plan import Candidate
 from codesign.policy.cost import RoundCost
 from codesign.policy.speculation import parse_policy
 from codesign.sim import simulate

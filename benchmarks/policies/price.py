@@ -26,8 +26,9 @@ from codesign.policy.protocol import DraftSide
 from codesign.policy.speculation import Speculation, parse_policy
 from codesign.policy.tree import DraftTree
 from codesign.prompts import CATEGORIES
-from codesign.sim import cost_of, policy_of
+from codesign.sim import cost_of
 from codesign.sim.acceptance import SyntheticDrafter
+from codesign.sim.batches import policy_of
 from codesign.sim.played import PlayedBatch
 from codesign.sim.stretches import Luck
 from codesign.sim.timing import ApartTiming, TogetherTiming

@@ -16,9 +16,9 @@ from benchmarks.policies.run_figures import figures_of
 from benchmarks.policies.segments import KV_TOKENS, LOAD
 from codesign.artifacts import read_table
 from codesign.artifacts.machine import machine_name
+from codesign.candidate import Candidate
 from codesign.config import SLO, Serving
 from codesign.fit import Fit
-from codesign.plan import Candidate
 from codesign.planner.defaults import expecting
 from codesign.policy.cost import RoundCost
 from codesign.records import RunRecords

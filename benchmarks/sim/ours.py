@@ -24,11 +24,11 @@ def main() -> None:
     case = json.loads(sys.argv[1])
     from dataclasses import replace
 
+    from codesign.candidate import Candidate
     from codesign.config import Serving, parse_deployment
     from codesign.fit import Fit
     from codesign.fit.shipped import DEFAULT_FIT
     from codesign.metrics import summarise
-    from codesign.plan import Candidate
     from codesign.policy.cost import RoundCost, StepTime
     from codesign.policy.speculation import parse_policy
     from codesign.sim import simulate

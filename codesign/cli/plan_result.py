@@ -11,8 +11,9 @@ from codesign.errors import counted
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from codesign.candidate import Candidate, Interval
     from codesign.fit import Fit
-    from codesign.plan import Candidate, Economics, Interval, Plan
+    from codesign.plan import Economics, Plan
     from codesign.planner import Answer
     from codesign.traces import Trace
 

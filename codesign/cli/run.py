@@ -14,10 +14,11 @@ from codesign.cli.output import add_output_arguments, emit, positive, progress, 
 from codesign.errors import counted
 
 if TYPE_CHECKING:
+    from codesign.candidate import ScoredCandidate
     from codesign.engine.measured_run import MeasuredRun
     from codesign.engine.replay import Engine, Replay
     from codesign.engine.replicas import PlanEngine
-    from codesign.plan import Plan, ScoredCandidate
+    from codesign.plan import Plan
 
 _BASELINES = ("plain", "chain-3", "tree", "async-tree")
 _EXAMPLES = """\

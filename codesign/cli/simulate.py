@@ -27,10 +27,10 @@ from codesign.cli.trace_argument import add_trace_arguments, trace_from_args
 from codesign.errors import InputError, UsageError
 
 if TYPE_CHECKING:
+    from codesign.candidate import Candidate
     from codesign.config import SLO, Deployment
     from codesign.fit import Fit
     from codesign.metrics import Metrics
-    from codesign.plan import Candidate
     from codesign.policy.speculation import SpeculationSpec
 
 _EXAMPLES = """\
@@ -200,7 +200,7 @@ def _predict(args: argparse.Namespace) -> None:
 
 
 def _candidate(args: argparse.Namespace, fit: Fit) -> Candidate:
-    from codesign.plan import Candidate
+    from codesign.candidate import Candidate
     from codesign.policy.speculation import parse_policy
 
     spec = parse_policy(args.policy)

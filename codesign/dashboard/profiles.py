@@ -13,9 +13,10 @@ import pandas as pd
 from codesign.artifacts import cache_dir, read_json, read_table
 from codesign.config import parse_deployment
 from codesign.errors import InputError, counted
-from codesign.fit import FORWARDS, STEPS_FILE
+from codesign.fit import STEPS_FILE
 from codesign.fit.devices import devices
 from codesign.fit.roofline import Forward, kv_rows, plain_kv_rows
+from codesign.fit.round_costs import FORWARDS
 from codesign.fit.shipped import DEFAULT_FIT, is_of_gpus, machines_of
 
 if TYPE_CHECKING:

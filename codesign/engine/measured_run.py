@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from codesign.candidate import ScoredCandidate
 from codesign.metrics import Metrics
-from codesign.plan import ScoredCandidate
 
 _MOST_NAMED = 8
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from codesign.candidate import Candidate
 from codesign.config import Serving
 from codesign.engine.schedule import Schedule
 from codesign.errors import InputError
 from codesign.models.shape import ModelShape
-from codesign.plan import Candidate
 from codesign.policy.batching import BatchLimits
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.stop_text import Push

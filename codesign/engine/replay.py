@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from codesign import Progress
 from codesign.artifacts import sha256
+from codesign.candidate import Candidate, ScoredCandidate
 from codesign.engine.feed import Feed
 from codesign.engine.measured_run import MeasuredRun
 from codesign.engine.model import Decoder, load_decoder
@@ -18,7 +20,6 @@ from codesign.engine.run import (
     ServeOptions,
     run_candidate,
 )
-from codesign.engine.serve import Progress
 from codesign.errors import HardwareError, InputError
 from codesign.fit import Fit
 from codesign.fit.step_pace import pace_of_run
@@ -26,7 +27,7 @@ from codesign.metrics import summarise
 from codesign.models import resolve_model
 from codesign.models.shape import model_shape
 from codesign.models.tokenizer import Tokenizer
-from codesign.plan import Candidate, Plan, ScoredCandidate
+from codesign.plan import Plan
 from codesign.prompts import BoundRequest, bind_prompts, encode_user_turn, load_prompts
 from codesign.records import RunRecords
 from codesign.run_directory import read_run, write_run

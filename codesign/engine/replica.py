@@ -12,12 +12,12 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
+from codesign.candidate import Candidate
 from codesign.engine.feed import Feed
 from codesign.engine.partner import TargetLostError
 from codesign.engine.remote_draft import exit_text
 from codesign.engine.run import EngineRun, ServeOptions
 from codesign.engine.source import EngineSource
-from codesign.plan import Candidate
 from codesign.policy.kv_memory import PrefixCache
 from codesign.prompts import BoundRequest
 

@@ -15,7 +15,9 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from time import monotonic, perf_counter
 
+from codesign import Progress
 from codesign.calibration_log import CalibrationLog
+from codesign.candidate import Candidate
 from codesign.config import Serving
 from codesign.engine.blocks import block_ids
 from codesign.engine.feed import OVER, READY, STOP, Feed
@@ -23,12 +25,10 @@ from codesign.engine.partner import TargetLostError
 from codesign.engine.refusals import served_requests
 from codesign.engine.replica import SETUP_FILE, Replica, ReplicaSetup
 from codesign.engine.run import EngineRun, ServeOptions
-from codesign.engine.serve import Progress
 from codesign.engine.source import EngineSource
 from codesign.errors import HardwareError
 from codesign.models import resolve_model
 from codesign.models.shape import model_shape
-from codesign.plan import Candidate
 from codesign.policy.kv_memory import PrefixCache
 from codesign.policy.routing import Router
 from codesign.prompts import BoundRequest

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch
 
+from codesign import Progress
 from codesign.calibration_log import CalibrationLog
+from codesign.candidate import Candidate
 from codesign.config import Serving
 from codesign.engine.checkpoint import is_shipped_draft
 from codesign.engine.draft_worker import DraftWorker
@@ -21,11 +23,10 @@ from codesign.engine.partner import LocalDraft, NoDraft, Partner
 from codesign.engine.prefix_store import PrefixStore
 from codesign.engine.refusals import check_stop_strings, served_requests
 from codesign.engine.remote_draft import DraftSetup, RemoteDraft
-from codesign.engine.serve import Progress, Server
+from codesign.engine.serve import Server
 from codesign.engine.target_worker import TargetWorker
 from codesign.errors import InputError
 from codesign.models.shape import ModelShape
-from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost
 from codesign.policy.protocol import RequestVerdict
 from codesign.policy.speculation import (

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from codesign.errors import InputError
 from codesign.fit.priced_model import PADDING, find_shape
-from codesign.models import ModelShape, model_shape, resolve_model
+from codesign.models import resolve_model
 from codesign.models.quantization import INT4_HEAD
-from codesign.models.shape import read_config
+from codesign.models.shape import ModelShape, model_shape, read_config
 
 NGRAM = "ngram"  # the drafter that needs no model
 

@@ -37,7 +37,8 @@ from codesign.fit.drift import drift_error, host_spreads, visit_spreads
 from codesign.fit.prompt_luck import acceptance_error
 from codesign.fit.round_costs import FORWARDS, MEASURE, fit_costs
 from codesign.fit.steps import HeldOut, StepFit
-from codesign.policy.cost import SEVERAL, Calibration, RoundCost, StepTime
+from codesign.policy.cost import Calibration, RoundCost, StepTime
+from codesign.policy.host_cost import SEVERAL
 
 STEPS_FILE, ACCEPTANCE_FILE, PROFILE_FILE = "steps.parquet", "acceptance.parquet", "profile.json"
 STEP_COLUMNS = ("deployment", "op", "rows", "requests", "context", "beside", "seconds")

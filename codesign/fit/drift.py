@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from codesign.fit.round_costs import PACE
-from codesign.policy.cost import SEVERAL
+from codesign.policy.host_cost import SEVERAL
 
 HOST = 35e-6  # standard deviation, seconds a round
 SHARE = 0.012  # standard deviation, a share of a round's seconds

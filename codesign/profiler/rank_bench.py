@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.gpu.group_target import GroupTarget
@@ -30,7 +31,6 @@ from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Server
 from codesign.engine.target import nothing
 from codesign.models.shape import model_shape
-from codesign.plan import Candidate
 from codesign.policy.batching import BatchLimits
 from codesign.policy.labels import parse_policy
 from codesign.policy.protocol import Candidates, RequestVerdict, VerifyRows

@@ -16,6 +16,7 @@ import torch
 
 from codesign import Progress
 from codesign.acceptance import ABSENT_LOG_PROB
+from codesign.candidate import Candidate
 from codesign.config import Deployment
 from codesign.engine.drafter import NgramDrafter
 from codesign.engine.kv_cache import KVCache
@@ -28,7 +29,6 @@ from codesign.models import resolve_model
 from codesign.models.recipe import read_recipe
 from codesign.models.shape import model_shape
 from codesign.models.tokenizer import Tokenizer
-from codesign.plan import Candidate
 from codesign.policy.protocol import ExpansionRows
 from codesign.policy.speculation import SpeculationSpec
 from codesign.policy.walk import Sampling

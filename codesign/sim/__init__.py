@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from codesign.candidate import Candidate
     from codesign.fit import Fit
 
-__all__ = ["cost_of", "policy_of", "simulate"]
-
 _REPORTS = 200  # of progress in a simulation
 
 

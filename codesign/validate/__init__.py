@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codesign import Progress
+from codesign.candidate import Candidate
 from codesign.errors import InputError, counted
 from codesign.fit.step_pace import Served, pace_of_run
 from codesign.metrics import summarise, tpot, ttft
-from codesign.plan import Candidate, Plan
+from codesign.plan import Plan
 from codesign.planner.predict import score, simulate_outcome
 from codesign.planner.uncertainty import interval_over_seeds, step_error
 from codesign.records import SPANS, RoundLog, RunRecords

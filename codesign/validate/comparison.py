@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from codesign.candidate import Candidate, Interval
 from codesign.fit.step_pace import Served, is_another_pace
-from codesign.plan import Candidate, Interval
 from codesign.validate.ranking import Ranking
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from time import sleep
 import pytest
 
 from codesign.artifacts import read_table
-from codesign.fit import FORWARDS, STEP_COLUMNS, Fit
+from codesign.fit import STEP_COLUMNS, Fit
 from codesign.fit.drift import VISIT
+from codesign.fit.round_costs import FORWARDS
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ import pytest
 import codesign
 from codesign.artifacts import header, read_json, read_table, write_table
 from codesign.errors import HardwareError, InputError, UsageError
-from codesign.fit import FORWARDS, STEP_COLUMNS, Fit
+from codesign.fit import STEP_COLUMNS, Fit
 from codesign.fit.drift import VISIT
-from codesign.fit.round_costs import JOINED, NODES, SETTLED
+from codesign.fit.round_costs import FORWARDS, JOINED, NODES, SETTLED
 
 BETWEEN = ("loop", "pace", "round", "deciding")  # of rounds that are served
 pytestmark = pytest.mark.timeout(1200)  # where others keep the machine busy

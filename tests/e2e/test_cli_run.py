@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 import codesign
+from codesign.candidate import Candidate
 from codesign.cli import main
 from codesign.config import Deployment, Serving
 from codesign.errors import InputError
-from codesign.plan import Candidate, Plan
+from codesign.plan import Plan
 from codesign.policy.speculation import parse_policy
 from codesign.run_directory import read_run
 

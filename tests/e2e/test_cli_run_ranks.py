@@ -17,12 +17,12 @@ import pytest
 
 import codesign
 from codesign.artifacts import header, write_table
-from codesign.candidate import ScoredCandidate
+from codesign.candidate import Candidate, ScoredCandidate
 from codesign.config import SLO, Deployment, Serving
 from codesign.engine.replay import Replay
 from codesign.errors import HardwareError, InputError, UsageError
 from codesign.file_ref import FileRef
-from codesign.plan import Candidate, Plan
+from codesign.plan import Plan
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.run_directory import read_run

@@ -16,10 +16,10 @@ import pytest
 
 import codesign
 from codesign.artifacts import header, write_table
-from codesign.candidate import ScoredCandidate
+from codesign.candidate import Candidate, ScoredCandidate
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.file_ref import FileRef
-from codesign.plan import Candidate, Plan
+from codesign.plan import Plan
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.run_directory import StoredRun, read_run

@@ -15,10 +15,10 @@ import torch
 
 import codesign.engine.run as engine_run
 from benchmarks.random_pair import TINY, write_random_pair
+from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
 from codesign.engine import DraftSource, EngineRun, run_candidate
 from codesign.engine.model import Decoder, load_decoder
-from codesign.plan import Candidate
 from codesign.policy.options import RequestOptions
 from codesign.policy.speculation import Speculation, parse_policy
 from codesign.policy.trees import BestTree

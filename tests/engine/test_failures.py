@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import codesign.engine.run as engine_run
+from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
 from codesign.engine import DraftSource, remote_draft
 from codesign.engine.gpu.launch import TorchrunRanks
@@ -27,7 +28,6 @@ from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Server
 from codesign.engine.target_worker import TargetWorker
 from codesign.errors import InputError
-from codesign.plan import Candidate
 from codesign.policy.batching import BatchLimits
 from codesign.policy.protocol import Admission, Verdict
 from codesign.policy.speculation import parse_policy

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import codesign.engine.gpu.ranks as ranks_module
+from codesign.candidate import Candidate
 from codesign.config import Deployment
 from codesign.engine.gpu import group_drafter, group_target
 from codesign.engine.gpu.forward import RankForward
@@ -21,7 +22,6 @@ from codesign.engine.gpu.prompt_rows import PROMPT_BUCKETS, SLOT_WORD, START_WOR
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.gpu.step_rows import BUCKETS, KIND, PIECE
-from codesign.plan import Candidate
 from codesign.policy.protocol import ExpansionRows, PromptRows
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling

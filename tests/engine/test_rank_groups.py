@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from codesign.candidate import Candidate
 from codesign.config import Deployment
 from codesign.engine.gpu import ranks as ranks_module
 from codesign.engine.gpu.launch import LocalRanks
@@ -18,7 +19,6 @@ from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.gpu.watch import SILENCE
 from codesign.errors import HardwareError
-from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 

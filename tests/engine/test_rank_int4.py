@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from codesign.candidate import Candidate
 from codesign.config import Deployment
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
@@ -15,7 +16,6 @@ from codesign.engine.quantize import quantize_model
 from codesign.engine.run import NGRAM
 from codesign.engine.weights import random_tensors
 from codesign.models.shape import model_shape
-from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.prompts import BoundRequest
 

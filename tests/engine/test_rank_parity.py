@@ -12,13 +12,13 @@ import torch
 
 import codesign.engine.gpu.ranks as rank_module
 import codesign.engine.gpu.run as run_module
+from codesign.candidate import Candidate
 from codesign.config import Deployment
 from codesign.engine.gpu.group_drafter import GroupDrafter, PendingMove
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import BUCKETS, rows_to_expand
-from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
 from codesign.engine.gpu import growth, step_rows
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.run import PolicySetup
-from codesign.plan import Candidate
 from codesign.policy.cost import Calibration
 from codesign.policy.speculation import parse_policy
 from codesign.policy.trees import BestTree

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
 from codesign.engine.run import run_candidate
-from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 
 

@@ -13,9 +13,9 @@ import pandas as pd
 import pytest
 
 from codesign.acceptance import AcceptanceProfile
+from codesign.candidate import Candidate
 from codesign.config import SLO, Deployment, Serving
 from codesign.metrics import summarise
-from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import parse_policy
 from codesign.sim import simulate

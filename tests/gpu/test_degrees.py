@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from benchmarks.random_pair import inflate_source, small_config, write_source_pair
+from codesign.candidate import Candidate
 from codesign.config import Deployment
 from codesign.engine.gpu.launch import keep_waiting
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
-from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest, load_prompts

@@ -20,6 +20,7 @@ import torch
 import codesign.engine.gpu.ranks as rank_module
 import codesign.engine.gpu.run as run_module
 from benchmarks.random_pair import inflate_source, small_config, write_source_pair
+from codesign.candidate import Candidate
 from codesign.config import Deployment
 from codesign.engine.gpu.group_drafter import GroupDrafter
 from codesign.engine.gpu.launch import keep_waiting
@@ -27,7 +28,6 @@ from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import rows_to_expand
-from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest, load_prompts

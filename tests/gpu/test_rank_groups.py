@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from benchmarks.random_pair import small_config, write_random_pair
+from codesign.candidate import Candidate
 from codesign.config import Deployment
 from codesign.engine.gpu.launch import keep_waiting
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.kernels import row_attention as ops
-from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest

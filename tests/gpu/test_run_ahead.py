@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.random_pair import small_config, write_random_pair
+from codesign.candidate import Candidate
 from codesign.config import Deployment
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.growth import growth_words
@@ -18,7 +19,6 @@ from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.run import PolicySetup
 from codesign.kernels import leaf_choices as ops
-from codesign.plan import Candidate
 from codesign.policy.cost import Calibration
 from codesign.policy.protocol import Growth
 from codesign.policy.speculation import parse_policy

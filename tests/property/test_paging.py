@@ -16,6 +16,7 @@ import codesign.engine.schedule as schedule_module
 import codesign.policy.batching as batching_module
 import codesign.policy.kv_memory as memory_module
 import codesign.sim.requests as requests_module
+from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
 from codesign.engine.blocks import block_ids
 from codesign.engine.gpu.paging import PageTable, Paging
@@ -24,7 +25,6 @@ from codesign.engine.partner import NoDraft
 from codesign.engine.schedule import PromptPiece, Schedule
 from codesign.engine.serve import Server
 from codesign.fit import Fit
-from codesign.plan import Candidate
 from codesign.policy.batching import BatchLimits
 from codesign.policy.protocol import RequestVerdict, TargetSide
 from codesign.policy.speculation import parse_policy

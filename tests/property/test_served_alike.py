@@ -16,13 +16,13 @@ import pytest
 
 import codesign.engine.serve as serve
 from codesign.acceptance import AcceptanceProfile
+from codesign.candidate import Candidate
 from codesign.config import SLO, Deployment, Serving
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.partner import LocalDraft
 from codesign.engine.schedule import Schedule
 from codesign.engine.serving_log import ServingLog
 from codesign.engine.target import Target, nothing
-from codesign.plan import Candidate
 from codesign.policy.batching import BatchLimits
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.options import RequestOptions
@@ -31,8 +31,9 @@ from codesign.policy.resting import Resting
 from codesign.policy.speculation import parse_policy
 from codesign.prompts import BoundRequest
 from codesign.records import RunRecords
-from codesign.sim import policy_of, simulate
+from codesign.sim import simulate
 from codesign.sim.acceptance import PROMPT_TOKEN, TRUE_TOKEN, SyntheticDrafter
+from codesign.sim.batches import policy_of
 from codesign.sim.replica import Replica
 from codesign.sim.stretches import Luck
 

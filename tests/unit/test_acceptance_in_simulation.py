@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
-from codesign.plan import Candidate
 from codesign.policy.cost import RoundCost, StepTime
 from codesign.policy.speculation import parse_policy
 from codesign.records import RunRecords

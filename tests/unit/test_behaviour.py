@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from codesign.acceptance import AcceptanceProfile, Recording
+from codesign.candidate import Candidate
 from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit
-from codesign.plan import Candidate
 from codesign.planner.behaviour import (
     agreement_runs,
     chain_behaviour,

@@ -16,7 +16,8 @@ from benchmarks.campaign import requests as campaign_requests
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, write_table
 from codesign.config import Serving
-from codesign.fit import FORWARDS, STEP_COLUMNS, Fit, fit_profile
+from codesign.fit import STEP_COLUMNS, Fit, fit_profile
+from codesign.fit.round_costs import FORWARDS
 from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
 from codesign.run_directory import read_run, write_run
 from codesign.sim import simulate

@@ -12,7 +12,7 @@ import pytest
 import codesign
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import to_json
-from codesign.candidate import POLICY_FAMILIES, Candidate, Interval, ScoredCandidate
+from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.errors import InputError
 from codesign.export import ENGINES, Checkpoints, export_plan
@@ -28,12 +28,13 @@ from codesign.fit.priced_model import parse_model
 from codesign.fit.what_if import what_if_fit
 from codesign.planner.screen import screen
 from codesign.policy.cost import Calibration, RoundCost, StepTime
+from codesign.policy.labels import FAMILIES
 from codesign.policy.spec import KINDS
 from codesign.policy.speculation import parse_policy
 
 HEAD = Checkpoints(head="me/head")
 SHAPES = Path(codesign.__file__).parent / "data" / "shapes"
-EXAMPLES = [family.example for family in POLICY_FAMILIES]
+EXAMPLES = [family.example for family in FAMILIES]
 
 
 @pytest.fixture(scope="module")

@@ -17,18 +17,10 @@ import pytest
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, write_json, write_table
 from codesign.errors import HardwareError, InputError
-from codesign.fit import (
-    ACCEPTANCE_FILE,
-    FORWARDS,
-    PROFILE_FILE,
-    STEP_COLUMNS,
-    STEPS_FILE,
-    Fit,
-    fit_profile,
-)
+from codesign.fit import ACCEPTANCE_FILE, PROFILE_FILE, STEP_COLUMNS, STEPS_FILE, Fit, fit_profile
 from codesign.fit.drift import VISIT, host_spreads, visit_spreads
 from codesign.fit.prompt_stairs import LONG_BUCKETS, PROMPT_BUCKETS, fit_prompt_stairs
-from codesign.fit.round_costs import NODES, PACE, fit_costs, fit_slowdown
+from codesign.fit.round_costs import FORWARDS, NODES, PACE, fit_costs, fit_slowdown
 from codesign.fit.step_forms import BUCKETS, Shapes, fit_line, fit_stream_stairs, fit_table
 from codesign.fit.steps import MAX_LINE_ERROR, HeldOut, fit_step, left_out, residuals
 from codesign.policy.cost import StepTime

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from codesign.acceptance import AcceptanceProfile
+from codesign.candidate import Candidate
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.metrics import Metrics, summarise
-from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import FAMILIES, parse_policy
 from codesign.sim import simulate

@@ -21,12 +21,11 @@ from tokenizers import models as raw_models
 from codesign import models
 from codesign.errors import HardwareError, InputError
 from codesign.fit.priced_model import parse_model
-from codesign.models import ModelShape, model_shape
 from codesign.models import card as model_card
 from codesign.models import fetch as model_fetch
 from codesign.models.gguf_convert import convert_gguf, unpermute_rows
 from codesign.models.importing import check_checkpoint, import_model, installing, read_header
-from codesign.models.shape import Llama3Scaling, Rope
+from codesign.models.shape import Llama3Scaling, ModelShape, Rope, model_shape
 
 LLAMA = {
     "model_type": "llama",

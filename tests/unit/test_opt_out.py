@@ -7,10 +7,10 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from codesign.candidate import Candidate
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.errors import InputError
 from codesign.fit.what_if import what_if_fit
-from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.prompts import Prompt, bind_prompts
 from codesign.sim import simulate

@@ -9,11 +9,12 @@ import pandas as pd
 import pytest
 
 from codesign.artifacts import header, write_table
+from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.config import SLO, Deployment, Serving
 from codesign.errors import InputError
 from codesign.file_ref import FileRef
 from codesign.fit.shipped import DEFAULT_FIT
-from codesign.plan import Candidate, Economics, Interval, Plan, ScoredCandidate
+from codesign.plan import Economics, Plan
 from codesign.policy.cost import RoundCost, StepTime
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling

@@ -22,7 +22,8 @@ from codesign.planner.search_cache import SearchCache, search_key
 from codesign.planner.search_space import search_space
 from codesign.policy.batch_tree import BatchTree
 from codesign.policy.speculation import parse_policy
-from codesign.sim import policy_of, simulate
+from codesign.sim import simulate
+from codesign.sim.batches import policy_of
 
 SERVING = Serving(max_kv_tokens=4096)
 FAMILIES = {"plain", "chain", "threshold", "specserve", "tree", "batch-tree"} | {

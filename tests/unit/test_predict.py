@@ -6,10 +6,10 @@ from dataclasses import fields, replace
 import pandas as pd
 import pytest
 
+from codesign.candidate import Candidate
 from codesign.config import SLO, Deployment
 from codesign.fit import ROOFLINE
 from codesign.fit.steps import HeldOut, StepFit
-from codesign.plan import Candidate
 from codesign.planner.predict import (
     Outcome,
     extrapolation_note,

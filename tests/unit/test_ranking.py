@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.config import SLO, Deployment
-from codesign.plan import Candidate, Interval, ScoredCandidate
 from codesign.planner.predict import Outcome
 from codesign.planner.ranking import Entry, explain, explain_runner_up, find_ties, rank
 from codesign.policy.speculation import parse_policy

@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.config import SLO, Deployment, Serving
 from codesign.file_ref import FileRef
-from codesign.plan import Candidate, Interval, Plan, ScoredCandidate
+from codesign.plan import Plan
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.validate import (

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from codesign.acceptance import AcceptanceProfile
+from codesign.candidate import Candidate
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.fit import Fit
-from codesign.plan import Candidate
 from codesign.planner.screen import Screened, screen
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import parse_policy

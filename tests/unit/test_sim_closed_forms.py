@@ -14,9 +14,9 @@ import pandas as pd
 import pytest
 
 from codesign.acceptance import AcceptanceProfile
+from codesign.candidate import Candidate
 from codesign.config import SLO, Deployment, Serving
 from codesign.errors import InputError
-from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import parse_policy
 from codesign.records import RunRecords

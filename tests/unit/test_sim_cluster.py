@@ -17,8 +17,8 @@ import pytest
 
 import codesign
 from codesign.acceptance import AcceptanceProfile
+from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
-from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.protocol import DraftSide
 from codesign.policy.speculation import build_speculation, parse_policy

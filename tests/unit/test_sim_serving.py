@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 
 from codesign.acceptance import AcceptanceProfile
+from codesign.candidate import Candidate
 from codesign.config import Serving, parse_deployment
 from codesign.errors import InputError
 from codesign.fit.step_forms import prompt_time
 from codesign.metrics import summarise, ttft
-from codesign.plan import Candidate
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import parse_policy
 from codesign.records import RunRecords

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codesign.acceptance import AcceptanceProfile
+from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
 from codesign.metrics import summarise
-from codesign.plan import Candidate
 from codesign.policy.chains import FixedChain
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import build_speculation, parse_policy

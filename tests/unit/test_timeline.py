@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from codesign.candidate import Candidate
 from codesign.config import Serving, parse_deployment
 from codesign.errors import InputError
-from codesign.plan import Candidate
 from codesign.policy.speculation import parse_policy
 from codesign.records import RequestRecord, RoundLog, RoundRecord, RunRecords
 from codesign.sim import simulate

@@ -10,12 +10,13 @@ import pandas as pd
 import pytest
 
 from codesign.artifacts import header, write_table
+from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.cli.validate import _overview
 from codesign.config import SLO, Deployment, Serving
 from codesign.errors import InputError
 from codesign.file_ref import FileRef
 from codesign.metrics import summarise, tpot
-from codesign.plan import Candidate, Interval, Plan, ScoredCandidate
+from codesign.plan import Plan
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.records import RoundLog

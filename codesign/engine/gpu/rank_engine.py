@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from codesign import Progress
+from codesign.candidate import Candidate
 from codesign.engine.feed import Feed
 from codesign.engine.gpu.launch import TorchrunProcess
 from codesign.engine.gpu.rank_setup import RankSetup, rank_setup
@@ -18,12 +20,11 @@ from codesign.engine.gpu.watch import is_broken_collective
 from codesign.engine.partner import TargetLostError
 from codesign.engine.replay import Replay, draft_of
 from codesign.engine.run import NGRAM, EngineRun, ServeOptions
-from codesign.engine.serve import Progress
 from codesign.errors import HardwareError, counted
 from codesign.kernels.symmetric import PeerLostError
 from codesign.models import resolve_model
 from codesign.models.shape import model_shape
-from codesign.plan import Candidate, Plan
+from codesign.plan import Plan
 from codesign.prompts import BoundRequest
 
 DTYPES = {"cuda": "bfloat16", "cpu": "float32"}

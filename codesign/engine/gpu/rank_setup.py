@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from codesign.candidate import Candidate
 from codesign.config import Serving
 from codesign.engine.gpu.paging import PAGE_ROWS, Paging
 from codesign.engine.gpu.step_rows import BUCKETS
@@ -21,7 +22,6 @@ from codesign.engine.refusals import served_requests
 from codesign.engine.run import NGRAM, PolicySetup
 from codesign.errors import InputError
 from codesign.models.shape import model_shape
-from codesign.plan import Candidate
 from codesign.policy.interface import MAX_TREE_ROWS
 from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.policy.walk import Sampling

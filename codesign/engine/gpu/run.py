@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _abort_process_group
 
+from codesign import Progress
+from codesign.candidate import Candidate
 from codesign.config import Serving
 from codesign.engine.feed import Feed
 from codesign.engine.gpu.group_target import GroupTarget
@@ -32,10 +34,9 @@ from codesign.engine.gpu.watch import is_broken_collective
 from codesign.engine.partner import DraftLostError, LocalDraft, NoDraft, Partner
 from codesign.engine.refusals import check_stop_strings, served_requests
 from codesign.engine.run import EngineRun
-from codesign.engine.serve import Progress, Server
+from codesign.engine.serve import Server
 from codesign.errors import HardwareError, counted
 from codesign.models.shape import model_shape
-from codesign.plan import Candidate
 from codesign.policy.stop_text import Push
 from codesign.prompts import BoundRequest
 
