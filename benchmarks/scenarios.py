@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,11 +53,6 @@ def constant(milliseconds: float) -> StepTime:
     return StepTime.linear(alpha=0.0, gamma=0.0, delta=milliseconds / 1e3)
 
 
-def with_host(step: StepTime, seconds: float) -> StepTime:
-    """The same step with time of the host before each."""
-    return replace(step, seconds=tuple(s + seconds for s in step.seconds))
-
-
 def fit_of(costs: dict[str, RoundCost], acceptance: AcceptanceProfile) -> Fit:
     """A fit of given costs."""
     return Fit(
@@ -86,15 +81,13 @@ def _knows_memory(fit: Fit, deployment: str) -> bool:
     return fit.costs[parse_deployment(deployment).unit.label].kv_tokens is not None
 
 
-def decode_alone(
-    fit: Fit, policy: str, deployment: str, *, requests: int = 24, tokens: int = 400
-) -> Speed:
+def decode_alone(fit: Fit, policy: str, deployment: str, *, requests: int) -> Speed:
     """Serve requests one at a time, as a latency benchmark at batch 1 does."""
     frame = pd.DataFrame(
         {
             "arrival": np.arange(requests) * _APART,
             "prompt_tokens": 100,
-            "output_tokens": tokens,
+            "output_tokens": 400,
             "category": "",
         }
     )
@@ -104,20 +97,20 @@ def decode_alone(
     return Speed(metrics.acceptance_length or 1.0, 1.0 / metrics.tpot_mean, spans)
 
 
-def closed_batch(batch: int, *, waves: int = 4, prompt: int = 512, output: int = 256) -> Any:
+def closed_batch(batch: int, *, waves: int, output: int) -> pd.DataFrame:
     """Requests that keep a batch of one size full: all there at once, ``waves`` times as many."""
     count = batch * waves
     return pd.DataFrame(
         {
             "arrival": np.zeros(count),
-            "prompt_tokens": prompt,
+            "prompt_tokens": 512,
             "output_tokens": output,
             "category": "",
         }
     )
 
 
-def bisect_rate(reach: Any, wanted: float, *, steps: int = 9) -> float | None:
+def bisect_rate(reach: Any, wanted: float, *, steps: int) -> float | None:
     """Dialled acceptance at which ``reach(rate)``, rising, is ``wanted``; None if it never is."""
     low, high = 0.30, 0.985
     if reach(high) < wanted:

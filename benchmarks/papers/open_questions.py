@@ -57,11 +57,11 @@ def fit_for(draft: str, rate: float) -> Fit:
     )
 
 
-def fastest_alone(fit: Fit, candidates: list[tuple[str, str]], *, requests: int = 8) -> Best:
+def fastest_alone(fit: Fit, candidates: list[tuple[str, str]]) -> Best:
     """The fastest (policy, deployment) for one request at a time."""
     found = []
     for policy, deployment in candidates:
-        speed = decode_alone(fit, policy, deployment, requests=requests)
+        speed = decode_alone(fit, policy, deployment, requests=8)
         label = f"{policy} on {deployment}"
         found.append(Best(label, speed.tokens_per_second, speed.compression))
     return max(found, key=lambda best: best.per_second)

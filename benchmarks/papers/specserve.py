@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from benchmarks.scenarios import markdown, serve, with_host
+from benchmarks.scenarios import markdown, serve
 from codesign.fit import Fit
 from codesign.fit.what_if import what_if_fit
 from codesign.traces import load_trace
@@ -63,7 +63,7 @@ def vicuna_fit() -> Fit:
     """Vicuna-7B with Vicuna-68M on one L40, with vLLM's host time in each forward."""
     fit = what_if_fit("l40", 1, "vicuna-7b", "vicuna-68m", acceptance=0.5)
     costs = {
-        label: replace(c, target=with_host(c.target, HOST), draft=with_host(c.draft, HOST))
+        label: replace(c, target=c.target.later(HOST), draft=c.draft.later(HOST))
         for label, c in fit.costs.items()
     }
     return replace(fit, costs=costs)
