@@ -36,6 +36,8 @@ from codesign.models import resolve_model
 from codesign.plan import Plan
 from codesign.records import SPANS
 
+TRACE_SECONDS = 0.25  # of each run, from its middle, that --trace shows
+
 
 class Bench:
     """Runs a plan's candidates.
@@ -44,16 +46,12 @@ class Bench:
         path: The plan's file.
         device: "cuda", or "cpu".
         padded_rows: Fewest rows of a target's forward.
-        trace_seconds: Of each run, from its middle, that the trace shows.
     """
 
-    def __init__(
-        self, path: Path, device: str, padded_rows: int, trace_seconds: float = 0.25
-    ) -> None:
+    def __init__(self, path: Path, device: str, padded_rows: int) -> None:
         self.plan = Plan.load(path)
         self._replay = Replay(self.plan, path)
         self._device, self._padded_rows = device, padded_rows
-        self._trace_seconds = trace_seconds
         self.events: list[dict[str, Any]] = []
 
     def run(
@@ -126,7 +124,7 @@ class Bench:
             self.events.append(
                 {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
             )
-            steps = [step for step in found["steps"] if 0 <= step[0] - middle < self._trace_seconds]
+            steps = [step for step in found["steps"] if 0 <= step[0] - middle < TRACE_SECONDS]
             self.events += [
                 {
                     "ph": "X", "pid": pid, "tid": tid, "name": f"{name}, {rows} rows",
@@ -182,11 +180,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--name", default="engine")
     parser.add_argument("--trace", type=Path)
-    parser.add_argument("--trace-seconds", type=float, default=0.25)
     args = parser.parse_args()
     if args.device == "cuda":
         need_gpus()
-    bench, rows = Bench(args.plan, args.device, args.padded_rows, args.trace_seconds), []
+    bench, rows = Bench(args.plan, args.device, args.padded_rows), []
     every = [scored.candidate for scored in bench.plan.scored]
     todo = [candidate for candidate in every if candidate.speculation.kind != "plain"]
     if args.device == "cuda":

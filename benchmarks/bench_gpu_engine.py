@@ -43,6 +43,7 @@ from codesign.records import SPANS
 
 SAMPLINGS = {"greedy": Sampling(), "temperature 0.7": Sampling(temperature=0.7, seed=3)}
 CONTEXTS = (500, 1000)
+NUM_REQUESTS, NEW_TOKENS = 64, 256
 
 
 @dataclass
@@ -206,13 +207,13 @@ def big_shape(name: str, *, is_draft: bool, fused: bool = True) -> dict[str, Any
     return row
 
 
-def requests_of(target: Path, count: int, new_tokens: int) -> list[BoundRequest]:
+def requests_of(target: Path) -> list[BoundRequest]:
     """Real prompts, all there at once; the shipped ones in turn."""
     encode = encode_user_turn(Tokenizer(target))
     prompts = load_prompts()
     return [
-        BoundRequest(i, 0.0, prompt.category, tuple(encode(prompt.text)), new_tokens)
-        for i, prompt in ((i, prompts[i % len(prompts)]) for i in range(count))
+        BoundRequest(i, 0.0, prompt.category, tuple(encode(prompt.text)), NEW_TOKENS)
+        for i, prompt in ((i, prompts[i % len(prompts)]) for i in range(NUM_REQUESTS))
     ]
 
 
@@ -222,12 +223,10 @@ def main() -> None:
     parser.add_argument("target", type=Path)
     parser.add_argument("--draft", type=Path, required=True)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--only", default="", help="one GPU's runs (1), several GPUs' (2), shapes")
     args = parser.parse_args()
     need_gpus(2 if args.only == "2" else 1)
-    bench = Bench(args.target, args.draft, requests_of(args.target, args.requests, args.new_tokens))
+    bench = Bench(args.target, args.draft, requests_of(args.target))
     try:
         if args.only in ("", "1"):
             _one_gpu(bench)

@@ -43,7 +43,6 @@ MODELS = {
     "llama-3.2-3b TP1": (3072, 3072, 1024, 8192),
     "llama-3.2-1b TP1": (2048, 2048, 512, 8192),
 }
-OPS = ("qkv", "o", "gate_up", "down")
 WARPS = (16, 14, 12, 8)
 
 
@@ -244,7 +243,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--ops", nargs="+", default=list(OPS))
     parser.add_argument("--sweep", action="store_true", help="time every tiling, too")
     parser.add_argument("--peers", action="store_true", help="time other projects' products, too")
     parser.add_argument("--out", type=Path)
@@ -256,7 +254,7 @@ def main() -> None:
     note += f"{READ_BANDWIDTH / 1e12:.1f} TB/s"
     write = partial(write_result, "kernels", results, directory=args.out, note=note)
     for of in maps():
-        if of.model not in args.models or of.op not in args.ops:
+        if of.model not in args.models:
             continue
         for rows in args.rows:
             found = measured_case(Case(of, rows), sweep=args.sweep, peers=args.peers)

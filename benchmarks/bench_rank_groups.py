@@ -30,13 +30,14 @@ from benchmarks.rank_groups.serving import MODELS, ROWS, Stage
 from benchmarks.rank_groups.stage_process import run_stage, say_row
 from codesign.policy.walk import Sampling
 
+LIMIT = 45.0  # seconds of a stage
+
 
 def main() -> None:
     """Run the stages, write the rows."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--limit", type=float, default=45.0, help="seconds of a stage")
     parser.add_argument("--only", nargs="+", help="these stages")
     parser.add_argument("--stage", help="be this stage; its rows go to standard output")
     parser.add_argument("--models", type=Path, help="keep the models in this folder")
@@ -53,7 +54,7 @@ def main() -> None:
         for stage in args.only or [s for s in STAGES if args.device == "cuda" or s != "shapes"]:
             command = ["-m", "benchmarks.bench_rank_groups", "--stage", stage]
             command += ["--models", str(models), "--device", args.device]
-            found, said = run_stage(stage, command, models / f"{stage}.log", args.limit)
+            found, said = run_stage(stage, command, models / f"{stage}.log", LIMIT)
             rows += found
             log.append(f"== {stage}\n{said}")
             write(rows, log, args.out or Path(), args.device)

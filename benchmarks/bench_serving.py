@@ -38,6 +38,10 @@ VOCABULARY = 4096
 CONFIG = small_config(layers=16, vocabulary=VOCABULARY, max_positions=131072, rope_theta=500000.0)
 WIDE = 1 << 17  # KV rows: no limit here
 ROWS = 64  # of a target forward: a batch of 8 trees of 8
+START = 600.0  # seconds into the trace
+NUM_REPLAYED = 60  # of its requests
+RATE = 2.0  # times its own
+LONGEST = 16_384  # tokens of a prompt; longer ones are cut
 ALL = Serving(prefill_chunk=512, prefix_cache=True, preemption=True)
 
 
@@ -158,16 +162,16 @@ def long_prompt(bench: Bench, length: int, new_tokens: int) -> None:
         )  # fmt: skip
 
 
-def replay(bench: Bench, path: str, start: float, count: int, rate: float, longest: int) -> None:
-    """A stretch of a trace with prefix blocks, faster or slower."""
-    trace = load_trace(path).scale_lengths(max_prompt=longest, max_output=128)
-    trace = trace.slice(start, 3600.0).head(count).scale_rate(rate)
+def replay(bench: Bench, path: str) -> None:
+    """A stretch of a trace with prefix blocks, faster."""
+    trace = load_trace(path).scale_lengths(max_prompt=LONGEST, max_output=128)
+    trace = trace.slice(START, 3600.0).head(NUM_REPLAYED).scale_rate(RATE)
     requests = bind_prompts(
         trace.requests.assign(category=""), load_prompts("run"),
         lambda text: [1, 2, 3, *text.encode(), 4, 5], seed=0,
     )  # fmt: skip
     requests = [replace(r, arrival=r.arrival - requests[0].arrival) for r in requests]
-    name = f"{count} requests of {Path(path).stem} from {start:g} s, {rate:g} x its rate"
+    name = f"{NUM_REPLAYED} requests of {Path(path).stem} from {START:g} s, {RATE:g} x its rate"
     ways = {
         "whole prompts": Serving(),
         "chunks": Serving(prefill_chunk=2048, preemption=True),
@@ -183,10 +187,6 @@ def main() -> None:
     """Run all parts."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", help="a trace with hash_ids: a file or a name")
-    parser.add_argument("--start", type=float, default=600.0, help="seconds into the trace")
-    parser.add_argument("--requests", type=int, default=60, help="of the trace")
-    parser.add_argument("--rate", type=float, default=2.0, help="times the trace's own")
-    parser.add_argument("--longest", type=int, default=16384, help="prompt tokens")
     parser.add_argument("--shape", default="llama-3.2-1b")
     parser.add_argument("--small", action="store_true", help="to try the script on a CPU")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
@@ -200,7 +200,7 @@ def main() -> None:
             same_tokens(bench, 4 if args.small else 24, 8 if args.small else 96)
             long_prompt(bench, 1500 if args.small else 30_000, 20 if args.small else 400)
             if args.trace:
-                replay(bench, args.trace, args.start, args.requests, args.rate, args.longest)
+                replay(bench, args.trace)
         finally:
             note = "random int4 target, bf16; quantiles 0.5, 0.9, 0.99 (gaps: and the largest)"
             if args.device == "cuda":

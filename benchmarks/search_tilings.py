@@ -36,6 +36,8 @@ Tilings = Mapping[Cut, Tiling]
 SMS, MOST_THREADS = 132, 768  # of a multiprocessor: more leave a thread too few registers
 AGAIN, TURNS, WORTH = 4, 3, 0.002  # a share of the forward
 PACED = (0, 3, 4)  # beside 2
+MOST_CANDIDATES = 24  # of each map
+CONTEXT = 500  # tokens behind the rows
 
 
 def cuts(shape: ModelShape) -> dict[Cut, str]:
@@ -155,8 +157,6 @@ def main() -> None:
     parser.add_argument("--model", required=True, choices=names, metavar="NAME", help="a shape")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="GPUs that share the model")
     parser.add_argument("--rows", type=int, default=8, choices=(8, 16))
-    parser.add_argument("--context", type=int, default=500)
-    parser.add_argument("--most", type=int, default=24, help="candidates of each map")
     parser.add_argument("--out", type=Path, help="JSON file; without it in benchmarks/results")
     args = parser.parse_args()
     need_gpus()
@@ -170,7 +170,7 @@ def main() -> None:
               file=sys.stderr)  # fmt: skip
         sys.exit(HardwareError.exit_code)
     torch.manual_seed(0)
-    step = Step(args.model, args.tensor_parallel, args.rows, args.rows, args.context)
+    step = Step(args.model, args.tensor_parallel, args.rows, args.rows, CONTEXT)
     maps = cuts(sharding.shape)
     assert step.cuts == maps.keys(), f"maps of {step.cuts} for {maps}"
 
@@ -181,8 +181,8 @@ def main() -> None:
                 kept.cache_clear()
         return statistics.median(step.measure(step.hidden, replays=20))
 
-    row = {key: getattr(args, key) for key in ("model", "tensor_parallel", "rows", "context")}
-    row |= searched(maps, args.rows, args.most, time)
+    row = {key: getattr(args, key) for key in ("model", "tensor_parallel", "rows")}
+    row |= {"context": CONTEXT, **searched(maps, args.rows, MOST_CANDIDATES, time)}
     print(table(row))
     note = "all layers of a forward, milliseconds; medians of 20 graph replays, of 3 turns"
     print(write_result("tilings", [row], note=note, path=args.out))
