@@ -16,6 +16,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import write_between
 from codesign.plan import Plan
 from codesign.run_directory import read_run
 
@@ -96,14 +97,6 @@ def cell(figure: dict[str, Any], scale: float, digits: int) -> str:
     return f"{numbers[0]} / {numbers[1]}{spread}, {error:+.0%}"
 
 
-def write_readme(result: dict[str, Any]) -> None:
-    """Put the table between the README's markers."""
-    text = README.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    README.write_text(f"{before}{BEGIN}\n{table(result)}\n{END}{after}", encoding="utf-8")
-
-
 def main() -> None:
     """Collect runs, or write the README's table."""
     parser = argparse.ArgumentParser(
@@ -121,7 +114,8 @@ def main() -> None:
         result = collect(args.plan, args.runs)
         args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     else:
-        write_readme(json.loads(args.result.read_text(encoding="utf-8")))
+        result = json.loads(args.result.read_text(encoding="utf-8"))
+        write_between(README, BEGIN, END, table(result))
 
 
 if __name__ == "__main__":

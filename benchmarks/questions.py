@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.pages import reflow
 from benchmarks.papers.open_questions import batch, eagle, inflight, link
-from benchmarks.scenarios import reflow
 
 OUT = Path(__file__).parents[1] / "docs" / "questions.md"
 

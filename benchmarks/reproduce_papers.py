@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.pages import reflow, write_between
 from benchmarks.papers.specserve import table_2
 from benchmarks.papers.swiftspec import figure_9, table_1, table_6
-from benchmarks.scenarios import reflow
 
 OUT = Path(__file__).parents[1] / "docs" / "validation.md"
 BEGIN, END = "<!-- papers -->", "<!-- end of papers -->"  # what this script writes of it
@@ -50,10 +50,7 @@ def main() -> None:
     for name, (title, section) in SECTIONS.items():
         print(name, file=sys.stderr)
         parts.append(f"### {title}\n\n{section()}")
-    before, _, rest = OUT.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    written = reflow("\n\n".join(parts))
-    OUT.write_text(f"{before}{BEGIN}\n{written}\n{END}{after}", encoding="utf-8")
+    write_between(OUT, BEGIN, END, reflow("\n\n".join(parts)))
 
 
 if __name__ == "__main__":

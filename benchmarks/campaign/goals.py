@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.pages import markdown
 from codesign.records import SPANS
 
 SMALL = 0.02  # share of a round below which a span's error is not counted
@@ -271,10 +272,8 @@ def signed(value: float) -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = ["| " + " | ".join(cells) + " |" for cells in (heads, *rows)]
-    lines.insert(1, "|" + "---|" * len(heads))
-    return "\n".join(lines) + "\n"
+    """A Markdown table, with the line's end."""
+    return markdown(heads, rows) + "\n"
 
 
 def _mean(values: Sequence[float]) -> float | None:

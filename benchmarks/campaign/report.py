@@ -25,6 +25,7 @@ from benchmarks.campaign.goals import (
 from benchmarks.campaign.plot import calibration_svg
 from benchmarks.campaign.run_tables import intervals_table, runs_table, spans_table
 from benchmarks.campaign.session_seconds import seconds_table
+from benchmarks.pages import write_between
 from codesign.artifacts.machine import short_gpu_name
 from codesign.records import SPANS
 
@@ -109,12 +110,9 @@ NOT_CAPTURED = """\
 
 def write_document(files: Sequence[Path]) -> None:
     """Rewrite the document between its markers."""
-    text = DOCUMENT.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
     campaigns = read(files)
     CALIBRATION.write_text(calibration_svg(calibrations(campaigns)), encoding="utf-8")
-    DOCUMENT.write_text(f"{before}{BEGIN}\n{document(campaigns)}\n{END}{after}", encoding="utf-8")
+    write_between(DOCUMENT, BEGIN, END, document(campaigns))
 
 
 def read(files: Sequence[Path]) -> dict[str, dict[str, Any]]:

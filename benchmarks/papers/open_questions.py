@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from benchmarks.scenarios import closed_batch, decode_alone, dialled, fit_of, markdown, serve
+from benchmarks.pages import markdown
+from benchmarks.scenarios import closed_batch, decode_alone, dialled, fit_of, serve
 from codesign.fit import Fit
 from codesign.fit.devices import load_device
 from codesign.fit.priced_model import PricedModel, parse_model

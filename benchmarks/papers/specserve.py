@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from benchmarks.scenarios import markdown, serve
+from benchmarks.pages import markdown
+from benchmarks.scenarios import serve
 from codesign.fit import Fit
 from codesign.fit.what_if import what_if_fit
 from codesign.traces import load_trace

@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.pages import markdown
 from benchmarks.policies.cases import BATCHES, LOADS, POLICIES, SCALES, SEGMENTS
 from benchmarks.policies.figures import ASYNC, SERIAL, SMALL, SPECSERVE, Results, below
 from benchmarks.policies.gpu_runs import BURST, Row, attained, rows_of
 from benchmarks.policies.load_map import best_split, points
-from benchmarks.scenarios import markdown
 
 FIXED = ("chain-1", "chain-3", "chain-5")
 NEEDED = 0.98  # "at most 2 % slower"

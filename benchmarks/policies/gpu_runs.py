@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.pages import markdown
 from benchmarks.policies.cases import SCALES, SEGMENTS
 from benchmarks.policies.figures import ASYNC, SERIAL, SPECSERVE, Results, below, in_ms, name_of
 from benchmarks.policies.ranks import rank_correlation
 from benchmarks.policies.segments import read_segment
-from benchmarks.scenarios import markdown
 from codesign.config import parse_deployment
 
 # Keys of ``policy_ranks join``; "ranks-8b-loads-before", "ranks" and "ranks-8b" are replaced.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from benchmarks.pages import markdown
 from benchmarks.policies.cases import LOADS
 from benchmarks.policies.figures import ASYNC, SERIAL, SPECSERVE, Results, below
-from benchmarks.scenarios import markdown
 
 Point = Mapping[str, Mapping[str, Any]]  # figures by "policy on split"
 _SHOWN = ("chain-3", SPECSERVE, SERIAL, ASYNC)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.pages import markdown
 from benchmarks.policies.figures import Results, below, in_ms
-from benchmarks.scenarios import markdown
 
 
 def price_section(results: Results) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from benchmarks.pages import reflow
 from benchmarks.policies import goals, gpu_runs, load_map, measured, simulated
 from benchmarks.policies.figures import DOCS, Results, below
-from benchmarks.scenarios import reflow
 
 PAGE = DOCS / "policy-comparison.md"
 

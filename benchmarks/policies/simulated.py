@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.pages import markdown
 from benchmarks.policies.cases import (
     BATCHES,
     CHUNK,
@@ -19,7 +20,6 @@ from benchmarks.policies.cases import (
 )
 from benchmarks.policies.charts import bars, lines, over_time
 from benchmarks.policies.figures import DOCS, SERIAL, SPECSERVE, Results, below, in_ms, name_of
-from benchmarks.scenarios import markdown
 
 SHOWN = ("chain-3", "threshold-8@0.4", SPECSERVE, SERIAL)  # over time
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from benchmarks.compare_policies import RESULTS
+from benchmarks.pages import reflow
 from benchmarks.policies import gpu_runs, load_map, measured
 from benchmarks.policies.goals import goals_section
 from benchmarks.policies.page import PAGE, contents
-from benchmarks.scenarios import reflow
 
 SECTIONS = {
     "goals": goals_section,
