@@ -63,16 +63,6 @@ class OnlineCalibration:
         self.confidence = START_CONFIDENCE if confidence is None else confidence
         self.num_confidences = 1 if confidence is None else KNOWN
 
-    @property
-    def likeliest(self) -> Calibration:
-        """Of the likeliest child."""
-        return Calibration(*self._found[0].tolist())
-
-    @property
-    def siblings(self) -> Calibration:
-        """Of every other child."""
-        return Calibration(*self._found[1].tolist())
-
     def log_chances(self, log_probs: Sequence[float], least: float) -> list[float]:
         """Calibrated log chance of a node's children, the likeliest first, others above ``least``.
 
