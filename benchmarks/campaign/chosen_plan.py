@@ -101,7 +101,7 @@ def targets(workload: Workload, fit: Fit, workers: int) -> list[SLO]:
 
 
 def judgement(
-    plan: Plan, validation: Validation, workload: Workload, known: Validation | None = None
+    plan: Plan, validation: Validation, workload: Workload, known: Validation | None
 ) -> dict[str, Any]:
     """The planner's choice among what was measured, and what it loses."""
     _, figure, more_is_better = OBJECTIVES[workload.name]

@@ -125,8 +125,8 @@ def likely(
 def likely_replay(
     draws: Sequence[float],
     values: Sequence[float],
-    luck: PromptLuck = NO_LUCK,
-    lengths: Sequence[float] = (),
+    luck: PromptLuck,
+    lengths: Sequence[float],
 ) -> Likely:
     """The same of a replay, whose steps' errors are simulated: queues make more of them, or less.
 

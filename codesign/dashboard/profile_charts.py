@@ -20,9 +20,7 @@ _FLOOR_COLOURS = ("#3f87d6", "#e0892b", "#8f74c9", "#3ea58a")
 _GRID = 120  # points of a fitted line
 
 
-def step_chart(
-    time: StepTime, points: pd.DataFrame | None, *, most_rows: int, error: float = 0.0
-) -> Any:
+def step_chart(time: StepTime, points: pd.DataFrame | None, *, most_rows: int, error: float) -> Any:
     """The fitted time by rows, without context, and the measured shapes less their context.
 
     Args:

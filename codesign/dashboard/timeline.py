@@ -90,7 +90,7 @@ def lanes(rounds: pd.DataFrame, *, side: str, origin: float) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def lane_chart(shown: pd.DataFrame, *, chosen_round: int | None = None) -> Any:
+def lane_chart(shown: pd.DataFrame, *, chosen_round: int | None) -> Any:
     """Lanes below each other; of each lane what was simulated, then what was measured.
 
     Args:

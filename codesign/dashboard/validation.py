@@ -44,7 +44,7 @@ def compared(
     plan_file: str,
     runs: Sequence[str],
     *,
-    progress: Progress | None = None,
+    progress: Progress | None,
 ) -> Validation:
     """As ``codesign.validate.validate``; files that have not changed are compared once.
 

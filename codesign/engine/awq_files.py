@@ -93,7 +93,7 @@ class AwqFiles:
         self._held, self._num_bytes = {}, 0
 
 
-def copy_rest(source: Path, folder: Path, group: int, *, int4_head: bool = False) -> None:
+def copy_rest(source: Path, folder: Path, group: int, *, int4_head: bool) -> None:
     """Copy all but the weights, and say in config.json how these are quantised."""
     for pattern in _COPIED:
         for file in source.glob(pattern):

@@ -134,7 +134,7 @@ def fit_table(shapes: Shapes) -> StepTime:
     )
 
 
-def fit_stairs(shapes: Shapes, *, waits_for_host: bool = False) -> StepTime:
+def fit_stairs(shapes: Shapes, *, waits_for_host: bool) -> StepTime:
     """``alpha * context + gamma * rows + each * (parts - 1) + f(bucket) + padding``, and two more.
 
     ``cross`` is for each row and each token of its own request's context. Rows are filled up to a

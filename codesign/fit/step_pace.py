@@ -91,7 +91,7 @@ def has_usual_rows(settings: Mapping[str, Any]) -> bool:
     return settings.get("padded_rows", _USUAL_ROWS) == _USUAL_ROWS
 
 
-def is_another_pace(pace: float | None, tolerance: float = TOLERANCE) -> bool:
+def is_another_pace(pace: float | None, tolerance: float) -> bool:
     """Whether a fit is off by more than ``tolerance`` of what was measured."""
     return pace is not None and abs(1.0 / pace - 1.0) > tolerance
 

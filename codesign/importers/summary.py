@@ -42,7 +42,7 @@ class AcceptanceSummary:
 
 
 def from_counts(
-    source: str, counts: Sequence[float], num_rounds: float, notes: Sequence[str] = ()
+    source: str, counts: Sequence[float], num_rounds: float, notes: Sequence[str]
 ) -> AcceptanceSummary:
     """The summary of counters: rounds in which the 1st, 2nd, ... draft token was accepted.
 

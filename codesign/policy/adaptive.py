@@ -51,8 +51,8 @@ class SpecServe(Repeating):
         self,
         spec: SpeculationSpec,
         goodput: Goodput,
-        calibration: Calibration | None = None,
-        confidence: float | None = None,
+        calibration: Calibration | None,
+        confidence: float | None,
     ) -> None:
         super().__init__(goodput, calibration)
         self.traffic = Traffic(

@@ -34,7 +34,7 @@ class AdaServe(Speculation):
     needs_progress = True
 
     def __init__(
-        self, spec: SpeculationSpec, goodput: Goodput, calibration: Calibration | None = None
+        self, spec: SpeculationSpec, goodput: Goodput, calibration: Calibration | None
     ) -> None:
         super().__init__(calibration)
         self._spec = spec

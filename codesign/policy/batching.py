@@ -200,7 +200,7 @@ class Batcher:
         """The running request that was admitted last: the first to lose its rows."""
         return next(reversed(self._running))
 
-    def put_back(self, request: QueuedRequest, *, computed_tokens: int | None = None) -> None:
+    def put_back(self, request: QueuedRequest, *, computed_tokens: int | None) -> None:
         """A running request loses its KV rows and waits again, before all others.
 
         Args:

@@ -24,9 +24,7 @@ class FixedChain(Speculation):
 
     grown = 1
 
-    def __init__(
-        self, max_depth: int, threshold: float = 0.0, calibration: Calibration | None = None
-    ) -> None:
+    def __init__(self, max_depth: int, threshold: float, calibration: Calibration | None) -> None:
         super().__init__(calibration)
         self._max_depth = max_depth
         self._threshold = threshold
@@ -59,7 +57,7 @@ class ParallelChain(Speculation):
         which PEARL leaves to the next round's first.
     """
 
-    def __init__(self, max_depth: int, calibration: Calibration | None = None) -> None:
+    def __init__(self, max_depth: int, calibration: Calibration | None) -> None:
         super().__init__(calibration)
         self._max_depth = max_depth
         self.overlap = max_depth
@@ -85,9 +83,7 @@ class FreeChain(ParallelChain):
 
     is_batch_coupled = True
 
-    def __init__(
-        self, max_depth: int, goodput: Goodput, calibration: Calibration | None = None
-    ) -> None:
+    def __init__(self, max_depth: int, goodput: Goodput, calibration: Calibration | None) -> None:
         super().__init__(max_depth, calibration)
         self._goodput = goodput
 

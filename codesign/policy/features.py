@@ -117,7 +117,7 @@ class EagleTree(BestTree):
         EAGLE-2, arXiv:2406.16858 (serial). Asynchronous: this module's assumptions.
     """
 
-    def __init__(self, spec: SpeculationSpec, calibration: Calibration | None = None) -> None:
+    def __init__(self, spec: SpeculationSpec, calibration: Calibration | None) -> None:
         super().__init__(spec, calibration)
         self.tree_type = partial(FeatureTree, decay=spec.feature_decay, is_kept=spec.is_async)
 

@@ -44,7 +44,7 @@ class Outcomes(Speculation):
 
     tree_type = OutcomeTree
 
-    def __init__(self, depth: int, outcomes: int, calibration: Calibration | None = None) -> None:
+    def __init__(self, depth: int, outcomes: int, calibration: Calibration | None) -> None:
         super().__init__(calibration)
         self._depth = depth
         self._outcomes = outcomes
@@ -123,7 +123,7 @@ class MicroBatches(Speculation):
 
     tree_type = MicroBatchTree
 
-    def __init__(self, spec: SpeculationSpec, calibration: Calibration | None = None) -> None:
+    def __init__(self, spec: SpeculationSpec, calibration: Calibration | None) -> None:
         super().__init__(calibration)
         self._rows = spec.rows
         self._width = spec.width

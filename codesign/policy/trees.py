@@ -20,7 +20,7 @@ class StaticTree(Speculation):
         SpecInfer, arXiv:2305.09781: expansion configuration. Width 1 at every level is a chain.
     """
 
-    def __init__(self, widths: Sequence[int], calibration: Calibration | None = None) -> None:
+    def __init__(self, widths: Sequence[int], calibration: Calibration | None) -> None:
         super().__init__(calibration)
         self._widths = tuple(widths)
         self.fanout = max(widths)
@@ -53,7 +53,7 @@ class BestTree(Speculation):
         SwiftSpec, Algorithm 1.
     """
 
-    def __init__(self, spec: SpeculationSpec, calibration: Calibration | None = None) -> None:
+    def __init__(self, spec: SpeculationSpec, calibration: Calibration | None) -> None:
         super().__init__(calibration)
         self._rows = spec.rows
         self._width = spec.width
@@ -93,7 +93,7 @@ class InFlightTree(BestTree):
     heaviest before others, and only then what lies deeper. BestTree goes by weight alone.
     """
 
-    def __init__(self, spec: SpeculationSpec, calibration: Calibration | None = None) -> None:
+    def __init__(self, spec: SpeculationSpec, calibration: Calibration | None) -> None:
         super().__init__(spec, calibration)
         self._sent: list[set[int]] = []
 

@@ -32,9 +32,7 @@ class TurboSpec(Resting):
 
     is_batch_coupled = True
 
-    def __init__(
-        self, max_depth: int, goodput: Goodput, calibration: Calibration | None = None
-    ) -> None:
+    def __init__(self, max_depth: int, goodput: Goodput, calibration: Calibration | None) -> None:
         super().__init__(calibration)
         self._max_depth = max_depth
         self._goodput = goodput.with_fanout(self.fanout)

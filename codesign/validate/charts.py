@@ -42,7 +42,7 @@ def predicted_against_measured(
     figure: str,
     *,
     title: str,
-    factor: float = 1.0,
+    factor: float,
     with_legend: bool = True,
 ) -> Any:
     """Scatter of one figure, a point per run with the predicted interval, and the identity."""
@@ -55,7 +55,7 @@ def predicted_against_measured(
 
 
 def requests_against_measured(
-    runs: Sequence[RunComparison], figure: str, *, title: str, factor: float = 1.0
+    runs: Sequence[RunComparison], figure: str, *, title: str, factor: float
 ) -> Any:
     """Scatter of "ttft" or "tpot" with a point per request."""
     rows = [
