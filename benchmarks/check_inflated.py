@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import need_gpus
+from benchmarks.random_pair import random_tensors
 from codesign.engine.inflate import InflatedReader
 from codesign.engine.kv_cache import KVCache
 from codesign.engine.model import Decoder, state_decoder
 from codesign.engine.rank_weights import RankWeights
 from codesign.engine.rows import RowBatch
-from codesign.engine.weights import random_tensors
 from codesign.fit.priced_model import parse_model
 from codesign.models.recipe import Recipe, inflated_shape
 

@@ -22,7 +22,6 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenizers import models as tokenizer_models
 from torch import Tensor
 
-from codesign.engine.weights import random_tensors
 from codesign.models.recipe import Recipe, create_inflated, weights_sha256
 from codesign.models.shape import model_shape
 
@@ -96,6 +95,17 @@ def write_letters(folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     template = "{% for m in messages %}{{ m.content }}{% endfor %}: "
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+
+
+def random_tensors(sizes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
+    """Return random tensors for names and shapes: norms near 1, maps that keep a row's scale."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, size in sizes.items():
+        noise = torch.randn(size, generator=generator)
+        is_norm = name.endswith("norm.weight")
+        tensors[name] = 1 + 0.1 * noise if is_norm else noise * size[-1] ** -0.5
+    return tensors
 
 
 def _random_state(

@@ -10,10 +10,9 @@ import torch
 
 from benchmarks.bench_gpu_engine import RandomState
 from benchmarks.common import SHAPES
-from benchmarks.random_pair import TINY, write_letters
+from benchmarks.random_pair import TINY, random_tensors, write_letters
 from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
-from codesign.engine.weights import random_tensors
 from codesign.models.shape import model_shape
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling

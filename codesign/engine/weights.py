@@ -1,7 +1,6 @@
 """Tensors of Hugging Face checkpoints: one safetensors file, or shards with an index.
 
-Reads the parts of tensors asked for and nothing else; makes random ones for tests. Imports
-torch; knows no model family.
+Reads the parts of tensors asked for and nothing else. Imports torch; knows no model family.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -60,17 +58,6 @@ def read_tensors(directory: Path | str, sizes: Mapping[str, tuple[int, ...]]) ->
     """
     files = TensorFiles(directory, {name: TensorSpec(size) for name, size in sizes.items()})
     return {name: files.read(name) for name in sizes}
-
-
-def random_tensors(sizes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
-    """Return random tensors for names and shapes: norms near 1, maps that keep a row's scale."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, size in sizes.items():
-        noise = torch.randn(size, generator=generator)
-        is_norm = name.endswith("norm.weight")
-        tensors[name] = 1 + 0.1 * noise if is_norm else noise * size[-1] ** -0.5
-    return tensors
 
 
 def _files(directory: Path, names: list[str]) -> dict[Path, list[str]]:

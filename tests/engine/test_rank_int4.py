@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.random_pair import random_tensors
 from codesign.candidate import Candidate
 from codesign.config import Deployment
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.quantize import quantize_model
 from codesign.engine.run import NGRAM
-from codesign.engine.weights import random_tensors
 from codesign.models.shape import model_shape
 from codesign.policy.speculation import parse_policy
 from codesign.prompts import BoundRequest

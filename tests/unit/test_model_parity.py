@@ -15,6 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
+from benchmarks.random_pair import random_tensors  # noqa: E402
 from codesign.engine.draft_weights import (  # noqa: E402
     TOKEN_MAP,
     load_draft_state,
@@ -28,7 +29,7 @@ from codesign.engine.model import (  # noqa: E402
     state_decoder,
 )
 from codesign.engine.rows import RowBatch, causal_rows, join_rows  # noqa: E402
-from codesign.engine.weights import random_tensors, read_tensors  # noqa: E402
+from codesign.engine.weights import read_tensors  # noqa: E402
 from codesign.errors import InputError  # noqa: E402
 from codesign.models.shape import ModelShape, Rope, model_shape  # noqa: E402
 

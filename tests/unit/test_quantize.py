@@ -13,12 +13,12 @@ pytest.importorskip("safetensors")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
+from benchmarks.random_pair import random_tensors  # noqa: E402
 from codesign.engine.checkpoint import open_reader  # noqa: E402
 from codesign.engine.kv_cache import KVCache  # noqa: E402
 from codesign.engine.model import load_decoder  # noqa: E402
 from codesign.engine.quantize import quantize_model  # noqa: E402
 from codesign.engine.rows import causal_rows  # noqa: E402
-from codesign.engine.weights import random_tensors  # noqa: E402
 from codesign.errors import InputError  # noqa: E402
 from codesign.kernels.int4 import (  # noqa: E402
     Int4Weight,

@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
+from benchmarks.random_pair import random_tensors  # noqa: E402
 from codesign.engine.gpu.forward import RankForward  # noqa: E402
 from codesign.engine.gpu.slabs import Slabs  # noqa: E402
 from codesign.engine.gpu.step_rows import BUCKETS  # noqa: E402
@@ -22,7 +23,6 @@ from codesign.engine.kv_cache import KVCache  # noqa: E402
 from codesign.engine.model import state_decoder  # noqa: E402
 from codesign.engine.rank_weights import EMBEDDING, HEAD, RankWeights, StateReader  # noqa: E402
 from codesign.engine.rows import causal_rows  # noqa: E402
-from codesign.engine.weights import random_tensors  # noqa: E402
 from codesign.errors import InputError  # noqa: E402
 from codesign.kernels.int4 import Int4Weight, quantize_int4  # noqa: E402
 from codesign.models.recipe import Recipe  # noqa: E402
