@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from codesign.policy.protocol import RequestVerdict, VerifyRows
 
-NUM_BINS = 10  # of equal width, as in codesign.fit.calibration
+NUM_BINS = 10  # of equal width
 
 
 class CalibrationLog:

@@ -27,6 +27,7 @@ from codesign.dashboard.records_frames import Frames, frames_of
 from codesign.planner.defaults import all_workers, bounded, expecting
 from codesign.planner.halving import typical_stretch
 from codesign.planner.predict import score, simulate_outcome
+from codesign.planner.question import NUM_SEEDS
 from codesign.planner.screen import screen
 from codesign.planner.uncertainty import interval_over_seeds, time_error
 from codesign.policy.speculation import parse_policy
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 
 FIRST_FAMILY, FIRST_BATCH, FIRST_SLO = "tree", 64, SLO(ttft=1.0, tpot=0.05)
-NUM_SEEDS = 3
 COARSE, COARSE_PLAYED = 300, 60  # requests; of policies whose every round is played
 MOST = 20_000  # requests of the refined answer
 _KEPT = 64  # answers

@@ -27,11 +27,10 @@ from codesign.threads import calm_waits
 os.environ.update(calm_waits(os.environ))  # before torch is imported
 
 from codesign.engine.run import (
-    NGRAM,
     DraftSource,
     EngineRun,
     PolicySetup,
     run_candidate,
 )
 
-__all__ = ["NGRAM", "DraftSource", "EngineRun", "PolicySetup", "run_candidate"]
+__all__ = ["DraftSource", "EngineRun", "PolicySetup", "run_candidate"]

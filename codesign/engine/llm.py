@@ -10,9 +10,9 @@ from typing import Literal
 from codesign.candidate import Candidate
 from codesign.config import Deployment
 from codesign.engine.model import load_decoder
-from codesign.engine.run import NGRAM, DraftSource, run_candidate
+from codesign.engine.run import DraftSource, run_candidate
 from codesign.errors import InputError
-from codesign.models import DRAFTS, resolve_model
+from codesign.models import DRAFTS, NGRAM, resolve_model
 from codesign.models.tokenizer import TextStream, Tokenizer
 from codesign.policy.options import AS_THE_RUN, RequestOptions
 from codesign.policy.protocol import RequestVerdict

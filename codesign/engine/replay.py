@@ -12,19 +12,12 @@ from codesign.candidate import Candidate, ScoredCandidate
 from codesign.engine.feed import Feed
 from codesign.engine.measured_run import MeasuredRun
 from codesign.engine.model import Decoder, load_decoder
-from codesign.engine.run import (
-    NGRAM,
-    DraftSource,
-    EngineRun,
-    PolicySetup,
-    ServeOptions,
-    run_candidate,
-)
+from codesign.engine.run import DraftSource, EngineRun, PolicySetup, ServeOptions, run_candidate
 from codesign.errors import HardwareError, InputError
 from codesign.fit import Fit
 from codesign.fit.step_pace import pace_of_run
 from codesign.metrics import summarise
-from codesign.models import resolve_model
+from codesign.models import NGRAM, resolve_model
 from codesign.models.shape import model_shape
 from codesign.models.tokenizer import Tokenizer
 from codesign.plan import Plan

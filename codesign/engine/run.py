@@ -26,6 +26,7 @@ from codesign.engine.remote_draft import DraftSetup, RemoteDraft
 from codesign.engine.serve import Server
 from codesign.engine.target_worker import TargetWorker
 from codesign.errors import InputError
+from codesign.models import NGRAM
 from codesign.models.shape import ModelShape
 from codesign.policy.cost import Calibration, RoundCost
 from codesign.policy.protocol import RequestVerdict
@@ -41,8 +42,6 @@ from codesign.policy.stop_text import Push
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
 from codesign.records import RunRecords
-
-NGRAM = "ngram"  # name of the drafter that needs no model
 
 
 @dataclass(frozen=True, slots=True)

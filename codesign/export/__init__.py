@@ -23,13 +23,14 @@ from codesign import Progress
 from codesign.artifacts import read_json
 from codesign.errors import InputError
 from codesign.export import sglang, trtllm, vllm
-from codesign.export.models import NGRAM, EngineModel, check_pair, engine_model, position_note
+from codesign.export.models import EngineModel, check_pair, engine_model, position_note
 from codesign.export.nearest import Nearest, find_nearest
 from codesign.export.prediction import Forecast, better_candidate, forecast, runs_as_is
 from codesign.export.problem import Problem
 from codesign.export.setup import Configuration, Engine, Loss, Method
 from codesign.fit import ROOFLINE
 from codesign.fit.shipped import is_of_gpus
+from codesign.models import NGRAM
 
 if TYPE_CHECKING:
     from codesign.candidate import Candidate, ScoredCandidate

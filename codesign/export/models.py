@@ -15,8 +15,6 @@ from codesign.models import resolve_model
 from codesign.models.quantization import INT4_HEAD
 from codesign.models.shape import ModelShape, model_shape, read_config
 
-NGRAM = "ngram"  # the drafter that needs no model
-
 # Shapes that come with the package, by the checkpoints on the Hugging Face hub that have them.
 HUB_NAMES = {
     "deepseek-coder-1.3b": "deepseek-ai/deepseek-coder-1.3b-instruct",

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile, Recording
+from codesign.calibration_log import NUM_BINS
 from codesign.policy.cost import Calibration
 
 Floats = NDArray[np.float64]
@@ -29,7 +30,6 @@ _PRIOR = 1.0  # pull of the identity: only counts when every answer is the same
 _MAX_STEPS = 50  # of Newton's method, which needs about six
 _EXACT = 1e-10  # coefficients that move by less are found
 _FOLDS = 5
-_BINS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def calibration_error(chance_N: Floats, agreed_N: Floats) -> float:
     """Expected calibration error: mean distance of chance and frequency over ten equal bins."""
     if len(chance_N) == 0:
         return 0.0
-    bin_N = np.minimum((chance_N * _BINS).astype(np.int64), _BINS - 1)
-    gap_N = np.bincount(bin_N, weights=chance_N - agreed_N, minlength=_BINS)
+    bin_N = np.minimum((chance_N * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+    gap_N = np.bincount(bin_N, weights=chance_N - agreed_N, minlength=NUM_BINS)
     return float(np.abs(gap_N).sum() / len(chance_N))
 
 

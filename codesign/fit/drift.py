@@ -26,7 +26,7 @@ BATCH = 0.017  # the same, besides, of a round of several requests
 # phases of an 8B's host 14 us there were 100 us of a plain round.
 EXPOSURE = 7.0
 VISIT = "visit"  # column that profiles may have: in which visit to the deployment, from 1
-_SHAPE = ["op", "rows", "requests", "context", "beside"]
+SHAPE = ["op", "rows", "requests", "context", "beside"]  # columns that tell steps apart
 
 
 def host_spreads(steps: pd.DataFrame) -> dict[str, float]:
@@ -66,7 +66,7 @@ def visit_spreads(steps: pd.DataFrame) -> dict[str, float]:
     forwards = steps.loc[is_forward]
     found = {}
     for label, part in forwards.groupby("deployment", sort=False):
-        medians = part.groupby([*_SHAPE, VISIT])["seconds"].median().unstack(VISIT).dropna()
+        medians = part.groupby([*SHAPE, VISIT])["seconds"].median().unstack(VISIT).dropna()
         logs = np.log(medians.to_numpy(np.float64))
         if min(logs.shape) < 1 or (visits := logs.shape[1]) < 2:
             continue

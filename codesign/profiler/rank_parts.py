@@ -20,10 +20,10 @@ from codesign.config import Deployment, parse_deployment
 from codesign.engine.gpu.rank_engine import DTYPES
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.partner import DraftLostError, TargetLostError
-from codesign.engine.run import NGRAM, PolicySetup
+from codesign.engine.run import PolicySetup
 from codesign.errors import HardwareError, counted
 from codesign.fit.round_costs import PACE
-from codesign.models import resolve_model
+from codesign.models import NGRAM, resolve_model
 from codesign.models.shape import model_shape
 from codesign.policy.speculation import SpeculationSpec
 from codesign.profiler.bench import SPARE_ROWS

@@ -19,9 +19,9 @@ from codesign import Progress
 from codesign.artifacts.machine import hardware
 from codesign.config import Deployment
 from codesign.engine.model import Decoder, load_decoder
-from codesign.engine.run import NGRAM, DraftSource
+from codesign.engine.run import DraftSource
 from codesign.errors import HardwareError, counted
-from codesign.models import resolve_model
+from codesign.models import NGRAM, resolve_model
 from codesign.profiler.bench import SPARE_ROWS, DraftBench, TargetBench
 from codesign.profiler.link import link_seconds, single_timings
 from codesign.profiler.neighbour import Neighbour, NeighbourSetup

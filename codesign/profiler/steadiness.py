@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from codesign.fit.drift import SHAPE
 from codesign.profiler.steps import Effort, Group, StepShape
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 CHECK = Effort(0.4, 3, 3)
 TOLERANCE = 0.03  # change from which a phase is called slow
 _ROWS = 8  # more are less of the host's
-_SHAPE = ["op", "rows", "requests", "context", "beside"]
 
 
 def small_steps(groups: Sequence[Group]) -> list[Group]:
@@ -43,7 +43,7 @@ def change(first: pd.DataFrame, again: pd.DataFrame) -> float:
     The median over the shapes of target or draft, of whichever changed more: the host is a small
     part of a large target's steps.
     """
-    before, after = (frame.groupby(_SHAPE)["seconds"].median() for frame in (first, again))
+    before, after = (frame.groupby(SHAPE)["seconds"].median() for frame in (first, again))
     changes = (after / before).dropna().groupby("op").median() - 1.0
     return float(max(changes, key=abs, default=0.0))
 

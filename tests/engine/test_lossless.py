@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from codesign.engine import NGRAM, DraftSource, PolicySetup
+from codesign.engine import DraftSource, PolicySetup
 from codesign.errors import InputError
+from codesign.models import NGRAM
 from codesign.policy.cost import RoundCost, StepTime
 from codesign.policy.options import RequestOptions
 from codesign.policy.speculation import parse_policy

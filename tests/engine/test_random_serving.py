@@ -16,11 +16,12 @@ import torch
 import codesign.engine.run as engine_run
 from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
-from codesign.engine import NGRAM, DraftSource, PolicySetup, run_candidate
+from codesign.engine import DraftSource, PolicySetup, run_candidate
 from codesign.engine.kv_cache import KVCache
 from codesign.engine.model import Decoder
 from codesign.engine.partner import DraftLostError, LocalDraft
 from codesign.engine.rows import causal_rows
+from codesign.models import NGRAM
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.options import RequestOptions
 from codesign.policy.speculation import SpeculationSpec, parse_policy

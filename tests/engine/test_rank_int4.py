@@ -14,7 +14,7 @@ from codesign.config import Deployment
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.quantize import quantize_model
-from codesign.engine.run import NGRAM
+from codesign.models import NGRAM
 from codesign.models.shape import model_shape
 from codesign.policy.speculation import parse_policy
 from codesign.prompts import BoundRequest

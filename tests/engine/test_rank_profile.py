@@ -14,7 +14,8 @@ from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL
 from codesign.engine.gpu.run_ahead import RunAhead
 from codesign.engine.partner import DraftLostError
-from codesign.engine.run import NGRAM, PolicySetup
+from codesign.engine.run import PolicySetup
+from codesign.models import NGRAM
 from codesign.policy.speculation import SpeculationSpec
 from codesign.policy.walk import Sampling
 from codesign.profiler.bench import SPARE_ROWS

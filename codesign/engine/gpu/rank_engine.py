@@ -19,10 +19,10 @@ from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.gpu.watch import is_broken_collective
 from codesign.engine.partner import TargetLostError
 from codesign.engine.replay import Replay, draft_of
-from codesign.engine.run import NGRAM, EngineRun, ServeOptions
+from codesign.engine.run import EngineRun, ServeOptions
 from codesign.errors import HardwareError, counted
 from codesign.kernels.symmetric import PeerLostError
-from codesign.models import resolve_model
+from codesign.models import NGRAM, resolve_model
 from codesign.models.shape import model_shape
 from codesign.plan import Plan
 from codesign.prompts import BoundRequest

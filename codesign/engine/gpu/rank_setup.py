@@ -19,8 +19,9 @@ from codesign.engine.gpu.step_rows import BUCKETS
 from codesign.engine.gpu.watch import SILENCE
 from codesign.engine.gpu.wire import WireLimits
 from codesign.engine.refusals import served_requests
-from codesign.engine.run import NGRAM, PolicySetup
+from codesign.engine.run import PolicySetup
 from codesign.errors import InputError
+from codesign.models import NGRAM
 from codesign.models.shape import model_shape
 from codesign.policy.interface import MAX_TREE_ROWS
 from codesign.policy.kv_memory import PREFIX_BLOCK
