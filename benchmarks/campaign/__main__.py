@@ -77,10 +77,14 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--deployments", help="these labels, in this order, as 2,1+1,1")
     parser.add_argument("--max-seconds", type=float, default=560.0, help="of this call (560)")
+    parser.add_argument(
+        "--run-seconds", type=float, default=math.inf, help="of a session, for runs"
+    )
     parser.add_argument("--small", action="store_true", help="a small grid")
     parser.add_argument("--segments", type=int, default=1, help="plans that replay a trace (1)")
     parser.add_argument("--replay-seconds", type=float, default=SEGMENT.seconds, help="of a trace")
     parser.add_argument("--requests", type=float, default=1.0, help="times those of a workload (1)")
+    parser.add_argument("--full-profile", action="store_true", help="more shapes and repetitions")
     parser.add_argument("--profile-only", action="append", default=[], metavar="TARGET+DRAFT")
     parser.add_argument("--dry-run", action="store_true", help="print units and seconds only")
     parser.add_argument("--join", type=Path, metavar="FILE", help="predict and compare, no GPU")
@@ -95,10 +99,10 @@ def sessions(args: argparse.Namespace) -> list[Session]:
     if args.pair:
         pairs = [find_pair(name) for name in args.pair]
     if not args.deployments and all(pair.is_inflated for pair in pairs):
-        wanted = [w for w in scheduled(args.gpus) if w.pair in pairs]
+        wanted = [w for w in scheduled(args.gpus, args.run_seconds) if w.pair in pairs]
     else:
         wanted = [
-            Wanted(pair, label, math.inf, args.segments)
+            Wanted(pair, label, args.run_seconds, args.segments)
             for pair in pairs
             for label in labels_of(args)
         ]
@@ -208,6 +212,7 @@ def give_task(
         deadline=end,
         run_seconds=min(share * session.run_seconds, 1e9),
         size=asdict(session.size) if session.units else None,
+        is_quick=not args.full_profile,
         recorded=0.25 if args.small else 1.0,
     )
     stdin: IO[str] | None = process.stdin

@@ -65,7 +65,7 @@ class Measuring:
             target=target,
             draft=draft,
             workers=0,  # parts of any deployment may be added; join.py says which there are
-            is_quick=True,
+            is_quick=task.is_quick,
             device=task.device,  # type: ignore[arg-type]
         )
         self._store = PartStore(self._folder / "profile", settings)

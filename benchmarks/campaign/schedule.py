@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -172,10 +172,15 @@ def note_session(folder: Path, label: str, line: Mapping[str, Any]) -> None:
     phase_file(folder, label).unlink()
 
 
-def scheduled(gpus: int) -> tuple[Wanted, ...]:
-    """The schedule of a machine with so many GPUs, or of the next smaller one."""
+def scheduled(gpus: int, most: float = inf) -> list[Wanted]:
+    """The schedule of a machine, or of the next smaller one.
+
+    Args:
+        gpus: Of the machine.
+        most: Seconds for runs of any session.
+    """
     known = max((number for number in SCHEDULES if number <= gpus), default=min(SCHEDULES))
-    return SCHEDULES[known]
+    return [replace(w, run_seconds=min(w.run_seconds, most)) for w in SCHEDULES[known]]
 
 
 def is_profiled(folder: Path, label: str) -> bool:

@@ -23,6 +23,7 @@ class Task:
         deadline: ``monotonic`` at which it ends.
         run_seconds: At most so long for runs.
         size: Of the grid; None for none.
+        is_quick: Of the profile.
         recorded: Share of the prompts whose acceptance is recorded.
     """
 
@@ -33,6 +34,7 @@ class Task:
     deadline: float
     run_seconds: float
     size: Mapping[str, Any] | None
+    is_quick: bool = True
     recorded: float = 1.0
 
     @property
