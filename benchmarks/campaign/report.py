@@ -91,8 +91,8 @@ OF_DRIFT = """\
 NOT_CAPTURED = """\
 ### What the model does not capture
 
-- *Other prompts.* Acceptance is recorded on {recorded} prompts with answers of 48 tokens, as long as
-  those served; of longer answers see docs/prediction-errors.md. What other prompts do
+- *Other prompts.* Acceptance is recorded on {recorded} prompts with answers of 48
+  tokens, as long as those served; longer ones: docs/prediction-errors.md. What other prompts do
   to it is in the interval, not in the prediction; "acceptance known" has the same predictions
   with each request's own acceptance.
 - *Single requests.* A simulated request plays a stretch of another recorded request of its kind, so
