@@ -28,6 +28,7 @@ RUNS = (
     "ranks-8b-loads-told",
     "ranks-8b-loads",
     "ranks-8b-1",
+    "ranks-8b-told-h100",
 )
 BURST = "ranks-70b-burst"
 _NUMBERS = {1: "one", 2: "two", 4: "four"}
