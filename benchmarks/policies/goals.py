@@ -53,9 +53,9 @@ _REMARKS = """\
 - **Slower than plain decoding.** In simulation by measured steps the batch tree has 0.980 or more
   in 143 of 144 further runs, and 0.9799 in one; SpecServe's lowest there are 0.977 and 0.9797.
   Measured, single runs of an 8B are known to 5 %.
-- **Slower than SpecServe.** With an 8B at load 0.2 batch trees had 0.94 to 1.01 of SpecServe's speed
-  on an H200 with a slow host on 24 November. Deciding takes less than half of that time since; they
-  have 1.03 to 1.08 on an H100, where simulation says 1.02 to 1.04 ("Measured on GPUs").
+- **Slower than SpecServe.** With an 8B at load 0.2 batch trees had 0.94 to 1.01 of SpecServe's
+  speed on an H200 with a slow host on 24 November. Deciding takes less than half of that time
+  since; they have 1.03 to 1.08 on an H100, where simulation says 1.02 to 1.04 ("Measured on GPUs").
 - **Goodput** of 0.667 is 6 requests of 120 within the SLO where SpecServe has 9.
 - **Deciding** is missed for the 8B, whose rounds are short, and with a 70B on this slow core from
   batches of 8 (batch trees) or 128 (SpecServe) on; on a faster one it took 0.6 to 1.9 % ("The price
