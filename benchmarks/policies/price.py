@@ -3,8 +3,8 @@
     python -m benchmarks.compare_policies price
 
 Decisions before the candidates delay the round; those about forwards beside the verification delay
-the draft alone. What trees learn from verdicts is counted with the first. Every repetition plays
-the same rounds, and the fastest of each round counts: other processes only ever make one slower.
+the draft alone; what is settled while a forward runs delays nothing. Every repetition plays the
+same rounds, and the fastest of each round counts: other processes only ever make one slower.
 Shares are means over rounds: where a policy rests or repeats rounds, most have no evaluation.
 """
 
@@ -21,10 +21,8 @@ from benchmarks.policies.figures import SMALL
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT, shipped_pair
-from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.protocol import DraftSide
-from codesign.policy.speculation import Speculation, parse_policy
-from codesign.policy.tree import DraftTree
+from codesign.policy.speculation import parse_policy
 from codesign.prompts import CATEGORIES
 from codesign.sim import cost_of
 from codesign.sim.acceptance import SyntheticDrafter
@@ -41,14 +39,18 @@ SMALL_WAYS = ("specserve-8 on 1", "batch-tree-16x2x8 on 1")
 SMALL_PAIR = "h200", "llama-3.1-8b:int4", "llama-3.2-1b:int4"
 ROUNDS, LONG = slice(10, 40), slice(100, 260)  # that count; an 8B rests in many, but not at first
 REPEATS, PASSES = 3, 8
-_BEFORE, _BESIDE = ("begin", "leaves", "select"), ("overlap_leaves",)
+_KINDS = {
+    "before": ("begin", "leaves", "select"),
+    "beside": ("overlap_leaves",),
+    "settled": ("settle",),
+}
 
 
 class _Clock:
     """Adds up processor time of calls."""
 
     def __init__(self) -> None:
-        self.seconds = {"before": 0.0, "beside": 0.0}
+        self.seconds = dict.fromkeys(_KINDS, 0.0)
 
     def wrap(self, call: Callable[..., Any], kind: str) -> Callable[..., Any]:
         """The same call, timed."""
@@ -91,28 +93,26 @@ def measure(store: Any, machine: Machine) -> None:
 def _price(way: str, fit: Fit, batch: int, counted: slice) -> dict[str, Any]:
     played = [_played(way, fit, batch, counted.stop) for _ in range(REPEATS)]
     quickest = (np.min(each, axis=0) for each in zip(*played, strict=True))
-    before, beside, rounds = (each[counted] for each in quickest)
+    before, beside, settled, rounds = (each[counted] for each in quickest)
     return {
         "round": float(rounds.mean()),
         "before": float(before.mean()),
         "beside": float(beside.mean()),
+        "settled": float(settled.mean()),
         "share": float(before.mean() / rounds.mean()),
     }
 
 
-def _played(
-    way: str, fit: Fit, batch: int, num_rounds: int
-) -> tuple[list[float], list[float], list[float]]:
-    """Seconds of deciding before the candidates, beside the verification, and of each round."""
+def _played(way: str, fit: Fit, batch: int, num_rounds: int) -> list[list[float]]:
+    """Seconds in each round of every kind of deciding, and of the round."""
     policy, _, label = way.partition(" on ")
     deployment = parse_deployment(label)
     cost = cost_of(fit, label)
     built = policy_of(parse_policy(policy), fit, cost, SLO(tpot=0.1), Serving())
     clock = _Clock()
-    for names, kind in ((_BEFORE, "before"), (_BESIDE, "beside")):
+    for kind, names in _KINDS.items():
         for name in names:
             setattr(built, name, clock.wrap(getattr(built, name), kind))
-    _time_trees(built, clock)
     entering = [Entering(i, CATEGORIES[i % 6], 500, 600) for i in range(batch)]
     outputs = [request.output_tokens for request in entering]
     luck = Luck.of(fit.answers, [request.category for request in entering], outputs, 1)
@@ -120,26 +120,11 @@ def _played(
     played = PlayedBatch(DraftSide(built), drafter, hears_early=deployment.draft_workers > 0)
     is_apart = deployment.draft_workers > 0
     timing = ApartTiming(cost) if is_apart else TogetherTiming(cost, is_plain=False)
-    now, before, beside, rounds = 0.0, [], [], []
+    now, found = 0.0, []
     for _ in range(num_rounds):
         clock.seconds = dict.fromkeys(clock.seconds, 0.0)
         seconds = timing.spans(now, 0.0, played.begin(entering, now)).seconds
         played.end()
         entering, now = [], now + seconds
-        before.append(clock.seconds["before"])
-        beside.append(clock.seconds["beside"])
-        rounds.append(seconds)
-    return before, beside, rounds
-
-
-def _time_trees(policy: Speculation, clock: _Clock) -> None:
-    """Count what budget trees learn from verdicts, too."""
-    make = policy.tree_type
-
-    def timed(*args: Any, **options: Any) -> DraftTree:
-        tree = make(*args, **options)
-        if isinstance(tree, BudgetTree):
-            tree._learn = clock.wrap(tree._learn, "before")  # type: ignore[method-assign]
-        return tree
-
-    policy.tree_type = timed
+        found.append([*clock.seconds.values(), seconds])
+    return [list(each) for each in zip(*found, strict=True)]

@@ -43,6 +43,8 @@ class DraftWorker:
         self.side = DraftSide(policy)
         self._drafter = drafter
         self._ahead = drafter if isinstance(drafter, AheadDrafter) else None
+        if self._ahead is not None:
+            self._ahead.meanwhile = policy.settle
         self._num_expansions = 0
         self._num_rows = 0
         self._prompts: tuple[PromptRows, ...] = ()
@@ -70,7 +72,8 @@ class DraftWorker:
         return True
 
     def catch_up(self) -> None:
-        """Take in what was kept, and make the next look if it is due; beside the target's step."""
+        """Settle and take in what was kept, and make the look that is due; beside the target."""
+        self.side.policy.settle()
         if self._kept is None:
             return
         self._take_in_kept()

@@ -55,7 +55,13 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class AheadDrafter(Drafter, Protocol):
-    """A drafter that can run forwards before they are asked for."""
+    """A drafter that can run forwards before they are asked for, and beside the host.
+
+    Attributes:
+        meanwhile: Called while a forward runs.
+    """
+
+    meanwhile: Callable[[], None]
 
     def expect(self, steps: int, *, width: int, fanout: int, grow: Grow) -> None:
         """Say, before a forward of one request, what is sure to follow it.

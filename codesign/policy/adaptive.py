@@ -232,8 +232,7 @@ class SpecServe(Repeating):
         chosen = [list(range(1 + count)) for count in counts]
         self.rests = not (this.awaited or num)
         if self._spec.adaptive_drafter:
-            self.reads_prompts = not self.rests and self._is_worth_reading()
-            self._weigh_looks(trees, this.roots + sum(worth[1 : 1 + rows]), rows)
+            self._verified = trees, this.roots + sum(worth[1 : 1 + rows]), rows
             if self.rests:
                 # A target forbids for a round or two, as a rule: only then a rest grows.
                 most = self._num_forbidden or LONGEST_REST
@@ -263,7 +262,6 @@ class SpecServe(Repeating):
         return counts
 
     def _is_worth_reading(self) -> bool:
-        """Whether the draft runs a prompt that begins now along with the target, part by part."""
         saved = self._saved(len(self._sizes))
         return self.traffic.left_at_first * saved > self.traffic.reading
 

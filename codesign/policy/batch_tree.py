@@ -273,12 +273,16 @@ class BatchTree(Repeating):
         self.rests = self._was_plain and not self.overlap
         if self.rests and len(self._worth) == 1:
             self.begin_rest(self._goodput.host.look(this.batch), this.verification)
-        self.reads_prompts = not self.rests and (self._spec.is_async or self._is_worth_reading())
-        if not self._spec.is_async:
-            self._weigh_looks(own, self._choice.tokens, self._choice.rows)
+        if self._spec.is_async:
+            self.reads_prompts = not self.rests
+        else:
+            self._verified = own, self._choice.tokens, self._choice.rows
+
+    def settle(self) -> None:
+        super().settle()
+        self.calibration.settle()
 
     def _is_worth_reading(self) -> bool:
-        """Whether a prompt that begins now is worth running, at what this round saves."""
         this, choice = self._round, self._choice
         seconds = this.fixed + this.target.of(this.num_base + choice.rows, this.context)
         saved = this.saved(seconds / choice.tokens)

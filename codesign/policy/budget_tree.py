@@ -6,7 +6,8 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from codesign.policy.online_calibration import Judged, OnlineCalibration
 from codesign.policy.tree import UNEXPANDED, DraftTree, Reroot
@@ -64,7 +65,9 @@ class BudgetTree(DraftTree):
     def reroot(self, verified: Sequence[int]) -> Reroot:
         """See DraftTree.reroot."""
         if len(self.sent) > 1:
-            self._learn(verified)
+            # What it has now is replaced by the move, not changed.
+            judge = partial(_judged, self.sent, self.log_weights, self.children, verified)
+            self.calibration.learn_later(judge)
         self.sent = ()
         found = super().reroot(verified)
         if found.is_hit:
@@ -77,24 +80,30 @@ class BudgetTree(DraftTree):
             self.open.sort(key=_heaviest)
         return found
 
-    def _learn(self, verified: Sequence[int]) -> None:
-        """Tell the calibration of every node that the target has judged."""
-        sent, weights = set(self.sent), self.log_weights
-        judged: list[Judged] = []
-        node = 0
-        for token in verified:
-            above, taken, is_likeliest = weights[node], -1, True
-            for child_token, child in self.children[node].items():
-                if child in sent:
-                    is_taken = child_token == token
-                    judged.append((weights[child] - above, is_likeliest, is_taken))
-                    if is_taken:
-                        taken = child
-                is_likeliest = False
-            if taken < 0:
-                break
-            node = taken
-        self.calibration.learn(judged)
+
+def _judged(
+    sent: Sequence[int],
+    weights: Sequence[float],
+    children: Sequence[Mapping[int, int]],
+    verified: Sequence[int],
+) -> list[Judged]:
+    """Every node that the target has judged: of those sent the children along its tokens."""
+    were_sent = set(sent)
+    judged: list[Judged] = []
+    node = 0
+    for token in verified:
+        above, taken, is_likeliest = weights[node], -1, True
+        for child_token, child in children[node].items():
+            if child in were_sent:
+                is_taken = child_token == token
+                judged.append((weights[child] - above, is_likeliest, is_taken))
+                if is_taken:
+                    taken = child
+            is_likeliest = False
+        if taken < 0:
+            break
+        node = taken
+    return judged
 
 
 def _heaviest(pair: tuple[float, int]) -> float:

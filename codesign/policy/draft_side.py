@@ -99,6 +99,7 @@ class DraftSide:
         finished: list[int] = []
         self._now = verdict.now
         policy = self.policy
+        policy.settle()
         policy.beside, policy.sharing, policy.now = verdict.beside, verdict.sharing, verdict.now
         if resting is None:
             resting = self.stays_at_rest(verdict)

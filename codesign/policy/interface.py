@@ -136,6 +136,12 @@ class Speculation:
         """Nodes of each tree that the target verifies, root included, connected."""
         return [[0] for _ in trees]
 
+    def settle(self) -> None:
+        """Do what no forward waits for; called while one runs, the draft's or the target's.
+
+        Before trees are changed by what a target's forward has verified.
+        """
+
 
 def last_confidence(tree: DraftTree) -> float:
     """Chance of a chain's last token given its parent, as the draft model sees it."""

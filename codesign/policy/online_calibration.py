@@ -10,7 +10,7 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -60,6 +60,7 @@ class OnlineCalibration:
         self._curvature = np.tile(PRIOR * np.eye(2), (2, 1, 1))
         self._tables = [_table(*pair) for pair in self._found.tolist()]
         self._judged: list[Judged] = []  # since the last update
+        self._unlearned: list[Callable[[], Sequence[Judged]]] = []
         self.confidence = START_CONFIDENCE if confidence is None else confidence
         self.num_confidences = 1 if confidence is None else KNOWN
 
@@ -72,6 +73,8 @@ class OnlineCalibration:
         """
         if not log_probs:
             return []
+        if self._unlearned:
+            self.settle()
         first, others = self._tables
         exp = math.exp
         chances = [first[int(_BINS * exp(log_probs[0]))]]
@@ -88,6 +91,16 @@ class OnlineCalibration:
             self.num_confidences += len(confidences)
             beyond = sum(confidences) - len(confidences) * self.confidence
             self.confidence += beyond / min(self.num_confidences, _MOST_CONFIDENCES)
+
+    def learn_later(self, judge: Callable[[], Sequence[Judged]]) -> None:
+        """Take in tokens that the target has judged, but not before ``settle`` or the next use."""
+        self._unlearned.append(judge)
+
+    def settle(self) -> None:
+        """Learn what is to be learned, in the order in which it came."""
+        unlearned, self._unlearned = self._unlearned, []
+        for judge in unlearned:
+            self.learn(judge())
 
     def learn(self, judged: Sequence[Judged]) -> None:
         """Take in tokens that the target has judged."""

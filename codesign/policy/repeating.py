@@ -59,6 +59,7 @@ class Repeating(Resting):
         self._largest = 0  # requests that the last look was made at: of more, fewer may draft
         self._seconds = 0.0  # of a round that repeats that one
         self._gains: dict[int, float] = {}  # share of goodput that looks gain, by requests
+        self._verified: tuple[Sequence[DraftTree], float, int] | None = None  # not weighed yet
 
     @property
     def mean_confidence(self) -> float:
@@ -97,6 +98,17 @@ class Repeating(Resting):
         if not self.rests:
             self.looking += _SHARE_MEMORY * ((not self.repeats) - self.looking)
         return self.repeats
+
+    def settle(self) -> None:
+        """See ``Speculation``."""
+        if self._verified is not None:
+            self.reads_prompts = not self.rests and self._is_worth_reading()
+            self._weigh_looks(*self._verified)
+            self._verified = None
+
+    def _is_worth_reading(self) -> bool:
+        """Whether a prompt that begins now is worth running, at what this round saves."""
+        raise NotImplementedError
 
     def _weigh_looks(self, trees: Sequence[DraftTree], tokens: float, rows: int) -> None:
         """Compare a round of looks with one without; repeat that if it has been better lately.

@@ -79,6 +79,7 @@ def _round(
     start = perf_counter()
     policy.select(trees)
     spent += perf_counter() - start
+    policy.settle()  # beside the target's step
     for tree in trees:
         child = tree.children[0].get(0)
         tree.reroot((0, 9) if child is not None and draws.random() < tree.confidence else (9,))

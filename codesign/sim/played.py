@@ -90,6 +90,7 @@ class PlayedBatch:
             self._tell(admissions, now)
         work = Work(len(self._requests), 0, self._context)
         candidates = self._draft(work)
+        self._side.policy.settle()
         self._rows = self._target.verify_rows(candidates)
         work.rows = sum([len(entry.tokens) for entry in self._rows])
         self._grow(work)
@@ -207,6 +208,7 @@ class PlayedBatch:
     def _forward(self, expansion: Sequence[ExpansionRows], work: Work) -> tuple[int, int]:
         """Answer one draft forward; rows and context without the prompts in it."""
         num_rows = context = 0
+        self._side.policy.settle()
         for rows in expansion:
             tokens, log_probs = self._drafter.answer(rows)
             self._side.expanded(rows, tokens, log_probs)

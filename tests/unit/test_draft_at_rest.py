@@ -178,6 +178,7 @@ def look_at(policy, trees) -> None:
     policy.begin(trees, [Progress()] * len(trees))
     assert not any(policy.leaves(trees, 0))
     assert policy.select(trees) == [[0]] * len(trees)
+    policy.settle()
 
 
 @pytest.mark.parametrize("label", ["batch-tree-4x2x3", "specserve-3", "turbospec-3"])

@@ -64,6 +64,7 @@ def play(
                 tree.add_children(node, (7,), (math.log(chance),))
         done += 1
     chosen = policy.select(trees)
+    policy.settle()
     for tree in trees:
         tree.reroot((9,))
     return done, sum(map(len, chosen)) - len(trees)

@@ -758,11 +758,13 @@ def test_a_prompt_is_run_by_the_draft_only_if_drafting_saves_more(prompt, answer
     chosen = policy.select(trees)
     assert len(chosen[0]) > 1
     assert (len(chosen[1]) > 1) == is_read
+    policy.settle()
     assert policy.reads_prompts == is_read
     everyone = build_speculation(parse_policy("specserve-5-no-drafter"), goodput=dear)
     trees = new_trees(1, base_len=400)
     assert draft(everyone, trees, [0.9]) == 5
     everyone.select(trees)
+    everyone.settle()
     assert everyone.reads_prompts
 
 

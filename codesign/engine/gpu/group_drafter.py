@@ -14,7 +14,7 @@ from codesign.engine.blocks import block_ids
 from codesign.engine.drafter import Choices, Grow
 from codesign.engine.gpu.paging import PageTable, Paging
 from codesign.engine.gpu.prompt_rows import prompt_message
-from codesign.engine.gpu.rank_group import GroupLeader, see_to_pages
+from codesign.engine.gpu.rank_group import GroupLeader, nothing, see_to_pages
 from codesign.engine.gpu.run_ahead import RunAhead
 from codesign.engine.gpu.step_rows import (
     Move,
@@ -61,6 +61,7 @@ class GroupDrafter:
         self._blocks: dict[int, tuple[int, ...]] = {}
         self._pending: dict[int, PendingMove] = {}
         self._ahead = RunAhead(leader, choices)
+        self.meanwhile = nothing
 
     def forward(self, expansion: Sequence[ExpansionRows], fanout: int) -> list[Choices]:
         """See ``Drafter.forward``."""
@@ -83,7 +84,7 @@ class GroupDrafter:
             if rows_needed:
                 answer = self._ahead.ask(message, expansion[0], part[0])
             else:
-                answer = self._leader.ask(message)
+                answer = self._leader.ask(message, self.meanwhile)
             found = self._row_choices(answer, bucket, num_rows, fanout)
             tokens += found[0]
             log_probs += found[1]
