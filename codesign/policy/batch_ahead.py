@@ -14,13 +14,12 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import accumulate
 from operator import mul
 
 import numpy as np
 
 from codesign.policy.batch_round import FEW, LEAST, BatchRound, Worth
-from codesign.policy.row_prices import Floats
+from codesign.policy.row_prices import Floats, numbers
 
 _MOST_NODES = 256  # that are foreseen: of large batches few forwards ever pay
 
@@ -49,23 +48,20 @@ def next_forward(
     # Only leaves whose children are verified would run.
     if isinstance(worth, list) and num <= FEW:
         nodes = sorted(worth + gains, reverse=True)
-        target = prices = this.target.listed(len(nodes) - 1)
-        tokens = list(accumulate(nodes))
-        values = this.values(tokens, prices, drafting)
-        count = values.index(max(values[1:]), 1)
-        level = max(nodes[count], LEAST)
-        rows = len([gain for gain in gains if gain >= level])
+        target = this.target.listed(len(nodes) - 1)
+        count, tokens, _ = this.best_number(nodes, drafting)
     else:
-        gains_B = np.array(gains)
-        nodes = np.concatenate((worth[::-1], gains_B))
+        nodes = np.concatenate((worth[::-1], numbers(gains)))
         nodes.sort(kind="stable")  # merges what is sorted already
         nodes = nodes[::-1]
-        target, tokens = this.target(len(nodes) - 1), nodes.cumsum()
-        values = this.value(tokens, target + drafting)
+        target, tokens_N = this.target(len(nodes) - 1), nodes.cumsum()
+        values = this.value(tokens_N, target + drafting)
         count = 1 + int(values[1:].argmax())
-        rows = int(np.count_nonzero(gains_B >= max(float(nodes[count]), LEAST)))
+        tokens = float(tokens_N[count])
+    level = max(float(nodes[count]), LEAST)
+    rows = len([gain for gain in gains if gain >= level])
     seconds = fixed + float(target[count]) + this.draft.at(rows)
-    value = this.value(float(tokens[count]), seconds) if rows else 0.0
+    value = this.value(tokens, seconds) if rows else 0.0
     return value, least_gain(this, nodes, target, count, num, rate)
 
 
@@ -100,15 +96,13 @@ def best_forwards(
     for number in range(1, most + 1):
         made.append(sorted(more))
         nodes = sorted(nodes + more, reverse=True)
-        tokens, behind = list(accumulate(nodes)), fixed + number * draft[num]
-        values = this.values(tokens, target, behind)
-        count = values.index(max(values[1:]), 1)
+        count, tokens, _ = this.best_number(nodes, fixed + number * draft[num])
         level = max(nodes[count], LEAST)
         # Only leaves whose children are verified would run.
         rows = [num - bisect_left(own, level) for own in made]
         seconds = fixed + target[count] + sum([draft[own] for own in rows])
-        fastest = min(fastest, seconds / tokens[count])
-        value = this.value(tokens[count], seconds) if rows[0] else 0.0
+        fastest = min(fastest, seconds / tokens)
+        value = this.value(tokens, seconds) if rows[0] else 0.0
         if value > best:
             best, chosen = value, (nodes, count)
         more = list(map(mul, more, confidence))

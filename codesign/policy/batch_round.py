@@ -9,8 +9,6 @@ Must not import torch or read a clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
 from math import inf
 from typing import Any, NamedTuple
 
@@ -18,9 +16,9 @@ from codesign.policy.goodput import Goodput
 from codesign.policy.row_prices import Floats, RowPrices
 from codesign.policy.traffic import Traffic
 
-# Numbers up to which a list is as fast as an array, and faster where the host comes from elsewhere:
-# then numpy's code is far away.
-FEW = 48
+# Numbers up to which a list and plain loops are as fast as arrays, and faster where the host comes
+# from elsewhere: then numpy's code is far away.
+FEW = 64
 Worth = list[float] | Floats  # (1 + N,): roots, then N nodes, descending; a list of ``FEW`` at most
 
 LEAST = 1e-9  # tokens or seconds: some are divided by, of some a logarithm is taken
@@ -69,6 +67,7 @@ class BatchRound:
         drafting: The same without looks.
         num_forwards: How many of them.
         first: Seconds of the first one, without its look.
+        fixed: Seconds of the round so far, and of what is beside its forwards; the stall behind it.
         behind: Seconds that a forward takes longer for tokens that requests missed; 0 once it ran.
         beside: Seconds so far of draft forwards beside the verification.
         verification: Seconds of the verification; known once its nodes are chosen.
@@ -119,6 +118,7 @@ class BatchRound:
         if prompt_rows and batch:
             self._power += WAITING * num_waiting / batch / (1.0 - min(traffic.share, FULL))
             self._power = min(self._power, _MOST_POWER)
+        self.fixed = self.overhead + self.stall
         seconds = self.target.of(self.num_base, context) + self.stall
         self.plain_seconds = max(seconds, LEAST)
         value = self.value(self.roots, seconds) if batch else 0.0
@@ -136,15 +136,29 @@ class BatchRound:
             return tokens / seconds
         return tokens / self.plain_seconds / (seconds / self.plain_seconds) ** self._power
 
-    def values(self, tokens: Sequence[float], seconds: Sequence[float], more: float) -> list[float]:
-        """The value of each of these; to all seconds come so many more, and there may be too many.
+    def best_number(
+        self, worth: list[float], fixed: float, longest: float = inf
+    ) -> tuple[int, float, float]:
+        """How many nodes are verified with most value, if any are: number, tokens and value.
 
-        In lists: up to some hundred of them are faster so where numpy's code is not in the caches.
+        A plain loop: where numpy's code is not in the caches, or nodes are few, it is faster.
+
+        Args:
+            worth: As for ``best``.
+            fixed: Seconds of the round beside the target's forward.
+            longest: As for ``best``; of a number that takes longer the value is -1.
         """
-        pairs = zip(tokens, seconds, strict=False)
-        if self._power == 1.0:
-            return [one / (each + more) for one, each in pairs]
-        return [self.value(one, each + more) for one, each in pairs]
+        tokens, is_simple = worth[0], self._power == 1.0
+        number, found, most = 0, tokens, -1.0
+        pairs = zip(worth, self.target.listed(len(worth) - 1), strict=False)
+        next(pairs)
+        for i, (one, price) in enumerate(pairs, 1):
+            tokens += one
+            seconds = price + fixed
+            value = tokens / seconds if is_simple else self.value(tokens, seconds)
+            if value > most and seconds <= longest:
+                number, found, most = i, tokens, value
+        return number, found, most
 
     def run_behind(self, num: int, missed: float) -> None:
         """Requests have missed so many tokens, which run with the first forward of ``num``."""
@@ -160,12 +174,8 @@ class BatchRound:
         self.num_forwards += 1
         self.drafting += seconds
         self.awaited += seconds + look
+        self.fixed = self.awaited + self.overhead + self.stall
         self.behind = 0.0
-
-    @property
-    def fixed(self) -> float:
-        """Seconds of the round so far, and of what is beside its forwards; the stall behind it."""
-        return self.awaited + self.overhead + self.stall
 
     def best(self, worth: Worth, longest: float = inf) -> Choice:
         """How many nodes are verified with most value: the heaviest, as long as it rises.
@@ -189,17 +199,17 @@ class BatchRound:
         return Choice(float(values[best]), rate, float(tokens[best]), best, level)
 
     def _best_of_few(self, worth: list[float], longest: float) -> Choice:
-        tokens, fixed = list(accumulate(worth)), self.fixed
-        prices = self.target.listed(len(worth) - 1)
-        values = self.values(tokens, prices, fixed)
-        if longest < inf:
-            pairs = zip(values, prices, strict=False)
-            values = [0.0 if price + fixed > longest else value for value, price in pairs]
-        plain = prices[0] + fixed if self.awaited else prices[0] + fixed - self.overhead
-        values[0] = self.value(tokens[0], plain)
-        best = values.index(max(values))
-        seconds, level = (prices[best] + fixed, worth[best]) if best else (plain, inf)
-        return Choice(values[best], self._power * tokens[best] / seconds, tokens[best], best, level)
+        fixed, tokens = self.fixed, worth[0]
+        number, level, seconds = 0, inf, self.target.listed(0)[0] + fixed
+        if not self.awaited:
+            seconds -= self.overhead
+        value = self.value(tokens, seconds)
+        if len(worth) > 1:
+            best, found, most = self.best_number(worth, fixed, longest)
+            if most > value:
+                number, tokens, value, level = best, found, most, worth[best]
+                seconds = self.target.listed(best)[best] + fixed
+        return Choice(value, self._power * tokens / seconds, tokens, number, level)
 
     def draft_row(self, num: int, rate: float) -> float:
         """Tokens that the seconds of a row of a draft forward would yield elsewhere.

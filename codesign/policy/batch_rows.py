@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import exp, log
-from struct import pack
 
 import numpy as np
 
 from codesign.policy.batch_round import FEW, Choice, Worth
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.interface import MAX_TREE_ROWS
-from codesign.policy.row_prices import Floats
+from codesign.policy.row_prices import Floats, numbers
 
 NEVER = -100.0  # log chance
 SURE = 1e-9  # of equal log chances: parents stand with their children
@@ -42,8 +41,7 @@ def worth_of_nodes(
         few = sorted(map(exp, nodes), reverse=True)[len(trees) - 1 :]
         few[0] = roots
         return few
-    # Half as long as by numpy's own ways from a list.
-    worth = np.exp(np.frombuffer(pack(f"{len(nodes)}d", *nodes)))
+    worth = np.exp(numbers(nodes))
     if urgency is not None:
         sizes = [min(len(tree.log_weights), most) for tree in trees]
         worth *= np.repeat(urgency, sizes)
@@ -70,19 +68,16 @@ def best_nodes(
     """
     if not choice.rows:
         return [[0] for _ in trees]
-    chosen: list[list[int]] = []
     bounds = [log(choice.level) - SURE] * len(trees)
     if urgency is not None:
         bounds = [log(choice.level / one) - SURE for one in urgency.tolist()]
-    for tree, bound in zip(trees, bounds, strict=True):
-        weights = tree.log_weights
-        if bound > 0.0 or len(weights) == 1:
-            chosen.append([0])
-            continue
-        nodes = [n for n, weight in enumerate(weights) if weight >= bound]
-        if len(nodes) > most:
-            nodes = sorted(nodes, key=weights.__getitem__, reverse=True)[:most]
-        chosen.append(nodes)
+    chosen = [
+        [n for n, weight in enumerate(tree.log_weights) if weight >= bound] or [0]
+        for tree, bound in zip(trees, bounds, strict=True)
+    ]
+    for i in [i for i, nodes in enumerate(chosen) if len(nodes) > most]:
+        weights = trees[i].log_weights
+        chosen[i] = sorted(chosen[i], key=weights.__getitem__, reverse=True)[:most]
     excess = sum(map(len, chosen)) - len(trees) - choice.rows
     if excess > 0:
         _leave_equals(trees, chosen, bounds, excess)
@@ -112,11 +107,15 @@ def prospects(trees: Sequence[BudgetTree]) -> tuple[list[float], list[float]]:
     return [tree.confidence for tree in trees], tops
 
 
+def gains_of(trees: Sequence[BudgetTree]) -> list[float]:
+    """(B,) gain of each tree's likeliest leaf, as in batch_ahead.py; 0 without any."""
+    return [exp(ranked[0][0]) * tree.confidence if (ranked := tree.open) else 0.0 for tree in trees]
+
+
 def leaves_worth(
     trees: Sequence[BudgetTree],
     width: int,
     gains: Sequence[float],
-    tops: Sequence[float],
     level: float,
     *,
     are_roots: bool = False,
@@ -126,19 +125,20 @@ def leaves_worth(
     Args:
         trees: B of them.
         width: Leaves.
-        gains: (B,) gain of each tree's likeliest leaf; a likelier leaf gains in proportion.
-        tops: (B,) log chance of that leaf.
-        level: Least gain; at most the largest of ``gains``.
+        gains: (B,) gain of each tree's likeliest leaf; another leaf gains in proportion.
+        level: Least gain, above 0; at most the largest of ``gains``.
         are_roots: No tree has any other node.
     """
     if are_roots:
         return [[0] if gain >= level else [] for gain in gains]
     leaves = no_leaves(trees)
-    for i, (gain, top, tree) in enumerate(zip(gains, tops, trees, strict=True)):
+    for i, gain in enumerate(gains):
         if gain < level:
             continue
         # Least log chance; a leaf that gains just the level is at it to the last digit.
-        bound, ranked = log(level / gain) + top, tree.open
+        tree = trees[i]
+        ranked = tree.open
+        bound = log(level / gain) + ranked[0][0]
         if (len(ranked) == 1 or ranked[1][0] < bound) and tree.num_expanded < MAX_TREE_ROWS:
             leaves[i] = [ranked[0][1]]  # most often: its likeliest leaf pays, no other does
         else:

@@ -36,8 +36,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import exp
-from operator import mul
 from typing import cast
 
 from codesign.policy.batch_ahead import (
@@ -49,11 +47,10 @@ from codesign.policy.batch_ahead import (
 from codesign.policy.batch_beside import DraftingBeside
 from codesign.policy.batch_round import Choice
 from codesign.policy.batch_rows import (
-    NEVER,
     best_nodes,
+    gains_of,
     leaves_worth,
     no_leaves,
-    prospects,
     worth_of_nodes,
 )
 from codesign.policy.budget_tree import BudgetTree
@@ -142,7 +139,7 @@ class BatchTree(Repeating):
             return self._likeliest_leaves(trees, done)
         own, this = cast("Sequence[BudgetTree]", trees), self._round
         if done:
-            this.wait_for(this.draft.of(self._last_rows, this.context))
+            this.wait_for(this.draft.at(self._last_rows))
             if self._cold:
                 self._cold = [i for i in self._cold if not own[i].num_expanded]
         else:
@@ -163,8 +160,9 @@ class BatchTree(Repeating):
     def _find_missing(self, trees: Sequence[BudgetTree]) -> None:
         """Whom the draft has not run for, and whose last token runs with the first forward."""
         missing = [tree.base_len - 1 - tree.prefix_len for tree in trees]
-        self._cold = [i for i, tokens in enumerate(missing) if tokens >= COLD]
-        self._behind = rows_behind(missing)
+        most = max(missing, default=0)
+        self._cold = [] if most < COLD else [i for i, n in enumerate(missing) if n >= COLD]
+        self._behind = missing if most <= 1 else rows_behind(missing)
         # Of those that are not drafted for yet as many are foreseen as will be accepted.
         missed = sum(self._behind) + sum([trees[i].confidence for i in self._cold])
         self._round.run_behind(len(trees), missed)
@@ -180,25 +178,26 @@ class BatchTree(Repeating):
 
     def _worthwhile(self, trees: Sequence[BudgetTree], left: int, margin: float) -> Leaves:
         """Leaves of the next forward; none if it does not pay."""
-        confidence, tops = prospects(trees)
+        gains = gains_of(trees)
         if self._spec.is_async:
             for i in self._cold:  # what it missed is run beside the verification: it may be long
-                tops[i] = NEVER
-        gains = list(map(mul, map(exp, tops), confidence))
+                gains[i] = 0.0
         least = self._choice.value * (1.0 + margin)
-        value, level = self._promised(gains, confidence, left, least)
-        if value > least and self._cold and self._leave_cold(trees, gains, confidence, left):
-            if not any(gains):
-                return no_leaves(trees)
-            value, level = self._best_ahead(gains, confidence, left)  # of those that are left
+        value, level = self._promised(trees, gains, left, least)
+        if value > least and self._cold:
+            confidence = [tree.confidence for tree in trees]
+            if self._leave_cold(trees, gains, confidence, left):
+                if not any(gains):
+                    return no_leaves(trees)
+                value, level = self._best_ahead(gains, confidence, left)  # of those that are left
         if value <= least:
             return no_leaves(trees)
         level = min(level, max(gains))
         are_roots = len(self._worth) == 1
-        return leaves_worth(trees, self._spec.width, gains, tops, level, are_roots=are_roots)
+        return leaves_worth(trees, self._spec.width, gains, level, are_roots=are_roots)
 
     def _promised(
-        self, gains: list[float], confidence: list[float], left: int, least: float
+        self, trees: Sequence[BudgetTree], gains: list[float], left: int, least: float
     ) -> Promise:
         """What further forwards promise: one, or, where it matters, the best number of several."""
         if not self._cold:  # prompts are judged by what several forwards save
@@ -206,7 +205,7 @@ class BatchTree(Repeating):
             # Where nothing is drafted yet the first one alone may not pay, but several may.
             if found[0] > least or self._round.awaited or left <= 1:
                 return found
-        return self._best_ahead(gains, confidence, left)
+        return self._best_ahead(gains, [tree.confidence for tree in trees], left)
 
     def _best_ahead(self, gains: list[float], confidence: list[float], left: int) -> Promise:
         """What 1 to ``left`` promise; also notes the seconds that such rounds save."""

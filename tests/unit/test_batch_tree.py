@@ -224,7 +224,8 @@ def test_what_further_forwards_promise_is_the_best_mix_of_old_and_new_nodes(
     # By arrays the same bits.
     assert next_forward(this, np.array(worth), gains, rate) == once
     assert policy._best_ahead(gains, confidence, left)[0] == found
-    this.awaited = drafting = draft(batch)
+    drafting = draft(batch)
+    this.wait_for(drafting)
     for longest in (math.inf, drafting + STAIRS(batch + 8)):
         assert this.best(worth, longest) == this.best(np.array(worth), longest)
 
@@ -797,7 +798,7 @@ def test_the_price_of_one_number_of_rows_is_that_in_the_list_to_the_last_digit(
 @given(st.lists(st.sampled_from([0.2, 0.5, 0.9]), min_size=1, max_size=6), st.floats(0.1, 1.0))
 def test_of_roots_alone_the_same_pay_as_where_each_tree_is_searched(gains, share):
     trees = trees_of(policy_of(), len(gains))
-    level, tops = share * max(gains), [0.0] * len(gains)
-    found = [leaves_worth(trees, 2, gains, tops, level, are_roots=roots) for roots in (True, False)]
+    level = share * max(gains)
+    found = [leaves_worth(trees, 2, gains, level, are_roots=roots) for roots in (True, False)]
     assert found[0] == found[1]
     assert any(found[0])

@@ -415,7 +415,7 @@ def test_the_best_choice_is_the_one_with_most_goodput_that_is_not_too_long(
     )
     this, traffic = BatchRound(estimate), Traffic(estimate.prompt_seconds, hears_late=True)
     this.begin(batch, 100, traffic=traffic, sharing=(0, 0))
-    this.awaited = this.draft.of(batch, 100)
+    this.wait_for(this.draft.of(batch, 100))
     chances.sort(reverse=True)
     ask = {"batch": batch, "context": 100, "steps": 1}
     values = [
