@@ -6,7 +6,8 @@ predicted step times, the engine runs the same objects under the wall clock with
     spec, labels, speculation  a policy as data, its name, its object
     interface           the questions that a round asks a policy
     chains, trees       policies that treat requests one by one; other ways to overlap: parallel
-    adaptive, turbospec chains whose length follows the predicted goodput
+    adaptive, turbospec chains whose length follows the predicted goodput; slo_room: how long a
+                        round may be
     batch_tree          trees that share the rows of a batch: batch_round and row_prices,
                         batch_rows, batch_ahead, batch_beside, with budget_tree for each request
     adaserve            rows for requests that are behind their target (urgency)

@@ -8,15 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
-from codesign.policy.batch_round import FEW, FULL
+from codesign.policy.batch_round import FEW, FULL, Worth
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import Progress
 from codesign.policy.online_calibration import KNOWN
 from codesign.policy.repeating import Repeating, likeliest_children
 from codesign.policy.resting import LONGEST_REST
+from codesign.policy.row_prices import numbers
+from codesign.policy.slo_room import SloRoom
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.traffic import COLD, Traffic, rows_behind
 from codesign.policy.tree import DraftTree
@@ -30,7 +30,7 @@ class SpecServe(Repeating):
     Adaptive drafter: predict the goodput of one more step with the running mean confidence; if it
     does not fall, draft the step, and correct with the confidences seen. Confidence-prior verifier:
     of all drafted tokens verify the set with the largest goodput, most likely first. Both stay
-    within the seconds that the SLO leaves a round (``_allowed``).
+    within the seconds that the SLO leaves a round (slo_room.py).
 
     Beyond the paper, a round is priced with the prompts that it delays (batch_round.py), the target
     is one of a request's whole answer, and the draft runs a prompt only if drafting saves more. The
@@ -66,7 +66,7 @@ class SpecServe(Repeating):
         start = INITIAL_CONFIDENCE if confidence is None else confidence
         self._sum_confidence = self._num_confidence * start
         self._plain_seconds = 0.0  # of a plain round and the prompts between such, at the last look
-        self._longest = math.inf  # seconds that a round with draft tokens may take
+        self._room = self._room_of((), ())  # seconds that a round with draft tokens may take
         self._num_forbidden = 0  # looks one after another by which any draft token takes longer
         self._best = 0.0
         self._missing: list[int] = []  # tokens that the draft has not run, of each request
@@ -88,10 +88,10 @@ class SpecServe(Repeating):
         if self._begins_repeat(trees, progress):
             return
         batch, context = self._begin_looks(trees, self._num_confidence)
-        self._missing = [tree.missing for tree in trees]
+        self._missing = [tree.base_len - 1 - tree.prefix_len for tree in trees]
         plain = self._goodput.seconds(batch=batch, context=context, steps=0, draft_tokens=0)
         self._plain_seconds = plain / (1.0 - min(self.traffic.share, FULL))
-        self._longest = self._allowed(self._missing, progress)
+        self._room = self._room_of(progress, self._missing)
         self._take_all(trees)
         self._best = self._value(self._chances)
 
@@ -109,34 +109,17 @@ class SpecServe(Repeating):
     def _allows(
         self, seconds: float, trees: Sequence[DraftTree], progress: Sequence[Progress]
     ) -> bool:
-        # Most keep their target by what they have, whatever is still to come: known at once.
-        common, plain = self._goodput.slo_tpot or math.inf, self._plain_seconds
-        for one in progress:
-            target = one.slo_tpot or common
-            if target < plain or target * (one.tokens + 1) - one.elapsed < seconds:
-                return seconds <= self._allowed([tree.missing for tree in trees], progress)
-        return True
+        return self._room_of(progress, [tree.missing for tree in trees]).allows(seconds)
 
-    def _allowed(self, missing: Sequence[int], progress: Sequence[Progress]) -> float:
-        """Seconds after which plain decoding would still keep every target that it can keep.
-
-        Of the round a request gets one token, as the paper has it, and if the draft model has run
-        what it says so far, one more with the mean chance; on deeper ones it does not count. Its
-        target is one of the mean of all its tokens: there are those that it has, and those that are
-        expected. One that would miss its target with plain rounds from now on has nothing to lose.
-        """
-        if not self._spec.slo_aware or not progress:
-            return math.inf
-        common = self._goodput.slo_tpot
-        tokens_B = np.array([one.tokens for one in progress])
-        left_B = self.traffic.expected_left(tokens_B)
-        elapsed_B = np.array([one.elapsed for one in progress])
-        target_B = np.array([one.slo_tpot or common for one in progress], float)  # nan for none
-        plain = self._plain_seconds
-        room_B = target_B * (tokens_B + 1 + left_B) - elapsed_B - plain * left_B
-        known_B = np.array(missing) < COLD
-        longest_B = room_B + plain * np.minimum(known_B * self.mean_confidence, left_B)
-        return float(longest_B[room_B >= plain].min(initial=math.inf))
+    def _room_of(self, progress: Sequence[Progress], missing: Sequence[int]) -> SloRoom:
+        return SloRoom(
+            progress if self._spec.slo_aware else (),
+            missing,
+            common=self._goodput.slo_tpot,
+            plain=self._plain_seconds,
+            confidence=self.mean_confidence,
+            traffic=self.traffic,
+        )
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:
         if self.repeats:
@@ -225,7 +208,7 @@ class SpecServe(Repeating):
         this, num = self._round, len(self._chances)
         worth, rows = [this.roots, *sorted(self._chances, reverse=True)], num
         if self._spec.confidence_prior:
-            rows = this.best(worth if num <= FEW else np.array(worth), self._longest).rows
+            rows = self._best_rows(worth if num <= FEW else numbers(worth))
         elif self._value(self._chances) < 0:
             rows = 0  # tokens left over from the last round may be too many by themselves
         counts = self._counts_of(rows, worth[rows])
@@ -239,6 +222,14 @@ class SpecServe(Repeating):
                 look = self._goodput.host.look(this.batch)
                 self.begin_rest(look, this.plain_seconds - this.stall, most)
         return chosen
+
+    def _best_rows(self, worth: Worth) -> int:
+        """How many tokens are verified with most goodput, within the seconds allowed."""
+        this = self._round
+        rows = this.best(worth).rows
+        if rows and not self._room.allows(this.target.at(rows) + this.fixed):
+            rows = this.best(worth, self._room.longest).rows
+        return rows
 
     def _counts_of(self, rows: int, least: float) -> list[int]:
         """How many tokens of each chain are verified: those of the ``least`` chance and above.
@@ -276,6 +267,6 @@ class SpecServe(Repeating):
         if not (chances or more or this.awaited):
             return this.plain.value
         seconds = this.target.of(this.num_base + len(chances), this.context) + this.fixed + more
-        if chances and seconds > self._longest:
+        if chances and not self._room.allows(seconds):
             return -1.0
         return this.value(this.roots + sum(chances), seconds)

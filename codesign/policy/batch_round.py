@@ -164,8 +164,7 @@ class BatchRound:
         """Requests have missed so many tokens, which run with the first forward of ``num``."""
         self.behind = 0.0
         if missed:
-            more = self.draft.of(num + missed, self.context)
-            self.behind = more - self.draft.of(num, self.context)
+            self.behind = self.draft.of(num + missed, self.context) - self.draft.at(num)
 
     def wait_for(self, seconds: float, look: float = 0.0) -> None:
         """The target waits for a draft forward, and for a look that counts."""

@@ -186,13 +186,8 @@ def test_what_is_allowed_is_known_at_once_where_targets_are_kept(monkeypatch):
     trees = trees_of(policy, 2)
     play(policy, trees, 0.6)
     assert isinstance(policy, SpecServe)
-    calculated, reckon = [], policy._allowed
-
-    def counted(missing: Sequence[int], progress: Sequence[Progress]) -> float:
-        calculated.append(reckon(missing, progress))
-        return calculated[-1]
-
-    monkeypatch.setattr(policy, "_allowed", counted)
+    rooms, room_of = [], policy._room_of
+    monkeypatch.setattr(policy, "_room_of", lambda *of: rooms.append(room_of(*of)) or rooms[-1])
     drawn, found = np.random.default_rng(0), set()
     for _ in range(500):
         counts, paces = drawn.integers(0, 60, 2), drawn.uniform(5e-3, 0.03, 2)
@@ -200,10 +195,10 @@ def test_what_is_allowed_is_known_at_once_where_targets_are_kept(monkeypatch):
             Progress(tokens * pace, tokens, drawn.choice([None, 0.009, 0.012, 0.02]))
             for tokens, pace in zip(counts, paces, strict=True)
         ]
-        before, seconds = len(calculated), float(drawn.uniform(0.010, 0.03))
+        seconds = float(drawn.uniform(0.010, 0.03))
         allows = policy._allows(seconds, trees, progress)
-        assert allows == (seconds <= reckon([tree.missing for tree in trees], progress))
-        found.add((allows, len(calculated) > before))
+        found.add((allows, "longest" in vars(rooms[-1])))
+        assert allows == (seconds <= rooms[-1].longest)
     assert found == {(True, False), (True, True), (False, True)}
 
 
