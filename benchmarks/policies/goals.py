@@ -57,8 +57,8 @@ _REMARKS = """\
   speed on an H200 with a slow host on 24 November. Deciding takes less than half of that time
   since; they have 1.03 to 1.08 on an H100, where simulation says 1.02 to 1.04 ("Measured on GPUs").
 - **Goodput** of 0.667 is 6 requests of 120 within the SLO where SpecServe has 9.
-- **Deciding** is missed for the 8B, whose rounds are short, and with a 70B on this slow core from
-  batches of 8 (batch trees) or 128 (SpecServe) on; on a faster one it took 0.6 to 1.9 % ("The price
+- **Deciding** is missed by batch trees for one or two requests of an 8B, whose rounds are short,
+  and for 32 and more of a 70B on this slow core; on a faster one it took 0.6 to 1.9 % ("The price
   of deciding").
 - **SpecServe and the best fixed length.** By rooflines it has 1.10 and 1.56 on "code" and "conv"
   (best lengths 1.08 and 1.55), and is 0.2 % behind on "mooncake" (1.326, 1.328). Exactly as in the

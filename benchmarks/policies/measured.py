@@ -30,19 +30,23 @@ def price_section(results: Results) -> str:
     return f"""\
 ## The price of deciding
 
-CPU time that the policy's own decisions take per round, us (mean; learning from verdicts
-included), and in brackets its share of the mean simulated round. Measured on one core; each round
-is the fastest of several repetitions. What an asynchronous policy decides during the verification
-delays no round.
+CPU time that the policy's own decisions take per round while no forward runs, us (mean), and in
+brackets its share of the mean simulated round. Measured on one core; each round is the fastest of
+several repetitions. What an asynchronous policy decides during the verification delays no round,
+nor does what is settled while a forward runs: learning from verdicts, and whether looks gain.
 
 {markdown(head, rows)}
 
-The goal, at most 2 % of a round, depends on the core, and this one is slow (25 November): the code
-of 24 November takes 1.7 times what it took before on another machine, where the 70B's shares were
-0.6 to 1.9 % (medians). One and two requests of an 8B miss it: their rounds are a fifth as long,
-evaluations gain more than they take and are made in nearly every round. They took 7.1 and 6.6 %
-here before few nodes were weighed in lists, with the same decisions. Evaluations that are left out
-are not counted."""
+The goal, at most 2 % of a round, depends on the core, and this one is slow (25 November, other
+processes on it): the code of 24 November takes 1.7 times what it took before on another machine,
+where the 70B's shares were 0.6 to 1.9 % (medians). Batch trees of one and two requests of an 8B
+miss it: their rounds are a fifth as long, evaluations gain more than they take and are made in
+nearly every round. So do those of 32 and more requests of a 70B, as each evaluation reads each
+tree. The code before, run in turns with it in one process, took 3.5 and 3.7 % of the 8B's rounds,
+and 2.3, 2.8, 3.0 and 3.4 % of the 70B's with 8, 32, 64 and 128 requests (SpecServe's 1.2, 1.7, 2.1
+and 2.4 %), with the same decisions. What is now settled while a forward runs was 8 to 23 % of the
+batch tree's. Reading the clock is 1 us of each call, of which a round has five or more. Evaluations
+that are left out are not counted."""
 
 
 def pairs_section(results: Results) -> str:

@@ -732,6 +732,11 @@ def test_a_tree_tells_what_was_accepted_and_what_was_not():
     calibration.settle()
     judged = [(round(math.exp(chance), 1), *told) for chance, *told in seen]
     assert judged == [(0.6, True, True), (0.3, False, False), (0.8, True, False)]
+    run([tree], [[0]], [[0.6, 0.3]])
+    tree.sent = [0, 1, 2]
+    tree.reroot([5])
+    run([tree], [[0]], [[0.6, 0.3]])  # by what was learned before
+    assert len(seen) == 5
 
 
 # What a run reports.

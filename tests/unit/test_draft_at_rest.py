@@ -135,6 +135,38 @@ def test_a_draft_at_rest_is_in_step_when_it_drafts_again(label, look):
     assert max(rows) > REQUESTS
 
 
+class GpuDrafter(Drafter):
+    """Leaves the host time while a forward runs."""
+
+    meanwhile = staticmethod(lambda: None)
+
+    def forward(self, expansion, fanout):
+        self.meanwhile()
+        return super().forward(expansion, fanout)
+
+    def expect(self, steps, *, width, fanout, grow):
+        raise AssertionError("these policies foresee nothing")
+
+
+@pytest.mark.parametrize("label", ["batch-tree-4x2x3", "specserve-3"])
+def test_verdicts_teach_while_a_forward_runs_and_the_same_as_where_none_leaves_time(label):
+    found, learned = [], []
+    for drafter in (Drafter(), GpuDrafter()):
+        policy = policy_of(CHEAP, 9e-5, label)
+        if isinstance(policy, BatchTree):
+            learn = policy.calibration.learn
+            policy.calibration.learn = lambda judged, d=drafter, f=learn: (
+                learned.append((type(d), d.forwards)),
+                f(judged),
+            )
+        found.append(serve(policy, drafter, become_cheap=-1))
+    assert found[0] == found[1]
+    before = {number for kind, number in learned if kind is Drafter}  # its first forward is over
+    within = {number for kind, number in learned if kind is GpuDrafter}
+    assert bool(within) == label.startswith("batch-tree")
+    assert before == {number + 1 for number in within}
+
+
 @pytest.mark.parametrize("label", ["batch-tree-4x2x3", "specserve-3", "turbospec-3"])
 @pytest.mark.parametrize("look", [9e-5, 0.0])
 def test_looks_take_their_share_by_what_they_take_and_not_by_what_the_fit_says(
