@@ -84,6 +84,15 @@ def test_the_reason_names_the_share_of_verification_and_the_gain():
     assert reason.endswith("no SLO was set")
 
 
+def test_the_gain_is_over_the_best_plain_plan_not_over_one_that_lets_requests_wait():
+    ranked = [
+        entry("chain-3", tpot=(0.08, 0.08)).scored,
+        entry("plain", tpot=(0.1, 0.1)).scored,
+        entry("plain", goodput=(0.1, 0.1), tpot=(0.04, 0.04)).scored,
+    ]
+    assert "mean TPOT 20% below plain decoding's" in explain(ranked, SLO())
+
+
 def test_plain_decoding_is_chosen_because_no_draft_serves_better():
     plain, chain = entry("plain").scored, entry("chain-3").scored
     assert (
