@@ -240,6 +240,6 @@ def _plain_candidate(fit: Fit, candidate: Candidate) -> Candidate | None:
 def _busy(shares: list[dict[str, float]], error: float) -> dict[str, Interval]:
     found = {}
     for name in shares[0]:
-        interval = interval_over_seeds([each[name] for each in shares], error)
-        found[name] = Interval(interval.value, interval.low, min(interval.high, 1.0))
+        values = [each[name] for each in shares]
+        found[name] = interval_over_seeds(values, error, bounds=(0.0, 1.0))
     return found

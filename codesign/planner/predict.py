@@ -32,6 +32,11 @@ TIMES = (
 )  # fmt: skip
 COUNTS = ("acceptance_length", "acceptance_rate", "mean_batch")
 SHARES = ("slo_attainment", "goodput")
+_BOUNDS = {  # of figures that cannot be just anything above 0
+    "acceptance_length": (1.0, math.inf),  # every round emits a token of each of its requests
+    "acceptance_rate": (0.0, 1.0),
+    "mean_batch": (1.0, math.inf),  # steps without a request that decodes do not count
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +175,12 @@ def score(
         for name in names:
             values = _values(outcomes, name)
             if values and all(map(math.isfinite, values)):
-                predicted[name] = interval_over_seeds(values, error, stand_in.get(name, 0.0))
+                predicted[name] = interval_over_seeds(
+                    values,
+                    error,
+                    stand_in.get(name, 0.0),
+                    bounds=_BOUNDS.get(name, (0.0, math.inf)),
+                )
     top = {"slo_attainment": 1.0, "goodput": math.inf}
     for name in SHARES:
         values, worse = _values(outcomes, name), _values(outcomes, f"{name}_worse")

@@ -60,13 +60,20 @@ def time_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> fl
     return math.hypot(step_error(fit, candidate, spans), acceptance_error(fit, candidate))
 
 
-def interval_over_seeds(values: Sequence[float], error: float, spread: float = 0.0) -> Interval:
+def interval_over_seeds(
+    values: Sequence[float],
+    error: float,
+    spread: float = 0.0,
+    *,
+    bounds: tuple[float, float] = (0.0, math.inf),
+) -> Interval:
     """Mean, and where further runs lie; see ``predict.score``.
 
     Args:
         values: One per seed.
         error: Relative error of the fit.
         spread: Relative standard deviation over seeds, for when there is a single one.
+        bounds: Least and most that the figure can be.
     """
     value, num = float(np.mean(values)), len(values)
     if num > 1:
@@ -75,7 +82,8 @@ def interval_over_seeds(values: Sequence[float], error: float, spread: float = 0
         deviation, freedom = abs(value) * spread, _MANY
     quantile = student_t_quantile(freedom, 1.0 - _TAIL) if deviation else 0.0
     half = math.hypot(quantile * deviation * math.sqrt(1.0 + 1.0 / num), abs(value) * error)
-    return Interval(value, max(value - half, 0.0), value + half)  # no figure is below 0
+    least, most = bounds
+    return Interval(value, max(value - half, least), min(value + half, most))
 
 
 def hull(interval: Interval, values: Sequence[float], top: float) -> Interval:

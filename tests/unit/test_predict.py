@@ -111,6 +111,15 @@ def test_shares_stay_between_0_and_1(machine_fit):
     assert interval.high == 1.0
 
 
+def test_a_round_is_never_said_to_emit_less_than_a_token(machine_fit):
+    fit = replace(machine_fit, errors={**machine_fit.errors, "acceptance": 0.8})
+    made = outcome(acceptance_length=1.2, acceptance_rate=0.7, mean_batch=1.1)
+    predicted = score(CHAIN, [made], fit, SLO()).predicted
+    assert predicted["acceptance_length"].low == predicted["mean_batch"].low == 1.0
+    assert predicted["acceptance_rate"].high == 1.0
+    assert predicted["acceptance_length"].high == pytest.approx(1.2 * 1.8)
+
+
 def test_rows_beyond_the_measured_ones_are_called_extrapolated(machine_fit):
     assert extrapolation_note(PLAIN, [outcome(max_rows=32)], machine_fit) == ""
     note = extrapolation_note(PLAIN, [outcome(max_rows=33)], machine_fit)
