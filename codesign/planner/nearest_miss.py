@@ -44,7 +44,10 @@ def nearest_miss(
     if simulate_all is not None:
         simulate = simulate_all
         rate = _confirmed(entries[best].candidate, rate, slo, simulate)
-    at_rate = "At {:.2g} times this arrival rate {} meets the SLO (--rate-scale)"
+    at_rate = (
+        "At {0:.2g} times this arrival rate {1} meets the SLO (--rate-scale {0:.2g}; "
+        "if you gave one, {0:.2g} times yours)"
+    )
     names = ["it" if entry is nearest else entry.candidate.label for entry in entries]
     if rate > 0:
         return f"{line}. {at_rate.format(rate, names[best])}"
