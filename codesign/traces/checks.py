@@ -30,10 +30,10 @@ class Rows:
     first: int
     word: str = "line"
 
-    def error(self, index: Any, reason: str) -> InputError:
+    def error(self, index: Any, reason: str, fix: str = FIX) -> InputError:
         """Return the error of the row at ``index``, counted from 0."""
         number = self.first + int(index)
-        return InputError(f"{self.path}, {self.word} {number}: {reason}. Fix: {FIX}")
+        return InputError(f"{self.path}, {self.word} {number}: {reason}. Fix: {fix}")
 
 
 def dates_to_seconds(rows: Rows, column: pd.Series) -> NDArray[np.float64]:
@@ -89,7 +89,8 @@ def _check_order(rows: Rows, steps: NDArray[Any], column: pd.Series) -> None:
     if (steps < 0).any():
         at = int(np.argmax(steps < 0)) + 1
         reason = f"{column.name} {column.iloc[at]} is before {column.iloc[at - 1]}, the row above"
-        raise rows.error(at, f"{reason}; rows must be in order of arrival")
+        reason += "; rows must be in order of arrival"
+        raise rows.error(at, reason, f"sort the {rows.word}s by {column.name}, or {FIX}")
 
 
 def _numbers(rows: Rows, column: pd.Series, what: str) -> NDArray[np.float64]:

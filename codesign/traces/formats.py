@@ -170,6 +170,11 @@ def _csv_format(path: Path, columns: list[str], line: int) -> _CsvFormat:
     missing = [name for name in form.columns if name not in columns]
     if len(set(columns)) < len(columns):
         raise InputError(f"{path}, line {line}: a column occurs twice. Fix: remove one")
+    if missing and any('"' in name for name in columns):
+        raise InputError(
+            f"{path}, line {line}: the columns are quoted. Fix: write the file without quotation "
+            "marks"
+        )
     if len(missing) == len(form.columns):
         known = "; ".join(",".join(f.columns) for f in _CSV_FORMATS)
         shown = ",".join(columns)[:80]
@@ -236,11 +241,13 @@ def _add_wishes(rows: Rows, requests: pd.DataFrame, frame: pd.DataFrame) -> None
         requests["category"] = _series(frame, "category").fillna("").map(str).astype(object)
     if "speculates" in frame:
         values = _series(frame, "speculates").fillna(1)
-        wrong = np.flatnonzero(~values.isin([0, 1]).to_numpy())
+        # A single word makes pandas read every number of the column as text.
+        numbers = cast("pd.Series", pd.to_numeric(values, errors="coerce"))
+        wrong = np.flatnonzero(~numbers.isin([0, 1]).to_numpy())
         if len(wrong):
             at = int(wrong[0])
             raise rows.error(at, f"speculates is {str(values.iloc[at])[:40]}, not 0 or 1")
-        requests["speculates"] = values.astype(bool)
+        requests["speculates"] = numbers.astype(bool)
 
 
 def _series(frame: pd.DataFrame, name: str) -> pd.Series:
@@ -283,7 +290,9 @@ def _one_line_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as err:
-        raise InputError(f"{path} is not UTF-8 text (byte {err.start}). {again}") from err
+        # Where it is, pandas knows within a field only.
+        kind = "is not UTF-8 text. Fix: save it as that, or fetch it again (codesign trace list)"
+        raise InputError(f"{path} {kind}") from err
     except (EOFError, zlib.error, gzip.BadGzipFile) as err:
         raise InputError(f"{path} is a damaged gzip file ({err}). {again}") from err
     except OSError as err:

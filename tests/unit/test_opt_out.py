@@ -114,3 +114,6 @@ def test_a_wish_that_is_neither_yes_nor_no_is_named(tmp_path):
     path.write_text("arrival,prompt_tokens,output_tokens,speculates\n0,5,3,1\n1,6,2,7\n")
     with pytest.raises(InputError, match=r"line 3.*speculates is 7, not 0 or 1"):
         load_trace(path)
+    path.write_text("arrival,prompt_tokens,output_tokens,speculates\n0,5,3,1\n1,6,2,no\n")
+    with pytest.raises(InputError, match=r"line 3.*speculates is no, not 0 or 1"):
+        load_trace(path)

@@ -146,6 +146,11 @@ REJECTED_LINES = {
     "time goes back": (azure(AZURE_2, AZURE_1), 3, "rows must be in order of arrival"),
     "column is missing": (f"{AZURE[:23]}\n1,2\n", 1, "column 'GeneratedTokens' of the Azure"),
     "columns are unknown": ("a,b\n1,2\n", 1, "'a,b' is not the header of a known trace"),
+    "columns are quoted": (
+        '"arrival","prompt_tokens","output_tokens"\n',
+        1,
+        "the columns are quoted. Fix: write the file without",
+    ),
     "column occurs twice": (f"{OURS},arrival\n0,1,1,0\n", 1, "a column occurs twice"),
     "prompt of 0 with an answer": (
         f"{BURSTGPT}5,a,4,0,4,x\n6,a,0,3,3,x\n",
@@ -212,6 +217,15 @@ def test_a_bad_csv_row_is_refused_with_file_line_reason_and_fix(tmp_path, conten
     assert caught.value.exit_code == 4
 
 
+@pytest.mark.parametrize(
+    ("content", "column"),
+    [(azure(AZURE_2, AZURE_1), "TIMESTAMP"), (f"{OURS}\n0,1,1\n5,1,1\n3,1,1\n", "arrival")],
+)
+def test_rows_out_of_order_are_to_be_sorted_not_deleted(tmp_path, content, column):
+    with pytest.raises(InputError, match=rf"Fix: sort the lines by {column}, or "):
+        load_text(tmp_path, content)
+
+
 GOOD = MOONCAKE % (5, 513, 5, [0, 1])
 REJECTED_JSON = {
     "line is cut off": (GOOD + GOOD[:-20], "not JSON, or cut off"),
@@ -275,6 +289,7 @@ def test_a_file_that_is_no_trace_is_refused_in_one_line(tmp_path, content, reaso
         load_text(tmp_path, content)
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert "(byte " not in str(caught.value)  # within a field: nobody finds it by that
 
 
 def test_what_is_not_a_file_is_refused_with_the_command_that_lists(tmp_path):
