@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import non_negative, say
+from codesign.cli.output import above_0, non_negative, positive, say
 from codesign.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,16 +45,18 @@ def add_change_arguments(group: Any) -> None:
         help="only this time span, in seconds, shifted to start at 0",
     )
     group.add_argument(
-        "--rate-scale", type=float, metavar="X", help="X times as many requests per second"
+        "--rate-scale", type=above_0, metavar="X", help="X times as many requests per second"
     )
     group.add_argument(
         "--length-scale",
         metavar="X[:Y]",
         help="multiply prompt lengths by X, output lengths by Y (X)",
     )
-    group.add_argument("--max-prompt", type=int, metavar="N", help="cut prompts to N tokens")
-    group.add_argument("--max-output", type=int, metavar="N", help="cut outputs to N tokens")
-    group.add_argument("--max-requests", type=int, metavar="N", help="only the first N requests")
+    group.add_argument("--max-prompt", type=positive, metavar="N", help="cut prompts to N tokens")
+    group.add_argument("--max-output", type=positive, metavar="N", help="cut outputs to N tokens")
+    group.add_argument(
+        "--max-requests", type=positive, metavar="N", help="only the first N requests"
+    )
     group.add_argument(
         "--jitter",
         type=non_negative,
@@ -72,6 +74,8 @@ def changed_trace(args: argparse.Namespace) -> Trace:
     if args.length_scale is not None:
         text = args.length_scale
         scales = parse_pair("--length-scale", text if ":" in text else f"{text}:{text}", "X or X:Y")
+        if min(scales) <= 0:
+            raise UsageError(f"--length-scale must be above 0, not '{text}'")
     trace = load_trace(args.trace)
     if args.jitter is not None:
         trace = trace.spread_ticks(args.jitter)
