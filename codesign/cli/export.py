@@ -86,8 +86,10 @@ def _write(found: Export, payload: dict[str, Any], out: str) -> None:
     from pathlib import Path
 
     from codesign.artifacts import to_json, write_text
+    from codesign.run_directory import make_folder
 
     folder = Path(out)
+    make_folder(folder)
     commands = found.configuration.commands
     script = ["#!/bin/sh", f"# {found.engine.title}: {found.scored.label}", "set -e"]
     if len(commands) > 1:

@@ -47,6 +47,7 @@ ROUND_FIGURES = (
     "seconds", "prefill", "batch", "rows", "context", "num_expansions", "draft_rows",
     "num_emitted_tokens",
 )  # fmt: skip
+_LEAVE_OUT = "Leave it out of --run, or run again: codesign run"
 OF_QUIET_ROUNDS = (*SPANS, "seconds")
 
 
@@ -156,11 +157,11 @@ def _served(planned: pd.DataFrame, run: StoredRun, path: Path) -> tuple[pd.DataF
     records = run.records.requests
     numbers = [r.request_id for r in records]
     if not records or not set(numbers) <= set(range(len(planned))):
-        raise InputError(f"{path} served other requests than the plan's. Run again: codesign run")
+        raise InputError(f"{path} served other requests than the plan's. {_LEAVE_OUT}")
     requests = planned.iloc[numbers].reset_index(drop=True)
     moved = np.abs(requests["arrival"].to_numpy() - np.array([r.arrival for r in records]))
     if moved.max() > 1e-3:
-        raise InputError(f"{path} served another trace than the plan's. Run again: codesign run")
+        raise InputError(f"{path} served another trace than the plan's. {_LEAVE_OUT}")
     notes = list(run.records.notes)
     if len(requests) < len(planned):
         notes.append(f"served {len(requests):,} of the plan's {len(planned):,} requests")

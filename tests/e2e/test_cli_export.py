@@ -74,6 +74,15 @@ def test_json_is_one_object_with_all_of_it(export):
     assert payload["prediction"]["exported"]["tpot_mean"]["value"] > 0
 
 
+def test_out_that_is_a_file_asks_for_another_folder(export, tmp_path):
+    (tmp_path / "made").write_text("mine")
+    result = export("--to", "trtllm", "--out", "made", "--candidate", "chain-3")
+    assert (result.returncode, result.stdout) == (4, "")
+    assert result.stderr.endswith(
+        "cannot write into made: File exists. Name another: --out FOLDER\n"
+    )
+
+
 def test_out_writes_a_script_that_a_shell_reads_and_the_files_it_names(export, tmp_path):
     result = export("--to", "trtllm", "--out", "made", "--json")
     assert result.returncode == 0, result.stderr
