@@ -20,7 +20,6 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from codesign.kernels.row_attention import places_of
 
@@ -44,12 +43,15 @@ def prompt_attention(q_THE: Tensor, keys_1GSE: Tensor, values_1GSE: Tensor) -> T
             q_1HTE, keys_1GSE, values_1GSE, 0.0, True, scale=head_dim**-0.5
         )[0]
     else:
-        length = keys_1GSE.shape[2]
+        length, mask_TS = keys_1GSE.shape[2], None
+        if length > rows:  # torch.nn.attention.bias has it, and takes as long to load as torch
+            mask_TS = torch.ones(rows, length, dtype=torch.bool, device=q_THE.device)
+            mask_TS = mask_TS.tril(length - rows)
         out_1HTE = F.scaled_dot_product_attention(
             q_1HTE,
             keys_1GSE,
             values_1GSE,
-            attn_mask=causal_lower_right(rows, length) if length > rows else None,
+            attn_mask=mask_TS,
             is_causal=length == rows,
             enable_gqa=heads != keys_1GSE.shape[1],
         )

@@ -118,6 +118,13 @@ def test_the_large_packages_that_the_core_does_without_stay_where_they_are():
     assert found == large
 
 
+def test_no_process_of_the_engine_loads_torchs_compiler():
+    """It takes as long as the rest of torch, and each rank is a process."""
+    compiler = ["torch._dynamo", "torch.nn.attention"]  # which imports the former
+    found = {name for names in IMPORTS.values() for name in names if is_under(name, compiler)}
+    assert found == set()
+
+
 @pytest.mark.parametrize("module", [m for m in SOURCES if not is_under(m, ["codesign.dashboard"])])
 def test_only_the_app_uses_what_the_dashboard_computes(module):
     assert [name for name in IMPORTS[module] if is_under(name, ["codesign.dashboard"])] == []
