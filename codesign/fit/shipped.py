@@ -6,7 +6,7 @@ that the fit's header names. Must not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,13 +90,10 @@ def shipped_acceptance(target: str, draft: str, sampling: Sampling) -> pd.DataFr
     Returns:
         Columns as in a profile's acceptance.parquet; None if nothing fits.
     """
-    for fit in _shipped():
-        recorded = (fit.target, fit.draft, fit.temperature, fit.top_k, fit.top_p)
-        if recorded == (target, draft, sampling.temperature, sampling.top_k, sampling.top_p):
-            return fit.acceptance.to_table()
-    return None
-
-
-def _shipped() -> Iterator[Fit]:
+    wanted = (target, draft, sampling.temperature, sampling.top_k, sampling.top_p)
     for path in sorted(FITS.glob("*/fit.json")):
-        yield Fit.load(path)
+        meta = read_json(path, kind="fit")  # without the record, which takes far longer to read
+        recorded = (meta["target"], meta["draft"], meta["temperature"])
+        if wanted == (*recorded, meta.get("top_k", 0), meta.get("top_p", 1.0)):
+            return Fit.load(path).acceptance.to_table()
+    return None
