@@ -44,6 +44,7 @@ $(VENV)/.demo-installed: $(VENV)/.created pyproject.toml constraints.txt
 	$(INSTALL) -e '.[engine,report]'
 	@touch $@
 
-$(VENV)/.dev-installed: $(VENV)/.demo-installed
+# What the demo needs is in it, and is looked up once.
+$(VENV)/.dev-installed: $(VENV)/.created pyproject.toml constraints.txt
 	$(INSTALL) -e '.[engine,report]' --group dev
-	@touch $@
+	@touch $@ $(VENV)/.demo-installed
