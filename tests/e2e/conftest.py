@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -30,6 +31,30 @@ def start_process() -> Iterator[Start]:
         if process.returncode is None:
             process.kill()
             process.communicate(timeout=60)  # comes to an end when all have gone that it started
+
+
+# The command with as few passes as it may make, and with nothing timed again: a machine that runs
+# tests is busy, and a profile would be two or three times as long for it.
+BRIEF = """
+import sys
+from codesign.cli import main
+from codesign.profiler import host_pace, rank_parts, rank_rounds, session
+from codesign.profiler.steps import Effort
+
+def fewest(seconds, least, most):
+    return Effort(0.1, least, least)
+
+session.Effort, rank_parts._QUICK = fewest, fewest(6.0, 3, 7)
+host_pace._UNSETTLED, host_pace._MORE_SERIES = 2.0, 0
+rank_parts.TOLERANCE, rank_rounds._TRIES = 100.0, 1
+sys.exit(main())
+"""
+
+
+@pytest.fixture(scope="session")
+def brief_codesign() -> list[str]:
+    """Words in front of ``profile ...``: ``codesign`` that times no more than it must."""
+    return [sys.executable, "-c", BRIEF]
 
 
 @pytest.fixture

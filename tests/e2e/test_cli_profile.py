@@ -20,13 +20,13 @@ from codesign.fit.round_costs import FORWARDS
 
 
 @pytest.fixture(scope="module")
-def profile(tiny_models, tmp_path_factory) -> tuple[Path, dict]:
+def profile(tiny_models, tmp_path_factory, brief_codesign) -> tuple[Path, dict]:
     """A quick profile of the tiny pair on two workers, and what the command printed."""
     out = tmp_path_factory.mktemp("profile") / "profile"
     target, draft = tiny_models
     words = ["--target", target, "--draft", draft, "--workers", "2", "--temperature", "0.5"]
     done = subprocess.run(
-        [sys.executable, "-m", "codesign", "profile", *words, "--quick", "--out", out, "--json"],
+        [*brief_codesign, "profile", *words, "--quick", "--out", out, "--json"],
         capture_output=True,
         text=True,
         timeout=240,

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -28,13 +29,18 @@ ENVIRONMENT = {
 }
 
 
-def codesign_(folder: Path, *words: object, python_path: str = "") -> subprocess.CompletedProcess:
+def codesign_(
+    folder: Path,
+    *words: object,
+    command: Sequence[str] = (sys.executable, "-m", "codesign"),
+    python_path: str = "",
+) -> subprocess.CompletedProcess:
     environment = {**ENVIRONMENT}
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, [python_path, ENVIRONMENT["PYTHONPATH"]])
     )
     return subprocess.run(
-        [sys.executable, "-m", "codesign", *map(str, words)], cwd=folder, env=environment,
+        [*command, *map(str, words)], cwd=folder, env=environment,
         capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
 
@@ -55,7 +61,7 @@ def short_models(tiny_models, tmp_path_factory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def chain(short_models, tmp_path_factory) -> tuple[Path, dict]:
+def chain(short_models, tmp_path_factory, brief_codesign) -> tuple[Path, dict]:
     """A profile of the tiny pair, alone and split, and what was printed; no simulator is there."""
     folder = tmp_path_factory.mktemp("chain")
     (folder / "blocked").mkdir()
@@ -65,7 +71,7 @@ def chain(short_models, tmp_path_factory) -> tuple[Path, dict]:
     done = codesign_(
         folder, "profile", "--device", "cpu-ranks", "--deployments", "1,1+1", "--target", target,
         "--draft", draft, "--quick", "--out", "profile", "--json",
-        python_path=str(folder / "blocked"),
+        command=brief_codesign, python_path=str(folder / "blocked"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)
