@@ -10,7 +10,9 @@ TORCH_INDEX ?=
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
-INSTALL := $(PIP) install --quiet -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+INSTALL := $(PIP) install --quiet --no-compile -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# As pip would, but on all cores: more than half of an installation. Some files are for newer Pythons.
+COMPILE := $(PY) -m compileall -qq -j 0 $(VENV)/lib || true
 
 .PHONY: demo test lint clean
 .DELETE_ON_ERROR:
@@ -42,9 +44,11 @@ $(VENV)/.created:
 
 $(VENV)/.demo-installed: $(VENV)/.created pyproject.toml constraints.txt
 	$(INSTALL) -e '.[engine,report]'
+	@$(COMPILE)
 	@touch $@
 
 # What the demo needs is in it, and is looked up once.
 $(VENV)/.dev-installed: $(VENV)/.created pyproject.toml constraints.txt
 	$(INSTALL) -e '.[engine,report]' --group dev
+	@$(COMPILE)
 	@touch $@ $(VENV)/.demo-installed
