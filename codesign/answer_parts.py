@@ -1,8 +1,8 @@
 """Parts of an answer, as draft and target agree more often the longer it gets.
 
-Greedy answers of SmolLM2 to the shipped prompts: a chain of three emits 2.3 tokens a round in the
-first twelve tokens and about three after a hundred. So what was recorded 64 to 127 tokens into
-answers is replayed there, as if it were a kind of prompt of its own; the last part has no end.
+Greedy answers of an 8B inflated from SmolLM2, drafted by a 1B: a chain of three emits 2.4 tokens a
+round in the first 64 tokens, then 2.7, and 3.0 from 128 on. So what was recorded 64 to 127 tokens
+into answers is replayed there, as if it were a kind of prompt of its own; the last part has no end.
 """
 
 from __future__ import annotations
