@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import eight_predictions
+from benchmarks.campaign.requests import LONG_ANSWER, RECORDED_TOKENS
 from benchmarks.campaign.units import FULL, LEADING, PAIRS, Pair, Size, Unit
 from benchmarks.this_device import this_device
 from codesign.config import parse_deployment
@@ -250,9 +251,11 @@ def profile_seconds(pair: Pair, label: str) -> float:
 def recording_seconds(pair: Pair, label: str) -> float:
     """Of recording acceptance."""
     fewest, prompt_tokens = NUM_RECORDED
-    one = step_seconds(pair, label)[0] * 48 / 8.0 + RANK
+    step = step_seconds(pair, label)[0] / 8.0  # of a request among eight
+    one = step * RECORDED_TOKENS + RANK
     one += prompt_seconds(pair, label, prompt_tokens / fewest)
-    return min(max(fewest * one, RECORDING + RECORDED_AT_ONCE * one), MOST_RECORDED * one)
+    least = fewest * one + 2 * RECORDED_AT_ONCE * step * (LONG_ANSWER - RECORDED_TOKENS)
+    return min(max(least, RECORDING + RECORDED_AT_ONCE * one), MOST_RECORDED * one)
 
 
 def unit_seconds(work: Unit, pair: Pair) -> float:

@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("files")
     output.add_argument("--out", required=True, metavar="DIR", help="folder of the profile")
     output.add_argument(
-        "--quick", action="store_true", help="fewer shapes and repetitions, 60 to 90 seconds"
+        "--quick", action="store_true", help="fewer shapes and repetitions, 60 to 120 seconds"
     )
     output.add_argument("--resume", action="store_true", help="continue an interrupted profile")
     add_output_arguments(parser)

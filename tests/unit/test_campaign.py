@@ -99,7 +99,8 @@ _TAKEN = {
 
 
 @pytest.mark.parametrize(("name", "label"), list(_TAKEN))
-def test_profiles_and_recordings_are_expected_to_take_what_they_took(name, label):
+def test_profiles_and_recordings_are_expected_to_take_what_they_took(name, label, monkeypatch):
+    monkeypatch.setattr(schedule, "LONG_ANSWER", schedule.RECORDED_TOKENS)  # none were long then
     pair = units.find_pair(name)
     profile, recording = _TAKEN[name, label]
     assert schedule.profile_seconds(pair, label) == pytest.approx(profile, rel=0.15)
