@@ -139,7 +139,11 @@ def resting(monkeypatch) -> int:
     build = engine_run.PolicySetup.build
 
     def resting_tree(setup):
-        return RestingTree(setup.spec) if setup.spec.kind == "tree" else build(setup)
+        return (
+            RestingTree(setup.spec, setup.calibration)
+            if setup.spec.kind == "tree"
+            else build(setup)
+        )
 
     monkeypatch.setattr(engine_run.PolicySetup, "build", resting_tree)
     return 230

@@ -159,7 +159,7 @@ def test_a_draft_reads_no_block_that_another_request_has_taken_and_not_run():
     class Leader:
         scratch_slot = 3
 
-        def ask(self, message):
+        def ask(self, message, meanwhile=None):
             if message[KIND] == PIECE:
                 starts.append((int(message[SLOT_WORD]), int(message[START_WORD])))
             return np.zeros(2 * BUCKETS[0], np.int32)

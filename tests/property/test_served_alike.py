@@ -183,7 +183,10 @@ def case_of(chance: random.Random, label: str):
         link=chance.choice([0.0, 2e-4]), deciding=chance.choice([0.0, 1e-5]),
     )  # fmt: skip
     fit: Any = SimpleNamespace(
-        costs={"1": cost, "1+1": cost}, calibration=Calibration(0.9, 0.1), acceptance=PROFILE
+        costs={"1": cost, "1+1": cost},
+        calibration=Calibration(0.9, 0.1),
+        acceptance=PROFILE,
+        answers=PROFILE,
     )
     longest = int((requests["prompt_tokens"] + requests["output_tokens"]).max()) + spec.kv_rows
     serving = Serving(

@@ -56,7 +56,10 @@ def runs(draw: st.DrawFn) -> tuple[pd.DataFrame, Candidate, int, RunRecords]:
     deployment = Deployment(1, 1) if spec.is_async else Deployment(2)
     candidate = Candidate(deployment, spec, draw(st.integers(1, 4)))
     fit: Any = SimpleNamespace(
-        costs={deployment.label: draw(costs())}, calibration=Calibration(), acceptance=PROFILE
+        costs={deployment.label: draw(costs())},
+        calibration=Calibration(),
+        acceptance=PROFILE,
+        answers=PROFILE,
     )
     longest = int((trace["prompt_tokens"] + trace["output_tokens"]).max()) + spec.kv_rows
     max_kv_tokens = longest + draw(st.integers(0, 100))
@@ -164,6 +167,7 @@ def served(draw: st.DrawFn) -> tuple[pd.DataFrame, Candidate, int, RunRecords]:
         costs={label: draw(costs()) for label in ("1", "1+1")},
         calibration=Calibration(),
         acceptance=PROFILE,
+        answers=PROFILE,
     )
     longest = int((trace["prompt_tokens"] + trace["output_tokens"]).max()) + spec.kv_rows
     max_kv_tokens = longest + draw(st.integers(0, 200))

@@ -38,7 +38,7 @@ from codesign.profiler.rank_bench import loop_timings
 from codesign.profiler.rank_joins import joining_timings
 from codesign.profiler.rank_parts import RankMeasurer
 from codesign.profiler.rank_rounds import batch_timings, stream_timings
-from codesign.profiler.recorder import TOP_K, record_acceptance
+from codesign.profiler.recorder import QUICK_TOKENS, TOP_K, record_acceptance
 from codesign.profiler.session import make_profile, splits
 from codesign.profiler.steadiness import CHECK, change, small_steps, without_prompts
 from codesign.profiler.steps import (
@@ -927,7 +927,7 @@ def test_an_interruption_keeps_the_parts_that_were_measured(tmp_path, tiny_model
     measured = (tmp_path / "parts" / "1.1.parquet").stat().st_mtime_ns
     shares: list[tuple[str, int, int]] = []
     about = make_profile(settings, tmp_path, resume=True, progress=lambda *a: shares.append(a))
-    assert about["num_tokens"] == 24 * 48
+    assert about["num_tokens"] == 24 * QUICK_TOKENS[1]
     assert shares[-1][1] == shares[-1][2]
     assert measured < (tmp_path / "steps.parquet").stat().st_mtime_ns
     assert make_profile(settings, tmp_path, resume=True) == about

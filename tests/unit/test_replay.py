@@ -30,7 +30,11 @@ COST = RoundCost(
     link=2e-4,
 )
 FIT: Any = SimpleNamespace(
-    costs={"2": COST, "1+1": COST}, calibration=Calibration(), acceptance=PROFILE, errors={}
+    costs={"2": COST, "1+1": COST},
+    calibration=Calibration(),
+    acceptance=PROFILE,
+    answers=PROFILE,
+    errors={},
 )
 TRACE = pd.DataFrame(
     {

@@ -47,6 +47,7 @@ def make_fit(profile: AcceptanceProfile, **changes: Any) -> Any:
         origin="fitted",
         calibration=Calibration(),
         acceptance=profile,
+        answers=profile,
     )
 
 

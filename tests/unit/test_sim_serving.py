@@ -47,6 +47,7 @@ def run(
         costs=dict.fromkeys(("2", "1", "1+1"), cost or make_cost()),
         calibration=Calibration(),
         acceptance=PROFILE,
+        answers=PROFILE,
     )
     candidate = Candidate(parse_deployment(deployment), parse_policy(policy), max_batch)
     return simulate(
