@@ -59,7 +59,7 @@ def part_names(kind: str, profile: AcceptanceProfile) -> list[str]:
         profile: From ``in_parts``, or as it was recorded.
     """
     found = [name.partition(_FROM) for name in profile.recordings]
-    starts = {int(start) for known, _, start in found if start and kind in ("", known)}
+    starts = {int(start) for known, _, start in found if start.isdigit() and kind in ("", known)}
     return [kind, *[f"{kind}{_FROM}{start}" for start in sorted(starts)]]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.campaign.alone import rounds_per_token
 from benchmarks.campaign.prompt_luck import PromptLuck, prompt_luck
-from benchmarks.campaign.requests import alike, recorded_questions
+from benchmarks.campaign.requests import alike, as_served, recorded_questions
 from benchmarks.campaign.units import Workload
 from codesign.fit import Fit
 from codesign.plan import Plan
@@ -50,15 +50,16 @@ def luck_of(run: RunComparison, plan: Plan, fit: Fit, workload: Workload) -> Pro
         return NO_LUCK
     served = plan.requests().iloc[run.requests["request_id"].to_numpy()]
     cost = fit.costs[candidate.deployment.unit.label]
+    recorded = as_served(fit.acceptance)
     rounds = rounds_per_token(
         policy_of(candidate.speculation, fit, cost, plan.slo, plan.serving),
-        fit.acceptance,
+        recorded,
         hears_early=hears_early(candidate, plan.serving),
     )
     return prompt_luck(
-        fit.acceptance,
+        recorded,
         Counter(served["category"]),
-        questions=recorded_questions(fit.acceptance),
+        questions=recorded_questions(recorded),
         in_turn=not workload.seconds,
         rounds=rounds,
         alike=alike(served, fit.target, workload, seed=plan.seed),

@@ -155,6 +155,21 @@ def recorded_prompts(target: Path, *, share: float = 1.0) -> Iterator[list[Bound
         yield from map(asked, range(fewest, len(MATERIALS)))
 
 
+def as_served(profile: AcceptanceProfile) -> AcceptanceProfile:
+    """The recordings as far as served answers go: long ones differ less, and in another way."""
+    return AcceptanceProfile(
+        {
+            kind: tuple(
+                dataclasses.replace(
+                    r, ranks=r.ranks[:RECORDED_TOKENS], log_probs=r.log_probs[:RECORDED_TOKENS]
+                )
+                for r in group
+            )
+            for kind, group in profile.recordings.items()
+        }
+    )
+
+
 def recorded_questions(profile: AcceptanceProfile) -> dict[int, int]:
     """Which question each recorded request asks; of those behind much material another one each."""
     count = len(load_prompts("run"))

@@ -25,7 +25,8 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   slower than SpecServe by more than 2 %. Measured on one H200, from a fifth to twice of what plain
   decoding bears, it has 1.00 to 2.10 of plain decoding's speed with a 70B and 0.99 to 1.12 with an
   8B, whose single runs are known to 5 %. With a 70B on two H200s it is 6 % faster than SpecServe,
-  and 3 % in overload; with an 8B on one H100, at a fifth of the load, 3 to 8 %.
+  and 3 % in overload; with an 8B on one H100, at a fifth of the load, 3 to 8 %
+  (on an H200 with a slow host, the day before, 2 to 6 % behind on two of three traces).
 - The asynchronous batch tree (`async-batch-tree`) is fastest on eight GPUs while the load is at
   most half of what plain decoding can serve, with short prompts ("conv"). At higher load, on fewer
   GPUs and with long prompts the GPU that it takes from the target costs more than it gains.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codesign.candidate import ScoredCandidate
+from codesign.errors import counted
 from codesign.metrics import Metrics
 
 _MOST_NAMED = 8
@@ -80,14 +81,19 @@ def agreement(runs: Sequence[MeasuredRun]) -> str:
     within = sorted({i for group in groups.values() for i in differing_requests(group)})
     if within:
         numbers = ", ".join(map(str, within[:_MOST_NAMED])) + ", ..." * (len(within) > _MOST_NAMED)
+        count = counted(len(within), "request")
         return (
-            f"{len(within)} differ between runs of one split ({numbers}); see --padded-rows in "
-            "codesign run --help"
+            f"{count} not alike in runs whose target has as many workers ({numbers}): with "
+            "--device cuda forwards of other sizes may round otherwise (--padded-rows)"
         )
     sizes = " and ".join(map(str, sorted(groups)))
+    count = f"{counted(len(differing), 'request')} not alike on {sizes} workers"
+    if all(len(group) == 1 for group in groups.values()):
+        return f"{count}; to compare policies run two on one split, such as plain (--candidate)"
+    compared = " and ".join(str(size) for size in sorted(groups) if len(groups[size]) > 1)
     return (
-        f"the same tokens wherever the target has as many workers; {len(differing)} differ between "
-        f"{sizes} workers, which add their sums in another order"
+        f"the same tokens in all runs whose target has {compared} workers; {count}, which add "
+        "their sums in another order"
     )
 
 

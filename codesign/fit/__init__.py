@@ -110,8 +110,12 @@ class Fit:
 
     @property
     def answers(self) -> AcceptanceProfile:
-        """What was recorded, in the parts of answers in which simulations replay it."""
-        return in_parts(self.acceptance)
+        """What was recorded, in the parts of answers in which simulations replay it.
+
+        What was dialled or imported is the same everywhere in an answer, and stays whole.
+        """
+        is_recorded = self.acceptance_origin.startswith("recorded")
+        return in_parts(self.acceptance) if is_recorded else self.acceptance
 
     def standard_error(self, name: str, *, requests: float = 1.0) -> float:
         """Relative standard error of a step of so many requests.

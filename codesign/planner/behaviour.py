@@ -6,7 +6,6 @@ object of codesign.policy, run over a sample of recorded rounds without a clock.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
 NUM_ROUNDS = 150  # observed of each policy
 _ROUNDS_EACH = 25  # of one request: recordings are short, and kinds of prompt differ
+_FEWEST_ROUNDS = 10  # where there are many kinds, as parts of answers are
 _WARM_UP = 2  # rounds in which a draft still reads the prompt, or has not drafted beside yet
 _MAX_TOKENS = 1024  # more than any request emits here
 
@@ -172,23 +172,45 @@ def observe(
     """
 
     drafter = SyntheticDrafter(weighed, 0, stretches.path)
-    rounds: list[tuple[Work, int]] = []
-    chosen: Counter[str] = Counter()
-    for kind in _spread(shares, NUM_ROUNDS // _ROUNDS_EACH):
-        side = DraftSide(build_speculation(spec))
-        batch = PlayedBatch(side, drafter, hears_early=spec.is_async)
-        stretch = stretches.first(kind) + chosen[kind] % stretches.count(kind)
-        chosen[kind] += 1
-        alone = play_alone(batch, Entering(stretch, kind, 1, _MAX_TOKENS))
-        rounds += islice(alone, _WARM_UP, _WARM_UP + _ROUNDS_EACH)
-    return replace(_means(rounds), fanout=build_speculation(spec).fanout)
+    each = _ROUNDS_EACH if len(shares) * _ROUNDS_EACH <= NUM_ROUNDS else _FEWEST_ROUNDS
+    found: list[Behaviour] = []
+    rounds_a_token: list[float] = []
+    for kind, share in sorted(shares.items()):
+        rounds: list[tuple[Work, int]] = []
+        for number in range(max(round(share * NUM_ROUNDS / each), 1)):
+            side = DraftSide(build_speculation(spec))
+            batch = PlayedBatch(side, drafter, hears_early=spec.is_async)
+            stretch = stretches.first(kind) + number % stretches.count(kind)
+            alone = play_alone(batch, Entering(stretch, kind, 1, _MAX_TOKENS))
+            rounds += islice(alone, _WARM_UP, _WARM_UP + each)
+        found.append(_means(rounds))
+        rounds_a_token.append(share / found[-1].emitted)
+    return replace(_mean(found, rounds_a_token), fanout=build_speculation(spec).fanout)
 
 
-def _spread(shares: Mapping[str, float], number: int) -> list[str]:
-    """Categories of the sampled requests, each as often as its share says."""
-    kinds, weights = zip(*sorted(shares.items()), strict=True)
-    marks = (np.arange(number) + 0.5) / number
-    return [kinds[i] for i in np.searchsorted(np.cumsum(weights), marks).clip(max=len(kinds) - 1)]
+def _mean(kinds: Sequence[Behaviour], rounds: Sequence[float]) -> Behaviour:
+    """The behaviour over rounds of all kinds, of which there are so many each."""
+    weights = np.asarray(rounds) / sum(rounds)
+
+    def mean(values: Sequence[float], weights: NDArray[np.float64] = weights) -> float:
+        return float(weights @ np.asarray(values) / weights.sum())
+
+    awaited: list[float] = []
+    awaited_rows: list[float] = []
+    for forwards in zip_longest(*(zip(b.awaited, b.awaited_rows, strict=True) for b in kinds)):
+        chances, rows = np.array([pair or (0.0, 0.0) for pair in forwards]).T
+        awaited.append(mean(chances))
+        awaited_rows.append(mean(rows, weights * chances))
+    overlapped = [b.overlapped for b in kinds]
+    beside = weights * np.array(overlapped)
+    return Behaviour(
+        emitted=mean([b.emitted for b in kinds]),
+        rows=mean([b.rows for b in kinds]),
+        awaited=tuple(awaited),
+        awaited_rows=tuple(awaited_rows),
+        overlapped=mean(overlapped),
+        overlapped_rows=mean([b.overlapped_rows for b in kinds], beside) if beside.any() else 0.0,
+    )
 
 
 def _means(rounds: Sequence[tuple[Work, int]]) -> Behaviour:

@@ -216,7 +216,11 @@ class SyntheticDrafter:
             if request.off_path is None:
                 seed = np.random.SeedSequence(self._seed, spawn_key=(_OFF_PATH, request_id))
                 request.off_path = np.random.default_rng(seed)
-            # Recordings of a category (and of all) follow one another without a gap.
-            first, end = request.spans[0][0], request.spans[-1][1]
-            request.drawn = request.off_path.integers(first, end, size=_OFF_PATH_DRAWS).tolist()
+            firsts, ends = np.array(request.spans).T
+            sizes = np.cumsum(ends - firsts)
+            drawn = request.off_path.integers(0, sizes[-1], size=_OFF_PATH_DRAWS)
+            at = np.searchsorted(
+                sizes, drawn, side="right"
+            )  # between recordings there may be others
+            request.drawn = (drawn - sizes[at] + ends[at]).tolist()
         return request.drawn.pop()

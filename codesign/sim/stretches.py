@@ -140,7 +140,10 @@ class Luck:
         """
         known = set(categories) & set(profile.recordings)
         kinds = [kind if kind in known else "" for kind in categories]
-        names = [name for kind in sorted(set(kinds)) for name in part_names(kind, profile)]
+        reached = max(output_tokens, default=0) // STRETCH_TOKENS + 1
+        names = [
+            name for kind in sorted(set(kinds)) for name in part_names(kind, profile)[:reached]
+        ]
         return cls(Stretches(profile, names), kinds, output_tokens, seed)
 
     @property

@@ -242,7 +242,8 @@ def _add_wishes(rows: Rows, requests: pd.DataFrame, frame: pd.DataFrame) -> None
     if "speculates" in frame:
         values = _series(frame, "speculates").fillna(1)
         # A single word makes pandas read every number of the column as text.
-        numbers = cast("pd.Series", pd.to_numeric(values, errors="coerce"))
+        words = values.map(lambda value: {"True": 1, "False": 0}.get(str(value), value))
+        numbers = cast("pd.Series", pd.to_numeric(words, errors="coerce"))
         wrong = np.flatnonzero(~numbers.isin([0, 1]).to_numpy())
         if len(wrong):
             at = int(wrong[0])

@@ -44,6 +44,11 @@ from codesign.profiler.steps import Effort
 def fewest(seconds, least, most):
     return Effort(0.1, least, least)
 
+for module, name in (
+    (rank_parts, "_QUICK"), (host_pace, "_UNSETTLED"), (host_pace, "_MORE_SERIES"),
+    (rank_parts, "TOLERANCE"), (rank_rounds, "_TRIES"),
+):
+    assert hasattr(module, name), name
 session.Effort, rank_parts._QUICK = fewest, fewest(6.0, 3, 7)
 host_pace._UNSETTLED, host_pace._MORE_SERIES = 2.0, 0
 rank_parts.TOLERANCE, rank_rounds._TRIES = 100.0, 1

@@ -8,9 +8,9 @@ import pytest
 
 from codesign.acceptance import AcceptanceProfile, Recording
 from codesign.answer_parts import PART_TOKENS, in_parts, part_names, part_of_all, tokens_of_parts
+from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
 from codesign.fit import Fit
-from codesign.plan import Candidate
 from codesign.planner.behaviour import chain_behaviour, observe_all, token_shares
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import parse_policy
@@ -135,3 +135,16 @@ def test_the_screen_weighs_parts_by_the_tokens_of_the_trace():
     )
     assert few == 1.0
     assert many > 3.0
+
+
+def test_all_parts_of_all_kinds_are_seen_by_the_screen_and_weighed_by_their_tokens():
+    kinds = ("chat", "code", "long", "mathematics", "retrieval", "summary")
+    fit = fit_of(profile(*(LONG,) * 4, kinds=kinds))
+    requests = pd.concat([trace(96).assign(category=kind) for kind in kinds], ignore_index=True)
+    shares = token_shares(requests, fit.answers)
+    assert len(shares) == 12
+    # Of 96 tokens 64 come one a round, 32 four a round or (a tree of three levels) nearly.
+    for policy in ("chain-3", "tree-4x1x3"):
+        spec = parse_policy(policy)
+        found = observe_all([spec], fit, shares)[spec]
+        assert found.emitted == pytest.approx(96 / (64 + 32 / 4), rel=0.02)
