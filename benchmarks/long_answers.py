@@ -56,8 +56,9 @@ def main() -> None:
         )
         frame = rank_outputs(bench, asked, run.outputs)
     write_table(options.out, frame, header("profile", seed=0))
-    agreed = (frame["rank"] == 0).groupby(frame["position"] // SHARE_TOKENS).mean()
-    print(json.dumps({"pair": options.pair, "agreed": agreed.round(3).tolist()}))
+    hits_RT = (frame["rank"].to_numpy() == 0).reshape(len(asked), LONG_ANSWER)
+    agreed = hits_RT.reshape(len(asked), -1, SHARE_TOKENS).mean(axis=(0, 2))
+    print(json.dumps({"pair": options.pair, "agreed": [round(float(a), 3) for a in agreed]}))
 
 
 if __name__ == "__main__":
