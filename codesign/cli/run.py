@@ -128,6 +128,7 @@ def _follow(args: argparse.Namespace) -> int:
 
 
 def _lead(args: argparse.Namespace) -> int:
+    from codesign.engine.measured_run import differing_requests
     from codesign.errors import InputError
     from codesign.fit.step_pace import Served, other_machine_note, step_pace_note
     from codesign.run_directory import make_folder
@@ -144,7 +145,7 @@ def _lead(args: argparse.Namespace) -> int:
     if note := step_pace_note([r.step_pace for r in runs], replay.fit, plan.fit.path, served):
         say(f"fit: {note}")
     payload = {"plan": str(args.plan), "runs": [_as_dict(run) for run in runs]}
-    payload["differing_requests"] = _differing(runs)
+    payload["differing_requests"] = differing_requests(runs)
     emit(args, payload, lambda: _as_text(plan, runs, args))
     whole = len(runs) == len(wanted) and all(run.is_complete for run in runs)
     if not whole and args.device == "cuda":
@@ -263,19 +264,9 @@ def _as_dict(run: MeasuredRun) -> dict[str, Any]:
     }
 
 
-def _differing(runs: list[MeasuredRun]) -> list[int]:
-    from codesign.engine.measured_run import differing_requests
-
-    return differing_requests(runs)
-
-
-def _agreement(runs: list[MeasuredRun]) -> str:
+def _as_text(plan: Plan, runs: list[MeasuredRun], args: argparse.Namespace) -> str:
     from codesign.engine.measured_run import agreement
 
-    return agreement(runs)
-
-
-def _as_text(plan: Plan, runs: list[MeasuredRun], args: argparse.Namespace) -> str:
     rows = []
     for run in runs:
         m, predicted = run.metrics, run.scored.predicted
@@ -292,7 +283,7 @@ def _as_text(plan: Plan, runs: list[MeasuredRun], args: argparse.Namespace) -> s
     columns = ["measured (predicted)", "TTFT p50 ms", "TPOT ms", "tokens/s", "tok/round", "SLO %"]
     lines = [table(columns, rows)]
     if len(runs) > 1:
-        lines.append(f"lossless  {counted(plan.num_requests, 'request')}, {_agreement(runs)}")
+        lines.append(f"lossless  {counted(plan.num_requests, 'request')}, {agreement(runs)}")
     words = ["codesign", "validate", "--plan", args.plan, "--run", *(r.directory for r in runs)]
     lines.append(f"next      {shlex.join(map(str, words))}")
     return "\n".join(lines)
