@@ -54,7 +54,8 @@ MATERIALS = [
     for column, amount in enumerate(RECORDED_MATERIAL)
 ]
 LONG, LONG_TOKENS, LONG_FROM = "long", 600, 300  # a kind of its own: prompts of a trace
-RECORDED_TOKENS, LONG_ANSWER = 48, 192  # the latter of those behind the first two materials
+RECORDED_TOKENS, LONG_ANSWER = 48, 192
+NUM_LONG = 2  # materials, the first ones, with answers of LONG_ANSWER tokens
 
 
 def load_requests(
@@ -145,7 +146,8 @@ def recorded_prompts(target: Path, *, share: float = 1.0) -> Iterator[list[Bound
 
     def asked(number: int) -> list[BoundRequest]:
         amount, filler = MATERIALS[number]
-        group = _behind(encode, amount, LONG_ANSWER if number < 2 else RECORDED_TOKENS, filler)
+        tokens = LONG_ANSWER if number < NUM_LONG else RECORDED_TOKENS
+        group = _behind(encode, amount, tokens, filler)
         return _numbered(group, first=number * count)
 
     long = _numbered(_behind(encode, LONG_TOKENS, RECORDED_TOKENS)[::2], len(MATERIALS) * count)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import eight_predictions
-from benchmarks.campaign.requests import LONG_ANSWER, RECORDED_TOKENS
+from benchmarks.campaign.requests import LONG_ANSWER, NUM_LONG, RECORDED_TOKENS
 from benchmarks.campaign.units import FULL, LEADING, PAIRS, Pair, Size, Unit
 from benchmarks.this_device import this_device
 from codesign.config import parse_deployment
@@ -254,7 +254,7 @@ def recording_seconds(pair: Pair, label: str) -> float:
     step = step_seconds(pair, label)[0] / 8.0  # of a request among eight
     one = step * RECORDED_TOKENS + RANK
     one += prompt_seconds(pair, label, prompt_tokens / fewest)
-    least = fewest * one + 2 * RECORDED_AT_ONCE * step * (LONG_ANSWER - RECORDED_TOKENS)
+    least = fewest * one + NUM_LONG * RECORDED_AT_ONCE * step * (LONG_ANSWER - RECORDED_TOKENS)
     return min(max(least, RECORDING + RECORDED_AT_ONCE * one), MOST_RECORDED * one)
 
 

@@ -88,7 +88,7 @@ class SpecServe(Repeating):
         if self._begins_repeat(trees, progress):
             return
         batch, context = self._begin_looks(trees, self._num_confidence)
-        self._missing = [tree.base_len - 1 - tree.prefix_len for tree in trees]
+        self._missing = [tree.missing for tree in trees]
         plain = self._goodput.seconds(batch=batch, context=context, steps=0, draft_tokens=0)
         self._plain_seconds = plain / (1.0 - min(self.traffic.share, FULL))
         self._room = self._room_of(progress, self._missing)

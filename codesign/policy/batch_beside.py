@@ -50,7 +50,9 @@ class DraftingBeside:
         most = self._spec.expansions
         self.may_draft = bool(trees)
         if trees and is_plain:
-            self.may_draft = beats_plain(self._round, prospects(trees)[0], most, margin)
+            self.may_draft = beats_plain(
+                self._round, [tree.confidence for tree in trees], most, margin
+            )
         return most if self.may_draft else 0
 
     def leaves(self, trees: Sequence[BudgetTree], rate: float) -> list[list[int]]:

@@ -159,7 +159,7 @@ class BatchTree(Repeating):
 
     def _find_missing(self, trees: Sequence[BudgetTree]) -> None:
         """Whom the draft has not run for, and whose last token runs with the first forward."""
-        missing = [tree.base_len - 1 - tree.prefix_len for tree in trees]
+        missing = [tree.missing for tree in trees]
         most = max(missing, default=0)
         self._cold = [] if most < COLD else [i for i, n in enumerate(missing) if n >= COLD]
         self._behind = missing if most <= 1 else rows_behind(missing)

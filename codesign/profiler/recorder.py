@@ -163,13 +163,12 @@ def recorded_requests(
     Raises:
         InputError: If none does.
     """
-    encode = encode_user_turn(Tokenizer(target))
-    bound: list[BoundRequest] = []
-    for length, tokens in (QUICK_TOKENS if is_quick else OUTPUT_TOKENS).items():
-        group = every_prompt(
-            load_prompts("profile"), encode, lengths=(length,), max_new_tokens=tokens
-        )
-        bound += [replace(r, request_id=len(bound) + i) for i, r in enumerate(group)]
+    prompts, wanted = load_prompts("profile"), QUICK_TOKENS if is_quick else OUTPUT_TOKENS
+    bound = every_prompt(
+        prompts, encode_user_turn(Tokenizer(target)), lengths=tuple(wanted), max_new_tokens=0
+    )
+    tokens = [count for count in wanted.values() for _ in prompts]  # length after length
+    bound = [replace(r, max_new_tokens=n) for r, n in zip(bound, tokens, strict=True)]
     short = [r for r in bound if len(r.prompt_ids) + r.max_new_tokens <= positions]
     if not short:
         raise InputError(

@@ -219,8 +219,7 @@ class SyntheticDrafter:
             firsts, ends = np.array(request.spans).T
             sizes = np.cumsum(ends - firsts)
             drawn = request.off_path.integers(0, sizes[-1], size=_OFF_PATH_DRAWS)
-            at = np.searchsorted(
-                sizes, drawn, side="right"
-            )  # between recordings there may be others
+            # Between its recordings there may be those of other kinds.
+            at = np.searchsorted(sizes, drawn, side="right")
             request.drawn = (drawn - sizes[at] + ends[at]).tolist()
         return request.drawn.pop()

@@ -16,9 +16,8 @@ from codesign.acceptance import AcceptanceProfile
 from codesign.answer_parts import PART_TOKENS, part_names
 from codesign.sim.acceptance import load_recordings
 
-STRETCH_TOKENS = (
-    PART_TOKENS  # tokens that a stretch stands for: an answer's first are of its first part
-)
+# Tokens that a stretch stands for: an answer's first stretch is of its first part.
+STRETCH_TOKENS = PART_TOKENS
 _MOST_STRETCHES = 96  # of a kind of prompt
 _FEWEST_STRETCHES = 8
 _TIMES_RECORDED = 2  # stretches of a kind hold each token recorded of it about so often
