@@ -11,6 +11,7 @@ is compared with float64 before it is timed.
 from __future__ import annotations
 
 import argparse
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -35,9 +36,11 @@ from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import GROUP, TILE, PackedLinear
 from codesign.kernels.tiling import Tiling, choose, layout, row_tiles
 
+PIECE_ROWS = 16
 PIECE = 256  # tiles that the reference unpacks at a time
 # name: hidden size, query columns, key and value columns, channels of the MLP; of one rank
 MODELS = {
+    "llama-70b TP1": (8192, 8192, 1024, 28672),
     "llama-70b TP4": (8192, 2048, 256, 7168),
     "llama-8b TP1": (4096, 4096, 1024, 14336),
     "llama-3.2-3b TP1": (3072, 3072, 1024, 8192),
@@ -134,6 +137,24 @@ class Case:
             "tiling": str(tiling or self.chosen()),
             "relative_error": round(error, 6),
         }
+
+    def in_pieces(self) -> dict[str, Any]:
+        """What launches of sixteen rows take, one after another."""
+        pieces = [slice(start, start + PIECE_ROWS) for start in range(0, self.rows, PIECE_ROWS)]
+        parts = [self.part(piece) for piece in pieces]
+
+        def call(i: int) -> None:
+            for part in parts:
+                part.call(i)
+
+        return self.row(f"launches of {PIECE_ROWS} rows", self.time(call, 20))
+
+    def part(self, rows: slice) -> Case:
+        """The same weights with some of the rows."""
+        part = copy.copy(self)
+        part.rows, part.x, part.out = len(self.x[rows]), self.x[rows], self.out[rows]
+        part.residual = None if self.residual is None else self.residual[rows]
+        return part
 
     def chosen(self) -> Tiling:
         """What ``choose`` takes."""
@@ -242,7 +263,7 @@ def main() -> None:
     """Time everything and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16])
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS)[1:])
     parser.add_argument("--sweep", action="store_true", help="time every tiling, too")
     parser.add_argument("--peers", action="store_true", help="time other projects' products, too")
     parser.add_argument("--out", type=Path)
@@ -269,6 +290,8 @@ def measured_case(case: Case, *, sweep: bool, peers: bool) -> list[dict[str, Any
     found = [case.measured(None), case.measured(None, pdl=False)]
     if case.rows == 8:
         found += case.baselines()
+    if case.rows > PIECE_ROWS:
+        found.append(case.in_pieces())
     if sweep:
         found += [case.measured(t, replays=8) for t in candidates(case.of, case.rows)]
     if peers:

@@ -187,20 +187,20 @@ def swept(model: str, prompt: Prompt, rows: int) -> list[dict[str, Any]]:
     """Time the fused way with other cuts of its work."""
     from codesign.kernels import prompt_linear_triton
 
-    cut_of, found = prompt_linear_triton.Cut.of, []
+    chosen, found = prompt_linear_triton.CUT, []
     blocks = [32, 64] if rows <= 32 else [64, 128] if rows <= 128 else [128]
     for block in blocks:
         for channels in (64, 128):
             for stages in (2, 3, 4):
                 cut = prompt_linear_triton.Cut(block, channels, stages)
-                prompt_linear_triton.Cut.of = staticmethod(lambda _, cut=cut: cut)  # type: ignore[method-assign]
+                prompt_linear_triton.CUT = cut
                 try:
                     with only("fused"):
                         found.append(row(model, prompt, rows, f"fused {block}x{channels}x{stages}"))
                 except Exception as error:  # a cut that does not fit the multiprocessor
                     print(f"{cut}: {str(error).splitlines()[0]}", flush=True)
                 finally:
-                    prompt_linear_triton.Cut.of = cut_of  # type: ignore[method-assign]
+                    prompt_linear_triton.CUT = chosen
     return found
 
 

@@ -2,7 +2,7 @@
 
 A decoder layer at batch sizes of speculative decoding is bound by the reading of weights; the
 kernel in cuda/gemm_core.cuh streams them at the memory's pace. ``packed_reference`` defines what
-is correct. More rows than the kernel takes are run piece by piece, and those of prompts by
+is correct. More rows than a launch takes are run by ``many_rows``, and those of prompts by
 ``prompt_linear``, which rounds weights to bfloat16.
 
 Letters in shapes: M rows, K inputs, N outputs, I channels of a SwiGLU.
@@ -12,13 +12,13 @@ Imports torch and nothing of the engine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from codesign.kernels import prompt_linear
+from codesign.kernels import many_rows, prompt_linear
 from codesign.kernels.cuda_module import CudaKernel, load_kernel
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import PackedLinear
@@ -116,15 +116,22 @@ def _run(call: _Call, tiling: Tiling | None, *, pdl: bool) -> None:
     assert x.shape[1] == weight.num_columns, f"{x.shape[1]} columns for {weight.num_columns}"
     assert out.shape[1] % 2 == 0, f"{out.shape[1]} outputs: the kernel writes pairs"
     tiles, groups, _ = weight.data.shape
-    most = _most_rows(tiles, groups, tiling, num_sms(x.device.index or 0))
-    if x.shape[0] <= most:
+    sms = num_sms(x.device.index or 0)
+    if x.shape[0] <= most_rows(tiles, groups, tiling, sms):
         _launch(call, tiling, pdl=pdl)
         return
-    for start in range(0, x.shape[0], most):
-        rows = slice(start, min(start + most, x.shape[0]))
-        residual = None if call.residual_MN is None else call.residual_MN[rows]
-        part = replace(call, x_MK=x[rows], out=out[rows], residual_MN=residual)
-        _launch(part, tiling, pdl=pdl)
+    many_rows.run(
+        x,
+        weight,
+        out,
+        norm=call.norm,
+        bias_N=call.bias_N,
+        residual_MN=call.residual_MN,
+        activation=call.activation,
+        tiling=tiling or choose(tiles=tiles, groups=groups, num_sms=sms),
+        sms=sms,
+        pdl=pdl,
+    )
 
 
 def _launch(call: _Call, tiling: Tiling | None, *, pdl: bool) -> None:
@@ -190,8 +197,15 @@ def _plan(
 
 
 @cache
-def _most_rows(tiles: int, groups: int, tiling: Tiling | None, sms: int) -> int:
-    """Rows of a launch: the sums of fewer leave room for a ring, and for x in registers."""
+def most_rows(tiles: int, groups: int, tiling: Tiling | None, sms: int) -> int:
+    """Rows of a launch: the sums of fewer leave room for a ring, and for x in registers.
+
+    Args:
+        tiles: Of the weight.
+        groups: Of its columns.
+        tiling: How the work is cut; None chooses.
+        sms: Multiprocessors.
+    """
     most = MAX_ROWS
     while most > 8:
         cut, plan = chosen_layout(tiles, groups, row_tiles(most), tiling, sms)

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from codesign.kernels.all_reduce import all_reduce_add
 from codesign.kernels.cuda_module import CudaKernel, load_kernel
-from codesign.kernels.gemm import Plan, chosen_layout, linear, num_sms
+from codesign.kernels.gemm import Plan, chosen_layout, linear, most_rows, num_sms
 from codesign.kernels.packing import TILE, PackedLinear
 from codesign.kernels.prompt_linear import takes
 from codesign.kernels.symmetric import DeviceExchange, Exchange
-from codesign.kernels.tiling import MAX_ROWS, Layout, Tiling, row_tiles
+from codesign.kernels.tiling import Layout, Tiling, row_tiles
 
 
 class _Epilogue(ctypes.Structure):
@@ -52,11 +52,10 @@ def linear_all_reduce(
     """
     rows, features = x_MK.shape[0], weight.num_rows
     count, (tiles, groups, _) = row_tiles(rows), weight.data.shape
-    fits = x_MK.is_cuda and rows <= MAX_ROWS and not takes(rows, prompt=prompt)
+    fits = x_MK.is_cuda and not takes(rows, prompt=prompt)
     fits = fits and 8 * count * tiles * TILE <= exchange.max_elements
     plan = None
-    if fits:
-        sms = num_sms(x_MK.device.index or 0)
+    if fits and rows <= most_rows(tiles, groups, None, sms := num_sms(x_MK.device.index or 0)):
         plan = _plan(tiles, groups, count, sms, exchange.world)
     if plan is None:  # or its sums leave no room for a ring
         partial_MN = linear(x_MK, weight, prompt=prompt)

@@ -1,6 +1,6 @@
 """Linear maps over packed weights for the rows of prompts: norm, bias, residual and SwiGLU fused.
 
-Three ways, by the number of rows. Few go through the kernel of decoding (``gemm``). Up to
+Three ways, by the number of rows. Few go through the kernels of decoding (``gemm``). Up to
 ``DENSE_ROWS``, int4 weights are brought to bfloat16 within a tensor-core product
 (``prompt_linear_triton``): it reads them packed, once for every 128 rows. More are unpacked to
 bfloat16 and multiplied by cuBLAS: 0.6 ps a weight more for the memory, but its pace for the rest.
@@ -26,14 +26,13 @@ from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import TILE, PackedLinear
 from codesign.kernels.reference import rms_norm
 
-# Above FEW_ROWS a prompt, and above DECODED_ROWS anything, does not take the kernel of decoding;
-# above DENSE_ROWS cuBLAS. Measured on an H200 by ``benchmarks.bench_prompts`` for the maps of a
-# 70B: 16 rows are faster decoded (445 us a layer for 529), 32 not (748 for 533); 256 rows are as
-# fast fused as unpacked (1334 and 1370), 512 slower (2379 and 1863). Smaller maps waited for the
-# host up to 256 rows.
-FEW_ROWS, DECODED_ROWS, DENSE_ROWS = 16, 128, 256
+# Above FEW_ROWS a prompt, and above DECODED_ROWS anything, does not take the kernels of decoding;
+# above DENSE_ROWS cuBLAS. The maps of a 70B: on an H100 64 rows are faster decoded (380 us a layer
+# for 432), 96 not (674 for 570); on an H200 256 rows are as fast fused as unpacked (1334 and 1370),
+# 512 slower (2379 and 1863).
+FEW_ROWS, DECODED_ROWS, DENSE_ROWS = 64, 128, 256
 # Lengths of prompts that compile every kernel.
-LENGTHS = (FEW_ROWS + 1, 33, 65, DENSE_ROWS + 1)
+LENGTHS = (17, 33, FEW_ROWS + 1, DENSE_ROWS + 1)
 _PROGRAMS = 264  # of eight tiles: two a multiprocessor
 _FEWEST_GROUPS, _MOST_SPLITS = 4, 8
 _SCRATCH = 1 << 27  # bfloat16 weights that are unpacked at a time: 256 MiB
@@ -86,7 +85,7 @@ def run_fused(x_MK: Tensor, of: Map, out: Tensor) -> Tensor:
         bias_N=of.bias_N,
         residual_MN=of.residual_MN,
         swiglu=of.swiglu,
-        cut=prompt_linear_triton.Cut.of(x_MK.shape[0]),
+        cut=prompt_linear_triton.CUT,
         splits=splits(tiles, groups),
     )
     return out

@@ -58,6 +58,17 @@ SOURCES = [
         "gemm_all_reduce.cu",
         {"NT": 1, "WARPS": 14, "TILES": 2, "WORLD": 4, "CLUSTER": 4, "CHUNKS": 1},
     ),
+    ("fixed_rows.cu", {"ROWS": 64, "WARPS": 14, "CLUSTER": 4}),
+    (
+        "many_rows.cu",
+        {"ROWS": 64, "TEAMS": 2, "BLOCKS": 2, "STAGES": 2, "ACTIVATION": 1, "SEVERAL": 0}
+        | {"WARPS": 16, "CLUSTER": 4},
+    ),
+    (
+        "many_rows.cu",
+        {"ROWS": 32, "TEAMS": 1, "BLOCKS": 2, "STAGES": 6, "ACTIVATION": 0, "SEVERAL": 1}
+        | {"WARPS": 16, "CLUSTER": 2},
+    ),
 ]
 
 NAMES = [name for name, _ in SOURCES]
@@ -112,6 +123,21 @@ def test_a_map_waits_for_no_fence_of_the_whole_gpu(index: int, compiled: Compile
     found = instructions(compiled(index)[1])
     assert "UCGABAR_ARV" in found
     assert not [name for name in found if name.startswith("MEMBAR")]
+
+
+@needs_dump
+@pytest.mark.parametrize("index", [i for i, name in enumerate(NAMES) if name == "many_rows.cu"])
+def test_products_of_a_group_are_not_waited_for_one_by_one(index: int, compiled: Compile):
+    """Nor does an operand come from registers that the lanes of a warp may have differently."""
+    log, cubin = compiled(index)
+    assert "serialized" not in log
+    found = instructions(cubin)
+    products = [i for i, name in enumerate(found) if name.startswith("IGMMA")]
+    assert len(products) == 8
+    between = found[products[0] : products[3]] + found[products[4] : products[7]]
+    assert "R2UR" not in between
+    # A stage is freed behind what depends on all that was loaded from it.
+    assert "POPC" in found[products[7] :]
 
 
 @needs_dump

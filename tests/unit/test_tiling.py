@@ -5,7 +5,7 @@ from math import ceil
 from hypothesis import given
 from hypothesis import strategies as st
 
-from codesign.kernels.gemm import _most_rows
+from codesign.kernels.gemm import most_rows
 from codesign.kernels.tiling import MEASURED, SHARED_BYTES, Tiling, choose, layout, row_tiles
 
 
@@ -97,5 +97,5 @@ def test_more_than_sixteen_rows_share_a_launch_only_where_registers_are_left():
         (512, 231): 16,
         (192, 24): 32,
     }
-    found = {cut: _most_rows(*cut, None, 132) for cut in most}
+    found = {cut: most_rows(*cut, None, 132) for cut in most}
     assert found == most

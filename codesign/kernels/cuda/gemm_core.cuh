@@ -142,7 +142,7 @@ __device__ __forceinline__ void finish_tile(Epilogue& epilogue, Tile& tile, cons
 #pragma unroll
   for (int n = 0; n < NT; n++)
 #pragma unroll
-    for (int i = 0; i < 4; i++) tile.v[n][i] *= factor[n][i & 1];
+    for (int i = 0; i < 4; i++) tile.v[n][i] = __fmul_rn(tile.v[n][i], factor[n][i & 1]);  // by itself, not with what is added next
   epilogue.finish(tile, ready);
 }
 

@@ -1,6 +1,7 @@
 // The product of a skinny GEMM, of one consumer warp: x in fixed point times packed 4-bit weights.
 //
 // packing.py has the layout of a record: the weights of 16 features and 128 columns.
+#include "fixed_point.cuh"
 #include "gemm_layout.cuh"
 
 struct Consumer {
@@ -42,29 +43,12 @@ __device__ __forceinline__ void fetch_norm(const Gemm& a, int group, int lane, u
   }
 }
 
-// Four of x as q = x times `scale` to the nearest integer, 16 bits: its high and its low bytes, in the
-// order in which a word of codes has their columns.
-__device__ __forceinline__ void to_fixed(u32 first, u32 second, float scale, u32& high, u32& low) {
-  const float one = 12582912.f;  // 1.5 * 2^23: the sum's last bits are q
-  const u32 q0 = __float_as_uint(fmaf(low_bf16(first), scale, one)), q1 = __float_as_uint(fmaf(high_bf16(first), scale, one));
-  const u32 q2 = __float_as_uint(fmaf(low_bf16(second), scale, one)), q3 = __float_as_uint(fmaf(high_bf16(second), scale, one));
-  const u32 even = __byte_perm(q0, q2, 0x5140), odd = __byte_perm(q1, q3, 0x5140);
-  low = __byte_perm(even, odd, 0x5410), high = __byte_perm(even, odd, 0x7632);
-}
-
-// Fixed point for a row of a group: of the largest size all 8 bits of a bf16 and 7 more, so what is above a
-// 128th of it is exact. Rows with infinities or NaNs have a unit that is none.
+// A row of a group in fixed point, and the sum of it.
 __device__ __forceinline__ void fix_rows(const u32 (&x)[16], int n, int lane, Consumer& w) {
-  u32 top[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) top[i] = larger_bf16(larger_bf16(x[4 * i], x[4 * i + 1]), larger_bf16(x[4 * i + 2], x[4 * i + 3]));
-  u32 most = larger_bf16(larger_bf16(top[0], top[1]), larger_bf16(top[2], top[3]));
+  u32 most = largest(x);
   most = larger_bf16(most, __shfl_xor_sync(~0u, most, 1));
   most = larger_bf16(most, __shfl_xor_sync(~0u, most, 2));
-  most &= 0x7f807f80u;
-  const u32 exponent = max(max(most, most << 16) & 0x7f800000u, 32u << 23);
-  const float scale = __uint_as_float((268u << 23) - exponent);  // the largest comes to 2^14 and more
-  const float unit = __uint_as_float(exponent == 0x7f800000u ? 0x7fffffffu : exponent - (14u << 23));
+  const auto [scale, unit] = fixed_point(most);
 #pragma unroll
   for (int s = 0; s < 8; s++) to_fixed(x[2 * s], x[2 * s + 1], scale, w.high[n][s], w.low[n][s]);
   int c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};

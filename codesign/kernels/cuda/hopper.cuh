@@ -30,6 +30,14 @@ __device__ __forceinline__ uint2 load_shared2(u32 address) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
   return v;
 }
+__device__ __forceinline__ void store_shared4(u32 address, float4 v) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+__device__ __forceinline__ float4 load_remote4(u32 address) {
+  float4 v;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address) : "memory");
+  return v;
+}
 // Store to a block of the cluster, whose barrier counts the bytes.
 __device__ __forceinline__ void send(u32 to, float4 v, u32 bar) {
   asm volatile(
@@ -109,6 +117,10 @@ __device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
       "l"(from), "r"(bytes), "r"(bar), "l"(policy) : "memory");
 }
+__device__ __forceinline__ void bulk_copy(u32 to, const u8* from, int bytes, u32 bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
+               "r"(bar) : "memory");
+}
 __device__ __forceinline__ u64 evict_first() {
   u64 policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -160,6 +172,17 @@ __device__ __forceinline__ u32 larger_bf16(u32 a, u32 b) {
 }
 __device__ __forceinline__ void split_half(u32 pair, float& low, float& high) {
   asm("{\n .reg .b16 l, h;\n mov.b32 {l, h}, %2;\n cvt.f32.f16 %0, l;\n cvt.f32.f16 %1, h;\n}" : "=f"(low), "=f"(high) : "r"(pair));
+}
+// The sum of four bytes.
+__device__ __forceinline__ int add_signed_bytes(u32 bytes) {
+  int sum;
+  asm("dp4a.s32.s32 %0, %1, %2, 0;" : "=r"(sum) : "r"(bytes), "r"(0x01010101u));
+  return sum;
+}
+__device__ __forceinline__ int add_bytes(u32 bytes) {
+  int sum;
+  asm("dp4a.u32.u32 %0, %1, %2, 0;" : "=r"(sum) : "r"(bytes), "r"(0x01010101u));
+  return sum;
 }
 __device__ __forceinline__ u32 fma_half(u32 a, u32 b, u32 c) {
   u32 r;
