@@ -34,7 +34,7 @@ from codesign.errors import InputError
 from codesign.fit.calibration import CalibrationFit, fit_calibration
 from codesign.fit.checks import check_steps, sound
 from codesign.fit.drift import drift_error, host_spreads, visit_spreads
-from codesign.fit.prompt_luck import acceptance_error
+from codesign.fit.prompt_luck import acceptance_error, parts_covariance
 from codesign.fit.round_costs import FORWARDS, MEASURE, fit_costs
 from codesign.fit.steps import HeldOut, StepFit
 from codesign.policy.cost import Calibration, RoundCost, StepTime
@@ -71,6 +71,8 @@ class Fit:
             where the profile has visited it several times.
         device: What was measured, as the profile has it: "cpu", "cuda" or "cpu-ranks"; "" for data
             sheets, and for fits older than this field, which were made on the machine measured.
+        parts_covariance: (P, P) of the relative errors of tokens a round in the parts of an answer
+            (answer_parts); empty where the error under "acceptance" is that of all of an answer.
     """
 
     target: str
@@ -90,6 +92,7 @@ class Fit:
     host_spread: dict[str, float] = field(default_factory=dict)
     visit_spread: dict[str, float] = field(default_factory=dict)
     device: str = ""
+    parts_covariance: tuple[tuple[float, ...], ...] = ()
 
     def drift(self, label: str, seconds: float, *, requests: float = 1.0) -> float:
         """Relative standard error of a round's time by what machines do after their profile.
@@ -154,6 +157,7 @@ class Fit:
             "calibration": asdict(self.calibration),
             "acceptance": {"path": beside.name, "sha256": sha256(beside)},
             "errors": self.errors,
+            "parts_covariance": self.parts_covariance,
             "steps": {name: asdict(step) for name, step in self.steps.items()},
             "calibration_fit": None
             if self.calibration_fit is None
@@ -217,6 +221,7 @@ def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
         "host_spread": dict(payload.get("host_spread", {})),
         "visit_spread": dict(payload.get("visit_spread", {})),
         "device": payload.get("device", ""),
+        "parts_covariance": tuple(map(tuple, payload.get("parts_covariance", ()))),
     }
 
 
@@ -285,6 +290,7 @@ def fit_profile(directory: str | Path) -> Fit:
         host_spread=host_spreads(steps),
         visit_spread=visit_spreads(steps),
         device=about.get("device", ""),
+        parts_covariance=parts_covariance(acceptance),
     )
     try:
         return sound(fit)

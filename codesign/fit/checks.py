@@ -48,6 +48,10 @@ def sound(fit: Fit) -> Fit:
     for name, error in (*fit.errors.items(), *spreads):
         if not 0 <= error < inf:
             raise ValueError(f"the error of {name} cannot be {error}")
+    num_parts = len(fit.parts_covariance)
+    for part, row in enumerate(fit.parts_covariance):
+        if len(row) != num_parts or row[part] < 0:
+            raise ValueError(f"row {part} of parts_covariance cannot be {row}")
     return fit
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codesign.acceptance import AcceptanceProfile, Recording
+from codesign.answer_parts import in_parts, part_names, part_of_all
 
 _CHAIN = 3  # draft tokens per round of the chain that stands for every policy
 _DRAWS = 400
@@ -35,6 +36,39 @@ def acceptance_error(profile: AcceptanceProfile) -> float:
         expected += count * (rates_N.mean() + scale * (again_DN.mean(axis=1) - rates_N.mean()))
         found += count * rates_N.mean()
     return float(np.std(np.log(found / expected), ddof=1)) if expected.min() > 0 else 0.0
+
+
+def parts_covariance(profile: AcceptanceProfile) -> tuple[tuple[float, ...], ...]:
+    """(P, P) covariance of the relative errors of tokens a round in the P parts of an answer.
+
+    Drawing recordings again, within their kinds, gives the same in the limit of many draws. Few
+    recordings reach late parts, so these have large errors; parts of the same recordings have
+    errors that go together, which is in the covariance and not assumed. Assumed: requests are of
+    the kinds of prompt that were recorded, as often as these were.
+
+    Args:
+        profile: As it was recorded.
+
+    Returns:
+        Parts in the order of an answer; empty if answers are whole.
+    """
+    parts = in_parts(profile)
+    names = part_names("", parts)
+    if len(names) == 1:
+        return ()
+    keys = [(kind, r.request) for kind, group in profile.recordings.items() for r in group]
+    row_of = {key: row for row, key in enumerate(keys)}
+    rates = {name: rounds_per_token(group) for name, group in parts.recordings.items()}
+    errors_NP = np.zeros((len(keys), len(names)))
+    for name, rates_N in rates.items():
+        part, count = part_of_all(name), len(rates_N)
+        every = np.concatenate([r for other, r in rates.items() if part_of_all(other) == part])
+        rows = [row_of[name.removesuffix(part), r.request] for r in parts.recordings[name]]
+        # A single one tells nothing of its kind; a few vary less than those that they stand for.
+        mean = rates_N.mean() if count > 1 else every.mean()
+        scale = np.sqrt(count / max(count - 1, 1))
+        errors_NP[rows, names.index(part)] = scale * (rates_N - mean) / every.sum()
+    return tuple(map(tuple, (errors_NP.T @ errors_NP).tolist()))
 
 
 def rounds_per_token(recordings: tuple[Recording, ...]) -> Floats:

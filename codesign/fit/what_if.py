@@ -58,6 +58,7 @@ def device_fit(
         acceptance=dialled_acceptance(fit.acceptance, acceptance),
         errors={**fit.errors, "acceptance": DIALLED_ERROR},
         acceptance_origin=priced.acceptance_origin,
+        parts_covariance=(),
     )
 
 
@@ -209,4 +210,8 @@ def _same(file: Path, fit: Fit) -> Fit | None:
         kept = Fit.load(file)
     except InputError:
         return None  # not there yet, or of another version
-    return kept if (kept.costs, kept.errors) == (fit.costs, fit.errors) else None
+    is_same = all(
+        getattr(kept, name) == getattr(fit, name)
+        for name in ("costs", "errors", "parts_covariance")
+    )
+    return kept if is_same else None

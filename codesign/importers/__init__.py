@@ -45,6 +45,7 @@ def imported_fit(steps: Fit, summary: AcceptanceSummary) -> Fit:
         calibration_fit=calibration,
         errors={**steps.errors, "acceptance": math.hypot(sampling, _MODEL_ERROR)},
         acceptance_origin=f"imported from {summary.source}",
+        parts_covariance=(),
     )
 
 

@@ -82,9 +82,11 @@ def whole_profile(*, loss: float = 0.2, link: float = 3e-4) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def acceptance(seeds: Iterable[int]) -> AcceptanceProfile:
-    """One request of 60 tokens for each seed."""
-    made = [AcceptanceProfile.independent([0.6, 0.2], num_tokens=60, seed=seed) for seed in seeds]
+def acceptance(seeds: Iterable[int], tokens: int = 60) -> AcceptanceProfile:
+    """One request of so many tokens for each seed."""
+    made = [
+        AcceptanceProfile.independent([0.6, 0.2], num_tokens=tokens, seed=seed) for seed in seeds
+    ]
     return AcceptanceProfile(
         {"chat": tuple(replace(p.recordings[""][0], request=n) for n, p in enumerate(made))}
     )
@@ -840,7 +842,7 @@ def test_a_fit_survives_its_file(tmp_path):
     assert fit.visit_spread == visit_spreads(steps)
     assert fit.drift("2", 10.0) == pytest.approx(fit.visit_spread["2"], rel=1e-4) != 0.0
     alone = {n: replace(c, draft=replace(c.draft, alone=c.target)) for n, c in fit.costs.items()}
-    fit = replace(fit, costs=alone)
+    fit = replace(fit, costs=alone, parts_covariance=((1e-4, -1e-5), (-1e-5, 1e-3)))
     fit.save(tmp_path / "fit.json", inputs={"profile": tmp_path / "profile" / PROFILE_FILE})
     again = Fit.load(tmp_path / "fit.json")
     for name in Fit.__dataclass_fields__:
@@ -858,9 +860,18 @@ def test_a_fit_that_does_not_say_how_tokens_were_cut_cut_none(tmp_path):
     fit_profile(write_profile(tmp_path, whole_profile())).save(tmp_path / "fit.json")
     payload = json.loads((tmp_path / "fit.json").read_text())
     del payload["top_k"], payload["top_p"], payload["measured"], payload["visit_spread"]
+    del payload["parts_covariance"]
     (tmp_path / "fit.json").write_text(json.dumps(payload))
     fit = Fit.load(tmp_path / "fit.json")
-    assert (fit.top_k, fit.top_p, fit.measured) == (0, 1.0, ())
+    assert (fit.top_k, fit.top_p, fit.measured, fit.parts_covariance) == (0, 1.0, (), ())
+
+
+def test_a_profile_of_long_answers_has_an_error_of_each_of_their_parts(tmp_path):
+    folder = write_profile(tmp_path, whole_profile())
+    assert fit_profile(folder).parts_covariance == ()
+    meta = header("profile", seed=0)
+    write_table(folder / ACCEPTANCE_FILE, acceptance(range(8), 192).to_table(), meta)
+    assert np.shape(fit_profile(folder).parts_covariance) == (3, 3)
 
 
 def test_two_fits_in_one_folder_keep_their_own_acceptance(tmp_path):
@@ -927,6 +938,9 @@ def test_a_fit_with_something_else_for_a_number_is_refused_by_name(tmp_path, pla
         (("costs", "2", "target", "rows"), [1, 1], "no step time"),
         (("costs", "2", "target", "rows"), [], "no step time"),
         (("errors", "2/draft"), -0.1, "error of 2/draft cannot be -0.1"),
+        (("parts_covariance",), [[1e-4, 0.0]], "row 0 of parts_covariance cannot be"),
+        (("parts_covariance",), [[-1e-4]], "row 0 of parts_covariance cannot be"),
+        (("parts_covariance",), [[None]], "parts_covariance is no number"),
         (("top_k",), -1, "top_k must be 0"),
         (("origin",), None, "origin is no str"),
         (("target",), 7, "target is no str"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -9,7 +11,7 @@ from scipy.optimize import minimize
 from benchmarks.campaign.prompt_luck import PromptLuck, prompt_luck
 from codesign.acceptance import ABSENT_LOG_PROB, AcceptanceProfile, Recording
 from codesign.fit.calibration import calibration_error, fit_calibration
-from codesign.fit.prompt_luck import acceptance_error, rounds_per_token
+from codesign.fit.prompt_luck import acceptance_error, parts_covariance, rounds_per_token
 
 
 def recorded(
@@ -112,6 +114,29 @@ def test_kinds_of_prompt_that_differ_are_no_luck_if_prompts_of_a_kind_do_not():
     assert prompt_luck(profile, {"code": 5, "chat": 1}) == PromptLuck(0.0, 0.0)
     mixed = AcceptanceProfile({"chat": alike(easy, hard, easy, hard)})
     assert acceptance_error(mixed) > 0.1
+
+
+def test_errors_of_an_answers_parts_are_those_of_its_recordings():
+    easy, hard = "1111" * 32, "1000" * 32
+    short = (easy[:64], hard[:64]) * 14
+    (first, both), (again, last) = parts_covariance(
+        AcceptanceProfile({"chat": alike(*(easy, hard) * 2, *short)})
+    )
+    rates = np.array([1 / 4, 3 / 4]), np.array([1 / 4, 3 / 4])
+    whole = [float(np.var(r) / np.mean(r) ** 2) for r in rates]
+    assert first == pytest.approx(whole[0] / 31)
+    assert last == pytest.approx(whole[1] / 3)
+    # What goes together is the four long ones' part of the first part's mean.
+    assert both == again == pytest.approx(math.sqrt(32 / 31 * 4 / 3) * whole[0] / 32)
+    assert parts_covariance(AcceptanceProfile({"chat": alike(*short)})) == ()
+
+
+def test_a_single_recording_tells_nothing_of_its_kind_in_parts_either():
+    easy, hard = "1111" * 32, "1000" * 32
+    kinds = {"chat": alike(easy, easy, easy, easy), "code": alike(hard[:64])}
+    (first, _), (_, last) = parts_covariance(AcceptanceProfile(kinds))
+    assert first > 0.0
+    assert last == 0.0
 
 
 def test_fewer_served_prompts_have_more_luck_and_that_of_the_recorded_stays():

@@ -341,6 +341,8 @@ def test_an_imported_fit_says_so_and_comes_back_from_its_file(tmp_path, shipped)
     assert fit.acceptance_origin == "imported from vLLM counters (file)"
     assert fit.costs == shipped.costs
     assert fit.errors["acceptance"] == pytest.approx(0.0237, abs=1e-3)
+    parts = replace(shipped, parts_covariance=((1e-4, 0.0), (0.0, 1e-3)))
+    assert imported_fit(parts, summary).parts_covariance == ()
     fit.save(tmp_path / "fit.json")
     again = Fit.load(tmp_path / "fit.json")
     assert again.acceptance_origin == fit.acceptance_origin

@@ -306,6 +306,8 @@ def test_the_same_what_if_keeps_its_file_and_another_replaces_it(tmp_path, monke
     assert deep != kept_fit(fit, "8xh100-/deep" + "/folder" * 41)[1]
     kept_fit(replace(fit, errors={**fit.errors, "acceptance": 0.5}), "a/b: c")
     assert Fit.load(file).errors["acceptance"] == 0.5
+    kept_fit(replace(Fit.load(file), parts_covariance=((0.25,),)), "a/b: c")
+    assert Fit.load(file).parts_covariance == ((0.25,),)
 
 
 def test_two_that_keep_the_same_what_if_at_once_do_not_mix_its_files(tmp_path, monkeypatch):
