@@ -145,6 +145,7 @@ def _predict(asked: Asked, is_coarse: bool, progress: Progress | None) -> Predic
     trace = load_traffic(asked.traffic)
     serving = expecting(bounded(asked.serving, fit), trace.requests)
     requests = _stretch(trace.requests, _size(candidate, is_coarse=is_coarse))
+    lengths = requests["output_tokens"]
     other = _plain_candidate(fit, candidate)
     plain_key = other, len(requests), _key(replace(asked, policy="", split=""), is_coarse)
     plain = None if other is None else _plains.get(plain_key)
@@ -165,9 +166,10 @@ def _predict(asked: Asked, is_coarse: bool, progress: Progress | None) -> Predic
         cost = fit.costs[candidate.deployment.unit.label]
         frames.append(frames_of(records, candidate.deployment, cost))
     if other is not None and plain is None:
-        plain = _plains.put(plain_key, score(other, [simulated(other, 0)[0]], fit, asked.slo))
-    scored = score(candidate, outcomes, fit, asked.slo)
-    error = time_error(fit, candidate, scored.spans)
+        of_plain = score(other, [simulated(other, 0)[0]], fit, asked.slo, output_tokens=lengths)
+        plain = _plains.put(plain_key, of_plain)
+    scored = score(candidate, outcomes, fit, asked.slo, output_tokens=lengths)
+    error = time_error(fit, candidate, scored.spans, lengths)
     screened = screen([candidate], requests, fit, slo=asked.slo, serving=serving)
     load = float(screened.load[0])
     return Prediction(

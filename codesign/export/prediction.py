@@ -92,7 +92,7 @@ def forecast(
         outcomes.append(outcome)
         if progress:
             progress("simulate", len(outcomes), len(seeds))
-    found = score(exported, outcomes, fit, plan.slo)
+    found = score(exported, outcomes, fit, plan.slo, output_tokens=requests["output_tokens"])
     return Forecast(exported.label, planned, _figures(found.predicted), len(seeds), note)
 
 

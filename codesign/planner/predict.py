@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from codesign import Progress
 from codesign.candidate import Candidate, ScoredCandidate
@@ -113,7 +114,7 @@ def outcome_of(
     for name, value in slo_values(records.requests, slo).items():
         if value is not None:
             figures[f"{name}_slo"] = value
-    error = time_error(fit, candidate, spans)
+    error = time_error(fit, candidate, spans, [r.output_tokens for r in records.requests])
     for side, factor in (("worse", 1.0 / (1.0 + error)), ("better", 1.0 + error)):
         share = _share_in_slo(records.requests, slo, factor)
         figures |= {f"slo_attainment_{side}": share}
@@ -143,6 +144,7 @@ def score(
     fit: Fit,
     slo: SLO,
     *,
+    output_tokens: ArrayLike,
     spread: Mapping[str, float] | None = None,
 ) -> ScoredCandidate:
     """Combine simulations of one candidate into a prediction.
@@ -159,6 +161,7 @@ def score(
         outcomes: At least one, of different seeds.
         fit: As simulated with.
         slo: Targets; the mean over the seeds must meet them.
+        output_tokens: (R,) of each request; late parts of answers are known less well.
         spread: What other candidates' seeds differ by (``spread_over_seeds``); stands in where
             this one was simulated once.
     """
@@ -168,8 +171,8 @@ def score(
         for name in SPANS
         if all(name in o.spans for o in outcomes)
     }
-    seconds_error = time_error(fit, candidate, spans)
-    tokens_error = acceptance_error(fit, candidate)
+    seconds_error = time_error(fit, candidate, spans, output_tokens)
+    tokens_error = acceptance_error(fit, candidate, output_tokens)
     predicted = {}
     for names, error in ((TIMES, seconds_error), (COUNTS, tokens_error)):
         for name in names:

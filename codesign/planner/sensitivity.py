@@ -19,6 +19,7 @@ from codesign.planner.behaviour import Behaviour, token_shares
 from codesign.planner.ranking import CRITERIA, NOTICEABLE, Entry
 from codesign.planner.saturation import OVERLOADED
 from codesign.planner.screen import behaviours_of, screen
+from codesign.planner.uncertainty import tokens_error
 from codesign.policy.speculation import SpeculationSpec
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def find_doubts(ranked: Sequence[Entry], question: Question) -> tuple[Doubt, ...
     behaviours = behaviours_of(specs, question.fit, shares)
     before = _figures(plans, question, question.fit, behaviours)
     doubts: dict[str, Doubt] = {}
-    for case in _cases(plans, question.fit, behaviours):
+    of_tokens = tokens_error(question.fit, question.requests["output_tokens"])
+    for case in _cases(plans, question.fit, behaviours, of_tokens):
         after = _figures(plans, question, case.fit, case.behaviours)
         rival, regret = _best_rival(plans, question.objective, before, after)
         known = doubts.get(case.term)
@@ -88,7 +90,9 @@ def _figures(
     return {name: getattr(screened, column) for name, column in _SCREENED.items()}
 
 
-def _cases(plans: Sequence[Entry], fit: Fit, behaviours: Behaviours) -> Iterator[_Case]:
+def _cases(
+    plans: Sequence[Entry], fit: Fit, behaviours: Behaviours, of_tokens: float
+) -> Iterator[_Case]:
     """Every term that has an error, moved up and down by it."""
     deployments = [entry.candidate.deployment for entry in plans]
     labels = [d.unit.label for d in deployments]
@@ -101,8 +105,7 @@ def _cases(plans: Sequence[Entry], fit: Fit, behaviours: Behaviours) -> Iterator
                 cost = replace(cost, **{op: getattr(cost, op).scaled(1.0 + change)})
                 moved = replace(fit, costs={**fit.costs, label: cost})
                 yield _Case(f"{words} of {label}", change, moved, behaviours)
-    error = fit.errors.get("acceptance", 0.0)
-    for change in (error, -error) if error else ():
+    for change in (of_tokens, -of_tokens) if of_tokens else ():
         moved = {
             spec: tuple(replace(b, emitted=_emitted(b, change)) for b in options)
             for spec, options in behaviours.items()

@@ -150,12 +150,20 @@ class Simulations:
     def _judged(self, simulated: Sequence[tuple[Candidate, Sequence[Outcome]]]) -> list[Entry]:
         """Entries in order; what was simulated once has the spread of what was repeated."""
         question = self._question
+        lengths = question.requests["output_tokens"]
         spread = spread_over_seeds([outcomes for _, outcomes in simulated])
         entries = [
             Entry(
                 candidate,
                 tuple(outcomes),
-                score(candidate, outcomes, question.fit, question.slo, spread=spread),
+                score(
+                    candidate,
+                    outcomes,
+                    question.fit,
+                    question.slo,
+                    output_tokens=lengths,
+                    spread=spread,
+                ),
                 max(misses(outcomes, question.slo).values()),
             )
             for candidate, outcomes in simulated

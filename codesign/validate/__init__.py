@@ -117,7 +117,8 @@ def _compare(
         outcomes.append(outcome)
         simulated.append(records)
         progress("simulate", len(simulated), plan.num_seeds)
-    predicted = score(candidate, outcomes, fit, plan.slo)
+    lengths = requests["output_tokens"]
+    predicted = score(candidate, outcomes, fit, plan.slo, output_tokens=lengths)
     measured = summarise(run.records, plan.slo)
     values = {name: getattr(measured, name) for name in FIGURES}
     figures = [

@@ -86,7 +86,7 @@ def simulated(number: int):
     entries = []
     for candidate in space.candidates:
         outcome = run_job(task, Job(candidate, 0, 0, len(requests)))
-        scored = score(candidate, [outcome], fit, slo)
+        scored = score(candidate, [outcome], fit, slo, output_tokens=requests["output_tokens"])
         miss = max(misses([outcome], slo).values())
         entries.append(Entry(candidate, (outcome,), scored, miss))
     ordered = rank(entries, objective)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import fields, replace
+from functools import partial
 
 import pandas as pd
 import pytest
@@ -19,12 +20,19 @@ from codesign.planner.predict import (
     score,
     spread_over_seeds,
 )
-from codesign.planner.uncertainty import interval_over_seeds, step_error, time_error
+from codesign.planner.uncertainty import (
+    interval_over_seeds,
+    step_error,
+    time_error,
+    tokens_error,
+)
 from codesign.policy.speculation import parse_policy
 from codesign.records import RequestRecord, RoundLog, RoundRecord, RunRecords
 
 PLAIN = Candidate(Deployment(2), parse_policy("plain"), 1)
 CHAIN = Candidate(Deployment(2), parse_policy("chain-3"), 1)
+SHORT, LONG = [40, 64], [64, 192]
+score_of = partial(score, output_tokens=SHORT)
 
 
 def outcome(seed=0, *, max_rows=1, max_draft_rows=1, **figures) -> Outcome:
@@ -74,19 +82,48 @@ def test_the_error_of_a_round_weighs_target_and_draft_by_their_time(machine_fit)
 def test_the_error_of_acceptance_counts_for_speculation_and_not_for_plain(machine_fit):
     fit = replace(machine_fit, errors={**machine_fit.errors, "acceptance": 0.03})
     steps = [step_error(fit, candidate, {"target": 1.0}) for candidate in (PLAIN, CHAIN)]
-    assert time_error(fit, PLAIN, {"target": 1.0}) == steps[0] > 0.02
-    assert time_error(fit, CHAIN, {"target": 1.0}) == pytest.approx(math.hypot(steps[1], 0.03))
+    assert time_error(fit, PLAIN, {"target": 1.0}, LONG) == steps[0] > 0.02
+    found = time_error(fit, CHAIN, {"target": 1.0}, LONG)
+    assert found == pytest.approx(math.hypot(steps[1], 0.03))
+
+
+def test_what_is_known_less_well_of_long_answers_is_in_their_intervals(machine_fit):
+    parts = ((1e-4, 2e-4), (2e-4, 9e-4))
+    fit = replace(
+        machine_fit, errors={**machine_fit.errors, "acceptance": 0.5}, parts_covariance=parts
+    )
+    assert tokens_error(fit, SHORT) == pytest.approx(0.01)
+    # Of 256 tokens 128 lie in either part: the last one has no end.
+    assert tokens_error(fit, LONG) == pytest.approx(math.sqrt(0.25e-4 + 2.25e-4 + 1e-4))
+    made = [outcome(acceptance_length=2.0, tpot_mean=1.0)]
+    for lengths in (SHORT, LONG):
+        error = tokens_error(fit, lengths)
+        predicted = score(CHAIN, made, fit, SLO(), output_tokens=lengths).predicted
+        assert predicted["acceptance_length"].high == pytest.approx(2.0 * (1 + error))
+        whole = math.hypot(error, step_error(fit, CHAIN, made[0].spans))
+        assert predicted["tpot_mean"].high == pytest.approx(1 + whole)
+        assert time_error(fit, CHAIN, made[0].spans, lengths) == pytest.approx(whole)
+
+
+def test_attainment_may_be_off_by_more_where_answers_are_long(machine_fit):
+    fit = replace(machine_fit, parts_covariance=((0.0, 0.0), (0.0, 0.25)))
+    values = {f.name: 0 for f in fields(RoundRecord)} | {"target": 1.0, "batch": 1}
+    log = RoundLog([RoundRecord(**values)])
+    for tokens, worse in ((60, 1.0), (6000, 0.0)):  # the target is a tenth above what it takes
+        records = RunRecords([finished(0, 1.0, 1.0 + tokens * 0.1, tokens + 1)], log, 3.0, [])
+        made = outcome_of(records, CHAIN, fit, slo=SLO(tpot=0.11), seed=0)
+        assert made.figures["slo_attainment_worse"] == worse
 
 
 def test_a_prediction_is_feasible_when_the_mean_over_the_seeds_meets_the_target(machine_fit):
     outcomes = [outcome(0, tpot_slo=0.04), outcome(1, tpot_slo=0.06)]
-    assert score(PLAIN, outcomes, machine_fit, SLO(tpot=0.05)).is_feasible
-    assert not score(PLAIN, outcomes, machine_fit, SLO(tpot=0.049)).is_feasible
+    assert score_of(PLAIN, outcomes, machine_fit, SLO(tpot=0.05)).is_feasible
+    assert not score_of(PLAIN, outcomes, machine_fit, SLO(tpot=0.049)).is_feasible
 
 
 def test_what_never_came_makes_a_prediction_infeasible_and_is_left_out_of_it(machine_fit):
     late = [outcome(ttft_slo=math.inf)]
-    scored = score(PLAIN, late, machine_fit, SLO(ttft=100.0))
+    scored = score_of(PLAIN, late, machine_fit, SLO(ttft=100.0))
     assert not scored.is_feasible
     assert "ttft_slo" not in scored.predicted
     assert misses(late, SLO(ttft=100.0)) == {"ttft": math.inf, "tpot": 0.0}
@@ -100,13 +137,13 @@ def test_attainment_is_also_computed_with_longer_and_shorter_latencies(machine_f
     values = {f.name: 0 for f in fields(RoundRecord)} | {"target": 1.0, "batch": 1}
     records = RunRecords(requests, RoundLog([RoundRecord(**values)]), 3.0, [])
     made = outcome_of(records, PLAIN, machine_fit, slo=SLO(tpot=0.1), seed=0)
-    interval = score(PLAIN, [made], machine_fit, SLO(tpot=0.1)).predicted["slo_attainment"]
+    interval = score_of(PLAIN, [made], machine_fit, SLO(tpot=0.1)).predicted["slo_attainment"]
     assert (interval.low, interval.value, interval.high) == (0.25, 0.5, 0.75)
 
 
 def test_shares_stay_between_0_and_1(machine_fit):
     outcomes = [outcome(s, slo_attainment=v) for s, v in enumerate((0.2, 1.0, 1.0))]
-    interval = score(PLAIN, outcomes, machine_fit, SLO()).predicted["slo_attainment"]
+    interval = score_of(PLAIN, outcomes, machine_fit, SLO()).predicted["slo_attainment"]
     assert interval.low >= 0
     assert interval.high == 1.0
 
@@ -114,7 +151,7 @@ def test_shares_stay_between_0_and_1(machine_fit):
 def test_a_round_is_never_said_to_emit_less_than_a_token(machine_fit):
     fit = replace(machine_fit, errors={**machine_fit.errors, "acceptance": 0.8})
     made = outcome(acceptance_length=1.2, acceptance_rate=0.7, mean_batch=1.1)
-    predicted = score(CHAIN, [made], fit, SLO()).predicted
+    predicted = score_of(CHAIN, [made], fit, SLO()).predicted
     assert predicted["acceptance_length"].low == predicted["mean_batch"].low == 1.0
     assert predicted["acceptance_rate"].high == 1.0
     assert predicted["acceptance_length"].high == pytest.approx(1.2 * 1.8)
@@ -160,13 +197,13 @@ def test_what_was_simulated_once_has_the_spread_of_what_was_repeated(machine_fit
     repeated = [[outcome(0, tpot_mean=0.9), outcome(1, tpot_mean=1.1)]]
     spread = spread_over_seeds([*repeated, [outcome(0, tpot_mean=7.0)]])
     assert spread["tpot_mean"] == pytest.approx(math.sqrt(0.02))
-    once = score(PLAIN, [outcome(tpot_mean=2.0)], machine_fit, SLO(), spread=spread)
+    once = score_of(PLAIN, [outcome(tpot_mean=2.0)], machine_fit, SLO(), spread=spread)
     # 0.95 quantile of the normal distribution, once for this run and once for the other.
     error = math.hypot(0.025, 1.645 * machine_fit.drift("2", 0.04))
     half = math.hypot(1.6464 * 2.0 * math.sqrt(0.02) * math.sqrt(2), 2.0 * error)
     interval = once.predicted["tpot_mean"]
     assert interval.high - interval.value == pytest.approx(half, rel=1e-3)
-    alone = score(PLAIN, [outcome(tpot_mean=2.0)], machine_fit, SLO()).predicted["tpot_mean"]
+    alone = score_of(PLAIN, [outcome(tpot_mean=2.0)], machine_fit, SLO()).predicted["tpot_mean"]
     assert alone.high - alone.value == pytest.approx(2.0 * error, rel=0.01)
 
 

@@ -85,6 +85,18 @@ def test_fewer_tokens_per_round_speak_for_less_drafting(question):
     assert doubt.rival.startswith("plain")
 
 
+def test_long_answers_may_be_doubted_where_short_ones_are_not(question):
+    fit = dataclasses.replace(question.fit, parts_covariance=((0.0, 0.0), (0.0, 0.25)))
+    short = dataclasses.replace(question, fit=fit)
+    assert search(short).doubts == ()
+    requests = question.requests.assign(output_tokens=4000)
+    requests["arrival"] *= 100
+    long = dataclasses.replace(short, requests=requests, serving=Serving(max_kv_tokens=9000))
+    (doubt,) = search(long).doubts
+    assert doubt.term == "tokens per round"
+    assert doubt.change == pytest.approx(-0.5 * (1 - 64 / 4000))
+
+
 def test_the_worst_doubt_comes_first(question):
     errors = {"2/target": 0.9, "2/draft": 0.9, "acceptance": 0.5}
     fit = dataclasses.replace(question.fit, errors=errors)

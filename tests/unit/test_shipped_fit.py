@@ -3,13 +3,17 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from codesign.answer_parts import in_parts, part_names, tokens_of_parts
 from codesign.artifacts import machine, read_json
 from codesign.fit import ROOFLINE, Fit, shipped
+from codesign.fit.prompt_luck import parts_covariance, rounds_per_token
 from codesign.fit.shipped import (
     DEFAULT_FIT,
+    FITS,
     is_of_gpus,
     machine_of,
     machines_of,
@@ -19,6 +23,7 @@ from codesign.fit.shipped import (
 from codesign.fit.what_if import device_fit, what_if_fit
 from codesign.models import DEFAULT_TARGET, DRAFTS
 from codesign.planner.predict import prompt_note
+from codesign.planner.uncertainty import tokens_error
 from codesign.policy.walk import Sampling
 
 
@@ -138,7 +143,49 @@ def test_what_was_not_measured_as_a_whole_is_priced_as_a_whole():
     dialled = device_fit("h200", 2, *pair, acceptance=0.9)
     assert dialled.origin == "fitted"
     assert dialled.acceptance_origin == "made up: 0.9 of first draft tokens"
-    assert dialled.acceptance.hit_rate(1) > device_fit("h200", 2, *pair).acceptance.hit_rate(1)
+    measured = device_fit("h200", 2, *pair)
+    assert dialled.acceptance.hit_rate(1) > measured.acceptance.hit_rate(1)
+    assert (len(dialled.parts_covariance), len(measured.parts_covariance)) == (0, 3)
+
+
+@pytest.mark.parametrize("path", sorted(FITS.glob("*/fit.json")), ids=lambda path: path.parent.name)
+def test_a_shipped_fit_has_the_errors_of_its_recordings_parts(path):
+    fit = Fit.load(path)
+    found = parts_covariance(fit.acceptance)
+    assert len(found) == (0 if path == DEFAULT_FIT else 3)
+    assert np.array(fit.parts_covariance) == pytest.approx(np.array(found))
+    assert tokens_error(fit, [48]) == pytest.approx(fit.errors["acceptance"], rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("pair", "known"),
+    [(MEASURED[2], (0.92, 1.33, 2.02, 2.50)), (MEASURED[0], (1.32, 1.56, 2.19, 2.88))],
+)
+def test_the_error_of_long_answers_is_that_of_recordings_drawn_again(pair, known):
+    fit = Fit.load(shipped_pair("h100", *pair))
+    parts = in_parts(fit.acceptance)
+    draws, generator = [], np.random.default_rng(0)
+    for kind, group in fit.acceptance.recordings.items():
+        names = part_names(kind, parts)
+        if len(names) < 3:
+            continue  # "long", named for its prompts: its answers are short
+        rates_PN = np.full((3, len(group)), np.nan)  # rounds a token
+        for part, name in enumerate(names):
+            reach = [number for number, r in enumerate(group) if len(r.ranks) > 64 * part]
+            rates_PN[part, reach] = rounds_per_token(parts.recordings[name])
+        is_long = ~np.isnan(rates_PN[2])
+        again = [
+            generator.choice(part_PN, (600, part_PN.shape[1]), axis=1)
+            for part_PN in (rates_PN[:, is_long], rates_PN[:, ~is_long])
+        ]
+        draws.append(np.nanmean(np.concatenate(again, axis=2), axis=2))
+    rounds_DP = np.mean(draws, axis=0).T
+    for length, percent in zip((48, 96, 192, 400), known, strict=True):
+        tokens_P = tokens_of_parts(np.array([length]), 3)[0]
+        again = float(np.std(rounds_DP @ tokens_P / (rounds_DP @ tokens_P).mean()))
+        found = tokens_error(fit, [length])
+        assert 100 * found == pytest.approx(percent, abs=0.01)
+        assert found == pytest.approx(again, rel=0.15)
 
 
 def test_fits_of_two_gpus_ship_side_by_side(tmp_path, monkeypatch):
