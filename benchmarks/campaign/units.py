@@ -90,7 +90,7 @@ class Workload:
     seconds: float = 0.0
 
 
-STREAM, BATCH = Workload("stream", 24, 1), Workload("batch", 24, 8)
+STREAM, BATCH = Workload("stream", 24, 1), Workload("batch", 24, 8, output_tokens=128)
 SEGMENT = Workload("segment", 400, 8, seconds=9.0)
 PLAIN_STREAM = 4  # plain decoding of one stream has no luck: so many times fewer requests
 WORKLOADS = (STREAM, BATCH, SEGMENT)
