@@ -59,6 +59,17 @@ def above_0(text: str) -> float:
     return number
 
 
+def percentile(text: str) -> float:
+    """An argparse type: a number above 0, at most 100."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= 100:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 100, not '{text}'")
+    return number
+
+
 non_negative = _at_least(0)  # as seeds must be
 positive = _at_least(1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import above_0, positive
+from codesign.cli.output import above_0, percentile, positive
 
 if TYPE_CHECKING:
     from codesign.config import SLO, Serving
@@ -69,7 +69,7 @@ def add_slo_arguments(parser: argparse.ArgumentParser, *, with_percentile: bool)
     if with_percentile:
         group.add_argument(
             "--slo-percentile",
-            type=float,
+            type=percentile,
             default=90.0,
             metavar="P",
             help="percentile for each target (90)",
