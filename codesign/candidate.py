@@ -105,6 +105,8 @@ class ScoredCandidate:
         origin: Where the step times come from: "measured", "fitted" or "roofline".
         is_feasible: Whether it meets the SLO.
         saturation: How it bears the load: "stable", "backlogged" or "overloaded".
+        num_seeds: Simulations that the figures are means of: several only of finalists; 1, too,
+            from a file that does not say.
     """
 
     candidate: Candidate
@@ -113,6 +115,7 @@ class ScoredCandidate:
     origin: str
     is_feasible: bool
     saturation: str = "stable"
+    num_seeds: int = 1
 
     @property
     def label(self) -> str:
@@ -140,4 +143,5 @@ class ScoredCandidate:
             origin=values["origin"],
             is_feasible=values["is_feasible"],
             saturation=values["saturation"],
+            num_seeds=values.get("num_seeds", 1),
         )

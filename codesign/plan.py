@@ -96,7 +96,7 @@ class Plan:
         num_requests: Rows of it.
         fit: Fit that the step times and acceptance came from.
         seed: First seed of the simulations.
-        num_seeds: Simulations of each candidate, with seeds ``seed``, ``seed + 1``, ...
+        num_seeds: Simulations of each finalist, with seeds ``seed``, ``seed + 1``, ...
         chosen: The best candidate.
         alternatives: What else was simulated, best first.
         ties: Labels of alternatives that the prediction cannot tell from ``chosen``.
@@ -140,7 +140,7 @@ class Plan:
 
     @property
     def simulation_seeds(self) -> range:
-        """Seeds that each candidate was simulated with."""
+        """Seeds that each finalist was simulated with."""
         return range(self.seed, self.seed + self.num_seeds)
 
     def find(self, name: str = "") -> ScoredCandidate:

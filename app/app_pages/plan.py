@@ -138,7 +138,8 @@ def show_front(found: Found) -> None:
         hide_index=True,
         column_order=[
             "place", "plan", "meets", "origin",
-            *(name for figure in TITLES for name in (figure, f"{figure}_range")), "load",
+            *(name for figure in TITLES for name in (figure, f"{figure}_range")),
+            "load", "simulations",
         ],
         column_config={
             "place": st.column_config.NumberColumn("", width=40),

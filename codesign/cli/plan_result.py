@@ -9,9 +9,10 @@ from codesign.cli.output import number_text, table, wrapped
 from codesign.errors import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
-    from codesign.candidate import Candidate, Interval
+    from codesign.candidate import Candidate, Interval, ScoredCandidate
     from codesign.fit import Fit
     from codesign.plan import Economics, Plan
     from codesign.planner import Answer
@@ -49,13 +50,15 @@ def result_text(
     lines += wrapped("second", plan.runner_up) if plan.runner_up else []
     lines += wrapped("ties", ties_text(plan)) if plan.ties else []
     if plan.economics is not None:
-        lines += wrapped("pays", pays_text(plan.economics))
+        missing = {scored.label for scored in plan.scored if not scored.is_feasible}
+        lines += wrapped("pays", pays_text(plan.economics, missing))
     lines += wrapped("doubt", doubt_text(plan)) if plan.doubts else []
     lines += wrapped("data", _origin(plan, fit))
     lines += [line for note in plan.notes for line in wrapped("note", note)]
     columns = _COLUMNS if has_slo else _COLUMNS[:-1]
-    rows = [row[: len(columns)] for row in _family_rows(plan)]
-    lines += ["", table(columns, rows), "", f"next      {then}"]
+    shown = _family_plans(plan)
+    rows = [row[: len(columns)] for row in _rows(shown)]
+    lines += ["", table(columns, rows), *_seeds_note(shown), "", f"next      {then}"]
     return "\n".join(lines)
 
 
@@ -86,12 +89,20 @@ def ties_text(plan: Plan) -> str:
     return "; ".join(shown)
 
 
-def pays_text(economics: Economics) -> str:
+def pays_text(economics: Economics, missing: Collection[str] = ()) -> str:
     """Whether speculation pays, up to which load, from which acceptance on, and how far it could.
 
     All of it in one sentence each.
+
+    Args:
+        economics: What is told.
+        missing: Labels of plans that miss the SLO, which is said of those that are compared.
     """
-    name = economics.speculative
+
+    def told(label: str) -> str:
+        return f"{label} (misses the SLO)" if label in missing else label
+
+    name = told(economics.speculative)
     word = "faster" if economics.gain >= 1 else "slower"
     ratio = economics.gain if economics.gain >= 1 else 1 / economics.gain
     if economics.crossover is None:
@@ -102,13 +113,13 @@ def pays_text(economics: Economics) -> str:
     else:
         load = f"{name} pays up to {counted(economics.crossover, 'running request')}, not above"
     if economics.lasting:
-        load += f"; {economics.lasting} up to {economics.lasting_crossover:,}"
+        load += f"; {told(economics.lasting)} up to {economics.lasting_crossover:,}"
     rate = economics.break_even_rate
-    subject = name if economics.lasting else "it"
+    subject = economics.speculative if economics.lasting else "it"
     chance = "" if rate is None else f" (each draft token accepted with {rate:.0%})"
     return (
         f"{load}. With {economics.batch:.3g} running, prompts not counted, {subject} decodes "
-        f"{ratio:.3g} times {word} than {economics.null_plan}; it breaks even at "
+        f"{ratio:.3g} times {word} than {told(economics.null_plan)}; it breaks even at "
         f"{economics.break_even_length:.2f} tokens per round{chance} and emits "
         f"{economics.acceptance_length:.2f}; perfect knowledge of which tokens will be accepted "
         f"would make it {economics.oracle_gain:.3g} times"
@@ -203,20 +214,24 @@ def _shown(interval: Interval, factor: float, unit: str) -> str:
     return f"{value} {unit}  [{low}, {high}]"
 
 
-def _family_rows(plan: Plan) -> list[list[object]]:
+def _family_plans(plan: Plan) -> list[ScoredCandidate]:
     """The first two, the best of each family, what is always compared; best first."""
     from codesign.planner.halving import representatives
 
     shown = representatives([scored.candidate for scored in plan.scored])
-    wanted = [plan.scored[index] for index in sorted({0, 1, *shown}) if index < len(plan.scored)]
+    return [plan.scored[index] for index in sorted({0, 1, *shown}) if index < len(plan.scored)]
+
+
+def _rows(shown: Sequence[ScoredCandidate]) -> list[list[object]]:
+    """Cells of the table; plans of fewer simulations than the first have a star."""
     rows: list[list[object]] = []
-    for scored in wanted:
+    for scored in shown:
         values = {name: interval.value for name, interval in scored.predicted.items()}
         times = [values.get(name) for name in ("tpot_p50", "tpot_p90", "ttft_p90")]
         attained = values.get("slo_attainment")
         rows.append(
             [
-                scored.label,
+                scored.label + (" *" if scored.num_seeds < shown[0].num_seeds else ""),
                 *(None if value is None else 1000 * value for value in times),
                 values.get("throughput"),
                 values.get("acceptance_length"),
@@ -226,3 +241,11 @@ def _family_rows(plan: Plan) -> list[list[object]]:
             ]
         )
     return rows
+
+
+def _seeds_note(shown: Sequence[ScoredCandidate]) -> list[str]:
+    """What the stars of ``_rows`` mean."""
+    most, least = shown[0].num_seeds, min(scored.num_seeds for scored in shown)
+    if least == most:
+        return []
+    return [f"* {counted(least, 'simulation')}; the others are means of {most}"]

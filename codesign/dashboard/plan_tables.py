@@ -65,6 +65,7 @@ def _row(number: int, scored: ScoredCandidate) -> dict[str, Any]:
         "family": scored.candidate.family,
         "meets": "yes" if scored.is_feasible else "no",
         "load": scored.saturation,
+        "simulations": scored.num_seeds,
         "origin": scored.origin,
     }
     for figure in FIGURES:

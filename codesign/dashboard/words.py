@@ -124,7 +124,8 @@ def against_plain(prediction: Prediction) -> str:
             continue
         here, there = (number_text(factor * each.value) for each in (ours, theirs))
         parts.append(f"{title} {here} instead of {there} {unit} ({change:+.0%})")
-    return f"Against {prediction.plain.label}: {'; '.join(parts)}." if parts else ""
+    miss = "" if prediction.plain.is_feasible else " (misses the SLO)"
+    return f"Against {prediction.plain.label}{miss}: {'; '.join(parts)}." if parts else ""
 
 
 def scope(prediction: Prediction) -> str:

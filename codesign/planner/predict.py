@@ -198,6 +198,7 @@ def score(
         fit.origin,
         is_feasible=max(misses(outcomes, slo).values()) <= 1,
         saturation=worst([o.saturation for o in outcomes]),
+        num_seeds=len(outcomes),
     )
 
 

@@ -210,7 +210,8 @@ def _gain_over_plain(ranked: Sequence[ScoredCandidate]) -> list[str]:
         return []
     ratio = best.predicted["tpot_mean"].value / plain.predicted["tpot_mean"].value
     word = "below" if ratio <= 1 else "above"
-    return [f"mean TPOT {abs(1 - ratio):.0%} {word} plain decoding's"]
+    miss = "" if plain.is_feasible else " (which misses the SLO)"
+    return [f"mean TPOT {abs(1 - ratio):.0%} {word} plain decoding's{miss}"]
 
 
 def _nearest_target(best: ScoredCandidate, slo: SLO) -> str:

@@ -210,6 +210,9 @@ def test_speculation_is_held_against_plain_decoding_on_all_workers():
     assert against_plain(predict(ASKED, is_coarse=False)).startswith("Against plain on 8, batch 32")
     plain = replace(ASKED, policy="plain")
     assert against_plain(predict(plain, is_coarse=False)) == ""
+    missed = replace(ASKED, slo=SLO(ttft=0.001))
+    words = "Against plain on 8, batch 32 (misses the SLO): "
+    assert against_plain(predict(missed, is_coarse=False)).startswith(words)
 
 
 def rounds_of(**values: float) -> RoundLog:

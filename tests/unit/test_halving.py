@@ -105,6 +105,16 @@ def test_the_table_is_in_order(question):
     assert all(a <= b * 1.0101 for a, b in pairwise(values))
 
 
+def test_every_prediction_says_of_how_many_simulations_it_is_the_mean(question):
+    answer, executor = answered(question)
+    num = len(question.requests)
+    for scored in answer.ranked:
+        whole = {j.seed for j in executor.jobs
+                 if j.candidate == scored.candidate and j.num_requests == num}  # fmt: skip
+        assert scored.num_seeds == len(whole)
+    assert answer.chosen.num_seeds == question.num_seeds
+
+
 def test_plain_decoding_on_all_workers_is_never_dropped(question):
     answer, executor = answered(question, worst_without_draft)
     null = [s for s in answer.ranked if is_null(s.candidate)]

@@ -29,6 +29,7 @@ def scored(policy: str, *, max_batch: int = 4, tpot: float = 0.05) -> ScoredCand
         {"target": 0.03, "draft": 0.01},
         "fitted",
         is_feasible=True,
+        num_seeds=3,
     )
 
 

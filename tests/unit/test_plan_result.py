@@ -9,8 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from codesign.candidate import Candidate
-from codesign.cli.plan_result import describe, doubt_text, next_command, pays_text, ties_text
+from codesign.candidate import Candidate, ScoredCandidate
+from codesign.cli.plan_result import (
+    _rows,
+    _seeds_note,
+    describe,
+    doubt_text,
+    next_command,
+    pays_text,
+    ties_text,
+)
 from codesign.config import parse_deployment
 from codesign.plan import Doubt, Economics
 from codesign.policy.speculation import parse_policy
@@ -81,6 +89,28 @@ def test_a_shorter_draft_that_pays_at_more_load_is_named_beside_the_best():
     text = pays_text(other)
     assert "up to 2 running requests, not above; chain-1 on 2, batch 8 up to 7. " in text
     assert "prompts not counted, chain-3 on 2, batch 1 decodes" in text
+
+
+def test_speculation_that_is_held_against_a_plan_that_misses_the_slo_says_so():
+    text = pays_text(ECONOMICS, {"plain on 2, batch 1"})
+    assert "times faster than plain on 2, batch 1 (misses the SLO); it breaks even" in text
+    assert text.count("misses the SLO") == 1
+    text = pays_text(ECONOMICS, {"chain-3 on 2, batch 1", "chain-2 on 2, batch 1"})
+    assert text.startswith("chain-3 on 2, batch 1 (misses the SLO) pays at every load")
+    assert "misses" not in pays_text(ECONOMICS)
+
+
+def test_plans_of_fewer_simulations_than_the_best_have_a_star_and_it_is_explained():
+    def scored(policy: str, num_seeds: int) -> ScoredCandidate:
+        candidate = Candidate(parse_deployment("2"), parse_policy(policy), 1)
+        return ScoredCandidate(candidate, {}, {}, "fitted", True, num_seeds=num_seeds)
+
+    mixed = [scored("chain-3", 3), scored("plain", 1)]
+    assert [row[0] for row in _rows(mixed)] == ["chain-3 on 2, batch 1", "plain on 2, batch 1 *"]
+    assert _seeds_note(mixed) == ["* 1 simulation; the others are means of 3"]
+    alike = [scored("chain-3", 3), scored("plain", 3)]
+    assert [row[0] for row in _rows(alike)] == ["chain-3 on 2, batch 1", "plain on 2, batch 1"]
+    assert _seeds_note(alike) == []
 
 
 def test_a_doubt_says_what_would_have_to_be_off_and_what_would_be_best_then():

@@ -93,6 +93,12 @@ def test_the_gain_is_over_the_best_plain_plan_not_over_one_that_lets_requests_wa
     assert "mean TPOT 20% below plain decoding's" in explain(ranked, SLO())
 
 
+def test_a_plain_plan_that_misses_the_slo_is_called_so_where_the_gain_is_over_it():
+    best, plain = entry("chain-3", tpot=(0.08, 0.08)).scored, entry("plain", miss=1.5).scored
+    words = "mean TPOT 20% below plain decoding's (which misses the SLO); "
+    assert words in explain([best, plain], SLO(tpot=0.09))
+
+
 def test_plain_decoding_is_chosen_because_no_draft_serves_better():
     plain, chain = entry("plain").scored, entry("chain-3").scored
     assert (
