@@ -60,7 +60,7 @@ def watch_search(asked: PlanAsked) -> Found:
     place = st.empty()
     with place.container():
         left, right = st.columns([4, 1], vertical_alignment="center")
-        bar = left.progress(0.0, "Screening all plans")
+        bar = left.progress(0.0, "Screen")
         right.button("Stop")
         chart = st.empty()
     drawn = 0.0
@@ -71,12 +71,11 @@ def watch_search(asked: PlanAsked) -> Found:
             drawn = time.monotonic()
             show_convergence(seen, asked.objective, chart)
 
-    stages = {"screen": "Screening all plans: {:,} of {:,}", "simulate": "Simulating: {:,} of {:,}"}
     found = find_plan(
         asked,
         watch=draw,
         progress=lambda stage, done, total: bar.progress(
-            min(done / max(total, 1), 1.0), stages[stage].format(done, total)
+            min(done / max(total, 1), 1.0), f"{stage.capitalize()}: {done:,} of {total:,}"
         ),
     )
     place.empty()

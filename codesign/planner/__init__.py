@@ -58,8 +58,8 @@ def search(
         executor: Runs the simulations (see ``open_executor``), entered by the caller; in this
             process by default.
         cache: Keeps finished simulations, so that an interrupted search can go on.
-        progress: Called with (stage, done, total): "screen", in candidates, and "simulate", in
-            requests.
+        progress: Called with (stage, done, total): "screen", in candidates, "simulate", in
+            requests, and as ``nearest_miss`` does if nothing meets the SLO.
         least_attained: Share of requests within the SLO that the screen must find of some
             candidate, for any to be simulated.
 
@@ -92,7 +92,8 @@ def search(
     )
     if not ordered[0].scored.is_feasible:
         on_all = None if simulations.is_short else simulations.at_rates_of_all
-        raise InfeasibleError(nearest_miss(ordered, question.slo, simulations.at_rates, on_all))
+        line = nearest_miss(ordered, question.slo, simulations.at_rates, on_all, progress)
+        raise InfeasibleError(line)
     return _answer(question, space, ordered, simulations.num_simulated, screen_seconds)
 
 

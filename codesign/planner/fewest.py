@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from codesign import Progress
 from codesign.config import SLO
-from codesign.errors import InfeasibleError, InputError, UsageError
+from codesign.errors import InfeasibleError, InputError, UsageError, counted
 from codesign.planner import Answer, Question, search
 from codesign.planner.executor import Executor
 from codesign.planner.search_cache import SearchCache
@@ -31,7 +31,7 @@ def search_fewest(
         question: ``workers`` is the largest number to try; the SLO must name a target.
         executor: As for ``search``.
         cache: As for ``search``.
-        progress: As for ``search``.
+        progress: As for ``search``, with the number of workers in the name of each stage.
 
     Raises:
         UsageError: If the SLO names no target: one worker always suffices.
@@ -49,7 +49,11 @@ def search_fewest(
         smaller = replace(question, workers=workers)
         try:
             answer = search(
-                smaller, executor=executor, cache=cache, progress=progress, least_attained=worth
+                smaller,
+                executor=executor,
+                cache=cache,
+                progress=_of(workers, progress),
+                least_attained=worth,
             )
         except InfeasibleError:
             missed.append(str(workers))
@@ -57,8 +61,15 @@ def search_fewest(
             unknown.append(str(workers))
         else:
             return _with_reason(answer, workers, missed, unknown)
-    answer = search(question, executor=executor, cache=cache, progress=progress)
+    last = _of(question.workers, progress)
+    answer = search(question, executor=executor, cache=cache, progress=last)
     return _with_reason(answer, question.workers, missed, unknown)
+
+
+def _of(workers: int, progress: Progress | None) -> Progress | None:
+    """Progress of one of several searches, told apart by name."""
+    where = f"on {counted(workers, 'worker')}"
+    return progress and (lambda stage, done, total: progress(f"{stage} {where}", done, total))
 
 
 def _with_reason(answer: Answer, workers: int, missed: list[str], unknown: list[str]) -> Answer:

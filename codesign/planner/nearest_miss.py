@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
 
+from codesign import Progress
 from codesign.candidate import Candidate
 from codesign.config import SLO
 from codesign.planner.predict import Outcome, misses
@@ -13,6 +16,8 @@ from codesign.planner.ranking import Entry, milliseconds
 # Simulates candidates, each with the arrival rate times a factor; outcomes by seed of each.
 AtRates = Callable[[Sequence[tuple[Candidate, float]]], list[list[Outcome]]]
 
+Steps = Callable[[int, int], None]  # told how many are done, of how many
+
 _NUM_NEAREST = 3  # candidates whose sustainable rate is looked for
 _MAX_HALVINGS = 10  # of the rate, until the machine counts as idle
 _NUM_BISECTIONS = 4
@@ -20,7 +25,11 @@ _MANY_TIMES = 3.0  # from where on a miss is said as a factor
 
 
 def nearest_miss(
-    ordered: Sequence[Entry], slo: SLO, simulate: AtRates, simulate_all: AtRates | None = None
+    ordered: Sequence[Entry],
+    slo: SLO,
+    simulate: AtRates,
+    simulate_all: AtRates | None = None,
+    progress: Progress | None = None,
 ) -> str:
     """One line: which candidate comes nearest, what binds, what would fit.
 
@@ -29,6 +38,8 @@ def nearest_miss(
         slo: Targets.
         simulate: Outcomes at other arrival rates.
         simulate_all: The same on the whole trace, where ``simulate`` takes a stretch of it.
+        progress: Called with ("nearest miss", done, total), in rates tried, and with another stage
+            where rates must be tried on the whole trace.
     """
     nearest = min(ordered, key=lambda entry: entry.miss)
     by_target = misses(nearest.outcomes, slo)
@@ -38,12 +49,14 @@ def nearest_miss(
         f"{nearest.candidate.label}: {_shown(target, slo, by_target[target])}"
     )
     entries = _likely(nearest, ordered, slo)
-    rates = sustained_rates([entry.candidate for entry in entries], slo, simulate)
+    steps = progress and partial(progress, "nearest miss")
+    rates = sustained_rates([entry.candidate for entry in entries], slo, simulate, steps)
     best = max(range(len(rates)), key=rates.__getitem__)
     rate = rates[best]
     if simulate_all is not None:
         simulate = simulate_all
-        rate = _confirmed(entries[best].candidate, rate, slo, simulate)
+        steps = progress and partial(progress, "nearest miss on all requests")
+        rate = _confirmed(entries[best].candidate, rate, slo, simulate, steps)
     at_rate = (
         "At {0:.2g} times this arrival rate {1} meets the SLO (--rate-scale {0:.2g}; "
         "if you gave one, {0:.2g} times yours)"
@@ -81,14 +94,18 @@ def _likely(nearest: Entry, ordered: Sequence[Entry], slo: SLO) -> list[Entry]:
     return list({entry.candidate.label: entry for entry in first}.values())
 
 
-def _confirmed(candidate: Candidate, rate: float, slo: SLO, simulate: AtRates) -> float:
+def _confirmed(
+    candidate: Candidate, rate: float, slo: SLO, simulate: AtRates, steps: Steps | None
+) -> float:
     """A rate found on a stretch of the trace if it holds on all of it, else the one that does."""
     if rate and max(misses(simulate([(candidate, rate)])[0], slo).values()) <= 1:
         return rate
-    return sustained_rates([candidate], slo, simulate)[0]
+    return sustained_rates([candidate], slo, simulate, steps)[0]
 
 
-def sustained_rates(candidates: Sequence[Candidate], slo: SLO, simulate: AtRates) -> list[float]:
+def sustained_rates(
+    candidates: Sequence[Candidate], slo: SLO, simulate: AtRates, steps: Steps | None = None
+) -> list[float]:
     """Largest share of the trace's rate at which each candidate meets the SLO, 0 if none.
 
     Only rates of two digits are tried: what is printed has been simulated.
@@ -97,10 +114,14 @@ def sustained_rates(candidates: Sequence[Candidate], slo: SLO, simulate: AtRates
         candidates: Which do not meet the SLO at the trace's own rate.
         slo: Targets.
         simulate: Outcomes of each candidate with the trace at that share of its rate.
+        steps: Called with (done, total), in rates tried of each.
     """
+    tried = count(1)
 
     def fit(rates: Sequence[tuple[int, float]]) -> list[bool]:
         simulated = simulate([(candidates[index], rate) for index, rate in rates])
+        if steps:
+            steps(next(tried), _MAX_HALVINGS + _NUM_BISECTIONS)
         return [max(misses(outcomes, slo).values()) <= 1 for outcomes in simulated]
 
     low = dict.fromkeys(range(len(candidates)), 0.0)

@@ -79,6 +79,7 @@ class Simulations:
         seeds = range(question.seed, question.seed + question.num_seeds)
         repeated: dict[Candidate, tuple[Outcome, ...]] = {}
         while left:
+            self._total = self._done + len(left) * len(seeds) * len(question.requests)
             again = self._ranked(left, self._rungs[-1], seeds)
             repeated |= {entry.candidate: entry.outcomes for entry in again}
             ordered = self._judged(
@@ -116,7 +117,10 @@ class Simulations:
         return len(self._rungs) == 1
 
     def at_rates(self, rates: Sequence[tuple[Candidate, float]]) -> list[list[Outcome]]:
-        """Outcomes by seed at other arrival rates; of a long trace, on its first stretch, once."""
+        """Outcomes by seed at other arrival rates; of a long trace, on its first stretch, once.
+
+        Not counted in the progress: what asks for them knows how far it has come.
+        """
         return self._at_rates(rates, self._rungs[0])
 
     def at_rates_of_all(self, rates: Sequence[tuple[Candidate, float]]) -> list[list[Outcome]]:
@@ -132,7 +136,8 @@ class Simulations:
                 Job(candidate, seed + i, rung.first, rung.end, rate)
                 for candidate, rate in rates
                 for i in range(num)
-            ]
+            ],
+            is_counted=False,
         )
         return [outcomes[i * num : (i + 1) * num] for i in range(len(rates))]
 
@@ -170,16 +175,18 @@ class Simulations:
         ]
         return rank(entries, question.objective)
 
-    def _run(self, jobs: Sequence[Job]) -> list[Outcome]:
+    def _run(self, jobs: Sequence[Job], *, is_counted: bool = True) -> list[Outcome]:
         """Outcomes of jobs, in their order; from the cache where it has them."""
         outcomes = {index: self._cache.get(job) for index, job in enumerate(jobs)}
         missing = [index for index, outcome in outcomes.items() if outcome is None]
-        self._report(sum(job.num_requests for job in jobs) - _size(jobs, missing))
+        if is_counted:
+            self._report(sum(job.num_requests for job in jobs) - _size(jobs, missing))
         for number, outcome in self._executor.run([jobs[index] for index in missing]):
             job = jobs[missing[number]]
             outcomes[missing[number]] = outcome
             self._cache.put(job, outcome)
-            self._report(job.num_requests)
+            if is_counted:
+                self._report(job.num_requests)
         return [outcome for outcome in outcomes.values() if outcome is not None]
 
     def _expect(self, rung: Rung, num_candidates: int) -> None:
@@ -187,7 +194,7 @@ class Simulations:
         left = self._rungs[self._rungs.index(rung) :]
         sizes = [r.end - r.first for r in left]
         kept = [num_candidates, *(r.num_kept for r in left)]
-        repeats = (self._question.num_seeds - 1) * kept[-1] * sizes[-1]
+        repeats = self._question.num_seeds * kept[-1] * sizes[-1]  # the first seed's are at hand
         expected = sum(size * count for size, count in zip(sizes, kept[:-1], strict=True))
         self._total = self._done + expected + repeats
 

@@ -44,7 +44,10 @@ def question(machine_fit):
 
 
 def test_the_fewest_workers_that_meet_the_slo_are_taken(question):
-    answer = search_fewest(question)
+    stages: dict[str, None] = {}
+    answer = search_fewest(question, progress=lambda stage, *_: stages.setdefault(stage))
+    assert next(iter(stages)) == "screen on 1 worker"
+    assert list(stages)[-2:] == ["screen on 2 workers", "simulate on 2 workers"]
     assert answer.chosen.candidate.deployment.num_workers == 2
     assert answer.reason.startswith("2 workers are the fewest that meet the SLO; 1 does not; ")
     with pytest.raises(InfeasibleError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -113,6 +114,32 @@ def test_every_prediction_says_of_how_many_simulations_it_is_the_mean(question):
                  if j.candidate == scored.candidate and j.num_requests == num}  # fmt: skip
         assert scored.num_seeds == len(whole)
     assert answer.chosen.num_seeds == question.num_seeds
+
+
+def test_progress_reaches_its_end_once_and_at_the_end(question):
+    seen: dict[str, list[tuple[int, int]]] = {}
+
+    def record(stage: str, done: int, total: int) -> None:
+        seen.setdefault(stage, []).append((done, total))
+
+    search(question, executor=MadeUp(), progress=record)
+    assert list(seen) == ["screen", "simulate"]
+    assert [step for step in seen["simulate"] if step[0] >= step[1]] == seen["simulate"][-1:]
+    assert all(done <= total for done, total in seen["simulate"])
+
+
+def test_what_is_tried_for_a_nearest_miss_is_a_stage_of_its_own(question):
+    seen: dict[str, list[tuple[int, int]]] = {}
+
+    def record(stage: str, done: int, total: int) -> None:
+        seen.setdefault(stage, []).append((done, total))
+
+    hard = replace(question, slo=SLO(tpot=0.001))
+    with pytest.raises(InfeasibleError):
+        search(hard, executor=MadeUp(), progress=record)
+    assert list(seen)[:3] == ["screen", "simulate", "nearest miss"]
+    for stage in list(seen)[1:]:
+        assert [step for step in seen[stage] if step[0] >= step[1]] == seen[stage][-1:], stage
 
 
 def test_plain_decoding_on_all_workers_is_never_dropped(question):
