@@ -1,6 +1,6 @@
 """Compare the simulator with what the SwiftSpec and SpecServe papers print.
 
-    python -m benchmarks.reproduce_papers                 # everything, as docs/validation.md
+    python -m benchmarks.reproduce_papers                 # everything, as docs/papers.md
     python -m benchmarks.reproduce_papers --check table6  # one section, to the terminal
 
 Only numbers that the papers print are compared. Each section says what was taken from the paper as
@@ -18,7 +18,7 @@ from benchmarks.pages import reflow, write_between
 from benchmarks.papers.specserve import table_2
 from benchmarks.papers.swiftspec import figure_9, table_1, table_6
 
-OUT = Path(__file__).parents[1] / "docs" / "validation.md"
+OUT = Path(__file__).parents[1] / "docs" / "papers.md"
 BEGIN, END = "<!-- papers -->", "<!-- end of papers -->"  # what this script writes of it
 SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "table1": ("SwiftSpec, Table 1: step times", table_1),
@@ -27,8 +27,6 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "table2": ("SpecServe, Table 2: order of the methods, and length against batch", table_2),
 }
 INTRODUCTION = """\
-## Against the papers
-
 How close does the simulator come to the published results, with the papers' own models and
 machines? Only numbers printed in SwiftSpec (arXiv:2506.11309) and SpecServe (arXiv:2503.05096) are
 compared, not values that appear only in figures, and not numbers that are missing in our copy of
@@ -49,7 +47,7 @@ def main() -> None:
     parts = [INTRODUCTION]
     for name, (title, section) in SECTIONS.items():
         print(name, file=sys.stderr)
-        parts.append(f"### {title}\n\n{section()}")
+        parts.append(f"## {title}\n\n{section()}")
     write_between(OUT, BEGIN, END, reflow("\n\n".join(parts)))
 
 

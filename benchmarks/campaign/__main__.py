@@ -12,7 +12,7 @@ on with them. A call ends by itself before its seconds are over, with 130 if the
 
 The first calls need the GPUs (or --device cpu-ranks, which needs none), and the small models of
 ``codesign models fetch``; nothing large is downloaded. --join predicts every run from the profile
-alone and needs no GPU. --report writes docs/validation.md from what --join left.
+alone and needs no GPU. --report writes docs/validation*.md from what --join left.
 """
 
 from __future__ import annotations

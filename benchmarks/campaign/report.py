@@ -1,4 +1,4 @@
-"""The generated part of docs/validation.md, from the JSON files that ``join`` left.
+"""The generated parts of docs/validation.md and validation-runs.md, from what ``join`` left.
 
 Imports no torch.
 """
@@ -23,13 +23,19 @@ from benchmarks.campaign.goals import (
     table,
 )
 from benchmarks.campaign.plot import calibration_svg
-from benchmarks.campaign.run_tables import intervals_table, runs_table, spans_table
+from benchmarks.campaign.run_tables import (
+    calibration_table,
+    intervals_table,
+    runs_table,
+    spans_table,
+)
 from benchmarks.campaign.session_seconds import seconds_table
 from benchmarks.pages import write_between
 from codesign.artifacts.machine import short_gpu_name
 from codesign.records import SPANS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "validation.md"
+RUNS = DOCUMENT.with_name("validation-runs.md")
 CALIBRATION = DOCUMENT.parent / "images" / "validation-calibration.svg"
 BEGIN, END = "<!-- campaign -->", "<!-- end of campaign -->"
 WORST = 3
@@ -39,7 +45,8 @@ INTRODUCTION = """\
 
 Written by `python -m benchmarks.campaign --report FILE ...` from
 {files}.
-If several files have the same pair of models, the last one counts.
+If several files have the same pair of models, the last one counts. Every run, spans, the parts of
+the intervals and calibration: [validation-runs.md](validation-runs.md).
 
 A campaign profiles a pair of models on groups of GPUs ("2": draft and target share two; "1+1": one
 each), fits the profile, predicts a grid of plans and then runs them. The fit sees nothing but the
@@ -110,10 +117,11 @@ NOT_CAPTURED = """\
 
 
 def write_document(files: Sequence[Path]) -> None:
-    """Rewrite the document between its markers."""
+    """Rewrite both documents between their markers."""
     campaigns = read(files)
     CALIBRATION.write_text(calibration_svg(calibrations(campaigns)), encoding="utf-8")
     write_between(DOCUMENT, BEGIN, END, document(campaigns))
+    write_between(RUNS, BEGIN, END, run_document(campaigns))
 
 
 def read(files: Sequence[Path]) -> dict[str, dict[str, Any]]:
@@ -134,7 +142,7 @@ def newest(payloads: Iterable[dict[str, Any]]) -> list[Result]:
 
 
 def document(campaigns: Mapping[str, dict[str, Any]]) -> str:
-    """The generated part."""
+    """The generated part of DOCUMENT: what was found."""
     payloads = list(campaigns.values())
     results = newest(payloads)
     measured = [result for result in results if result.runs()]
@@ -149,13 +157,26 @@ def document(campaigns: Mapping[str, dict[str, Any]]) -> str:
         goals(measured),
         TERMS.format(intervals=_intervals(results)),
         worst(measured),
+        NOT_CAPTURED.format(recorded=_recorded(results), drift=_drift(results)),
+    ]
+    return _joined(parts)
+
+
+def run_document(campaigns: Mapping[str, dict[str, Any]]) -> str:
+    """The generated part of RUNS: every run, and what it was predicted from."""
+    results = newest(campaigns.values())
+    measured = [result for result in results if result.runs()]
+    parts = [
         *(runs_table(result) for result in measured),
         spans_table(measured),
         intervals_table(measured),
-        calibration_table(results),
+        calibration_table(results, f"{CALIBRATION.parent.name}/{CALIBRATION.name}"),
         seconds_table(results),
-        NOT_CAPTURED.format(recorded=_recorded(results), drift=_drift(results)),
     ]
+    return _joined(parts)
+
+
+def _joined(parts: Iterable[str]) -> str:
     return "\n".join(part.rstrip() + "\n" for part in parts if part).rstrip()
 
 
@@ -266,25 +287,3 @@ def cause(run: dict[str, Any]) -> str:
 
 def _us(seconds: float) -> str:
     return f"{seconds * 1e6:+.0f}"
-
-
-def calibration_table(results: Sequence[Result]) -> str:
-    """Confidence against acceptance: the errors by kind of prompt, and where the picture is."""
-    kinds = list(dict.fromkeys(kind for r in results for kind in r.pair["calibration"]))
-    rows = [
-        [r.name, *(_gap(r.pair["calibration"].get(kind, ())) for kind in kinds)] for r in results
-    ]
-    return (
-        "### Confidence against acceptance\n\n"
-        f"![confidence against acceptance]({CALIBRATION.parent.name}/{CALIBRATION.name})\n\n"
-        "Horizontal: confidence in the draft's likeliest token after calibration, in tenths.\n"
-        "Vertical: the share of these tokens that the target chose. Each request's calibration\n"
-        "was fitted to other requests. Expected calibration error by kind of prompt:\n\n"
-        f"{table(['pair', *kinds], rows)}"
-    )
-
-
-def _gap(bins: Sequence[Sequence[float]]) -> str:
-    total = sum(count for *_, count in bins)
-    gap = sum(abs(chance - share) * count for chance, share, count in bins)
-    return f"{gap / total:.3f}" if total else ""

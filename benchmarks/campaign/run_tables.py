@@ -1,4 +1,7 @@
-"""Tables of a pair's runs and of the spans of their rounds. Imports no torch."""
+"""Tables of docs/validation-runs.md: runs, spans of their rounds, intervals, confidence.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def runs_table(result: Result) -> str:
         )
     heads = ["plan", "tokens/s predicted", "measured", "error", "acceptance known",
              "tokens per round", "batch: tokens/s", "error"]  # fmt: skip
-    text = f"### {result.name}\n\n{table(heads, rows)}"
+    text = f"## {result.name}\n\n{table(heads, rows)}"
     return text + "".join(f"\n{part}" for part in (replays_table(result),) if part)
 
 
@@ -105,7 +108,7 @@ def spans_table(results: Sequence[Result]) -> str:
                 + [f"{p * 1e3:.3f} / {m * 1e3:.3f}" if p or m else "" for p, m in means.values()]
             )
     heads = ["predicted / measured, ms", *(s.replace("_", " ") for s in SPANS), "round"]
-    return "### Spans of a round, one stream, mean over the plans\n\n" + table(heads, rows)
+    return "## Spans of a round, one stream, mean over the plans\n\n" + table(heads, rows)
 
 
 def intervals_table(results: Sequence[Result]) -> str:
@@ -127,7 +130,7 @@ def intervals_table(results: Sequence[Result]) -> str:
                 rows.append([f"{result.name}, {shown}", *_widths(found)])
     heads = ["80 % intervals, mean half width", "simulations", "prompts served", "prompts recorded",
              "steps", "all", "mean error", "coverage"]  # fmt: skip
-    return "### What the intervals are made of\n\n" + table(heads, rows) if rows else ""
+    return "## What the intervals are made of\n\n" + table(heads, rows) if rows else ""
 
 
 def _widths(found: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[str]:
@@ -136,3 +139,25 @@ def _widths(found: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[st
     error = statistics.fmean(abs(error_of(f) or 0.0) for _, f in found)
     inside = statistics.fmean(float(is_inside(f)) for _, f in found)
     return [*map(percent, (*parts, whole, error)), f"{percent(inside, 0)} of {len(found)}"]
+
+
+def calibration_table(results: Sequence[Result], picture: str) -> str:
+    """Confidence against acceptance: the errors by kind of prompt, and the link to the picture."""
+    kinds = list(dict.fromkeys(kind for r in results for kind in r.pair["calibration"]))
+    rows = [
+        [r.name, *(_gap(r.pair["calibration"].get(kind, ())) for kind in kinds)] for r in results
+    ]
+    return (
+        "## Confidence against acceptance\n\n"
+        f"![confidence against acceptance]({picture})\n\n"
+        "Horizontal: confidence in the draft's likeliest token after calibration, in tenths.\n"
+        "Vertical: the share of these tokens that the target chose. Each request's calibration\n"
+        "was fitted to other requests. Expected calibration error by kind of prompt:\n\n"
+        f"{table(['pair', *kinds], rows)}"
+    )
+
+
+def _gap(bins: Sequence[Sequence[float]]) -> str:
+    total = sum(count for *_, count in bins)
+    gap = sum(abs(chance - share) * count for chance, share, count in bins)
+    return f"{gap / total:.3f}" if total else ""

@@ -1,4 +1,4 @@
-"""How long the sessions of a campaign took, as docs/validation.md says it. Imports no torch."""
+"""How long sessions of a campaign took, as docs/validation-runs.md says it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def seconds_table(results: Sequence[Result]) -> str:
     needed = [f"{_to_profile(r):.0f} s of {r.name}" for r in results if r.pair["sessions"]]
     text = f"All of a pair but its runs takes {', '.join(needed)}."
     text = f"{text}{_changes(results)}"
-    return f"### Seconds on the machine\n\n{table(heads, rows)}\n{textwrap.fill(text, WIDTH)}\n"
+    return f"## Seconds on the machine\n\n{table(heads, rows)}\n{textwrap.fill(text, WIDTH)}\n"
 
 
 def _changes(results: Sequence[Result]) -> str:

@@ -1,10 +1,10 @@
 """What a machine does between its profile and its runs, which is in no residual of a fit.
 
-Priors from eight campaigns of 22 and 23 November (docs/validation.md, "Drift between a profile and
-its runs"): runs were off by three things beyond their steps' residuals. A fixed time per round, as
-a shared host takes it: a run meets its slow phases in another mix than the profile did. A share of
-the round, mostly the same for all runs of a deployment: all of the machine is faster or slower than
-it was in the profile. And another share of rounds of several requests.
+Priors from eight campaigns of 22 and 23 November (docs/validation-history.md, "Drift between a
+profile and its runs"): runs were off by three things beyond their steps' residuals. A fixed time
+per round, as a shared host takes it: a run meets its slow phases in another mix than the profile
+did. A share of the round, mostly the same for all runs of a deployment: all of the machine is
+faster or slower than it was in the profile. And another share of rounds of several requests.
 
 Must not import torch.
 """

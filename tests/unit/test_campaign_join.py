@@ -150,7 +150,8 @@ def test_runs_that_do_as_predicted_are_found_to(folder, tmp_path):
         assert 0.0 <= plan["regret"] < 0.3
     assert sum(bins[2] for bins in pair["calibration"]["all"]) == 800
     assert file.stat().st_size < 60_000
-    text = report.document(report.read([file]))
+    campaigns = report.read([file])
+    text = report.document(campaigns) + report.run_document(campaigns)
     assert f"| {PAIR}, " in text
     for goal in ("decode speed, one stream", "regret", "rank correlation", "80 % intervals"):
         assert goal in text

@@ -35,7 +35,8 @@ def written(tmp_path: Path, *pairs: dict) -> str:
     file = tmp_path / "results.json"
     hardware = {"cores": 2, "gpus": [{"name": "NVIDIA H200"}] * 2}
     file.write_text(json.dumps({"hardware": hardware, "num_seeds": 8, "pairs": list(pairs)}))
-    return report.document(report.read([file]))
+    campaigns = report.read([file])
+    return f"{report.document(campaigns)}\n{report.run_document(campaigns)}"
 
 
 def test_the_same_pair_on_two_gpus_has_two_columns(tmp_path):
@@ -154,9 +155,15 @@ def test_of_a_pair_that_was_run_again_the_last_file_counts():
     ]
 
 
-def test_the_document_of_the_repository_is_made_from_its_results():
+def shown_on(page: Path) -> str:
+    """The generated part of a page."""
+    text = page.read_text(encoding="utf-8")
+    return text.partition(report.BEGIN)[2].partition(report.END)[0].strip()
+
+
+def test_the_documents_of_the_repository_are_made_from_its_results():
     text = report.DOCUMENT.read_text(encoding="utf-8")
-    shown = text.partition(report.BEGIN)[2].partition(report.END)[0].strip()
+    shown = shown_on(report.DOCUMENT)
     results = ROOT / "benchmarks" / "results"
     files = [results / name for name in re.findall(r"`results/(campaign_[\w-]+\.json)`", shown)]
     newest = sorted(results.glob("campaign_*.json"))
@@ -165,6 +172,8 @@ def test_the_document_of_the_repository_is_made_from_its_results():
     assert newest[-1].name in text, "the page does not name the latest"
     campaigns = report.read(files)
     assert shown == report.document(campaigns).strip()
+    assert shown_on(report.RUNS) == report.run_document(campaigns).strip()
+    assert text.count("\n") <= 350, "a page that one reads in ten minutes"
     drawn = report.calibration_svg(report.calibrations(campaigns))
     assert report.CALIBRATION.read_text(encoding="utf-8") == drawn
 

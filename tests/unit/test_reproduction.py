@@ -1,4 +1,4 @@
-"""The papers' printed results, at a smaller size than docs/validation.md has them."""
+"""The papers' printed results, at a smaller size than docs/papers.md has them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_specserves_methods_keep_their_order_and_drafts_shorten_as_the_batch_gro
 
 
 def test_the_document_has_every_section_and_names_the_command():
-    text = (ROOT / "docs" / "validation.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
     assert "python -m benchmarks.reproduce_papers" in text
     for title, _ in SECTIONS.values():
         assert f"## {title}" in text
