@@ -213,6 +213,8 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         InputError: If the path cannot be written.
     """
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder. Name a file")
     # Of this thread alone, and not by a process's number, which another container's may have, too.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:

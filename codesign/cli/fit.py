@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import add_output_arguments, emit, say, table
+from codesign.cli.output import add_output_arguments, emit, positive, say, table
 from codesign.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="fit that provides the step times (fit.json, else the one that ships)",
     )
     elsewhere.add_argument(
-        "--chain", type=int, metavar="N", help="draft tokens per round, if FILE does not say"
+        "--chain", type=positive, metavar="N", help="draft tokens per round, if FILE does not say"
     )
     output = parser.add_argument_group("files")
     output.add_argument(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import say
+from codesign.cli.output import chance, positive, say
 from codesign.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ def add_fit_argument(group: Any) -> None:
         "--target and --draft; step times measured on it if the package has them, else from data "
         "sheets",
     )
-    group.add_argument("--gpus", type=int, metavar="N", help="number of GPUs of --device")
+    group.add_argument("--gpus", type=positive, metavar="N", help="number of GPUs of --device")
     group.add_argument(
         "--target", metavar="MODEL", help="with --device: llama-3-70b, llama-3-70b:int4 or a folder"
     )
     group.add_argument("--draft", metavar="MODEL", help="with --device: llama-3.2-3b:int4, ...")
     group.add_argument(
         "--acceptance",
-        type=float,
+        type=chance,
         metavar="P",
         help="with --device: probability that the first draft token is accepted (as recorded for "
         "the shipped pair)",

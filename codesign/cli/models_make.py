@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import add_output_arguments, emit, non_negative, progress, say
+from codesign.cli.output import (
+    add_output_arguments,
+    emit,
+    from_0,
+    non_negative,
+    positive,
+    progress,
+    say,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,9 +98,9 @@ def add_inflate(actions: Any) -> None:
         help="for a draft: also round the head, half of a 1B's bytes (default: bfloat16)",
     )
     worse = parser.add_argument_group("degrading the small model on purpose")
-    worse.add_argument("--bits", type=int, metavar="N", help="round its weights to N bits")
+    worse.add_argument("--bits", type=positive, metavar="N", help="round its weights to N bits")
     worse.add_argument(
-        "--noise", type=float, default=0.0, metavar="X", help="add noise of X standard deviations"
+        "--noise", type=from_0, default=0.0, metavar="X", help="add noise of X standard deviations"
     )
     worse.add_argument(
         "--drop-layers", type=_indices, default=(), metavar="I,J", help="leave these layers out"

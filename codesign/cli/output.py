@@ -48,28 +48,26 @@ def _at_least(least: int) -> Callable[[str], int]:
     return parse
 
 
-def above_0(text: str) -> float:
-    """An argparse type: a finite number above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, not '{text}'")
-    return number
+def _number(words: str, is_right: Callable[[float], bool]) -> Callable[[str], float]:
+    """An argparse type: a finite number that is ``words``."""
+
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not (math.isfinite(number) and is_right(number)):
+            raise argparse.ArgumentTypeError(f"must be a number {words}, not '{text}'")
+        return number
+
+    return parse
 
 
-def percentile(text: str) -> float:
-    """An argparse type: a number above 0, at most 100."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number <= 100:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most 100, not '{text}'")
-    return number
-
-
+above_0 = _number("above 0", lambda x: x > 0)
+from_0 = _number("of 0 or above", lambda x: x >= 0)
+percentile = _number("above 0, at most 100", lambda x: 0 < x <= 100)
+share = _number("above 0, at most 1", lambda x: 0 < x <= 1)
+chance = _number("from 0.01 to 0.99", lambda x: 0.01 <= x <= 0.99)
 non_negative = _at_least(0)  # as seeds must be
 positive = _at_least(1)
 

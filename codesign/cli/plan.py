@@ -56,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--objective",
         choices=("goodput", "latency", "fewest"),
         default="goodput",
-        help="goodput: most requests/s within the SLO; latency: lowest mean TPOT; fewest: fewest "
-        "SLO (goodput)",
+        help="goodput: most requests/s within the SLO; latency: lowest mean TPOT; fewest: as "
+        "goodput, on the fewest workers that meet the SLO (goodput)",
     )
     search.add_argument(
         "--max-batch",

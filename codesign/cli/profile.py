@@ -7,7 +7,16 @@ import os
 import shlex
 from typing import TYPE_CHECKING, NoReturn
 
-from codesign.cli.output import add_output_arguments, emit, non_negative, positive, progress, say
+from codesign.cli.output import (
+    add_output_arguments,
+    emit,
+    from_0,
+    non_negative,
+    positive,
+    progress,
+    say,
+    share,
+)
 from codesign.errors import HardwareError, counted
 
 if TYPE_CHECKING:
@@ -62,13 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "with --device cpu",
     )
     sampling = parser.add_argument_group("sampling of the recorded text")
-    sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
+    sampling.add_argument("--temperature", type=from_0, default=0.0, help="0 is greedy (0)")
     sampling.add_argument(
-        "--top-k", type=int, default=0, help="sample from the K likeliest tokens; 0 is all (0)"
+        "--top-k", type=non_negative, default=0, help="sample from the K likeliest; 0 is all (0)"
     )
     sampling.add_argument(
         "--top-p",
-        type=float,
+        type=share,
         default=1.0,
         help="sample from tokens up to this probability mass (1)",
     )

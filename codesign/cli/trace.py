@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import add_output_arguments, emit, non_negative, progress, say, table
+from codesign.cli.output import (
+    above_0,
+    add_output_arguments,
+    emit,
+    non_negative,
+    positive,
+    progress,
+    say,
+    table,
+)
 from codesign.cli.trace_argument import add_change_arguments, changed_trace
 from codesign.errors import UsageError
 
@@ -72,12 +81,12 @@ def _add_synth(actions: Any) -> None:
     parser.add_argument(
         "--seed", type=non_negative, default=1, help="seed of all random numbers (1)"
     )
-    parser.add_argument("--duration", type=float, metavar="S", help="seconds (600)")
-    parser.add_argument("--requests", type=int, metavar="N", help="instead of --duration")
-    parser.add_argument("--rate", type=float, metavar="R", help="requests/s (the published rate)")
+    parser.add_argument("--duration", type=above_0, metavar="S", help="seconds (600)")
+    parser.add_argument("--requests", type=positive, metavar="N", help="instead of --duration")
+    parser.add_argument("--rate", type=above_0, metavar="R", help="requests/s (the published rate)")
     parser.add_argument(
         "--cv",
-        type=float,
+        type=above_0,
         help="coefficient of variation of the gaps between arrivals (the published one)",
     )
     _add_out(parser)

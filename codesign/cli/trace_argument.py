@@ -73,7 +73,7 @@ def changed_trace(args: argparse.Namespace) -> Trace:
     scales = (1.0, 1.0)
     if args.length_scale is not None:
         text = args.length_scale
-        scales = parse_pair("--length-scale", text if ":" in text else f"{text}:{text}", "X or X:Y")
+        scales = parse_pair("--length-scale", text, "X or X:Y", is_one_enough=True)
         if min(scales) <= 0:
             raise UsageError(f"--length-scale must be above 0, not '{text}'")
     trace = load_trace(args.trace)
@@ -89,14 +89,17 @@ def changed_trace(args: argparse.Namespace) -> Trace:
     return trace if args.max_requests is None else trace.head(args.max_requests)
 
 
-def parse_pair(flag: str, text: str, form: str) -> tuple[float, float]:
-    """Return the two numbers of a flag such as START:DURATION.
+def parse_pair(
+    flag: str, text: str, form: str, *, is_one_enough: bool = False
+) -> tuple[float, float]:
+    """Return the two numbers of a flag such as START:DURATION, or one for both.
 
     Raises:
         UsageError: If they are not such.
     """
     try:
-        first, second = map(float, text.split(":"))
+        numbers = [float(number) for number in text.split(":")]
+        first, second = 2 * numbers if is_one_enough and len(numbers) == 1 else numbers
     except ValueError:
         first = second = math.nan
     if math.isnan(first + second):

@@ -148,7 +148,9 @@ def test_ctrl_c_keeps_the_finished_parts_and_says_how_to_go_on(
         (["--target", "nowhere"], 4, "no model and no directory is called 'nowhere'"),
         (["--workers", "0"], 2, "--workers: must be a whole number of 1 or above"),
         (["--workers", "5000", "--draft", "ngram"], 5, "5000 workers"),
-        (["--draft", "ngram", "--temperature", "-1"], 4, "temperature"),
+        (["--draft", "ngram", "--temperature", "-1"], 2, "--temperature: must be a number of 0 or"),
+        (["--draft", "ngram", "--top-p", "0"], 2, "--top-p: must be a number above 0, at most 1,"),
+        (["--draft", "ngram", "--top-k", "-1"], 2, "--top-k: must be a whole number of 0 or above"),
     ],
 )
 def test_what_is_missing_is_said_in_one_line(cli_here, tmp_path, words, code, message):

@@ -159,6 +159,8 @@ def test_a_data_sheet_that_was_edited_leaves_the_fit_of_earlier_plans_as_it_was(
         (["--device", "h100"], "--device needs --gpus"),
         (["--gpus", "8"], "--gpus needs --device"),
         (["--device", "h100", "--fit", "fit.json"], "give --device or --fit, not both"),
+        (["--device", "h100", "--gpus", "0"], "--gpus: must be a whole number of 1 or above"),
+        (["--acceptance", "nan"], "--acceptance: must be a number from 0.01 to 0.99, not 'nan'"),
     ],
 )
 def test_half_a_device_or_two_sources_of_step_times_are_refused(cli, arguments, message):
