@@ -12,7 +12,7 @@ from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from codesign.acceptance import AcceptanceProfile
 from codesign.answer_parts import part_names, part_of_all, tokens_of_parts
@@ -192,8 +192,10 @@ def _mean(kinds: Sequence[Behaviour], rounds: Sequence[float]) -> Behaviour:
     """The behaviour over rounds of all kinds, of which there are so many each."""
     weights = np.asarray(rounds) / sum(rounds)
 
-    def mean(values: Sequence[float], weights: NDArray[np.float64] = weights) -> float:
-        return float(weights @ np.asarray(values) / weights.sum())
+    def mean(values: ArrayLike, weights: NDArray[np.float64] = weights) -> float:
+        found = np.asarray(values)
+        # Rounded, a mean of chances of 1 may be above 1, and what is left for none below 0.
+        return float(np.clip(weights @ found / weights.sum(), found.min(), found.max()))
 
     awaited: list[float] = []
     awaited_rows: list[float] = []

@@ -13,11 +13,14 @@ from codesign.candidate import Candidate
 from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.planner.behaviour import (
+    Behaviour,
+    _mean,
     agreement_runs,
     chain_behaviour,
     observe_all,
     token_shares,
 )
+from codesign.planner.round_times import BehaviourTable, round_seconds
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import parse_policy
 from codesign.sim import simulate
@@ -128,3 +131,15 @@ def test_calibrated_confidences_decide_where_a_threshold_stops():
     rows = [observe_all([spec], f, {"": 1.0})[spec].rows for f in (unsure, sure)]
     assert rows[0] == pytest.approx(2.0)  # one unsure token is still sent
     assert rows[1] > 4.0
+
+
+def test_a_forward_that_all_kinds_need_has_a_price_at_a_batch_of_no_whole_number():
+    """Rounded, its chance was 1.0000000000000002: the round took NaN seconds, so no draft paid."""
+    each = Behaviour(emitted=2.0, rows=4.0, awaited=(1.0,), awaited_rows=(1.0,))
+    cost = RoundCost(STEP, STEP, STEP, STEP)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        found = _mean([each] * 6, rng.random(6).tolist())
+        assert found.awaited == (1.0,)
+        table = BehaviourTable.of([found])
+        assert np.isfinite(round_seconds(table, cost, batch=11.1, context=10.0, is_apart=False))
