@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import add_output_arguments, emit, positive, progress, say, table
-from codesign.errors import counted
+from codesign.cli.output import add_output_arguments, emit, positive, progress, say
+from codesign.cli.run_result import next_command, result_text
 
 if TYPE_CHECKING:
     from codesign.candidate import ScoredCandidate
@@ -146,21 +145,22 @@ def _lead(args: argparse.Namespace) -> int:
         say(f"fit: {note}")
     payload = {"plan": str(args.plan), "runs": [_as_dict(run) for run in runs]}
     payload["differing_requests"] = differing_requests(runs)
-    emit(args, payload, lambda: _as_text(plan, runs, args))
     whole = len(runs) == len(wanted) and all(run.is_complete for run in runs)
+    then = next_command(args.plan, runs, is_whole=whole, resumes=args.resume)
+    emit(args, payload, lambda: result_text(plan.num_requests, runs, then))
     if not whole and args.device == "cuda":
         sys.stdout.flush()
         os._exit(130)  # a kernel that waits for a lost rank would keep this process for ever
-    refused = any(run.refused for run in runs)
-    return 130 if not whole else InputError.exit_code if refused else 0
+    if not whole:
+        return 130
+    return InputError.exit_code if any(run.refused for run in runs) else 0
 
 
 def _wanted(plan: Plan, args: argparse.Namespace) -> list[ScoredCandidate]:
     from codesign.errors import InputError
     from codesign.policy.speculation import check_runs_in_engine
 
-    names = list(args.candidate) or [""]
-    wanted = [plan.find(name) for name in names]
+    wanted = [plan.find(name) for name in args.candidate or [""]]
     for scored in wanted:  # before models are loaded
         check_runs_in_engine(scored.candidate.speculation)
     if args.baselines:
@@ -262,34 +262,3 @@ def _as_dict(run: MeasuredRun) -> dict[str, Any]:
         "notes": list(run.notes),
         "refused": run.refused,
     }
-
-
-def _as_text(plan: Plan, runs: list[MeasuredRun], args: argparse.Namespace) -> str:
-    from codesign.engine.measured_run import agreement
-
-    rows = []
-    for run in runs:
-        m, predicted = run.metrics, run.scored.predicted
-        rows.append(
-            [
-                run.scored.label,
-                _pair(m.ttft_p50, predicted.get("ttft_p50"), 1e3, 0),
-                _pair(m.tpot_mean, predicted.get("tpot_mean"), 1e3, 1),
-                _pair(m.throughput, predicted.get("throughput"), 1.0, 1),
-                _pair(m.acceptance_length, predicted.get("acceptance_length"), 1.0, 2),
-                _pair(m.slo_attainment, predicted.get("slo_attainment"), 100.0, 0),
-            ]
-        )
-    columns = ["measured (predicted)", "TTFT p50 ms", "TPOT ms", "tokens/s", "tok/round", "SLO %"]
-    lines = [table(columns, rows)]
-    if len(runs) > 1:
-        lines.append(f"lossless  {counted(plan.num_requests, 'request')}, {agreement(runs)}")
-    words = ["codesign", "validate", "--plan", args.plan, "--run", *(r.directory for r in runs)]
-    lines.append(f"next      {shlex.join(map(str, words))}")
-    return "\n".join(lines)
-
-
-def _pair(measured: float | None, predicted: Any, scale: float, digits: int) -> str:
-    left = "-" if measured is None else f"{measured * scale:.{digits}f}"
-    right = "-" if predicted is None else f"{predicted.value * scale:.{digits}f}"
-    return f"{left} ({right})"

@@ -1,0 +1,34 @@
+"""What ``codesign run`` says to type next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from codesign.cli.run_result import next_command
+
+RUNS = [SimpleNamespace(directory=Path("runs/a b"))]
+
+
+@pytest.fixture(autouse=True)
+def typed(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["codesign", "run", "--plan", "my plan.json"])
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+
+
+def test_runs_that_are_whole_are_validated():
+    command = next_command(Path("my plan.json"), RUNS, is_whole=True, resumes=False)
+    assert command == "codesign validate --plan 'my plan.json' --run 'runs/a b'"
+
+
+def test_a_run_that_was_cut_is_resumed_and_not_validated():
+    again = "codesign run --plan 'my plan.json'"
+    assert next_command(Path("p"), RUNS, is_whole=False, resumes=False) == f"{again} --resume"
+    assert next_command(Path("p"), RUNS, is_whole=False, resumes=True) == again
+
+
+def test_torchrun_resumes_nothing(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    assert next_command(Path("p"), RUNS, is_whole=False, resumes=False).startswith("codesign vali")
