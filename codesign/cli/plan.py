@@ -15,7 +15,7 @@ from codesign.cli.serving_arguments import (
     slo_from_args,
 )
 from codesign.cli.trace_argument import add_trace_arguments, trace_from_args
-from codesign.errors import InfeasibleError, UsageError
+from codesign.errors import InfeasibleError, UsageError, counted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -169,6 +169,9 @@ def _search(args: argparse.Namespace, question: Question, fit_ref: FileRef, out:
     kept = out.with_name(f"{out.stem}.search.jsonl")
     key = search_key(question.requests, fit_ref.sha256, question.slo, question.serving)
     cache = SearchCache(key, kept, resume=args.resume)
+    if args.resume:
+        found = counted(len(cache), "simulation") if len(cache) else "no simulation"
+        say(f"resume: {kept} has {found} of this trace, fit, SLO and way of serving")
     try:
         with (
             open_executor(task_of(question), args.executor, processes=args.processes) as executor,

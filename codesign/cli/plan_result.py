@@ -67,7 +67,11 @@ def next_command(plan: Plan, out: Path, *, on_gpus: bool) -> str:
     from codesign.models import FETCHABLE, has_model
 
     file = quote(str(out))
-    if plan.chosen.candidate.speculation.runs_in_engine:
+    candidate = plan.chosen.candidate
+    if candidate.deployment.prefill_workers:
+        why = "the engine here has no workers for prompts alone"
+        return f"codesign export --plan {file} --to vllm ({why})"
+    if candidate.speculation.runs_in_engine:
         device = " --device cuda" if on_gpus else ""
         is_known = plan.target in FETCHABLE or has_model(plan.target)
         return f"codesign run --plan {file}{device}{'' if is_known else _CHECKPOINTS}"
@@ -215,11 +219,12 @@ def _shown(interval: Interval, factor: float, unit: str) -> str:
 
 
 def _family_plans(plan: Plan) -> list[ScoredCandidate]:
-    """The first two, the best of each family, what is always compared; best first."""
+    """The first, the second that is told of, the best of each family, what is always compared."""
     from codesign.planner.halving import representatives
 
-    shown = representatives([scored.candidate for scored in plan.scored])
-    return [plan.scored[index] for index in sorted({0, 1, *shown}) if index < len(plan.scored)]
+    shown = {0, *representatives([scored.candidate for scored in plan.scored])}
+    told = [n for n, s in enumerate(plan.scored) if plan.runner_up.startswith(f"{s.label}: ")]
+    return [plan.scored[index] for index in sorted(shown.union(told))]
 
 
 def _rows(shown: Sequence[ScoredCandidate]) -> list[list[object]]:

@@ -162,6 +162,12 @@ def test_what_cannot_be_planned_is_refused_in_one_line(plan, flags, code, words)
     assert "Traceback" not in result.stderr
 
 
+def test_a_search_that_finds_nothing_to_resume_says_so(plan):
+    again = plan("--policies", "plain,chain-3", "--resume")
+    assert again.returncode == 0, again.stderr
+    assert "resume: plan.search.jsonl has no simulation of this trace, fit, SLO" in again.stderr
+
+
 # The command that makes a break after what it keeps first: a search is over in a few seconds.
 HELD = """
 import sys, time
@@ -201,5 +207,7 @@ def test_an_interrupted_search_says_what_it_kept_and_can_go_on(fit_file, tmp_pat
         check=False,
     )
     assert again.returncode == 0, again.stderr
+    word = "simulation" if num_kept == 1 else "simulations"
+    assert f"resume: plan.search.jsonl has {num_kept} {word} of this trace, fit" in again.stderr
     assert not kept.exists()
     assert (tmp_path / "plan.json").exists()

@@ -11,6 +11,7 @@ import pytest
 
 from codesign.candidate import Candidate, ScoredCandidate
 from codesign.cli.plan_result import (
+    _family_plans,
     _rows,
     _seeds_note,
     describe,
@@ -70,6 +71,23 @@ def test_a_plan_for_gpus_by_data_sheet_asks_for_checkpoints_to_run(target, rest)
     plan = SimpleNamespace(chosen=SimpleNamespace(candidate=candidate), target=target)
     command = next_command(plan, Path("plan.json"), on_gpus=True)
     assert command == f"codesign run --plan plan.json --device cuda{rest}"
+
+
+def test_what_the_engine_cannot_run_is_exported():
+    candidate = Candidate(parse_deployment("5/p3"), parse_policy("tree-8x4x4"), 24)
+    plan = SimpleNamespace(chosen=SimpleNamespace(candidate=candidate), target="llama-3.1-70b")
+    command = next_command(plan, Path("plan.json"), on_gpus=True)
+    assert command.startswith("codesign export --plan plan.json --to vllm (the engine here has no")
+
+
+def test_the_second_that_is_told_of_is_in_the_table_and_no_twin_of_the_best():
+    places = ("chain-3", 8), ("chain-3", 4), ("chain-2", 8), ("plain", 8)
+    split = parse_deployment("2")
+    scored = [ScoredCandidate(Candidate(split, parse_policy(policy), batch), {}, {}, "fitted", True)
+              for policy, batch in places]  # fmt: skip
+    plan = SimpleNamespace(scored=scored, runner_up="chain-2 on 2, batch 8: 3% more mean latency")
+    labels = ["chain-3 on 2, batch 8", "chain-2 on 2, batch 8", "plain on 2, batch 8"]
+    assert [each.label for each in _family_plans(plan)] == labels
 
 
 def test_where_speculation_pays_is_said_without_a_plural_of_one():
