@@ -19,6 +19,7 @@ BLOCK_TOKENS = 512  # tokens of one prefix block in Mooncake's hash_ids; the las
 FIX = "correct or delete that line, or fetch the file again (codesign trace list)"
 MAX_TOKENS = 2**31 - 1
 _LATEST = 1e11  # seconds since 1970 that nobody means
+LONGEST = 1e10  # seconds, 300 years: of longer traces a float does not hold microseconds
 _OFFSET = r":.*(?:Z|[+-]\d\d(?::?\d\d)?)$"  # of a date and time, from UTC
 
 
@@ -75,6 +76,10 @@ def seconds(rows: Rows, column: pd.Series) -> NDArray[np.float64]:
             f"{rows.path}, {rows.word} {rows.first}: {column.name} is {values[0]:.0f}, which is no "
             "time in seconds. Fix: divide milliseconds by 1000"
         )
+    if (late := values - values[0] > LONGEST).any():
+        at = int(np.argmax(late))
+        reason = f"{column.name} {column.iloc[at]} is {LONGEST:,.0f} s or more after the first"
+        raise rows.error(_position(column, at), reason)
     return values
 
 

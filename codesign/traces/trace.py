@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from codesign.errors import InputError, counted
-from codesign.traces.checks import BLOCK_TOKENS, MAX_TOKENS
+from codesign.traces.checks import BLOCK_TOKENS, LONGEST, MAX_TOKENS
 from codesign.traces.summary import arrival_rate
 
 if TYPE_CHECKING:
@@ -87,10 +87,19 @@ class Trace:
         )
 
     def scale_rate(self, factor: float) -> Trace:
-        """Return the trace with ``factor`` times as many requests a second."""
+        """Return the trace with ``factor`` times as many requests a second.
+
+        Raises:
+            InputError: If the factor is not positive, or so small that the trace lasts centuries.
+        """
         _check_factor("rate", factor)
         if factor == 1:
             return self
+        if self.duration > LONGEST * factor:
+            raise InputError(
+                f"at {factor:g} times the rate {self.name} would last {LONGEST:,.0f} s or more. "
+                "Fix: a larger --rate-scale"
+            )
         requests = self.requests.assign(arrival=self.requests["arrival"] / factor)
         old, new = arrival_rate(self.requests), arrival_rate(requests)
         note = f"arrival rate times {factor:g}: {old:.3g} became {new:.3g} requests/s"

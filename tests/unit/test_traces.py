@@ -424,6 +424,7 @@ def test_traces_without_ticks_are_not_spread():
     [
         lambda t: t.scale_rate(0),
         lambda t: t.scale_rate(float("nan")),
+        lambda t: t.scale_rate(1e-300),
         lambda t: t.scale_lengths(prompt=-1),
         lambda t: t.scale_lengths(output=float("inf")),
         lambda t: t.scale_lengths(output=1e30),
@@ -498,6 +499,7 @@ def test_parquet_says_which_version_wrote_it_from_which_bytes(tmp_path):
         ({"prompt_tokens": [1, 0, 1]}, "row 2: prompt_tokens is 0"),
         ({"output_tokens": [1, 1, -4]}, "row 3: output_tokens is -4"),
         ({"arrival": [0.0, 2.0, 1.0]}, "row 3: arrival 1.0 is before 2.0"),
+        ({"arrival": [0.0, 1e30, 2e30]}, r"row 2: arrival 1e\+30 is 10,000,000,000 s or more"),
         ({"hash_ids": [[0], [0], [0, 1, 2]]}, "row 2: 1 hash_ids for 600 prompt tokens"),
     ],
 )
