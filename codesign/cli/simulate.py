@@ -236,7 +236,11 @@ def _as_text(candidate: Candidate, metrics: Metrics, slo: SLO, data: str) -> str
     attained = metrics.slo_attainment
     if slo.ttft is None and slo.tpot is None:
         attained = None
-    spans = [[name, milliseconds(seconds)] for name, seconds in metrics.spans.items()]
+    spans = [
+        [name.replace("_", " "), milliseconds(seconds)]
+        for name, seconds in metrics.spans.items()
+        if seconds
+    ]
     figures = [
         ["requests finished", f"{metrics.num_finished:,} of {metrics.num_requests:,}"],
         ["seconds", _figure(metrics.seconds)],

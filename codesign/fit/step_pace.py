@@ -146,8 +146,11 @@ def _source(fit: Fit, fit_file: Path) -> str:
 
 
 def _doubt(fit: Fit, fit_file: Path, served: Served) -> str:
-    same = fit.origin != ROOFLINE and served.machine in machines_of(fit_file)
-    return ", perhaps another of that name, or busy" if same else ""
+    if fit.origin == ROOFLINE or served.machine not in machines_of(fit_file):
+        return ""
+    if served.device == "cpu-ranks" and fit.device != served.device:
+        return ", with a process for each worker where the fit is of threads"
+    return ", perhaps another of that name, or busy"
 
 
 def _remedy(fit: Fit, served: Served) -> str:

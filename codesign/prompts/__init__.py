@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codesign.errors import InputError
+from codesign.errors import InputError, counted
 from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.policy.options import AS_THE_RUN, RequestOptions
 from codesign.prompts.pool import EncodeChat, EncodedPool
@@ -205,8 +205,10 @@ def binding_note(trace_requests: pd.DataFrame, bound: Sequence[BoundRequest]) ->
     longer = [extra for extra in longer if extra > 0]
     if not longer:
         return ""
+    have = "has" if len(longer) == 1 else "have"
     return (
-        f"{len(longer)} of {len(bound)} requests have a longer prompt than the trace says, by "
+        f"{len(longer)} of {counted(len(bound), 'request')} {have} a longer prompt than the trace "
+        "says, by "
         f"{sum(longer) / len(longer):.0f} tokens on average; prompts are not truncated"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -45,6 +46,22 @@ def inputs(tmp_path):
     trace = pd.DataFrame({"arrival": [0.0, 0.1, 0.2], "prompt_tokens": 20, "output_tokens": 30})
     trace.to_csv(tmp_path / "trace.csv", index=False)
     return ("simulate", "--trace", "trace.csv", "--fit", "fit.json", "--deployment")
+
+
+@pytest.mark.parametrize(
+    ("words", "spans"),
+    [
+        (("2", "--policy", "plain"), ["target"]),
+        (("2", "--policy", "chain-3"), ["target", "draft"]),
+        (("1+1", "--policy", "async-tree-4x2x2"), ["target", "draft", "link there", "link back"]),
+    ],
+)
+def test_only_spans_that_a_round_has_are_shown(cli, inputs, tmp_path, words, spans):
+    fit = Fit.load(tmp_path / "fit.json")
+    linked = {label: replace(cost, link=0.001) for label, cost in fit.costs.items()}
+    replace(fit, costs=linked).save(tmp_path / "fit.json")
+    shown = cli(*inputs, *words).stdout.partition("span of a round")[2].splitlines()[1:]
+    assert [line.rpartition("  ")[0].strip() for line in shown] == spans
 
 
 def test_json_is_one_object_and_the_run_folder_holds_the_same_figures(cli, inputs, tmp_path):

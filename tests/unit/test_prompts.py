@@ -106,6 +106,8 @@ def test_a_shorter_request_keeps_the_whole_prompt_and_is_counted():
     assert [request.prompt_tokens for request in bound] == [8, 50, 8]
     assert binding_note(trace, bound).startswith("2 of 3 requests have a longer prompt")
     assert "by 3 tokens on average" in binding_note(trace, bound)
+    one = binding_note(trace.iloc[:1], bound[:1])
+    assert one.startswith("1 of 1 request has a longer prompt than the trace says, by 4 tokens")
 
 
 def test_prompts_come_from_the_category_uniformly_and_from_all_if_it_is_unknown():

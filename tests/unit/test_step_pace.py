@@ -77,6 +77,15 @@ def test_the_fit_that_ships_may_be_of_another_processor_of_the_same_name(machine
     assert other_machine_note(machine_fit, DEFAULT_FIT, EPYC) == ""
 
 
+def test_ranks_on_a_cpu_are_not_the_threads_of_its_fit(machine_fit):
+    ranks = dataclasses.replace(EPYC, device="cpu-ranks")
+    note = step_pace_note([2.0], machine_fit, DEFAULT_FIT, ranks)
+    assert "AMD EPYC, with a process for each worker where the fit is of threads. Measure" in note
+    assert "codesign profile --device cpu-ranks --out profile" in note
+    of_ranks = dataclasses.replace(machine_fit, device="cpu-ranks")
+    assert "or busy" in step_pace_note([2.0], of_ranks, DEFAULT_FIT, ranks)
+
+
 def test_a_fit_of_an_h200_is_named_where_an_h100_ran_with_the_models_to_profile(machine_fit):
     note = step_pace_note([1.5], machine_fit, H200_FIT, H100)
     assert "measured on NVIDIA H200; the run was on NVIDIA H100 80GB HBM3." in note
