@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import add_output_arguments, emit, positive, say, table
+from codesign.cli.output import add_output_arguments, emit, out_file, positive, say, table
 from codesign.errors import UsageError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def make_fit(args: argparse.Namespace) -> None:
             "give PROFILE (codesign fit profile), or --acceptance-from FILE with --steps-from FIT "
             "and --chain N if needed"
         )
-    folder, out = Path(args.profile), Path(args.out)
+    folder, out = Path(args.profile), out_file(args.out, "fit.json")
     fit = fit_profile(folder)
     note = measured_note(fit.measured)
     if note:
@@ -98,7 +98,7 @@ def _import_acceptance(args: argparse.Namespace) -> None:
         raise UsageError("give PROFILE or --acceptance-from FILE, not both")
     steps, steps_file = fit_from_args(argparse.Namespace(fit=args.steps_from))
     summary = read_summary(args.acceptance_from, chain=args.chain)
-    out = Path(args.out)
+    out = out_file(args.out, "fit.json")
     if out.resolve() == steps_file.resolve():
         raise UsageError(f"--out {out} would replace the fit that the step times come from")
     for note in summary.notes:

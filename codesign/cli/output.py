@@ -13,7 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+from codesign.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MAX_COLUMNS = 100
 _LEAST_WIDTH = 20  # of a column that is cut to fit
@@ -70,6 +75,24 @@ share = _number("above 0, at most 1", lambda x: 0 < x <= 1)
 chance = _number("from 0.01 to 0.99", lambda x: 0.01 <= x <= 0.99)
 non_negative = _at_least(0)  # as seeds must be
 positive = _at_least(1)
+
+
+def out_file(text: str, usual: str) -> Path:
+    """The path that ``--out`` names.
+
+    Args:
+        text: As typed.
+        usual: Name of such a file, for the advice.
+
+    Raises:
+        UsageError: If a folder is there: said before the work, not after it.
+    """
+    from pathlib import Path
+
+    out = Path(text)
+    if out.is_dir():
+        raise UsageError(f"--out {out} is a folder. Name a file: --out {out / usual}")
+    return out
 
 
 def emit(

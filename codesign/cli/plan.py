@@ -6,7 +6,15 @@ import argparse
 from typing import TYPE_CHECKING
 
 from codesign.cli.fit_argument import add_fit_argument, fit_from_args
-from codesign.cli.output import add_output_arguments, emit, non_negative, positive, progress, say
+from codesign.cli.output import (
+    add_output_arguments,
+    emit,
+    non_negative,
+    out_file,
+    positive,
+    progress,
+    say,
+)
 from codesign.cli.plan_result import next_command, result_text
 from codesign.cli.serving_arguments import (
     add_serving_arguments,
@@ -92,7 +100,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def make_plan(args: argparse.Namespace) -> None:
     """Search, write the plan and the prepared trace, print the result."""
     import time
-    from pathlib import Path
 
     from codesign.file_ref import FileRef
     from codesign.planner.defaults import knows_memory
@@ -100,9 +107,7 @@ def make_plan(args: argparse.Namespace) -> None:
     from codesign.planner.predict import prompt_note
     from codesign.planner.prepared_trace import long_trace_note, prepare_trace
 
-    out = Path(args.out)
-    if out.is_dir():
-        raise UsageError(f"--out {out} is a folder. Name a file: --out {out / 'plan.json'}")
+    out = out_file(args.out, "plan.json")
     fit, fit_file = fit_from_args(args)
     trace = trace_from_args(args)
     most = args.max_requests

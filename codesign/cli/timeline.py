@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from codesign.cli.output import add_output_arguments, emit
+from codesign.cli.output import add_output_arguments, emit, out_file
 from codesign.cli.trace_argument import parse_pair
 from codesign.errors import counted
 
@@ -57,6 +57,7 @@ def export(args: argparse.Namespace) -> None:
     window = None
     if args.slice is not None:
         window = parse_pair("--slice", args.slice, "START:DURATION")
+    out = out_file(args.out, "timeline.json")
     runs = []
     for folder in args.runs:
         stored = read_run(folder)
@@ -64,10 +65,10 @@ def export(args: argparse.Namespace) -> None:
         runs.append(TimelineRun(f"{label} ({stored.origin}, {folder})", stored.records))
     if window is not None:
         _check_window(window, [run.records for run in runs])
-    num_events = write_timeline(args.out, runs, window=window)
-    payload = {"out": args.out, "num_events": num_events, "runs": [run.name for run in runs]}
+    num_events = write_timeline(out, runs, window=window)
+    payload = {"out": out, "num_events": num_events, "runs": [run.name for run in runs]}
     what = f"{num_events:,} events of {counted(len(runs), 'run')}"
-    emit(args, payload, f"wrote {args.out}: {what}; open it at ui.perfetto.dev")
+    emit(args, payload, f"wrote {out}: {what}; open it at ui.perfetto.dev")
 
 
 def _check_window(window: tuple[float, float], runs: Sequence[RunRecords]) -> None:

@@ -64,6 +64,8 @@ def test_the_text_shows_what_was_measured_beside_what_the_fit_says(cli, metrics)
         (("profile", "--acceptance-from", "metrics.txt"), 2, "not both"),
         (("profile", "--chain", "3"), 2, "give PROFILE"),
         (("--acceptance-from", "nowhere"), 4, "cannot read nowhere"),
+        (("--acceptance-from", "metrics.txt", "--out", "."), 2, "Name a file: --out fit.json"),
+        (("no-profile", "--out", "."), 2, "--out . is a folder. Name a file: --out fit.json"),
         (
             ("--acceptance-from", "metrics.txt", "--steps-from", "no.json"),
             4,

@@ -49,8 +49,8 @@ def test_simulated_and_measured_runs_lie_side_by_side(cli, tmp_path, runs):
         (("simulated", "--slice", "9:3"), 4, "nothing happens from 9 s for 3 s; the longest run"),
         (("simulated", "--slice", "1:-3"), 4, "nothing happens from 1 s for -3 s"),
         (("simulated", "--out", "simulated/run.json/t.json"), 4, "cannot write"),
-        (("simulated", "--out", "."), 4, "cannot write .: it is a folder. Name a file"),
-        (("simulated", "--out", "simulated"), 4, "cannot write simulated: it is a folder."),
+        (("simulated", "--out", "."), 2, "--out . is a folder. Name a file: --out timeline.json"),
+        (("simulated", "--out", "simulated"), 2, "--out simulated/timeline.json"),
         ((), 2, "RUNDIR"),
     ],
 )

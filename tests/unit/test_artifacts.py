@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,6 +69,14 @@ def test_header_records_the_command_as_it_can_be_typed_again(script, module, typ
 def test_header_of_a_missing_input_is_an_input_error(tmp_path):
     with pytest.raises(InputError, match=r"cannot read .*gone\.csv"):
         artifacts.header("fit", seed=0, inputs={"trace": tmp_path / "gone.csv"})
+
+
+@pytest.mark.parametrize("where", [".", "folder"])
+def test_a_folder_is_not_written_in_place_of_a_file(tmp_path, monkeypatch, where):
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=rf"write {re.escape(where)}: it is a folder\. Name"):
+        artifacts.write_text(where, "text")
 
 
 def test_a_folder_in_place_of_a_file_is_an_error_that_names_the_command(tmp_path):
