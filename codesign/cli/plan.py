@@ -162,6 +162,7 @@ def _question(args: argparse.Namespace, fit: Fit, prepared: Trace) -> Question:
         max_batch=largest_batch(fit) if args.max_batch is None else args.max_batch,
         policies=tuple(args.policies.split(",")) if args.policies is not None else (),
         seed=args.seed,
+        rate_scale=args.rate_scale or 1.0,
     )
 
 

@@ -138,9 +138,9 @@ def doubt_text(plan: Plan) -> str:
         for d in plan.doubts[:_MOST_DOUBTS]
     ]
     fix = (
-        "codesign profile on such a machine"
+        "codesign profile --out profile, on such a machine"
         if plan.chosen.origin == "roofline"
-        else "codesign profile"
+        else "codesign profile --out profile"
     )
     return f"{'; '.join(named)}. The fit may be that far off; to find out: {fix}"
 

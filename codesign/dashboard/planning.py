@@ -162,6 +162,7 @@ def find_plan(
         workers=all_workers(fit),
         max_batch=largest_batch(fit),
         policies=asked.policies,
+        rate_scale=asked.traffic.rate_scale,
     )
     cache = _Watched(watch)
     find = search_fewest if asked.objective == FEWEST else search

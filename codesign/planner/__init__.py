@@ -92,7 +92,14 @@ def search(
     )
     if not ordered[0].scored.is_feasible:
         on_all = None if simulations.is_short else simulations.at_rates_of_all
-        line = nearest_miss(ordered, question.slo, simulations.at_rates, on_all, progress)
+        line = nearest_miss(
+            ordered,
+            question.slo,
+            simulations.at_rates,
+            on_all,
+            progress,
+            rate_scale=question.rate_scale,
+        )
         raise InfeasibleError(line)
     return _answer(question, space, ordered, simulations.num_simulated, screen_seconds)
 

@@ -30,6 +30,8 @@ def nearest_miss(
     simulate: AtRates,
     simulate_all: AtRates | None = None,
     progress: Progress | None = None,
+    *,
+    rate_scale: float = 1.0,
 ) -> str:
     """One line: which candidate comes nearest, what binds, what would fit.
 
@@ -40,6 +42,7 @@ def nearest_miss(
         simulate_all: The same on the whole trace, where ``simulate`` takes a stretch of it.
         progress: Called with ("nearest miss", done, total), in rates tried, and with another stage
             where rates must be tried on the whole trace.
+        rate_scale: See ``Question``.
     """
     nearest = min(ordered, key=lambda entry: entry.miss)
     by_target = misses(nearest.outcomes, slo)
@@ -57,19 +60,20 @@ def nearest_miss(
         simulate = simulate_all
         steps = progress and partial(progress, "nearest miss on all requests")
         rate = _confirmed(entries[best].candidate, rate, slo, simulate, steps)
-    at_rate = (
-        "At {0:.2g} times this arrival rate {1} meets the SLO (--rate-scale {0:.2g}; "
-        "if you gave one, {0:.2g} times yours)"
-    )
+
+    def at_rate(rate: float, name: str) -> str:
+        scale = f"{rate * rate_scale:.6g}"
+        return f"At {rate:.2g} times this arrival rate {name} meets the SLO: --rate-scale {scale}"
+
     names = ["it" if entry is nearest else entry.candidate.label for entry in entries]
     if rate > 0:
-        return f"{line}. {at_rate.format(rate, names[best])}"
+        return f"{line}. {at_rate(rate, names[best])}"
     idle_rate = 0.5**_MAX_HALVINGS
     outcomes = simulate([(entry.candidate, idle_rate) for entry in entries])
     idle = [misses(found, slo) for found in outcomes]
     least = min(range(len(idle)), key=lambda index: max(idle[index].values()))
     if max(idle[least].values()) <= 1:  # on the whole trace, where the plan above did not
-        return f"{line}. {at_rate.format(idle_rate, names[least])}"
+        return f"{line}. {at_rate(idle_rate, names[least])}"
     flags = [
         f"--slo-{name}-ms {math.ceil(1050 * ratio * (getattr(slo, name) or 0.0))}"
         for name, ratio in idle[least].items()

@@ -35,6 +35,7 @@ class Question:
         policies: Labels that the search is restricted to; empty for all.
         seed: First seed.
         num_seeds: Simulations of each finalist.
+        rate_scale: By which the trace's rate was multiplied already, to name another.
     """
 
     requests: pd.DataFrame
@@ -47,6 +48,7 @@ class Question:
     policies: tuple[str, ...] = ()
     seed: int = 0
     num_seeds: int = NUM_SEEDS
+    rate_scale: float = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "serving", expecting(self.serving, self.requests))

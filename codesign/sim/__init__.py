@@ -236,7 +236,8 @@ def cost_of(fit: Fit, label: str) -> RoundCost:
             )
         raise InputError(
             f"the fit has no step times for deployment {label}, only for {labels}. Fix: one of "
-            "these with --deployment; or measure it: codesign profile, then codesign fit"
+            "these with --deployment; or measure it: codesign profile --out profile, then codesign "
+            "fit profile"
         )
     return fit.costs[label]
 

@@ -144,7 +144,7 @@ def test_a_doubt_says_what_would_have_to_be_off_and_what_would_be_best_then():
         "if the draft steps on 3+1 are 20% below the fit, tree-8x4x4 on 3+1, batch 8 would be 12% "
         "better; if tokens per round are 5% above the fit, plain on 4, batch 8 would be 3% better"
     )
-    assert text.endswith("codesign profile on such a machine")
+    assert text.endswith("codesign profile --out profile, on such a machine")
 
 
 def test_ties_name_each_policy_and_split_once():

@@ -102,6 +102,8 @@ def test_the_nearest_miss_names_what_binds_and_a_rate_that_fits(question):
     rate = float(re.search(r"At ([\d.]+) times this arrival rate", str(err.value))[1])
     slower = busy.requests.assign(arrival=busy.requests["arrival"] / rate)
     assert search(dataclasses.replace(busy, requests=slower)).num_feasible >= 1
+    with pytest.raises(InfeasibleError, match=f"meets the SLO: --rate-scale {rate * 0.3:g}"):
+        search(dataclasses.replace(busy, rate_scale=0.3))  # as if it was given
 
 
 def test_a_target_that_an_idle_machine_misses_is_answered_with_one_that_it_meets(question):
@@ -147,8 +149,7 @@ def test_the_nearest_miss_is_among_those_whose_rate_is_looked_for():
 def test_a_rate_of_a_thousandth_is_said_and_not_rounded_to_none():
     line = told(lambda label, rate: 2.0 if rate > 0.001 else 0.5)
     assert "At 0.001 times this arrival rate it meets the SLO" in line
-    # The trace may be scaled already: the number is a factor, not the flag's next value.
-    assert line.endswith("(--rate-scale 0.001; if you gave one, 0.001 times yours)")
+    assert line.endswith(": --rate-scale 0.001")
 
 
 def test_a_target_that_even_an_idle_machine_never_reaches_ends_in_a_whole_sentence():
@@ -217,7 +218,7 @@ def test_a_rate_is_named_where_only_the_whole_trace_shows_which_plan_meets_the_s
     found = on_stretch([(c, 1.0) for c in candidates])
     entries = [Entry(c, (o,), None, 2.0) for c, (o,) in zip(candidates, found, strict=True)]
     line = nearest_miss(entries, SLO(ttft=1.0), on_stretch, on_all)
-    assert "times this arrival rate chain-1 on 2, batch 1 meets the SLO (--rate-scale " in line
+    assert "times this arrival rate chain-1 on 2, batch 1 meets the SLO: --rate-scale 0.00" in line
 
 
 def test_only_plans_that_meet_the_slo_are_chosen(question):
