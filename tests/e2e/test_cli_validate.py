@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -131,7 +132,9 @@ def test_a_run_that_was_cut_short_is_exit_code_6_and_said_plainly(cli, planned):
     result = cli(*words, "--quiet", "--json")
     assert result.returncode == 6
     assert "1 of 8 requests did not finish" in result.stderr
-    assert "codesign run --resume" in result.stderr
+    command = result.stderr.partition("Complete it: ")[2].strip()
+    assert shlex.split(command)[:4] == ["codesign", "run", "--plan", "plan.json"]
+    assert shlex.split(command)[-3:] == ["--out", "runs", "--resume"]
     assert len(result.stderr.splitlines()) == 1
     payload = json.loads(result.stdout)
     assert payload["is_within_tolerance"] is False
