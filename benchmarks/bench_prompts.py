@@ -36,11 +36,11 @@ NEVER = 1 << 30
 REPEATS = 5  # timings whose median counts
 # FEW_ROWS, DECODED_ROWS and DENSE_ROWS that send every prompt the same way
 WAYS = {
-    "decoding kernel": (NEVER, NEVER, NEVER),
+    "decoding kernels": (NEVER, NEVER, NEVER),
     "fused": (0, 0, NEVER),
     "unpacked": (0, 0, 0),
 }
-# The decoding kernel's launches of 16 rows read at this pace, with what each costs besides.
+# The decoding kernels read at this pace, once for 64 rows, with what each time costs besides.
 DECODED_BANDWIDTH, DECODED_START = 2.7e12, 3e-6
 TENSOR_RATE, CUBLAS_RATE = 990e12, 700e12
 ISSUED = 132 * 128 * 1.7e9  # instructions of threads a second
@@ -105,14 +105,14 @@ def expected(shape: ModelShape, rows: int, way: str) -> float:
     for features, columns in matrices(shape):
         weights = features * columns
         packed = weights * 1088 / 2048 / READ_BANDWIDTH
-        if way == "decoding kernel":
-            launches = -(-rows // 16)
+        if way == "decoding kernels":
+            launches = -(-rows // 64)
             total += launches * (weights * 1088 / 2048 / DECODED_BANDWIDTH + DECODED_START)
         elif way == "unpacked":
             dense = 2 * weights / READ_BANDWIDTH
             total += packed + dense + max(dense, 2 * rows * weights / CUBLAS_RATE) + 1e-5
         else:
-            block = 32 if rows <= 32 else 64 if rows <= 64 else 128
+            block = 128
             blocks = -(-rows // block)
             tensor = 2 * blocks * block * weights / TENSOR_RATE
             codes = blocks * weights * WEIGHT_INSTRUCTIONS / ISSUED
@@ -148,7 +148,7 @@ def measure(model: str, rows: list[int], num_layers: int, *, cuts: bool) -> list
     found = []
     for count in rows:
         for way in ("chosen", *WAYS):
-            if way == "decoding kernel" and count > 256:
+            if way == "decoding kernels" and count > 256:
                 continue
             with only(way):
                 found.append(row(model, prompt, count, way))

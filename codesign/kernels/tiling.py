@@ -213,7 +213,7 @@ def choose(*, tiles: int, groups: int, num_row_tiles: int = 1, num_sms: int = 13
             tiling = Tiling(warps, 2, cluster)
             price = cost(tiling, tiles=tiles, groups=groups, num_sms=num_sms)
             if _is_cramped(tiling, tiles=tiles, groups=groups, num_sms=num_sms):
-                price *= 2.0  # 16 rows would run as twice 8
+                price *= 2.0  # 16 rows would not fit a launch
             if best is None or price < best[0] - 1e-9:
                 best = price, tiling
     assert best is not None

@@ -69,8 +69,25 @@ def test_rows_have_the_bits_that_they_have_among_few(columns: int, features: int
             assert torch.equal(found, few[:rows]), (tiling, rows)
             found = gemm.linear(x[:rows], weight, tiling=tiling)
             assert torch.equal(found, plain[:rows]), (tiling, rows)
-            found = gemm.logits(x[:rows], weight, tiling=tiling)
-            assert torch.equal(found.to(torch.bfloat16), plain[:rows]), (tiling, rows)
+
+
+@pytest.mark.parametrize(("columns", "features"), SHAPES)
+def test_no_bit_of_the_sums_or_of_the_norms_factor_is_another_before_they_are_rounded(
+    columns: int, features: int
+):
+    weight, x, norm = case(columns, features)
+    for tiling in [None, *(t for t in TILINGS if legal(t, weight))]:
+        for own in (None, norm):
+            few = torch.cat([wide(part.contiguous(), weight, own, tiling) for part in x.split(8)])
+            for rows in ROWS:
+                assert torch.equal(wide(x[:rows], weight, own, tiling), few[:rows]), (tiling, rows)
+
+
+def wide(x: Tensor, weight: PackedLinear, norm: Norm | None, tiling: Tiling | None) -> Tensor:
+    """The map in float32."""
+    out = torch.full((len(x), weight.num_rows), torch.nan, device="cuda")
+    gemm._run(gemm._Call(x, weight, norm, out, None, None, 2), tiling, pdl=True)
+    return out
 
 
 def test_they_agree_with_float64():

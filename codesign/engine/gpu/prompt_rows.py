@@ -1,8 +1,8 @@
 """The message of a prompt or a piece of one, and the same on the device, for a graph to read.
 
 Launched kernel by kernel, rows wait for the host, so they run as graphs, padded to a bucket. Up to
-256 rows the buckets are where the maps of prompts change their cut (``kernels.prompt_linear``):
-a row of padding costs next to nothing. Above, a row costs what it multiplies, so there are graphs
+256 rows the buckets are where maps change their launches (``kernels.gemm``, ``prompt_linear``): a
+row of padding costs next to nothing. Above, a row costs what it multiplies, so there are graphs
 as far as the GPU, padding and all, is done before a host would have launched the same.
 
 Layout: header, then the tokens. Followers of a rank group get it as it is.
