@@ -43,6 +43,10 @@ class Recording:
     ranks: NDArray[np.int64]
     log_probs: NDArray[np.float64]
 
+    def part(self, start: int, end: int | None) -> Recording:
+        """Its tokens from ``start`` on, before ``end``; None for all of them."""
+        return Recording(self.request, self.ranks[start:end], self.log_probs[start:end])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AcceptanceProfile:

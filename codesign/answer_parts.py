@@ -35,12 +35,9 @@ def in_parts(profile: AcceptanceProfile) -> AcceptanceProfile:
         for recording in group:
             for number in range(min(last, (len(recording.ranks) - 1) // PART_TOKENS) + 1):
                 first = number * PART_TOKENS
-                tokens = slice(first, None if number == last else first + PART_TOKENS)
+                end = None if number == last else first + PART_TOKENS
                 name = f"{kind}{_FROM}{first}" if number else kind
-                part = Recording(
-                    recording.request, recording.ranks[tokens], recording.log_probs[tokens]
-                )
-                parts.setdefault(name, []).append(part)
+                parts.setdefault(name, []).append(recording.part(first, end))
     return AcceptanceProfile({name: tuple(group) for name, group in parts.items()})
 
 

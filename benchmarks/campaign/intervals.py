@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.campaign.alone import rounds_per_token
 from benchmarks.campaign.prompt_luck import PromptLuck, prompt_luck
-from benchmarks.campaign.requests import alike, as_served, recorded_questions
+from benchmarks.campaign.requests import alike, as_served, recorded_questions, tokens_of
 from benchmarks.campaign.units import Workload
 from codesign.fit import Fit
 from codesign.plan import Plan
@@ -50,7 +50,7 @@ def luck_of(run: RunComparison, plan: Plan, fit: Fit, workload: Workload) -> Pro
         return NO_LUCK
     served = plan.requests().iloc[run.requests["request_id"].to_numpy()]
     cost = fit.costs[candidate.deployment.unit.label]
-    recorded = as_served(fit.acceptance)
+    recorded = as_served(fit.acceptance, tokens_of(workload))
     rounds = rounds_per_token(
         policy_of(candidate.speculation, fit, cost, plan.slo, plan.serving),
         recorded,

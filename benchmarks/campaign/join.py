@@ -30,6 +30,7 @@ from benchmarks.campaign.closed_profile import closed_profile, keep_machine
 from benchmarks.campaign.intervals import likely, likely_replay, luck_of, times_sigma
 from benchmarks.campaign.prompt_luck import PromptLuck
 from benchmarks.campaign.replays import NUM_DRAWS, replay_draws
+from benchmarks.campaign.requests import tokens_of
 from benchmarks.campaign.result_file import compact
 from benchmarks.campaign.schedule import SESSIONS
 from benchmarks.campaign.units import BATCH, WORKLOADS, Workload
@@ -244,7 +245,8 @@ def fit_to_these(folder: Path, workload: Workload, fit: Fit) -> Fit | None:
     if file is None:
         return None
     recorded = AcceptanceProfile.from_table(read_table(file, kind="profile")[0])
-    own = {_own(r.request): (r,) for group in recorded.recordings.values() for r in group}
+    tokens = tokens_of(workload)  # a stream's are fewer than the batch's, and the first of them
+    own = {_own(r.request): (r.part(0, tokens),) for g in recorded.recordings.values() for r in g}
     return replace(fit, acceptance=AcceptanceProfile(dict(sorted(own.items()))))
 
 

@@ -98,9 +98,9 @@ OF_DRIFT = """\
 NOT_CAPTURED = """\
 ### What the model does not capture
 
-- *Other prompts.* Acceptance is recorded on {recorded} prompts with answers of 48
-  tokens, as long as those served. Longer answers, of which fewer are recorded, have wider
-  intervals in plans: docs/prediction-errors.md. What other prompts do to acceptance is in the
+- *Other prompts.* Acceptance is recorded on {recorded} prompts, most with
+  answers of 48 tokens. Longer answers, of which fewer are recorded, have wider intervals:
+  docs/prediction-errors.md. What other prompts do to acceptance is in the
   interval, not in the prediction; "acceptance known" has the same predictions with each request's
   own acceptance.
 - *Single requests.* A simulated request plays a stretch of another recorded request of its kind, so

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.campaign.units import Workload
-from codesign.acceptance import AcceptanceProfile
+from codesign.acceptance import AcceptanceProfile, Recording
 from codesign.artifacts import read_table
 from codesign.errors import HardwareError, InputError
 from codesign.models import resolve_model
@@ -157,19 +157,24 @@ def recorded_prompts(target: Path, *, share: float = 1.0) -> Iterator[list[Bound
         yield from map(asked, range(fewest, len(MATERIALS)))
 
 
-def as_served(profile: AcceptanceProfile) -> AcceptanceProfile:
-    """The recordings as far as served answers go: long ones differ less, and in another way."""
-    return AcceptanceProfile(
-        {
-            kind: tuple(
-                dataclasses.replace(
-                    r, ranks=r.ranks[:RECORDED_TOKENS], log_probs=r.log_probs[:RECORDED_TOKENS]
-                )
-                for r in group
-            )
-            for kind, group in profile.recordings.items()
-        }
-    )
+def as_served(profile: AcceptanceProfile, tokens: int = RECORDED_TOKENS) -> AcceptanceProfile:
+    """The recordings as far as served answers go: long ones differ less, and in another way.
+
+    Args:
+        profile: As it was recorded.
+        tokens: Of a served answer; recordings that are shorter are left out, but for kinds of which
+            none is that long.
+    """
+    cut: dict[str, tuple[Recording, ...]] = {}
+    for kind, group in profile.recordings.items():
+        reach = [r for r in group if len(r.ranks) >= tokens] or group
+        cut[kind] = tuple(r.part(0, tokens) for r in reach)
+    return AcceptanceProfile(cut)
+
+
+def tokens_of(workload: Workload) -> int:
+    """Most tokens of an answer."""
+    return MAX_OUTPUT if workload.seconds else workload.output_tokens
 
 
 def recorded_questions(profile: AcceptanceProfile) -> dict[int, int]:

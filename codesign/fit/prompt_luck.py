@@ -8,15 +8,18 @@ Must not import torch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from codesign.acceptance import AcceptanceProfile, Recording
-from codesign.answer_parts import in_parts, part_names, part_of_all
+from codesign.answer_parts import in_parts, part_names
 
 _CHAIN = 3  # draft tokens per round of the chain that stands for every policy
 _DRAWS = 400
 Floats = NDArray[np.float64]
+Groups = Sequence[tuple[str, tuple[Recording, ...]]]
 
 
 def acceptance_error(profile: AcceptanceProfile) -> float:
@@ -53,22 +56,34 @@ def parts_covariance(profile: AcceptanceProfile) -> tuple[tuple[float, ...], ...
         Parts in the order of an answer; empty if answers are whole.
     """
     parts = in_parts(profile)
-    names = part_names("", parts)
-    if len(names) == 1:
+    num_parts = len(part_names("", parts))
+    if num_parts == 1:
         return ()
-    keys = [(kind, r.request) for kind, group in profile.recordings.items() for r in group]
-    row_of = {key: row for row, key in enumerate(keys)}
+    groups = list(profile.recordings.items())
     rates = {name: rounds_per_token(group) for name, group in parts.recordings.items()}
-    errors_NP = np.zeros((len(keys), len(names)))
-    for name, rates_N in rates.items():
-        part, count = part_of_all(name), len(rates_N)
-        every = np.concatenate([r for other, r in rates.items() if part_of_all(other) == part])
-        rows = [row_of[name.removesuffix(part), r.request] for r in parts.recordings[name]]
-        # A single one tells nothing of its kind; a few vary less than those that they stand for.
-        mean = rates_N.mean() if count > 1 else every.mean()
-        scale = np.sqrt(count / max(count - 1, 1))
-        errors_NP[rows, names.index(part)] = scale * (rates_N - mean) / every.sum()
+    row_of = {(kind, r.request): row for row, (kind, r) in enumerate(_each(groups))}
+    errors_NP = np.zeros((len(row_of), num_parts))
+    for part in range(num_parts):
+        # Of a kind that stays whole, or has fewer parts, the last goes on, as it is replayed.
+        found = [(kind, len(group), _at(part_names(kind, parts), part)) for kind, group in groups]
+        every = np.concatenate([rates[name] for _, _, name in found])
+        means = [rates[n].mean() if len(rates[n]) > 1 else every.mean() for _, _, n in found]
+        total = sum(num * rates[name].mean() for _, num, name in found)
+        for (kind, num, name), mean in zip(found, means, strict=True):
+            rates_N = rates[name]
+            rows = [row_of[kind, r.request] for r in parts.recordings[name]]
+            # Few vary less than those that they stand for; one tells nothing of its kind.
+            scale = np.sqrt(len(rates_N) / max(len(rates_N) - 1, 1))
+            errors_NP[rows, part] = scale * num / len(rates_N) * (rates_N - mean) / total
     return tuple(map(tuple, (errors_NP.T @ errors_NP).tolist()))
+
+
+def _each(groups: Groups) -> Iterator[tuple[str, Recording]]:
+    return ((kind, recording) for kind, group in groups for recording in group)
+
+
+def _at(names: Sequence[str], part: int) -> str:
+    return names[min(part, len(names) - 1)]
 
 
 def rounds_per_token(recordings: tuple[Recording, ...]) -> Floats:

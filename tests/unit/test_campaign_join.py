@@ -106,7 +106,8 @@ def test_what_is_known_of_a_request_is_played_by_that_request(folder, machine_fi
     assert list(known.acceptance.recordings) == requests["category"].tolist()
     for number, kind in enumerate(requests["category"]):
         [recording] = known.acceptance.recordings[kind]
-        assert recording.ranks.tolist() == recordings[number].ranks.tolist()
+        first = recordings[number].ranks[: units.STREAM.output_tokens]
+        assert recording.ranks.tolist() == first.tolist(), "the batch's answers are longer"
     assert list(replayed.acceptance.recordings) == list(known.acceptance.recordings)
     assert join.fit_to_these(folder / PAIR, units.SEGMENT, machine_fit) is None
 

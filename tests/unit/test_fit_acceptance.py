@@ -131,12 +131,13 @@ def test_errors_of_an_answers_parts_are_those_of_its_recordings():
     assert parts_covariance(AcceptanceProfile({"chat": alike(*short)})) == ()
 
 
-def test_a_single_recording_tells_nothing_of_its_kind_in_parts_either():
-    easy, hard = "1111" * 32, "1000" * 32
-    kinds = {"chat": alike(easy, easy, easy, easy), "code": alike(hard[:64])}
-    (first, _), (_, last) = parts_covariance(AcceptanceProfile(kinds))
-    assert first > 0.0
-    assert last == 0.0
+def test_a_kind_that_stays_whole_has_its_error_in_every_part():
+    even, uneven = "1110" * 48, ["1" * 60, "0" * 60, "1000" * 15, "1110" * 15, "1010" * 15]
+    alone = AcceptanceProfile({"b": alike(*uneven)})
+    kinds = {"a": alike(*[even] * 5), "b": alike(*uneven)}
+    errors = np.sqrt(np.diag(parts_covariance(AcceptanceProfile(kinds))))
+    assert errors == pytest.approx(errors[0], rel=0.02)
+    assert 0.0 < errors[0] < acceptance_error(alone)
 
 
 def test_fewer_served_prompts_have_more_luck_and_that_of_the_recorded_stays():
