@@ -1,6 +1,6 @@
 """The linear maps of a decoder layer in CUDA graphs, against the memory's floor and PyTorch's own.
 
-    python -m benchmarks.bench_kernels [--rows 1 8 16] [--sweep] [--peers] [--out DIRECTORY]
+    python -m benchmarks.bench_kernels [--rows 1 8 16] [--peers] [--out DIRECTORY]
 
 Weights are used in turn, more bytes than the second-level cache holds. Norm, SwiGLU and residual
 are fused where a layer has them; the baselines are the product alone: cuBLAS over bfloat16 weights,
@@ -11,7 +11,6 @@ is compared with float64 before it is timed.
 from __future__ import annotations
 
 import argparse
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -34,9 +33,9 @@ from benchmarks.peers import gemm as peer_gemm
 from codesign.kernels import gemm, packed_reference
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import GROUP, TILE, PackedLinear
-from codesign.kernels.tiling import Tiling, choose, layout, row_tiles
+from codesign.kernels.tiling import Tiling, choose, row_tiles
 
-PIECE_ROWS = 16
+PIECE_ROWS, EVERY = 16, slice(None)
 PIECE = 256  # tiles that the reference unpacks at a time
 # name: hidden size, query columns, key and value columns, channels of the MLP; of one rank
 MODELS = {
@@ -46,7 +45,6 @@ MODELS = {
     "llama-3.2-3b TP1": (3072, 3072, 1024, 8192),
     "llama-3.2-1b TP1": (2048, 2048, 512, 8192),
 }
-WARPS = (16, 14, 12, 8)
 
 
 @dataclass(frozen=True)
@@ -109,52 +107,45 @@ class Case:
         out = torch.cat(pieces, dim=1)
         return out if self.residual is None else out + self.residual.double()
 
-    def call(self, i: int, *, tiling: Tiling | None = None, pdl: bool = True) -> None:
-        """One launch over the i-th weight."""
-        weight = self.weights[i % len(self.weights)]
-        options: dict[str, Any] = {"norm": self.norm, "out": self.out, "tiling": tiling, "pdl": pdl}
+    def call(self, i: int, *, pdl: bool = True, rows: slice = EVERY) -> None:
+        """One launch over the i-th weight, or over some rows."""
+        weight, x, out = self.weights[i % len(self.weights)], self.x[rows], self.out[rows]
+        options: dict[str, Any] = {"norm": self.norm, "out": out, "pdl": pdl}
         if self.of.op == "gate_up":
-            gemm.gate_up(self.x, weight, **options)
+            gemm.gate_up(x, weight, **options)
         else:
-            gemm.linear(self.x, weight, residual_MN=self.residual, **options)
+            residual = None if self.residual is None else self.residual[rows]
+            gemm.linear(x, weight, residual_MN=residual, **options)
 
-    def error(self, tiling: Tiling | None) -> float:
+    def error(self) -> float:
         """Relative error of the first weight's result."""
         self.out.fill_(torch.nan)
-        self.call(0, tiling=tiling)
+        self.call(0)
         return float((self.out.double() - self.expected).norm() / self.expected.norm())
 
     def time(self, call: Callable[[int], object], replays: int) -> Timing:
         """Graph of as many calls as there are weights, at least 24."""
         return graph_time(call, calls=max(24, len(self.weights)), replays=replays)
 
-    def measured(self, tiling: Tiling | None, *, pdl: bool = True, replays: int = 20) -> dict:
+    def measured(self, *, pdl: bool = True) -> dict:
         """A row of the result."""
-        error = self.error(tiling)
-        assert error < 5e-3, f"{self.of} with {tiling}: relative error {error}"
-        timing = self.time(lambda i: self.call(i, tiling=tiling, pdl=pdl), replays)
+        error = self.error()
+        assert error < 5e-3, f"{self.of}: relative error {error}"
+        timing = self.time(lambda i: self.call(i, pdl=pdl), 20)
         return self.row("ours" if pdl else "ours, no PDL", timing) | {
-            "tiling": str(tiling or self.chosen()),
+            "tiling": str(self.chosen()),
             "relative_error": round(error, 6),
         }
 
     def in_pieces(self) -> dict[str, Any]:
         """What launches of sixteen rows take, one after another."""
-        pieces = [slice(start, start + PIECE_ROWS) for start in range(0, self.rows, PIECE_ROWS)]
-        parts = [self.part(piece) for piece in pieces]
+        starts = range(0, self.rows, PIECE_ROWS)
 
         def call(i: int) -> None:
-            for part in parts:
-                part.call(i)
+            for start in starts:
+                self.call(i, rows=slice(start, start + PIECE_ROWS))
 
         return self.row(f"launches of {PIECE_ROWS} rows", self.time(call, 20))
-
-    def part(self, rows: slice) -> Case:
-        """The same weights with some of the rows."""
-        part = copy.copy(self)
-        part.rows, part.x, part.out = len(self.x[rows]), self.x[rows], self.out[rows]
-        part.residual = None if self.residual is None else self.residual[rows]
-        return part
 
     def chosen(self) -> Tiling:
         """What ``choose`` takes."""
@@ -233,38 +224,11 @@ def random_weight(of: Map) -> PackedLinear:
     return PackedLinear(data, of.features, of.columns)
 
 
-def candidates(of: Map, rows: int) -> Iterator[Tiling]:
-    """Tilings that leave no block and no warp without columns."""
-    for warps in WARPS:
-        for tiles in (1, 2, 4):
-            for cluster in (1, 2, 4):
-                tilings = [Tiling(warps, tiles, cluster)]
-                if warps <= 8 and tiles <= 2 and rows <= 8:
-                    tilings.append(Tiling(warps, tiles, cluster, 2, 1))
-                for tiling in tilings:
-                    chunks = of.groups / tiling.warps
-                    if chunks == int(chunks) and chunks % cluster == 0 and fits(of, rows, tiling):
-                        yield tiling
-
-
-def fits(of: Map, rows: int, tiling: Tiling) -> bool:
-    """Whether a ring of two stages fits."""
-    plan = layout(
-        tiling,
-        tiles=of.tiles,
-        groups=of.groups,
-        num_row_tiles=row_tiles(rows),
-        num_sms=gemm.num_sms(0),
-    )
-    return plan.stages >= 2
-
-
 def main() -> None:
     """Time everything and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16])
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS)[1:])
-    parser.add_argument("--sweep", action="store_true", help="time every tiling, too")
     parser.add_argument("--peers", action="store_true", help="time other projects' products, too")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -278,34 +242,30 @@ def main() -> None:
         if of.model not in args.models:
             continue
         for rows in args.rows:
-            found = measured_case(Case(of, rows), sweep=args.sweep, peers=args.peers)
+            found = measured_case(Case(of, rows), peers=args.peers)
             results += found
             show(found)
             write()  # each time: another project's kernel may break or stop what comes next
     print(write())
 
 
-def measured_case(case: Case, *, sweep: bool, peers: bool) -> list[dict[str, Any]]:
+def measured_case(case: Case, *, peers: bool) -> list[dict[str, Any]]:
     """All rows of one map at one number of rows."""
-    found = [case.measured(None), case.measured(None, pdl=False)]
+    found = [case.measured(), case.measured(pdl=False)]
     if case.rows == 8:
         found += case.baselines()
     if case.rows > PIECE_ROWS:
         found.append(case.in_pieces())
-    if sweep:
-        found += [case.measured(t, replays=8) for t in candidates(case.of, case.rows)]
     if peers:
         found += [case.peer(peer) for peer in peer_gemm.PEERS]
     return found
 
 
 def show(found: list[dict[str, Any]]) -> None:
-    """Print the rows of one case: first what is chosen and the baselines, then the best tilings."""
+    """Print the rows of one case."""
     first = found[0]
     print(f"{first['model']} {first['op']} rows {first['rows']} floor {first['floor_us']:.2f} us")
-    named = [row for row in found if row["kernel"] != "ours" or row is first]
-    swept = sorted((row for row in found if row not in named), key=lambda row: row["us"])
-    for row in named + swept[:5]:
+    for row in found:
         time = f"{row['us']:8.2f}" if "us" in row else f"{'-':>8}"
         remark = row.get("tiling", row.get("status", ""))
         print(f"  {time} {row['kernel']} {remark}", flush=True)
