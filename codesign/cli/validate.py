@@ -74,17 +74,16 @@ def compare(args: argparse.Namespace) -> None:
     payload = {**_payload(validation, args), "cause": reason}
     emit(args, payload, lambda: _as_text(validation, plan, tolerance, reason))
     if not args.no_check:
-        _check(validation, args.plan, args.tolerance, reason)
+        _check(validation, plan, args, reason)
 
 
-def _check(validation: Validation, plan: str, percent: float, reason: str) -> None:
-    """Raise if a run is not whole or a figure further off than so many percent."""
+def _check(validation: Validation, plan: Plan, args: argparse.Namespace, reason: str) -> None:
+    """Raise if a run is not whole or a figure further off than ``--tolerance``."""
+    from codesign.cli.validate_advice import unfinished_text
+
+    percent = args.tolerance
     if validation.unfinished:
-        run = validation.unfinished[0]
-        raise ValidationError(
-            f"{run.label}: {run.num_unfinished:,} of {len(run.requests):,} requests did not "
-            f"finish, so the run cannot be validated. Complete it: {_completing(plan, run)}"
-        )
+        raise ValidationError(unfinished_text(validation.unfinished, plan, args.plan))
     outside = validation.outside(percent / 100.0)
     if outside:
         run, worst = outside[0]
@@ -103,16 +102,6 @@ def _write_report(path: str, page: str) -> None:
     say(f"wrote {path}")
     if not charts.available():
         say("the report has no charts; to get them: pip install 'codesign[report]'")
-
-
-def _completing(plan: str, run: RunComparison) -> str:
-    """The command that runs again what did not come to its end."""
-    from shlex import join
-
-    words = ["codesign", "run", "--plan", plan, "--candidate", run.label]
-    if run.served is not None and run.served.device != "cpu":
-        words += ["--device", run.served.device]
-    return join([*words, "--out", str(run.path.parent), "--resume"])
 
 
 def _line(comparison: Comparison) -> str:

@@ -104,6 +104,7 @@ def _compare(
     except InputError as err:
         raise InputError(f"{path}/run.json is damaged ({err}). Run again: codesign run") from err
     requests, notes = _served(planned, run, path)
+    settings = run.summary.get("settings", {})
     outcomes, simulated = [], []
     for seed in plan.simulation_seeds:
         outcome, records = simulate_outcome(
@@ -146,10 +147,12 @@ def _compare(
         step_pace=pace_of_run(
             cost,
             run.records.rounds,
-            run.summary.get("settings", {}),
+            settings,
             is_apart=candidate.deployment.draft_workers > 0,
         ),
         num_unfinished=measured.num_requests - measured.num_finished,
+        refused=run.records.refused,
+        settings=settings,
     )
 
 

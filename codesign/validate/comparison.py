@@ -6,9 +6,9 @@ Errors are relative to the measurement: (predicted - measured) / measured. Impor
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from codesign.fit.step_pace import Served, is_another_pace
 from codesign.validate.ranking import Ranking
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pandas as pd
 
 CHECKED = ("acceptance_length", "tpot_mean", "throughput")  # must lie within the tolerance
@@ -73,6 +75,8 @@ class RunComparison:
         step_pace: Of the target's steps, as ``codesign.fit.step_pace`` has it; None where unknown.
         num_unfinished: Requests without an end. The simulations ran to the end, so that such a run
             is outside any tolerance and takes no part in a ranking.
+        refused: Why some of these were refused, by number.
+        settings: How ``codesign run`` was told to serve, as run.json has it.
     """
 
     path: Path
@@ -87,11 +91,18 @@ class RunComparison:
     served: Served | None = None
     step_pace: float | None = None
     num_unfinished: int = 0
+    refused: Mapping[int, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
         """Label of the candidate."""
         return self.candidate.label
+
+    @property
+    def num_cut(self) -> int:
+        """Requests that neither finished nor were refused: the run was cut off."""
+        return self.num_unfinished - len(self.refused)
 
     def figure(self, name: str) -> Comparison | None:
         """The comparison of one figure, if both sides have it."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from codesign.cli import main
+from codesign.cli import build_parser, main
 from codesign.records import RoundLog
 from codesign.run_directory import read_run, write_run
 
@@ -126,20 +126,50 @@ def test_slow_steps_end_in_the_command_that_measures_this_machine(cli, planned):
 def test_a_run_that_was_cut_short_is_exit_code_6_and_said_plainly(cli, planned):
     run = read_run(planned / "runs" / "plain")
     run.records.requests[3].finish = None
-    summary = {"candidate": run.summary["candidate"]}
+    settings = {"device": "cpu-ranks", "padded_rows": 32, "max_waiting": 5}
+    summary = {"candidate": run.summary["candidate"], "settings": settings}
+    summary |= {"target": "./my target", "draft": "./my draft"}
     write_run(planned / "runs" / "plain", run.records, origin="measured", summary=summary, seed=0)
     words = ("validate", "--plan", "plan.json", "--run", "runs/plain", "--tolerance", "900")
     result = cli(*words, "--quiet", "--json")
     assert result.returncode == 6
     assert "1 of 8 requests did not finish" in result.stderr
-    command = result.stderr.partition("Complete it: ")[2].strip()
-    assert shlex.split(command)[:4] == ["codesign", "run", "--plan", "plan.json"]
-    assert shlex.split(command)[-3:] == ["--out", "runs", "--resume"]
+    _, verb, *flags = shlex.split(result.stderr.partition("Complete it: ")[2])
+    again = build_parser(verb).parse_args([verb, *flags])
+    assert (again.plan, again.candidate) == (Path("plan.json"), ["plain on 2, batch 4"])
+    assert (again.target, again.draft) == ("./my target", "./my draft")
+    assert {name: getattr(again, name) for name in settings} == settings
+    assert (again.out, again.resume) == (Path("runs"), True)
     assert len(result.stderr.splitlines()) == 1
     payload = json.loads(result.stdout)
     assert payload["is_within_tolerance"] is False
     assert payload["runs"][0]["num_unfinished"] == 1
     assert cli(*words, "--no-check").returncode == 0
+
+
+def test_a_run_that_refused_requests_is_not_called_cut_short(cli, planned):
+    run = read_run(planned / "runs" / "plain")
+    run.records.requests[3].finish = None
+    run.records.refused = {3: "1 request waits already"}
+    settings = {"device": "cpu", "padded_rows": 8, "max_waiting": 1}
+    words = ("validate", "--plan", "plan.json", "--run", "runs/plain", "--quiet")
+    for told in (settings, {**settings, "max_waiting": None}):
+        summary = {"candidate": run.summary["candidate"], "settings": told}
+        write_run(
+            planned / "runs" / "plain", run.records, origin="measured", summary=summary, seed=0
+        )
+        result = cli(*words)
+        assert result.returncode == 6
+        assert "1 of 8 requests refused" in result.stderr
+        assert "Request 3: 1 request waits already" in result.stderr
+        assert "did not finish" not in result.stderr
+        serves_all = result.stderr.partition("Serve all: ")[2]
+        if told["max_waiting"] is None:  # the reason has its own advice
+            assert not serves_all
+            continue
+        _, verb, *flags = shlex.split(serves_all)
+        again = build_parser(verb).parse_args([verb, *flags])
+        assert (again.max_waiting, again.resume, again.out) == (None, False, Path("runs"))
 
 
 @pytest.mark.parametrize(
