@@ -70,12 +70,14 @@ def next_command(plan: Plan, out: Path, *, on_gpus: bool) -> str:
     candidate = plan.chosen.candidate
     if candidate.deployment.prefill_workers:
         why = "the engine here has no workers for prompts alone"
-        return f"codesign export --plan {file} --to vllm ({why})"
+        return f"codesign export --plan {file} --to vllm  # {why}"
     if candidate.speculation.runs_in_engine:
         device = " --device cuda" if on_gpus else ""
         is_known = plan.target in FETCHABLE or has_model(plan.target)
         return f"codesign run --plan {file}{device}{'' if is_known else _CHECKPOINTS}"
-    return f"codesign export --plan {file} --to vllm --head NAME (the engine here has no such head)"
+    return (
+        f"codesign export --plan {file} --to vllm --head NAME  # the engine here has no such head"
+    )
 
 
 def ties_text(plan: Plan) -> str:

@@ -53,13 +53,21 @@ def test_a_candidate_is_told_with_its_own_numbers(policy, deployment, words):
     assert "at most 1 request at once" in describe(candidate)
 
 
-@pytest.mark.parametrize(("policy", "verb"), [("plain", "run"), ("eagle-8x4x2", "export")])
-def test_thenext_command_can_be_pasted_whatever_the_file_is_called(policy, verb):
-    candidate = Candidate(parse_deployment("2"), parse_policy(policy), 1)
+@pytest.mark.parametrize(
+    ("policy", "deployment", "verb", "rest"),
+    [
+        ("plain", "2", "run", []),
+        ("eagle-8x4x2", "2", "export", ["--to", "vllm", "--head", "NAME"]),
+        ("plain", "2/p1", "export", ["--to", "vllm"]),
+    ],
+)
+def test_the_next_command_can_be_pasted_whatever_the_file_is_called(policy, deployment, verb, rest):
+    candidate = Candidate(parse_deployment(deployment), parse_policy(policy), 1)
     chosen = SimpleNamespace(candidate=candidate)
     plan = SimpleNamespace(chosen=chosen, target="smollm2-135m")
-    words = shlex.split(next_command(plan, Path("my plans/it's.json"), on_gpus=False))
-    assert words[:4] == ["codesign", verb, "--plan", "my plans/it's.json"]
+    command = next_command(plan, Path("my plans/it's.json"), on_gpus=False)
+    words = shlex.split(command, comments=True)
+    assert words == ["codesign", verb, "--plan", "my plans/it's.json", *rest]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +85,9 @@ def test_what_the_engine_cannot_run_is_exported():
     candidate = Candidate(parse_deployment("5/p3"), parse_policy("tree-8x4x4"), 24)
     plan = SimpleNamespace(chosen=SimpleNamespace(candidate=candidate), target="llama-3.1-70b")
     command = next_command(plan, Path("plan.json"), on_gpus=True)
-    assert command.startswith("codesign export --plan plan.json --to vllm (the engine here has no")
+    assert command.startswith(
+        "codesign export --plan plan.json --to vllm  # the engine here has no"
+    )
 
 
 def test_the_second_that_is_told_of_is_in_the_table_and_no_twin_of_the_best():
