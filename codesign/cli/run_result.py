@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from typing import TYPE_CHECKING, Any
 
 from codesign.cli.output import table
@@ -29,10 +30,21 @@ def next_command(
     """
     from codesign.artifacts import command_line
 
-    if not is_whole and "TORCHELASTIC_RUN_ID" not in os.environ:
+    if not is_whole and "TORCHELASTIC_RUN_ID" in os.environ:
+        return _torchrun_command()
+    if not is_whole:
         return command_line() + ("" if resumes else " --resume")
     words = ("codesign", "validate", "--plan", plan_file, "--run", *(r.directory for r in runs))
     return shlex.join(map(str, words))
+
+
+def _torchrun_command() -> str:
+    """What started this process, as far as torchrun tells: not where its hosts meet."""
+    hosts = os.environ.get("GROUP_WORLD_SIZE", "1")
+    words = ["torchrun"] if hosts == "1" else ["torchrun", "--nnodes", hosts]
+    words += ["--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", "codesign", *sys.argv[1:]]
+    where = "" if hosts == "1" else " on each host, with the flags of its rendezvous:"
+    return f"{shlex.join(words)}  #{where} from the start, as torchrun resumes nothing"
 
 
 def result_text(num_requests: int, runs: Sequence[MeasuredRun], then: str) -> str:

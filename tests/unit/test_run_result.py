@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +30,14 @@ def test_a_run_that_was_cut_is_resumed_and_not_validated():
     assert next_command(Path("p"), RUNS, is_whole=False, resumes=True) == again
 
 
-def test_torchrun_resumes_nothing(monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    assert next_command(Path("p"), RUNS, is_whole=False, resumes=False).startswith("codesign vali")
+@pytest.mark.parametrize(("hosts", "flags"), [("1", []), ("2", ["--nnodes", "2"])])
+def test_a_run_of_torchrun_that_was_cut_is_started_again_by_it(monkeypatch, hosts, flags):
+    told = {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": hosts}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    command = next_command(Path("p"), RUNS, is_whole=False, resumes=False)
+    words = ["torchrun", *flags, "--nproc-per-node", "4", "-m", "codesign", "run"]
+    assert shlex.split(command, comments=True) == [*words, "--plan", "my plan.json"]
+    assert ("each host" in command) == (hosts == "2")
+    whole = next_command(Path("p"), RUNS, is_whole=True, resumes=False)
+    assert whole.startswith("codesign validate --plan p --run ")
