@@ -72,6 +72,7 @@ above_0 = _number("above 0", lambda x: x > 0)
 from_0 = _number("of 0 or above", lambda x: x >= 0)
 percentile = _number("above 0, at most 100", lambda x: 0 < x <= 100)
 share = _number("above 0, at most 1", lambda x: 0 < x <= 1)
+variation = _number("above 0, at most 10,000", lambda x: 0 < x <= 1e4)  # as a trace may have
 chance = _number("from 0.01 to 0.99", lambda x: 0.01 <= x <= 0.99)
 non_negative = _at_least(0)  # as seeds must be
 positive = _at_least(1)

@@ -14,6 +14,7 @@ from codesign.cli.output import (
     progress,
     say,
     table,
+    variation,
 )
 from codesign.cli.trace_argument import add_change_arguments, changed_trace
 from codesign.errors import UsageError
@@ -86,7 +87,7 @@ def _add_synth(actions: Any) -> None:
     parser.add_argument("--rate", type=above_0, metavar="R", help="requests/s (the published rate)")
     parser.add_argument(
         "--cv",
-        type=above_0,
+        type=variation,
         help="coefficient of variation of the gaps between arrivals (the published one)",
     )
     _add_out(parser)

@@ -33,6 +33,7 @@ _BURST_PEAK, _BURST_REQUESTS, _BURST_SHARE, _BURST_IN_BATCH = 67, 107, 0.08, 0.7
 _BURST_STEP = (1 / _BURST_PEAK - _BURST_IN_BATCH * 0.0014) / (1 - _BURST_IN_BATCH)
 
 _LEAST_CV, _LEAST_SUM = 1e-6, 1e-200  # of the gamma distribution; beyond, numbers run out
+MOST_CV = 1e4  # 100 million gaps have no more, with all the time in one of them
 _FEWEST_BURSTY = 100  # gaps; with fewer, few draws of silence decide whether a cv can be reached
 
 TICK = 3.0  # seconds between time stamps of Mooncake
@@ -57,8 +58,8 @@ def draw_arrivals(
         if cv is not None:
             raise InputError("the low preset has ticks of 3 s, which decide its cv. Fix: no --cv")
         return _ticks(num_requests, rate, rng)
-    if cv is None or not (cv > 0 and math.isfinite(cv)):
-        raise InputError(f"the cv must be a positive number, not {cv}")
+    if cv is None or not 0 < cv <= MOST_CV:
+        raise InputError(f"the cv must be above 0, at most {MOST_CV:,.0f}, not {cv}")
     if num_requests == 1:
         return np.zeros(1)
     num_gaps = num_requests - 1

@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from codesign.errors import InputError
+from codesign.errors import InputError, counted
 from codesign.prompts import CATEGORIES
 from codesign.traces.arrivals import TICK, Floats, draw_arrivals, reachable_cv, stratified
 from codesign.traces.catalog import TWINS, find_twin
-from codesign.traces.checks import BLOCK_TOKENS
+from codesign.traces.checks import BLOCK_TOKENS, LONGEST
 from codesign.traces.files import csv_text
 from codesign.traces.presets import LENGTH_LEVELS, PRESETS
 from codesign.traces.trace import Trace, draw_names
@@ -99,6 +99,11 @@ def _num_requests(num_requests: int | None, duration: float | None, rate: float)
         raise InputError("give the number of requests or the duration, not both")
     if not 1 <= num_requests <= _MOST_REQUESTS:
         raise InputError(f"a trace has 1 to {_MOST_REQUESTS:,} requests, not {num_requests:,}")
+    if num_requests > LONGEST * rate:
+        raise InputError(
+            f"at {rate:g} requests/s {counted(num_requests, 'request')} would last "
+            f"{LONGEST:,.0f} s or more. Fix: a larger --rate"
+        )
     return num_requests
 
 

@@ -169,7 +169,17 @@ def test_a_bad_row_is_exit_4_and_one_line(cli, tmp_path):
         (("synth", "low", "--duration", "-1"), 2, "--duration: must be a number above 0, not '-1'"),
         (("synth", "low", "--requests", "0"), 2, "--requests: must be a whole number of 1 or"),
         (("synth", "low", "--rate", "nan"), 2, "--rate: must be a number above 0, not 'nan'"),
-        (("synth", "low", "--cv", "0"), 2, "--cv: must be a number above 0, not '0'"),
+        (
+            ("synth", "low", "--cv", "0"),
+            2,
+            "--cv: must be a number above 0, at most 10,000, not '0'",
+        ),
+        (("synth", "steady", "--cv", "1e200"), 2, "--cv: must be a number above 0, at most 10,000"),
+        (
+            ("synth", "conv-twin", "--requests", "5", "--rate", "1e-300", "--out", "a.parquet"),
+            4,
+            "5 requests would last 10,000,000,000 s or more. Fix: a larger --rate",
+        ),
         (("fetch", "no-such"), 4, "no published trace 'no-such'"),
         ((), 2, "ACTION"),
     ],

@@ -161,7 +161,7 @@ def test_few_bursty_requests_have_the_cv_they_can_have_and_say_so():
         ("steady", {"duration": 0}, "duration must be a positive"),
         ("steady", {"duration": float("inf")}, "duration must be a positive"),
         ("steady", {"rate": -1}, "rate must be a positive"),
-        ("steady", {"cv": 0}, "cv must be a positive"),
+        ("steady", {"cv": 0}, "cv must be above 0"),
         ("steady", {"num_requests": 0}, "1 to 100,000,000 requests, not 0"),
         ("steady", {"rate": 1e300}, "1 to 100,000,000 requests"),
         ("steady", {"num_requests": 50, "cv": 1000}, "cannot have a cv of 1000"),
@@ -169,6 +169,10 @@ def test_few_bursty_requests_have_the_cv_they_can_have_and_say_so():
         ("low", {"cv": 2}, "ticks of 3 s"),
         ("bursty", {"cv": 0.5}, "cannot have a cv of 0.5"),
         ("bursty", {"num_requests": 150, "cv": 50}, "cannot have a cv of 50"),
+        ("steady", {"num_requests": 150, "cv": 1e200}, "at most 10,000, not 1e\\+200"),
+        ("steady", {"num_requests": 5, "rate": 5e-324}, "5 requests would last 10,000,000,000 s"),
+        ("bursty", {"num_requests": 500, "rate": 1e-305}, "Fix: a larger --rate"),
+        ("low", {"rate": 1e-300}, "1 request would last"),
     ],
 )
 def test_impossible_wishes_are_refused(preset, values, reason):
