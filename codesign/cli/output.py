@@ -78,12 +78,13 @@ non_negative = _at_least(0)  # as seeds must be
 positive = _at_least(1)
 
 
-def out_file(text: str, usual: str) -> Path:
-    """The path that ``--out`` names.
+def out_file(text: str, usual: str, flag: str = "--out") -> Path:
+    """The path of the file that ``flag`` names.
 
     Args:
         text: As typed.
         usual: Name of such a file, for the advice.
+        flag: That it was typed after.
 
     Raises:
         UsageError: If a folder is there: said before the work, not after it.
@@ -92,7 +93,7 @@ def out_file(text: str, usual: str) -> Path:
 
     out = Path(text)
     if out.is_dir():
-        raise UsageError(f"--out {out} is a folder. Name a file: --out {out / usual}")
+        raise UsageError(f"{flag} {out} is a folder. Name a file: {flag} {out / usual}")
     return out
 
 

@@ -10,6 +10,7 @@ from codesign.cli.output import (
     add_output_arguments,
     emit,
     non_negative,
+    out_file,
     positive,
     progress,
     say,
@@ -144,6 +145,7 @@ def list_all(args: argparse.Namespace) -> None:
 
 def show(args: argparse.Namespace) -> None:
     """Print the statistics and notes of a trace."""
+    _check_out(args.out)
     _report(args, changed_trace(args))
 
 
@@ -151,6 +153,7 @@ def synth(args: argparse.Namespace) -> None:
     """Make a synthetic trace and print its statistics."""
     from codesign.traces.synth import synthesise
 
+    _check_out(args.out)
     trace = synthesise(
         args.preset,
         num_requests=args.requests,
@@ -173,6 +176,15 @@ def fetch(args: argparse.Namespace) -> None:
     verb = "already there" if fetched.was_there else "fetched"
     text = f"{fetched.name}: {verb}: {fetched.path}\n{fetched.check}"
     emit(args, {"trace": fetched}, text)
+
+
+def _check_out(out: str | None) -> None:
+    """Refuse, before the work, what ``_write`` cannot write."""
+    if out is None:
+        return
+    if not out.endswith((".parquet", ".csv", ".jsonl")):
+        raise UsageError(f"--out takes a name that ends in .parquet, .csv or .jsonl, not '{out}'")
+    out_file(out, "trace.parquet")
 
 
 def _report(args: argparse.Namespace, trace: Trace) -> None:
@@ -202,10 +214,8 @@ def _write(trace: Trace, out: str) -> None:
         if "speculates" in trace.requests:
             say(f"trace {trace.name}: {out} does not say which requests are never drafted for")
         write_mooncake(trace, out)
-    elif out.endswith((".parquet", ".csv")):
-        (write_csv if out.endswith(".csv") else write_parquet)(trace, out)
     else:
-        raise UsageError(f"--out takes a name that ends in .parquet, .csv or .jsonl, not '{out}'")
+        (write_csv if out.endswith(".csv") else write_parquet)(trace, out)
 
 
 def _list_text(rows: list[dict[str, Any]]) -> str:

@@ -6,7 +6,16 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import above_0, add_output_arguments, emit, progress, say, table, wrapped
+from codesign.cli.output import (
+    above_0,
+    add_output_arguments,
+    emit,
+    out_file,
+    progress,
+    say,
+    table,
+    wrapped,
+)
 from codesign.errors import UsageError, ValidationError, counted
 
 if TYPE_CHECKING:
@@ -60,6 +69,8 @@ def compare(args: argparse.Namespace) -> None:
 
     if args.report is not None and not args.report.endswith(".html"):
         raise UsageError(f"--report takes a name that ends in .html, not '{args.report}'")
+    if args.report is not None:
+        out_file(args.report, "report.html", "--report")
     plan = Plan.load(args.plan)
     fit_file = plan.fit.check() if args.fit is None else Path(args.fit)
     fit = Fit.load(fit_file)

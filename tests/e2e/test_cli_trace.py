@@ -165,6 +165,13 @@ def test_a_bad_row_is_exit_4_and_one_line(cli, tmp_path):
         (("show", "small.csv", "--max-requests", "0"), 2, "--max-requests: must be a whole"),
         (("show", "small.csv", "--out", "x.txt"), 2, "ends in .parquet, .csv or .jsonl"),
         (("show", "small.csv", "--length-scale", "nan"), 2, "X or X:Y in numbers, not 'nan'"),
+        (
+            ("show", "small.csv", "--out", "d.csv"),
+            2,
+            "is a folder. Name a file: --out d.csv/trace.p",
+        ),
+        (("synth", "steady", "--out", "d.csv"), 2, "--out d.csv is a folder. Name a file"),
+        (("synth", "stormy", "--out", "x.txt"), 2, "ends in .parquet, .csv or .jsonl, not 'x.txt'"),
         (("synth", "stormy"), 4, "one of steady, bursty, low"),
         (("synth", "low", "--duration", "-1"), 2, "--duration: must be a number above 0, not '-1'"),
         (("synth", "low", "--requests", "0"), 2, "--requests: must be a whole number of 1 or"),
@@ -185,6 +192,7 @@ def test_a_bad_row_is_exit_4_and_one_line(cli, tmp_path):
     ],
 )
 def test_mistakes_are_one_line_with_their_exit_code(cli, small, arguments, code, reason):
+    (small.parent / "d.csv").mkdir()
     result = cli("trace", *arguments)
     assert (result.returncode, result.stdout) == (code, "")
     assert reason in result.stderr

@@ -178,11 +178,13 @@ def test_a_run_that_refused_requests_is_not_called_cut_short(cli, planned):
         (("--run", "nothing"), 4, "nothing/run.json does not exist"),
         (("--run", "runs/plain", "--tolerance", "nan"), 2, "--tolerance"),
         (("--run", "runs/plain", "--report", "r.pdf"), 2, "a name that ends in .html, not 'r.pdf'"),
+        (("--run", "nothing", "--report", "d.html"), 2, "--report d.html is a folder. Name a file"),
         (("--run", "runs/plain", "--report", "fit.json/x.html"), 4, "cannot write"),
         ((), 2, "--run"),
     ],
 )
 def test_what_cannot_be_validated_is_refused_in_one_line(cli, planned, flags, code, words):
+    (planned / "d.html").mkdir()
     result = cli("validate", "--plan", "plan.json", *flags, "--quiet")
     assert result.returncode == code
     assert words in result.stderr.splitlines()[-1]
