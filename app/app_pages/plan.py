@@ -97,8 +97,8 @@ def show_winner(found: Found) -> None:
     st.markdown(f"**Why:** {plan.reason}.")
     if plan.runner_up:
         st.markdown(f"**Second:** {plan.runner_up}.")
-    if plan.economics is not None:
-        st.markdown(f"**Does speculation pay?** {pays_text(plan.economics)}.")
+    if pays := pays_text(plan):
+        st.markdown(f"**Does speculation pay?** {pays}.")
     if plan.doubts:
         st.markdown(f"**What could change the choice:** {doubt_text(plan)}.")
     if plan.ties:

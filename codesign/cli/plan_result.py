@@ -49,9 +49,7 @@ def result_text(
     ]
     lines += wrapped("second", plan.runner_up) if plan.runner_up else []
     lines += wrapped("ties", ties_text(plan)) if plan.ties else []
-    if plan.economics is not None:
-        missing = {scored.label for scored in plan.scored if not scored.is_feasible}
-        lines += wrapped("pays", pays_text(plan.economics, missing))
+    lines += wrapped("pays", pays) if (pays := pays_text(plan)) else []
     lines += wrapped("doubt", doubt_text(plan)) if plan.doubts else []
     lines += wrapped("data", _origin(plan, fit))
     lines += [line for note in plan.notes for line in wrapped("note", note)]
@@ -95,15 +93,19 @@ def ties_text(plan: Plan) -> str:
     return "; ".join(shown)
 
 
-def pays_text(economics: Economics, missing: Collection[str] = ()) -> str:
+def pays_text(plan: Plan) -> str:
     """Whether speculation pays, up to which load, from which acceptance on, and how far it could.
 
-    All of it in one sentence each.
-
-    Args:
-        economics: What is told.
-        missing: Labels of plans that miss the SLO, which is said of those that are compared.
+    One sentence each, with which of the compared plans misses the SLO; "" if the plan does not
+    know.
     """
+    if plan.economics is None:
+        return ""
+    missing = {scored.label for scored in plan.scored if not scored.is_feasible}
+    return _economics_text(plan.economics, missing)
+
+
+def _economics_text(economics: Economics, missing: Collection[str]) -> str:
 
     def told(label: str) -> str:
         return f"{label} (misses the SLO)" if label in missing else label

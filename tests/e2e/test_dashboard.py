@@ -136,6 +136,16 @@ def test_a_plan_is_searched_compared_and_taken_away():
     assert any("vllm serve" in line.value for line in page.code)
 
 
+def test_what_speculation_is_compared_with_may_miss_the_slo_and_the_page_says_so():
+    page = open_page("plan", **SMALL, tpot="12")
+    page.number_input(key="max_requests").set_value(40)
+    page.text_input(key="policies").set_value("plain,chain-3")
+    page.button[0].click().run(timeout=120)
+    assert not page.exception
+    (pays,) = (line.value for line in page.markdown if "Does speculation pay?" in line.value)
+    assert "faster than plain on 8, batch 2 (misses the SLO); it breaks even" in pays
+
+
 def test_an_slo_out_of_reach_names_what_would_fit():
     page = open_page("plan", **SMALL, ttft="1", tpot="1")
     page.number_input(key="max_requests").set_value(40)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,32 +101,42 @@ def test_the_second_that_is_told_of_is_in_the_table_and_no_twin_of_the_best():
     assert [each.label for each in _family_plans(plan)] == labels
 
 
+def told(economics: Economics, missing: Collection[str] = ()) -> str:
+    """What is said of a plan with these economics, where some plans miss the SLO."""
+    scored = [
+        SimpleNamespace(label=label, is_feasible=label not in missing)
+        for label in {economics.null_plan, economics.speculative, *missing}
+    ]
+    return pays_text(SimpleNamespace(economics=economics, scored=scored))
+
+
 def test_where_speculation_pays_is_said_without_a_plural_of_one():
     start = "chain-3 on 2, batch 1 pays "
-    assert pays_text(ECONOMICS).startswith(f"{start}at every load, up to 1 running request. ")
+    assert told(ECONOMICS).startswith(f"{start}at every load, up to 1 running request. ")
     some = dataclasses.replace(ECONOMICS, crossover=12, largest_batch=64)
-    assert pays_text(some).startswith(f"{start}up to 12 running requests, not above. ")
-    assert ", it decodes 1.5 times faster" in pays_text(some)
+    assert told(some).startswith(f"{start}up to 12 running requests, not above. ")
+    assert ", it decodes 1.5 times faster" in told(some)
     none = dataclasses.replace(ECONOMICS, crossover=0)
-    assert pays_text(none).startswith(f"{start}at no load. ")
+    assert told(none).startswith(f"{start}at no load. ")
 
 
 def test_a_shorter_draft_that_pays_at_more_load_is_named_beside_the_best():
     other = dataclasses.replace(
         ECONOMICS, crossover=2, lasting="chain-1 on 2, batch 8", lasting_crossover=7
     )
-    text = pays_text(other)
+    text = told(other)
     assert "up to 2 running requests, not above; chain-1 on 2, batch 8 up to 7. " in text
     assert "prompts not counted, chain-3 on 2, batch 1 decodes" in text
 
 
 def test_speculation_that_is_held_against_a_plan_that_misses_the_slo_says_so():
-    text = pays_text(ECONOMICS, {"plain on 2, batch 1"})
+    text = told(ECONOMICS, {"plain on 2, batch 1"})
     assert "times faster than plain on 2, batch 1 (misses the SLO); it breaks even" in text
     assert text.count("misses the SLO") == 1
-    text = pays_text(ECONOMICS, {"chain-3 on 2, batch 1", "chain-2 on 2, batch 1"})
+    text = told(ECONOMICS, {"chain-3 on 2, batch 1", "chain-2 on 2, batch 1"})
     assert text.startswith("chain-3 on 2, batch 1 (misses the SLO) pays at every load")
-    assert "misses" not in pays_text(ECONOMICS)
+    assert "misses" not in told(ECONOMICS)
+    assert pays_text(SimpleNamespace(economics=None, scored=[])) == ""
 
 
 def test_plans_of_fewer_simulations_than_the_best_have_a_star_and_it_is_explained():
