@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COLUMNS = ("request", "category", "position", "rank", "log_probs")
 NOT_DRAFTED = -1  # rank of a token outside the draft model's top K
 ABSENT_LOG_PROB = -30.0  # fills up to K where a drafter names fewer tokens, as n-grams do
-_FIX = "Record again: codesign profile"
+_FIX = "Record again: codesign profile --out profile"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Origin = Literal["simulated", "measured"]
 
 _MOST_SECONDS = 2**30  # a run's times fit whole nanoseconds
-_AGAIN = "Make it again: codesign run"
+_AGAIN = "Make it again: codesign run --plan PLAN"
 _SUMMARY = {  # what readers rely on in run.json
     "origin": Origin,
     "seconds": float,

@@ -27,7 +27,6 @@ examples:
   codesign validate --plan plan.json --run runs/plain runs/chain-3
   codesign validate --plan plan.json --run runs/* --tolerance 10 --report report.html
 """
-_AGAIN = "measure again on an idle machine: codesign run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +89,7 @@ def compare(args: argparse.Namespace) -> None:
 
 def _check(validation: Validation, plan: Plan, args: argparse.Namespace, reason: str) -> None:
     """Raise if a run is not whole or a figure further off than ``--tolerance``."""
-    from codesign.cli.validate_advice import unfinished_text
+    from codesign.cli.validate_advice import again_command, unfinished_text
 
     percent = args.tolerance
     if validation.unfinished:
@@ -98,7 +97,10 @@ def _check(validation: Validation, plan: Plan, args: argparse.Namespace, reason:
     outside = validation.outside(percent / 100.0)
     if outside:
         run, worst = outside[0]
-        reason = reason or f"see the report (--report FILE.html), or {_AGAIN}"
+        again = again_command(run, plan, args.plan)
+        reason = reason or (
+            f"see the report (--report FILE.html), or measure again on an idle machine: {again}"
+        )
         raise ValidationError(
             f"{counted(len(outside), 'figure')} more than {percent:g} % off; the worst is "
             f"{_line(worst)} of {run.label}; {reason}"

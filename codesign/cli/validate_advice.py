@@ -23,7 +23,7 @@ def unfinished_text(runs: Sequence[RunComparison], plan: Plan, plan_file: str) -
     run = next((run for run in runs if run.num_cut), runs[0])
     total = f"of {len(run.requests):,} requests"
     if run.num_cut:
-        again = shlex.join([*_words(run, plan, plan_file), "--resume"])
+        again = again_command(run, plan, plan_file) + " --resume"
         return (
             f"{run.label}: {run.num_cut:,} {total} did not finish, so the run cannot be "
             f"validated. Complete it: {again}"
@@ -35,11 +35,18 @@ def unfinished_text(runs: Sequence[RunComparison], plan: Plan, plan_file: str) -
     )
     if _max_waiting(run) is None:
         return text
-    return f"{text}. Serve all: {shlex.join(_words(run, plan, plan_file, refuses=False))}"
+    return f"{text}. Serve all: {again_command(run, plan, plan_file, refuses=False)}"
 
 
-def _words(run: RunComparison, plan: Plan, plan_file: str, *, refuses: bool = True) -> list[str]:
-    """``codesign run`` as it made ``run``: ``--resume`` replaces a run of other flags."""
+def again_command(run: RunComparison, plan: Plan, plan_file: str, *, refuses: bool = True) -> str:
+    """``codesign run`` as it made ``run``: with other flags ``--resume`` would replace it.
+
+    Args:
+        run: Of ``plan``.
+        plan: Whose models need not be named.
+        plan_file: As it was named.
+        refuses: With its ``--max-waiting``.
+    """
     from codesign.fit.step_pace import has_usual_rows
 
     words = ["codesign", "run", "--plan", plan_file, "--candidate", run.label]
@@ -55,7 +62,7 @@ def _words(run: RunComparison, plan: Plan, plan_file: str, *, refuses: bool = Tr
         words += ["--padded-rows", str(run.settings["padded_rows"])]
     if refuses and (waiting := _max_waiting(run)) is not None:
         words += ["--max-waiting", str(waiting)]
-    return [*words, "--out", str(run.path.parent)]
+    return shlex.join([*words, "--out", str(run.path.parent)])
 
 
 def _max_waiting(run: RunComparison) -> int | None:

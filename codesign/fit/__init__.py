@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from codesign.acceptance import AcceptanceProfile
@@ -184,22 +185,19 @@ class Fit:
             wanted = payload["acceptance"]["sha256"]
             values = _read_fields(payload)
         except (KeyError, TypeError, ValueError, AttributeError) as err:
-            raise _damaged(path, err) from err
+            raise _refused(f"{path} is incomplete or damaged: {why(err)}", path) from err
         if sha256(acceptance_path) != wanted:
-            raise InputError(
-                f"{acceptance_path} is not the one that {path} was saved with. "
-                "Fit again: codesign fit"
-            )
+            raise _refused(f"{acceptance_path} is not the one that {path} was saved with", path)
         frame, _ = read_table(acceptance_path, kind="fit")
         fit = cls(acceptance=AcceptanceProfile.from_table(frame), **values)
         try:
             return sound(fit)
         except (ValueError, InputError) as err:
-            raise _damaged(path, err) from err
+            raise _refused(f"{path} is incomplete or damaged: {why(err)}", path) from err
 
 
-def _damaged(path: Path, err: Exception) -> InputError:
-    return InputError(f"{path} is incomplete or damaged: {why(err)}. Fit again: codesign fit")
+def _refused(what: str, path: Path) -> InputError:
+    return InputError(f"{what}. Fit again: codesign fit profile --out {quote(str(path))}")
 
 
 def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -123,10 +123,12 @@ def fit_step(
     if len(shapes.seconds) < MIN_SHAPES:
         raise InputError(
             f"{len(shapes.seconds)} shapes were measured, a fit needs {MIN_SHAPES}. "
-            "Measure again: codesign profile"
+            "Measure again: codesign profile --out profile"
         )
     if not (np.isfinite(shapes.seconds).all() and shapes.seconds.min() > 0):
-        raise InputError("a measured time is not above 0 seconds. Measure again: codesign profile")
+        raise InputError(
+            "a measured time is not above 0 seconds. Measure again: codesign profile --out profile"
+        )
     forms: dict[Form, Callable[[Shapes], StepTime]] = {
         "line": fit_line,
         "piecewise": fit_piecewise,

@@ -49,5 +49,5 @@ def all_workers(fit: Fit) -> int:
         InputError: If there is none.
     """
     if not fit.costs:
-        raise InputError("the fit holds no step times. Fit again: codesign fit")
+        raise InputError("the fit holds no step times. Fit again: codesign fit profile")
     return max(parse_deployment(label).num_workers for label in fit.costs)

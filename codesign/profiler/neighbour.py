@@ -112,7 +112,7 @@ class Neighbour:
 def _lost(what: str) -> str:
     return (
         f"the second process of the measurement {what}; is there memory for both models twice? "
-        "Go on with what was measured: codesign profile --resume"
+        "Go on with the same command and --resume"
     )
 
 

@@ -142,7 +142,7 @@ class RankMeasurer:
         except torch.cuda.OutOfMemoryError as error:
             raise HardwareError(
                 f"{deployment.label} does not fit on these GPUs. Leave it out: codesign profile "
-                "--deployments LABEL,..."
+                "--device cuda --deployments LABEL,... --out profile"
             ) from error
         except (DraftLostError, TargetLostError) as error:
             raise HardwareError(
@@ -274,7 +274,7 @@ def _check_gpus(settings: ProfileSettings, deployments: Sequence[Deployment]) ->
     needed = max(deployment.num_workers for deployment in deployments)
     if settings.device != "cuda" or needed <= (found := torch.cuda.device_count()):
         return
-    fix = f"Fix: codesign profile --device cuda --workers {found}"
+    fix = f"Fix: codesign profile --device cuda --workers {found} --out profile"
     if not found:
-        fix = "Try it on this machine's CPU: codesign profile --device cpu-ranks"
+        fix = "Try it on this machine's CPU: codesign profile --device cpu-ranks --out profile"
     raise HardwareError(f"the profile needs {counted(needed, 'GPU')}, found {found}. {fix}")

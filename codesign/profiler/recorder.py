@@ -188,7 +188,7 @@ def shipped_frame(settings: ProfileSettings, notes: list[str]) -> pd.DataFrame |
     if shipped is not None:
         notes.append(
             f"acceptance: {len(shipped):,} tokens that ship with the package, as they do "
-            "not depend on the machine; to record again: codesign profile without --quick"
+            "not depend on the machine; to record again: the same command without --quick"
         )
     return shipped
 

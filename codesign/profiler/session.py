@@ -108,7 +108,7 @@ def _check_cores(workers: int) -> None:
     if workers > cores:
         raise HardwareError(
             f"{workers} workers were requested, but this process may use "
-            f"{counted(cores, 'CPU core')}. Fix: codesign profile --workers {cores}"
+            f"{counted(cores, 'CPU core')}. Fix: codesign profile --workers {cores} --out profile"
         )
 
 

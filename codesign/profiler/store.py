@@ -202,5 +202,5 @@ class PartStore:
             changed = [k for k, v in self._settings.items() if (found or {}).get(k) != v]
             raise InputError(
                 f"{self._out} was measured with another {', '.join(changed)}. "
-                "Start over: codesign profile without --resume"
+                "Start over: the same command without --resume"
             )

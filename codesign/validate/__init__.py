@@ -47,7 +47,8 @@ ROUND_FIGURES = (
     "seconds", "prefill", "batch", "rows", "context", "num_expansions", "draft_rows",
     "num_emitted_tokens",
 )  # fmt: skip
-_LEAVE_OUT = "Leave it out of --run, or run again: codesign run"
+_RUN_AGAIN = "Run again: codesign run --plan PLAN"
+_LEAVE_OUT = "Leave it out of --run, or run again: codesign run --plan PLAN"
 OF_QUIET_ROUNDS = (*SPANS, "seconds")
 
 
@@ -98,11 +99,11 @@ def _compare(
     plan: Plan, fit: Fit, planned: pd.DataFrame, path: Path, run: StoredRun, progress: Progress
 ) -> RunComparison:
     if "candidate" not in run.summary:
-        raise InputError(f"{path}/run.json does not say what served. Run again: codesign run")
+        raise InputError(f"{path}/run.json does not say what served. {_RUN_AGAIN}")
     try:
         candidate = Candidate.from_dict(run.summary["candidate"])
     except InputError as err:
-        raise InputError(f"{path}/run.json is damaged ({err}). Run again: codesign run") from err
+        raise InputError(f"{path}/run.json is damaged ({err}). {_RUN_AGAIN}") from err
     requests, notes = _served(planned, run, path)
     settings = run.summary.get("settings", {})
     outcomes, simulated = [], []

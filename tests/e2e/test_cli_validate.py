@@ -92,6 +92,9 @@ def test_a_run_outside_the_tolerance_is_exit_code_6_with_the_worst_figure(cli, p
     assert len(result.stderr.splitlines()) == 1
     assert "TPOT mean" in result.stderr
     assert "plain on 2, batch 4" in result.stderr
+    _, verb, *flags = shlex.split(result.stderr.partition("on an idle machine: ")[2])
+    again = build_parser(verb).parse_args([verb, *flags])
+    assert (again.plan, again.out) == (Path("plan.json"), Path("runs"))
     assert cli("validate", "--plan", "plan.json", *runs, "--tolerance", "500").returncode == 0
     assert cli("validate", "--plan", "plan.json", *runs, "--no-check").returncode == 0
 
