@@ -5,7 +5,8 @@ under the device it was measured on. Imports torch.
 
     packed_linear    a layer's maps as callables, of these:
     gemm             few rows over packed weights, in CUDA (tiling)
-    gemm_all_reduce  such a map and the sum over its group, in one launch
+    many_rows        more rows, with the bits that they have among few, in CUDA
+    gemm_all_reduce  a map of few rows and the sum over its group, in one launch
     prompt_linear    the rows of prompts: prompt_linear_triton, unpack_triton, join_parts_triton
     skinny_linear    few rows on a CPU
     all_reduce       the sum over a group; symmetric, peer_memory: memory that ranks share
