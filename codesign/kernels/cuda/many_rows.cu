@@ -160,7 +160,7 @@ __device__ __forceinline__ void release(u32 bar, int lane, const Sums& sums) {
 }
 
 // `sums` of the share.
-__device__ __forceinline__ void consume(Ring ring, Walk at, int steps, int warp, int lane, Sums& sums) {
+__device__ __forceinline__ void consume(Ring ring, Walk at, int steps, int team, int warp, int lane, Sums& sums) {
 #if SEVERAL
   Sums of_chunks;  // not in registers: there are too few, and it is rarely needed
   float* total = of_chunks;
@@ -178,7 +178,6 @@ __device__ __forceinline__ void consume(Ring ring, Walk at, int steps, int warp,
       if (lane == 0) barrier_arrive(ring.empty + 8 * ring.slot);
       continue;
     }
-    const int team = warp / TEAM_TILES;
     const Weights w = load_weights(ring.weights(warp), lane);
     const u64 rows = rows_operand(ring.rows(team));
     Products c;
@@ -216,7 +215,7 @@ __device__ __forceinline__ float4 sum_of_shares(u32 from, int j, int thread) {
 #pragma unroll
   for (int share = 0; share < CLUSTER; share++) {
     const u32 at = exchanged(from, j, share % TEAMS, thread);
-    const float4 v = BLOCKS_OF_CLUSTER > 1 ? load_remote4(remote_address(at, share / TEAMS)) : load_remote4(at);
+    const float4 v = load_remote4(BLOCKS_OF_CLUSTER > 1 ? remote_address(at, share / TEAMS) : at);
     sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
   }
   return sum;
@@ -242,14 +241,14 @@ many_rows(const u8* weight, u8* blocks, const float* factors, void* out, const u
   const int team = warp / TEAM_TILES, place = warp % TEAM_TILES;  // the tile of a team
   Sums sums;
   if (warp == CONSUMERS) {
-    const int team = lane / TEAM_TILES % TEAMS, tile = first_tile + lane % TEAM_TILES;
-    Producer producer = {ring, Walk(groups, rank * TEAMS + team), weight + (size_t)tile * groups * RECORD,
-                         row_block(blocks, first_row / ROWS, groups), lane, team, lane % TEAM_TILES, own, evict_first()};
+    const int of_lane = lane / TEAM_TILES % TEAMS, tile = first_tile + lane % TEAM_TILES;
+    Producer producer = {ring, Walk(groups, rank * TEAMS + of_lane), weight + (size_t)tile * groups * RECORD,
+                         row_block(blocks, first_row / ROWS, groups), lane, of_lane, lane % TEAM_TILES, own, evict_first()};
     producer.run(steps);
     __syncwarp();
   } else {
     wait_for_previous();  // first, as barriers are not to be polled while that kernel waits for another GPU
-    consume(ring, Walk(groups, rank * TEAMS + team), steps, warp, lane, sums);
+    consume(ring, Walk(groups, rank * TEAMS + team), steps, team, warp, lane, sums);
   }
   const int thread = place * 32 + lane;  // of a team
   if (CLUSTER > 1) {
