@@ -157,7 +157,7 @@ def recorded_prompts(target: Path, *, share: float = 1.0) -> Iterator[list[Bound
         yield from map(asked, range(fewest, len(MATERIALS)))
 
 
-def as_served(profile: AcceptanceProfile, tokens: int = RECORDED_TOKENS) -> AcceptanceProfile:
+def as_served(profile: AcceptanceProfile, tokens: int) -> AcceptanceProfile:
     """The recordings as far as served answers go: long ones differ less, and in another way.
 
     Args:

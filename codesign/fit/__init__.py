@@ -36,8 +36,8 @@ from codesign.fit.calibration import CalibrationFit, fit_calibration
 from codesign.fit.checks import check_steps, sound
 from codesign.fit.drift import drift_error, host_spreads, visit_spreads
 from codesign.fit.prompt_luck import acceptance_error, parts_covariance
-from codesign.fit.round_costs import FORWARDS, MEASURE, fit_costs
-from codesign.fit.steps import HeldOut, StepFit
+from codesign.fit.round_costs import FORWARDS, fit_costs
+from codesign.fit.steps import MEASURE, HeldOut, StepFit
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.host_cost import SEVERAL
 

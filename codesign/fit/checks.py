@@ -16,7 +16,8 @@ import numpy as np
 from codesign.artifacts.fields import checked
 from codesign.config import parse_deployment
 from codesign.errors import InputError
-from codesign.fit.round_costs import FORWARDS, MEASURE
+from codesign.fit.round_costs import FORWARDS
+from codesign.fit.steps import MEASURE
 from codesign.policy.cost import StepTime
 from codesign.policy.walk import Sampling
 

@@ -8,8 +8,6 @@ Must not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,7 +17,6 @@ from codesign.answer_parts import in_parts, part_names
 _CHAIN = 3  # draft tokens per round of the chain that stands for every policy
 _DRAWS = 400
 Floats = NDArray[np.float64]
-Groups = Sequence[tuple[str, tuple[Recording, ...]]]
 
 
 def acceptance_error(profile: AcceptanceProfile) -> float:
@@ -59,31 +56,24 @@ def parts_covariance(profile: AcceptanceProfile) -> tuple[tuple[float, ...], ...
     num_parts = len(part_names("", parts))
     if num_parts == 1:
         return ()
-    groups = list(profile.recordings.items())
+    kinds = profile.recordings
+    keys = [(kind, r.request) for kind, group in kinds.items() for r in group]
+    row_of = {key: row for row, key in enumerate(keys)}
     rates = {name: rounds_per_token(group) for name, group in parts.recordings.items()}
-    row_of = {(kind, r.request): row for row, (kind, r) in enumerate(_each(groups))}
-    errors_NP = np.zeros((len(row_of), num_parts))
+    errors_NP = np.zeros((len(keys), num_parts))
     for part in range(num_parts):
         # Of a kind that stays whole, or has fewer parts, the last goes on, as it is replayed.
-        found = [(kind, len(group), _at(part_names(kind, parts), part)) for kind, group in groups]
-        every = np.concatenate([rates[name] for _, _, name in found])
-        means = [rates[n].mean() if len(rates[n]) > 1 else every.mean() for _, _, n in found]
-        total = sum(num * rates[name].mean() for _, num, name in found)
-        for (kind, num, name), mean in zip(found, means, strict=True):
-            rates_N = rates[name]
+        names = {kind: part_names(kind, parts)[: part + 1][-1] for kind in kinds}
+        every = np.concatenate([rates[name] for name in names.values()])
+        total = sum(len(kinds[kind]) * rates[name].mean() for kind, name in names.items())
+        for kind, name in names.items():
+            rates_N, count = rates[name], len(rates[name])
             rows = [row_of[kind, r.request] for r in parts.recordings[name]]
-            # Few vary less than those that they stand for; one tells nothing of its kind.
-            scale = np.sqrt(len(rates_N) / max(len(rates_N) - 1, 1))
-            errors_NP[rows, part] = scale * num / len(rates_N) * (rates_N - mean) / total
+            # A single one tells nothing of its kind; few vary less than those that they stand for.
+            mean = rates_N.mean() if count > 1 else every.mean()
+            scale = np.sqrt(count / max(count - 1, 1)) * len(kinds[kind]) / count
+            errors_NP[rows, part] = scale * (rates_N - mean) / total
     return tuple(map(tuple, (errors_NP.T @ errors_NP).tolist()))
-
-
-def _each(groups: Groups) -> Iterator[tuple[str, Recording]]:
-    return ((kind, recording) for kind, group in groups for recording in group)
-
-
-def _at(names: Sequence[str], part: int) -> str:
-    return names[min(part, len(names) - 1)]
 
 
 def rounds_per_token(recordings: tuple[Recording, ...]) -> Floats:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from codesign.errors import InputError
 from codesign.fit.least_squares import fit_means
-from codesign.fit.steps import StepFit, fit_step
+from codesign.fit.steps import MEASURE, StepFit, fit_step
 from codesign.policy.cost import RoundCost, StepTime
 
 KV_ROOMS = ("kv_tokens", "plain_kv_tokens")  # ops whose rows say what fits, in no time
@@ -28,7 +28,6 @@ SETTLED = "settled"  # op whose rows say the same of rounds without prompts, in 
 NODES = "nodes"  # column that profiles may have: children that the rows of the draft may get
 PROMPTS = ("prefill", "draft_prefill")
 FORWARDS = ("target", "draft", *PROMPTS)
-MEASURE = "Measure again: codesign profile --out profile"
 _MAX_SLOWDOWN = 0.95
 _MOST_LESS = 0.5  # of the shortest step that a round may take less: no step takes less than nothing
 _NOTHING = StepTime(0.0, (0, 1), (0.0, 0.0))

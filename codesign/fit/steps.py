@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 Form = Literal["line", "quadratic", "piecewise", "table", "stairs"]
 
+MEASURE = "Measure again: codesign profile --out profile"
 MIN_SHAPES = 3  # fewer leave nothing to hold out
 MAX_LINE_ERROR = 0.05  # mean held-out error up to which the papers' line stays
 MAX_LINE_ERROR_ON_RANKS = 0.01
@@ -122,13 +123,10 @@ def fit_step(
     shapes = prompt_shapes(steps) if is_prefill and on_ranks else Shapes.of(steps)
     if len(shapes.seconds) < MIN_SHAPES:
         raise InputError(
-            f"{len(shapes.seconds)} shapes were measured, a fit needs {MIN_SHAPES}. "
-            "Measure again: codesign profile --out profile"
+            f"{len(shapes.seconds)} shapes were measured, a fit needs {MIN_SHAPES}. {MEASURE}"
         )
     if not (np.isfinite(shapes.seconds).all() and shapes.seconds.min() > 0):
-        raise InputError(
-            "a measured time is not above 0 seconds. Measure again: codesign profile --out profile"
-        )
+        raise InputError(f"a measured time is not above 0 seconds. {MEASURE}")
     forms: dict[Form, Callable[[Shapes], StepTime]] = {
         "line": fit_line,
         "piecewise": fit_piecewise,

@@ -55,8 +55,10 @@ def linear_all_reduce(
     fits = x_MK.is_cuda and not takes(rows, prompt=prompt)
     fits = fits and 8 * count * tiles * TILE <= exchange.max_elements
     plan = None
-    if fits and rows <= most_rows(tiles, groups, None, sms := num_sms(x_MK.device.index or 0)):
-        plan = _plan(tiles, groups, count, sms, exchange.world)
+    if fits:
+        sms = num_sms(x_MK.device.index or 0)
+        if rows <= most_rows(tiles, groups, None, sms):
+            plan = _plan(tiles, groups, count, sms, exchange.world)
     if plan is None:  # or its sums leave no room for a ring
         partial_MN = linear(x_MK, weight, prompt=prompt)
         return all_reduce_add(partial_MN, residual_MN, exchange=exchange, out_TD=out_MN, pdl=True)

@@ -20,15 +20,13 @@ from torch import Tensor
 
 from codesign.kernels.cuda_module import CudaKernel, load_kernel
 from codesign.kernels.packed_reference import Norm
-from codesign.kernels.packing import PackedLinear
-from codesign.kernels.tiling import RECORD_BYTES, SHARED_BYTES, Tiling
+from codesign.kernels.packing import GROUP, PackedLinear
+from codesign.kernels.tiling import RECORD_BYTES, Tiling, shared_room
 
-_GROUP = 128
 _RING = 1024  # bytes in front of it
 _TILES, _THREADS = 8, 288  # of a block: tiles of 16 features at a time, a warp each, and one warp
 _FIX_THREADS = 256  # of a block that brings a row to fixed point
 _MOST_STAGES = 8
-_RESERVED = 1 << 10  # bytes of every block on a multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ class Cut:
 
 def _group_bytes(rows: int) -> int:
     """Of a block's rows, of a group of columns: see row_blocks.cuh."""
-    return rows * (2 * _GROUP + 8)
+    return rows * (2 * GROUP + 8)
 
 
 def _stage_bytes(rows: int, teams: int) -> int:
@@ -166,8 +164,8 @@ def choose(rows: int, *, tiles: int, shares: int, sms: int) -> Cut:
     row_blocks = -(-rows // of_block)
     teams = 1 if shares % 2 or _num_blocks(row_blocks, tiles, shares, 1) >= 6 * sms else 2
     blocks = 2 if _num_blocks(row_blocks, tiles, shares, teams) > sms else 1
-    room = (SHARED_BYTES + _RESERVED) // blocks - _RESERVED - _RING
-    return Cut(of_block, teams, blocks, min(room // _stage_bytes(of_block, teams), _MOST_STAGES))
+    stages = (shared_room(blocks) - _RING) // _stage_bytes(of_block, teams)
+    return Cut(of_block, teams, blocks, min(stages, _MOST_STAGES))
 
 
 def _num_blocks(row_blocks: int, tiles: int, shares: int, teams: int) -> int:

@@ -85,6 +85,11 @@ class Layout:
     shared_bytes: int
 
 
+def shared_room(blocks: int) -> int:
+    """Return the bytes of shared memory of each of so many blocks on a multiprocessor."""
+    return (SHARED_BYTES + _RESERVED) // blocks - _RESERVED
+
+
 def row_tiles(num_rows: int) -> int:
     """Return how many tiles of 8 rows of x a launch works on: 1, 2 or 4."""
     return 1 if num_rows <= 8 else 2 if num_rows <= 16 else 4
@@ -119,7 +124,7 @@ def layout(
     slots = tiling.slots(num_row_tiles)
     fixed = 512 * num_row_tiles * (slots * tiling.tiles * tiling.warps + part_tiles)
     fixed += 32 * num_row_tiles * (tiling.warps + tiling.cluster) + 8 * owned + _BARRIERS
-    room = (SHARED_BYTES + _RESERVED) // tiling.blocks - _RESERVED - fixed
+    room = shared_room(tiling.blocks) - fixed
     stage = tiling.tiles * tiling.warps * RECORD_BYTES
     used = -(-most // tiling.tiles) * -(-chunks // tiling.cluster)
     stages = min(_MOST_STAGES, room // stage, max(used, 2))

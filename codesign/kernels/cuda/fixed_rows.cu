@@ -3,7 +3,6 @@
 // One block a row. Four lanes take a group of 128 columns, as four lanes of a consumer do in gemm_product.cuh: the
 // same bytes, units and sums, and sums of squares in the same order.
 // Macros: ROWS of a block of many_rows.cu; WARPS groups of a chunk; CLUSTER blocks that take chunks in turn.
-#include "fixed_point.cuh"
 #include "row_blocks.cuh"
 
 #define GROUPS_AT_A_TIME 64
@@ -33,20 +32,9 @@ fixed_rows(const u16* x, const u16* norm, u8* blocks, float* factors, int column
         }
         const u32 r[4] = {raw.x, raw.y, raw.z, raw.w}, s[4] = {scale.x, scale.y, scale.z, scale.w};
 #pragma unroll
-        for (int q = 0; q < 4; q++) {
-          u32& own = pair[4 * i + q];
-          own = r[q];
-          if (norm) {
-            square += low_bf16(own) * low_bf16(own);
-            square += high_bf16(own) * high_bf16(own);
-            own = multiply_bf16(own, s[q]);
-          }
-        }
+        for (int q = 0; q < 4; q++) pair[4 * i + q] = norm ? weigh_pair(r[q], s[q], square) : r[q];
       }
-      u32 most = largest(pair);
-      most = larger_bf16(most, __shfl_xor_sync(~0u, most, 1));
-      most = larger_bf16(most, __shfl_xor_sync(~0u, most, 2));
-      const auto [scale, unit] = fixed_point(most);
+      const auto [scale, unit] = fixed_point(pair);
       int sum = 0;
 #pragma unroll
       for (int s = 0; s < 8; s++) {
@@ -58,15 +46,13 @@ fixed_rows(const u16* x, const u16* norm, u8* blocks, float* factors, int column
           *(u32*)(to.tile(group) + TILE_ROWS_BYTES + place_in_tile(row % ROWS, s, t)) = low;
         }
       }
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
+      sum = sum_of_four(sum);
       if (is_real && t == 0) {
         float* const ends = to.ends(group) + row % ROWS / 2 * 4 + row % 2;
         ends[0] = unit, ends[2] = (float)sum * unit;
       }
     }
-    square += __shfl_xor_sync(~0u, square, 1);
-    square += __shfl_xor_sync(~0u, square, 2);
+    square = sum_of_four(square);
     if (place < CLUSTER * WARPS && t == 0) squares[place] = square;
   }
   __syncthreads();
@@ -80,6 +66,6 @@ fixed_rows(const u16* x, const u16* norm, u8* blocks, float* factors, int column
   if (threadIdx.x == 0) {
     float sum = 0.f;
     for (int r = 0; r < CLUSTER; r++) sum += total[r];
-    factors[row] = norm ? rsqrtf(__fdividef(sum, (float)columns) + eps) : 1.f;
+    factors[row] = norm ? norm_factor(sum, columns, eps) : 1.f;
   }
 }

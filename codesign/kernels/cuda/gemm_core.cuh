@@ -41,9 +41,7 @@ __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
 __device__ __forceinline__ void give_squares(const Plan& p, const Consumer& w, int warp, int lane) {
 #pragma unroll
   for (int n = 0; n < NT; n++) {
-    float s = w.squares[n];
-    s += __shfl_xor_sync(~0u, s, 1);
-    s += __shfl_xor_sync(~0u, s, 2);
+    const float s = sum_of_four(w.squares[n]);
     if ((lane & 3) == 0) p.squares[warp * 8 * NT + 8 * n + (lane >> 2)] = s;
   }
   __syncwarp();
@@ -76,7 +74,7 @@ __device__ __forceinline__ void norm_factors(const Gemm& a, const Plan& p, int l
     for (int i = 0; i < 2; i++) {
       float sum = 0.f;
       for (int r = 0; r < p.size; r++) sum += p.total[r * 8 * NT + 8 * n + 2 * (lane & 3) + i];
-      factor[n][i] = rsqrtf(__fdividef(sum, (float)a.columns) + a.eps);
+      factor[n][i] = norm_factor(sum, a.columns, a.eps);
     }
 }
 

@@ -5,7 +5,7 @@
 // filled first (0: all), so that x need not wait behind them; CLUSTER blocks of a cluster and CHUNKS
 // of every block (0: known when it runs); UNIT tiles are dealt out to clusters together; DELAYS 1:
 // every role sleeps at random, for tests.
-#include "hopper.cuh"
+#include "fixed_point.cuh"
 
 #ifndef BLOCKS
 #define BLOCKS 1
@@ -22,7 +22,6 @@
 #ifndef CHUNKS
 #define CHUNKS 0
 #endif
-#define GROUP 128
 #define RECORD 1088
 // Steps whose partial sums are in flight, each with a reducer warp of its own: a barrier whose phases
 // a waiting warp skips could take an older phase for the one it waits for.

@@ -64,3 +64,22 @@ struct Swiglu {
                  tile.lane);
   }
 };
+
+// The one that ACTIVATION says, from a row of x on.
+#if ACTIVATION == 2
+typedef Wide Output;
+#elif ACTIVATION == 1
+typedef Swiglu Output;
+#else
+typedef Plain Output;
+#endif
+__device__ __forceinline__ Output output_of(void* out, const u16* bias, const u16* residual, int first, int rows, int features) {
+  const size_t from = (size_t)first * features;
+#if ACTIVATION == 2
+  return {(float*)out + from, rows - first, features};
+#elif ACTIVATION == 1
+  return {(u16*)out + from, rows - first, features};
+#else
+  return {(u16*)out + from, bias, residual ? residual + from : nullptr, rows - first, features};
+#endif
+}

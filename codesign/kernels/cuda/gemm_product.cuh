@@ -45,10 +45,7 @@ __device__ __forceinline__ void fetch_norm(const Gemm& a, int group, int lane, u
 
 // A row of a group in fixed point, and the sum of it.
 __device__ __forceinline__ void fix_rows(const u32 (&x)[16], int n, int lane, Consumer& w) {
-  u32 most = largest(x);
-  most = larger_bf16(most, __shfl_xor_sync(~0u, most, 1));
-  most = larger_bf16(most, __shfl_xor_sync(~0u, most, 2));
-  const auto [scale, unit] = fixed_point(most);
+  const auto [scale, unit] = fixed_point(x);
 #pragma unroll
   for (int s = 0; s < 8; s++) to_fixed(x[2 * s], x[2 * s + 1], scale, w.high[n][s], w.low[n][s]);
   int c[4] = {0, 0, 0, 0}, d[4] = {0, 0, 0, 0};
@@ -78,9 +75,7 @@ __device__ __forceinline__ void take_rows(const Gemm& a, const uint4 (&raw)[NT][
 #pragma unroll
         for (int q = 0; q < 4; q++) {
           u32& pair = x[4 * i + q];
-          w.squares[n] += low_bf16(pair) * low_bf16(pair);
-          w.squares[n] += high_bf16(pair) * high_bf16(pair);
-          pair = multiply_bf16(pair, s[q]);
+          pair = weigh_pair(pair, s[q], w.squares[n]);
         }
       }
     }
@@ -125,17 +120,14 @@ __device__ __forceinline__ void multiply_records(const Records& r, const Consume
     }
 #pragma unroll
   for (int i = 0; i < TILES; i++) {
-    float s0, s1, z0, z1;
-    split_half(r.ends[i].x, s0, s1);
-    split_half(fma_half(r.ends[i].y, 0x4c003c00u, 0xe800d800u), z0, z1);  // less 128; of row g + 8 times 16
-    s1 *= 0.0625f;
+    const Scales k = scales_of(r.ends[i]);
 #pragma unroll
     for (int n = 0; n < NT; n++)
 #pragma unroll
       for (int j = 0; j < 2; j++) {
         const int c0 = (high[i][n][j] << 8) + low[i][n][j], c1 = (high[i][n][2 + j] << 8) + low[i][n][2 + j];
-        acc[i][n][j] = s0 * fmaf(-z0, w.sums[n][j], (float)c0 * w.unit[n][j]);
-        acc[i][n][2 + j] = s1 * fmaf(-z1, w.sums[n][j], (float)c1 * w.unit[n][j]);
+        acc[i][n][j] = worth(c0, w.unit[n][j], w.sums[n][j], k.s0, k.z0);
+        acc[i][n][2 + j] = worth(c1, w.unit[n][j], w.sums[n][j], k.s1, k.z1);
       }
   }
 }

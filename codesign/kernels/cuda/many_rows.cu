@@ -127,22 +127,16 @@ __device__ __forceinline__ void multiply(Products& c, const Weights& w, u64 rows
 }
 
 // Products of a group, added to the sums of a chunk.
-__device__ __forceinline__ void add_products(const Products& c, uint2 scales, u32 ends, int lane, Sums& sums) {
-  float s0, s1, z0, z1;
-  split_half(scales.x, s0, s1);
-  split_half(fma_half(scales.y, 0x4c003c00u, 0xe800d800u), z0, z1);  // less 128; of row g + 8 times 16
-  s1 *= 0.0625f;
+__device__ __forceinline__ void add_products(const Products& c, uint2 ends_of_weights, u32 ends, int lane, Sums& sums) {
+  const Scales k = scales_of(ends_of_weights);
 #pragma unroll
   for (int j = 0; j < ROWS / 8; j++) {
     const uint4 raw = load_shared4(ends + (4 * j + (lane & 3)) * 16);
     const float unit[2] = {__uint_as_float(raw.x), __uint_as_float(raw.y)}, sum[2] = {__uint_as_float(raw.z), __uint_as_float(raw.w)};
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      float& v0 = sums[4 * j + i];
-      float& v1 = sums[4 * j + 2 + i];
-      // Rounded as by gemm_product.cuh, which stores the products before they are added.
-      v0 = __fadd_rn(v0, __fmul_rn(s0, fmaf(-z0, sum[i], (float)c[4 * j + i] * unit[i])));
-      v1 = __fadd_rn(v1, __fmul_rn(s1, fmaf(-z1, sum[i], (float)c[4 * j + 2 + i] * unit[i])));
+      sums[4 * j + i] += worth(c[4 * j + i], unit[i], sum[i], k.s0, k.z0);
+      sums[4 * j + 2 + i] += worth(c[4 * j + 2 + i], unit[i], sum[i], k.s1, k.z1);
     }
   }
 }
@@ -273,15 +267,8 @@ many_rows(const u8* weight, u8* blocks, const float* factors, void* out, const u
       const float2 factor = load_fresh_pair(factors + row + 2 * (lane & 3));
       tile.v[0][0] = __fmul_rn(sum.x, factor.x), tile.v[0][1] = __fmul_rn(sum.y, factor.y);
       tile.v[0][2] = __fmul_rn(sum.z, factor.x), tile.v[0][3] = __fmul_rn(sum.w, factor.y);
-      const size_t from = (size_t)row * features;
-#if ACTIVATION == 2
-      const Wide epilogue = {(float*)out + from, rows - row, features};
-#elif ACTIVATION == 1
-      const Swiglu epilogue = {(u16*)out + from, rows - row, features};
-#else
-      const Plain epilogue = {(u16*)out + from, bias, residual ? residual + from : nullptr, rows - row, features};
-#endif
-      decltype(epilogue)::Ready ready;
+      const Output epilogue = output_of(out, bias, residual, row, rows, features);
+      Output::Ready ready;
       epilogue.fetch(tile.row, lane, ready);
       epilogue.finish(tile, ready);
     }

@@ -3,9 +3,8 @@
 // Of a group of 128 columns: the high bytes of its rows, then the low ones, each as wgmma reads a K-major operand with
 // a swizzle of 128 bytes: eight rows of 128 bytes in a square, whose sixteen bytes are exchanged by the row. Then of
 // each two rows their units and their sums.
-#include "hopper.cuh"
+#include "fixed_point.cuh"
 
-#define GROUP 128
 #define TILE_ROWS_BYTES (ROWS * GROUP)
 #define ENDS_BYTES (ROWS * 8)
 #define GROUP_ROWS_BYTES (2 * TILE_ROWS_BYTES + ENDS_BYTES)
