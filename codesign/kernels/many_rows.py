@@ -34,7 +34,7 @@ class Cut:
     """Launch shape; results do not depend on it.
 
     Attributes:
-        rows: Of a block: 16, 32 or 64.
+        rows: Of a block: 32 or 64.
         teams: Of a block, each with columns of its own: 1 or 2.
         blocks: That a multiprocessor holds.
         stages: Of a block's ring.
@@ -90,7 +90,8 @@ def run(
     factors_M = x_MK.new_empty(plan.padded_rows, dtype=torch.float32)
     norm_K, eps = (None, 0.0) if norm is None else (norm.weight_K, norm.eps)
     args = [x_MK, norm_K, blocks, factors_M, columns, groups, eps]
-    plan.fix.launch((rows,), _FIX_THREADS, args, pdl=pdl)
+    rounds = 1 if norm else plan.rounds
+    plan.fix.launch((rows, rounds), _FIX_THREADS, args, pdl=pdl)
     args = [weight.data, blocks, factors_M, out_MN, bias_N, residual_MN]
     args += [rows, out_MN.shape[1], tiles, groups, plan.row_blocks]
     plan.product.launch(
@@ -106,6 +107,7 @@ def run(
 @dataclass(frozen=True, slots=True)
 class _Plan:
     fix: CudaKernel
+    rounds: int  # of chunks, one to each block of a cluster
     product: CudaKernel
     grid: tuple[int]
     cluster: int
@@ -139,6 +141,7 @@ def _plan(
     }
     return _Plan(
         load_kernel("fixed_rows.cu", "fixed_rows", both),
+        -(-groups // (warps * cluster)),
         load_kernel("many_rows.cu", "many_rows", both | own),
         (_num_blocks(row_blocks, tiles, cluster, cut.teams),),
         cluster // cut.teams,
@@ -152,7 +155,8 @@ def _plan(
 def choose(rows: int, *, tiles: int, shares: int, sms: int) -> Cut:
     """The launch shape for so many rows.
 
-    Two teams where there are few features; two blocks on a multiprocessor where there are many.
+    Two teams where there are few features; two blocks on a multiprocessor where there are many;
+    blocks of half of the rows where those of 64 would leave half of the chip idle.
 
     Args:
         rows: Of x.
@@ -160,9 +164,11 @@ def choose(rows: int, *, tiles: int, shares: int, sms: int) -> Cut:
         shares: In which ``gemm`` adds up the columns, its cluster.
         sms: Multiprocessors.
     """
-    of_block = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    of_block = 32 if rows <= 32 else 64
     row_blocks = -(-rows // of_block)
     teams = 1 if shares % 2 or _num_blocks(row_blocks, tiles, shares, 1) >= 6 * sms else 2
+    if _num_blocks(row_blocks, tiles, shares, teams) <= sms // 2:
+        of_block, row_blocks = 32, -(-rows // 32)
     blocks = 2 if _num_blocks(row_blocks, tiles, shares, teams) > sms else 1
     stages = (shared_room(blocks) - _RING) // _stage_bytes(of_block, teams)
     return Cut(of_block, teams, blocks, min(stages, _MOST_STAGES))

@@ -1,6 +1,7 @@
 // Rows of x in fixed point, in the order in which the blocks of many_rows.cu copy them.
 //
-// One block a row. Four lanes take a group of 128 columns, as four lanes of a consumer do in gemm_product.cuh: the
+// One block a row; without a norm, which needs the squares of a whole row in order, one for each round of chunks of a
+// row. Four lanes take a group of 128 columns, as four lanes of a consumer do in gemm_product.cuh: the
 // same bytes, units and sums, and sums of squares in the same order.
 // Macros: ROWS of a block of many_rows.cu; WARPS groups of a chunk; CLUSTER blocks that take chunks in turn.
 #include "row_blocks.cuh"
@@ -18,7 +19,7 @@ fixed_rows(const u16* x, const u16* norm, u8* blocks, float* factors, int column
   for (int first = 0; first < CLUSTER * WARPS; first += GROUPS_AT_A_TIME) {
     const int place = first + threadIdx.x / 4, rank = place / WARPS;
     float square = 0.f;
-    for (int chunk = 0; chunk * WARPS < groups; chunk += CLUSTER) {
+    for (int chunk = blockIdx.y * CLUSTER; chunk * WARPS < groups; chunk += gridDim.y * CLUSTER) {
       const int group = (chunk + rank) * WARPS + place % WARPS;
       const bool is_real = place < CLUSTER * WARPS && group < groups;
       u32 pair[16];
@@ -63,7 +64,7 @@ fixed_rows(const u16* x, const u16* norm, u8* blocks, float* factors, int column
     total[threadIdx.x] = s;
   }
   __syncthreads();
-  if (threadIdx.x == 0) {
+  if (threadIdx.x == 0 && blockIdx.y == 0) {
     float sum = 0.f;
     for (int r = 0; r < CLUSTER; r++) sum += total[r];
     factors[row] = norm ? norm_factor(sum, columns, eps) : 1.f;

@@ -6,7 +6,7 @@
 // a cluster there. What such a block takes is a *share* of the columns here. The warpgroups are one team, of a share, or
 // two, which take a share each of the same features. Teams of a block and blocks of a cluster exchange their sums.
 //
-// Macros: ROWS 16, 32 or 64; TEAMS 1 or 2; BLOCKS an SM holds; STAGES of the ring; WARPS groups of a chunk; CLUSTER
+// Macros: ROWS 32 or 64; TEAMS 1 or 2; BLOCKS an SM holds; STAGES of the ring; WARPS groups of a chunk; CLUSTER
 // shares, which take chunks in turn; SEVERAL 1: more than one each; ACTIVATION, DELAYS as for gemm.cu.
 #define NT 1
 #define TILES 1
@@ -225,7 +225,8 @@ many_rows(const u8* weight, u8* blocks, const float* factors, void* out, const u
   const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
   const int rank = BLOCKS_OF_CLUSTER == 1 ? 0 : cluster_rank(), cluster = blockIdx.x / BLOCKS_OF_CLUSTER;
   const int first_row = cluster % row_blocks * ROWS, first_tile = cluster / row_blocks * TEAM_TILES, own = min(TEAM_TILES, tiles - first_tile);
-  release_next();
+  // Where blocks share multiprocessors, some of them start late: the next launch would take their places.
+  if (BLOCKS == 1) release_next();
   const Ring ring(memory);
   if (threadIdx.x == 0)
     for (int i = 0; i < STAGES; i++) barrier_init(ring.full + 8 * i, 1), barrier_init(ring.empty + 8 * i, CONSUMERS);
@@ -244,6 +245,7 @@ many_rows(const u8* weight, u8* blocks, const float* factors, void* out, const u
     wait_for_previous();  // first, as barriers are not to be polled while that kernel waits for another GPU
     consume(ring, Walk(groups, rank * TEAMS + team), steps, team, warp, lane, sums);
   }
+  if (BLOCKS > 1) release_next();
   const int thread = place * 32 + lane;  // of a team
   if (CLUSTER > 1) {
     __syncthreads();  // the ring is done with

@@ -1,15 +1,8 @@
-// Products of a warpgroup, 64 features by ROWS rows (16, 32 or 64), of bytes: weights without a sign from registers,
+// Products of a warpgroup, 64 features by ROWS rows (32 or 64), of bytes: weights without a sign from registers,
 // rows of x from shared memory.
 #include "hopper.cuh"
 
-#if ROWS == 16
-#define PRODUCT(B) \
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %13, 0;\n wgmma.mma_async.sync.aligned.m64n16k32.s32.u8." B " {" \
-               "%0, %1, %2, %3, %4, %5, %6, %7" \
-               "}, {%8, %9, %10, %11}, %12, p;\n}" \
-               : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7]) \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows), "r"((int)adds))
-#elif ROWS == 32
+#if ROWS == 32
 #define PRODUCT(B) \
   asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %21, 0;\n wgmma.mma_async.sync.aligned.m64n32k32.s32.u8." B " {" \
                "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
