@@ -33,6 +33,7 @@ FORWARDS = ("target", "draft", *PROMPTS)
 _MAX_SLOWDOWN = 0.95
 _MOST_LESS = 0.5  # of the shortest step that a round may take less: no step takes less than nothing
 _NOTHING = StepTime(0.0, (0, 1), (0.0, 0.0))
+_TIMED_IN_A_ROW = 3  # forwards of a draft whose mean is a timing
 _FEWEST = 4  # rounds of a kind: of fewer none is sure to be a usual one
 
 
@@ -96,7 +97,7 @@ def fit_costs(
         costs[label] = RoundCost(**times, **constants, shares_forwards=False)
     if not costs:
         raise InputError(f"the profile has no timings. {MEASURE}")
-    return costs, fits, errors
+    return _with_first_forwards(costs), fits, errors
 
 
 def _with_loop(target: StepTime, part: pd.DataFrame) -> StepTime:
@@ -155,6 +156,22 @@ def _with_chains(draft: StepTime, chains: pd.DataFrame) -> tuple[StepTime, float
     each, besides = np.polyfit(by_count.index, by_count, 1)
     alone = _shifted(draft.alone or _NOTHING, pd.Series([each], [1]))
     return replace(draft, alone=alone), max(float(besides), 0.0)
+
+
+def _with_first_forwards(costs: dict[str, RoundCost]) -> dict[str, RoundCost]:
+    """Splits whose profile is of before rows of forwards were timed there wait as others do.
+
+    It is the host that the first forward waits for, and a forward was timed as the mean of three.
+    """
+    first = next((cost.choice_alone for cost in costs.values() if cost.choice_alone), 0.0)
+    found = {}
+    for label, cost in costs.items():
+        if "+" in label and first and not cost.first_alone:
+            less = pd.Series([-first / _TIMED_IN_A_ROW], [1])
+            draft = replace(cost.draft, alone=_shifted(cost.draft.alone or _NOTHING, less))
+            cost = replace(cost, draft=draft, first_alone=first)
+        found[label] = cost
+    return found
 
 
 def _between_steps(

@@ -746,6 +746,22 @@ def test_a_row_of_forwards_on_workers_of_its_own_waits_for_the_host_once():
     assert now == then
 
 
+def test_a_split_whose_rows_of_forwards_were_not_timed_waits_for_the_host_as_others_do():
+    timed, _ = steps_by_bucket("draft")
+    both = [timed, timed.assign(deployment="1+1", beside=True)]
+    chains = [("2", "drafted", n, 1, 60, False, n * 1.03e-3 + 9e-5) for n in (2, 7, 7)]
+    others = whole_profile()
+    others = pd.concat([others.loc[others["op"] != "draft"], *both])
+    before = fit_costs(others, on_ranks=True)[0]["1+1"]
+    frame = pd.concat([others, pd.DataFrame(chains, columns=list(STEP_COLUMNS))])
+    cost = fit_costs(frame, on_ranks=True)[0]["1+1"]
+    assert before.first_alone == 0.0
+    assert cost.first_alone == pytest.approx(9e-5)
+    for rows in (1, 4):  # a timing is the mean of three
+        assert cost.draft(rows, 99) == pytest.approx(before.draft(rows, 99) - 3e-5)
+    assert cost.draft(8, 99, 4) == before.draft(8, 99, 4)
+
+
 def test_a_message_about_more_requests_takes_longer():
     others = whole_profile()
     others = others.loc[others["op"] != "link"]
