@@ -128,8 +128,8 @@ class TapedBatch:
         drafted = [request for request in entering if self._add(request)]
         row = self._row()
         self._emitted = row[_EMITTED]
-        kept = {"kept_trees": row[_TREES], "kept_nodes": row[_NODES]}
-        work = Work(len(self._requests), row[_ROWS], row[_CONTEXT], **kept)
+        work = Work(len(self._requests), row[_ROWS], row[_CONTEXT])
+        work.kept_trees, work.kept_nodes = row[_TREES], row[_NODES]
         if not self._num_forwards:
             return work
         forwards = row[_FORWARDS:]

@@ -164,7 +164,8 @@ class TogetherTiming:
         if batch < SEVERAL:
             drafting += cost.first_alone * (drafted > 0)
         moving = cost.reroots(batch) + cost.reroot_row * drafted
-        moving += cost.keeping(rounds.kept_trees, rounds.kept_nodes)
+        trees, nodes = (kept.astype(np.float64) for kept in (rounds.kept_trees, rounds.kept_nodes))
+        moving += cost.keeping(trees, nodes)
         choosing = cost.choices(batch) + cost.choice_row * rounds.rows
         return target, drafting + choosing, moving
 
