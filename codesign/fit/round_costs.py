@@ -26,11 +26,14 @@ DRAFTED = "drafted"  # op whose rows say what a chain of so many forwards took i
 JOINED = "joined"  # op whose rows say what a round's step took after prompts
 SETTLED = "settled"  # op whose rows say the same of rounds without prompts, in between
 NODES = "nodes"  # column that profiles may have: children that the rows of the draft may get
+KEPT = ("kept_trees", "kept_nodes")  # likewise: what re-roots kept, and its nodes but the roots
+COUNTED = (NODES, *KEPT)
 PROMPTS = ("prefill", "draft_prefill")
 FORWARDS = ("target", "draft", *PROMPTS)
 _MAX_SLOWDOWN = 0.95
 _MOST_LESS = 0.5  # of the shortest step that a round may take less: no step takes less than nothing
 _NOTHING = StepTime(0.0, (0, 1), (0.0, 0.0))
+_TIMED_IN_A_ROW = 3  # forwards of a draft whose mean is a timing
 _FEWEST = 4  # rounds of a kind: of fewer none is sure to be a usual one
 
 
@@ -82,17 +85,19 @@ def fit_costs(
         constants |= _joining(times["target"], part)
         chains = part.loc[part["op"] == DRAFTED]
         if chains["rows"].nunique() > 1:
-            chosen = constants.get(CHOICE, 0.0)
-            chosen += constants.get("choice_row", 0.0) * (chains["rows"] + 1.0)  # and the root
-            beyond = chains.assign(seconds=chains["seconds"] - chosen)
-            times["draft"], constants["choice_alone"] = _with_chains(times["draft"], beyond)
+            besides = "first_alone" if is_split else "choice_alone"
+            if not is_split:  # served, with a choice of candidates and the root's row
+                chosen = constants.get(CHOICE, 0.0)
+                chosen += constants.get("choice_row", 0.0) * (chains["rows"] + 1.0)
+                chains = chains.assign(seconds=chains["seconds"] - chosen)
+            times["draft"], constants[besides] = _with_chains(times["draft"], chains)
         if on_ranks:
             times |= {op: replace(times[op], apart=True) for op in PROMPTS}
         # Both engines run a chunk of prompts in a forward of its own, beside the round's.
         costs[label] = RoundCost(**times, **constants, shares_forwards=False)
     if not costs:
         raise InputError(f"the profile has no timings. {MEASURE}")
-    return costs, fits, errors
+    return _with_first_forwards(costs), fits, errors
 
 
 def _with_loop(target: StepTime, part: pd.DataFrame) -> StepTime:
@@ -153,6 +158,22 @@ def _with_chains(draft: StepTime, chains: pd.DataFrame) -> tuple[StepTime, float
     return replace(draft, alone=alone), max(float(besides), 0.0)
 
 
+def _with_first_forwards(costs: dict[str, RoundCost]) -> dict[str, RoundCost]:
+    """Splits whose profile is of before rows of forwards were timed there wait as others do.
+
+    It is the host that the first forward waits for, and a forward was timed as the mean of three.
+    """
+    first = next((cost.choice_alone for cost in costs.values() if cost.choice_alone), 0.0)
+    found = {}
+    for label, cost in costs.items():
+        if "+" in label and first and not cost.first_alone:
+            less = pd.Series([-first / _TIMED_IN_A_ROW], [1])
+            draft = replace(cost.draft, alone=_shifted(cost.draft.alone or _NOTHING, less))
+            cost = replace(cost, draft=draft, first_alone=first)
+        found[label] = cost
+    return found
+
+
 def _between_steps(
     timed: pd.DataFrame, op: str, *, keeps_trees: bool
 ) -> tuple[dict[str, float], float]:
@@ -161,9 +182,7 @@ def _between_steps(
     seconds = one["seconds"].to_numpy(np.float64)
     first = float(np.median(seconds))
     error = float(np.median(np.abs(seconds / first - 1.0)))
-    if op == "link":
-        return {op: first}, error
-    if one["rows"].nunique() > 1:
+    if op != "link" and one["rows"].nunique() > 1:
         return _by_rows(timed, op, keeps_trees=keeps_trees), error
     return {op: first, f"{op}_each": _for_each(timed, first)}, error
 
@@ -171,14 +190,20 @@ def _between_steps(
 def _by_rows(timed: pd.DataFrame, op: str, *, keeps_trees: bool) -> dict[str, float]:
     """Seconds of one request, of each further one, and of each row.
 
-    A tree that is kept is renumbered as a whole, so that the children of its rows count, too.
+    A tree that is kept is renumbered as a whole, so that the children of its rows count, too; of
+    rounds of which it is known what was kept, that does.
     """
     timed = timed.loc[timed["seconds"] > 0.0]
     names = [op, f"{op}_each", f"{op}_row"]
     columns = [np.ones(len(timed)), timed["requests"] - 1.0, timed["rows"]]
-    if keeps_trees and NODES in timed and bool(np.isfinite(timed[NODES]).all()):
+    is_known = {name: name in timed and bool(np.isfinite(timed[name]).all()) for name in COUNTED}
+    knows_kept = op == "reroot" and all(is_known.values())
+    if is_known[NODES] and (keeps_trees or knows_kept):
         names.append(f"{op}_node")
         columns.append(timed[NODES])
+    if knows_kept:
+        names += [f"{op}_tree", f"{op}_kept"]
+        columns += [timed[name] for name in KEPT]
     design = np.column_stack(columns).astype(np.float64)
     found = fit_means(design, timed["seconds"].to_numpy(np.float64))
     return dict(zip(names, map(float, found), strict=True))

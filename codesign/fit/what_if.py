@@ -127,6 +127,9 @@ def _joined(target: RoundCost, draft: RoundCost, priced: RoundCost) -> RoundCost
         draft=draft.draft,
         draft_prefill=draft.draft_prefill,
         link=0.0,
+        link_each=0.0,
+        choice_alone=draft.first_alone,
+        first_alone=0.0,
         slowdown=0.0,
         reroot_node=0.0,  # of trees that are kept
         kv_tokens=priced.kv_tokens,

@@ -50,6 +50,8 @@ class Behaviour:
         overlapped: Draft forwards beside the verification.
         overlapped_rows: Rows of one of them.
         fanout: Children that each row of the draft gets.
+        kept_trees: Share of rounds of which the re-root keeps more than the root.
+        kept_nodes: Nodes that it keeps in a round, the root left out.
     """
 
     emitted: float
@@ -59,6 +61,8 @@ class Behaviour:
     overlapped: float = 0.0
     overlapped_rows: float = 1.0
     fanout: int = 1
+    kept_trees: float = 0.0
+    kept_nodes: float = 0.0
 
 
 def token_shares(requests: pd.DataFrame, profile: AcceptanceProfile) -> dict[str, float]:
@@ -212,6 +216,8 @@ def _mean(kinds: Sequence[Behaviour], rounds: Sequence[float]) -> Behaviour:
         awaited_rows=tuple(awaited_rows),
         overlapped=mean(overlapped),
         overlapped_rows=mean([b.overlapped_rows for b in kinds], beside) if beside.any() else 0.0,
+        kept_trees=mean([b.kept_trees for b in kinds]),
+        kept_nodes=mean([b.kept_nodes for b in kinds]),
     )
 
 
@@ -227,4 +233,6 @@ def _means(rounds: Sequence[tuple[Work, int]]) -> Behaviour:
         awaited_rows=tuple(sum(rows) / len(rows) for rows in awaited),
         overlapped=len(overlapped) / num,
         overlapped_rows=sum(overlapped) / max(len(overlapped), 1),
+        kept_trees=sum(work.kept_trees for work in works) / num,
+        kept_nodes=sum(work.kept_nodes for work in works) / num,
     )

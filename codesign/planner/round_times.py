@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from codesign.planner.behaviour import Behaviour
 from codesign.policy.cost import RoundCost
+from codesign.policy.host_cost import SEVERAL
 
 Floats = NDArray[np.float64]
 
@@ -23,7 +24,8 @@ class BehaviourTable:
     """Behaviours of P policies as columns.
 
     Attributes:
-        emitted: (P,) as in ``Behaviour``; likewise rows, overlapped, overlapped_rows and fanout.
+        emitted: (P,) as in ``Behaviour``; likewise rows, overlapped, overlapped_rows, fanout,
+            kept_trees and kept_nodes.
         awaited: (P, F) as in ``Behaviour``, filled up with 0; likewise awaited_rows, with 1.
     """
 
@@ -34,6 +36,8 @@ class BehaviourTable:
     overlapped: Floats
     overlapped_rows: Floats
     fanout: Floats
+    kept_trees: Floats
+    kept_nodes: Floats
 
     @classmethod
     def of(cls, behaviours: Sequence[Behaviour]) -> BehaviourTable:
@@ -52,6 +56,8 @@ class BehaviourTable:
             overlapped=np.array([b.overlapped for b in behaviours], np.float64),
             overlapped_rows=np.array([b.overlapped_rows for b in behaviours], np.float64),
             fanout=np.array([b.fanout for b in behaviours], np.float64),
+            kept_trees=np.array([b.kept_trees for b in behaviours], np.float64),
+            kept_nodes=np.array([b.kept_nodes for b in behaviours], np.float64),
         )
 
 
@@ -79,14 +85,18 @@ def round_seconds(
     users = np.maximum(table.awaited[:, :, None] * size / np.maximum(needs, 1e-12), 1.0)
     draft_rows = table.awaited_rows[:, :, None] * users
     awaited = (needs * cost.draft.of_arrays(draft_rows, context * users, users)).sum(axis=1)
+    first = cost.first_alone * (size < SEVERAL)
+    if table.awaited.shape[1]:
+        awaited += needs[:, 0] * first
     drafted = (table.awaited * table.awaited_rows).sum(axis=1)
     drafted += table.overlapped * table.overlapped_rows
     row = cost.reroot_row + cost.reroot_node * table.fanout
-    reroot = cost.reroots(size) + (row * drafted)[:, None] * size + cost.choices(size, rows)
+    each = row * drafted + cost.keeping(table.kept_trees, table.kept_nodes)
+    reroot = cost.reroots(size) + each[:, None] * size + cost.choices(size, rows)
     drafts = (table.awaited.sum(axis=1) + table.overlapped > 0)[:, None]
     if not is_apart:
         return target + awaited + np.where(drafts, reroot, 0.0)
     one = cost.draft.of_arrays(table.overlapped_rows[:, None] * size, all_context, size)
-    beside = table.overlapped[:, None] * one
+    beside = table.overlapped[:, None] * one + first * (table.overlapped > 0.0)[:, None]
     slowed = np.minimum(target + cost.slowdown * beside, target / (1.0 - cost.slowdown))
-    return np.maximum(slowed + 2.0 * cost.link, beside) + awaited + reroot
+    return np.maximum(slowed + 2.0 * cost.message(size), beside) + awaited + reroot

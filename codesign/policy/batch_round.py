@@ -108,7 +108,7 @@ class BatchRound:
         shares = self._goodput.shares_forwards or not prompt_rows
         self.num_base = batch + prompt_rows if shares else batch
         apart = 0.0 if shares else self._goodput.prompt_seconds(prompt_rows)
-        self.target.begin(batch, context, self.num_base, apart + self._goodput.messages)
+        self.target.begin(batch, context, self.num_base, apart + self._goodput.messages(batch))
         self.draft.begin(batch, context, 0)
         self.awaited = self.drafting = self.first = self.behind = 0.0
         self.beside = self.verification = 0.0

@@ -21,7 +21,7 @@ from math import inf
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from codesign.policy.host_cost import SEVERAL, HostCost
+from codesign.policy.host_cost import SEVERAL, HostCost, Number
 
 FEW_ROWS = 8  # of a forward: attention of more fills a chip, however few requests they belong to
 
@@ -223,7 +223,8 @@ class RoundCost(HostCost):
         draft: One draft forward, tree bookkeeping included.
         prefill: Target forward over prompt rows.
         draft_prefill: Draft forward over prompt rows, as profiles time it; see ``draft_prompt``.
-        link: Seconds of one message, one way; 0 when both models share a process.
+        link: Seconds of one message about one request, one way; 0 when both models share a process.
+        link_each: The same for every request beyond the first.
         slowdown: Seconds that the target loses for each second in which the draft model runs beside
             it (shared memory bandwidth); 0 on separate GPUs.
         kv_tokens: KV rows that fit one replica, the smaller of target's and draft's side with the
@@ -241,6 +242,7 @@ class RoundCost(HostCost):
     prefill: StepTime
     draft_prefill: StepTime
     link: float = 0.0
+    link_each: float = 0.0
     slowdown: float = 0.0
     kv_tokens: int | None = None
     plain_kv_tokens: int | None = None
@@ -258,7 +260,12 @@ class RoundCost(HostCost):
         prompt = self.draft_prefill
         if not prompt.apart:
             return prompt
-        return _without_root(prompt, self.draft, self.choices(1.0, 2.0))
+        besides = self.choices(1.0, 2.0) + self.first_alone
+        return _without_root(prompt, self.draft, besides)
+
+    def message(self, requests: Number) -> Number:
+        """Seconds of one message about so many requests, one way: a number, or an array."""
+        return self.link + self.link_each * (requests - 1.0)
 
     def kv_room(self, limit: int | None, *, has_draft: bool) -> int | None:
         """KV rows of one replica: what fits, at most ``limit``; None if neither is known."""

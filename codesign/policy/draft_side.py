@@ -51,6 +51,12 @@ class DraftSide:
         """Requests that are being drafted for, in order of admission."""
         return tuple(self._requests)
 
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Trees of more than a root, and nodes of all but roots: what a re-root has kept."""
+        sizes = [len(request.tree) - 1 for request in self._requests.values()]
+        return sum(map(bool, sizes)), sum(sizes)
+
     def tree(self, request_id: int) -> DraftTree:
         """The draft tree of a request."""
         request = self._requests[request_id]

@@ -29,7 +29,8 @@ class Goodput:
         draft: One draft forward.
         target: The target's forward.
         host: What the host takes beside the forwards of a round.
-        messages: Seconds of the messages of a round, drafted for or not.
+        messages: Seconds of the messages of a round of one request, drafted for or not.
+        messages_each: The same for every request beyond the first.
         slo_tpot: Target of seconds per token, for policies that look at it; None for none.
         draft_prompt_seconds: ``f(rows)`` of the draft model over rows of a prompt; None where they
             cost what rows of a draft forward do.
@@ -50,6 +51,7 @@ class Goodput:
         *,
         host: HostCost = NO_HOST,
         messages: float = 0.0,
+        messages_each: float = 0.0,
         slo_tpot: float | None = None,
         draft_prompt_seconds: Callable[[float], float] | None = None,
         prompt_seconds: Callable[[float], float] | None = None,
@@ -57,7 +59,8 @@ class Goodput:
         answer_tokens: float | None = None,
     ) -> None:
         self.answer_tokens = START_OUTPUT if answer_tokens is None else answer_tokens
-        self.draft, self.target, self.host, self.messages = draft, target, host, messages
+        self.draft, self.target, self.host = draft, target, host
+        self._messages, self._messages_each = messages, messages_each
         self.slo_tpot = slo_tpot
         self.draft_prompt_seconds = draft_prompt_seconds or partial(_rows_alone, draft)
         self.draft_prompts_once = 0.0  # of prompts that share a forward, whatever their rows
@@ -80,6 +83,7 @@ class Goodput:
             cost.target,
             host=cost,
             messages=2.0 * cost.link,
+            messages_each=2.0 * cost.link_each,
             slo_tpot=slo_tpot,
             draft_prompt_seconds=cost.draft_prompt,
             prompt_seconds=cost.prefill,
@@ -108,6 +112,10 @@ class Goodput:
         paying = gains > 0.0
         return paying & (float(gains[paying].sum()) > once)
 
+    def messages(self, batch: int) -> float:
+        """Seconds of the messages of a round of so many requests."""
+        return self._messages + self._messages_each * (batch - 1.0)
+
     def overhead(self, batch: int) -> float:
         """Seconds beside the forwards of a round, but for those of each row beyond the roots."""
         return self.host.reroots(batch) + self.host.choices(batch, batch)
@@ -121,7 +129,7 @@ class Goodput:
         return seconds + self._drafting(batch, context, steps)
 
     def _verifying(self, batch: int, context: int, draft_tokens: int) -> float:
-        return self.target(batch + draft_tokens, context, batch) + self.messages
+        return self.target(batch + draft_tokens, context, batch) + self.messages(batch)
 
     def _drafting(self, batch: int, context: int, steps: int) -> float:
         return sum([self.draft(batch, context + batch * j, batch) for j in range(steps)])

@@ -8,7 +8,7 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-_Number = TypeVar("_Number", float, NDArray[np.float64])
+Number = TypeVar("Number", float, NDArray[np.float64])
 SEVERAL = 1.5  # requests, which planners count in fractions: more are not one
 
 
@@ -23,12 +23,16 @@ class HostCost:
             to keep, to drop and to move.
         reroot_node: The same for every child that these rows may get: trees that are kept from
             round to round. ``with_fanout`` counts them.
+        reroot_tree: The same for every tree of which it keeps more than the root.
+        reroot_kept: The same for every node that it keeps, roots left out.
         choice: Seconds to choose the candidates, per round of one request; 0 where a profile has
             them in the re-root.
         choice_each: The same for every request beyond the first.
         choice_row: The same for every row that the target verifies.
         choice_alone: What a round of one request takes besides: its first draft forward waits for
             the host, the others do not.
+        first_alone: What a row of draft forwards of one request takes besides, where the draft has
+            workers of its own: the first of them waits for the host, the others do not.
         deciding: Host seconds of a look of a policy that decides by the whole batch (one before
             each draft forward, one at the end), beside what the steps hold; 0 where unknown.
         deciding_each: The same for every request that it looks at.
@@ -38,10 +42,13 @@ class HostCost:
     reroot_each: float = 0.0
     reroot_row: float = 0.0
     reroot_node: float = 0.0
+    reroot_tree: float = 0.0
+    reroot_kept: float = 0.0
     choice: float = 0.0
     choice_each: float = 0.0
     choice_row: float = 0.0
     choice_alone: float = 0.0
+    first_alone: float = 0.0
     deciding: float = 0.0
     deciding_each: float = 0.0
 
@@ -50,11 +57,15 @@ class HostCost:
         row = self.reroot_row + self.reroot_node * fanout
         return replace(self, reroot_row=row, reroot_node=0.0)
 
-    def reroots(self, requests: _Number, draft_rows: _Number | float = 0.0) -> _Number:
+    def reroots(self, requests: Number, draft_rows: Number | float = 0.0) -> Number:
         """Seconds of the re-root of so many requests and draft rows: numbers, or arrays."""
         return self.reroot + self.reroot_each * (requests - 1.0) + self.reroot_row * draft_rows
 
-    def choices(self, requests: _Number, rows: _Number | float = 0.0) -> _Number:
+    def keeping(self, trees: Number, nodes: Number) -> Number:
+        """What a re-root takes besides that keeps so many trees, and nodes but their roots."""
+        return self.reroot_tree * trees + self.reroot_kept * nodes
+
+    def choices(self, requests: Number, rows: Number | float = 0.0) -> Number:
         """The same of choosing rows to verify, and whatever else the draft's span has in it."""
         seconds = self.choice + self.choice_each * (requests - 1.0)
         if self.choice_alone:

@@ -11,7 +11,8 @@
     store       the folder of the profile, and its finished parts
 
 On rank groups: rank_parts (what is measured), rank_bench, rank_steps, rank_draft, rank_rounds,
-rank_joins and rank_acceptance. Imports torch, as only the engine does.
+kept_trees (what re-roots kept), rank_joins and rank_acceptance. Imports torch, as only the engine
+does.
 """
 
 import os

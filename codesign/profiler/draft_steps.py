@@ -69,6 +69,8 @@ class DraftSteps:
             return self._prefill_seconds(shape)
         if shape.op == "draft":
             return self._expansion_seconds(shape, before or _nothing)
+        if shape.op == "drafted":
+            return self._chain_seconds(shape, before or _nothing)
         return self._answer_seconds(shape, before or _nothing)
 
     def _expansion_seconds(self, shape: StepShape, before: Callable[[], None]) -> float:
@@ -84,10 +86,13 @@ class DraftSteps:
         rows = 2 * shape.rows if is_tree else shape.rows + 1
         worker = self._worker(rows=rows, width=shape.rows, expansions=_IN_A_ROW)
         self._stage(worker, shape, expansions=self._levels if is_tree else 1)
-        before()
-        start = perf_counter()
-        worker.overlap()
-        return (perf_counter() - start) / _IN_A_ROW
+        return _overlap_seconds(worker, before) / _IN_A_ROW
+
+    def _chain_seconds(self, shape: StepShape, before: Callable[[], None]) -> float:
+        """All of ``shape.rows`` overlapped forwards in a row, each of one leaf."""
+        worker = self._worker(rows=2, width=1, expansions=shape.rows)
+        self._stage(worker, shape, expansions=1)
+        return _overlap_seconds(worker, before)
 
     def _prefill_seconds(self, shape: StepShape) -> float:
         worker = self._worker(rows=2, width=1)  # a tree that is done after one forward
@@ -134,6 +139,13 @@ class DraftSteps:
                 side.expanded(rows, children, [log_probs] * len(rows.nodes))
         for request_id, slab in slabs.items():
             self._drafter.stage(request_id, slab)
+
+
+def _overlap_seconds(worker: DraftWorker, before: Callable[[], None]) -> float:
+    before()
+    start = perf_counter()
+    worker.overlap()
+    return perf_counter() - start
 
 
 def _nothing() -> None:

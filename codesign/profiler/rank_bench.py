@@ -35,6 +35,7 @@ from codesign.policy.batching import BatchLimits
 from codesign.policy.labels import parse_policy
 from codesign.policy.protocol import Candidates, RequestVerdict, VerifyRows
 from codesign.profiler.draft_steps import DraftSteps, made_up_tokens
+from codesign.profiler.kept_trees import Kept, NotingWorker, with_kept
 from codesign.profiler.link import single_timings
 from codesign.profiler.rank_draft import Link, drafter_of, spin
 from codesign.profiler.rank_steps import RankTarget, draft_steps, kv_room
@@ -88,6 +89,8 @@ class RankBench:
         if link is not None:
             link.wait()
         self._is_target_busy = False
+        self._notes = False  # what re-roots keep, in rounds that are served
+        self._noting: Callable[[], Kept] | None = None
 
     def seconds(self, shape: StepShape) -> float:
         """Time one step, and let the GPUs rest for as long if it is a heavy one.
@@ -190,7 +193,14 @@ class RankBench:
             num_requests: That come together.
             num_tokens: That each of them asks for.
         """
-        rounds = self._rounds(policy, num_requests, self._made_up(num_requests, num_tokens))
+        self._notes = policy != "plain"
+        try:
+            rounds = self._rounds(policy, num_requests, self._made_up(num_requests, num_tokens))
+        finally:
+            self._notes = False
+        if self._noting is not None:
+            rounds = with_kept(rounds, self._noting())
+            self._noting = None
         return rounds.loc[rounds["prefill_tokens"] == 0].iloc[_WARM_UP:]
 
     def joined_rounds(self, policy: str) -> pd.DataFrame:
@@ -221,8 +231,13 @@ class RankBench:
         if policy.spec.kind == "plain":
             return NoDraft()
         if self._link is not None:
-            return self._link.partner(self.setup, policy)
-        return LocalDraft(DraftWorker(policy.build(), drafter_of(self.setup, self.draft)))
+            self._noting = self._link.kept if self._notes else None
+            return self._link.partner(self.setup, policy, notes=self._notes)
+        kind = NotingWorker if self._notes else DraftWorker
+        worker = kind(policy.build(), drafter_of(self.setup, self.draft))
+        if isinstance(worker, NotingWorker):
+            self._noting = lambda: worker.kept
+        return LocalDraft(worker)
 
     def close(self) -> None:
         """Let the draft's leader go."""

@@ -28,12 +28,13 @@ from codesign.engine.gpu.ranks import Rank
 from codesign.engine.gpu.watch import Watch
 from codesign.engine.partner import Partner
 from codesign.engine.run import PolicySetup
+from codesign.profiler.kept_trees import Kept, NotingWorker
 from codesign.profiler.rank_steps import draft_steps, kv_room
 from codesign.profiler.steps import Op, StepShape
 
 _OPS: tuple[Op, ...] = get_args(Op)
 _TIME, _KEEP, _MEMORY, _SERVE, _END = range(5)  # orders
-_BUSY, _DONE, _POLICY = "draft-busy", "draft-done", "draft-policy"  # files
+_BUSY, _DONE, _POLICY, _KEPT = "draft-busy", "draft-done", "draft-policy", "draft-kept"  # files
 BUSY_DRAFT = StepShape("draft", 2, 4, 64)
 # Of a step's repetitions the median counts, and of several not the first: in a round the host has
 # just run the same code, and the target is under way.
@@ -52,8 +53,11 @@ def lead_draft(
     while (order := verdicts.receive())[0] != _END:
         if order[0] == _SERVE:
             policy = pickle.loads((folder / _POLICY).read_bytes()).build()
-            worker = DraftWorker(policy, drafter_of(rank.setup, leader))
+            kind = NotingWorker if order[1] else DraftWorker
+            worker = kind(policy, drafter_of(rank.setup, leader))
             serve_verdicts(worker, verdicts, candidates, limits)
+            if isinstance(worker, NotingWorker):
+                (folder / _KEPT).write_bytes(pickle.dumps(worker.kept))
             continue
         if order[0] == _MEMORY:
             room = kv_room(rank)[0]
@@ -125,10 +129,16 @@ class Link:
             self._is_kept = False
             self.kv_room()  # its answer says that it has seen it
 
-    def partner(self, setup: RankSetup, policy: PolicySetup) -> Partner:
-        """The draft's leader as one that serves a policy until the partner is closed."""
+    def partner(self, setup: RankSetup, policy: PolicySetup, *, notes: bool = False) -> Partner:
+        """The draft's leader as one that serves a policy until the partner is closed.
+
+        Args:
+            setup: The ranks'.
+            policy: To serve.
+            notes: It notes what re-roots keep, for ``kept``.
+        """
         (self._folder / _POLICY).write_bytes(pickle.dumps(policy))
-        self._verdicts.send(np.array([_SERVE], np.int32))
+        self._verdicts.send(np.array([_SERVE, notes], np.int32))
         limits = setup.limits
 
         def end(is_lost: bool) -> None:
@@ -136,6 +146,11 @@ class Link:
                 self._verdicts.send(last_verdict_words(limits))
 
         return LinkedDraft(self._verdicts, self._candidates, limits, end)
+
+    def kept(self) -> Kept:
+        """What re-roots kept while a policy was last served with notes."""
+        self.kv_room()  # its answer says that it is written
+        return pickle.loads((self._folder / _KEPT).read_bytes())
 
     def kv_room(self) -> int | None:
         """KV rows that fit on the draft's ranks."""

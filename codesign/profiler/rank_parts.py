@@ -55,6 +55,7 @@ from codesign.profiler.steps import (
     RANK_GRID,
     Effort,
     Group,
+    chain_shapes,
     contexts_within,
     draft_shapes,
     prompts_last,
@@ -235,6 +236,7 @@ class RankMeasurer:
         both = target_shapes(contexts, beside=True, lean=True, grid=RANK_GRID)
         few = draft_shapes(contexts, few=True, lean=True, grid=RANK_GRID)
         alone = (Group(target, False, bench.rest), Group(few, False, bench.rest))
+        draft += chain_shapes(contexts)  # where they take turns, rounds are served that have some
         beside = Group(both, True, bench.keep_drafting), Group(draft, True, bench.keep_verifying)
         return prompts_last([alone[0], *beside, alone[1]])
 

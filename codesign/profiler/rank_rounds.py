@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from codesign.fit.round_costs import NODES
+from codesign.fit.round_costs import KEPT, NODES
 from codesign.policy.labels import parse_policy
 from codesign.policy.speculation import build_speculation
 from codesign.profiler.steps import MAX_REQUESTS
@@ -94,7 +94,8 @@ def _between(bench: RankBench, served: Sequence[pd.DataFrame]) -> list[pd.DataFr
         fanout = _fanout(tree)
         rows = rounds["draft_rows"]
         timed = _timings("reroot", rounds, ["reroot"])
-        frames.append(timed.assign(**{"rows": rows, NODES: fanout * rows}))
+        kept = {name: rounds[name] for name in KEPT if name in rounds}
+        frames.append(timed.assign(**{"rows": rows, NODES: fanout * rows}, **kept))
     if bench.setup.draft_ranks:
         frames += [_timings("link", rounds, ["link_there", "link_back"]) for rounds in served]
     return frames

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-Op = Literal["target", "prefill", "draft", "draft_prefill", "reroot", "choice"]
+Op = Literal["target", "prefill", "draft", "draft_prefill", "reroot", "choice", "drafted"]
 
 CONTEXTS = (32, 128, 256, 512)
 PROMPTS = (16, 64, 128, 256, 512)
@@ -40,6 +40,7 @@ _DRAFT = (
 _DRAFT_ALONE = ((1, 1), (1, 4), (4, 4))
 _ANSWERS = ((1, 8), (2, 8), (4, 8), (8, 8))
 _RANK_ANSWERS = (*_ANSWERS, (1, 4), (8, 4), (1, 16), (8, 16))
+_CHAINS = (2, 7)  # forwards of a draft in a row
 # On ranks a forward gets dearer where the next bucket begins: 8, 16, 32, 64, 128 rows.
 _RANK_TARGET = (
     *((1, n) for n in (1, 4, 8, 9, 16, 17, 32)),
@@ -107,7 +108,7 @@ class StepShape:
     Attributes:
         op: Which step.
         requests: Requests in it.
-        rows: Rows of each request; for prefills its prompt tokens.
+        rows: Rows of each request; for prefills its prompt tokens, for "drafted" forwards in a row.
         context: KV rows of each request before it.
     """
 
@@ -185,6 +186,11 @@ def draft_shapes(
             for requests, rows in grid.answers
         ],
     )
+
+
+def chain_shapes(contexts: Sequence[int]) -> tuple[StepShape, ...]:
+    """Two rows of draft forwards: what the first forward of one takes more is told from both."""
+    return tuple([StepShape("drafted", 1, count, contexts[0]) for count in _CHAINS])
 
 
 def prompts_last(groups: Sequence[Group]) -> list[Group]:

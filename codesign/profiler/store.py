@@ -20,7 +20,7 @@ from codesign.artifacts.machine import machine_name
 from codesign.errors import InputError
 from codesign.fit import ACCEPTANCE_FILE, PROFILE_FILE, STEP_COLUMNS, STEPS_FILE
 from codesign.fit.drift import VISIT
-from codesign.fit.round_costs import NODES
+from codesign.fit.round_costs import COUNTED
 from codesign.policy.walk import Sampling
 
 ACCEPTANCE_PART = "acceptance"
@@ -164,7 +164,7 @@ class PartStore:
         note = measured_note(measured)
         recorded = frames.pop(ACCEPTANCE_PART)
         steps = pd.concat(list(frames.values()), ignore_index=True)
-        more = [column for column in (NODES, VISIT) if column in steps]
+        more = [column for column in (*COUNTED, VISIT) if column in steps]
         steps = steps.loc[:, [*STEP_COLUMNS, *more]]
         if VISIT in steps:
             steps[VISIT] = steps[VISIT].fillna(1).astype(int)  # what was measured once

@@ -188,6 +188,7 @@ class PlayedBatch:
             work.rests, work.looks = True, 0
             self._side.look_ahead()
             return Candidates(number)
+        work.kept_trees, work.kept_nodes = self._side.kept
         while rows := self._side.next_expansion(len(work.drafting)):
             work.drafting.append(self._forward(rows, work))
         candidates = self._side.candidates(number)

@@ -69,10 +69,10 @@ class RunAhead:
     ) -> tuple[int, float]:
         write, of_sums, batch = self._rounds.append_values, self._timing.of_sums, ahead.batch
         count = 0
-        for rows, emitted, context, kv_tokens, *forwards in ahead.table.tolist():
+        for rows, emitted, trees, nodes, context, kv_tokens, *forwards in ahead.table.tolist():
             if room is not None and kv_tokens > room:
                 break
-            target, draft, reroot = of_sums(rows, context, forwards, batch)
+            target, draft, reroot = of_sums(rows, context, forwards, batch, (trees, nodes))
             end = now + (target + reroot + draft)
             if end >= until:
                 break

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codesign.sim.stretches import Luck
-from codesign.sim.tapes import Tapes
+from codesign.sim.tapes import FORWARDS, Tapes
 from codesign.sim.work import Entering, Tally, Work
 
-_ROWS, _EMITTED, _CONTEXT, _KV, _FORWARDS = 0, 1, 2, 3, 4  # columns of the ledger
+# Columns of the ledger.
+_ROWS, _EMITTED, _TREES, _NODES, _CONTEXT, _KV, _FORWARDS = 0, 1, 2, 3, 4, 5, 6
 _LEDGER_ROUNDS = 4096  # at first
 _FEWEST_AHEAD = 2  # rounds that are worth looking at together
 
@@ -26,7 +27,7 @@ class LedgerRows:
     """Rounds between which nobody comes or goes; letters: N rounds, J draft forwards.
 
     Attributes:
-        table: (N, 4 + 2 J) sums as in the ledger.
+        table: (N, 6 + 2 J) sums as in the ledger.
         batch: Requests in each round.
     """
 
@@ -52,6 +53,16 @@ class LedgerRows:
     def kv_tokens(self) -> NDArray[np.int64]:
         """(N,) KV rows that each round needs, prefix cache not counted."""
         return self.table[:, _KV]
+
+    @property
+    def kept_trees(self) -> NDArray[np.int64]:
+        """(N,) trees of which the re-root kept more than the root."""
+        return self.table[:, _TREES]
+
+    @property
+    def kept_nodes(self) -> NDArray[np.int64]:
+        """(N,) nodes that it kept, roots left out."""
+        return self.table[:, _NODES]
 
     @property
     def forward_rows(self) -> NDArray[np.int64]:
@@ -118,6 +129,7 @@ class TapedBatch:
         row = self._row()
         self._emitted = row[_EMITTED]
         work = Work(len(self._requests), row[_ROWS], row[_CONTEXT])
+        work.kept_trees, work.kept_nodes = row[_TREES], row[_NODES]
         if not self._num_forwards:
             return work
         forwards = row[_FORWARDS:]
@@ -189,16 +201,17 @@ class TapedBatch:
             tape[:, :2] = 1
         rounds = np.empty((len(tape), _FORWARDS + 2 * self._num_forwards), np.int64)
         emitted = tape[:, 1]
-        rounds[:, :2] = tape[:, :2]
+        rounds[:, :FORWARDS] = tape[:, :FORWARDS]
         context = rounds[:, _CONTEXT]
         np.cumsum(emitted, out=context)
         context += request.prompt_tokens - emitted
         rounds[:, _KV] = context + (self._round_rows - request.shared_tokens)
         if self._num_forwards:
-            rounds[:, _FORWARDS::2] = tape[:, 2::3]
-            rounds[:, _FORWARDS + 1 :: 2] = tape[:, 3::3] * context[:, None] + tape[:, 4::3]
+            rows, takes_part, more = (tape[:, FORWARDS + i :: 3] for i in range(3))
+            rounds[:, _FORWARDS::2] = rows
+            rounds[:, _FORWARDS + 1 :: 2] = takes_part * context[:, None] + more
         # The first forward, before the candidates or (PEARL, PipeInfer) beside the verification.
-        is_drafted = self._num_forwards > 0 and tape[0, 3] > 0
+        is_drafted = self._num_forwards > 0 and tape[0, FORWARDS + 1] > 0
         if is_drafted:
             rounds[0, _FORWARDS : _FORWARDS + 2] = 0  # it runs with the prompt, priced apart
         self._ledger.add(self._round, rounds)

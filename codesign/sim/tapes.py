@@ -24,6 +24,7 @@ from codesign.sim.stretches import STRETCH_TOKENS, Stretches
 from codesign.sim.work import Entering, Work
 
 _MARGIN = 160  # tokens beyond a stretch, so that no tree is cut short by the end of the request
+FORWARDS = 4  # column of the first forward
 Rounds = NDArray[np.int64]
 Round = tuple[Work, int]  # and the tokens that it emits
 
@@ -33,9 +34,10 @@ class Tapes:
     """All stretches of one kind of prompt under one policy.
 
     Attributes:
-        rounds: (N, 2 + 3 * (drafting + overlapped)) rounds, stretch after stretch: rows verified,
-            tokens emitted, then per draft forward its rows, whether the request takes part (0 or
-            1), and its KV rows less the target's. First the forwards before the candidates.
+        rounds: (N, 4 + 3 * (drafting + overlapped)) rounds, stretch after stretch: rows verified,
+            tokens emitted, whether the re-root kept more than the root (0 or 1), nodes that it
+            kept, then per draft forward its rows, whether the request takes part (0 or 1), and its
+            KV rows less the target's. First the forwards before the candidates.
         ends: (stretches + 1,) row at which each stretch begins, and N.
         num_drafting: Most forwards before the candidates.
         num_overlapped: Most forwards beside the verification.
@@ -87,7 +89,7 @@ class Tapes:
             row = rounds[number]
             if self.is_chain or left == 1:
                 row[0] = min(row[0], left)
-            row[2 + 3 * self.last_forwards[left - 1] :] = 0
+            row[FORWARDS + 3 * self.last_forwards[left - 1] :] = 0
             left += int(rounds[number - 1, 1])
 
 
@@ -108,7 +110,8 @@ def make_tapes(
     """
     if policy is None:
         ends = np.arange(len(stretches) + 1) * STRETCH_TOKENS
-        return Tapes(np.ones((int(ends[-1]), 2), np.int64), ends, 0, 0, 0, is_chain=True)
+        plain = np.tile(np.array([1, 1, 0, 0]), (int(ends[-1]), 1))
+        return Tapes(plain, ends, 0, 0, 0, is_chain=True)
 
     drafter = SyntheticDrafter(profile, 0, stretches.path)
     rounds: list[Round] = []
@@ -144,7 +147,7 @@ def _last_forwards(
         return (0,)
     if policy.fanout == 1:
         return tuple(range(num_drafting))
-    width = int(table[:, 5].max()) if num_drafting > 1 else 1
+    width = int(table[:, FORWARDS + 3].max()) if num_drafting > 1 else 1
     return tuple([n for n in (0, 1, 1 + -(-policy.fanout // width)) if n < num_drafting])
 
 
@@ -163,12 +166,13 @@ def _play_stretch(batch: PlayedBatch, stretch: int, category: str) -> list[Round
 
 def _table(rounds: Sequence[Round], num_drafting: int, num_overlapped: int) -> Rounds:
     """A row for each round; see ``Tapes.rounds``."""
-    table = np.zeros((len(rounds), 2 + 3 * (num_drafting + num_overlapped)), np.int64)
+    table = np.zeros((len(rounds), FORWARDS + 3 * (num_drafting + num_overlapped)), np.int64)
     for row, (work, emitted) in zip(table, rounds, strict=True):
-        row[:2] = work.rows, emitted
+        row[:FORWARDS] = work.rows, emitted, work.kept_trees, work.kept_nodes
         for first, forwards in ((0, work.drafting), (num_drafting, work.overlapped)):
             for j, (num_rows, context) in enumerate(forwards, start=first):
-                row[2 + 3 * j : 5 + 3 * j] = num_rows, 1, context - work.context
+                at = FORWARDS + 3 * j
+                row[at : at + 3] = num_rows, 1, context - work.context
     return table
 
 

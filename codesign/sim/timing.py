@@ -9,7 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from codesign.policy.cost import RoundCost, StepTime
+from codesign.policy.cost import RoundCost
+from codesign.policy.host_cost import SEVERAL
 from codesign.sim.tape_batch import LedgerRows
 from codesign.sim.work import Prompts, Work
 
@@ -48,8 +49,8 @@ def draft_seconds(cost: RoundCost, work: Work) -> tuple[float, float]:
             overlapped = _with_roots(overlapped, work.prompts)
         else:
             drafting = _with_roots(drafting, work.prompts)
-    before = _seconds(cost.draft, drafting, work.batch) + choosing + look * work.looks
-    beside = _seconds(cost.draft, overlapped, work.batch) + look * work.looks_beside
+    before = _seconds(cost, drafting, work.batch) + choosing + look * work.looks
+    beside = _seconds(cost, overlapped, work.batch) + look * work.looks_beside
     return (before, beside + prompts) if work.is_prompt_overlapped else (before + prompts, beside)
 
 
@@ -57,7 +58,8 @@ def moving_seconds(cost: RoundCost, work: Work) -> float:
     """Seconds of the re-root, which grows with what the draft runs in a round."""
     if work.rests:
         return 0.0
-    return cost.reroots(work.batch, sum([rows for rows, _ in (*work.drafting, *work.overlapped)]))
+    drafted = sum([rows for rows, _ in (*work.drafting, *work.overlapped)])
+    return cost.reroots(work.batch, drafted) + cost.keeping(work.kept_trees, work.kept_nodes)
 
 
 def _step(cost: RoundCost, prefill: float, work: Work) -> float:
@@ -73,12 +75,13 @@ def _with_roots(forwards: Sequence[tuple[int, int]], prompts: Prompts) -> list[t
     return [(rows + len(prompts), context + before), *others]
 
 
-def _seconds(step: StepTime, forwards: Iterable[tuple[int, int]], batch: int) -> float:
+def _seconds(cost: RoundCost, forwards: Iterable[tuple[int, int]], batch: int) -> float:
+    """Seconds of a row of draft forwards."""
     total = 0.0
     for rows, context in forwards:
         if rows:
-            total += step(rows, context, batch)
-    return total
+            total += cost.draft(rows, context, batch)
+    return total + cost.first_alone if total and batch < SEVERAL else total
 
 
 class Timing(Protocol):
@@ -124,7 +127,12 @@ class TogetherTiming:
         return Spans(target, reroot=moving_seconds(self._cost, work), draft=drafting)
 
     def of_sums(
-        self, rows: int, context: int, forwards: Sequence[int], batch: int
+        self,
+        rows: int,
+        context: int,
+        forwards: Sequence[int],
+        batch: int,
+        kept: tuple[int, int] = (0, 0),
     ) -> tuple[float, float, float]:
         """Seconds of the target, the draft and the re-root in a round without prompts.
 
@@ -133,13 +141,15 @@ class TogetherTiming:
             context: KV rows before them.
             forwards: Of each draft forward its rows, then the KV rows before them.
             batch: Requests.
+            kept: Trees that the re-root kept, and nodes but their roots.
         """
         target = self._cost.target(rows, context, batch)
         if self._is_plain:
             return target, 0.0, 0.0
         pairs = zip(forwards[::2], forwards[1::2], strict=True)
-        drafting = _seconds(self._cost.draft, pairs, batch) + self._cost.choices(batch, rows)
-        return target, drafting, self._cost.reroots(batch, sum(forwards[::2]))
+        drafting = _seconds(self._cost, pairs, batch) + self._cost.choices(batch, rows)
+        moving = self._cost.reroots(batch, sum(forwards[::2])) + self._cost.keeping(*kept)
+        return target, drafting, moving
 
     def spans_ahead(self, rounds: LedgerRows) -> tuple[Floats, Floats, Floats]:
         """(N,) target, draft and re-root seconds of many rounds."""
@@ -150,7 +160,12 @@ class TogetherTiming:
             return target, drafting, drafting
         for rows, context in zip(rounds.forward_rows.T, rounds.forward_context.T, strict=True):
             drafting += np.where(rows > 0, cost.draft.of_arrays(rows, context, batch), 0.0)
-        moving = cost.reroots(batch) + cost.reroot_row * rounds.forward_rows.sum(axis=1)
+        drafted = rounds.forward_rows.sum(axis=1)
+        if batch < SEVERAL:
+            drafting += cost.first_alone * (drafted > 0)
+        moving = cost.reroots(batch) + cost.reroot_row * drafted
+        trees, nodes = (kept.astype(np.float64) for kept in (rounds.kept_trees, rounds.kept_nodes))
+        moving += cost.keeping(trees, nodes)
         choosing = cost.choices(batch) + cost.choice_row * rounds.rows
         return target, drafting + choosing, moving
 
@@ -173,13 +188,13 @@ class ApartTiming:
     def spans(self, start: float, prefill: float, work: Work) -> Spans:
         cost = self._cost
         late = max(self._draft_free - start, 0.0)
-        heard = start + late + cost.link  # what it is busy with, it takes up afterwards
-        link_there = cost.link
+        link = link_there = cost.message(work.batch)
+        heard = start + late + link  # what it is busy with, it takes up afterwards
         drafting, overlapped = draft_seconds(cost, work)
         moving = moving_seconds(cost, work)
         answered = heard + moving + drafting
         ready = start + prefill
-        received = max(answered + cost.link, ready)
+        received = max(answered + link, ready)
         self._draft_free = answered + overlapped
         target = _step(cost, prefill, work)
         if overlapped:
@@ -187,7 +202,7 @@ class ApartTiming:
         # What a prefill has hidden is what came first.
         left = received - ready
         spans = []
-        for seconds in (cost.link, drafting, moving, link_there, late):
+        for seconds in (link, drafting, moving, link_there, late):
             spans.append(min(left, seconds))
             left -= spans[-1]
         link_back, waiting, reroot, link_there, late = spans

@@ -55,6 +55,8 @@ class Work:
         prompts: Rows of each prompt that the first draft forward runs besides, and KV rows before
             them.
         is_prompt_overlapped: That forward is one beside the verification.
+        kept_trees: Trees of which the re-root kept more than the root.
+        kept_nodes: Nodes that it kept, roots left out.
         rests: The policy decodes plainly and has no tree to move.
         looks: Times that the policy decided before the candidates; 0 where that takes no time.
         looks_beside: The same beside the verification.
@@ -67,6 +69,8 @@ class Work:
     overlapped: list[tuple[int, int]] = field(default_factory=list)
     prompts: list[tuple[int, int]] = field(default_factory=list)
     is_prompt_overlapped: bool = False
+    kept_trees: int = 0
+    kept_nodes: int = 0
     rests: bool = False
     looks: int = 0
     looks_beside: int = 0

@@ -17,7 +17,7 @@ from codesign.artifacts import header, read_json, read_table, write_table
 from codesign.errors import HardwareError, InputError, UsageError
 from codesign.fit import STEP_COLUMNS, Fit
 from codesign.fit.drift import VISIT
-from codesign.fit.round_costs import FORWARDS, JOINED, NODES, SETTLED
+from codesign.fit.round_costs import COUNTED, FORWARDS, JOINED, KEPT, NODES, SETTLED
 
 BETWEEN = ("loop", "pace", "round", "deciding")  # of rounds that are served
 pytestmark = pytest.mark.timeout(1200)  # where others keep the machine busy
@@ -80,7 +80,7 @@ def chain(short_models, tmp_path_factory, brief_codesign) -> tuple[Path, dict]:
 def test_a_profile_of_ranks_holds_every_step_of_every_deployment(chain):
     folder, printed = chain
     steps = read_table(folder / "profile" / "steps.parquet", kind="profile")[0]
-    assert tuple(steps.columns) == (*STEP_COLUMNS, NODES, VISIT)
+    assert tuple(steps.columns) == (*STEP_COLUMNS, *COUNTED, VISIT)
     assert steps.groupby(["deployment", "op"])[VISIT].nunique().eq(2).all()  # of starts
     assert set(steps.loc[steps[NODES].notna(), "op"]) == {"reroot", "grown"}
     found = {tuple(row) for row in steps[["deployment", "op", "beside"]].drop_duplicates().values}
@@ -89,7 +89,11 @@ def test_a_profile_of_ranks_holds_every_step_of_every_deployment(chain):
     wanted |= {("1+1", op, True) for op in ("draft", "draft_prefill", "choice")}
     wanted |= {("1+1", op, False) for op in ("draft", "reroot", "link")}
     wanted |= {(split, op, False) for split in ("1", "1+1") for op in (*BETWEEN, JOINED, SETTLED)}
-    assert found == wanted | {("1", "drafted", False), ("1", "grown", False)}
+    wanted |= {("1", "drafted", False), ("1+1", "drafted", True), ("1", "grown", False)}
+    assert found == wanted
+    kept = steps.loc[steps["op"] == "reroot", list(KEPT)]
+    assert kept.notna().all(axis=None)
+    assert set(steps.loc[steps[KEPT[0]].notna(), "op"]) == {"reroot"}
     # Of a host that looks late no re-root and no link is left, which a busy machine does to some.
     late = steps["op"].isin(["reroot", "link"])
     assert steps.loc[~late, "seconds"].gt(0).all()

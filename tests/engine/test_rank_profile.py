@@ -28,6 +28,7 @@ from codesign.profiler.steps import (
     RANK_CONTEXTS,
     RANK_GRID,
     StepShape,
+    chain_shapes,
     draft_shapes,
     target_shapes,
 )
@@ -82,6 +83,10 @@ def test_every_step_of_a_draft_can_be_timed_again_and_again(pair, is_model):
         children = set(grown["nodes"] / grown["rows"])
         assert children == {2.0, 6.0, 14.0} if is_model else children <= {2.0, 6.0, 14.0}
         assert set(found.loc[found["op"] == "drafted", "rows"]) <= {2, 7}
+        kept = found.loc[found["op"] == "reroot", ["kept_trees", "kept_nodes", "requests"]]
+        assert kept.notna().all(axis=None)
+        assert (kept["kept_trees"] <= kept["requests"]).all()
+        assert ((kept["kept_nodes"] > 0) == (kept["kept_trees"] > 0)).all()
         assert found.loc[found["op"] != "reroot", "seconds"].gt(0).all()
         assert found.groupby("op")["seconds"].median().gt(0).all()  # a late look leaves no re-root
         rounds = found.loc[found["op"] == "round"]
@@ -113,7 +118,13 @@ def test_a_split_times_each_side_alone_and_beside_the_other(pair, monkeypatch):
         assert len(links) == (served["op"] == "reroot").sum() > 20
         assert links["seconds"].ge(0).all()
         assert links["seconds"].median() > 0  # of a host that looks late there is none
+        kept = served.loc[served["op"] == "reroot", ["kept_trees", "kept_nodes"]]
+        assert kept.notna().all(axis=None)
+        assert ((kept["kept_nodes"] > 0) == (kept["kept_trees"] > 0)).all()
         assert (served["op"] == "round").any()
+        bench.keep_verifying()
+        for shape in chain_shapes((64,)):
+            assert bench.seconds(shape) > 0
         assert set(joining_timings(bench)["op"]) == {"joined", "settled"}
         assert bench.seconds(StepShape("draft", 2, 4, 64)) > 0
         assert bench.seconds(StepShape("choice", 8, 8, 64)) > 0

@@ -20,7 +20,15 @@ from codesign.errors import HardwareError, InputError
 from codesign.fit import ACCEPTANCE_FILE, PROFILE_FILE, STEP_COLUMNS, STEPS_FILE, Fit, fit_profile
 from codesign.fit.drift import VISIT, host_spreads, visit_spreads
 from codesign.fit.prompt_stairs import LONG_BUCKETS, PROMPT_BUCKETS, fit_prompt_stairs
-from codesign.fit.round_costs import FORWARDS, NODES, PACE, fit_costs, fit_slowdown
+from codesign.fit.round_costs import (
+    COUNTED,
+    FORWARDS,
+    KEPT,
+    NODES,
+    PACE,
+    fit_costs,
+    fit_slowdown,
+)
 from codesign.fit.step_forms import BUCKETS, Shapes, fit_line, fit_stream_stairs, fit_table
 from codesign.fit.steps import MAX_LINE_ERROR, HeldOut, fit_step, left_out, residuals
 from codesign.policy.cost import StepTime
@@ -705,6 +713,93 @@ def test_chains_that_were_served_part_what_forwards_take_from_what_comes_with_th
     assert cost.draft(16, 160, 4) == before.draft(16, 160, 4)
     one = pd.concat([others, timed, choices, chains.iloc[:1]])  # of one length: no telling
     assert fit_costs(one, on_ranks=True)[0]["2"] == before
+
+
+def test_a_row_of_forwards_on_workers_of_its_own_waits_for_the_host_once():
+    """Before the candidates and beside the verification, each time; of several requests always."""
+    after, first = 5e-4, 9e-5
+    timed, _ = steps_by_bucket("draft")
+    is_stream = (timed["requests"] == 1) & (timed["rows"] <= 8)
+    timed.loc[is_stream, "seconds"] = after + first / 3
+    chains = [("1+1", "drafted", n, 1, 60, True, n * after + first) for n in (2, 7, 7)]
+    others = whole_profile()
+    others = others.loc[(others["op"] != "draft") | (others["deployment"] != "1+1")]
+    timed = timed.assign(deployment="1+1", beside=True)
+    before = fit_costs(pd.concat([others, timed]), on_ranks=True)[0]["1+1"]
+    frame = pd.concat([others, timed, pd.DataFrame(chains, columns=list(STEP_COLUMNS))])
+    cost = fit_costs(frame, on_ranks=True)[0]["1+1"]
+    assert cost.first_alone == pytest.approx(first)
+    assert cost.choice_alone == before.first_alone == 0.0
+    for count in (1, 3, 8):
+        work = Work(1, 4, 99, [(2, 99)] * count, [(2, 99)] * (count + 1))
+        spans = ApartTiming(cost).spans(0.0, 0.0, work)
+        assert spans.draft == pytest.approx(cost.choices(1, 4) + count * after + first, rel=0.01)
+        timing = ApartTiming(cost)
+        timing.spans(0.0, 0.0, replace(work, drafting=[]))
+        later = timing.spans(0.0, 0.0, replace(work, drafting=[])).draft
+        alone = cost.choices(1, 4)  # twice: it waits for the round before, too
+        forwards = (count + 1) * after + first
+        told = forwards + 2.0 * alone + cost.link + cost.reroots(1, 2.0 * (count + 1))
+        assert later == pytest.approx(told, rel=0.01)
+    several = Work(2, 8, 99, [(4, 99)])
+    now, then = (ApartTiming(each).spans(0.0, 0.0, several).draft for each in (cost, before))
+    assert now == then
+
+
+def test_a_split_whose_rows_of_forwards_were_not_timed_waits_for_the_host_as_others_do():
+    timed, _ = steps_by_bucket("draft")
+    both = [timed, timed.assign(deployment="1+1", beside=True)]
+    chains = [("2", "drafted", n, 1, 60, False, n * 1.03e-3 + 9e-5) for n in (2, 7, 7)]
+    others = whole_profile()
+    others = pd.concat([others.loc[others["op"] != "draft"], *both])
+    before = fit_costs(others, on_ranks=True)[0]["1+1"]
+    frame = pd.concat([others, pd.DataFrame(chains, columns=list(STEP_COLUMNS))])
+    cost = fit_costs(frame, on_ranks=True)[0]["1+1"]
+    assert before.first_alone == 0.0
+    assert cost.first_alone == pytest.approx(9e-5)
+    for rows in (1, 4):  # a timing is the mean of three
+        assert cost.draft(rows, 99) == pytest.approx(before.draft(rows, 99) - 3e-5)
+    assert cost.draft(8, 99, 4) == before.draft(8, 99, 4)
+
+
+def test_a_message_about_more_requests_takes_longer():
+    others = whole_profile()
+    others = others.loc[others["op"] != "link"]
+    links = [("1+1", "link", 8 * n, n, 0, False, 2e-5 + 3e-6 * (n - 1)) for n in (1, 1, 4, 8)]
+    cost = fit_costs(pd.concat([others, pd.DataFrame(links, columns=list(STEP_COLUMNS))]))[0]["1+1"]
+    assert (cost.link, cost.link_each) == pytest.approx((2e-5, 3e-6))
+    spans = ApartTiming(cost).spans(0.0, 0.0, Work(5, 9, 99, [(5, 99)]))
+    assert (spans.link_there, spans.link_back) == pytest.approx((3.2e-5, 3.2e-5))
+    of_round = Goodput.of_cost(cost).messages
+    assert (of_round(1), of_round(5)) == pytest.approx((4e-5, 6.4e-5))
+
+
+@pytest.mark.parametrize("label", ["2", "1+1"])
+def test_re_roots_take_longer_for_what_they_keep_where_that_is_known(label):
+    def seconds(requests: int, rows: int, children: int, trees: int, nodes: int) -> float:
+        dropped = 1e-5 + 2e-6 * (requests - 1) + 1e-6 * rows + 8e-8 * children
+        return dropped + 3e-5 * trees + 9e-7 * nodes
+
+    rng = np.random.default_rng(0)
+    rows = []
+    for requests, each in ((1, 2), (1, 14), (8, 2), (8, 14), (4, 6)):
+        for _ in range(12):
+            drawn = requests * rng.integers(3, 20)
+            trees = rng.integers(0, requests + 1)
+            nodes = trees * rng.integers(1, 40)
+            counted = (each * drawn, trees, nodes)
+            took = seconds(requests, drawn, *counted)
+            rows.append((label, "reroot", drawn, requests, 0, False, took, *counted))
+    others = whole_profile()
+    others = others.loc[(others["op"] != "reroot") | (others["deployment"] != label)]
+    timed = pd.DataFrame(rows, columns=[*STEP_COLUMNS, *COUNTED])
+    cost = fit_costs(pd.concat([others, timed]), on_ranks=True)[0][label]
+    assert cost.with_fanout(7).reroots(3, 20) + cost.keeping(2, 31) == pytest.approx(
+        seconds(3, 20, 140, 2, 31), rel=1e-3
+    )
+    untold = fit_costs(pd.concat([others, timed.drop(columns=list(KEPT))]), on_ranks=True)[0][label]
+    assert (untold.reroot_tree, untold.reroot_kept) == (0.0, 0.0)
+    assert (untold.reroot_node > 0.0) == ("+" in label)
 
 
 def test_re_roots_grow_with_the_rows_of_the_draft():

@@ -46,6 +46,7 @@ from codesign.profiler.steps import (
     Effort,
     Group,
     StepShape,
+    chain_shapes,
     contexts_within,
     draft_shapes,
     prompts_last,
@@ -580,6 +581,18 @@ def test_the_seconds_of_forwards_in_a_row_are_those_of_one(monkeypatch, take):
     bench = DraftSteps(drafter, vocab=61, num_requests=2)
     for rows in (1, 4, 16):
         assert bench.seconds(StepShape("draft", 1, rows, 32)) == pytest.approx(SHORT)
+
+
+def test_forwards_of_a_chain_are_timed_together(monkeypatch, take):
+    drafter = StagedNgrams()
+    forward = drafter.forward
+    monkeypatch.setattr(drafter, "forward", lambda *a: (take(SHORT), forward(*a))[1])
+    bench = DraftSteps(drafter, vocab=61, num_requests=2)
+    for shape in chain_shapes((32, 64)):
+        assert (shape.requests, shape.context) == (1, 32)
+        seconds = bench.seconds(shape, before=lambda: take(7.0))
+        assert seconds == pytest.approx(shape.rows * SHORT)
+    assert {shape.rows for shape in chain_shapes((32,))} == {2, 7}
 
 
 def test_splits_are_all_up_to_four_workers_and_then_powers_of_two():

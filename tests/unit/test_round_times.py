@@ -69,6 +69,25 @@ def test_policies_and_batches_are_priced_as_each_alone():
             assert both[index, column] == pytest.approx(alone[0, 0])
 
 
+def test_what_trees_keep_and_the_first_forward_of_a_row_and_more_messages_cost_their_seconds():
+    behaviour = Behaviour(2.0, 4.0, (0.5,), (2.0,), 5.0, 3.0, kept_trees=0.5, kept_nodes=9.0)
+    table = BehaviourTable.of([behaviour])
+
+    def more(batch: int, **terms: float) -> float:
+        cost = replace(COST, **terms)
+        now, then = (
+            round_seconds(table, c, batch=batch, context=100, is_apart=True) for c in (cost, COST)
+        )
+        return float((now - then)[0, 0])
+
+    assert more(4, reroot_tree=1e-3, reroot_kept=1e-4) == pytest.approx(4 * (0.5e-3 + 9e-4))
+    assert more(1, first_alone=1e-3) == pytest.approx(0.5e-3 + 1e-3)  # half of them miss
+    assert more(2, first_alone=1e-3) == 0.0
+    beside = replace(behaviour, overlapped=0.0)
+    table = BehaviourTable.of([beside])
+    assert more(4, link_each=1e-4) == pytest.approx(6e-4)
+
+
 def test_kept_trees_are_re_rooted_by_the_children_of_their_rows():
     def seconds(fanout: int, cost: RoundCost) -> float:
         behaviour = Behaviour(2.0, 4.0, (0.5,), (2.0,), 2.0, 3.0, fanout=fanout)
