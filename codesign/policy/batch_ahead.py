@@ -43,26 +43,27 @@ def next_forward(
     """
     num, fixed = len(gains), this.fixed + this.behind
     drafting = fixed + this.draft.at(num)
-    nodes: Worth
-    target: Worth
     # Only leaves whose children are verified would run.
     if isinstance(worth, list) and num <= FEW:
         nodes = sorted(worth + gains, reverse=True)
         target = this.target.listed(len(nodes) - 1)
-        count, tokens, _ = this.best_number(nodes, drafting)
+        count, tokens, _ = this.best_number(nodes, target, drafting)
+        last, before = target[count], target[count - 1]
+        nexts = nodes[count : count + 2]
     else:
-        nodes = np.concatenate((worth[::-1], numbers(gains)))
-        nodes.sort(kind="stable")  # merges what is sorted already
-        nodes = nodes[::-1]
-        target, tokens_N = this.target(len(nodes) - 1), nodes.cumsum()
-        values = this.value(tokens_N, target + drafting)
+        nodes_N = np.concatenate((worth[::-1], numbers(gains)))
+        nodes_N.sort(kind="stable")  # merges what is sorted already
+        nodes_N = nodes_N[::-1]
+        target_N, tokens_N = this.target(len(nodes_N) - 1), nodes_N.cumsum()
+        values = this.value(tokens_N, target_N + drafting)
         count = 1 + int(values[1:].argmax())
-        tokens = float(tokens_N[count])
-    level = max(float(nodes[count]), LEAST)
+        tokens, nexts = tokens_N.item(count), nodes_N[count : count + 2].tolist()
+        last, before = target_N.item(count), target_N.item(count - 1)
+    level = nexts[0] if nexts[0] > LEAST else LEAST
     rows = len([gain for gain in gains if gain >= level])
-    seconds = fixed + float(target[count]) + this.draft.at(rows)
+    seconds = fixed + last + this.draft.at(rows)
     value = this.value(tokens, seconds) if rows else 0.0
-    return value, least_gain(this, nodes, target, count, num, rate)
+    return value, least_gain(this, nexts, last - before, num, rate)
 
 
 def best_forwards(
@@ -96,7 +97,7 @@ def best_forwards(
     for number in range(1, most + 1):
         made.append(sorted(more))
         nodes = sorted(nodes + more, reverse=True)
-        count, tokens, _ = this.best_number(nodes, fixed + number * draft[num])
+        count, tokens, _ = this.best_number(nodes, target, fixed + number * draft[num])
         level = max(nodes[count], LEAST)
         # Only leaves whose children are verified would run.
         rows = [num - bisect_left(own, level) for own in made]
@@ -107,7 +108,8 @@ def best_forwards(
             best, chosen = value, (nodes, count)
         more = list(map(mul, more, confidence))
     nodes, count = chosen
-    return best, least_gain(this, nodes, target, count, num, rate), this.saved(fastest)
+    nexts, row = nodes[count : count + 2], target[count] - target[count - 1]
+    return best, least_gain(this, nexts, row, num, rate), this.saved(fastest)
 
 
 def saved_usually(this: BatchRound, num: int, confidence: float, most: int) -> float:
@@ -132,12 +134,7 @@ def saved_by_others(
 
 
 def least_gain(
-    this: BatchRound,
-    worth: Worth,
-    target: Worth,
-    count: int,
-    num: int,
-    rate: float,
+    this: BatchRound, nexts: list[float], target_row: float, num: int, rate: float
 ) -> float:
     """Least gain of a leaf that is worth its row in the next draft forward.
 
@@ -145,16 +142,16 @@ def least_gain(
 
     Args:
         this: The round.
-        worth: (1 + N,) with the nodes that the forward is to make.
-        target: (1 + N,) or more seconds of verifying 0, 1, 2, .. nodes.
-        count: How many nodes would be verified.
+        nexts: What the least of the nodes that would be verified is worth, the one that the forward
+            is to make among them, and the best of those left out, if any.
+        target_row: Seconds of the target's row that is verified last.
         num: Requests.
         rate: Tokens that a second is worth.
     """
-    saved = float(target[count] - target[count - 1]) * rate
-    other = float(worth[count + 1]) if count + 1 < len(worth) else 0.0
+    saved = target_row * rate
+    other = nexts[1] if len(nexts) > 1 else 0.0
     row = this.draft_row(num, rate)
-    return max(float(worth[count]), other + row, saved + row, LEAST)
+    return max(nexts[0], (other if other > saved else saved) + row, LEAST)
 
 
 def beats_plain(this: BatchRound, confidence: list[float], most: int, margin: float) -> bool:

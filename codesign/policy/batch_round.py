@@ -16,9 +16,9 @@ from codesign.policy.goodput import Goodput
 from codesign.policy.row_prices import Floats, RowPrices
 from codesign.policy.traffic import Traffic
 
-# Numbers up to which a list and plain loops are as fast as arrays, and faster where the host comes
-# from elsewhere: then numpy's code is far away.
-FEW = 64
+# Numbers up to which a list and plain loops are about as fast as arrays, and faster where the host
+# comes from elsewhere: then numpy's code is far away.
+FEW = 96
 Worth = list[float] | Floats  # (1 + N,): roots, then N nodes, descending; a list of ``FEW`` at most
 
 LEAST = 1e-9  # tokens or seconds: some are divided by, of some a logarithm is taken
@@ -137,7 +137,7 @@ class BatchRound:
         return tokens / self.plain_seconds / (seconds / self.plain_seconds) ** self._power
 
     def best_number(
-        self, worth: list[float], fixed: float, longest: float = inf
+        self, worth: list[float], prices: list[float], fixed: float, longest: float = inf
     ) -> tuple[int, float, float]:
         """How many nodes are verified with most value, if any are: number, tokens and value.
 
@@ -145,16 +145,15 @@ class BatchRound:
 
         Args:
             worth: As for ``best``.
-            fixed: Seconds of the round beside the target's forward.
+            prices: (1 + N,) or more seconds of the target's forward.
+            fixed: Seconds of the round beside it.
             longest: As for ``best``; of a number that takes longer the value is -1.
         """
-        tokens, is_simple = worth[0], self._power == 1.0
-        number, found, most = 0, tokens, -1.0
-        pairs = zip(worth, self.target.listed(len(worth) - 1), strict=False)
-        next(pairs)
-        for i, (one, price) in enumerate(pairs, 1):
-            tokens += one
-            seconds = price + fixed
+        tokens, number, most = worth[0], 0, -1.0
+        found, is_simple = tokens, self._power == 1.0
+        for i in range(1, len(worth)):
+            tokens += worth[i]
+            seconds = prices[i] + fixed
             value = tokens / seconds if is_simple else self.value(tokens, seconds)
             if value > most and seconds <= longest:
                 number, found, most = i, tokens, value
@@ -199,16 +198,23 @@ class BatchRound:
 
     def _best_of_few(self, worth: list[float], longest: float) -> Choice:
         fixed, tokens = self.fixed, worth[0]
-        number, level, seconds = 0, inf, self.target.listed(0)[0] + fixed
+        prices = self.target.listed(len(worth) - 1)
+        number, level, seconds = 0, inf, prices[0] + fixed
         if not self.awaited:
             seconds -= self.overhead
         value = self.value(tokens, seconds)
         if len(worth) > 1:
-            best, found, most = self.best_number(worth, fixed, longest)
+            best, found, most = self.best_number(worth, prices, fixed, longest)
             if most > value:
                 number, tokens, value, level = best, found, most, worth[best]
-                seconds = self.target.listed(best)[best] + fixed
+                seconds = prices[best] + fixed
         return Choice(value, self._power * tokens / seconds, tokens, number, level)
+
+    def foresee(self, most: int, num: int) -> None:
+        """Work out the prices of a look at up to so many nodes of so many requests."""
+        self.target.listed(min(most, FEW) + num)
+        if most > FEW:
+            self.target(most + num)
 
     def draft_row(self, num: int, rate: float) -> float:
         """Tokens that the seconds of a row of a draft forward would yield elsewhere.
@@ -220,7 +226,8 @@ class BatchRound:
         if self._draft_row is None:
             draft, context = self.draft.of, self.context
             self._draft_row = (draft(num + 1, context) - draft(1, context)) / num
-        return max(self._draft_row * rate, LEAST)
+        tokens = self._draft_row * rate
+        return tokens if tokens > LEAST else LEAST
 
     def saved(self, seconds_per_token: float) -> float:
         """Seconds per token of each request that drafting for all saves, against plain decoding.

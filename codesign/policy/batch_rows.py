@@ -71,10 +71,7 @@ def best_nodes(
     bounds = [log(choice.level) - SURE] * len(trees)
     if urgency is not None:
         bounds = [log(choice.level / one) - SURE for one in urgency.tolist()]
-    chosen = [
-        [n for n, weight in enumerate(tree.log_weights) if weight >= bound] or [0]
-        for tree, bound in zip(trees, bounds, strict=True)
-    ]
+    chosen = _nodes_above(trees, bounds)
     for i in [i for i, nodes in enumerate(chosen) if len(nodes) > most]:
         weights = trees[i].log_weights
         chosen[i] = sorted(chosen[i], key=weights.__getitem__, reverse=True)[:most]
@@ -82,6 +79,21 @@ def best_nodes(
     if excess > 0:
         _leave_equals(trees, chosen, bounds, excess)
     return chosen
+
+
+def _nodes_above(trees: Sequence[BudgetTree], bounds: Sequence[float]) -> list[list[int]]:
+    """(B,) nodes of each tree of its least log weight and above, its root at least.
+
+    A plain loop: of trees of so few nodes it takes two thirds of what comprehensions do.
+    """
+    found = []
+    for tree, bound in zip(trees, bounds, strict=True):
+        nodes = []
+        for node, weight in enumerate(tree.log_weights):
+            if weight >= bound:
+                nodes.append(node)
+        found.append(nodes or [0])
+    return found
 
 
 def _leave_equals(
@@ -107,8 +119,15 @@ def prospects(trees: Sequence[BudgetTree]) -> tuple[list[float], list[float]]:
     return [tree.confidence for tree in trees], tops
 
 
-def gains_of(trees: Sequence[BudgetTree]) -> list[float]:
-    """(B,) gain of each tree's likeliest leaf, as in batch_ahead.py; 0 without any."""
+def gains_of(trees: Sequence[BudgetTree], *, are_roots: bool = False) -> list[float]:
+    """(B,) gain of each tree's likeliest leaf, as in batch_ahead.py; 0 without any.
+
+    Args:
+        trees: B of them.
+        are_roots: No tree has any other node, and no root a row.
+    """
+    if are_roots:
+        return [tree.confidence if tree.max_depth else 0.0 for tree in trees]
     return [exp(ranked[0][0]) * tree.confidence if (ranked := tree.open) else 0.0 for tree in trees]
 
 
@@ -135,12 +154,13 @@ def leaves_worth(
     for i, gain in enumerate(gains):
         if gain < level:
             continue
-        # Least log chance; a leaf that gains just the level is at it to the last digit.
         tree = trees[i]
         ranked = tree.open
-        bound = log(level / gain) + ranked[0][0]
+        first, node = ranked[0]
+        # Least log chance; a leaf that gains just the level is at it to the last digit.
+        bound = log(level / gain) + first
         if (len(ranked) == 1 or ranked[1][0] < bound) and tree.num_expanded < MAX_TREE_ROWS:
-            leaves[i] = [ranked[0][1]]  # most often: its likeliest leaf pays, no other does
+            leaves[i] = [node]  # most often: its likeliest leaf pays, no other does
         else:
             leaves[i] = leaves_above(tree, width, bound)
     return leaves

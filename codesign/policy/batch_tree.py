@@ -62,7 +62,7 @@ from codesign.policy.repeating import Repeating, likeliest_children
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.traffic import COLD, Traffic, rows_behind
 from codesign.policy.tree import DraftTree
-from codesign.policy.urgency import urgencies
+from codesign.policy.urgency import Urgency
 
 Leaves = list[list[int]]
 Promise = tuple[float, float]  # value of the round, and the least gain of a leaf worth its row
@@ -107,6 +107,8 @@ class BatchTree(Repeating):
         self._slo_tpot = goodput.slo_tpot
         self._was_plain = True
         self._num_rounds = 0
+        self._are_roots = True  # of all trees, nothing else is drafted
+        self._last_rows = 0  # of a draft forward that is not counted yet
 
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
         if self._begins_repeat(trees, progress):
@@ -114,32 +116,28 @@ class BatchTree(Repeating):
         own = cast("Sequence[BudgetTree]", trees)
         batch, context = self._begin_looks(trees, self.calibration.num_confidences)
         this = self._round
-        self._urgency = urgencies(progress, this.target.of(batch, context), self._slo_tpot)
+        self._urgency = Urgency(progress, this.target.of(batch, context), self._slo_tpot)
         self._choice = this.plain  # the best of what is drafted
         self._saved = 0.0  # seconds per token of each request, by drafting for all
+        self._last_rows = 0
         self.drafting_beside.may_draft = True
-        if own:
-            self._learn_confidence(own)
+        if not self._was_plain:
+            # What new requests start with: of those that draft, so that a hard batch does not stay.
+            self.calibration.take_in([tree.confidence for tree in own if tree.prefix_len])
 
     @property
     def mean_confidence(self) -> float:
         """See ``Repeating``."""
         return self.calibration.confidence
 
-    def _learn_confidence(self, trees: Sequence[BudgetTree]) -> None:
-        """What new requests start with: of those that draft, so that a hard batch does not stay."""
-        if self._was_plain:
-            return
-        self.calibration.take_in([tree.confidence for tree in trees if tree.prefix_len])
-
     # Draft forwards that the target waits for.
 
     def leaves(self, trees: Sequence[DraftTree], done: int) -> Leaves:
         if self.repeats:
             return self._likeliest_leaves(trees, done)
-        own, this = cast("Sequence[BudgetTree]", trees), self._round
+        own = cast("Sequence[BudgetTree]", trees)
         if done:
-            this.wait_for(this.draft.at(self._last_rows))
+            self._await_forward()
             if self._cold:
                 self._cold = [i for i in self._cold if not own[i].num_expanded]
         else:
@@ -152,14 +150,14 @@ class BatchTree(Repeating):
         margin = MARGIN if self._was_plain and not done else 0.0
         leaves = self._worthwhile(own, left, margin)
         self._last_rows = sum(map(len, leaves))
-        if not done:
+        if not done and any(self._behind):
             pairs = zip(self._behind, leaves, strict=True)
             self._last_rows += sum([more for more, nodes in pairs if nodes])
         return leaves
 
     def _find_missing(self, trees: Sequence[BudgetTree]) -> None:
         """Whom the draft has not run for, and whose last token runs with the first forward."""
-        missing = [tree.missing for tree in trees]
+        missing = [tree.base_len - 1 - tree.prefix_len for tree in trees]
         most = max(missing, default=0)
         self._cold = [] if most < COLD else [i for i, n in enumerate(missing) if n >= COLD]
         self._behind = missing if most <= 1 else rows_behind(missing)
@@ -170,15 +168,19 @@ class BatchTree(Repeating):
     def _choose(self, trees: Sequence[BudgetTree]) -> Choice:
         """The nodes of the best quotient: the heaviest of all requests."""
         this = self._round
+        # A tree without a row is its root alone: this is told without a look at its nodes.
+        self._are_roots = not sum([tree.num_expanded for tree in trees])
         # Of the roots, and the chances of all drafted nodes.
-        self._worth = worth_of_nodes(trees, this.roots, self._spec.rows)
+        self._worth = [this.roots]
+        if not self._are_roots:
+            self._worth = worth_of_nodes(trees, this.roots, self._spec.rows)
         if len(self._worth) == 1 and not this.awaited:
             return this.plain
         return this.best(self._worth)
 
     def _worthwhile(self, trees: Sequence[BudgetTree], left: int, margin: float) -> Leaves:
         """Leaves of the next forward; none if it does not pay."""
-        gains = gains_of(trees)
+        gains = gains_of(trees, are_roots=self._are_roots)
         if self._spec.is_async:
             for i in self._cold:  # what it missed is run beside the verification: it may be long
                 gains[i] = 0.0
@@ -193,8 +195,8 @@ class BatchTree(Repeating):
         if value <= least:
             return no_leaves(trees)
         level = min(level, max(gains))
-        are_roots = len(self._worth) == 1
-        return leaves_worth(trees, self._spec.width, gains, level, are_roots=are_roots)
+        width, are_roots = self._spec.width, len(self._worth) == 1
+        return leaves_worth(trees, width, gains, level, are_roots=are_roots)
 
     def _promised(
         self, trees: Sequence[BudgetTree], gains: list[float], left: int, least: float
@@ -257,10 +259,13 @@ class BatchTree(Repeating):
     def _best_nodes(self, trees: Sequence[BudgetTree]) -> Leaves:
         """The nodes of the best choice, or of one that urgent requests have more of."""
         this, choice = self._round, self._choice
-        if choice.rows and self._urgency is not None:
-            roots = float(self._urgency.sum()) + this.batch - len(trees)
-            choice = this.best(worth_of_nodes(trees, roots, self._spec.rows, self._urgency))
-        return best_nodes(trees, choice, self._spec.rows, self._urgency)
+        if not choice.rows:
+            return [[0] for _ in trees]
+        most, urgency = self._spec.rows, self._urgency.weights
+        if urgency is not None:
+            roots = float(urgency.sum()) + this.batch - len(trees)
+            choice = this.best(worth_of_nodes(trees, roots, most, urgency))
+        return best_nodes(trees, choice, most, urgency)
 
     def _conclude(self, own: Sequence[BudgetTree], num_rows: int) -> None:
         """What follows from a round that verifies so many nodes."""
@@ -280,6 +285,17 @@ class BatchTree(Repeating):
     def settle(self) -> None:
         super().settle()
         self.calibration.settle()
+        if self._last_rows:  # a draft forward runs: what the look behind it needs
+            most = len(self._worth) + self.fanout * self._last_rows
+            self._round.foresee(most, len(self._behind))
+            self._await_forward()
+            self._urgency.find()
+
+    def _await_forward(self) -> None:
+        """Count what the last draft forward takes, once: while it runs, or else behind it."""
+        if self._last_rows:
+            self._round.wait_for(self._round.draft.at(self._last_rows))
+            self._last_rows = 0
 
     def _is_worth_reading(self) -> bool:
         this, choice = self._round, self._choice

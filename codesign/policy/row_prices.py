@@ -17,10 +17,11 @@ Floats = NDArray[np.float64]
 
 _FAR = 4096.0  # tokens of context by which its price is found
 _SPARE, _NEXT = 256, 8  # rows beyond those that are asked for: more will be, ever and in a round
-_FIRSTS = 128  # rows whose prices are listed from a list
+_FIRSTS = 320  # rows whose prices are listed from a list
 _NOTHING: Floats = np.empty(0)
 _Row = tuple[float, float]  # seconds without context of so many rows, for each token of it
-_NONE_KNOWN: tuple[Floats, Floats, list[_Row]] = _NOTHING, _NOTHING, []
+_Known = tuple[Floats, Floats, Floats, list[_Row]]
+_NONE_KNOWN: _Known = _NOTHING, _NOTHING, _NOTHING, []
 
 
 class RowPrices:
@@ -33,8 +34,9 @@ class RowPrices:
 
     def __init__(self, step: StepTime, each: float = 0.0) -> None:
         self._step, self.each = step, each
-        self._known: dict[int, tuple[Floats, Floats, list[_Row]]] = {}  # see ``_find``; by requests
+        self._known: dict[int, _Known] = {}  # see ``_find``; by requests
         self._batch = -1  # none yet
+        self._longest = 0  # list of prices that was asked for lately
         self.begin(0, 0, 0)
 
     def begin(self, batch: int, context: int, base: int, more: float = 0.0) -> None:
@@ -49,8 +51,10 @@ class RowPrices:
         self._context, self._base, self._more = context, base, more
         if batch != self._batch:
             self._batch = batch
-            self._fixed, self._per_context, self._firsts = self._known.get(batch, _NONE_KNOWN)
+            known = self._known.get(batch, _NONE_KNOWN)
+            self._fixed, self._per_context, self._above, self._firsts = known
             self._num_found = len(self._fixed)
+            self._longest = 0
         self._prices = _NOTHING  # from ``base`` on; worked out when first asked for
         self._listed: list[float] = []  # the same
         self._single: dict[int, float] = {}  # the same, of those that were asked for by ``at``
@@ -71,7 +75,7 @@ class RowPrices:
     def __call__(self, count: int) -> Floats:
         """(count + 1,) the same of 0, ..., ``count`` rows above the base; read-only."""
         if count >= len(self._prices):
-            self._work_out(self._base + count)
+            self._work_out(count)
         return self._prices[: count + 1]
 
     def listed(self, count: int) -> list[float]:
@@ -79,7 +83,8 @@ class RowPrices:
         if count >= (known := len(self._listed)):
             first, last = self._base + known, self._base + count + _NEXT
             if last > len(self._firsts):
-                return self(count).tolist()
+                self._listed = self(count).tolist()
+                return self._listed
             context, more, each = self._context, self._more, self.each
             self._listed += [
                 context * per_context + more + fixed + each * i
@@ -93,15 +98,19 @@ class RowPrices:
             self._single[count] = price = self.of(self._base + count, self._context)
         return price
 
-    def _work_out(self, last: int) -> None:
-        if last >= self._num_found:
-            self._find(last)
-        wanted = slice(self._base, 2 * last + _SPARE)  # more will be asked for in this round
-        self._prices = self._context * self._per_context[wanted] + self._more
-        self._prices += self._fixed[wanted]
+    def _work_out(self, count: int) -> None:
+        # At once as many as in rounds before; of more there will be more.
+        self._longest = max(self._longest, count + _SPARE // 2 if len(self._prices) else count + 1)
+        first, end = self._base, self._base + self._longest
+        if end > self._num_found:
+            self._find(end)
+        prices = self._context * self._per_context[first:end]
+        prices += self._more
+        prices += self._fixed[first:end]
         if self.each:
-            self._prices += self.each * np.arange(len(self._prices))
-        self._prices.flags.writeable = False
+            prices += self._above[: end - first]
+        prices.flags.writeable = False
+        self._prices = prices
 
     def _find(self, last: int) -> None:
         """Seconds without context of 0, 1, 2, .. rows, and those for each token of it."""
@@ -109,9 +118,10 @@ class RowPrices:
         self._fixed = self._step.of_arrays(rows, 0.0, self._batch)
         far = self._step.of_arrays(rows, _FAR, self._batch)
         self._per_context = (far - self._fixed) / _FAR
+        self._above = (self.each * rows).astype(np.float64, copy=False)
         firsts = self._fixed[:_FIRSTS].tolist(), self._per_context[:_FIRSTS].tolist()
         self._firsts = list(zip(*firsts, strict=True))
-        self._known[self._batch] = self._fixed, self._per_context, self._firsts
+        self._known[self._batch] = self._fixed, self._per_context, self._above, self._firsts
         self._num_found = len(rows)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -15,6 +16,28 @@ from codesign.policy.row_prices import Floats
 
 MOST_URGENT = 2.0  # weight of a token of a request that is behind its target
 HOPELESS = 1.5  # times its target per token, from which a request counts like any other
+
+
+class Urgency:
+    """What a token of each request of a round weighs, found when first needed: most never are.
+
+    Args:
+        progress: Of B requests.
+        step: Seconds of a plain round.
+        slo_tpot: Target per token of those that have none of their own.
+    """
+
+    def __init__(self, progress: Sequence[Progress], step: float, slo_tpot: float | None) -> None:
+        self._found = partial(urgencies, progress, step, slo_tpot)
+
+    @cached_property
+    def weights(self) -> Floats | None:
+        """As of ``urgencies``."""
+        return self._found()
+
+    def find(self) -> None:
+        """Find them now, as there is time."""
+        _ = self.weights
 
 
 def urgencies(progress: Sequence[Progress], step: float, slo_tpot: float | None) -> Floats | None:

@@ -70,6 +70,7 @@ def _round(
     leaves = policy.leaves(trees, 0)
     spent, done = perf_counter() - start, 0
     while any(leaves):
+        policy.settle()  # beside the draft's forward
         _expand(trees, leaves, draws)
         done += 1
         others += 1.0

@@ -21,10 +21,10 @@ from codesign.candidate import Candidate
 from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
-from codesign.policy import batch_ahead, batch_rows
+from codesign.policy import batch_ahead, batch_round, batch_rows
 from codesign.policy.batch_ahead import next_forward
 from codesign.policy.batch_round import Choice
-from codesign.policy.batch_rows import best_nodes, leaves_worth
+from codesign.policy.batch_rows import best_nodes, gains_of, leaves_worth
 from codesign.policy.batch_tree import MARGIN, BatchTree
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration, StepTime
@@ -237,14 +237,28 @@ def test_every_decision_is_the_same_by_lists_and_by_arrays(label, batch, seed, w
     decided = []
     for few in (0, 8, 1000):
         with ExitStack() as patches:
-            for module in (batch_rows, batch_ahead):
+            for module in (batch_rows, batch_ahead, batch_round):
                 patches.enter_context(mock.patch.object(module, "FEW", few))
-            decided.append(decisions(label, batch, seed, waiting))
+            decided.append(decisions(label, batch, seed, waiting, settles=1))
     assert decided[0] == decided[1] == decided[2]
 
 
-def decisions(label: str, batch: int, seed: int, waiting: int) -> list[list[list[int]]]:
-    """What is drafted and verified in rounds of requests that come, go, and differ."""
+@pytest.mark.parametrize("label", ["batch-tree-16x2x8", "async-batch-tree-16x2x4"])
+@settings(max_examples=25, deadline=None)
+@given(batch=st.integers(1, 40), seed=st.integers(0, 2**32), waiting=st.integers(0, 2))
+def test_no_decision_depends_on_what_is_settled_while_a_forward_runs(label, batch, seed, waiting):
+    never, once, often = (decisions(label, batch, seed, waiting, settles=n) for n in (0, 1, 3))
+    assert never == once == often
+
+
+def decisions(
+    label: str, batch: int, seed: int, waiting: int, *, settles: int = 0
+) -> list[list[list[int]]]:
+    """What is drafted and verified in rounds of requests that come, go, and differ.
+
+    Args:
+        settles: How often the policy is told that a forward of the draft runs, while it does.
+    """
     draws = np.random.default_rng(seed)
     policy = policy_of(label, target=STAIRS, slo_tpot=0.02, deciding=5e-5)
     trees, found = trees_of(policy, batch), []
@@ -257,6 +271,8 @@ def decisions(label: str, batch: int, seed: int, waiting: int) -> list[list[list
         done = 0
         while any(leaves := policy.leaves(trees, done)):
             found.append(leaves)
+            for _ in range(settles):
+                policy.settle()
             run(trees, leaves, random_chances(draws, batch))
             done += 1
         found.append(policy.select(trees))
@@ -368,7 +384,7 @@ def test_urgency_is_that_of_this_round_s_batch_whatever_was_there_before():
         )
         for count in (before, 2):
             policy.begin(trees_of(policy, count), [Progress(0.55, 10)] * count)
-        urgency.append(policy._urgency.tolist())
+        urgency.append(policy._urgency.weights.tolist())
     assert urgency[0] == urgency[1]
     assert 1.0 < urgency[0][0] < MOST_URGENT
 
@@ -807,3 +823,6 @@ def test_of_roots_alone_the_same_pay_as_where_each_tree_is_searched(gains, share
     found = [leaves_worth(trees, 2, gains, level, are_roots=roots) for roots in (True, False)]
     assert found[0] == found[1]
     assert any(found[0])
+    trees[0].max_depth = 0
+    trees[0]._reset(9)
+    assert gains_of(trees, are_roots=True) == gains_of(trees)
