@@ -13,8 +13,8 @@ count, nor what the host does while it would wait for a GPU anyway:
     last    from the last expansion's answer to the target's step
     beside  between two expansions beside the target's step: the GPU waits that drafts
 
-Asynchronous policies answer within the same process, with messages as between two. Of several runs
-the quietest is told.
+Asynchronous policies answer within the same process, with messages as between two. Several runs do
+the same; of each window the quickest is told.
 
 Policies that decide by step times are told some by which no draft forward pays: they rest; with
 ``--pays`` others by which many do. With ``--cold`` the caches are filled with other numbers during
@@ -27,12 +27,13 @@ import argparse
 import hashlib
 import json
 import pstats
-import statistics
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.host_windows import VOCABULARY, WARM_UP, Windows
@@ -72,38 +73,31 @@ def serve(
         return gpu_run.run_on_ranks(replace(setup, draft_ranks=0), candidate, asked)
 
 
-def summary(run: EngineRun, windows: Windows) -> dict[str, Any]:
-    """Microseconds of windows, and a digest of what was decided."""
+def decided(run: EngineRun) -> dict[str, Any]:
+    """A digest of what was decided, and how much that was."""
     rounds = run.records.rounds
     names = ("rows", "num_expansions", "draft_rows", "num_emitted_tokens")
     told = repr((run.outputs, [rounds.column(name).tolist() for name in names]))
     emitted, batch = rounds.column("num_emitted_tokens").sum(), rounds.column("batch").sum()
-    found: dict[str, Any] = {
+    return {
         "decided": hashlib.blake2b(told.encode(), digest_size=6).hexdigest(),
         "rounds": len(rounds),
         "tokens_a_round": round(float(emitted / batch), 2),
     }
-    for name, seconds in windows.seconds.items():
-        if len(seconds) > 2 * WARM_UP:
-            tenths = statistics.quantiles([1e6 * s for s in seconds[WARM_UP:]], n=10)
+
+
+def quickest(runs: Sequence[Windows]) -> dict[str, dict[str, float]]:
+    """Microseconds of each kind of window, of each window the least: runs do the same."""
+    found = {}
+    for name in runs[0].seconds:
+        least_N = np.min([run.seconds[name] for run in runs], axis=0)[WARM_UP:]
+        if len(least_N) > WARM_UP:
+            figures = [*np.quantile(least_N, (0.1, 0.5, 0.9)), least_N.mean()]
+            names = ("p10", "median", "p90", "mean")
             found[f"{name}_us"] = {
-                "p10": round(tenths[0], 1),
-                "median": round(tenths[4], 1),
-                "p90": round(tenths[8], 1),
-                "mean": round(1e6 * statistics.mean(seconds[WARM_UP:]), 1),
+                kind: round(1e6 * float(figure), 1)
+                for kind, figure in zip(names, figures, strict=True)
             }
-    return found
-
-
-def quietest(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of each window the least of every figure, and all that was decided.
-
-    Policies that time their own looks may decide otherwise in every run.
-    """
-    found = runs[0] | {"decided": sorted({run["decided"] for run in runs})}
-    for name, figures in found.items():
-        if name.endswith("_us"):
-            found[name] = {kind: min(run[name][kind] for run in runs) for kind in figures}
     return found
 
 
@@ -122,16 +116,17 @@ def main() -> None:
     expansions = spec.expansions if spec.kind == "tree" else spec.max_depth
     requests = options.requests or max(16, 4 * options.batch)
     how = {"requests": requests, "batch": options.batch, "pays": options.pays}
-    runs = []
+    runs: dict[str, list[Windows]] = {}  # by what was decided: a policy may time its own looks
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         write_random_pair(Path(folder), small_config(layers=1, vocabulary=VOCABULARY))
         for _ in range(options.repeat):
             windows = Windows(expansions, options.profile, is_cold=options.cold)
-            run = serve(Path(folder), spec, windows, **how)
-            runs.append(summary(run, windows))
+            found = decided(serve(Path(folder), spec, windows, **how))
+            runs.setdefault(found["decided"], []).append(windows)
             if options.profile:
                 pstats.Stats(windows.profile).sort_stats("tottime").print_stats(45)
-    print(json.dumps(quietest(runs)))
+    print(json.dumps(found | quickest(runs[found["decided"]])))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codesign.policy.cost import Calibration
+from codesign.policy.light import light
 from codesign.policy.options import AS_THE_RUN, RequestOptions
 
 
@@ -46,7 +47,7 @@ class PromptRows:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class RequestVerdict:
     """What the target emitted for one request.
 
@@ -63,7 +64,7 @@ class RequestVerdict:
     is_finished: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class Verdict:
     """One message from the target to the draft.
 
@@ -94,7 +95,7 @@ class Verdict:
     sharing: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class RequestCandidates:
     """A tree for the target to verify: row 0 is the last committed token.
 
@@ -109,7 +110,7 @@ class RequestCandidates:
     chances: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class Candidates:
     """One message from the draft to the target, in answer to the verdict of the same round."""
 
@@ -117,7 +118,7 @@ class Candidates:
     requests: tuple[RequestCandidates, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class KVMove:
     """Rows of a request's slab that survive, in their new order.
 
@@ -132,7 +133,7 @@ class KVMove:
     rows: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class ExpansionRows:
     """Rows of one request in a draft forward.
 
@@ -157,7 +158,7 @@ class ExpansionRows:
     trust: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class Growth:
     """What a tree will be grown from behind an expansion: all that the next choices depend on.
 
@@ -189,7 +190,7 @@ class Growth:
     calibration: Calibration
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class VerifyRows:
     """Rows of one request in a target forward.
 

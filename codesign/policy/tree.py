@@ -15,15 +15,16 @@ clock or draw random numbers. The simulator and the engine both run this very cl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp
+
+from codesign.policy.light import light
 
 UNEXPANDED = -1
 NO_PARENT = -1
 _NO_CHILDREN: dict[int, int] = {}  # shared by all leaves, which are most nodes; never written to
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class Selection:
     """Nodes that the target is asked to verify, parents before children.
 
@@ -38,7 +39,7 @@ class Selection:
     parents: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class Reroot:
     """What became of the tree when the target's tokens arrived.
 

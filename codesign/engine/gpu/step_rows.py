@@ -22,6 +22,7 @@ from torch import Tensor
 
 from codesign.engine.gpu.mailbox import Words
 from codesign.kernels.attention_shares import SPAN, Crowd
+from codesign.policy.light import light
 from codesign.policy.protocol import ExpansionRows, VerifyRows
 from codesign.policy.speculation import MAX_TREE_ROWS
 
@@ -75,7 +76,7 @@ class Move(NamedTuple):
     target: int
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class RequestRows:
     """Rows of one request, for a target or a draft alike.
 
@@ -188,11 +189,11 @@ def pack_step(
     else:
         message = idle.copy()
     into = message.data
-    message[REQUESTS] = len(requests)
-    message[SPANS] = sum([request.context // SPAN + 1 for request in requests])
     columns = _columns(requests[0], 0) if len(requests) == 1 else _joined(requests)
-    message[ROWS] = len(columns[TOKEN])
-    pack, at = _pack(len(columns[TOKEN])), 4 * HEADER
+    num_rows = len(columns[TOKEN])
+    spans = sum([request.context // SPAN + 1 for request in requests])
+    _pack(3)(into, 4 * ROWS, num_rows, len(requests), spans)
+    pack, at = _pack(num_rows), 4 * HEADER
     for words in columns:
         pack(into, at, *words)
         at += 4 * bucket
@@ -249,9 +250,19 @@ def _columns(request: RequestRows, first: int) -> tuple[Sequence[int], ...]:
 def _joined(requests: Sequence[RequestRows]) -> Sequence[Sequence[int]]:
     """The same of several requests, or of none."""
     columns: list[list[int]] = [[] for _ in COLUMNS]
+    tokens, positions, slots, kv_rows, prefixes, parents, firsts, lows, highs = columns
     for request in requests:
-        for column, words in zip(columns, _columns(request, len(columns[TOKEN])), strict=True):
-            column += words
+        first, count, context = len(tokens), len(request.tokens), request.context
+        key = request.noise_key
+        tokens += request.tokens
+        positions += request.positions
+        slots += (request.slot,) * count
+        kv_rows += range(context, context + count)
+        prefixes += request.prefixes
+        parents += [first + parent if parent >= 0 else -1 for parent in request.parents]
+        firsts += (first,) * count
+        lows += (_signed(key & 0xFFFFFFFF),) * count
+        highs += (_signed(key >> 32),) * count
     return columns
 
 
