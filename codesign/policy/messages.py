@@ -6,6 +6,7 @@ See codesign/policy/protocol.py. Must not import torch or read a clock.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from codesign.policy.cost import Calibration
 from codesign.policy.light import light
@@ -211,8 +212,24 @@ class VerifyRows:
     chances: tuple[float, ...] = ()
 
     def ancestors(self) -> list[list[int]]:
-        """Rows that each row sees besides the prefix, its own included."""
-        seen: list[list[int]] = []
-        for row, parent in enumerate(self.parents):
-            seen.append([row] if parent < 0 else [*seen[parent], row])
-        return seen
+        """Rows that each row sees besides the prefix, its own included; not to be changed."""
+        return ancestors_of(self.parents)
+
+
+# The same few hundred shapes come again and again, unless trees are large.
+@lru_cache(maxsize=512)
+def ancestors_of(parents: tuple[int, ...]) -> list[list[int]]:
+    """Rows on the path to each row of a tree, its own included; not to be changed."""
+    seen: list[list[int]] = []
+    for row, parent in enumerate(parents):
+        seen.append([row] if parent < 0 else [*seen[parent], row])
+    return seen
+
+
+@lru_cache(maxsize=512)
+def depths_of(parents: tuple[int, ...]) -> tuple[int, ...]:
+    """Depth of each row of a tree; 0 of its root."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return tuple(depths)
