@@ -245,14 +245,12 @@ class DraftSide:
             return Candidates(round_number)
         entries = []
         for (request_id, request), nodes in zip(self._requests.items(), chosen, strict=True):
-            selection = request.tree.select(nodes)
+            tree, base_len = request.tree, len(request.committed)
+            selection = tree.select(nodes)
+            chances = tree.chances(selection.nodes)
             entries.append(
                 RequestCandidates(
-                    request_id,
-                    len(request.committed),
-                    selection.tokens,
-                    selection.parents,
-                    request.tree.chances(selection.nodes),
+                    request_id, base_len, selection.tokens, selection.parents, chances
                 )
             )
         return Candidates(round_number, tuple(entries))

@@ -117,13 +117,16 @@ class DraftTree:
         A child's weight never exceeds its parent's, and children exist only below expanded
         nodes, so every leaf's parent has a KV row. Ties go to the older node.
         """
-        if self._open is None:
+        if self._open is None and len(self.slots) == 1:
+            self._open = [0] if self.slots[0] == UNEXPANDED and self.max_depth > 0 else []
+        elif self._open is None:
             depths, deepest, slots = self.depths, self.max_depth, self.slots
             self._open = [
                 n for n, slot in enumerate(slots) if slot == UNEXPANDED and depths[n] < deepest
             ]
         # Nearly sorted already, and stable, so that equal weights stay in creation order.
-        self._open.sort(key=self.log_weights.__getitem__, reverse=True)
+        if len(self._open) > 1:
+            self._open.sort(key=self.log_weights.__getitem__, reverse=True)
         return self._open[:width]
 
     def _heaviest(self, nodes: Sequence[int], count: int) -> list[int]:
@@ -240,12 +243,12 @@ class DraftTree:
 
     def select(self, nodes: Sequence[int]) -> Selection:
         """Order ``nodes`` (connected, root included) so that parents come before children."""
-        ordered = sorted(nodes)
-        index = {node: i for i, node in enumerate(ordered)}
+        ordered, tokens, parents = sorted(nodes), self.tokens, self.parents
+        index = dict(zip(ordered, range(len(ordered)), strict=True))
         return Selection(
-            nodes=tuple(ordered),
-            tokens=tuple([self.tokens[n] for n in ordered]),
-            parents=tuple([index.get(self.parents[n], NO_PARENT) for n in ordered]),
+            tuple(ordered),
+            tuple([tokens[n] for n in ordered]),
+            (NO_PARENT, *[index[parents[n]] for n in ordered[1:]]),
         )
 
     def reroot(self, verified: Sequence[int]) -> Reroot:

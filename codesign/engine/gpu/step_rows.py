@@ -157,7 +157,7 @@ def rows_to_expand(rows: ExpansionRows, slot: int, *, skip: int = 0) -> RequestR
     length = positions[-1] + 1 - prefixes[-1]
     assert len(paths[-1]) == length, f"a row at {positions[-1]} sees {len(paths[-1])} tree rows"
     parents = (-1,) * count
-    if count <= SMALL_TREE:
+    if count <= SMALL_TREE and rows.visible is not None:
         block = _path_block(paths)
         return RequestRows(slot, tokens, positions, context, prefixes, (), parents, 0, block)
     return RequestRows(slot, tokens, positions, context, prefixes, paths, parents)
@@ -241,6 +241,9 @@ def _pack_paths(into: memoryview, requests: Sequence[RequestRows], at: int) -> N
             end = at + len(request.path_block)
             flat[at:end] = request.path_block
             at = end
+            continue
+        if not request.paths[-1]:  # rows that follow one another
+            at += 4 * MAX_PATH * len(request.tokens)
             continue
         for path, position, prefix in zip(
             request.paths, request.positions, request.prefixes, strict=True
