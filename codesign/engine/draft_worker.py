@@ -6,16 +6,16 @@ The same worker runs in the target's process (serial) and in a process of its ow
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
 from codesign.engine.drafter import AheadDrafter, Drafter
+from codesign.policy.light import light
 from codesign.policy.protocol import Candidates, DraftSide, ExpansionRows, PromptRows, Verdict
 from codesign.policy.speculation import Speculation
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class DraftTimes:
     """When the draft worked on an answer. Seconds of ``perf_counter``, one clock per host.
 

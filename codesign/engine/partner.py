@@ -6,12 +6,12 @@ know where they come from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
 from codesign.engine.draft_worker import DraftTimes, DraftWorker
 from codesign.errors import HardwareError
+from codesign.policy.light import light
 from codesign.policy.protocol import Candidates, Verdict
 
 
@@ -23,7 +23,7 @@ class TargetLostError(HardwareError):
     """A process that holds a part of the target is gone; the run ends with what it has."""
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class Answer:
     """Candidates, and where their time went.
 

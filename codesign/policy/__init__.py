@@ -15,7 +15,7 @@ predicted step times, the engine runs the same objects under the wall clock with
     cost, host_cost     seconds of a step; goodput: of a round, and its tokens
     features            draft heads that read the target's features
     online_calibration, traffic  what is learned while requests run
-    protocol            a round as two state machines: draft_side, target_side, messages
+    protocol            a round as two state machines: draft_side, target_side, messages (light)
     tree, walk          a request's draft tree, and its verification
     batching, routing   which requests share a step, and which replica serves one
     kv_memory           prompt blocks that outlive their request

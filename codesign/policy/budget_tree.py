@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from codesign.policy.online_calibration import Judged, OnlineCalibration
-from codesign.policy.tree import UNEXPANDED, DraftTree, Reroot
+from codesign.policy.tree import UNEXPANDED, DraftTree, Reroot, add_one_by_one
 
 LEAST_CHANCE = math.log(0.02)  # of a sibling of the likeliest child; others never get a row
 LEAST_PATH = math.log(0.01)  # the same, of all tokens that lead to it
@@ -61,6 +61,12 @@ class BudgetTree(DraftTree):
         if self.depths[node] + 1 < self.max_depth:
             self.open += [(weight + chance, first + i) for i, chance in enumerate(chances)]
             self.open.sort(key=_heaviest)
+
+    def add_answer(
+        self, nodes: Sequence[int], tokens: Sequence[Sequence[int]], log_probs: Sequence[float]
+    ) -> None:
+        """See DraftTree.add_answer."""
+        add_one_by_one(self, nodes, tokens, log_probs)
 
     def reroot(self, verified: Sequence[int]) -> Reroot:
         """See DraftTree.reroot."""

@@ -236,12 +236,13 @@ class DraftSide:
             tokens: Per node of ``rows`` the likeliest tokens, at most ``policy.fanout`` are used.
             log_probs: Their log probabilities, descending.
         """
-        add_children = self._requests[rows.request_id].tree.add_children
-        fanout, weigh = self.policy.fanout, self.policy.weigh
-        for node, node_tokens, node_log_probs in zip(rows.nodes, tokens, log_probs, strict=True):
-            if len(node_tokens) > fanout:
-                node_tokens, node_log_probs = node_tokens[:fanout], node_log_probs[:fanout]
-            add_children(node, node_tokens, weigh(node_log_probs))
+        policy = self.policy
+        fanout, tree = policy.fanout, self._requests[rows.request_id].tree
+        if max(map(len, tokens)) > fanout:
+            tokens = [node_tokens[:fanout] for node_tokens in tokens]
+            log_probs = [node_log_probs[:fanout] for node_log_probs in log_probs]
+        weights = policy.weigh([log_prob for of_node in log_probs for log_prob in of_node])
+        tree.add_answer(rows.nodes, tokens, weights)
 
     def candidates(self, round_number: int) -> Candidates:
         """The trees to verify, none if all are roots alone; after a round began with a look."""
@@ -250,14 +251,12 @@ class DraftSide:
             return Candidates(round_number)
         entries = []
         for (request_id, request), nodes in zip(self._requests.items(), chosen, strict=True):
-            selection = request.tree.select(nodes)
+            tree, base_len = request.tree, len(request.committed)
+            selection = tree.select(nodes)
+            chances = tree.chances(selection.nodes)
             entries.append(
                 RequestCandidates(
-                    request_id,
-                    len(request.committed),
-                    selection.tokens,
-                    selection.parents,
-                    request.tree.chances(selection.nodes),
+                    request_id, base_len, selection.tokens, selection.parents, chances
                 )
             )
         return Candidates(round_number, tuple(entries))
@@ -279,16 +278,15 @@ class DraftSide:
         context = tree.prefix_len + tree.num_expanded
         missing = request.committed[tree.prefix_len : -1] if tree.slots[0] < 0 else []
         tree.expand(nodes)
-        root = tree.base_len - 1
-        depths = tree.depths
+        root, tokens, depths = tree.base_len - 1, tree.tokens, tree.depths
         return ExpansionRows(
-            request_id=request_id,
-            tokens=(*missing, *[tree.tokens[n] for n in nodes]),
-            positions=(*range(root - len(missing), root), *[root + depths[n] for n in nodes]),
-            nodes=tuple(nodes),
-            visible=None if nodes[0] == 0 else tuple([tree.visible_slots(n) for n in nodes]),
-            context=context,
-            trust=tree.trust(nodes),
+            request_id,
+            (*missing, *[tokens[n] for n in nodes]),
+            (*range(root - len(missing), root), *[root + depths[n] for n in nodes]),
+            tuple(nodes),
+            None if nodes[0] == 0 else tuple([tree.visible_slots(n) for n in nodes]),
+            context,
+            tree.trust(nodes),
         )
 
 

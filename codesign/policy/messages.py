@@ -6,8 +6,10 @@ See codesign/policy/protocol.py. Must not import torch or read a clock.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from codesign.policy.cost import Calibration
+from codesign.policy.light import light
 from codesign.policy.options import AS_THE_RUN, RequestOptions
 
 
@@ -46,7 +48,7 @@ class PromptRows:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class RequestVerdict:
     """What the target emitted for one request.
 
@@ -63,7 +65,7 @@ class RequestVerdict:
     is_finished: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class Verdict:
     """One message from the target to the draft.
 
@@ -94,7 +96,7 @@ class Verdict:
     sharing: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class RequestCandidates:
     """A tree for the target to verify: row 0 is the last committed token.
 
@@ -109,7 +111,7 @@ class RequestCandidates:
     chances: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class Candidates:
     """One message from the draft to the target, in answer to the verdict of the same round."""
 
@@ -117,7 +119,7 @@ class Candidates:
     requests: tuple[RequestCandidates, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class KVMove:
     """Rows of a request's slab that survive, in their new order.
 
@@ -132,7 +134,7 @@ class KVMove:
     rows: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class ExpansionRows:
     """Rows of one request in a draft forward.
 
@@ -157,7 +159,7 @@ class ExpansionRows:
     trust: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class Growth:
     """What a tree will be grown from behind an expansion: all that the next choices depend on.
 
@@ -189,7 +191,7 @@ class Growth:
     calibration: Calibration
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class VerifyRows:
     """Rows of one request in a target forward.
 
@@ -210,8 +212,24 @@ class VerifyRows:
     chances: tuple[float, ...] = ()
 
     def ancestors(self) -> list[list[int]]:
-        """Rows that each row sees besides the prefix, its own included."""
-        seen: list[list[int]] = []
-        for row, parent in enumerate(self.parents):
-            seen.append([row] if parent < 0 else [*seen[parent], row])
-        return seen
+        """Rows that each row sees besides the prefix, its own included; not to be changed."""
+        return ancestors_of(self.parents)
+
+
+# The same few hundred shapes come again and again, unless trees are large.
+@lru_cache(maxsize=512)
+def ancestors_of(parents: tuple[int, ...]) -> list[list[int]]:
+    """Rows on the path to each row of a tree, its own included; not to be changed."""
+    seen: list[list[int]] = []
+    for row, parent in enumerate(parents):
+        seen.append([row] if parent < 0 else [*seen[parent], row])
+    return seen
+
+
+@lru_cache(maxsize=512)
+def depths_of(parents: tuple[int, ...]) -> tuple[int, ...]:
+    """Depth of each row of a tree; 0 of its root."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return tuple(depths)

@@ -15,6 +15,7 @@ from codesign.policy.messages import (
     RequestCandidates,
     RequestVerdict,
     VerifyRows,
+    depths_of,
 )
 from codesign.policy.stop_text import Push, StopText
 from codesign.policy.walk import Walk, walk
@@ -97,11 +98,9 @@ class TargetSide:
         if entry is not None and entry.base_len == base_len:
             assert entry.tokens[0] == request.committed[-1], "root is not the last committed token"
             tokens, parents, chances = entry.tokens, entry.parents, entry.chances
-        depths: list[int] = []
-        for parent in parents:
-            depths.append(0 if parent < 0 else depths[parent] + 1)
-        positions = tuple([base_len - 1 + depth for depth in depths])
-        return VerifyRows(request_id, tokens, parents, positions, base_len - 1, chances)
+        context = base_len - 1
+        positions = tuple([context + depth for depth in depths_of(parents)])
+        return VerifyRows(request_id, tokens, parents, positions, context, chances)
 
     def judge(
         self, rows: VerifyRows, sample: Callable[[int], int]

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codesign.errors import InputError
+from codesign.policy.light import light
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -51,7 +52,7 @@ class Sampling:
             raise InputError(f"top_p must be in (0, 1], got {self.top_p}")
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class Walk:
     """The target's answer for one request.
 

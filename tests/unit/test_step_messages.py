@@ -27,11 +27,14 @@ from codesign.engine.gpu.step_rows import (
     RequestRows,
     crowd_of,
     pack_step,
+    rows_to_expand,
+    rows_to_verify,
 )
 from codesign.engine.schedule import PromptPiece
 from codesign.engine.target import nothing
 from codesign.kernels.attention_shares import Crowd
-from codesign.policy.protocol import Admission, Verdict
+from codesign.policy.messages import depths_of
+from codesign.policy.protocol import Admission, ExpansionRows, Verdict, VerifyRows
 from codesign.policy.speculation import build_speculation, parse_policy
 from codesign.policy.walk import Sampling
 from codesign.profiler.draft_steps import DraftSteps, made_up_tokens
@@ -164,3 +167,26 @@ def test_a_step_says_how_many_attend_how_much():
         16, 10, 4, 1 + 1 + 2 + 3
     )
     assert crowd_of(pack_step((), bucket=8, scratch_slot=9)) == Crowd(8, 0, 0, 0)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 16, 17])
+def test_paths_of_known_trees_are_the_words_of_their_rows(rows):
+    parents = (-1, *[max(row // 2 - 1, 0) for row in range(1, rows)])
+    depths = depths_of(parents)
+    verified = VerifyRows(0, tuple(range(rows)), parents, tuple(9 + d for d in depths), 9)
+    prefixes = (9,) * rows
+    request = RequestRows(
+        3, verified.tokens, verified.positions, 9, prefixes, verified.ancestors(), parents, 5
+    )
+    packed = pack_step([rows_to_verify(verified, 3, 5)] * 2, bucket=64, scratch_slot=9)
+    assert packed.tolist() == pack_step([request] * 2, bucket=64, scratch_slot=9).tolist()
+
+
+def test_leaves_of_a_draft_see_their_paths_and_no_others():
+    visible = ((0, 2, 5), (0, 1, 6))
+    rows = ExpansionRows(0, (7, 8), (14, 14), (1, 2), visible, 17)
+    request = RequestRows(3, (7, 8), (14, 14), 17, (12, 12), visible, (-1, -1))
+    packed = pack_step([rows_to_expand(rows, 3)], bucket=8, scratch_slot=9)
+    assert packed.tolist() == pack_step([request], bucket=8, scratch_slot=9).tolist()
+    with pytest.raises(AssertionError, match="a row at 15 sees 3 tree rows"):
+        rows_to_expand(ExpansionRows(0, (7, 8), (14, 15), (1, 2), visible, 17), 3)

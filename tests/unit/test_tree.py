@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from codesign.policy.tree import NO_PARENT, UNEXPANDED, DraftTree
+from codesign.policy.tree import NO_PARENT, UNEXPANDED, DraftTree, RerunTree
 
 
 def small_tree() -> DraftTree:
@@ -66,7 +66,7 @@ def test_leaves_at_the_request_s_end_do_not_grow():
 
 def test_best_nodes_by_path_weight_not_by_own_chance():
     # Token 5 is likelier than token 1 given its parent, but its path is not.
-    assert small_tree().best(4) == [0, 1, 3, 2]
+    assert [small_tree().best(rows) for rows in (1, 3, 4)] == [[0], [0, 1, 3], [0, 1, 2, 3]]
 
 
 def test_equal_weights_keep_parents_before_children():
@@ -146,3 +146,42 @@ def test_tokens_and_log_probs_must_pair_up():
     tree.expand([0])
     with pytest.raises(AssertionError, match="one log probability per token"):
         tree.add_children(0, [1, 2], [-0.5])
+
+
+def test_an_answer_is_added_as_its_nodes_one_by_one_would_be():
+    whole, single = small_tree(), small_tree()
+    tokens, log_probs = [[8, 9], [], [6]], [-0.5, -1.0, -2.0]
+    for tree in (whole, single):
+        tree.leaves(2)
+        tree.expand([3, 5, 4])
+    whole.add_answer([3, 5, 4], tokens, log_probs)
+    single.add_children(3, tokens[0], log_probs[:2])
+    single.add_children(5, [], [])
+    single.add_children(4, tokens[2], log_probs[2:])
+    assert vars(whole) == vars(single)
+    with pytest.raises(AssertionError, match="one log probability per token"):
+        small_tree().add_answer([3], [[8]], [-0.5, -1.0])
+
+
+def test_rerun_trees_add_an_answer_to_what_they_know():
+    tree = RerunTree(7, base_len=1, max_depth=9)
+    tree.expand([0])
+    tree.add_answer([0], [[1, 2]], [-0.5, -1.0])
+    tree.add_answer([0], [[2, 3]], [-0.4, -2.0])
+    assert (tree.tokens, tree.log_weights) == ([7, 1, 2, 3], [0.0, -0.5, -1.0, -2.0])
+
+
+def test_a_leaf_as_the_new_root_leaves_a_tree_of_itself():
+    tree = small_tree()
+    reroot = tree.reroot([2, 5])
+    assert (reroot.is_hit, reroot.promoted, reroot.kept) == (True, (0, 2), ())
+    new = DraftTree(5, base_len=tree.base_len, max_depth=tree.max_depth)
+    assert {**vars(tree), "first_len": 0, "prefix_len": 0} == {**vars(new), "first_len": 0}
+    assert tree.prefix_len == 11  # 9 before the root, and 2
+
+
+def test_a_node_that_was_run_keeps_its_slot_as_the_new_root_even_without_children():
+    tree = small_tree()
+    tree.expand([5])
+    reroot = tree.reroot([2, 5])
+    assert (reroot.promoted, reroot.kept, tree.slots) == ((0, 2), (3,), [0])

@@ -17,6 +17,7 @@ from codesign.engine.gpu.prompt_rows import prompt_message
 from codesign.engine.gpu.rank_group import GroupLeader, nothing, see_to_pages
 from codesign.engine.gpu.run_ahead import RunAhead
 from codesign.engine.gpu.step_rows import (
+    MAX_PATH,
     Move,
     RequestRows,
     Words,
@@ -27,6 +28,8 @@ from codesign.engine.gpu.step_rows import (
 )
 from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.policy.protocol import ExpansionRows, KVMove, PromptRows
+
+_IN_ORDER = tuple(range(MAX_PATH))
 
 
 class GroupDrafter:
@@ -153,14 +156,15 @@ class GroupDrafter:
         """See ``Drafter.move``."""
         self._ahead.drop()
         for move in moves:
-            if move.request_id in self._slots:
-                pending = self._pending.get(move.request_id)
-                rows = [move.base + row for row in move.rows]
-                self._pending[move.request_id] = (
-                    PendingMove(move.base, rows)
-                    if pending is None
-                    else pending.then(move.base, rows)
-                )
+            request_id, base = move.request_id, move.base
+            if request_id not in self._slots:
+                continue
+            pending = self._pending.get(request_id)
+            if pending is not None:
+                rows = [base + row for row in move.rows]
+                self._pending[request_id] = pending.then(base, rows)
+            elif move.rows != _IN_ORDER[: len(move.rows)]:  # others stay where they are
+                self._pending[request_id] = PendingMove(base, [base + row for row in move.rows])
 
     def release(self, request_ids: Sequence[int]) -> None:
         """See ``Drafter.release``."""
@@ -186,9 +190,9 @@ class GroupDrafter:
 class PendingMove:
     """Rows of a slab from ``base`` on, in their new order, while the slab has the old one."""
 
-    def __init__(self, base: int, rows: Sequence[int]) -> None:
+    def __init__(self, base: int, rows: list[int]) -> None:
         self.base = base
-        self.rows = list(rows)
+        self.rows = rows
 
     def then(self, base: int, rows: Sequence[int]) -> PendingMove:
         """This move and then another, whose rows are counted after this one."""

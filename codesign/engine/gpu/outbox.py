@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from time import perf_counter
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,8 @@ class Due:
     def is_there(self) -> bool:
         """Whether the answer can be read."""
         flags = self.flags
-        return flags is None or bool(flags[-1] and flags.all())  # most often all come at once
+        # Most often all come at once, and ``all`` takes twice as long.
+        return flags is None or bool(flags[-1] and np.count_nonzero(flags) == len(flags))
 
 
 class Outbox:

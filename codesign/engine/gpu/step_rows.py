@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import chain
 from struct import Struct
 from typing import NamedTuple
@@ -22,11 +22,14 @@ from torch import Tensor
 
 from codesign.engine.gpu.mailbox import Words
 from codesign.kernels.attention_shares import SPAN, Crowd
+from codesign.policy.light import light
+from codesign.policy.messages import ancestors_of
 from codesign.policy.protocol import ExpansionRows, VerifyRows
 from codesign.policy.speculation import MAX_TREE_ROWS
 
 BUCKETS = (8, 16, 32, 64, 128)  # a forward over 1 row costs what one over 8 does
 MAX_PATH = MAX_TREE_ROWS + 8
+SMALL_TREE = 16  # rows; the paths of larger trees are seldom those of another one
 HEADER = 8
 MODEL, KIND, BUCKET, NUM_MOVES, FOLLOWED, ROWS, REQUESTS, SPANS = range(HEADER)  # of the header
 STEP, PROMPT, PIECE, PAGES, SAMPLING, END, AHEAD = range(7)  # kinds of message
@@ -75,7 +78,7 @@ class Move(NamedTuple):
     target: int
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class RequestRows:
     """Rows of one request, for a target or a draft alike.
 
@@ -88,6 +91,7 @@ class RequestRows:
         paths: (n,) tree rows that each sees after these, counted from its prefix, root first.
         parents: (n,) row of each parent within the request, -1 for a root.
         noise_key: 64-bit key of the request's noise.
+        path_block: The words of its paths as they lie in a message, in the place of ``paths``.
     """
 
     slot: int
@@ -98,20 +102,41 @@ class RequestRows:
     paths: Sequence[Sequence[int]]
     parents: Sequence[int]
     noise_key: int = 0
+    path_block: bytes = b""
 
 
 def rows_to_verify(rows: VerifyRows, slot: int, noise_key: int) -> RequestRows:
     """The target's rows of one request: a tree behind its whole prefix."""
+    count, context = len(rows.tokens), rows.context
+    is_small = count <= SMALL_TREE
     return RequestRows(
         slot,
         rows.tokens,
         rows.positions,
-        rows.context,
-        (rows.context,) * len(rows.tokens),
-        rows.ancestors(),
+        context,
+        (context,) * count,
+        () if is_small else rows.ancestors(),
         rows.parents,
         noise_key,
+        _tree_block(rows.parents) if is_small else b"",
     )
+
+
+def _block(paths: Sequence[Sequence[int]]) -> bytes:
+    """Words of the paths of a request."""
+    block = bytearray(4 * MAX_PATH * len(paths))
+    for row, path in enumerate(paths):
+        _pack(len(path))(block, 4 * MAX_PATH * row, *path)
+    return bytes(block)
+
+
+# The same few hundred come again and again.
+_path_block = lru_cache(maxsize=512)(_block)
+
+
+@lru_cache(maxsize=512)
+def _tree_block(parents: tuple[int, ...]) -> bytes:
+    return _block(ancestors_of(parents))
 
 
 def rows_to_expand(rows: ExpansionRows, slot: int, *, skip: int = 0) -> RequestRows:
@@ -124,12 +149,18 @@ def rows_to_expand(rows: ExpansionRows, slot: int, *, skip: int = 0) -> RequestR
     count = len(tokens)
     if rows.visible is None:
         prefixes: Sequence[int] = range(context + 1, context + count + 1)
-        paths: Sequence[Sequence[int]] = ((),) * count
+        paths: tuple[tuple[int, ...], ...] = ((),) * count
     else:
-        tree_rows = rows.visible[-1][-1] + 1 - count  # expanded before this forward
-        prefixes = (context - tree_rows,) * count
         paths = rows.visible
-    return RequestRows(slot, tokens, positions, context, prefixes, paths, (-1,) * count)
+        tree_rows = paths[-1][-1] + 1 - count  # expanded before this forward
+        prefixes = (context - tree_rows,) * count
+    length = positions[-1] + 1 - prefixes[-1]
+    assert len(paths[-1]) == length, f"a row at {positions[-1]} sees {len(paths[-1])} tree rows"
+    parents = (-1,) * count
+    if count <= SMALL_TREE and rows.visible is not None:
+        block = _path_block(paths)
+        return RequestRows(slot, tokens, positions, context, prefixes, (), parents, 0, block)
+    return RequestRows(slot, tokens, positions, context, prefixes, paths, parents)
 
 
 def split_steps(requests: Sequence[RequestRows]) -> list[Sequence[RequestRows]]:
@@ -188,24 +219,39 @@ def pack_step(
     else:
         message = idle.copy()
     into = message.data
-    message[REQUESTS] = len(requests)
-    message[SPANS] = sum([request.context // SPAN + 1 for request in requests])
-    columns = _columns(requests[0], 0) if len(requests) == 1 else _joined(requests)
-    message[ROWS] = len(columns[TOKEN])
-    pack, at = _pack(len(columns[TOKEN])), 4 * HEADER
+    columns = _columns(requests[0]) if len(requests) == 1 else _joined(requests)
+    num_rows = len(columns[TOKEN])
+    spans = sum([request.context // SPAN + 1 for request in requests])
+    _pack(3)(into, 4 * ROWS, num_rows, len(requests), spans)
+    pack, at = _pack(num_rows), 4 * HEADER
     for words in columns:
         pack(into, at, *words)
         at += 4 * bucket
-    at = 4 * (HEADER + bucket * len(COLUMNS))
-    paths = [path for request in requests for path in request.paths]
-    for path, position, prefix in zip(paths, columns[POSITION], columns[PREFIX], strict=True):
-        length = len(path)
-        assert length == position + 1 - prefix, f"a row at {position} sees {length} tree rows"
-        _pack(length)(into, at, *path)
-        at += 4 * MAX_PATH
+    _pack_paths(into, requests, 4 * (HEADER + bucket * len(COLUMNS)))
     if moves:
         _pack(3 * len(moves))(into, 4 * len(idle), *chain.from_iterable(moves))
     return message
+
+
+def _pack_paths(into: memoryview, requests: Sequence[RequestRows], at: int) -> None:
+    """Write the paths of all rows, from byte ``at`` on."""
+    flat = into.cast("B")
+    for request in requests:
+        if request.path_block:
+            end = at + len(request.path_block)
+            flat[at:end] = request.path_block
+            at = end
+            continue
+        if not request.paths[-1]:  # rows that follow one another
+            at += 4 * MAX_PATH * len(request.tokens)
+            continue
+        for path, position, prefix in zip(
+            request.paths, request.positions, request.prefixes, strict=True
+        ):
+            length = len(path)
+            assert length == position + 1 - prefix, f"a row at {position} sees {length} tree rows"
+            _pack(length)(into, at, *path)
+            at += 4 * MAX_PATH
 
 
 def crowd_of(message: Words) -> Crowd:
@@ -227,32 +273,49 @@ def _idle_step(bucket: int, scratch_slot: int) -> Words:
     return message
 
 
-def _columns(request: RequestRows, first: int) -> tuple[Sequence[int], ...]:
-    """A request's words of each of COLUMNS, if its rows begin at ``first``."""
-    num_rows, key = len(request.tokens), request.noise_key
-    parents = request.parents
-    if first:
-        parents = [first + parent if parent >= 0 else -1 for parent in parents]
+def _columns(request: RequestRows) -> tuple[Sequence[int], ...]:
+    """The words of each of COLUMNS of one request alone."""
+    num_rows = len(request.tokens)
+    low, high = _halves(request.noise_key)
     return (
         request.tokens,
         request.positions,
         (request.slot,) * num_rows,
         range(request.context, request.context + num_rows),
         request.prefixes,
-        parents,
-        (first,) * num_rows,
-        (_signed(key & 0xFFFFFFFF),) * num_rows,
-        (_signed(key >> 32),) * num_rows,
+        request.parents,
+        (0,) * num_rows,
+        (low,) * num_rows,
+        (high,) * num_rows,
     )
 
 
 def _joined(requests: Sequence[RequestRows]) -> Sequence[Sequence[int]]:
     """The same of several requests, or of none."""
     columns: list[list[int]] = [[] for _ in COLUMNS]
+    tokens, positions, slots, kv_rows, prefixes, parents, firsts, lows, highs = columns
     for request in requests:
-        for column, words in zip(columns, _columns(request, len(columns[TOKEN])), strict=True):
-            column += words
+        first, count, context = len(tokens), len(request.tokens), request.context
+        low, high = _halves(request.noise_key)
+        tokens += request.tokens
+        positions += request.positions
+        slots += (request.slot,) * count
+        kv_rows += range(context, context + count)
+        prefixes += request.prefixes
+        if request.parents[-1] < 0:  # rows of a draft have none
+            parents += request.parents
+        else:
+            parents += [first + parent if parent >= 0 else -1 for parent in request.parents]
+        firsts += (first,) * count
+        lows += (low,) * count
+        highs += (high,) * count
     return columns
+
+
+@lru_cache(maxsize=1024)
+def _halves(key: int) -> tuple[int, int]:
+    """The two int32 words of a request's key."""
+    return _signed(key & 0xFFFFFFFF), _signed(key >> 32)
 
 
 def _signed(word: int) -> int:
