@@ -177,7 +177,7 @@ class Plan:
         if rows is None:
             raise InputError(
                 "neither the plan nor its fit says how many KV rows fit. Plan again: codesign plan "
-                "--max-kv-tokens N"
+                "--trace TRACE --max-kv-tokens N"
             )
         return rows
 
@@ -252,5 +252,7 @@ class Plan:
             )
             return checked(plan)
         except (KeyError, TypeError, ValueError, AttributeError, InputError) as err:
-            text = f"{path} is not a whole plan: {why(err)}. Plan again: codesign plan"
+            text = (
+                f"{path} is not a whole plan: {why(err)}. Plan again: codesign plan --trace TRACE"
+            )
             raise InputError(text) from err

@@ -50,7 +50,7 @@ def result_text(
     lines += wrapped("second", plan.runner_up) if plan.runner_up else []
     lines += wrapped("ties", ties_text(plan)) if plan.ties else []
     lines += wrapped("pays", pays) if (pays := pays_text(plan)) else []
-    lines += wrapped("doubt", doubt_text(plan)) if plan.doubts else []
+    lines += wrapped("doubt", _doubts(plan, fit)) if plan.doubts else []
     lines += wrapped("data", _origin(plan, fit))
     lines += [line for note in plan.notes for line in wrapped("note", note)]
     columns = _COLUMNS if has_slo else _COLUMNS[:-1]
@@ -60,8 +60,9 @@ def result_text(
     return "\n".join(lines)
 
 
-def next_command(plan: Plan, out: Path, *, on_gpus: bool) -> str:
+def next_command(plan: Plan, out: Path, fit: Fit) -> str:
     """What to type after a plan was written to ``out``: shapes of data sheets need checkpoints."""
+    from codesign.fit.profile_command import device_of
     from codesign.models import FETCHABLE, has_model
 
     file = quote(str(out))
@@ -70,7 +71,7 @@ def next_command(plan: Plan, out: Path, *, on_gpus: bool) -> str:
         why = "the engine here has no workers for prompts alone"
         return f"codesign export --plan {file} --to vllm  # {why}"
     if candidate.speculation.runs_in_engine:
-        device = " --device cuda" if on_gpus else ""
+        device = "" if (device := device_of(fit)) == "cpu" else f" --device {device}"
         is_known = plan.target in FETCHABLE or has_model(plan.target)
         return f"codesign run --plan {file}{device}{'' if is_known else _CHECKPOINTS}"
     return (
@@ -135,18 +136,21 @@ def _economics_text(economics: Economics, missing: Collection[str]) -> str:
 
 
 def doubt_text(plan: Plan) -> str:
-    """What would change the choice, and what to do about it."""
+    """What would change the choice; the fit may be that far off."""
     named = [
         f"if {_term_text(d.term)} {abs(d.change):.0%} {'above' if d.change > 0 else 'below'} the "
         f"fit, {d.rival} would be {d.regret:.0%} better"
         for d in plan.doubts[:_MOST_DOUBTS]
     ]
-    fix = (
-        "codesign profile --out profile, on such a machine"
-        if plan.chosen.origin == "roofline"
-        else "codesign profile --out profile"
-    )
-    return f"{'; '.join(named)}. The fit may be that far off; to find out: {fix}"
+    return f"{'; '.join(named)}. The fit may be that far off"
+
+
+def _doubts(plan: Plan, fit: Fit) -> str:
+    from codesign.fit import ROOFLINE
+    from codesign.fit.profile_command import profile_command
+
+    where = ", on such a machine" if fit.origin == ROOFLINE else ""
+    return f"{doubt_text(plan)}; to find out{where}: {profile_command(fit)}"
 
 
 def _term_text(term: str) -> str:

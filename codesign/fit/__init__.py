@@ -11,7 +11,7 @@ the recorded acceptance beside it. The planner and the simulator read fits, neve
     prompt_luck, drift  what no residual shows: other prompts, and the machine's pace
     checks         what no fit and no timing can be
     shipped        fits that come with the package; of which machine a fit is
-    step_pace      whether a run's steps took what its fit says
+    step_pace      whether a run's steps took what its fit says; profile_command: what measures it
     roofline       step times from data sheets: devices, priced_model
     what_if        such a fit from a few words on a command line
 

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from codesign import Progress
 from codesign.candidate import Candidate
 from codesign.errors import InfeasibleError
+from codesign.fit.profile_command import profile_command
 from codesign.planner.economics import weigh_speculation
 from codesign.planner.executor import Executor, LocalExecutor, Task
 from codesign.planner.halving import entering
@@ -77,6 +78,7 @@ def search(
         serving=question.serving,
         requests=question.requests,
         origin=question.fit.origin,
+        measure=profile_command(question.fit, workers=question.workers),
     )
     screened = _screened(space.candidates, question, least_attained, progress)
     screen_seconds = time.monotonic() - start

@@ -90,7 +90,7 @@ def read_requests(path: Path) -> Parsed:
     if path.is_dir():
         raise InputError(f"{path} is a directory. Fix: name a trace file (codesign trace list)")
     if not path.exists():
-        raise InputError(f"{path} does not exist. Fix: codesign trace list names the traces here")
+        raise InputError(f"{path} does not exist. Which there are: codesign trace list")
     with _one_line_errors(path):
         with path.open("rb") as raw:
             magic = raw.read(4)
@@ -160,7 +160,7 @@ def _own_meta(path: Path, line: str) -> dict[str, Any]:
     if found != SCHEMA_VERSION:
         raise InputError(
             f"{path} has schema version {found}, this codesign reads {SCHEMA_VERSION}. "
-            "Fix: make it again (codesign trace synth)"
+            "Fix: make it again (codesign trace synth PRESET --out FILE)"
         )
     return meta
 
@@ -260,9 +260,11 @@ def _read_parquet(path: Path) -> Parsed:
     rows = Rows(path, 1, "row")
     for name in _OURS.columns:
         if name not in frame:
-            raise InputError(f"{path}: column '{name}' is missing. Fix: codesign trace synth")
+            raise InputError(
+                f"{path}: column '{name}' is missing. Fix: codesign trace synth PRESET --out FILE"
+            )
     if frame.empty:
-        raise InputError(f"{path} has no request. Fix: codesign trace synth")
+        raise InputError(f"{path} has no request. Fix: codesign trace synth PRESET --out FILE")
     requests = request_table(
         seconds(rows, _series(frame, "arrival")),
         whole_numbers(rows, _series(frame, "prompt_tokens")),

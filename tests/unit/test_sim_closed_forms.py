@@ -241,13 +241,13 @@ def test_progress_tells_of_every_finished_request():
     assert calls == [("simulate", done, 5) for done in range(1, 6)]
 
 
-def test_a_deployment_that_was_not_measured_is_refused():
+def test_a_deployment_that_was_not_measured_is_refused(machine_fit):
     candidate = Candidate(Deployment(4), parse_policy("plain"), 1)
     with pytest.raises(InputError, match=r"no step times for deployment 4.*codesign profile"):
         simulate(
             make_trace(1, output=2),
             candidate,
-            make_fit(iid(0.5)),
+            machine_fit,
             serving=Serving(max_kv_tokens=9),
             seed=1,
         )
