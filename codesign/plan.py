@@ -73,12 +73,14 @@ class Doubt:
         change: Its error, relative, with the sign that hurts.
         rival: Label of the plan that would then be best.
         regret: By which share the chosen plan would then be worse, in what decides between them.
+        figure: What that is: "goodput", "latency_mean" or "tpot_mean"; "" in older plans.
     """
 
     term: str
     change: float
     rival: str
     regret: float
+    figure: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from codesign.candidate import Candidate, Interval, ScoredCandidate
     from codesign.fit import Fit
-    from codesign.plan import Economics, Plan
+    from codesign.plan import Doubt, Economics, Plan
     from codesign.planner import Answer
     from codesign.traces import Trace
 
@@ -139,7 +139,7 @@ def doubt_text(plan: Plan) -> str:
     """What would change the choice; the fit may be that far off."""
     named = [
         f"if {_term_text(d.term)} {abs(d.change):.0%} {'above' if d.change > 0 else 'below'} the "
-        f"fit, {d.rival} would be {d.regret:.0%} better"
+        f"fit, {d.rival} would be {d.regret:.0%} better{_in_what(d)}"
         for d in plan.doubts[:_MOST_DOUBTS]
     ]
     return f"{'; '.join(named)}. The fit may be that far off"
@@ -151,6 +151,12 @@ def _doubts(plan: Plan, fit: Fit) -> str:
 
     where = ", on such a machine" if fit.origin == ROOFLINE else ""
     return f"{doubt_text(plan)}; to find out{where}: {profile_command(fit)}"
+
+
+def _in_what(doubt: Doubt) -> str:
+    from codesign.planner.ranking import FIGURE_WORDS
+
+    return f" in {FIGURE_WORDS[doubt.figure]}" if doubt.figure in FIGURE_WORDS else ""
 
 
 def _term_text(term: str) -> str:

@@ -166,14 +166,15 @@ def test_plans_of_fewer_simulations_than_the_best_have_a_star_and_it_is_explaine
 def test_a_doubt_says_what_would_have_to_be_off_and_what_would_be_best_then(gpu_fit, machine_fit):
     plan = SimpleNamespace(
         doubts=(
-            Doubt("draft step of 3+1", -0.2, "tree-8x4x4 on 3+1, batch 8", 0.12),
+            Doubt("draft step of 3+1", -0.2, "tree-8x4x4 on 3+1, batch 8", 0.12, "goodput"),
             Doubt("tokens per round", 0.05, "plain on 4, batch 8", 0.03),
         ),
     )
     text = _doubts(plan, gpu_fit)
     assert text.startswith(
         "if the draft steps on 3+1 are 20% below the fit, tree-8x4x4 on 3+1, batch 8 would be 12% "
-        "better; if tokens per round are 5% above the fit, plain on 4, batch 8 would be 3% better"
+        "better in goodput; if tokens per round are 5% above the fit, plain on 4, batch 8 would be "
+        "3% better"
     )
     assert text.endswith(
         "to find out, on such a machine: codesign profile --target FOLDER --draft FOLDER "
