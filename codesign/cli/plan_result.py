@@ -34,8 +34,7 @@ def result_text(
     from codesign.traces import summarise
 
     trace = summarise(prepared)
-    has_slo = plan.slo.ttft is not None or plan.slo.tpot is not None
-    number = f"{answer.num_feasible} meeting the SLO" if has_slo else "no SLO set"
+    number = f"{answer.num_feasible} meeting the SLO" if plan.slo.is_set else "no SLO set"
     lines = [
         f"trace     {prepared.name:<18} {counted(trace.num_requests, 'request')}, "
         f"{trace.rate:.2g} req/s, prompt p50 {trace.prompt.p50:,.0f}, "
@@ -56,7 +55,7 @@ def result_text(
     lines += wrapped("doubt", _doubts(plan, fit)) if plan.doubts else []
     lines += wrapped("data", _origin(plan, fit))
     lines += [line for note in plan.notes for line in wrapped("note", note)]
-    columns = _COLUMNS if has_slo else _COLUMNS[:-1]
+    columns = _COLUMNS if plan.slo.is_set else _COLUMNS[:-1]
     shown = _family_plans(plan)
     rows = [row[: len(columns)] for row in _rows(shown)]
     lines += ["", table(columns, rows), *_seeds_note(shown), "", f"next      {then}"]

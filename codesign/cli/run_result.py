@@ -52,9 +52,8 @@ def result_text(plan: Plan, runs: Sequence[MeasuredRun], then: str) -> str:
     """The figures of each run beside its prediction, whether they agree, and what to type next."""
     from codesign.engine.measured_run import agreement
 
-    has_slo = plan.slo.ttft is not None or plan.slo.tpot is not None
     columns = ["measured (predicted)", "TTFT p50 ms", "TPOT ms", "tokens/s", "tok/round"]
-    columns += ["SLO %"] if has_slo else []
+    columns += ["SLO %"] if plan.slo.is_set else []
     rows = []
     for run in runs:
         m, predicted = run.metrics, run.scored.predicted

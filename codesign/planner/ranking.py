@@ -221,7 +221,7 @@ def _nearest_target(best: ScoredCandidate, slo: SLO) -> str:
         if target is not None and f"{name}_slo" in best.predicted
     }
     if not used:
-        return "no SLO was set" if slo.ttft is None and slo.tpot is None else "no target applies"
+        return "no target applies" if slo.is_set else "no SLO was set"
     name = max(used, key=used.__getitem__)
     # More load may reach another target first: a queue grows faster than a batch gets slower.
     return (

@@ -177,6 +177,17 @@ def test_a_round_is_never_said_to_emit_less_than_a_token(machine_fit):
     assert predicted["acceptance_length"].high == pytest.approx(1.2 * (1 + 1.645 * 0.8))
 
 
+def test_a_batch_is_as_unsure_as_the_time_that_its_requests_take(machine_fit):
+    """Of plain decoding, whose seeds do not differ, the interval was a point."""
+    plain = replace(PLAIN, max_batch=4)
+    error = time_error(machine_fit, plain, {"target": 0.03, "draft": 0.01}, SHORT)
+    predicted = score_of(plain, [outcome(mean_batch=2.0)], machine_fit, SLO()).predicted
+    assert predicted["mean_batch"].high == pytest.approx(2.0 * (1 + error))
+    assert error > 0
+    full = score_of(plain, [outcome(mean_batch=3.999)], machine_fit, SLO()).predicted
+    assert full["mean_batch"].high == 4
+
+
 def test_rows_beyond_the_measured_ones_are_called_extrapolated(machine_fit):
     assert extrapolation_note(PLAIN, [outcome(max_rows=32)], machine_fit) == ""
     note = extrapolation_note(PLAIN, [outcome(max_rows=33)], machine_fit)
