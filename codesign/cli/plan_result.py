@@ -37,7 +37,8 @@ def result_text(
     number = f"{answer.num_feasible} meeting the SLO" if plan.slo.is_set else "no SLO set"
     lines = [
         f"trace     {prepared.name:<18} {counted(trace.num_requests, 'request')}, "
-        f"{trace.rate:.2g} req/s, prompt p50 {trace.prompt.p50:,.0f}, "
+        + (f"{trace.rate:.2g} req/s, " if trace.duration else "all at once, ")
+        + f"prompt p50 {trace.prompt.p50:,.0f}, "
         f"output p50 {trace.output.p50:,.0f}",
         f"fit       {plan.fit.path.name:<18} {plan.target} with {plan.draft or 'no draft'}",
         f"searched  {counted(answer.num_candidates, 'plan')} screened in "

@@ -295,6 +295,8 @@ def _one_line_errors(path: Path) -> Iterator[None]:
     except UnicodeDecodeError as err:
         # Where it is, pandas knows within a field only.
         kind = "is not UTF-8 text. Fix: save it as that, or fetch it again (codesign trace list)"
+        if path.suffix == ".parquet":
+            kind = f"is not a Parquet file, or damaged. {again}"
         raise InputError(f"{path} {kind}") from err
     except (EOFError, zlib.error, gzip.BadGzipFile) as err:
         raise InputError(f"{path} is a damaged gzip file ({err}). {again}") from err

@@ -242,3 +242,10 @@ def test_a_trace_is_required_unless_the_verb_says_otherwise():
     parser = command_line.Parser()
     add_trace_arguments(parser, required=False)
     assert parser.parse_args([]).trace is None
+
+
+def test_requests_that_arrive_at_once_have_no_rate(cli, tmp_path):
+    """Before, "0 requests/s"."""
+    (tmp_path / "burst.csv").write_text("arrival,prompt_tokens,output_tokens\n0,9,9\n0,9,9\n")
+    shown = cli("trace", "show", "burst.csv").stdout
+    assert "requests    2 in 0.0 s\n" in shown

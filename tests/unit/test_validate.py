@@ -187,7 +187,7 @@ def test_spans_are_compared_one_by_one(plan, machine_fit, make_run):
 
 
 def test_shares_within_an_slo_are_compared_only_where_one_was_set(plan, machine_fit, make_run):
-    folders = [make_run("plain")]
+    folders = [make_run("plain")[0]]
     for asked, is_there in ((plan, True), (dataclasses.replace(plan, slo=SLO()), False)):
         (run,) = validate(asked, machine_fit, folders).runs
         assert ("slo_attainment" in {figure.name for figure in run.figures}) == is_there
