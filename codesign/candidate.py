@@ -12,13 +12,14 @@ from codesign.errors import InputError
 from codesign.policy.labels import FAMILIES
 from codesign.policy.spec import SpeculationSpec
 
+SIGMAS = 1.645  # of a normal error, from the middle of an interval that holds 90 % to its ends
 # From simple to involved: at equal predictions the simpler one is chosen.
 _SIMPLEST_FIRST = tuple(family.spec.family for family in FAMILIES)
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A prediction and the range in which the measurement is expected."""
+    """A prediction and the range in which nine of ten measurements are expected."""
 
     value: float
     low: float

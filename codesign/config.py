@@ -34,6 +34,11 @@ class SLO:
         if not 0 < self.percentile <= 100:
             raise InputError(f"SLO percentile must be in (0, 100], got {self.percentile}")
 
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a target: without one every request is within the SLO."""
+        return self.ttft is not None or self.tpot is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Deployment:

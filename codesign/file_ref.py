@@ -39,11 +39,12 @@ class FileRef:
         if not self.path.is_file():
             raise InputError(
                 f"{self.path}, which the plan names, was not found, nor a copy next to the plan. "
-                "Copy it, or plan again: codesign plan"
+                "Copy it, or plan again: codesign plan --trace TRACE"
             )
         if sha256(self.path) != self.sha256:
             raise InputError(
-                f"{self.path} has changed since the plan was made. Plan again: codesign plan"
+                f"{self.path} has changed since the plan was made. Plan again: codesign plan "
+                "--trace TRACE"
             )
         return self.path
 

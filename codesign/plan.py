@@ -73,12 +73,14 @@ class Doubt:
         change: Its error, relative, with the sign that hurts.
         rival: Label of the plan that would then be best.
         regret: By which share the chosen plan would then be worse, in what decides between them.
+        figure: What that is: "goodput", "latency_mean" or "tpot_mean"; "" in older plans.
     """
 
     term: str
     change: float
     rival: str
     regret: float
+    figure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ class Plan:
         if rows is None:
             raise InputError(
                 "neither the plan nor its fit says how many KV rows fit. Plan again: codesign plan "
-                "--max-kv-tokens N"
+                "--trace TRACE --max-kv-tokens N"
             )
         return rows
 
@@ -252,5 +254,7 @@ class Plan:
             )
             return checked(plan)
         except (KeyError, TypeError, ValueError, AttributeError, InputError) as err:
-            text = f"{path} is not a whole plan: {why(err)}. Plan again: codesign plan"
+            text = (
+                f"{path} is not a whole plan: {why(err)}. Plan again: codesign plan --trace TRACE"
+            )
             raise InputError(text) from err

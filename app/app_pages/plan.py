@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import streamlit as st
 from sidebar import LINK
 
-from codesign.cli.plan_result import describe, doubt_text, pays_text
+from codesign.cli.plan_result import describe, doubt_text, next_command, pays_text
 from codesign.dashboard import plan_charts as charts
+from codesign.dashboard.choices import load_machine
 from codesign.dashboard.commands import plan_command
 from codesign.dashboard.exports import ENGINE_TITLES, export_text
 from codesign.dashboard.files import unpacked
@@ -25,6 +27,8 @@ from codesign.dashboard.plan_tables import (
 from codesign.dashboard.planning import OBJECTIVES, Found, PlanAsked, find_plan, known_plan
 from codesign.dashboard.words import hint
 from codesign.errors import CodesignError, counted
+from codesign.fit import Fit
+from codesign.fit.profile_command import profile_command
 
 OBJECTIVE_TITLES = {
     "goodput": "most goodput",
@@ -90,7 +94,7 @@ def show_convergence(seen: tuple, objective: str, place: st.delta_generator.Delt
     )
 
 
-def show_winner(found: Found) -> None:
+def show_winner(found: Found, fit: Fit) -> None:
     plan, answer = found.plan, found.answer
     st.markdown(f":material/check_circle: **{plan.chosen.label}**: "
                 f"{describe(plan.chosen.candidate)}.")  # fmt: skip
@@ -100,7 +104,8 @@ def show_winner(found: Found) -> None:
     if pays := pays_text(plan):
         st.markdown(f"**Does speculation pay?** {pays}.")
     if plan.doubts:
-        st.markdown(f"**What could change the choice:** {doubt_text(plan)}.")
+        st.markdown(f"**What could change the choice:** {doubt_text(plan)}; to find out:")
+        st.code(profile_command(fit), language="shell")
     if plan.ties:
         st.markdown(f"**Equally good within the uncertainty:** {'; '.join(plan.ties[:4])}.")
     st.caption(
@@ -168,7 +173,7 @@ def show_two(found: Found) -> None:
     )
 
 
-def show_files(found: Found) -> None:
+def show_files(found: Found, fit: Fit) -> None:
     st.subheader("Take it away")
     with st.container(horizontal=True):
         st.download_button(
@@ -180,7 +185,7 @@ def show_files(found: Found) -> None:
             mime="application/json",
         )  # fmt: skip
     st.caption("The ZIP file contains the plan, its trace and its fit.")
-    st.code("unzip plan.zip\ncodesign run --plan plan.json --out runs/measured", language="shell")
+    st.code(f"unzip plan.zip\n{next_command(found.plan, Path('plan.json'), fit)}", language="shell")
     st.session_state["plan_file"] = str(unpacked(found.files))
     st.page_link(
         "app_pages/timeline.py", label="Open the plan's timeline", icon=":material/view_timeline:"
@@ -212,10 +217,11 @@ try:
             st.info("No plan for this question yet. Search here, or with the command:")
             st.code(plan_command(question), language="shell")
         else:
-            show_winner(plan_found)
+            machine_fit = load_machine(question.machine)
+            show_winner(plan_found, machine_fit)
             show_front(plan_found)
             show_two(plan_found)
-            show_files(plan_found)
+            show_files(plan_found, machine_fit)
             with st.expander("How the search went"):
                 show_convergence(plan_found.seen, question.objective, st.empty())
                 st.code(plan_command(question), language="shell")

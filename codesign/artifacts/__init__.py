@@ -40,13 +40,13 @@ _HEADER = {
     "hardware": dict[str, Any],
 }
 _MADE_BY = {
-    "trace": "codesign trace synth",
-    "profile": "codesign profile",
-    "fit": "codesign fit",
-    "plan": "codesign plan",
-    "report": "codesign validate",
+    "trace": "codesign trace synth PRESET --out FILE",
+    "profile": "codesign profile --out profile",
+    "fit": "codesign fit profile",
+    "plan": "codesign plan --trace TRACE",
+    "report": "codesign validate --plan PLAN --run RUNDIR",
 }
-_RUN_COMMAND = "codesign run"  # kinds of a run: the summary and its tables
+_RUN_COMMAND = "codesign run --plan PLAN"  # kinds of a run: the summary and its tables
 
 
 def header(

@@ -142,7 +142,7 @@ def make_plan(args: argparse.Namespace) -> None:
         "screen_seconds": answer.screen_seconds,
         "search_seconds": seconds,
     }
-    then = next_command(plan, out, on_gpus=args.device is not None)
+    then = next_command(plan, out, fit)
     emit(args, payload, lambda: result_text(plan, prepared, fit, answer, seconds, then))
 
 

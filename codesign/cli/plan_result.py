@@ -14,14 +14,17 @@ if TYPE_CHECKING:
 
     from codesign.candidate import Candidate, Interval, ScoredCandidate
     from codesign.fit import Fit
-    from codesign.plan import Economics, Plan
+    from codesign.plan import Doubt, Economics, Plan
     from codesign.planner import Answer
     from codesign.traces import Trace
 
 _CHECKPOINTS = " --target FOLDER --draft FOLDER"
 _MOST_DOUBTS = 2
 _MOST_TIES = 3
-_COLUMNS = ("plan", "TPOT p50", "p90 ms", "TTFT p90", "tok/s", "tok/round", "load", "in SLO")
+_COLUMNS = (
+    *("plan (times in ms)", "TPOT p50", "p90", "TTFT p90"),
+    *("tok/s", "tok/round", "load", "in SLO"),
+)
 
 
 def result_text(
@@ -31,11 +34,11 @@ def result_text(
     from codesign.traces import summarise
 
     trace = summarise(prepared)
-    has_slo = plan.slo.ttft is not None or plan.slo.tpot is not None
-    number = f"{answer.num_feasible} meeting the SLO" if has_slo else "no SLO set"
+    number = f"{answer.num_feasible} meeting the SLO" if plan.slo.is_set else "no SLO set"
     lines = [
         f"trace     {prepared.name:<18} {counted(trace.num_requests, 'request')}, "
-        f"{trace.rate:.2g} req/s, prompt p50 {trace.prompt.p50:,.0f}, "
+        + (f"{trace.rate:.2g} req/s, " if trace.duration else "all at once, ")
+        + f"prompt p50 {trace.prompt.p50:,.0f}, "
         f"output p50 {trace.output.p50:,.0f}",
         f"fit       {plan.fit.path.name:<18} {plan.target} with {plan.draft or 'no draft'}",
         f"searched  {counted(answer.num_candidates, 'plan')} screened in "
@@ -50,18 +53,19 @@ def result_text(
     lines += wrapped("second", plan.runner_up) if plan.runner_up else []
     lines += wrapped("ties", ties_text(plan)) if plan.ties else []
     lines += wrapped("pays", pays) if (pays := pays_text(plan)) else []
-    lines += wrapped("doubt", doubt_text(plan)) if plan.doubts else []
+    lines += wrapped("doubt", _doubts(plan, fit)) if plan.doubts else []
     lines += wrapped("data", _origin(plan, fit))
     lines += [line for note in plan.notes for line in wrapped("note", note)]
-    columns = _COLUMNS if has_slo else _COLUMNS[:-1]
+    columns = _COLUMNS if plan.slo.is_set else _COLUMNS[:-1]
     shown = _family_plans(plan)
     rows = [row[: len(columns)] for row in _rows(shown)]
     lines += ["", table(columns, rows), *_seeds_note(shown), "", f"next      {then}"]
     return "\n".join(lines)
 
 
-def next_command(plan: Plan, out: Path, *, on_gpus: bool) -> str:
+def next_command(plan: Plan, out: Path, fit: Fit) -> str:
     """What to type after a plan was written to ``out``: shapes of data sheets need checkpoints."""
+    from codesign.fit.profile_command import device_of
     from codesign.models import FETCHABLE, has_model
 
     file = quote(str(out))
@@ -70,7 +74,7 @@ def next_command(plan: Plan, out: Path, *, on_gpus: bool) -> str:
         why = "the engine here has no workers for prompts alone"
         return f"codesign export --plan {file} --to vllm  # {why}"
     if candidate.speculation.runs_in_engine:
-        device = " --device cuda" if on_gpus else ""
+        device = "" if (device := device_of(fit)) == "cpu" else f" --device {device}"
         is_known = plan.target in FETCHABLE or has_model(plan.target)
         return f"codesign run --plan {file}{device}{'' if is_known else _CHECKPOINTS}"
     return (
@@ -135,18 +139,27 @@ def _economics_text(economics: Economics, missing: Collection[str]) -> str:
 
 
 def doubt_text(plan: Plan) -> str:
-    """What would change the choice, and what to do about it."""
+    """What would change the choice; the fit may be that far off."""
     named = [
         f"if {_term_text(d.term)} {abs(d.change):.0%} {'above' if d.change > 0 else 'below'} the "
-        f"fit, {d.rival} would be {d.regret:.0%} better"
+        f"fit, {d.rival} would be {d.regret:.0%} better{_in_what(d)}"
         for d in plan.doubts[:_MOST_DOUBTS]
     ]
-    fix = (
-        "codesign profile --out profile, on such a machine"
-        if plan.chosen.origin == "roofline"
-        else "codesign profile --out profile"
-    )
-    return f"{'; '.join(named)}. The fit may be that far off; to find out: {fix}"
+    return f"{'; '.join(named)}. The fit may be that far off"
+
+
+def _doubts(plan: Plan, fit: Fit) -> str:
+    from codesign.fit import ROOFLINE
+    from codesign.fit.profile_command import profile_command
+
+    where = ", on such a machine" if fit.origin == ROOFLINE else ""
+    return f"{doubt_text(plan)}; to find out{where}: {profile_command(fit)}"
+
+
+def _in_what(doubt: Doubt) -> str:
+    from codesign.planner.ranking import FIGURE_WORDS
+
+    return f" in {FIGURE_WORDS[doubt.figure]}" if doubt.figure in FIGURE_WORDS else ""
 
 
 def _term_text(term: str) -> str:

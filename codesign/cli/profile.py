@@ -145,9 +145,7 @@ def _settings(args: argparse.Namespace) -> ProfileSettings:
     from codesign.profiler.store import ProfileSettings
 
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        raise UsageError(
-            "codesign profile starts its own processes on this host: run it without torchrun"
-        )
+        raise UsageError("a profile starts its own processes on this host: leave torchrun out")
     deployments = _deployments(args)
     workers = args.workers
     if workers is None:

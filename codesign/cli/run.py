@@ -47,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     workload.add_argument(
         "--baselines",
         action="store_true",
-        help=f"also run the best of {', '.join(_BASELINES)} that the plan has",
+        help=f"also run the best of {', '.join(_BASELINES)} that the plan has: each takes as long "
+        "as the trace, and on ranks (cuda, cpu-ranks) starts them and loads the models again",
     )
     models = parser.add_argument_group("models")
     for role in ("target", "draft"):
@@ -129,12 +130,15 @@ def _follow(args: argparse.Namespace) -> int:
 def _lead(args: argparse.Namespace) -> int:
     from codesign.engine.measured_run import differing_requests
     from codesign.errors import InputError
+    from codesign.fit.profile_command import device_of
     from codesign.fit.step_pace import Served, other_machine_note, step_pace_note
     from codesign.run_directory import make_folder
 
     plan = _plan(args)
     wanted = _wanted(plan, args)
     replay = _replay(plan, wanted, args)
+    if args.device == "cpu" and device_of(replay.fit) == "cuda":
+        say("fit: the plan is for GPUs and would run on this machine's CPU; on GPUs: --device cuda")
     engine = _engine(plan, wanted, args)
     make_folder(args.out)
     served = Served.here(plan.target, plan.draft, args.device)
@@ -147,7 +151,7 @@ def _lead(args: argparse.Namespace) -> int:
     payload["differing_requests"] = differing_requests(runs)
     whole = len(runs) == len(wanted) and all(run.is_complete for run in runs)
     then = next_command(args.plan, runs, is_whole=whole, resumes=args.resume)
-    emit(args, payload, lambda: result_text(plan.num_requests, runs, then))
+    emit(args, payload, lambda: result_text(plan, runs, then))
     if not whole and args.device == "cuda":
         sys.stdout.flush()
         os._exit(130)  # a kernel that waits for a lost rank would keep this process for ever
@@ -229,8 +233,11 @@ def _run_all(
     from codesign.engine.measured_run import run_directories
 
     runs = []
-    for scored, directory in zip(wanted, run_directories(args.out, wanted), strict=True):
+    directories = run_directories(args.out, wanted)
+    for number, (scored, directory) in enumerate(zip(wanted, directories, strict=True), 1):
         run = replay.stored(scored, directory) if args.resume else None
+        if run is None and args.device != "cpu" and not args.quiet:
+            say(f"run {number} of {len(wanted)}, {scored.label}: ranks start and load the models")
         if run is None:
             start = core_times()
             with progress(args) as report:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from codesign.engine.measured_run import MeasuredRun
+    from codesign.plan import Plan
 
 
 def next_command(
@@ -47,10 +48,12 @@ def _torchrun_command() -> str:
     return f"{shlex.join(words)}  #{where} from the start, as torchrun resumes nothing"
 
 
-def result_text(num_requests: int, runs: Sequence[MeasuredRun], then: str) -> str:
+def result_text(plan: Plan, runs: Sequence[MeasuredRun], then: str) -> str:
     """The figures of each run beside its prediction, whether they agree, and what to type next."""
     from codesign.engine.measured_run import agreement
 
+    columns = ["measured (predicted)", "TTFT p50 ms", "TPOT ms", "tokens/s", "tok/round"]
+    columns += ["SLO %"] if plan.slo.is_set else []
     rows = []
     for run in runs:
         m, predicted = run.metrics, run.scored.predicted
@@ -62,17 +65,16 @@ def result_text(num_requests: int, runs: Sequence[MeasuredRun], then: str) -> st
                 _pair(m.throughput, predicted.get("throughput"), 1.0, 1),
                 _pair(m.acceptance_length, predicted.get("acceptance_length"), 1.0, 2),
                 _pair(m.slo_attainment, predicted.get("slo_attainment"), 100.0, 0),
-            ]
+            ][: len(columns)]
         )
-    columns = ["measured (predicted)", "TTFT p50 ms", "TPOT ms", "tokens/s", "tok/round", "SLO %"]
     lines = [table(columns, rows)]
     if len(runs) > 1:
-        lines.append(f"lossless  {counted(num_requests, 'request')}, {agreement(runs)}")
+        lines.append(f"lossless  {counted(plan.num_requests, 'request')}, {agreement(runs)}")
     lines.append(f"next      {then}")
     return "\n".join(lines)
 
 
 def _pair(measured: float | None, predicted: Any, scale: float, digits: int) -> str:
-    left = "-" if measured is None else f"{measured * scale:.{digits}f}"
-    right = "-" if predicted is None else f"{predicted.value * scale:.{digits}f}"
+    left = "-" if measured is None else f"{measured * scale:,.{digits}f}"
+    right = "-" if predicted is None else f"{predicted.value * scale:,.{digits}f}"
     return f"{left} ({right})"

@@ -234,7 +234,7 @@ def _as_text(candidate: Candidate, metrics: Metrics, slo: SLO, data: str) -> str
         for key in ("ttft", "tpot")
     ]
     attained = metrics.slo_attainment
-    if slo.ttft is None and slo.tpot is None:
+    if not slo.is_set:
         attained = None
     spans = [
         [name.replace("_", " "), milliseconds(seconds)]

@@ -236,8 +236,8 @@ def _show_text(trace: Trace, summary: TraceSummary, out: str | None) -> str:
         f"trace       {trace.name}",
         f"source      {trace.source}",
         f"sha256      {trace.sha256}",
-        f"requests    {summary.num_requests:,} in {summary.duration:,.1f} s, "
-        f"{summary.rate:.4g} requests/s",
+        f"requests    {summary.num_requests:,} in {summary.duration:,.1f} s"
+        + (f", {summary.rate:.4g} requests/s" if summary.duration else ""),
         f"arrivals    cv of gaps {summary.interarrival_cv:.3g}, at most "
         f"{summary.peak_requests:,} in one second",
         f"            [{_sparkline(trace)}]",

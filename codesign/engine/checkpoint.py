@@ -75,7 +75,8 @@ def open_reader(directory: Path, *, device: torch.device | str = "cpu") -> Weigh
     if weights_sha256(recipe.source) != recipe.source_sha256:
         raise InputError(
             f"{directory} was inflated from another {recipe.source} than {source}. Inflate it "
-            "again under a new name: codesign models inflate"
+            f"again under a new name: codesign models inflate --{recipe.role} "
+            f"--shape {recipe.shape} --name NAME"
         )
     token_map: Tensor | None = None
     if (target := draft_target(recipe.source)) is None:

@@ -37,7 +37,9 @@ def refused_requests(
         InputError: If there are no requests, or all are refused; with the first reason.
     """
     if not requests:
-        raise InputError("no requests to serve. Take a longer slice: codesign plan --slice 0:600")
+        raise InputError(
+            "no requests to serve. Take a longer slice: codesign plan --trace TRACE --slice 0:600"
+        )
     refused: dict[int, str] = {}
     for request in requests:
         tokens = len(request.prompt_ids) + request.max_new_tokens
@@ -50,7 +52,7 @@ def refused_requests(
         elif tokens + round_rows > max_kv_tokens:
             why = (
                 f"it needs {tokens + round_rows} KV tokens, the limit is {max_kv_tokens}. "
-                "Shorten it: codesign plan --max-prompt N --max-output N"
+                "Shorten it: codesign plan --trace TRACE --max-prompt N --max-output N"
             )
         elif tokens > max_positions:
             why = f"it needs {tokens} positions, the model has {max_positions}. Shorten it"

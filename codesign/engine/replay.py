@@ -89,7 +89,7 @@ class CpuEngine:
         if needed > self._num_workers:
             raise HardwareError(
                 f"the plan needs {needed} CPU cores, found {self._num_workers}. "
-                f"Plan again: codesign plan --workers {self._num_workers}"
+                f"Plan again: codesign plan --trace TRACE --workers {self._num_workers}"
             )
 
     def serve(
@@ -153,7 +153,7 @@ class Replay:
         if deployment.prefill_workers:
             raise InputError(
                 f"{candidate.label} has a pool for prompts, which the engine does not run yet. "
-                "Run another: codesign run --candidate LABEL"
+                "Run another: codesign run --plan PLAN --candidate LABEL"
             )
         cost = self.fit.costs.get(deployment.unit.label)
         policy = PolicySetup(

@@ -141,7 +141,8 @@ def _wait_until_ready(replica: Replica, deadline: float) -> None:
     except TargetLostError as lost:
         problem = f"did not start ({lost}); the reason is above"
     raise HardwareError(
-        f"replica {replica.number} {problem}. Try one alone: codesign run --candidate LABEL"
+        f"replica {replica.number} {problem}. Try one alone: codesign run --plan PLAN "
+        "--candidate LABEL"
     )
 
 

@@ -82,7 +82,8 @@ def _no_room(problem: Problem, sizes: Sequence[int]) -> str:
     fix = (
         "Export a candidate without a draft: --candidate plain"
         if spec.has_draft
-        else "Plan again with more GPUs, or for shorter requests: codesign plan --max-prompt N"
+        else "Plan again with more GPUs, or for shorter requests: codesign plan --trace TRACE "
+        "--max-prompt N"
     )
     if not known:
         return f"the weights of {what} do not fit {counted(sizes[-1], 'GPU')}. {fix}"

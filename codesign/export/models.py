@@ -156,7 +156,7 @@ def check_positions(target: EngineModel, longest: int) -> None:
     raise InputError(
         f"the longest request needs {longest:,} positions, {target.name} has "
         f"{target.positions:,}, and no engine serves more. Plan for shorter ones: "
-        "codesign plan --max-prompt N --max-output N"
+        "codesign plan --trace TRACE --max-prompt N --max-output N"
     )
 
 

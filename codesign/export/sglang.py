@@ -32,7 +32,8 @@ def configure(setup: Setup) -> Configuration:
         raise InputError(
             f"the longest request needs {setup.longest_request:,} positions, {setup.draft} has "
             f"{most:,}, and SGLang does not start with such a draft. Name another with "
-            "--draft-model NAME, or plan for shorter requests: codesign plan --max-prompt N"
+            "--draft-model NAME, or plan for shorter requests: codesign plan --trace TRACE "
+            "--max-prompt N"
         )
     arguments = _arguments(setup)
     policy = _POLICIES[setup.serving.routing]

@@ -11,7 +11,7 @@ the recorded acceptance beside it. The planner and the simulator read fits, neve
     prompt_luck, drift  what no residual shows: other prompts, and the machine's pace
     checks         what no fit and no timing can be
     shipped        fits that come with the package; of which machine a fit is
-    step_pace      whether a run's steps took what its fit says
+    step_pace      whether a run's steps took what its fit says; profile_command: what measures it
     roofline       step times from data sheets: devices, priced_model
     what_if        such a fit from a few words on a command line
 
@@ -59,7 +59,8 @@ class Fit:
         calibration: Of the draft's confidences.
         acceptance: Recorded agreement of draft and target.
         errors: Median held-out relative error of each "deployment/op", and under "acceptance"
-            the relative standard error of the tokens emitted per round.
+            the relative error of the tokens emitted per round: a standard error if
+            ``has_own_recordings``, else the most that they should be off.
         top_k: As temperature: likeliest tokens that the target sampled from, 0 for all.
         top_p: As temperature: share of the chance that it sampled from.
         origin: "fitted" to measurements, or ROOFLINE.
@@ -111,6 +112,11 @@ class Fit:
             host_spread=self.host_spread.get(label, 0.0),
             visit_spread=self.visit_spread.get(label, 0.0),
         )
+
+    @property
+    def has_own_recordings(self) -> bool:
+        """Whether acceptance was recorded of this pair: neither of another one, nor made up."""
+        return self.origin != ROOFLINE and self.acceptance_origin.startswith("recorded")
 
     @property
     def answers(self) -> AcceptanceProfile:

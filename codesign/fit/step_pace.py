@@ -6,16 +6,15 @@ no interval counts. Must not import torch.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codesign.artifacts import read_json
 from codesign.artifacts.machine import hardware, machine_name
 from codesign.fit import ROOFLINE, Fit
-from codesign.fit.shipped import DEFAULT_FIT, FITS, machines_of
+from codesign.fit.profile_command import is_of_memory, profile_command
+from codesign.fit.shipped import FITS, machines_of
 from codesign.policy.cost import RoundCost
 from codesign.records import RoundLog
 
@@ -155,22 +154,11 @@ def _doubt(fit: Fit, fit_file: Path, served: Served) -> str:
 
 def _remedy(fit: Fit, served: Served) -> str:
     """What measures the machine and the models of a run."""
-    default = read_json(DEFAULT_FIT, kind="fit")
-    words = ["codesign", "profile"]
-    if (served.target, served.draft) not in (("", ""), (default["target"], default["draft"])):
-        words += ["--target", served.target, "--draft", served.draft or "ngram"]
-    if served.device != "cpu":
-        words += ["--device", served.device]
-    # A plan samples as its fit was recorded.
-    sampling = (
-        ("--temperature", fit.temperature, 0.0),
-        ("--top-k", fit.top_k, 0),
-        ("--top-p", fit.top_p, 1.0),
-    )
-    for flag, value, usual in sampling:
-        words += [flag, f"{value:g}"] if value != usual else []
-    command = f"{shlex.join([*words, '--out', 'profile'])} && codesign fit profile --out fit.json"
+    draft, device = served.draft or "ngram", served.device
+    profile = profile_command(fit, target=served.target, draft=draft, device=device)
     # Their plans may have been made with --device, beside which there is no --fit.
-    of_gpus = any(cost.kv_tokens is not None for cost in fit.costs.values())
-    device = " in place of --device" if fit.origin == ROOFLINE or of_gpus else ""
-    return f"Measure this machine, then plan again with --fit fit.json{device}: {command}"
+    place = " in place of --device" if fit.origin == ROOFLINE or is_of_memory(fit) else ""
+    return (
+        f"Measure this machine, then plan again with --fit fit.json{place}: {profile} && "
+        "codesign fit profile --out fit.json"
+    )

@@ -12,6 +12,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from codesign.candidate import SIGMAS
 from codesign.fit.calibration import fit_calibration
 from codesign.importers.readers import read_summary
 from codesign.importers.run_model import RunModel, template_shape
@@ -43,7 +44,7 @@ def imported_fit(steps: Fit, summary: AcceptanceSummary) -> Fit:
         acceptance=acceptance,
         calibration=calibration.calibration,
         calibration_fit=calibration,
-        errors={**steps.errors, "acceptance": math.hypot(sampling, _MODEL_ERROR)},
+        errors={**steps.errors, "acceptance": math.hypot(SIGMAS * sampling, _MODEL_ERROR)},
         acceptance_origin=f"imported from {summary.source}",
         parts_covariance=(),
     )

@@ -63,7 +63,8 @@ def describe_model(name_or_path: str | Path) -> ModelCard:
     shape = model_shape(path)
     recipe = read_recipe(path)
     tokenizer = _tokenizer_card(path)
-    draft, note = None, "inflate one of the same small model: codesign models inflate --draft"
+    draft = None
+    note = "inflate one of the same small model: codesign models inflate --draft --shape SHAPE"
     if recipe is None:
         draft, note = _find_draft(path, shape=shape, tokenizer=tokenizer)
     return ModelCard(

@@ -23,7 +23,7 @@ from codesign.models.shape import ModelShape, read_config
 GROUPS = (32, 64, 128)
 INT4_HEAD = "codesign_int4_head"  # entry of config.json
 _HEAD = "lm_head"
-_WAY_OUT = "Use the bfloat16 checkpoint; codesign models quantize DIR makes an int4 one of it"
+_WAY_OUT = "Use the bfloat16 checkpoint, or make int4 of it: codesign models quantize DIR --out NEW"
 
 
 @dataclass(frozen=True, slots=True)

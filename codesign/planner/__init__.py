@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from codesign import Progress
 from codesign.candidate import Candidate
 from codesign.errors import InfeasibleError
+from codesign.fit.profile_command import profile_command
+from codesign.plan import Doubt
 from codesign.planner.economics import weigh_speculation
 from codesign.planner.executor import Executor, LocalExecutor, Task
 from codesign.planner.halving import entering
@@ -59,7 +61,7 @@ def search(
             process by default.
         cache: Keeps finished simulations, so that an interrupted search can go on.
         progress: Called with (stage, done, total): "screen", in candidates, "simulate", in
-            requests, and as ``nearest_miss`` does if nothing meets the SLO.
+            requests, "check doubts", in terms; if nothing meets the SLO as ``nearest_miss`` does.
         least_attained: Share of requests within the SLO that the screen must find of some
             candidate, for any to be simulated.
 
@@ -77,6 +79,7 @@ def search(
         serving=question.serving,
         requests=question.requests,
         origin=question.fit.origin,
+        measure=profile_command(question.fit, workers=question.workers),
     )
     screened = _screened(space.candidates, question, least_attained, progress)
     screen_seconds = time.monotonic() - start
@@ -101,7 +104,8 @@ def search(
             rate_scale=question.rate_scale,
         )
         raise InfeasibleError(line)
-    return _answer(question, space, ordered, simulations.num_simulated, screen_seconds)
+    doubts = find_doubts(ordered, question, progress=progress)
+    return _answer(question, space, ordered, doubts, simulations.num_simulated, screen_seconds)
 
 
 def _screened(
@@ -135,6 +139,7 @@ def _answer(
     question: Question,
     space: SearchSpace,
     ordered: Sequence[Entry],
+    doubts: tuple[Doubt, ...],
     num_simulated: int,
     screen_seconds: float,
 ) -> Answer:
@@ -150,7 +155,7 @@ def _answer(
         reason=explain(ranked, question.slo),
         runner_up=explain_runner_up(ordered, question.objective),
         economics=weigh_speculation(ranked, question),
-        doubts=find_doubts(ordered, question),
+        doubts=doubts,
         notes=(*space.notes, *filter(None, beyond)),
         num_candidates=len(space.candidates),
         num_simulated=num_simulated,

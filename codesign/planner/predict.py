@@ -30,14 +30,10 @@ if TYPE_CHECKING:
 TIMES = (
     "ttft_mean", "ttft_p50", "ttft_p90", "ttft_p99", "tpot_mean", "tpot_p50", "tpot_p90",
     "tpot_p99", "latency_mean", "ttft_slo", "tpot_slo", "throughput", "seconds",
+    "mean_batch",  # as many requests arrive in the time of one as that takes
 )  # fmt: skip
-COUNTS = ("acceptance_length", "acceptance_rate", "mean_batch")
+COUNTS = ("acceptance_length", "acceptance_rate")
 SHARES = ("slo_attainment", "goodput")
-_BOUNDS = {  # of figures that cannot be just anything above 0
-    "acceptance_length": (1.0, math.inf),  # every round emits a token of each of its requests
-    "acceptance_rate": (0.0, 1.0),
-    "mean_batch": (1.0, math.inf),  # steps without a request that decodes do not count
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +169,11 @@ def score(
     }
     seconds_error = time_error(fit, candidate, spans, output_tokens)
     tokens_error = acceptance_error(fit, candidate, output_tokens)
+    bounds = {
+        "acceptance_length": (1.0, math.inf),  # every round emits a token of each of its requests
+        "acceptance_rate": (0.0, 1.0),
+        "mean_batch": (1.0, candidate.max_batch),  # steps in which no request decodes do not count
+    }
     predicted = {}
     for names, error in ((TIMES, seconds_error), (COUNTS, tokens_error)):
         for name in names:
@@ -182,7 +183,7 @@ def score(
                     values,
                     error,
                     stand_in.get(name, 0.0),
-                    bounds=_BOUNDS.get(name, (0.0, math.inf)),
+                    bounds=bounds.get(name, (0.0, math.inf)),
                 )
     top = {"slo_attainment": 1.0, "goodput": math.inf}
     for name in SHARES:

@@ -24,12 +24,12 @@ CRITERIA = {
     "fewest": (("goodput", True), ("latency_mean", False), ("tpot_mean", False)),
 }
 
-_WORDS = {"goodput": "goodput", "latency_mean": "mean latency", "tpot_mean": "mean TPOT"}
+FIGURE_WORDS = {"goodput": "goodput", "latency_mean": "mean latency", "tpot_mean": "mean TPOT"}
 _OVERLOAD = (
     "it cannot sustain this load: the queue grows as long as requests arrive. Plan for fewer "
     "(--rate-scale), or set --slo-ttft-ms to see which plan can"
 )
-_SPAN_WORDS = {
+_SPANFIGURE_WORDS = {
     "target": "verifying",
     "draft": "waiting for the draft",
     "reroot": "re-rooting",
@@ -173,7 +173,7 @@ def _lost_by(best: Entry, other: Entry, objective: str) -> str:
         ours, theirs = pair
         loss = (ours - theirs if more_is_better else theirs - ours) / max(ours, 1e-12)
         if loss > NOTICEABLE:
-            return f"{loss:.0%} {'less' if more_is_better else 'more'} {_WORDS[figure]}"
+            return f"{loss:.0%} {'less' if more_is_better else 'more'} {FIGURE_WORDS[figure]}"
     if other.candidate.complexity > best.candidate.complexity:
         return "not better with every seed, or by less than 1 %; the simpler plan was chosen"
     return "less than 1 % apart"
@@ -191,7 +191,7 @@ def _cause(best: Entry, other: Entry) -> str:
         span = max(after, key=lambda name: after[name] - before.get(name, 0.0))
         parts.append(
             f"a round takes {milliseconds(theirs)} instead of {milliseconds(ours)}, most of it "
-            f"more {_SPAN_WORDS[span]}"
+            f"more {_SPANFIGURE_WORDS[span]}"
         )
     return f": {', '.join(parts)}" if parts else ""
 
@@ -221,7 +221,7 @@ def _nearest_target(best: ScoredCandidate, slo: SLO) -> str:
         if target is not None and f"{name}_slo" in best.predicted
     }
     if not used:
-        return "no SLO was set" if slo.ttft is None and slo.tpot is None else "no target applies"
+        return "no target applies" if slo.is_set else "no SLO was set"
     name = max(used, key=used.__getitem__)
     # More load may reach another target first: a queue grows faster than a batch gets slower.
     return (

@@ -28,6 +28,7 @@ ADAPTIVE_LENGTH = 5  # of threshold and specserve
 BATCH_TREE = (16, 2, 8)  # most rows, leaves and forwards
 BATCH_LIMITS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
+_MEASURE = "codesign profile --out profile"
 _MOST_NAMED = 12  # splits that a note lists
 MAX_PLAYED_TOKENS = 200_000  # output tokens of a trace up to which slow policies are searched, too
 
@@ -98,6 +99,7 @@ def search_space(
     serving: Serving | None = None,
     requests: pd.DataFrame | None = None,
     origin: str = "fitted",
+    measure: str = _MEASURE,
 ) -> SearchSpace:
     """Candidates that use all workers and hold every request.
 
@@ -110,6 +112,7 @@ def search_space(
         serving: Its limit of KV rows; otherwise what the step times say that the memory holds.
         requests: Prepared trace, to leave out what cannot hold its longest request.
         origin: Of the step times; a roofline has them for every split that holds the weights.
+        measure: Command that measures what has no step times.
 
     Raises:
         InputError: If a label names no policy, or nothing remains.
@@ -126,13 +129,16 @@ def search_space(
     too_small = {d.label for d, _ in set(pairs) - set(held)}
     if not held:
         room = max((_room(*pair, costs, limit) for pair in pairs), default=0)
-        raise InputError(_nothing_remains(costs, workers, specs, too_small, (longest, room)))
+        raise InputError(
+            _nothing_remains(costs, workers, specs, too_small, (longest, room), measure)
+        )
     null, whole = SpeculationSpec(), Deployment(workers)
     if null not in specs and whole.label in costs and _holds(whole, null, costs, limit, longest):
         held.append((whole, null))
     candidates = [Candidate(*pair, size) for pair in held for size in batch_limits(max_batch)]
     left_out = too_small - {d.label for d, _ in held}
-    notes = _notes(costs, workers, wanted, is_priced=origin == ROOFLINE)
+    measure = "" if origin == ROOFLINE else measure
+    notes = _notes(costs, workers, wanted, measure)
     if slow:
         notes.append(
             f"not searched, too slow to simulate on a trace of this length: "
@@ -198,11 +204,11 @@ def _room(
 
 
 def _notes(
-    costs: Mapping[str, RoundCost], workers: int, wanted: Collection[bool], *, is_priced: bool
+    costs: Mapping[str, RoundCost], workers: int, wanted: Collection[bool], measure: str
 ) -> list[str]:
     """What was not measured, of the shapes that are one group or one split.
 
-    A roofline prices every split that holds the weights: others need no profile.
+    A roofline prices every split that holds the weights: others need no profile, ``measure`` is "".
     """
     splits = [Deployment(workers - draft, draft) for draft in range(workers)]
     shapes = [d.label for d in splits if (d.draft_workers > 0) in wanted]
@@ -210,12 +216,11 @@ def _notes(
     names = ", ".join(missing[:_MOST_NAMED])
     names += f" and {more:,} more" if (more := len(missing) - _MOST_NAMED) > 0 else ""
     notes = []
-    if missing and is_priced:
+    if missing and not measure:
         notes.append(f"not searched, the weights do not fit: {names}")
     elif missing:
         notes.append(
-            f"not searched, no step times: {names}. Add them: codesign profile "
-            f"--workers {workers} --out profile, then codesign fit profile"
+            f"not searched, no step times: {names}. Add them: {measure}, then codesign fit profile"
         )
     if workers == 1 and True in wanted:
         notes.append("not searched: asynchronous trees, which need at least 2 workers")
@@ -228,6 +233,7 @@ def _nothing_remains(
     specs: Sequence[SpeculationSpec],
     too_small: Iterable[str],
     needed_and_held: tuple[int, int],
+    measure: str,
 ) -> str:
     labels = ", ".join(costs) or "nothing"
     names = ", ".join(sorted(too_small))
@@ -245,6 +251,6 @@ def _nothing_remains(
         )
     return (
         f"the fit has no step times for {counted(workers, 'worker')}, only for {labels}. "
-        f"Measure them: codesign profile --workers {workers} --out profile, then "
-        "codesign fit profile; or plan for those of the fit: --workers N"
+        f"Measure them: {measure}, then codesign fit profile; or plan for those of the fit: "
+        "--workers N"
     )

@@ -1,8 +1,9 @@
 """Which uncertain term of the fit would change the answer, and so what to profile next.
 
-Each term is moved by its own error, all else kept. What that does to a plan is taken from the
-screen's arithmetic, relative to what the screen says without it, so that the simulated figures
-stand and only their change is arithmetic.
+Each term is moved by its own error, all else kept. The screen's arithmetic finds the terms that
+may change the choice, and the plan that would be best then; near saturation its queues grow far
+faster than simulated ones. So by how much the choice would be worse is simulated, relative to the
+same simulation without the change.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from codesign import Progress
 from codesign.plan import Doubt
 from codesign.planner.behaviour import Behaviour, token_shares
+from codesign.planner.executor import Job, Task, run_job
 from codesign.planner.ranking import CRITERIA, NOTICEABLE, Entry
 from codesign.planner.saturation import OVERLOADED
 from codesign.planner.screen import behaviours_of, screen
@@ -27,9 +30,13 @@ if TYPE_CHECKING:
     from codesign.planner.question import Question
 
 _MOST_PLANS = 16  # the best, that are weighed against each other
+_MOST_TERMS = 4  # that are simulated, the worst by arithmetic
+_MOST_TOKENS = 200_000  # output tokens of the stretch that is simulated for them
 _OPS = {"target": "target step", "draft": "draft step", "prefill": "prompt step"}
+_TOKENS = "tokens per round"
 _SCREENED = {"goodput": "goodput", "latency_mean": "latency", "tpot_mean": "tpot"}
 Behaviours = Mapping[SpeculationSpec, tuple[Behaviour, ...]]
+Figures = Mapping[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +49,15 @@ class _Case:
     behaviours: Behaviours
 
 
-def find_doubts(ranked: Sequence[Entry], question: Question) -> tuple[Doubt, ...]:
+def find_doubts(
+    ranked: Sequence[Entry], question: Question, *, progress: Progress | None = None
+) -> tuple[Doubt, ...]:
     """Terms whose error would make another plan noticeably better, the worst first.
 
     Args:
         ranked: What was simulated on the whole trace, best first.
         question: What was asked.
+        progress: Called with ("check doubts", done, total), in terms.
     """
     criteria = [name for name, _ in CRITERIA[question.objective][:2]]
     best = ranked[0]
@@ -63,21 +73,66 @@ def find_doubts(ranked: Sequence[Entry], question: Question) -> tuple[Doubt, ...
     specs = list(dict.fromkeys(entry.candidate.speculation for entry in plans))
     behaviours = behaviours_of(specs, question.fit, shares)
     before = _figures(plans, question, question.fit, behaviours)
-    doubts: dict[str, Doubt] = {}
+    doubts: dict[str, tuple[float, int, _Case]] = {}
     of_tokens = tokens_error(question.fit, question.requests["output_tokens"])
     for case in _cases(plans, question.fit, behaviours, of_tokens):
         after = _figures(plans, question, case.fit, case.behaviours)
-        rival, regret = _best_rival(plans, question.objective, before, after)
-        known = doubts.get(case.term)
-        if regret > NOTICEABLE and (known is None or regret > known.regret):
-            label = plans[rival].candidate.label
-            doubts[case.term] = Doubt(case.term, case.change, label, regret)
-    return tuple(sorted(doubts.values(), key=lambda doubt: -doubt.regret))
+        rival, regret, _ = _best_rival(plans, question.objective, before, after)
+        if regret > max(NOTICEABLE, doubts.get(case.term, (0.0,))[0]):
+            doubts[case.term] = regret, rival, case
+    worst = sorted(doubts.values(), key=lambda doubt: -doubt[0])[:_MOST_TERMS]
+    found = []
+    for number, (_, rival, case) in enumerate(worst, 1):
+        if (doubt := _simulated(best, plans[rival], case, question)) is not None:
+            found.append(doubt)
+        if progress is not None:
+            progress("check doubts", number, len(worst))
+    return tuple(sorted(found, key=lambda doubt: -doubt.regret))
+
+
+def _simulated(best: Entry, rival: Entry, case: _Case, question: Question) -> Doubt | None:
+    """What a case does to the best plan beside its rival; None if nothing that is noticeable."""
+    pair = best, rival
+    before = [_simulation(entry, question, question.fit) for entry in pair]
+    after = [_simulation(entry, question, _moved(entry, case)) for entry in pair]
+    columns = [
+        {name: np.array([figures[name] for figures in both]) for name in _SCREENED}
+        for both in (before, after)
+        if all(name in figures for figures in both for name in _SCREENED)
+    ]
+    if len(columns) < 2:
+        return None
+    _, regret, figure = _best_rival(pair, question.objective, *columns)
+    if regret <= NOTICEABLE:
+        return None
+    return Doubt(case.term, case.change, rival.candidate.label, regret, figure)
+
+
+def _simulation(entry: Entry, question: Question, fit: Fit) -> dict[str, float]:
+    """Figures of a plan on the first stretch of the trace."""
+    tokens = np.cumsum(question.requests["output_tokens"])
+    end = max(int(np.searchsorted(tokens, _MOST_TOKENS, side="right")), 1)
+    task = Task(question.requests, fit, question.slo, question.serving)
+    return run_job(task, Job(entry.candidate, question.seed, 0, end)).figures
+
+
+def _moved(entry: Entry, case: _Case) -> Fit:
+    """A case's fit; where rounds emit more or fewer tokens, with shorter or longer rounds."""
+    if case.term != _TOKENS or not entry.candidate.speculation.has_draft:
+        return case.fit
+    lengths = entry.values("acceptance_length").values()
+    length = sum(lengths) / max(len(lengths), 1) or 1.0
+    factor = length / max(length * (1.0 + case.change), 1.0)
+    costs = {
+        label: replace(cost, target=cost.target.scaled(factor), draft=cost.draft.scaled(factor))
+        for label, cost in case.fit.costs.items()
+    }
+    return replace(case.fit, costs=costs)
 
 
 def _figures(
     plans: Sequence[Entry], question: Question, fit: Fit, behaviours: Behaviours
-) -> dict[str, NDArray[np.float64]]:
+) -> Figures:
     """Per figure that decides, the screen's score of each plan."""
     screened = screen(
         [entry.candidate for entry in plans],
@@ -110,7 +165,7 @@ def _cases(
             spec: tuple(replace(b, emitted=_emitted(b, change)) for b in options)
             for spec, options in behaviours.items()
         }
-        yield _Case("tokens per round", change, fit, moved)
+        yield _Case(_TOKENS, change, fit, moved)
 
 
 def _emitted(behaviour: Behaviour, change: float) -> float:
@@ -123,15 +178,15 @@ def _emitted(behaviour: Behaviour, change: float) -> float:
 def _best_rival(
     plans: Sequence[Entry],
     objective: str,
-    before: Mapping[str, NDArray[np.float64]],
-    after: Mapping[str, NDArray[np.float64]],
-) -> tuple[int, float]:
-    """The plan that the first one loses most to, and by how much; (0, 0.0) if to none."""
+    before: Figures,
+    after: Figures,
+) -> tuple[int, float, str]:
+    """The plan that the first one loses most to, by how much, and in what; (0, 0.0, "") if none."""
 
     def moved(index: int, figure: str) -> float:
         return float(after[figure][index] / max(float(before[figure][index]), 1e-12))
 
-    found = 0, 0.0
+    found = 0, 0.0, ""
     for index in range(1, len(plans)):
         for figure, more_is_better in CRITERIA[objective][:2]:
             pair = plans[0].beside(plans[index], figure)
@@ -139,6 +194,6 @@ def _best_rival(
             ours, theirs = pair[0] * moved(0, figure), pair[1] * moved(index, figure)
             worse = (theirs - ours if more_is_better else ours - theirs) / max(abs(ours), 1e-12)
             if abs(worse) > NOTICEABLE:
-                found = max(found, (index, worse), key=lambda pair: pair[1])
+                found = max(found, (index, worse, figure), key=lambda rival: rival[1])
                 break
     return found

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from codesign.answer_parts import tokens_of_parts
-from codesign.candidate import Candidate, Interval
+from codesign.candidate import SIGMAS, Candidate, Interval
 from codesign.planner.student_t import student_t_quantile
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _MANY = 1000  # degrees of freedom of a spread that many seeds were averaged for
 _TAIL = 0.05  # chance of another run to lie beyond an interval, on each side
-_SIGMAS = 1.645  # of a normal error, from its mean to either end of such an interval
 
 
 def step_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> float:
@@ -43,16 +42,18 @@ def step_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> fl
         return 0.0
     of_fit = sum(seconds * error for seconds, error in parts) / total
     drift = fit.drift(label, total, requests=candidate.max_batch)
-    return math.hypot(of_fit, _SIGMAS * drift)
+    return math.hypot(of_fit, SIGMAS * drift)
 
 
 def tokens_error(fit: Fit, output_tokens: ArrayLike) -> float:
-    """Relative standard error of the tokens of a round with a draft, over answers of such lengths.
+    """Relative error of the tokens of a round with a draft, over answers of such lengths.
 
-    The errors of an answer's parts, weighed by the tokens in them. Tokens of late parts take fewer
-    rounds, so this is up to 7 % of itself too large for the fits that ship. Assumed: tokens beyond
-    the recorded ones have the error of the last part; without errors of parts (answers recorded
-    whole, acceptance from elsewhere, older fits) answers of all lengths have the same error.
+    A standard error of recordings of the pair; of any other acceptance the most that it should be
+    off (``Fit.errors``). The errors of an answer's parts are weighed by the tokens in them. Tokens
+    of late parts take fewer rounds, so this is up to 7 % of itself too large for the fits that
+    ship. Assumed: tokens beyond the recorded ones have the error of the last part; without errors
+    of parts (answers recorded whole, acceptance from elsewhere, older fits) answers of all lengths
+    have the same error.
 
     Args:
         fit: Its recordings' errors.
@@ -67,14 +68,17 @@ def tokens_error(fit: Fit, output_tokens: ArrayLike) -> float:
 
 
 def acceptance_error(fit: Fit, candidate: Candidate, output_tokens: ArrayLike) -> float:
-    """``tokens_error`` of a candidate; plain decoding has none."""
-    return 0.0 if candidate.family == "plain" else tokens_error(fit, output_tokens)
+    """Half width of an interval for ``tokens_error`` of a candidate; plain decoding has none."""
+    if candidate.family == "plain":
+        return 0.0
+    sigmas = SIGMAS if fit.has_own_recordings else 1.0
+    return sigmas * tokens_error(fit, output_tokens)
 
 
 def time_error(
     fit: Fit, candidate: Candidate, spans: Mapping[str, float], output_tokens: ArrayLike
 ) -> float:
-    """Relative error of the time per token: of a round's time and of its tokens together.
+    """Half width of an interval for the time per token: of a round's time and of its tokens.
 
     Args:
         fit: Held-out errors of steps and of acceptance.

@@ -66,7 +66,7 @@ def build_speculation(
         if goodput is None:
             raise InputError(
                 f"{spec.kind} needs fitted step times: codesign fit PROFILE, then codesign plan "
-                "--fit FIT"
+                "--trace TRACE --fit FIT"
             )
         return _with_step_times(spec, goodput, calibration, confidence)
     shaped = {

@@ -32,6 +32,7 @@ from codesign import Progress
 from codesign.calibration_log import CalibrationLog
 from codesign.config import SLO, Deployment, Routing, Serving
 from codesign.errors import InputError
+from codesign.fit.profile_command import profile_command
 from codesign.policy.batching import Batcher, BatchLimits
 from codesign.policy.cost import RoundCost
 from codesign.policy.kv_memory import PrefixCache
@@ -236,8 +237,8 @@ def cost_of(fit: Fit, label: str) -> RoundCost:
             )
         raise InputError(
             f"the fit has no step times for deployment {label}, only for {labels}. Fix: one of "
-            "these with --deployment; or measure it: codesign profile --out profile, then codesign "
-            "fit profile"
+            f"these with --deployment; or measure it: {profile_command(fit)}, then codesign fit "
+            "profile"
         )
     return fit.costs[label]
 

@@ -15,6 +15,8 @@ from codesign.records import RequestRecord
 if TYPE_CHECKING:
     import pandas as pd
 
+_COLUMNS = ("arrival", "prompt_tokens", "output_tokens")
+
 
 @dataclass(slots=True)
 class SimulatedRequest:
@@ -59,8 +61,13 @@ def read_requests(requests: pd.DataFrame, *, with_blocks: bool) -> dict[int, Sim
     """The rows of a trace by number.
 
     Raises:
-        InputError: If a request has no prompt or no output.
+        InputError: If there is none, or one has no prompt, no output or no time of arrival.
     """
+    missing = [name for name in _COLUMNS if name not in requests]
+    if missing:
+        raise InputError(f"the requests to simulate lack the column {missing[0]}")
+    if requests.empty:
+        raise InputError("there is no request to simulate")
     arrival = np.asarray(requests["arrival"], np.float64).tolist()
     prompt = np.asarray(requests["prompt_tokens"], np.int64).tolist()
     output = np.asarray(requests["output_tokens"], np.int64).tolist()
@@ -70,8 +77,10 @@ def read_requests(requests: pd.DataFrame, *, with_blocks: bool) -> dict[int, Sim
     )
     with_blocks = with_blocks and "hash_ids" in requests
     hash_ids = requests["hash_ids"].tolist() if with_blocks else [()] * len(arrival)
-    if prompt and min(*prompt, *output) < 1:
+    if min(*prompt, *output) < 1:
         raise InputError("every request needs at least 1 prompt token and 1 output token")
+    if not np.isfinite(arrival).all():
+        raise InputError("every request needs a time of arrival, in seconds")
     rows = zip(category, arrival, prompt, output, hash_ids, speculates, strict=True)
     return {
         number: SimulatedRequest(

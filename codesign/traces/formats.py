@@ -90,7 +90,7 @@ def read_requests(path: Path) -> Parsed:
     if path.is_dir():
         raise InputError(f"{path} is a directory. Fix: name a trace file (codesign trace list)")
     if not path.exists():
-        raise InputError(f"{path} does not exist. Fix: codesign trace list names the traces here")
+        raise InputError(f"{path} does not exist. Which there are: codesign trace list")
     with _one_line_errors(path):
         with path.open("rb") as raw:
             magic = raw.read(4)
@@ -160,7 +160,7 @@ def _own_meta(path: Path, line: str) -> dict[str, Any]:
     if found != SCHEMA_VERSION:
         raise InputError(
             f"{path} has schema version {found}, this codesign reads {SCHEMA_VERSION}. "
-            "Fix: make it again (codesign trace synth)"
+            "Fix: make it again (codesign trace synth PRESET --out FILE)"
         )
     return meta
 
@@ -260,9 +260,11 @@ def _read_parquet(path: Path) -> Parsed:
     rows = Rows(path, 1, "row")
     for name in _OURS.columns:
         if name not in frame:
-            raise InputError(f"{path}: column '{name}' is missing. Fix: codesign trace synth")
+            raise InputError(
+                f"{path}: column '{name}' is missing. Fix: codesign trace synth PRESET --out FILE"
+            )
     if frame.empty:
-        raise InputError(f"{path} has no request. Fix: codesign trace synth")
+        raise InputError(f"{path} has no request. Fix: codesign trace synth PRESET --out FILE")
     requests = request_table(
         seconds(rows, _series(frame, "arrival")),
         whole_numbers(rows, _series(frame, "prompt_tokens")),
@@ -293,6 +295,8 @@ def _one_line_errors(path: Path) -> Iterator[None]:
     except UnicodeDecodeError as err:
         # Where it is, pandas knows within a field only.
         kind = "is not UTF-8 text. Fix: save it as that, or fetch it again (codesign trace list)"
+        if path.suffix == ".parquet":
+            kind = f"is not a Parquet file, or damaged. {again}"
         raise InputError(f"{path} {kind}") from err
     except (EOFError, zlib.error, gzip.BadGzipFile) as err:
         raise InputError(f"{path} is a damaged gzip file ({err}). {again}") from err

@@ -102,7 +102,8 @@ class Trace:
             )
         requests = self.requests.assign(arrival=self.requests["arrival"] / factor)
         old, new = arrival_rate(self.requests), arrival_rate(requests)
-        note = f"arrival rate times {factor:g}: {old:.3g} became {new:.3g} requests/s"
+        rates = f": {old:.3g} became {new:.3g} requests/s" if self.duration else ""
+        note = f"arrival rate times {factor:g}{rates}"
         return self._changed(requests, note)
 
     def scale_lengths(

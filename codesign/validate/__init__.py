@@ -122,7 +122,8 @@ def _compare(
     lengths = requests["output_tokens"]
     predicted = score(candidate, outcomes, fit, plan.slo, output_tokens=lengths)
     measured = summarise(run.records, plan.slo)
-    values = {name: getattr(measured, name) for name in FIGURES}
+    names = [name for name in FIGURES if plan.slo.is_set or name != "slo_attainment"]
+    values = {name: getattr(measured, name) for name in names}
     figures = [
         Comparison(name, predicted.predicted[name], math.nan if value is None else value)
         for name, value in values.items()

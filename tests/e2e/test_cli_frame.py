@@ -11,12 +11,14 @@ import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from codesign import cli as command_line
 from codesign import errors
 
+ROOT = Path(__file__).parents[2]
 HELP_BUDGET = 0.3  # seconds of processor time; measured: 0.04
 
 VERBS = [name for name, _ in command_line.VERBS]
@@ -127,6 +129,28 @@ def test_the_first_example_of_the_help_works_as_printed(cli, tmp_path):
     result = cli(*first[1:])
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "plan.json").exists()
+    assert_shown_in_readme(result.stdout)
+
+
+def assert_shown_in_readme(printed: str) -> None:
+    """The README has the same command: its sample must say the same, its figures to 2 %."""
+    words = iter(printed.split())
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    sample = text.partition("`codesign plan` prints, shortened:")[2].split("```")[1]
+    for word in sample.replace(" ...", "").split():
+        near = next((w for w in words if is_near(w, word)), None)  # words between are left out
+        assert near is not None, f"the README says {word}, which codesign plan does not print here"
+
+
+def is_near(printed: str, shown: str) -> bool:
+    printed, shown = (word.strip("[],;") for word in (printed, shown))
+    if printed == shown:
+        return True
+    try:
+        ours, theirs = (float(word.replace(",", "")) for word in (printed, shown))
+    except ValueError:
+        return False
+    return ours == pytest.approx(theirs, rel=0.02)
 
 
 def test_flags_cannot_be_abbreviated(cli):

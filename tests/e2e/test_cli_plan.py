@@ -144,7 +144,7 @@ def test_the_plan_samples_as_the_profile_did(plan, machine_fit, tmp_path):
     [
         (("--policies", "chain-three"), 4, "unknown policy 'chain-three'"),
         (("--policies", ""), 4, "unknown policy ''"),
-        (("--workers", "3"), 4, "no step times for 3 workers"),
+        (("--workers", "3"), 4, "--workers 3 --out profile"),
         (("--max-kv-tokens", "100"), 4, "--max-prompt"),
         (("--objective", "fun"), 2, "--objective"),
         (("--slo-percentile", "0"), 2, "--slo-percentile: must be a number above 0, at most 100"),

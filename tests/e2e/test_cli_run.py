@@ -252,7 +252,7 @@ def test_ctrl_c_keeps_what_is_finished_and_resume_completes_it(planned, in_folde
     [
         (("--plan", "nowhere.json"), 4, "nowhere.json does not exist"),
         (("--plan", "plan.json", "--candidate", "chain-9"), 4, "no candidate 'chain-9'"),
-        (("--plan", "plan.json", "--workers", "1"), 5, "codesign plan --workers 1"),
+        (("--plan", "plan.json", "--workers", "1"), 5, "codesign plan --trace TRACE --workers 1"),
         (("--plan", "plan.json", "--workers", "0"), 2, "a whole number of 1 or above"),
         (("--plan", "plan.json", "--out", "trace.csv"), 4, "cannot write into trace.csv: "),
     ],

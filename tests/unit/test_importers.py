@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -340,7 +341,7 @@ def test_an_imported_fit_says_so_and_comes_back_from_its_file(tmp_path, shipped)
     fit = imported_fit(shipped, summary)
     assert fit.acceptance_origin == "imported from vLLM counters (file)"
     assert fit.costs == shipped.costs
-    assert fit.errors["acceptance"] == pytest.approx(0.0237, abs=1e-3)
+    assert fit.errors["acceptance"] == pytest.approx(math.hypot(1.645 * summary.error, 0.02))
     parts = replace(shipped, parts_covariance=((1e-4, 0.0), (0.0, 1e-3)))
     assert imported_fit(parts, summary).parts_covariance == ()
     fit.save(tmp_path / "fit.json")

@@ -12,11 +12,11 @@ import pytest
 
 from codesign.candidate import Candidate, ScoredCandidate
 from codesign.cli.plan_result import (
+    _doubts,
     _family_plans,
     _rows,
     _seeds_note,
     describe,
-    doubt_text,
     next_command,
     pays_text,
     ties_text,
@@ -62,11 +62,13 @@ def test_a_candidate_is_told_with_its_own_numbers(policy, deployment, words):
         ("plain", "2/p1", "export", ["--to", "vllm"]),
     ],
 )
-def test_the_next_command_can_be_pasted_whatever_the_file_is_called(policy, deployment, verb, rest):
+def test_the_next_command_can_be_pasted_whatever_the_file_is_called(
+    policy, deployment, verb, rest, machine_fit
+):
     candidate = Candidate(parse_deployment(deployment), parse_policy(policy), 1)
     chosen = SimpleNamespace(candidate=candidate)
     plan = SimpleNamespace(chosen=chosen, target="smollm2-135m")
-    command = next_command(plan, Path("my plans/it's.json"), on_gpus=False)
+    command = next_command(plan, Path("my plans/it's.json"), machine_fit)
     words = shlex.split(command, comments=True)
     assert words == ["codesign", verb, "--plan", "my plans/it's.json", *rest]
 
@@ -75,17 +77,26 @@ def test_the_next_command_can_be_pasted_whatever_the_file_is_called(policy, depl
     ("target", "rest"),
     [("llama-3-70b:int4", " --target FOLDER --draft FOLDER"), ("smollm2-135m", "")],
 )
-def test_a_plan_for_gpus_by_data_sheet_asks_for_checkpoints_to_run(target, rest):
+def test_a_plan_for_gpus_by_data_sheet_asks_for_checkpoints_to_run(target, rest, gpu_fit):
     candidate = Candidate(parse_deployment("2"), parse_policy("plain"), 1)
     plan = SimpleNamespace(chosen=SimpleNamespace(candidate=candidate), target=target)
-    command = next_command(plan, Path("plan.json"), on_gpus=True)
+    command = next_command(plan, Path("plan.json"), gpu_fit)
     assert command == f"codesign run --plan plan.json --device cuda{rest}"
 
 
-def test_what_the_engine_cannot_run_is_exported():
+def test_a_plan_runs_on_what_its_fit_was_measured_on(machine_fit):
+    candidate = Candidate(parse_deployment("2"), parse_policy("plain"), 1)
+    plan = SimpleNamespace(chosen=SimpleNamespace(candidate=candidate), target="smollm2-135m")
+    for device in ("cuda", "cpu-ranks"):
+        fit = dataclasses.replace(machine_fit, device=device)
+        command = next_command(plan, Path("plan.json"), fit)
+        assert command == f"codesign run --plan plan.json --device {device}"
+
+
+def test_what_the_engine_cannot_run_is_exported(gpu_fit):
     candidate = Candidate(parse_deployment("5/p3"), parse_policy("tree-8x4x4"), 24)
     plan = SimpleNamespace(chosen=SimpleNamespace(candidate=candidate), target="llama-3.1-70b")
-    command = next_command(plan, Path("plan.json"), on_gpus=True)
+    command = next_command(plan, Path("plan.json"), gpu_fit)
     assert command.startswith(
         "codesign export --plan plan.json --to vllm  # the engine here has no"
     )
@@ -152,20 +163,24 @@ def test_plans_of_fewer_simulations_than_the_best_have_a_star_and_it_is_explaine
     assert _seeds_note(alike) == []
 
 
-def test_a_doubt_says_what_would_have_to_be_off_and_what_would_be_best_then():
+def test_a_doubt_says_what_would_have_to_be_off_and_what_would_be_best_then(gpu_fit, machine_fit):
     plan = SimpleNamespace(
         doubts=(
-            Doubt("draft step of 3+1", -0.2, "tree-8x4x4 on 3+1, batch 8", 0.12),
+            Doubt("draft step of 3+1", -0.2, "tree-8x4x4 on 3+1, batch 8", 0.12, "goodput"),
             Doubt("tokens per round", 0.05, "plain on 4, batch 8", 0.03),
         ),
-        chosen=SimpleNamespace(origin="roofline"),
     )
-    text = doubt_text(plan)  # type: ignore[arg-type]
+    text = _doubts(plan, gpu_fit)
     assert text.startswith(
         "if the draft steps on 3+1 are 20% below the fit, tree-8x4x4 on 3+1, batch 8 would be 12% "
-        "better; if tokens per round are 5% above the fit, plain on 4, batch 8 would be 3% better"
+        "better in goodput; if tokens per round are 5% above the fit, plain on 4, batch 8 would be "
+        "3% better"
     )
-    assert text.endswith("codesign profile --out profile, on such a machine")
+    assert text.endswith(
+        "to find out, on such a machine: codesign profile --target FOLDER --draft FOLDER "
+        "--device cuda --out profile"
+    )
+    assert _doubts(plan, machine_fit).endswith("to find out: codesign profile --out profile")
 
 
 def test_ties_name_each_policy_and_split_once():

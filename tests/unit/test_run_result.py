@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from codesign.cli.run_result import next_command
+from codesign.candidate import Interval
+from codesign.cli.run_result import next_command, result_text
+from codesign.config import SLO
 
 RUNS = [SimpleNamespace(directory=Path("runs/a b"))]
 
@@ -41,3 +43,16 @@ def test_a_run_of_torchrun_that_was_cut_is_started_again_by_it(monkeypatch, host
     assert ("each host" in command) == (hosts == "2")
     whole = next_command(Path("p"), RUNS, is_whole=True, resumes=False)
     assert whole.startswith("codesign validate --plan p --run ")
+
+
+@pytest.mark.parametrize(("slo", "is_shown"), [(SLO(), False), (SLO(tpot=0.1), True)])
+def test_shares_within_the_slo_are_shown_if_there_is_one(slo, is_shown):
+    """Without one "100 (100)" said nothing."""
+    figures = dict.fromkeys(("ttft_p50", "tpot_mean", "throughput", "acceptance_length"), 2.5)
+    metrics = SimpleNamespace(**figures, slo_attainment=1.0)
+    predicted = {"ttft_p50": Interval(1.2345, 1.0, 2.0), "slo_attainment": Interval(1.0, 1.0, 1.0)}
+    scored = SimpleNamespace(label="plain on 2, batch 1", predicted=predicted)
+    runs = [SimpleNamespace(scored=scored, metrics=metrics)]
+    text = result_text(SimpleNamespace(slo=slo, num_requests=1), runs, "next")
+    assert ("SLO %" in text) == ("100 (100)" in text) == is_shown
+    assert "2,500 (1,234)" in text

@@ -95,7 +95,10 @@ def test_a_split_without_measurements_is_named_with_the_command_that_adds_it():
     assert {c.deployment.label for c in space.candidates} == {"3", "2+1"}
     assert len(space.notes) == 1
     assert "1+2" in space.notes[0]
-    assert "codesign profile" in space.notes[0]
+    assert "Add them: codesign profile --out profile, then codesign fit profile" in space.notes[0]
+    measure = "codesign profile --device cuda --workers 3 --out profile"
+    asked = search_space(costs("3", "2+1"), workers=3, max_batch=1, measure=measure)
+    assert f"Add them: {measure}, then codesign fit profile" in asked.notes[0]
 
 
 def test_a_split_whose_memory_is_too_small_is_not_said_to_lack_a_profile():

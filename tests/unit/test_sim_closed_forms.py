@@ -241,13 +241,13 @@ def test_progress_tells_of_every_finished_request():
     assert calls == [("simulate", done, 5) for done in range(1, 6)]
 
 
-def test_a_deployment_that_was_not_measured_is_refused():
+def test_a_deployment_that_was_not_measured_is_refused(machine_fit):
     candidate = Candidate(Deployment(4), parse_policy("plain"), 1)
     with pytest.raises(InputError, match=r"no step times for deployment 4.*codesign profile"):
         simulate(
             make_trace(1, output=2),
             candidate,
-            make_fit(iid(0.5)),
+            machine_fit,
             serving=Serving(max_kv_tokens=9),
             seed=1,
         )
@@ -269,3 +269,19 @@ def test_a_request_that_can_never_run_is_refused():
 def test_an_empty_prompt_is_refused():
     with pytest.raises(InputError, match="at least 1 prompt token"):
         run(make_trace(1, output=2, prompt=0), "plain", make_fit(iid(0.5)))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda trace: trace.iloc[:0], "there is no request"),
+        (lambda trace: trace.drop(columns="arrival"), "lack the column arrival"),
+        (lambda trace: trace.assign(arrival=float("nan")), "needs a time of arrival"),
+        (lambda trace: trace.assign(arrival=float("inf")), "needs a time of arrival"),
+    ],
+)
+def test_what_is_no_trace_is_refused_before_the_simulation(change, reason):
+    """From Python: errors of NumPy, pandas and SimPy came of it."""
+    trace = make_trace(2, output=2)
+    with pytest.raises(InputError, match=reason):
+        run(change(trace), "plain", make_fit(iid(0.5)))

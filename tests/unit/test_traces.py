@@ -292,6 +292,12 @@ def test_a_file_that_is_no_trace_is_refused_in_one_line(tmp_path, content, reaso
     assert "(byte " not in str(caught.value)  # within a field: nobody finds it by that
 
 
+def test_noise_that_is_called_parquet_is_not_said_to_be_text(tmp_path):
+    save(tmp_path, b"\x80\x81 no PAR1", "noise.parquet")
+    with pytest.raises(InputError, match="is not a Parquet file, or damaged"):
+        load_trace(tmp_path / "noise.parquet")
+
+
 def test_what_is_not_a_file_is_refused_with_the_command_that_lists(tmp_path):
     for name in (tmp_path, tmp_path / "missing.csv", "missing.csv", "no-such-trace"):
         with pytest.raises(InputError, match="codesign trace list"):

@@ -186,6 +186,13 @@ def test_spans_are_compared_one_by_one(plan, machine_fit, make_run):
     assert spans["target"].error == pytest.approx(0.0, abs=0.05)
 
 
+def test_shares_within_an_slo_are_compared_only_where_one_was_set(plan, machine_fit, make_run):
+    folders = [make_run("plain")[0]]
+    for asked, is_there in ((plan, True), (dataclasses.replace(plan, slo=SLO()), False)):
+        (run,) = validate(asked, machine_fit, folders).runs
+        assert ("slo_attainment" in {figure.name for figure in run.figures}) == is_there
+
+
 def test_the_ranking_counts_pairs_and_the_regret_of_the_choice(plan, machine_fit, make_run):
     paths = [make_run("plain")[0], make_run("tree-8x2x2", stretch=3.0)[0]]
     by_tpot = next(

@@ -102,7 +102,7 @@ class LocalRanks:
                     failure = f"{exit_text(process)}; {start_failure(process)}"
                     raise HardwareError(
                         f"rank {rank} did not start{failure}. "
-                        "Try fewer workers: codesign plan --workers 1"
+                        "Try fewer workers: codesign plan --trace TRACE --workers 1"
                     )
                 sleep(0.02)
 

@@ -65,21 +65,22 @@ class RankEngine:
         needed = max(candidate.deployment.num_workers for candidate in candidates)
         if self.process is not None and any(c.deployment.replicas > 1 for c in candidates):
             raise HardwareError(
-                "replicas start their own ranks on one host. Start without torchrun: codesign run"
+                "replicas start their own ranks on one host. Start without torchrun: codesign "
+                "run --plan PLAN"
             )
         if self.process is not None and self.process.count < needed:
             raise HardwareError(
                 f"the plan needs {needed} ranks, torchrun started {self.process.count}. "
-                f"Start again: torchrun --nproc-per-node {needed} -m codesign run"
+                f"Start again: torchrun --nproc-per-node {needed} -m codesign run --plan PLAN"
             )
         if self._device == "cpu":
             return
         found = torch.cuda.device_count()
         here = needed if self.process is None else int(os.environ["LOCAL_WORLD_SIZE"])
         if found < here:
-            fix = f"Plan again: codesign plan --workers {found}"
+            fix = f"Plan again: codesign plan --trace TRACE --workers {found}"
             if not found:
-                fix = "Try it on this machine's CPU: codesign run --device cpu-ranks"
+                fix = "Try it on this machine's CPU: codesign run --plan PLAN --device cpu-ranks"
             raise HardwareError(
                 f"the plan needs {counted(here, 'GPU')} on this machine, found {found}. {fix}"
             )
@@ -109,7 +110,7 @@ class RankEngine:
         except torch.cuda.OutOfMemoryError as error:
             raise HardwareError(
                 f"{candidate.label} does not fit on these GPUs. Plan with more of them, or with "
-                "fewer KV rows: codesign plan --max-kv-tokens N"
+                "fewer KV rows: codesign plan --trace TRACE --max-kv-tokens N"
             ) from error
 
     def follow(self, replay: Replay, candidates: Sequence[Candidate]) -> None:

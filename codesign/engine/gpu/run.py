@@ -175,7 +175,7 @@ def started(setup: RankSetup) -> Iterator[tuple[Ranks, RankSetup]]:
     if torch.cuda.device_count() < needed:
         raise HardwareError(
             f"the plan needs {counted(needed, 'GPU')}, found {torch.cuda.device_count()}. "
-            f"Plan again: codesign plan --workers {torch.cuda.device_count()}"
+            f"Plan again: codesign plan --trace TRACE --workers {torch.cuda.device_count()}"
         )
     # Shared memory: the mailboxes are files in this folder.
     memory = Path("/dev/shm")
