@@ -49,16 +49,16 @@ compared where SpecServe has at least 5 % of requests in the SLO.
 
 
 _REMARKS = """\
-- **Slower than plain decoding.** In simulation by measured steps the batch tree has 0.980 or more
-  in 143 of 144 further runs, and 0.9799 in one; SpecServe's lowest there are 0.977 and 0.9797.
-  Measured, single runs of an 8B are known to 5 %.
+- **Slower than plain decoding.** By the steps of 23 November, which were slower in batches, the
+  batch tree had 0.980 or more in 143 of 144 further runs, and 0.9799 in one; SpecServe's lowest
+  were 0.977 and 0.9797, and it was behind the best fixed length in 6 of 36. Measured, single runs
+  of an 8B are known to 5 %.
 - **Slower than SpecServe.** With an 8B at load 0.2 batch trees had 0.94 to 1.01 of SpecServe's
   speed on an H200 with a slow host on 24 November. Deciding takes less than half of that time
   since; they have 1.03 to 1.08 on an H100, where simulation says 1.02 to 1.04 ("Measured on GPUs").
-- **Goodput** of 0.667 is 6 requests of 120 within the SLO where SpecServe has 9.
+- **Goodput** of 0.571 is 4 requests of 120 within the SLO where SpecServe has 7.
 - **Deciding** is missed by batch trees for one or two requests of an 8B, whose rounds are short,
-  and for 32 and more of a 70B on this slow core; on a faster one it took 0.6 to 1.9 % ("The price
-  of deciding").
+  and by 0.03 to 0.25 points for 32 and more of a 70B on this slow core ("The price of deciding").
 - **SpecServe and the best fixed length.** By rooflines it has 1.10 and 1.56 on "code" and "conv"
   (best lengths 1.08 and 1.55), and is 0.2 % behind on "mooncake" (1.326, 1.328). Exactly as in the
   paper it had 1.03, 1.52 and 1.08; [policies.md](policies.md#policies-from-papers) says what

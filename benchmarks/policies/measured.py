@@ -37,20 +37,15 @@ nor does what is settled while a forward runs: learning from verdicts, and wheth
 
 {markdown(head, rows)}
 
-The goal, at most 2 % of a round, depends on the core, and this one is slow (25 November, other
-processes on it): the code of 24 November takes 1.7 times what it took before on another machine,
-where the 70B's shares were 0.6 to 1.9 % (medians). Batch trees of one and two requests of an 8B
-miss it: their rounds are a fifth as long, evaluations gain more than they take and are made in
-nearly every round. So do those of 32 and more requests of a 70B, as each evaluation reads each
-tree. The code before, with the same decisions, took 3.5 and 3.7 % of the 8B's rounds, and 2.3 to
-3.4 % of the 70B's with 8 to 128 requests (SpecServe's 1.2 to 2.4 %). Most of the difference is
-settled while a forward runs now. The CPU engine has no such time, and its rows leave out 14 to 72
-us of it. Reading the clock is 1 us of each call, of which a round has five or more. Evaluations
-that are left out are not counted.
-
-The table is that of 25 November. The code since, with the same decisions, took 0.86 to 0.90 of its
-time for one and two requests of the 8B, 0.70 for 8 of the 70B, and 0.8 to 1.1 for 32 to 128, run in
-turns with it on a machine too busy to tell the last from no change: the goal is missed still."""
+The goal, at most 2 % of a round, depends on the core, and this one is slow: on another machine code
+that took 1.7 times as long as today's here took 0.6 to 1.9 % (medians, 70B). Batch trees of one
+and two requests of an 8B miss it: their rounds are a fifth as long, evaluations gain more than they
+take and are made in nearly every round. So do those of 32 and more requests of a 70B, by 0.03 to
+0.25 points, as each evaluation reads each tree. On 25 November, with the same decisions, the 8B's
+took 2.7 and 2.8 % and the 70B's 1.6, 2.2, 2.5 and 2.8 % with 8, 32, 64 and 128 requests; since then
+more is settled while a draft forward runs. The CPU engine has no such time, and its rows leave out
+23 to 99 us of it. Reading the clock is 1 us of each call, of which a round has five or more.
+Evaluations that are left out are not counted."""
 
 
 def pairs_section(results: Results) -> str:
@@ -98,9 +93,9 @@ Lowest: {least}. The batch tree has at least {behind:.3f} of SpecServe's speed.
   SpecServe takes 0.7 to 0.8 of that.
 - **Overload.** At load 1.2 with a 70B a chain of one is the best fixed length, as it drafts from
   the first token on and evaluates nothing. With 70B + 3B and 70B + 1B on "conv" and "mooncake",
-  three acceptance seeds and two sets of requests (24 runs), the batch tree has 0.999 to 1.020 of
-  its speed, SpecServe 0.991 to 1.013, in the middle 0.998. What SpecServe still loses is mostly
-  evaluations.
+  three acceptance seeds and two sets of requests (24 runs by the steps of 23 November), the batch
+  tree had 0.999 to 1.020 of its speed, SpecServe 0.991 to 1.013, in the middle 0.998. What
+  SpecServe lost was mostly evaluations.
 - **Known weakness:** drafting may stop for seconds. With 70B + 3B it saves little more than a
   draft's prompt costs. If one long prompt does not pay, and drafting does not pay for the others
   without it, all decode plainly; a batch of eight then has to read eight prompts at once to begin

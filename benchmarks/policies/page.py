@@ -22,7 +22,7 @@ Which policy is fastest depends on the machine, the load and the models. In shor
 
 - The serial batch tree (`batch-tree`) is the safe choice: in simulation it is never slower than
   plain decoding by more than 2 % (2.01 % in one of 144 further runs), and batch trees are never
-  slower than SpecServe by more than 2 %. Measured on one H200, from a fifth to twice of what plain
+  slower than SpecServe by more than 1 %. Measured on one H200, from a fifth to twice of what plain
   decoding bears, it has 1.00 to 2.10 of plain decoding's speed with a 70B and 0.99 to 1.12 with an
   8B, whose single runs are known to 5 %. With a 70B on two H200s it is 6 % faster than SpecServe,
   and 3 % in overload; with an 8B on one H100, at a fifth of the load, 3 to 8 %
@@ -31,10 +31,10 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   most half of what plain decoding can serve, with short prompts ("conv"). At higher load, on fewer
   GPUs and with long prompts the GPU that it takes from the target costs more than it gains.
 - On two H200s speculation gains next to nothing with a small target (8B): the adaptive policies
-  mostly decode plainly, and a chain of one drops to 0.61 of plain decoding's speed. In overload
-  with a large draft (3B) it gains at most 7 %. In simulated overload with a 70B the batch tree is
-  level with a chain of one, and SpecServe up to 1 % slower (in the middle 0.2 %); measured on one
-  H200 the batch tree is 3 to 5 % faster than it, and SpecServe 1 to 3 %."""
+  mostly decode plainly, and a chain of one drops to 0.59 of plain decoding's speed. In overload
+  with a large draft (3B) it gains at most 12 %. In simulated overload with a 70B the batch tree and
+  SpecServe are 0 to 2 % faster than a chain of one; measured on one H200, with slower steps of
+  batches, the batch tree was 3 to 5 % faster than it, and SpecServe 1 to 3 %."""
 _HOW = """\
 ## How to read this page
 

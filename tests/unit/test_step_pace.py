@@ -121,7 +121,7 @@ def test_a_fit_is_of_the_machine_that_was_measured_not_of_the_one_that_fitted(tm
     laptop = {"cpu": "a laptop's", "cores": 4, "gpus": []}
     write_json(path, {**read_json(path, kind="fit"), "hardware": laptop})
     assert machines_of(path) == ["NVIDIA H200"]
-    assert machine_of(path) == "NVIDIA H200, measured 2026-11-23"
+    assert machine_of(path) == "NVIDIA H200, measured 2026-11-26"
     assert machine_of(DEFAULT_FIT) == "AMD EPYC, measured 2026-11-21"  # says nothing of its parts
 
 
