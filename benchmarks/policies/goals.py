@@ -56,7 +56,8 @@ _REMARKS = """\
 - **Slower than SpecServe.** With an 8B at load 0.2 batch trees had 0.94 to 1.01 of SpecServe's
   speed on an H200 with a slow host on 24 November. Deciding takes less than half of that time
   since; they have 1.03 to 1.08 on an H100, where simulation says 1.02 to 1.04 ("Measured on GPUs").
-- **Goodput** of 0.571 is 4 requests of 120 within the SLO where SpecServe has 7.
+- **Goodput** of 0.780 is 7 requests of 120 within the SLO where SpecServe has 9, and plain decoding
+  10.
 - **Deciding** is missed by batch trees for one or two requests of an 8B, whose rounds are short,
   and by 0.03 to 0.25 points for 32 and more of a 70B on this slow core ("The price of deciding").
 - **SpecServe and the best fixed length.** By rooflines it has 1.10 and 1.56 on "code" and "conv"
