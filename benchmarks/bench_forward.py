@@ -21,8 +21,9 @@ from torch import Tensor
 
 from benchmarks.common import READ_BANDWIDTH, SHAPES, need_gpus, write_result
 from codesign.engine.gpu.forward import RankForward
+from codesign.engine.gpu.request_rows import RequestRows
 from codesign.engine.gpu.slabs import Slabs
-from codesign.engine.gpu.step_rows import DeviceRows, RequestRows, pack_step
+from codesign.engine.gpu.step_rows import DeviceRows, pack_step
 from codesign.engine.gpu.tensor_group import SingleRank
 from codesign.engine.rank_weights import EndWeights, LayerWeights
 from codesign.kernels.int4 import Int4Weight

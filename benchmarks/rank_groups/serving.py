@@ -14,8 +14,9 @@ from codesign.config import Deployment
 from codesign.engine import EngineRun
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.ranks import Rank
+from codesign.engine.gpu.request_rows import RequestRows
 from codesign.engine.gpu.run import run_on_ranks
-from codesign.engine.gpu.step_rows import RequestRows, bucket_of, pack_step
+from codesign.engine.gpu.step_rows import bucket_of, pack_step
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.records import SPANS

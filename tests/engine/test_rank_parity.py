@@ -16,9 +16,10 @@ from codesign.candidate import Candidate
 from codesign.config import Deployment
 from codesign.engine.gpu.group_drafter import GroupDrafter, PendingMove
 from codesign.engine.gpu.rank_setup import rank_setup
+from codesign.engine.gpu.request_rows import rows_to_expand
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.gpu.slabs import Slabs
-from codesign.engine.gpu.step_rows import BUCKETS, rows_to_expand
+from codesign.engine.gpu.step_rows import BUCKETS
 from codesign.policy.speculation import parse_policy
 
 
@@ -31,9 +32,10 @@ class ParityDrafter(GroupDrafter):
         choices = super().forward(expansion, fanout)
         for rows, (tokens, log_probs) in zip(expansion, choices, strict=True):
             request = rows_to_expand(rows, self._slots[rows.request_id])
+            seen_in_tree = rows.visible or [()] * len(rows.tokens)
             first = len(rows.tokens) - len(rows.nodes)  # rows before are not asked about
             for i, (best, chances) in enumerate(zip(tokens, log_probs, strict=True), first):
-                steps = [request.prefixes[i] + step for step in request.paths[i]]
+                steps = [request.prefixes[i] + step for step in seen_in_tree[i]]
                 self.check([*range(request.prefixes[i]), *steps], request.slot, best, chances)
         return choices
 

@@ -25,9 +25,9 @@ from codesign.config import Deployment
 from codesign.engine.gpu.group_drafter import GroupDrafter
 from codesign.engine.gpu.launch import keep_waiting
 from codesign.engine.gpu.rank_setup import rank_setup
+from codesign.engine.gpu.request_rows import rows_to_expand
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.gpu.slabs import Slabs
-from codesign.engine.gpu.step_rows import rows_to_expand
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest, load_prompts
@@ -141,9 +141,10 @@ class ParityDrafter(GroupDrafter):
         if ParityDrafter.num_checked < 300:
             for rows, (tokens, log_probs) in zip(expansion, choices, strict=True):
                 request = rows_to_expand(rows, self._slots[rows.request_id])
+                seen_in_tree = rows.visible or [()] * len(rows.tokens)
                 first = len(rows.tokens) - len(rows.nodes)  # rows before are not asked about
                 for i, (best, chances) in enumerate(zip(tokens, log_probs, strict=True), first):
-                    steps = [request.prefixes[i] + step for step in request.paths[i]]
+                    steps = [request.prefixes[i] + step for step in seen_in_tree[i]]
                     seen = [*range(request.prefixes[i]), *steps]
                     self.check(seen, request.slot, best, chances)
         return choices

@@ -16,6 +16,7 @@ from codesign.engine.gpu.group_drafter import GroupDrafter
 from codesign.engine.gpu.group_target import GroupTarget
 from codesign.engine.gpu.paging import Paging
 from codesign.engine.gpu.prompt_rows import COUNT_WORD, PROMPT_BUCKETS, bucket_for
+from codesign.engine.gpu.request_rows import RequestRows, rows_to_expand, rows_to_verify
 from codesign.engine.gpu.step_rows import (
     BUCKET,
     FOLLOWED,
@@ -24,11 +25,8 @@ from codesign.engine.gpu.step_rows import (
     PIECE,
     ROWS,
     STEP,
-    RequestRows,
     crowd_of,
     pack_step,
-    rows_to_expand,
-    rows_to_verify,
 )
 from codesign.engine.schedule import PromptPiece
 from codesign.engine.target import nothing

@@ -16,7 +16,8 @@ is how it is tested where there is no GPU.
     model_rank           one model on one rank: forward, heads, growth; prompt_steps: its prompts
     graphs, buckets      steps as CUDA graphs, and which are captured
     outbox               their answers on the host, and waiting for them
-    step_rows, prompt_rows, slot_messages  what the leader tells the ranks of a step
+    request_rows         rows of a request; step_rows, prompt_rows, slot_messages: what the leader
+                         tells the ranks of a step
     slabs, paging        where keys and values lie
     row_sampling         how each request samples
 """

@@ -15,17 +15,9 @@ from codesign.engine.drafter import Choices, Grow
 from codesign.engine.gpu.paging import PageTable, Paging
 from codesign.engine.gpu.prompt_rows import prompt_message
 from codesign.engine.gpu.rank_group import GroupLeader, nothing, see_to_pages
+from codesign.engine.gpu.request_rows import RequestRows, rows_to_expand, split_steps
 from codesign.engine.gpu.run_ahead import RunAhead
-from codesign.engine.gpu.step_rows import (
-    MAX_PATH,
-    Move,
-    RequestRows,
-    Words,
-    bucket_of,
-    pack_step,
-    rows_to_expand,
-    split_steps,
-)
+from codesign.engine.gpu.step_rows import MAX_PATH, Move, Words, bucket_of, pack_step
 from codesign.policy.kv_memory import PREFIX_BLOCK
 from codesign.policy.protocol import ExpansionRows, KVMove, PromptRows
 

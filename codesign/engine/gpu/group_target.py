@@ -10,14 +10,9 @@ from collections.abc import Callable, Sequence
 from codesign.engine.gpu.paging import PageTable, Paging
 from codesign.engine.gpu.prompt_rows import prompt_message
 from codesign.engine.gpu.rank_group import GroupLeader, see_to_pages
+from codesign.engine.gpu.request_rows import rows_to_verify, split_steps
 from codesign.engine.gpu.slot_messages import sampling_message
-from codesign.engine.gpu.step_rows import (
-    BUCKETS,
-    bucket_of,
-    pack_step,
-    rows_to_verify,
-    split_steps,
-)
+from codesign.engine.gpu.step_rows import BUCKETS, bucket_of, pack_step
 from codesign.engine.schedule import PromptPiece
 from codesign.engine.target import Target, nothing
 from codesign.policy.protocol import (

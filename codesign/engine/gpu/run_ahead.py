@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from codesign.engine.drafter import Grow
 from codesign.engine.gpu.growth import ahead_message, steps_that_fit
 from codesign.engine.gpu.rank_group import GroupLeader
-from codesign.engine.gpu.step_rows import FOLLOWED, RequestRows, Words, bucket_of
+from codesign.engine.gpu.request_rows import RequestRows
+from codesign.engine.gpu.step_rows import FOLLOWED, Words, bucket_of
 from codesign.kernels.leaf_choices import fits
 from codesign.policy.protocol import ExpansionRows
 from codesign.policy.speculation import MAX_TREE_ROWS
