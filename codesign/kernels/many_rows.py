@@ -90,7 +90,7 @@ def run(
     factors_M = x_MK.new_empty(plan.padded_rows, dtype=torch.float32)
     norm_K, eps = (None, 0.0) if norm is None else (norm.weight_K, norm.eps)
     args = [x_MK, norm_K, blocks, factors_M, columns, groups, eps]
-    rounds = 1 if norm else plan.rounds
+    rounds = plan.rounds if norm is None else 1
     plan.fix.launch((rows, rounds), _FIX_THREADS, args, pdl=pdl)
     args = [weight.data, blocks, factors_M, out_MN, bias_N, residual_MN]
     args += [rows, out_MN.shape[1], tiles, groups, plan.row_blocks]

@@ -29,7 +29,7 @@ _OVERLOAD = (
     "it cannot sustain this load: the queue grows as long as requests arrive. Plan for fewer "
     "(--rate-scale), or set --slo-ttft-ms to see which plan can"
 )
-_SPANFIGURE_WORDS = {
+_SPAN_WORDS = {
     "target": "verifying",
     "draft": "waiting for the draft",
     "reroot": "re-rooting",
@@ -191,7 +191,7 @@ def _cause(best: Entry, other: Entry) -> str:
         span = max(after, key=lambda name: after[name] - before.get(name, 0.0))
         parts.append(
             f"a round takes {milliseconds(theirs)} instead of {milliseconds(ours)}, most of it "
-            f"more {_SPANFIGURE_WORDS[span]}"
+            f"more {_SPAN_WORDS[span]}"
         )
     return f": {', '.join(parts)}" if parts else ""
 
