@@ -42,6 +42,18 @@ def test_blocks_of_fewer_rows_fill_a_chip_that_is_half_idle():
     assert choose(128, tiles=128, shares=4, sms=132).rows == 64
 
 
+def test_three_blocks_share_a_multiprocessor_where_they_save_a_turn_of_the_chip():
+    """Of 132 multiprocessors: 320 and 896 blocks take fewer turns by three, 448 and 256 do not."""
+    of_70b = {"qkv": (640, 4), "gate_up": (3584, 2), "o": (512, 4), "gate_up of four": (896, 4)}
+    blocks = {
+        name: choose(32, tiles=tiles, shares=shares, sms=132).blocks
+        for name, (tiles, shares) in of_70b.items()
+    }
+    assert blocks == {"qkv": 3, "gate_up": 3, "o": 2, "gate_up of four": 2}
+    assert choose(32, tiles=640, shares=4, sms=132).teams == 1
+    assert choose(64, tiles=3584, shares=2, sms=132).blocks == 2, "sums of 64 rows need registers"
+
+
 def arranged(q_N128: np.ndarray) -> np.ndarray:
     """The low bytes of a group as fixed_rows.cu stores them, flat."""
     tile = np.zeros(q_N128.size, np.uint8)
