@@ -339,7 +339,7 @@ def test_the_machine_of_a_fit_has_as_many_gpus_as_its_largest_split(tmp_path, mo
     machines = {str(e.path.parent.name): e.machine for e in known_fits(tmp_path)}
     assert machines["h200-llama-3-70b-int4+llama-3.2-1b-int4"] == "4 x NVIDIA H200"
     assert set(coverage_table(known_fits(tmp_path))["file"]) == {"shipped"}
-    assert machines["h200-qwen2-72b-int4+qwen2-1.5b-int4"] == "2 x NVIDIA H200"
+    assert machines["h100-qwen2-72b-int4+qwen2-1.5b-int4"] == "2 x NVIDIA H100 80GB HBM3"
 
 
 def test_a_fit_of_gpus_that_a_laptop_made_is_of_these_gpus(tmp_path, monkeypatch):
@@ -353,14 +353,14 @@ def test_a_fit_of_gpus_that_a_laptop_made_is_of_these_gpus(tmp_path, monkeypatch
         [entry] = [entry for entry in known_fits(tmp_path) if not entry.is_shipped]
         return entry.machine
 
-    assert machine(body) == "2 x NVIDIA H200"
+    assert machine(body) == "4 x NVIDIA H200"
     threads = {"machine": "Xeon", "day": "2026-11-23", "parts": ["2"]}
     on_threads = {**body, "device": "cpu", "measured": [threads]}
     assert machine(on_threads) == "Xeon"
     host = {**laptop, "cpu": "Xeon", "gpus": [{"name": "NVIDIA H200"}]}
     assert machine({**on_threads, "hardware": host}) == "Xeon, 4 cores"
     older = {**body, "device": "", "hardware": host}
-    assert machine(older) == "2 x NVIDIA H200"
+    assert machine(older) == "4 x NVIDIA H200"
 
 
 def test_what_a_plan_is_exported_for_are_the_workers_that_were_measured():

@@ -93,7 +93,8 @@ def test_a_pair_that_was_measured_takes_the_place_of_its_roofline(pair):
     for cost in fit.costs.values():
         assert cost.prefill.apart
         assert cost.target(1) < cost.target(9) < cost.target(17) < cost.target(129)
-        assert cost.target(8, 4000.0, 8) > cost.target(4, 2000.0, 4) > cost.target(1, 500.0)
+        assert cost.target(8, 4000.0, 8) > cost.target(4, 2000.0, 4)
+        assert cost.target(8, 4000.0, 8) > cost.target(1, 500.0)  # as served, with its host's part
         assert cost.kv_tokens is not None
     assert fit.costs["2"].target(8) < fit.costs["1+1"].target(8)
     assert fit.costs["1"].link == 0.0 < fit.costs["1+1"].link
@@ -126,17 +127,26 @@ def test_all_gpus_measured_as_one_group_and_as_two_are_enough():
     pair = ("llama-3-70b:int4", "llama-3.2-1b:int4")
     fit = device_fit("h200", 4, *pair)
     assert fit.origin == "fitted"
-    assert list(fit.costs) == ["1", "1+1", "2", "2+2", "3+1", "4"]  # no 1+2, 2+1, 3 or 1+3
+    assert list(fit.costs) == ["1", "1+1", "2", "2+1", "2+2", "3", "3+1", "4"]  # no 1+2 or 1+3
     steps = [fit.costs[label].target(8) for label in ("4", "3+1", "2+2", "1+1")]
     assert steps == sorted(steps)
     assert all(cost.kv_tokens for cost in fit.costs.values())
 
 
+@pytest.mark.parametrize("pair", MEASURED)
+def test_every_pair_was_measured_on_four_h200s(pair):
+    fit = device_fit("h200", 4, *pair)
+    assert fit.origin == "fitted"
+    assert {"1", "1+1", "2", "2+2", "3+1", "4"} <= set(fit.costs)
+    steps = [fit.costs[label].target(8, 1024) for label in ("4", "3+1", "2", "1")]
+    assert steps == sorted(steps)
+
+
 def test_what_was_not_measured_as_a_whole_is_priced_as_a_whole():
     pair = ("llama-3-70b:int4", "llama-3.2-1b:int4")
-    assert device_fit("h200", 3, *pair).origin == ROOFLINE  # of three GPUs nothing but 3+1's target
+    smaller = ("llama-3.1-8b:int4", "llama-3.2-1b:int4")
+    assert device_fit("h200", 3, *smaller).origin == ROOFLINE  # of three nothing but 3+1's target
     assert device_fit("h200", 8, *pair).origin == ROOFLINE
-    assert device_fit("h200", 4, "llama-3-70b:int4", "llama-3.2-3b:int4").origin == ROOFLINE
     assert device_fit("h100", 4, *pair).origin == ROOFLINE
     assert device_fit("h200", 2, "llama-3.1-8b:int4", "llama-3.2-3b:int4").origin == ROOFLINE
     assert device_fit("h200", 2, "llama-3.1-8b", "llama-3.2-1b").origin == ROOFLINE  # bf16
