@@ -6,6 +6,7 @@
     python -m benchmarks.compare_policies lengths  # the traces' arrivals, short prompts
     python -m benchmarks.compare_policies map      # load x machine: which policy wins
     python -m benchmarks.compare_policies pairs    # measured pairs: never slower than plain?
+    python -m benchmarks.compare_policies splits   # measured pairs on four GPUs: load x split
     python -m benchmarks.compare_policies price    # what deciding takes of a round
     python -m benchmarks.compare_policies cpu      # the small pair on this machine, 5 minutes
     python -m benchmarks.compare_policies report   # tables and pictures of what is there
@@ -241,7 +242,8 @@ def _head(requests: pd.DataFrame, count: int) -> pd.DataFrame:
 def main() -> None:
     """Run one part."""
     parser = argparse.ArgumentParser(description="Compare policies on the same requests.")
-    parser.add_argument("part", choices=[*MACHINE_PARTS, "map", "pairs", "price", "cpu", "report"])
+    others = ["map", "pairs", "splits", "price", "cpu", "report"]
+    parser.add_argument("part", choices=[*MACHINE_PARTS, *others])
     parser.add_argument("--machines", default="h100x8", help="of MACHINES, with commas")
     parser.add_argument("--segments", default="code,conv", help="of the map: code,conv,mooncake")
     parser.add_argument("--traces", type=Path, help="folder of published traces (the cache)")
@@ -266,6 +268,10 @@ def _run(args: argparse.Namespace) -> None:
         from benchmarks.policies.pairs import measure as measure_pairs
 
         measure_pairs(bench.store, args.traces)
+    elif args.part == "splits":
+        from benchmarks.policies.splits import measure as measure_splits
+
+        measure_splits(bench.store, args.traces)
     elif args.part == "price":
         from benchmarks.policies.price import measure as measure_price
 

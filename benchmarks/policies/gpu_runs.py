@@ -29,6 +29,8 @@ RUNS = (
     "ranks-8b-loads",
     "ranks-8b-1",
     "ranks-8b-told-h100",
+    "ranks-70b-24-h200x2",
+    "ranks-8b-24-h200x2",
 )
 BURST = "ranks-70b-burst"
 _NUMBERS = {1: "one", 2: "two", 4: "four"}
@@ -106,7 +108,7 @@ def runs_section(results: Results) -> str:
     places: dict[str, list[Row]] = {}
     for row in rows:
         places.setdefault(row.place, []).append(row)
-    parts = [_HEAD, *[_place(place, found) for place, found in places.items()], _8B_ON_TWO]
+    parts = [_HEAD, *[_place(place, found) for place, found in places.items()]]
     burst = next((row for row in rows if row.run == BURST), None)
     parts += [_burst(burst)] if burst else []
     return "\n\n".join([*parts, _asynchronous(results)])
@@ -134,14 +136,6 @@ where fixed lengths ran, too.
 The newest row of each machine, pair, trace and load is shown. Older runs, of older policies and
 kernels, are in `benchmarks/results/policies.json`. The worst of them relative to plain decoding:
 the batch tree 0.906 and SpecServe 0.898, with an 8B on one H200, hours before the rows below."""
-_8B_ON_TWO = """\
-### Measured on two NVIDIA H200: llama-3-8b + llama-3.2-1b
-
-At load 0.7 a plain round takes 1.2 to 1.9 ms, and drafting pays only for one or two requests, so
-that the adaptive policies mostly decode plainly. Two runs each on 23 November
-(`benchmarks/results/policies_8b_2026-11-23_h200.json`): on "mooncake" and "code" the batch tree is
-at 1.01 and 1.02 of plain decoding, SpecServe at 0.98 and 1.00; two runs of plain decoding are up to
-4 % apart. The day before, a chain of one had 0.83 and 0.51."""
 
 
 def _place(place: str, rows: Sequence[Row]) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from benchmarks.pages import reflow
-from benchmarks.policies import goals, gpu_runs, load_map, measured, simulated
+from benchmarks.policies import goals, gpu_runs, load_map, measured, simulated, splits
 from benchmarks.policies.figures import DOCS, Results, below
 
 PAGE = DOCS / "policy-comparison.md"
@@ -102,6 +102,7 @@ def text_of(results: Results) -> str:
         load_map.map_section(results),
         measured.price_section(results),
         measured.pairs_section(results),
+        splits.splits_section(results),
         gpu_runs.runs_section(results),
         measured.cpu_section(results),
         _NOT_KEPT if below(results, "pairs") else "",

@@ -17,7 +17,7 @@ from benchmarks.policies.cases import SEGMENTS
 from benchmarks.policies.run_figures import figures_of
 from benchmarks.policies.segments import BATCH, KV_TOKENS, segment, target_of
 from codesign.candidate import Candidate
-from codesign.config import Serving, parse_deployment
+from codesign.config import SLO, Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
 from codesign.policy.cost import RoundCost
@@ -34,24 +34,30 @@ def measure(store: Any, traces: Path | None) -> None:
         fit = Fit.load(path)
         for name in SEGMENTS:
             for load in LOADS:
-                requests = _requests(name, traces, fit.costs["2"], load)
+                requests = requests_at(name, traces, fit.costs["2"], load)
                 for policy in POLICIES:
 
                     def make(r: pd.DataFrame = requests, p: str = policy, f: Fit = fit) -> Any:
-                        slo = target_of(f.costs["2"])
-                        candidate = Candidate(parse_deployment("2"), parse_policy(p), BATCH)
-                        serving = Serving(
-                            max_kv_tokens=BATCH * KV_TOKENS,
-                            answer_tokens=float(r["output_tokens"].to_numpy().mean()),
-                        )
-                        run = simulate(r, candidate, f, serving=serving, slo=slo, seed=SEED)
-                        return figures_of(run, slo)
+                        return simulated(r, f, p, "2", target_of(f.costs["2"]))
 
                     pair = path.parent.name.removeprefix("h200-")
                     store.get(f"pairs/{pair}/{name}/{load}/{policy}", make)
 
 
-def _requests(name: str, traces: Path | None, cost: RoundCost, load: float) -> pd.DataFrame:
+def simulated(
+    requests: pd.DataFrame, fit: Fit, policy: str, deployment: str, slo: SLO
+) -> dict[str, Any]:
+    """Figures of a policy that serves these requests on a deployment, as a plan would tell it."""
+    candidate = Candidate(parse_deployment(deployment), parse_policy(policy), BATCH)
+    serving = Serving(
+        max_kv_tokens=BATCH * KV_TOKENS,
+        answer_tokens=float(requests["output_tokens"].to_numpy().mean()),
+    )
+    run = simulate(requests, candidate, fit, serving=serving, slo=slo, seed=SEED)
+    return figures_of(run, slo)
+
+
+def requests_at(name: str, traces: Path | None, cost: RoundCost, load: float) -> pd.DataFrame:
     """So many requests of a trace, at so much of what plain decoding bears."""
     requests = segment(name, traces, cost, LONG).iloc[:NUM_REQUESTS]
     prompt, output = (float(requests[f"{kind}_tokens"].mean()) for kind in ("prompt", "output"))

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.compare_policies import RESULTS
 from benchmarks.pages import reflow
-from benchmarks.policies import gpu_runs, load_map, measured
+from benchmarks.policies import gpu_runs, load_map, measured, splits
 from benchmarks.policies.goals import goals_section
 from benchmarks.policies.page import PAGE, contents
 
@@ -20,6 +20,7 @@ SECTIONS = {
     "map": load_map.map_section,
     "price": measured.price_section,
     "pairs": measured.pairs_section,
+    "splits": splits.splits_section,
     "runs": gpu_runs.runs_section,
     "cpu": measured.cpu_section,
 }
@@ -42,10 +43,18 @@ def test_the_page_is_made_from_the_results(name: str, page: str, results: dict[s
 
 
 def test_the_page_stays_short_and_lists_its_sections(page: str) -> None:
-    assert len(page.splitlines()) <= 600
+    assert len(page.splitlines()) <= 640
     assert "SOME OUTPUTS DIFFER" not in page
     listed = contents([page.partition("## How to read this page")[2]])
     assert reflow(listed) in page
+
+
+def test_a_lead_in_goodput_is_that_of_the_better_split_and_of_targets_that_some_meet() -> None:
+    ways = {way: _figures(1.0) for way in splits.WAYS}
+    ways["async-batch-tree-16x2x8 on 2+2"]["goodput"] = 1.2
+    assert splits.goodput_lead(ways) == pytest.approx(1.2)
+    ways["specserve-8 on 4"]["slo_attainment"] = 0.04
+    assert splits.goodput_lead(ways) is None
 
 
 def _figures(latency: float, **more: Any) -> dict[str, Any]:

@@ -1,0 +1,119 @@
+"""Measured pairs on four GPUs, simulated: one group of all, or a draft with GPUs of its own?
+
+    python -m benchmarks.compare_policies splits
+
+As pairs.py, with the shipped fits' steps of four H200s: the same requests at the same share of what
+plain decoding bears there, by policies that take turns on all four and by asynchronous batch trees
+on each split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pages import markdown
+from benchmarks.policies.cases import SEGMENTS
+from benchmarks.policies.figures import ASYNC, SERIAL, SPECSERVE, Results, below
+from benchmarks.policies.pairs import requests_at, simulated
+from benchmarks.policies.segments import target_of
+from codesign.fit import Fit
+from codesign.fit.shipped import DEFAULT_FIT
+
+WHOLE, SPLITS = "4", ("3+1", "2+2")
+LOADS = (0.1, 0.3, 0.7, 1.2)
+WAYS = (
+    *(f"{policy} on {WHOLE}" for policy in ("plain", "chain-1", SPECSERVE, SERIAL)),
+    *(f"{ASYNC} on {split}" for split in SPLITS),
+)
+_SHOWN = WAYS[2:]
+Case = tuple[str, str, str]  # pair, trace, load
+
+
+def measure(store: Any, traces: Path | None) -> None:
+    """All pairs, traces, loads and ways."""
+    for path in sorted(DEFAULT_FIT.parents[1].glob("h200-*/fit.json")):
+        fit = Fit.load(path)
+        slo = target_of(fit.costs[WHOLE])
+        for name in SEGMENTS:
+            for load in LOADS:
+                requests = requests_at(name, traces, fit.costs[WHOLE], load)
+                for way in WAYS:
+                    policy, _, deployment = way.partition(" on ")
+                    pair = path.parent.name.removeprefix("h200-")
+                    store.get(
+                        f"splits/{pair}/{name}/{load}/{way}",
+                        partial(simulated, requests, fit, policy, deployment, slo),
+                    )
+
+
+def cases_of(results: Results) -> dict[Case, dict[str, Mapping[str, Any]]]:
+    """Figures of each way, by pair, trace and load."""
+    found: dict[Case, dict[str, Mapping[str, Any]]] = {}
+    for key, figures in below(results, "splits").items():
+        pair, trace, load, way = key.split("/", 3)
+        found.setdefault((pair, trace, load), {})[way] = figures
+    return found
+
+
+def goodput_lead(ways: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """Goodput of the asynchronous batch tree on its better split over SpecServe's, if any."""
+    theirs = ways[f"{SPECSERVE} on {WHOLE}"]
+    if theirs["slo_attainment"] < 0.05:
+        return None
+    return max(ways[f"{ASYNC} on {split}"]["goodput"] for split in SPLITS) / theirs["goodput"]
+
+
+def leads_of(results: Results) -> dict[Case, float]:
+    """``goodput_lead`` of each case that has one."""
+    found = {case: goodput_lead(ways) for case, ways in cases_of(results).items()}
+    return {case: lead for case, lead in found.items() if lead is not None}
+
+
+def splits_section(results: Results) -> str:
+    """Where which split wins, by steps measured on four H200s."""
+    cases = cases_of(results)
+    if not cases:
+        return ""
+    loads = list(dict.fromkeys(load for _, _, load in cases))
+    places = list(dict.fromkeys(case[:2] for case in cases))
+    names = [(pair.replace("-int4", ""), trace) for pair, trace in places]
+    head = ("pair, int4", "trace", *(f"load {load}" for load in loads))
+    rows = [
+        (*name, *(_speedups(cases[*place, load]) for load in loads))
+        for name, place in zip(names, places, strict=True)
+    ]
+    leads = leads_of(results)
+    ahead = sum(lead >= 1.01 for lead in leads.values())
+    behind = sum(lead < 0.98 for lead in leads.values())
+    return f"""\
+## Four GPUs by measured steps: load x split
+
+As in the section before, with the steps of four H200s (the shipped fits) and loads as a share of
+what plain decoding bears on all four. Speedup in mean latency over plain decoding on four of
+{" / ".join(_SHOWN)}; the best in bold:
+
+{markdown(head, rows)}
+
+Goodput, where SpecServe attains 5 % or more: the asynchronous batch tree on its better split has 1 %
+more or better in {ahead} of {len(leads)} cases ({_places(leads)}), and is more than 2 % behind
+in {behind}. So a draft of its own pays where its forwards take as long as the target's step."""
+
+
+def _places(leads: Mapping[Case, float]) -> str:
+    """Where the asynchronous batch tree is ahead, by pair."""
+    found: dict[str, list[str]] = {}
+    for (pair, trace, load), lead in leads.items():
+        if lead >= 1.01:
+            found.setdefault(pair.replace("-int4", ""), []).append(f"{trace} at {load} {lead:.2f}")
+    return "; ".join(f"{pair}: {', '.join(cases)}" for pair, cases in found.items())
+
+
+def _speedups(ways: Mapping[str, Mapping[str, Any]]) -> str:
+    plain = ways[WAYS[0]]["latency_mean"]
+    ratios = [plain / ways[way]["latency_mean"] for way in _SHOWN]
+    return " / ".join(
+        f"**{ratio:.2f}**" if ratio == max(ratios) else f"{ratio:.2f}" for ratio in ratios
+    )
