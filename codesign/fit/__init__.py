@@ -7,6 +7,7 @@ the recorded acceptance beside it. The planner and the simulator read fits, neve
     steps          step times of forwards (step_forms), prompts on rank groups (prompt_stairs)
     least_squares  the solver of all of them
     round_costs    all of a deployment's
+    fit_file       what the file of a fit says
     calibration    what a draft's confidence is worth
     prompt_luck, drift  what no residual shows: other prompts, and the machine's pace
     checks         what no fit and no timing can be
@@ -22,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -35,10 +35,11 @@ from codesign.errors import InputError
 from codesign.fit.calibration import CalibrationFit, fit_calibration
 from codesign.fit.checks import check_steps, sound
 from codesign.fit.drift import drift_error, host_spreads, visit_spreads
+from codesign.fit.fit_file import read_fields
 from codesign.fit.prompt_luck import acceptance_error, parts_covariance
-from codesign.fit.round_costs import FORWARDS, fit_costs
-from codesign.fit.steps import MEASURE, HeldOut, StepFit
-from codesign.policy.cost import Calibration, RoundCost, StepTime
+from codesign.fit.round_costs import fit_costs
+from codesign.fit.steps import MEASURE, StepFit
+from codesign.policy.cost import Calibration, RoundCost
 from codesign.policy.host_cost import SEVERAL
 
 STEPS_FILE, ACCEPTANCE_FILE, PROFILE_FILE = "steps.parquet", "acceptance.parquet", "profile.json"
@@ -189,7 +190,7 @@ class Fit:
         try:
             acceptance_path = path.parent / payload["acceptance"]["path"]
             wanted = payload["acceptance"]["sha256"]
-            values = _read_fields(payload)
+            values = read_fields(payload)
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise _refused(f"{path} is incomplete or damaged: {why(err)}", path) from err
         if sha256(acceptance_path) != wanted:
@@ -204,60 +205,6 @@ class Fit:
 
 def _refused(what: str, path: Path) -> InputError:
     return InputError(f"{what}. Fit again: codesign fit profile --out {quote(str(path))}")
-
-
-def _read_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
-    checked = payload["calibration_fit"]
-    return {
-        "target": payload["target"],
-        "draft": payload["draft"],
-        "temperature": payload["temperature"],
-        "top_k": payload.get("top_k", 0),  # fits of the first day do not say
-        "top_p": payload.get("top_p", 1.0),
-        "costs": {label: _read_cost(cost) for label, cost in payload["costs"].items()},
-        "calibration": Calibration(**payload["calibration"]),
-        "errors": dict(payload["errors"]),
-        "origin": payload["origin"],
-        "acceptance_origin": payload.get("acceptance_origin", "recorded"),
-        "steps": {name: _read_step(step) for name, step in payload["steps"].items()},
-        "calibration_fit": None if checked is None else _read_calibration(checked),
-        "measured": tuple(payload.get("measured", ())),
-        "host_spread": dict(payload.get("host_spread", {})),
-        "visit_spread": dict(payload.get("visit_spread", {})),
-        "device": payload.get("device", ""),
-        "parts_covariance": tuple(map(tuple, payload.get("parts_covariance", ()))),
-    }
-
-
-def _read_time(values: Mapping[str, Any]) -> StepTime:
-    rows, seconds = tuple(values["rows"]), tuple(values["seconds"])
-    ascend = all(before < after for before, after in pairwise(rows))
-    if not rows or len(rows) != len(seconds) or not ascend:
-        raise ValueError(f"no step time: seconds {seconds} of rows {rows}")
-    alone = values.get("alone")
-    known = {**values, "rows": rows, "seconds": seconds}
-    alone = None if alone is None else _read_time(alone)
-    return StepTime(**{**known, "alone": alone})
-
-
-def _read_cost(values: Mapping[str, Any]) -> RoundCost:
-    times = {name: _read_time(values[name]) for name in FORWARDS}
-    return RoundCost(**{**values, **times})
-
-
-def _read_step(values: Mapping[str, Any]) -> StepFit:
-    return StepFit(
-        time=_read_time(values["time"]),
-        form=values["form"],
-        held_out={form: HeldOut(**error) for form, error in values["held_out"].items()},
-        num_shapes=values["num_shapes"],
-        most_rows=values.get("most_rows", 0),
-        unsure=dict(values.get("unsure", {})),
-    )
-
-
-def _read_calibration(values: Mapping[str, Any]) -> CalibrationFit:
-    return CalibrationFit(**{**values, "calibration": Calibration(**values["calibration"])})
 
 
 def fit_profile(directory: str | Path) -> Fit:

@@ -14,16 +14,10 @@ The checks are in ``traces.checks``.
 
 from __future__ import annotations
 
-import csv
-import gzip
 import json
-import warnings
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import pandas as pd
@@ -40,6 +34,7 @@ from codesign.traces.checks import (
     whole_numbers,
 )
 from codesign.traces.mooncake import read_mooncake
+from codesign.traces.opening import load_csv, one_line_errors, open_file
 
 CSV_MARK = "# codesign trace "  # first line of our CSV, followed by one JSON object
 _MAX_HEADER = 2**16
@@ -91,19 +86,19 @@ def read_requests(path: Path) -> Parsed:
         raise InputError(f"{path} is a directory. Fix: name a trace file (codesign trace list)")
     if not path.exists():
         raise InputError(f"{path} does not exist. Which there are: codesign trace list")
-    with _one_line_errors(path):
+    with one_line_errors(path):
         with path.open("rb") as raw:
             magic = raw.read(4)
         if magic == b"PAR1":
             return _read_parquet(path)
         is_gzip = magic[:2] == b"\x1f\x8b"
-        with _open(path, is_gzip) as file:
+        with open_file(path, is_gzip) as file:
             first = file.readline(_MAX_HEADER).decode("utf-8-sig")
             second = file.readline(_MAX_HEADER).decode("utf-8")
         if not first.strip():
             raise InputError(f"{path} is empty. Fix: fetch it again (codesign trace list)")
         if first.lstrip().startswith("{"):
-            with _open(path, is_gzip) as file:
+            with open_file(path, is_gzip) as file:
                 return Parsed(read_mooncake(path, file.read().decode("utf-8-sig")))
         return _read_csv(path, is_gzip, first, second)
 
@@ -114,7 +109,7 @@ def _read_csv(path: Path, is_gzip: bool, first: str, second: str) -> Parsed:
     if first.startswith(CSV_MARK):
         meta, header, skipped = _own_meta(path, first), second, 1
     form = _csv_format(path, header.rstrip("\r\n").split(","), skipped + 1)
-    frame = _load_csv(path, is_gzip, skipped)
+    frame = load_csv(path, is_gzip, skipped)
     rows = Rows(path, skipped + 2)
     if frame.empty:
         raise InputError(
@@ -191,37 +186,6 @@ def _csv_format(path: Path, columns: list[str], line: int) -> _CsvFormat:
     return form
 
 
-def _load_csv(path: Path, is_gzip: bool, skipped: int) -> pd.DataFrame:
-    """Return the table; blank lines become rows, so that row numbers stay line numbers."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            return pd.read_csv(
-                path,
-                header=skipped,
-                compression="gzip" if is_gzip else None,
-                encoding="utf-8",  # pandas drops a byte order mark itself
-                skip_blank_lines=False,
-                index_col=False,
-                low_memory=False,
-                quoting=csv.QUOTE_NONE,
-                dtype={"category": str, "hash_ids": str},
-            )
-    except (pd.errors.ParserError, pd.errors.ParserWarning) as err:
-        raise _wrong_field_count(path, is_gzip, skipped, err) from err
-
-
-def _wrong_field_count(path: Path, is_gzip: bool, skipped: int, err: Exception) -> InputError:
-    with _open(path, is_gzip) as file:
-        lines = file.read().split(b"\n")[skipped:]
-    expected = lines[0].count(b",") + 1
-    for index, line in enumerate(lines):
-        if line.count(b",") + 1 > expected:
-            reason = f"{line.count(b',') + 1} fields, the header has {expected}"
-            return Rows(path, skipped + 1).error(index, reason)
-    return InputError(f"{path} cannot be read as CSV ({' '.join(str(err).split())}). Fix: {FIX}")
-
-
 def _add_own_columns(rows: Rows, requests: pd.DataFrame, frame: pd.DataFrame) -> None:
     _add_wishes(rows, requests, frame)
     if "hash_ids" in frame:
@@ -281,24 +245,3 @@ def _own_notes(meta: dict[str, Any]) -> tuple[str, ...]:
     source = str(meta.get("source", "synthetic:"))
     made_from = () if source.startswith("synthetic:") else (f"made from {source}",)
     return (*made_from, *map(str, meta.get("notes", ())))
-
-
-def _open(path: Path, is_gzip: bool) -> IO[bytes]:
-    return cast("IO[bytes]", gzip.open(path, "rb")) if is_gzip else path.open("rb")
-
-
-@contextmanager
-def _one_line_errors(path: Path) -> Iterator[None]:
-    again = "Fix: fetch it again (codesign trace list)"
-    try:
-        yield
-    except UnicodeDecodeError as err:
-        # Where it is, pandas knows within a field only.
-        kind = "is not UTF-8 text. Fix: save it as that, or fetch it again (codesign trace list)"
-        if path.suffix == ".parquet":
-            kind = f"is not a Parquet file, or damaged. {again}"
-        raise InputError(f"{path} {kind}") from err
-    except (EOFError, zlib.error, gzip.BadGzipFile) as err:
-        raise InputError(f"{path} is a damaged gzip file ({err}). {again}") from err
-    except OSError as err:
-        raise InputError(f"cannot read {path}: {err.strerror or err}. {again}") from err
