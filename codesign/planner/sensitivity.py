@@ -1,7 +1,7 @@
 """Which uncertain term of the fit would change the answer, and so what to profile next.
 
 Each term is moved by its own error, all else kept. The screen's arithmetic finds the terms that
-may change the choice, and the plan that would be best then; near saturation its queues grow far
+may change the choice, and the plans that may be better then; near saturation its queues grow far
 faster than simulated ones. So by how much the choice would be worse is simulated, relative to the
 same simulation without the change.
 """
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _MOST_PLANS = 16  # the best, that are weighed against each other
 _MOST_TERMS = 4  # that are simulated, the worst by arithmetic
+_MOST_RIVALS = 3  # of each term, one after another until a simulation agrees, the best first
 _MOST_TOKENS = 200_000  # output tokens of the stretch that is simulated for them
 _OPS = {"target": "target step", "draft": "draft step", "prefill": "prompt step"}
 _TOKENS = "tokens per round"
@@ -47,6 +48,15 @@ class _Case:
     change: float
     fit: Fit
     behaviours: Behaviours
+
+
+@dataclass(frozen=True, slots=True)
+class _Rival:
+    """A plan by its place, by how much the best one would be worse, and in which figure."""
+
+    index: int
+    regret: float
+    figure: str
 
 
 def find_doubts(
@@ -73,17 +83,18 @@ def find_doubts(
     specs = list(dict.fromkeys(entry.candidate.speculation for entry in plans))
     behaviours = behaviours_of(specs, question.fit, shares)
     before = _figures(plans, question, question.fit, behaviours)
-    doubts: dict[str, tuple[float, int, _Case]] = {}
+    doubts: dict[str, tuple[float, list[Entry], _Case]] = {}
     of_tokens = tokens_error(question.fit, question.requests["output_tokens"])
     for case in _cases(plans, question.fit, behaviours, of_tokens):
         after = _figures(plans, question, case.fit, case.behaviours)
-        rival, regret, _ = _best_rival(plans, question.objective, before, after)
-        if regret > max(NOTICEABLE, doubts.get(case.term, (0.0,))[0]):
-            doubts[case.term] = regret, rival, case
+        rivals = _rivals(plans, question.objective, before, after)
+        if rivals and rivals[0].regret > doubts.get(case.term, (0.0,))[0]:
+            doubts[case.term] = rivals[0].regret, [plans[r.index] for r in rivals], case
     worst = sorted(doubts.values(), key=lambda doubt: -doubt[0])[:_MOST_TERMS]
     found = []
-    for number, (_, rival, case) in enumerate(worst, 1):
-        if (doubt := _simulated(best, plans[rival], case, question)) is not None:
+    for number, (_, rivals, case) in enumerate(worst, 1):
+        simulated = (_simulated(best, rival, case, question) for rival in rivals[:_MOST_RIVALS])
+        if (doubt := next((d for d in simulated if d is not None), None)) is not None:
             found.append(doubt)
         if progress is not None:
             progress("check doubts", number, len(worst))
@@ -102,10 +113,10 @@ def _simulated(best: Entry, rival: Entry, case: _Case, question: Question) -> Do
     ]
     if len(columns) < 2:
         return None
-    _, regret, figure = _best_rival(pair, question.objective, *columns)
-    if regret <= NOTICEABLE:
+    rivals = _rivals(pair, question.objective, *columns)
+    if not rivals:
         return None
-    return Doubt(case.term, case.change, rival.candidate.label, regret, figure)
+    return Doubt(case.term, case.change, rival.candidate.label, rivals[0].regret, rivals[0].figure)
 
 
 def _simulation(entry: Entry, question: Question, fit: Fit) -> dict[str, float]:
@@ -175,18 +186,18 @@ def _emitted(behaviour: Behaviour, change: float) -> float:
     return max(behaviour.emitted * (1.0 + change), 1.0)
 
 
-def _best_rival(
+def _rivals(
     plans: Sequence[Entry],
     objective: str,
     before: Figures,
     after: Figures,
-) -> tuple[int, float, str]:
-    """The plan that the first one loses most to, by how much, and in what; (0, 0.0, "") if none."""
+) -> list[_Rival]:
+    """The plans that the first one noticeably loses to, the one that it loses most to first."""
 
     def moved(index: int, figure: str) -> float:
         return float(after[figure][index] / max(float(before[figure][index]), 1e-12))
 
-    found = 0, 0.0, ""
+    found = []
     for index in range(1, len(plans)):
         for figure, more_is_better in CRITERIA[objective][:2]:
             pair = plans[0].beside(plans[index], figure)
@@ -194,6 +205,6 @@ def _best_rival(
             ours, theirs = pair[0] * moved(0, figure), pair[1] * moved(index, figure)
             worse = (theirs - ours if more_is_better else ours - theirs) / max(abs(ours), 1e-12)
             if abs(worse) > NOTICEABLE:
-                found = max(found, (index, worse, figure), key=lambda rival: rival[1])
+                found += [_Rival(index, worse, figure)] if worse > 0.0 else []
                 break
-    return found
+    return sorted(found, key=lambda rival: -rival.regret)

@@ -9,7 +9,7 @@ import pytest
 
 from codesign.candidate import Candidate, ScoredCandidate
 from codesign.config import SLO, Serving, parse_deployment
-from codesign.planner import Question, search
+from codesign.planner import Question, search, sensitivity
 from codesign.planner.predict import Outcome
 from codesign.planner.ranking import Entry
 from codesign.planner.sensitivity import find_doubts
@@ -94,6 +94,24 @@ def test_a_doubt_says_in_which_figure_the_rival_would_be_better(question):
     fit = dataclasses.replace(question.fit, errors={"2/draft": 0.9})
     (doubt,) = search(dataclasses.replace(question, fit=fit)).doubts
     assert doubt.figure == "tpot_mean"
+
+
+def test_where_simulation_clears_the_first_rival_the_next_one_is_simulated(question, monkeypatch):
+    """Arithmetic named the wrong plan, so that no doubt was told at all."""
+    fit = dataclasses.replace(question.fit, errors={"2/draft": 0.9})
+    asked = dataclasses.replace(question, fit=fit)
+    (doubt,) = search(asked).doubts
+    simulate = sensitivity._simulation
+
+    def slow_rival(entry, question, fit):
+        is_slow = entry.candidate.label == doubt.rival and fit is not asked.fit
+        figures = simulate(entry, question, fit)
+        return {name: 9.0 * value for name, value in figures.items()} if is_slow else figures
+
+    monkeypatch.setattr(sensitivity, "_simulation", slow_rival)
+    (other,) = search(asked).doubts
+    assert other.rival != doubt.rival
+    assert (other.term, other.change) == (doubt.term, doubt.change)
 
 
 def test_fewer_tokens_per_round_speak_for_less_drafting(question):
