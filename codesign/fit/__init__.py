@@ -45,7 +45,7 @@ from codesign.policy.host_cost import SEVERAL
 STEPS_FILE, ACCEPTANCE_FILE, PROFILE_FILE = "steps.parquet", "acceptance.parquet", "profile.json"
 STEP_COLUMNS = ("deployment", "op", "rows", "requests", "context", "beside", "seconds")
 ROOFLINE = "roofline"  # origin of a fit from data sheets
-_MEDIAN = 0.6745  # of the size of a normal error, in standard deviations
+MEDIAN_ERROR = 0.6745  # of the size of a normal error, in standard deviations
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Fit:
         """
         known = self.steps[name].unsure if name in self.steps else {}
         kind = "one" if requests < SEVERAL else "several"
-        return known.get(kind, self.errors.get(name, 0.0)) / _MEDIAN
+        return known.get(kind, self.errors.get(name, 0.0)) / MEDIAN_ERROR
 
     def save(self, path: str | Path, *, inputs: Mapping[str, Path] | None = None) -> None:
         """Write the fit as JSON, and the recorded acceptance as Parquet beside it.

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 
 from codesign.answer_parts import tokens_of_parts
 from codesign.candidate import SIGMAS, Candidate, Interval
+from codesign.fit import MEDIAN_ERROR, ROOFLINE
 from codesign.planner.student_t import student_t_quantile
 
 if TYPE_CHECKING:
@@ -21,10 +22,12 @@ _TAIL = 0.05  # chance of another run to lie beyond an interval, on each side
 
 
 def step_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> float:
-    """Relative error of a round's time: of the fit, and what machines do after their profile.
+    """Half width of an interval for a round's time, relative: of the fit, and of the machine.
 
     The fit's are the errors of target and draft forwards on measurements that it has not seen,
-    weighted by their share of the round.
+    weighted by their share of the round. Half of the errors are larger than the median that is
+    kept of each, and those of target and draft have nothing to do with each other. The errors of
+    data sheets have: they are the most that both should be off, a half width already.
 
     Args:
         fit: Held-out errors by step, and the machine's drift.
@@ -40,9 +43,11 @@ def step_error(fit: Fit, candidate: Candidate, spans: Mapping[str, float]) -> fl
     total = sum(seconds for seconds, _ in parts)
     if not total:
         return 0.0
-    of_fit = sum(seconds * error for seconds, error in parts) / total
+    if fit.origin == ROOFLINE:
+        return sum(seconds * error for seconds, error in parts) / total
+    of_fit = math.hypot(*[seconds * error for seconds, error in parts]) / MEDIAN_ERROR / total
     drift = fit.drift(label, total, requests=candidate.max_batch)
-    return math.hypot(of_fit, SIGMAS * drift)
+    return SIGMAS * math.hypot(of_fit, drift)
 
 
 def tokens_error(fit: Fit, output_tokens: ArrayLike) -> float:
