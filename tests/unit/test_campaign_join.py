@@ -11,13 +11,23 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.campaign import chosen_plan, join, report, schedule, true_steps, units
+from benchmarks.campaign import (
+    chosen_plan,
+    join,
+    report,
+    schedule,
+    served_rounds,
+    true_steps,
+    units,
+)
 from benchmarks.campaign import requests as campaign_requests
 from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, write_table
-from codesign.config import Serving
+from codesign.candidate import Candidate
+from codesign.config import Serving, parse_deployment
 from codesign.fit import STEP_COLUMNS, Fit, fit_profile
 from codesign.fit.round_costs import FORWARDS
+from codesign.policy.labels import parse_policy
 from codesign.profiler.store import ACCEPTANCE_PART, PartStore, ProfileSettings
 from codesign.run_directory import read_run, write_run
 from codesign.sim import simulate
@@ -110,6 +120,34 @@ def test_what_is_known_of_a_request_is_played_by_that_request(folder, machine_fi
         assert recording.ranks.tolist() == first.tolist(), "the batch's answers are longer"
     assert list(replayed.acceptance.recordings) == list(known.acceptance.recordings)
     assert join.fit_to_these(folder / PAIR, units.SEGMENT, machine_fit) is None
+
+
+def test_requests_are_made_to_take_the_rounds_that_they_took(machine_fit):
+    requests = pd.DataFrame(
+        {
+            "arrival": [0.0, 0.1, 0.2, 0.3],
+            "prompt_tokens": 40,
+            "output_tokens": 40,
+            "category": "chat",
+        }
+    )
+    candidate = Candidate(parse_deployment("1+1"), parse_policy("async-tree-4x2x2"), 2)
+
+    def rounds_of(requests: pd.DataFrame) -> np.ndarray:
+        found = simulate(requests, candidate, machine_fit, serving=Serving(4096), seed=5)
+        return found.request_table()["num_rounds"].to_numpy()
+
+    usual = rounds_of(requests)
+    wanted = usual + np.array([-3, 0, 2, 1])
+    served = served_rounds.with_rounds(requests, wanted, rounds_of)
+    assert rounds_of(served).tolist() == wanted.tolist()
+    assert served["output_tokens"][1] == 40
+    assert served["output_tokens"][0] < 40 < served["output_tokens"][2]
+
+
+def test_answers_that_are_other_ones_than_those_recorded_are_counted():
+    recorded = {0: [1, 2, 3], 1: [4, 5, 6], 3: [7]}
+    assert served_rounds.num_other({0: [1, 2, 3], 1: [4, 9, 6], 2: [8]}, recorded) == (1, 2)
 
 
 def test_true_steps_are_found_in_the_rounds_whatever_the_fit_says(folder):
