@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from codesign.fit.round_costs import KEPT, NODES
+from codesign.fit.round_costs import KEPT, MISSED, NODES
 from codesign.policy.labels import parse_policy
 from codesign.policy.speculation import build_speculation
-from codesign.profiler.steps import MAX_REQUESTS
+from codesign.profiler.steps import MAX_REQUESTS, SERVED_TOKENS
 
 if TYPE_CHECKING:
     from codesign.profiler.rank_bench import RankBench
@@ -27,6 +27,7 @@ _TREES = ("tree-3x2x2", "tree-7x3x3", "tree-15x4x5")
 _BATCHES = (MAX_REQUESTS, MAX_REQUESTS, MAX_REQUESTS // 2)  # the last has twice the rows
 _CHAINS = {"chain-2": 2, "chain-7": 7}  # forwards of a round
 _CHAIN_TOKENS = 80  # up to eight a round
+_MISSED_TOKENS = 80  # of the tree that misses in a third of its rounds
 _STEADY = (
     1.15  # quartiles of rounds; 188 of 189 kinds of rounds on H200s and an H100 had less than 1.08
 )
@@ -37,16 +38,20 @@ def stream_timings(bench: RankBench) -> list[pd.DataFrame]:
     """Rounds of one request: the target's span, the re-root's and, of a split, links.
 
     Where target and draft take turns, the draft's span of chains, too: it tells what a row of
-    forwards takes beside them.
+    forwards takes beside them. On a split it is that of rounds which begin with a lone forward.
     """
-    trees = [_steady_rounds(bench, _policy(bench, tree)) for tree in _TREES]
+    is_split = bench.setup.draft_ranks > 0
+    tokens = [_MISSED_TOKENS if is_split else SERVED_TOKENS, *[SERVED_TOKENS] * len(_TREES[1:])]
+    served = zip(_TREES, tokens, strict=True)
+    trees = [_steady_rounds(bench, _policy(bench, tree), count) for tree, count in served]
     plain, chains = [], []
-    if not bench.setup.draft_ranks:
+    if not is_split:
         plain = [_steady_rounds(bench, "plain")]
         chains = [_steady_rounds(bench, chain, _CHAIN_TOKENS) for chain in _CHAINS]
     rounds = [_timings("round", served, ["target"]) for served in (*plain, *chains, *trees)]
     drafted = [_drafted(served, n) for served, n in zip(chains, _CHAINS.values(), strict=False)]
-    return [*rounds, *drafted, *_between(bench, trees)]
+    missed = [_missed(trees[0], _TREES[0])] if is_split else []
+    return [*rounds, *drafted, *missed, *_between(bench, trees)]
 
 
 def batch_timings(bench: RankBench) -> list[pd.DataFrame]:
@@ -106,6 +111,16 @@ def _drafted(rounds: pd.DataFrame, forwards: int) -> pd.DataFrame:
     whole = rounds.loc[rounds["num_expansions"] == forwards]
     spans = whole["draft"] + whole["link_back"]
     return _timings("drafted", whole.assign(rows=forwards, draft=spans), ["draft"])
+
+
+def _missed(rounds: pd.DataFrame, tree: str) -> pd.DataFrame:
+    """Rows of the draft's span, of rounds with one forward more than those beside the target.
+
+    Their tree was dropped, and the candidates waited for a new one's root. It is the smallest tree:
+    larger ones grow for longer than a small target's step, which is in the span, too.
+    """
+    lone = rounds["num_expansions"] == parse_policy(tree).expansions + 1
+    return _timings(MISSED, rounds.loc[lone], ["draft"])
 
 
 def _grown(rounds: pd.DataFrame, tree: str) -> pd.DataFrame:

@@ -122,6 +122,10 @@ def test_a_split_times_each_side_alone_and_beside_the_other(pair, monkeypatch):
         assert kept.notna().all(axis=None)
         assert ((kept["kept_nodes"] > 0) == (kept["kept_trees"] > 0)).all()
         assert (served["op"] == "round").any()
+        missed = served.loc[served["op"] == "missed"]
+        assert len(missed) >= 4  # fewer tell a fit nothing
+        assert missed["seconds"].min() > 0.0
+        assert set(missed["requests"]) == {1}
         bench.keep_verifying()
         for shape in chain_shapes((64,)):
             assert bench.seconds(shape) > 0

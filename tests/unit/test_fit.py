@@ -746,6 +746,26 @@ def test_a_row_of_forwards_on_workers_of_its_own_waits_for_the_host_once():
     assert now == then
 
 
+@pytest.mark.parametrize(("num_missed", "first"), [(3, 2e-4), (6, 7e-5)])
+def test_the_first_forward_waits_as_in_rounds_that_were_served(num_missed, first):
+    """Timed after an order it waited 0.2 ms, in rounds after a miss 0.07."""
+    after, ordered, choice = 5e-4, 2e-4, 2e-5
+    timed, _ = steps_by_bucket("draft")
+    timed.loc[(timed["requests"] == 1) & (timed["rows"] <= 8), "seconds"] = after + ordered / 3
+    rows = [("1+1", "drafted", n, 1, 60, True, n * after + ordered) for n in (2, 7, 7)]
+    rows += [("1+1", "choice", n, 1, 60, True, choice + 1e-6 * n) for n in (4, 8, 16)]
+    # Of one of them the host was slow.
+    seconds = [after + 7e-5 + choice + 3e-6] * (num_missed - 1) + [5e-3]
+    rows += [("1+1", "missed", 3, 1, 60, False, each) for each in seconds]
+    others = whole_profile()
+    others = others.loc[(others["op"] != "draft") | (others["deployment"] != "1+1")]
+    timed = timed.assign(deployment="1+1", beside=True)
+    frame = pd.concat([others, timed, pd.DataFrame(rows, columns=list(STEP_COLUMNS))])
+    cost = fit_costs(frame, on_ranks=True)[0]["1+1"]
+    assert cost.first_alone == pytest.approx(first, rel=0.01)
+    assert cost.draft(1, 60) == pytest.approx(after)
+
+
 def test_a_split_whose_rows_of_forwards_were_not_timed_waits_for_the_host_as_others_do():
     timed, _ = steps_by_bucket("draft")
     both = [timed, timed.assign(deployment="1+1", beside=True)]
