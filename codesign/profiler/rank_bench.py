@@ -39,7 +39,7 @@ from codesign.profiler.kept_trees import Kept, NotingWorker, with_kept
 from codesign.profiler.link import single_timings
 from codesign.profiler.rank_draft import Link, drafter_of, spin
 from codesign.profiler.rank_steps import RankTarget, draft_steps, kv_room
-from codesign.profiler.steps import MAX_REQUESTS, SERVED_TOKENS, StepShape
+from codesign.profiler.steps import MAX_REQUESTS, StepShape
 from codesign.prompts import BoundRequest
 
 TARGET_OPS = ("target", "prefill")
@@ -47,6 +47,7 @@ PLAIN_STEP = StepShape("target", 1, 1, 64)
 BUSY_TARGET = StepShape("target", 2, 4, 64)  # a round as busy as one stream's, or two's
 _PROMPT, _LOOP_ROUNDS, _WARM_UP = 16, 28, 6  # of requests that are served here
 _PACE_ROUNDS = 14
+_SERVED_TOKENS = 40  # of each, by a policy
 _JOINED, _AT_ONCE, _FEWEST_JOINED = 20, 4, 3  # requests that join others, and tokens of theirs
 _FEW_ROWS, _LONGEST_PAUSE = 16, 0.2  # rows up to which reading weights takes longest; seconds
 
@@ -183,7 +184,7 @@ class RankBench:
         return beside[_WARM_UP:].tolist()
 
     def served_rounds(
-        self, policy: str, num_requests: int, num_tokens: int = SERVED_TOKENS
+        self, policy: str, num_requests: int, num_tokens: int = _SERVED_TOKENS
     ) -> pd.DataFrame:
         """Rounds of so many made-up requests without prompts, after some to warm up.
 

@@ -16,7 +16,7 @@ import pandas as pd
 from codesign.fit.round_costs import KEPT, MISSED, NODES
 from codesign.policy.labels import parse_policy
 from codesign.policy.speculation import build_speculation
-from codesign.profiler.steps import MAX_REQUESTS, SERVED_TOKENS
+from codesign.profiler.steps import MAX_REQUESTS
 
 if TYPE_CHECKING:
     from codesign.profiler.rank_bench import RankBench
@@ -41,9 +41,9 @@ def stream_timings(bench: RankBench) -> list[pd.DataFrame]:
     forwards takes beside them. On a split it is that of rounds which begin with a lone forward.
     """
     is_split = bench.setup.draft_ranks > 0
-    tokens = [_MISSED_TOKENS if is_split else SERVED_TOKENS, *[SERVED_TOKENS] * len(_TREES[1:])]
-    served = zip(_TREES, tokens, strict=True)
-    trees = [_steady_rounds(bench, _policy(bench, tree), count) for tree, count in served]
+    longer = (_MISSED_TOKENS,) if is_split else ()
+    first = _steady_rounds(bench, _policy(bench, _TREES[0]), *longer)
+    trees = [first, *[_steady_rounds(bench, _policy(bench, tree)) for tree in _TREES[1:]]]
     plain, chains = [], []
     if not is_split:
         plain = [_steady_rounds(bench, "plain")]

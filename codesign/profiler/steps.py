@@ -19,7 +19,6 @@ Op = Literal["target", "prefill", "draft", "draft_prefill", "reroot", "choice", 
 CONTEXTS = (32, 128, 256, 512)
 PROMPTS = (16, 64, 128, 256, 512)
 MAX_REQUESTS = 8
-SERVED_TOKENS = 40  # of each request that is served by a policy
 # The first lies beyond one page of keys: within one, attention takes up to 10 % of a step less.
 RANK_CONTEXTS = (160, 512, 1024, 2048)
 # (requests, rows of each). Row counts lie on both sides of those where a forward gets dearer.

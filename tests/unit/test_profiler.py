@@ -322,7 +322,7 @@ def test_a_part_meets_a_slow_host_with_more_passes_and_says_so(tiny_models, monk
         pace=lambda: next(paces, 1.0),
         loop_seconds=lambda count: [next(paces, 1.0) if count == 1 else 1.0] * 2,
         setup=SimpleNamespace(draft_ranks=1),
-        served_rounds=lambda policy, count: SERVED.assign(batch=count),
+        served_rounds=lambda policy, count, *tokens: SERVED.assign(batch=count),
         joined_rounds=lambda policy: SERVED.assign(prefill_tokens=[16, 0]),
     )
     part = measurer.time(bench, split, lambda share: None)
@@ -378,7 +378,9 @@ def test_steps_are_timed_anew_only_where_the_host_was_slow_and_a_change_is_noted
         pace=lambda: later,
         loop_seconds=lambda count: [next(slow, later) if count == 1 else later] * 2,
         setup=SimpleNamespace(draft_ranks=1),
-        served_rounds=lambda policy, count: SERVED.assign(batch=count, target=later, reroot=later),
+        served_rounds=lambda policy, count, *tokens: SERVED.assign(
+            batch=count, target=later, reroot=later
+        ),
     )
     groups = measurer._groups(bench, is_split=True)
     first = measurer._timed(bench, groups, ONE_PASS, lambda share: None)
@@ -547,6 +549,22 @@ def test_what_lies_between_steps_is_taken_from_rounds_that_are_served(draft_rank
     drafted = found.loc[found["op"] == "drafted", ["rows", "seconds"]].to_numpy().tolist()
     whole = [] if draft_ranks else [[2, 5e-3 + 4e-5], [7, 5e-3 + 4e-5]]
     assert drafted == [pytest.approx(row) for row in whole]  # of rounds with all their forwards
+
+
+@pytest.mark.parametrize("draft_ranks", [0, 1])
+def test_rounds_of_a_split_that_begin_with_a_lone_forward_tell_what_it_takes(draft_ranks):
+    asked = []
+
+    def served(policy: str, count: int, num_tokens: int = 40) -> pd.DataFrame:
+        asked.append((policy, num_tokens))
+        drawn = {"num_expansions": [3, 2, 4], "draft": [6e-4, 2e-5, 9e-4]}
+        return pd.concat([SERVED, SERVED[:1]]).assign(batch=count, **drawn)
+
+    bench = SimpleNamespace(setup=SimpleNamespace(draft_ranks=draft_ranks), served_rounds=served)
+    found = pd.concat(stream_timings(bench))
+    missed = found.loc[found["op"] == "missed", ["rows", "requests", "context", "seconds"]]
+    assert missed.to_numpy().tolist() == ([[4, 1, 20, 6e-4]] if draft_ranks else [])
+    assert (("async-tree-3x2x2", 80) in asked) == bool(draft_ranks)
 
 
 @pytest.mark.parametrize("draft_ranks", [0, 1])
