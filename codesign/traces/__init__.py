@@ -4,7 +4,7 @@
     files      a trace from a file or by name, and back into a file
     catalog    names of published traces and of their bundled twins
     fetch      published files from their source
-    formats    published formats and ours, read row by row; Mooncake's: mooncake
+    formats    published formats and ours, read row by row; Mooncake's: mooncake; bytes: opening
     checks     what a row may hold
     summary    what a trace looks like in numbers
     synth      synthetic twins, from published statistics (presets) and arrivals
