@@ -46,10 +46,11 @@ def fewest(seconds, least, most):
 
 for module, name in (
     (rank_parts, "_QUICK"), (host_pace, "_UNSETTLED"), (host_pace, "_MORE_SERIES"),
-    (rank_parts, "TOLERANCE"), (rank_rounds, "_TRIES"), (recorder, "QUICK_TOKENS"),
+    (rank_parts, "TOLERANCE"), (rank_parts, "CHECK"), (rank_rounds, "_TRIES"),
+    (recorder, "QUICK_TOKENS"),
 ):
     assert hasattr(module, name), name
-session.Effort, rank_parts._QUICK = fewest, fewest(6.0, 3, 7)
+session.Effort, rank_parts._QUICK, rank_parts.CHECK = fewest, fewest(6.0, 2, 7), fewest(0.4, 1, 3)
 host_pace._UNSETTLED, host_pace._MORE_SERIES = 2.0, 0
 rank_parts.TOLERANCE, rank_rounds._TRIES = 100.0, 1
 recorder.QUICK_TOKENS = {1: int(sys.argv.pop(1))}
