@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 import numpy as np
 
-from codesign.artifacts import header, read_json, read_table, write_json, write_table, write_text
+from codesign.artifacts import (
+    header,
+    parse_json,
+    read_json,
+    read_table,
+    write_json,
+    write_table,
+    write_text,
+)
 from codesign.artifacts.fields import check, why
 from codesign.errors import InputError
 from codesign.records import RequestRecord, RoundLog, RoundRecord, RunRecords
@@ -215,7 +223,7 @@ def _read_outputs(path: Path) -> dict[int, list[int]] | None:
     if not path.exists():
         return None
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        lines = [parse_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
         found = {line["request_id"]: line["tokens"] for line in lines}
         check(found, dict[int, list[int]], "tokens")
         check([*found], list[int], "request_id")

@@ -34,6 +34,9 @@ from codesign.policy.walk import Sampling
 
 # Before anything imports torch or NumPy's BLAS; child processes inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Threads that wait for the others of a step sleep: where tests share the cores, the one that they
+# wait for may not be running, and they would keep it from that.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Before anything imports Triton, whose newer releases settle on the interpreter at import.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")

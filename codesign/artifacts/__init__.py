@@ -82,6 +82,18 @@ def to_json(payload: Mapping[str, Any], *, indent: int | None = None) -> str:
     return json.dumps(_plain(payload), indent=indent, allow_nan=False)
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Return what a JSON text holds.
+
+    Raises:
+        ValueError: If it is none, or nested deeper than Python's parser goes.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as err:
+        raise ValueError("nested too deeply") from err
+
+
 def write_json(path: str | Path, payload: Mapping[str, Any]) -> None:
     """Write ``payload``, which starts with a ``header``, as JSON; atomic.
 
@@ -108,7 +120,7 @@ def read_json(path: str | Path, *, kind: str) -> dict[str, Any]:
         InputError: If it is missing, not JSON, of another kind or another schema version.
     """
     try:
-        payload = json.loads(Path(path).read_text(encoding="utf-8"))
+        payload = parse_json(Path(path).read_text(encoding="utf-8"))
     except OSError as err:
         raise _unreadable(path, kind, err) from err
     except ValueError as err:
@@ -147,7 +159,7 @@ def read_table(path: str | Path, *, kind: str) -> tuple[pd.DataFrame, dict[str, 
     except ValueError as err:
         raise InputError(f"{path} is not a Parquet file. {_make_one(kind)}") from err
     try:
-        meta = json.loads(text or "null")
+        meta = parse_json(text or "null")
     except ValueError as err:
         raise InputError(f"{path} has a damaged header ({err}). {_make_one(kind)}") from err
     _check_header(path, meta, kind)

@@ -47,14 +47,18 @@ examples:
 """
 
 
-# What the system refuses by a user's hand: files of others, full disks, a file for a folder.
+# What the system refuses by a user's hand: files of others, full disks, a file for a folder, names
+# that no file can have.
 _REFUSALS = (
     errno.EACCES,
     errno.EPERM,
     errno.EROFS,
     errno.ENOSPC,
     errno.EDQUOT,
+    errno.EFBIG,
     errno.ENOTDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
 )
 
 
@@ -108,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
     except CodesignError as err:
         _traceback_if_asked(words)
-        say(f"{name}: {err}")
+        say(f"{name}: {_one_line(err)}")
         return err.exit_code
     except KeyboardInterrupt as stop:
         say(f"{name}: interrupted; {str(stop) or 'every file that was written is whole'}")
@@ -121,6 +125,11 @@ def main(argv: list[str] | None = None) -> int:
         _traceback_if_asked(words)
         return _unforeseen(name, err, words)
     return code or 0
+
+
+def _one_line(err: CodesignError) -> str:
+    """What it says; a line break in a name that was typed is shown as Python writes it."""
+    return "\\n".join(str(err).splitlines())
 
 
 def _unforeseen(name: str, err: Exception, words: list[str]) -> int:

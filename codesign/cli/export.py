@@ -40,9 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="another candidate of the plan, by label, policy or family (the chosen one)",
     )
     models = parser.add_argument_group("models, as Hugging Face names or folders")
-    models.add_argument("--target-model", metavar="NAME", help="instead of the plan's target")
-    models.add_argument("--draft-model", metavar="NAME", help="instead of the plan's draft")
-    models.add_argument("--head", metavar="NAME", help="EAGLE head, for eagle policies")
+    models.add_argument(
+        "--target-model", type=_name, metavar="NAME", help="instead of the plan's target"
+    )
+    models.add_argument(
+        "--draft-model", type=_name, metavar="NAME", help="instead of the plan's draft"
+    )
+    models.add_argument("--head", type=_name, metavar="NAME", help="EAGLE head, for eagle policies")
     machine = parser.add_argument_group("hardware")
     machine.add_argument(
         "--tensor-parallel",
@@ -54,6 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     files.add_argument("--out", metavar="DIR", help="write commands and configuration files here")
     add_output_arguments(parser)
     parser.set_defaults(func=export)
+
+
+def _name(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"must be a name or a folder, not '{text}'")
+    return text
 
 
 def export(args: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -78,22 +78,23 @@ non_negative = _at_least(0)  # as seeds must be
 positive = _at_least(1)
 
 
-def out_file(text: str, usual: str, flag: str = "--out") -> Path:
-    """The path of the file that ``flag`` names.
-
-    Args:
-        text: As typed.
-        usual: Name of such a file, for the advice.
-        flag: That it was typed after.
+def out_file(
+    text: str, usual: str, flag: str = "--out", *, reads: Iterable[str | Path | None] = ()
+) -> Path:
+    """The path ``text`` that was typed after ``flag``; advice names a ``usual`` file.
 
     Raises:
-        UsageError: If a folder is there: said before the work, not after it.
+        UsageError: If a folder is there, or one of the files that the command ``reads`` and would
+            destroy: said before the work, not after it.
     """
     from pathlib import Path
 
     out = Path(text)
     if out.is_dir():
         raise UsageError(f"{flag} {out} is a folder. Name a file: {flag} {out / usual}")
+    for read in filter(None, reads):
+        if out.is_file() and Path(read).is_file() and out.samefile(read):
+            raise UsageError(f"{flag} {out} is a file that is read. Name another: {flag} {usual}")
     return out
 
 

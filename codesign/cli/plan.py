@@ -107,7 +107,7 @@ def make_plan(args: argparse.Namespace) -> None:
     from codesign.planner.predict import prompt_note
     from codesign.planner.prepared_trace import long_trace_note, prepare_trace
 
-    out = out_file(args.out, "plan.json")
+    out = out_file(args.out, "plan.json", reads=(args.trace, args.fit or "fit.json"))
     fit, fit_file = fit_from_args(args)
     trace = trace_from_args(args)
     most = args.max_requests

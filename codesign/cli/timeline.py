@@ -51,13 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def export(args: argparse.Namespace) -> None:
     """Write the timeline and say how much is in it."""
+    from pathlib import Path
+
     from codesign.run_directory import read_run
     from codesign.timeline import TimelineRun, write_timeline
 
     window = None
     if args.slice is not None:
         window = parse_pair("--slice", args.slice, "START:DURATION")
-    out = out_file(args.out, "timeline.json")
+    files = [file for folder in args.runs for file in Path(folder).glob("*")]
+    out = out_file(args.out, "timeline.json", reads=files)
     runs = []
     for folder in args.runs:
         stored = read_run(folder)

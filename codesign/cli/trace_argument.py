@@ -74,8 +74,8 @@ def changed_trace(args: argparse.Namespace) -> Trace:
     if args.length_scale is not None:
         text = args.length_scale
         scales = parse_pair("--length-scale", text, "X or X:Y", is_one_enough=True)
-        if min(scales) <= 0:
-            raise UsageError(f"--length-scale must be above 0, not '{text}'")
+        if not 0 < min(scales) <= max(scales) < math.inf:
+            raise UsageError(f"--length-scale must be above 0 and finite, not '{text}'")
     trace = load_trace(args.trace)
     if args.jitter is not None:
         trace = trace.spread_ticks(args.jitter)

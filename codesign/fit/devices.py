@@ -5,12 +5,12 @@ Must not import torch.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from codesign.artifacts import parse_json
 from codesign.errors import InputError
 
 Link = Literal["nvlink", "pcie"]
@@ -78,7 +78,7 @@ def load_device(name: str) -> Device:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:
         raise InputError(f"{path} cannot be read as JSON: {err}") from err
     if not isinstance(found, dict):

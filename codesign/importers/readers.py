@@ -18,7 +18,6 @@ Source:
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -26,6 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from codesign.artifacts import parse_json
 from codesign.errors import InputError, counted
 from codesign.importers.summary import (
     AcceptanceSummary,
@@ -131,7 +131,7 @@ def _vllm(source: str, samples: Iterable[Sample]) -> AcceptanceSummary:
 
 def _read_json(path: Path, text: str, chain: int | None) -> AcceptanceSummary:
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except ValueError:
         content = _json_lines(path, text)
     if isinstance(content, dict):
@@ -157,7 +157,7 @@ def _json_lines(path: Path, text: str) -> list[Any]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
-                records.append(json.loads(line))
+                records.append(parse_json(line))
             except ValueError as err:
                 raise InputError(f"{path}, line {number}: not JSON ({err})") from err
     return records

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from codesign.errors import InputError
 
+MAX_CHAIN = 1000  # draft tokens per round; servers draft 1 to 16
+
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceSummary:
@@ -30,6 +32,9 @@ class AcceptanceSummary:
     num_rounds: float | None
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        _check_chain(self.source, self.chain)
+
     @property
     def error(self) -> float | None:
         """Relative standard error of ``length`` if rounds were independent; None if unknown."""
@@ -49,6 +54,8 @@ def from_counts(
     Raises:
         InputError: If there were no rounds, or the counts contradict each other.
     """
+    if not all(map(math.isfinite, (num_rounds, *counts))):
+        raise InputError(f"{source}: a counter is no finite number. Save the figures again")
     if num_rounds <= 0:
         raise InputError(
             f"{source}: no speculative rounds were counted. Send requests with speculation on, "
@@ -87,6 +94,7 @@ def from_histogram(
     if chain is None:
         chain = max(most, 1)
         notes = (*notes, f"draft tokens per round: {chain}, the most that were ever accepted")
+    _check_chain(source, chain)
     if most > chain:
         raise InputError(
             f"{source}: a round accepted {most} draft tokens, more than the {chain} that were "
@@ -97,6 +105,14 @@ def from_histogram(
         for i in range(1, chain + 1)
     ]
     return from_counts(source, counts, sum(histogram.values()), notes)
+
+
+def _check_chain(source: str, chain: int) -> None:
+    if chain > MAX_CHAIN:
+        raise InputError(
+            f"{source}: {chain:,} draft tokens per round are more than any server drafts "
+            f"({MAX_CHAIN:,} are read). Save the figures again, or give the right number: --chain N"
+        )
 
 
 def shorter_drafts_note(drafted: float, num_rounds: float, chain: int) -> tuple[str, ...]:

@@ -6,12 +6,12 @@ engine builds its layers from it, and an import checks a checkpoint's tensors ag
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from codesign.artifacts import parse_json
 from codesign.errors import InputError
 
 FAMILIES = {
@@ -165,7 +165,7 @@ def read_config(path: Path) -> dict[str, Any]:
         InputError: If the file is missing or no JSON object.
     """
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except OSError as err:
         raise InputError(
             f"{path} cannot be read: {err.strerror}. Name a Hugging Face folder"

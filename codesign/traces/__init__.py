@@ -5,6 +5,7 @@
     catalog    names of published traces and of their bundled twins
     fetch      published files from their source
     formats    published formats and ours, read row by row; Mooncake's: mooncake; bytes: opening
+    csv_header which of the formats the columns of a CSV are of
     checks     what a row may hold
     summary    what a trace looks like in numbers
     synth      synthetic twins, from published statistics (presets) and arrivals

@@ -72,10 +72,8 @@ def seconds(rows: Rows, column: pd.Series) -> NDArray[np.float64]:
         )
     values = ascending(rows, column)
     if values[0] > _LATEST:
-        raise InputError(
-            f"{rows.path}, {rows.word} {rows.first}: {column.name} is {values[0]:.0f}, which is no "
-            "time in seconds. Fix: divide milliseconds by 1000"
-        )
+        reason = f"{column.name} is {values[0]:.15g}, which is no time in seconds"
+        raise rows.error(0, reason, "divide milliseconds by 1000")
     if (late := values - values[0] > LONGEST).any():
         at = int(np.argmax(late))
         reason = f"{column.name} {column.iloc[at]} is {LONGEST:,.0f} s or more after the first"

@@ -14,18 +14,16 @@ The checks are in ``traces.checks``.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 
-from codesign.artifacts import SCHEMA_VERSION, read_table
+from codesign.artifacts import read_table
 from codesign.errors import InputError
 from codesign.traces.checks import (
-    FIX,
     Rows,
     add_blocks,
     dates_to_seconds,
@@ -33,10 +31,10 @@ from codesign.traces.checks import (
     seconds,
     whole_numbers,
 )
+from codesign.traces.csv_header import CSV_MARK, OURS, csv_format, own_meta
 from codesign.traces.mooncake import read_mooncake
 from codesign.traces.opening import load_csv, one_line_errors, open_file
 
-CSV_MARK = "# codesign trace "  # first line of our CSV, followed by one JSON object
 _MAX_HEADER = 2**16
 
 
@@ -54,28 +52,6 @@ class Parsed:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _CsvFormat:
-    label: str
-    arrival: str
-    prompt: str
-    output: str
-    clock: Literal["dates", "seconds"]
-    zero_output_is_failure: bool = False
-
-    @property
-    def columns(self) -> tuple[str, str, str]:
-        return self.arrival, self.prompt, self.output
-
-
-_OURS = _CsvFormat("codesign", "arrival", "prompt_tokens", "output_tokens", "seconds")
-_CSV_FORMATS = (
-    _CsvFormat("Azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", "dates"),
-    _CsvFormat("BurstGPT", "Timestamp", "Request tokens", "Response tokens", "seconds", True),
-    _OURS,
-)
-
-
 def read_requests(path: Path) -> Parsed:
     """Return the checked rows of a trace file in any known format.
 
@@ -86,6 +62,11 @@ def read_requests(path: Path) -> Parsed:
         raise InputError(f"{path} is a directory. Fix: name a trace file (codesign trace list)")
     if not path.exists():
         raise InputError(f"{path} does not exist. Which there are: codesign trace list")
+    if not path.is_file():  # a pipe, as of <(command): it would wait for what was read already
+        raise InputError(
+            f"{path} is no regular file, and a trace is read more than once. "
+            "Fix: write it to a file first"
+        )
     with one_line_errors(path):
         with path.open("rb") as raw:
             magic = raw.read(4)
@@ -107,8 +88,8 @@ def _read_csv(path: Path, is_gzip: bool, first: str, second: str) -> Parsed:
     meta: dict[str, Any] = {}
     header, skipped = first, 0
     if first.startswith(CSV_MARK):
-        meta, header, skipped = _own_meta(path, first), second, 1
-    form = _csv_format(path, header.rstrip("\r\n").split(","), skipped + 1)
+        meta, header, skipped = own_meta(path, first), second, 1
+    form = csv_format(path, header.rstrip("\r\n").split(","), skipped + 1)
     frame = load_csv(path, is_gzip, skipped)
     rows = Rows(path, skipped + 2)
     if frame.empty:
@@ -131,7 +112,7 @@ def _read_csv(path: Path, is_gzip: bool, first: str, second: str) -> Parsed:
         notes += _failure_note(len(output) - int(answered.sum()), form.output)
         arrival, output, prompt = arrival[answered], output[answered], prompt.loc[answered]
     parsed = request_table(arrival, whole_numbers(rows, prompt), output)
-    if form is _OURS:
+    if form is OURS:
         # We write microseconds; neither pandas 2 nor the subtraction returns the nearest float.
         parsed["arrival"] = parsed["arrival"].round(6)
         _add_own_columns(rows, parsed, frame)
@@ -142,48 +123,6 @@ def _failure_note(failed: int, column: str) -> tuple[str, ...]:
     if failed == 0:
         return ()
     return (f"{failed:,} failed requests (0 {column}, as the dataset documents) were dropped",)
-
-
-def _own_meta(path: Path, line: str) -> dict[str, Any]:
-    try:
-        meta = json.loads(line[len(CSV_MARK) :])
-        found = meta["schema_version"]
-    except (ValueError, KeyError, TypeError) as err:
-        raise InputError(
-            f"{path}, line 1: the text after '{CSV_MARK}' is damaged. Fix: {FIX}"
-        ) from err
-    if found != SCHEMA_VERSION:
-        raise InputError(
-            f"{path} has schema version {found}, this codesign reads {SCHEMA_VERSION}. "
-            "Fix: make it again (codesign trace synth PRESET --out FILE)"
-        )
-    return meta
-
-
-def _csv_format(path: Path, columns: list[str], line: int) -> _CsvFormat:
-    form = max(_CSV_FORMATS, key=lambda known: len(set(known.columns) & set(columns)))
-    missing = [name for name in form.columns if name not in columns]
-    if len(set(columns)) < len(columns):
-        raise InputError(f"{path}, line {line}: a column occurs twice. Fix: remove one")
-    if missing and any('"' in name for name in columns):
-        raise InputError(
-            f"{path}, line {line}: the columns are quoted. Fix: write the file without quotation "
-            "marks"
-        )
-    if len(missing) == len(form.columns):
-        known = "; ".join(",".join(f.columns) for f in _CSV_FORMATS)
-        shown = ",".join(columns)[:80]
-        raise InputError(
-            f"{path}, line {line}: '{shown}' is not the header of a known trace ({known}; or "
-            "Mooncake JSON Lines). Fix: rename the columns; TIMESTAMP takes dates, the others take "
-            "seconds"
-        )
-    if missing:
-        raise InputError(
-            f"{path}, line {line}: column '{missing[0]}' of the {form.label} format is missing. "
-            f"Fix: add it, or fetch the file again (codesign trace list)"
-        )
-    return form
 
 
 def _add_own_columns(rows: Rows, requests: pd.DataFrame, frame: pd.DataFrame) -> None:
@@ -222,7 +161,7 @@ def _series(frame: pd.DataFrame, name: str) -> pd.Series:
 def _read_parquet(path: Path) -> Parsed:
     frame, meta = read_table(path, kind="trace")
     rows = Rows(path, 1, "row")
-    for name in _OURS.columns:
+    for name in OURS.columns:
         if name not in frame:
             raise InputError(
                 f"{path}: column '{name}' is missing. Fix: codesign trace synth PRESET --out FILE"

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from codesign.artifacts import write_text
+from codesign.artifacts import parse_json, write_text
 from codesign.traces.checks import (
     BLOCK_TOKENS,
     Rows,
@@ -71,14 +71,14 @@ def _json_records(rows: Rows, lines: list[str]) -> list[dict[str, Any]]:
     try:
         # One call of the parser for the whole file; a line that is not one object shows here
         # or in the count.
-        records = json.loads(f"[{','.join(lines)}]")
+        records = parse_json(f"[{','.join(lines)}]")
         if len(records) == len(lines) and all(type(record) is dict for record in records):
             return records
     except ValueError:
         pass
     for at, line in enumerate(lines):
         try:
-            record = json.loads(line)
+            record = parse_json(line)
         except ValueError as err:
             reason = "the line is empty"
             if line.strip():

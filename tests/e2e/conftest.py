@@ -38,7 +38,7 @@ def start_process() -> Iterator[Start]:
 BRIEF = """
 import sys
 from codesign.cli import main
-from codesign.profiler import host_pace, rank_parts, rank_rounds, session
+from codesign.profiler import host_pace, rank_parts, rank_rounds, recorder, session
 from codesign.profiler.steps import Effort
 
 def fewest(seconds, least, most):
@@ -46,20 +46,28 @@ def fewest(seconds, least, most):
 
 for module, name in (
     (rank_parts, "_QUICK"), (host_pace, "_UNSETTLED"), (host_pace, "_MORE_SERIES"),
-    (rank_parts, "TOLERANCE"), (rank_rounds, "_TRIES"),
+    (rank_parts, "TOLERANCE"), (rank_parts, "CHECK"), (rank_rounds, "_TRIES"),
+    (recorder, "QUICK_TOKENS"),
 ):
     assert hasattr(module, name), name
-session.Effort, rank_parts._QUICK = fewest, fewest(6.0, 3, 7)
+session.Effort, rank_parts._QUICK, rank_parts.CHECK = fewest, fewest(6.0, 2, 7), fewest(0.4, 1, 3)
 host_pace._UNSETTLED, host_pace._MORE_SERIES = 2.0, 0
 rank_parts.TOLERANCE, rank_rounds._TRIES = 100.0, 1
+recorder.QUICK_TOKENS = {1: int(sys.argv.pop(1))}
 sys.exit(main())
 """
 
 
 @pytest.fixture(scope="session")
-def brief_codesign() -> list[str]:
-    """Words in front of ``profile ...``: ``codesign`` that times no more than it must."""
-    return [sys.executable, "-c", BRIEF]
+def brief_tokens() -> int:
+    """Recorded after each prompt by ``brief_codesign``."""
+    return 24
+
+
+@pytest.fixture(scope="session")
+def brief_codesign(brief_tokens) -> list[str]:
+    """Words in front of ``profile ...``: ``codesign`` that measures no more than it must."""
+    return [sys.executable, "-c", BRIEF, str(brief_tokens)]
 
 
 @pytest.fixture

@@ -140,6 +140,7 @@ def test_servers_that_a_script_starts_end_with_it(export, tmp_path, before_it_is
         ((), 2, "--to"),
         (("--to", "llama.cpp"), 2, "invalid choice"),
         (("--to", "vllm", "--tensor-parallel", "0"), 2, "1 or above"),
+        (("--to", "vllm", "--target-model", ""), 2, "--target-model: must be a name or a folder"),
         (("--to", "vllm", "--candidate", "chain-9"), 4, "no candidate 'chain-9'"),
         (("--to", "vllm", "--candidate", "eagle"), 4, "--head NAME"),
         (("--to", "vllm", "--tensor-parallel", "16"), 4, "more than the plan has"),

@@ -153,9 +153,12 @@ def test_the_plan_samples_as_the_profile_did(plan, machine_fit, tmp_path):
         (("--processes", "0"), 2, "--processes"),
         (("--workers", "0"), 2, "--workers"),
         (("--out", "."), 2, "--out plan.json"),
+        (("--out", "fit.json"), 2, "--out fit.json is a file that is read. Name another: --out"),
+        (("--trace", "own.csv", "--out", "./own.csv"), 2, "own.csv is a file that is read"),
     ],
 )
-def test_what_cannot_be_planned_is_refused_in_one_line(plan, flags, code, words):
+def test_what_cannot_be_planned_is_refused_in_one_line(plan, tmp_path, flags, code, words):
+    (tmp_path / "own.csv").write_text("arrival,prompt_tokens,output_tokens\n0,5,5\n")
     result = plan(*flags, "--quiet")
     assert result.returncode == code
     assert words in result.stderr.splitlines()[-1]
@@ -181,7 +184,7 @@ sys.exit(main())
 
 def test_an_interrupted_search_says_what_it_kept_and_can_go_on(fit_file, tmp_path, start_process):
     flags = ("--fit", str(fit_file), "--workers", "2", "--max-batch", "4")
-    words = ["plan", *TRACE, *flags]
+    words = ["plan", *TRACE, *flags, *FEW]
     home = str(Path(codesign.__file__).parents[1])
     environment = {**os.environ, "CODESIGN_HOME": str(tmp_path / "home"), "PYTHONPATH": home}
     command = [sys.executable, "-c", HELD, *words]

@@ -17,7 +17,6 @@ from codesign.artifacts import read_table
 from codesign.fit import STEP_COLUMNS, Fit
 from codesign.fit.drift import VISIT
 from codesign.fit.round_costs import FORWARDS
-from codesign.profiler.recorder import QUICK_TOKENS
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +68,12 @@ def test_a_profile_holds_every_step_of_every_deployment(profile):
 
 
 @needs_two_cores
-def test_recorded_acceptance_covers_the_profile_prompts(profile):
+def test_recorded_acceptance_covers_the_profile_prompts(profile, brief_tokens):
     out, printed = profile
     recorded = read_table(out / "acceptance.parquet", kind="profile")[0]
     assert recorded["request"].nunique() == 24
     assert set(recorded["category"]) >= {"chat", "code", "mathematics"}
-    assert recorded.groupby("request").size().eq(QUICK_TOKENS[1]).all()
+    assert recorded.groupby("request").size().eq(brief_tokens).all()
     assert recorded["log_probs"].map(len).eq(printed["K"]).all()
 
 

@@ -108,12 +108,16 @@ def test_a_profile_of_ranks_holds_every_step_of_every_deployment(chain):
     assert not (folder / "profile" / "parts").exists()
 
 
-def test_acceptance_is_recorded_on_the_ranks_as_on_threads(chain, short_models):
+def test_acceptance_is_recorded_on_the_ranks_as_on_threads(
+    chain, short_models, brief_tokens, monkeypatch
+):
     """Both engines decode the same tokens, and drafts rank them alike."""
     from codesign.engine.model import load_decoder
     from codesign.policy.walk import Sampling
-    from codesign.profiler.recorder import QUICK_TOKENS, record_acceptance, recorded_requests
+    from codesign.profiler import recorder
+    from codesign.profiler.recorder import record_acceptance, recorded_requests
 
+    monkeypatch.setattr(recorder, "QUICK_TOKENS", {1: brief_tokens})
     recorded = read_table(chain[0] / "profile" / "acceptance.parquet", kind="profile")[0]
     requests, _ = recorded_requests(short_models[0], POSITIONS, is_quick=True)
     target, draft = map(load_decoder, short_models)
@@ -122,7 +126,7 @@ def test_acceptance_is_recorded_on_the_ranks_as_on_threads(chain, short_models):
     )
     same = recorded.loc[recorded["request"].isin(few["request"])].reset_index(drop=True)
     assert (same["rank"] == few["rank"]).mean() > 0.98
-    assert recorded.groupby("request").size().eq(QUICK_TOKENS[1]).all()
+    assert recorded.groupby("request").size().eq(brief_tokens).all()
 
 
 def test_profile_fit_plan_run_and_validate_follow_each_other(chain, cli_here):

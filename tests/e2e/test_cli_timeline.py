@@ -51,6 +51,7 @@ def test_simulated_and_measured_runs_lie_side_by_side(cli, tmp_path, runs):
         (("simulated", "--out", "simulated/run.json/t.json"), 4, "cannot write"),
         (("simulated", "--out", "."), 2, "--out . is a folder. Name a file: --out timeline.json"),
         (("simulated", "--out", "simulated"), 2, "--out simulated/timeline.json"),
+        (("simulated", "--out", "simulated/run.json"), 2, "simulated/run.json is a file that is"),
         ((), 2, "RUNDIR"),
     ],
 )

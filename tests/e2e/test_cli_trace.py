@@ -156,7 +156,11 @@ def test_a_bad_row_is_exit_4_and_one_line(cli, tmp_path):
         (("show", "small.csv", "--slice", "9:1"), 4, "it lasts 2.0 s"),
         (("show", "small.csv", "--length-scale", "a:b"), 2, "--length-scale takes X or X:Y"),
         (("show", "small.csv", "--rate-scale", "0"), 2, "--rate-scale: must be a number above 0"),
-        (("show", "small.csv", "--length-scale", "1:0"), 2, "--length-scale must be above 0"),
+        (
+            ("show", "small.csv", "--length-scale", "1:0"),
+            2,
+            "--length-scale must be above 0 and finite",
+        ),
         (
             ("show", "small.csv", "--max-prompt", "0"),
             2,
@@ -165,6 +169,9 @@ def test_a_bad_row_is_exit_4_and_one_line(cli, tmp_path):
         (("show", "small.csv", "--max-requests", "0"), 2, "--max-requests: must be a whole"),
         (("show", "small.csv", "--out", "x.txt"), 2, "ends in .parquet, .csv or .jsonl"),
         (("show", "small.csv", "--length-scale", "nan"), 2, "X or X:Y in numbers, not 'nan'"),
+        (("show", "small.csv", "--length-scale", "inf"), 2, "must be above 0 and finite"),
+        (("show", "x" * 300 + ".csv"), 4, "File name too long"),
+        (("show", "two\nlines"), 4, r"is named 'two\nlines'"),
         (
             ("show", "small.csv", "--out", "d.csv"),
             2,
@@ -191,9 +198,9 @@ def test_a_bad_row_is_exit_4_and_one_line(cli, tmp_path):
         ((), 2, "ACTION"),
     ],
 )
-def test_mistakes_are_one_line_with_their_exit_code(cli, small, arguments, code, reason):
+def test_mistakes_are_one_line_with_their_exit_code(cli_here, small, arguments, code, reason):
     (small.parent / "d.csv").mkdir()
-    result = cli("trace", *arguments)
+    result = cli_here("trace", *arguments)
     assert (result.returncode, result.stdout) == (code, "")
     assert reason in result.stderr
     assert result.stderr.count("\n") == 1

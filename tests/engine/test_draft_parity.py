@@ -73,8 +73,10 @@ def parity(monkeypatch, overlapping_draft):
 @pytest.mark.parametrize(
     "policy", ["chain-3", "threshold-5@0.4", "tree-8x4x2", "tree-4x2x3", "async-tree-8x4x3"]
 )
-def test_every_expansion_equals_a_fresh_forward_of_its_path(serve, make_requests, parity, policy):
-    plain = serve("plain", make_requests(4))
+def test_every_expansion_equals_a_fresh_forward_of_its_path(
+    serve, serve_plain, make_requests, parity, policy
+):
+    plain = serve_plain(make_requests(4))
     ours = serve(policy, make_requests(4))
     assert ours.outputs == plain.outputs
     assert parity.num_checked > 100

@@ -67,7 +67,7 @@ POLICIES = ("tree-8x4x4", "chain-5", "async-tree-8x4x6", "tree-12x10x3")
     ("policy", "ranks"), [*((policy, 1) for policy in POLICIES), ("async-tree-8x4x6", 2)]
 )
 def test_drafts_are_those_that_the_host_alone_would_send(serve, make_requests, policy, ranks):
-    requests = make_requests(4 // ranks, max_new_tokens=40)
+    requests = make_requests(2, max_new_tokens=40)
     calibration = Calibration(0.85, 0.25) if ranks == 1 else None
     options = {"sampling": Sampling(0.7, seed=3), "ranks": ranks, "calibration": calibration}
     alone = serve(policy, requests, ahead=False, **options)
@@ -94,7 +94,7 @@ def test_a_batch_runs_ahead_once_a_single_request_is_left(serve, make_requests):
 @pytest.mark.parametrize("policy", ["tree-8x4x4", "async-tree-8x4x12"])
 def test_pages_for_the_rows_of_guesses_are_there(serve, make_requests, policy):
     serving = Serving(preemption=True, prefill_chunk=100)
-    requests = make_requests(6, max_new_tokens=30)
+    requests = make_requests(3, max_new_tokens=30)
     alone = serve(policy, requests, ahead=False, serving=serving)
     ours = serve(policy, requests, serving=serving, page_rows=16)
     assert ours.outputs == alone.outputs
@@ -104,7 +104,7 @@ def test_pages_for_the_rows_of_guesses_are_there(serve, make_requests, policy):
 
 def test_a_wrong_guess_costs_time_alone(serve, make_requests, monkeypatch):
     """Ranks that choose by other weights than the host's."""
-    requests = make_requests(4, max_new_tokens=40)
+    requests = make_requests(2, max_new_tokens=40)
     alone = serve("async-tree-8x4x6", requests, ahead=False)
     monkeypatch.setattr(BestTree, "weighing", Calibration(0.1, 3.0))
     ours = serve("async-tree-8x4x6", requests)

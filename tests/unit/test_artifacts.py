@@ -108,7 +108,7 @@ def test_file_of_another_schema_version_is_refused(tmp_path):
         artifacts.read_json(tmp_path / "a.json", kind="plan")
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "{}", "null"])
+@pytest.mark.parametrize("text", ["{", "[1]", "{}", "null", "[" * 10**5])
 def test_foreign_json_is_an_input_error(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(InputError, match=r"Make one: codesign plan"):

@@ -59,10 +59,18 @@ def scored(policy, split="", *, max_batch=16, batch=3.0, tpot=0.02) -> ScoredCan
     )
 
 
+_EXPORTED: dict[object, object] = {}
+
+
 def exported(make, fit, policy, engine, split="", *, serving=None, slo=None, **changes):
+    """An export of a plan of one candidate; made once where several tests look at the same."""
     changes = {"checkpoints": HEAD, **changes}
-    plan = make(scored(policy, split), serving=serving or Serving(), slo=slo or SLO())
-    return export_plan(plan, fit, ENGINES[engine], **changes)
+    serving, slo = serving or Serving(), slo or SLO()
+    key = (id(fit), policy, engine, split, serving, slo, *sorted(changes.items()))
+    if key not in _EXPORTED:
+        plan = make(scored(policy, split), serving=serving, slo=slo)
+        _EXPORTED[key] = export_plan(plan, fit, ENGINES[engine], **changes)
+    return _EXPORTED[key]
 
 
 def speculative(found) -> dict:

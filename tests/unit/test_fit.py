@@ -117,6 +117,12 @@ def write_profile(folder: Path, steps: pd.DataFrame) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def whole_fit(tmp_path_factory) -> Fit:
+    """What a whole profile is fitted to; its profile is beside nobody's files."""
+    return fit_profile(write_profile(tmp_path_factory.mktemp("whole"), whole_profile()))
+
+
 def test_a_line_is_chosen_where_time_is_a_line():
     step = fit_step(timings(line))
     assert step.form == "line"
@@ -297,8 +303,8 @@ def test_a_step_that_only_its_own_timing_tells_does_not_say_how_unsure_the_other
     assert 0.001 < found[:4].max() < 0.03
 
 
-def test_streams_and_batches_are_as_unsure_as_their_own_steps_are(tmp_path):
-    fit = fit_profile(write_profile(tmp_path, whole_profile()))
+def test_streams_and_batches_are_as_unsure_as_their_own_steps_are(whole_fit):
+    fit = whole_fit
     step = replace(fit.steps["2/target"], unsure={"one": 0.01, "several": 0.03})
     fit = replace(fit, steps={"2/target": step}, errors={"2/target": 0.5, "2/draft": 0.02})
     sigmas = [fit.standard_error("2/target", requests=n) for n in (1, 1.2, 2, 8)]
@@ -971,8 +977,8 @@ def test_a_fit_survives_its_file(tmp_path):
     assert again.device == "cpu"
 
 
-def test_a_fit_that_does_not_say_how_tokens_were_cut_cut_none(tmp_path):
-    fit_profile(write_profile(tmp_path, whole_profile())).save(tmp_path / "fit.json")
+def test_a_fit_that_does_not_say_how_tokens_were_cut_cut_none(whole_fit, tmp_path):
+    whole_fit.save(tmp_path / "fit.json")
     payload = json.loads((tmp_path / "fit.json").read_text())
     del payload["top_k"], payload["top_p"], payload["measured"], payload["visit_spread"]
     del payload["parts_covariance"]
@@ -989,16 +995,14 @@ def test_a_profile_of_long_answers_has_an_error_of_each_of_their_parts(tmp_path)
     assert np.shape(fit_profile(folder).parts_covariance) == (3, 3)
 
 
-def test_two_fits_in_one_folder_keep_their_own_acceptance(tmp_path):
-    fit = fit_profile(write_profile(tmp_path, whole_profile()))
-    fit.save(tmp_path / "one.json")
-    fit.save(tmp_path / "two.json")
+def test_two_fits_in_one_folder_keep_their_own_acceptance(whole_fit, tmp_path):
+    whole_fit.save(tmp_path / "one.json")
+    whole_fit.save(tmp_path / "two.json")
     assert Fit.load(tmp_path / "one.json").errors == Fit.load(tmp_path / "two.json").errors
 
 
-def test_a_fit_with_another_acceptance_beside_it_is_refused(tmp_path):
-    fit = fit_profile(write_profile(tmp_path, whole_profile()))
-    fit.save(tmp_path / "fit.json")
+def test_a_fit_with_another_acceptance_beside_it_is_refused(whole_fit, tmp_path):
+    whole_fit.save(tmp_path / "fit.json")
     other = acceptance([99]).to_table()
     write_table(tmp_path / "fit.acceptance.parquet", other, header("fit", seed=1))
     with pytest.raises(InputError, match=r"is not the one .* Fit again: codesign fit"):
@@ -1006,9 +1010,8 @@ def test_a_fit_with_another_acceptance_beside_it_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("seconds", [[math.nan], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]])
-def test_a_fit_whose_times_are_no_numbers_or_too_many_is_refused(tmp_path, seconds):
-    fit = fit_profile(write_profile(tmp_path, whole_profile()))
-    fit.save(tmp_path / "fit.json")
+def test_a_fit_whose_times_are_no_numbers_or_too_many_is_refused(whole_fit, tmp_path, seconds):
+    whole_fit.save(tmp_path / "fit.json")
     payload = json.loads((tmp_path / "fit.json").read_text())
     payload["costs"]["1+1"]["draft"] |= {"rows": [1], "seconds": seconds}
     (tmp_path / "fit.json").write_text(json.dumps(payload))
@@ -1030,8 +1033,10 @@ def test_a_fit_whose_times_are_no_numbers_or_too_many_is_refused(tmp_path, secon
         (("steps", "2/target", "num_shapes"), []),
     ],
 )
-def test_a_fit_with_something_else_for_a_number_is_refused_by_name(tmp_path, place, value):
-    fit_profile(write_profile(tmp_path, whole_profile())).save(tmp_path / "fit.json")
+def test_a_fit_with_something_else_for_a_number_is_refused_by_name(
+    whole_fit, tmp_path, place, value
+):
+    whole_fit.save(tmp_path / "fit.json")
     payload = json.loads((tmp_path / "fit.json").read_text())
     *folders, name = place
     inside = payload
@@ -1063,8 +1068,8 @@ def test_a_fit_with_something_else_for_a_number_is_refused_by_name(tmp_path, pla
         (("calibration",), [], "must be a mapping"),
     ],
 )
-def test_a_fit_with_a_value_that_cannot_be_is_refused(tmp_path, place, value, named):
-    fit_profile(write_profile(tmp_path, whole_profile())).save(tmp_path / "fit.json")
+def test_a_fit_with_a_value_that_cannot_be_is_refused(whole_fit, tmp_path, place, value, named):
+    whole_fit.save(tmp_path / "fit.json")
     payload = json.loads((tmp_path / "fit.json").read_text())
     inside = payload
     for key in place[:-1]:
@@ -1110,9 +1115,8 @@ def test_a_profile_with_one_time_that_is_none_is_refused(tmp_path, seconds):
         fit_profile(write_profile(tmp_path, steps))
 
 
-def test_an_incomplete_fit_is_refused(tmp_path):
-    fit = fit_profile(write_profile(tmp_path, whole_profile()))
-    fit.save(tmp_path / "fit.json")
+def test_an_incomplete_fit_is_refused(whole_fit, tmp_path):
+    whole_fit.save(tmp_path / "fit.json")
     payload = json.loads((tmp_path / "fit.json").read_text())
     del payload["costs"]["1+1"]["draft"]
     (tmp_path / "fit.json").write_text(json.dumps(payload))

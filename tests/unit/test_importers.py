@@ -192,6 +192,8 @@ def test_sglang_log_lines_and_gauge_are_averaged(tmp_path):
         (vllm_text({0: 5, 1: 5}).replace("position", "place"), "unknown form"),
         ({"pooled_spec_decode_acceptance_histogram": {"a": 1}}, "unknown form"),
         ({"pooled_spec_decode_acceptance_histogram": {}}, "no speculative rounds"),
+        ({"pooled_spec_decode_acceptance_histogram": {"9" * 9: 1}}, "more than any server drafts"),
+        ({"pooled_spec_decode_acceptance_histogram": {"1": math.nan}}, "no finite number"),
         ([{"spec_decode_acceptance": None}], "no request has spec_decode_acceptance"),
         ([{"meta_info": {"id": "x"}}], "no response has spec_accept_length"),
         ({"internal_states": [{}]}, "no avg_spec_accept_length"),

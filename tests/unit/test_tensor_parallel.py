@@ -51,7 +51,7 @@ SMALL = ModelShape(
 BIG = replace(
     SMALL,
     hidden=512,
-    layers=5,
+    layers=3,
     heads=16,
     kv_heads=4,
     head_dim=32,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import time
 from pathlib import Path
 
@@ -302,6 +303,26 @@ def test_what_is_not_a_file_is_refused_with_the_command_that_lists(tmp_path):
     for name in (tmp_path, tmp_path / "missing.csv", "missing.csv", "no-such-trace"):
         with pytest.raises(InputError, match="codesign trace list"):
             load_trace(name)
+
+
+def test_a_pipe_is_refused_before_it_is_read(tmp_path):
+    """As of ``<(command)``: it can be read once, and a trace is read twice."""
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(InputError, match=r"no regular file.*Fix: write it to a file first"):
+        load_trace(tmp_path / "pipe.csv")
+
+
+@pytest.mark.parametrize(("separator", "name"), [(";", "';'"), ("\t", "tabs")])
+def test_columns_that_are_not_separated_by_commas_are_said_to_be_that(tmp_path, separator, name):
+    """As spreadsheets write them, where a comma is the decimal point."""
+    text = "arrival,prompt_tokens,output_tokens\n0,5,5\n".replace(",", separator)
+    with pytest.raises(InputError, match=f"separated by {name}. Fix: separate them by commas"):
+        load_text(tmp_path, text)
+
+
+def test_an_enormous_time_is_shown_in_a_few_digits(tmp_path):
+    with pytest.raises(InputError, match=r"arrival is 1e\+300, which is no time in seconds"):
+        load_text(tmp_path, "arrival,prompt_tokens,output_tokens\n1e300,5,5\n")
 
 
 def test_a_published_trace_that_was_not_fetched_names_the_command(tmp_path, monkeypatch):
