@@ -43,6 +43,7 @@ from codesign.policy.batch_ahead import (
     next_forward,
     saved_by_others,
     saved_usually,
+    with_gains,
 )
 from codesign.policy.batch_beside import DraftingBeside
 from codesign.policy.batch_round import Choice
@@ -55,6 +56,7 @@ from codesign.policy.batch_rows import (
 )
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration
+from codesign.policy.first_look import FirstLook
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import Progress
 from codesign.policy.online_calibration import OnlineCalibration
@@ -108,22 +110,28 @@ class BatchTree(Repeating):
         self._was_plain = True
         self._num_rounds = 0
         self._are_roots = True  # of all trees, nothing else is drafted
-        self._last_rows = 0  # of a draft forward that is not counted yet
+        self._named: Leaves = []  # of a draft forward that is not counted yet
+        self._is_first = True  # of its round
+        self._first_look: FirstLook | None = None  # of the round that comes
 
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
+        own = cast("Sequence[BudgetTree]", trees)
+        first, self._first_look = self._first_look, None
         if self._begins_repeat(trees, progress):
             return
-        own = cast("Sequence[BudgetTree]", trees)
+        if first is None or not first.is_of(own):
+            first = FirstLook(own)
+        self._first = first
         batch, context = self._begin_looks(trees, self.calibration.num_confidences)
         this = self._round
         self._urgency = Urgency(progress, this.target.of(batch, context), self._slo_tpot)
         self._choice = this.plain  # the best of what is drafted
         self._saved = 0.0  # seconds per token of each request, by drafting for all
-        self._last_rows = 0
+        self._named = []
         self.drafting_beside.may_draft = True
         if not self._was_plain:
             # What new requests start with: of those that draft, so that a hard batch does not stay.
-            self.calibration.take_in([tree.confidence for tree in own if tree.prefix_len])
+            self.calibration.take_in(first.drafted_for)
 
     @property
     def mean_confidence(self) -> float:
@@ -148,17 +156,13 @@ class BatchTree(Repeating):
             return no_leaves(own)
         left = 1 if self._spec.is_async else most - done
         margin = MARGIN if self._was_plain and not done else 0.0
-        leaves = self._worthwhile(own, left, margin)
-        self._last_rows = sum(map(len, leaves))
-        if not done and any(self._behind):
-            pairs = zip(self._behind, leaves, strict=True)
-            self._last_rows += sum([more for more, nodes in pairs if nodes])
-        return leaves
+        self._named, self._is_first = self._worthwhile(own, left, margin), not done
+        return self._named
 
     def _find_missing(self, trees: Sequence[BudgetTree]) -> None:
         """Whom the draft has not run for, and whose last token runs with the first forward."""
         missing = [tree.base_len - 1 - tree.prefix_len for tree in trees]
-        most = max(missing, default=0)
+        most = max(missing) if missing else 0
         self._cold = [] if most < COLD else [i for i, n in enumerate(missing) if n >= COLD]
         self._behind = missing if most <= 1 else rows_behind(missing)
         # Of those that are not drafted for yet as many are foreseen as will be accepted.
@@ -180,10 +184,15 @@ class BatchTree(Repeating):
 
     def _worthwhile(self, trees: Sequence[BudgetTree], left: int, margin: float) -> Leaves:
         """Leaves of the next forward; none if it does not pay."""
-        gains = gains_of(trees, are_roots=self._are_roots)
-        if self._spec.is_async:
-            for i in self._cold:  # what it missed is run beside the verification: it may be long
-                gains[i] = 0.0
+        gains = self._first.gains() if self._are_roots else gains_of(trees)
+        if self._cold:
+            gains = gains.copy()
+            if self._spec.is_async:
+                # What they missed is run beside the verification: it may be long.
+                for i in self._cold:
+                    gains[i] = 0.0
+        elif self._is_enough(gains, left):
+            return no_leaves(trees)
         least = self._choice.value * (1.0 + margin)
         value, level = self._promised(trees, gains, left, least)
         if value > least and self._cold:
@@ -198,13 +207,23 @@ class BatchTree(Repeating):
         width, are_roots = self._spec.width, len(self._worth) == 1
         return leaves_worth(trees, width, gains, level, are_roots=are_roots)
 
+    def _is_enough(self, gains: list[float], left: int) -> bool:
+        """Whether no further forward can pay, as is known without what the best one would be."""
+        this = self._round
+        # Where nothing is drafted yet the first one alone may not pay, but several may.
+        may_stop = this.awaited or left <= 1
+        return bool(may_stop and this.cannot_gain(len(self._worth), gains, self._choice.value))
+
     def _promised(
         self, trees: Sequence[BudgetTree], gains: list[float], left: int, least: float
     ) -> Promise:
         """What further forwards promise: one, or, where it matters, the best number of several."""
         if not self._cold:  # prompts are judged by what several forwards save
-            found = next_forward(self._round, self._worth, gains, self._choice.rate)
-            # Where nothing is drafted yet the first one alone may not pay, but several may.
+            if self._are_roots:
+                nodes = self._first.with_gains(self._round.roots, gains)
+            else:
+                nodes = with_gains(self._worth, gains)
+            found = next_forward(self._round, nodes, gains, self._choice.rate)
             if found[0] > least or self._round.awaited or left <= 1:
                 return found
         return self._best_ahead(gains, [tree.confidence for tree in trees], left)
@@ -283,19 +302,29 @@ class BatchTree(Repeating):
             self._verified = own, self._choice.tokens, self._choice.rows
 
     def settle(self) -> None:
+        if self._verified is not None:  # the target runs: what the next round begins with
+            self._first_look = FirstLook(self._verified[0])
+            self._first_look.find()
         super().settle()
         self.calibration.settle()
-        if self._last_rows:  # a draft forward runs: what the look behind it needs
-            most = len(self._worth) + self.fanout * self._last_rows
-            self._round.foresee(most, len(self._behind))
-            self._await_forward()
+        if rows := self._await_forward():  # a draft forward runs: what the look behind it needs
+            self._round.foresee(len(self._worth) + self.fanout * rows, len(self._behind))
             self._urgency.find()
 
-    def _await_forward(self) -> None:
-        """Count what the last draft forward takes, once: while it runs, or else behind it."""
-        if self._last_rows:
-            self._round.wait_for(self._round.draft.at(self._last_rows))
-            self._last_rows = 0
+    def _await_forward(self) -> int:
+        """Count what the last draft forward takes, once: while it runs, or else behind it.
+
+        Returns:
+            Its rows, 0 if there is none that was not counted yet.
+        """
+        rows = sum(map(len, self._named))
+        if rows:
+            if self._is_first and any(self._behind):
+                pairs = zip(self._behind, self._named, strict=True)
+                rows += sum([more for more, nodes in pairs if nodes])
+            self._round.wait_for(self._round.draft.at(rows))
+            self._named = []
+        return rows
 
     def _is_worth_reading(self) -> bool:
         this, choice = self._round, self._choice

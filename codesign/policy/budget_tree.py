@@ -29,6 +29,8 @@ class BudgetTree(DraftTree):
         open: (log weight, node) of every node that may still run, the heaviest first.
     """
 
+    __slots__ = ("calibration", "confidence", "open", "sent")
+
     def __init__(
         self, root_token: int, *, base_len: int, max_depth: int, calibration: OnlineCalibration
     ) -> None:

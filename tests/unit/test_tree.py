@@ -148,6 +148,10 @@ def test_tokens_and_log_probs_must_pair_up():
         tree.add_children(0, [1, 2], [-0.5])
 
 
+def state(tree: DraftTree) -> dict[str, object]:
+    return {name: getattr(tree, name) for name in DraftTree.__slots__}
+
+
 def test_an_answer_is_added_as_its_nodes_one_by_one_would_be():
     whole, single = small_tree(), small_tree()
     tokens, log_probs = [[8, 9], [], [6]], [-0.5, -1.0, -2.0]
@@ -158,7 +162,7 @@ def test_an_answer_is_added_as_its_nodes_one_by_one_would_be():
     single.add_children(3, tokens[0], log_probs[:2])
     single.add_children(5, [], [])
     single.add_children(4, tokens[2], log_probs[2:])
-    assert vars(whole) == vars(single)
+    assert state(whole) == state(single)
     with pytest.raises(AssertionError, match="one log probability per token"):
         small_tree().add_answer([3], [[8]], [-0.5, -1.0])
 
@@ -176,7 +180,7 @@ def test_a_leaf_as_the_new_root_leaves_a_tree_of_itself():
     reroot = tree.reroot([2, 5])
     assert (reroot.is_hit, reroot.promoted, reroot.kept) == (True, (0, 2), ())
     new = DraftTree(5, base_len=tree.base_len, max_depth=tree.max_depth)
-    assert {**vars(tree), "first_len": 0, "prefix_len": 0} == {**vars(new), "first_len": 0}
+    assert {**state(tree), "first_len": 0, "prefix_len": 0} == {**state(new), "first_len": 0}
     assert tree.prefix_len == 11  # 9 before the root, and 2
 
 
