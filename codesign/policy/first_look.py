@@ -25,24 +25,27 @@ class FirstLook:
 
     Args:
         trees: B of them; what the draft answers next is not asked about.
+
+    Attributes:
+        trees: The same.
     """
 
     def __init__(self, trees: Sequence[BudgetTree]) -> None:
-        self._trees = list(trees)
+        self.trees = list(trees)
 
     def is_of(self, trees: Sequence[BudgetTree]) -> bool:
         """Whether it is about these trees."""
-        return self._trees == trees  # the same objects: trees are not compared by their nodes
+        return self.trees == trees  # the same objects: trees are not compared by their nodes
 
     @cached_property
     def confidence(self) -> list[float]:
         """(B,) mean confidence of each; read-only."""
-        return [tree.confidence for tree in self._trees]
+        return [tree.confidence for tree in self.trees]
 
     @cached_property
     def drafted_for(self) -> list[float]:
         """The same of those that the draft has run for."""
-        return [tree.confidence for tree in self._trees if tree.prefix_len]
+        return [tree.confidence for tree in self.trees if tree.prefix_len]
 
     @cached_property
     def _nodes(self) -> Worth:
@@ -54,7 +57,7 @@ class FirstLook:
 
     def gains(self) -> list[float]:
         """(B,) gain of each tree's root, where none has a row, as of ``gains_of``; read-only."""
-        depths = [tree.max_depth for tree in self._trees]
+        depths = [tree.max_depth for tree in self.trees]
         if all(depths):
             return self.confidence
         pairs = zip(self.confidence, depths, strict=True)

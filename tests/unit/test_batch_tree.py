@@ -23,9 +23,10 @@ from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
 from codesign.policy import batch_ahead, batch_round, batch_rows
 from codesign.policy.batch_ahead import next_forward, with_gains
+from codesign.policy.batch_drafting import MARGIN
 from codesign.policy.batch_round import Choice
 from codesign.policy.batch_rows import best_nodes, gains_of, leaves_worth
-from codesign.policy.batch_tree import MARGIN, BatchTree
+from codesign.policy.batch_tree import BatchTree
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration, StepTime
 from codesign.policy.first_look import FirstLook

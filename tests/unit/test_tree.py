@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from codesign.policy.tree import NO_PARENT, UNEXPANDED, DraftTree, RerunTree
+from codesign.policy.rerun_tree import RerunTree
+from codesign.policy.tree import NO_PARENT, UNEXPANDED, DraftTree
 
 
 def small_tree() -> DraftTree:
@@ -25,7 +26,7 @@ def test_new_tree_is_an_unexpanded_root():
     assert tree.parents == [NO_PARENT]
     assert tree.slots == [UNEXPANDED]
     assert tree.num_expanded == 0
-    assert tree.position(0) == 9
+    assert tree.base_len - 1 + tree.depths[0] == 9
     assert tree.leaves(3) == [0]
     assert tree.best(3) == [0]
 
@@ -34,7 +35,7 @@ def test_children_follow_their_parent_in_position_weight_and_path():
     tree = small_tree()
     assert tree.parents == [-1, 0, 0, 1, 1, 2]
     assert tree.depths == [0, 1, 1, 2, 2, 2]
-    assert [tree.position(n) for n in range(6)] == [9, 10, 10, 11, 11, 11]
+    assert [tree.base_len - 1 + tree.depths[n] for n in range(6)] == [9, 10, 10, 11, 11, 11]
     assert [math.exp(w) for w in tree.log_weights] == pytest.approx([1, 0.5, 0.3, 0.4, 0.05, 0.27])
     assert tree.path(3) == [0, 1, 3]
     assert tree.children == [{1: 1, 2: 2}, {3: 3, 4: 4}, {5: 5}, {}, {}, {}]
@@ -101,7 +102,7 @@ def test_reroot_onto_a_node_keeps_its_subtree():
     assert tree.num_expanded == 2
     assert [math.exp(w) for w in tree.log_weights] == pytest.approx([1, 0.8, 0.1, 0.4])
     assert (tree.base_len, tree.max_depth) == (11, 4)
-    assert tree.position(3) == 12
+    assert tree.base_len - 1 + tree.depths[3] == 12
 
 
 def test_reroot_along_two_tokens_promotes_in_path_order():
