@@ -9,14 +9,15 @@ predicted step times, the engine runs the same objects under the wall clock with
     adaptive, turbospec chains whose length follows the predicted goodput; slo_room: how long a
                         round may be
     batch_tree          trees that share the rows of a batch: batch_round and row_prices,
-                        batch_rows, batch_ahead, batch_beside, with budget_tree for each request
+                        batch_rows, batch_drafting with first_look and batch_ahead, batch_beside;
+                        budget_tree for each request
     adaserve            rows for requests that are behind their target (urgency)
     resting, repeating  rounds without an evaluation of the batch
     cost, host_cost     seconds of a step; goodput: of a round, and its tokens
     features            draft heads that read the target's features
     online_calibration, traffic  what is learned while requests run
     protocol            a round as two state machines: draft_side, target_side, messages (light)
-    tree, walk          a request's draft tree, and its verification
+    tree, rerun_tree    a request's draft tree, also with nodes that run again; walk: verification
     batching, routing   which requests share a step, and which replica serves one
     kv_memory           prompt blocks that outlive their request
     options, stop_text  what a request asks for itself

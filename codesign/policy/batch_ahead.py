@@ -24,8 +24,22 @@ from codesign.policy.row_prices import Floats, numbers
 _MOST_NODES = 256  # that are foreseen: of large batches few forwards ever pay
 
 
+def with_gains(worth: Worth, gains: list[float]) -> Worth:
+    """(1 + N,) roots and drafted nodes as for ``BatchRound.best``, and what leaves gain among them.
+
+    Args:
+        worth: Of the roots and the drafted nodes, the roots first.
+        gains: (B,) gain of each request's likeliest leaf.
+    """
+    if isinstance(worth, list) and len(gains) <= FEW:
+        return sorted(worth + gains, reverse=True)
+    nodes_N = np.concatenate((worth[::-1], numbers(gains)))
+    nodes_N.sort(kind="stable")  # merges what is sorted already
+    return nodes_N[::-1]
+
+
 def next_forward(
-    this: BatchRound, worth: Worth, gains: list[float], rate: float
+    this: BatchRound, nodes: Worth, gains: list[float], rate: float
 ) -> tuple[float, float]:
     """What one more forward promises.
 
@@ -33,7 +47,7 @@ def next_forward(
 
     Args:
         this: The round.
-        worth: (1 + N,) of the roots and the drafted nodes, as for ``BatchRound.best``.
+        nodes: As of ``with_gains``.
         gains: (B,) gain of each request's likeliest leaf.
         rate: Tokens that a second is worth, by the best choice without it.
 
@@ -44,20 +58,16 @@ def next_forward(
     num, fixed = len(gains), this.fixed + this.behind
     drafting = fixed + this.draft.at(num)
     # Only leaves whose children are verified would run.
-    if isinstance(worth, list) and num <= FEW:
-        nodes = sorted(worth + gains, reverse=True)
+    if isinstance(nodes, list):
         target = this.target.listed(len(nodes) - 1)
         count, tokens, _ = this.best_number(nodes, target, drafting)
         last, before = target[count], target[count - 1]
         nexts = nodes[count : count + 2]
     else:
-        nodes_N = np.concatenate((worth[::-1], numbers(gains)))
-        nodes_N.sort(kind="stable")  # merges what is sorted already
-        nodes_N = nodes_N[::-1]
-        target_N, tokens_N = this.target(len(nodes_N) - 1), nodes_N.cumsum()
+        target_N, tokens_N = this.target(len(nodes) - 1), nodes.cumsum()
         values = this.value(tokens_N, target_N + drafting)
         count = 1 + int(values[1:].argmax())
-        tokens, nexts = tokens_N.item(count), nodes_N[count : count + 2].tolist()
+        tokens, nexts = tokens_N.item(count), nodes[count : count + 2].tolist()
         last, before = target_N.item(count), target_N.item(count - 1)
     level = nexts[0] if nexts[0] > LEAST else LEAST
     rows = len([gain for gain in gains if gain >= level])
@@ -150,8 +160,8 @@ def least_gain(
     """
     saved = target_row * rate
     other = nexts[1] if len(nexts) > 1 else 0.0
-    row = this.draft_row(num, rate)
-    return max(nexts[0], (other if other > saved else saved) + row, LEAST)
+    least = (other if other > saved else saved) + this.draft_row(num, rate)  # more than LEAST
+    return least if least > nexts[0] else nexts[0]
 
 
 def beats_plain(this: BatchRound, confidence: list[float], most: int, margin: float) -> bool:

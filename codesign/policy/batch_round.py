@@ -25,6 +25,7 @@ LEAST = 1e-9  # tokens or seconds: some are divided by, of some a logarithm is t
 WAITING = 8.0  # running requests that one counts for whose prompt shares the rounds' forwards
 FULL = 0.9  # share of time from which prompts are taken to wait for ever
 _MOST_POWER = 50.0
+SAFELY = 1.0 - 1e-9  # less than a sum's last digits can be off
 
 
 class Choice(NamedTuple):
@@ -120,7 +121,7 @@ class BatchRound:
             self._power = min(self._power, _MOST_POWER)
         self.fixed = self.overhead + self.stall
         seconds = self.target.of(self.num_base, context) + self.stall
-        self.plain_seconds = max(seconds, LEAST)
+        self.plain_seconds = seconds if seconds > LEAST else LEAST
         value = self.value(self.roots, seconds) if batch else 0.0
         rate = self._power * self.roots / self.plain_seconds
         self.plain = Choice(value, rate, self.roots, 0, 1.0)
@@ -216,6 +217,28 @@ class BatchRound:
         if most > FEW:
             self.target(most + num)
 
+    def cannot_gain(self, num_nodes: int, gains: list[float], value: float) -> bool:
+        """Whether one look at the gains says that no further forward raises the value.
+
+        A round of the best value v has at most v x its seconds tokens, however many nodes it
+        verifies. So what a further forward gains, beyond v x the seconds of its children's rows,
+        must be more than v x its own. False if only a closer look can tell.
+
+        Args:
+            num_nodes: That are drafted.
+            gains: (B,) gain of each request's likeliest leaf.
+            value: The best without it.
+        """
+        num, target, draft = len(gains), self.target, self.draft
+        if self._power != 1.0 or self.num_base + num_nodes + num >= target.num_found:
+            return False
+        row, seconds = value * target.rise, draft.at(1) + self.behind - draft.fall
+        if row > 0.0:
+            gained = sum([gain - row for gain in gains if gain > row])
+        else:
+            gained, seconds = sum(gains), seconds - target.fall
+        return gained < value * seconds * SAFELY
+
     def draft_row(self, num: int, rate: float) -> float:
         """Tokens that the seconds of a row of a draft forward would yield elsewhere.
 
@@ -224,8 +247,7 @@ class BatchRound:
             rate: Tokens that a second is worth.
         """
         if self._draft_row is None:
-            draft, context = self.draft.of, self.context
-            self._draft_row = (draft(num + 1, context) - draft(1, context)) / num
+            self._draft_row = (self.draft.at(num + 1) - self.draft.at(1)) / num
         tokens = self._draft_row * rate
         return tokens if tokens > LEAST else LEAST
 

@@ -119,15 +119,8 @@ def prospects(trees: Sequence[BudgetTree]) -> tuple[list[float], list[float]]:
     return [tree.confidence for tree in trees], tops
 
 
-def gains_of(trees: Sequence[BudgetTree], *, are_roots: bool = False) -> list[float]:
-    """(B,) gain of each tree's likeliest leaf, as in batch_ahead.py; 0 without any.
-
-    Args:
-        trees: B of them.
-        are_roots: No tree has any other node, and no root a row.
-    """
-    if are_roots:
-        return [tree.confidence if tree.max_depth else 0.0 for tree in trees]
+def gains_of(trees: Sequence[BudgetTree]) -> list[float]:
+    """(B,) gain of each tree's likeliest leaf, as in batch_ahead.py; 0 without any."""
     return [exp(ranked[0][0]) * tree.confidence if (ranked := tree.open) else 0.0 for tree in trees]
 
 
@@ -149,6 +142,8 @@ def leaves_worth(
         are_roots: No tree has any other node.
     """
     if are_roots:
+        if min(gains) >= level:
+            return [[0]] * len(trees)  # one and the same list, too
         return [[0] if gain >= level else [] for gain in gains]
     leaves = no_leaves(trees)
     for i, gain in enumerate(gains):

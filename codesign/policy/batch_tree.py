@@ -6,7 +6,7 @@ seconds, by the fitted step times (codesign/policy/batch_round.py). What follows
 - Rows. All requests' nodes, sorted by path chance, are taken as long as the quotient rises. The
   chance of the last one is the price of a row, the same for all requests (batch_rows.py).
 - Draft forwards that the target waits for. One more is made if the best quotient with it, at the
-  confidences seen lately, is above the best one without (batch_ahead.py). Only leaves whose
+  confidences seen lately, is above the best one without (batch_drafting.py). Only leaves whose
   children may be worth a row take part. Asynchronous, this decides whether a batch waits for its
   requests that missed.
 - Draft forwards beside the verification, asynchronous only: as many as fit (batch_beside.py).
@@ -38,47 +38,28 @@ from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
-from codesign.policy.batch_ahead import (
-    best_forwards,
-    next_forward,
-    saved_by_others,
-    saved_usually,
-)
 from codesign.policy.batch_beside import DraftingBeside
-from codesign.policy.batch_round import Choice
-from codesign.policy.batch_rows import (
-    best_nodes,
-    gains_of,
-    leaves_worth,
-    no_leaves,
-    worth_of_nodes,
-)
+from codesign.policy.batch_drafting import MARGIN, BatchDrafting, Leaves
+from codesign.policy.batch_rows import best_nodes, worth_of_nodes
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration
+from codesign.policy.first_look import FirstLook
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import Progress
-from codesign.policy.online_calibration import OnlineCalibration
-from codesign.policy.repeating import Repeating, likeliest_children
+from codesign.policy.repeating import likeliest_children
 from codesign.policy.spec import SpeculationSpec
-from codesign.policy.traffic import COLD, Traffic, rows_behind
 from codesign.policy.tree import DraftTree
 from codesign.policy.urgency import Urgency
 
-Leaves = list[list[int]]
-Promise = tuple[float, float]  # value of the round, and the least gain of a leaf worth its row
 
-MARGIN = 0.02  # of goodput that drafting must promise after a round without
-FEWEST_CHOICES = 4  # children of a node
-MOST_AWAITED = 2  # draft forwards that an asynchronous round may wait for
-
-
-class BatchTree(Repeating):
+class BatchTree(BatchDrafting):
     """See the module's text.
 
     Args:
         spec: Most rows and leaves of a request, most forwards of a round.
         goodput: Step times and the TPOT target.
         calibration: Of the fit; where the online one starts.
+        confidence: Where the mean confidence starts.
     """
 
     is_batch_coupled = True
@@ -92,158 +73,22 @@ class BatchTree(Repeating):
         calibration: Calibration | None = None,
         confidence: float | None = None,
     ) -> None:
-        super().__init__(goodput, fanout=max(spec.width, FEWEST_CHOICES))
-        self.calibration = OnlineCalibration(calibration, confidence)
+        super().__init__(spec, goodput, calibration, confidence)
         self.tree_type = partial(BudgetTree, calibration=self.calibration)
         self.overlap = spec.max_overlap
-        self.traffic = Traffic(
-            goodput.prompt_seconds,
-            goodput.draft_prompt_seconds,
-            hears_late=not spec.is_async,
-            answer_tokens=goodput.answer_tokens,
-        )
         self.drafting_beside = DraftingBeside(spec, self._goodput, self.traffic, self._round)
-        self._spec = spec
         self._slo_tpot = goodput.slo_tpot
-        self._was_plain = True
         self._num_rounds = 0
-        self._are_roots = True  # of all trees, nothing else is drafted
-        self._last_rows = 0  # of a draft forward that is not counted yet
 
     def begin(self, trees: Sequence[DraftTree], progress: Sequence[Progress] = ()) -> None:
         if self._begins_repeat(trees, progress):
+            self._next_first = None  # the draft runs without a look
             return
-        own = cast("Sequence[BudgetTree]", trees)
         batch, context = self._begin_looks(trees, self.calibration.num_confidences)
-        this = self._round
-        self._urgency = Urgency(progress, this.target.of(batch, context), self._slo_tpot)
-        self._choice = this.plain  # the best of what is drafted
-        self._saved = 0.0  # seconds per token of each request, by drafting for all
-        self._last_rows = 0
+        step = self._round.target.of(batch, context)
+        self._urgency = Urgency(progress, step, self._slo_tpot)
         self.drafting_beside.may_draft = True
-        if not self._was_plain:
-            # What new requests start with: of those that draft, so that a hard batch does not stay.
-            self.calibration.take_in([tree.confidence for tree in own if tree.prefix_len])
-
-    @property
-    def mean_confidence(self) -> float:
-        """See ``Repeating``."""
-        return self.calibration.confidence
-
-    # Draft forwards that the target waits for.
-
-    def leaves(self, trees: Sequence[DraftTree], done: int) -> Leaves:
-        if self.repeats:
-            return self._likeliest_leaves(trees, done)
-        own = cast("Sequence[BudgetTree]", trees)
-        if done:
-            self._await_forward()
-            if self._cold:
-                self._cold = [i for i in self._cold if not own[i].num_expanded]
-        else:
-            self._find_missing(own)
-        self._choice = self._choose(own)
-        most = MOST_AWAITED if self._spec.is_async else self._spec.expansions
-        if done >= most or not own:
-            return no_leaves(own)
-        left = 1 if self._spec.is_async else most - done
-        margin = MARGIN if self._was_plain and not done else 0.0
-        leaves = self._worthwhile(own, left, margin)
-        self._last_rows = sum(map(len, leaves))
-        if not done and any(self._behind):
-            pairs = zip(self._behind, leaves, strict=True)
-            self._last_rows += sum([more for more, nodes in pairs if nodes])
-        return leaves
-
-    def _find_missing(self, trees: Sequence[BudgetTree]) -> None:
-        """Whom the draft has not run for, and whose last token runs with the first forward."""
-        missing = [tree.base_len - 1 - tree.prefix_len for tree in trees]
-        most = max(missing, default=0)
-        self._cold = [] if most < COLD else [i for i, n in enumerate(missing) if n >= COLD]
-        self._behind = missing if most <= 1 else rows_behind(missing)
-        # Of those that are not drafted for yet as many are foreseen as will be accepted.
-        missed = sum(self._behind) + sum([trees[i].confidence for i in self._cold])
-        self._round.run_behind(len(trees), missed)
-
-    def _choose(self, trees: Sequence[BudgetTree]) -> Choice:
-        """The nodes of the best quotient: the heaviest of all requests."""
-        this = self._round
-        # A tree without a row is its root alone: this is told without a look at its nodes.
-        self._are_roots = not sum([tree.num_expanded for tree in trees])
-        # Of the roots, and the chances of all drafted nodes.
-        self._worth = [this.roots]
-        if not self._are_roots:
-            self._worth = worth_of_nodes(trees, this.roots, self._spec.rows)
-        if len(self._worth) == 1 and not this.awaited:
-            return this.plain
-        return this.best(self._worth)
-
-    def _worthwhile(self, trees: Sequence[BudgetTree], left: int, margin: float) -> Leaves:
-        """Leaves of the next forward; none if it does not pay."""
-        gains = gains_of(trees, are_roots=self._are_roots)
-        if self._spec.is_async:
-            for i in self._cold:  # what it missed is run beside the verification: it may be long
-                gains[i] = 0.0
-        least = self._choice.value * (1.0 + margin)
-        value, level = self._promised(trees, gains, left, least)
-        if value > least and self._cold:
-            confidence = [tree.confidence for tree in trees]
-            if self._leave_cold(trees, gains, confidence, left):
-                if not any(gains):
-                    return no_leaves(trees)
-                value, level = self._best_ahead(gains, confidence, left)  # of those that are left
-        if value <= least:
-            return no_leaves(trees)
-        level = min(level, max(gains))
-        width, are_roots = self._spec.width, len(self._worth) == 1
-        return leaves_worth(trees, width, gains, level, are_roots=are_roots)
-
-    def _promised(
-        self, trees: Sequence[BudgetTree], gains: list[float], left: int, least: float
-    ) -> Promise:
-        """What further forwards promise: one, or, where it matters, the best number of several."""
-        if not self._cold:  # prompts are judged by what several forwards save
-            found = next_forward(self._round, self._worth, gains, self._choice.rate)
-            # Where nothing is drafted yet the first one alone may not pay, but several may.
-            if found[0] > least or self._round.awaited or left <= 1:
-                return found
-        return self._best_ahead(gains, [tree.confidence for tree in trees], left)
-
-    def _best_ahead(self, gains: list[float], confidence: list[float], left: int) -> Promise:
-        """What 1 to ``left`` promise; also notes the seconds that such rounds save."""
-        value, level, self._saved = best_forwards(
-            self._round, self._worth, gains, confidence, left, self._choice.rate
-        )
-        return value, level
-
-    def _leave_cold(
-        self, trees: Sequence[BudgetTree], gains: list[float], confidence: list[float], most: int
-    ) -> bool:
-        """Take the gain from cold requests for which running what they missed does not pay.
-
-        Returns:
-            Whether there are any.
-        """
-        costly = self._costly(trees, self._cold, self._saved_by_cold(gains, confidence, most))
-        for i in costly:
-            gains[i] = 0.0
-        return bool(costly)
-
-    def _saved_by_cold(self, gains: list[float], confidence: list[float], most: int) -> float:
-        """Seconds per token that drafting for a cold request saves.
-
-        Its share of what drafting for all saves; beyond that for others, while this goes on.
-        """
-        this, share = self._round, self._saved / self._round.batch
-        if self._spec.is_async or 2 * len(self._cold) >= len(gains):
-            return share
-        usual = saved_usually(this, len(gains), self.calibration.confidence, most) / this.batch
-        if not self.traffic.repays_prompts(usual, is_drafting=not self._was_plain):
-            return share
-        others = saved_by_others(this, self._worth, gains, confidence, most, self._cold)
-        return (self._saved - max(others, 0.0)) / len(self._cold)
-
-    # Rows.
+        self._begin_drafting(cast("Sequence[BudgetTree]", trees))
 
     def select(self, trees: Sequence[DraftTree]) -> Leaves:
         own = cast("Sequence[BudgetTree]", trees)
@@ -283,19 +128,14 @@ class BatchTree(Repeating):
             self._verified = own, self._choice.tokens, self._choice.rows
 
     def settle(self) -> None:
+        if self._verified is not None:  # the target runs: what the next round begins with
+            self._next_first = FirstLook(self._first.trees)
+            self._next_first.find()
         super().settle()
         self.calibration.settle()
-        if self._last_rows:  # a draft forward runs: what the look behind it needs
-            most = len(self._worth) + self.fanout * self._last_rows
-            self._round.foresee(most, len(self._behind))
-            self._await_forward()
+        if rows := self._await_forward():  # a draft forward runs: what the look behind it needs
+            self._round.foresee(len(self._worth) + self.fanout * rows, len(self._behind))
             self._urgency.find()
-
-    def _await_forward(self) -> None:
-        """Count what the last draft forward takes, once: while it runs, or else behind it."""
-        if self._last_rows:
-            self._round.wait_for(self._round.draft.at(self._last_rows))
-            self._last_rows = 0
 
     def _is_worth_reading(self) -> bool:
         this, choice = self._round, self._choice

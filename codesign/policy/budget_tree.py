@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 
 from codesign.policy.online_calibration import Judged, OnlineCalibration
-from codesign.policy.tree import UNEXPANDED, DraftTree, Reroot, add_one_by_one
+from codesign.policy.tree import UNEXPANDED, DraftTree, Reroot
 
 LEAST_CHANCE = math.log(0.02)  # of a sibling of the likeliest child; others never get a row
 LEAST_PATH = math.log(0.01)  # the same, of all tokens that lead to it
 _MEMORY = 0.1  # weight of a new confidence in a request's running mean
+_WEIGHT = itemgetter(0)  # of a pair in ``open``
 
 
 class BudgetTree(DraftTree):
@@ -28,6 +30,8 @@ class BudgetTree(DraftTree):
         confidence: Running mean chance of a node's likeliest child.
         open: (log weight, node) of every node that may still run, the heaviest first.
     """
+
+    __slots__ = ("calibration", "confidence", "open", "sent")
 
     def __init__(
         self, root_token: int, *, base_len: int, max_depth: int, calibration: OnlineCalibration
@@ -52,21 +56,29 @@ class BudgetTree(DraftTree):
         return [node for _, node in self.open[:width]]
 
     def add_children(self, node: int, tokens: Sequence[int], log_probs: Sequence[float]) -> None:
-        """See DraftTree.add_children; calibrates, and leaves out what would never get a row."""
-        weight, first = self.log_weights[node], len(self.tokens)
-        chances = self.calibration.log_chances(log_probs, max(LEAST_CHANCE, LEAST_PATH - weight))
-        likeliest = math.exp(chances[0]) if chances else 0.0
-        self.confidence += _MEMORY * (likeliest - self.confidence)
-        super().add_children(node, tokens[: len(chances)], chances)
-        if self.depths[node] + 1 < self.max_depth:
-            self.open += [(weight + chance, first + i) for i, chance in enumerate(chances)]
-            self.open.sort(key=_heaviest)
+        """See DraftTree.add_children."""
+        self.add_answer((node,), (tokens,), log_probs)
 
     def add_answer(
         self, nodes: Sequence[int], tokens: Sequence[Sequence[int]], log_probs: Sequence[float]
     ) -> None:
-        """See DraftTree.add_answer."""
-        add_one_by_one(self, nodes, tokens, log_probs)
+        """See DraftTree.add_answer; calibrates, and leaves out what would never get a row."""
+        kept: list[Sequence[int]] = []
+        known: list[float] = []
+        at, first = 0, len(self.tokens)
+        for node, node_tokens in zip(nodes, tokens, strict=True):
+            weight, said = self.log_weights[node], log_probs[at : at + len(node_tokens)]
+            chances = self.calibration.log_chances(said, max(LEAST_CHANCE, LEAST_PATH - weight))
+            likeliest = math.exp(chances[0]) if chances else 0.0
+            self.confidence += _MEMORY * (likeliest - self.confidence)
+            kept.append(node_tokens[: len(chances)])
+            if self.depths[node] + 1 < self.max_depth:
+                start = first + len(known)
+                self.open += [(weight + chance, start + i) for i, chance in enumerate(chances)]
+            known += chances
+            at += len(node_tokens)
+        super().add_answer(nodes, kept, known)
+        self.open.sort(key=_WEIGHT, reverse=True)  # stable: equal ones stay in creation order
 
     def reroot(self, verified: Sequence[int]) -> Reroot:
         """See DraftTree.reroot."""
@@ -83,7 +95,7 @@ class BudgetTree(DraftTree):
                 for n, slot in enumerate(slots)
                 if slot == UNEXPANDED and depths[n] < self.max_depth
             ]
-            self.open.sort(key=_heaviest)
+            self.open.sort(key=_WEIGHT, reverse=True)
         return found
 
 
@@ -110,7 +122,3 @@ def _judged(
             break
         node = taken
     return judged
-
-
-def _heaviest(pair: tuple[float, int]) -> float:
-    return -pair[0]

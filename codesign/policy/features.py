@@ -21,8 +21,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from codesign.policy.cost import Calibration
+from codesign.policy.rerun_tree import RerunTree
 from codesign.policy.spec import SpeculationSpec
-from codesign.policy.tree import UNEXPANDED, DraftTree, Reroot, RerunTree
+from codesign.policy.tree import UNEXPANDED, DraftTree, Reroot
 from codesign.policy.trees import BestTree
 
 _DROPPED = -100.0  # log chance of a branch that the root's second run does not name

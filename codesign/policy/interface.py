@@ -10,10 +10,10 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import exp, log, log1p
 
 from codesign.policy.cost import Calibration
+from codesign.policy.light import light
 from codesign.policy.tree import UNEXPANDED, DraftTree
 
 LEAST_CHANCE = 1e-6  # that is calibrated, and the greatest is as far from 1
@@ -21,7 +21,7 @@ MOST_CHANCE = 1.0 - LEAST_CHANCE
 MAX_TREE_ROWS = 128  # expanded nodes per request, so that draft KV slabs have a fixed size
 
 
-@dataclass(frozen=True, slots=True)
+@light
 class Progress:
     """How far a request has come, for policies that serve each to its own target.
 

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from codesign.policy.cost import Calibration
 from codesign.policy.interface import MAX_TREE_ROWS, Speculation, likeliest_path, to_run
+from codesign.policy.rerun_tree import RerunTree
 from codesign.policy.spec import SpeculationSpec
-from codesign.policy.tree import UNEXPANDED, DraftTree, Reroot, RerunTree
+from codesign.policy.tree import UNEXPANDED, DraftTree, Reroot
 
 
 class OutcomeTree(RerunTree):

@@ -19,9 +19,9 @@ _FAR = 4096.0  # tokens of context by which its price is found
 _SPARE, _NEXT = 256, 8  # rows beyond those that are asked for: more will be, ever and in a round
 _FIRSTS = 320  # rows whose prices are listed from a list
 _NOTHING: Floats = np.empty(0)
-_Row = tuple[float, float]  # seconds without context of so many rows, for each token of it
-_Known = tuple[Floats, Floats, Floats, list[_Row]]
-_NONE_KNOWN: _Known = _NOTHING, _NOTHING, _NOTHING, []
+_Part = tuple[float, float]  # of a price: without context, for each token of it
+_Known = tuple[Floats, Floats, Floats, list[_Part], _Part, _Part]
+_NONE_KNOWN: _Known = _NOTHING, _NOTHING, _NOTHING, [], (0.0, 0.0), (0.0, 0.0)
 
 
 class RowPrices:
@@ -30,6 +30,9 @@ class RowPrices:
     Args:
         step: Seconds of a forward.
         each: Seconds that the host takes for each row above the base.
+
+    Attributes:
+        num_found: Rows, up to which prices were asked for or are known besides.
     """
 
     def __init__(self, step: StepTime, each: float = 0.0) -> None:
@@ -52,8 +55,9 @@ class RowPrices:
         if batch != self._batch:
             self._batch = batch
             known = self._known.get(batch, _NONE_KNOWN)
-            self._fixed, self._per_context, self._above, self._firsts = known
-            self._num_found = len(self._fixed)
+            self._fixed, self._per_context, self._above, self._firsts = known[:4]
+            self._rise, self._fall = known[4:]
+            self.num_found = len(self._fixed)
             self._longest = 0
         self._prices = _NOTHING  # from ``base`` on; worked out when first asked for
         self._listed: list[float] = []  # the same
@@ -63,9 +67,12 @@ class RowPrices:
         """Seconds of one forward."""
         if not isinstance(rows, int):
             return self._step(rows, context, self._batch) + self._more
-        if rows >= self._num_found:
-            self._find(rows)
-        return context * self._per_context.item(rows) + self._more + self._fixed.item(rows)
+        if rows >= len(self._firsts):
+            if rows >= self.num_found:
+                self._find(rows)
+            return context * self._per_context.item(rows) + self._more + self._fixed.item(rows)
+        fixed, per_context = self._firsts[rows]
+        return context * per_context + self._more + fixed
 
     def of(self, rows: float, context: int) -> float:
         """Seconds of one forward, and what the host takes for its rows."""
@@ -81,7 +88,8 @@ class RowPrices:
     def listed(self, count: int) -> list[float]:
         """The same in a list, to the last digit, and maybe prices of more rows; read-only."""
         if count >= (known := len(self._listed)):
-            first, last = self._base + known, self._base + count + _NEXT
+            # At first no more: a round's first look asks for few, and others are foreseen.
+            first, last = self._base + known, self._base + count + (_NEXT if known else 1)
             if last > len(self._firsts):
                 self._listed = self(count).tolist()
                 return self._listed
@@ -95,14 +103,34 @@ class RowPrices:
     def at(self, count: int) -> float:
         """The last price of such a list, without the others."""
         if (price := self._single.get(count)) is None:
-            self._single[count] = price = self.of(self._base + count, self._context)
+            if (rows := self._base + count) < len(self._firsts):
+                fixed, per_context = self._firsts[rows]
+                price = self._context * per_context + self._more + fixed + self.each * count
+            else:
+                price = self.of(rows, self._context)
+            self._single[count] = price
         return price
+
+    @property
+    def rise(self) -> float:
+        """Seconds by which a further row above the base makes a price higher, at least.
+
+        Less than 0 where it may make it lower; of up to ``num_found`` rows.
+        """
+        fixed, per_context = self._rise
+        return fixed + self._context * per_context + self.each
+
+    @property
+    def fall(self) -> float:
+        """Seconds by which a price may be less than that of fewer rows, at most."""
+        fixed, per_context = self._fall
+        return fixed + self._context * per_context
 
     def _work_out(self, count: int) -> None:
         # At once as many as in rounds before; of more there will be more.
         self._longest = max(self._longest, count + _SPARE // 2 if len(self._prices) else count + 1)
         first, end = self._base, self._base + self._longest
-        if end > self._num_found:
+        if end > self.num_found:
             self._find(end)
         prices = self._context * self._per_context[first:end]
         prices += self._more
@@ -121,8 +149,21 @@ class RowPrices:
         self._above = (self.each * rows).astype(np.float64, copy=False)
         firsts = self._fixed[:_FIRSTS].tolist(), self._per_context[:_FIRSTS].tolist()
         self._firsts = list(zip(*firsts, strict=True))
-        self._known[self._batch] = self._fixed, self._per_context, self._above, self._firsts
-        self._num_found = len(rows)
+        own = max(min(self._batch, last), 1)  # the target's forwards have more rows
+        self._rise = _least_rise(self._fixed[own:]), _least_rise(self._per_context[own:])
+        self._fall = _most_fall(self._fixed[1:]), _most_fall(self._per_context[1:])
+        self._known[self._batch] = (
+            self._fixed, self._per_context, self._above, self._firsts, self._rise, self._fall,
+        )  # fmt: skip
+        self.num_found = len(rows)
+
+
+def _least_rise(prices: Floats) -> float:
+    return float(np.diff(prices).min())
+
+
+def _most_fall(prices: Floats) -> float:
+    return float((np.maximum.accumulate(prices) - prices).max())
 
 
 def numbers(found: Sequence[float]) -> Floats:

@@ -64,6 +64,12 @@ class DraftTree:
         prefix_len: KV rows of the draft in the request's prefix.
     """
 
+    # A look at a batch reads some of these of each tree: slots lie in a third of a dict's memory.
+    __slots__ = (
+        "_open", "_visible", "base_len", "children", "depths", "first_len", "log_weights",
+        "max_depth", "num_expanded", "parents", "prefix_len", "slots", "tokens",
+    )  # fmt: skip
+
     def __init__(self, root_token: int, *, base_len: int, max_depth: int) -> None:
         self.base_len = self.first_len = base_len
         self.prefix_len = 0
@@ -99,10 +105,6 @@ class DraftTree:
         """Tokens committed since it was admitted."""
         return self.base_len - self.first_len
 
-    def position(self, node: int) -> int:
-        """Absolute position of a node's token in the request."""
-        return self.base_len - 1 + self.depths[node]
-
     def path(self, node: int) -> list[int]:
         """Nodes from the root to ``node``, both included."""
         nodes = []
@@ -128,10 +130,6 @@ class DraftTree:
         if len(self._open) > 1:
             self._open.sort(key=self.log_weights.__getitem__, reverse=True)
         return self._open[:width]
-
-    def _heaviest(self, nodes: Sequence[int], count: int) -> list[int]:
-        # A stable sort, so equal weights stay in creation order: parents before children.
-        return sorted(nodes, key=self.log_weights.__getitem__, reverse=True)[:count]
 
     def expand(self, nodes: Sequence[int]) -> None:
         """Give ``nodes`` the next KV slots, in this order; the draft model runs on them now.
@@ -177,24 +175,12 @@ class DraftTree:
             tokens: Distinct token ids.
             log_probs: Natural logarithm of the chance of each; finite, at most 0.
         """
-        count = len(tokens)
-        assert len(log_probs) == count, "one log probability per token"
-        new = range(len(self.tokens), len(self.tokens) + count)
-        weight, depth = self.log_weights[node], self.depths[node] + 1
-        self.children[node] = dict(zip(tokens, new, strict=True))
-        self.tokens += tokens
-        self.parents += (node,) * count
-        self.depths += (depth,) * count
-        self.log_weights += [weight + log_prob for log_prob in log_probs]
-        self.slots += (UNEXPANDED,) * count
-        self.children += (_NO_CHILDREN,) * count
-        if self._open is not None and depth < self.max_depth:
-            self._open += new
+        DraftTree.add_answer(self, (node,), (tokens,), log_probs)  # not a subclass's own
 
     def add_answer(
         self, nodes: Sequence[int], tokens: Sequence[Sequence[int]], log_probs: Sequence[float]
     ) -> None:
-        """``add_children`` of several nodes, in less time.
+        """``add_children`` of several nodes.
 
         Args:
             nodes: Expanded nodes.
@@ -237,8 +223,8 @@ class DraftTree:
             return list(range(len(weights)))
         least = sorted(weights, reverse=True)[rows - 1]
         nodes = [n for n, weight in enumerate(weights) if weight >= least]
-        if len(nodes) > rows:  # the oldest of equal ones: parents before children
-            return sorted(self._heaviest(nodes, rows))
+        if len(nodes) > rows:  # the oldest of equal ones, as sorts are stable: parents first
+            return sorted(sorted(nodes, key=weights.__getitem__, reverse=True)[:rows])
         return nodes
 
     def select(self, nodes: Sequence[int]) -> Selection:
@@ -311,36 +297,3 @@ class DraftTree:
         self.num_expanded = len(kept_slots)
         self._renumbered()
         return tuple(kept_slots)
-
-
-class RerunTree(DraftTree):
-    """A tree whose nodes may be run again: a node without a KV row may have children already."""
-
-    def add_children(self, node: int, tokens: Sequence[int], log_probs: Sequence[float]) -> None:
-        """See DraftTree.add_children; tokens that are there already stay, with what is below."""
-        known = self.children[node]
-        if not known:
-            super().add_children(node, tokens, log_probs)
-            return
-        new = [pair for pair in zip(tokens, log_probs, strict=True) if pair[0] not in known]
-        super().add_children(node, [token for token, _ in new], [chance for _, chance in new])
-        self.children[node] = known | self.children[node]
-
-    def add_answer(
-        self, nodes: Sequence[int], tokens: Sequence[Sequence[int]], log_probs: Sequence[float]
-    ) -> None:
-        """See DraftTree.add_answer."""
-        add_one_by_one(self, nodes, tokens, log_probs)
-
-
-def add_one_by_one(
-    tree: DraftTree,
-    nodes: Sequence[int],
-    tokens: Sequence[Sequence[int]],
-    log_probs: Sequence[float],
-) -> None:
-    """``DraftTree.add_answer`` of a tree whose ``add_children`` is its own."""
-    at = 0
-    for node, node_tokens in zip(nodes, tokens, strict=True):
-        tree.add_children(node, node_tokens, log_probs[at : at + len(node_tokens)])
-        at += len(node_tokens)

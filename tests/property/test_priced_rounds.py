@@ -11,9 +11,10 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from codesign.policy.batch_drafting import MARGIN
 from codesign.policy.batch_round import BatchRound
 from codesign.policy.batch_rows import prospects
-from codesign.policy.batch_tree import MARGIN, BatchTree
+from codesign.policy.batch_tree import BatchTree
 from codesign.policy.cost import RoundCost, StepTime
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import Progress

@@ -328,7 +328,7 @@ class Run:
             assert tree.base_len == len(committed)
             nodes = sorted((tree.slots[n], n) for n in range(len(tree)) if tree.slots[n] >= 0)
             prefix = self.draft.tree(request_id).prefix_len
-            tree_rows = [(tree.position(n), tree.tokens[n]) for _, n in nodes]
+            tree_rows = [(tree.base_len - 1 + tree.depths[n], tree.tokens[n]) for _, n in nodes]
             assert slab == [*list(enumerate(committed))[:prefix], *tree_rows]
             assert max(tree.depths) <= tree.max_depth
 

@@ -94,7 +94,7 @@ def assert_sound(tree: DraftTree) -> None:
         parent = tree.parents[node]
         if tree.slots[node] != UNEXPANDED:
             assert tree.visible_slots(node) == tuple(tree.slots[n] for n in tree.path(node))
-        assert tree.position(node) == tree.base_len - 1 + len(token_path(tree, node))
+        assert tree.depths[node] == len(token_path(tree, node))
         assert tree.depths[node] <= tree.max_depth
         assert {c: tree.children[node][tree.tokens[c]] for c in tree.children[node].values()} == {
             c: c for c in range(len(tree)) if tree.parents[c] == node

@@ -22,12 +22,14 @@ from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
 from codesign.policy import batch_ahead, batch_round, batch_rows
-from codesign.policy.batch_ahead import next_forward
+from codesign.policy.batch_ahead import next_forward, with_gains
+from codesign.policy.batch_drafting import MARGIN
 from codesign.policy.batch_round import Choice
 from codesign.policy.batch_rows import best_nodes, gains_of, leaves_worth
-from codesign.policy.batch_tree import MARGIN, BatchTree
+from codesign.policy.batch_tree import BatchTree
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration, StepTime
+from codesign.policy.first_look import FirstLook
 from codesign.policy.host_cost import HostCost
 from codesign.policy.interface import Progress
 from codesign.policy.online_calibration import BATCH, OnlineCalibration
@@ -219,15 +221,41 @@ def test_what_further_forwards_promise_is_the_best_mix_of_old_and_new_nodes(
     without = best(0, draft(batch))  # if that is best, none of the new nodes are worth a row
     assert found >= most * (1 - 1e-9) or most <= without * (1 + 1e-9)
     this, worth, rate = policy._round, policy._worth, policy._choice.rate
-    once = next_forward(this, worth, gains, rate)
+    once = next_forward(this, with_gains(worth, gains), gains, rate)
     assert once == pytest.approx(policy._best_ahead(gains, confidence, 1))
     # By arrays the same bits.
-    assert next_forward(this, np.array(worth), gains, rate) == once
+    assert next_forward(this, with_gains(np.array(worth), gains), gains, rate) == once
     assert policy._best_ahead(gains, confidence, left)[0] == found
     drafting = draft(batch)
     this.wait_for(drafting)
     for longest in (math.inf, drafting + STAIRS(batch + 8)):
         assert this.best(worth, longest) == this.best(np.array(worth), longest)
+
+
+BUMPS = replace(STAIRS, seconds=(0.007, 0.008, 0.0078, 0.009, 0.0088, 0.0105), cross=3e-8)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.floats(0.02, 0.9), min_size=0, max_size=20),
+    st.lists(st.floats(0.01, 0.9), min_size=1, max_size=8),
+    st.sampled_from([STAIRS, BUMPS, TARGET]),
+    st.sampled_from([DRAFT, BUMPS]),
+    st.booleans(),
+)
+def test_what_cannot_gain_by_one_look_does_not_gain_by_a_closer_one(
+    nodes, gains, target, draft, is_first
+):
+    policy, batch = policy_of(target=target, draft=draft), len(gains)
+    policy.begin(trees_of(policy, batch), [Progress()] * batch)
+    this, worth = policy._round, [float(batch), *sorted(nodes, reverse=True)]
+    if not is_first:
+        this.wait_for(draft(batch))
+    choice = this.best(worth)
+    value, _ = next_forward(this, with_gains(worth, gains), gains, choice.rate)
+    found = this.cannot_gain(len(nodes), gains, choice.value)
+    assert not found or value <= choice.value
+    assert this.cannot_gain(len(nodes), [1e-6] * batch, choice.value), "where it is plain"
 
 
 @pytest.mark.parametrize("label", ["batch-tree-16x2x8", "async-batch-tree-16x2x4"])
@@ -257,7 +285,7 @@ def decisions(
     """What is drafted and verified in rounds of requests that come, go, and differ.
 
     Args:
-        settles: How often the policy is told that a forward of the draft runs, while it does.
+        settles: How often the policy is told that a forward runs, while it does.
     """
     draws = np.random.default_rng(seed)
     policy = policy_of(label, target=STAIRS, slo_tpot=0.02, deciding=5e-5)
@@ -276,9 +304,12 @@ def decisions(
             run(trees, leaves, random_chances(draws, batch))
             done += 1
         found.append(policy.select(trees))
+        for _ in range(settles):
+            policy.settle()
         while policy.overlap and any(leaves := policy.overlap_leaves(trees)):
             found.append(leaves)
             run(trees, leaves, random_chances(draws, batch))
+        policy.settle()  # as before each verdict is taken in
         for tree in trees:
             tree.reroot([0, 99] if 0 in tree.children[0] and draws.random() < 0.6 else [99])
     return found
@@ -803,7 +834,7 @@ def test_the_controller_takes_less_than_two_percent_of_a_round_on_this_cpu():
 def test_the_price_of_one_number_of_rows_is_that_in_the_list_to_the_last_digit(
     batch, context, each, counts
 ):
-    step = replace(STAIRS, alpha=1e-8, cross=3e-10, each=1e-5, tile=4)
+    step = replace(BUMPS, alpha=1e-8, cross=3e-10, each=1e-5, tile=4)
     prices = RowPrices(step, each)
     for other in (batch + 1, batch):  # what is known of another batch stays there
         prices.begin(other, context, other, 1e-4)
@@ -814,6 +845,9 @@ def test_the_price_of_one_number_of_rows_is_that_in_the_list_to_the_last_digit(
             seconds = step(other + count, context, other) + 1e-4 + each * count
             assert prices.at(count) == pytest.approx(seconds)
             assert prices.of(other + count + 0.0, context) == pytest.approx(seconds)
+        few = prices(60)
+        assert np.diff(few).min() >= prices.rise - 1e-12
+        assert (np.maximum.accumulate(few) - few).max() <= prices.fall + 1e-12
 
 
 @given(st.lists(st.sampled_from([0.2, 0.5, 0.9]), min_size=1, max_size=6), st.floats(0.1, 1.0))
@@ -825,4 +859,4 @@ def test_of_roots_alone_the_same_pay_as_where_each_tree_is_searched(gains, share
     assert any(found[0])
     trees[0].max_depth = 0
     trees[0]._reset(9)
-    assert gains_of(trees, are_roots=True) == gains_of(trees)
+    assert FirstLook(trees).gains() == gains_of(trees)

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from codesign.policy.tree import NO_PARENT, UNEXPANDED, DraftTree, RerunTree
+from codesign.policy.rerun_tree import RerunTree
+from codesign.policy.tree import NO_PARENT, UNEXPANDED, DraftTree
 
 
 def small_tree() -> DraftTree:
@@ -25,7 +26,7 @@ def test_new_tree_is_an_unexpanded_root():
     assert tree.parents == [NO_PARENT]
     assert tree.slots == [UNEXPANDED]
     assert tree.num_expanded == 0
-    assert tree.position(0) == 9
+    assert tree.base_len - 1 + tree.depths[0] == 9
     assert tree.leaves(3) == [0]
     assert tree.best(3) == [0]
 
@@ -34,7 +35,7 @@ def test_children_follow_their_parent_in_position_weight_and_path():
     tree = small_tree()
     assert tree.parents == [-1, 0, 0, 1, 1, 2]
     assert tree.depths == [0, 1, 1, 2, 2, 2]
-    assert [tree.position(n) for n in range(6)] == [9, 10, 10, 11, 11, 11]
+    assert [tree.base_len - 1 + tree.depths[n] for n in range(6)] == [9, 10, 10, 11, 11, 11]
     assert [math.exp(w) for w in tree.log_weights] == pytest.approx([1, 0.5, 0.3, 0.4, 0.05, 0.27])
     assert tree.path(3) == [0, 1, 3]
     assert tree.children == [{1: 1, 2: 2}, {3: 3, 4: 4}, {5: 5}, {}, {}, {}]
@@ -101,7 +102,7 @@ def test_reroot_onto_a_node_keeps_its_subtree():
     assert tree.num_expanded == 2
     assert [math.exp(w) for w in tree.log_weights] == pytest.approx([1, 0.8, 0.1, 0.4])
     assert (tree.base_len, tree.max_depth) == (11, 4)
-    assert tree.position(3) == 12
+    assert tree.base_len - 1 + tree.depths[3] == 12
 
 
 def test_reroot_along_two_tokens_promotes_in_path_order():
@@ -148,6 +149,10 @@ def test_tokens_and_log_probs_must_pair_up():
         tree.add_children(0, [1, 2], [-0.5])
 
 
+def state(tree: DraftTree) -> dict[str, object]:
+    return {name: getattr(tree, name) for name in DraftTree.__slots__}
+
+
 def test_an_answer_is_added_as_its_nodes_one_by_one_would_be():
     whole, single = small_tree(), small_tree()
     tokens, log_probs = [[8, 9], [], [6]], [-0.5, -1.0, -2.0]
@@ -158,7 +163,7 @@ def test_an_answer_is_added_as_its_nodes_one_by_one_would_be():
     single.add_children(3, tokens[0], log_probs[:2])
     single.add_children(5, [], [])
     single.add_children(4, tokens[2], log_probs[2:])
-    assert vars(whole) == vars(single)
+    assert state(whole) == state(single)
     with pytest.raises(AssertionError, match="one log probability per token"):
         small_tree().add_answer([3], [[8]], [-0.5, -1.0])
 
@@ -176,7 +181,7 @@ def test_a_leaf_as_the_new_root_leaves_a_tree_of_itself():
     reroot = tree.reroot([2, 5])
     assert (reroot.is_hit, reroot.promoted, reroot.kept) == (True, (0, 2), ())
     new = DraftTree(5, base_len=tree.base_len, max_depth=tree.max_depth)
-    assert {**vars(tree), "first_len": 0, "prefix_len": 0} == {**vars(new), "first_len": 0}
+    assert {**state(tree), "first_len": 0, "prefix_len": 0} == {**state(new), "first_len": 0}
     assert tree.prefix_len == 11  # 9 before the root, and 2
 
 
