@@ -40,11 +40,13 @@ nor does what is settled while a forward runs: learning from verdicts, and wheth
 The goal, at most 2 % of a round, depends on the core, and this one is slow: on another machine code
 that took 1.7 times as long as today's here took 0.6 to 1.9 % (medians, 70B). Batch trees of one and
 two requests of an 8B miss it: their rounds are a fifth as long, evaluations gain more than they
-take and are made in nearly every round. So do those of 32 and more requests of a 70B, by 0.03 to
-0.25 points, as each evaluation reads each tree. Since this table, counted in instructions and cache
-misses, it takes 14, 8 and 12 % less for 128 and 32 requests of a 70B and for 128 asynchronously, 3
-to 6 % less for one and two of an 8B: the first evaluation is prepared while the target runs, the
-last one ended by a bound. The CPU engine has no such time, and its rows leave out 23 to 99 us of
+take and are made in nearly every round. So do those of 64 and more requests of a 70B, and of 32
+asynchronously, by up to 0.4 points, as each evaluation reads each tree. The code of that morning,
+on the same cores half an hour before, took 2.18 and 2.45 % with 64 and 128 requests, 2.01, 2.21
+and 2.48 % asynchronously with 32, 64 and 128, and 2.09 and 2.46 % with one and two of an 8B. Two
+runs of one code are up to 0.3 points apart. In instructions and cache misses, counted, 32 and 128
+requests take 8 to 14 % less since then, one and two of an 8B 3 to 6 %: the first evaluation is
+prepared while the target runs, the last one ended by a bound. The CPU engine has no such time, and its rows leave out 23 to 99 us of
 it. Reading the clock is 1 us of each call, of which a round has five or more. Evaluations that are
 left out are not counted."""
 
