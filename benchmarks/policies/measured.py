@@ -46,9 +46,9 @@ on the same cores half an hour before, took 2.18 and 2.45 % with 64 and 128 requ
 and 2.48 % asynchronously with 32, 64 and 128, and 2.09 and 2.46 % with one and two of an 8B. Two
 runs of one code are up to 0.3 points apart. In instructions and cache misses, counted, 32 and 128
 requests take 8 to 14 % less since then, one and two of an 8B 3 to 6 %: the first evaluation is
-prepared while the target runs, the last one ended by a bound. The CPU engine has no such time, and its rows leave out 23 to 99 us of
-it. Reading the clock is 1 us of each call, of which a round has five or more. Evaluations that are
-left out are not counted."""
+prepared while the target runs, the last one ended by a bound. The CPU engine has no such time, and
+its rows leave out 23 to 99 us of it. Reading the clock is 1 us of each call, of which a round has
+five or more. Evaluations that are left out are not counted."""
 
 
 def pairs_section(results: Results) -> str:

@@ -43,7 +43,7 @@ def test_the_page_is_made_from_the_results(name: str, page: str, results: dict[s
 
 
 def test_the_page_stays_short_and_lists_its_sections(page: str) -> None:
-    assert len(page.splitlines()) <= 640
+    assert len(page.splitlines()) <= 650
     assert "SOME OUTPUTS DIFFER" not in page
     listed = contents([page.partition("## How to read this page")[2]])
     assert reflow(listed) in page
