@@ -97,8 +97,9 @@ def test_a_profile_of_ranks_holds_every_step_of_every_deployment(chain):
     assert set(steps.loc[steps[KEPT[0]].notna(), "op"]) == {"reroot"}
     # Of a host that looks late no re-root and no link is left, which a busy machine does to some.
     late = steps["op"].isin(["reroot", "link"])
-    assert steps.loc[~late, "seconds"].gt(0).all()
-    assert steps.loc[late, "seconds"].ge(0).all()
+    hidden = steps["op"] == "missed"  # what the target waits for: nothing if its step takes longer
+    assert steps.loc[~late & ~hidden, "seconds"].gt(0).all()
+    assert steps.loc[late | hidden, "seconds"].ge(0).all()
     assert steps.loc[late].groupby(["deployment", "op"])["seconds"].median().gt(0).all()
     rows = set(steps.loc[steps["op"] == "target", "rows"])
     assert {8, 9, 16, 17, 32, 33, 64, 65, 128} <= rows  # both sides of every bucket
