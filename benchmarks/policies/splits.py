@@ -99,7 +99,7 @@ what plain decoding bears on all four. Speedup in mean latency over plain decodi
 
 Goodput, where SpecServe attains 5 % or more: the asynchronous batch tree on its better split has at
 least 1 % more in {ahead} of {len(leads)} cases ({_places(leads)}), and is more than 2 % behind
-in {behind}. So a draft of its own pays where its forwards take as long as the target's step."""
+in {behind}."""
 
 
 def _places(leads: Mapping[Case, float]) -> str:
