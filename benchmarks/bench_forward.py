@@ -1,11 +1,12 @@
-"""Whole forwards of int4 models on one GPU, in one CUDA graph each, against the memory's floor.
+"""Whole forwards of int4 models, in one CUDA graph each, against the memory's floor.
 
-    python -m benchmarks.bench_forward [--models NAME ...] [--rows 8] [--real-rows 4] [--out DIR]
+    python -m benchmarks.bench_forward [--models NAME ...] [--rows 8] [--real-rows 4] [--sums]
 
-Random weights of published shapes; a rank of a tensor-parallel group is timed as a model of its own
-size, without the sums over ranks. Targets end in float32 logits, drafts in their likeliest tokens.
-The floor is the reading of all weights once (4.2 TB/s on an H200). With ``--real-rows`` the other
-rows are padding, as where a step is smaller than its bucket.
+Random weights of published shapes. A rank of a tensor-parallel group is timed on one GPU as a model
+of its own size, without the sums over ranks; with ``--sums`` on as many GPUs as the group has, with
+them, and the slowest rank of each replay counts. Targets end in float32 logits, drafts in their
+likeliest tokens. The floor is the reading of all weights once (4.2 TB/s on an H200). With
+``--real-rows`` the other rows are padding, as where a step is smaller than its bucket.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import READ_BANDWIDTH, SHAPES, need_gpus, write_result
+from benchmarks.over_ranks import MAX_ELEMENTS, Ranks, over_ranks
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.request_rows import RequestRows
 from codesign.engine.gpu.slabs import Slabs
@@ -72,7 +74,7 @@ class RandomWeights:
         """Embedding and head; of a tied model the same."""
         shape, rows = self.shape, self._sharding.head_rows.length
         embedding = torch.empty(shape.vocab, shape.hidden, dtype=torch.bfloat16, device="cuda")
-        embedding.normal_()
+        embedding.normal_(generator=torch.Generator("cuda").manual_seed(0))  # on every rank
         return EndWeights(
             embedding=embedding,
             norm=torch.ones(shape.hidden, dtype=torch.bfloat16, device="cuda"),
@@ -106,19 +108,43 @@ def one_request(rows: int, context: int) -> RequestRows:
 
 
 class Step:
-    """A model and one step's rows: a root and its children behind a context, then padding."""
+    """A model and one step's rows: a root and its children behind a context, then padding.
 
-    def __init__(self, name: str, size: int, rows: int, real_rows: int, context: int) -> None:
+    Args:
+        name: Of the shape.
+        size: GPUs that share the model.
+        rows: Of the step.
+        real_rows: That are no padding.
+        context: Tokens behind them.
+        ranks: Of which this is one; None times a rank alone, without sums.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        size: int,
+        rows: int,
+        real_rows: int,
+        context: int,
+        ranks: Ranks | None = None,
+    ) -> None:
         weights: Any = RandomWeights(name, size)
-        self.forward = RankForward(weights, SingleRank())
+        self.ranks = ranks
+        group = SingleRank() if ranks is None else ranks.tensor_group
+        assert group.size in (1, size), f"{group.size} ranks for {size}"
+        self.forward = RankForward(weights, group)
         shape, device = self.forward.shape, self.forward.device
         dtype = self.forward.dtype
         self.slabs = Slabs(shape, num_slots=1, max_tokens=2048, dtype=dtype, device=device)
-        packed = pack_step([one_request(real_rows, context)], bucket=rows, scratch_slot=1)
-        message = torch.from_numpy(packed)
-        self.rows = DeviceRows.of(message.to(device), rows)
+        self.rows = self.rows_of(rows, real_rows, context)
         self.ends = weights.ends()
         self.int4_head = logits_map(replace(self.ends, head_group=128).decoding_head())
+
+    def rows_of(self, rows: int, real_rows: int, context: int) -> DeviceRows:
+        """A step's rows on the device."""
+        assert self.ranks is None or rows * self.forward.shape.hidden <= MAX_ELEMENTS, "too many"
+        packed = pack_step([one_request(real_rows, context)], bucket=rows, scratch_slot=1)
+        return DeviceRows.of(torch.from_numpy(packed).to(self.forward.device), rows)
 
     @property
     def maps(self) -> list[Tensor]:
@@ -160,32 +186,43 @@ class Step:
         return choice_words(self.int4_head(self.hidden()), CHOICES)
 
     def measure(self, run: Callable[[], Tensor], replays: int = 40) -> list[float]:
-        """Sorted milliseconds of replays of a graph."""
-        stream = torch.cuda.Stream()
+        """Sorted milliseconds of replays of a graph, of each the slowest rank's."""
+        stream, ranks = torch.cuda.Stream(), self.ranks
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.inference_mode(), torch.cuda.stream(stream):
+        with torch.inference_mode(), torch.cuda.stream(stream), self.forward.group.patient():
             run()
             run()
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.inference_mode(), torch.cuda.graph(graph, stream=stream):
+        graph, mode = torch.cuda.CUDAGraph(), "thread_local"  # NCCL has a thread of its own
+        with (
+            torch.inference_mode(),
+            torch.cuda.graph(graph, stream=stream, capture_error_mode=mode),
+        ):
             out = run()
         times = []
         for _ in range(replays + 5):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            if ranks is not None:
+                ranks.line_up()
             start.record()
             graph.replay()
             end.record()
             torch.cuda.synchronize()
             times.append(start.elapsed_time(end))
+        self.forward.group.check()
         assert out.dtype == torch.int32 or bool(out.isfinite().all()), "not finite"
+        if ranks is not None:
+            ranks.agree_on_bits(out)  # also of a head: all ranks have the same one
+            times = ranks.slowest(times)
         return sorted(times[5:])
 
 
-def measure(model: str, rows: int, real_rows: int, context: int) -> list[dict[str, Any]]:
+def measure(
+    ranks: Ranks | None, model: str, rows: int, real_rows: int, context: int
+) -> list[dict[str, Any]]:
     """Rows of the result for one model."""
     name, size, goal = MODELS[model]
-    step = Step(name, size, rows, real_rows, context)
+    step = Step(name, size, rows, real_rows, context, ranks)
     found = []
 
     def note(what: str, run: Callable[[], Tensor]) -> None:
@@ -197,6 +234,7 @@ def measure(model: str, rows: int, real_rows: int, context: int) -> list[dict[st
             "real_rows": real_rows,
             "context": context,
             "what": what,
+            "sums": ranks is not None,
             "ms": round(middle, 4),
             "ms_p10": round(times[len(times) // 10], 4),
             "ms_p90": round(times[-1 - len(times) // 10], 4),
@@ -205,7 +243,9 @@ def measure(model: str, rows: int, real_rows: int, context: int) -> list[dict[st
             "ratio": round(middle / step.floor / 1e3, 3),
         }
         found.append(row)
-        print(f"{model:6} {what:40} {middle:8.4f} ms, {row['ratio']:.2f} of the floor", flush=True)
+        if ranks is None or ranks.rank == 0:
+            ratio = f"{row['ratio']:.2f} of the floor"
+            print(f"{model:6} {what:40} {middle:8.4f} ms, {ratio}", flush=True)
 
     note("layers", step.hidden)
     note("layers and logits", step.logits)
@@ -221,13 +261,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--real-rows", type=int, help="that are no padding; all without it")
     parser.add_argument("--context", type=int, default=500)
+    parser.add_argument("--sums", action="store_true", help="add up over ranks, a GPU each")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    need_gpus()
+    need_gpus(max(MODELS[model][1] for model in args.models) if args.sums else 1)
     torch.manual_seed(0)
     results = []
     for model in args.models:
-        results += measure(model, args.rows, args.real_rows or args.rows, args.context)
+        size = MODELS[model][1] if args.sums else 1
+        what = model, args.rows, args.real_rows or args.rows, args.context
+        results += over_ranks(measure, size, *what) if size > 1 else measure(None, *what)
         torch.cuda.empty_cache()
     note = "medians of 40 graph replays; random int4 weights, bf16 head; floor: bytes / "
     note += f"{READ_BANDWIDTH / 1e12:.1f} TB/s"

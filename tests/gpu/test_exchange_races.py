@@ -133,9 +133,9 @@ class Rank:
 
 def random_weight(seed: int) -> PackedLinear:
     generator = torch.Generator("cuda").manual_seed(seed)
-    words = torch.randint(0, 1 << 31, (2048, 64), device="cuda", generator=generator)
-    scales = torch.rand(2048, 4, device="cuda", generator=generator).half()
-    zeros = torch.full((2048, 4), 8, device="cuda", dtype=torch.uint8)
+    words = torch.randint(0, 1 << 31, (2048, 256), device="cuda", generator=generator)
+    scales = torch.rand(2048, 16, device="cuda", generator=generator).half()
+    zeros = torch.full((2048, 16), 8, device="cuda", dtype=torch.uint8)  # cut over clusters of four
     return pack_int4(Int4Weight(words.to(torch.int32), scales, zeros))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,13 @@ def script(monkeypatch):
 def maps(script):
     shape = model_shape(script.SHAPES / "llama-3.1-8b")
     return script.cuts(Sharding(shape, 2, group=128).shape)
+
+
+def search(script, maps, rows, time):
+    now = script.table_of(maps, rows, summed=False)
+    best, found = script.searched(maps, now, script.tried(now, rows, 24), time, lambda line: None)
+    assert [script.short(tiling) for tiling in best.values()] == found["best"]
+    return found
 
 
 def test_maps_are_those_of_the_table(maps):
@@ -57,7 +65,7 @@ def test_each_map_gets_its_fastest_between_the_others_and_paced_comes_last(scrip
         same = [tilings[cut] == wanted[cut] for cut in maps]
         return 1.4 - 0.05 * (sum(near) + sum(same))
 
-    found = script.searched(maps, 8, 24, time)
+    found = search(script, maps, 8, time)
     assert found["best"] == [script.short(tiling) for tiling in wanted.values()]
     assert found["ms"] == {"now": 1.4, "best": 1.0}
     assert found["num_tried"] <= 4 * (24 + 3) + 1
@@ -75,7 +83,7 @@ def test_luck_and_what_is_not_worth_it_change_nothing(script, maps):
             return 0.5 if len(asked) == 1 else 1.0
         return 1.0 if tilings[256, 16] == MEASURED[256, 16][0] else 0.999
 
-    found = script.searched(maps, 8, 24, time)
+    found = search(script, maps, 8, time)
     assert len(asked) > 1
     assert found["best"] == found["now"]
 
@@ -96,3 +104,26 @@ def test_the_result_goes_where_it_shall(script, monkeypatch, tmp_path):
     named = common.write_result("tilings", [], note="", directory=tmp_path)
     assert named.name.startswith("tilings_")
     assert named.name.endswith("_h200.json")
+
+
+def test_with_sums_it_searches_what_is_summed_and_needs_all_gpus(script, monkeypatch, capsys):
+    shape = Sharding(model_shape(script.SHAPES / "llama-3.1-70b"), 4, group=128).shape
+    assert script.cuts(shape, script.SUMMED_OPS) == {(512, 16): "o", (512, 56): "down"}
+    monkeypatch.setattr(script.torch.cuda, "device_count", lambda: 3)
+    flags = ["--model", "llama-3.1-70b", "--tensor-parallel", "4", "--sums"]
+    monkeypatch.setattr(sys, "argv", ["search_tilings.py", *flags])
+    with pytest.raises(SystemExit):
+        script.main()
+    assert capsys.readouterr().err == "search_tilings.py: needs 4 GPUs, found 3\n"
+
+
+def test_sixteen_rows_are_cut_as_what_eight_rows_found(script):
+    now = script.table_of([(512, 16), (512, 56)], 16, summed=True)
+    few = {(512, 16): Tiling(4, 2, 4, 2, 1), (512, 56): Tiling(14, 4, 4)}
+    alike = script.cut_alike(now, few, 16)
+    assert alike[512, 56] == now[512, 56], "cut the same already"
+    ways = script.tried(alike, 16, 24)
+    assert alike[512, 16] == ways[512, 16][0]
+    for cut, tilings in ways.items():
+        shapes = {(tiling.warps, tiling.cluster) for tiling in tilings}
+        assert shapes == {(few[cut].warps, few[cut].cluster)}

@@ -1,7 +1,7 @@
 // A row-parallel linear map with the sum over ranks in its epilogue: hidden = residual + sum of x W^T.
 //
-// Every finished tile goes to the other ranks at once; behind the last, each is received by the warp
-// and lanes that hold this rank's part of it. A lane's packet is its part of the accumulator.
+// Every finished tile goes to the other ranks at once; behind the last product, each is received by a
+// warp whose lanes hold this rank's part of it. A lane's packet is its part of the accumulator.
 #include "gemm_core.cuh"
 #include "exchange.cuh"
 

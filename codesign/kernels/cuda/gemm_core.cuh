@@ -225,14 +225,30 @@ __device__ __forceinline__ void take_tile(const Plan& p, int place, int lane, Ti
   }
 }
 
+// Send the block's own tiles, each as soon as the cluster's sums of it are there, by the warp whose copies
+// are all on their way: the consumers still multiply.
+template <class Epilogue>
+__device__ __forceinline__ void send_tiles(const Plan& p, Epilogue& epilogue, int lane) {
+  wait_for_previous();
+  epilogue.begin();
+#pragma unroll 1
+  for (int place = 0; place < p.owned; place++) {
+    Tile tile;
+    random_delay();
+    arrival_wait(p.arrived + 8 * place);
+    take_tile(p, place, lane, tile);
+    epilogue.send(tile);
+  }
+}
+
 // Finish the block's own tiles, shared out to the consumer warps. A block alone keeps them as a
-// cluster's owner receives them.
+// cluster's owner receives them, and sends them here.
 template <class Epilogue>
 __device__ __forceinline__ void finish_together(const Gemm& a, const Plan& p, Epilogue& epilogue, int warp, int lane, const typename Epilogue::Ready& first) {
   float factor[NT][2];
 #pragma unroll
   for (int n = 0; n < NT; n++) factor[n][0] = factor[n][1] = 1.f;
-  for (int pass = Epilogue::kDefer ? 0 : 1; pass < 2; pass++) {
+  for (int pass = Epilogue::kDefer && p.size == 1 ? 0 : 1; pass < 2; pass++) {
     if (pass == 1 && a.norm) norm_factors(a, p, lane, factor);  // also keeps the block until all have sent
     for (int place = warp; place < p.owned; place += WARPS) {
       Tile tile;
@@ -253,8 +269,8 @@ __device__ __forceinline__ void finish_together(const Gemm& a, const Plan& p, Ep
 
 // Epilogue: a struct with Ready, what it loads before a tile's sums are there: fetch(row, lane, ready);
 // finish(tile, ready) for each finished tile; kDefer: begin() behind the wait for the kernel in front,
-// keep all tiles of the block, then send(tile) for all, then finish for all, same warp and lane (send's
-// tile is without the norm's factor).
+// keep all tiles of the block; send(tile) for each by one warp, of a block alone by all behind the last;
+// finish behind that, same lane (send's tile is without the norm's factor).
 template <class Epilogue>
 __device__ __forceinline__ void gemm_main(const Gemm& a, Epilogue& epilogue) {
   extern __shared__ __align__(128) u8 memory[];
@@ -279,6 +295,9 @@ __device__ __forceinline__ void gemm_main(const Gemm& a, Epilogue& epilogue) {
     if (lane == 0) produce(a, p);
     __syncwarp();
     if (p.size > 1) cluster_wait();
+    if constexpr (Epilogue::kDefer) {
+      if (p.size > 1) send_tiles(p, epilogue, lane);
+    }
   } else {
     if (p.size > 1) cluster_wait();  // before anything is sent to a block, it must have started
     if (warp < WARPS) consume(a, p, epilogue, warp, lane, x, scale, first);
