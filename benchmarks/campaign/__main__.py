@@ -8,7 +8,13 @@
 
 Without --pair and --deployments a schedule is followed (schedule.py), pair after pair, each session
 with a budget for its runs; one whose runs had theirs leaves LABEL.spent, which may be removed to go
-on with them. A call ends by itself before its seconds are over, with 130 if there is more to do.
+on with them. With both, --plans says how many runs of each deployment come first:
+
+    python -m benchmarks.campaign --out campaign --pair llama-3-8b+llama-3.2-1b \\
+        --deployments 2,1+1 --plans 6,2,1 --seed 1
+
+--seed serves other prompts than most campaigns did; the result names it. A call ends by itself
+before its seconds are over, with 130 if there is more to do.
 
 The first calls need the GPUs (or --device cpu-ranks, which needs none), and the small models of
 ``codesign models fetch``; nothing large is downloaded. --join predicts every run from the profile
