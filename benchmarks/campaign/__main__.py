@@ -36,7 +36,7 @@ from typing import IO
 
 from benchmarks.campaign.asked_sessions import seed_for, sessions
 from benchmarks.campaign.closed_profile import check_machine
-from benchmarks.campaign.expected_seconds import COLD_START, unit_seconds
+from benchmarks.campaign.expected_seconds import cold_seconds, unit_seconds
 from benchmarks.campaign.requests import SERVED_FILLERS, TRACE
 from benchmarks.campaign.schedule import (
     Session,
@@ -114,7 +114,7 @@ def measure(args: argparse.Namespace) -> int:
     for pair in {s.pair.name: s.pair for s in todo}.values():
         check_machine(args.out / pair.name)
         make_models(pair)
-    cold = COLD_START if args.device == "cuda" else 0.0  # until one has been given its task
+    cold = cold_seconds(args.device)  # until one has been given its task
     for number, (session, process) in enumerate(started(todo)):
         folder = args.out / session.pair.name
         left = end - monotonic()
@@ -229,7 +229,8 @@ def dry_run(args: argparse.Namespace) -> None:
             phases.pop("acceptance", None)  # once a pair
         todo.append((session, phases))
     seconds = [sum(phases.values()) for _, phases in todo]
-    calls = by_calls(seconds, args.max_seconds - COLD_START * (args.device == "cuda"))
+    cold = cold_seconds(args.device)
+    calls = by_calls(seconds, args.max_seconds - cold)
     total = 0.0
     for (session, phases), needed, call in zip(todo, seconds, calls, strict=True):
         total += needed
@@ -245,7 +246,8 @@ def dry_run(args: argparse.Namespace) -> None:
             if budget < 0:
                 break
             print(f"    {taken:5.1f} s  {work.folder}")
-    print(f"about {total:.0f} s on {counted(args.gpus, 'GPU')}")
+    more = f", and {cold:.0f} to compile" if cold else ""
+    print(f"about {total:.0f} s on {counted(args.gpus, 'GPU')}{more}")
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ Imports no torch.
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 from benchmarks import eight_predictions
 from benchmarks.campaign.requests import LONG_ANSWER, NUM_LONG, RECORDED_TOKENS
@@ -20,7 +21,8 @@ from codesign.fit.roofline import Forward, Software
 # Seconds of a start: 9 s of 32 layers and 11 s of 80; 13 and 17 s where one group has all graphs.
 START_FIXED, START_LAYER, START_GROUP = 7.5, 0.045, 5.0
 BETWEEN = 5.0  # of a session beside its phases: a check, its fits, a look back and its end
-COLD_START = 26.0  # more for the first session of a call: it compiles what all of them run
+COLD_START = 26.0  # more for the first session of a machine: it compiles what all of them run
+_KERNELS = Path.home() / ".triton" / "cache"  # what has been compiled
 PROFILE, SPLIT_PROFILE, PROFILE_STEPS = 2.5, 4.5, 3700  # so many seconds and steps of eight rows
 # Of a prompt on one H200, a layer of 70B: what weights and rows do, and the host beyond graphs.
 PROMPT_LAYER, ROW_LAYER, LONG_ROW_LAYER, HOST_LAYER = 150e-6, 3.7e-6, 2.55e-6, 400e-6
@@ -83,6 +85,12 @@ def start_seconds(pair: Pair, label: str) -> float:
     layers = eight_predictions.model(pair.target).shape.layers
     group = 0.0 if "+" in label else START_GROUP
     return BETWEEN + START_FIXED + START_LAYER * layers + group
+
+
+def cold_seconds(device: str) -> float:
+    """How much longer the first session of a call takes on "cuda" or "cpu-ranks"."""
+    is_warm = device != "cuda" or (_KERNELS.is_dir() and any(_KERNELS.iterdir()))
+    return 0.0 if is_warm else COLD_START
 
 
 def profile_seconds(pair: Pair, label: str) -> float:

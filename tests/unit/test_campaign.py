@@ -253,6 +253,16 @@ def test_a_size_says_how_long_a_segment_is_and_how_many_a_stream_serves():
     assert {unit.workload for unit in session.units} == set(units.WORKLOADS)
 
 
+def test_only_a_machine_without_kernels_is_to_compile_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(expected_seconds, "_KERNELS", tmp_path / "cache")
+    assert expected_seconds.cold_seconds("cuda") == expected_seconds.COLD_START > 20.0
+    assert expected_seconds.cold_seconds("cpu-ranks") == 0.0
+    (tmp_path / "cache").mkdir()
+    assert expected_seconds.cold_seconds("cuda") == expected_seconds.COLD_START
+    (tmp_path / "cache" / "kernel").touch()
+    assert expected_seconds.cold_seconds("cuda") == 0.0
+
+
 def test_steps_are_expected_to_take_as_long_as_the_memory_of_this_gpu_takes(monkeypatch):
     pair = units.PAIRS[0]
     here = expected_seconds.step_seconds(pair, "1")
