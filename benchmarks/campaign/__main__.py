@@ -8,7 +8,13 @@
 
 Without --pair and --deployments a schedule is followed (schedule.py), pair after pair, each session
 with a budget for its runs; one whose runs had theirs leaves LABEL.spent, which may be removed to go
-on with them. A call ends by itself before its seconds are over, with 130 if there is more to do.
+on with them. With both, --plans says how many runs of each deployment come first:
+
+    python -m benchmarks.campaign --out campaign --pair llama-3-8b+llama-3.2-1b \\
+        --deployments 2,1+1 --plans 6,2,1 --seed 1
+
+--seed serves other prompts than most campaigns did; the result names it. A call ends by itself
+before its seconds are over, with 130 if there is more to do.
 
 The first calls need the GPUs (or --device cpu-ranks, which needs none), and the small models of
 ``codesign models fetch``; nothing large is downloaded. --join predicts every run from the profile
@@ -23,36 +29,24 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import IO
 
+from benchmarks.campaign.asked_sessions import seed_for, sessions
 from benchmarks.campaign.closed_profile import check_machine
-from benchmarks.campaign.requests import TRACE
+from benchmarks.campaign.expected_seconds import cold_seconds, unit_seconds
+from benchmarks.campaign.requests import SERVED_FILLERS, TRACE
 from benchmarks.campaign.schedule import (
-    COLD_START,
     Session,
-    Wanted,
     by_calls,
     note_session,
     phase_file,
     run_share,
-    scheduled,
-    unit_seconds,
 )
 from benchmarks.campaign.task import Task
-from benchmarks.campaign.units import (
-    FULL,
-    PAIRS,
-    SEGMENT,
-    SMALL,
-    Pair,
-    Size,
-    deployments,
-    find_pair,
-    grid,
-)
+from benchmarks.campaign.units import PAIRS, SEGMENT, Pair
 from codesign.config import parse_deployment
 from codesign.errors import CodesignError, counted
 from codesign.traces import load_trace
@@ -81,50 +75,34 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--run-seconds", type=float, default=math.inf, help="of a session, for runs"
     )
     parser.add_argument("--small", action="store_true", help="a small grid")
-    parser.add_argument("--segments", type=int, default=1, help="plans that replay a trace (1)")
+    parser.add_argument(
+        "--plans", metavar="STREAMS,BATCHES,REPLAYS", type=_counts,
+        help="of each of --deployments, and time for these: 4,2,1",
+    )  # fmt: skip
     parser.add_argument("--replay-seconds", type=float, default=SEGMENT.seconds, help="of a trace")
     parser.add_argument("--requests", type=float, default=1.0, help="times those of a workload (1)")
+    parser.add_argument(
+        "--seed", type=int, choices=range(len(SERVED_FILLERS) - len(PAIRS)), metavar="N",
+        help="of the requests served by the first pair; each pair has its own (all the same)",
+    )  # fmt: skip
     parser.add_argument("--full-profile", action="store_true", help="more shapes and repetitions")
     parser.add_argument("--profile-only", action="append", default=[], metavar="TARGET+DRAFT")
     parser.add_argument("--dry-run", action="store_true", help="print units and seconds only")
     parser.add_argument("--join", type=Path, metavar="FILE", help="predict and compare, no GPU")
     parser.add_argument("--remark", action="append", default=[], help="with --join, for readers")
     parser.add_argument("--report", nargs="+", type=Path, metavar="FILE", help="write the document")
-    return parser.parse_args(words)
+    args = parser.parse_args(words)
+    if args.plans and not args.deployments:
+        parser.error("--plans needs --deployments: a schedule has numbers of its own")
+    return args
 
 
-def sessions(args: argparse.Namespace) -> list[Session]:
-    """What is to be measured, in order: the schedule, unless the flags name something else."""
-    pairs = [p for p in PAIRS if p.is_inflated == (args.device == "cuda")]
-    if args.pair:
-        pairs = [find_pair(name) for name in args.pair]
-    if not args.deployments and all(pair.is_inflated for pair in pairs):
-        wanted = [w for w in scheduled(args.gpus, args.run_seconds) if w.pair in pairs]
-    else:
-        wanted = [
-            Wanted(pair, label, args.run_seconds, args.segments)
-            for pair in pairs
-            for label in labels_of(args)
-        ]
-    return [_session(args, each) for each in wanted]
-
-
-def _session(args: argparse.Namespace, wanted: Wanted) -> Session:
-    size = size_of(args, wanted.segments, wanted.batches)
-    size = replace(size, requests=wanted.share * args.requests * size.requests)
-    units = () if wanted.pair.name in args.profile_only else tuple(grid(wanted.label, size))
-    return Session(wanted.pair, wanted.label, units, wanted.run_seconds, size)
-
-
-def size_of(args: argparse.Namespace, segments: int, batches: int) -> Size:
-    """Of the grid."""
-    size = SMALL if args.small else FULL
-    return replace(size, segments=segments, batches=batches, seconds=args.replay_seconds)
-
-
-def labels_of(args: argparse.Namespace) -> list[str]:
-    """Deployments to measure."""
-    return args.deployments.split(",") if args.deployments else deployments(args.gpus)
+def _counts(text: str) -> tuple[int, ...]:
+    """Numbers of plans, as they are typed."""
+    numbers = tuple(map(int, text.split(",")))
+    if len(numbers) != 3 or min(numbers) < 0:
+        raise ValueError(text)
+    return numbers
 
 
 def measure(args: argparse.Namespace) -> int:
@@ -136,7 +114,7 @@ def measure(args: argparse.Namespace) -> int:
     for pair in {s.pair.name: s.pair for s in todo}.values():
         check_machine(args.out / pair.name)
         make_models(pair)
-    cold = COLD_START if args.device == "cuda" else 0.0  # until one has been given its task
+    cold = cold_seconds(args.device)  # until one has been given its task
     for number, (session, process) in enumerate(started(todo)):
         folder = args.out / session.pair.name
         left = end - monotonic()
@@ -214,6 +192,7 @@ def give_task(
         size=asdict(session.size) if session.units else None,
         is_quick=not args.full_profile,
         recorded=0.25 if args.small else 1.0,
+        seed=seed_for(args, session.pair),
     )
     stdin: IO[str] | None = process.stdin
     assert stdin is not None
@@ -250,7 +229,8 @@ def dry_run(args: argparse.Namespace) -> None:
             phases.pop("acceptance", None)  # once a pair
         todo.append((session, phases))
     seconds = [sum(phases.values()) for _, phases in todo]
-    calls = by_calls(seconds, args.max_seconds - COLD_START * (args.device == "cuda"))
+    cold = cold_seconds(args.device)
+    calls = by_calls(seconds, args.max_seconds - cold)
     total = 0.0
     for (session, phases), needed, call in zip(todo, seconds, calls, strict=True):
         total += needed
@@ -266,7 +246,8 @@ def dry_run(args: argparse.Namespace) -> None:
             if budget < 0:
                 break
             print(f"    {taken:5.1f} s  {work.folder}")
-    print(f"about {total:.0f} s on {counted(args.gpus, 'GPU')}")
+    more = f", and {cold:.0f} to compile" if cold else ""
+    print(f"about {total:.0f} s on {counted(args.gpus, 'GPU')}{more}")
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.campaign.coverage_luck import usual_coverage
 from benchmarks.pages import markdown
 from codesign.records import SPANS
 
@@ -88,6 +89,7 @@ def goals(results: Sequence[Result]) -> str:
             *(_plan(r, "segment", "correlation") for r in results),
         ],
         ["coverage of 80 % intervals", "70 to 90 %", *(_coverage(r) for r in results)],
+        *_usual_coverage(results),
         *_known_intervals(results),
         ["runs", "", *(str(len(r.runs())) for r in results)],
     ]
@@ -221,6 +223,14 @@ def _redrawn(results: Sequence[Result]) -> list[list[str]]:
 def _coverage(result: Result) -> str:
     inside = [is_inside(figure) for figure in judged(result)]
     return percent(_mean([float(i) for i in inside]), 0) + f" of {len(inside)}"
+
+
+def _usual_coverage(results: Sequence[Result]) -> list[list[str]]:
+    """A row, if these results say what intervals are made of: how much of it is chance."""
+    found = [usual_coverage(result.runs()) for result in results]
+    shares = ["-" if each is None else f"{each[0]:.0%} to {each[1]:.0%}" for each in found]
+    label = "the same, of intervals that are right, 8 of 10 times"
+    return [[label, "", *(share.replace("%", " %") for share in shares)]] if any(found) else []
 
 
 def _known_intervals(results: Sequence[Result]) -> list[list[str]]:

@@ -43,8 +43,18 @@ def times_sigma(run: RunComparison, fit: Fit, *, waits_for_prompts: bool) -> flo
     return math.hypot(math.sqrt(squares) / total, fit.drift(label, total, requests=batch))
 
 
-def luck_of(run: RunComparison, plan: Plan, fit: Fit, workload: Workload) -> PromptLuck:
-    """Of tokens per round: the questions of all requests are recorded, their words are others."""
+def luck_of(
+    run: RunComparison, plan: Plan, fit: Fit, workload: Workload, *, seed: int
+) -> PromptLuck:
+    """Of tokens per round: the questions of all requests are recorded, their words are others.
+
+    Args:
+        run: Which.
+        plan: It is one of.
+        fit: That predicts it.
+        workload: What it serves.
+        seed: Of its requests.
+    """
     candidate = run.candidate
     if candidate.family == "plain":
         return NO_LUCK
@@ -62,7 +72,7 @@ def luck_of(run: RunComparison, plan: Plan, fit: Fit, workload: Workload) -> Pro
         questions=recorded_questions(recorded),
         in_turn=not workload.seconds,
         rounds=rounds,
-        alike=alike(served, fit.target, workload, seed=plan.seed),
+        alike=alike(served, fit.target, workload, seed=seed),
     )
 
 

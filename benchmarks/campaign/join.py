@@ -30,7 +30,7 @@ from benchmarks.campaign.closed_profile import closed_profile, keep_machine
 from benchmarks.campaign.intervals import likely, likely_replay, luck_of, times_sigma
 from benchmarks.campaign.prompt_luck import PromptLuck
 from benchmarks.campaign.replays import NUM_DRAWS, replay_draws
-from benchmarks.campaign.requests import tokens_of
+from benchmarks.campaign.requests import seed_of, tokens_of
 from benchmarks.campaign.result_file import compact
 from benchmarks.campaign.schedule import SESSIONS
 from benchmarks.campaign.units import BATCH, WORKLOADS, Workload
@@ -87,7 +87,7 @@ def join_pair(folder: Path) -> dict[str, Any]:
     fit = fit_profile(closed_profile(folder))
     fit.save(folder / FIT_FILE)
     keep_machine(folder / FIT_FILE, folder / "closed" / PROFILE_FILE)
-    runs: list[dict[str, Any]] = []
+    seed, runs = seed_of(folder), []
     plans: list[dict[str, Any]] = []
     for workload in WORKLOADS:
         known = fit_to_these(folder, workload, fit)
@@ -99,7 +99,7 @@ def join_pair(folder: Path) -> dict[str, Any]:
                 again = validate(plan, known, paths, requests=each_its_own(requests))
             for number, run in enumerate(validation.runs):
                 twin = None if again is None else again.runs[number]
-                luck = luck_of(run, plan, fit, workload)
+                luck = luck_of(run, plan, fit, workload, seed=seed)
                 line = row(run, fit, workload, luck, twin)
                 if workload.seconds:
                     replay_figures(line, plan, run, fit, known, luck)
@@ -120,6 +120,7 @@ def join_pair(folder: Path) -> dict[str, Any]:
             "host_spread": fit.host_spread,
             "visit_spread": fit.visit_spread,
         },
+        "requests_seed": seed,
         "recorded": sum(len(group) for group in fit.acceptance.recordings.values()),
         "forms": {name: step.form for name, step in fit.steps.items()},
         "calibration": calibration_rows(fit.acceptance),

@@ -19,8 +19,9 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.campaign.blind import keep_blind
+from benchmarks.campaign.expected_seconds import RECORDING, unit_seconds
 from benchmarks.campaign.requests import bound, load_requests, recorded_prompts
-from benchmarks.campaign.schedule import RECORDING, note_session, phase_file, unit_seconds
+from benchmarks.campaign.schedule import note_session, phase_file
 from benchmarks.campaign.task import Task
 from benchmarks.campaign.units import BATCH, Unit, unit
 from codesign.acceptance import AcceptanceProfile
@@ -45,7 +46,6 @@ from codesign.prompts import BoundRequest
 from codesign.run_directory import write_run
 
 MAX_KV_TOKENS = 8 * 2048
-SEED = 0
 ALPHABET = 32  # tokens that every model has
 
 
@@ -177,9 +177,9 @@ class Measuring:
                 if due > budget:  # it had its seconds: a schedule goes on to other sessions
                     (self._folder / f"{self._task.label}.spent").touch()
                 continue
-            target = self._session.pair.models[0]
+            target, seed = self._session.pair.models[0], self._task.seed
             try:
-                requests = load_requests(self._folder, work.workload, target, cost, seed=SEED)
+                requests = load_requests(self._folder, work.workload, target, cost, seed=seed)
             except CodesignError as error:  # the other runs need not go with it
                 print(f"  {work.folder}: {error}", flush=True)
                 continue
@@ -189,7 +189,7 @@ class Measuring:
             start = self._enter(f"runs: {work.folder}")
             run = bench.serve(
                 work.candidate,
-                bound(requests, target, work.workload, seed=SEED)[: work.requests],
+                bound(requests, target, work.workload, seed=seed)[: work.requests],
                 policy,
                 max_kv_tokens=MAX_KV_TOKENS,
             )
@@ -225,7 +225,7 @@ class Measuring:
                 "target": target,
                 "draft": draft,
             },
-            seed=SEED,
+            seed=self._task.seed,
             outputs=run.outputs,
         )
 
@@ -234,11 +234,12 @@ class Measuring:
         file = self._folder / "runs" / f"{work.workload.name}.acceptance.parquet"
         if work.workload.batch == 1 or file.exists():
             return  # a stream's requests are the batch's
-        served = bound(requests, self._session.pair.models[0], work.workload, seed=SEED)
+        target, seed = self._session.pair.models[0], self._task.seed
+        served = bound(requests, target, work.workload, seed=seed)
         served = served[: work.requests]
         if any(len(run.outputs.get(r.request_id, ())) < r.max_new_tokens for r in served):
             return
-        write_table(file, rank_outputs(bench, served, run.outputs), header("profile", seed=SEED))
+        write_table(file, rank_outputs(bench, served, run.outputs), header("profile", seed=seed))
 
     def _look_back(self, bench: RankBench, deployment: Deployment) -> None:
         """How the host's pace is now, beside the profile's; for readers, no prediction sees it."""

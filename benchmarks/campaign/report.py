@@ -154,6 +154,7 @@ def document(campaigns: Mapping[str, dict[str, Any]]) -> str:
         ),
         remarks(payloads),
         blindness(results),
+        draws(results),
         goals(measured),
         TERMS.format(intervals=_intervals(results)),
         worst(measured),
@@ -240,6 +241,16 @@ def blindness(results: Sequence[Result]) -> str:
         f"- *Blind.* Each deployment's fit was written and hashed on the machine before its first "
         f"run: {same} of {len(found)} are the fits used here."
     )
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ")
+
+
+def draws(results: Sequence[Result]) -> str:
+    """Which requests the pairs served, where they are other ones than in most campaigns."""
+    seeds = {r.name: r.pair.get("requests_seed", 0) for r in results}
+    if not any(seeds.values()):
+        return ""
+    found = ", ".join(f"{seed} ({name})" for name, seed in seeds.items())
+    text = f"- *Requests served*: the questions are the same; seeds of what precedes them: {found}."
     return textwrap.fill(text, WIDTH, subsequent_indent="  ")
 
 

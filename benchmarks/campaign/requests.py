@@ -22,7 +22,7 @@ import pandas as pd
 
 from benchmarks.campaign.units import Workload
 from codesign.acceptance import AcceptanceProfile, Recording
-from codesign.artifacts import read_table
+from codesign.artifacts import header, read_table, write_table
 from codesign.errors import HardwareError, InputError
 from codesign.models import resolve_model
 from codesign.models.shape import model_shape
@@ -38,7 +38,7 @@ from codesign.prompts import (
     load_prompts,
 )
 from codesign.prompts.pool import EncodeChat
-from codesign.traces import Trace, load_trace, write_parquet
+from codesign.traces import Trace, load_trace
 
 # Of a segment: prompts of a median of 150 tokens, cut to what runs as a graph (how far the host
 # slows longer ones, 12 % of these, is luck), and answers as long as those that are recorded.
@@ -48,6 +48,8 @@ LOAD = 0.3  # of what plain decoding bears on all GPUs: where they are split, mo
 # recorded, and with which other question that material begins: each with each, in a Latin square.
 SERVED_MATERIAL = (40, 56)
 RECORDED_MATERIAL, FILLERS = (16, 32, 48, 64), (1, 7, 13, 19)
+# The same of those that are served, by their seed: beyond 0, texts that nothing is recorded behind.
+SERVED_FILLERS = (1, *(number for number in range(2, 23) if number not in FILLERS))
 MATERIALS = [
     (amount, FILLERS[(column + row) % len(FILLERS)])
     for row in range(len(FILLERS))
@@ -68,17 +70,32 @@ def load_requests(
         workload: Which.
         target: The pair's target.
         cost: Step times of the first deployment that serves it, for the rate of a segment.
-        seed: Of prompts.
+        seed: Which of ``SERVED_FILLERS``, and of a segment's prompts.
+
+    Raises:
+        InputError: If those that are there are of another seed.
     """
     file = request_file(folder, workload)
     if not file.exists():
-        trace = _segment(workload, cost) if workload.seconds else _at_once(workload, target)
+        trace = _segment(workload, cost) if workload.seconds else _at_once(workload, target, seed)
         prepared = trace
         if workload.seconds:
             prepared = prepare_trace(trace, target, seed=seed, max_requests=workload.requests)
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_parquet(prepared, file)
-    return read_table(file, kind="trace")[0]
+        write_table(file, prepared.requests, header("trace", seed=seed))
+    requests, meta = read_table(file, kind="trace")
+    if (found := meta["seed"] or 0) != seed:
+        raise InputError(
+            f"{file} has the requests of seed {found}, not {seed}: those that a pair serves are "
+            f"made once. Fix: --seed as before, or --out with another folder"
+        )
+    return requests
+
+
+def seed_of(folder: Path) -> int:
+    """Of the requests that a pair serves, below whose folder they are; 0 if there are none yet."""
+    files = sorted((folder / "requests").glob("*.parquet"))
+    return read_table(files[0], kind="trace")[1]["seed"] or 0 if files else 0
 
 
 def request_file(folder: Path, workload: Workload) -> Path:
@@ -92,7 +109,7 @@ def bound(
     """Requests with token ids; those of a segment as ``codesign run`` binds them."""
     directory = resolve_model(target)
     if not workload.seconds:
-        return served_prompts(directory, workload)
+        return served_prompts(directory, workload, seed=seed)
     return bind_prompts(
         requests,
         load_prompts("run"),
@@ -122,11 +139,12 @@ def alike(
     return {}
 
 
-def served_prompts(target: Path, workload: Workload) -> list[BoundRequest]:
+def served_prompts(target: Path, workload: Workload, *, seed: int) -> list[BoundRequest]:
     """Each kind of question in turn, all there from the start, and again behind more material."""
     turns = -(-workload.requests // len(load_prompts("run")))
     encode = _encoder(target)
-    asked = [_behind(encode, n, workload.output_tokens) for n in SERVED_MATERIAL[:turns]]
+    tokens, filler = workload.output_tokens, SERVED_FILLERS[seed]
+    asked = [_behind(encode, amount, tokens, filler) for amount in SERVED_MATERIAL[:turns]]
     found = [request for group in asked for request in _mixed(group)]
     return _numbered(found[: workload.requests])
 
@@ -227,12 +245,12 @@ def _numbered(requests: list[BoundRequest], first: int = 0) -> list[BoundRequest
     return [dataclasses.replace(r, request_id=number) for number, r in enumerate(requests, first)]
 
 
-def _at_once(workload: Workload, target: str) -> Trace:
+def _at_once(workload: Workload, target: str, seed: int) -> Trace:
     """What is served, as a trace; of as many tokens as asked for where the target is not here."""
     count = workload.requests
     lengths, kinds = [1] * count, [CATEGORIES[i % len(CATEGORIES)] for i in range(count)]
     with contextlib.suppress(InputError, HardwareError):  # the target is not on this machine
-        asked = served_prompts(resolve_model(target), workload)
+        asked = served_prompts(resolve_model(target), workload, seed=seed)
         lengths, kinds = [r.prompt_tokens for r in asked], [r.category for r in asked]
     requests = pd.DataFrame(
         {

@@ -1,39 +1,21 @@
-"""When a campaign measures what, and about how long it takes.
-
-Seconds are those of the campaigns of 2026-11-23 on H200s: starts, profiles, prompts by the token;
-steps by a roofline of the engine on this machine's GPU. Imports no torch.
-"""
+"""When a campaign measures what. Imports no torch."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from benchmarks import eight_predictions
-from benchmarks.campaign.requests import LONG_ANSWER, NUM_LONG, RECORDED_TOKENS
+from benchmarks.campaign.expected_seconds import (
+    profile_seconds,
+    recording_seconds,
+    start_seconds,
+    unit_seconds,
+)
 from benchmarks.campaign.units import FULL, LEADING, PAIRS, Pair, Size, Unit
-from benchmarks.this_device import this_device
-from codesign.config import parse_deployment
-from codesign.fit.prompt_stairs import LONGEST
-from codesign.fit.roofline import Forward, Software
-
-START_FIXED, START_LAYER = 6.0, 0.08  # seconds of a start: 8.5 s of 32 layers, 12.5 s of 80
-COLD_START = 18.0  # more for the first session of a call: it compiles what all of them run
-PROFILE, SPLIT_PROFILE, PROFILE_STEPS = 2.5, 4.5, 3700  # so many seconds and steps of eight rows
-# Of a prompt on one H200, a layer of 70B: what weights and rows do, and the host beyond graphs.
-PROMPT_LAYER, ROW_LAYER, LONG_ROW_LAYER, HOST_LAYER = 150e-6, 3.7e-6, 2.55e-6, 400e-6
-RANK = 0.01  # of a recorded request, for the draft's opinion of it
-NUM_RECORDED = (108, 21_800)  # requests at least, and prompt tokens of all
-RECORDING = 18.0  # seconds after which no more are begun, of
-MOST_RECORDED, RECORDED_AT_ONCE = 396, 24
-SERVED_PROMPT = 256  # rows of the graph of 140 tokens
-TOKENS_A_ROUND = 2.1  # as served
-CPU_START, CPU_STEP, CPU_PROFILE = 8.0, 0.01, 30.0  # of tiny models
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +27,8 @@ class Wanted:
         label: Of the deployment.
         run_seconds: Most seconds for its runs.
         segments: Plans that replay a trace.
-        batches: Of the leading plans, those that serve a batch.
+        batches: Plans that serve a batch before any others serve anything.
+        streams: The same of one stream.
     """
 
     pair: Pair
@@ -53,6 +36,7 @@ class Wanted:
     run_seconds: float
     segments: int = 0
     batches: int = LEADING
+    streams: int = LEADING
 
     @property
     def share(self) -> float:
@@ -95,7 +79,7 @@ SCHEDULES = {1: _ON_ONE, 2: _ON_TWO, 4: (*_ON_TWO[:2], *_ON_FOUR, *_ON_TWO[2:], 
 BLIND = "blind"  # folder of the fits that runs are predicted from, below their pair's
 SESSIONS = "sessions.jsonl"  # a line for each, below its pair's folder
 MOST_SHARE, LEAST_SHARE = 2.0, 0.5  # of the seconds wanted for runs
-SLOWER = 1.25  # times a guess: what all but runs takes where the host is slow
+SLOWER = 1.1  # times a guess: what all but runs takes where the host is slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +129,7 @@ class Session:
         if self.left(folder) and not self._is_spent(folder):
             guess = sum(unit_seconds(u, self.pair) for u in self.left(folder))
             phases["runs"] = min(guess, share * self.run_seconds)
-        return {"start": start_seconds(self.pair), **phases} if phases else {}
+        return {"start": start_seconds(self.pair, self.label), **phases} if phases else {}
 
     def _is_spent(self, folder: Path) -> bool:
         """Whether its runs have had their seconds: a schedule goes on to the next session."""
@@ -188,92 +172,6 @@ def is_profiled(folder: Path, label: str) -> bool:
     """Whether a part of a pair's profile is there."""
     profile = folder / "profile"
     return (profile / "profile.json").exists() or (profile / "parts" / f"{label}.parquet").exists()
-
-
-@cache
-def _software() -> Software:
-    steps = eight_predictions.known_steps(
-        sorted(eight_predictions.RESULTS.glob("engine_steps_*_h200.json"))
-    )
-    return eight_predictions.software_of(steps)
-
-
-def _forward(name: str, gpus: int) -> Forward:
-    return Forward(eight_predictions.model(name), this_device(), gpus, _software())
-
-
-def _sides(label: str) -> tuple[int, int]:
-    """GPUs of the target and of the draft."""
-    deployment = parse_deployment(label)
-    return deployment.target_workers, deployment.draft_workers or deployment.target_workers
-
-
-def step_seconds(pair: Pair, label: str) -> tuple[float, float]:
-    """About how long a step of eight rows takes, of target and draft."""
-    if not pair.is_inflated:
-        return CPU_STEP, CPU_STEP / 2.0
-    target, draft = (
-        _forward(name, gpus).delta
-        for name, gpus in zip((pair.target, pair.draft), _sides(label), strict=True)
-    )
-    return target, draft
-
-
-def prompt_seconds(pair: Pair, label: str, tokens: float) -> float:
-    """Of a prompt of so many tokens, both models, where they take turns or not."""
-    if not pair.is_inflated:
-        return tokens * CPU_STEP / 50.0
-    seconds = 0.0
-    for name, gpus in zip((pair.target, pair.draft), _sides(label), strict=True):
-        shape = eight_predictions.model(name).shape
-        size = shape.hidden * shape.intermediate / (8192 * 28672) / gpus
-        beyond = max(tokens - LONGEST, 0.0)
-        layer = size * (PROMPT_LAYER + ROW_LAYER * min(tokens, LONGEST) + LONG_ROW_LAYER * beyond)
-        seconds += shape.layers * (max(layer, HOST_LAYER) if beyond else layer)
-    return seconds
-
-
-def start_seconds(pair: Pair) -> float:
-    """Until ranks are up and models are made."""
-    if not pair.is_inflated:
-        return CPU_START
-    return START_FIXED + START_LAYER * eight_predictions.model(pair.target).shape.layers
-
-
-def profile_seconds(pair: Pair, label: str) -> float:
-    """Of one deployment's part of a profile."""
-    fixed = SPLIT_PROFILE if "+" in label else PROFILE
-    if not pair.is_inflated:
-        return CPU_PROFILE
-    return fixed + PROFILE_STEPS * step_seconds(pair, label)[0]
-
-
-def recording_seconds(pair: Pair, label: str) -> float:
-    """Of recording acceptance."""
-    fewest, prompt_tokens = NUM_RECORDED
-    step = step_seconds(pair, label)[0] / 8.0  # of a request among eight
-    one = step * RECORDED_TOKENS + RANK
-    one += prompt_seconds(pair, label, prompt_tokens / fewest)
-    least = fewest * one + NUM_LONG * RECORDED_AT_ONCE * step * (LONG_ANSWER - RECORDED_TOKENS)
-    return min(max(least, RECORDING + RECORDED_AT_ONCE * one), MOST_RECORDED * one)
-
-
-def unit_seconds(work: Unit, pair: Pair) -> float:
-    """About how long a run takes."""
-    label = work.candidate.deployment.label
-    target, draft = step_seconds(pair, label)
-    load, spec = work.workload, work.candidate.speculation
-    if load.seconds:
-        return load.seconds + 1.5
-    rounds = work.requests * load.output_tokens / min(load.batch, work.requests)
-    seconds = target
-    if spec.kind != "plain":
-        drafting = draft * max(spec.expansions, spec.max_depth)
-        rounds /= TOKENS_A_ROUND
-        tiles = -(-spec.max_rows * min(load.batch, load.requests) // 8) if load.batch > 1 else 1
-        seconds = target * max(1.0, 0.75 * tiles)
-        seconds = max(seconds, drafting) if spec.is_async else seconds + drafting
-    return rounds * seconds + work.requests * prompt_seconds(pair, label, SERVED_PROMPT)
 
 
 def run_share(phases: Sequence[dict[str, float]], left: float) -> float:

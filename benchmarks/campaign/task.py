@@ -25,6 +25,7 @@ class Task:
         size: Of the grid; None for none.
         is_quick: Of the profile.
         recorded: Share of the prompts whose acceptance is recorded.
+        seed: Of the requests that are served.
     """
 
     out: str
@@ -36,6 +37,7 @@ class Task:
     size: Mapping[str, Any] | None
     is_quick: bool = True
     recorded: float = 1.0
+    seed: int = 0
 
     @property
     def session(self) -> Session:

@@ -105,9 +105,10 @@ class Size:
         depths: Of trees.
         chains: By name.
         segments: Plans that replay a segment.
-        batches: Plans that serve a batch before all plans serve a stream.
+        batches: Plans that serve a batch before any others serve anything.
         requests: Share of each workload's.
         seconds: Of a segment.
+        streams: Plans that serve a stream before any others serve anything.
     """
 
     rows: Sequence[int] = ROWS
@@ -117,6 +118,7 @@ class Size:
     requests: float = 1.0
     batches: int = LEADING
     seconds: float = SEGMENT.seconds
+    streams: int = LEADING
 
     def of(self, workload: Workload) -> Workload:
         """A workload of this size."""
@@ -174,7 +176,7 @@ def grid(label: str, size: Size) -> list[Unit]:
         streams, batches = (_ordered(first, every) for first in (STREAM_FIRST, BATCH_FIRST))
     leading, others = [], []
     for number, (stream, batch) in enumerate(zip(streams, batches, strict=True)):
-        first = leading if number < LEADING else others
+        first = leading if number < size.streams else others
         first.append(unit(deployment, stream, size.of(STREAM)))
         first = leading if number < size.batches else others
         first.append(unit(deployment, batch, size.of(BATCH)))

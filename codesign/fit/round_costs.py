@@ -56,6 +56,7 @@ def fit_costs(
     costs: dict[str, RoundCost] = {}
     fits: dict[str, StepFit] = {}
     errors: dict[str, float] = {}
+    told: set[str] = set()  # deployments whose own rows of forwards say what the first waits for
     for label, part in steps.groupby("deployment", sort=False):
         label, is_split = str(label), "+" in str(label)
         for op in FORWARDS:
@@ -93,13 +94,14 @@ def fit_costs(
                 chains = chains.assign(seconds=chains["seconds"] - chosen)
             times["draft"], constants[besides] = _with_chains(times["draft"], chains)
             constants |= _after_misses(times["draft"], part, constants)
+            told.add(label)
         if on_ranks:
             times |= {op: replace(times[op], apart=True) for op in PROMPTS}
         # Both engines run a chunk of prompts in a forward of its own, beside the round's.
         costs[label] = RoundCost(**times, **constants, shares_forwards=False)
     if not costs:
         raise InputError(f"the profile has no timings. {MEASURE}")
-    return _with_first_forwards(costs), fits, errors
+    return _with_first_forwards(costs, told), fits, errors
 
 
 def _with_loop(target: StepTime, part: pd.DataFrame) -> StepTime:
@@ -175,15 +177,19 @@ def _after_misses(
     return {"first_alone": max(float(beyond.median()), 0.0)}
 
 
-def _with_first_forwards(costs: dict[str, RoundCost]) -> dict[str, RoundCost]:
+def _with_first_forwards(costs: dict[str, RoundCost], told: set[str]) -> dict[str, RoundCost]:
     """Splits whose profile is of before rows of forwards were timed there wait as others do.
 
     It is the host that the first forward waits for, and a forward was timed as the mean of three.
+
+    Args:
+        costs: By deployment.
+        told: Deployments whose own profile says what it waits for, and be it nothing.
     """
     first = next((cost.choice_alone for cost in costs.values() if cost.choice_alone), 0.0)
     found = {}
     for label, cost in costs.items():
-        if "+" in label and first and not cost.first_alone:
+        if "+" in label and first and label not in told:
             less = pd.Series([-first / _TIMED_IN_A_ROW], [1])
             draft = replace(cost.draft, alone=_shifted(cost.draft.alone or _NOTHING, less))
             cost = replace(cost, draft=draft, first_alone=first)

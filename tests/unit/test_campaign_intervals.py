@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.campaign import intervals, replays, units
+from benchmarks.campaign.coverage_luck import usual_coverage
 from benchmarks.campaign.prompt_luck import PromptLuck
 from codesign.candidate import Interval
 from codesign.config import Deployment
@@ -117,3 +118,24 @@ def test_draws_of_a_replay_are_as_unsure_as_the_fit(machine_fit):
         factor = each.draft_prefill(100) / cost.draft_prefill(100)
         once = replace(cost, draft_prefill=cost.draft_prefill.scaled(factor))
         assert each.draft_prompt(100) == pytest.approx(once.draft_prompt(100))
+
+
+def test_the_coverage_of_plans_that_share_their_prompts_is_mostly_chance():
+    """As of one figure it is all or nothing; of many that share nothing it is near 80 %."""
+
+    def runs(names: tuple[str, ...], parts: list[float], deployments: list[str]) -> list[dict]:
+        return [
+            {"workload": "stream", "label": f"chain-1 on {label}, batch 1",
+             "parts": dict.fromkeys(names, parts)}
+            for label in deployments
+        ]  # fmt: skip
+
+    each, both = [str(number) for number in range(200)], ("acceptance_length", "tpot_mean")
+    assert usual_coverage(runs(both, [0.0, 0.02, 0.01, 0.0], each)) == (0.0, 1.0)
+    low, high = usual_coverage(runs(both, [0.02, 0.0, 0.0, 0.0], each))
+    assert 0.76 < low < 0.8 < high < 0.84
+    steps = ("tpot_mean",), [0.0, 0.0, 0.0, 0.02]
+    low, high = usual_coverage(runs(*steps, each))
+    assert 0.74 < low < 0.8 < high < 0.86
+    assert usual_coverage(runs(*steps, ["2"] * 200)) == (0.0, 1.0)
+    assert usual_coverage([{"workload": "stream", "label": "chain-1 on 2"}]) is None

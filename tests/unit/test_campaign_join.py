@@ -176,7 +176,7 @@ def test_runs_that_do_as_predicted_are_found_to(folder, tmp_path):
     file = tmp_path / "result.json"
     join.write_result(folder, file)
     (pair,) = json.loads(file.read_text())["pairs"]
-    assert pair["pair"] == PAIR
+    assert (pair["pair"], pair["requests_seed"]) == (PAIR, 0)
     assert {run["workload"] for run in pair["runs"]} == {"stream", "batch", "segment"}
     for run in pair["runs"]:
         predicted, low, high, measured = run["figures"]["tpot_mean"][:4]

@@ -7,29 +7,33 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
+import pytest
 
-from benchmarks.campaign import ranks, schedule, units
+from benchmarks.campaign import expected_seconds, ranks, schedule, units
 from benchmarks.campaign import requests as campaign_requests
 from codesign.acceptance import AcceptanceProfile, Recording
 from codesign.config import Deployment
+from codesign.errors import InputError
 from codesign.profiler.store import PartStore, ProfileSettings
 from codesign.prompts import BoundRequest
+from codesign.traces import Trace, write_parquet
 
 
 def test_prompts_that_are_served_are_none_of_those_recorded_and_ask_the_same(tiny_models):
     first, *more = campaign_requests.recorded_prompts(tiny_models[0])
     recorded = [r for group in (first, *more) for r in group]
-    served = campaign_requests.served_prompts(tiny_models[0], units.STREAM)
+    served = campaign_requests.served_prompts(tiny_models[0], units.STREAM, seed=0)
     assert len(served) == units.STREAM.requests == 24
-    twice = campaign_requests.served_prompts(tiny_models[0], replace(units.STREAM, requests=48))
+    more_of_them = replace(units.STREAM, requests=48)
+    twice = campaign_requests.served_prompts(tiny_models[0], more_of_them, seed=0)
     assert twice[:24] == served
     assert len({r.prompt_ids for r in twice}) == 48
     assert not {r.prompt_ids for r in recorded} & {r.prompt_ids for r in twice}
     assert len({r.prompt_ids for r in recorded}) == len(recorded)
     assert sorted(r.request_id for r in recorded) == list(range(len(recorded)))
     assert {len(group) for group in more} == {24}
-    assert len(first) == schedule.NUM_RECORDED[0]
-    assert len(recorded) == schedule.MOST_RECORDED
+    assert len(first) == expected_seconds.NUM_RECORDED[0]
+    assert len(recorded) == expected_seconds.MOST_RECORDED
     kinds = [r.category for r in first]
     for category in {r.category for r in served}:
         assert kinds.count(category) == 16
@@ -40,6 +44,32 @@ def test_prompts_that_are_served_are_none_of_those_recorded_and_ask_the_same(tin
     assert len(fewer) == 24 + 12
     questions = {r.prompt_ids[-20:] for r in recorded}
     assert {r.prompt_ids[-20:] for r in served} <= questions
+    seen = {r.prompt_ids for r in (*recorded, *twice)}
+    for seed in range(1, len(campaign_requests.SERVED_FILLERS)):
+        other = campaign_requests.served_prompts(tiny_models[0], units.STREAM, seed=seed)
+        assert [r.category for r in other] == [r.category for r in served]
+        assert {r.prompt_ids[-20:] for r in other} <= questions
+        assert not seen & {r.prompt_ids for r in other}
+        seen |= {r.prompt_ids for r in other}
+
+
+def test_requests_that_a_pair_serves_are_of_one_seed(tmp_path, tiny_models, machine_fit):
+    target, cost = str(tiny_models[0]), machine_fit.costs["2"]
+    assert campaign_requests.seed_of(tmp_path) == 0
+    for workload in (units.BATCH, units.SEGMENT):
+        made = [
+            campaign_requests.load_requests(tmp_path, workload, target, cost, seed=2)
+            for _ in range(2)
+        ]
+        assert made[0].equals(made[1])
+        with pytest.raises(InputError, match="has the requests of seed 2, not 0"):
+            campaign_requests.load_requests(tmp_path, workload, target, cost, seed=0)
+    assert campaign_requests.seed_of(tmp_path) == 2
+    old = Trace("stream", made[0], "campaign", (), "")  # as campaigns before wrote them
+    write_parquet(old, campaign_requests.request_file(tmp_path / "old", units.STREAM))
+    assert campaign_requests.seed_of(tmp_path / "old") == 0
+    asked = campaign_requests.load_requests(tmp_path / "old", units.STREAM, target, None, seed=0)
+    assert len(asked) == len(made[0])
 
 
 def test_acceptance_is_recorded_of_more_prompts_as_long_as_there_is_time(monkeypatch):
@@ -113,7 +143,7 @@ def test_what_plain_decoding_said_is_ranked_for_batches_and_replays_where_it_is_
     monkeypatch.setattr(ranks, "bound", lambda *args, seed: asked)
     monkeypatch.setattr(ranks, "rank_outputs", lambda bench, served, outputs: table)
     measuring = object.__new__(ranks.Measuring)
-    measuring._folder = tmp_path
+    measuring._folder, measuring._task = tmp_path, SimpleNamespace(seed=0)
     measuring._session = SimpleNamespace(pair=SimpleNamespace(models=("target", "draft")))
     runs = tmp_path / "runs"
     runs.mkdir()

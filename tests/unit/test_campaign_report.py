@@ -51,6 +51,12 @@ def test_the_same_pair_on_two_gpus_has_two_columns(tmp_path):
     assert "|  | goal | a+b, H200 | a+b, H100 |" in report.document(report.read(files))
 
 
+def test_requests_of_another_seed_are_told():
+    old, other = (report.Result("H200", result() | more) for more in ({}, {"requests_seed": 3}))
+    assert report.draws([old]) == ""
+    assert "3 (a+b, H200)" in report.draws([other])
+
+
 def test_a_session_that_is_cut_is_noted_with_the_phase_that_it_was_in(tmp_path, capsys):
     __main__.note_cut(tmp_path, "2", "ended here after 170 s")  # it came to its end
     assert capsys.readouterr().out == ""

@@ -788,6 +788,24 @@ def test_a_split_whose_rows_of_forwards_were_not_timed_waits_for_the_host_as_oth
     assert cost.draft(8, 99, 4) == before.draft(8, 99, 4)
 
 
+def test_a_split_whose_rounds_say_that_a_first_forward_waits_for_nothing_keeps_that():
+    """A fit of all deployments is the one that was made of its own before its first run."""
+    timed, _ = steps_by_bucket("draft")
+    others = whole_profile()
+    others = others.loc[others["op"] != "draft"]
+    rows = [("2", "drafted", n, 1, 60, False, n * 1.03e-3 + 9e-5) for n in (2, 7, 7)]
+    rows += [("1+1", "drafted", n, 1, 60, True, n * 1e-3 + 9e-5) for n in (2, 7, 7)]
+    rows += [("1+1", "missed", 3, 1, 60, False, 9e-4)] * 6
+    frame = pd.concat(
+        [others, timed, timed.assign(deployment="1+1", beside=True),
+         pd.DataFrame(rows, columns=list(STEP_COLUMNS))]
+    )  # fmt: skip
+    alone = fit_costs(frame.loc[frame["deployment"] == "1+1"], on_ranks=True)[0]["1+1"]
+    cost = fit_costs(frame, on_ranks=True)[0]
+    assert cost["2"].choice_alone > 5e-5 > alone.first_alone == 0.0
+    assert cost["1+1"] == alone
+
+
 def test_a_message_about_more_requests_takes_longer():
     others = whole_profile()
     others = others.loc[others["op"] != "link"]
