@@ -127,6 +127,7 @@ def _serve_on(
     """Every policy of a way to split, on one start of its ranks; how many runs there was time."""
     from codesign.engine.run import PolicySetup
     from codesign.profiler.rank_parts import RankMeasurer
+    from codesign.profiler.steps import MAX_REQUESTS
     from codesign.profiler.store import ProfileSettings
 
     settings = ProfileSettings(
@@ -139,8 +140,8 @@ def _serve_on(
     )
     served, longest = 0, args.length
     requests = {name: _bound(args.folder, name, fit.target) for name in args.segments.split(",")}
-    start = monotonic()
-    with RankMeasurer(settings).bench(parse_deployment(deployment), args.batch + 1) as bench:
+    start, num_slots = monotonic(), max(args.batch, MAX_REQUESTS) + 1  # a bench fills so many
+    with RankMeasurer(settings).bench(parse_deployment(deployment), num_slots) as bench:
         print(f"{deployment}: started in {monotonic() - start:.1f} s", flush=True)
         _warm_up(
             bench, fit, deployment, [r for asked in requests.values() for r in asked], args.batch

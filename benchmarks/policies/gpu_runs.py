@@ -31,10 +31,12 @@ RUNS = (
     "ranks-8b-told-h100",
     "ranks-70b-24-h200x2",
     "ranks-8b-24-h200x2",
+    "ranks-70b-24-h200x4",
+    "ranks-8b-24-h200x4",
 )
 BURST = "ranks-70b-burst"
 _NUMBERS = {1: "one", 2: "two", 4: "four"}
-_SHOWN = (SERIAL, SPECSERVE, "chain-1", "chain-3", "plain again")
+_SHOWN = (SERIAL, SPECSERVE, ASYNC, f"{ASYNC} again", "chain-1", "chain-3", "plain again")
 _OLD_SPLIT = {"70B": "ranks", "8B": "ranks-8b"}  # the only runs of asynchronous policies
 
 
@@ -44,6 +46,7 @@ class Row:
 
     Attributes:
         found: Figures by policy, each with those simulated for the same requests.
+        split: What asynchronous policies ran on, such as "3+1"; "" without any.
     """
 
     run: str
@@ -51,6 +54,7 @@ class Row:
     segment: str
     gpus: int
     found: Mapping[str, Mapping[str, Any]]
+    split: str = ""
 
     @property
     def place(self) -> str:
@@ -86,7 +90,8 @@ def rows_of(results: Results, runs: Sequence[str] = RUNS) -> list[Row]:
             ways = below(results, f"{run}/{segment}")
             gpus = max(parse_deployment(way.rpartition(" on ")[2]).num_workers for way in ways)
             found = {way.rpartition(" on ")[0]: figures for way, figures in ways.items()}
-            row = Row(run, about or {}, segment, gpus, found)
+            split = next((way.rpartition(" on ")[2] for way in ways if "+" in way), "")
+            row = Row(run, about or {}, segment, gpus, found, split)
             old = newest.get((row.place, segment))
             if old is None or old.about["created"] < row.about["created"]:
                 newest[row.place, segment] = row
@@ -111,7 +116,7 @@ def runs_section(results: Results) -> str:
     parts = [_HEAD, *[_place(place, found) for place, found in places.items()]]
     burst = next((row for row in rows if row.run == BURST), None)
     parts += [_burst(burst)] if burst else []
-    return "\n\n".join([*parts, _asynchronous(results)])
+    return "\n\n".join([*parts, _asynchronous(results, rows)])
 
 
 _HEAD = """\
@@ -127,7 +132,7 @@ that ships, of another machine ("shipped"): then the simulation is a prediction.
 Cells are mean latency of plain decoding divided by the policy's, and in brackets the same simulated
 for the same requests. "Plain again" is a second run of plain decoding: how far it is from 1 says
 how well a row is known. "In SLO" is the share of requests within the targets: batch tree / best of
-the others. Outputs are those of plain decoding, token for token, in all rows of tables. A line
+the others. Outputs are those of plain decoding on the same GPUs, token for token. A line
 below each table says what explains the differences: time of prompts and of the target's steps
 relative to the fit; what drafting takes per round beyond the draft's steps (deciding included;
 median of the rows below load 1); and the rank correlation of measured and simulated latencies,
@@ -153,11 +158,16 @@ def _place(place: str, rows: Sequence[Row]) -> str:
             (trace.name, f"{load:g}", day, row.about["batch"], plain["num_requests"],
              in_ms(plain["latency_mean"]), *cells, _in_slo(row))
         )  # fmt: skip
-    head = ("trace", "load", "day, fit", "at once", "requests", "plain, ms", *shown, "in SLO")
+    names = [f"{policy} on {_split_of(rows)}" if policy == ASYNC else policy for policy in shown]
+    head = ("trace", "load", "day, fit", "at once", "requests", "plain, ms", *names, "in SLO")
     remarks = [results["remark"] for results in _abouts(rows) if results.get("remark")]
     return "\n\n".join(
         [f"### Measured on {place}", markdown(head, table), _explained(rows), *remarks]
     )
+
+
+def _split_of(rows: Sequence[Row]) -> str:
+    return next((row.split for row in rows if row.split), "")
 
 
 def _abouts(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
@@ -180,6 +190,7 @@ def attained(row: Row, scale: str | None = None) -> tuple[float, float]:
 
 def _explained(rows: Sequence[Row]) -> str:
     found = [figures for row in rows for figures in row.found.values()]
+    together, apart = _on_split(rows, False), _on_split(rows, True)
     beyond = {
         policy: f"{1e3 * np.median(taken):.2f}"
         for policy in (SERIAL, SPECSERVE, "chain-1")
@@ -187,13 +198,22 @@ def _explained(rows: Sequence[Row]) -> str:
     }
     drafting = ", ".join(f"{policy} {taken}" for policy, taken in beyond.items())
     ranks = [rank_correlation(row.found) for row in rows if "chain-1" in row.found]
-    same = all(f.get("same_outputs") == f["num_requests"] for f in found)
+    same = all(f.get("same_outputs") == f["num_requests"] for f in together)
+    equal, asked = (sum(f[key] for f in apart) for key in ("same_outputs", "num_requests"))
+    place = f" On {_split_of(rows)} a target rounds differently"
+    differ = f"{place}: {equal} of {asked} outputs are equal." if asked else ""
     return (
         f"Prompts: {_range([f['prompts'] for f in found])} of the fit; target steps: "
         f"{_range([f['target_steps'] for f in found])}; drafting beyond steps, ms: "
-        f"{drafting}. Rank correlation with simulation: {_range(ranks)}."
-        f"{'' if same else ' SOME OUTPUTS DIFFER.'}"
+        f"{drafting}.{f' Rank correlation with simulation: {_range(ranks)}.' if ranks else ''}"
+        f"{'' if same else ' SOME OUTPUTS DIFFER.'}{differ}"
     )
+
+
+def _on_split(rows: Sequence[Row], is_async: bool) -> list[Mapping[str, Any]]:
+    """Figures of the policies whose draft has GPUs of its own, or of the others."""
+    pairs = [pair for row in rows for pair in row.found.items()]
+    return [figures for policy, figures in pairs if policy.startswith("async-") == is_async]
 
 
 def _beyond(rows: Sequence[Row], policy: str) -> list[float]:
@@ -239,7 +259,7 @@ attains as much as any other policy or more at every scale.
 {markdown(head, table)}"""
 
 
-def _asynchronous(results: Results) -> str:
+def _asynchronous(results: Results, rows: Sequence[Row]) -> str:
     """Speedups of asynchronous batch trees on 1+1; they ran once."""
     said = []
     for pair, run in _OLD_SPLIT.items():
@@ -251,10 +271,11 @@ def _asynchronous(results: Results) -> str:
                 said.append(f'{ratio:.2f} ({pair}, "{segment}")')
     if not said:
         return ""
+    above = "On four H200s: see above. " if any(row.split for row in rows) else ""
     return f"""\
 ### Measured asynchronously
 
-Asynchronous batch trees ran on two H200s alone (1+1, load 0.7, 22 November, older kernels), where
-they lose, as simulated. Speedups over plain decoding on both: {", ".join(said)}. A target on one
-GPU rounds differently, so these outputs differ from those on two. On eight GPUs nothing was
-measured."""
+{above}Asynchronous batch trees ran on two H200s alone (1+1, load 0.7, 22 November, older kernels),
+where they lose, as simulated. Speedups over plain decoding on both: {", ".join(said)}.
+A target on one GPU rounds differently, so these outputs differ from those on two. On eight GPUs
+nothing was measured."""

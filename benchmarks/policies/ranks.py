@@ -142,7 +142,7 @@ def rank_correlation(found: Mapping[str, Mapping[str, Any]], kind: str = "simula
         found: Figures by policy and split.
         kind: "simulated", or "prompts_known": after prompts took what they did in each run.
     """
-    ways = [way for way in found if not way.startswith("plain again")]
+    ways = [way for way in found if "again" not in way.split()]
     measured = [found[way]["latency_mean"] for way in ways]
     simulated = [found[way][kind]["latency_mean"] for way in ways]
     ranks = np.argsort(np.argsort([measured, simulated], axis=1), axis=1)

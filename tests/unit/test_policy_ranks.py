@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from benchmarks import compare_policies
+from benchmarks.pages import reflow
+from benchmarks.policies import gpu_runs, ranks, splits
 from benchmarks.policies.cases import SEGMENTS
-from benchmarks.policies.segments import LOAD, segment
+from benchmarks.policies.run_figures import figures_of
+from benchmarks.policies.segments import LOAD, segment, target_of
 from benchmarks.policy_ranks import SERIAL, SPLIT, candidates_of, main
+from codesign.artifacts import header, write_json, write_table
+from codesign.config import Serving
 from codesign.errors import InputError
 from codesign.fit import Fit
 from codesign.fit.shipped import shipped_pair
+from codesign.run_directory import write_run
+from codesign.sim import simulate
 from codesign.traces.catalog import bundled_path
 
 PAIR = ("llama-3-70b:int4", "llama-3.2-1b:int4")
@@ -69,6 +78,60 @@ def test_a_wrong_name_ends_in_one_line_before_anything_starts(
     assert line.startswith("policy_ranks.py: ")
     assert wrong in line
     assert not folder.exists()
+
+
+def _serve(folder: Path, traces: Path) -> None:
+    """Write what ``serve`` does on four GPUs, with the simulator in their place."""
+    path = shipped_pair("h200", "llama-3.1-8b:int4", "llama-3.2-1b:int4")
+    assert path is not None
+    fit = Fit.load(path)
+    folder.mkdir()
+    for file in (path, path.with_name("fit.acceptance.parquet")):
+        shutil.copy(file, folder)
+    slo = target_of(fit.costs["4"])
+    requests = segment("conv@0.3", traces, fit.costs["4"], 1.0, 8)
+    write_table(folder / "conv@0.3.parquet", requests, header("trace", seed=1))
+    about = {"slo": asdict(slo), "segments": ["conv@0.3"], "fit": path.name, "batch": 8}
+    write_json(folder / "about.json", {**header("policies", seed=1), **about, "ships": True})
+    for way, labels in (("4", ("plain", *SERIAL[1:3], "plain again")), ("3+1", SPLIT[:1])):
+        for policy, candidate in candidates_of(labels, way).items():
+            records = simulate(requests, candidate, fit, serving=Serving(), slo=slo, seed=7)
+            summary = {"label": policy, "candidate": candidate.to_dict()}
+            outputs = {i: [int(way == "4" or i > 0)] for i in range(len(requests))}
+            write_run(
+                folder / "runs" / "conv@0.3" / policy.replace(" ", "_"), records, origin="measured",
+                summary={**summary, "metrics": figures_of(records, slo)}, seed=1, outputs=outputs,
+            )  # fmt: skip
+
+
+def test_runs_on_four_gpus_are_joined_and_shown_beside_the_map(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(bundled_path("conv-twin"), tmp_path / "AzureLLMInferenceTrace_conv.csv")
+    _serve(tmp_path / "runs", tmp_path)
+    monkeypatch.setattr(ranks, "NUM_SEEDS", 1)
+    out, key = tmp_path / "policies.json", "ranks-8b-24-h200x4"
+    flags = ["join", str(tmp_path / "runs"), "--out", str(out), "--key", key]
+    monkeypatch.setattr(sys, "argv", ["policy_ranks.py", *flags])
+    main()
+    assert "async-batch-tree-16x2x8 on 3+1" in capsys.readouterr().out
+    results = json.loads(out.read_text())
+    (row,) = splits.measured_rows(results)
+    assert (row.gpus, row.split, row.label) == (4, "3+1", "8B + 1B, 4 GPUs, conv at 0.3")
+    measured, simulated = row.speedup("async-batch-tree-16x2x8") or (0.0, 0.0)
+    assert measured == pytest.approx(simulated, rel=0.1)  # another seed
+    assert measured > 1.05
+    page = gpu_runs.runs_section(results)
+    assert "SOME OUTPUTS DIFFER" not in page
+    count = row.found["plain"]["num_requests"]
+    assert f"On 3+1 a target rounds differently: {count - 1} of {count} outputs are equal." in page
+    assert "| async-batch-tree-16x2x8 on 3+1 | plain again |" in page
+    ours, plain = row.found["async-batch-tree-16x2x8"], row.found["plain"]
+    results |= {f"splits/8b-int4+1b-int4/conv/0.3/{way}": plain for way in splits.WAYS}
+    said = reflow(splits.splits_section(results))
+    lead = ours["goodput"] / row.found["specserve-8"]["goodput"]
+    assert f"8B + 1B, conv at 0.3 {measured:.2f} ({simulated:.2f}), goodput {lead:.2f} (" in said
+    assert "in 1 of 1 points" in said
 
 
 @pytest.mark.parametrize(("flag", "wrong"), [("--segments", "cove"), ("--machines", "b300x3")])
