@@ -2,10 +2,10 @@
 
     python -m benchmarks.bench_collectives [--gpus N] [--alone] [--peers] [--out DIRECTORY]
 
-One process a GPU on one host. Times are medians over graph replays; of all ranks the slowest
-counts. Weights are used in turn (more than the second-level cache holds). The floor of the
-all-reduce is its wire time one way at 450 GB/s, of a prompt's rows twice that of a rank's share of
-them; that of a GEMM the reading of its weight.
+One process a GPU on one host. Times are medians over graph replays, which begin together on all
+GPUs; of all ranks the slowest counts. Weights are used in turn (more than the second-level cache
+holds). The floor of the all-reduce is its wire time one way at 450 GB/s, of a prompt's rows twice
+that of a rank's share of them; that of a GEMM the reading of its weight.
 With ``--peers``, FlashInfer's fused sums come last, and the result is written before them, too:
 their kernels wait for a rank without a limit.
 """
@@ -13,8 +13,6 @@ their kernels wait for a rank without a limit.
 from __future__ import annotations
 
 import argparse
-import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 from torch import Tensor
-from torch.multiprocessing.spawn import spawn
 
 from benchmarks.common import (
     COLD_BYTES,
@@ -33,6 +30,7 @@ from benchmarks.common import (
     why_not,
     write_result,
 )
+from benchmarks.over_ranks import Ranks, over_ranks
 from benchmarks.peers.collectives import FusedSums
 from codesign.kernels.all_reduce import add_by_rows, add_gathered, all_reduce_add
 from codesign.kernels.gemm import linear
@@ -40,7 +38,6 @@ from codesign.kernels.gemm_all_reduce import linear_all_reduce
 from codesign.kernels.int4 import Int4Weight
 from codesign.kernels.packing import PackedLinear, pack_int4
 from codesign.kernels.reference import sum_of_ranks
-from codesign.kernels.symmetric import Exchange, open_exchange
 
 WIRE_BANDWIDTH = 450e9
 SIZES = [(8, 2048), (8, 4096), (8, 8192), (16, 8192), (32, 8192)]
@@ -59,22 +56,19 @@ Call = Callable[[int], Any]
 class Bench:
     """One rank's measurements; rank 0 keeps the rows."""
 
-    def __init__(self, exchange: Exchange, group: dist.ProcessGroup) -> None:
-        self.exchange, self.group = exchange, group
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks, self.exchange = ranks, ranks.exchange
+        group = dist.group.WORLD
+        assert group is not None, "no process group"
+        self.group = group
         self.rows: list[dict[str, Any]] = []
 
     def measure(self, what: dict[str, Any], version: str, call: Call, floor: float) -> None:
         """Time a version on all ranks at once."""
-
-        def line_up() -> None:
-            dist.barrier(self.group)
-            torch.cuda.synchronize()
-
-        timing = graph_time(call, before=line_up)
-        values = torch.tensor([timing.median, timing.low, timing.high], device="cuda")
-        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self.group)
+        timing = graph_time(call, before=self.ranks.line_up)
         self.exchange.check()
-        median, low, high = (round(value * 1e6, 3) for value in values.tolist())
+        slowest = self.ranks.slowest([timing.median, timing.low, timing.high])
+        median, low, high = (round(value * 1e6, 3) for value in slowest)
         times = {"us": median, "us_p10": low, "us_p90": high, "floor_us": round(floor * 1e6, 3)}
         self.rows.append(what | {"version": version} | times)
         if self.exchange.rank == 0:
@@ -227,16 +221,9 @@ def copy_of(weight: PackedLinear) -> PackedLinear:
     return PackedLinear(weight.data.clone(), weight.num_rows, weight.num_columns)
 
 
-def run_rank(rank: int, world: int, port: int, arguments: argparse.Namespace) -> None:
+def measure(ranks: Ranks, arguments: argparse.Namespace) -> None:
     """What each process does."""
-    torch.cuda.set_device(rank)
-    device = torch.device("cuda", rank)
-    address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("nccl", address, rank=rank, world_size=world, device_id=device)
-    group = dist.group.WORLD
-    assert group is not None, "no process group"
-    torch.manual_seed(rank)
-    bench = Bench(open_exchange(group, max_elements=32 * 8192, device=device), group)
+    bench = Bench(ranks)
     for rows, hidden in SIZES:
         bench.all_reduces(rows, hidden)
     for rows, hidden in PROMPTS:
@@ -246,11 +233,9 @@ def run_rank(rank: int, world: int, port: int, arguments: argparse.Namespace) ->
         bench.layers(*layer)
     bench.write(arguments.out)
     if arguments.peers:
-        torch.manual_seed(rank)
+        torch.manual_seed(ranks.rank)
         bench.peers()
         bench.write(arguments.out)
-    dist.barrier(group)
-    dist.destroy_process_group()
 
 
 def main() -> None:
@@ -262,11 +247,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     need_gpus(max(1, arguments.gpus))
-    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn(run_rank, (arguments.gpus, port, arguments), nprocs=arguments.gpus)
+    over_ranks(measure, arguments.gpus, arguments)
 
 
 if __name__ == "__main__":

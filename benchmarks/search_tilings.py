@@ -8,9 +8,9 @@ rank without sums; with ``--sums`` of all ranks, a GPU each, and the tilings sea
 the maps that are summed, o and down. Candidates are what the kernel can run, by ``tiling.choose``'s
 price; the fastest of a map are timed again in turns, and one has to gain ``WORTH`` to replace what
 the table has. Then each map's ``paced`` is tried. What it prints as best goes into ``MEASURED`` of
-kernels/tiling.py, behind ``tests/gpu/test_gemm.py``, with sums into ``SUMMED``; other models may
-have a map of that size, too. For 16 rows warps and clusters stay those of 8, as a row's bits must
-not depend on its neighbours; after 8 in the same call they are those that were found.
+kernels/tiling.py, behind ``tests/gpu/test_gemm.py``; other models may have a map of that size, too,
+which no sum follows. For 16 rows warps and clusters stay those of 8, as a row's bits must not
+depend on its neighbours; after 8 in the same call they are those that were found.
 
 With sums all ranks must end every forward with the same bits; the best tilings' maps must then have
 the bits of their product and sum in two launches. Others are not held to that: it would compile
@@ -120,12 +120,10 @@ class Search:
         return ms
 
 
-def table_of(maps: Iterable[Cut], rows: int, *, summed: bool) -> dict[Cut, Tiling]:
+def table_of(maps: Iterable[Cut], rows: int) -> dict[Cut, Tiling]:
     """What the table has."""
     count = row_tiles(rows)
-    return {
-        cut: choose(tiles=cut[0], groups=cut[1], num_row_tiles=count, summed=summed) for cut in maps
-    }
+    return {cut: choose(tiles=cut[0], groups=cut[1], num_row_tiles=count) for cut in maps}
 
 
 def cut_alike(now: Tilings, few: Tilings, rows: int) -> dict[Cut, Tiling]:
@@ -203,7 +201,7 @@ def search_model(
             print(line, file=sys.stderr, flush=True)
 
     # Before a search writes to it.
-    tables = {rows: table_of(maps, rows, summed=summed) for rows in each_rows}
+    tables = {rows: table_of(maps, rows) for rows in each_rows}
     found, few = [], None
     for rows in each_rows:
         now = tables[rows] if few is None else cut_alike(tables[rows], few, rows)

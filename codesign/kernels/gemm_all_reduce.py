@@ -18,7 +18,7 @@ from codesign.kernels.gemm import Plan, chosen_layout, linear, most_rows, num_sm
 from codesign.kernels.packing import TILE, PackedLinear
 from codesign.kernels.prompt_linear import takes
 from codesign.kernels.symmetric import DeviceExchange, Exchange
-from codesign.kernels.tiling import Layout, Tiling, choose, row_tiles
+from codesign.kernels.tiling import Layout, Tiling, row_tiles
 
 
 class _Epilogue(ctypes.Structure):
@@ -52,14 +52,15 @@ def linear_all_reduce(
     """
     rows, features = x_MK.shape[0], weight.num_rows
     count, (tiles, groups, _) = row_tiles(rows), weight.data.shape
-    sms = num_sms(x_MK.device.index or 0)
-    tiling = _tiling(tiles, groups, count, sms)
-    fits = not takes(rows, prompt=prompt) and rows <= most_rows(tiles, groups, tiling, sms)
+    fits = x_MK.is_cuda and not takes(rows, prompt=prompt)
+    fits = fits and 8 * count * tiles * TILE <= exchange.max_elements
     plan = None
-    if fits and 8 * count * tiles * TILE <= exchange.max_elements:
-        plan = _plan(tiles, groups, count, tiling, sms, exchange.world)
-    if plan is None:  # or its sums leave no room for a ring; a row has the same bits this way
-        partial_MN = linear(x_MK, weight, tiling=tiling, prompt=prompt)
+    if fits:
+        sms = num_sms(x_MK.device.index or 0)
+        if rows <= most_rows(tiles, groups, None, sms):
+            plan = _plan(tiles, groups, count, sms, exchange.world)
+    if plan is None:  # or its sums leave no room for a ring
+        partial_MN = linear(x_MK, weight, prompt=prompt)
         return all_reduce_add(partial_MN, residual_MN, exchange=exchange, out_TD=out_MN, pdl=True)
     if out_MN is None:
         out_MN = x_MK.new_empty(rows, features)
@@ -81,14 +82,9 @@ def linear_all_reduce(
 
 
 @cache
-def _tiling(tiles: int, groups: int, count: int, sms: int) -> Tiling:
-    return choose(tiles=tiles, groups=groups, num_row_tiles=count, num_sms=sms, summed=True)
-
-
-@cache
-def _plan(tiles: int, groups: int, count: int, tiling: Tiling, sms: int, world: int) -> Plan | None:
-    """The launch; None where there is no room for it."""
-    _, plan = chosen_layout(tiles, groups, count, tiling, sms, keep=True)
+def _plan(tiles: int, groups: int, count: int, sms: int, world: int) -> Plan | None:
+    """The launch with the chosen tiling; None where there is no room for it."""
+    tiling, plan = chosen_layout(tiles, groups, count, None, sms, keep=True)
     if plan.stages < 2:
         return None
     kernel = _kernel(count, tiling, world, plan)

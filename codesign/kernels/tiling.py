@@ -165,7 +165,7 @@ MEASURED = {
     (256, 112): (Tiling(14, 2, 4), Tiling(14, 1, 4)),
     # over two
     (192, 32): (Tiling(8, 2, 4), Tiling(8, 1, 4)),
-    (256, 16): (Tiling(4, 2, 4), Tiling(4, 4, 4)),
+    (256, 16): (Tiling(4, 2, 4), Tiling(4, 2, 4, 2, 1, paced=3)),
     (896, 32): (Tiling(8, 2, 4, paced=4), Tiling(8, 2, 4)),
     (256, 56): (Tiling(14, 1, 4, paced=3), Tiling(14, 1, 4)),
     # Llama 3B
@@ -199,33 +199,16 @@ MEASURED = {
     (8016, 16): (Tiling(8, 2), Tiling(8, 2)),
     (8016, 24): (Tiling(12, 1), Tiling(12, 1)),
 }
-# The same where the sum over ranks follows in the launch, if that wants another tiling.
-SUMMED: dict[tuple[int, int], tuple[Tiling, Tiling]] = {}
 
 
-def choose(
-    *,
-    tiles: int,
-    groups: int,
-    num_row_tiles: int = 1,
-    num_sms: int = 132,
-    summed: bool = False,
-) -> Tiling:
+def choose(*, tiles: int, groups: int, num_row_tiles: int = 1, num_sms: int = 132) -> Tiling:
     """Return the tiling for a weight; warps and cluster are the same for every number of rows.
 
     Without a measurement: whole tiles to blocks if they share out evenly, else tiles cut along the
     columns over a cluster; chunks as large as the warps of a block hold.
-
-    Args:
-        tiles: Tiles of 16 features.
-        groups: Groups of 128 columns.
-        num_row_tiles: From ``row_tiles``.
-        num_sms: Of the device.
-        summed: The map is summed over ranks.
     """
-    cut = tiles, groups
-    if num_sms == 132 and (cut in MEASURED or (summed and cut in SUMMED)):
-        return (SUMMED if summed and cut in SUMMED else MEASURED)[cut][num_row_tiles > 1]
+    if num_sms == 132 and (tiles, groups) in MEASURED:
+        return MEASURED[tiles, groups][num_row_tiles > 1]
     best: tuple[float, Tiling] | None = None
     for cluster in (1, 2, 4):
         for warps in range(min(16, groups), 0, -1):

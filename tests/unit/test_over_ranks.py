@@ -70,7 +70,7 @@ def searched_by_a_rank(ranks) -> dict:
     """Each rank has a clock of its own: alone it would choose otherwise."""
     script = importlib.import_module("benchmarks.search_tilings")
     trial = importlib.import_module("benchmarks.tiled_forwards")
-    now = script.table_of(MAPS, 8, summed=True)
+    now = script.table_of(MAPS, 8)
     ways = script.tried(now, 8, 12)
     tried = []
 
@@ -78,7 +78,7 @@ def searched_by_a_rank(ranks) -> dict:
         hidden = None
 
         def measure(self, run, replays):
-            of_table = {cut: trial.SUMMED[cut][0] for cut in MAPS}
+            of_table = {cut: trial.MEASURED[cut][0] for cut in MAPS}
             tried.append(of_table)
             own = hash((ranks.rank, *of_table.values())) % 100 / 100
             return sorted(ranks.slowest([1 + own] * 3))
@@ -101,18 +101,15 @@ def test_tilings_on_trial_go_to_the_table_that_the_launches_read(monkeypatch):
 
     monkeypatch.syspath_prepend(str(ROOT))
     trial = importlib.import_module("benchmarks.tiled_forwards")
-    monkeypatch.setattr(trial, "SUMMED", {})
-    monkeypatch.setattr(tiling, "SUMMED", trial.SUMMED)
     monkeypatch.setattr(trial, "MEASURED", dict(tiling.MEASURED))
     monkeypatch.setattr(tiling, "MEASURED", trial.MEASURED)
-    cut, old, new = (512, 16), tiling.MEASURED[512, 16][0], Tiling(4, 2, 4)
-    assert gemm_all_reduce._tiling(*cut, 1, 132) == old
+    monkeypatch.setattr(gemm_all_reduce, "_kernel", lambda count, by, world, plan: by)
+    monkeypatch.setattr(gemm_all_reduce.Plan, "of", lambda kernel, *_, **how: kernel)
+    cut, old, new = (512, 16), tiling.MEASURED[512, 16][0], Tiling(16, 1)
     assert gemm.most_rows(*cut, None, 132) == 32
-    trial.Forwards(SimpleNamespace(), SimpleNamespace()).take({cut: new})
-    assert gemm_all_reduce._tiling(*cut, 1, 132) == new
-    assert tiling.choose(tiles=512, groups=16) == old, "without sums nothing changes"
-    trial.Forwards(SimpleNamespace(), None).take({cut: Tiling(16, 1)})
-    assert tiling.choose(tiles=512, groups=16) == Tiling(16, 1)
+    assert gemm_all_reduce._plan(*cut, 1, 132, 4) == old
+    trial.Forwards(SimpleNamespace(), None).take({cut: new})
+    assert gemm_all_reduce._plan(*cut, 1, 132, 4) == new
     assert gemm.most_rows(*cut, None, 132) == 16, "what was known of the old one"
     gemm.most_rows.cache_clear()
-    gemm_all_reduce._tiling.cache_clear()
+    gemm_all_reduce._plan.cache_clear()

@@ -32,7 +32,7 @@ def maps(script):
 
 
 def search(script, maps, rows, time):
-    now = script.table_of(maps, rows, summed=False)
+    now = script.table_of(maps, rows)
     best, found = script.searched(maps, now, script.tried(now, rows, 24), time, lambda line: None)
     assert [script.short(tiling) for tiling in best.values()] == found["best"]
     return found
@@ -118,7 +118,7 @@ def test_with_sums_it_searches_what_is_summed_and_needs_all_gpus(script, monkeyp
 
 
 def test_sixteen_rows_are_cut_as_what_eight_rows_found(script):
-    now = script.table_of([(512, 16), (512, 56)], 16, summed=True)
+    now = script.table_of([(512, 16), (512, 56)], 16)
     few = {(512, 16): Tiling(4, 2, 4, 2, 1), (512, 56): Tiling(14, 4, 4)}
     alike = script.cut_alike(now, few, 16)
     assert alike[512, 56] == now[512, 56], "cut the same already"

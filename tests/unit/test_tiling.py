@@ -6,18 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from codesign.kernels.gemm import most_rows
-from codesign.kernels.tiling import (
-    MEASURED,
-    SHARED_BYTES,
-    SUMMED,
-    Tiling,
-    choose,
-    layout,
-    row_tiles,
-)
-
-# Of both tables: tiles and groups, and whether a sum over ranks follows.
-TABLES = [(cut, False) for cut in MEASURED] + [(cut, True) for cut in SUMMED]
+from codesign.kernels.tiling import MEASURED, SHARED_BYTES, Tiling, choose, layout, row_tiles
 
 
 @given(
@@ -49,13 +38,13 @@ def test_eight_rows_of_every_shape_get_a_ring_of_two_stages_that_fits(tiles, gro
 
 
 @given(
-    shape=st.sampled_from(TABLES),
+    shape=st.sampled_from([*MEASURED]),
     rows=st.integers(1, 32),
 )
 def test_the_cut_along_the_columns_does_not_depend_on_the_rows(shape, rows):
-    (tiles, groups), summed = shape
-    one = choose(tiles=tiles, groups=groups, summed=summed)
-    many = choose(tiles=tiles, groups=groups, num_row_tiles=row_tiles(rows), summed=summed)
+    tiles, groups = shape
+    one = choose(tiles=tiles, groups=groups)
+    many = choose(tiles=tiles, groups=groups, num_row_tiles=row_tiles(rows))
     assert (one.warps, one.cluster) == (many.warps, many.cluster)
     assert -(-groups // one.warps) % one.cluster == 0, "blocks of a cluster with unequal columns"
     plan = layout(
@@ -64,16 +53,15 @@ def test_the_cut_along_the_columns_does_not_depend_on_the_rows(shape, rows):
         groups=groups,
         num_row_tiles=row_tiles(min(rows, 16)),
         num_sms=132,
-        keep=summed,
     )
     assert plan.stages >= 2
 
 
-@given(shape=st.sampled_from(TABLES), rows=st.sampled_from([8, 16]))
+@given(shape=st.sampled_from([*MEASURED]), rows=st.sampled_from([8, 16]))
 def test_tiles_are_dealt_out_in_whole_steps_and_no_cluster_takes_more_of_them(shape, rows):
-    (tiles, groups), summed = shape
+    tiles, groups = shape
     count = row_tiles(rows)
-    tiling = choose(tiles=tiles, groups=groups, num_row_tiles=count, summed=summed)
+    tiling = choose(tiles=tiles, groups=groups, num_row_tiles=count)
     plan = layout(tiling, tiles=tiles, groups=groups, num_row_tiles=count, num_sms=132)
     whole = tiles % tiling.tiles == 0 and tiles // tiling.tiles >= plan.clusters
     assert plan.unit == (tiling.tiles if whole else 1)
