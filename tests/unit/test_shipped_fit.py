@@ -142,12 +142,22 @@ def test_every_pair_was_measured_on_four_h200s(pair):
     assert steps == sorted(steps)
 
 
+@pytest.mark.parametrize("target", ["llama-3-70b:int4", "llama-3.1-8b:int4"])
+def test_two_pairs_were_measured_on_four_h100s(target):
+    fit = device_fit("h100", 4, target, "llama-3.2-1b:int4")
+    assert fit.origin == "fitted"
+    assert {"1", "1+1", "2", "3+1", "4"} <= set(fit.costs)
+    steps = [fit.costs[label].target(64, 8192, 8) for label in ("4", "3+1", "2", "1+1")]
+    assert steps == sorted(steps)
+
+
 def test_what_was_not_measured_as_a_whole_is_priced_as_a_whole():
     pair = ("llama-3-70b:int4", "llama-3.2-1b:int4")
     smaller = ("llama-3.1-8b:int4", "llama-3.2-1b:int4")
     assert device_fit("h200", 3, *smaller).origin == ROOFLINE  # of three nothing but 3+1's target
     assert device_fit("h200", 8, *pair).origin == ROOFLINE
-    assert device_fit("h100", 4, *pair).origin == ROOFLINE
+    larger = ("llama-3-70b:int4", "llama-3.2-3b:int4")
+    assert device_fit("h100", 4, *larger).origin == ROOFLINE  # as one group, but no split of four
     assert device_fit("h200", 2, "llama-3.1-8b:int4", "llama-3.2-3b:int4").origin == ROOFLINE
     assert device_fit("h200", 2, "llama-3.1-8b", "llama-3.2-1b").origin == ROOFLINE  # bf16
     dialled = device_fit("h200", 2, *pair, acceptance=0.9)
@@ -213,7 +223,8 @@ def test_fits_of_two_gpus_ship_side_by_side(tmp_path, monkeypatch):
     assert {fit.origin for fit in fits.values()} == {"fitted"}
     times = {device: fit.costs["1"].target(8) for device, fit in fits.items()}
     assert times["h100"] == pytest.approx(1.4 * times["h200"])
-    assert device_fit("h100", 4, *pair).origin == ROOFLINE
+    larger = ("llama-3-70b:int4", "llama-3.2-3b:int4")
+    assert device_fit("h100", 4, *larger).origin == ROOFLINE  # as one group, but no split of four
 
 
 def test_a_laptop_that_plans_for_measured_gpus_plans_for_gpus(tmp_path, monkeypatch):
