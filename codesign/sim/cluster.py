@@ -38,12 +38,12 @@ class Arrivals:
     def run(self, give: Give) -> Process:
         """Hand them to ``give``."""
         env = self._env
-        for self._next, request in enumerate(self._requests):
+        for request in self._requests:
             at = request.record.arrival
             while at > env.now:  # the clock may round to just before it
                 yield env.timeout(at - env.now)
             give(request)
-        self._next = len(self._requests)
+            self._next += 1
 
 
 class PromptPool:
