@@ -62,8 +62,9 @@ def choose_shared() -> Shared:
 
 def keep_within(key: str, least: int, most: int) -> None:
     """What was chosen for another plan, request or policy may not be there in this one."""
-    if st.session_state.get(key) is not None:
-        st.session_state[key] = min(max(st.session_state[key], least), most)
+    value = st.session_state.get(key)
+    if value is not None and not least <= value <= most:  # what is set Streamlit warns of
+        st.session_state[key] = min(max(value, least), most)
 
 
 def choose_traffic() -> Traffic | None:

@@ -5,7 +5,7 @@ See codesign/policy/draft_side.py. Must not import torch or read a clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from codesign.policy.interface import Progress
@@ -28,7 +28,7 @@ class Drafted:
     first_len: int = 0
 
     @classmethod
-    def admitted(cls, admission: Admission, tree_type: type[DraftTree]) -> Drafted:
+    def admitted(cls, admission: Admission, tree_type: Callable[..., DraftTree]) -> Drafted:
         """A request that has emitted nothing; its tree is a root, the prompt's last token."""
         tree = tree_type(
             admission.tokens[-1],
