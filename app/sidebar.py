@@ -21,7 +21,7 @@ from codesign.fit.priced_model import WEIGHTS, known_models
 from codesign.traces.presets import PRESETS
 
 FILE, UPLOAD = "file on this machine", "upload"
-SHEETS = "GPUs by data sheet"
+SHEETS = "GPUs by name"
 LINK = "query-params"
 
 
@@ -143,6 +143,8 @@ def choose_machine() -> Machine:
     fit = st.selectbox(
         "Step times", [SHEETS, *fits], key="fit", bind=LINK,
         format_func=lambda name: fits.get(name, name),
+        help="GPUs by name: as measured on such GPUs, if the package has them with these models, "
+        "else from data sheets.",
     )  # fmt: skip
     if fit != SHEETS:
         return Machine(fit=fit)
