@@ -21,7 +21,7 @@ from codesign.fit.priced_model import WEIGHTS, known_models
 from codesign.traces.presets import PRESETS
 
 FILE, UPLOAD = "file on this machine", "upload"
-SHEETS = "GPUs by data sheet"
+SHEETS = "GPUs by name"
 LINK = "query-params"
 
 
@@ -62,8 +62,9 @@ def choose_shared() -> Shared:
 
 def keep_within(key: str, least: int, most: int) -> None:
     """What was chosen for another plan, request or policy may not be there in this one."""
-    if st.session_state.get(key) is not None:
-        st.session_state[key] = min(max(st.session_state[key], least), most)
+    value = st.session_state.get(key)
+    if value is not None and not least <= value <= most:  # what is set Streamlit warns of
+        st.session_state[key] = min(max(value, least), most)
 
 
 def choose_traffic() -> Traffic | None:
@@ -142,6 +143,8 @@ def choose_machine() -> Machine:
     fit = st.selectbox(
         "Step times", [SHEETS, *fits], key="fit", bind=LINK,
         format_func=lambda name: fits.get(name, name),
+        help="GPUs by name: as measured on such GPUs, if the package has them with these models, "
+        "else from data sheets.",
     )  # fmt: skip
     if fit != SHEETS:
         return Machine(fit=fit)

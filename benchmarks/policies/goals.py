@@ -177,7 +177,7 @@ def _ahead(results: Results) -> tuple[str, ...] | None:
         ours, theirs = (way[1] if way else None for way in ways)
         if ours is None or theirs is None or theirs["slo_attainment"] < 0.05:
             continue
-        if ours["goodput"] > 1.01 * theirs["goodput"]:
+        if ours["goodput"] > splits.AHEAD * theirs["goodput"]:
             ahead.setdefault(f"{machine} {segment}", []).append(f"{load:g}")
     if not ahead:
         return None
@@ -206,7 +206,7 @@ def _ahead_by_steps(results: Results) -> str:
         return "-"
     (pair, trace, load), most = max(leads.items(), key=lambda item: item[1])
     sizes = " + ".join(re.findall(r"-([\d.]+b)", pair)).upper()
-    ahead = sum(lead >= 1.01 for lead in leads.values())
+    ahead = sum(lead >= splits.AHEAD for lead in leads.values())
     best = f"{most:.2f}: {sizes}, {trace} at {load}"
     return f"1 % or more in {ahead} of {len(leads)} on four GPUs; {best}"
 

@@ -25,6 +25,7 @@ from codesign.fit.shipped import DEFAULT_FIT
 
 WHOLE, SPLITS = "4", ("3+1", "2+2")
 LOADS = (0.1, 0.3, 0.7, 1.2)
+AHEAD = 1.01  # times another policy's goodput, from which one counts as ahead
 WAYS = (
     *(f"{policy} on {WHOLE}" for policy in ("plain", "chain-1", SPECSERVE, SERIAL)),
     *(f"{ASYNC} on {split}" for split in SPLITS),
@@ -90,7 +91,7 @@ def splits_section(results: Results) -> str:
         for name, place in zip(names, places, strict=True)
     ]
     leads = leads_of(results)
-    ahead = sum(lead >= 1.01 for lead in leads.values())
+    ahead = sum(lead >= AHEAD for lead in leads.values())
     behind = sum(lead < 0.98 for lead in leads.values())
     return f"""\
 ## Four GPUs by measured steps: load x split
@@ -155,7 +156,7 @@ def _places(leads: Mapping[Case, float]) -> str:
     """Where the asynchronous batch tree is ahead, by pair."""
     found: dict[str, list[str]] = {}
     for (pair, trace, load), lead in leads.items():
-        if lead >= 1.01:
+        if lead >= AHEAD:
             found.setdefault(pair.replace("-int4", ""), []).append(f"{trace} at {load} {lead:.2f}")
     return "; ".join(f"{pair}: {', '.join(cases)}" for pair, cases in found.items())
 

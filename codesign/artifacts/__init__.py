@@ -11,12 +11,9 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
-import secrets
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +21,19 @@ from typing import TYPE_CHECKING, Any
 from codesign import __version__
 from codesign.artifacts.fields import check
 from codesign.artifacts.machine import hardware
+from codesign.artifacts.places import alone, cache_dir, elsewhere, replacing
 from codesign.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+# fmt: off
+__all__ = [
+    "SCHEMA_VERSION", "alone", "cache_dir", "command_line", "elsewhere", "header", "parse_json",
+    "read_json", "read_table", "replacing", "sha256", "to_json", "write_json", "write_table",
+    "write_text",
+]
+# fmt: on
 
 # One number for every kind of file: stages are rerun together. Raise it when a reader of the
 # new version would misread a file of the old one.
@@ -119,11 +125,15 @@ def read_json(path: str | Path, *, kind: str) -> dict[str, Any]:
     Raises:
         InputError: If it is missing, not JSON, of another kind or another schema version.
     """
+    text = ""
     try:
-        payload = parse_json(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        payload = parse_json(text)
     except OSError as err:
         raise _unreadable(path, kind, err) from err
     except ValueError as err:
+        if not isinstance(err, UnicodeDecodeError) and not text.strip():
+            raise InputError(f"{path} is empty. {_make_one(kind)}") from err
         raise InputError(f"{path} is not JSON ({err}). {_make_one(kind)}") from err
     _check_header(path, payload, kind)
     return payload
@@ -179,15 +189,6 @@ def sha256(path: str | Path) -> str:
         raise InputError(f"cannot read {path}: {err.strerror}") from err
 
 
-def cache_dir() -> Path:
-    """Return the folder for models and downloads: $CODESIGN_HOME, else the user's cache."""
-    home = os.environ.get("CODESIGN_HOME")
-    if home:
-        return Path(home).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "codesign"
-
-
 def command_line() -> str:
     """Return what started this process, as one types it."""
     program = [Path(sys.argv[0]).name]
@@ -218,60 +219,6 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a sibling to write; it takes the place of ``path`` if the body does not raise.
-
-    Raises:
-        InputError: If the path cannot be written.
-    """
-    if path.is_dir():
-        raise InputError(f"cannot write {path}: it is a folder. Name a file")
-    # Of this thread alone, and not by a process's number, which another container's may have, too.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        temporary.replace(path)
-    except OSError as err:
-        why = err.strerror or err
-        raise InputError(f"cannot write {path}: {why}{elsewhere(path)}") from err
-    finally:
-        with suppress(OSError):  # its folder may not even be one
-            temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Let one process at a time make files in a folder that others may want as well; they wait.
-
-    A process that dies is out. A file system without locks has none.
-
-    Raises:
-        InputError: If there can be no such folder.
-    """
-    import fcntl
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        place = os.open(folder, os.O_RDONLY)
-    except OSError as err:
-        why = err.strerror or err
-        raise InputError(f"cannot write into {folder}: {why}{elsewhere(folder)}") from err
-    try:
-        with suppress(OSError):
-            fcntl.flock(place, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(place)
-
-
-def elsewhere(path: str | Path) -> str:
-    """How the cache is put elsewhere, to end the error of a path in it; "" of any other."""
-    is_cached = Path(path).is_relative_to(cache_dir())
-    return ". Name another folder for the cache: CODESIGN_HOME=FOLDER" if is_cached else ""
-
-
 def _check_header(path: str | Path, payload: Any, kind: str) -> None:
     if not isinstance(payload, dict) or "schema_version" not in payload:
         raise InputError(f"{path} was not written by codesign. {_make_one(kind)}")
@@ -294,7 +241,10 @@ def _check_header(path: str | Path, payload: Any, kind: str) -> None:
 def _unreadable(path: str | Path, kind: str, err: OSError) -> InputError:
     if isinstance(err, FileNotFoundError):
         return InputError(f"{path} does not exist. {_make_one(kind)}")
-    fix = f". {_make_one(kind)}" if isinstance(err, IsADirectoryError | NotADirectoryError) else ""
+    if isinstance(err, NotADirectoryError):
+        folder = Path(path).parent
+        return InputError(f"{folder} is not a folder, as a {kind} is. {_make_one(kind)}")
+    fix = f". {_make_one(kind)}" if isinstance(err, IsADirectoryError) else ""
     return InputError(f"cannot read {path}: {err.strerror or err}{fix}")
 
 

@@ -98,7 +98,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def make_plan(args: argparse.Namespace) -> None:
-    """Search, write the plan and the prepared trace, print the result."""
+    """Search, write the plan and the prepared trace, print the result.
+
+    With ``--json`` that nothing meets the SLO is a result, too: a plan of null, and the reason.
+    """
     import time
 
     from codesign.file_ref import FileRef
@@ -122,7 +125,12 @@ def make_plan(args: argparse.Namespace) -> None:
         say(f"trace {trace.name}: {note}")
     question = _question(args, fit, prepared)
     start = time.monotonic()
-    answer = _search(args, question, FileRef.of(fit_file), out)
+    try:
+        answer = _search(args, question, FileRef.of(fit_file), out)
+    except InfeasibleError as err:
+        if args.json:
+            emit(args, {"plan": None, "chosen": None, "reason": str(err)}, "")
+        raise
     seconds = time.monotonic() - start
     plan = save_plan(out, question, answer, trace=prepared, fit_file=fit_file)
     payload = {

@@ -145,7 +145,7 @@ def list_all(args: argparse.Namespace) -> None:
 
 def show(args: argparse.Namespace) -> None:
     """Print the statistics and notes of a trace."""
-    _check_out(args.out)
+    _check_out(args.out, reads=args.trace)
     _report(args, changed_trace(args))
 
 
@@ -178,13 +178,13 @@ def fetch(args: argparse.Namespace) -> None:
     emit(args, {"trace": fetched}, text)
 
 
-def _check_out(out: str | None) -> None:
-    """Refuse, before the work, what ``_write`` cannot write."""
+def _check_out(out: str | None, *, reads: str | None = None) -> None:
+    """Refuse, before the work, what ``_write`` cannot write, or would write over what it reads."""
     if out is None:
         return
     if not out.endswith((".parquet", ".csv", ".jsonl")):
         raise UsageError(f"--out takes a name that ends in .parquet, .csv or .jsonl, not '{out}'")
-    out_file(out, "trace.parquet")
+    out_file(out, "trace.parquet", reads=(reads,))
 
 
 def _report(args: argparse.Namespace, trace: Trace) -> None:

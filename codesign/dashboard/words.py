@@ -47,7 +47,7 @@ _TILES = (
      "target."),
     ("goodput", "Goodput", 1.0, "req/s", "Requests per second that meet every target."),
     ("throughput", "Output", 1.0, "tokens/s", "Output tokens per second of the run."),
-    ("acceptance_length", "Accepted", 1.0, "tokens", "Acceptance length: tokens emitted per "
+    ("acceptance_length", "Emitted a round", 1.0, "tokens", "Acceptance length: tokens emitted per "
      "request and round, bonus token included."),
     ("mean_batch", "Running", 1.0, "requests", "Requests in a round of a replica, on average."),
 )  # fmt: skip

@@ -100,22 +100,11 @@ class LLM:
             InputError: If the policy is unknown, no prompt was given, or all are too long.
         """
         prompts = [prompts] if isinstance(prompts, str) else prompts
-        if not prompts:
-            raise InputError("there is no prompt. Give at least one")
-        options = options or [AS_THE_RUN] * len(prompts)
-        if len(options) != len(prompts):
-            raise InputError(
-                f"{len(options)} options for {len(prompts)} prompts. Give one for each, or none"
-            )
+        requests = self._requests(prompts, options, max_new_tokens)
         spec = parse_policy(policy)
         draft_workers = max(self._num_workers // 2, 1) if spec.is_async else 0
         target_workers = max(self._num_workers - draft_workers, 1)
-        encode = encode_user_turn(self._tokenizer)
-        requests = [
-            BoundRequest(i, 0.0, "", tuple(encode(prompt)), max_new_tokens, options=own)
-            for i, (prompt, own) in enumerate(zip(prompts, options, strict=True))
-        ]
-        longest = max((len(r.prompt_ids) for r in requests), default=0)
+        longest = max(len(r.prompt_ids) for r in requests)
         run = run_candidate(
             Candidate(Deployment(target_workers, draft_workers), spec, max_batch),
             requests,
@@ -136,6 +125,26 @@ class LLM:
             tuple(why if over else "abort" for why, over in zip(reasons, finished, strict=True)),
             run.records,
         )
+
+    def _requests(
+        self,
+        prompts: Sequence[str],
+        options: Sequence[RequestOptions] | None,
+        max_new_tokens: int,
+    ) -> list[BoundRequest]:
+        """The prompts as requests that all arrive at 0, in their order."""
+        if not prompts:
+            raise InputError("there is no prompt. Give at least one")
+        options = options or [AS_THE_RUN] * len(prompts)
+        if len(options) != len(prompts):
+            raise InputError(
+                f"{len(options)} options for {len(prompts)} prompts. Give one for each, or none"
+            )
+        encode = encode_user_turn(self._tokenizer)
+        return [
+            BoundRequest(i, 0.0, "", tuple(encode(prompt)), max_new_tokens, options=own)
+            for i, (prompt, own) in enumerate(zip(prompts, options, strict=True))
+        ]
 
     def _ended(self, request: BoundRequest, ids: Sequence[int]) -> tuple[str, FinishReason]:
         """The text of a finished answer, and why it ended there."""

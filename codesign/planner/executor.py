@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -276,7 +277,16 @@ _worker_task: Task | None = None
 def _start_worker(task: Task) -> None:
     global _worker_task
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to answer
+    Thread(target=_end_with_parent, daemon=True).start()
     _worker_task = task
+
+
+def _end_with_parent() -> None:
+    """A search that is killed stops no worker, and a worker that waits for jobs never learns it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _run_in_worker(jobs: Sequence[Job]) -> list[Outcome]:

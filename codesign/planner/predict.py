@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from codesign import Progress
-from codesign.candidate import Candidate, ScoredCandidate
+from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.config import SLO, Serving
 from codesign.metrics import Metrics, meets_slo, slo_values, summarise
 from codesign.planner.saturation import STABLE, saturation, worst
@@ -167,40 +167,52 @@ def score(
         for name in SPANS
         if all(name in o.spans for o in outcomes)
     }
-    seconds_error = time_error(fit, candidate, spans, output_tokens)
-    tokens_error = acceptance_error(fit, candidate, output_tokens)
-    bounds = {
-        "acceptance_length": (1.0, math.inf),  # every round emits a token of each of its requests
-        "acceptance_rate": (0.0, 1.0),
-        "mean_batch": (1.0, candidate.max_batch),  # steps in which no request decodes do not count
-    }
-    predicted = {}
-    for names, error in ((TIMES, seconds_error), (COUNTS, tokens_error)):
-        for name in names:
-            values = _values(outcomes, name)
-            if values and all(map(math.isfinite, values)):
-                predicted[name] = interval_over_seeds(
-                    values,
-                    error,
-                    stand_in.get(name, 0.0),
-                    bounds=bounds.get(name, (0.0, math.inf)),
-                )
-    top = {"slo_attainment": 1.0, "goodput": math.inf}
-    for name in SHARES:
-        values, worse = _values(outcomes, name), _values(outcomes, f"{name}_worse")
-        better = _values(outcomes, f"{name}_better")
-        if values:
-            own = interval_over_seeds(values, 0.0, stand_in.get(name, 0.0))
-            predicted[name] = hull(own, [*worse, *better], top[name])
+    errors = dict.fromkeys(TIMES, time_error(fit, candidate, spans, output_tokens))
+    errors |= dict.fromkeys(COUNTS, acceptance_error(fit, candidate, output_tokens))
     return ScoredCandidate(
         candidate,
-        predicted,
+        _with_errors(outcomes, errors, stand_in, candidate.max_batch) | _shares(outcomes, stand_in),
         spans,
         fit.origin,
         is_feasible=max(misses(outcomes, slo).values()) <= 1,
         saturation=worst([o.saturation for o in outcomes]),
         num_seeds=len(outcomes),
     )
+
+
+def _with_errors(
+    outcomes: Sequence[Outcome],
+    errors: Mapping[str, float],
+    stand_in: Mapping[str, float],
+    max_batch: int,
+) -> dict[str, Interval]:
+    """Intervals of the figures that have a relative error; none of one that is not finite."""
+    bounds = {
+        "acceptance_length": (1.0, math.inf),  # every round emits a token of each of its requests
+        "acceptance_rate": (0.0, 1.0),
+        "mean_batch": (1.0, max_batch),  # steps in which no request decodes do not count
+    }
+    predicted = {}
+    for name, error in errors.items():
+        values = _values(outcomes, name)
+        if values and all(map(math.isfinite, values)):
+            predicted[name] = interval_over_seeds(
+                values, error, stand_in.get(name, 0.0), bounds=bounds.get(name, (0.0, math.inf))
+            )
+    return predicted
+
+
+def _shares(outcomes: Sequence[Outcome], stand_in: Mapping[str, float]) -> dict[str, Interval]:
+    """Intervals of SHARES: as far as longer and shorter latencies reach."""
+    top = {"slo_attainment": 1.0, "goodput": math.inf}
+    predicted = {}
+    for name in SHARES:
+        values, worse = _values(outcomes, name), _values(outcomes, f"{name}_worse")
+        better = _values(outcomes, f"{name}_better")
+        if values:
+            own = interval_over_seeds(values, 0.0, stand_in.get(name, 0.0))
+            predicted[name] = hull(own, [*worse, *better], top[name])
+    return predicted
 
 
 def misses(outcomes: Sequence[Outcome], slo: SLO) -> dict[str, float]:

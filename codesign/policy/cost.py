@@ -29,11 +29,12 @@ FEW_ROWS = 8  # of a forward: attention of more fills a chip, however few reques
 class _Segments:
     """Slots of what a ``StepTime`` works out once, kept out of its fields and its file."""
 
-    __slots__ = ("_first", "_inner", "_segments")
+    __slots__ = ("_arrays", "_first", "_inner", "_segments")
 
     _first: float  # fewer rows than these cost as much as these
     _inner: tuple[int, ...]  # knots between two segments
     _segments: tuple[tuple[float, float, float], ...]  # (rows, seconds, seconds per row) each
+    _arrays: tuple[NDArray[np.float64], NDArray[np.float64]]  # both for many forwards
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ class StepTime(_Segments):
         object.__setattr__(self, "_first", first)
         object.__setattr__(self, "_inner", self.rows[1:-1])
         object.__setattr__(self, "_segments", segments)
+        arrays = np.array(self._inner, np.float64), np.array(segments, np.float64).T
+        object.__setattr__(self, "_arrays", arrays)
 
     def __reduce__(self) -> tuple[type[StepTime], tuple[object, ...]]:
         # What dataclasses generate restores the fields only.
@@ -134,11 +137,11 @@ class StepTime(_Segments):
         """
         counts, before = np.asarray(rows, np.float64), np.asarray(context, np.float64)
         among: NDArray[np.float64] = np.maximum(np.asarray(requests, np.float64), 1.0)
-        knots: NDArray[np.float64] = np.array(self._segments)[
-            np.searchsorted(self._inner, counts, side="right")
-        ]
-        beyond = np.maximum(counts, self._first) - knots[..., 0]
-        seconds = knots[..., 1] + knots[..., 2] * beyond + self.alpha * before
+        inner, segments = self._arrays
+        at = inner.searchsorted(counts, side="right")
+        starts, fixed, slopes = (column[at] for column in segments)
+        beyond = np.maximum(counts, self._first) - starts
+        seconds = fixed + slopes * beyond + self.alpha * before
         if self.each:
             parts = among
             if self.tile:

@@ -6,35 +6,18 @@ See codesign/policy/protocol.py. Must not import torch or read a clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from codesign.policy.interface import Progress, Speculation
+from codesign.policy.drafted import Drafted
+from codesign.policy.interface import Speculation
 from codesign.policy.messages import (
     Admission,
     Candidates,
     ExpansionRows,
     Growth,
     KVMove,
-    RequestCandidates,
-    RequestVerdict,
     Verdict,
 )
 from codesign.policy.tree import DraftTree
-
-
-@dataclass(slots=True)
-class _Drafted:
-    """Draft state of one request: committed tokens and the tree.
-
-    And its progress: when its first token was told, the tokens committed then, its own target.
-    While the policy stays at rest tokens are committed alone: the tree follows with the next look.
-    """
-
-    committed: list[int]
-    tree: DraftTree
-    slo_tpot: float | None
-    first_at: float | None = None
-    first_len: int = 0
 
 
 class DraftSide:
@@ -42,7 +25,7 @@ class DraftSide:
 
     def __init__(self, policy: Speculation) -> None:
         self.policy = policy
-        self._requests: dict[int, _Drafted] = {}
+        self._requests: dict[int, Drafted] = {}
         self._now = 0.0
         self._is_resting = False
 
@@ -60,7 +43,7 @@ class DraftSide:
     def tree(self, request_id: int) -> DraftTree:
         """The draft tree of a request."""
         request = self._requests[request_id]
-        _catch_up(request)
+        request.catch_up()
         return request.tree
 
     def committed(self, request_id: int) -> tuple[int, ...]:
@@ -69,14 +52,8 @@ class DraftSide:
 
     def admit(self, admission: Admission) -> None:
         """Start a request; its prompt is run together with its first expansion."""
-        tree = self.policy.tree_type(
-            admission.tokens[-1],
-            base_len=len(admission.tokens),
-            max_depth=max(admission.max_new_tokens - 1, 0),
-        )
-        self._requests[admission.request_id] = _Drafted(
-            list(admission.tokens), tree, admission.slo_tpot
-        )
+        drafted = Drafted.admitted(admission, self.policy.tree_type)
+        self._requests[admission.request_id] = drafted
 
     def stays_at_rest(self, verdict: Verdict) -> bool:
         """Whether the policy stays at rest in the round that a verdict starts.
@@ -114,29 +91,21 @@ class DraftSide:
             self.admit(admission)
         for entry in verdict.requests:
             if entry.is_finished:
-                _catch_up(self._requests.pop(entry.request_id))
+                self._requests.pop(entry.request_id).catch_up()
                 finished.append(entry.request_id)
                 continue
-            request = self._commit(entry)
+            request = self._requests[entry.request_id]
+            request.commit(entry, self._now)
             if not resting:
                 base = request.tree.prefix_len
-                moves.append(KVMove(entry.request_id, base, _catch_up(request)))
+                moves.append(KVMove(entry.request_id, base, request.catch_up()))
         for request_id in verdict.dropped:
             request = self._requests.pop(request_id, None)
             if request is not None:
-                _catch_up(request)
+                request.catch_up()
             finished.append(request_id)
         # A request may move and finish in one verdict: first its prefill's token, then a round's.
         return [move for move in moves if move.request_id in self._requests], finished
-
-    def _commit(self, entry: RequestVerdict) -> _Drafted:
-        request = self._requests[entry.request_id]
-        committed = request.committed
-        assert entry.base_len == len(committed), "verdict out of step"
-        committed += entry.tokens
-        if request.first_at is None:
-            request.first_at, request.first_len = self._now, len(committed)
-        return request
 
     def begin(self) -> bool:
         """Whether the policy looks at the trees, which it then does, or only roots are verified.
@@ -151,7 +120,7 @@ class DraftSide:
     def _look(self) -> None:
         progress = ()
         if self.policy.needs_progress:
-            progress = [self._progress(request) for request in self._requests.values()]
+            progress = [request.progress(self._now) for request in self._requests.values()]
         self.policy.begin(self._trees(), progress)
 
     def look_ahead(self) -> tuple[list[KVMove], bool]:
@@ -164,7 +133,7 @@ class DraftSide:
         if not (self._requests and policy.looks_ahead()):
             return [], False
         moves = [
-            KVMove(request_id, request.tree.prefix_len, _catch_up(request))
+            KVMove(request_id, request.tree.prefix_len, request.catch_up())
             for request_id, request in self._requests.items()
         ]
         self._look()
@@ -172,12 +141,6 @@ class DraftSide:
             return moves, False
         policy.select(self._trees())
         return moves, policy.rests
-
-    def _progress(self, request: _Drafted) -> Progress:
-        if request.first_at is None:
-            return Progress(slo_tpot=request.slo_tpot)
-        tokens = len(request.committed) - request.first_len
-        return Progress(self._now - request.first_at, tokens, request.slo_tpot)
 
     def next_expansion(self, done: int) -> list[ExpansionRows]:
         """Rows of the next draft forward before candidates are sent; none when that is enough."""
@@ -249,16 +212,10 @@ class DraftSide:
         chosen = self.policy.select(self._trees())
         if self.policy.rests:
             return Candidates(round_number)
-        entries = []
-        for (request_id, request), nodes in zip(self._requests.items(), chosen, strict=True):
-            tree, base_len = request.tree, len(request.committed)
-            selection = tree.select(nodes)
-            chances = tree.chances(selection.nodes)
-            entries.append(
-                RequestCandidates(
-                    request_id, base_len, selection.tokens, selection.parents, chances
-                )
-            )
+        entries = [
+            request.candidates(request_id, nodes)
+            for (request_id, request), nodes in zip(self._requests.items(), chosen, strict=True)
+        ]
         return Candidates(round_number, tuple(entries))
 
     def _trees(self) -> list[DraftTree]:
@@ -266,39 +223,7 @@ class DraftSide:
 
     def _expand(self, leaves: Sequence[Sequence[int]]) -> list[ExpansionRows]:
         return [
-            self._expansion_rows(request_id, request, nodes)
+            request.expand(request_id, nodes)
             for (request_id, request), nodes in zip(self._requests.items(), leaves, strict=True)
             if nodes
         ]
-
-    def _expansion_rows(
-        self, request_id: int, request: _Drafted, nodes: Sequence[int]
-    ) -> ExpansionRows:
-        tree = request.tree
-        context = tree.prefix_len + tree.num_expanded
-        missing = request.committed[tree.prefix_len : -1] if tree.slots[0] < 0 else []
-        tree.expand(nodes)
-        root, tokens, depths = tree.base_len - 1, tree.tokens, tree.depths
-        return ExpansionRows(
-            request_id,
-            (*missing, *[tokens[n] for n in nodes]),
-            (*range(root - len(missing), root), *[root + depths[n] for n in nodes]),
-            tuple(nodes),
-            None if nodes[0] == 0 else tuple([tree.visible_slots(n) for n in nodes]),
-            context,
-            tree.trust(nodes),
-        )
-
-
-def _catch_up(request: _Drafted) -> tuple[int, ...]:
-    """Re-root the tree of a request at its last committed token.
-
-    Returns:
-        Slots that survive, in their new order; none of a tree without any, as all are at rest.
-    """
-    tree = request.tree
-    told = request.committed[tree.base_len :]
-    if not told:
-        return ()
-    reroot = tree.reroot(told)
-    return reroot.promoted + reroot.kept

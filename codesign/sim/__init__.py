@@ -92,7 +92,7 @@ def simulate(
     counter = _FinishCounter(env, progress, len(simulated))
     arrivals = Arrivals(env, simulated.values())
     pool = _prompt_pool(env, simulated, fit, deployment, cost, serving, counter)
-    shared = _shared(env, simulated, counter, arrivals, pool, deployment.replicas)
+    shared = _shared(env, simulated, counter, arrivals, pool, deployment.replicas, serving.routing)
     log = CalibrationLog()
     make_batch = batch_maker(candidate, fit, cost, serving, slo, simulated.values(), seed, log)
     replicas = [
@@ -116,18 +116,25 @@ def _shared(
     arrivals: Arrivals,
     pool: PromptPool | None,
     num_replicas: int,
+    routing: Routing,
 ) -> Shared:
-    # Between arrivals replicas do not hear of each other.
+    # Between arrivals replicas do not hear of each other. Whose turn one is depends on nothing else
+    # where they take turns: then each need only look out for its own.
+    turns = num_replicas if routing == "round-robin" else 1
     shared = Shared(
         env,
         requests,
         RoundLog(),
         counter,
-        next_event=lambda: arrivals.next_at,
+        next_event=lambda replica: arrivals.next_at(replica % turns, turns),
         num_arriving=lambda start, end: arrivals.between(start, end) // num_replicas,
     )
     # A pool sends requests any time.
-    return shared if pool is None else replace(shared, next_event=env.peek, on_taken=pool.taken)
+    return (
+        shared
+        if pool is None
+        else replace(shared, next_event=lambda _: env.peek(), on_taken=pool.taken)
+    )
 
 
 def _start(

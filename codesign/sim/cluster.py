@@ -18,17 +18,18 @@ Give = Callable[[SimulatedRequest], None]
 
 
 class Arrivals:
-    """Hands each request on when it arrives.
-
-    Attributes:
-        next_at: When the next one does; infinite after the last.
-    """
+    """Hands each request on when it arrives."""
 
     def __init__(self, env: simpy.Environment, requests: Iterable[SimulatedRequest]) -> None:
         self._env = env
         self._requests = sorted(requests, key=lambda r: (r.record.arrival, r.record.request_id))
         self._times = [request.record.arrival for request in self._requests]
-        self.next_at = self._times[0] if self._times else math.inf
+        self._next = 0  # of the requests, which one comes next
+
+    def next_at(self, turn: int = 0, turns: int = 1) -> float:
+        """When the next one arrives whose number, modulo ``turns``, is ``turn``; else infinity."""
+        number = self._next + (turn - self._next) % turns
+        return self._times[number] if number < len(self._times) else math.inf
 
     def between(self, start: float, end: float) -> int:
         """How many arrive after ``start`` and not after ``end``."""
@@ -38,11 +39,11 @@ class Arrivals:
         """Hand them to ``give``."""
         env = self._env
         for request in self._requests:
-            self.next_at = request.record.arrival
-            while self.next_at > env.now:  # the clock may round to just before it
-                yield env.timeout(self.next_at - env.now)
+            at = request.record.arrival
+            while at > env.now:  # the clock may round to just before it
+                yield env.timeout(at - env.now)
             give(request)
-        self.next_at = math.inf
+            self._next += 1
 
 
 class PromptPool:

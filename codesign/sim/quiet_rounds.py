@@ -17,7 +17,6 @@ from codesign.sim.timing import Floats, TogetherTiming
 _COLUMNS = {field.name: number for number, field in enumerate(fields(RoundRecord))}
 _MOST = 1024  # rounds at once
 _FEWEST_ARRAYS = 16  # rounds from which arrays are faster than the loop
-_MORE_PER_FORWARD = 4  # for each draft forward
 
 
 class RunAhead:
@@ -55,9 +54,7 @@ class RunAhead:
         ahead = self._batch.ahead(int(most))
         if ahead is None:
             return 0, now
-        forwards = ahead.forward_rows.shape[1]
-        is_many = len(ahead.table) >= _FEWEST_ARRAYS + _MORE_PER_FORWARD * forwards
-        run = self._run_many if is_many else self._run_few
+        run = self._run_many if len(ahead.table) >= _FEWEST_ARRAYS else self._run_few
         count, end = run(ahead, number, now, until, room)
         if count:
             self._batch.skip(count)

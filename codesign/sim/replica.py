@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import simpy
 
@@ -42,7 +43,8 @@ class Shared:
         requests: By number.
         rounds: Where rounds are written.
         on_finish: Called when a request is over.
-        next_event: When something from outside a replica happens next, at the earliest.
+        next_event: When something from outside happens to a replica next, at the earliest, by its
+            number.
         on_taken: Called with a request whose prompt has run elsewhere, and when it was admitted.
         num_arriving: Requests that a replica is given after one time and not after another.
     """
@@ -51,7 +53,7 @@ class Shared:
     requests: dict[int, SimulatedRequest]
     rounds: RoundLog
     on_finish: Callable[[], None]
-    next_event: Callable[[], float]
+    next_event: Callable[[int], float]
     on_taken: Callable[[int, float], None] = _nobody_asks
     num_arriving: Callable[[float, float], int] = _nobody_comes
 
@@ -121,7 +123,7 @@ class Replica:
 
     def run(self) -> Process:
         """Serve for ever; waits when there is nothing to do."""
-        env, next_event = self._env, self._shared.next_event
+        env, next_event = self._env, partial(self._shared.next_event, self._number)
         while True:
             if self.batcher.num_waiting:
                 self._admit()

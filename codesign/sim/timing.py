@@ -158,9 +158,11 @@ class TogetherTiming:
         drafting = np.zeros(len(target))
         if self._is_plain:
             return target, drafting, drafting
-        for rows, context in zip(rounds.forward_rows.T, rounds.forward_context.T, strict=True):
-            drafting += np.where(rows > 0, cost.draft.of_arrays(rows, context, batch), 0.0)
-        drafted = rounds.forward_rows.sum(axis=1)
+        forward_rows = rounds.forward_rows
+        forwards = cost.draft.of_arrays(forward_rows, rounds.forward_context, batch)
+        for seconds in np.where(forward_rows > 0, forwards, 0.0).T:  # one by one, as they are run
+            drafting += seconds
+        drafted = forward_rows.sum(axis=1)
         if batch < SEVERAL:
             drafting += cost.first_alone * (drafted > 0)
         moving = cost.reroots(batch) + cost.reroot_row * drafted

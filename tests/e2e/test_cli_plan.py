@@ -113,10 +113,12 @@ def test_that_the_prompts_could_not_be_bound_is_said_in_the_notes(plan, tmp_path
 
 
 def test_an_slo_that_nothing_meets_is_exit_code_3_with_the_nearest_miss(plan, tmp_path):
-    result = plan(*FEW, "--slo-tpot-ms", "1")
+    result = plan(*FEW, "--slo-tpot-ms", "1", "--json")
     assert result.returncode == 3
-    assert result.stdout == ""
     message = result.stderr.splitlines()[-1]
+    payload = json.loads(result.stdout)
+    assert (payload["plan"], payload["chosen"]) == (None, None)
+    assert message == f"codesign plan: {payload['reason']}"
     assert "Nearest miss" in message
     assert "TPOT p90" in message
     assert not (tmp_path / "plan.json").exists()

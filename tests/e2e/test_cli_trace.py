@@ -87,6 +87,16 @@ def test_show_json_is_one_object(cli):
     assert payload["notes"][0].startswith("synthetic, seed 1")
 
 
+def test_show_out_does_not_write_over_what_it_shows(cli, small, tmp_path):
+    before = small.read_bytes()
+    (tmp_path / "link.csv").symlink_to(small)
+    for out in (small, tmp_path / "link.csv"):
+        result = cli("trace", "show", small, "--max-requests", "1", "--out", out)
+        assert result.returncode == 2
+        assert "is a file that is read. Name another: --out trace.parquet" in result.stderr
+    assert small.read_bytes() == before
+
+
 def test_show_out_writes_a_trace_that_is_read_again(cli, small, tmp_path):
     for name in ("a.parquet", "a.csv"):
         cli("trace", "show", small, "--max-requests", "3", "--jitter", "1", "--out", name)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from codesign.policy import target_side
 from codesign.policy.cost import Calibration, StepTime
+from codesign.policy.drafted import Drafted
 from codesign.policy.protocol import (
     Admission,
     Candidates,
@@ -538,15 +539,15 @@ def stale_candidates_taken(monkeypatch):
 
 
 def catching_up_forgets_a_token(monkeypatch):
-    true = DraftSide._expansion_rows
+    true = Drafted.expand
 
-    def rows(self, request_id, request, nodes):
-        result = true(self, request_id, request, nodes)
+    def rows(self, request_id, nodes):
+        result = true(self, request_id, nodes)
         if len(result.tokens) > len(result.nodes):
             result = replace(result, tokens=result.tokens[1:], positions=result.positions[1:])
         return result
 
-    monkeypatch.setattr(DraftSide, "_expansion_rows", rows)
+    monkeypatch.setattr(Drafted, "expand", rows)
 
 
 def walk_that(change: Callable[[Walk, frozenset[int], int], Walk]) -> Callable:

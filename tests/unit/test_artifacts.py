@@ -84,6 +84,19 @@ def test_a_folder_in_place_of_a_file_is_an_error_that_names_the_command(tmp_path
         artifacts.read_json(tmp_path, kind="plan")
 
 
+def test_a_file_in_place_of_a_folder_is_an_error_that_names_the_command(tmp_path):
+    (tmp_path / "steps").touch()
+    with pytest.raises(InputError, match=r"steps is not a folder, as a run is\. Make one: co"):
+        artifacts.read_json(tmp_path / "steps" / "run.json", kind="run")
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_file_is_called_that(tmp_path, text):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(InputError, match=r"a\.json is empty\. Make one: codesign plan"):
+        artifacts.read_json(tmp_path / "a.json", kind="plan")
+
+
 @pytest.mark.parametrize(
     ("kind", "command"),
     [("plan", "codesign plan"), ("trace", "codesign trace synth"), ("rounds", "codesign run")],

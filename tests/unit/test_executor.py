@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
+import subprocess
 import sys
 import time
 
@@ -70,6 +72,29 @@ def test_a_stopped_search_ends_its_own_processes_and_no_others(question, monkeyp
             assert time.monotonic() < end
             time.sleep(0.05)
         assert len(list(other.run(jobs))) == 2
+
+
+_SEARCH = """
+import pickle, sys, time
+import codesign.planner.executor as executor
+executor._SMALL = 0
+task, jobs = pickle.load(open(sys.argv[1], "rb"))
+pool = executor.LocalExecutor(task, 2)
+list(pool.run(jobs))
+print(len(pool._pool._processes), flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_processes_of_a_search_that_is_killed_end_with_it(question, tmp_path):
+    file = tmp_path / "task.pickle"
+    file.write_bytes(pickle.dumps((task_of(question), [job(), job("chain-2")])))
+    command = [sys.executable, "-c", _SEARCH, str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as search_process:
+        assert search_process.stdout is not None
+        assert search_process.stdout.readline() == "2\n"
+        search_process.kill()
+        search_process.communicate(timeout=60)  # its output ends when nobody can write any more
 
 
 def test_when_a_process_is_killed_one_line_says_what_to_do(question, monkeypatch):

@@ -19,6 +19,7 @@ from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.speculation import parse_policy
 from codesign.records import RunRecords
 from codesign.sim import simulate
+from codesign.sim.tape_batch import TapedBatch
 
 PROFILE = AcceptanceProfile.independent([0.6, 0.2], num_tokens=800, seed=2)
 STEP, TOKEN, FIRST = 0.02, 1e-3, 0.01  # seconds of a decoding step, a prompt token, a prefill
@@ -217,14 +218,22 @@ def test_replicas_serve_in_turn_or_by_load():
     assert set(load.rounds.column("replica")) == {0, 1}
 
 
-def test_two_replicas_are_two_servers_with_every_second_request():
+def test_two_replicas_are_two_servers_with_every_second_request(monkeypatch):
+    together: list[int] = []  # rounds that were run at once
+    skip = TapedBatch.skip
+    monkeypatch.setattr(
+        TapedBatch, "skip", lambda batch, count: (together.append(count), skip(batch, count))
+    )
     trace = busy(30)
     both = run(trace, deployment="2x2")
+    of_both = sorted(together)
+    together.clear()
     for number in (0, 1):
         half = {name: values[number::2] for name, values in trace.items()}
         alone = run(half)
         finish = [r.finish for r in both.requests if r.replica == number]
         assert finish == pytest.approx([r.finish for r in alone.requests])
+    assert of_both == sorted(together), "a replica stops for a request of the other"
 
 
 def test_prefix_aware_routing_finds_the_replica_that_knows_the_prompt():

@@ -190,7 +190,6 @@ def test_rounds_run_ahead_are_those_of_one_after_another(policy, serving, monkey
     monkeypatch.setattr(tape_batch, "_FEWEST_AHEAD", 10**9)
     one_by_one = run(policy, trace, serving)
     monkeypatch.setattr(tape_batch, "_FEWEST_AHEAD", 2)
-    monkeypatch.setattr(quiet_rounds, "_MORE_PER_FORWARD", 0)
     for fewest_arrays in (2, 10**9):  # all on arrays, then all in the loop
         monkeypatch.setattr(quiet_rounds, "_FEWEST_ARRAYS", fewest_arrays)
         together = run(policy, trace, serving)
