@@ -204,11 +204,16 @@ def _ahead_by_steps(results: Results) -> str:
     leads = splits.leads_of(results)
     if not leads:
         return "-"
-    (pair, trace, load), most = max(leads.items(), key=lambda item: item[1])
-    sizes = " + ".join(re.findall(r"-([\d.]+b)", pair)).upper()
+    case, most = max(leads.items(), key=lambda item: item[1])
     ahead = sum(lead >= 1.01 for lead in leads.values())
-    best = f"{most:.2f}: {sizes}, {trace} at {load}"
-    return f"1 % or more in {ahead} of {len(leads)} on four GPUs; {best}"
+    text = (
+        f"1 % or more in {ahead} of {len(leads)} on four GPUs; {most:.2f}: {splits.sizes_of(case)}"
+    )
+    if not (same := splits.same_split(results)[1]):
+        return text
+    ahead = sum(lead >= 1.01 for lead in same.values())
+    behind = sum(lead < NEEDED for lead in same.values())
+    return f"{text}. On {splits.SAME} for both: in {ahead} of {len(same)}; 2 % behind in {behind}"
 
 
 def _attainment(results: Results) -> tuple[str, ...] | None:
