@@ -194,7 +194,7 @@ def _ahead_measured(results: Results) -> tuple[str, str]:
     if not leads:
         return "not on four or eight GPUs yet; behind on 1+1", "simulated: yes"
     best = max(leads, key=leads.__getitem__)
-    ahead = sum(lead >= 1.01 for lead in leads.values())
+    ahead = sum(lead >= splits.AHEAD for lead in leads.values())
     text = f"1 % or more in {ahead} of {len(leads)} on four GPUs; {leads[best]:.2f}: {best}"
     return text, f"simulated: yes, measured: {'yes' if ahead else 'no'}"
 
@@ -204,11 +204,15 @@ def _ahead_by_steps(results: Results) -> str:
     leads = splits.leads_of(results)
     if not leads:
         return "-"
-    (pair, trace, load), most = max(leads.items(), key=lambda item: item[1])
-    sizes = " + ".join(re.findall(r"-([\d.]+b)", pair)).upper()
+    case, most = max(leads.items(), key=lambda item: item[1])
     ahead = sum(lead >= splits.AHEAD for lead in leads.values())
-    best = f"{most:.2f}: {sizes}, {trace} at {load}"
-    return f"1 % or more in {ahead} of {len(leads)} on four GPUs; {best}"
+    best = f"{most:.2f}: {splits.sizes_of(case)}"
+    text = f"1 % or more in {ahead} of {len(leads)} on four GPUs; {best}"
+    if not (same := splits.same_split(results)[1]):
+        return text
+    ahead = sum(lead >= splits.AHEAD for lead in same.values())
+    behind = sum(lead < NEEDED for lead in same.values())
+    return f"{text}. On {splits.SAME} for both: in {ahead} of {len(same)}; 2 % behind in {behind}"
 
 
 def _attainment(results: Results) -> tuple[str, ...] | None:

@@ -31,8 +31,8 @@ RUNS = (
     "ranks-8b-told-h100",
     "ranks-70b-24-h200x2",
     "ranks-8b-24-h200x2",
-    "ranks-70b-24-h200x4",
-    "ranks-8b-24-h200x4",
+    "ranks-70b-24-h100x4",
+    "ranks-8b-24-h100x4",
 )
 BURST = "ranks-70b-burst"
 _NUMBERS = {1: "one", 2: "two", 4: "four"}

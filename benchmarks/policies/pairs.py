@@ -49,6 +49,13 @@ def simulated(
 ) -> dict[str, Any]:
     """Figures of a policy that serves these requests on a deployment, as a plan would tell it."""
     candidate = Candidate(parse_deployment(deployment), parse_policy(policy), BATCH)
+    return simulated_as(candidate, requests, fit, slo)
+
+
+def simulated_as(
+    candidate: Candidate, requests: pd.DataFrame, fit: Fit, slo: SLO
+) -> dict[str, Any]:
+    """The same of a candidate."""
     serving = Serving(
         max_kv_tokens=BATCH * KV_TOKENS,
         answer_tokens=float(requests["output_tokens"].to_numpy().mean()),

@@ -57,6 +57,24 @@ def test_a_lead_in_goodput_is_that_of_the_better_split_and_of_targets_that_some_
     assert splits.goodput_lead(ways) is None
 
 
+def test_policies_on_one_split_are_compared_there() -> None:
+    case, ours = "70b-int4+1b-int4/code/1.2", f"{splits.ASYNC} on 3+1"
+    latency = dict.fromkeys(splits.WAYS, 1.0) | {ours: 2.0}
+    found = {f"splits/{case}/{way}": _figures(x, num_requests=10) for way, x in latency.items()}
+    found[f"splits/{case}/{ours}"]["goodput"] = 0.9
+    for policy, latency_there in (("plain", 3.0), (splits.SPECSERVE, 2.5)):
+        found[f"same-split/{case}/{policy} on 3+1"] = _figures(
+            latency_there, num_requests=10, slo_attainment=0.6
+        )
+    (lead,) = splits.same_split(found)[1].values()
+    assert lead == pytest.approx(0.9)
+    said = " ".join(splits.splits_section(found).split())
+    assert "has 1.250 (" in said
+    assert "and 1.500 (" in said
+    assert "ahead in 0 of 1 cases, and more than 2 % behind in 1 (" in said
+    assert "0.90, 5 requests within the SLO to 6)" in said
+
+
 def _figures(latency: float, **more: Any) -> dict[str, Any]:
     return {"latency_mean": latency, "slo_attainment": 0.5, "goodput": 1.0, **more}
 

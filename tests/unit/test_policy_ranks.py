@@ -110,7 +110,7 @@ def test_runs_on_four_gpus_are_joined_and_shown_beside_the_map(
     shutil.copy(bundled_path("conv-twin"), tmp_path / "AzureLLMInferenceTrace_conv.csv")
     _serve(tmp_path / "runs", tmp_path)
     monkeypatch.setattr(ranks, "NUM_SEEDS", 1)
-    out, key = tmp_path / "policies.json", "ranks-8b-24-h200x4"
+    out, key = tmp_path / "policies.json", "ranks-8b-24-h100x4"
     flags = ["join", str(tmp_path / "runs"), "--out", str(out), "--key", key]
     monkeypatch.setattr(sys, "argv", ["policy_ranks.py", *flags])
     main()
