@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from benchmarks.pages import reflow
 from benchmarks.policies import goals, gpu_runs, load_map, measured, simulated, splits
-from benchmarks.policies.figures import DOCS, Results, below
+from benchmarks.policies.figures import DOCS, Results
 
 PAGE = DOCS / "policy-comparison.md"
 
@@ -52,34 +52,6 @@ the trace, as by a plan; elsewhere they expect 96 tokens until some have finishe
 
 Written by `python -m benchmarks.compare_policies report` from `benchmarks/results/policies.json`;
 `--help` lists the commands that make it."""
-_NOT_KEPT = """\
-## Tried and not kept
-
-What the terms mean: [policies.md](policies.md#batch-trees). Speeds are relative to plain decoding
-unless stated otherwise.
-
-- **Draft prompts.** Priced as rows of a draft forward: 0.50 to 0.76 with 8B + 1B. Priced one by
-  one, though prompts share a forward: SpecServe at 0.991 of the best fixed length in a batch of
-  128, now 1.010. Weighted by the share of time that prompts take: 1.18 on "code", but 0.91 with
-  eight places and short answers.
-- **A burst's stall** not counted in what a draft's prompt saves: 1.12 on "code", now 1.17.
-- **Evaluations.** In every round: SpecServe down to 0.951 of a chain of one in overload. In 1 % of
-  the time and not priced: down to 0.975 (batch tree) and 0.913 (SpecServe) with 70B + 3B on "conv"
-  at 1.2. At once when the batch shrinks: no gain.
-- **Long rests at first** (0.5 % of the time): 25 to 64 rounds on GPUs, where looks take longer than
-  by the fit; with an 8B the batch tree then drafted in half of the rounds where drafting pays.
-- **Forwards of a lone request committed to ahead,** so that ranks run ahead of the host. One H200,
-  one request at a time, with the host's gaps priced (not in the tree): 1.001 of the batch tree's
-  speed with 70B + 1B, 0.983 with 70B + 3B, 1.015 with 8B + 1B, 1.009 with 72B + 1.5B.
-- **Answers.** Learned only from those that finished: drafting stopped for seconds, 0.966 of a chain
-  of one. 96 tokens expected everywhere: 0.956 to 0.977 in 7 of 144 runs. 32 everywhere: drafting
-  begins too late, up to 7 % slower on "conv" and "mooncake".
-- **SpecServe: one token for all** in a round that a target allows, as in the paper: 0.979 to 1.013
-  of a chain of one in overload, now 0.991 to 1.013; as many requests meet their targets (1,407 of
-  2,400, now 1,416).
-- **Drafting that stops for seconds.** Starting again where the requests that follow repay the
-  prompts: up to 2.5 % slower with the 8B. Going on while drafting repays half of an average prompt,
-  not 80 %: up to 0.14 % slower with the 8B on average, up to 1 % in single runs of "code"."""
 
 
 def contents(sections: Sequence[str]) -> str:
@@ -105,7 +77,6 @@ def text_of(results: Results) -> str:
         splits.splits_section(results),
         gpu_runs.runs_section(results),
         measured.cpu_section(results),
-        _NOT_KEPT if below(results, "pairs") else "",
     ]
     head = [_HEAD, results.get("remark", {}).get("text", ""), goals.goals_section(results), _HOW]
     parts = [*head, contents(sections), *sections]

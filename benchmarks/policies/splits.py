@@ -106,7 +106,7 @@ def leads_of(results: Results) -> dict[Case, float]:
 def same_split(results: Results) -> tuple[dict[Case, Ways], dict[Case, float]]:
     """Cases on one and the same split, and where there is one the lead in goodput on it."""
     cases = cases_of(results)
-    found = {
+    found: dict[Case, Ways] = {
         case: {**cases[case], **ways} for case, ways in cases_of(results, "same-split").items()
     }
     leads = {case: goodput_lead(ways, SAME, (SAME,)) for case, ways in found.items()}
