@@ -167,7 +167,9 @@ def score(
         for name in SPANS
         if all(name in o.spans for o in outcomes)
     }
-    errors = dict.fromkeys(TIMES, time_error(fit, candidate, spans, output_tokens))
+    errors: dict[str, float] = dict.fromkeys(
+        TIMES, time_error(fit, candidate, spans, output_tokens)
+    )
     errors |= dict.fromkeys(COUNTS, acceptance_error(fit, candidate, output_tokens))
     return ScoredCandidate(
         candidate,
