@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from codesign.errors import UsageError
+from codesign.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,17 +84,19 @@ def out_file(
     """The path ``text`` that was typed after ``flag``; advice names a ``usual`` file.
 
     Raises:
-        UsageError: If a folder is there, or one of the files that the command ``reads`` and would
-            destroy: said before the work, not after it.
+        UsageError: If a folder is there, or a file that the command ``reads`` and would destroy.
+        InputError: If its folder takes no files. Both are said before the work, not after it.
     """
     from pathlib import Path
 
     out = Path(text)
     if out.is_dir():
         raise UsageError(f"{flag} {out} is a folder. Name a file: {flag} {out / usual}")
-    for read in filter(None, reads):
-        if out.is_file() and Path(read).is_file() and out.samefile(read):
-            raise UsageError(f"{flag} {out} is a file that is read. Name another: {flag} {usual}")
+    if any(out.is_file() and Path(r).is_file() and out.samefile(r) for r in reads if r):
+        raise UsageError(f"{flag} {out} is a file that is read. Name another: {flag} {usual}")
+    folder = next(parent for parent in out.absolute().parents if parent.exists())
+    if not os.access(f"{folder}/", os.W_OK | os.X_OK):
+        raise InputError(f"cannot write {out}: {folder} takes no files. Name another: {flag} FILE")
     return out
 
 

@@ -48,7 +48,7 @@ def test_simulated_and_measured_runs_lie_side_by_side(cli, tmp_path, runs):
         (("simulated", "--slice", "nan:3"), 2, "--slice takes START:DURATION in numbers"),
         (("simulated", "--slice", "9:3"), 4, "nothing happens from 9 s for 3 s; the longest run"),
         (("simulated", "--slice", "1:-3"), 4, "nothing happens from 1 s for -3 s"),
-        (("simulated", "--out", "simulated/run.json/t.json"), 4, "cannot write"),
+        (("simulated", "--out", "simulated/run.json/t.json"), 4, "takes no files. Name another: "),
         (("simulated", "--out", "."), 2, "--out . is a folder. Name a file: --out timeline.json"),
         (("simulated", "--out", "simulated"), 2, "--out simulated/timeline.json"),
         (("simulated", "--out", "simulated/run.json"), 2, "simulated/run.json is a file that is"),

@@ -182,7 +182,7 @@ def test_a_run_that_refused_requests_is_not_called_cut_short(cli, planned):
         (("--run", "runs/plain", "--tolerance", "nan"), 2, "--tolerance"),
         (("--run", "runs/plain", "--report", "r.pdf"), 2, "a name that ends in .html, not 'r.pdf'"),
         (("--run", "nothing", "--report", "d.html"), 2, "--report d.html is a folder. Name a file"),
-        (("--run", "runs/plain", "--report", "fit.json/x.html"), 4, "cannot write"),
+        (("--run", "runs/plain", "--report", "fit.json/x.html"), 4, "Name another: --report"),
         ((), 2, "--run"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 
 from codesign.cli import output
 from codesign.cli.plan_result import _COLUMNS
+from codesign.errors import InputError
 
 QUIET = argparse.Namespace(json=False, quiet=True)
 PLAIN = argparse.Namespace(json=False, quiet=False)
@@ -19,6 +20,14 @@ JSON = argparse.Namespace(json=True, quiet=False)
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def test_a_folder_that_takes_no_files_is_said_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(output.os, "access", lambda path, mode: path != f"{tmp_path}/")
+    with pytest.raises(InputError, match=r"takes no files\. Name another: --report FILE$"):
+        output.out_file(f"{tmp_path}/new/r.html", "report.html", "--report")
+    (tmp_path / "new").mkdir()
+    assert output.out_file(f"{tmp_path}/new/r.html", "r.html") == tmp_path / "new" / "r.html"
 
 
 def test_emit_prints_the_text_or_one_json_object(capsys):

@@ -179,11 +179,11 @@ def test_a_tree_that_is_full_takes_no_more_rows(choose):
     device = Device(op, 8, policy.fanout + 2)
     while expansion := side.overlap_expansion():
         rows = expansion[0]
-        growth = side.growth(rows, 1)
-        device.begin(growth, rows, len(rows.tokens) - len(rows.nodes))
-        tokens, log_probs = answer(chance, len(rows.tokens), policy.fanout + 2, ties=False)
-        device.go_on(tokens, log_probs)
         first = len(rows.tokens) - len(rows.nodes)
+        tokens, log_probs = answer(chance, len(rows.tokens), policy.fanout + 2, ties=False)
+        if side.tree(0).num_expanded == MAX_TREE_ROWS:
+            device.begin(side.growth(rows, 1), rows, first)
+            device.go_on(tokens, log_probs)
         side.expanded(rows, tokens[first:], log_probs[first:])
     assert side.tree(0).num_expanded == MAX_TREE_ROWS
     assert device.chosen[-1] == 0
