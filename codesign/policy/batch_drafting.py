@@ -78,6 +78,7 @@ class BatchDrafting(Repeating):
         self._first = known if known is not None and known.is_of(trees) else FirstLook(trees)
         self._choice = self._round.plain  # the best of what is drafted
         self._saved = 0.0  # seconds per token of each request, by drafting for all
+        self._are_roots = True  # as far as is known
         self._named = []
         if not self._was_plain:
             # What new requests start with: of those that draft, so that a hard batch does not stay.
@@ -121,8 +122,8 @@ class BatchDrafting(Repeating):
     def _choose(self, trees: Sequence[BudgetTree]) -> Choice:
         """The nodes of the best quotient: the heaviest of all requests."""
         this = self._round
-        # A tree without a row is its root alone: this is told without a look at its nodes.
-        self._are_roots = not sum([tree.num_expanded for tree in trees])
+        if self._are_roots:  # a tree without a row is its root alone, whatever its nodes
+            self._are_roots = not sum([tree.num_expanded for tree in trees])
         # Of the roots, and the chances of all drafted nodes.
         self._worth = [this.roots]
         if not self._are_roots:
@@ -140,7 +141,11 @@ class BatchDrafting(Repeating):
                 # What they missed is run beside the verification: it may be long.
                 for i in self._cold:
                     gains[i] = 0.0
-        elif self._is_enough(gains, left):
+        # Where nothing is drafted yet the first one alone may not pay, but several may. The second
+        # most often pays: always with eight requests or more, and to 80 % with one.
+        elif (self._round.num_forwards > 1 or left <= 1) and self._round.cannot_gain(
+            len(self._worth), gains, self._choice.value
+        ):
             return no_leaves(trees)
         least = self._choice.value * (1.0 + margin)
         value, level = self._promised(trees, gains, left, least)
@@ -155,13 +160,6 @@ class BatchDrafting(Repeating):
         level = min(level, max(gains))
         width, are_roots = self._spec.width, len(self._worth) == 1
         return leaves_worth(trees, width, gains, level, are_roots=are_roots)
-
-    def _is_enough(self, gains: list[float], left: int) -> bool:
-        """Whether no further forward can pay, as is known without what the best one would be."""
-        this = self._round
-        # Where nothing is drafted yet the first one alone may not pay, but several may.
-        may_stop = this.awaited or left <= 1
-        return bool(may_stop and this.cannot_gain(len(self._worth), gains, self._choice.value))
 
     def _promised(
         self, trees: Sequence[BudgetTree], gains: list[float], left: int, least: float

@@ -10,9 +10,10 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from codesign.policy.goodput import Goodput
+from codesign.policy.light import light
 from codesign.policy.row_prices import Floats, RowPrices
 from codesign.policy.traffic import Traffic
 
@@ -28,7 +29,8 @@ _MOST_POWER = 50.0
 SAFELY = 1.0 - 1e-9  # less than a sum's last digits can be off
 
 
-class Choice(NamedTuple):
+@light
+class Choice:
     """The best nodes to verify, of those that are drafted.
 
     Attributes:
@@ -151,11 +153,18 @@ class BatchRound:
             longest: As for ``best``; of a number that takes longer the value is -1.
         """
         tokens, number, most = worth[0], 0, -1.0
-        found, is_simple = tokens, self._power == 1.0
+        found = tokens
+        if self._power == 1.0 and longest == inf:  # most often
+            for i in range(1, len(worth)):
+                tokens += worth[i]
+                value = tokens / (prices[i] + fixed)
+                if value > most:
+                    number, found, most = i, tokens, value
+            return number, found, most
         for i in range(1, len(worth)):
             tokens += worth[i]
             seconds = prices[i] + fixed
-            value = tokens / seconds if is_simple else self.value(tokens, seconds)
+            value = self.value(tokens, seconds)
             if value > most and seconds <= longest:
                 number, found, most = i, tokens, value
         return number, found, most

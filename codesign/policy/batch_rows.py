@@ -72,26 +72,37 @@ def best_nodes(
     if urgency is not None:
         bounds = [log(choice.level / one) - SURE for one in urgency.tolist()]
     chosen = _nodes_above(trees, bounds)
-    for i in [i for i, nodes in enumerate(chosen) if len(nodes) > most]:
-        weights = trees[i].log_weights
-        chosen[i] = sorted(chosen[i], key=weights.__getitem__, reverse=True)[:most]
+    if max(map(len, chosen)) > most:
+        chosen = [
+            nodes if len(nodes) <= most else _heaviest(tree, nodes, most)
+            for tree, nodes in zip(trees, chosen, strict=True)
+        ]
     excess = sum(map(len, chosen)) - len(trees) - choice.rows
     if excess > 0:
         _leave_equals(trees, chosen, bounds, excess)
     return chosen
 
 
+def _heaviest(tree: BudgetTree, nodes: list[int], most: int) -> list[int]:
+    return sorted(sorted(nodes), key=tree.log_weights.__getitem__, reverse=True)[:most]
+
+
 def _nodes_above(trees: Sequence[BudgetTree], bounds: Sequence[float]) -> list[list[int]]:
     """(B,) nodes of each tree of its least log weight and above, its root at least.
 
-    A plain loop: of trees of so few nodes it takes two thirds of what comprehensions do.
+    A plain loop: of so few nodes it takes two thirds of what comprehensions do. Of the nodes that
+    may still run, most of a tree, it reads those alone that are found, and one more.
     """
     found = []
     for tree, bound in zip(trees, bounds, strict=True):
-        nodes = []
-        for node, weight in enumerate(tree.log_weights):
-            if weight >= bound:
+        nodes, weights = [], tree.log_weights
+        for node in tree.closed:
+            if weights[node] >= bound:
                 nodes.append(node)
+        for weight, node in tree.open:
+            if weight < bound:
+                break
+            nodes.append(node)
         found.append(nodes or [0])
     return found
 

@@ -29,9 +29,10 @@ class BudgetTree(DraftTree):
         sent: The nodes under verification.
         confidence: Running mean chance of a node's likeliest child.
         open: (log weight, node) of every node that may still run, the heaviest first.
+        closed: All other nodes, each behind its parent.
     """
 
-    __slots__ = ("calibration", "confidence", "open", "sent")
+    __slots__ = ("calibration", "closed", "confidence", "open", "sent")
 
     def __init__(
         self, root_token: int, *, base_len: int, max_depth: int, calibration: OnlineCalibration
@@ -44,12 +45,14 @@ class BudgetTree(DraftTree):
     def _reset(self, root_token: int) -> None:
         super()._reset(root_token)
         self.open = [(0.0, 0)] if self.max_depth else []
+        self.closed: list[int] = [] if self.max_depth else [0]
 
     def expand(self, nodes: Sequence[int]) -> None:
         """See DraftTree.expand."""
         super().expand(nodes)
         slots = self.slots
         self.open = [pair for pair in self.open if slots[pair[1]] == UNEXPANDED]
+        self.closed += nodes
 
     def leaves(self, width: int) -> list[int]:
         """See DraftTree.leaves."""
@@ -72,9 +75,11 @@ class BudgetTree(DraftTree):
             likeliest = math.exp(chances[0]) if chances else 0.0
             self.confidence += _MEMORY * (likeliest - self.confidence)
             kept.append(node_tokens[: len(chances)])
+            start = first + len(known)
             if self.depths[node] + 1 < self.max_depth:
-                start = first + len(known)
                 self.open += [(weight + chance, start + i) for i, chance in enumerate(chances)]
+            else:
+                self.closed += range(start, start + len(chances))
             known += chances
             at += len(node_tokens)
         super().add_answer(nodes, kept, known)
@@ -90,11 +95,12 @@ class BudgetTree(DraftTree):
         found = super().reroot(verified)
         if found.is_hit:
             slots, weights, depths = self.slots, self.log_weights, self.depths
-            self.open = [
-                (weights[n], n)
-                for n, slot in enumerate(slots)
-                if slot == UNEXPANDED and depths[n] < self.max_depth
-            ]
+            self.open, self.closed = [], []
+            for node, slot in enumerate(slots):
+                if slot == UNEXPANDED and depths[node] < self.max_depth:
+                    self.open.append((weights[node], node))
+                else:
+                    self.closed.append(node)
             self.open.sort(key=_WEIGHT, reverse=True)
         return found
 

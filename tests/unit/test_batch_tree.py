@@ -324,6 +324,7 @@ def test_a_sibling_that_learning_has_made_likelier_takes_the_row_alone():
     policy = policy_of(target=StepTime.linear(alpha=0.0, gamma=1e-3, delta=0.010))
     trees = drafted_once(policy, [[0.6, 0.3]])
     trees[0].log_weights[1:] = [math.log(0.05), math.log(0.8)]
+    trees[0].open = [(math.log(0.8), 2), (math.log(0.05), 1)]
     policy._choice = policy._choose(trees)
     assert policy.select(trees) == [[0, 2]]
 
@@ -737,6 +738,11 @@ def test_the_open_nodes_are_those_that_a_search_finds(data):
         if data.draw(st.booleans()):
             tree.reroot(data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=2)))
         assert {n for _, n in tree.open} == set(DraftTree.leaves(tree, len(tree)))
+        rest = set(range(len(tree))) - {n for _, n in tree.open}
+        assert rest == set(tree.closed)
+        places = {n: place for place, n in enumerate(tree.closed)}
+        parents = [places.get(tree.parents[n], -1) for n in tree.closed]
+        assert all(above < place for place, above in enumerate(parents))
         assert tree.missing <= tree.base_len - 1
 
 
