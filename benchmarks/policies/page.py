@@ -62,7 +62,6 @@ unless stated otherwise.
   one, though prompts share a forward: SpecServe at 0.991 of the best fixed length in a batch of
   128, now 1.010. Weighted by the share of time that prompts take: 1.18 on "code", but 0.91 with
   eight places and short answers.
-- **A burst's stall** not counted in what a draft's prompt saves: 1.12 on "code", now 1.17.
 - **Evaluations.** In every round: SpecServe down to 0.951 of a chain of one in overload. In 1 % of
   the time and not priced: down to 0.975 (batch tree) and 0.913 (SpecServe) with 70B + 3B on "conv"
   at 1.2. At once when the batch shrinks: no gain.
@@ -78,8 +77,7 @@ unless stated otherwise.
   of a chain of one in overload, now 0.991 to 1.013; as many requests meet their targets (1,407 of
   2,400, now 1,416).
 - **Drafting that stops for seconds.** Starting again where the requests that follow repay the
-  prompts: up to 2.5 % slower with the 8B. Going on while drafting repays half of an average prompt,
-  not 80 %: up to 0.14 % slower with the 8B on average, up to 1 % in single runs of "code"."""
+  prompts: up to 2.5 % slower with the 8B. Going on while half of a prompt is repaid: up to 1 %."""
 
 
 def contents(sections: Sequence[str]) -> str:
