@@ -96,7 +96,8 @@ Lowest: {least}. The batch tree has at least {behind:.3f} of SpecServe's speed.
 - **Overload with 24 at once** (on four H200s; not in the table): a run that begins idle and soon
   has more than it bears loses the draft's prompts of the first requests. Of plain decoding's speed
   the batch tree has 0.94 to 0.96 with 70B + 3B at 1.2 in 120 requests, SpecServe 0.97 to 0.98, and
-  0.980 and 0.956 in 360 requests of "mooncake"; with 72B + 1.5B 0.97 to 1.00.
+  0.980 and 0.956 in 360 requests of "mooncake"; with 72B + 1.5B 0.97 to 1.00, up to 4 %
+  behind SpecServe.
 - **Known weakness:** drafting may stop for seconds. If one long prompt does not pay, and drafting
   does not pay for the others without it, all decode plainly; a batch of eight then has to read
   eight prompts at once to begin again. With 70B + 3B at load 1.0 on "mooncake" this happened in one
