@@ -53,7 +53,8 @@ _REMARKS = """\
 - **Slower than plain decoding.** By the steps of 23 November, which were slower in batches, the
   batch tree had 0.980 or more in 143 of 144 further runs, and 0.9799 in one; SpecServe's lowest
   were 0.977 and 0.9797, and it was behind the best fixed length in 6 of 36. Measured, single runs
-  of an 8B are known to 5 %.
+  of an 8B are known to 5 %. Missed where 24 at once go from idle to overload: simulated, down to
+  0.94 ("Where a draft's prompt costs several steps").
 - **Slower than SpecServe.** With an 8B at load 0.2 batch trees had 0.94 to 1.01 of SpecServe's
   speed on an H200 with a slow host on 24 November. Deciding takes less than half of that time
   since; they have 1.03 to 1.08 on an H100, where simulation says 1.02 to 1.04 ("Measured on GPUs").
@@ -63,9 +64,7 @@ _REMARKS = """\
   and by up to 0.4 points for 64 and more of a 70B on this slow core ("The price of deciding").
 - **SpecServe and the best fixed length.** By rooflines it has 1.10 and 1.56 on "code" and "conv"
   (best lengths 1.08 and 1.55), and is 0.2 % behind on "mooncake" (1.326, 1.328). Exactly as in the
-  paper it had 1.03, 1.52 and 1.08; [policies.md](policies.md#policies-from-papers) says what
-  differs. In the burst it attains more than all fixed lengths at scales 1.0 to 1.4; at 0.8 two of
-  1,563 requests fewer than chain-3.
+  paper it had 1.03, 1.52 and 1.08; [policies.md](policies.md#policies-from-papers) says why.
 - **The asynchronous batch tree** is up to 17 % faster than the serial one on eight GPUs, while the
   load is at most half of what they can serve, on "conv". Beyond that, on fewer GPUs and with long
   prompts, it loses; `codesign plan` chooses the split. What holds it back at the traces' own rate

@@ -197,6 +197,7 @@ def _explained(rows: Sequence[Row]) -> str:
         if (taken := _beyond(rows, policy))
     }
     drafting = ", ".join(f"{policy} {taken}" for policy, taken in beyond.items())
+    drafting = f"; drafting beyond steps, ms: {drafting}" if drafting else ""
     ranks = [rank_correlation(row.found) for row in rows if "chain-1" in row.found]
     same = all(f.get("same_outputs") == f["num_requests"] for f in together)
     equal, asked = (sum(f[key] for f in apart) for key in ("same_outputs", "num_requests"))
@@ -204,8 +205,8 @@ def _explained(rows: Sequence[Row]) -> str:
     differ = f"{place}: {equal} of {asked} outputs are equal." if asked else ""
     return (
         f"Prompts: {_range([f['prompts'] for f in found])} of the fit; target steps: "
-        f"{_range([f['target_steps'] for f in found])}; drafting beyond steps, ms: "
-        f"{drafting}.{f' Rank correlation with simulation: {_range(ranks)}.' if ranks else ''}"
+        f"{_range([f['target_steps'] for f in found])}{drafting}."
+        f"{f' Rank correlation with simulation: {_range(ranks)}.' if ranks else ''}"
         f"{'' if same else ' SOME OUTPUTS DIFFER.'}{differ}"
     )
 
@@ -275,7 +276,6 @@ def _asynchronous(results: Results, rows: Sequence[Row]) -> str:
     return f"""\
 ### Measured asynchronously
 
-{above}Asynchronous batch trees ran on two H200s alone (1+1, load 0.7, 22 November, older kernels),
-where they lose, as simulated. Speedups over plain decoding on both: {", ".join(said)}.
-A target on one GPU rounds differently, so these outputs differ from those on two. On eight GPUs
-nothing was measured."""
+{above}On two H200s (1+1, load 0.7, 22 November, older kernels) asynchronous batch trees lose, as
+simulated. Speedups over plain decoding on both: {", ".join(said)}. On eight GPUs nothing was
+measured."""

@@ -38,17 +38,14 @@ nor does what is settled while a forward runs: learning from verdicts, and wheth
 {markdown(head, rows)}
 
 The goal, at most 2 % of a round, depends on the core, and this one is slow: on another machine code
-that took 1.7 times as long as today's here took 0.6 to 1.9 % (medians, 70B). Batch trees of one and
-two requests of an 8B miss it: their rounds are a fifth as long, evaluations gain more than they
-take and are made in nearly every round. So do those of 64 and more requests of a 70B, and of 32
-asynchronously, by up to 0.4 points, as each evaluation reads each tree. The code of that morning,
-on the same cores half an hour before, took 2.18 and 2.45 % with 64 and 128 requests, 2.01, 2.21
-and 2.48 % asynchronously with 32, 64 and 128, and 2.09 and 2.46 % with one and two of an 8B. Two
-runs of one code are up to 0.3 points apart. In instructions and cache misses, counted, 32 and 128
-requests take 8 to 14 % less since then, one and two of an 8B 3 to 6 %: the first evaluation is
-prepared while the target runs, the last one ended by a bound. The CPU engine has no such time, and
-its rows leave out 23 to 99 us of it. Reading the clock is 1 us of each call, of which a round has
-five or more. Evaluations that are left out are not counted."""
+that took 1.7 times as long as that of this table took 0.6 to 1.9 % (medians, 70B). Batch trees of
+one and two requests of an 8B miss it: their rounds are a fifth as long, and evaluations gain more
+than they take. So do those of 64 and more requests of a 70B, and of 32 asynchronously, by up to 0.4
+points. Two runs of one code are up to 0.3 points apart. The code of the afternoon needs 11 %
+fewer instructions with 128 requests and 7 % fewer with one and two of an 8B (counted; the table is
+of the morning). The CPU engine has no such time, and its rows leave out 23 to 99 us of it. Reading
+the clock is 1 us of each call, of which a round has five or more. Evaluations that are left out are
+not counted."""
 
 
 def pairs_section(results: Results) -> str:
@@ -92,18 +89,19 @@ Lowest: {least}. The batch tree has at least {behind:.3f} of SpecServe's speed.
   expected to save more on its remaining tokens than reading its prompt costs. On "code" answers
   have 17 to 25 tokens on average. Policies are told the mean of these requests, as by a plan; how
   unequal answers are they learn as they go, which costs up to 2 % of so short a run.
-- **Evaluating the batch** costs what the fits measured for a batch tree. On a CPU an evaluation of
-  SpecServe takes 0.7 to 0.8 of that.
 - **Overload.** At load 1.2 with a 70B a chain of one is the best fixed length, as it drafts from
   the first token on and evaluates nothing. With 70B + 3B and 70B + 1B on "conv" and "mooncake",
   three acceptance seeds and two sets of requests (24 runs by the steps of 23 November), the batch
-  tree had 0.999 to 1.020 of its speed, SpecServe 0.991 to 1.013, in the middle 0.998. What
-  SpecServe lost was mostly evaluations.
-- **Known weakness:** drafting may stop for seconds. With 70B + 3B it saves little more than a
-  draft's prompt costs. If one long prompt does not pay, and drafting does not pay for the others
-  without it, all decode plainly; a batch of eight then has to read eight prompts at once to begin
-  again. At load 1.0 on "mooncake" this happened in one of 18 runs of SpecServe (0.973 of a chain of
-  one) and in none of the batch tree."""
+  tree had 0.999 to 1.020 of its speed, SpecServe 0.991 to 1.013.
+- **Overload with 24 at once** (on four H200s; not in the table): a run that begins idle and soon
+  has more than it bears loses the draft's prompts of the first requests. Of plain decoding's speed
+  the batch tree has 0.94 to 0.96 with 70B + 3B at 1.2 in 120 requests, SpecServe 0.97 to 0.98, and
+  0.980 and 0.956 in 360 requests of "mooncake"; with 72B + 1.5B 0.97 to 1.00, up to 4 %
+  behind SpecServe.
+- **Known weakness:** drafting may stop for seconds. If one long prompt does not pay, and drafting
+  does not pay for the others without it, all decode plainly; a batch of eight then has to read
+  eight prompts at once to begin again. With 70B + 3B at load 1.0 on "mooncake" this happened in one
+  of 18 runs of SpecServe (0.973 of a chain of one) and in none of the batch tree."""
 
 
 def cpu_section(results: Results) -> str:
@@ -134,22 +132,11 @@ def cpu_section(results: Results) -> str:
 {about}
 
 Made with this machine's own fit, of minutes before (`codesign profile`, then `compare_policies cpu
---fit`). The host has other guests. Does it help that a profile visits "2" and "1+1" in turns? Three
-such profiles and three that measured each at a stretch, made alternately, were held against the two
-comparisons of that hour. With turns, simulated latencies "on 2" were 1 to 6 % too long, without 3 %
-too short to 14 % too long; but "1+1" against "2" was off by -16 to +12 % with turns and by -16 to
-+6 % without. 127 of 150 pairs were in order with turns and 122 of 150 without, with rank
-correlations of 0.54 to 0.75 and of 0.33 to 0.87. So the order is hardly better known. (The
-comparison before these, whose profile of "2" had met a slow phase, had 19 of 30 pairs in order; one
-two hours later, on the machine alone, 22 of 31 and 0.55: the asynchronous batch tree was fastest as
-simulated, and visits to "2" were so far apart that a further one is known to 23 %.) Two things are
-left:
-
-- *The host.* Visits of one profile differ by 8 to 17 % (the standard error of one more visit). In
-  that hour slow phases lasted 4 to 16 s, as long as a visit of 15 s, so that turns cannot give both
-  deployments the same ones, as they do with phases of minutes; a longer profile could. The fit
-  says so, and intervals of plans have it.
-- *Six requests.* They accept 2.22 tokens of chain-5's rounds where recorded answers accept 1.99,
-  2.49 of tree-8x4x4's where it is 2.19, and 1.61 of chain-3's where it is 1.54.
+--fit`). The host has other guests: visits of one profile differ by 8 to 17 % (the standard error of
+one more visit), in slow phases of 4 to 16 s. Three profiles that visit "2" and "1+1" in turns and
+three that measured each at a stretch, made alternately, had 127 and 122 of 150 pairs in the order
+of two comparisons of that hour, and rank correlations of 0.54 to 0.75 and of 0.33 to 0.87: turns
+hardly help against phases so short. And six requests accept more than recorded answers: 2.22
+tokens of chain-5's rounds for 1.99, 2.49 of tree-8x4x4's for 2.19.
 
 {markdown(head, rows)}"""

@@ -20,16 +20,18 @@ _HEAD = """\
 
 Which policy is fastest depends on the machine, the load and the models. In short:
 
-- The serial batch tree (`batch-tree`) is the safe choice: in simulation it is never slower than
-  plain decoding by more than 2 % (2.01 % in one of 144 further runs), and batch trees are never
-  slower than SpecServe by more than 1 %. Measured on one H200, from a fifth to twice of what plain
+- The serial batch tree (`batch-tree`) is the safe choice: simulated with eight at once it is never
+  slower than plain decoding by more than 2 % (2.01 % in one of 144 further runs), and batch trees
+  are never slower than SpecServe by more than 1 %. Where 24 at once go from idle to overload it
+  loses up to 6 and 4 %. Measured on one H200, from a fifth to twice of what plain
   decoding bears, it has 1.00 to 2.10 of plain decoding's speed with a 70B and 0.99 to 1.12 with an
   8B, whose single runs are known to 5 %. With a 70B on two H200s it is 6 % faster than SpecServe,
   and 3 % in overload; with an 8B on one H100, at a fifth of the load, 3 to 8 %
   (on an H200 with a slow host, the day before, 2 to 6 % behind on two of three traces).
 - The asynchronous batch tree (`async-batch-tree`) is fastest on eight GPUs while the load is at
   most half of what plain decoding can serve, with short prompts ("conv"). At higher load, on fewer
-  GPUs and with long prompts the GPU that it takes from the target costs more than it gains.
+  GPUs and with long prompts the GPU that it takes from the target costs more than it gains, except
+  for an 8B on four H200s. On one and the same split it is never slower than SpecServe (simulated).
 - On two H200s speculation gains next to nothing with a small target (8B): the adaptive policies
   mostly decode plainly, and a chain of one drops to 0.59 of plain decoding's speed. In overload
   with a large draft (3B) it gains at most 12 %. In simulated overload with a 70B the batch tree and

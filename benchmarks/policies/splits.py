@@ -103,7 +103,7 @@ def leads_of(results: Results) -> dict[Case, float]:
     return {case: lead for case, lead in found.items() if lead is not None}
 
 
-def same_split(results: Results) -> tuple[dict[Case, Ways], dict[Case, float]]:
+def same_split(results: Results) -> tuple[Mapping[Case, Ways], dict[Case, float]]:
     """Cases on one and the same split, and where there is one the lead in goodput on it."""
     cases = cases_of(results)
     found: dict[Case, Ways] = {
@@ -206,27 +206,25 @@ def measured_lead(row: Row, kind: str = "measured") -> float | None:
 
 
 def _measured(results: Results) -> str:
-    """How far measured points agree with the map."""
+    """How far measured points agree with the map; their speedups are in a table of their own."""
     said, same, rows = [], 0, measured_rows(results)
     for row in rows:
         speed = {policy: row.speedup(policy) or (0.0, 0.0) for policy in _POLICIES}
         best = [max(speed, key=lambda p, kind=kind: speed[p][kind]) for kind in (0, 1)]
         same += best[0] == best[1] or _is_close(speed[best[0]], speed[best[1]])
-        measured, simulated = speed[ASYNC]
-        text = f"{row.label.replace(', 4 GPUs', '')} {measured:.2f} ({simulated:.2f})"
         leads = measured_lead(row), measured_lead(row, "simulated")
         if leads[0] is not None and leads[1] is not None:
-            text += f", goodput {leads[0]:.2f} ({leads[1]:.2f})"
-        said.append(text)
-    if not said:
+            said.append(f"{row.label.replace(', 4 GPUs', '')} {leads[0]:.2f} ({leads[1]:.2f})")
+    if not rows:
         return ""
+    goodput = (
+        f" Goodput of {ASYNC} on {rows[0].split} over SpecServe's on four, simulated in brackets"
+    )
     return f"""
 
-**Measured** ([below](#measured-on-gpus)): speedup of {ASYNC} on {rows[0].split} over plain
-decoding, in brackets as simulated for the same requests, and goodput over SpecServe's on four,
-with {rows[0].about["batch"]} at once: {"; ".join(said)}.
-The policy that is simulated to be the fastest is so, or within {_CLOSE:.0%} of the fastest, in
-{same} of {len(said)} points."""
+**Measured** ([tables](#measured-on-gpus)), {rows[0].about["batch"]} at once: the policy that is
+simulated to be the fastest is so, or within {_CLOSE:.0%} of the fastest, in {same} of {len(rows)}
+points.{f"{goodput}: {'; '.join(said)}." if said else ""}"""
 
 
 def _is_close(best: tuple[float, float], expected: tuple[float, float]) -> bool:

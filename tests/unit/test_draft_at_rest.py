@@ -347,7 +347,7 @@ def told(resting: set[int]) -> list[tuple[int, object]]:
                 n: (request.tree.tokens, request.tree.base_len, request.tree.max_depth)
                 for n, request in side._requests.items()
             }
-            progress = [side._progress(request) for request in side._requests.values()]
+            progress = [request.progress(side._now) for request in side._requests.values()]
             lengths = {n: tree.base_len for n, tree in ended.items()}
             seen.append((number, (trees, progress, lengths)))
     return seen

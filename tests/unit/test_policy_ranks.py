@@ -130,8 +130,8 @@ def test_runs_on_four_gpus_are_joined_and_shown_beside_the_map(
     results |= {f"splits/8b-int4+1b-int4/conv/0.3/{way}": plain for way in splits.WAYS}
     said = reflow(splits.splits_section(results))
     lead = ours["goodput"] / row.found["specserve-8"]["goodput"]
-    assert f"8B + 1B, conv at 0.3 {measured:.2f} ({simulated:.2f}), goodput {lead:.2f} (" in said
-    assert "in 1 of 1 points" in said
+    assert "in 1 of 1 points" in said.replace("\n", " ")
+    assert f"8B + 1B, conv at 0.3 {lead:.2f} (" in said.replace("\n", " ")
 
 
 @pytest.mark.parametrize(("flag", "wrong"), [("--segments", "cove"), ("--machines", "b300x3")])
