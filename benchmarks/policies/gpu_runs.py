@@ -272,7 +272,7 @@ def _asynchronous(results: Results, rows: Sequence[Row]) -> str:
                 said.append(f'{ratio:.2f} ({pair}, "{segment}")')
     if not said:
         return ""
-    above = "On four H200s: see above. " if any(row.split for row in rows) else ""
+    above = "On four GPUs: see above. " if any(row.split for row in rows) else ""
     return f"""\
 ### Measured asynchronously
 

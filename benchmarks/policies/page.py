@@ -31,7 +31,8 @@ Which policy is fastest depends on the machine, the load and the models. In shor
 - The asynchronous batch tree (`async-batch-tree`) is fastest on eight GPUs while the load is at
   most half of what plain decoding can serve, with short prompts ("conv"). At higher load, on fewer
   GPUs and with long prompts the GPU that it takes from the target costs more than it gains, except
-  for an 8B on four H200s. On one and the same split it is never slower than SpecServe (simulated).
+  for an 8B on four H200s (simulated; on four H100s, measured, it loses from load 0.3 on). On one
+  and the same split it is never slower than SpecServe (simulated).
 - On two H200s speculation gains next to nothing with a small target (8B): the adaptive policies
   mostly decode plainly, and a chain of one drops to 0.59 of plain decoding's speed. In overload
   with a large draft (3B) it gains at most 12 %. In simulated overload with a 70B the batch tree and

@@ -92,5 +92,5 @@ def _plan(tiles: int, groups: int, count: int, sms: int, world: int) -> Plan | N
 
 
 def _kernel(count: int, tiling: Tiling, world: int, plan: Layout) -> CudaKernel:
-    defines = tiling.macros(count, plan) | {"WORLD": world}
+    defines = tiling.macros(count, plan) | {"WORLD": world, "DELAYS": int(tiling.delays)}
     return load_kernel("gemm_all_reduce.cu", "gemm_all_reduce", defines)

@@ -165,7 +165,7 @@ MEASURED = {
     (256, 112): (Tiling(14, 2, 4), Tiling(14, 1, 4)),
     # over two
     (192, 32): (Tiling(8, 2, 4), Tiling(8, 1, 4)),
-    (256, 16): (Tiling(4, 2, 4), Tiling(4, 2, 4, 2, 1, paced=3)),
+    (256, 16): (Tiling(4, 2, 4), Tiling(4, 4, 4)),
     (896, 32): (Tiling(8, 2, 4, paced=4), Tiling(8, 2, 4)),
     (256, 56): (Tiling(14, 1, 4, paced=3), Tiling(14, 1, 4)),
     # Llama 3B

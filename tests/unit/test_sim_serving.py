@@ -227,6 +227,7 @@ def test_two_replicas_are_two_servers_with_every_second_request(monkeypatch):
     trace = busy(30)
     both = run(trace, deployment="2x2")
     of_both = sorted(together)
+    assert of_both, "nothing was run at once"
     together.clear()
     for number in (0, 1):
         half = {name: values[number::2] for name, values in trace.items()}
