@@ -66,6 +66,8 @@ def _unlike(wanted: Any) -> str:
 def why(err: Exception) -> str:
     """What is wrong with a file, from the error of its reader, in one line."""
     text = " ".join(str(err).split())
+    if isinstance(err, TypeError) and "'NoneType'" in text:
+        return "a value that it needs is null"
     return f"{text} is missing" if isinstance(err, KeyError) else text
 
 

@@ -39,6 +39,8 @@ def one_line_errors(path: Path) -> Iterator[None]:
         raise InputError(f"{path} {kind}") from err
     except (EOFError, zlib.error, gzip.BadGzipFile) as err:
         raise InputError(f"{path} is a damaged gzip file ({err}). {again}") from err
+    except PermissionError as err:
+        raise InputError(f"cannot read {path}: {err.strerror}. Fix: chmod u+r {path}") from err
     except OSError as err:
         raise InputError(f"cannot read {path}: {err.strerror or err}. {again}") from err
 

@@ -81,6 +81,14 @@ def test_a_plan_comes_back_as_it_was_saved(plan, tmp_path):
     assert list(Plan.load(path).simulation_seeds) == [7, 8, 9]
 
 
+def test_a_plan_that_chose_nothing_is_refused_in_plain_words(plan, tmp_path):
+    path = tmp_path / "made" / "plan.json"
+    plan.save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chosen": None}))
+    with pytest.raises(InputError, match="not a whole plan: a value that it needs is null"):
+        Plan.load(path)
+
+
 def test_a_plan_that_moved_finds_the_same_files_beside_it_or_in_the_package(plan, tmp_path):
     shipped = FileRef.of(DEFAULT_FIT)
     dataclasses.replace(plan, fit=shipped).save(tmp_path / "made" / "plan.json")

@@ -71,6 +71,17 @@ def test_azure_2023_is_read_to_the_seventh_digit_without_a_last_newline(tmp_path
     assert trace.notes == ()
 
 
+def test_a_file_that_may_not_be_read_says_how_to_allow_it(tmp_path, monkeypatch):
+    def refuse(path, *args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    path = tmp_path / "trace.csv"
+    path.write_text(AZURE + AZURE_1)
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(InputError, match=f"Permission denied. Fix: chmod u\\+r {path}"):
+        load_trace(path)
+
+
 def test_azure_2024_is_read_with_offsets_and_whole_seconds(tmp_path):
     text = azure("2024-05-10 00:00:00.009930+00:00,2162,5", "2024-05-10 00:00:01+00:00,2399,6")
     trace = load_text(tmp_path, text.replace("\r", "") + "\n")
