@@ -38,14 +38,15 @@ nor does what is settled while a forward runs: learning from verdicts, and wheth
 {markdown(head, rows)}
 
 The goal, at most 2 % of a round, depends on the core, and this one is slow: on another machine code
-that took 1.7 times as long as that of this table took 0.6 to 1.9 % (medians, 70B). Batch trees of
-one and two requests of an 8B miss it: their rounds are a fifth as long, and evaluations gain more
-than they take. So do those of 64 and more requests of a 70B, and of 32 asynchronously, by up to 0.4
-points. Two runs of one code are up to 0.3 points apart. The code of the afternoon needs 11 %
-fewer instructions with 128 requests and 7 % fewer with one and two of an 8B (counted; the table is
-of the morning). The CPU engine has no such time, and its rows leave out 23 to 99 us of it. Reading
-the clock is 1 us of each call, of which a round has five or more. Evaluations that are left out are
-not counted."""
+that took 1.7 to 1.9 times as long as this took 0.6 to 1.9 % (medians, 70B). Batch trees of
+two requests of an 8B miss it: their rounds are a fifth as long, and evaluations gain more than they
+take. So do those of 64 and more requests of a 70B, and of 64 asynchronously, by up to 0.2 points.
+The code of that morning took 2.09 and 2.40 % with 64 and 128 requests, 2.07 and 2.00 %
+asynchronously with 32 and 64, and 2.08 and 2.40 % with one and two of an 8B. Two runs of one code
+are up to 0.3 points apart; in instructions, counted, 128 requests take 11 % less since then, one
+and two of an 8B 7 %. The CPU engine has no such time, and its rows leave out 23 to 99 us of it.
+Reading the clock is 1 us of each call, of which a round has five or more. Evaluations that are left
+out are not counted."""
 
 
 def pairs_section(results: Results) -> str:
