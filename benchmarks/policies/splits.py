@@ -21,7 +21,7 @@ import pandas as pd
 
 from benchmarks.pages import markdown
 from benchmarks.policies.cases import SEGMENTS
-from benchmarks.policies.figures import ASYNC, SERIAL, SPECSERVE, Results, below
+from benchmarks.policies.figures import ASYNC, NEEDED, SERIAL, SPECSERVE, Results, below
 from benchmarks.policies.gpu_runs import Row, rows_of
 from benchmarks.policies.pairs import requests_at, simulated, simulated_as
 from benchmarks.policies.segments import BATCH, target_of
@@ -128,7 +128,7 @@ def splits_section(results: Results) -> str:
     ]
     leads = leads_of(results)
     ahead = sum(lead >= AHEAD for lead in leads.values())
-    behind = sum(lead < 0.98 for lead in leads.values())
+    behind = sum(lead < NEEDED for lead in leads.values())
     return f"""\
 ## Four GPUs by measured steps: load x split
 
@@ -157,7 +157,7 @@ def _same(results: Results) -> str:
         f"{sizes_of(case)} {lead:.2f}, {_in_slo(cases[case], ASYNC)} requests within the SLO to "
         f"{_in_slo(cases[case], SPECSERVE)}"
         for case, lead in leads.items()
-        if lead < 0.98
+        if lead < NEEDED
     ]
     return f"""
 
