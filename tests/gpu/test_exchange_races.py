@@ -15,6 +15,7 @@ import random
 import socket
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,11 +28,15 @@ from codesign.kernels.all_reduce import all_reduce_add
 from codesign.kernels.gemm import linear
 from codesign.kernels.gemm_all_reduce import linear_all_reduce
 from codesign.kernels.int4 import Int4Weight
-from codesign.kernels.packing import PackedLinear, pack_int4
+from codesign.kernels.packing import TILE, PackedLinear, pack_int4
 from codesign.kernels.symmetric import Exchange, PeerLostError, open_exchange
+from codesign.kernels.tiling import MEASURED
 
 SHAPES = [(8, 8192), (1, 8192), (8, 2048), (3, 576), (32, 1024), (16, 8192), (1, 8)]
 FUSED_ROWS = (1, 8, 16)
+# Maps with their sums in one launch, features and columns: one as it is, then a 70B's o and down
+# over four GPUs, in whose kernels every role sleeps at random.
+FUSED = [(2048, 2048), (8192, 2048), (8192, 7168)]
 GRAPHS, CALLS = 5, 6
 BLOCK = 1024  # values of a program
 MAX_SLEEP = 40_000  # cycles
@@ -76,12 +81,13 @@ class Rank:
         self.exchange = exchange
         self.step = torch.zeros(1, dtype=torch.int64, device="cuda")
         self.wrong = torch.zeros(1, dtype=torch.int64, device="cuda")
-        self.weight = random_weight(seed=exchange.rank)
-        sizes = [*SHAPES, *((rows, self.weight.num_columns) for rows in FUSED_ROWS)]
+        self.weights = [random_weight(*size, seed=exchange.rank) for size in FUSED]
+        columns = {weight.num_columns for weight in self.weights}
+        sizes = [*SHAPES, *((rows, wide) for rows in FUSED_ROWS for wide in columns)]
         # Calls of one size share memory: they follow one another on one stream.
         self.rooms = {
             size: torch.empty(3, *size, dtype=torch.bfloat16, device="cuda").unbind()
-            for size in sizes
+            for size in dict.fromkeys(sizes)
         }
 
     def call(self, index: int, rows: int, hidden: int, cycles: int) -> None:
@@ -96,15 +102,15 @@ class Rank:
             out, self.wrong, self.step, index, count, WORLD=exchange.world, BLOCK=BLOCK
         )
 
-    def fused_call(self, index: int, rows: int, cycles: int) -> None:
+    def fused_call(self, index: int, rows: int, weight: PackedLinear, cycles: int) -> None:
         """A map with its all-reduce in one launch, against the two apart."""
-        x, residual, out = self.rooms[rows, self.weight.num_columns]
+        x, residual, out = self.rooms[rows, weight.num_columns]
         write_parts[(triton.cdiv(x.numel(), BLOCK),)](
             x, residual, out, self.step, index, self.exchange.rank, x.numel(), BLOCK=BLOCK
         )
         torch.cuda._sleep(cycles)
-        fused = linear_all_reduce(x, self.weight, None, exchange=self.exchange)
-        part = linear(x, self.weight)
+        fused = linear_all_reduce(x, weight, None, exchange=self.exchange)
+        part = linear(x, weight)
         apart = all_reduce_add(part, None, exchange=self.exchange)
         self.wrong += (fused != apart).sum()
 
@@ -117,7 +123,8 @@ class Rank:
             for index, (rows, hidden) in enumerate(shapes):
                 cycles = own.choice([1, 1, own.randrange(MAX_SLEEP)])
                 self.call(index, rows, hidden, cycles)
-            self.fused_call(CALLS, shared.choice(FUSED_ROWS), own.choice([1, own.randrange(9000)]))
+            rows, weight = shared.choice(FUSED_ROWS), shared.choice(self.weights)
+            self.fused_call(CALLS, rows, weight, own.choice([1, own.randrange(9000)]))
             self.step += 1
         return graph
 
@@ -126,17 +133,27 @@ class Rank:
         for rows, hidden in SHAPES:
             self.call(0, rows, hidden, 1)
         for rows in FUSED_ROWS:
-            self.fused_call(0, rows, 1)
+            for weight in self.weights:
+                self.fused_call(0, rows, weight, 1)
         torch.cuda.synchronize()
         assert int(self.wrong) == 0, f"rank {self.exchange.rank}: {int(self.wrong)} wrong at first"
 
 
-def random_weight(seed: int) -> PackedLinear:
+def random_weight(features: int, columns: int, seed: int) -> PackedLinear:
     generator = torch.Generator("cuda").manual_seed(seed)
-    words = torch.randint(0, 1 << 31, (2048, 256), device="cuda", generator=generator)
-    scales = torch.rand(2048, 16, device="cuda", generator=generator).half()
-    zeros = torch.full((2048, 16), 8, device="cuda", dtype=torch.uint8)  # cut over clusters of four
+    size, groups = (features, columns // 8), columns // 128
+    words = torch.randint(0, 1 << 31, size, device="cuda", generator=generator)
+    scales = torch.rand(features, groups, device="cuda", generator=generator).half()
+    zeros = torch.full((features, groups), 8, device="cuda", dtype=torch.uint8)
     return pack_int4(Int4Weight(words.to(torch.int32), scales, zeros))
+
+
+def delay_roles() -> None:
+    """Let every role of the kernels sleep at random, of all fused maps but the first."""
+    for features, columns in FUSED[1:]:
+        cut = features // TILE, columns // 128
+        few, many = MEASURED[cut]
+        MEASURED[cut] = (replace(few, delays=True), replace(many, delays=True))
 
 
 def stress(rank: int, world: int, port: int, replays: int) -> None:
@@ -145,6 +162,7 @@ def stress(rank: int, world: int, port: int, replays: int) -> None:
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("nccl", address, rank=rank, world_size=world, device_id=device)
     exchange = open_exchange(dist.group.WORLD, max_elements=16 * 8192, device=device, patience=20.0)
+    delay_roles()
     state = Rank(exchange)
     state.warm_up()
     graphs = [state.capture(seed) for seed in range(GRAPHS)]
