@@ -48,19 +48,23 @@ def goals(results: Sequence[Result]) -> str:
     """Every goal, and what each pair reached."""
     heads = ["", "goal", *(result.name for result in results)]
     rows = [
-        ["decode speed, one stream, mean error", "3 %", *_each(results, _mean_error, "tpot_mean")],
-        ["the same, worst", "8 %", *_each(results, _worst_error, "tpot_mean")],
-        ["the same, acceptance known", "", *_each(results, _known_error, "tpot_mean")],
+        ["decode speed, one stream, mean error", "3 %", *map(mean_error, results)],
+        ["the same, worst", "8 %", *map(worst_error, results)],
+        ["the same, acceptance known", "", *map(_known_error, results)],
         [
             "the same, rounds without prompts",
             "",
             *(_between(r, PREDICTED) for r in results),
         ],
         ["the same, acceptance known too", "", *(_between(r, KNOWN) for r in results)],
-        ["acceptance length, mean error", "3 %", *_each(results, _length_error, MEASURED)],
+        ["acceptance length, mean error", "3 %", *map(length_error, results)],
         ["round time, one stream, mean error", "", *(_round_error(r) for r in results)],
         *(
-            [f"span: {span.replace('_', ' ')}, mean error", "10 %", *_spans(results, span)]
+            [
+                f"span: {span.replace('_', ' ')}, mean error",
+                "10 %",
+                *(span_error(r, span) for r in results),
+            ]
             for span in SPANS
         ),
         *(
@@ -88,16 +92,12 @@ def goals(results: Sequence[Result]) -> str:
             "0.95",
             *(_plan(r, "segment", "correlation") for r in results),
         ],
-        ["coverage of 80 % intervals", "70 to 90 %", *(_coverage(r) for r in results)],
+        ["coverage of 80 % intervals", "70 to 90 %", *map(coverage, results)],
         *_usual_coverage(results),
         *_known_intervals(results),
         ["runs", "", *(str(len(r.runs())) for r in results)],
     ]
     return "### Goals\n\n" + table(heads, rows)
-
-
-def _each(results: Sequence[Result], function: Any, argument: Any) -> list[str]:
-    return [function(result, argument) for result in results]
 
 
 def error_of(figure: Sequence[float], place: int = PREDICTED) -> float | None:
@@ -128,15 +128,17 @@ def _speeds(result: Result, place: int = PREDICTED) -> list[float]:
     return [abs(speed_error(e)) for e, _ in errors(result.runs("stream"), "tpot_mean", place)]
 
 
-def _mean_error(result: Result, _: str) -> str:
+def mean_error(result: Result) -> str:
+    """Of one stream's decode speed."""
     return percent(_mean(_speeds(result)))
 
 
-def _worst_error(result: Result, _: str) -> str:
+def worst_error(result: Result) -> str:
+    """Of one stream's decode speed."""
     return percent(max(_speeds(result), default=None))
 
 
-def _known_error(result: Result, _: str) -> str:
+def _known_error(result: Result) -> str:
     return percent(_mean(_speeds(result, KNOWN)))
 
 
@@ -145,7 +147,8 @@ def _between(result: Result, place: int) -> str:
     return f"{percent(_mean(sizes))}, worst {percent(max(sizes, default=None))}"
 
 
-def _length_error(result: Result, _: int) -> str:
+def length_error(result: Result) -> str:
+    """Mean error of the acceptance length of streams and batches."""
     runs = [r for r in result.runs("stream", "batch") if not r["label"].startswith("plain")]
     sizes, known = (
         _mean([abs(e) for e, _ in errors(runs, "acceptance_length", place)])
@@ -169,8 +172,9 @@ def span_errors(result: Result, span: str, *workloads: str) -> list[float]:
     return found
 
 
-def _spans(results: Sequence[Result], span: str) -> list[str]:
-    return [percent(_mean(span_errors(r, span, "stream", "batch"))) for r in results]
+def span_error(result: Result, span: str) -> str:
+    """Mean error of a span of streams and batches."""
+    return percent(_mean(span_errors(result, span, "stream", "batch")))
 
 
 def _replay(results: Sequence[Result], name: str) -> list[str]:
@@ -220,7 +224,8 @@ def _redrawn(results: Sequence[Result]) -> list[list[str]]:
     return [[label, "", *values]] if any(value != "-" for value in values) else []
 
 
-def _coverage(result: Result) -> str:
+def coverage(result: Result) -> str:
+    """Share of the 80 % intervals that hold the measurement."""
     inside = [is_inside(figure) for figure in judged(result)]
     return percent(_mean([float(i) for i in inside]), 0) + f" of {len(inside)}"
 

@@ -30,6 +30,7 @@ from benchmarks.campaign.run_tables import (
     spans_table,
 )
 from benchmarks.campaign.session_seconds import seconds_table
+from benchmarks.campaign.together import together
 from benchmarks.pages import write_between
 from codesign.artifacts.machine import short_gpu_name
 from codesign.records import SPANS
@@ -62,8 +63,7 @@ TERMS = """\
   all there from the start. A *replay* is a stretch of a trace such as `conv-twin`, at a share of
   the load that plain decoding can serve.
 - *Errors* are (predicted - measured) / measured; mean errors are means of their absolute values.
-  Decode speed is 1 / TPOT. Where the draft shares the target's GPUs, it includes the draft's
-  prompt.
+  Decode speed is 1 / TPOT; where the draft shares the target's GPUs, with the draft's prompt.
 - *Acceptance known* predicts the same run with each request's own acceptance: what is left is the
   error of step times.
 - *Regret* is what is lost by taking the plan that is predicted best instead of the one that was
@@ -104,8 +104,7 @@ NOT_CAPTURED = """\
   interval, not in the prediction; "acceptance known" has the same predictions with each request's
   own acceptance.
 - *Single requests.* A simulated request plays a stretch of another recorded request of its kind, so
-  its acceptance is not that request's own. In a batch of 24 the last ones decide how long it
-  takes.
+  its acceptance is not that request's own. In a batch of 24 the last ones decide its length.
 - *A changed machine.* Step times are medians of a profile. If the machine is busier in the run, or
   its clocks are lower, this is not in the prediction{drift}.
 - *Long prompts.* Prompts that run as CUDA graphs (all of up to 256 tokens, and on most ranks up to
@@ -156,6 +155,7 @@ def document(campaigns: Mapping[str, dict[str, Any]]) -> str:
         blindness(results),
         draws(results),
         goals(measured),
+        together(measured),
         TERMS.format(intervals=_intervals(results)),
         worst(measured),
         NOT_CAPTURED.format(recorded=_recorded(results), drift=_drift(results)),

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.campaign import __main__, blind, report, schedule, session_seconds
+from benchmarks.campaign import __main__, blind, report, schedule, session_seconds, together
 
 ROOT = Path(__file__).parents[2]
 
@@ -118,6 +118,17 @@ def test_the_document_states_errors_goals_and_the_cause_of_the_worst(tmp_path):
     assert rows["coverage of 80 % intervals"].endswith("| 60 % of 5 |")
     assert "tokens per round +25.0 %, round time +10.0 %" in rows["tree-8x4x2 on 2, batch 1"]
     assert "| a+b, H200 |" in text
+
+
+def test_pairs_of_a_machine_are_judged_together_by_their_runs():
+    right, wrong = (2.0, 1.9, 2.1, 2.0), (1.0, 0.9, 1.1, 1.25)
+    one = result(*(run("chain-1 on 1, batch 1", tpot=right) for _ in range(3)))
+    other, elsewhere = (result(run("chain-1 on 1, batch 1", tpot=wrong)) for _ in range(2))
+    results = [report.Result("H200", one), report.Result("H200", other)]
+    text = together.together([*results, report.Result("H100", elsewhere)])
+    assert "| all pairs together | goal | H200 | H100 |" in text
+    assert "mean error | 3 % | 6.2 % | 25.0 % |" in text  # 25 % in one of four streams
+    assert "coverage of 80 % intervals | 70 to 90 % | 88 % of 8 | 50 % of 2 |" in text
 
 
 def test_intervals_name_the_drift_that_they_were_made_with(tmp_path):
