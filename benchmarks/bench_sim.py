@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.sim.measure import PEERS, NotRunError, installed_peer, measure, measure_install
 from codesign.artifacts import command_line
-from codesign.cli.output import table
+from codesign.cli.tables import table
 
 HERE = Path(__file__).parent
 NOT_RUN = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.pages import markdown
 from benchmarks.policies import splits
-from benchmarks.policies.cases import BATCHES, LOADS, POLICIES, SCALES, SEGMENTS
+from benchmarks.policies.cases import LOADS, SCALES
 from benchmarks.policies.figures import (
     ASYNC,
     NEEDED,
@@ -18,17 +18,16 @@ from benchmarks.policies.figures import (
     Results,
     below,
 )
-from benchmarks.policies.gpu_runs import BURST, Row, attained, rows_of
+from benchmarks.policies.goal_cases import Kinds, kinds_of
+from benchmarks.policies.gpu_runs import BURST, attained, rows_of
 from benchmarks.policies.load_map import best_split, points
 
 FIXED = ("chain-1", "chain-3", "chain-5")
-Cases = Mapping[str, Mapping[str, Mapping[str, Any]]]  # figures by case and policy
-Kinds = tuple[Cases, Cases, Cases]  # by rooflines, by measured step times, measured
 
 
 def goals_section(results: Results) -> str:
     """Each goal with its worst case, simulated and measured."""
-    kinds = _cases(results), _pair_cases(results), _run_cases(rows_of(results))
+    kinds = kinds_of(results)
     rows = [
         _speed("batch tree: at most 2 % slower than plain", kinds, ("plain",), (SERIAL,)),
         _speed("SpecServe: at most 2 % slower than plain", kinds, ("plain",), (SPECSERVE,)),
@@ -78,45 +77,6 @@ _REMARKS = """\
   is the split, not the policy: seven GPUs without any draft have speedups of 0.68, 0.85 and 0.48 on
   the three traces over plain decoding on eight; the asynchronous tree reaches 0.78, 1.81 and 0.62.
 - **AdaServe** attains up to 1.1 points more than SpecServe in the simulated burst."""
-
-
-def _cases(results: Results) -> Cases:
-    """By rooflines: each trace, batch and point of the map; the better split of asynchronous."""
-    cases: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for segment in SEGMENTS:
-        for part, label in (("traces", "own rate"), ("chunks", "chunked")):
-            if found := below(results, f"{part}/h100x8/{segment}"):
-                cases[f"{segment}, {label}"] = found
-    for batch in BATCHES:
-        if found := below(results, f"batches/h100x8/{batch}"):
-            cases[f"batch of {batch}"] = found
-    for key, figures in below(results, "lengths/h100x8").items():
-        case, _, policy = key.partition("/")
-        cases.setdefault(f"{case}, the paper's lengths", {})[policy] = figures
-    for (machine, segment, load), point in points(results).items():
-        ways = [(policy, best_split(point, policy)) for policy in POLICIES]
-        found = {policy: way[1] for policy, way in ways if way}
-        cases[f"{machine} {segment} at {load:g}"] = found
-    return dict(cases)
-
-
-def _pair_cases(results: Results) -> Cases:
-    """By measured step times."""
-    cases: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for key, figures in below(results, "pairs").items():
-        pair, segment, load, policy = key.split("/")
-        sizes = re.findall(r"-([\d.]+b)", pair)
-        case = f"{' + '.join(sizes).upper()}, {segment} at {load}"
-        cases.setdefault(case, {})[policy] = figures
-    return dict(cases)
-
-
-def _run_cases(rows: Iterable[Row]) -> Cases:
-    found: dict[str, Mapping[str, Mapping[str, Any]]] = {}
-    for row in rows:  # a label does not say which GPU
-        gpu = f" ({str(row.about['machine']).split()[1]})" if row.label in found else ""
-        found[row.label + gpu] = row.found
-    return found
 
 
 def _speed(

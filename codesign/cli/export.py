@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import add_output_arguments, emit, positive, progress, say, wrapped
+from codesign.cli.argument_types import positive
+from codesign.cli.output import add_output_arguments, emit, progress, say
+from codesign.cli.tables import wrapped
 
 if TYPE_CHECKING:
     from codesign.export import Export

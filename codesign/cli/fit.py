@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import add_output_arguments, emit, out_file, positive, say, table
+from codesign.cli.argument_types import out_file, positive
+from codesign.cli.output import add_output_arguments, emit, say
+from codesign.cli.tables import table
 from codesign.errors import UsageError
 
 if TYPE_CHECKING:

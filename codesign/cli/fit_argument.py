@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import chance, positive, say
+from codesign.cli.argument_types import chance, positive
+from codesign.cli.output import say
 from codesign.errors import UsageError
 
 if TYPE_CHECKING:

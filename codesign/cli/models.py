@@ -6,7 +6,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from codesign.cli import models_make
-from codesign.cli.output import add_output_arguments, emit, progress, say, table
+from codesign.cli.output import add_output_arguments, emit, progress, say
+from codesign.cli.tables import table
 
 if TYPE_CHECKING:
     from pathlib import Path

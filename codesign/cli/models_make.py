@@ -5,15 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import (
-    add_output_arguments,
-    emit,
-    from_0,
-    non_negative,
-    positive,
-    progress,
-    say,
-)
+from codesign.cli.argument_types import from_0, non_negative, positive
+from codesign.cli.output import add_output_arguments, emit, progress, say
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,16 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from codesign.cli.argument_types import non_negative, out_file, positive
 from codesign.cli.fit_argument import add_fit_argument, fit_from_args
-from codesign.cli.output import (
-    add_output_arguments,
-    emit,
-    non_negative,
-    out_file,
-    positive,
-    progress,
-    say,
-)
+from codesign.cli.output import add_output_arguments, emit, progress, say
 from codesign.cli.plan_result import next_command, result_text
 from codesign.cli.serving_arguments import (
     add_serving_arguments,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from codesign.cli.output import number_text, table, wrapped
+from codesign.cli.tables import number_text, table, wrapped
 from codesign.errors import counted
 
 if TYPE_CHECKING:

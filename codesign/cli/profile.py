@@ -7,16 +7,8 @@ import os
 import shlex
 from typing import TYPE_CHECKING, NoReturn
 
-from codesign.cli.output import (
-    add_output_arguments,
-    emit,
-    from_0,
-    non_negative,
-    positive,
-    progress,
-    say,
-    share,
-)
+from codesign.cli.argument_types import from_0, non_negative, positive, share
+from codesign.cli.output import add_output_arguments, emit, progress, say
 from codesign.errors import HardwareError, counted
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import add_output_arguments, emit, positive, progress, say
+from codesign.cli.argument_types import positive
+from codesign.cli.output import add_output_arguments, emit, progress, say
 from codesign.cli.run_result import next_command, result_text
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import table
+from codesign.cli.tables import table
 from codesign.errors import counted
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import above_0, percentile, positive
+from codesign.cli.argument_types import above_0, percentile, positive
 
 if TYPE_CHECKING:
     from codesign.config import SLO, Serving

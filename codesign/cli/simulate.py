@@ -6,23 +6,16 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from codesign.cli.argument_types import non_negative, positive
 from codesign.cli.fit_argument import add_fit_argument, fit_from_args
-from codesign.cli.output import (
-    add_output_arguments,
-    emit,
-    non_negative,
-    number_text,
-    positive,
-    progress,
-    say,
-    table,
-)
+from codesign.cli.output import add_output_arguments, emit, progress, say
 from codesign.cli.serving_arguments import (
     add_serving_arguments,
     add_slo_arguments,
     serving_from_args,
     slo_from_args,
 )
+from codesign.cli.tables import number_text, table
 from codesign.cli.trace_argument import add_trace_arguments, trace_from_args
 from codesign.errors import InputError, UsageError
 

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from codesign.cli.output import add_output_arguments, emit, out_file
+from codesign.cli.argument_types import out_file
+from codesign.cli.output import add_output_arguments, emit
 from codesign.cli.trace_argument import parse_pair
 from codesign.errors import counted
 

@@ -5,18 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import (
-    above_0,
-    add_output_arguments,
-    emit,
-    non_negative,
-    out_file,
-    positive,
-    progress,
-    say,
-    table,
-    variation,
-)
+from codesign.cli.argument_types import above_0, non_negative, out_file, positive, variation
+from codesign.cli.output import add_output_arguments, emit, progress, say
+from codesign.cli.tables import table
 from codesign.cli.trace_argument import add_change_arguments, changed_trace
 from codesign.errors import UsageError
 

@@ -6,7 +6,8 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import above_0, non_negative, positive, say
+from codesign.cli.argument_types import above_0, non_negative, positive
+from codesign.cli.output import say
 from codesign.errors import UsageError
 
 if TYPE_CHECKING:

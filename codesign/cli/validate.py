@@ -6,16 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from codesign.cli.output import (
-    above_0,
-    add_output_arguments,
-    emit,
-    out_file,
-    progress,
-    say,
-    table,
-    wrapped,
-)
+from codesign.cli.argument_types import above_0, out_file
+from codesign.cli.output import add_output_arguments, emit, progress, say
+from codesign.cli.tables import table, wrapped
 from codesign.errors import UsageError, ValidationError, counted
 
 if TYPE_CHECKING:

@@ -59,20 +59,9 @@ def fit_costs(
     told: set[str] = set()  # deployments whose own rows of forwards say what the first waits for
     for label, part in steps.groupby("deployment", sort=False):
         label, is_split = str(label), "+" in str(label)
-        for op in FORWARDS:
-            beside = is_split and op.startswith("draft")
-            name = f"{label}/{op}"
-            timings = _timings(part, label, op, beside=beside)
-            roots = int(on_ranks and op == "draft_prefill")  # run in a forward of their own
-            timings = timings.assign(rows=timings["rows"] - roots)
-            found = fit_step(
-                timings,
-                is_prefill=op in PROMPTS,
-                on_ranks=on_ranks,
-                waits_for_host=op == "draft",
-            )
-            fits[name] = found.with_more_rows(roots)
-            errors[name] = fits[name].error
+        forwards = _fit_forwards(part, label, on_ranks=on_ranks)
+        fits |= {f"{label}/{op}": found for op, found in forwards.items()}
+        errors |= {f"{label}/{op}": found.error for op, found in forwards.items()}
         constants: dict[str, Any] = {}
         has_choice = bool((part["op"] == CHOICE).any())  # else in the re-root
         for op in ("reroot", *[CHOICE] * has_choice, *["link"] * is_split):
@@ -82,16 +71,14 @@ def fit_costs(
         if is_split:
             constants["slowdown"] = fit_slowdown(_timings(part, label, "target", beside=None))
         constants |= _kv_rooms(part) | _deciding(part)
-        times = {op: fits[f"{label}/{op}"].time for op in FORWARDS}
+        times = {op: found.time for op, found in forwards.items()}
         times["target"] = _with_loop(times["target"], part)
         constants |= _joining(times["target"], part)
         chains = part.loc[part["op"] == DRAFTED]
         if chains["rows"].nunique() > 1:
             besides = "first_alone" if is_split else "choice_alone"
-            if not is_split:  # served, with a choice of candidates and the root's row
-                chosen = constants.get(CHOICE, 0.0)
-                chosen += constants.get("choice_row", 0.0) * (chains["rows"] + 1.0)
-                chains = chains.assign(seconds=chains["seconds"] - chosen)
+            if not is_split:
+                chains = _without_choice(chains, constants)
             times["draft"], constants[besides] = _with_chains(times["draft"], chains)
             constants |= _after_misses(times["draft"], part, constants)
             told.add(label)
@@ -102,6 +89,29 @@ def fit_costs(
     if not costs:
         raise InputError(f"the profile has no timings. {MEASURE}")
     return _with_first_forwards(costs, told), fits, errors
+
+
+def _fit_forwards(part: pd.DataFrame, label: str, *, on_ranks: bool) -> dict[str, StepFit]:
+    """The fit of each kind of forward of a deployment."""
+    fits = {}
+    for op in FORWARDS:
+        timings = _timings(part, label, op, beside="+" in label and op.startswith("draft"))
+        roots = int(on_ranks and op == "draft_prefill")  # run in a forward of their own
+        found = fit_step(
+            timings.assign(rows=timings["rows"] - roots),
+            is_prefill=op in PROMPTS,
+            on_ranks=on_ranks,
+            waits_for_host=op == "draft",
+        )
+        fits[op] = found.with_more_rows(roots)
+    return fits
+
+
+def _without_choice(chains: pd.DataFrame, constants: dict[str, Any]) -> pd.DataFrame:
+    """Chains as if no candidates had been chosen, of which there were a row each and the root's."""
+    chosen = constants.get(CHOICE, 0.0)
+    chosen += constants.get("choice_row", 0.0) * (chains["rows"] + 1.0)
+    return chains.assign(seconds=chains["seconds"] - chosen)
 
 
 def _with_loop(target: StepTime, part: pd.DataFrame) -> StepTime:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Form = Literal["line", "quadratic", "piecewise", "table", "stairs"]
+FitForm = Callable[[Shapes], StepTime]
 
 MEASURE = "Measure again: codesign profile --out profile"
 MIN_SHAPES = 3  # fewer leave nothing to hold out
@@ -121,23 +122,14 @@ def fit_step(
         HardwareError: If scipy is not installed.
     """
     shapes = prompt_shapes(steps) if is_prefill and on_ranks else Shapes.of(steps)
-    if len(shapes.seconds) < MIN_SHAPES:
-        raise InputError(
-            f"{len(shapes.seconds)} shapes were measured, a fit needs {MIN_SHAPES}. {MEASURE}"
-        )
-    if not (np.isfinite(shapes.seconds).all() and shapes.seconds.min() > 0):
-        raise InputError(f"a measured time is not above 0 seconds. {MEASURE}")
-    forms: dict[Form, Callable[[Shapes], StepTime]] = {
-        "line": fit_line,
-        "piecewise": fit_piecewise,
-        "table": fit_table,
-    }
+    _check(shapes)
     most_rows = int(shapes.rows.max())
-    if is_prefill and (not on_ranks or most_rows >= MIN_PARABOLA_ROWS):
-        forms["quadratic"] = fit_quadratic
+    stairs: FitForm | None = None
     if on_ranks:
-        stairs = partial(fit_stream_stairs, waits_for_host=waits_for_host)
-        forms["stairs"] = fit_prompt_stairs if is_prefill else stairs
+        of_steps = partial(fit_stream_stairs, waits_for_host=waits_for_host)
+        stairs = fit_prompt_stairs if is_prefill else of_steps
+    has_parabola = is_prefill and (not on_ranks or most_rows >= MIN_PARABOLA_ROWS)
+    forms = _forms(stairs, has_parabola=has_parabola)
     left: dict[Form, Floats] = {name: left_out(shapes, fit) for name, fit in forms.items()}
     errors: dict[Form, HeldOut] = {name: HeldOut.of(errors_S) for name, errors_S in left.items()}
     times: dict[Form, StepTime] = {name: fit(shapes) for name, fit in forms.items()}
@@ -150,6 +142,25 @@ def fit_step(
         form = min(times, key=lambda name: miss(times[name], shapes))
     unsure = _by_requests(shapes, residuals(shapes, times[form], left[form]))
     return StepFit(times[form], form, errors, len(shapes.seconds), most_rows, unsure)
+
+
+def _check(shapes: Shapes) -> None:
+    if len(shapes.seconds) < MIN_SHAPES:
+        raise InputError(
+            f"{len(shapes.seconds)} shapes were measured, a fit needs {MIN_SHAPES}. {MEASURE}"
+        )
+    if not (np.isfinite(shapes.seconds).all() and shapes.seconds.min() > 0):
+        raise InputError(f"a measured time is not above 0 seconds. {MEASURE}")
+
+
+def _forms(stairs: FitForm | None, *, has_parabola: bool) -> dict[Form, FitForm]:
+    """The forms that are tried."""
+    forms: dict[Form, FitForm] = {"line": fit_line, "piecewise": fit_piecewise, "table": fit_table}
+    if has_parabola:
+        forms["quadratic"] = fit_quadratic
+    if stairs is not None:
+        forms["stairs"] = stairs
+    return forms
 
 
 def _by_requests(shapes: Shapes, residuals_S: Floats) -> dict[str, float]:

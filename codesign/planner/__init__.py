@@ -71,16 +71,7 @@ def search(
         InputError: If the fit does not cover the machine or a request does not fit the KV limit.
     """
     start = time.monotonic()
-    space = search_space(
-        question.fit.costs,
-        workers=question.workers,
-        max_batch=question.max_batch,
-        policies=question.policies,
-        serving=question.serving,
-        requests=question.requests,
-        origin=question.fit.origin,
-        measure=profile_command(question.fit, workers=question.workers),
-    )
+    space = _space_of(question)
     screened = _screened(space.candidates, question, least_attained, progress)
     screen_seconds = time.monotonic() - start
     if executor is None:
@@ -94,18 +85,22 @@ def search(
         more=lambda: _worth_simulating(screened, question, is_second=True),
     )
     if not ordered[0].scored.is_feasible:
-        on_all = None if simulations.is_short else simulations.at_rates_of_all
-        line = nearest_miss(
-            ordered,
-            question.slo,
-            simulations.at_rates,
-            on_all,
-            progress,
-            rate_scale=question.rate_scale,
-        )
-        raise InfeasibleError(line)
+        raise InfeasibleError(_nearest(question, ordered, simulations, progress))
     doubts = find_doubts(ordered, question, progress=progress)
     return _answer(question, space, ordered, doubts, simulations.num_simulated, screen_seconds)
+
+
+def _space_of(question: Question) -> SearchSpace:
+    return search_space(
+        question.fit.costs,
+        workers=question.workers,
+        max_batch=question.max_batch,
+        policies=question.policies,
+        serving=question.serving,
+        requests=question.requests,
+        origin=question.fit.origin,
+        measure=profile_command(question.fit, workers=question.workers),
+    )
 
 
 def _screened(
@@ -133,6 +128,22 @@ def _worth_simulating(
     percentile, num_requests = question.slo.percentile, len(question.requests)
     chosen = entering(screened, question.objective, percentile, num_requests, is_second=is_second)
     return [screened.candidates[index] for index in chosen]
+
+
+def _nearest(
+    question: Question,
+    ordered: Sequence[Entry],
+    simulations: Simulations,
+    progress: Progress | None,
+) -> str:
+    return nearest_miss(
+        ordered,
+        question.slo,
+        simulations.at_rates,
+        None if simulations.is_short else simulations.at_rates_of_all,
+        progress,
+        rate_scale=question.rate_scale,
+    )
 
 
 def _answer(

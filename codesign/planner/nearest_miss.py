@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
 
@@ -60,29 +60,33 @@ def nearest_miss(
         simulate = simulate_all
         steps = progress and partial(progress, "nearest miss on all requests")
         rate = _confirmed(entries[best].candidate, rate, slo, simulate, steps)
-
-    def at_rate(rate: float, name: str) -> str:
-        scale = f"{rate * rate_scale:.6g}"
-        return f"At {rate:.2g} times this arrival rate {name} meets the SLO: --rate-scale {scale}"
-
     names = ["it" if entry is nearest else entry.candidate.label for entry in entries]
     if rate > 0:
-        return f"{line}. {at_rate(rate, names[best])}"
+        return f"{line}. {_at_rate(rate, names[best], rate_scale)}"
     idle_rate = 0.5**_MAX_HALVINGS
     outcomes = simulate([(entry.candidate, idle_rate) for entry in entries])
     idle = [misses(found, slo) for found in outcomes]
     least = min(range(len(idle)), key=lambda index: max(idle[index].values()))
     if max(idle[least].values()) <= 1:  # on the whole trace, where the plan above did not
-        return f"{line}. {at_rate(idle_rate, names[least])}"
+        return f"{line}. {_at_rate(idle_rate, names[least], rate_scale)}"
+    return f"{line}. {_when_idle(idle[least], names[least], slo)}"
+
+
+def _at_rate(rate: float, name: str, rate_scale: float) -> str:
+    scale = f"{rate * rate_scale:.6g}"
+    return f"At {rate:.2g} times this arrival rate {name} meets the SLO: --rate-scale {scale}"
+
+
+def _when_idle(missed: Mapping[str, float], name: str, slo: SLO) -> str:
+    """What would fit where even one request at a time misses targets, by these ratios."""
     flags = [
-        f"--slo-{name}-ms {math.ceil(1050 * ratio * (getattr(slo, name) or 0.0))}"
-        for name, ratio in idle[least].items()
+        f"--slo-{target}-ms {math.ceil(1050 * ratio * (getattr(slo, target) or 0.0))}"
+        for target, ratio in missed.items()
         if 1 < ratio < math.inf
     ]
     if not flags:
-        return f"{line}. An idle machine never reaches it. Shorter answers may: --max-output N"
-    needed = f"{names[least]} would meet {' '.join(flags)}"
-    return f"{line}. An idle machine misses it too: idle, {needed}"
+        return "An idle machine never reaches it. Shorter answers may: --max-output N"
+    return f"An idle machine misses it too: idle, {name} would meet {' '.join(flags)}"
 
 
 def _likely(nearest: Entry, ordered: Sequence[Entry], slo: SLO) -> list[Entry]:

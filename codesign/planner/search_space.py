@@ -138,23 +138,35 @@ def search_space(
     candidates = [Candidate(*pair, size) for pair in held for size in batch_limits(max_batch)]
     left_out = too_small - {d.label for d, _ in held}
     measure = "" if origin == ROOFLINE else measure
-    notes = _notes(costs, workers, wanted, measure)
-    if slow:
-        notes.append(
-            f"not searched, too slow to simulate on a trace of this length: "
-            f"{', '.join(s.label for s in slow)}. Search them: --policies LABEL,..., or a shorter "
-            "trace: --slice or --max-requests"
-        )
-    if left_out:
-        names = ", ".join(sorted(left_out))
-        notes.append(f"not searched, KV memory below the longest request ({longest:,}): {names}")
-    return SearchSpace(tuple(candidates), tuple(notes))
+    notes = (
+        *_notes(costs, workers, wanted, measure),
+        *_notes_of_slow(slow),
+        *_notes_of_small(left_out, longest),
+    )
+    return SearchSpace(tuple(candidates), notes)
 
 
 def _too_slow(specs: Sequence[SpeculationSpec], requests: pd.DataFrame) -> list[SpeculationSpec]:
     """Policies that decide by the whole batch: the simulator plays each of their rounds."""
     tokens = int(np.asarray(requests["output_tokens"], np.int64).sum())
     return [s for s in specs if s.needs_step_times] if tokens > MAX_PLAYED_TOKENS else []
+
+
+def _notes_of_slow(slow: Sequence[SpeculationSpec]) -> list[str]:
+    if not slow:
+        return []
+    return [
+        f"not searched, too slow to simulate on a trace of this length: "
+        f"{', '.join(s.label for s in slow)}. Search them: --policies LABEL,..., or a shorter "
+        "trace: --slice or --max-requests"
+    ]
+
+
+def _notes_of_small(left_out: Collection[str], longest: int) -> list[str]:
+    if not left_out:
+        return []
+    names = ", ".join(sorted(left_out))
+    return [f"not searched, KV memory below the longest request ({longest:,}): {names}"]
 
 
 def batch_limits(max_batch: int) -> list[int]:

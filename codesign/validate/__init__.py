@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codesign import Progress
-from codesign.candidate import Candidate
+from codesign.candidate import Candidate, ScoredCandidate
 from codesign.errors import InputError, counted
 from codesign.fit.step_pace import Served, pace_of_run
-from codesign.metrics import summarise, tpot, ttft
+from codesign.metrics import Metrics, summarise, tpot, ttft
 from codesign.plan import Plan
-from codesign.planner.predict import score, simulate_outcome
+from codesign.planner.predict import Outcome, score, simulate_outcome
 from codesign.planner.uncertainty import interval_over_seeds, step_error
 from codesign.records import SPANS, RoundLog, RunRecords
 from codesign.run_directory import StoredRun, read_run
@@ -98,50 +98,27 @@ def validate(
 def _compare(
     plan: Plan, fit: Fit, planned: pd.DataFrame, path: Path, run: StoredRun, progress: Progress
 ) -> RunComparison:
-    if "candidate" not in run.summary:
-        raise InputError(f"{path}/run.json does not say what served. {_RUN_AGAIN}")
-    try:
-        candidate = Candidate.from_dict(run.summary["candidate"])
-    except InputError as err:
-        raise InputError(f"{path}/run.json is damaged ({err}). {_RUN_AGAIN}") from err
+    candidate = _candidate_of(run, path)
     requests, notes = _served(planned, run, path)
     settings = run.summary.get("settings", {})
-    outcomes, simulated = [], []
-    for seed in plan.simulation_seeds:
-        outcome, records = simulate_outcome(
-            requests,
-            candidate,
-            fit,
-            slo=plan.slo,
-            serving=plan.serving,
-            seed=seed,
-        )
-        outcomes.append(outcome)
-        simulated.append(records)
-        progress("simulate", len(simulated), plan.num_seeds)
+    outcomes, simulated = _simulate(plan, fit, requests, candidate, progress)
     lengths = requests["output_tokens"]
     predicted = score(candidate, outcomes, fit, plan.slo, output_tokens=lengths)
     measured = summarise(run.records, plan.slo)
     names = [name for name in FIGURES if plan.slo.is_set or name != "slo_attainment"]
-    values = {name: getattr(measured, name) for name in names}
-    figures = [
-        Comparison(name, predicted.predicted[name], math.nan if value is None else value)
-        for name, value in values.items()
-        if name in predicted.predicted and (value is not None or name in CHECKED)
-    ]
     error = step_error(fit, candidate, predicted.spans)
     cost = fit.costs.get(candidate.deployment.unit.label)
     return RunComparison(
         path=path,
         candidate=candidate,
         origin=run.origin,
-        figures=tuple(figures),
+        figures=_figures(names, predicted, measured),
         spans=_round_means(SPANS, simulated, run.records, dict.fromkeys(SPANS, error)),
         rounds=_round_means(
             ROUND_FIGURES, simulated, run.records, {"seconds": error, "prefill": error}
         ),
         by_seed={
-            name: tuple(o.figures[name] for o in outcomes if name in o.figures) for name in values
+            name: tuple(o.figures[name] for o in outcomes if name in o.figures) for name in names
         },
         requests=_join(simulated, run.records),
         notes=tuple(notes),
@@ -155,6 +132,42 @@ def _compare(
         num_unfinished=measured.num_requests - measured.num_finished,
         refused=run.records.refused,
         settings=settings,
+    )
+
+
+def _candidate_of(run: StoredRun, path: Path) -> Candidate:
+    if "candidate" not in run.summary:
+        raise InputError(f"{path}/run.json does not say what served. {_RUN_AGAIN}")
+    try:
+        return Candidate.from_dict(run.summary["candidate"])
+    except InputError as err:
+        raise InputError(f"{path}/run.json is damaged ({err}). {_RUN_AGAIN}") from err
+
+
+def _simulate(
+    plan: Plan, fit: Fit, requests: pd.DataFrame, candidate: Candidate, progress: Progress
+) -> tuple[list[Outcome], list[RunRecords]]:
+    """What each of the plan's seeds gives."""
+    outcomes, simulated = [], []
+    for seed in plan.simulation_seeds:
+        outcome, records = simulate_outcome(
+            requests, candidate, fit, slo=plan.slo, serving=plan.serving, seed=seed
+        )
+        outcomes.append(outcome)
+        simulated.append(records)
+        progress("simulate", len(simulated), plan.num_seeds)
+    return outcomes, simulated
+
+
+def _figures(
+    names: Sequence[str], predicted: ScoredCandidate, measured: Metrics
+) -> tuple[Comparison, ...]:
+    """Those that are predicted and measured; and those that are checked, measured or not."""
+    values = {name: getattr(measured, name) for name in names}
+    return tuple(
+        Comparison(name, predicted.predicted[name], math.nan if value is None else value)
+        for name, value in values.items()
+        if name in predicted.predicted and (value is not None or name in CHECKED)
     )
 
 

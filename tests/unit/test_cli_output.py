@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from codesign.cli import output
+from codesign.cli import argument_types, output, tables
 from codesign.cli.plan_result import _COLUMNS
 from codesign.errors import InputError
 
@@ -23,11 +23,13 @@ class Terminal(io.StringIO):
 
 
 def test_a_folder_that_takes_no_files_is_said_before_the_work(tmp_path, monkeypatch):
-    monkeypatch.setattr(output.os, "access", lambda path, mode: path != f"{tmp_path}/")
+    monkeypatch.setattr(argument_types.os, "access", lambda path, mode: path != f"{tmp_path}/")
     with pytest.raises(InputError, match=r"takes no files\. Name another: --report FILE$"):
-        output.out_file(f"{tmp_path}/new/r.html", "report.html", "--report")
+        argument_types.out_file(f"{tmp_path}/new/r.html", "report.html", "--report")
     (tmp_path / "new").mkdir()
-    assert output.out_file(f"{tmp_path}/new/r.html", "r.html") == tmp_path / "new" / "r.html"
+    assert (
+        argument_types.out_file(f"{tmp_path}/new/r.html", "r.html") == tmp_path / "new" / "r.html"
+    )
 
 
 def test_emit_prints_the_text_or_one_json_object(capsys):
@@ -39,7 +41,7 @@ def test_emit_prints_the_text_or_one_json_object(capsys):
 
 
 def test_numbers_are_set_to_the_right_and_text_to_the_left():
-    drawn = output.table(["name", "n", "ms"], [["ab", 1234, 0.5], ["c", 5, None]], title="Title")
+    drawn = tables.table(["name", "n", "ms"], [["ab", 1234, 0.5], ["c", 5, None]], title="Title")
     assert drawn.split("\n") == [
         "Title",
         "name      n   ms",
@@ -49,7 +51,7 @@ def test_numbers_are_set_to_the_right_and_text_to_the_left():
 
 
 def test_a_wide_table_is_clipped_to_100_columns_widest_column_first():
-    drawn = output.table(["policy", "why"], [["chain", "x" * 300], ["tree", "short"]])
+    drawn = tables.table(["policy", "why"], [["chain", "x" * 300], ["tree", "short"]])
     lines = drawn.split("\n")
     assert max(map(len, lines)) == 100
     assert lines[1].startswith("chain")
@@ -59,9 +61,9 @@ def test_a_wide_table_is_clipped_to_100_columns_widest_column_first():
 
 def test_names_and_numbers_are_never_cut_however_wide_the_table():
     name = "async-batch-tree-16x2x8 on 2x3+1, batch 128"
-    drawn = output.table(["plan", *"abcdefgh"], [[name, *[1234.5678] * 7, "overloaded"]])
+    drawn = tables.table(["plan", *"abcdefgh"], [[name, *[1234.5678] * 7, "overloaded"]])
     assert drawn.split("\n")[1].split("  ") == [name, *["1,235"] * 7, "overloaded"]
-    drawn = output.table(["name", "note"], [[name * 2, "x" * 50]])
+    drawn = tables.table(["name", "note"], [[name * 2, "x" * 50]])
     assert drawn.split("\n")[1] == f"{name * 2}  {'x' * 18}.."
 
 
@@ -87,7 +89,7 @@ def test_a_terminal_of_80_columns_breaks_cells_between_words_only(terminal):
     terminal(80)
     label = "async-batch-tree-16x2x8 on 1+1, batch 2"
     row = [label, 25.69, 54.88, 1693.0, 25.78, 2.076, "backlogged", "100%"]
-    lines = shown_lines(output.table(_COLUMNS, [row]))
+    lines = shown_lines(tables.table(_COLUMNS, [row]))
     assert max(map(len, lines)) <= 80
     words = " ".join(lines).split()
     assert {"tok/round", "backlogged", "async-batch-tree-16x2x8", "1,693"} <= set(words)
@@ -95,7 +97,7 @@ def test_a_terminal_of_80_columns_breaks_cells_between_words_only(terminal):
 
 def test_a_terminal_too_narrow_for_the_words_folds_them_and_loses_none(terminal):
     terminal(24)
-    drawn = output.table(["name", "tokens/s", "load"], [["mooncake-twin", 1.5, "overloaded"]])
+    drawn = tables.table(["name", "tokens/s", "load"], [["mooncake-twin", 1.5, "overloaded"]])
     lines = shown_lines(drawn)
     assert max(map(len, lines)) <= 24
     rule = next(index for index, line in enumerate(lines) if not line.isascii())
@@ -109,29 +111,29 @@ def test_running_text_and_titles_are_as_wide_as_the_terminal_at_most_100(
 ):
     terminal(columns)
     text = "word " * 60
-    wide = [longest - 5 < len(line) <= longest for line in output.wrapped("why", text)[:-1]]
+    wide = [longest - 5 < len(line) <= longest for line in tables.wrapped("why", text)[:-1]]
     assert all(wide)
-    assert max(map(len, shown_lines(output.table(["a"], [["b"]], title=text)))) <= longest
+    assert max(map(len, shown_lines(tables.table(["a"], [["b"]], title=text)))) <= longest
 
 
 def test_large_numbers_have_no_exponent():
-    drawn = output.table(["ms"], [[44_840.5], [9_999.96], [0.012345], [1e-7]])
+    drawn = tables.table(["ms"], [[44_840.5], [9_999.96], [0.012345], [1e-7]])
     assert drawn.split() == ["ms", "44,840", "10,000", "0.01235", "1e-07"]
 
 
 def test_a_table_without_rows_still_has_its_heads():
-    assert output.table(["a", "b"], []) == "a  b"
+    assert tables.table(["a", "b"], []) == "a  b"
 
 
 def test_rich_draws_the_table_on_a_terminal_only(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
-    plain = output.table(["a"], [["[bold]x"]])
+    plain = tables.table(["a"], [["[bold]x"]])
     monkeypatch.setattr(sys, "stdout", Terminal())
-    drawn = output.table(["a"], [["[bold]x"]])
+    drawn = tables.table(["a"], [["[bold]x"]])
     assert drawn != plain
     assert "[bold]x" in drawn
     monkeypatch.setenv("NO_COLOR", "1")
-    assert output.table(["a"], [["[bold]x"]]) == plain
+    assert tables.table(["a"], [["[bold]x"]]) == plain
 
 
 def test_progress_in_a_pipe_is_a_line_each_ten_seconds_and_one_at_the_end(monkeypatch, capsys):
@@ -175,6 +177,6 @@ def test_progress_on_a_terminal_is_a_bar_per_stage(monkeypatch):
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "one", ""])
 def test_a_seed_is_a_whole_number_of_0_or_above(text):
-    assert output.non_negative("0") == 0
+    assert argument_types.non_negative("0") == 0
     with pytest.raises(argparse.ArgumentTypeError, match=f"0 or above, not '{text}'"):
-        output.non_negative(text)
+        argument_types.non_negative(text)

@@ -3,7 +3,7 @@
 A producer fills a ring with a copy engine of its own pace, consumers read a stage and hand their
 sum to a reducer through a slot. Barriers count arrivals and have a phase bit; a wait compares it. A
 load from the ring is issued at one time and has its value at a later one, unless something that
-needs the value lies between.
+needs the value lies between. test_gemm_all_reduce_protocol.py has what comes behind the reducers.
 """
 
 from __future__ import annotations

@@ -147,7 +147,6 @@ def rank_setup(
     check: bool = False,
     silence: float = SILENCE,
     fused: bool = True,
-    number: int = 0,
     shares_gpus: bool = False,
     draft_delay: Callable[[int], float] | None = None,
 ) -> RankSetup:
@@ -169,7 +168,6 @@ def rank_setup(
         check: Count KV rows in wrong places.
         silence: Seconds without an answer after which a rank counts as lost.
         fused: Use the kernels that were made for this GPU.
-        number: Of this run.
         shares_gpus: Ranks take turns on fewer GPUs.
         draft_delay: Seconds by round that the draft sleeps, to test timing.
 
@@ -178,11 +176,7 @@ def rank_setup(
             rows than a forward.
     """
     spec, deployment = candidate.speculation, candidate.deployment
-    if spec.max_rows > BUCKETS[-1]:
-        raise InputError(
-            f"{candidate.label} verifies {spec.max_rows} rows of a request at once, ranks at most "
-            f"{BUCKETS[-1]}. Take a smaller shape"
-        )
+    _check_rows(candidate)
     served = served_requests(requests, spec, model_shape(target), max_kv_tokens)
     longest, num_slots = served.longest, candidate.max_batch
     serving, sampling = serving or Serving(), sampling or Sampling()
@@ -210,10 +204,18 @@ def rank_setup(
         check=check,
         silence=silence,
         fused=fused,
-        number=number,
         shares_gpus=shares_gpus,
         delay=draft_delay,
     )
+
+
+def _check_rows(candidate: Candidate) -> None:
+    rows = candidate.speculation.max_rows
+    if rows > BUCKETS[-1]:
+        raise InputError(
+            f"{candidate.label} verifies {rows} rows of a request at once, ranks at most "
+            f"{BUCKETS[-1]}. Take a smaller shape"
+        )
 
 
 def _draft_of(candidate: Candidate, draft: Path | str | None) -> Path | str | None:

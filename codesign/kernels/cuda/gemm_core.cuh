@@ -2,9 +2,10 @@
 //
 // Weights are the tensor cores' A operand (16 output features), rows of x the B operand (8 a tile).
 // Three roles. The *producer* warp streams packed weights into a ring in shared memory, and starts
-// before the previous kernel's results are waited for. Each *consumer* warp keeps the x of its own
-// 128 columns in registers and multiplies it with every weight tile of the block. *Reducer* warps add
-// the consumers' partial sums of a tile and run the epilogue, so that no consumer ever waits for one.
+// before the previous kernel's results are waited for; then it may send tiles (gemm_send.cuh). Each
+// *consumer* warp keeps the x of its own 128 columns in registers and multiplies it with every weight
+// tile of the block. *Reducer* warps add the consumers' partial sums of a tile and run the epilogue, so
+// that no consumer ever waits for one.
 //
 // Columns are cut into chunks of WARPS groups of 128. The blocks of a cluster take chunks in turn; each
 // sends a tile's sums to the block that owns the tile as soon as it has them, through distributed
@@ -12,8 +13,8 @@
 //
 // The RMSNorm in front of a linear map is fused: W * (h * w_norm), and rsqrt(mean h^2 + eps)
 // multiplied after the product; the sum of squares falls out of loading h.
-#include "gemm_epilogue.cuh"
 #include "gemm_product.cuh"
+#include "gemm_send.cuh"
 
 __device__ __forceinline__ void produce(const Gemm& a, const Plan& p) {
   const u64 policy = evict_first();
@@ -208,36 +209,6 @@ __device__ __forceinline__ void reduce(const Gemm& a, const Plan& p, Epilogue& e
         if (last && !defer) finish_tile(epilogue, tile, ready[i], factor);
       }
     }
-  }
-}
-
-// The cluster's sums of the `place`-th owned tile, in the order of its blocks.
-__device__ __forceinline__ void take_tile(const Plan& p, int place, int lane, Tile& tile) {
-  tile.row = tile_row(p, place), tile.lane = lane;
-#pragma unroll
-  for (int n = 0; n < NT; n++) {
-    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-    for (int r = 0; r < p.size; r++) {
-      const float4 v = received(p, place, r)[n * 32 + lane];
-      sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-    }
-    tile.v[n][0] = sum.x, tile.v[n][1] = sum.y, tile.v[n][2] = sum.z, tile.v[n][3] = sum.w;
-  }
-}
-
-// Send the block's own tiles, each as soon as the cluster's sums of it are there, by the warp whose copies
-// are all on their way: the consumers still multiply.
-template <class Epilogue>
-__device__ __forceinline__ void send_tiles(const Plan& p, Epilogue& epilogue, int lane) {
-  wait_for_previous();
-  epilogue.begin();
-#pragma unroll 1
-  for (int place = 0; place < p.owned; place++) {
-    Tile tile;
-    random_delay();
-    arrival_wait(p.arrived + 8 * place);
-    take_tile(p, place, lane, tile);
-    epilogue.send(tile);
   }
 }
 
