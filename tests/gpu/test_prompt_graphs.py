@@ -5,6 +5,7 @@ python -m pytest tests/gpu/test_prompt_graphs.py
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +18,7 @@ from torch import Tensor
 from benchmarks.bench_forward import RandomWeights
 from benchmarks.bench_prompt_graphs import TOKENS, rank_of
 from codesign.engine.gpu.forward import RankForward
+from codesign.engine.gpu.graphs import Graphs
 from codesign.engine.gpu.model_rank import ModelRank
 from codesign.engine.gpu.paging import Entry, Paging
 from codesign.engine.gpu.prompt_rows import buckets_up_to, prompt_message
@@ -63,6 +65,13 @@ def keys_of(rank: ModelRank, slot: int, count: int) -> Tensor:
     return rank.slabs.prompt_rows(slot, count)(len(rank.slabs.layers) - 1)[0][0].float()
 
 
+def is_close_call(forward: RankForward, rank: ModelRank, tokens: Words, token: int) -> bool:
+    """Whether rounding may decide for a token: a random model's best two may be that near."""
+    prompt = torch.tensor(tokens.tolist(), device="cuda")
+    logits = forward.logits(forward.prompt_hidden(prompt, 0, rank.slabs))[0]
+    return bool(logits[token] > logits.max() - 0.01 * logits.std())
+
+
 @pytest.mark.parametrize(("size", "heads", "groups"), [(64, 32, 8), (128, 64, 8)])
 @torch.inference_mode()
 def test_attention_of_padded_rows_is_that_of_flash_and_the_same_in_pages_and_pieces(
@@ -106,7 +115,8 @@ def test_a_graph_gives_the_token_and_keys_of_the_same_prompt_launched_kernel_by_
     launched = prepared(forward, buckets=())
     for count in (1, 16, 64, 147, 256, 257, 512, 700, 1024, 1500, 2048):
         message = made_up(count, 0, seed=count)
-        assert graphs.answer(message).tolist() == launched.answer(message).tolist()
+        [token], [other] = graphs.answer(message).tolist(), launched.answer(message).tolist()
+        assert token == other or is_close_call(forward, launched, message[-count:], token)
         ours, theirs = keys_of(graphs, 0, count), keys_of(launched, 0, count)
         assert (ours - theirs).norm() < 0.02 * theirs.norm()
 
@@ -152,3 +162,37 @@ def test_rows_within_graphs_carry_their_labels_through_pages(forward: RankForwar
     assert positions == list(range(ends[-1]))
     rank.answer(made_up(5, 0, start=3, is_last=False))  # the three rows in front are missing
     assert rank.num_faults() == 3
+
+
+class Cycle:
+    """A graph that only the collector of reference cycles ends."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        self.graph, self.itself = graph, self
+
+
+def test_a_graph_that_is_garbage_spoils_no_capture_of_another() -> None:
+    graphs = Graphs(SingleRank(), torch.device("cuda", 0))
+    values = torch.zeros(8, device="cuda")
+    old = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(old):
+        values.add_(1)
+    held = [Cycle(old)]
+    del old
+
+    def run() -> None:
+        values.add_(1)
+        if torch.cuda.is_current_stream_capturing():
+            held.clear()
+        assert len([[] for _ in range(2000)]) == 2000  # more than the collector lets pass
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100)
+    try:
+        replay = graphs.captured(run)
+    finally:
+        gc.set_threshold(*thresholds)
+    assert not held
+    values.zero_()
+    replay()
+    assert values.tolist() == [1.0] * 8

@@ -5,7 +5,9 @@ On a CPU there are no graphs: calls run one by one. Answers: outbox.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -64,9 +66,22 @@ class Graphs:
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
+        mode = "thread_local"
+        with uncollected(), torch.cuda.graph(graph, self._pool, stream, capture_error_mode=mode):
             run()
         return graph.replay
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Collect no reference cycles meanwhile: the end of a graph in one would spoil a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Inbox:
