@@ -184,18 +184,20 @@ class RankBench:
         return beside[_WARM_UP:].tolist()
 
     def served_rounds(
-        self, policy: str, num_requests: int, num_tokens: int = _SERVED_TOKENS
+        self, policy: str, num_requests: int, num_tokens: int = _SERVED_TOKENS, turns: int = 1
     ) -> pd.DataFrame:
-        """Rounds of so many made-up requests without prompts, after some to warm up.
+        """Rounds of made-up requests without prompts, after some to warm up.
 
         Args:
             policy: Its label.
-            num_requests: That come together.
+            num_requests: That are served at once.
             num_tokens: That each of them asks for.
+            turns: Requests one after another in each of these places.
         """
         self._notes = policy != "plain"
         try:
-            rounds = self._rounds(policy, num_requests, self._made_up(num_requests, num_tokens))
+            asked = self._made_up(num_requests * turns, num_tokens)
+            rounds = self._rounds(policy, num_requests, asked)
         finally:
             self._notes = False
         if self._noting is not None:
