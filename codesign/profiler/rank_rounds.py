@@ -48,7 +48,9 @@ def stream_timings(bench: RankBench) -> list[pd.DataFrame]:
     if not is_split:
         plain = [_steady_rounds(bench, "plain")]
         chains = [_steady_rounds(bench, chain, _CHAIN_TOKENS) for chain in _CHAINS]
-    rounds = [_timings("round", served, ["target"]) for served in (*plain, *chains, *trees)]
+    # Not the last round of each request, a root alone: of one row it is plain decoding that tells.
+    grown = [served.loc[served["rows"] > 1] for served in trees]
+    rounds = [_timings("round", served, ["target"]) for served in (*plain, *chains, *grown)]
     drafted = [_drafted(served, n) for served, n in zip(chains, _CHAINS.values(), strict=False)]
     missed = [_missed(trees[0], _TREES[0])] if is_split else []
     return [*rounds, *drafted, *missed, *_between(bench, trees)]

@@ -14,6 +14,7 @@ import pytest
 from benchmarks.campaign import (
     chosen_plan,
     join,
+    phases,
     report,
     schedule,
     served_rounds,
@@ -194,6 +195,9 @@ def test_runs_that_do_as_predicted_are_found_to(folder, tmp_path):
     assert f"| {PAIR}, " in text
     for goal in ("decode speed, one stream", "regret", "rank correlation", "80 % intervals"):
         assert goal in text
+    paces = phases.compare(folder / PAIR)
+    assert len(paces) > 1
+    assert all(row[2:4] == ["0%", "0%"] for row in paces), "steps are the fit's throughout"
 
 
 def test_measured_streams_say_how_sure_their_order_is():

@@ -551,6 +551,18 @@ def test_what_lies_between_steps_is_taken_from_rounds_that_are_served(draft_rank
     assert drafted == [pytest.approx(row) for row in whole]  # of rounds with all their forwards
 
 
+def test_the_last_rounds_of_trees_tell_nothing_of_plain_decoding():
+    def served(policy: str, count: int, *size: int) -> pd.DataFrame:
+        return SERVED.assign(
+            batch=count, rows=[1, 4], target=[1e-3 if policy == "plain" else 9.0, 2e-3]
+        )
+
+    bench = SimpleNamespace(setup=SimpleNamespace(draft_ranks=0), served_rounds=served)
+    rounds = pd.concat(stream_timings(bench)).query("op == 'round'")
+    assert rounds.loc[rounds["rows"] == 4, "seconds"].tolist() == [2e-3] * 6
+    assert sorted(rounds.loc[rounds["rows"] == 1, "seconds"]) == [1e-3, 9.0, 9.0]  # and of chains
+
+
 @pytest.mark.parametrize("draft_ranks", [0, 1])
 def test_rounds_of_a_split_that_begin_with_a_lone_forward_tell_what_it_takes(draft_ranks):
     asked = []
