@@ -5,8 +5,9 @@ says what the last round's said. What it may find beside that is a further forwa
 nodes that are worth no row. A round of looks is compared with one without: one forward, each
 request's likeliest child. Where that has been better lately, with so many requests, it is repeated
 until looks are their share of the time (resting.py), and longer each time that a look finds the
-same. It ends before if it is longer than an SLO allows, if there are more requests than before, so
-that drafting may pay no more, or if looks at so many have gained.
+same, as long as it is usually better than plain decoding. It ends before if it is longer than an
+SLO allows, if there are more requests than before, so that drafting may pay no more, or if looks at
+so many have gained.
 
 Requests come and go meanwhile. Of one that comes the draft runs the prompt if that takes less than
 drafting for it saves: what it adds to drafting for the others, as long as an average request
@@ -125,13 +126,18 @@ class Repeating(Resting):
         beside = this.overhead - this.look + this.stall
         seconds = this.drafting + this.target.of(this.num_base + rows, this.context) + beside
         chances = [exp(tree.log_weights[i]) for tree in trees for i in likeliest_child(tree)]
-        blind = this.first + this.target.of(this.num_base + len(chances), this.context) + beside
+        # It drafts for those, too, whose leaf was not worth a row.
+        num = max(sum([tree.missing < COLD for tree in trees]), len(chances))
+        accepted = sum(chances) + (num - len(chances)) * self.mean_confidence
+        first = this.first + this.draft.at(num) - this.draft.at(len(chances))
+        blind = first + this.target.of(this.num_base + num, this.context) + beside
         looks = look * (1 + this.num_forwards)
-        gain = tokens / (seconds + looks) / ((this.roots + sum(chances)) / blind) - 1.0
+        gain = tokens / (seconds + looks) / ((this.roots + accepted) / blind) - 1.0
         mean = self._gains.get(this.batch, 0.0)
         self._gains[this.batch] = mean = mean + _MEMORY * (gain - mean)
         self._num_same = self._num_same + 1 if gain < 0.0 else 0
-        if mean < 0.0 and this.look:  # not before confidences are learned
+        # Not before confidences are learned, nor where plain decoding is better.
+        if mean < 0.0 and this.look and self._saved_blindly(num) > 0.0:
             rounds = max(self._num_same, 1) * rounds_until_look(looks, blind - this.stall)
             self._left = min(rounds, LONGEST_REST) - 1
             self._others, self._largest = self.beside[0], this.batch

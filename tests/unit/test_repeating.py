@@ -16,6 +16,7 @@ from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
 from codesign.policy.adaptive import SpecServe
 from codesign.policy.batch_tree import BatchTree
+from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
 from codesign.policy.host_cost import HostCost
@@ -105,6 +106,32 @@ def test_no_more_rounds_are_repeated_than_a_pause_has(label):
     repeated = [play(policy, trees, 0.6) == (1, 2) and policy.repeats for _ in range(600)]
     looks = [number for number, repeats in enumerate(repeated) if not repeats]
     assert max(np.diff(looks)) == LONGEST_REST
+
+
+def test_no_round_is_repeated_whose_further_draft_tokens_have_dear_rows():
+    # Repeated, it would draft for all four: a look gives the one cheap row to the surest.
+    for dear, repeats in ((6, False), (9, True)):
+        policy = policy_of("batch-tree-4x1x1", target=stairs(dear))
+        trees = trees_of(policy, 4)
+        for tree, confidence in zip(trees, (0.9, 0.6, 0.6, 0.6), strict=True):
+            assert isinstance(tree, BudgetTree)
+            tree.confidence = confidence
+        assert play(policy, trees, 0.9) == (1, 4 if repeats else 1)
+        play(policy, trees, 0.9)
+        assert policy.repeats == repeats
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_no_round_is_repeated_where_plain_decoding_is_usually_better(label, monkeypatch):
+    policy = policy_of(label, target=stairs(5))
+    trees, saved = trees_of(policy, 2), policy._saved_blindly
+    for is_better in (True, False):
+        monkeypatch.setattr(
+            policy, "_saved_blindly", lambda num, better=is_better: -1e-3 if better else saved(num)
+        )
+        play(policy, trees, 0.6)
+        play(policy, trees, 0.6)
+        assert policy.repeats != is_better
 
 
 @pytest.mark.parametrize("label", LABELS)
