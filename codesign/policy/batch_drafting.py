@@ -2,7 +2,8 @@
 
 Of the first ones of a round the trees are roots alone, as a rule: first_look.py. What one more
 promises: batch_ahead.py. Cold requests, of which the draft has not run the prompt, or has missed
-many tokens since, take part if the tokens to come save more time than running those takes.
+many tokens since, take part if the tokens to come save more time than running those takes, by what
+drafting has saved lately (repeating.py).
 
 Must not import torch or read a clock.
 """
@@ -197,7 +198,8 @@ class BatchDrafting(Repeating):
         Returns:
             Whether there are any.
         """
-        costly = self._costly(trees, self._cold, self._saved_by_cold(gains, confidence, most))
+        saved = self._saved_by_cold(gains, confidence, most) * self._lasting(self._saved)
+        costly = self._costly(trees, self._cold, saved)
         for i in costly:
             gains[i] = 0.0
         return bool(costly)
