@@ -59,12 +59,12 @@ _REMARKS = """\
 - **Slower than plain decoding.** By the steps of 23 November, which were slower in batches, the
   batch tree had 0.980 or more in 143 of 144 further runs, and 0.9799 in one; SpecServe's lowest
   were 0.977 and 0.9797, and it was behind the best fixed length in 6 of 36. Measured, single runs
-  of an 8B are known to 5 %. Missed where 24 at once go from idle to overload: simulated, down to
-  0.94 ("Where a draft's prompt costs several steps").
+  of an 8B are known to 5 %. Where 16 to 48 at once go from idle to overload, simulated, batch trees
+  have 0.980 or more and SpecServe 0.976 ("Where a draft's prompt costs several steps").
 - **Slower than SpecServe.** With an 8B at load 0.2 batch trees had 0.94 to 1.01 of SpecServe's
   speed on an H200 with a slow host on 24 November. Deciding takes less than half of that time
   since; they have 1.03 to 1.08 on an H100, where simulation says 1.02 to 1.04 ("Measured on GPUs").
-- **Goodput** of 0.780 is 7 requests of 120 within the SLO where SpecServe has 9, and plain decoding
+- **Goodput** of 0.905 is 9 requests of 120 within the SLO where SpecServe and plain decoding have
   10.
 - **Deciding** is measured on the host of four H100s. On the slow core of another machine it takes
   up to 0.2 points more than the goal ("The price of deciding").

@@ -22,8 +22,9 @@ Which policy is fastest depends on the machine, the load and the models. In shor
 
 - The serial batch tree (`batch-tree`) is the safe choice: simulated with eight at once it is never
   slower than plain decoding by more than 2 % (2.01 % in one of 144 further runs), and batch trees
-  are never slower than SpecServe by more than 1 %. Where 24 at once go from idle to overload it
-  loses up to 6 and 4 %. Measured on one H200, from a fifth to twice of what plain
+  are never slower than SpecServe by more than 1 %. Where 16 to 48 at once go from idle to
+  overload it has at least 0.98 of plain decoding's speed. Measured on one H200, from a fifth to
+  twice of what plain
   decoding bears, it has 1.00 to 2.10 of plain decoding's speed with a 70B and 0.99 to 1.12 with an
   8B, whose single runs are known to 5 %. With a 70B on two H200s it is 6 % faster than SpecServe,
   and 3 % in overload; with an 8B on one H100, at a fifth of the load, 3 to 8 %
@@ -32,7 +33,8 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   most half of what plain decoding can serve, with short prompts ("conv"). At higher load, on fewer
   GPUs and with long prompts the GPU that it takes from the target costs more than it gains, except
   for an 8B on four H200s (simulated; on four H100s, measured, it loses from load 0.3 on). On one
-  and the same split it is never slower than SpecServe (simulated).
+  and the same split it is at most 2 % slower than SpecServe, and never behind in goodput
+  (simulated).
 - On two H200s speculation gains next to nothing with a small target (8B): the adaptive policies
   mostly decode plainly, and a chain of one drops to 0.59 of plain decoding's speed. In overload
   with a large draft (3B) it gains at most 12 %. In simulated overload with a 70B the batch tree and
@@ -51,7 +53,9 @@ policy does: [policies.md](policies.md).
 Differences below about 10 % are within the uncertainty about a real engine; differences between
 policies on the same machine are better known than that. In "Where a draft's prompt costs several
 steps" and in the runs of 24 November at load 0.2 with the 8B policies are told the mean answer of
-the trace, as by a plan; elsewhere they expect 96 tokens until some have finished.
+the trace, as by a plan; elsewhere they expect 96 tokens until some have finished. What is by
+rooflines is of the policies of 26 November, noon; those of the evening change batches, chunks and
+the three traces by at most 0.7 %, goodput by at most 2 %.
 
 Written by `python -m benchmarks.compare_policies report` from `benchmarks/results/policies.json`;
 `--help` lists the commands that make it."""

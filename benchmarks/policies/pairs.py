@@ -64,11 +64,28 @@ def simulated_as(
     return figures_of(run, slo)
 
 
-def requests_at(name: str, traces: Path | None, cost: RoundCost, load: float) -> pd.DataFrame:
-    """So many requests of a trace, at so much of what plain decoding bears."""
-    requests = segment(name, traces, cost, LONG).iloc[:NUM_REQUESTS]
+def requests_at(
+    name: str,
+    traces: Path | None,
+    cost: RoundCost,
+    load: float,
+    *,
+    num: int = NUM_REQUESTS,
+    read: float | None = None,
+) -> pd.DataFrame:
+    """So many requests of a trace, at so much of what plain decoding bears.
+
+    Args:
+        name: Of the trace.
+        traces: As for ``segment``.
+        cost: Step times of the machine.
+        load: Share of what plain decoding bears.
+        num: Requests.
+        read: As for ``segment``.
+    """
+    requests = segment(name, traces, cost, LONG, read=read).iloc[:num]
     prompt, output = (float(requests[f"{kind}_tokens"].mean()) for kind in ("prompt", "output"))
     step = cost.target(BATCH, BATCH * (prompt + output / 2), BATCH)
-    seconds = NUM_REQUESTS * (cost.prefill(prompt) + output * step / BATCH) / load
+    seconds = num * (cost.prefill(prompt) + output * step / BATCH) / load
     arrival = requests["arrival"] - requests["arrival"].iloc[0]
     return requests.assign(arrival=arrival * seconds / arrival.iloc[-1])

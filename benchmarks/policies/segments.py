@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,13 @@ BURST = 400.0  # seconds into the trace "code", before the burst
 
 
 def segment(
-    name: str, folder: Path | None, cost: RoundCost, seconds: float, batch: int = BATCH
+    name: str,
+    folder: Path | None,
+    cost: RoundCost,
+    seconds: float,
+    batch: int = BATCH,
+    *,
+    read: float | None = None,
 ) -> pd.DataFrame:
     """So many seconds of a trace, at a rate that loads plain decoding.
 
@@ -32,8 +39,11 @@ def segment(
         cost: Step times of the machine.
         seconds: Of arrivals.
         batch: Most requests at once.
+        read: Seconds of the trace that are read; None: as many as are simulated on eight GPUs.
     """
     published, load = read_segment(name)
+    if read is not None:
+        published = replace(published, seconds=read)
     requests = published.load(folder, seed=SEED).drop(columns="hash_ids", errors="ignore")
     requests = requests.loc[requests["arrival"] >= (BURST if published.name == "code" else 0.0)]
     prompts = requests["prompt_tokens"] * (PROMPT / requests["prompt_tokens"].median())

@@ -15,7 +15,7 @@ predicted step times, the engine runs the same objects under the wall clock with
     resting, repeating  rounds without an evaluation of the batch
     cost, host_cost     seconds of a step; goodput: of a round, and its tokens
     features            draft heads that read the target's features
-    online_calibration, traffic  what is learned while requests run
+    online_calibration, traffic, lately  what is learned while requests run
     protocol            a round as two state machines: draft_side (drafted: one
                         request's), target_side, messages (light)
     tree, rerun_tree    a request's draft tree, also with nodes that run again; walk: verification

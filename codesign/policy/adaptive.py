@@ -179,10 +179,11 @@ class SpecServe(Repeating):
         if not cold:
             return set()
         batch, saved = self._round.batch, self._saved(len(trees))
+        lasting = self._lasting(batch * saved)
         if 2 * len(cold) < len(trees):
             others = self._saved(len(trees) - 1)
             saved = self._saved_by_newcomer(batch * saved, batch * others)
-        return set(self._costly(trees, cold, saved))
+        return set(self._costly(trees, cold, lasting * saved))
 
     def _saved(self, num: int) -> float:
         """Share of one request in the seconds per token that drafting saves, with the best length.

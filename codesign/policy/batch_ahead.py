@@ -13,8 +13,8 @@ Must not import torch or read a clock.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from operator import mul
+from bisect import bisect_left, bisect_right
+from operator import mul, neg
 
 import numpy as np
 
@@ -39,7 +39,7 @@ def with_gains(worth: Worth, gains: list[float]) -> Worth:
 
 
 def next_forward(
-    this: BatchRound, nodes: Worth, gains: list[float], rate: float
+    this: BatchRound, worth: Worth, nodes: Worth, gains: list[float], rate: float
 ) -> tuple[float, float]:
     """What one more forward promises.
 
@@ -47,6 +47,7 @@ def next_forward(
 
     Args:
         this: The round.
+        worth: (1 + N,) of the roots and the drafted nodes, as for ``BatchRound.best``.
         nodes: As of ``with_gains``.
         gains: (B,) gain of each request's likeliest leaf.
         rate: Tokens that a second is worth, by the best choice without it.
@@ -62,18 +63,18 @@ def next_forward(
         target = this.target.listed(len(nodes) - 1)
         count, tokens, _ = this.best_number(nodes, target, drafting)
         last, before = target[count], target[count - 1]
-        nexts = nodes[count : count + 2]
+        least = nodes[count]
     else:
         target_N, tokens_N = this.target(len(nodes) - 1), nodes.cumsum()
         values = this.value(tokens_N, target_N + drafting)
         count = 1 + int(values[1:].argmax())
-        tokens, nexts = tokens_N.item(count), nodes[count : count + 2].tolist()
+        tokens, least = tokens_N.item(count), nodes.item(count)
         last, before = target_N.item(count), target_N.item(count - 1)
-    level = nexts[0] if nexts[0] > LEAST else LEAST
+    level = least if least > LEAST else LEAST
     rows = len([gain for gain in gains if gain >= level])
     seconds = fixed + last + this.draft.at(rows)
     value = this.value(tokens, seconds) if rows else 0.0
-    return value, least_gain(this, nexts, last - before, num, rate)
+    return value, least_gain(this, worth, least, last - before, num, rate)
 
 
 def best_forwards(
@@ -118,8 +119,8 @@ def best_forwards(
             best, chosen = value, (nodes, count)
         more = list(map(mul, more, confidence))
     nodes, count = chosen
-    nexts, row = nodes[count : count + 2], target[count] - target[count - 1]
-    return best, least_gain(this, nexts, row, num, rate), this.saved(fastest)
+    row = target[count] - target[count - 1]
+    return best, least_gain(this, worth, nodes[count], row, num, rate), this.saved(fastest)
 
 
 def saved_usually(this: BatchRound, num: int, confidence: float, most: int) -> float:
@@ -144,24 +145,34 @@ def saved_by_others(
 
 
 def least_gain(
-    this: BatchRound, nexts: list[float], target_row: float, num: int, rate: float
+    this: BatchRound, worth: Worth, verified: float, target_row: float, num: int, rate: float
 ) -> float:
     """Least gain of a leaf that is worth its row in the next draft forward.
 
-    Without it the target's row goes to the best of the nodes that are left out, or is saved.
+    Without it the target's row goes to the best of the drafted nodes that are left out, or is
+    saved. Other leaves' children are no such nodes: they need a row of the forward themselves.
 
     Args:
         this: The round.
-        nexts: What the least of the nodes that would be verified is worth, the one that the forward
-            is to make among them, and the best of those left out, if any.
+        worth: (1 + N,) of the roots and the drafted nodes, as for ``BatchRound.best``.
+        verified: What the least of the nodes that would be verified is worth, the ones that the
+            forward is to make among them.
         target_row: Seconds of the target's row that is verified last.
         num: Requests.
         rate: Tokens that a second is worth.
     """
-    saved = target_row * rate
-    other = nexts[1] if len(nexts) > 1 else 0.0
+    saved, other = target_row * rate, _best_below(worth, verified)
     least = (other if other > saved else saved) + this.draft_row(num, rate)  # more than LEAST
-    return least if least > nexts[0] else nexts[0]
+    return least if least > verified else verified
+
+
+def _best_below(worth: Worth, verified: float) -> float:
+    """The best drafted node that is worth less than this; 0 without any."""
+    if isinstance(worth, list):
+        first = bisect_right(worth, -verified, key=neg)
+        return worth[first] if first < len(worth) else 0.0
+    below = int(worth[::-1].searchsorted(verified))
+    return worth.item(len(worth) - below) if below else 0.0
 
 
 def beats_plain(this: BatchRound, confidence: list[float], most: int, margin: float) -> bool:

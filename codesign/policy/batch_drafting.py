@@ -2,7 +2,8 @@
 
 Of the first ones of a round the trees are roots alone, as a rule: first_look.py. What one more
 promises: batch_ahead.py. Cold requests, of which the draft has not run the prompt, or has missed
-many tokens since, take part if the tokens to come save more time than running those takes.
+many tokens since, take part if the tokens to come save more time than running those takes, by what
+drafting has saved lately (repeating.py).
 
 Must not import torch or read a clock.
 """
@@ -154,7 +155,7 @@ class BatchDrafting(Repeating):
             if self._leave_cold(trees, gains, confidence, left):
                 if not any(gains):
                     return no_leaves(trees)
-                value, level = self._best_ahead(gains, confidence, left)  # of those that are left
+                value, level = self._promised_by_warm(trees, gains, left, least)
         if value <= least:
             return no_leaves(trees)
         level = min(level, max(gains))
@@ -164,15 +165,22 @@ class BatchDrafting(Repeating):
     def _promised(
         self, trees: Sequence[BudgetTree], gains: list[float], left: int, least: float
     ) -> Promise:
-        """What further forwards promise: one, or, where it matters, the best number of several."""
-        if not self._cold:  # prompts are judged by what several forwards save
-            if self._are_roots:
-                nodes = self._first.with_gains(self._round.roots, gains)
-            else:
-                nodes = with_gains(self._worth, gains)
-            found = next_forward(self._round, nodes, gains, self._choice.rate)
-            if found[0] > least or self._round.awaited or left <= 1:
-                return found
+        """What further forwards promise; where prompts are judged, what several save as well."""
+        if self._cold:
+            return self._best_ahead(gains, [tree.confidence for tree in trees], left)
+        return self._promised_by_warm(trees, gains, left, least)
+
+    def _promised_by_warm(
+        self, trees: Sequence[BudgetTree], gains: list[float], left: int, least: float
+    ) -> Promise:
+        """What one more forward promises, or, where it matters, the best number of several."""
+        if self._are_roots:
+            nodes = self._first.with_gains(self._round.roots, gains)
+        else:
+            nodes = with_gains(self._worth, gains)
+        found = next_forward(self._round, self._worth, nodes, gains, self._choice.rate)
+        if found[0] > least or self._round.awaited or left <= 1:
+            return found
         return self._best_ahead(gains, [tree.confidence for tree in trees], left)
 
     def _best_ahead(self, gains: list[float], confidence: list[float], left: int) -> Promise:
@@ -190,7 +198,8 @@ class BatchDrafting(Repeating):
         Returns:
             Whether there are any.
         """
-        costly = self._costly(trees, self._cold, self._saved_by_cold(gains, confidence, most))
+        saved = self._saved_by_cold(gains, confidence, most) * self._lasting(self._saved)
+        costly = self._costly(trees, self._cold, saved)
         for i in costly:
             gains[i] = 0.0
         return bool(costly)

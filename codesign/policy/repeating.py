@@ -5,12 +5,13 @@ says what the last round's said. What it may find beside that is a further forwa
 nodes that are worth no row. A round of looks is compared with one without: one forward, each
 request's likeliest child. Where that has been better lately, with so many requests, it is repeated
 until looks are their share of the time (resting.py), and longer each time that a look finds the
-same. It ends before if it is longer than an SLO allows, if there are more requests than before, so
-that drafting may pay no more, or if looks at so many have gained.
+same, as long as it is usually better than plain decoding. It ends before if it is longer than an
+SLO allows, if there are more requests than before, so that drafting may pay no more, or if looks at
+so many have gained.
 
-Requests come and go meanwhile. Of one that comes the draft runs the prompt if that takes less than
-drafting for it saves: what it adds to drafting for the others, as long as an average request
-repays its prompt by its share.
+Requests come and go meanwhile. Of one that comes the draft runs the prompt if drafting for it saves
+``RETURN`` times what that takes: what it adds to drafting for the others, as long as an average
+request repays its prompt by its share.
 
 Must not import torch or read a clock.
 """
@@ -22,14 +23,18 @@ from math import exp
 
 import numpy as np
 
-from codesign.policy.batch_round import BatchRound
+from codesign.policy.batch_round import LEAST, BatchRound
 from codesign.policy.cost import Calibration
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import Progress, context_rows
+from codesign.policy.lately import Lately
 from codesign.policy.resting import LEARNED, LONGEST_REST, Resting, rounds_until_look
 from codesign.policy.traffic import COLD, Traffic
 from codesign.policy.tree import DraftTree
 
+# Times its price that a draft's prompt must save: all who are here or wait pay it at once, and some
+# of them are gone when it has saved as much.
+RETURN = 1.5
 _MEMORY = 0.1  # weight of a look in what looks gain
 _SHARE_MEMORY = 0.02  # weight of a round in the share of those with a look
 
@@ -58,6 +63,7 @@ class Repeating(Resting):
         self._worth = 0.0  # seconds per token that drafting for one more request saves
         self._largest = 0  # requests that the last look was made at: of more, fewer may draft
         self._seconds = 0.0  # of a round that repeats that one
+        self._saved_lately = Lately()  # by drafting for all, per token of each request
         self._gains: dict[int, float] = {}  # share of goodput that looks gain, by requests
         self._verified: tuple[Sequence[DraftTree], float, int] | None = None  # not weighed yet
 
@@ -125,13 +131,18 @@ class Repeating(Resting):
         beside = this.overhead - this.look + this.stall
         seconds = this.drafting + this.target.of(this.num_base + rows, this.context) + beside
         chances = [exp(tree.log_weights[i]) for tree in trees for i in likeliest_child(tree)]
-        blind = this.first + this.target.of(this.num_base + len(chances), this.context) + beside
+        # It drafts for those, too, whose leaf was not worth a row.
+        num = max(sum([tree.missing < COLD for tree in trees]), len(chances))
+        accepted = sum(chances) + (num - len(chances)) * self.mean_confidence
+        first = this.first + this.draft.at(num) - this.draft.at(len(chances))
+        blind = first + this.target.of(this.num_base + num, this.context) + beside
         looks = look * (1 + this.num_forwards)
-        gain = tokens / (seconds + looks) / ((this.roots + sum(chances)) / blind) - 1.0
+        gain = tokens / (seconds + looks) / ((this.roots + accepted) / blind) - 1.0
         mean = self._gains.get(this.batch, 0.0)
         self._gains[this.batch] = mean = mean + _MEMORY * (gain - mean)
         self._num_same = self._num_same + 1 if gain < 0.0 else 0
-        if mean < 0.0 and this.look:  # not before confidences are learned
+        # Not before confidences are learned, nor where plain decoding is better.
+        if mean < 0.0 and this.look and self._saved_blindly(num) > 0.0:
             rounds = max(self._num_same, 1) * rounds_until_look(looks, blind - this.stall)
             self._left = min(rounds, LONGEST_REST) - 1
             self._others, self._largest = self.beside[0], this.batch
@@ -163,8 +174,26 @@ class Repeating(Resting):
         goes_on = self.traffic.repays_prompts(share, is_drafting=True)
         return every - max(others, 0.0) if goes_on else share
 
+    def _lasting(self, saved: float) -> float:
+        """Share of what drafting saves now that counts for a prompt: as much as it saved lately.
+
+        A prompt is repaid by a whole answer. Where a step takes as long for 17 rows as for 32,
+        drafting for 17 requests saves much, for 16 and for 32 nothing: a growing batch is soon
+        past what it saves in passing.
+
+        Args:
+            saved: Seconds per token of each request that drafting for all saves.
+        """
+        saved = max(saved, 0.0)
+        this = self._round
+        horizon = max(self.traffic.left_at_first * (this.plain_seconds - this.stall), LEAST)
+        lately = self._saved_lately.take_in(saved, self.now, horizon)
+        return lately / saved if lately < saved else 1.0
+
     def _costly(self, trees: Sequence[DraftTree], cold: Sequence[int], saved: float) -> list[int]:
-        """Of cold requests those for which running what they missed takes more than it saves.
+        """Of cold requests those for which running what they missed does not save enough.
+
+        That is ``RETURN`` times what it takes.
 
         Args:
             trees: Of the batch.
@@ -172,7 +201,8 @@ class Repeating(Resting):
             saved: Seconds per token that drafting for one of them saves.
         """
         left = self.traffic.expected_left(np.array([trees[i].emitted for i in cold]))
-        pays = self._goodput.paying_prompts([trees[i].missing for i in cold], left * saved)
+        saving = left * (saved / RETURN)
+        pays = self._goodput.paying_prompts([trees[i].missing for i in cold], saving)
         return [i for i, is_paid in zip(cold, pays.tolist(), strict=True) if not is_paid]
 
     def _likeliest_leaves(self, trees: Sequence[DraftTree], done: int) -> list[list[int]]:

@@ -22,7 +22,7 @@ from codesign.config import Serving, parse_deployment
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
 from codesign.policy import batch_ahead, batch_round, batch_rows
-from codesign.policy.batch_ahead import next_forward, with_gains
+from codesign.policy.batch_ahead import best_forwards, next_forward, with_gains
 from codesign.policy.batch_drafting import MARGIN
 from codesign.policy.batch_round import Choice
 from codesign.policy.batch_rows import best_nodes, gains_of, leaves_worth
@@ -221,15 +221,34 @@ def test_what_further_forwards_promise_is_the_best_mix_of_old_and_new_nodes(
     without = best(0, draft(batch))  # if that is best, none of the new nodes are worth a row
     assert found >= most * (1 - 1e-9) or most <= without * (1 + 1e-9)
     this, worth, rate = policy._round, policy._worth, policy._choice.rate
-    once = next_forward(this, with_gains(worth, gains), gains, rate)
+    once = next_forward(this, worth, with_gains(worth, gains), gains, rate)
     assert once == pytest.approx(policy._best_ahead(gains, confidence, 1))
     # By arrays the same bits.
-    assert next_forward(this, with_gains(np.array(worth), gains), gains, rate) == once
+    arrays = np.array(worth)
+    assert next_forward(this, arrays, with_gains(arrays, gains), gains, rate) == once
     assert policy._best_ahead(gains, confidence, left)[0] == found
     drafting = draft(batch)
     this.wait_for(drafting)
     for longest in (math.inf, drafting + STAIRS(batch + 8)):
         assert this.best(worth, longest) == this.best(np.array(worth), longest)
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+@pytest.mark.parametrize("nodes", [[], [0.95, 0.3]])
+def test_a_forward_makes_as_many_nodes_as_there_are_cheap_rows(nodes, as_array):
+    # 24 of 32 rows are roots; drafted nodes that are left out compete for the others, leaves that
+    # do not run do not.
+    target = StepTime(alpha=0.0, rows=(1, 32, 33, 64), seconds=(0.009, 0.009, 0.013, 0.013))
+    policy = policy_of(target=target, draft=StepTime.linear(alpha=0.0, gamma=4e-5, delta=0.0008))
+    policy.begin(trees_of(policy, 24), [Progress()] * 24)
+    gains = [0.8 - 0.02 * number for number in range(24)]
+    worth = [24.0, *nodes]
+    found = np.array(worth) if as_array else worth
+    rate = policy._choice.rate
+    _, level = next_forward(policy._round, found, with_gains(found, gains), gains, rate)
+    kept = sum(node > 0.7 for node in nodes)
+    assert sum(gain >= level for gain in gains) == 8 - kept
+    assert best_forwards(policy._round, found, gains, gains, 1, rate)[1] == level
 
 
 BUMPS = replace(STAIRS, seconds=(0.007, 0.008, 0.0078, 0.009, 0.0088, 0.0105), cross=3e-8)
@@ -252,7 +271,7 @@ def test_what_cannot_gain_by_one_look_does_not_gain_by_a_closer_one(
     if not is_first:
         this.wait_for(draft(batch))
     choice = this.best(worth)
-    value, _ = next_forward(this, with_gains(worth, gains), gains, choice.rate)
+    value, _ = next_forward(this, worth, with_gains(worth, gains), gains, choice.rate)
     found = this.cannot_gain(len(nodes), gains, choice.value)
     assert not found or value <= choice.value
     assert this.cannot_gain(len(nodes), [1e-6] * batch, choice.value), "where it is plain"
@@ -465,6 +484,7 @@ def test_prompts_that_wait_stall_a_busy_machine_and_those_that_share_forwards_ne
 
 def reads(policy: BatchTree, count: int = 1, *, prompt: int = 200, stall: float = 0.0) -> int:
     """For how many of so many new requests the draft reads the prompt in the first round."""
+    policy.now += 1e6  # what drafting saved before is long ago
     policy.traffic.stall = stall
     policy.traffic.observe = lambda *_: None  # type: ignore[method-assign]
     policy.begin(trees := trees_of(policy, count, prompt=prompt), [Progress()] * count)

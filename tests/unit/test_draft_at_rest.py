@@ -19,6 +19,7 @@ from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
 from codesign.policy.host_cost import HostCost
 from codesign.policy.interface import Progress
+from codesign.policy.lately import Lately
 from codesign.policy.online_calibration import OnlineCalibration
 from codesign.policy.protocol import (
     Admission,
@@ -115,6 +116,7 @@ def cheapen(policy: Resting) -> None:
     else:
         assert isinstance(policy, BatchTree | SpecServe)
         policy._round.draft = RowPrices(CHEAP)
+        policy._saved_lately = Lately()  # or prompts would wait for what is saved to last
 
 
 def policy_of(draft: StepTime, look: float, label: str = "batch-tree-4x2x3") -> Resting:

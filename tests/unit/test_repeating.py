@@ -16,11 +16,12 @@ from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
 from codesign.policy.adaptive import SpecServe
 from codesign.policy.batch_tree import BatchTree
+from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
 from codesign.policy.host_cost import HostCost
 from codesign.policy.interface import Progress
-from codesign.policy.repeating import Repeating
+from codesign.policy.repeating import RETURN, Repeating
 from codesign.policy.resting import LEARNED, LONGEST_REST, LOOKING
 from codesign.policy.speculation import build_speculation, parse_policy
 from codesign.policy.traffic import COLD, rows_behind
@@ -107,6 +108,49 @@ def test_no_more_rounds_are_repeated_than_a_pause_has(label):
     assert max(np.diff(looks)) == LONGEST_REST
 
 
+def test_no_round_is_repeated_whose_further_draft_tokens_have_dear_rows():
+    # Repeated, it would draft for all four: a look gives the one cheap row to the surest.
+    for dear, repeats in ((6, False), (9, True)):
+        policy = policy_of("batch-tree-4x1x1", target=stairs(dear))
+        trees = trees_of(policy, 4)
+        for tree, confidence in zip(trees, (0.9, 0.6, 0.6, 0.6), strict=True):
+            assert isinstance(tree, BudgetTree)
+            tree.confidence = confidence
+        assert play(policy, trees, 0.9) == (1, 4 if repeats else 1)
+        play(policy, trees, 0.9)
+        assert policy.repeats == repeats
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_no_round_is_repeated_where_plain_decoding_is_usually_better(label, monkeypatch):
+    policy = policy_of(label, target=stairs(5))
+    trees, saved = trees_of(policy, 2), policy._saved_blindly
+    for is_better in (True, False):
+        monkeypatch.setattr(
+            policy, "_saved_blindly", lambda num, better=is_better: -1e-3 if better else saved(num)
+        )
+        play(policy, trees, 0.6)
+        play(policy, trees, 0.6)
+        assert policy.repeats != is_better
+
+
+def test_of_what_drafting_saves_as_much_counts_for_a_prompt_as_it_saved_lately():
+    policy = policy_of("batch-tree-4x1x3")
+    play(policy, trees_of(policy, 1), 0.6)
+    answer = policy.traffic.left_at_first * 0.010  # seconds of plain rounds
+    assert policy._lasting(0.002) == 1.0
+    policy.now = 10 * answer
+    assert policy._lasting(-0.001) == 1.0  # there is nothing to count
+    policy.now += 0.1 * answer
+    first = policy._lasting(0.004)
+    policy.now += 0.4 * answer
+    assert 0.0 < first < policy._lasting(0.004) < 1.0
+    policy.now += 10 * answer
+    assert policy._lasting(0.004) == pytest.approx(1.0, abs=1e-4)
+    policy.now += answer
+    assert policy._lasting(0.001) == 1.0  # no more than now
+
+
 @pytest.mark.parametrize("label", LABELS)
 @pytest.mark.parametrize("what", ["a larger batch", "a new batch", "beside them", "a prompt"])
 def test_what_is_new_is_looked_at_at_once(label, what):
@@ -134,7 +178,7 @@ def test_requests_come_and_go_while_rounds_are_repeated(label):
     policy._gains = {1: -0.01, 2: -0.01, 3: -0.01}  # looks at so many have found nothing
     trees = trees_of(policy, 2)
     play(policy, [*trees, *trees_of(policy, 1)], 0.6)
-    policy._left, policy._worth = 9, 1e-3  # seconds per token: those of a prompt of 96 rows
+    policy._left, policy._worth = 9, RETURN * 1e-3  # seconds a token: a prompt of 96 rows pays
     for others in (trees[:1], [*trees, *trees_of(policy, 1)]):
         play(policy, others, 0.6)
         assert policy.repeats

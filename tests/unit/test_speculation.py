@@ -745,7 +745,7 @@ def test_prompts_that_run_after_a_round_make_longer_rounds_pay():
 
 @pytest.mark.parametrize(
     ("prompt", "answer", "is_read"),
-    [(0.05, None, True), (5.0, None, False), (0.05, 2.0, False), (5.0, 2000.0, True)],
+    [(0.05, None, True), (5.0, None, False), (0.05, 2.0, False), (5.0, 3000.0, True)],
 )
 def test_a_prompt_is_run_by_the_draft_only_if_drafting_saves_more(prompt, answer, is_read):
     # Two thirds of some 96 tokens, 20 ms each, may be saved; half of that with two requests.
