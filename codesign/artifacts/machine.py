@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from codesign.errors import HardwareError, counted
+
 
 @functools.cache
 def hardware() -> dict[str, Any]:
@@ -25,6 +27,20 @@ def hardware() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
+
+
+def check_cores(workers: int, fix: str) -> None:
+    """Refuse more workers than cores, with the advice ``fix``.
+
+    Raises:
+        HardwareError: If there are more.
+    """
+    cores = hardware()["cores"]
+    if workers > cores:
+        raise HardwareError(
+            f"{workers} workers were requested, but this process may use "
+            f"{counted(cores, 'CPU core')}. {fix}"
+        )
 
 
 def machine_name(hardware: Mapping[str, Any], device: str = "cuda") -> str:

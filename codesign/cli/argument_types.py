@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_TOO_LARGE = 2**63  # no file of ours holds it
+
+
 def _at_least(least: int) -> Callable[[str], int]:
     """An argparse type: a whole number of ``least`` or above."""
 
@@ -29,6 +32,8 @@ def _at_least(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(
                 f"must be a whole number of {least} or above, not '{text}'"
             )
+        if number >= _TOO_LARGE:
+            raise argparse.ArgumentTypeError(f"must be below 2^63, not '{text}'")
         return number
 
     return parse

@@ -216,15 +216,33 @@ def _replay(plan: Plan, wanted: list[ScoredCandidate], args: argparse.Namespace)
 
 
 def _engine(plan: Plan, wanted: list[ScoredCandidate], args: argparse.Namespace) -> PlanEngine:
-    from codesign.artifacts.machine import hardware
     from codesign.engine.replicas import PlanEngine
     from codesign.engine.source import EngineSource
 
-    cores = args.workers or hardware()["cores"]
-    source = EngineSource(plan, args.device, num_workers=cores, padded_rows=args.padded_rows)
+    source = EngineSource(plan, args.device, num_workers=_cores(args), padded_rows=args.padded_rows)
     engine = PlanEngine(source)
     engine.check([scored.candidate for scored in wanted])
     return engine
+
+
+def _cores(args: argparse.Namespace) -> int:
+    """CPU cores that the run may use.
+
+    Raises:
+        UsageError: If they were given for ranks.
+        HardwareError: If the machine has fewer.
+    """
+    from codesign.artifacts.machine import check_cores, hardware
+    from codesign.errors import UsageError
+
+    if args.workers is None:
+        return hardware()["cores"]
+    if args.device != "cpu":
+        raise UsageError(
+            f"--workers is for --device cpu, of {args.device} the plan says how many. Leave it out"
+        )
+    check_cores(args.workers, "Leave --workers out: codesign run --plan PLAN")
+    return args.workers
 
 
 def _run_all(

@@ -22,6 +22,7 @@ _NUM_NEAREST = 3  # candidates whose sustainable rate is looked for
 _MAX_HALVINGS = 10  # of the rate, until the machine counts as idle
 _NUM_BISECTIONS = 4
 _MANY_TIMES = 3.0  # from where on a miss is said as a factor
+_TOO_MANY_TIMES = 1e6  # and from where on as none
 
 
 def nearest_miss(
@@ -158,5 +159,7 @@ def _shown(target: str, slo: SLO, ratio: float) -> str:
     name = f"{target.upper()} p{slo.percentile:g}"
     if not math.isfinite(ratio):
         return f"{name} is never reached, target {milliseconds(limit)}"
-    over = f"{ratio - 1:.0%} over" if ratio < _MANY_TIMES else f"{ratio:,.1f} times that"
+    over = f"{ratio - 1:.0%} over"
+    if ratio >= _MANY_TIMES:
+        over = f"{ratio:,.1f} times that" if ratio < _TOO_MANY_TIMES else "far beyond"
     return f"{name} {milliseconds(limit * ratio)}, target {milliseconds(limit)} ({over})"

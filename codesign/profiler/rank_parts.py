@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 
 from codesign.config import Deployment, parse_deployment
+from codesign.engine.gpu.launch import check_on_cpu
 from codesign.engine.gpu.rank_engine import DTYPES
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.partner import DraftLostError, TargetLostError
@@ -105,7 +106,7 @@ class RankMeasurer:
         positions = pair_positions(self._target, self._draft)
         self._contexts = contexts_within(positions, SPARE_ROWS, RANK_CONTEXTS)
         self.deployments = _deployments(settings)
-        _check_gpus(settings, self.deployments)
+        _check_ranks(settings, self.deployments)
         self._requests, self.notes = recorded_requests(
             self._target, positions, is_quick=settings.is_quick
         )
@@ -272,8 +273,11 @@ def _deployments(settings: ProfileSettings) -> list[Deployment]:
     return [parse_deployment(label) for label in settings.deployments]
 
 
-def _check_gpus(settings: ProfileSettings, deployments: Sequence[Deployment]) -> None:
+def _check_ranks(settings: ProfileSettings, deployments: Sequence[Deployment]) -> None:
     needed = max(deployment.num_workers for deployment in deployments)
+    if settings.device == "cpu-ranks":
+        fix = "Fix: codesign profile --device cpu-ranks --workers 4 --out profile"
+        check_on_cpu(needed, fix)
     if settings.device != "cuda" or needed <= (found := torch.cuda.device_count()):
         return
     fix = f"Fix: codesign profile --device cuda --workers {found} --out profile"

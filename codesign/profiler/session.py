@@ -16,11 +16,10 @@ import pandas as pd
 import torch
 
 from codesign import Progress
-from codesign.artifacts.machine import hardware
+from codesign.artifacts.machine import check_cores, hardware
 from codesign.config import Deployment
 from codesign.engine.model import Decoder, load_decoder
 from codesign.engine.run import DraftSource
-from codesign.errors import HardwareError, counted
 from codesign.models import NGRAM, resolve_model
 from codesign.profiler.bench import SPARE_ROWS, DraftBench, TargetBench
 from codesign.profiler.link import link_seconds, single_timings
@@ -78,7 +77,9 @@ def make_profile(
         KeyboardInterrupt: With a message on what was kept.
     """
     if settings.device == "cpu":
-        _check_cores(settings.workers)
+        cores = hardware()["cores"]
+        fix = f"Fix: codesign profile --workers {cores} --out profile"
+        check_cores(settings.workers, fix)
     store = PartStore(out, settings)
     if resume and (finished := store.finished()) is not None:
         return finished
@@ -101,15 +102,6 @@ def make_profile(
     finally:
         measurer.close()
     return store.finish([part.name for part in measurer.parts], measurer.notes)
-
-
-def _check_cores(workers: int) -> None:
-    cores = hardware()["cores"]
-    if workers > cores:
-        raise HardwareError(
-            f"{workers} workers were requested, but this process may use "
-            f"{counted(cores, 'CPU core')}. Fix: codesign profile --workers {cores} --out profile"
-        )
 
 
 def _measurer(settings: ProfileSettings) -> Measurer:

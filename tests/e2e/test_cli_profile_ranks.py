@@ -192,6 +192,7 @@ def test_too_few_gpus_end_the_process_in_one_line(tmp_path, tiny_models):
         (("--deployments", "1+1"), UsageError, "add --device cuda"),
         (("--device", "cpu-ranks", "--deployments", "2x1"), UsageError, "2x1 has replicas"),
         (("--device", "cpu-ranks", "--deployments", "one"), InputError, "unknown split 'one'"),
+        (("--device", "cpu-ranks", "--deployments", "9+9"), HardwareError, "starts 16 at most"),
         (
             ("--device", "cpu-ranks", "--deployments", "1", "--workers", "1"),
             UsageError,

@@ -254,6 +254,12 @@ def test_ctrl_c_keeps_what_is_finished_and_resume_completes_it(planned, in_folde
         (("--plan", "plan.json", "--candidate", "chain-9"), 4, "no candidate 'chain-9'"),
         (("--plan", "plan.json", "--workers", "1"), 5, "codesign plan --trace TRACE --workers 1"),
         (("--plan", "plan.json", "--workers", "0"), 2, "a whole number of 1 or above"),
+        (("--plan", "plan.json", "--workers", "5000"), 5, "run --plan PLAN"),
+        (
+            ("--plan", "plan.json", "--workers", "2", "--device", "cpu-ranks"),
+            2,
+            "--workers is for --device cpu",
+        ),
         (("--plan", "plan.json", "--out", "trace.csv"), 4, "cannot write into trace.csv: "),
     ],
 )

@@ -321,6 +321,15 @@ def test_what_cannot_run_is_said_in_one_line(planned, cli_here, words, environme
     assert not (planned / "no").exists()
 
 
+def test_more_ranks_than_a_cpu_is_asked_for_are_not_started(planned, cli_here, monkeypatch):
+    monkeypatch.setattr("codesign.engine.gpu.launch.MOST_ON_CPU", 1)
+    words = ("--plan", "plan.json", *wanted("tree-4x2x2 on 2"), "--device", "cpu-ranks")
+    done = cli_here("run", *words, "--out", "no", folder=planned)
+    assert done.returncode == HardwareError.exit_code
+    assert "2 processes would stand for GPUs, cpu-ranks starts 1 at most" in done.stderr
+    assert not (planned / "no").exists()
+
+
 def test_a_draft_of_an_unknown_kind_is_refused(planned, cli_here, tiny_models, tmp_path):
     for file in tiny_models[1].iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -180,3 +180,10 @@ def test_a_seed_is_a_whole_number_of_0_or_above(text):
     assert argument_types.non_negative("0") == 0
     with pytest.raises(argparse.ArgumentTypeError, match=f"0 or above, not '{text}'"):
         argument_types.non_negative(text)
+
+
+def test_a_number_that_no_file_holds_is_refused():
+    """A plan with such a seed could not be read again."""
+    assert argument_types.non_negative(str(2**63 - 1)) == 2**63 - 1
+    with pytest.raises(argparse.ArgumentTypeError, match="below 2"):
+        argument_types.non_negative(str(2**63))

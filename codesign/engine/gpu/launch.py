@@ -29,6 +29,7 @@ from codesign.errors import HardwareError
 SETUP_FILE = "setup.pickle"
 START_SECONDS = 600.0
 END_SECONDS = 5.0
+MOST_ON_CPU = 16  # ranks that stand for GPUs: each is a process that loads torch and the models
 _MODULE = "codesign.engine.gpu.rank_process"
 _waiting: list[subprocess.Popen[str]] = []  # for a run of this process to take
 
@@ -36,6 +37,19 @@ _waiting: list[subprocess.Popen[str]] = []  # for a run of this process to take
 def keep_waiting(count: int) -> None:
     """Start processes that load what every rank needs, for runs of this process to come."""
     _waiting.extend(_rank_process() for _ in range(count))
+
+
+def check_on_cpu(needed: int, fix: str) -> None:
+    """Refuse more ranks than a CPU is asked to start, with the advice ``fix``.
+
+    Raises:
+        HardwareError: If there are more.
+    """
+    if needed > MOST_ON_CPU:
+        raise HardwareError(
+            f"{needed:,} processes would stand for GPUs, cpu-ranks starts {MOST_ON_CPU} at most. "
+            f"{fix}"
+        )
 
 
 @atexit.register

@@ -12,7 +12,7 @@ import torch
 from codesign import Progress
 from codesign.candidate import Candidate
 from codesign.engine.feed import Feed
-from codesign.engine.gpu.launch import TorchrunProcess
+from codesign.engine.gpu.launch import TorchrunProcess, check_on_cpu
 from codesign.engine.gpu.rank_setup import RankSetup, rank_setup
 from codesign.engine.gpu.ranks import serve_rank
 from codesign.engine.gpu.run import run_on_ranks
@@ -74,6 +74,8 @@ class RankEngine:
                 f"Start again: torchrun --nproc-per-node {needed} -m codesign run --plan PLAN"
             )
         if self._device == "cpu":
+            if self.process is None:
+                check_on_cpu(needed, "Plan again: codesign plan --trace TRACE --workers 4")
             return
         found = torch.cuda.device_count()
         here = needed if self.process is None else int(os.environ["LOCAL_WORLD_SIZE"])
