@@ -22,7 +22,7 @@ Which policy is fastest depends on the machine, the load and the models. In shor
 
 - The serial batch tree (`batch-tree`) is the safe choice: simulated with eight at once it is never
   slower than plain decoding by more than 2 % (2.01 % in one of 144 further runs), and batch trees
-  are never slower than SpecServe by more than 1 %. Where 16 to 48 at once go from idle to
+  are never slower than SpecServe by more than 2 %. Where 16 to 48 at once go from idle to
   overload it has at least 0.98 of plain decoding's speed. Measured on one H200, from a fifth to
   twice of what plain
   decoding bears, it has 1.00 to 2.10 of plain decoding's speed with a 70B and 0.99 to 1.12 with an
@@ -53,9 +53,8 @@ policy does: [policies.md](policies.md).
 Differences below about 10 % are within the uncertainty about a real engine; differences between
 policies on the same machine are better known than that. In "Where a draft's prompt costs several
 steps" and in the runs of 24 November at load 0.2 with the 8B policies are told the mean answer of
-the trace, as by a plan; elsewhere they expect 96 tokens until some have finished. What is by
-rooflines is of the policies of 26 November, noon; those of the evening change batches, chunks and
-the three traces by at most 0.7 %, goodput by at most 2 %.
+the trace, as by a plan; elsewhere they expect 96 tokens until some have finished. What was
+measured, and the price of deciding, are of the policies before the evening of 26 November.
 
 Written by `python -m benchmarks.compare_policies report` from `benchmarks/results/policies.json`;
 `--help` lists the commands that make it."""
