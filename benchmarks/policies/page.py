@@ -37,8 +37,9 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   (simulated).
 - On two H200s speculation gains next to nothing with a small target (8B): the adaptive policies
   mostly decode plainly, and a chain of one drops to 0.59 of plain decoding's speed. In overload
-  with a large draft (3B) it gains at most 12 %. In simulated overload with a 70B the batch tree and
-  SpecServe are 0 to 2 % faster than a chain of one; measured on one H200, with slower steps of
+  with a large draft (3B) it gains at most 12 %. In simulated overload with a 70B the batch tree is
+  0 to 2 % faster than a chain of one and SpecServe level with it (both 7 % faster on "code" with a
+  3B); measured on one H200, with slower steps of
   batches, the batch tree was 3 to 5 % faster than it, and SpecServe 1 to 3 %."""
 _HOW = """\
 ## How to read this page

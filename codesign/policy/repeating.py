@@ -179,7 +179,8 @@ class Repeating(Resting):
 
         A prompt is repaid by a whole answer. Where a step takes as long for 17 rows as for 32,
         drafting for 17 requests saves much, for 16 and for 32 nothing: a growing batch is soon
-        past what it saves in passing.
+        past what it saves in passing. Rounds count in which this is asked: batch trees ask where
+        drafting promises more than none.
 
         Args:
             saved: Seconds per token of each request that drafting for all saves.

@@ -177,13 +177,13 @@ def test_a_graph_that_is_garbage_spoils_no_capture_of_another() -> None:
     old = torch.cuda.CUDAGraph()
     with torch.cuda.graph(old):
         values.add_(1)
-    held = [Cycle(old)]
+    held = [old]
     del old
 
     def run() -> None:
         values.add_(1)
         if torch.cuda.is_current_stream_capturing():
-            held.clear()
+            Cycle(held.pop())  # young garbage, which the next collection takes
         assert len([[] for _ in range(2000)]) == 2000  # more than the collector lets pass
 
     thresholds = gc.get_threshold()
