@@ -66,7 +66,7 @@ def save_plan(folder: Path, name: str, columns: dict, serving: Serving) -> list[
         chosen=chosen, alternatives=tuple(others),
     )  # fmt: skip
     plan.save(folder / f"{name}.json")
-    return ["run", "--plan", f"{name}.json", "--workers", "2", "--out", name, "--json"]
+    return ["run", "--plan", f"{name}.json", "--out", name, "--json"]
 
 
 def wanted(*labels: str) -> list[str]:
