@@ -11,6 +11,7 @@ from benchmarks.policies.cases import NAMES
 DOCS = Path(__file__).parents[2] / "docs"
 SERIAL, ASYNC, SPECSERVE = "batch-tree-16x2x8", "async-batch-tree-16x2x8", "specserve-8"
 NEEDED = 0.98  # of another policy's speed or goodput: "at most 2 % slower"
+MOST_DECIDING = 0.02  # of a round
 SMALL = "8B, 1 H200"  # in the price of deciding: whose rounds are the shortest
 Results = Mapping[str, Mapping[str, Any]]
 

@@ -11,6 +11,7 @@ from benchmarks.policies import splits
 from benchmarks.policies.cases import LOADS, SCALES
 from benchmarks.policies.figures import (
     ASYNC,
+    MOST_DECIDING,
     NEEDED,
     SERIAL,
     SMALL,
@@ -240,7 +241,7 @@ def _deciding(results: Results) -> tuple[str, ...] | None:
         worst = max(price, key=price.__getitem__)
         machine, way, batch = worst.split("/")
         cells.append(f"{price[worst]:.2%}: {machine}, {way}, batch of {batch}")
-        held.append("yes" if price[worst] <= 0.02 else "no")
+        held.append("yes" if price[worst] <= MOST_DECIDING else "no")
     return (
         "deciding: at most 2 % of a round (on one core of the host of H100s)",
         *cells,

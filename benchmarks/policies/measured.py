@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from benchmarks.pages import markdown
-from benchmarks.policies.figures import SMALL, Results, below, in_ms
+from benchmarks.policies.figures import MOST_DECIDING, SMALL, Results, below, in_ms
 
 
 def price_section(results: Results) -> str:
@@ -46,18 +46,21 @@ are left out are not counted."""
 
 def _elsewhere(results: Results) -> str:
     """What the same takes on a slow core."""
-    shares = {key: f["share"] for key, f in below(results, "price here").items()}
+    shares = {key: f["share"] for key, f in below(results, "price, slow core").items()}
     if not shares:
         return ""
-    most = max((key for key in shares if SMALL not in key), key=shares.__getitem__)
-    least = max((key for key in shares if SMALL in key), key=shares.__getitem__)
-    above = sum(share > 0.02 for share in shares.values())
-    named = (f"{shares[key]:.2%} ({way} for {batch} requests)" for key in (most, least)
-             for _, way, batch in [key.split("/")])  # fmt: skip
+
+    def worst(keys: Iterable[str]) -> str:
+        key = max(keys, key=shares.__getitem__)
+        _, way, batch = key.split("/")
+        return f"{shares[key]:.2%} ({way} for {batch} requests)"
+
+    above = sum(share > MOST_DECIDING for share in shares.values())
     return f"""\
 The goal, at most 2 % of a round, depends on the core. On the EPYC of two cores that most of this
 page was made on, a slow one, the same code takes 1.1 to 1.6 times as long: up to
-{" with a 70B, and ".join(named)} with an 8B;
+{worst(key for key in shares if SMALL not in key)} with a 70B, and
+{worst(key for key in shares if SMALL in key)} with an 8B;
 {above} of {len(shares)} are above 2 %. Two runs of one code are up to 0.3 points apart there."""
 
 
