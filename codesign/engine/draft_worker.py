@@ -10,6 +10,7 @@ from functools import partial
 from time import perf_counter
 
 from codesign.engine.drafter import AheadDrafter, Drafter
+from codesign.engine.garbage import collect
 from codesign.policy.light import light
 from codesign.policy.protocol import Candidates, DraftSide, ExpansionRows, PromptRows, Verdict
 from codesign.policy.speculation import Speculation
@@ -44,13 +45,17 @@ class DraftWorker:
         self._drafter = drafter
         self._ahead = drafter if isinstance(drafter, AheadDrafter) else None
         if self._ahead is not None:
-            self._ahead.meanwhile = policy.settle
+            self._ahead.meanwhile = self._beside_forward
         self._num_expansions = 0
         self._num_rows = 0
         self._prompts: tuple[PromptRows, ...] = ()
         self._unread: set[int] = set()  # requests whose prompts are not run in parts
         self._kept: Verdict | None = None  # that was not taken in yet
         self._idle_from = perf_counter()
+
+    def _beside_forward(self) -> None:
+        self.side.policy.settle()
+        collect()
 
     def answer(self, verdict: Verdict) -> tuple[Candidates, DraftTimes]:
         """Candidates for a verdict; none at rest."""
@@ -133,6 +138,7 @@ class DraftWorker:
             self._expand(rows, self.side.following(rows, done, overlaps=True))
         self.run_prompts()
         self._idle_from = perf_counter()
+        collect()
 
     def run_prompts(self) -> None:
         """Run the parts of prompts that came with the last verdict, if the policy wants them read.

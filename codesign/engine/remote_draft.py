@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from codesign.engine.draft_worker import DraftWorker
+from codesign.engine.garbage import collected_beside
 from codesign.engine.partner import Answer, DraftLostError
 from codesign.policy.protocol import Verdict
 
@@ -166,11 +167,12 @@ def serve_draft(line: Connection) -> None:
     torch.set_num_threads(setup.num_threads)
     worker = setup.build()
     _say(line, "ready")
-    while (verdict := _next(line)) is not None:
-        if setup.delay is not None:
-            sleep(setup.delay(verdict.round))
-        _say(line, worker.answer(verdict))
-        worker.overlap()
+    with collected_beside():
+        while (verdict := _next(line)) is not None:
+            if setup.delay is not None:
+                sleep(setup.delay(verdict.round))
+            _say(line, worker.answer(verdict))
+            worker.overlap()
 
 
 def _say(line: Connection, message: object) -> None:

@@ -13,6 +13,7 @@ from time import perf_counter, sleep
 from codesign import Progress
 from codesign.calibration_log import CalibrationLog
 from codesign.engine.feed import Feed
+from codesign.engine.garbage import collect, collect_idle, collected_beside
 from codesign.engine.partner import Answer, DraftLostError, NoDraft, Partner, TargetLostError
 from codesign.engine.schedule import PromptPiece, Schedule
 from codesign.engine.serving_log import Round, ServingLog
@@ -89,7 +90,9 @@ class Server:
         """
         try:
             self._log.begin(perf_counter() if self._feed is None else self._feed.start())
-            return self._log.records(cut_by=self._serve())
+            with collected_beside():
+                cut_by = self._serve()
+            return self._log.records(cut_by=cut_by)
         finally:
             self._partner.close()
 
@@ -120,6 +123,7 @@ class Server:
             return False
         arrival = schedule.batcher.next_arrival
         if schedule.batcher.num_running == 0 and arrival is not None:
+            collect_idle(arrival - self._log.now)
             sleep(max(arrival - self._log.now, 0.0))
         return True
 
@@ -175,9 +179,10 @@ class Server:
         return rows, verdicts
 
     def _catch_up(self) -> None:
-        """Do what could wait: draft at rest, write down what is over, tell of it."""
+        """Do what could wait: draft at rest, write down what is over, tidy up, tell of it."""
         self._partner.catch_up()
         self._log.catch_up()
+        collect()
         if self._progress is not None:
             self._progress("serve", self._log.num_over, len(self._log.requests))
 

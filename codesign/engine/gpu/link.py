@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from time import perf_counter, sleep
 
 from codesign.engine.draft_worker import DraftWorker
+from codesign.engine.garbage import collected_beside
 from codesign.engine.gpu.mailbox import Mailbox, Words
 from codesign.engine.gpu.wire import (
     WireLimits,
@@ -107,15 +108,16 @@ def serve_verdicts(
         limits: Message sizes.
         delay: Seconds to sleep before each answer, by round; for tests of timing.
     """
-    while True:
-        verdict = decode_verdict(verdicts.receive())
-        if verdict.is_last:
-            return
-        if delay is not None:
-            sleep(delay(verdict.round))
-        answer, times = worker.answer(verdict)
-        candidates.send(encode_candidates(answer, times, limits))
-        worker.overlap()
+    with collected_beside():
+        while True:
+            verdict = decode_verdict(verdicts.receive())
+            if verdict.is_last:
+                return
+            if delay is not None:
+                sleep(delay(verdict.round))
+            answer, times = worker.answer(verdict)
+            candidates.send(encode_candidates(answer, times, limits))
+            worker.overlap()
 
 
 def last_verdict_words(limits: WireLimits) -> Words:
