@@ -15,7 +15,7 @@ is how it is tested where there is no GPU.
     link, mailbox, wire  messages between the leaders
     model_rank           one model on one rank: forward, heads, growth; prompt_steps: its prompts
     graphs, buckets      steps as CUDA graphs, and which are captured
-    outbox               their answers on the host, and waiting for them
+    outbox               their answers on the host, and waiting for them; quick_core: on which core
     request_rows         rows of a request; step_rows, prompt_rows, slot_messages: what the leader
                          tells the ranks of a step
     slabs, paging        where keys and values lie

@@ -21,6 +21,7 @@ from codesign.engine.gpu.heads import DraftHead, StepHead
 from codesign.engine.gpu.outbox import Due, Outbox, wait
 from codesign.engine.gpu.prompt_rows import SLOT_WORD
 from codesign.engine.gpu.prompt_steps import PromptSteps
+from codesign.engine.gpu.quick_core import QuickCore
 from codesign.engine.gpu.row_sampling import RowTargetHead
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import (
@@ -52,15 +53,23 @@ class ModelRank:
         slabs: Its keys and values.
         head: What follows a forward.
         max_moves: Most slab rows that a message may move.
+        core: Of this process, if it may leave its own.
     """
 
     def __init__(
-        self, forward: RankForward, slabs: Slabs, head: StepHead, *, max_moves: int = 0
+        self,
+        forward: RankForward,
+        slabs: Slabs,
+        head: StepHead,
+        *,
+        max_moves: int = 0,
+        core: QuickCore | None = None,
     ) -> None:
         self.forward = forward
         self.slabs = slabs
         self.head = head
         self._max_moves = max_moves
+        self._core = core
         self._graphs = Graphs(forward.group, forward.device)
         self._inbox = self._graphs.inbox(max_step_words(max_moves))
         self._due: deque[Due] = deque()
@@ -168,6 +177,8 @@ class ModelRank:
     def take(self, watch: Watch | None = None) -> Words:
         """Wait for the next answer of what was started."""
         due = self._due.popleft()
+        if self._core is not None and not due.is_there():
+            self._core.look()
         wait(due, self.forward.group, self.forward.device, watch)
         return due.words.copy()
 

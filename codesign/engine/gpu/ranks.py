@@ -43,6 +43,7 @@ from codesign.engine.gpu.mailbox import (
     shared_memory_is_ordered,
 )
 from codesign.engine.gpu.model_rank import ModelRank
+from codesign.engine.gpu.quick_core import QuickCore
 from codesign.engine.gpu.rank_group import GroupLeader, follow
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.row_sampling import RowTargetHead
@@ -197,13 +198,14 @@ def load_rank(
     groups = tensor_groups(setup, joined, rank, hidden, device)
     marks.append(("join", perf_counter()))
     models, weight_bytes = {}, {}
+    core = QuickCore(setup.num_ranks) if device.type == "cuda" else None
     for model, part in weights.items():
         before = _allocated(device)
         forward = RankForward(
             part, groups[setup.group_ranks(draft=model == DRAFT_MODEL)], fused=setup.fused
         )
         weight_bytes[model] = _allocated(device) - before
-        models[model] = _model_rank(setup, model, forward)
+        models[model] = _model_rank(setup, model, forward, core)
     if dist.is_initialized() and device.type == "cpu":
         dist.all_reduce(torch.zeros(1))  # loading may take longer than a rank may be silent
     marks.append(("weights", perf_counter()))
@@ -225,7 +227,9 @@ def _allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
-def _model_rank(setup: RankSetup, model: int, forward: RankForward) -> ModelRank:
+def _model_rank(
+    setup: RankSetup, model: int, forward: RankForward, core: QuickCore | None
+) -> ModelRank:
     is_draft = model == DRAFT_MODEL
     tokens = setup.draft_tokens if is_draft else setup.target_tokens
     head: StepHead = TargetHead(setup.sampling)
@@ -242,7 +246,8 @@ def _model_rank(setup: RankSetup, model: int, forward: RankForward) -> ModelRank
         paging=setup.draft_paging if is_draft else setup.target_paging,
         check=setup.check,
     )
-    return ModelRank(forward, slabs, head, max_moves=setup.num_slots * MAX_PATH * is_draft)
+    most = setup.num_slots * MAX_PATH * is_draft
+    return ModelRank(forward, slabs, head, max_moves=most, core=core)
 
 
 def draft_worker(setup: RankSetup, leader: GroupLeader | None) -> DraftWorker:
