@@ -177,9 +177,7 @@ class ModelRank:
     def take(self, watch: Watch | None = None) -> Words:
         """Wait for the next answer of what was started."""
         due = self._due.popleft()
-        if self._core is not None and not due.is_there():
-            self._core.look()
-        wait(due, self.forward.group, self.forward.device, watch)
+        wait(due, self.forward.group, self.forward.device, watch, self._core)
         return due.words.copy()
 
     @torch.inference_mode()

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from codesign.engine.gpu.quick_core import QuickCore
 from codesign.engine.gpu.step_rows import Words
 from codesign.engine.gpu.tensor_group import TensorGroup
 from codesign.engine.gpu.watch import Watch
@@ -68,8 +69,16 @@ class Outbox:
         return due
 
 
-def wait(due: Due, group: TensorGroup, device: torch.device, watch: Watch | None) -> None:
+def wait(
+    due: Due,
+    group: TensorGroup,
+    device: torch.device,
+    watch: Watch | None,
+    core: QuickCore | None = None,
+) -> None:
     """Poll for an answer, so that a rank that died ends the wait on a collective with it.
+
+    Meanwhile there is time to see whether the core is slow.
 
     Raises:
         RuntimeError: The GPU failed, or ended its work without the answer.
@@ -78,6 +87,8 @@ def wait(due: Due, group: TensorGroup, device: torch.device, watch: Watch | None
     look_at = start + PATIENCE
     while not due.is_there():
         if (now := perf_counter()) < look_at:
+            if core is not None:
+                core.look(now)
             continue
         is_idle = device.type != "cuda" or torch.cuda.current_stream(device).query()
         if is_idle and not due.is_there():

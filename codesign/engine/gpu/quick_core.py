@@ -4,7 +4,7 @@ A virtual machine's core runs at half its pace while something else has the othe
 physical one: for a tenth of a second to many seconds, each core by itself. Every rank keeps its
 core busy, so that the system leaves it there. Its host's work between two steps is then twice as
 long, and all ranks wait for the slowest. On one host of sixteen cores a process that stayed was
-slow for 35 to 45 % of the time, one that left as this does for 9 %.
+slow for 35 to 45 % of the time, one that left in time for 9 %.
 
 The pace is that of an empty loop, timed while the rank waits for its GPU anyway.
 """
@@ -15,46 +15,52 @@ import os
 from random import Random
 from time import perf_counter
 
-EVERY = 1e-3  # seconds between two looks
-SETTLE = 4e-3  # before the first look at a core that had nothing to do
+EVERY = 0.5e-3  # seconds between two looks
 SLOW = 1.3  # times the least that a look has taken
-PATIENCE = 5  # slow looks in a row, after which it leaves
-MOST_PATIENCE = 320  # where leaving has not helped
+PATIENCE = 8  # slow looks in a row, after which it leaves
+NEW_PATIENCE = 3  # the same on a core that has not been quick yet
+HOPS = 20  # cores in a row that were slow, after which it rests on one
+REST = 0.1  # seconds
 _LOOP = range(200)  # 1.5 us
 
 
 class QuickCore:
-    """Keeps this process, which must be the only busy one on its core, off slow ones.
+    """Keeps a rank off slow cores; each rank goes to cores that no other rank goes to.
 
     Args:
-        num_busy: Processes of this run that keep a core busy on this host; with fewer than two
-            cores for each it stays where it is.
+        rank: Of this process.
+        num_ranks: Of the run; with fewer than three cores for each they stay where they are.
     """
 
-    def __init__(self, num_busy: int) -> None:
+    def __init__(self, rank: int, num_ranks: int) -> None:
         self._cores = usable_cores()
-        self._moves = len(self._cores) > 2 * num_busy
+        self._own = self._cores[rank::num_ranks]
+        self._moves = len(self._cores) >= 3 * num_ranks
         self._random = Random(os.getpid())
         self._least = 1.0
         self._next = 0.0
-        self._num_slow, self._patience = 0, PATIENCE
+        self._num_slow, self._hops = 0, 0
 
-    def look(self) -> None:
-        """Time this core, and leave it if it has been slow for a while; takes 5 us or less."""
-        now = perf_counter()
-        if not self._moves or now < self._next:
+    def look(self, now: float) -> None:
+        """If it is time for that, time this core, and leave it where it has been slow for a while.
+
+        Args:
+            now: Seconds of ``perf_counter``.
+        """
+        if now < self._next or not self._moves:
             return
         self._next = now + EVERY
         pace = self._pace()
         self._least = min(self._least, pace)
         if pace <= SLOW * self._least:
-            self._num_slow, self._patience = 0, PATIENCE
+            self._num_slow = self._hops = 0
             return
         self._num_slow += 1
-        if self._num_slow >= self._patience:
+        if self._num_slow >= (NEW_PATIENCE if self._hops else PATIENCE):
+            self._num_slow, self._hops = 0, self._hops + 1
             self._leave()
-            self._next = now + SETTLE
-            self._num_slow, self._patience = 0, min(2 * self._patience, MOST_PATIENCE)
+            if self._hops > HOPS:
+                self._next, self._hops = now + REST, 0
 
     def _pace(self) -> float:
         """Seconds of a loop, the quicker of two: whatever interrupts one is not the core's pace."""
@@ -67,8 +73,8 @@ class QuickCore:
         return min(found)
 
     def _leave(self) -> None:
-        """Go to another core; the system may move it on, as it may before."""
-        os.sched_setaffinity(0, {self._random.choice(self._cores)})
+        """Go to another core; from there the system may move it on, as ever."""
+        os.sched_setaffinity(0, {self._random.choice(self._own)})
         os.sched_setaffinity(0, self._cores)
 
 

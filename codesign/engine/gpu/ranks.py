@@ -198,7 +198,7 @@ def load_rank(
     groups = tensor_groups(setup, joined, rank, hidden, device)
     marks.append(("join", perf_counter()))
     models, weight_bytes = {}, {}
-    core = QuickCore(setup.num_ranks) if device.type == "cuda" else None
+    core = QuickCore(rank, setup.num_ranks) if device.type == "cuda" else None
     for model, part in weights.items():
         before = _allocated(device)
         forward = RankForward(
