@@ -31,7 +31,7 @@ SCRIPTS = {  # that measure on GPUs: flags without which they stop earlier, and 
     "policy_ranks": (["serve", "folder"], 2),
     "campaign.__main__": ([], 1),
 }
-OTHERS = {"bench_pair_link"}  # writes what GPUs did, and measures a CPU's transports without them
+OTHERS = {"bench_pair_link", "bench_cores"}  # writes what GPUs did, and measures a CPU's transports without them
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
