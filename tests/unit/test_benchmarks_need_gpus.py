@@ -31,7 +31,8 @@ SCRIPTS = {  # that measure on GPUs: flags without which they stop earlier, and 
     "policy_ranks": (["serve", "folder"], 2),
     "campaign.__main__": ([], 1),
 }
-OTHERS = {"bench_pair_link", "bench_cores"}  # writes what GPUs did, and measures a CPU's transports without them
+# What concerns hosts is measured anywhere, and written where there are GPUs.
+OTHERS = {"bench_pair_link", "bench_cores"}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
