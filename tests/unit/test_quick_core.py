@@ -117,6 +117,21 @@ def test_whoever_has_left_may_run_anywhere(monkeypatch):
     assert 0.0 < core._pace() < 1.0
 
 
+def test_where_moving_is_forbidden_it_stays(monkeypatch):
+    calls: list[object] = []
+
+    def refuse(process: int, where: object) -> None:
+        calls.append(where)
+        raise PermissionError(1, "no")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse, raising=False)
+    core = QuickCore(0, 1)
+    monkeypatch.setattr(core, "_pace", iter([FAST, *[BUSY] * 500]).__next__)
+    for turn in range(400):
+        core.look(turn * EVERY)
+    assert len(calls) == 1
+
+
 def test_where_the_system_does_not_say_it_stays(monkeypatch):
     monkeypatch.setattr(quick_core, "usable_cores", list)
     assert Host(later_slow).watched(1).left == []

@@ -74,8 +74,11 @@ class QuickCore:
 
     def _leave(self) -> None:
         """Go to another core; from there the system may move it on, as ever."""
-        os.sched_setaffinity(0, {self._random.choice(self._own)})
-        os.sched_setaffinity(0, self._cores)
+        try:
+            os.sched_setaffinity(0, {self._random.choice(self._own)})
+            os.sched_setaffinity(0, self._cores)
+        except OSError:  # forbidden, or somebody has given this process other cores
+            self._moves = False
 
 
 def usable_cores() -> list[int]:
