@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from codesign.engine.replicas import PlanEngine
     from codesign.plan import Plan
 
+_USUAL_ROWS = 8  # of a target's forward on ranks at least
 _BASELINES = ("plain", "chain-3", "tree", "async-tree")
 _EXAMPLES = """\
 examples:
@@ -71,10 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--padded-rows",
         type=int,
-        default=8,
+        default=_USUAL_ROWS,
         choices=(8, 16, 32, 64, 128),
-        help="pad target forwards on cuda to this many rows (8); if it covers the largest batch "
-        "and tree, all runs round alike and give the same tokens",
+        help="pad target forwards on cuda and cpu-ranks to this many rows (8); if it covers the "
+        "largest batch and tree, all runs round alike and give the same tokens",
     )
     machine.add_argument(
         "--max-waiting",
@@ -229,12 +230,16 @@ def _cores(args: argparse.Namespace) -> int:
     """CPU cores that the run may use.
 
     Raises:
-        UsageError: If they were given for ranks.
+        UsageError: If they were given for ranks, or rows of ranks for a CPU.
         HardwareError: If the machine has fewer.
     """
     from codesign.artifacts.machine import check_cores, hardware
     from codesign.errors import UsageError
 
+    if args.device == "cpu" and args.padded_rows != _USUAL_ROWS:
+        raise UsageError(
+            "--padded-rows is for --device cuda and cpu-ranks: on cpu no row is added. Leave it out"
+        )
     if args.workers is None:
         return hardware()["cores"]
     if args.device != "cpu":

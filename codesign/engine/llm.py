@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from codesign.artifacts.machine import check_cores, hardware
 from codesign.candidate import Candidate
 from codesign.config import Deployment
 from codesign.engine.model import load_decoder
@@ -51,11 +51,12 @@ class LLM:
         target: Name or directory of the target.
         draft: Name or directory of the draft, "ngram" for prompt look-up; by default the draft
             shipped for the target, or n-grams if there is none.
-        num_workers: CPU threads; all cores by default.
+        num_workers: CPU threads; all cores that this process may use by default.
 
     Raises:
         InputError: If a model is not there; the message names the command that fetches it.
             Or if there are no threads.
+        HardwareError: If there are more threads than cores.
     """
 
     def __init__(
@@ -63,12 +64,14 @@ class LLM:
     ) -> None:
         if num_workers is not None and num_workers < 1:
             raise InputError(f"num_workers must be at least 1, got {num_workers}")
+        if num_workers is not None:
+            check_cores(num_workers, "Leave num_workers out: LLM(target)")
         target_dir = resolve_model(target)
         draft = draft or DRAFTS.get(target, NGRAM)
         self._draft = DraftSource(NGRAM if draft == NGRAM else resolve_model(draft), target_dir)
         self._target = load_decoder(target_dir)
         self._tokenizer = Tokenizer(target_dir)
-        self._num_workers = num_workers or os.cpu_count() or 1
+        self._num_workers = num_workers or hardware()["cores"]
 
     def generate(
         self,

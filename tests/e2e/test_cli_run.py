@@ -210,7 +210,7 @@ sys.exit(main())
 def test_ctrl_c_keeps_what_is_finished_and_resume_completes_it(planned, in_folder, start_process):
     words = (
         "run", "--plan", "plan.json", "--candidate", "plain", "--candidate", "chain-3",
-        "--padded-rows", "16", "--max-waiting", "7", "--out", "cut", "--json",
+        "--max-waiting", "7", "--out", "cut", "--json",
     )  # fmt: skip
     command = [sys.executable, "-c", HELD, *words]
     running = start_process(command, cwd=planned, env=environment())
@@ -255,6 +255,7 @@ def test_ctrl_c_keeps_what_is_finished_and_resume_completes_it(planned, in_folde
         (("--plan", "plan.json", "--workers", "1"), 5, "codesign plan --trace TRACE --workers 1"),
         (("--plan", "plan.json", "--workers", "0"), 2, "a whole number of 1 or above"),
         (("--plan", "plan.json", "--workers", "5000"), 5, "run --plan PLAN"),
+        (("--plan", "plan.json", "--padded-rows", "16"), 2, "for --device cuda and cpu-ranks"),
         (
             ("--plan", "plan.json", "--workers", "2", "--device", "cpu-ranks"),
             2,

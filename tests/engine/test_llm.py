@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from codesign.engine.llm import LLM
-from codesign.errors import InputError
+from codesign.errors import HardwareError, InputError
 from codesign.policy.options import RequestOptions
 from codesign.policy.walk import Sampling
 
@@ -94,5 +94,7 @@ def test_what_cannot_be_served_is_an_input_error(llm):
         RequestOptions(stop_strings="end")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="num_workers must be at least 1, got 0"):
         LLM("nosuch", num_workers=0)
+    with pytest.raises(HardwareError, match=r"9,?999 workers .* may use .* Leave num_workers out"):
+        LLM("nosuch", num_workers=9999)
     with pytest.raises(InputError, match="no model and no directory is called 'nosuch'"):
         LLM("nosuch")
