@@ -164,7 +164,7 @@ def likeliest_path(tree: DraftTree, node: int = 0) -> list[int]:
     """Nodes from ``node`` along each one's first child, which is its likeliest."""
     nodes = [node]
     while children := tree.children[node]:
-        node = next(iter(children.values()))
+        node = children[0]
         nodes.append(node)
     return nodes
 

@@ -77,7 +77,7 @@ class Outcomes(Speculation):
         chain = self._chain(tree)
         nodes = []
         for node in chain:
-            beside = [child for child in tree.children[node].values() if child not in chain]
+            beside = [child for child in tree.children[node] if child not in chain]
             for outcome in beside[: self._outcomes]:
                 nodes += likeliest_path(tree, outcome)[: self._depth]
         return nodes

@@ -21,7 +21,6 @@ from codesign.policy.light import light
 
 UNEXPANDED = -1
 NO_PARENT = -1
-_NO_CHILDREN: dict[int, int] = {}  # shared by all leaves, which are most nodes; never written to
 
 
 @light
@@ -82,7 +81,7 @@ class DraftTree:
         self.depths: list[int] = [0]
         self.log_weights: list[float] = [0.0]
         self.slots: list[int] = [UNEXPANDED]
-        self.children: list[dict[int, int]] = [_NO_CHILDREN]
+        self.children: list[Sequence[int]] = [()]
         self.num_expanded = 0
         self._renumbered()
 
@@ -112,6 +111,14 @@ class DraftTree:
             nodes.append(node)
             node = self.parents[node]
         return nodes[::-1]
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of a node that carries a token, if there is one."""
+        tokens = self.tokens
+        for child in self.children[node]:
+            if tokens[child] == token:
+                return child
+        return None
 
     def leaves(self, width: int) -> list[int]:
         """The ``width`` unexpanded nodes with the largest path weight that may still grow.
@@ -193,7 +200,7 @@ class DraftTree:
         for node, node_tokens in zip(nodes, tokens, strict=True):
             count, weight, depth = len(node_tokens), weights[node], depths[node] + 1
             new = range(len(own), len(own) + count)
-            children[node] = dict(zip(node_tokens, new, strict=True))
+            children[node] = new
             own += node_tokens
             parents += (node,) * count
             depths += (depth,) * count
@@ -203,7 +210,7 @@ class DraftTree:
             at += count
         assert len(log_probs) == at == len(weights) - start, "one log probability per token"
         self.slots += (UNEXPANDED,) * at
-        children += (_NO_CHILDREN,) * at
+        children += ((),) * at
 
     def chances(self, nodes: Sequence[int]) -> tuple[float, ...]:
         """Chance of each node given its parent, 1 for the root; () for the root alone."""
@@ -255,7 +262,7 @@ class DraftTree:
     def _move_root(self, verified: Sequence[int]) -> Reroot:
         path = [0]
         for token in verified:
-            child = self.children[path[-1]].get(token)
+            child = self.child(path[-1], token)
             if child is None:
                 break
             path.append(child)
@@ -275,25 +282,24 @@ class DraftTree:
 
     def _keep_subtree(self, root: int) -> tuple[int, ...]:
         """Make ``root`` node 0 and renumber its subtree; return the kept slots in slot order."""
-        keep = [root]
+        slots, parents, children, keep = self.slots, self.parents, self.children, [root]
         for node in keep:  # grows as it goes
-            keep += self.children[node].values()
+            keep += children[node]
         keep.sort()  # creation order again: parents before children
-        new_index = {node: i for i, node in enumerate(keep)}
-        kept_slots = sorted(self.slots[n] for n in keep if self.slots[n] != UNEXPANDED)
-        new_slot = {slot: i for i, slot in enumerate(kept_slots)}
-        weight, depth = self.log_weights[root], self.depths[root]
-        self.parents = [new_index.get(self.parents[n], NO_PARENT) for n in keep]
+        new_index = dict(zip(keep, range(len(keep)), strict=True))
+        kept_slots = sorted([slots[n] for n in keep if slots[n] != UNEXPANDED])
+        new_slot = dict(zip(kept_slots, range(len(kept_slots)), strict=True))
+        new_slot[UNEXPANDED] = UNEXPANDED
+        tokens, depths, weights = self.tokens, self.depths, self.log_weights
+        weight, depth = weights[root], depths[root]
+        self.parents = [NO_PARENT, *[new_index[parents[n]] for n in keep[1:]]]
         self.children = [
-            {token: new_index[child] for token, child in self.children[n].items()}
-            if self.children[n]
-            else _NO_CHILDREN
-            for n in keep
+            [new_index[child] for child in children[n]] if children[n] else () for n in keep
         ]
-        self.tokens = [self.tokens[n] for n in keep]
-        self.depths = [self.depths[n] - depth for n in keep]
-        self.log_weights = [min(self.log_weights[n] - weight, 0.0) for n in keep]
-        self.slots = [new_slot.get(self.slots[n], UNEXPANDED) for n in keep]
+        self.tokens = [tokens[n] for n in keep]
+        self.depths = [depths[n] - depth for n in keep]
+        self.log_weights = [min(weights[n] - weight, 0.0) for n in keep]
+        self.slots = [new_slot[slots[n]] for n in keep]
         self.num_expanded = len(kept_slots)
         self._renumbered()
         return tuple(kept_slots)
