@@ -165,13 +165,16 @@ class DraftTree:
 
     def visible_slots(self, node: int) -> tuple[int, ...]:
         """Slots of the expanded nodes on the path to ``node``, its own included."""
-        seen = self._visible.get(node)
+        known = self._visible
+        seen = known.get(node)
         if seen is None:
             parent = self.parents[node]
-            before = () if parent == NO_PARENT else self.visible_slots(parent)
+            before = known.get(parent)  # most often known, as it was run before
+            if before is None:
+                before = () if parent == NO_PARENT else self.visible_slots(parent)
             seen = (*before, self.slots[node])
             if UNEXPANDED not in seen:
-                self._visible[node] = seen
+                known[node] = seen
         return seen
 
     def add_children(self, node: int, tokens: Sequence[int], log_probs: Sequence[float]) -> None:
