@@ -31,11 +31,13 @@ class Selection:
         nodes: Node numbers in the tree; the first is the root.
         tokens: Token of each node.
         parents: Index *within the selection* of each node's parent; -1 for the root.
+        chances: Of each node given its parent, 1 for the root; () for the root alone.
     """
 
     nodes: tuple[int, ...]
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
+    chances: tuple[float, ...]
 
 
 @light
@@ -207,20 +209,14 @@ class DraftTree:
             own += node_tokens
             parents += (node,) * count
             depths += (depth,) * count
-            weights += [weight + log_prob for log_prob in log_probs[at : at + count]]
+            for log_prob in log_probs[at : at + count]:  # quicker than a list of a few
+                weights.append(weight + log_prob)
             if may_grow is not None and depth < self.max_depth:
                 may_grow += new
             at += count
         assert len(log_probs) == at == len(weights) - start, "one log probability per token"
         self.slots += (UNEXPANDED,) * at
         children += ((),) * at
-
-    def chances(self, nodes: Sequence[int]) -> tuple[float, ...]:
-        """Chance of each node given its parent, 1 for the root; () for the root alone."""
-        if len(nodes) < 2:
-            return ()
-        weights, parents = self.log_weights, self.parents
-        return tuple([exp(weights[n] - weights[parents[n]]) if n else 1.0 for n in nodes])
 
     def trust(self, nodes: Sequence[int]) -> tuple[float, ...]:
         """Share of acceptance left per node; empty but in codesign/policy/features.py."""
@@ -239,13 +235,17 @@ class DraftTree:
 
     def select(self, nodes: Sequence[int]) -> Selection:
         """Order ``nodes`` (connected, root included) so that parents come before children."""
-        ordered, tokens, parents = sorted(nodes), self.tokens, self.parents
-        index = dict(zip(ordered, range(len(ordered)), strict=True))
-        return Selection(
-            tuple(ordered),
-            tuple([tokens[n] for n in ordered]),
-            (NO_PARENT, *[index[parents[n]] for n in ordered[1:]]),
-        )
+        own, parents, weights = self.tokens, self.parents, self.log_weights
+        ordered = tuple(sorted(nodes))
+        index, tokens, rows, chances = {0: 0}, [own[0]], [NO_PARENT], [1.0]
+        for row, node in enumerate(ordered[1:], 1):
+            parent = parents[node]
+            index[node] = row
+            tokens.append(own[node])
+            rows.append(index[parent])
+            chances.append(exp(weights[node] - weights[parent]))
+        own_chances = tuple(chances) if len(ordered) > 1 else ()
+        return Selection(ordered, tuple(tokens), tuple(rows), own_chances)
 
     def reroot(self, verified: Sequence[int]) -> Reroot:
         """Move the root to the last of the ``verified`` tokens and drop what lies beside its path.

@@ -88,6 +88,8 @@ def test_selection_renumbers_parents_within_itself():
     assert selection.nodes == (0, 1, 2, 4, 5)
     assert selection.tokens == (7, 1, 2, 4, 5)
     assert selection.parents == (-1, 0, 0, 1, 2)
+    assert selection.chances == pytest.approx((1.0, 0.5, 0.3, 0.1, 0.9))
+    assert small_tree().select([0]).chances == ()
 
 
 def test_reroot_onto_a_node_keeps_its_subtree():
