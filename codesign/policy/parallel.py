@@ -22,9 +22,7 @@ class OutcomeTree(RerunTree):
         found = super()._move_root(verified)
         self.slots = [UNEXPANDED] * len(self)
         self.num_expanded = 0
-        # A node whose rows were dropped has children all the same, so it may be on the path.
-        promoted = tuple(slot for slot in found.promoted if slot != UNEXPANDED)
-        return Reroot(found.is_hit, promoted, ())
+        return Reroot(found.is_hit, found.promoted, ())
 
 
 class Outcomes(Speculation):

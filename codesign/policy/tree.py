@@ -167,16 +167,15 @@ class DraftTree:
 
     def visible_slots(self, node: int) -> tuple[int, ...]:
         """Slots of the expanded nodes on the path to ``node``, its own included."""
-        known = self._visible
-        seen = known.get(node)
+        seen = self._visible.get(node)
         if seen is None:
             parent = self.parents[node]
-            before = known.get(parent)  # most often known, as it was run before
-            if before is None:
-                before = () if parent == NO_PARENT else self.visible_slots(parent)
+            before = () if parent == NO_PARENT else self._visible.get(parent)
+            if before is None:  # seldom
+                before = self.visible_slots(parent)
             seen = (*before, self.slots[node])
             if UNEXPANDED not in seen:
-                known[node] = seen
+                self._visible[node] = seen
         return seen
 
     def add_children(self, node: int, tokens: Sequence[int], log_probs: Sequence[float]) -> None:
@@ -237,15 +236,15 @@ class DraftTree:
         """Order ``nodes`` (connected, root included) so that parents come before children."""
         own, parents, weights = self.tokens, self.parents, self.log_weights
         ordered = tuple(sorted(nodes))
-        index, tokens, rows, chances = {0: 0}, [own[0]], [NO_PARENT], [1.0]
+        index, tokens, rows = {0: 0}, [own[0]], [NO_PARENT]
+        chances = [1.0] if len(ordered) > 1 else []
         for row, node in enumerate(ordered[1:], 1):
             parent = parents[node]
             index[node] = row
             tokens.append(own[node])
             rows.append(index[parent])
             chances.append(exp(weights[node] - weights[parent]))
-        own_chances = tuple(chances) if len(ordered) > 1 else ()
-        return Selection(ordered, tuple(tokens), tuple(rows), own_chances)
+        return Selection(ordered, tuple(tokens), tuple(rows), tuple(chances))
 
     def reroot(self, verified: Sequence[int]) -> Reroot:
         """Move the root to the last of the ``verified`` tokens and drop what lies beside its path.
@@ -263,25 +262,20 @@ class DraftTree:
         return found
 
     def _move_root(self, verified: Sequence[int]) -> Reroot:
-        path = [0]
-        for token in verified:
-            child = self.child(path[-1], token)
-            if child is None:
-                break
-            path.append(child)
-        is_hit = len(path) == len(verified) + 1
         self.base_len += len(verified)
         self.max_depth = max(self.max_depth - len(verified), 0)
-        if not is_hit:
-            slots = self.slots
-            promoted = tuple([slots[n] for n in path if slots[n] != UNEXPANDED])
-            self._reset(verified[-1])
-            return Reroot(is_hit=False, promoted=promoted, kept=())
-        promoted = tuple([self.slots[n] for n in path[:-1]])
-        if not self.children[path[-1]] and self.slots[path[-1]] == UNEXPANDED:
-            self._reset(verified[-1])  # most often: a leaf, which leaves nothing to renumber
-            return Reroot(is_hit=True, promoted=promoted, kept=())
-        return Reroot(is_hit=True, promoted=promoted, kept=self._keep_subtree(path[-1]))
+        slots, node, promoted = self.slots, 0, []
+        for token in verified:
+            if slots[node] != UNEXPANDED:
+                promoted.append(slots[node])
+            if (child := self.child(node, token)) is None:
+                self._reset(verified[-1])
+                return Reroot(is_hit=False, promoted=tuple(promoted), kept=())
+            node = child
+        if self.children[node] or slots[node] != UNEXPANDED:
+            return Reroot(is_hit=True, promoted=tuple(promoted), kept=self._keep_subtree(node))
+        self._reset(verified[-1])  # most often: a leaf, which leaves nothing to renumber
+        return Reroot(is_hit=True, promoted=tuple(promoted), kept=())
 
     def _keep_subtree(self, root: int) -> tuple[int, ...]:
         """Make ``root`` node 0 and renumber its subtree; return the kept slots in slot order."""
@@ -296,9 +290,7 @@ class DraftTree:
         tokens, depths, weights = self.tokens, self.depths, self.log_weights
         weight, depth = weights[root], depths[root]
         self.parents = [NO_PARENT, *[new_index[parents[n]] for n in keep[1:]]]
-        self.children = [
-            [new_index[child] for child in children[n]] if children[n] else () for n in keep
-        ]
+        self.children = [[new_index[c] for c in children[n]] if children[n] else () for n in keep]
         self.tokens = [tokens[n] for n in keep]
         self.depths = [depths[n] - depth for n in keep]
         self.log_weights = [min(weights[n] - weight, 0.0) for n in keep]
