@@ -70,7 +70,7 @@ class AdaServe(Speculation):
         """The heaviest nodes of each level below those of the level before; the root first."""
         levels = [[0]]
         for _ in range(self._depth):
-            below = [child for n in levels[-1] for child in tree.children[n].values()]
+            below = [child for n in levels[-1] for child in tree.children[n]]
             below.sort(key=tree.log_weights.__getitem__, reverse=True)
             levels.append(below[: self._width])
         return levels

@@ -6,7 +6,7 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
 
@@ -89,7 +89,9 @@ class BudgetTree(DraftTree):
         """See DraftTree.reroot."""
         if len(self.sent) > 1:
             # What it has now is replaced by the move, not changed.
-            judge = partial(_judged, self.sent, self.log_weights, self.children, verified)
+            judge = partial(
+                _judged, self.sent, self.log_weights, self.children, self.tokens, verified
+            )
             self.calibration.learn_later(judge)
         self.sent = ()
         found = super().reroot(verified)
@@ -108,7 +110,8 @@ class BudgetTree(DraftTree):
 def _judged(
     sent: Sequence[int],
     weights: Sequence[float],
-    children: Sequence[Mapping[int, int]],
+    children: Sequence[Sequence[int]],
+    tokens: Sequence[int],
     verified: Sequence[int],
 ) -> list[Judged]:
     """Every node that the target has judged: of those sent the children along its tokens."""
@@ -117,9 +120,9 @@ def _judged(
     node = 0
     for token in verified:
         above, taken, is_likeliest = weights[node], -1, True
-        for child_token, child in children[node].items():
+        for child in children[node]:
             if child in were_sent:
-                is_taken = child_token == token
+                is_taken = tokens[child] == token
                 judged.append((weights[child] - above, is_likeliest, is_taken))
                 if is_taken:
                     taken = child

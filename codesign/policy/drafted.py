@@ -70,13 +70,18 @@ class Drafted:
         context = tree.prefix_len + tree.num_expanded
         missing = self.committed[tree.prefix_len : -1] if tree.slots[0] < 0 else []
         tree.expand(nodes)
-        root, tokens, depths = tree.base_len - 1, tree.tokens, tree.depths
+        root, own, depths = tree.base_len - 1, tree.tokens, tree.depths
+        tokens, positions, visible = missing, [*range(root - len(missing), root)], []
+        for node in nodes:
+            tokens.append(own[node])
+            positions.append(root + depths[node])
+            visible.append(tree.visible_slots(node))
         return ExpansionRows(
             request_id,
-            (*missing, *[tokens[n] for n in nodes]),
-            (*range(root - len(missing), root), *[root + depths[n] for n in nodes]),
+            tuple(tokens),
+            tuple(positions),
             tuple(nodes),
-            None if nodes[0] == 0 else tuple([tree.visible_slots(n) for n in nodes]),
+            None if nodes[0] == 0 else tuple(visible),
             context,
             tree.trust(nodes),
         )
@@ -89,5 +94,5 @@ class Drafted:
             len(self.committed),
             selection.tokens,
             selection.parents,
-            self.tree.chances(selection.nodes),
+            selection.chances,
         )

@@ -71,7 +71,7 @@ class FeatureTree(RerunTree):
         """See DraftTree.add_children; the choices of a second run replace the first's weights."""
         if known := self.children[node]:
             said = dict(zip(tokens, log_probs, strict=True))
-            own = {child: said.get(token, _DROPPED) for token, child in known.items()}
+            own = {child: said.get(self.tokens[child], _DROPPED) for child in known}
             self._weigh_again(own)
         super().add_children(node, tokens, log_probs)
         self.ages += [0] * (len(self) - len(self.ages))
@@ -104,7 +104,7 @@ class FeatureTree(RerunTree):
     def _keep_subtree(self, root: int) -> tuple[int, ...]:
         keep = [root]
         for node in keep:  # grows as it goes
-            keep += self.children[node].values()
+            keep += self.children[node]
         ages = [self.ages[node] for node in sorted(keep)]
         kept = super()._keep_subtree(root)
         self.ages = ages

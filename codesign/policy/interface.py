@@ -10,7 +10,7 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import exp, log, log1p
+from math import exp, log1p
 
 from codesign.policy.cost import Calibration
 from codesign.policy.light import light
@@ -164,7 +164,7 @@ def likeliest_path(tree: DraftTree, node: int = 0) -> list[int]:
     """Nodes from ``node`` along each one's first child, which is its likeliest."""
     nodes = [node]
     while children := tree.children[node]:
-        node = next(iter(children.values()))
+        node = children[0]
         nodes.append(node)
     return nodes
 
@@ -185,14 +185,14 @@ def first_to_run(tree: DraftTree, levels: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _calibrated(log_probs: Sequence[float], calibration: Calibration) -> list[float]:
-    # The host's longest loop between a draft's last answer and the target's step.
-    slope, intercept, found = calibration.slope, calibration.intercept, []
+    # sigmoid(slope * logit(p) + intercept) = 1 / (1 + exp(-intercept) * ((1 - p) / p) ** slope)
+    slope, factor = calibration.slope, exp(-calibration.intercept)
+    found = []
     for log_prob in log_probs:
         chance = exp(log_prob)
         if chance < LEAST_CHANCE:
             chance = LEAST_CHANCE
         elif chance > MOST_CHANCE:
             chance = MOST_CHANCE
-        score = slope * (log(chance) - log1p(-chance)) + intercept
-        found.append(-log1p(exp(-score)) if score > -30 else score)
+        found.append(-log1p(factor * ((1.0 - chance) / chance) ** slope))
     return found

@@ -22,9 +22,7 @@ class OutcomeTree(RerunTree):
         found = super()._move_root(verified)
         self.slots = [UNEXPANDED] * len(self)
         self.num_expanded = 0
-        # A node whose rows were dropped has children all the same, so it may be on the path.
-        promoted = tuple(slot for slot in found.promoted if slot != UNEXPANDED)
-        return Reroot(found.is_hit, promoted, ())
+        return Reroot(found.is_hit, found.promoted, ())
 
 
 class Outcomes(Speculation):
@@ -77,7 +75,7 @@ class Outcomes(Speculation):
         chain = self._chain(tree)
         nodes = []
         for node in chain:
-            beside = [child for child in tree.children[node].values() if child not in chain]
+            beside = [child for child in tree.children[node] if child not in chain]
             for outcome in beside[: self._outcomes]:
                 nodes += likeliest_path(tree, outcome)[: self._depth]
         return nodes

@@ -224,4 +224,4 @@ def likeliest_children(trees: Sequence[DraftTree]) -> list[list[int]]:
 
 def likeliest_child(tree: DraftTree) -> list[int]:
     """Of the root; none if there is none."""
-    return list(tree.children[0].values())[:1]
+    return list(tree.children[0][:1])

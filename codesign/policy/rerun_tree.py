@@ -19,9 +19,10 @@ class RerunTree(DraftTree):
         if not known:
             super().add_children(node, tokens, log_probs)
             return
-        new = [pair for pair in zip(tokens, log_probs, strict=True) if pair[0] not in known]
+        old = {self.tokens[child] for child in known}
+        new = [pair for pair in zip(tokens, log_probs, strict=True) if pair[0] not in old]
         super().add_children(node, [token for token, _ in new], [chance for _, chance in new])
-        self.children[node] = known | self.children[node]
+        self.children[node] = (*known, *self.children[node])
 
     def add_answer(
         self, nodes: Sequence[int], tokens: Sequence[Sequence[int]], log_probs: Sequence[float]

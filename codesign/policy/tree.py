@@ -21,7 +21,6 @@ from codesign.policy.light import light
 
 UNEXPANDED = -1
 NO_PARENT = -1
-_NO_CHILDREN: dict[int, int] = {}  # shared by all leaves, which are most nodes; never written to
 
 
 @light
@@ -32,11 +31,13 @@ class Selection:
         nodes: Node numbers in the tree; the first is the root.
         tokens: Token of each node.
         parents: Index *within the selection* of each node's parent; -1 for the root.
+        chances: Of each node given its parent, 1 for the root; () for the root alone.
     """
 
     nodes: tuple[int, ...]
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
+    chances: tuple[float, ...]
 
 
 @light
@@ -82,7 +83,7 @@ class DraftTree:
         self.depths: list[int] = [0]
         self.log_weights: list[float] = [0.0]
         self.slots: list[int] = [UNEXPANDED]
-        self.children: list[dict[int, int]] = [_NO_CHILDREN]
+        self.children: list[Sequence[int]] = [()]
         self.num_expanded = 0
         self._renumbered()
 
@@ -112,6 +113,14 @@ class DraftTree:
             nodes.append(node)
             node = self.parents[node]
         return nodes[::-1]
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of a node that carries a token, if there is one."""
+        tokens = self.tokens
+        for child in self.children[node]:
+            if tokens[child] == token:
+                return child
+        return None
 
     def leaves(self, width: int) -> list[int]:
         """The ``width`` unexpanded nodes with the largest path weight that may still grow.
@@ -161,7 +170,9 @@ class DraftTree:
         seen = self._visible.get(node)
         if seen is None:
             parent = self.parents[node]
-            before = () if parent == NO_PARENT else self.visible_slots(parent)
+            before = () if parent == NO_PARENT else self._visible.get(parent)
+            if before is None:  # seldom
+                before = self.visible_slots(parent)
             seen = (*before, self.slots[node])
             if UNEXPANDED not in seen:
                 self._visible[node] = seen
@@ -193,24 +204,18 @@ class DraftTree:
         for node, node_tokens in zip(nodes, tokens, strict=True):
             count, weight, depth = len(node_tokens), weights[node], depths[node] + 1
             new = range(len(own), len(own) + count)
-            children[node] = dict(zip(node_tokens, new, strict=True))
+            children[node] = new
             own += node_tokens
             parents += (node,) * count
             depths += (depth,) * count
-            weights += [weight + log_prob for log_prob in log_probs[at : at + count]]
+            for log_prob in log_probs[at : at + count]:  # quicker than a list of a few
+                weights.append(weight + log_prob)
             if may_grow is not None and depth < self.max_depth:
                 may_grow += new
             at += count
         assert len(log_probs) == at == len(weights) - start, "one log probability per token"
         self.slots += (UNEXPANDED,) * at
-        children += (_NO_CHILDREN,) * at
-
-    def chances(self, nodes: Sequence[int]) -> tuple[float, ...]:
-        """Chance of each node given its parent, 1 for the root; () for the root alone."""
-        if len(nodes) < 2:
-            return ()
-        weights, parents = self.log_weights, self.parents
-        return tuple([exp(weights[n] - weights[parents[n]]) if n else 1.0 for n in nodes])
+        children += ((),) * at
 
     def trust(self, nodes: Sequence[int]) -> tuple[float, ...]:
         """Share of acceptance left per node; empty but in codesign/policy/features.py."""
@@ -229,13 +234,17 @@ class DraftTree:
 
     def select(self, nodes: Sequence[int]) -> Selection:
         """Order ``nodes`` (connected, root included) so that parents come before children."""
-        ordered, tokens, parents = sorted(nodes), self.tokens, self.parents
-        index = dict(zip(ordered, range(len(ordered)), strict=True))
-        return Selection(
-            tuple(ordered),
-            tuple([tokens[n] for n in ordered]),
-            (NO_PARENT, *[index[parents[n]] for n in ordered[1:]]),
-        )
+        own, parents, weights = self.tokens, self.parents, self.log_weights
+        ordered = tuple(sorted(nodes))
+        index, tokens, rows = {0: 0}, [own[0]], [NO_PARENT]
+        chances = [1.0] if len(ordered) > 1 else []
+        for row, node in enumerate(ordered[1:], 1):
+            parent = parents[node]
+            index[node] = row
+            tokens.append(own[node])
+            rows.append(index[parent])
+            chances.append(exp(weights[node] - weights[parent]))
+        return Selection(ordered, tuple(tokens), tuple(rows), tuple(chances))
 
     def reroot(self, verified: Sequence[int]) -> Reroot:
         """Move the root to the last of the ``verified`` tokens and drop what lies beside its path.
@@ -253,47 +262,39 @@ class DraftTree:
         return found
 
     def _move_root(self, verified: Sequence[int]) -> Reroot:
-        path = [0]
-        for token in verified:
-            child = self.children[path[-1]].get(token)
-            if child is None:
-                break
-            path.append(child)
-        is_hit = len(path) == len(verified) + 1
         self.base_len += len(verified)
         self.max_depth = max(self.max_depth - len(verified), 0)
-        if not is_hit:
-            slots = self.slots
-            promoted = tuple([slots[n] for n in path if slots[n] != UNEXPANDED])
-            self._reset(verified[-1])
-            return Reroot(is_hit=False, promoted=promoted, kept=())
-        promoted = tuple([self.slots[n] for n in path[:-1]])
-        if not self.children[path[-1]] and self.slots[path[-1]] == UNEXPANDED:
-            self._reset(verified[-1])  # most often: a leaf, which leaves nothing to renumber
-            return Reroot(is_hit=True, promoted=promoted, kept=())
-        return Reroot(is_hit=True, promoted=promoted, kept=self._keep_subtree(path[-1]))
+        slots, node, promoted = self.slots, 0, []
+        for token in verified:
+            if slots[node] != UNEXPANDED:
+                promoted.append(slots[node])
+            if (child := self.child(node, token)) is None:
+                self._reset(verified[-1])
+                return Reroot(is_hit=False, promoted=tuple(promoted), kept=())
+            node = child
+        if self.children[node] or slots[node] != UNEXPANDED:
+            return Reroot(is_hit=True, promoted=tuple(promoted), kept=self._keep_subtree(node))
+        self._reset(verified[-1])  # most often: a leaf, which leaves nothing to renumber
+        return Reroot(is_hit=True, promoted=tuple(promoted), kept=())
 
     def _keep_subtree(self, root: int) -> tuple[int, ...]:
         """Make ``root`` node 0 and renumber its subtree; return the kept slots in slot order."""
-        keep = [root]
+        slots, parents, children, keep = self.slots, self.parents, self.children, [root]
         for node in keep:  # grows as it goes
-            keep += self.children[node].values()
+            keep += children[node]
         keep.sort()  # creation order again: parents before children
-        new_index = {node: i for i, node in enumerate(keep)}
-        kept_slots = sorted(self.slots[n] for n in keep if self.slots[n] != UNEXPANDED)
-        new_slot = {slot: i for i, slot in enumerate(kept_slots)}
-        weight, depth = self.log_weights[root], self.depths[root]
-        self.parents = [new_index.get(self.parents[n], NO_PARENT) for n in keep]
-        self.children = [
-            {token: new_index[child] for token, child in self.children[n].items()}
-            if self.children[n]
-            else _NO_CHILDREN
-            for n in keep
-        ]
-        self.tokens = [self.tokens[n] for n in keep]
-        self.depths = [self.depths[n] - depth for n in keep]
-        self.log_weights = [min(self.log_weights[n] - weight, 0.0) for n in keep]
-        self.slots = [new_slot.get(self.slots[n], UNEXPANDED) for n in keep]
+        new_index = dict(zip(keep, range(len(keep)), strict=True))
+        kept_slots = sorted([slots[n] for n in keep if slots[n] != UNEXPANDED])
+        new_slot = dict(zip(kept_slots, range(len(kept_slots)), strict=True))
+        new_slot[UNEXPANDED] = UNEXPANDED
+        tokens, depths, weights = self.tokens, self.depths, self.log_weights
+        weight, depth = weights[root], depths[root]
+        self.parents = [NO_PARENT, *[new_index[parents[n]] for n in keep[1:]]]
+        self.children = [[new_index[c] for c in children[n]] if children[n] else () for n in keep]
+        self.tokens = [tokens[n] for n in keep]
+        self.depths = [depths[n] - depth for n in keep]
+        self.log_weights = [min(weights[n] - weight, 0.0) for n in keep]
+        self.slots = [new_slot[slots[n]] for n in keep]
         self.num_expanded = len(kept_slots)
         self._renumbered()
         return tuple(kept_slots)

@@ -33,9 +33,7 @@ class StaticTree(Speculation):
         """Nodes of the shape, root first, as far as they are drafted."""
         levels = [[0]]
         for width in self._widths:
-            levels.append(
-                [child for n in levels[-1] for child in list(tree.children[n].values())[:width]]
-            )
+            levels.append([child for n in levels[-1] for child in tree.children[n][:width]])
         return levels
 
     def select(self, trees: Sequence[DraftTree]) -> list[list[int]]:

@@ -82,7 +82,7 @@ def _round(
     spent += perf_counter() - start
     policy.settle()  # beside the target's step
     for tree in trees:
-        child = tree.children[0].get(0)
+        child = tree.child(0, 0)
         tree.reroot((0, 9) if child is not None and draws.random() < tree.confidence else (9,))
     return spent / (done + 1)
 

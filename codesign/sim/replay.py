@@ -189,14 +189,16 @@ def _sent_nodes(tree: DraftTree, sent: Candidates) -> frozenset[int]:
         return frozenset(nodes)
     rows = sent.requests[0]
     for token, parent in zip(rows.tokens[1:], rows.parents[1:], strict=True):
-        nodes.append(tree.children[nodes[parent]][token])
+        child = tree.child(nodes[parent], token)
+        assert child is not None, "rows are of the tree"
+        nodes.append(child)
     return frozenset(nodes)
 
 
 def _descend(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
     path = [0]
     for token in tokens:
-        child = tree.children[path[-1]].get(token)
+        child = tree.child(path[-1], token)
         if child is None:
             break
         path.append(child)
@@ -206,5 +208,5 @@ def _descend(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
 def _subtree(tree: DraftTree, root: int) -> frozenset[int]:
     nodes = [root]
     for node in nodes:  # grows as it goes
-        nodes += tree.children[node].values()
+        nodes += tree.children[node]
     return frozenset(nodes)

@@ -171,9 +171,10 @@ def move_rows(slab: list[KVRow], move: KVMove) -> None:
 def has_path(tree: DraftTree, tokens: tuple[int, ...]) -> bool:
     node = 0
     for token in tokens:
-        if token not in tree.children[node]:
+        child = tree.child(node, token)
+        if child is None:
             return False
-        node = tree.children[node][token]
+        node = child
     return True
 
 

@@ -330,7 +330,7 @@ def decisions(
             run(trees, leaves, random_chances(draws, batch))
         policy.settle()  # as before each verdict is taken in
         for tree in trees:
-            tree.reroot([0, 99] if 0 in tree.children[0] and draws.random() < 0.6 else [99])
+            tree.reroot([0, 99] if tree.child(0, 0) is not None and draws.random() < 0.6 else [99])
     return found
 
 

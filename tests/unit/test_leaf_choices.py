@@ -136,10 +136,9 @@ def verdict(side: DraftSide, number: int, chance: random.Random) -> Verdict:
     """What a target may say: along the tree as a rule, sometimes beside it."""
     tree, tokens, node = side.tree(0), [], 0
     while chance.random() < 0.7 and (children := tree.children[node]):
-        token = chance.choice(list(children)[:3])
-        tokens.append(token)
-        node = children[token]
-    children = list(tree.children[node])
+        node = chance.choice(children[:3])
+        tokens.append(tree.tokens[node])
+    children = [tree.tokens[child] for child in tree.children[node]]
     token = chance.choice(children) if children and chance.random() < 0.8 else VOCABULARY
     base = len(side.committed(0))
     tokens = [*tokens, token][: max(tree.max_depth, 1)]

@@ -23,7 +23,7 @@ def grow(tree: DraftTree, node: int, *chances: float) -> list[int]:
     """Run a node; its children carry tokens 0, 1, ... with these chances."""
     tree.expand([node])
     tree.add_children(node, list(range(len(chances))), [math.log(c) for c in chances])
-    return list(tree.children[node].values())
+    return list(tree.children[node])
 
 
 def new_tree(kind: type[DraftTree] = DraftTree, **options) -> DraftTree:
@@ -223,9 +223,9 @@ def test_a_row_trusts_its_features_less_the_more_of_them_are_the_head_s_own():
     assert tree.trust([0, one, two]) == (1.0, 0.5, 0.25)
     tree.reroot([0])  # the target confirms the first
     grow(tree, 0, 0.6, 0.3)
-    (known, fresh) = (tree.children[0][token] for token in (0, 1))
+    known, fresh = tree.children[0]
     assert tree.trust([known]) == (0.25,)  # run before the verdict, two features from the target's
-    below = tree.children[known][0]
+    (below,) = tree.children[known][:1]
     grow(tree, below, 0.6, 0.3)
     assert tree.trust([below]) == (0.125,)  # its features stand on that one's
     grow(tree, fresh, 0.6, 0.3)
@@ -244,7 +244,7 @@ def test_the_root_s_second_run_replaces_its_choices_and_keeps_what_is_below():
     assert tree.num_expanded == len(found.kept) == 1
     tree.expand([0])
     tree.add_children(0, [0, 7], [math.log(0.5), math.log(0.4)])  # 1 is not named again, 7 is new
-    kept, dropped, new = (tree.children[0][token] for token in (0, 1, 7))
+    kept, dropped, new = tree.children[0]
     assert math.exp(tree.log_weights[kept]) == pytest.approx(0.5)
     below = tree.children[kept][0]
     assert math.exp(tree.log_weights[below]) == pytest.approx(0.5 * 0.8)

@@ -38,7 +38,9 @@ def test_children_follow_their_parent_in_position_weight_and_path():
     assert [tree.base_len - 1 + tree.depths[n] for n in range(6)] == [9, 10, 10, 11, 11, 11]
     assert [math.exp(w) for w in tree.log_weights] == pytest.approx([1, 0.5, 0.3, 0.4, 0.05, 0.27])
     assert tree.path(3) == [0, 1, 3]
-    assert tree.children == [{1: 1, 2: 2}, {3: 3, 4: 4}, {5: 5}, {}, {}, {}]
+    assert list(map(list, tree.children)) == [[1, 2], [3, 4], [5], [], [], []]
+    assert [tree.child(0, token) for token in (1, 2, 3)] == [1, 2, None]
+    assert (tree.child(1, 4), tree.child(2, 4), tree.child(5, 5)) == (4, None, None)
 
 
 def test_a_node_sees_its_expanded_path_and_itself_only():
@@ -76,7 +78,7 @@ def test_equal_weights_keep_parents_before_children():
     for token in range(4):  # chances of one: every node weighs the same
         tree.expand([node])
         tree.add_children(node, [token, token + 10], [0.0, -1.0])
-        node = tree.children[node][token]
+        node = tree.children[node][0]
     assert tree.best(3) == [0, 1, 3]
     assert tree.leaves(1) == [node]
 
@@ -86,6 +88,8 @@ def test_selection_renumbers_parents_within_itself():
     assert selection.nodes == (0, 1, 2, 4, 5)
     assert selection.tokens == (7, 1, 2, 4, 5)
     assert selection.parents == (-1, 0, 0, 1, 2)
+    assert selection.chances == pytest.approx((1.0, 0.5, 0.3, 0.1, 0.9))
+    assert small_tree().select([0]).chances == ()
 
 
 def test_reroot_onto_a_node_keeps_its_subtree():
@@ -137,9 +141,9 @@ def test_leaves_share_no_children_that_can_leak():
     tree.reroot([2])
     tree.expand(tree.leaves(1))
     tree.add_children(1, [8], [-0.5])
-    assert other.children[3] == {}
-    assert tree.children == [{5: 1}, {8: 2}, {}]
-    assert DraftTree(1, base_len=1, max_depth=1).children == [{}]
+    assert list(other.children[3]) == []
+    assert list(map(list, tree.children)) == [[1], [2], []]
+    assert list(map(list, DraftTree(1, base_len=1, max_depth=1).children)) == [[]]
 
 
 def test_tokens_and_log_probs_must_pair_up():
