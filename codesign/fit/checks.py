@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from codesign.fit import Fit
 
 _MOST = 2**40  # rows, or seconds, of a step: far more than there can be
+_MOST_SLOPE, _MOST_INTERCEPT = 20.0, 100.0  # of a calibration, by far
 
 
 def sound(fit: Fit) -> Fit:
@@ -49,6 +50,9 @@ def sound(fit: Fit) -> Fit:
     for name, error in (*fit.errors.items(), *spreads):
         if not 0 <= error < inf:
             raise ValueError(f"the error of {name} cannot be {error}")
+    slope, intercept = fit.calibration.slope, fit.calibration.intercept
+    if not (0 <= slope <= _MOST_SLOPE and -_MOST_INTERCEPT <= intercept <= _MOST_INTERCEPT):
+        raise ValueError(f"the calibration cannot be {slope:g}, {intercept:g}")
     num_parts = len(fit.parts_covariance)
     for part, row in enumerate(fit.parts_covariance):
         if len(row) != num_parts or row[part] < 0:

@@ -1077,6 +1077,8 @@ def test_a_fit_with_something_else_for_a_number_is_refused_by_name(
         (("costs", "2", "target", "rows"), [], "no step time"),
         (("errors", "2/draft"), -0.1, "error of 2/draft cannot be -0.1"),
         (("parts_covariance",), [[1e-4, 0.0]], "row 0 of parts_covariance cannot be"),
+        (("calibration", "slope"), 60.0, "calibration cannot be 60, "),
+        (("calibration", "intercept"), -800.0, "calibration cannot be .*, -800"),
         (("parts_covariance",), [[-1e-4]], "row 0 of parts_covariance cannot be"),
         (("parts_covariance",), [[None]], "parts_covariance is no number"),
         (("top_k",), -1, "top_k must be 0"),
