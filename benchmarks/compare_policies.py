@@ -6,6 +6,7 @@
     python -m benchmarks.compare_policies lengths  # the traces' arrivals, short prompts
     python -m benchmarks.compare_policies map      # load x machine: which policy wins
     python -m benchmarks.compare_policies pairs    # measured pairs: never slower than plain?
+    python -m benchmarks.compare_policies crowds   # the same on four GPUs, with 16 to 48 at once
     python -m benchmarks.compare_policies splits   # measured pairs on four GPUs: load x split
     python -m benchmarks.compare_policies price    # what deciding takes of a round
     python -m benchmarks.compare_policies cpu      # the small pair on this machine, 5 minutes
@@ -242,7 +243,7 @@ def _head(requests: pd.DataFrame, count: int) -> pd.DataFrame:
 def main() -> None:
     """Run one part."""
     parser = argparse.ArgumentParser(description="Compare policies on the same requests.")
-    others = ["map", "pairs", "splits", "price", "cpu", "report"]
+    others = ["map", "pairs", "crowds", "splits", "price", "cpu", "report"]
     parser.add_argument("part", choices=[*MACHINE_PARTS, *others])
     parser.add_argument("--machines", default="h100x8", help="of MACHINES, with commas")
     parser.add_argument("--segments", default="code,conv", help="of the map: code,conv,mooncake")
@@ -268,6 +269,10 @@ def _run(args: argparse.Namespace) -> None:
         from benchmarks.policies.pairs import measure as measure_pairs
 
         measure_pairs(bench.store, args.traces)
+    elif args.part == "crowds":
+        from benchmarks.policies.crowds import measure as measure_crowds
+
+        measure_crowds(bench.store, args.traces)
     elif args.part == "splits":
         from benchmarks.policies.splits import measure as measure_splits
 

@@ -133,7 +133,7 @@ Cells are mean latency of plain decoding divided by the policy's, and in bracket
 for the same requests. "Plain again" is a second run of plain decoding: how far it is from 1 says
 how well a row is known. "In SLO" is the share of requests within the targets: batch tree / best of
 the others. Outputs are those of plain decoding on the same GPUs, token for token. A line
-below each table says what explains the differences: time of prompts and of the target's steps
+below each table explains differences: time of prompts and of the target's steps
 relative to the fit; what drafting takes per round beyond the draft's steps (deciding included;
 median of the rows below load 1); and the rank correlation of measured and simulated latencies,
 where fixed lengths ran, too.

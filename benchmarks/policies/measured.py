@@ -39,9 +39,8 @@ what is settled while a forward runs: learning from verdicts, and whether looks 
 {markdown(head, rows)}
 
 {_elsewhere(results)}
-The CPU engine has no such time, and its rows leave out 23 to 99 us of it on the EPYC. Reading the
-clock is part of each call, of which a round has five or more (1 us on the EPYC). Evaluations that
-are left out are not counted."""
+The CPU engine has no such time; its rows leave out 23 to 99 us of it on the EPYC. Reading the clock
+is part of each call, five or more a round (1 us there). Evaluations left out are not counted."""
 
 
 def _elsewhere(results: Results) -> str:
@@ -88,16 +87,14 @@ def pairs_section(results: Results) -> str:
     ]
     worst = [min(column) for column in zip(*speedups.values(), strict=True)]
     least = ", ".join(f"{p} {x:.3f}" for p, x in zip(policies, worst, strict=True))
-    behind = min(speedup[0] / speedup[1] for speedup in speedups.values())
     head = ("pair, int4", "trace", *(f"load {load}" for load in loads))
     return f"""\
 ## Where a draft's prompt costs several steps
 
-Simulated with step times that were measured on two H200s (the shipped fits): 120 requests of each
-trace, prompts of 48 to 512 tokens, answers of up to 96, at most eight at once, load as a share of
-what plain decoding can serve. Speedup in mean latency over plain decoding of
-{" / ".join(policies)}.
-Lowest: {least}. The batch tree has at least {behind:.3f} of SpecServe's speed.
+Simulated with the shipped fits' steps of two H200s: 120 requests of each trace, prompts of 48 to
+512 tokens, answers of up to 96, at most eight at once. Speedup in mean latency over plain decoding,
+by share of the load that it can serve, of {" / ".join(policies)}.
+Lowest: {least}.
 
 {markdown(head, rows)}
 
@@ -109,11 +106,6 @@ Lowest: {least}. The batch tree has at least {behind:.3f} of SpecServe's speed.
   the first token on and evaluates nothing. With 70B + 3B and 70B + 1B on "conv" and "mooncake",
   three acceptance seeds and two sets of requests (24 runs by the steps of 23 November), the batch
   tree had 0.999 to 1.020 of its speed, SpecServe 0.991 to 1.013.
-- **Idle, then overloaded, with more at once** (on four H200s; not in the table): of plain
-  decoding's speed the batch tree has at least 0.986 with 24 at once (70B + 1B, 70B + 3B, 72B +
-  1.5B; loads 0.7 to 2), SpecServe 0.982; with 16, 32 and 48 at once (70B + 3B) 0.980 and 0.976.
-  Before the evening of 26 November 24 at once had down to 0.92 and 0.93: prompts were read as soon
-  as they just paid, and rounds repeated that were slower than plain decoding.
 - **Known weakness:** drafting may stop for seconds. If one long prompt does not pay, and drafting
   does not pay for the others without it, all decode plainly; a batch of eight then has to read
   eight prompts at once to begin again. With 70B + 3B at load 1.0 on "mooncake" this happened in one

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from benchmarks.pages import reflow
-from benchmarks.policies import goals, gpu_runs, load_map, measured, simulated, splits
+from benchmarks.policies import crowds, goals, gpu_runs, load_map, measured, simulated, splits
 from benchmarks.policies.figures import DOCS, Results
 
 PAGE = DOCS / "policy-comparison.md"
@@ -22,13 +22,11 @@ Which policy is fastest depends on the machine, the load and the models. In shor
 
 - The serial batch tree (`batch-tree`) is the safe choice: simulated with eight at once it is never
   slower than plain decoding by more than 2 % (2.01 % in one of 144 further runs), and batch trees
-  are never slower than SpecServe by more than 2 %. Where 16 to 48 at once go from idle to
-  overload it has at least 0.98 of plain decoding's speed. Measured on one H200, from a fifth to
-  twice of what plain
-  decoding bears, it has 1.00 to 2.10 of plain decoding's speed with a 70B and 0.99 to 1.12 with an
-  8B, whose single runs are known to 5 %. With a 70B on two H200s it is 6 % faster than SpecServe,
-  and 3 % in overload; with an 8B on one H100, at a fifth of the load, 3 to 8 %
-  (on an H200 with a slow host, the day before, 2 to 6 % behind on two of three traces).
+  are never slower than SpecServe by more than 2 %. {crowds} Measured on one H200, from a fifth to
+  twice of what plain decoding bears, it has 1.00 to 2.10 of plain decoding's speed with a 70B and
+  0.99 to 1.12 with an 8B, whose single runs are known to 5 %. With a 70B on two H200s it is 6 %
+  faster than SpecServe, and 3 % in overload; with an 8B on one H100, at a fifth of the load, 3 to
+  8 % (on an H200 with a slow host, the day before, 2 to 6 % behind on two of three traces).
 - The asynchronous batch tree (`async-batch-tree`) is fastest on eight GPUs while the load is at
   most half of what plain decoding can serve, with short prompts ("conv"). At higher load, on fewer
   GPUs and with long prompts the GPU that it takes from the target costs more than it gains, except
@@ -51,11 +49,12 @@ between rounds, prefix cache and preemption (as in the SpecServe paper). "code" 
 answers of about 20 tokens; "conv" has longer answers, "mooncake" the longest prompts. What each
 policy does: [policies.md](policies.md).
 
-Differences below about 10 % are within the uncertainty about a real engine; differences between
-policies on the same machine are better known than that. In "Where a draft's prompt costs several
-steps" and in the runs of 24 November at load 0.2 with the 8B policies are told the mean answer of
-the trace, as by a plan; elsewhere they expect 96 tokens until some have finished. What was
-measured, and the price of deciding, are of the policies before the evening of 26 November.
+Differences below about 10 % are within the uncertainty about a real engine; those between policies
+on one machine are better known. In "Where a draft's prompt costs several
+steps", the two sections after it and the runs of 24 November at load 0.2 with the 8B policies are
+told the mean answer of the trace, as by a plan; elsewhere they expect 96 tokens until some have
+finished. What was measured, and the price of deciding, are of the policies before the evening of
+26 November.
 
 Written by `python -m benchmarks.compare_policies report` from `benchmarks/results/policies.json`;
 `--help` lists the commands that make it."""
@@ -82,10 +81,16 @@ def text_of(results: Results) -> str:
         measured.price_section(results),
         measured.pairs_section(results),
         splits.splits_section(results),
+        crowds.crowds_section(results),
         gpu_runs.runs_section(results),
         measured.cpu_section(results),
     ]
-    head = [_HEAD, results.get("remark", {}).get("text", ""), goals.goals_section(results), _HOW]
+    head = [
+        _HEAD.format(crowds=crowds.lowest(results)),
+        results.get("remark", {}).get("text", ""),
+        goals.goals_section(results),
+        _HOW,
+    ]
     parts = [*head, contents(sections), *sections]
     return reflow("\n\n".join(filter(None, parts))) + "\n"
 

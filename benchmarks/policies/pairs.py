@@ -45,22 +45,29 @@ def measure(store: Any, traces: Path | None) -> None:
 
 
 def simulated(
-    requests: pd.DataFrame, fit: Fit, policy: str, deployment: str, slo: SLO
+    requests: pd.DataFrame,
+    fit: Fit,
+    policy: str,
+    deployment: str,
+    slo: SLO,
+    *,
+    batch: int = BATCH,
+    seed: int = SEED,
 ) -> dict[str, Any]:
     """Figures of a policy that serves these requests on a deployment, as a plan would tell it."""
-    candidate = Candidate(parse_deployment(deployment), parse_policy(policy), BATCH)
-    return simulated_as(candidate, requests, fit, slo)
+    candidate = Candidate(parse_deployment(deployment), parse_policy(policy), batch)
+    return simulated_as(candidate, requests, fit, slo, seed=seed)
 
 
 def simulated_as(
-    candidate: Candidate, requests: pd.DataFrame, fit: Fit, slo: SLO
+    candidate: Candidate, requests: pd.DataFrame, fit: Fit, slo: SLO, *, seed: int = SEED
 ) -> dict[str, Any]:
     """The same of a candidate."""
     serving = Serving(
-        max_kv_tokens=BATCH * KV_TOKENS,
+        max_kv_tokens=candidate.max_batch * KV_TOKENS,
         answer_tokens=float(requests["output_tokens"].to_numpy().mean()),
     )
-    run = simulate(requests, candidate, fit, serving=serving, slo=slo, seed=SEED)
+    run = simulate(requests, candidate, fit, serving=serving, slo=slo, seed=seed)
     return figures_of(run, slo)
 
 
@@ -71,6 +78,7 @@ def requests_at(
     load: float,
     *,
     num: int = NUM_REQUESTS,
+    batch: int = BATCH,
     read: float | None = None,
 ) -> pd.DataFrame:
     """So many requests of a trace, at so much of what plain decoding bears.
@@ -81,11 +89,12 @@ def requests_at(
         cost: Step times of the machine.
         load: Share of what plain decoding bears.
         num: Requests.
+        batch: Most requests at once.
         read: As for ``segment``.
     """
-    requests = segment(name, traces, cost, LONG, read=read).iloc[:num]
+    requests = segment(name, traces, cost, LONG, batch, read=read).iloc[:num]
     prompt, output = (float(requests[f"{kind}_tokens"].mean()) for kind in ("prompt", "output"))
-    step = cost.target(BATCH, BATCH * (prompt + output / 2), BATCH)
-    seconds = num * (cost.prefill(prompt) + output * step / BATCH) / load
+    step = cost.target(batch, batch * (prompt + output / 2), batch)
+    seconds = num * (cost.prefill(prompt) + output * step / batch) / load
     arrival = requests["arrival"] - requests["arrival"].iloc[0]
     return requests.assign(arrival=arrival * seconds / arrival.iloc[-1])

@@ -137,9 +137,9 @@ def splits_section(results: Results) -> str:
     return f"""\
 ## Four GPUs by measured steps: load x split
 
-As in the section before, with the steps of four H200s (the shipped fits) and loads as a share of
-what plain decoding bears on all four. Speedup in mean latency over plain decoding on four of
-{" / ".join(_SHOWN)}; the best in bold:
+As in the section before, with steps of four H200s and loads as a share of what plain decoding bears
+on all four. Speedup in mean latency over it of
+{" / ".join(_SHOWN)}; best in bold:
 
 {markdown(head, rows)}
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.compare_policies import RESULTS
 from benchmarks.pages import reflow
-from benchmarks.policies import gpu_runs, load_map, measured, splits
+from benchmarks.policies import crowds, gpu_runs, load_map, measured, splits
 from benchmarks.policies.goals import goals_section
 from benchmarks.policies.page import PAGE, contents
 
@@ -21,6 +21,7 @@ SECTIONS = {
     "price": measured.price_section,
     "pairs": measured.pairs_section,
     "splits": splits.splits_section,
+    "crowds": crowds.crowds_section,
     "runs": gpu_runs.runs_section,
     "cpu": measured.cpu_section,
 }
@@ -47,6 +48,39 @@ def test_the_page_stays_short_and_lists_its_sections(page: str) -> None:
     assert "SOME OUTPUTS DIFFER" not in page
     listed = contents([page.partition("## How to read this page")[2]])
     assert reflow(listed) in page
+
+
+def test_the_summary_says_the_lowest_speeds_with_many_at_once(
+    page: str, results: dict[str, Any]
+) -> None:
+    summary = " ".join(page.partition("## Goals")[0].split())
+    cases = crowds.cases_of(results)
+    assert {case.at_once for case in cases} == set(crowds.SIZES)
+    for policy in crowds.OURS:
+        assert f" {min(crowds.speeds_of(cases, policy).values()):.3f}" in crowds.lowest(results)
+    assert crowds.lowest(results) in summary
+
+
+def test_many_at_once_are_told_by_their_lowest_speed_and_where_it_is() -> None:
+    serial, specserve = crowds.OURS
+    found: dict[str, dict[str, Any]] = {}
+    for load, latencies in {"1.2": (0.97, 0.99), "2.0": (0.995, 0.9796)}.items():
+        case = f"crowds/32/{crowds.PAIRS[1]}/code/{load}/1"
+        found[f"{case}/plain"] = _figures(1.0, num_requests=10)
+        for policy, speed in zip((serial, specserve), latencies, strict=True):
+            found[f"{case}/{policy}"] = _figures(1.0 / speed, num_requests=10)
+    last = f"crowds/32/{crowds.PAIRS[1]}/code/2.0/1/{serial}"
+    found[last] |= {"goodput": 0.8, "slo_attainment": 0.4}
+    said = " ".join(crowds.crowds_section(found).split())
+    assert "| 32 | 10 | 0.970 (70B + 3B at 1.2) / 0.9796 (70B + 3B at 2.0) | 2 | 1 / 1 |" in said
+    assert "has at least 0.9798 (below 0.98 in 1 of 2) of SpecServe's speed" in said
+    assert "lower in 1 of 2; at worst 0.80, 4 requests within the SLO to 5." in said
+    assert "it has at least 0.970 (below 0.98 in 1 of 2)" in crowds.lowest(found)
+    rows = [line for line in goals_section(found).splitlines() if "32 at once, " in line]
+    assert "| - | 0.970: 70B + 3B, code at 1.2, 32 at once, seed 1 (missed in 1 of 2)" in rows[0]
+    assert all(row.endswith("| simulated: no, measured: - |") for row in (rows[0], rows[2]))
+    unfinished = {key.replace("/code/1.2", "/conv/1.2"): f for key, f in list(found.items())[:2]}
+    assert crowds.crowds_section(found | unfinished) == crowds.crowds_section(found)
 
 
 def test_a_lead_in_goodput_is_that_of_the_better_split_and_of_targets_that_some_meet() -> None:

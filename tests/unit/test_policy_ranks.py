@@ -12,8 +12,9 @@ import pytest
 
 from benchmarks import compare_policies
 from benchmarks.pages import reflow
-from benchmarks.policies import gpu_runs, ranks, splits
+from benchmarks.policies import crowds, gpu_runs, ranks, splits
 from benchmarks.policies.cases import SEGMENTS
+from benchmarks.policies.pairs import requests_at
 from benchmarks.policies.run_figures import figures_of
 from benchmarks.policies.segments import LOAD, segment, target_of
 from benchmarks.policy_ranks import SERIAL, SPLIT, candidates_of, main
@@ -37,6 +38,52 @@ def test_a_load_in_a_segments_name_sets_its_rate(tmp_path: Path) -> None:
     usual, busy = (segment(name, tmp_path, cost, 10.0) for name in ("conv", "conv@1.4"))
     assert len(busy) / len(usual) == pytest.approx(1.4 / LOAD, rel=0.2)  # of a few requests
     assert busy["arrival"].iloc[-1] == usual["arrival"].iloc[-1] == pytest.approx(10.0)
+
+
+def test_the_same_load_with_more_at_once_is_more_requests_a_second(tmp_path: Path) -> None:
+    path = shipped_pair("h200", *PAIR)
+    assert path is not None
+    cost = Fit.load(path).costs["4"]
+    shutil.copy(bundled_path("conv-twin"), tmp_path / "AzureLLMInferenceTrace_conv.csv")
+    seconds = []
+    for batch in (8, 24):
+        requests = requests_at("conv", tmp_path, cost, 1.2, num=40, batch=batch)
+        assert len(requests) == 40
+        prompt, output = (
+            float(requests[f"{kind}_tokens"].to_numpy().mean()) for kind in ("prompt", "output")
+        )
+        step = cost.target(batch, batch * (prompt + output / 2), batch)
+        each = cost.prefill(prompt) + output * step / batch
+        seconds.append(requests["arrival"].iloc[-1])
+        assert seconds[-1] == pytest.approx(40 * each / 1.2)
+    assert seconds[1] < 0.9 * seconds[0]
+
+
+def test_crowds_fill_batches_and_go_on_where_they_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(bundled_path("conv-twin"), tmp_path / "AzureLLMInferenceTrace_conv.csv")
+    few = {"PAIRS": crowds.PAIRS[:1], "SEGMENTS": ("conv",), "LOADS": (2.0,), "SEEDS": (1, 2)}
+    for name, value in {**few, "SIZES": {16: 30}}.items():
+        monkeypatch.setattr(crowds, name, value)
+    out = tmp_path / "policies.json"
+    flags = ["crowds", "--traces", str(tmp_path), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["compare_policies.py", *flags])
+    compare_policies.main()
+    assert len(capsys.readouterr().err.splitlines()) == 6
+    compare_policies.main()
+    assert not capsys.readouterr().err
+    cases = crowds.cases_of(json.loads(out.read_text()))
+    assert [(case.at_once, case.load, case.seed) for case in cases] == [
+        (16, "2.0", 1),
+        (16, "2.0", 2),
+    ]
+    first, second = cases.values()
+    assert first["plain"] == second["plain"]
+    for policy in crowds.OURS:
+        assert first[policy] != second[policy]
+        assert first[policy]["peak_batch"] == 16
+    assert crowds.crowds_section(json.loads(out.read_text()))
 
 
 def test_a_trace_that_is_not_there_is_an_error_that_says_how_to_fetch_it(
