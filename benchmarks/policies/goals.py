@@ -49,7 +49,8 @@ def goals_section(results: Results) -> str:
 The worst case of each goal, and where it is. Speeds are mean latency of the policy compared with,
 divided by that of the policy itself: above 1 the policy is faster. Rooflines: {counts[0]} cases
 (traces, batches, chunks, lengths, map). Measured steps: {counts[1]} cases of pairs, whose only
-fixed length is a chain of one. Measured: the {counts[2]} rows of "Measured on GPUs". Goodput is
+fixed length is a chain of one. Measured: the {counts[2]} rows of
+["Measured on GPUs"](policy-measurements.md#measured-on-gpus). Goodput is
 compared where SpecServe has at least 5 % of requests in the SLO.
 
 {markdown(head, [row for row in rows if row])}
@@ -63,7 +64,8 @@ _REMARKS = """\
   were 0.977 and 0.9797, and it was behind the best fixed length in 6 of 36.
 - **Slower than SpecServe.** With an 8B at load 0.2 batch trees had 0.94 to 1.01 of SpecServe's
   speed on an H200 with a slow host on 24 November. Deciding takes less than half of that time
-  since; they have 1.03 to 1.08 on an H100, where simulation says 1.02 to 1.04 ("Measured on GPUs").
+  since; they have 1.03 to 1.08 on an H100, where simulation says 1.02 to 1.04
+  ([measured](policy-measurements.md)).
 - **Goodput** of 0.905 is 9 requests of 120 in the SLO; SpecServe and plain decoding have 10.
 - **Deciding** is measured on the host of four H100s. On the slow core of another machine it takes
   up to 0.2 points more than the goal ("The price of deciding").

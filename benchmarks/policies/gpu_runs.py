@@ -31,6 +31,8 @@ RUNS = (
     "ranks-8b-told-h100",
     "ranks-70b-24-h200x2",
     "ranks-8b-24-h200x2",
+    "ranks-70b-24-h100x2",
+    "ranks-8b-24-h100x2",
     "ranks-70b-24-h100x4",
     "ranks-8b-24-h100x4",
 )

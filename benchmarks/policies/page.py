@@ -1,7 +1,8 @@
-"""The page and the pictures of ``compare_policies.py``: docs/policy-comparison.md.
+"""The pages and the pictures of ``compare_policies.py``.
 
-The summary, the goals, and how to read the rest; the sections of ``simulated``, ``load_map``,
-``measured`` and ``gpu_runs``; what was tried and not kept.
+docs/policy-comparison.md: the summary, the goals, how to read the rest, and what is simulated (the
+sections of ``simulated``, ``load_map``, ``measured``, ``splits`` and ``crowds``).
+docs/policy-measurements.md: what engines measured (``gpu_runs``, and ``measured`` on a CPU).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from benchmarks.policies import crowds, goals, gpu_runs, load_map, measured, sim
 from benchmarks.policies.figures import DOCS, Results
 
 PAGE = DOCS / "policy-comparison.md"
+MEASUREMENTS = DOCS / "policy-measurements.md"
 
 _HEAD = """\
 # Policies compared
@@ -24,7 +26,8 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   slower than plain decoding by more than 2 % (2.01 % in one of 144 further runs), and batch trees
   are never slower than SpecServe by more than 2 %. {crowds} Measured on one H200, from a fifth to
   twice of what plain decoding bears, it has 1.00 to 2.10 of plain decoding's speed with a 70B and
-  0.99 to 1.12 with an 8B, whose single runs are known to 5 %. With a 70B on two H200s it is 6 %
+  0.99 to 1.12 with an 8B, whose single runs are known to 5 %; on two H100s with 24 at once 1.11
+  and 1.21 with a 70B, 1.00 to 1.03 with an 8B. With a 70B on two H200s it is 6 %
   faster than SpecServe, and 3 % in overload; with an 8B on one H100, at a fifth of the load, 3 to
   8 % (on an H200 with a slow host, the day before, 2 to 6 % behind on two of three traces).
 - The asynchronous batch tree (`async-batch-tree`) is fastest on eight GPUs while the load is at
@@ -42,8 +45,9 @@ Which policy is fastest depends on the machine, the load and the models. In shor
 _HOW = """\
 ## How to read this page
 
-Everything is simulated, except for "The price of deciding" and the sections that begin with
-"Measured". Unless stated otherwise: roofline step times, llama-3.1-70b:int4 with llama-3.2-1b:int4,
+Everything here is simulated, except for "The price of deciding". What engines measured is on
+[a page of its own](policy-measurements.md). Unless stated otherwise: roofline step times,
+llama-3.1-70b:int4 with llama-3.2-1b:int4,
 acceptance as recorded for the small pair, six kinds of prompt in equal shares, whole prompts
 between rounds, prefix cache and preemption (as in the SpecServe paper). "code" is bursty and has
 answers of about 20 tokens; "conv" has longer answers, "mooncake" the longest prompts. What each
@@ -51,13 +55,24 @@ policy does: [policies.md](policies.md).
 
 Differences below about 10 % are within the uncertainty about a real engine; those between policies
 on one machine are better known. In "Where a draft's prompt costs several
-steps", the two sections after it and the runs of 24 November at load 0.2 with the 8B policies are
+steps" and the two sections after it policies are
 told the mean answer of the trace, as by a plan; elsewhere they expect 96 tokens until some have
-finished. What was measured, and the price of deciding, are of the policies before the evening of
-26 November.
+finished. The price of deciding is of the policies before the evening of 26 November.
 
 Written by `python -m benchmarks.compare_policies report` from `benchmarks/results/policies.json`;
 `--help` lists the commands that make it."""
+
+_MEASURED = """\
+# Policies measured
+
+The same policies on engines: GPUs, and the small pair on a CPU. What they were to reach, and what
+is simulated of more machines and loads: [policy-comparison.md](policy-comparison.md).
+
+All runs are of the policies before the evening of 26 November, but for those of 18:55 and later of
+that day. In the runs of 24 November at load 0.2 the 8B's policies are told the mean answer of the
+trace, as by a plan; in earlier ones they expect 96 tokens until some have finished.
+
+Written by `python -m benchmarks.compare_policies report`, too."""
 
 
 def contents(sections: Sequence[str]) -> str:
@@ -82,8 +97,6 @@ def text_of(results: Results) -> str:
         measured.pairs_section(results),
         splits.splits_section(results),
         crowds.crowds_section(results),
-        gpu_runs.runs_section(results),
-        measured.cpu_section(results),
     ]
     head = [
         _HEAD.format(crowds=crowds.lowest(results)),
@@ -95,7 +108,14 @@ def text_of(results: Results) -> str:
     return reflow("\n\n".join(filter(None, parts))) + "\n"
 
 
+def measurements_of(results: Results) -> str:
+    """The page of what was measured."""
+    sections = [gpu_runs.runs_section(results), measured.cpu_section(results)]
+    return reflow("\n\n".join(filter(None, [_MEASURED, contents(sections), *sections]))) + "\n"
+
+
 def write(results: Results) -> None:
-    """Write the page and its pictures."""
-    PAGE.write_text(text_of(results), encoding="utf-8")
-    print(PAGE)
+    """Write the pages and their pictures."""
+    for page, text in ((PAGE, text_of(results)), (MEASUREMENTS, measurements_of(results))):
+        page.write_text(text, encoding="utf-8")
+        print(page)

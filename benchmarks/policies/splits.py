@@ -233,7 +233,8 @@ def _measured(results: Results) -> str:
     )
     return f"""
 
-**Measured** ([tables](#measured-on-gpus)), {rows[0].about["batch"]} at once: the policy that is
+**Measured** ([tables](policy-measurements.md#measured-on-gpus)), {rows[0].about["batch"]} at once:
+the policy that is
 simulated to be the fastest is so, or within {_CLOSE:.0%} of the fastest, in {same} of {len(rows)}
 points.{f"{goodput}: {'; '.join(said)}." if said else ""}"""
 
