@@ -20,7 +20,7 @@ from codesign.policy.batch_ahead import (
     saved_usually,
     with_gains,
 )
-from codesign.policy.batch_round import Choice
+from codesign.policy.batch_round import Choice, Worth
 from codesign.policy.batch_rows import gains_of, leaves_worth, no_leaves, worth_of_nodes
 from codesign.policy.budget_tree import BudgetTree
 from codesign.policy.cost import Calibration
@@ -68,6 +68,7 @@ class BatchDrafting(Repeating):
         self._spec = spec
         self._was_plain = True
         self._are_roots = True  # of all trees, nothing else is drafted
+        self._worth: Worth = []  # of the roots and of all drafted nodes
         self._named: Leaves = []  # of a draft forward that is not counted yet
         self._is_first = True  # of its round
         self._first = FirstLook(())

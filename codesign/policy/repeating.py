@@ -60,7 +60,7 @@ class Repeating(Resting):
         self._left = 0  # rounds that repeat the last one
         self._num_same = 0  # looks one after another that have gained nothing
         self._others = 0  # requests beside them that are not drafted for
-        self._worth = 0.0  # seconds per token that drafting for one more request saves
+        self._newcomer_saves = 0.0  # seconds per token that drafting for one more request saves
         self._largest = 0  # requests that the last look was made at: of more, fewer may draft
         self._seconds = 0.0  # of a round that repeats that one
         self._saved_lately = Lately()  # by drafting for all, per token of each request
@@ -148,7 +148,7 @@ class Repeating(Resting):
             self._others, self._largest = self.beside[0], this.batch
             self._seconds = blind - this.stall
             every, others = self._saved_blindly(len(trees)), self._saved_blindly(len(trees) - 1)
-            self._worth = self._saved_by_newcomer(every, others)
+            self._newcomer_saves = self._saved_by_newcomer(every, others)
 
     # Prompts that the draft runs or leaves.
 
@@ -212,7 +212,7 @@ class Repeating(Resting):
             return [[] for _ in trees]
         leaves = [tree.leaves(1) for tree in trees]
         cold = [i for i, tree in enumerate(trees) if tree.missing >= COLD]
-        for i in self._costly(trees, cold, self._worth) if cold else ():
+        for i in self._costly(trees, cold, self._newcomer_saves) if cold else ():
             leaves[i] = []
         return leaves
 
