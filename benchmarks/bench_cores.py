@@ -1,4 +1,4 @@
-"""What leaving slow cores gains on this host; no GPU is used.
+"""What leaving slow cores gains on this host; no GPU is used, but results are kept where one is.
 
     python -m benchmarks.bench_cores [--ranks 2] [--seconds 2.5] [--turns 2] [--out FOLDER]
 
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import write_result
-from codesign.engine.gpu.quick_core import SLOW, QuickCore
+from codesign.engine.gpu.quick_core import SLOW, QuickCore, usable_cores
 
 TABLE = list(range(50_000))
 STEPS = 1000  # numbers read in a piece of work: 70 us on a quick core
@@ -107,11 +107,15 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2, help="runs of each mode (2)")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    cores = len(usable_cores())
+    if cores < 3 * args.ranks:
+        parser.error(f"with {cores} cores {args.ranks} ranks never move. Try fewer: --ranks N")
     rows = measure(args)
     for each in rows:
         print(each)
     if torch.cuda.is_available():
-        note = f"{args.ranks} processes, {STEPS} numbers a piece of work, waits of {WAIT * 1e3} ms"
+        note = f"{args.ranks} processes on {cores} cores, {STEPS} numbers a piece of work, "
+        note += f"waits of {WAIT * 1e3} ms"
         print(write_result("cores", rows, directory=args.out, note=note))
 
 

@@ -21,7 +21,7 @@ def hardware() -> dict[str, Any]:
     usable = getattr(os, "sched_getaffinity", None)  # Linux only
     return {
         "cpu": _cpu_name(),
-        "cores": len(usable(0)) if usable else os.cpu_count(),
+        "cores": len(usable(0)) if usable else os.cpu_count() or 1,
         "memory_bytes": _memory_bytes(),
         "gpus": _gpus(),
         "python": platform.python_version(),

@@ -219,8 +219,13 @@ def _replay(plan: Plan, wanted: list[ScoredCandidate], args: argparse.Namespace)
 def _engine(plan: Plan, wanted: list[ScoredCandidate], args: argparse.Namespace) -> PlanEngine:
     from codesign.engine.replicas import PlanEngine
     from codesign.engine.source import EngineSource
+    from codesign.errors import UsageError
 
     source = EngineSource(plan, args.device, num_workers=_cores(args), padded_rows=args.padded_rows)
+    if args.device == "cpu" and args.padded_rows != _USUAL_ROWS:
+        raise UsageError(
+            "--padded-rows is for --device cuda and cpu-ranks: on cpu no row is added. Leave it out"
+        )
     engine = PlanEngine(source)
     engine.check([scored.candidate for scored in wanted])
     return engine
@@ -230,16 +235,12 @@ def _cores(args: argparse.Namespace) -> int:
     """CPU cores that the run may use.
 
     Raises:
-        UsageError: If they were given for ranks, or rows of ranks for a CPU.
+        UsageError: If they were given for ranks.
         HardwareError: If the machine has fewer.
     """
     from codesign.artifacts.machine import check_cores, hardware
     from codesign.errors import UsageError
 
-    if args.device == "cpu" and args.padded_rows != _USUAL_ROWS:
-        raise UsageError(
-            "--padded-rows is for --device cuda and cpu-ranks: on cpu no row is added. Leave it out"
-        )
     if args.workers is None:
         return hardware()["cores"]
     if args.device != "cpu":

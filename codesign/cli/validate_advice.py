@@ -58,7 +58,7 @@ def again_command(run: RunComparison, plan: Plan, plan_file: str, *, refuses: bo
         ):
             words += [f"--{role}", model] if model and model != planned else []
         words += ["--device", served.device] if served.device != "cpu" else []
-    if not has_usual_rows(run.settings):
+    if not has_usual_rows(run.settings) and run.settings.get("device") != "cpu":
         words += ["--padded-rows", str(run.settings["padded_rows"])]
     if refuses and (waiting := _max_waiting(run)) is not None:
         words += ["--max-waiting", str(waiting)]

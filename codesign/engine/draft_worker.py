@@ -137,8 +137,8 @@ class DraftWorker:
                 break
             self._expand(rows, self.side.following(rows, done, overlaps=True))
         self.run_prompts()
-        self._idle_from = perf_counter()
         collect()
+        self._idle_from = perf_counter()
 
     def run_prompts(self) -> None:
         """Run the parts of prompts that came with the last verdict, if the policy wants them read.

@@ -1,8 +1,8 @@
 """Python's garbage collector beside forwards, not between them.
 
-Left to itself it starts wherever a round makes an object too many: of a batch 0.1 ms every few
-rounds, 2 to 10 ms now and then, and 50 to 125 ms when it looks at all that torch has loaded. While
-requests are served it is off; the loops call ``collect`` where a GPU is busy anyway.
+Left to itself it starts wherever a round makes an object too many: most often for 0.2 ms, now and
+then for 1 to 10, and for 120 when it looks at all that torch has loaded. While requests are served
+it is off; the loops call ``collect`` where a GPU is busy anyway.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from contextlib import contextmanager
 
 YOUNG = 2000  # objects since the last look, of which most are gone by then
 OFTEN = 10  # looks at the young ones before one at those that were young
-IDLE = 0.05  # seconds without a request that are enough for a look at all
+SELDOM = 200  # looks at those before one at all: of some millions that have stayed
+IDLE = 0.5  # seconds without a request that are enough for it
 
 
 @contextmanager
 def collected_beside() -> Iterator[None]:
     """Leave the collector to ``collect``; what is there already is not looked at meanwhile."""
-    if not gc.isenabled():  # somebody else's
+    if not gc.isenabled() or gc.get_freeze_count():  # somebody else's
         yield
         return
-    gc.freeze()
-    gc.disable()
     try:
+        gc.freeze()
+        gc.disable()
         yield
     finally:
         gc.enable()
@@ -33,9 +34,9 @@ def collected_beside() -> Iterator[None]:
 
 def collect() -> None:
     """Look at young objects, if there are many; at older ones if that was often enough."""
-    young, looks, _ = gc.get_count()
+    young, looks, older = gc.get_count()
     if young > YOUNG and not gc.isenabled():
-        gc.collect(1 if looks > OFTEN else 0)
+        gc.collect(0 if looks <= OFTEN else 1 if older <= SELDOM else 2)
 
 
 def collect_idle(seconds: float) -> None:

@@ -1,8 +1,7 @@
 """The target's loop: admit, prefill, verify, commit, until every request is served.
 
-Prompts run between rounds, or a chunk of them within each round where the plan says so. Rounds
-follow ``codesign.policy.protocol``; the simulator's loop (codesign.sim) has the same order of
-steps. Arrivals replay by the wall clock.
+Prompts run between rounds, or, where the plan says so, a chunk of them within each. Rounds follow
+``codesign.policy.protocol``, in the order of the simulator's loop. Arrivals replay by the clock.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter, sleep
 
 from codesign import Progress
-from codesign.calibration_log import CalibrationLog
 from codesign.engine.feed import Feed
 from codesign.engine.garbage import collect, collect_idle, collected_beside
 from codesign.engine.partner import Answer, DraftLostError, NoDraft, Partner, TargetLostError
@@ -39,6 +37,7 @@ class Server:
 
     Attributes:
         outputs: Emitted tokens by request number, complete or not.
+        calibration: How right the draft's chances were.
     """
 
     def __init__(
@@ -68,16 +67,12 @@ class Server:
         self._dropped: list[int] = []
         self._quiet = {r.request_id for r in requests if not r.options.speculates}
         self._log = ServingLog(feed.replica if feed is not None else 0)
+        self.calibration = self._log.calibration
         self._asked = {r.request_id: r for r in requests}
         self.outputs: dict[int, list[int]] = {}
         for request in requests if feed is None else ():
             self._expect(request)
         self._log.refuse(refused or {})
-
-    @property
-    def calibration(self) -> CalibrationLog:
-        """How right the draft's chances were."""
-        return self._log.calibration
 
     def _expect(self, request: BoundRequest) -> None:
         self._log.expect(request)
@@ -90,12 +85,11 @@ class Server:
         """
         try:
             self._log.begin(perf_counter() if self._feed is None else self._feed.start())
-            with collected_beside():
-                cut_by = self._serve()
-            return self._log.records(cut_by=cut_by)
+            return self._log.records(cut_by=self._serve())
         finally:
             self._partner.close()
 
+    @collected_beside()
     def _serve(self) -> str | None:
         """Serve until all is done; or what ended it before."""
         try:
@@ -137,7 +131,7 @@ class Server:
 
     def _run_between(self, this: Round, admitted: Sequence[int]) -> None:
         """Run whole prompts, then a round of all requests."""
-        joining = [self._schedule.admission(number) for number in admitted]
+        joining = list(map(self._schedule.admission, admitted))
         if self._partner.is_async:  # the draft prefills while the target does
             self._send(joining)
             first = self._prefill(this)

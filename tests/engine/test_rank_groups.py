@@ -252,9 +252,9 @@ def test_a_rank_that_dies_while_others_load_is_said_as_such(
 ):
     load = ranks_module._model_rank
 
-    def kill(setup, model, forward):
+    def kill(setup, model, forward, core):
         started_ranks[-1].kill()
-        return load(setup, model, forward)
+        return load(setup, model, forward, core)
 
     started_ranks = []
     start = LocalRanks._start

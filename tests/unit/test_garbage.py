@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 
+from codesign.engine import garbage
 from codesign.engine.garbage import IDLE, OFTEN, YOUNG, collect, collect_idle, collected_beside
 
 
@@ -87,6 +88,24 @@ def test_afterwards_all_is_as_before():
     assert not gc.get_freeze_count()
 
 
+def test_what_stays_for_long_is_looked_at_in_the_end(monkeypatch):
+    monkeypatch.setattr(garbage, "SELDOM", 3)
+    with collected_beside():
+        old = cycle_that_is_old()
+        for _ in range(6 * (OFTEN + 2)):
+            kept = [[] for _ in range(2 * YOUNG)]
+            collect()
+            del kept
+        assert old() is None
+
+
+def test_who_has_frozen_the_heap_keeps_it_so():
+    gc.freeze()
+    with collected_beside():
+        assert gc.isenabled()
+    assert gc.get_freeze_count()
+
+
 def interrupted() -> None:
     with collected_beside():
         assert gc.get_freeze_count()
@@ -101,10 +120,10 @@ def test_whoever_has_the_collector_off_keeps_it_so():
     assert not gc.isenabled()
 
 
-def test_elsewhere_collect_leaves_it_to_python():
-    gc.collect()
-    dead = cycle()
-    count = gc.get_stats()[0]["collections"]
+def test_elsewhere_it_is_left_to_python(monkeypatch):
+    monkeypatch.setattr(garbage, "YOUNG", -1)
+    monkeypatch.setattr(garbage, "OFTEN", -1)
+    counts = [generation["collections"] for generation in gc.get_stats()]
     collect()
-    assert gc.get_stats()[0]["collections"] == count
-    assert dead() is not None
+    collect_idle(2 * IDLE)
+    assert [generation["collections"] for generation in gc.get_stats()] == counts

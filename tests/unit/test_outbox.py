@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from codesign.engine.gpu.outbox import Outbox, wait
+from codesign.engine.gpu.outbox import Due, Outbox, wait
 from codesign.engine.gpu.tensor_group import SingleRank
 from codesign.kernels import host_answer
 
@@ -93,3 +93,26 @@ Path(sys.argv[1]).write_bytes(made.asm["cubin"])
 
 def test_the_kernel_compiles_for_hopper_with_one_store_a_word(assert_keeps_values_in_registers):
     assert_keeps_values_in_registers(COMPILED)
+
+
+class Core:
+    """Notes when it is asked to look; the answer comes with the third look."""
+
+    def __init__(self, due: Due) -> None:
+        self.due, self.moments = due, []
+
+    def look(self, now: float) -> None:
+        self.moments.append(now)
+        if len(self.moments) == 3:
+            self.due.flags[:] = 1
+
+
+def test_a_core_is_looked_at_while_an_answer_is_awaited():
+    outbox = Outbox(4, CPU)
+    due = outbox.expect()
+    core = Core(due)
+    wait(due, SingleRank(), CPU, None, core)
+    assert len(core.moments) == 3
+    assert core.moments == sorted(core.moments)
+    wait(due, SingleRank(), CPU, None, core)
+    assert len(core.moments) == 3, "the answer was there"

@@ -111,10 +111,37 @@ def test_ranks_go_to_cores_of_their_own(cores, monkeypatch):
 def test_whoever_has_left_may_run_anywhere(monkeypatch):
     mine = os.sched_getaffinity(0)
     monkeypatch.setattr(quick_core, "usable_cores", lambda: sorted(mine))
+    asked = []
+    move = os.sched_setaffinity
+    monkeypatch.setattr(os, "sched_setaffinity", lambda who, to: (asked.append(to), move(who, to)))
     core = QuickCore(0, 1)
     core._leave()
+    assert [set(to) for to in asked] == [asked[0], mine]
+    assert len(asked[0]) == 1
+    assert asked[0] <= mine
     assert os.sched_getaffinity(0) == mine
     assert 0.0 < core._pace() < 1.0
+
+
+def test_a_host_that_is_slow_for_good_is_quick_enough():
+    host = Host(lambda core, now: FAST if now < 0.1 else 1.4 * FAST).watched(20)
+    assert host.left
+    assert host.left[-1] < 10.0
+
+
+def test_cores_that_were_taken_away_are_not_taken_back(cores, monkeypatch):
+    asked: list[list[int]] = []
+    core = QuickCore(0, 1)
+    monkeypatch.setattr(quick_core, "usable_cores", lambda: [2, 5])
+    monkeypatch.setattr(
+        os, "sched_setaffinity", lambda who, to: asked.append(sorted(to)), raising=False
+    )
+    for _ in range(20):
+        core._leave()
+    assert all(to in ([2], [5], [2, 5]) for to in asked)
+    monkeypatch.setattr(quick_core, "usable_cores", lambda: [11])
+    core._leave()
+    assert not core._moves
 
 
 def test_where_moving_is_forbidden_it_stays(monkeypatch):

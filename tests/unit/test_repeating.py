@@ -178,7 +178,8 @@ def test_requests_come_and_go_while_rounds_are_repeated(label):
     policy._gains = {1: -0.01, 2: -0.01, 3: -0.01}  # looks at so many have found nothing
     trees = trees_of(policy, 2)
     play(policy, [*trees, *trees_of(policy, 1)], 0.6)
-    policy._left, policy._newcomer_saves = 9, RETURN * 1e-3  # seconds a token: a prompt of 96 rows pays
+    policy._left = 9
+    policy._newcomer_saves = RETURN * 1e-3  # seconds a token: a prompt of 96 rows pays
     for others in (trees[:1], [*trees, *trees_of(policy, 1)]):
         play(policy, others, 0.6)
         assert policy.repeats

@@ -1,10 +1,9 @@
 """Leave a core that is slow at the moment, as one is on a host that is shared with others.
 
 A virtual machine's core runs at half its pace while something else has the other half of the
-physical one: for a tenth of a second to many seconds, each core by itself. Every rank keeps its
+physical one: for 2 ms in the middle and up to seconds, each core by itself. Every rank keeps its
 core busy, so that the system leaves it there. Its host's work between two steps is then twice as
-long, and all ranks wait for the slowest. On one host of sixteen cores a process that stayed was
-slow for 35 to 45 % of the time, one that left in time for 9 %.
+long, and all ranks wait for the slowest. What leaving gains depends on the host (docs/engine.md).
 
 The pace is that of an empty loop, timed while the rank waits for its GPU anyway.
 """
@@ -17,6 +16,7 @@ from time import perf_counter
 
 EVERY = 0.5e-3  # seconds between two looks
 SLOW = 1.3  # times the least that a look has taken
+RISE = 0.01  # share by which that grows in a second: clocks may fall for good
 PATIENCE = 8  # slow looks in a row, after which it leaves
 NEW_PATIENCE = 3  # the same on a core that has not been quick yet
 HOPS = 20  # cores in a row that were slow, after which it rests on one
@@ -25,7 +25,10 @@ _LOOP = range(200)  # 1.5 us
 
 
 class QuickCore:
-    """Keeps a rank off slow cores; each rank goes to cores that no other rank goes to.
+    """Keeps a rank off slow cores; ranks of a run go to different ones.
+
+    Replicas do not know of each other, and may meet. A process that was bound to few cores, or is
+    one of many ranks on several hosts, has too few to move.
 
     Args:
         rank: Of this process.
@@ -33,12 +36,12 @@ class QuickCore:
     """
 
     def __init__(self, rank: int, num_ranks: int) -> None:
-        self._cores = usable_cores()
-        self._own = self._cores[rank::num_ranks]
-        self._moves = len(self._cores) >= 3 * num_ranks
+        cores = usable_cores()
+        self._own = cores[rank::num_ranks]
+        self._moves = len(cores) >= 3 * num_ranks
         self._random = Random(os.getpid())
         self._least = 1.0
-        self._next = 0.0
+        self._next = self._looked = 0.0
         self._num_slow, self._hops = 0, 0
 
     def look(self, now: float) -> None:
@@ -51,7 +54,8 @@ class QuickCore:
             return
         self._next = now + EVERY
         pace = self._pace()
-        self._least = min(self._least, pace)
+        self._least = min(self._least * (1.0 + RISE * (now - self._looked)), pace)
+        self._looked = now
         if pace <= SLOW * self._least:
             self._num_slow = self._hops = 0
             return
@@ -74,10 +78,12 @@ class QuickCore:
 
     def _leave(self) -> None:
         """Go to another core; from there the system may move it on, as ever."""
+        usable = usable_cores()  # somebody may have given this process others
+        own = [core for core in self._own if core in usable]
         try:
-            os.sched_setaffinity(0, {self._random.choice(self._own)})
-            os.sched_setaffinity(0, self._cores)
-        except OSError:  # forbidden, or somebody has given this process other cores
+            os.sched_setaffinity(0, {self._random.choice(own)})
+            os.sched_setaffinity(0, usable)
+        except (IndexError, OSError):  # none is left, or it is forbidden
             self._moves = False
 
 

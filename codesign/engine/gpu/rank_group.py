@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from codesign.engine.garbage import collect, collected_beside
 from codesign.engine.gpu.mailbox import Mailbox
 from codesign.engine.gpu.model_rank import ModelRank
 from codesign.engine.gpu.paging import PageTable
@@ -146,5 +147,7 @@ def follow(mailbox: Mailbox, models: Mapping[int, ModelRank], watch: Watch | Non
         models: This rank's part of each model, by number.
         watch: Of the leader.
     """
-    while (message := mailbox.receive())[KIND] != END:
-        models[int(message[MODEL])].answer(message, watch)
+    with collected_beside():
+        while (message := mailbox.receive())[KIND] != END:
+            models[int(message[MODEL])].answer(message, watch)
+            collect()  # the leader has its answer to read

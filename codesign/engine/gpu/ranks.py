@@ -201,9 +201,8 @@ def load_rank(
     core = QuickCore(rank, setup.num_ranks) if device.type == "cuda" else None
     for model, part in weights.items():
         before = _allocated(device)
-        forward = RankForward(
-            part, groups[setup.group_ranks(draft=model == DRAFT_MODEL)], fused=setup.fused
-        )
+        group = groups[setup.group_ranks(draft=model == DRAFT_MODEL)]
+        forward = RankForward(part, group, fused=setup.fused)
         weight_bytes[model] = _allocated(device) - before
         models[model] = _model_rank(setup, model, forward, core)
     if dist.is_initialized() and device.type == "cpu":
