@@ -5,11 +5,23 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from codesign.engine.gpu import quick_core
-from codesign.engine.gpu.quick_core import EVERY, HOPS, NEW_PATIENCE, PATIENCE, REST, QuickCore
+from codesign.engine.gpu.quick_core import (
+    EVERY,
+    HOPS,
+    NEW_PATIENCE,
+    PATIENCE,
+    REST,
+    QuickCore,
+    core_beside,
+    cores_beside,
+    pci_address,
+)
 
 FAST, BUSY = 2e-6, 4e-6
 
@@ -90,6 +102,44 @@ def test_it_leaves_again_after_a_quick_time():
 @pytest.mark.parametrize(("num_ranks", "moves"), [(1, True), (2, True), (3, False), (8, False)])
 def test_few_cores_are_not_for_moving(num_ranks, moves):
     assert bool(Host(later_slow, num_ranks=num_ranks).watched(1).left) == moves
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("0-3,8-11\n", [0, 1, 2, 3, 8, 9, 10, 11]), ("5\n", [5]), ("\n", []), ("x", [])],
+)
+def test_cores_beside_a_gpu_are_those_the_system_names(tmp_path, monkeypatch, text, found):
+    monkeypatch.setattr(quick_core, "_DEVICES", tmp_path)
+    (tmp_path / "0000:1b:00.0").mkdir()
+    (tmp_path / "0000:1b:00.0" / "local_cpulist").write_text(text)
+    assert cores_beside("0000:1b:00.0") == found
+    assert cores_beside("0000:ff:00.0") == []
+    assert cores_beside("") == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "address"),
+    [
+        ({"pci_domain_id": 0, "pci_bus_id": 27, "pci_device_id": 0}, "0000:1b:00.0"),
+        ({"pci_bus_id": 27}, ""),
+    ],
+)
+def test_a_gpu_has_the_address_that_the_system_gives_it(monkeypatch, fields, address):
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**fields)
+    )
+    assert pci_address(torch.device("cuda", 0)) == address
+
+
+@pytest.mark.parametrize(
+    ("near", "own"), [((), [1, 3, 5, 7]), (range(4, 16), [5, 7]), (range(64, 96), [1, 3, 5, 7])]
+)
+def test_a_rank_keeps_to_the_cores_beside_its_gpu(near, own):
+    assert QuickCore(1, 2, near)._own == own
+
+
+def test_a_rank_on_a_cpu_has_no_core_of_its_own():
+    assert core_beside(torch.device("cpu"), 0, 1) is None
 
 
 def test_ranks_go_to_cores_of_their_own(cores, monkeypatch):

@@ -5,14 +5,19 @@ physical one: for 2 ms in the middle and up to seconds, each core by itself. Eve
 core busy, so that the system leaves it there. Its host's work between two steps is then twice as
 long, and all ranks wait for the slowest. What leaving gains depends on the host (docs/engine.md).
 
-The pace is that of an empty loop, timed while the rank waits for its GPU anyway.
+The pace is that of an empty loop, timed while the rank waits for its GPU anyway. On a host of
+several sockets a rank stays beside its GPU.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
+from pathlib import Path
 from random import Random
 from time import perf_counter
+
+import torch
 
 EVERY = 0.5e-3  # seconds between two looks
 SLOW = 1.3  # times the least that a look has taken
@@ -22,6 +27,7 @@ NEW_PATIENCE = 3  # the same on a core that has not been quick yet
 HOPS = 20  # cores in a row that were slow, after which it rests on one
 REST = 0.1  # seconds
 _LOOP = range(200)  # 1.5 us
+_DEVICES = Path("/sys/bus/pci/devices")
 
 
 class QuickCore:
@@ -33,10 +39,12 @@ class QuickCore:
     Args:
         rank: Of this process.
         num_ranks: Of the run; with fewer than three cores for each they stay where they are.
+        near: Cores beside its GPU, which it keeps to if it may use any of them.
     """
 
-    def __init__(self, rank: int, num_ranks: int) -> None:
-        cores = usable_cores()
+    def __init__(self, rank: int, num_ranks: int, near: Collection[int] = ()) -> None:
+        usable = usable_cores()
+        cores = [core for core in usable if core in near] or usable
         self._own = cores[rank::num_ranks]
         self._moves = len(cores) >= 3 * num_ranks
         self._random = Random(os.getpid())
@@ -85,6 +93,33 @@ class QuickCore:
             os.sched_setaffinity(0, usable)
         except (IndexError, OSError):  # none is left, or it is forbidden
             self._moves = False
+
+
+def core_beside(device: torch.device, rank: int, num_ranks: int) -> QuickCore | None:
+    """A rank's, beside its GPU; None of a rank on a CPU."""
+    if device.type != "cuda":
+        return None
+    return QuickCore(rank, num_ranks, cores_beside(pci_address(device)))
+
+
+def pci_address(device: torch.device) -> str:
+    """Of a GPU, as the system names its folder; "" if this torch does not say."""
+    found = torch.cuda.get_device_properties(device)
+    numbers = [getattr(found, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    if None in numbers:
+        return ""
+    domain, bus, place = numbers
+    return f"{domain:04x}:{bus:02x}:{place:02x}.0"
+
+
+def cores_beside(address: str) -> list[int]:
+    """Cores of the socket that a PCI device is attached to; none where the system does not say."""
+    try:
+        text = (_DEVICES / address / "local_cpulist").read_text(encoding="ascii")
+        spans = [[int(end) for end in part.split("-")] for part in text.split(",")]
+    except (OSError, ValueError):
+        return []
+    return [core for span in spans for core in range(span[0], span[-1] + 1)]
 
 
 def usable_cores() -> list[int]:

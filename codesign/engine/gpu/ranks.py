@@ -43,7 +43,7 @@ from codesign.engine.gpu.mailbox import (
     shared_memory_is_ordered,
 )
 from codesign.engine.gpu.model_rank import ModelRank
-from codesign.engine.gpu.quick_core import QuickCore
+from codesign.engine.gpu.quick_core import QuickCore, core_beside
 from codesign.engine.gpu.rank_group import GroupLeader, follow
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.row_sampling import RowTargetHead
@@ -198,7 +198,7 @@ def load_rank(
     groups = tensor_groups(setup, joined, rank, hidden, device)
     marks.append(("join", perf_counter()))
     models, weight_bytes = {}, {}
-    core = QuickCore(rank, setup.num_ranks) if device.type == "cuda" else None
+    core = core_beside(device, rank, setup.num_ranks)
     for model, part in weights.items():
         before = _allocated(device)
         group = groups[setup.group_ranks(draft=model == DRAFT_MODEL)]
