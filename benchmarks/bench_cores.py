@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from benchmarks.common import write_result
-from codesign.engine.gpu.quick_core import SLOW, QuickCore, usable_cores
+from codesign.artifacts.machine import num_cores
+from codesign.engine.gpu.quick_core import SLOW, QuickCore
 
 TABLE = list(range(50_000))
 STEPS = 1000  # numbers read in a piece of work: 70 us on a quick core
@@ -107,7 +108,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2, help="runs of each mode (2)")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    cores = len(usable_cores())
+    cores = num_cores()
     if cores < 3 * args.ranks:
         parser.error(f"with {cores} cores {args.ranks} ranks never move. Try fewer: --ranks N")
     rows = measure(args)

@@ -101,9 +101,9 @@ def speeds_of(cases: Cases, policy: str, rival: str = "plain") -> dict[Case, flo
     }
 
 
-def sizes_said(results: Results) -> str:
+def sizes_said(cases: Cases) -> str:
     """Such as "16 to 48 at once"."""
-    sizes = {case.at_once for case in cases_of(results)}
+    sizes = {case.at_once for case in cases}
     return f"{min(sizes)} to {max(sizes)} at once"
 
 
@@ -114,7 +114,7 @@ def lowest(results: Results) -> str:
         return ""
     ours, theirs = (_least(speeds_of(cases, policy)) for policy in OURS)
     return (
-        f"Where {sizes_said(results)} go from idle to overload (simulated) it has at least {ours} "
+        f"Where {sizes_said(cases)} go from idle to overload (simulated) it has at least {ours} "
         f"of plain decoding's speed, and SpecServe {theirs}."
     )
 

@@ -138,17 +138,15 @@ def _verdict(simulated: Sequence[int | None], measured: Sequence[int | None]) ->
 
 def _crowded(results: Results) -> list[tuple[str, ...]]:
     """Speeds with many at once, which are simulated by measured steps alone."""
-    cases = {case.label: found for case, found in crowds.cases_of(results).items()}
+    cases = crowds.cases_of(results)
     if not cases:
         return []
-    kinds: Kinds = {}, cases, {}
-    asked = f"{crowds.sizes_said(results)}, batch tree: at most 2 % slower than"
+    kinds: Kinds = {}, {case.label: found for case, found in cases.items()}, {}
+    at_once, slower = crowds.sizes_said(cases), "at most 2 % slower than"
     return [
-        _speed(f"{asked} plain", kinds, ("plain",), (SERIAL,)),
-        _speed(f"{asked} SpecServe", kinds, (SPECSERVE,), (SERIAL,)),
-        _speed(
-            asked.replace("batch tree", "SpecServe") + " plain", kinds, ("plain",), (SPECSERVE,)
-        ),
+        _speed(f"{at_once}, batch tree: {slower} plain", kinds, ("plain",), (SERIAL,)),
+        _speed(f"{at_once}, batch tree: {slower} SpecServe", kinds, (SPECSERVE,), (SERIAL,)),
+        _speed(f"{at_once}, SpecServe: {slower} plain", kinds, ("plain",), (SPECSERVE,)),
     ]
 
 

@@ -18,15 +18,24 @@ from codesign.errors import HardwareError, counted
 @functools.cache
 def hardware() -> dict[str, Any]:
     """Return the machine in words and numbers; ``cores`` are those this process may use."""
-    usable = getattr(os, "sched_getaffinity", None)  # Linux only
     return {
         "cpu": _cpu_name(),
-        "cores": len(usable(0)) if usable else os.cpu_count() or 1,
+        "cores": num_cores(),
         "memory_bytes": _memory_bytes(),
         "gpus": _gpus(),
         "python": platform.python_version(),
         "platform": platform.platform(),
     }
+
+
+def usable_cores() -> list[int]:
+    """Cores that this process may run on; none where the system does not say (not Linux)."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def num_cores() -> int:
+    """How many cores this process may use."""
+    return len(usable_cores()) or os.cpu_count() or 1
 
 
 def check_cores(workers: int, fix: str) -> None:

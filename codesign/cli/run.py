@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from codesign.engine.replicas import PlanEngine
     from codesign.plan import Plan
 
-_USUAL_ROWS = 8  # of a target's forward on ranks at least
 _BASELINES = ("plain", "chain-3", "tree", "async-tree")
 _EXAMPLES = """\
 examples:
@@ -72,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--padded-rows",
         type=int,
-        default=_USUAL_ROWS,
+        default=8,
         choices=(8, 16, 32, 64, 128),
         help="pad target forwards on cuda and cpu-ranks to this many rows (8); if it covers the "
         "largest batch and tree, all runs round alike and give the same tokens",
@@ -220,12 +219,13 @@ def _engine(plan: Plan, wanted: list[ScoredCandidate], args: argparse.Namespace)
     from codesign.engine.replicas import PlanEngine
     from codesign.engine.source import EngineSource
     from codesign.errors import UsageError
+    from codesign.fit.step_pace import has_usual_rows
 
-    source = EngineSource(plan, args.device, num_workers=_cores(args), padded_rows=args.padded_rows)
-    if args.device == "cpu" and args.padded_rows != _USUAL_ROWS:
+    if args.device == "cpu" and not has_usual_rows(vars(args)):
         raise UsageError(
             "--padded-rows is for --device cuda and cpu-ranks: on cpu no row is added. Leave it out"
         )
+    source = EngineSource(plan, args.device, num_workers=_cores(args), padded_rows=args.padded_rows)
     engine = PlanEngine(source)
     engine.check([scored.candidate for scored in wanted])
     return engine

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from codesign.artifacts.machine import num_cores
 from codesign.candidate import Candidate
 from codesign.config import SLO, Serving
 from codesign.errors import HardwareError
@@ -146,7 +147,7 @@ def open_executor(task: Task, kind: Kind = "local", *, processes: int | None = N
     """
     if kind == "ray":
         return RayExecutor(task, processes)
-    return LocalExecutor(task, _num_cores() if processes is None else processes)
+    return LocalExecutor(task, num_cores() if processes is None else processes)
 
 
 class LocalExecutor(Executor):
@@ -262,13 +263,6 @@ class RayExecutor(Executor):
         del self._shared
         if self._is_ours:
             self._ray.shutdown()
-
-
-def _num_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 _worker_task: Task | None = None

@@ -102,10 +102,7 @@ class FeatureTree(RerunTree):
         return Reroot(True, promoted, found.kept[1:])
 
     def _keep_subtree(self, root: int) -> tuple[int, ...]:
-        keep = [root]
-        for node in keep:  # grows as it goes
-            keep += self.children[node]
-        ages = [self.ages[node] for node in sorted(keep)]
+        ages = [self.ages[node] for node in sorted(self.subtree(root))]
         kept = super()._keep_subtree(root)
         self.ages = ages
         return kept

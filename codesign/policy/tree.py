@@ -122,6 +122,13 @@ class DraftTree:
                 return child
         return None
 
+    def subtree(self, root: int) -> list[int]:
+        """A node and all below it, level by level."""
+        nodes, children = [root], self.children
+        for node in nodes:  # grows as it goes
+            nodes += children[node]
+        return nodes
+
     def leaves(self, width: int) -> list[int]:
         """The ``width`` unexpanded nodes with the largest path weight that may still grow.
 
@@ -279,9 +286,7 @@ class DraftTree:
 
     def _keep_subtree(self, root: int) -> tuple[int, ...]:
         """Make ``root`` node 0 and renumber its subtree; return the kept slots in slot order."""
-        slots, parents, children, keep = self.slots, self.parents, self.children, [root]
-        for node in keep:  # grows as it goes
-            keep += children[node]
+        slots, parents, children, keep = self.slots, self.parents, self.children, self.subtree(root)
         keep.sort()  # creation order again: parents before children
         new_index = dict(zip(keep, range(len(keep)), strict=True))
         kept_slots = sorted([slots[n] for n in keep if slots[n] != UNEXPANDED])

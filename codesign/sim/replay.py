@@ -176,7 +176,7 @@ def _round(
         num_sent_from=side.num_nodes,
         verified=frozenset() if unknown else _sent_nodes(tree, side.sent),
         accepted=() if unknown else tuple(path[1:num_emitted]),
-        kept=_subtree(tree, path[-1]) if again.is_hit else frozenset(),
+        kept=frozenset(tree.subtree(path[-1])) if again.is_hit else frozenset(),
         is_hit=again.is_hit,
         num_emitted=num_emitted,
     )
@@ -203,10 +203,3 @@ def _descend(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
             break
         path.append(child)
     return path
-
-
-def _subtree(tree: DraftTree, root: int) -> frozenset[int]:
-    nodes = [root]
-    for node in nodes:  # grows as it goes
-        nodes += tree.children[node]
-    return frozenset(nodes)

@@ -92,6 +92,7 @@ class LinkedDraft:
             raise
 
 
+@collected_beside()
 def serve_verdicts(
     worker: DraftWorker,
     verdicts: Mailbox,
@@ -108,16 +109,15 @@ def serve_verdicts(
         limits: Message sizes.
         delay: Seconds to sleep before each answer, by round; for tests of timing.
     """
-    with collected_beside():
-        while True:
-            verdict = decode_verdict(verdicts.receive())
-            if verdict.is_last:
-                return
-            if delay is not None:
-                sleep(delay(verdict.round))
-            answer, times = worker.answer(verdict)
-            candidates.send(encode_candidates(answer, times, limits))
-            worker.overlap()
+    while True:
+        verdict = decode_verdict(verdicts.receive())
+        if verdict.is_last:
+            return
+        if delay is not None:
+            sleep(delay(verdict.round))
+        answer, times = worker.answer(verdict)
+        candidates.send(encode_candidates(answer, times, limits))
+        worker.overlap()
 
 
 def last_verdict_words(limits: WireLimits) -> Words:

@@ -19,6 +19,8 @@ from time import perf_counter
 
 import torch
 
+from codesign.artifacts.machine import usable_cores
+
 EVERY = 0.5e-3  # seconds between two looks
 SLOW = 1.3  # times the least that a look has taken
 RISE = 0.01  # share by which that grows in a second: clocks may fall for good
@@ -120,8 +122,3 @@ def cores_beside(address: str) -> list[int]:
     except (OSError, ValueError):
         return []
     return [core for span in spans for core in range(span[0], span[-1] + 1)]
-
-
-def usable_cores() -> list[int]:
-    """Cores that this process may run on; none where the system does not say (not Linux)."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

@@ -139,6 +139,7 @@ def see_to_pages(leader: GroupLeader, slots: PageTable, num_rows: Mapping[int, i
         leader.ask(pages_message(entries))
 
 
+@collected_beside()
 def follow(mailbox: Mailbox, models: Mapping[int, ModelRank], watch: Watch | None = None) -> None:
     """Be a follower until the leader says that it is over.
 
@@ -147,7 +148,6 @@ def follow(mailbox: Mailbox, models: Mapping[int, ModelRank], watch: Watch | Non
         models: This rank's part of each model, by number.
         watch: Of the leader.
     """
-    with collected_beside():
-        while (message := mailbox.receive())[KIND] != END:
-            models[int(message[MODEL])].answer(message, watch)
-            collect()  # the leader has its answer to read
+    while (message := mailbox.receive())[KIND] != END:
+        models[int(message[MODEL])].answer(message, watch)
+        collect()  # the leader has its answer to read
