@@ -122,7 +122,8 @@ def _missed(rounds: pd.DataFrame, tree: str) -> pd.DataFrame:
     larger ones grow for longer than a small target's step, which is in the span, too.
     """
     lone = rounds["num_expansions"] == parse_policy(tree).expansions + 1
-    return _timings(MISSED, rounds.loc[lone], ["draft"])
+    seen = rounds["draft"] > 0.0  # of a host that looks late there is none
+    return _timings(MISSED, rounds.loc[lone & seen], ["draft"])
 
 
 def _grown(rounds: pd.DataFrame, tree: str) -> pd.DataFrame:
