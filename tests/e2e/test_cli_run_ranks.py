@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -252,8 +253,11 @@ def test_ranks_that_still_load_end_when_their_run_is_killed(start):
 def rank_of(running: subprocess.Popen[str]) -> int:
     """Process number of the only rank that a run has started; 0 while there is none."""
     found = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
-    command = Path(f"/proc/{found[0]}/cmdline").read_bytes() if found else b""
-    return int(found[0]) if b"codesign.engine.gpu.rank_process" in command else 0
+    for number in found:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # others come and go
+            if b"codesign.engine.gpu.rank_process" in Path(f"/proc/{number}/cmdline").read_bytes():
+                return int(number)
+    return 0
 
 
 def kill_with_ranks(running: subprocess.Popen[str]) -> None:
