@@ -89,6 +89,10 @@ class DraftWorker:
         if rests:
             self.side.policy.looked(perf_counter() - start)
 
+    def rests_on(self) -> bool:
+        """Whether the next round is at rest, too, if a request is left by then."""
+        return self._kept is None and self.side.policy.rests_on()
+
     def _take_in_kept(self) -> None:
         verdict, self._kept = self._kept, None
         if verdict is not None:

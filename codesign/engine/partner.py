@@ -61,6 +61,10 @@ class Partner(Protocol):
         """Do what can wait; the target's step runs meanwhile, where it has a GPU."""
         ...
 
+    def rests_on(self) -> bool:
+        """Whether it is sure to answer the next verdict without candidates; after ``catch_up``."""
+        ...
+
     def close(self) -> None:
         """End the partner."""
         ...
@@ -87,6 +91,10 @@ class NoDraft:
 
     def catch_up(self) -> None:
         """Nothing has waited."""
+
+    def rests_on(self) -> bool:
+        """It never drafts."""
+        return True
 
     def close(self) -> None:
         """Nothing to end."""
@@ -122,6 +130,10 @@ class LocalDraft:
     def catch_up(self) -> None:
         """Take in the verdict of a round at rest."""
         self.worker.catch_up()
+
+    def rests_on(self) -> bool:
+        """See ``Partner.rests_on``."""
+        return self.worker.rests_on()
 
     def close(self) -> None:
         """Nothing to end."""

@@ -110,6 +110,10 @@ class RemoteDraft:
     def catch_up(self) -> None:
         """The draft does so after it has answered."""
 
+    def rests_on(self) -> bool:
+        """Nobody knows before it has answered."""
+        return False
+
     def close(self) -> None:
         """Let the draft process end, which it does without a line, or end it."""
         self._line.close()

@@ -220,6 +220,20 @@ class Schedule:
         """Requests that have come at ``now`` and found the queue full; they are gone."""
         return [] if self._max_waiting is None else self.batcher.refuse(now, self._max_waiting)
 
+    def goes_on(self, now: float) -> bool:
+        """Whether the next round will have the requests of the one that runs, as seen at ``now``.
+
+        That is so if none joins, and none ends or must go.
+        """
+        if self._prompts or any(entry.num_left < 2 for entry in self._running):
+            return False
+        if not self._takes_rows:
+            return not self.batcher.admits(now)
+        kv_in_use = self.kv_in_use + self.batcher.num_running  # with the tokens of this round
+        return not (
+            self.batcher.is_over(kv_in_use) or self.batcher.admits(now, kv_in_use=kv_in_use)
+        )
+
     def make_room(self) -> list[int]:
         """Requests that lose their KV rows, so that the others' next round fits; the youngest."""
         evicted = []

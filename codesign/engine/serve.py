@@ -15,7 +15,7 @@ from codesign.engine.garbage import collect, collect_idle, collected_beside
 from codesign.engine.partner import Answer, DraftLostError, NoDraft, Partner, TargetLostError
 from codesign.engine.schedule import PromptPiece, Schedule
 from codesign.engine.serving_log import Round, ServingLog
-from codesign.engine.target import Target
+from codesign.engine.target import Target, never
 from codesign.policy.protocol import Admission, PromptRows, RequestVerdict, Verdict, VerifyRows
 from codesign.prompts import BoundRequest
 from codesign.records import RunRecords
@@ -109,10 +109,7 @@ class Server:
         schedule = self._schedule
         if schedule.batcher.num_running == 0:
             self._catch_up()
-        if self._feed is not None:
-            for number in self._feed.take(wait=schedule.is_done):
-                self._expect(self._asked[number])
-                schedule.arrive(number)
+        self._take_fed(wait=schedule.is_done)
         if schedule.is_done:
             return False
         arrival = schedule.batcher.next_arrival
@@ -121,9 +118,15 @@ class Server:
             sleep(max(arrival - self._log.now, 0.0))
         return True
 
+    def _take_fed(self, *, wait: bool) -> None:
+        if self._feed is not None:
+            for number in self._feed.take(wait=wait):
+                self._expect(self._asked[number])
+                self._schedule.arrive(number)
+
     def _round(self) -> None:
         this = Round(start=self._log.now)
-        admitted = self._admit()
+        admitted = [] if self._worker.is_ahead else self._admit()
         if self._schedule.chunk is None:
             self._run_between(this, admitted)
         elif self._schedule.batcher.num_running:
@@ -144,7 +147,7 @@ class Server:
         if not self._worker.side.request_ids:  # all requests ended with their first token
             self._pending = first
             return
-        rows, verdicts = self._verify(this, answer)
+        rows, verdicts = self._verify(this, answer, self._goes_on)
         self._pending = first + verdicts
         self._log.end_round(this, rows, verdicts, ready=ready, answer=answer)
 
@@ -158,7 +161,8 @@ class Server:
         rows: Sequence[VerifyRows] = ()
         verdicts: list[RequestVerdict] = []
         if self._worker.side.request_ids:
-            rows, verdicts = self._verify(this, answer)
+            goes_on = never if pieces else self._goes_on
+            rows, verdicts = self._verify(this, answer, goes_on)
         first = self._run_pieces(this, pieces)
         over = {verdict.request_id for verdict in first if verdict.is_finished}
         self._pending = verdicts + [v for v in first if v.request_id not in over]
@@ -166,11 +170,18 @@ class Server:
         self._dropped += over  # the draft has run their prompts in vain
         self._log.end_round(this, rows, verdicts, ready=ready, answer=answer)
 
-    def _verify(self, this: Round, answer: Answer) -> tuple[list[VerifyRows], list[RequestVerdict]]:
-        rows, verdicts = self._worker.verify(answer.candidates, self._catch_up)
+    def _verify(
+        self, this: Round, answer: Answer, goes_on: Callable[[], bool]
+    ) -> tuple[list[VerifyRows], list[RequestVerdict]]:
+        rows, verdicts = self._worker.verify(answer.candidates, self._catch_up, goes_on)
         this.emitted = self._log.now
         self._commit(verdicts)
         return rows, verdicts
+
+    def _goes_on(self) -> bool:
+        """Whether the next round is plain decoding of this one's requests, as far as is known."""
+        self._take_fed(wait=False)
+        return self._partner.rests_on() and self._schedule.goes_on(self._log.now)
 
     def _catch_up(self) -> None:
         """Do what could wait: draft at rest, write down what is over, tidy up, tell of it."""

@@ -19,6 +19,11 @@ def nothing() -> None:
     """Nothing to do."""
 
 
+def never() -> bool:
+    """It is not so."""
+    return False
+
+
 class Target(ABC):
     """The target's half of a round, on a CPU (TargetWorker) or on GPUs (GroupTarget).
 
@@ -27,6 +32,11 @@ class Target(ABC):
     """
 
     side: TargetSide
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the next round's step is under way: nobody can join that round."""
+        return False
 
     @abstractmethod
     def open_prompt(self, admission: Admission, blocks: Sequence[int]) -> int:
@@ -46,13 +56,18 @@ class Target(ABC):
 
     @abstractmethod
     def verify(
-        self, candidates: Candidates | None, meanwhile: Callable[[], None] = nothing
+        self,
+        candidates: Candidates | None,
+        meanwhile: Callable[[], None] = nothing,
+        goes_on: Callable[[], bool] = never,
     ) -> tuple[list[VerifyRows], list[RequestVerdict]]:
         """Run every request's tree (or last token) and commit what the walk yields.
 
         Args:
             candidates: Of the draft.
             meanwhile: Called while the model runs, where that leaves the host time.
+            goes_on: Whether the next round is plain decoding of the same requests; asked in a round
+                of plain decoding, where the next one's step can begin before this one's has ended.
         """
 
     @abstractmethod

@@ -12,7 +12,7 @@ from codesign.engine.model import Decoder
 from codesign.engine.prefix_store import PrefixStore
 from codesign.engine.rows import RowBatch, causal_rows, join_rows
 from codesign.engine.schedule import PromptPiece
-from codesign.engine.target import Target, nothing
+from codesign.engine.target import Target, never, nothing
 from codesign.policy.protocol import (
     Admission,
     Candidates,
@@ -99,7 +99,10 @@ class TargetWorker(Target):
 
     @torch.inference_mode()
     def verify(
-        self, candidates: Candidates | None, meanwhile: Callable[[], None] = nothing
+        self,
+        candidates: Candidates | None,
+        meanwhile: Callable[[], None] = nothing,
+        goes_on: Callable[[], bool] = never,
     ) -> tuple[list[VerifyRows], list[RequestVerdict]]:
         """Run every request's tree (or last token) in one forward, walk, and commit."""
         meanwhile()

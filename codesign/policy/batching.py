@@ -123,21 +123,23 @@ class Batcher:
                 taken as requests grow; None where each request's ``kv_tokens`` are reserved.
         """
         admitted: list[int] = []
-        waiting = self._waiting
         used = self._reserved if kv_in_use is None else kv_in_use
-        while waiting and waiting[0].arrival <= now:
-            head = waiting[0]
-            if len(self._running) >= self._limits.max_batch:
-                break
-            own = head.kv_tokens - head.shared_tokens
-            if self._running and not self._fits(head, used + own):
-                break
-            waiting.popleft()
-            used += own
+        while self.admits(now, kv_in_use=used):
+            head = self._waiting.popleft()
+            used += head.kv_tokens - head.shared_tokens
             self._start(head)
             self.is_over(used)  # idle prefix blocks make room
             admitted.append(head.request_id)
         return admitted
+
+    def admits(self, now: float, *, kv_in_use: int | None = None) -> bool:
+        """Whether a request would join the batch at time ``now``; see ``admit``."""
+        if not self._waiting or self._waiting[0].arrival > now or self.num_free <= 0:
+            return False
+        head = self._waiting[0]
+        used = self._reserved if kv_in_use is None else kv_in_use
+        own = head.kv_tokens - head.shared_tokens
+        return not self._running or self._fits(head, used + own)
 
     def refuse(self, now: float, max_waiting: int) -> list[int]:
         """Requests that have come and find ``max_waiting`` others waiting; they leave the queue.

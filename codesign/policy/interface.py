@@ -97,6 +97,10 @@ class Speculation:
         """Whether the round that starts is plain decoding without a look at the trees."""
         return False
 
+    def rests_on(self) -> bool:
+        """Whether ``stays_at_rest`` will be true of the next round."""
+        return False
+
     def looks_ahead(self) -> bool:
         """Whether it is best to look at the trees beside this round at rest: the next one would."""
         return False

@@ -45,6 +45,10 @@ class Resting(Speculation):
         self._rest -= 1
         return self._rest > 0
 
+    def rests_on(self) -> bool:
+        """See ``Speculation``."""
+        return self._rest > 1
+
     def looks_ahead(self) -> bool:
         """See ``Speculation``."""
         return self._rest == 1

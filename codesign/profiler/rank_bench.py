@@ -29,7 +29,7 @@ from codesign.engine.partner import LocalDraft, NoDraft, Partner
 from codesign.engine.run import EngineRun, PolicySetup
 from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Server
-from codesign.engine.target import nothing
+from codesign.engine.target import never, nothing
 from codesign.models.shape import model_shape
 from codesign.policy.batching import BatchLimits
 from codesign.policy.labels import parse_policy
@@ -60,9 +60,12 @@ class _TimedTarget(GroupTarget):
         self.verify_seconds: list[float] = []
 
     def verify(
-        self, candidates: Candidates | None, meanwhile: Callable[[], None] = nothing
+        self,
+        candidates: Candidates | None,
+        meanwhile: Callable[[], None] = nothing,
+        goes_on: Callable[[], bool] = never,
     ) -> tuple[list[VerifyRows], list[RequestVerdict]]:
-        """See ``GroupTarget.verify``."""
+        """See ``GroupTarget.verify``; no step is run ahead, as it is the host that is timed."""
         start = perf_counter()
         found = super().verify(candidates, meanwhile)
         self.verify_seconds.append(perf_counter() - start)

@@ -242,7 +242,7 @@ def test_a_signal_of_torchrun_after_a_rank_was_lost_leaves_what_is_done_to_be_wr
     before = signal.getsignal(signal.SIGTERM)
 
     class Lost(TargetWorker):
-        def verify(self, candidates, meanwhile):
+        def verify(self, candidates, meanwhile, goes_on):
             raise TargetLostError("target ranks cannot be reached")
 
     class Told(NoDraft):

@@ -159,6 +159,9 @@ def test_a_draft_reads_no_block_that_another_request_has_taken_and_not_run():
     class Leader:
         scratch_slot = 3
 
+        def tell(self, message):
+            """Pages."""
+
         def ask(self, message, meanwhile=None):
             if message[KIND] == PIECE:
                 starts.append((int(message[SLOT_WORD]), int(message[START_WORD])))

@@ -119,6 +119,12 @@ class FakeTarget:
         self.done: dict[int, int] = {}  # rows of prompts that have been run
         self.most = most
         self.longest_step = 0
+        self.following: dict[int, int] = {}  # KV rows before each row of a step that runs ahead
+        self.num_ahead = 0
+
+    @property
+    def is_ahead(self) -> bool:
+        return any(number in self.side.request_ids for number in self.following)
 
     def open_prompt(self, admission, blocks):
         num_cached = self.done[admission.request_id] = self.table.take(admission.request_id, blocks)
@@ -158,9 +164,19 @@ class FakeTarget:
         if verdict.is_finished:
             self.table.free(verdict.request_id)
 
-    def verify(self, candidates, meanwhile):
+    def verify(self, candidates, meanwhile, goes_on):
+        """Where the next round is said to be of the same requests, their rows have their pages."""
         meanwhile()
         rows = self.side.verify_rows(candidates)
+        if self.is_ahead:
+            promised = [(r.request_id, self.following.get(r.request_id)) for r in rows]
+            assert promised == [(r.request_id, r.context) for r in rows]
+        self.following = {}
+        if goes_on():
+            self.num_ahead += 1
+            for request in rows:
+                self.following[request.request_id] = request.context + 1
+                self.table.grow(request.request_id, request.context + 2)
         verdicts = []
         for request in rows:
             number = request.request_id

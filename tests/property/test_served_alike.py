@@ -98,7 +98,7 @@ class TrueTarget(Target):
             self.side.admit(admission)
         return [self.side.commit_first(admission.request_id, TRUE_TOKEN) for admission in last]
 
-    def verify(self, candidates, meanwhile=nothing):
+    def verify(self, candidates, meanwhile=nothing, goes_on=None):
         meanwhile()
         rows = self.side.verify_rows(candidates)
         return rows, [self.side.judge(r, lambda row: TRUE_TOKEN)[0] for r in rows]
@@ -155,9 +155,9 @@ class StepClock(serve.Server):
         self._part = 1 if self.between else 2
         return super()._run_pieces(this, pieces)
 
-    def _verify(self, this, answer):
+    def _verify(self, this, answer, goes_on):
         self._part = 2
-        return super()._verify(this, answer)
+        return super()._verify(this, answer, goes_on)
 
 
 def step_time(chance: random.Random, seconds: float) -> StepTime:

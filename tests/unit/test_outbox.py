@@ -19,7 +19,7 @@ def post_words(request):
     if request.param == "reference":
         return host_answer.post_words
     kernels = request.getfixturevalue("interpreted")("host_answer_triton")[0]
-    return lambda words, slots, turn=None: kernels.post_words(words, slots, turn)
+    return lambda words, slots, turn=None, kept=None: kernels.post_words(words, slots, turn, kept)
 
 
 @pytest.mark.parametrize("count", [1, 5, 8, 200])
@@ -36,10 +36,19 @@ def test_every_word_of_an_answer_has_its_flag(post_words, count, dtype):
 def test_answers_take_turns(post_words):
     slots, turn = torch.zeros(3, 4, 2, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
     for number in range(3):
+        assert turn.tolist() == [0, number, 0, 0], "the next word is someone else's"
         post_words(torch.full((4,), 10 + number), slots, turn[1:2])
         assert slots[..., 1].tolist() == [[1] * 4] * (number + 1) + [[0] * 4] * (2 - number)
     assert slots[..., 0].tolist() == [[10] * 4, [11] * 4, [12] * 4]
-    assert turn.tolist() == [0, 3, 0, 0], "the next word is someone else's"
+    assert turn.tolist() == [0, 0, 0, 0], "the first slot follows the last"
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_an_answer_stays_on_the_device_where_a_step_begins_with_it(post_words, dtype):
+    slots, kept = torch.zeros(1, len(WORDS), 2, dtype=torch.int32), torch.full((9,), 3).int()
+    post_words(torch.tensor(WORDS, dtype=dtype), slots, None, kept[: len(WORDS)])
+    assert kept.tolist() == [*WORDS, 3, 3, 3]
+    assert slots[0, :, 0].tolist() == [*WORDS]
 
 
 def test_an_answer_is_there_when_its_step_has_run():
@@ -76,9 +85,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from codesign.kernels.host_answer_triton import _post
-types = {"words": "*i32", "slots": "*i64", "turn": "*i32", "count": "i32"}
-types |= dict.fromkeys(("IN_TURN", "BLOCK"), "constexpr")
-source = ASTSource(_post, types, {"IN_TURN": True, "BLOCK": 256})
+types = {"words": "*i32", "slots": "*i64", "turn": "*i32", "kept": "*i32"}
+types |= {"count": "i32", "num_slots": "i32"}
+types |= dict.fromkeys(("IN_TURN", "KEEPS", "BLOCK"), "constexpr")
+source = ASTSource(_post, types, {"IN_TURN": True, "KEEPS": True, "BLOCK": 256})
 made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
 ptx = made.asm["ptx"]
 turn = next(line for line in ptx.splitlines() if "_post_param_2" in line and "ld.param" in line)

@@ -62,6 +62,9 @@ class Recorder:
     def settle(self) -> None:
         pass
 
+    def tell(self, message: np.ndarray) -> None:
+        self.ask(message)
+
     def ask(self, message: np.ndarray, meanwhile=nothing) -> np.ndarray:
         meanwhile()
         recorded = message.copy()

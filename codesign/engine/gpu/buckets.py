@@ -7,6 +7,7 @@ from codesign.engine.gpu.prompt_rows import buckets_up_to, long_buckets
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.step_rows import BUCKETS, bucket_of
 from codesign.kernels.leaf_choices import fits
+from codesign.policy.resting import Resting
 
 
 def target_buckets(setup: RankSetup) -> list[int]:
@@ -28,6 +29,19 @@ def ahead_buckets(setup: RankSetup) -> list[int]:
         return []
     found = _up_to(bucket_of(policy.grown), BUCKETS[0])
     return [bucket for bucket in found if fits(bucket, policy.fanout)]
+
+
+def next_buckets(setup: RankSetup) -> list[int]:
+    """Buckets of plain decoding's steps that need no message: where it may go on by itself.
+
+    That is without a draft, or while a policy rests that drafts on the same ranks; a profile times
+    plain decoding, whatever its policy.
+    """
+    is_timed = setup.lead_draft is not None
+    rests = setup.draft is None or isinstance(setup.policy.build(), Resting)
+    if setup.draft_ranks or not (is_timed or rests):
+        return []
+    return _up_to(bucket_of(setup.num_slots, setup.smallest_bucket), setup.smallest_bucket)
 
 
 def prompt_buckets(setup: RankSetup, forward: RankForward) -> tuple[int, ...]:

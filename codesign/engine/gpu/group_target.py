@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from codesign.engine.gpu.decode_ahead import DecodeAhead
 from codesign.engine.gpu.paging import PageTable, Paging
 from codesign.engine.gpu.prompt_rows import prompt_message
 from codesign.engine.gpu.rank_group import GroupLeader, see_to_pages
@@ -14,7 +15,7 @@ from codesign.engine.gpu.request_rows import rows_to_verify, split_steps
 from codesign.engine.gpu.slot_messages import sampling_message
 from codesign.engine.gpu.step_rows import BUCKETS, bucket_of, pack_step
 from codesign.engine.schedule import PromptPiece
-from codesign.engine.target import Target, nothing
+from codesign.engine.target import Target, never, nothing
 from codesign.policy.protocol import (
     Admission,
     Candidates,
@@ -39,6 +40,9 @@ class GroupTarget(Target):
             round alike when both run at the same number of rows.
         paging: Pages of the ranks' slabs; None for whole slabs.
         samples_by_row: The ranks have ``RowTargetHead``.
+
+    Attributes:
+        ahead: Steps of plain decoding that ranks run ahead of the host.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class GroupTarget(Target):
         self.side = TargetSide(new_text)
         self._leader = leader
         self._slots = PageTable(num_slots, paging)
+        self.ahead = DecodeAhead(leader, self._slots)
         self._keys: dict[int, int] = {}
         self._done: dict[int, int] = {}  # rows of prompts that have been run
         self._sampling = sampling
@@ -71,7 +76,7 @@ class GroupTarget(Target):
         self._keys[request_id] = request_key(sampling.seed, request_id)
         self._done[request_id] = num_cached
         if self._samples_by_row:
-            self._leader.ask(sampling_message(self._slots[request_id], sampling))
+            self._leader.tell(sampling_message(self._slots[request_id], sampling))
         return num_cached
 
     def run_pieces(self, pieces: Sequence[PromptPiece]) -> list[RequestVerdict]:
@@ -112,15 +117,28 @@ class GroupTarget(Target):
         )
         return self._sampled([rows])[-1]
 
+    @property
+    def is_ahead(self) -> bool:
+        """See ``Target.is_ahead``."""
+        return self.ahead.is_under_way
+
     def verify(
-        self, candidates: Candidates | None, meanwhile: Callable[[], None] = nothing
+        self,
+        candidates: Candidates | None,
+        meanwhile: Callable[[], None] = nothing,
+        goes_on: Callable[[], bool] = never,
     ) -> tuple[list[VerifyRows], list[RequestVerdict]]:
         """See ``Target.verify``.
 
         The ranks walk, too, to move their accepted rows: both walks see the same samples.
         """
         rows = self.side.verify_rows(candidates)
-        sampled = self._sampled(rows, meanwhile)
+        places = self.ahead.places(rows)
+        if places is None:
+            sampled = self._sampled(rows, meanwhile, goes_on)
+        else:
+            answer = self.ahead.go_on(rows, meanwhile, goes_on)
+            sampled = answer[places].tolist()
         verdicts = []
         first = 0
         for request in rows:
@@ -131,7 +149,10 @@ class GroupTarget(Target):
         return rows, verdicts
 
     def _sampled(
-        self, rows: Sequence[VerifyRows], meanwhile: Callable[[], None] = nothing
+        self,
+        rows: Sequence[VerifyRows],
+        meanwhile: Callable[[], None] = nothing,
+        goes_on: Callable[[], bool] = never,
     ) -> list[int]:
         """The token that the target emits after each row, request after request."""
         needed = {r.request_id: r.context + len(r.tokens) for r in rows}
@@ -144,10 +165,15 @@ class GroupTarget(Target):
             num_rows = sum(len(r.tokens) for r in part)
             bucket = bucket_of(num_rows, self._smallest_bucket)
             message = pack_step(part, bucket=bucket, scratch_slot=self._leader.scratch_slot)
-            sampled += self._leader.ask(message, meanwhile)[:num_rows].tolist()
+            if goes_on is not never and num_rows == len(rows):
+                answer = self.ahead.run(message, rows, meanwhile, goes_on)
+            else:
+                answer = self._leader.ask(message, meanwhile)
+            sampled += answer[:num_rows].tolist()
         return sampled
 
     def free(self, request_id: int) -> None:
         """See ``Target.free``."""
+        self.ahead.leave(request_id)
         self._slots.free(request_id, self._done.pop(request_id, None))
         self._keys.pop(request_id, None)

@@ -77,6 +77,10 @@ class LinkedDraft:
     def catch_up(self) -> None:
         """The draft does so after it has answered."""
 
+    def rests_on(self) -> bool:
+        """Nobody knows before it has answered."""
+        return False
+
     def close(self) -> None:
         """See ``Partner.close``."""
         if self._is_open:

@@ -42,6 +42,10 @@ class Mailbox(Protocol):
         """Wait for the next message."""
         ...
 
+    def has_message(self) -> bool:
+        """Whether a message is there; never, where one would have to wait for it to know."""
+        ...
+
     def flush(self) -> None:
         """Wait until the last message is on its way: this end may go then."""
         ...
@@ -107,6 +111,10 @@ class SharedMailbox:
         counts[at] = taken + 1
         return words
 
+    def has_message(self) -> bool:
+        """See ``Mailbox.has_message``."""
+        return self._counts[_SENT] != self._counts[self._taken]
+
     def flush(self) -> None:
         """The memory stays."""
 
@@ -146,6 +154,10 @@ class GlooMailbox:
     def receive(self) -> Words:
         """See ``Mailbox.receive``."""
         return self._receive(int(self._receive(1)[0]))
+
+    def has_message(self) -> bool:
+        """See ``Mailbox.has_message``."""
+        return False
 
     def flush(self) -> None:
         """See ``Mailbox.flush``."""

@@ -9,7 +9,7 @@ On a CPU the same calls run one by one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ import torch
 from codesign.engine.gpu.ahead_steps import AheadSteps
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.graphs import Graphs, Step
-from codesign.engine.gpu.heads import DraftHead, StepHead
+from codesign.engine.gpu.heads import DraftHead, StepHead, TargetHead
+from codesign.engine.gpu.next_steps import MOST_UNDER_WAY, NextSteps
 from codesign.engine.gpu.outbox import Due, Outbox, wait
 from codesign.engine.gpu.prompt_rows import SLOT_WORD
 from codesign.engine.gpu.prompt_steps import PromptSteps
@@ -31,6 +32,7 @@ from codesign.engine.gpu.step_rows import (
     FOLLOWED,
     HEADER,
     KIND,
+    NEXT,
     PAGES,
     PIECE,
     PROMPT,
@@ -43,6 +45,7 @@ from codesign.engine.gpu.step_rows import (
     step_words,
 )
 from codesign.engine.gpu.watch import Watch
+from codesign.engine.target import never
 
 
 class ModelRank:
@@ -78,6 +81,9 @@ class ModelRank:
         self._ahead: AheadSteps | None = None
         if isinstance(head, DraftHead):
             self._ahead = AheadSteps(forward, slabs, head, self._inbox.on_device, self._graphs)
+        self._next: NextSteps | None = None
+        if isinstance(head, TargetHead):
+            self._next = NextSteps(forward, slabs, head, self._inbox.on_device, self._graphs)
 
     @torch.inference_mode()
     def prepare(
@@ -85,27 +91,43 @@ class ModelRank:
         buckets: Sequence[int] = BUCKETS,
         prompt_buckets: Sequence[int] = (),
         ahead_buckets: Sequence[int] = (),
+        next_buckets: Sequence[int] = (),
         *,
         requests: int = 1,
     ) -> None:
         """Capture the graphs of ``buckets``; every rank of the group does so at the same time.
 
-        Those of ``ahead_buckets`` also as steps that choose their rows themselves, and all in which
-        up to ``requests`` requests may be attended faster in pairs also like that. See
-        ``PromptSteps.prepare`` for ``prompt_buckets``.
+        Those of ``ahead_buckets`` also as steps of a draft that choose their rows themselves, those
+        of ``next_buckets`` as steps of a target that do, and all in which up to ``requests``
+        requests may be attended faster in pairs also like that. See ``PromptSteps.prepare`` for
+        ``prompt_buckets``.
         """
         self._prompts.prepare(prompt_buckets)
         for bucket in sorted(buckets, reverse=True):  # the others fit into its memory
             self._prepare_step(bucket, is_followed=bucket in ahead_buckets)
             most = min(requests, bucket)
+            ways = [False]
             if self.forward.pairs_may_do_more(bucket, most, self.slabs.max_tokens):
                 self._prepare_step(bucket, in_pairs=True)
+                ways.append(True)
+            for in_pairs in ways if bucket in next_buckets else ():
+                self._prepare_next(bucket, in_pairs=in_pairs)
+
+    def _prepare_next(self, bucket: int, *, in_pairs: bool) -> None:
+        assert self._next is not None, "only a target decodes"
+        scratch = self._steps[bucket, in_pairs].scratch
+        self._next.prepare(bucket, scratch, in_pairs=in_pairs)
+
+    def has_next(self, bucket: int) -> bool:
+        """Whether a bucket's steps may follow one another without a message."""
+        return self._next is not None and self._next.has(bucket)
 
     def _make_step(self, bucket: int, *, in_pairs: bool) -> Step:
         outbox = Outbox(self.head.words(bucket), self.forward.device)
         scratch = self.forward.scratch(bucket, self.slabs.max_tokens)
         words = step_words(bucket, self._max_moves)
         rows = DeviceRows.of(self._inbox.on_device[:words], bucket)
+        sampled = None if self._next is None else self._next.sampled[:bucket]
 
         def run() -> None:
             self._inbox.fetch(words)
@@ -114,7 +136,7 @@ class ModelRank:
             self.slabs.label(rows)
             hidden_TD = self.forward.hidden(rows, self.slabs, scratch, in_pairs=in_pairs)
             answer = self.head.answer(self.forward, rows, hidden_TD)
-            outbox.post(answer)
+            outbox.post(answer, kept=sampled)
             self.head.keep(rows, answer, self.slabs)
 
         idle = pack_step((), bucket=bucket, scratch_slot=self.slabs.scratch_slot)
@@ -127,26 +149,49 @@ class ModelRank:
             message: From ``pack_step``, ``prompt_message``, or one of the others.
             watch: Of the other ranks of the group.
         """
-        self.start(message, watch)
-        if message[KIND] == STEP and message[FOLLOWED]:
-            return np.zeros(0, np.int32)  # what follows must be under way before this is done
+        if not self.start(message, watch):
+            return np.zeros(0, np.int32)
         while len(self._due) > 1:
             self.take(watch)
         return self.take(watch)
 
+    def replay(
+        self, message: Words, watch: Watch | None = None, is_called: Callable[[], bool] = never
+    ) -> None:
+        """Run a message as a follower: wait for its answers, or until another message is there.
+
+        What follows a step must be under way before this is done.
+        """
+        kind = message[KIND]
+        if kind not in (AHEAD, PAGES):
+            while len(self._due) > (MOST_UNDER_WAY - 1 if kind == NEXT else 0):
+                self.take(watch)
+        self.start(message, watch)
+        if kind == STEP and message[FOLLOWED]:
+            return
+        while self._due and self.is_there(watch, is_called):
+            self._due.popleft()
+
     def start(self, message: Words, watch: Watch | None = None) -> int:
         """Run a message as ``answer`` does; how many answers there will be to ``take``.
 
-        A step that is followed comes before a message of ``growth.ahead_message``.
+        A step that is followed comes before a message of ``growth.ahead_message``. What steps read
+        later has no answer.
         """
         kind, bucket = int(message[KIND]), int(message[BUCKET])
         if kind == AHEAD:
             assert self._ahead is not None, "only a draft runs ahead"
             found = self._ahead.start(message)
+        elif kind == NEXT:
+            assert self._next is not None, "only a target decodes"
+            found = [self._next.start(message)]
         elif kind == STEP:
             found = [self._start_step(message, bucket)]
+        elif kind in (PROMPT, PIECE):
+            found = [Due(self._answer_prompt(message, watch))]
         else:
-            found = [Due(self._answer_other(kind, message, watch))]
+            self.note(message)
+            found = []
         self._due.extend(found)
         return len(found)
 
@@ -176,18 +221,20 @@ class ModelRank:
 
     def take(self, watch: Watch | None = None) -> Words:
         """Wait for the next answer of what was started."""
-        due = self._due.popleft()
-        wait(due, self.forward.group, self.forward.device, watch, self._core)
-        return due.words.copy()
+        self.is_there(watch)
+        return self._due.popleft().words.copy()
+
+    def is_there(self, watch: Watch | None, is_called: Callable[[], bool] | None = None) -> bool:
+        """Wait for the next answer; False if this was called before it was there."""
+        forward = self.forward
+        return wait(self._due[0], forward.group, forward.device, watch, self._core, is_called)
 
     @torch.inference_mode()
-    def _answer_other(self, kind: int, message: Words, watch: Watch | None) -> Words:
-        if kind in (PROMPT, PIECE):
-            return self._prompts.answer(message, watch)
-        self._note(message)
-        return np.zeros(0, np.int32)
+    def _answer_prompt(self, message: Words, watch: Watch | None) -> Words:
+        return self._prompts.answer(message, watch)
 
-    def _note(self, message: Words) -> None:
+    @torch.inference_mode()
+    def note(self, message: Words) -> None:
         """Take what steps will read: pages, or how a request samples."""
         if message[KIND] == PAGES:
             self.slabs.enter(message[HEADER:].reshape(-1, 3))
@@ -201,6 +248,8 @@ class ModelRank:
         self._prompts.close()
         if self._ahead is not None:
             self._ahead.close()
+        if self._next is not None:
+            self._next.close()
 
     def num_faults(self) -> int:
         """Rows that a checked step saw in the wrong place; 0 without ``check``."""

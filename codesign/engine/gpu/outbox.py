@@ -6,6 +6,7 @@ the host polls. On a CPU an answer is there when its step has run.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -52,14 +53,17 @@ class Outbox:
         on_host = self._slots_SW2.numpy()  # the same memory
         self._due = tuple(Due(slot[:, 0], slot[:, 1]) for slot in on_host)
 
-    def post(self, answer: Tensor, turn_1: Tensor | None = None) -> None:
+    def post(
+        self, answer: Tensor, turn_1: Tensor | None = None, kept: Tensor | None = None
+    ) -> None:
         """Within a graph: send its answer.
 
         Args:
             answer: Words on the device.
             turn_1: Slot on the device, counted up here; None for the first.
+            kept: Where it stays on the device, too.
         """
-        post_words(answer, self._slots_SW2, turn_1)
+        post_words(answer, self._slots_SW2, turn_1, kept)
 
     def expect(self, slot: int = 0) -> Due:
         """The answer of a graph that is about to run; the last one in this slot was taken."""
@@ -75,10 +79,22 @@ def wait(
     device: torch.device,
     watch: Watch | None,
     core: QuickCore | None = None,
-) -> None:
+    is_called: Callable[[], bool] | None = None,
+) -> bool:
     """Poll for an answer, so that a rank that died ends the wait on a collective with it.
 
     Meanwhile there is time to see whether the core is slow.
+
+    Args:
+        due: The answer.
+        group: Of the rank.
+        device: Of the rank.
+        watch: Of the other ranks.
+        core: Of this process, if it may leave its own.
+        is_called: Whether there is something else to do, which ends the wait.
+
+    Returns:
+        Whether the answer is there.
 
     Raises:
         RuntimeError: The GPU failed, or ended its work without the answer.
@@ -86,6 +102,8 @@ def wait(
     start = perf_counter()
     look_at = start + PATIENCE
     while not due.is_there():
+        if is_called is not None and is_called():
+            return False
         if (now := perf_counter()) < look_at:
             if core is not None:
                 core.look(now)
@@ -97,3 +115,4 @@ def wait(
             watch.look(now - start)
         look_at = now + PATIENCE
     group.check()
+    return True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from time import perf_counter
 from typing import NoReturn
 
 import numpy as np
@@ -93,6 +94,25 @@ class GroupLeader:
         self.is_in_step = False
         return count
 
+    def tell(self, message: Words) -> None:
+        """Give every rank what steps will read that are not under way yet; there is no answer."""
+        message[MODEL] = self._model
+        self.is_in_step = True
+        if self._mailbox is not None:
+            self._mailbox.send(message)
+        self.rank.note(message)
+        self.is_in_step = False
+
+    def answers_by(self, moment: float) -> bool:
+        """Wait for the next answer, by ``perf_counter`` until a moment; whether it is there."""
+        self.is_in_step = True
+        try:
+            is_there = self.rank.is_there(self._watch, lambda: perf_counter() >= moment)
+        except (RuntimeError, PeerLostError) as error:
+            self._lost(error)
+        self.is_in_step = False
+        return is_there
+
     def take(self) -> Words:
         """Wait for the next answer."""
         self.is_in_step = True
@@ -136,7 +156,7 @@ def see_to_pages(leader: GroupLeader, slots: PageTable, num_rows: Mapping[int, i
         slots.grow(request_id, rows)
     entries = slots.take_entries()
     if entries:
-        leader.ask(pages_message(entries))
+        leader.tell(pages_message(entries))
 
 
 @collected_beside()
@@ -149,5 +169,5 @@ def follow(mailbox: Mailbox, models: Mapping[int, ModelRank], watch: Watch | Non
         watch: Of the leader.
     """
     while (message := mailbox.receive())[KIND] != END:
-        models[int(message[MODEL])].answer(message, watch)
+        models[int(message[MODEL])].replay(message, watch, mailbox.has_message)
         collect()  # the leader has its answer to read

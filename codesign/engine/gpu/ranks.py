@@ -28,6 +28,7 @@ from codesign.engine.drafter import Drafter, NgramDrafter
 from codesign.engine.gpu.buckets import (
     ahead_buckets,
     draft_buckets,
+    next_buckets,
     prompt_buckets,
     target_buckets,
 )
@@ -211,7 +212,10 @@ def load_rank(
     if TARGET_MODEL in models:
         target = models[TARGET_MODEL]
         prompts = prompt_buckets(setup, target.forward)
-        target.prepare(target_buckets(setup), prompts, requests=setup.num_slots)
+        following = next_buckets(setup)
+        target.prepare(
+            target_buckets(setup), prompts, next_buckets=following, requests=setup.num_slots
+        )
     if DRAFT_MODEL in models:
         draft = models[DRAFT_MODEL]
         prompts = prompt_buckets(setup, draft.forward)

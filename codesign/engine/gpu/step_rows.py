@@ -31,7 +31,7 @@ BUCKETS = (8, 16, 32, 64, 128)  # a forward over 1 row costs what one over 8 doe
 MAX_PATH = MAX_TREE_ROWS + 8
 HEADER = 8
 MODEL, KIND, BUCKET, NUM_MOVES, FOLLOWED, ROWS, REQUESTS, SPANS = range(HEADER)  # of the header
-STEP, PROMPT, PIECE, PAGES, SAMPLING, END, AHEAD = range(7)  # kinds of message
+STEP, PROMPT, PIECE, PAGES, SAMPLING, END, AHEAD, NEXT = range(8)  # kinds of message
 COLUMNS = (
     "tokens",
     "positions",

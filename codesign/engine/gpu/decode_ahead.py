@@ -1,0 +1,133 @@
+"""A target's ranks run the next step of plain decoding while the host still reads the last one.
+
+Between two steps the host reads tokens, commits them, sees who comes and who goes, and writes the
+next message: up to a tenth of a small model's step, and more of many requests. Where a round of
+plain decoding is sure to be followed by another one of the same requests, its ranks have all that
+the next step needs: they enqueue it behind the one that runs, and its rows take their tokens from
+the answer before, on the device (next_steps.py).
+
+The next step is asked for as late as can be, ``LEAD`` before the one that runs will end by what the
+last one took: whoever comes until then is in the next round as ever. The host still decides: it
+looks at every answer, and takes the next one only for rows that are what it would have asked for.
+A request that has ended in between leaves a row that is in nobody's way and goes no further; then
+the next step has a message again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from codesign.engine.gpu.next_steps import next_message
+from codesign.engine.gpu.paging import PageTable
+from codesign.engine.gpu.rank_group import GroupLeader, see_to_pages
+from codesign.engine.gpu.step_rows import BUCKET, Words
+from codesign.policy.protocol import VerifyRows
+
+LEAD = 250e-6  # seconds; a host that is slow takes up to 150 us to start a step on all ranks
+
+
+class DecodeAhead:
+    """What the ranks of a target run ahead of its host.
+
+    Args:
+        leader: Of the ranks.
+        slots: Page tables of the requests.
+
+    Attributes:
+        num_ahead: Steps that were run ahead.
+        num_used: Those whose answers were taken.
+    """
+
+    def __init__(self, leader: GroupLeader, slots: PageTable) -> None:
+        self._leader = leader
+        self._slots = slots
+        self._rows: dict[int, tuple[int, int]] = {}  # of the step under way, see ``places``
+        self._num_rows = 0  # that it was begun with
+        self._bucket = 0
+        self._num_begun = 0  # of the leader's messages
+        self._began = 0.0
+        self._seconds: dict[int, float] = {}  # of the last step of a bucket
+        self.num_ahead = self.num_used = 0
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a step is, with a row of a request that is not over."""
+        return bool(self._rows)
+
+    def leave(self, request_id: int) -> None:
+        """A request is over."""
+        self._rows.pop(request_id, None)
+
+    def places(self, rows: Sequence[VerifyRows]) -> list[int] | None:
+        """Where the answer of the step under way has these rows; None if another must be run."""
+        if not self._rows:
+            return None
+        places = []
+        for request in rows:
+            place, context = self._rows.get(request.request_id, (0, -1))
+            if context != request.context or len(request.tokens) > 1:
+                break
+            places.append(place)
+        if len(places) == len(rows) and self._leader.num_begun == self._num_begun:
+            self.num_used += 1
+            return places
+        self._rows = {}
+        self._leader.settle()
+        return None
+
+    def run(
+        self,
+        message: Words,
+        rows: Sequence[VerifyRows],
+        meanwhile: Callable[[], None],
+        goes_on: Callable[[], bool],
+    ) -> Words:
+        """Run a step of plain decoding, and maybe begin the next one; the answer of the first.
+
+        Args:
+            message: Of the step.
+            rows: The same, one of each request.
+            meanwhile: Called while it runs.
+            goes_on: Asked when it is about to end: whether the next round will be plain decoding of
+                the same requests.
+        """
+        self._leader.settle()
+        self._bucket, self._num_rows = int(message[BUCKET]), len(rows)
+        self._began = perf_counter()
+        self._leader.begin(message)
+        return self.go_on(rows, meanwhile, goes_on)
+
+    def go_on(
+        self,
+        rows: Sequence[VerifyRows],
+        meanwhile: Callable[[], None],
+        goes_on: Callable[[], bool],
+    ) -> Words:
+        """The same of a step that is under way, of the rows that ``places`` has found."""
+        meanwhile()
+        self._rows = {}
+        if len(rows) == self._num_rows and self._is_about_to_end() and goes_on():
+            self._begin_next(rows)
+        answer = self._leader.take()
+        now = perf_counter()
+        self._seconds[self._bucket] = now - self._began
+        self._began = now  # of the next one, if it is under way
+        return answer
+
+    def _is_about_to_end(self) -> bool:
+        """Wait until the step has ``LEAD`` to run; False if its answer is there before."""
+        seconds = self._seconds.get(self._bucket)
+        if seconds is None or not self._leader.rank.has_next(self._bucket):
+            return False
+        return not self._leader.answers_by(self._began + seconds - LEAD)
+
+    def _begin_next(self, rows: Sequence[VerifyRows]) -> None:
+        contexts = [request.context + 1 for request in rows]
+        numbers = [request.request_id for request in rows]
+        needed = {number: rows + 1 for number, rows in zip(numbers, contexts, strict=True)}
+        see_to_pages(self._leader, self._slots, needed)
+        self._leader.begin(next_message(self._bucket, contexts))
+        self._num_begun = self._leader.num_begun
+        self._rows = dict(zip(numbers, enumerate(contexts), strict=True))
+        self.num_ahead += 1

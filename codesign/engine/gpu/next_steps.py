@@ -1,0 +1,129 @@
+"""Steps of plain decoding whose rows are those of the step before, one token on.
+
+See decode_ahead.py for why. Such a step is a graph like any other, with a choice of its rows in the
+place of the copy of a message. Nothing is walked, as a root alone stays where it is. Two answers
+may be under way, which take turns in two slots on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from codesign.engine.gpu.forward import RankForward
+from codesign.engine.gpu.graphs import Graphs
+from codesign.engine.gpu.heads import StepHead
+from codesign.engine.gpu.outbox import Due, Outbox
+from codesign.engine.gpu.slabs import Slabs
+from codesign.engine.gpu.step_rows import (
+    BUCKET,
+    BUCKETS,
+    HEADER,
+    KIND,
+    NEXT,
+    REQUESTS,
+    ROWS,
+    SPANS,
+    DeviceRows,
+    Words,
+    crowd_of,
+    step_words,
+)
+from codesign.kernels.attention_shares import SPAN
+from codesign.kernels.next_rows import NextRows, next_rows
+from codesign.kernels.row_attention import Scratch
+
+MOST_UNDER_WAY = 2
+
+
+def next_message(bucket: int, contexts: Sequence[int]) -> Words:
+    """Message for ``ModelRank`` behind a step of plain decoding: run the next one.
+
+    Args:
+        bucket: Of both.
+        contexts: KV rows before each request's row in the next one.
+    """
+    message = np.zeros(HEADER, np.int32)
+    message[KIND], message[BUCKET] = NEXT, bucket
+    message[ROWS] = message[REQUESTS] = len(contexts)
+    message[SPANS] = sum([context // SPAN + 1 for context in contexts])
+    return message
+
+
+@dataclass(slots=True)
+class _Step:
+    """A bucket's step, where its answers lie, and the slot of the next one."""
+
+    run: Callable[[], None]
+    outbox: Outbox
+    turn: int = 0
+
+
+class NextSteps:
+    """The steps of one target on this rank.
+
+    Args:
+        forward: The model's part.
+        slabs: Its keys and values.
+        head: Samples the tokens.
+        buffer: Where a step's message lies on the device; its rows are replaced.
+        graphs: Of the model.
+
+    Attributes:
+        sampled: Tokens that the last step has sampled, on the device.
+    """
+
+    def __init__(
+        self, forward: RankForward, slabs: Slabs, head: StepHead, buffer: Tensor, graphs: Graphs
+    ) -> None:
+        self._forward, self._slabs, self._head = forward, slabs, head
+        self._buffer, self._graphs = buffer, graphs
+        self.sampled = torch.zeros(BUCKETS[-1], dtype=torch.int32, device=forward.device)
+        self._steps: dict[tuple[int, bool], _Step] = {}  # of a bucket, attended in pairs or not
+
+    def has(self, bucket: int) -> bool:
+        """Whether a bucket's steps are captured."""
+        return (bucket, False) in self._steps
+
+    @torch.inference_mode()
+    def prepare(self, bucket: int, scratch: Scratch | None, *, in_pairs: bool) -> None:
+        """Capture a bucket's step while the buffer holds padding alone.
+
+        Args:
+            bucket: Rows of the step.
+            scratch: From ``RankForward.scratch``.
+            in_pairs: How they are attended.
+        """
+        rows = DeviceRows.of(self._buffer[: step_words(bucket)], bucket)
+        changing = NextRows(rows.tokens_T, rows.positions_T, rows.kv_rows_T, rows.prefixes_T)
+        sampled, count = self.sampled[:bucket], self._buffer[ROWS : ROWS + 1]
+        turn = torch.zeros(1, dtype=torch.int32, device=self._forward.device)
+        outbox = Outbox(self._head.words(bucket), self._forward.device, slots=MOST_UNDER_WAY)
+
+        def run() -> None:
+            next_rows(sampled, count, changing)
+            self._slabs.label(rows)
+            hidden_TD = self._forward.hidden(rows, self._slabs, scratch, in_pairs=in_pairs)
+            answer = self._head.answer(self._forward, rows, hidden_TD)
+            outbox.post(answer, turn, sampled)
+
+        count.zero_()
+        self._steps[bucket, in_pairs] = _Step(self._graphs.captured(run), outbox)
+        turn.zero_()  # before it was captured it ran
+
+    def start(self, message: Words) -> Due:
+        """Run the step that a message of ``next_message`` asks for."""
+        in_pairs = self._forward.pairs_do_more(crowd_of(message))
+        step = self._steps[int(message[BUCKET]), in_pairs]
+        due = step.outbox.expect(step.turn)
+        step.turn = (step.turn + 1) % MOST_UNDER_WAY
+        step.run()
+        return due
+
+    def close(self) -> None:
+        """Drop the graphs."""
+        self._steps.clear()
