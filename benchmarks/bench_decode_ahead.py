@@ -1,6 +1,6 @@
 """Plain decoding with the host in the chain and with ranks that run ahead of it, beside each other.
 
-    python -m benchmarks.bench_decode_ahead [--shapes llama-3.1-8b ...] [--ranks 1 2] [--out FOLDER]
+    python -m benchmarks.bench_decode_ahead [--shapes llama-3-8b ...] [--ranks 1 2] [--out FOLDER]
 
 Random int4 weights in a published shape, so nothing is downloaded. The same requests are served in
 turn in both ways by ranks that start once ("host", "ahead"), at 1, 8 and 24 at once; then steps
@@ -149,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--shapes", nargs="+", default=["llama-3.1-8b", "llama-3-70b"])
+    parser.add_argument("--shapes", nargs="+", default=["llama-3-8b", "llama-3-70b"])
     parser.add_argument("--ranks", nargs="+", type=int, default=[1])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

@@ -56,10 +56,11 @@ def next_message(bucket: int, contexts: Sequence[int]) -> Words:
 
 @dataclass(slots=True)
 class _Step:
-    """A bucket's step, where its answers lie, and the slot of the next one."""
+    """A bucket's step, where its answers lie, and the slot of the next one, there and here."""
 
     run: Callable[[], None]
     outbox: Outbox
+    turn_1: Tensor  # the graph has its address alone
     turn: int = 0
 
 
@@ -101,7 +102,7 @@ class NextSteps:
         rows = DeviceRows.of(self._buffer[: step_words(bucket)], bucket)
         changing = NextRows(rows.tokens_T, rows.positions_T, rows.kv_rows_T, rows.prefixes_T)
         sampled, count = self.sampled[:bucket], self._buffer[ROWS : ROWS + 1]
-        turn = torch.zeros(1, dtype=torch.int32, device=self._forward.device)
+        turn_1 = torch.zeros(1, dtype=torch.int32, device=self._forward.device)
         outbox = Outbox(self._head.words(bucket), self._forward.device, slots=MOST_UNDER_WAY)
 
         def run() -> None:
@@ -109,11 +110,11 @@ class NextSteps:
             self._slabs.label(rows)
             hidden_TD = self._forward.hidden(rows, self._slabs, scratch, in_pairs=in_pairs)
             answer = self._head.answer(self._forward, rows, hidden_TD)
-            outbox.post(answer, turn, sampled)
+            outbox.post(answer, turn_1, sampled)
 
         count.zero_()
-        self._steps[bucket, in_pairs] = _Step(self._graphs.captured(run), outbox)
-        turn.zero_()  # before it was captured it ran
+        self._steps[bucket, in_pairs] = _Step(self._graphs.captured(run), outbox, turn_1)
+        turn_1.zero_()  # before it was captured it ran
 
     def start(self, message: Words) -> Due:
         """Run the step that a message of ``next_message`` asks for."""
