@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codesign.fit.least_squares import Floats, robust_fit
-from codesign.policy.cost import FEW_ROWS, StepTime
+from codesign.policy.step_time import FEW_ROWS, StepTime
 
 if TYPE_CHECKING:
     import pandas as pd
