@@ -63,7 +63,7 @@ def sound(fit: Fit) -> Fit:
 def _numbers(value: StepTime | float | None) -> Iterable[float]:
     """Those of a cost that are never below 0; ``alone``, what a step takes more or less, may be."""
     if isinstance(value, StepTime):
-        several = (value.each, value.tile, value.doubling)
+        several = (value.each, value.tile, value.doubling, value.ahead, value.ahead_each)
         return (value.alpha, *value.rows, *value.seconds, value.gamma, value.cross, *several)
     return () if value is None else (value,)
 

@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from codesign.policy.host_cost import SEVERAL
 
 FEW_ROWS = 8  # of a forward: attention of more fills a chip, however few requests they belong to
+_MOST_AHEAD = 0.5  # of a step without context that it may take less: none takes less than nothing
 
 
 class _Segments:
@@ -58,6 +59,10 @@ class StepTime(_Segments):
             deals out its blocks by powers of two, so that each request has half as many.
         alone: What a forward of one request takes above or below all this, by rows and context;
             None where it takes what one of several does.
+        ahead: Seconds that a forward of several requests takes less where each has one row, as in
+            plain decoding: the host enqueues it while the one before it runs. At most half of what
+            it takes without context, so that it goes on to cost ``alpha`` for each token of it.
+        ahead_each: The same for each request beyond the first.
     """
 
     alpha: float
@@ -70,6 +75,8 @@ class StepTime(_Segments):
     tile: int = 0
     alone: StepTime | None = None
     doubling: float = 0.0
+    ahead: float = 0.0
+    ahead_each: float = 0.0
 
     def __post_init__(self) -> None:
         if len(self.rows) == 1:
@@ -90,7 +97,7 @@ class StepTime(_Segments):
         # What dataclasses generate restores the fields only.
         return StepTime, (
             self.alpha, self.rows, self.seconds, self.gamma, self.cross, self.apart, self.each,
-            self.tile, self.alone, self.doubling,
+            self.tile, self.alone, self.doubling, self.ahead, self.ahead_each,
         )  # fmt: skip
 
     @classmethod
@@ -118,6 +125,8 @@ class StepTime(_Segments):
             tile=self.tile,
             alone=None if self.alone is None else self.alone.scaled(factor),
             doubling=self.doubling * factor,
+            ahead=self.ahead * factor,
+            ahead_each=self.ahead_each * factor,
         )
 
     def later(self, seconds: float) -> StepTime:
@@ -151,6 +160,11 @@ class StepTime(_Segments):
             seconds = seconds + self.cross * counts * before / among
         if self.doubling:
             seconds = seconds + self.doubling * np.where(counts <= FEW_ROWS, np.log2(among), 0.0)
+        if self.ahead or self.ahead_each:
+            less = self.ahead + self.ahead_each * (among - 1.0)
+            less = np.minimum(less, _MOST_AHEAD * (seconds - self.alpha * before))
+            is_plain = (among >= SEVERAL) & (counts <= among)
+            seconds = seconds - np.where(is_plain, less, 0.0)
         if self.alone is not None:
             seconds = seconds + np.where(among < SEVERAL, self.alone.of_arrays(counts, before), 0.0)
         return seconds
@@ -174,6 +188,9 @@ class StepTime(_Segments):
             seconds += self.cross * rows * context / requests
         if self.doubling and requests > 1.0 and rows <= FEW_ROWS:
             seconds += self.doubling * _doublings(requests)
+        if (self.ahead or self.ahead_each) and requests >= SEVERAL and rows <= requests:
+            less = self.ahead + self.ahead_each * (requests - 1.0)
+            seconds -= min(less, _MOST_AHEAD * (seconds - self.alpha * context))
         if self.alone is not None and requests < SEVERAL:
             seconds += self.alone(rows, context)
         return seconds

@@ -80,6 +80,8 @@ def test_a_step_time_survives_a_trip_to_another_process_and_a_change_of_one_fiel
         "tile",
         "alone",
         "doubling",
+        "ahead",
+        "ahead_each",
     }
 
 
@@ -193,6 +195,60 @@ def test_doublings_are_the_same_where_numpy_rounds_a_logarithm_otherwise(monkeyp
     monkeypatch.setattr(np, "log2", lambda values: np.nextafter(exact(values), np.inf))
     step = replace(TABLE, doubling=1.0)
     assert step.of_arrays(8, 70, 7.3) == step(8, 70, 7.3)
+
+
+AHEAD = replace(TABLE, each=1e-3, doubling=1e-4, ahead=3e-4, ahead_each=5e-4)
+
+
+def test_a_batch_that_decodes_plainly_takes_less_as_the_host_is_not_waited_for():
+    waiting = replace(AHEAD, ahead=0.0, ahead_each=0.0)
+    batches = (0, 1, 1.4, 1.6, 2.5, 3, 8)
+    shapes = [(rows, 9 * n, n) for rows in (1, 2, 2.5, 3, 8, 9) for n in batches]
+    for rows, context, requests in shapes:
+        is_plain = requests >= 1.5 and rows <= requests
+        less = 3e-4 + 5e-4 * (requests - 1.0) if is_plain else 0.0
+        found = AHEAD(rows, context, requests)
+        assert found == waiting(rows, context, requests) - less
+        assert AHEAD.scaled(2.0)(rows, context, requests) == pytest.approx(2.0 * found)
+        assert AHEAD.later(0.5)(rows, context, requests) == pytest.approx(found + 0.5)
+    assert AHEAD.of_arrays(*zip(*shapes, strict=True)).tolist() == [AHEAD(*s) for s in shapes]
+    assert pickle.loads(pickle.dumps(AHEAD)) == AHEAD
+
+
+def test_a_step_ahead_of_the_host_takes_half_of_what_it_took_without_context_at_least():
+    """So that each token of context costs what it did, however much is left out."""
+    step, waiting = replace(AHEAD, ahead=1.0, ahead_each=0.0), replace(AHEAD, ahead=0.0)
+    waiting = replace(waiting, ahead_each=0.0)
+    shapes = [(rows, context, n) for rows in (1, 2, 8) for context in (0, 70) for n in (1, 2, 8)]
+    for rows, context, requests in shapes:
+        whole = waiting(rows, context, requests)
+        half = waiting(rows, 0, requests) / 2.0 + TABLE.alpha * context
+        is_plain = requests > 1 and rows <= requests
+        assert step(rows, context, requests) == pytest.approx(half if is_plain else whole)
+        assert step(rows, context, requests) >= whole / 2.0
+    assert step.of_arrays(*zip(*shapes, strict=True)).tolist() == [step(*s) for s in shapes]
+
+
+@pytest.mark.parametrize("ahead", [3e-4, 1.0])
+@pytest.mark.parametrize("batch", [1, 2, 8])
+def test_the_first_row_beyond_plain_decoding_costs_policies_what_waiting_for_the_host_does(
+    batch, ahead
+):
+    step = replace(AHEAD, ahead=ahead)
+    prices, more = RowPrices(step), list(range(40))
+    for context in (0, 70, 9000):
+        prices.begin(batch, context, batch)
+        wanted = [step(batch + count, context, batch) for count in more]
+        for found in (prices(39), prices.listed(39)[:40], [prices.at(count) for count in more]):
+            assert list(found) == pytest.approx(wanted, rel=1e-9)
+        assert prices.rise <= min(np.diff(wanted)) + 1e-12
+        every = np.array([step(count, context, batch) for count in range(1, 40)])
+        assert prices.fall >= max(np.maximum.accumulate(every) - every) - 1e-12
+    goodput = Goodput.of_cost(RoundCost(step, TABLE, TABLE, TABLE))
+    this = BatchRound(goodput)
+    plain = goodput.seconds(batch=batch, context=70, steps=0, draft_tokens=0)
+    this.begin(batch, 70, traffic=Traffic(TABLE, hears_late=False), sharing=(0, 0))
+    assert [plain, this.plain_seconds] == pytest.approx([step(batch, 70, batch)] * 2)
 
 
 ALONE = replace(TABLE, each=1e-3, alone=StepTime(-2e-7, (1, 4, 8, 9), (-4e-4, -2e-3, 1e-3, 1e-3)))

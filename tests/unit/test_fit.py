@@ -1005,6 +1005,22 @@ def test_a_fit_that_does_not_say_how_tokens_were_cut_cut_none(whole_fit, tmp_pat
     assert (fit.top_k, fit.top_p, fit.measured, fit.parts_covariance) == (0, 1.0, (), ())
 
 
+def test_a_fit_keeps_what_plain_rounds_take_less_and_an_older_one_says_nothing_of_it(
+    whole_fit, tmp_path
+):
+    cost = whole_fit.costs["2"]
+    target = replace(cost.target, ahead=1e-4, ahead_each=2e-5)
+    fit = replace(whole_fit, costs={**whole_fit.costs, "2": replace(cost, target=target)})
+    fit.save(tmp_path / "fit.json")
+    assert Fit.load(tmp_path / "fit.json").costs == fit.costs
+    payload = json.loads((tmp_path / "fit.json").read_text())
+    for each in payload["costs"].values():
+        for op in FORWARDS:
+            del each[op]["ahead"], each[op]["ahead_each"]
+    (tmp_path / "fit.json").write_text(json.dumps(payload))
+    assert Fit.load(tmp_path / "fit.json").costs == whole_fit.costs
+
+
 def test_a_profile_of_long_answers_has_an_error_of_each_of_their_parts(tmp_path):
     folder = write_profile(tmp_path, whole_profile())
     assert fit_profile(folder).parts_covariance == ()
@@ -1072,6 +1088,7 @@ def test_a_fit_with_something_else_for_a_number_is_refused_by_name(
         (("costs", "1+1", "choice"), 1e308, "choice of 1\\+1 cannot be 1e"),
         (("costs", "2", "target", "alpha"), -1e-9, "target of 2 cannot be -1e-09"),
         (("costs", "2", "target", "doubling"), -1e-9, "target of 2 cannot be -1e-09"),
+        (("costs", "2", "target", "ahead_each"), -1e-9, "target of 2 cannot be -1e-09"),
         (("costs", "2", "draft", "tile"), -4, "draft of 2 cannot be -4"),
         (("costs", "2", "target", "rows"), [1, 1], "no step time"),
         (("costs", "2", "target", "rows"), [], "no step time"),
