@@ -13,6 +13,7 @@ import pandas as pd
 
 from codesign.errors import InputError
 from codesign.fit.least_squares import fit_means
+from codesign.fit.rounds_ahead import FEWEST, with_ahead
 from codesign.fit.steps import MEASURE, StepFit, fit_step
 from codesign.policy.cost import RoundCost, StepTime
 
@@ -22,6 +23,7 @@ CHOICE = "choice"  # op whose rows say what naming the candidates takes
 PACE = "pace"  # op whose rows say what a plain round took the host from moment to moment
 LOOP = "loop"  # op whose rows say what a round's loop takes beside the target's step
 ROUND = "round"  # op whose rows say what a served round takes beside the draft's part
+AHEAD = "ahead"  # op whose rows say what a served plain round of several requests takes
 DRAFTED = "drafted"  # op whose rows say what a chain of so many forwards took in a served round
 MISSED = "missed"  # op whose rows say what rounds took the draft that began with a lone forward
 JOINED = "joined"  # op whose rows say what a round's step took after prompts
@@ -35,7 +37,6 @@ _MAX_SLOWDOWN = 0.95
 _MOST_LESS = 0.5  # of the shortest step that a round may take less: no step takes less than nothing
 _NOTHING = StepTime(0.0, (0, 1), (0.0, 0.0))
 _TIMED_IN_A_ROW = 3  # forwards of a draft whose mean is a timing
-_FEWEST = 4  # rounds of a kind: of fewer none is sure to be a usual one
 
 
 def fit_costs(
@@ -73,7 +74,9 @@ def fit_costs(
         constants |= _kv_rooms(part) | _deciding(part)
         times = {op: found.time for op, found in forwards.items()}
         times["target"] = _with_loop(times["target"], part)
-        constants |= _joining(times["target"], part)
+        constants |= _joining(times["target"], part)  # of rounds that waited for the host
+        if not is_split:
+            times["target"] = with_ahead(times["target"], part.loc[part["op"] == AHEAD])
         chains = part.loc[part["op"] == DRAFTED]
         if chains["rows"].nunique() > 1:
             besides = "first_alone" if is_split else "choice_alone"
@@ -131,7 +134,7 @@ def _with_loop(target: StepTime, part: pd.DataFrame) -> StepTime:
         steps = target.of_arrays(served["rows"], served["context"], served["requests"])
         found = (served["seconds"] - steps).groupby(served["rows"]).agg(["median", "size"])
         most = found["size"].max()
-        beyond = found.loc[found["size"] >= min(_FEWEST, most), "median"]
+        beyond = found.loc[found["size"] >= min(FEWEST, most), "median"]
         first = max(float(np.median(beyond)), -_MOST_LESS * min(target.seconds))
         if target.alone is not None:
             target = replace(target, alone=_shifted(target.alone, beyond - first))
@@ -152,7 +155,7 @@ def _joining(target: StepTime, part: pd.DataFrame) -> dict[str, float]:
     served = part.loc[part["op"].isin([JOINED, SETTLED])]
     steps = target.of_arrays(served["rows"], served["context"], served["requests"])
     beyond = (served["seconds"] - steps).groupby(served["op"]).agg(["median", "size"])
-    if len(beyond) < 2 or beyond["size"].min() < _FEWEST:
+    if len(beyond) < 2 or beyond["size"].min() < FEWEST:
         return {}
     return {"joining": max(float(beyond["median"][JOINED] - beyond["median"][SETTLED]), 0.0)}
 
@@ -180,7 +183,7 @@ def _after_misses(
     By itself a row of forwards comes after an order, and took up to 0.15 ms more than in rounds.
     """
     missed = part.loc[part["op"] == MISSED]
-    if len(missed) < _FEWEST:
+    if len(missed) < FEWEST:
         return {}
     choices = constants.get(CHOICE, 0.0) + constants.get("choice_row", 0.0) * missed["rows"]
     beyond = missed["seconds"] - choices - draft.of_arrays(1.0, missed["context"])

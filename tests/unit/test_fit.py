@@ -653,6 +653,84 @@ def test_a_step_after_prompts_takes_what_it_took_more_than_others_in_served_roun
     assert fit_costs(pd.concat([steps, less]), on_ranks=True)[0]["2"].joining == 0.0
 
 
+def plain_rounds(
+    target: StepTime, less: dict[int, float], *, label: str = "2", repeats: int = 5
+) -> pd.DataFrame:
+    """Served rounds that took so much less than a step says, by requests; one was disturbed."""
+    rows = [
+        (label, "ahead", n, n, 40 * n, False, target(n, 40 * n, n) - seconds)
+        for n, seconds in less.items()
+        for _ in range(repeats)
+    ]
+    frame = pd.DataFrame(rows, columns=list(STEP_COLUMNS))
+    frame.loc[0, "seconds"] *= 1.7
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("less", "ahead", "each"),
+    [
+        ({4: 5e-4, 8: 7e-4}, 3.5e-4, 5e-5),
+        ({4: 5e-4, 8: 5e-4}, 5e-4, 0.0),
+        ({8: 7e-4}, 7e-4, 0.0),
+        ({4: -5e-4, 8: -7e-4}, 0.0, 0.0),
+    ],
+)
+def test_plain_rounds_of_several_take_less_as_ranks_run_ahead_of_the_host(less, ahead, each):
+    loops = [constant("loop", "2", 1e-3).assign(requests=n) for n in (1, 8)]
+    loops[1]["seconds"] = 2.4e-3
+    steps = pd.concat([whole_profile(), *loops], ignore_index=True)
+    before = fit_costs(steps, on_ranks=True)[0]["2"]
+    served = plain_rounds(before.target, less)
+    cost = fit_costs(pd.concat([steps, served]), on_ranks=True)[0]["2"]
+    assert (cost.target.ahead, cost.target.ahead_each) == pytest.approx((ahead, each), abs=1e-9)
+    for count in less:
+        found = before.target(count, 99, count) - cost.target(count, 99, count)
+        assert found == pytest.approx(max(less[count], 0.0), abs=1e-9)
+    waiting = replace(cost, target=replace(cost.target, ahead=0.0, ahead_each=0.0))
+    assert waiting == before  # nothing else, as of drafting and of one request
+
+
+def test_a_discount_that_would_grow_faster_than_the_requests_is_none_of_a_lone_one():
+    steps = whole_profile()
+    target = fit_costs(steps, on_ranks=True)[0]["2"].target
+    served = plain_rounds(target, {4: 1e-4, 8: 9e-4})
+    found = fit_costs(pd.concat([steps, served]), on_ranks=True)[0]["2"].target
+    assert found.ahead == 0.0
+    assert 1e-4 < 3.0 * found.ahead_each < 7.0 * found.ahead_each < 9e-4
+
+
+def test_few_plain_rounds_other_rounds_and_those_of_splits_say_nothing_of_running_ahead():
+    steps = whole_profile()
+    before = fit_costs(steps, on_ranks=True)[0]
+    served = plain_rounds(before["2"].target, {4: 5e-4, 8: 7e-4})
+    nothing = [
+        plain_rounds(before["2"].target, {4: 5e-4, 8: 7e-4}, repeats=3),
+        plain_rounds(before["2"].target, {1: 5e-4}),
+        plain_rounds(before["1+1"].target, {4: 5e-4, 8: 7e-4}, label="1+1"),
+        served.assign(rows=served["rows"] + 1),  # one of them drafted
+    ]
+    for few in nothing:
+        assert fit_costs(pd.concat([steps, few]), on_ranks=True)[0] == before
+    some = pd.concat([steps, served, plain_rounds(before["2"].target, {2: 5.0}, repeats=3)])
+    found = fit_costs(some, on_ranks=True)[0]["2"].target
+    assert (found.ahead, found.ahead_each) == pytest.approx((3.5e-4, 5e-5))
+
+
+def test_what_a_step_takes_after_prompts_is_told_from_steps_that_waited_for_the_host():
+    steps = whole_profile()
+    target = fit_costs(steps, on_ranks=True)[0]["2"].target
+    rounds = [
+        ("2", op, n, 4, 40, False, target(n, 40, 4) + more)
+        for op, n, more in (("joined", 4, 2e-4), ("settled", 8, 0.0)) * 5
+    ]  # fmt: skip
+    served = pd.DataFrame(rounds, columns=list(STEP_COLUMNS))
+    both = pd.concat([steps, served, plain_rounds(target, {4: 5e-4, 8: 7e-4})])
+    cost = fit_costs(both, on_ranks=True)[0]["2"]
+    assert cost.target.ahead > 0.0
+    assert cost.joining == pytest.approx(2e-4)
+
+
 def steps_by_bucket(op: str) -> tuple[pd.DataFrame, Callable[[int, int, int], float]]:
     """Timings of RANK_GRID, of which those of one request and row take less than its bucket."""
 
