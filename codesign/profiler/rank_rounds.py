@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from codesign.fit.round_costs import KEPT, MISSED, NODES
+from codesign.fit.round_costs import AHEAD, KEPT, MISSED, NODES
 from codesign.policy.labels import parse_policy
 from codesign.policy.speculation import build_speculation
 from codesign.profiler.steps import MAX_REQUESTS
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # Their rows get 2, 6 and 14 children: what a re-root takes by rows is told from that by nodes.
 _TREES = ("tree-3x2x2", "tree-7x3x3", "tree-15x4x5")
 _BATCHES = (MAX_REQUESTS, MAX_REQUESTS, MAX_REQUESTS // 2)  # the last has twice the rows
+_PLAIN = (MAX_REQUESTS, MAX_REQUESTS // 2)  # requests that decode plainly at once
 _CHAINS = {"chain-2": 2, "chain-7": 7}  # forwards of a round
 _CHAIN_TOKENS = 80  # up to eight a round
 # Of a stream of trees: tokens of a request, and requests. Answers of these soon repeat themselves,
@@ -60,25 +61,28 @@ def batch_timings(bench: RankBench) -> list[pd.DataFrame]:
     """The re-root's span and links in rounds of up to ``MAX_REQUESTS``.
 
     Where target and draft take turns, the draft's span, too: of rows with few children and with
-    many, which no timing of a step tells apart. No fit prices a child yet.
+    many, which no timing of a step tells apart. No fit prices a child yet. And the target's of
+    plain rounds, in which ranks run ahead of the host there.
     """
     counts = zip(_TREES, _BATCHES, strict=True)
     served = [bench.served_rounds(_policy(bench, tree), n) for tree, n in counts]
-    grown = []
+    grown, plain = [], []
     if not bench.setup.draft_ranks:
         grown = [_grown(rounds, tree) for rounds, tree in zip(served, _TREES, strict=True)]
-    return [*grown, *_between(bench, served)]
+        plain = [_steady_rounds(bench, "plain", batch=n) for n in _PLAIN]
+    ahead = [_timings(AHEAD, rounds, ["target"]) for rounds in plain]
+    return [*grown, *ahead, *_between(bench, served)]
 
 
-def _steady_rounds(bench: RankBench, policy: str, *asked: int) -> pd.DataFrame:
-    """Rounds of one request, served again where something disturbed them: the steadiest of three.
+def _steady_rounds(bench: RankBench, policy: str, *asked: int, batch: int = 1) -> pd.DataFrame:
+    """Rounds that are served again where something disturbed them: the steadiest of three.
 
     They last a tenth of a second. On one H100 half of the plain rounds took up to 1.5 times as
     long as the others, and a prediction was 12 % too slow.
     """
     tries: list[pd.DataFrame] = []
     while len(tries) < _TRIES and all(_spread(rounds) > _STEADY for rounds in tries):
-        tries.append(bench.served_rounds(policy, 1, *asked))
+        tries.append(bench.served_rounds(policy, batch, *asked))
     return min(tries, key=_spread)
 
 

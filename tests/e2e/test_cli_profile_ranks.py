@@ -90,7 +90,7 @@ def test_a_profile_of_ranks_holds_every_step_of_every_deployment(chain):
     wanted |= {("1+1", op, False) for op in ("draft", "reroot", "link")}
     wanted |= {(split, op, False) for split in ("1", "1+1") for op in (*BETWEEN, JOINED, SETTLED)}
     wanted |= {("1", "drafted", False), ("1+1", "drafted", True), ("1", "grown", False)}
-    wanted |= {("1+1", "missed", False)}
+    wanted |= {("1+1", "missed", False), ("1", "ahead", False)}
     assert found == wanted
     kept = steps.loc[steps["op"] == "reroot", list(KEPT)]
     assert kept.notna().all(axis=None)

@@ -86,7 +86,11 @@ def test_every_step_of_a_draft_can_be_timed_again_and_again(pair, is_model):
             assert min(loops) > 0
         found = pd.concat([*stream_timings(bench), *batch_timings(bench)])
         assert {"round", "reroot", "grown"} <= set(found["op"])
-        assert set(found["op"]) <= {"round", "reroot", "grown", "drafted"}
+        assert set(found["op"]) <= {"round", "reroot", "grown", "drafted", "ahead"}
+        ahead = found.loc[found["op"] == "ahead"]
+        assert ahead["requests"].value_counts().min() > 20
+        assert set(ahead["requests"]) == {4, 8}
+        assert (ahead["rows"] == ahead["requests"]).all()
         grown = found.loc[found["op"] == "grown"]
         children = set(grown["nodes"] / grown["rows"])
         assert children == {2.0, 6.0, 14.0} if is_model else children <= {2.0, 6.0, 14.0}

@@ -533,13 +533,15 @@ def test_what_lies_between_steps_is_taken_from_rounds_that_are_served(draft_rank
     if draft_ranks:
         assert set(asked) == {(f"async-{tree}", n) for tree, n in trees}
     else:
-        assert set(asked) == trees | {("plain", 1), ("chain-2", 1), ("chain-7", 1)}
+        plain = {("plain", n) for n in (1, 4, 8)}
+        assert set(asked) == trees | plain | {("chain-2", 1), ("chain-7", 1)}
     assert set(found.columns) == {"rows", "requests", "context", "op", "beside", "seconds", "nodes"}
     assert found.loc[found["nodes"].notna(), "op"].unique().tolist() == ["reroot"]
     nodes = found["nodes"] / found["rows"]
     assert sorted(nodes.dropna()) == [2.0] * 4 + [6.0] * 4 + [14.0] * 4
     seconds = found.groupby(["op", "requests"])["seconds"].agg(list)
     assert seconds["round"].to_dict() == {1: [2e-3, 3e-3] * (3 if draft_ranks else 6)}
+    assert ("ahead" in seconds) == (not draft_ranks)
     trees_only = {1: [3e-5] * 6, 4: [3e-5] * 2, 8: [3e-5] * 4}
     assert seconds["reroot"].to_dict() == trees_only
     assert set(found.loc[found["op"] == "reroot", "rows"]) == {9, 8}  # the draft's
@@ -549,6 +551,28 @@ def test_what_lies_between_steps_is_taken_from_rounds_that_are_served(draft_rank
     drafted = found.loc[found["op"] == "drafted", ["rows", "seconds"]].to_numpy().tolist()
     whole = [] if draft_ranks else [[2, 5e-3 + 4e-5], [7, 5e-3 + 4e-5]]
     assert drafted == [pytest.approx(row) for row in whole]  # of rounds with all their forwards
+
+
+def test_plain_rounds_of_batches_are_served_where_ranks_run_ahead_again_if_disturbed():
+    asked, made = [], {4: [1.0, 1.0], 8: [1.6, 1.0]}
+
+    def served(policy: str, count: int, *size: int) -> pd.DataFrame:
+        asked.append((policy, count))
+        factor = made[count].pop(0) if policy == "plain" else 1.0
+        calm = SERVED.iloc[:1].assign(rows=count, batch=count)
+        return pd.concat([calm, calm.assign(target=calm["target"] * factor)] * 4)
+
+    bench = SimpleNamespace(setup=SimpleNamespace(draft_ranks=0), served_rounds=served)
+    found = pd.concat(batch_timings(bench))
+    ahead = found.loc[found["op"] == "ahead"]
+    assert (ahead["rows"] == ahead["requests"]).all()
+    assert ahead["requests"].value_counts().to_dict() == {4: 8, 8: 8}
+    assert set(ahead["seconds"]) == {2e-3}
+    assert set(ahead["context"]) == {20}
+    assert not ahead["beside"].any()
+    assert [n for policy, n in asked if policy == "plain"] == [8, 8, 4]
+    split = SimpleNamespace(setup=SimpleNamespace(draft_ranks=1), served_rounds=served)
+    assert "ahead" not in set(pd.concat(batch_timings(split))["op"])
 
 
 def test_the_last_rounds_of_trees_tell_nothing_of_plain_decoding():
