@@ -93,7 +93,7 @@ def bare_milliseconds(leader: GroupLeader, batch: int) -> float:
     leader.begin(pack_step(rows, bucket=bucket, scratch_slot=leader.scratch_slot))
     times = []
     for step in range(1, STEPS):
-        leader.begin(next_message(bucket, [PROMPT + step] * batch))
+        leader.begin(next_message(bucket, dict.fromkeys(range(batch), PROMPT + step)))
         leader.take()
         times.append(perf_counter())
     leader.settle()

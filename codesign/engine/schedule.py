@@ -223,9 +223,11 @@ class Schedule:
     def goes_on(self, now: float) -> bool:
         """Whether the next round will have the requests of the one that runs, as seen at ``now``.
 
-        That is so if none joins, and none ends or must go.
+        That is so of those that do not end with it, if there are any, none joins and none must go.
         """
-        if self._prompts or any(entry.num_left < 2 for entry in self._running):
+        stays = [entry.num_left > 1 for entry in self._running]
+        comes = self.batcher.num_arrived(now) > 0
+        if self._prompts or not any(stays) or (comes and not all(stays)):
             return False
         if not self._takes_rows:
             return not self.batcher.admits(now)

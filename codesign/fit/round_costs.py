@@ -13,7 +13,7 @@ import pandas as pd
 
 from codesign.errors import InputError
 from codesign.fit.least_squares import fit_means
-from codesign.fit.rounds_ahead import FEWEST, with_ahead
+from codesign.fit.served_rounds import FEWEST, for_each, joining, shifted, with_ahead, with_loop
 from codesign.fit.steps import MEASURE, StepFit, fit_step
 from codesign.policy.cost import RoundCost, StepTime
 
@@ -21,20 +21,14 @@ KV_ROOMS = ("kv_tokens", "plain_kv_tokens")  # ops whose rows say what fits, in 
 DECIDING = "deciding"  # op whose rows say what a look at so many requests takes a batch's policy
 CHOICE = "choice"  # op whose rows say what naming the candidates takes
 PACE = "pace"  # op whose rows say what a plain round took the host from moment to moment
-LOOP = "loop"  # op whose rows say what a round's loop takes beside the target's step
-ROUND = "round"  # op whose rows say what a served round takes beside the draft's part
-AHEAD = "ahead"  # op whose rows say what a served plain round of several requests takes
 DRAFTED = "drafted"  # op whose rows say what a chain of so many forwards took in a served round
 MISSED = "missed"  # op whose rows say what rounds took the draft that began with a lone forward
-JOINED = "joined"  # op whose rows say what a round's step took after prompts
-SETTLED = "settled"  # op whose rows say the same of rounds without prompts, in between
 NODES = "nodes"  # column that profiles may have: children that the rows of the draft may get
 KEPT = ("kept_trees", "kept_nodes")  # likewise: what re-roots kept, and its nodes but the roots
 COUNTED = (NODES, *KEPT)
 PROMPTS = ("prefill", "draft_prefill")
 FORWARDS = ("target", "draft", *PROMPTS)
 _MAX_SLOWDOWN = 0.95
-_MOST_LESS = 0.5  # of the shortest step that a round may take less: no step takes less than nothing
 _NOTHING = StepTime(0.0, (0, 1), (0.0, 0.0))
 _TIMED_IN_A_ROW = 3  # forwards of a draft whose mean is a timing
 
@@ -73,10 +67,10 @@ def fit_costs(
             constants["slowdown"] = fit_slowdown(_timings(part, label, "target", beside=None))
         constants |= _kv_rooms(part) | _deciding(part)
         times = {op: found.time for op, found in forwards.items()}
-        times["target"] = _with_loop(times["target"], part)
-        constants |= _joining(times["target"], part)  # of rounds that waited for the host
+        times["target"] = with_loop(times["target"], part)
+        constants |= joining(times["target"], part)  # of rounds that waited for the host
         if not is_split:
-            times["target"] = with_ahead(times["target"], part.loc[part["op"] == AHEAD])
+            times["target"] = with_ahead(times["target"], part)
         chains = part.loc[part["op"] == DRAFTED]
         if chains["rows"].nunique() > 1:
             besides = "first_alone" if is_split else "choice_alone"
@@ -117,49 +111,6 @@ def _without_choice(chains: pd.DataFrame, constants: dict[str, Any]) -> pd.DataF
     return chains.assign(seconds=chains["seconds"] - chosen)
 
 
-def _with_loop(target: StepTime, part: pd.DataFrame) -> StepTime:
-    """A step with the host's seconds between two of them, where the profile says so.
-
-    Where rounds were served, it is what these took beyond the step as it was timed. That may be
-    less than nothing: a step by itself comes after something else than in a round. A round of plain
-    decoding comes after another step, one of a tree after the draft: so each number of rows has
-    its own where a step of one request does, too. Steps of several requests were served in no
-    round: where a machine was busier while steps were timed than while rounds were served, they
-    keep half of the shortest step, ``_MOST_LESS``.
-    """
-    looped, served = (part.loc[part["op"] == op] for op in (LOOP, ROUND))
-    first = max(float(looped.loc[looped["requests"] <= 1, "seconds"].median()), 0.0)
-    more = _for_each(looped.loc[looped["requests"] > 1], first) if len(looped) else 0.0
-    if len(served):
-        steps = target.of_arrays(served["rows"], served["context"], served["requests"])
-        found = (served["seconds"] - steps).groupby(served["rows"]).agg(["median", "size"])
-        most = found["size"].max()
-        beyond = found.loc[found["size"] >= min(FEWEST, most), "median"]
-        first = max(float(np.median(beyond)), -_MOST_LESS * min(target.seconds))
-        if target.alone is not None:
-            target = replace(target, alone=_shifted(target.alone, beyond - first))
-    elif not len(looped):
-        return target
-    return replace(target.later(first), each=target.each + more)
-
-
-def _shifted(step: StepTime, by_rows: pd.Series) -> StepTime:
-    """A step and seconds by rows, straight between them."""
-    rows = sorted({*step.rows, *map(int, by_rows.index)})
-    more = np.interp(rows, by_rows.index, by_rows)
-    return replace(step, rows=tuple(rows), seconds=tuple((step.of_arrays(rows, 0) + more).tolist()))
-
-
-def _joining(target: StepTime, part: pd.DataFrame) -> dict[str, float]:
-    """Seconds that a step takes more after prompts, where the profile says so."""
-    served = part.loc[part["op"].isin([JOINED, SETTLED])]
-    steps = target.of_arrays(served["rows"], served["context"], served["requests"])
-    beyond = (served["seconds"] - steps).groupby(served["op"]).agg(["median", "size"])
-    if len(beyond) < 2 or beyond["size"].min() < FEWEST:
-        return {}
-    return {"joining": max(float(beyond["median"][JOINED] - beyond["median"][SETTLED]), 0.0)}
-
-
 def _with_chains(draft: StepTime, chains: pd.DataFrame) -> tuple[StepTime, float]:
     """A draft's step in a row of them, and what such a row takes besides, by chains of a stream.
 
@@ -171,7 +122,7 @@ def _with_chains(draft: StepTime, chains: pd.DataFrame) -> tuple[StepTime, float
     beyond = chains["seconds"] - count * draft.of_arrays(1.0, chains["context"])
     by_count = beyond.groupby(count).median()
     each, besides = np.polyfit(by_count.index, by_count, 1)
-    alone = _shifted(draft.alone or _NOTHING, pd.Series([each], [1]))
+    alone = shifted(draft.alone or _NOTHING, pd.Series([each], [1]))
     return replace(draft, alone=alone), max(float(besides), 0.0)
 
 
@@ -204,7 +155,7 @@ def _with_first_forwards(costs: dict[str, RoundCost], told: set[str]) -> dict[st
     for label, cost in costs.items():
         if "+" in label and first and label not in told:
             less = pd.Series([-first / _TIMED_IN_A_ROW], [1])
-            draft = replace(cost.draft, alone=_shifted(cost.draft.alone or _NOTHING, less))
+            draft = replace(cost.draft, alone=shifted(cost.draft.alone or _NOTHING, less))
             cost = replace(cost, draft=draft, first_alone=first)
         found[label] = cost
     return found
@@ -220,7 +171,7 @@ def _between_steps(
     error = float(np.median(np.abs(seconds / first - 1.0)))
     if op != "link" and one["rows"].nunique() > 1:
         return _by_rows(timed, op, keeps_trees=keeps_trees), error
-    return {op: first, f"{op}_each": _for_each(timed, first)}, error
+    return {op: first, f"{op}_each": for_each(timed, first)}, error
 
 
 def _by_rows(timed: pd.DataFrame, op: str, *, keeps_trees: bool) -> dict[str, float]:
@@ -243,15 +194,6 @@ def _by_rows(timed: pd.DataFrame, op: str, *, keeps_trees: bool) -> dict[str, fl
     design = np.column_stack(columns).astype(np.float64)
     found = fit_means(design, timed["seconds"].to_numpy(np.float64))
     return dict(zip(names, map(float, found), strict=True))
-
-
-def _for_each(timed: pd.DataFrame, first: float) -> float:
-    """Seconds for each request beyond the first, through what one takes; 0 of one request alone."""
-    seconds = timed.groupby("requests")["seconds"].median()
-    beyond = seconds.index.to_numpy(np.float64) - 1.0
-    if not beyond.any():
-        return 0.0
-    return max(float(beyond @ (seconds.to_numpy(np.float64) - first) / (beyond @ beyond)), 0.0)
 
 
 def _deciding(part: pd.DataFrame) -> dict[str, float]:

@@ -236,6 +236,9 @@ def fit_stream_stairs(shapes: Shapes, *, waits_for_host: bool = False) -> StepTi
         shared = is_shared[place]
         straight = _usual_line(one.rows[shared], (beyond + stairs[place])[shared])
         seconds = np.where(is_shared, straight(rows) - stairs, seconds)
+    first = int(np.searchsorted(rows, 2.0))
+    if 0 < first < len(rows) and rows[first] > 2:  # else halfway to one row, which takes less
+        rows, seconds = np.insert(rows, first, 2.0), np.insert(seconds, first, seconds[first])
     knots = (*map(int, rows), int(rows[-1]) + 1)  # the last goes on
     return replace(time, alone=StepTime(alpha, knots, tuple(map(float, (*seconds, seconds[-1])))))
 

@@ -1,50 +1,68 @@
 """The rows of the next step of plain decoding: those of the last one, one token on.
 
-So a step can follow another on the device, before a host has read which tokens were sampled.
+So a step can follow another on the device, before a host has read which tokens were sampled. The
+host says which rows go on, in its own memory; the others become padding.
 
-Letters in shapes: T rows.
+Letters in shapes: T rows, P longest path, S slots.
 
 Imports torch and nothing of the engine.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
-class NextRows(NamedTuple):
-    """Columns of a step's message, int32, that its next one changes.
+@dataclass(frozen=True, slots=True)
+class StepColumns:
+    """What the next step changes of a step's rows, int32.
 
     Attributes:
         tokens_T: The row's token.
         positions_T: Its position.
+        slots_T: Slab of its request.
         kv_rows_T: Slab row that its key and value go to.
         prefixes_T: Slab rows before it.
+        path_TP: Rows of its path; of a root it begins with 0.
+        scratch_slot: Slab of padding, of which each row of a step has a row.
     """
 
     tokens_T: Tensor
     positions_T: Tensor
+    slots_T: Tensor
     kv_rows_T: Tensor
     prefixes_T: Tensor
+    path_TP: Tensor
+    scratch_slot: int
 
 
-def next_rows(sampled_T: Tensor, count_1: Tensor, rows: NextRows) -> None:
+def next_rows(sampled_T: Tensor, going_ST: Tensor, turn_1: Tensor, rows: StepColumns) -> None:
     """Turn a step's rows, one of each request, into those of the step that follows, in place.
 
     Args:
         sampled_T: int32, the token that was sampled after each row.
-        count_1: int32, how many of the rows are no padding; padding stays as it is.
+        going_ST: int32, 1 of each row that goes on and 0 of the others, where the host writes it;
+            pinned if the rows are on a GPU.
+        turn_1: int32, which of these counts now.
         rows: Of the last step.
     """
     if sampled_T.is_cuda:
         from codesign.kernels import next_rows_triton
 
-        next_rows_triton.next_rows(sampled_T, count_1, rows)
+        next_rows_triton.next_rows(sampled_T, going_ST, turn_1, rows)
         return
-    is_row_T = torch.arange(len(sampled_T)) < count_1
-    rows.tokens_T.copy_(torch.where(is_row_T, sampled_T, rows.tokens_T))
-    for column_T in (rows.positions_T, rows.kv_rows_T, rows.prefixes_T):
-        column_T += is_row_T.int()
+    goes_T, row_T = going_ST[int(turn_1)] > 0, torch.arange(len(sampled_T))
+    ahead_T = goes_T.int()
+    padding = (
+        (rows.tokens_T, sampled_T, 0),
+        (rows.positions_T, rows.positions_T + ahead_T, 0),
+        (rows.slots_T, rows.slots_T, rows.scratch_slot),
+        (rows.kv_rows_T, rows.kv_rows_T + ahead_T, row_T),
+        (rows.prefixes_T, rows.prefixes_T + ahead_T, 0),
+        (rows.path_TP[:, 0], rows.path_TP[:, 0], row_T),
+    )
+    for column_T, going_T, other in padding:
+        column_T.copy_(torch.where(goes_T, going_T, other))

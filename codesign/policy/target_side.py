@@ -53,6 +53,11 @@ class TargetSide:
         request = self._requests[request_id]
         return tuple(request.committed[request.prompt_len :])
 
+    def is_last(self, request_id: int) -> bool:
+        """Whether a request ends with one token more, whatever it is."""
+        request = self._requests[request_id]
+        return len(request.committed) - request.prompt_len + 1 >= request.max_new_tokens
+
     def admit(self, admission: Admission, stop_tokens: frozenset[int] = frozenset()) -> None:
         """Start a request; its prompt must be prefilled and its first token committed next."""
         self._requests[admission.request_id] = _Verified(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from codesign.fit.round_costs import JOINED, SETTLED
+from codesign.fit.served_rounds import JOINED, SETTLED
 
 if TYPE_CHECKING:
     from codesign.profiler.rank_bench import RankBench

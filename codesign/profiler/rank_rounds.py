@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from codesign.fit.round_costs import AHEAD, KEPT, MISSED, NODES
+from codesign.fit.round_costs import KEPT, MISSED, NODES
+from codesign.fit.served_rounds import AHEAD
 from codesign.policy.labels import parse_policy
 from codesign.policy.speculation import build_speculation
 from codesign.profiler.steps import MAX_REQUESTS

@@ -17,7 +17,8 @@ from codesign.artifacts import header, read_json, read_table, write_table
 from codesign.errors import HardwareError, InputError, UsageError
 from codesign.fit import STEP_COLUMNS, Fit
 from codesign.fit.drift import VISIT
-from codesign.fit.round_costs import COUNTED, FORWARDS, JOINED, KEPT, NODES, SETTLED
+from codesign.fit.round_costs import COUNTED, FORWARDS, KEPT, NODES
+from codesign.fit.served_rounds import JOINED, SETTLED
 
 BETWEEN = ("loop", "pace", "round", "deciding")  # of rounds that are served
 pytestmark = pytest.mark.timeout(1200)  # where others keep the machine busy

@@ -175,6 +175,8 @@ class FakeTarget:
         if goes_on():
             self.num_ahead += 1
             for request in rows:
+                if self.side.is_last(request.request_id):
+                    continue
                 self.following[request.request_id] = request.context + 1
                 self.table.grow(request.request_id, request.context + 2)
         verdicts = []

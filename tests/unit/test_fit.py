@@ -763,9 +763,10 @@ def test_rounds_of_one_row_and_of_trees_each_take_what_they_took_beyond_their_st
     ]
     served = pd.DataFrame(rounds, columns=list(STEP_COLUMNS))
     cost = fit_costs(pd.concat([others, timed, served]), on_ranks=True)[0]["2"]
-    for rows, more in ((1, 1e-5), (3, 4e-5), (7, 5e-5), (8, 5e-5), (16, 5e-5)):
+    for rows, more in ((1, 1e-5), (2, 4e-5), (3, 4e-5), (7, 5e-5), (8, 5e-5), (16, 5e-5)):
         assert cost.target(rows, 60) == pytest.approx(step(rows, 60, 1) + more, rel=5e-3), rows
-    assert cost.target(8, 480, 8) == pytest.approx(step(8, 480, 8) + 4e-5, rel=0.01)
+    # Those of several requests what trees take: plain rounds do not wait for the host.
+    assert cost.target(8, 480, 8) == pytest.approx(step(8, 480, 8) + 4.5e-5, rel=0.01)
 
 
 def test_chains_that_were_served_part_what_forwards_take_from_what_comes_with_them():

@@ -10,8 +10,8 @@ is how it is tested where there is no GPU.
     launch, rank_process start the ranks; watch: notice when one is gone
     ranks, groups        one rank: join, load, serve or follow; tensor_group: the collectives
     rank_group           leader and followers
-    group_target, group_drafter  target and draft on a group; ahead_steps, run_ahead: what a draft
-                         runs before the host asks
+    group_target, group_drafter  target and draft on a group; what they run before the host asks:
+                         next_steps, decode_ahead (a target), ahead_steps, run_ahead (a draft)
     link, mailbox, wire  messages between the leaders
     model_rank           one model on one rank: forward, heads, growth; prompt_steps: its prompts
     graphs, buckets      steps as CUDA graphs, and which are captured

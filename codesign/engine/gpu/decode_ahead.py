@@ -9,8 +9,8 @@ the answer before, on the device (next_steps.py).
 The next step is asked for as late as can be, ``LEAD`` before the one that runs will end by what the
 last one took: whoever comes until then is in the next round as ever. The host still decides: it
 looks at every answer, and takes the next one only for rows that are what it would have asked for.
-A request that has ended in between leaves a row that is in nobody's way and goes no further; then
-the next step has a message again.
+Requests that end with this round's token go no further. One that has ended before anybody could
+know leaves a row in the step under way, which is in nobody's way.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class DecodeAhead:
     def __init__(self, leader: GroupLeader, slots: PageTable) -> None:
         self._leader = leader
         self._slots = slots
-        self._rows: dict[int, tuple[int, int]] = {}  # of the step under way, see ``places``
-        self._num_rows = 0  # that it was begun with
+        # Of the step under way: each request's place in its answer, and KV rows before it.
+        self._rows: dict[int, tuple[int, int]] = {}
         self._bucket = 0
         self._num_begun = 0  # of the leader's messages
         self._began = 0.0
@@ -82,6 +82,7 @@ class DecodeAhead:
         rows: Sequence[VerifyRows],
         meanwhile: Callable[[], None],
         goes_on: Callable[[], bool],
+        is_last: Callable[[int], bool],
     ) -> Words:
         """Run a step of plain decoding, and maybe begin the next one; the answer of the first.
 
@@ -90,25 +91,34 @@ class DecodeAhead:
             rows: The same, one of each request.
             meanwhile: Called while it runs.
             goes_on: Asked when it is about to end: whether the next round will be plain decoding of
-                the same requests.
+                the same requests, but for those that end.
+            is_last: Whether a request ends with this round.
         """
         self._leader.settle()
-        self._bucket, self._num_rows = int(message[BUCKET]), len(rows)
+        self._bucket = int(message[BUCKET])
         self._began = perf_counter()
         self._leader.begin(message)
-        return self.go_on(rows, meanwhile, goes_on)
+        return self.go_on(range(len(rows)), rows, meanwhile, goes_on, is_last)
 
     def go_on(
         self,
+        places: Sequence[int],
         rows: Sequence[VerifyRows],
         meanwhile: Callable[[], None],
         goes_on: Callable[[], bool],
+        is_last: Callable[[int], bool],
     ) -> Words:
-        """The same of a step that is under way, of the rows that ``places`` has found."""
+        """The same of a step that is under way, with rows in these places."""
         meanwhile()
         self._rows = {}
-        if len(rows) == self._num_rows and self._is_about_to_end() and goes_on():
-            self._begin_next(rows)
+        if self._is_about_to_end() and goes_on():
+            self._begin_next(
+                {
+                    request.request_id: (place, request.context + 1)
+                    for place, request in zip(places, rows, strict=True)
+                    if not is_last(request.request_id)
+                }
+            )
         answer = self._leader.take()
         now = perf_counter()
         self._seconds[self._bucket] = now - self._began
@@ -122,12 +132,10 @@ class DecodeAhead:
             return False
         return not self._leader.answers_by(self._began + seconds - LEAD)
 
-    def _begin_next(self, rows: Sequence[VerifyRows]) -> None:
-        contexts = [request.context + 1 for request in rows]
-        numbers = [request.request_id for request in rows]
-        needed = {number: rows + 1 for number, rows in zip(numbers, contexts, strict=True)}
+    def _begin_next(self, rows: dict[int, tuple[int, int]]) -> None:
+        needed = {number: context + 1 for number, (_, context) in rows.items()}
         see_to_pages(self._leader, self._slots, needed)
-        self._leader.begin(next_message(self._bucket, contexts))
+        self._leader.begin(next_message(self._bucket, dict(rows.values())))
         self._num_begun = self._leader.num_begun
-        self._rows = dict(zip(numbers, enumerate(contexts), strict=True))
+        self._rows = rows
         self.num_ahead += 1

@@ -137,7 +137,7 @@ class GroupTarget(Target):
         if places is None:
             sampled = self._sampled(rows, meanwhile, goes_on)
         else:
-            answer = self.ahead.go_on(rows, meanwhile, goes_on)
+            answer = self.ahead.go_on(places, rows, meanwhile, goes_on, self.side.is_last)
             sampled = answer[places].tolist()
         verdicts = []
         first = 0
@@ -166,7 +166,7 @@ class GroupTarget(Target):
             bucket = bucket_of(num_rows, self._smallest_bucket)
             message = pack_step(part, bucket=bucket, scratch_slot=self._leader.scratch_slot)
             if goes_on is not never and num_rows == len(rows):
-                answer = self.ahead.run(message, rows, meanwhile, goes_on)
+                answer = self.ahead.run(message, rows, meanwhile, goes_on, self.side.is_last)
             else:
                 answer = self._leader.ask(message, meanwhile)
             sampled += answer[:num_rows].tolist()

@@ -1,13 +1,14 @@
 """Steps of plain decoding whose rows are those of the step before, one token on.
 
-See decode_ahead.py for why. Such a step is a graph like any other, with a choice of its rows in the
-place of the copy of a message. Nothing is walked, as a root alone stays where it is. Two answers
-may be under way, which take turns in two slots on the host.
+See decode_ahead.py for why. Such a step is a graph like any other, but for its beginning: it reads
+from the host which rows go on, and takes their tokens from the answer before. Nothing is walked, as
+a root alone stays where it is. Two steps may be under way, which take turns in two slots on the
+host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,33 +35,38 @@ from codesign.engine.gpu.step_rows import (
     step_words,
 )
 from codesign.kernels.attention_shares import SPAN
-from codesign.kernels.next_rows import NextRows, next_rows
+from codesign.kernels.next_rows import StepColumns, next_rows
 from codesign.kernels.row_attention import Scratch
 
 MOST_UNDER_WAY = 2
 
 
-def next_message(bucket: int, contexts: Sequence[int]) -> Words:
+def next_message(bucket: int, contexts: Mapping[int, int]) -> Words:
     """Message for ``ModelRank`` behind a step of plain decoding: run the next one.
 
     Args:
         bucket: Of both.
-        contexts: KV rows before each request's row in the next one.
+        contexts: Of each row that goes on, the KV rows before it in the next one; by its place.
     """
-    message = np.zeros(HEADER, np.int32)
+    message = np.zeros(HEADER + bucket, np.int32)
     message[KIND], message[BUCKET] = NEXT, bucket
     message[ROWS] = message[REQUESTS] = len(contexts)
-    message[SPANS] = sum([context // SPAN + 1 for context in contexts])
+    message[SPANS] = sum([context // SPAN + 1 for context in contexts.values()])
+    message[HEADER:][[*contexts]] = 1
     return message
 
 
 @dataclass(slots=True)
 class _Step:
-    """A bucket's step, where its answers lie, and the slot of the next one, there and here."""
+    """A bucket's step, where its answers lie, which rows go on, and whose turn it is.
+
+    The graph has addresses alone.
+    """
 
     run: Callable[[], None]
     outbox: Outbox
-    turn_1: Tensor  # the graph has its address alone
+    going_ST: Tensor
+    turn_1: Tensor
     turn: int = 0
 
 
@@ -100,20 +106,28 @@ class NextSteps:
             in_pairs: How they are attended.
         """
         rows = DeviceRows.of(self._buffer[: step_words(bucket)], bucket)
-        changing = NextRows(rows.tokens_T, rows.positions_T, rows.kv_rows_T, rows.prefixes_T)
-        sampled, count = self.sampled[:bucket], self._buffer[ROWS : ROWS + 1]
+        columns = StepColumns(
+            rows.tokens_T,
+            rows.positions_T,
+            rows.slots_T,
+            rows.kv_rows_T,
+            rows.prefixes_T,
+            rows.path_TP,
+            self._slabs.scratch_slot,
+        )
+        sampled = self.sampled[:bucket]
+        going_ST = self._graphs.host_words(MOST_UNDER_WAY * bucket).view(MOST_UNDER_WAY, bucket)
         turn_1 = torch.zeros(1, dtype=torch.int32, device=self._forward.device)
         outbox = Outbox(self._head.words(bucket), self._forward.device, slots=MOST_UNDER_WAY)
 
         def run() -> None:
-            next_rows(sampled, count, changing)
+            next_rows(sampled, going_ST, turn_1, columns)
             self._slabs.label(rows)
             hidden_TD = self._forward.hidden(rows, self._slabs, scratch, in_pairs=in_pairs)
             answer = self._head.answer(self._forward, rows, hidden_TD)
             outbox.post(answer, turn_1, sampled)
 
-        count.zero_()
-        self._steps[bucket, in_pairs] = _Step(self._graphs.captured(run), outbox, turn_1)
+        self._steps[bucket, in_pairs] = _Step(self._graphs.captured(run), outbox, going_ST, turn_1)
         turn_1.zero_()  # before it was captured it ran
 
     def start(self, message: Words) -> Due:
@@ -121,6 +135,7 @@ class NextSteps:
         in_pairs = self._forward.pairs_do_more(crowd_of(message))
         step = self._steps[int(message[BUCKET]), in_pairs]
         due = step.outbox.expect(step.turn)
+        step.going_ST.numpy()[step.turn] = message[HEADER:]  # the same memory
         step.turn = (step.turn + 1) % MOST_UNDER_WAY
         step.run()
         return due
