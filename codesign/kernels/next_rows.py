@@ -45,7 +45,7 @@ def next_rows(sampled_T: Tensor, going_ST: Tensor, turn_1: Tensor, rows: StepCol
     Args:
         sampled_T: int32, the token that was sampled after each row.
         going_ST: int32, 1 of each row that goes on and 0 of the others, where the host writes it;
-            pinned if the rows are on a GPU.
+            pinned if the rows are on a GPU. What attends the rows may want padding to come last.
         turn_1: int32, which of these counts now.
         rows: Of the last step.
     """

@@ -34,6 +34,19 @@ class Served:
     num_used: int
 
 
+@pytest.fixture(autouse=True)
+def padding_comes_last(monkeypatch) -> None:
+    """Attention on GPUs counts what is no padding, and takes as many rows from the first on."""
+    hidden = RankForward.hidden
+
+    def checked(forward, rows, slabs, *arguments, **options):
+        is_padding = (rows.slots_T == slabs.scratch_slot).int()
+        assert is_padding.diff().ge(0).all(), "padding before a row"
+        return hidden(forward, rows, slabs, *arguments, **options)
+
+    monkeypatch.setattr(RankForward, "hidden", checked)
+
+
 @pytest.fixture
 def serve(pair, new_text, monkeypatch):
     """Serve requests on CPU ranks; ``ahead=False``: the host asks for every step."""
@@ -85,11 +98,21 @@ def test_nearly_all_steps_of_plain_decoding_are_run_ahead(
     assert ours.outputs == alone.outputs
     assert alone.num_ahead == 0
     # None is run in vain, as it is known when each of these requests ends. Those that join cost a
-    # step with a message, three together at first, and one more tells how long a step takes.
+    # step with a message, three together at first, one more tells how long a step takes, and two
+    # that end when nobody waits stand before others.
     assert ours.num_used == ours.num_ahead
     num_rounds = len(ours.records.rounds)
     assert num_rounds == len(alone.records.rounds)
-    assert ours.num_ahead == num_rounds - 3 - 1
+    assert ours.num_ahead == num_rounds - 3 - 1 - 2
+
+
+def test_those_that_end_leave_without_a_message_if_nobody_is_behind_them(serve, make_requests):
+    requests = of_lengths(make_requests(3), 60, 45, 30)
+    ours = serve(requests)
+    assert ours.outputs == serve(requests, ahead=False).outputs
+    assert (ours.num_ahead, ours.num_used) == (58 - 1, 58 - 1)
+    others = of_lengths(make_requests(3), 30, 45, 60)
+    assert serve(others).num_used == 58 - 1 - 2
 
 
 def test_a_stream_waits_for_its_host_once(serve, make_requests):

@@ -10,7 +10,9 @@ The next step is asked for as late as can be, ``LEAD`` before the one that runs 
 last one took: whoever comes until then is in the next round as ever. The host still decides: it
 looks at every answer, and takes the next one only for rows that are what it would have asked for.
 Requests that end with this round's token go no further. One that has ended before anybody could
-know leaves a row in the step under way, which is in nobody's way.
+know leaves a row in the step under way, which is in nobody's way. Behind rows that went no further
+there must be none that did, as attention takes padding to come last: else the next step has a
+message again.
 """
 
 from __future__ import annotations
@@ -111,14 +113,14 @@ class DecodeAhead:
         """The same of a step that is under way, with rows in these places."""
         meanwhile()
         self._rows = {}
-        if self._is_about_to_end() and goes_on():
-            self._begin_next(
-                {
-                    request.request_id: (place, request.context + 1)
-                    for place, request in zip(places, rows, strict=True)
-                    if not is_last(request.request_id)
-                }
-            )
+        going = {
+            request.request_id: (place, request.context + 1)
+            for place, request in zip(places, rows, strict=True)
+            if not is_last(request.request_id)
+        }
+        are_first = all(place == i for i, (place, _) in enumerate(going.values()))
+        if are_first and self._is_about_to_end() and goes_on():
+            self._begin_next(going)
         answer = self._leader.take()
         now = perf_counter()
         self._seconds[self._bucket] = now - self._began
