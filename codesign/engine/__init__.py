@@ -10,7 +10,8 @@ draft_worker.py (grow trees) -> drafter.py (draft forwards).
                          (replica, replica_process, feed); measured_run
     run, serve           set-up and loop, with schedule, refusals, serving_log and garbage
     target               what the loop asks of a target; target_worker: on a CPU
-    partner              what it asks of the draft; remote_draft, draft_process: a process for it
+    partner              what it asks of the draft, and tells it (draft_news); remote_draft,
+                         draft_process: a process for it
     draft_worker, drafter  the draft's side
     model, rows          a decoder, and the rows of a forward; self_check
     kv_cache             slabs of running requests; prefix_store, blocks: prompts of earlier ones

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter, sleep
 
 from codesign import Progress
+from codesign.engine.draft_news import DraftNews
 from codesign.engine.feed import Feed
 from codesign.engine.garbage import collect, collect_idle, collected_beside
 from codesign.engine.partner import Answer, DraftLostError, NoDraft, Partner, TargetLostError
 from codesign.engine.schedule import PromptPiece, Schedule
 from codesign.engine.serving_log import Round, ServingLog
 from codesign.engine.target import Target, never
-from codesign.policy.protocol import Admission, PromptRows, RequestVerdict, Verdict, VerifyRows
+from codesign.policy.protocol import Admission, RequestVerdict, VerifyRows
 from codesign.prompts import BoundRequest
 from codesign.records import RunRecords
 
@@ -62,10 +63,8 @@ class Server:
         self._emitted = emitted
         self._pending: list[RequestVerdict] = []
         self._complete: list[Admission] = []  # prompts that were completed in the last round
-        self._told: set[int] = set()  # requests that the draft has rows of
         self._num_left = 0  # that waited when the batch was last made up
-        self._dropped: list[int] = []
-        self._quiet = {r.request_id for r in requests if not r.options.speculates}
+        self._news = DraftNews(requests)
         self._log = ServingLog(feed.replica if feed is not None else 0)
         self.calibration = self._log.calibration
         self._asked = {r.request_id: r for r in requests}
@@ -167,7 +166,7 @@ class Server:
         over = {verdict.request_id for verdict in first if verdict.is_finished}
         self._pending = verdicts + [v for v in first if v.request_id not in over]
         self._complete = [p.admission for p in pieces if p.is_last and p.request_id not in over]
-        self._dropped += over  # the draft has run their prompts in vain
+        self._news.drop(over)  # the draft has run their prompts in vain
         self._log.end_round(this, rows, verdicts, ready=ready, answer=answer)
 
     def _verify(
@@ -192,38 +191,21 @@ class Server:
             self._progress("serve", self._log.num_over, len(self._log.requests))
 
     def _send(self, joining: Sequence[Admission], pieces: Sequence[PromptPiece] = ()) -> None:
-        verdict = self._verdict(joining, pieces)
+        quiet = self._news.quiet
+        verdict = self._news.verdict(
+            self._log.num_rounds,
+            self._pending,
+            joining,
+            pieces,
+            now=self._log.now,
+            beside=self._schedule.rows_of(quiet) if quiet else (0, 0),
+            sharing=self._sharing(pieces),
+        )
         try:
             self._partner.send(verdict)
         except DraftLostError as lost:
             self._go_on_without_draft(lost)
             self._partner.send(verdict)
-
-    def _verdict(self, joining: Sequence[Admission], pieces: Sequence[PromptPiece]) -> Verdict:
-        """The draft's message: it leaves out requests that nobody drafts for."""
-        quiet, told = self._quiet, self._told
-        joining = [admission for admission in joining if admission.is_drafted_for]
-        prompts = []
-        for piece in pieces:
-            if piece.admission.is_drafted_for:
-                tokens = () if piece.request_id in told else piece.admission.tokens
-                prompts.append(PromptRows(piece.request_id, tokens, piece.end))
-                told.add(piece.request_id)
-        told |= {admission.request_id for admission in joining}
-        dropped, self._dropped = [n for n in self._dropped if n in told], []
-        told.difference_update(dropped)
-        requests = [entry for entry in self._pending if entry.request_id in told]
-        told -= {entry.request_id for entry in requests if entry.is_finished}
-        return Verdict(
-            self._log.num_rounds,
-            tuple(requests),
-            tuple(joining),
-            prompts=tuple(prompts),
-            dropped=tuple(dropped),
-            now=self._log.now,
-            beside=self._schedule.rows_of(quiet) if quiet else (0, 0),
-            sharing=self._sharing(pieces),
-        )
 
     def _sharing(self, pieces: Sequence[PromptPiece]) -> tuple[int, int]:
         """Prompt rows that share the round, and how many requests wait for a first token.
@@ -272,7 +254,7 @@ class Server:
         for number in evicted:
             self._worker.evict(number)
             self._log.requests[number].num_preemptions += 1
-        self._dropped += evicted
+        self._news.drop(evicted)
         self._complete = [a for a in self._complete if a.request_id not in evicted]
         return [number for number in admitted if number not in evicted]
 
