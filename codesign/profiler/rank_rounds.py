@@ -7,7 +7,7 @@ spans of their rounds are timings: a whole round holds what no part of it shows 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _TREES = ("tree-3x2x2", "tree-7x3x3", "tree-15x4x5")
 _BATCHES = (MAX_REQUESTS, MAX_REQUESTS, MAX_REQUESTS // 2)  # the last has twice the rows
 _PLAIN = (MAX_REQUESTS, MAX_REQUESTS // 2)  # requests that decode plainly at once
+# Keeps most of what it grows from round to round, as the others seldom do where target and draft
+# take turns: 6 to 15 of 130 rounds with a node or two said nothing of trees that keep a dozen.
+_DEEP = "tree-3x2x7"
 _CHAINS = {"chain-2": 2, "chain-7": 7}  # forwards of a round
 _CHAIN_TOKENS = 80  # up to eight a round
 # Of a stream of trees: tokens of a request, and requests. Answers of these soon repeat themselves,
@@ -45,16 +48,16 @@ def stream_timings(bench: RankBench) -> list[pd.DataFrame]:
     forwards takes beside them. On a split it is that of rounds which begin with a lone forward.
     """
     is_split = bench.setup.draft_ranks > 0
-    trees = [_steady_rounds(bench, _policy(bench, tree), *_SHORT) for tree in _TREES]
+    trees = {tree: _steady_rounds(bench, _policy(bench, tree), *_SHORT) for tree in _TREES}
     plain, chains = [], []
     if not is_split:
         plain = [_steady_rounds(bench, "plain")]
         chains = [_steady_rounds(bench, chain, _CHAIN_TOKENS) for chain in _CHAINS]
     # Not the last round of each request, a root alone: of one row it is plain decoding that tells.
-    grown = [served.loc[served["rows"] > 1] for served in trees]
+    grown = [served.loc[served["rows"] > 1] for served in trees.values()]
     rounds = [_timings("round", served, ["target"]) for served in (*plain, *chains, *grown)]
     drafted = [_drafted(served, n) for served, n in zip(chains, _CHAINS.values(), strict=False)]
-    missed = [_missed(trees[0], _TREES[0])] if is_split else []
+    missed = [_missed(trees[_TREES[0]], _TREES[0])] if is_split else []
     return [*rounds, *drafted, *missed, *_between(bench, trees)]
 
 
@@ -66,11 +69,12 @@ def batch_timings(bench: RankBench) -> list[pd.DataFrame]:
     plain rounds, in which ranks run ahead of the host there.
     """
     counts = zip(_TREES, _BATCHES, strict=True)
-    served = [bench.served_rounds(_policy(bench, tree), n) for tree, n in counts]
+    served = {tree: bench.served_rounds(_policy(bench, tree), n) for tree, n in counts}
     grown, plain = [], []
     if not bench.setup.draft_ranks:
-        grown = [_grown(rounds, tree) for rounds, tree in zip(served, _TREES, strict=True)]
+        grown = [_grown(rounds, tree) for tree, rounds in served.items()]
         plain = [_steady_rounds(bench, "plain", batch=n) for n in _PLAIN]
+        served[_DEEP] = bench.served_rounds(_DEEP, MAX_REQUESTS)
     ahead = [_timings(AHEAD, rounds, ["target"]) for rounds in plain]
     return [*grown, *ahead, *_between(bench, served)]
 
@@ -100,16 +104,18 @@ def _policy(bench: RankBench, tree: str) -> str:
     return f"async-{tree}" if bench.setup.draft_ranks else tree
 
 
-def _between(bench: RankBench, served: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
+def _between(bench: RankBench, served: Mapping[str, pd.DataFrame]) -> list[pd.DataFrame]:
+    """Rows of re-roots, and of messages on a split, of rounds by their tree."""
     frames = []
-    for tree, rounds in zip(_TREES, served, strict=True):
+    for tree, rounds in served.items():
         fanout = _fanout(tree)
         rows = rounds["draft_rows"]
         timed = _timings("reroot", rounds, ["reroot"])
         kept = {name: rounds[name] for name in KEPT if name in rounds}
         frames.append(timed.assign(**{"rows": rows, NODES: fanout * rows}, **kept))
     if bench.setup.draft_ranks:
-        frames += [_timings("link", rounds, ["link_there", "link_back"]) for rounds in served]
+        links = ["link_there", "link_back"]
+        frames += [_timings("link", rounds, links) for rounds in served.values()]
     return frames
 
 
