@@ -32,14 +32,14 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   8 % (on an H200 with a slow host, the day before, 2 to 6 % behind on two of three traces).
 - The asynchronous batch tree (`async-batch-tree`) is fastest on eight GPUs while the load is at
   most half of what plain decoding can serve, with short prompts ("conv"). At higher load, on fewer
-  GPUs and with long prompts the GPU that it takes from the target costs more than it gains, except
-  for an 8B on four H200s (simulated; on four H100s, measured, it loses from load 0.3 on). On one
-  and the same split it is at most 2 % slower than SpecServe, and never behind in goodput
-  (simulated).
+  GPUs and with long prompts the GPU that it takes from the target costs more than it gains: with an
+  8B on four it gains 2 and 3 % at a load of 0.1, and loses from 0.3 on (simulated, and measured on
+  H100s). On one and the same split it is at most 2.1 % slower than SpecServe, and more than 2 %
+  behind in goodput in one case of 29 (simulated).
 - On two H200s speculation gains next to nothing with a small target (8B): the adaptive policies
-  mostly decode plainly, and a chain of one drops to 0.59 of plain decoding's speed. In overload
-  with a large draft (3B) it gains at most 12 %. In simulated overload with a 70B the batch tree is
-  0 to 2 % faster than a chain of one and SpecServe level with it (both 7 % faster on "code" with a
+  mostly decode plainly, and a chain of one drops to 0.50 of plain decoding's speed. In overload
+  with a large draft (3B) it gains 1 %. In simulated overload with a 70B the batch tree has
+  0.99 to 1.02 of a chain of one's speed, and SpecServe as much (both 9 % faster on "code" with a
   3B); measured on one H200, with slower steps of
   batches, the batch tree was 3 to 5 % faster than it, and SpecServe 1 to 3 %."""
 _HOW = """\
@@ -49,7 +49,9 @@ Everything here is simulated, except for "The price of deciding". What engines m
 [a page of its own](policy-measurements.md). Unless stated otherwise: roofline step times,
 llama-3.1-70b:int4 with llama-3.2-1b:int4,
 acceptance as recorded for the small pair, six kinds of prompt in equal shares, whole prompts
-between rounds, prefix cache and preemption (as in the SpecServe paper). "code" is bursty and has
+between rounds, prefix cache and preemption (as in the SpecServe paper). Measured steps are those of
+the shipped fits: on one group of H200s ranks decode plainly ahead of their host, which makes plain
+rounds 2 to 13 % shorter than those of the [measured runs](policy-measurements.md). "code" is bursty and has
 answers of about 20 tokens; "conv" has longer answers, "mooncake" the longest prompts. What each
 policy does: [policies.md](policies.md).
 
@@ -69,7 +71,8 @@ The same policies on engines: GPUs, and the small pair on a CPU. What they were 
 is simulated of more machines and loads: [policy-comparison.md](policy-comparison.md).
 
 All runs are of the policies before the evening of 26 November, but for those of 18:55 and later of
-that day. In the runs of 24 November at load 0.2 the 8B's policies are told the mean answer of the
+that day, and all are of an engine whose plain decoding, and rest, waited for its host: both take 2
+to 13 % less since ([table](engine-performance.md#decoding-ahead)). In the runs of 24 November at load 0.2 the 8B's policies are told the mean answer of the
 trace, as by a plan; in earlier ones they expect 96 tokens until some have finished.
 
 Written by `python -m benchmarks.compare_policies report`, too."""
