@@ -51,7 +51,8 @@ llama-3.1-70b:int4 with llama-3.2-1b:int4,
 acceptance as recorded for the small pair, six kinds of prompt in equal shares, whole prompts
 between rounds, prefix cache and preemption (as in the SpecServe paper). Measured steps are those of
 the shipped fits: on one group of H200s ranks decode plainly ahead of their host, which makes plain
-rounds 2 to 13 % shorter than those of the [measured runs](policy-measurements.md). "code" is bursty and has
+rounds 2 to 13 % shorter than those of the [measured runs](policy-measurements.md). "code" is
+bursty and has
 answers of about 20 tokens; "conv" has longer answers, "mooncake" the longest prompts. What each
 policy does: [policies.md](policies.md).
 
@@ -72,7 +73,8 @@ is simulated of more machines and loads: [policy-comparison.md](policy-compariso
 
 All runs are of the policies before the evening of 26 November, but for those of 18:55 and later of
 that day, and all are of an engine whose plain decoding, and rest, waited for its host: both take 2
-to 13 % less since ([table](engine-performance.md#decoding-ahead)). In the runs of 24 November at load 0.2 the 8B's policies are told the mean answer of the
+to 13 % less since ([table](engine-performance.md#decoding-ahead)). In the runs of 24 November at
+load 0.2 the 8B's policies are told the mean answer of the
 trace, as by a plan; in earlier ones they expect 96 tokens until some have finished.
 
 Written by `python -m benchmarks.compare_policies report`, too."""
