@@ -8,7 +8,7 @@ draft_worker.py (grow trees) -> drafter.py (draft forwards).
     llm                  text in, text out
     replay, source       a plan's runs, and the engine that serves them: this one, or replicas
                          (replica, replica_process, feed); measured_run
-    run, serve           set-up and loop, with schedule, refusals, serving_log and garbage
+    run, serve           set-up and loop, with schedule (pieces), refusals, serving_log and garbage
     target               what the loop asks of a target; target_worker: on a CPU
     partner              what it asks of the draft, and tells it (draft_news); remote_draft,
                          draft_process: a process for it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from codesign.engine.schedule import PromptPiece
+from codesign.engine.pieces import PromptPiece
 from codesign.policy.protocol import Admission, PromptRows, RequestVerdict, Verdict
 from codesign.prompts import BoundRequest
 

@@ -12,88 +12,11 @@ from dataclasses import dataclass, field
 
 from codesign.config import Serving
 from codesign.engine.blocks import block_ids
+from codesign.engine.pieces import PieceSizes, PromptPiece
 from codesign.policy.batching import Batcher, BatchLimits, QueuedRequest
 from codesign.policy.kv_memory import PREFIX_BLOCK, PrefixCache
 from codesign.policy.protocol import Admission
 from codesign.prompts import BoundRequest
-
-
-@dataclass(frozen=True, slots=True)
-class PromptPiece:
-    """Some rows of a prompt, to be run in one forward.
-
-    Attributes:
-        admission: The request; its tokens are the prompt and what it had emitted when it lost its
-            KV rows.
-        start: First row.
-        count: Rows.
-        is_emitted: They are tokens that the request had emitted.
-    """
-
-    admission: Admission
-    start: int
-    count: int
-    is_emitted: bool = False
-
-    @property
-    def request_id(self) -> int:
-        """The request."""
-        return self.admission.request_id
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """The rows' tokens."""
-        return self.admission.tokens[self.start : self.end]
-
-    @property
-    def end(self) -> int:
-        """Row behind the last one."""
-        return self.start + self.count
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the request's next token follows these rows."""
-        return self.end == len(self.admission.tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class PieceSizes:
-    """Where prompts are cut. Cuts lie at multiples, so that rows are computed in the same company
-    whatever else runs, and so rounded alike.
-
-    Attributes:
-        prompt: Rows of a piece; None for whole prompts.
-        emitted: The same of tokens that were emitted before; they are run as they were decoded.
-    """
-
-    prompt: int | None
-    emitted: int
-
-    @classmethod
-    def of(cls, serving: Serving, *, emitted: int) -> PieceSizes:
-        """Sizes for a plan: they divide a prefix block and fill at least nine tenths of a chunk."""
-        chunk = serving.prefill_chunk
-        if chunk is None:
-            return cls(PREFIX_BLOCK if serving.prefix_cache else None, emitted)
-        size = PREFIX_BLOCK
-        while size > 1 and chunk // size * size < 0.9 * chunk:
-            size //= 2
-        return cls(size, min(emitted, size))
-
-    def end(self, start: int, prompt_tokens: int, num_tokens: int) -> int:
-        """End of the piece that begins at ``start``."""
-        if start >= prompt_tokens:
-            return min(start + self.emitted, num_tokens)
-        if self.prompt is None:
-            return prompt_tokens
-        return min((start // self.prompt + 1) * self.prompt, prompt_tokens)
-
-    def start(self, num_cached: int, num_tokens: int) -> int:
-        """First row to run where ``num_cached`` rows are there: the last one always is run."""
-        if num_cached < num_tokens:
-            return num_cached
-        size = self.prompt or num_tokens
-        return (num_tokens - 1) // size * size
 
 
 @dataclass(slots=True, eq=False)
@@ -223,18 +146,19 @@ class Schedule:
     def goes_on(self, now: float) -> bool:
         """Whether the next round will have the requests of the one that runs, as seen at ``now``.
 
-        That is so of those that do not end with it, if there are any, none joins and none must go.
+        That is so of those that do not end with it, if there are any, nobody joins or is refused,
+        and nobody must go.
         """
-        stays = [entry.num_left > 1 for entry in self._running]
-        comes = self.batcher.num_arrived(now) > 0
-        if self._prompts or not any(stays) or (comes and not all(stays)):
+        batcher, stay = self.batcher, [entry.num_left > 1 for entry in self._running]
+        someone_waits = batcher.num_arrived(now) > 0
+        if not any(stay) or (someone_waits and not all(stay)):
+            return False
+        if self._max_waiting is not None and batcher.late(now, self._max_waiting):
             return False
         if not self._takes_rows:
-            return not self.batcher.admits(now)
-        kv_in_use = self.kv_in_use + self.batcher.num_running  # with the tokens of this round
-        return not (
-            self.batcher.is_over(kv_in_use) or self.batcher.admits(now, kv_in_use=kv_in_use)
-        )
+            return not batcher.admits(now)
+        kv_in_use = self.kv_in_use + batcher.num_running  # with the tokens of this round
+        return not (batcher.would_be_over(kv_in_use) or batcher.admits(now, kv_in_use=kv_in_use))
 
     def make_room(self) -> list[int]:
         """Requests that lose their KV rows, so that the others' next round fits; the youngest."""

@@ -14,7 +14,8 @@ from codesign.engine.draft_news import DraftNews
 from codesign.engine.feed import Feed
 from codesign.engine.garbage import collect, collect_idle, collected_beside
 from codesign.engine.partner import Answer, DraftLostError, NoDraft, Partner, TargetLostError
-from codesign.engine.schedule import PromptPiece, Schedule
+from codesign.engine.pieces import PromptPiece
+from codesign.engine.schedule import Schedule
 from codesign.engine.serving_log import Round, ServingLog
 from codesign.engine.target import Target, never
 from codesign.policy.protocol import Admission, RequestVerdict, VerifyRows
@@ -125,7 +126,7 @@ class Server:
 
     def _round(self) -> None:
         this = Round(start=self._log.now)
-        admitted = [] if self._worker.is_ahead else self._admit()
+        admitted = self._admit()
         if self._schedule.chunk is None:
             self._run_between(this, admitted)
         elif self._schedule.batcher.num_running:
@@ -239,6 +240,11 @@ class Server:
     def _admit(self) -> list[int]:
         """Let requests join and leave the batch; those that have joined and may stay."""
         now = self._log.now
+        if self._worker.is_ahead:  # as nobody joins its step, and nobody must go
+            evicted = self._schedule.make_room()
+            assert not evicted, f"{evicted} lose rows of a step that is under way"
+            self._num_left = self._schedule.batcher.num_arrived(now)
+            return []
         admitted = self._schedule.admit(now)
         for number in admitted:
             if self._log.requests[number].admitted is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from codesign.engine.schedule import PromptPiece
+from codesign.engine.pieces import PromptPiece
 from codesign.policy.protocol import (
     Admission,
     Candidates,

@@ -9,9 +9,9 @@ import torch
 
 from codesign.engine.kv_cache import KVCache
 from codesign.engine.model import Decoder
+from codesign.engine.pieces import PromptPiece
 from codesign.engine.prefix_store import PrefixStore
 from codesign.engine.rows import RowBatch, causal_rows, join_rows
-from codesign.engine.schedule import PromptPiece
 from codesign.engine.target import Target, never, nothing
 from codesign.policy.protocol import (
     Admission,

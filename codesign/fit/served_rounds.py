@@ -49,7 +49,7 @@ def with_loop(target: StepTime, part: pd.DataFrame) -> StepTime:
         first = float(np.median(grown if len(grown) else beyond))
         first = max(first, -_MOST_LESS * min(target.seconds))
         if len(grown):  # two rows are a draft's, however close to plain decoding's one
-            beyond = beyond.reindex({2: 0} | dict(beyond), fill_value=grown.iloc[0]).sort_index()
+            beyond = beyond.reindex(beyond.index.union([2]), fill_value=grown.iloc[0])
         if target.alone is not None:
             target = replace(target, alone=shifted(target.alone, beyond - first))
     elif not len(looped):

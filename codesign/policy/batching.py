@@ -146,11 +146,15 @@ class Batcher:
 
         Those that ran before and lost their KV rows stay: they stand in front.
         """
-        arrived = takewhile(lambda request: request.arrival <= now, self._waiting)
-        late = [r for r in [*arrived][max_waiting:] if r.request_id not in self._put_back]
+        late = self.late(now, max_waiting)
         for request in late:
             self._waiting.remove(request)
         return [request.request_id for request in late]
+
+    def late(self, now: float, max_waiting: int) -> list[QueuedRequest]:
+        """Requests that ``refuse`` would refuse."""
+        arrived = takewhile(lambda request: request.arrival <= now, self._waiting)
+        return [r for r in [*arrived][max_waiting:] if r.request_id not in self._put_back]
 
     def num_arrived(self, now: float) -> int:
         """Requests in the queue that have come."""
@@ -183,13 +187,18 @@ class Batcher:
         Args:
             kv_in_use: As for ``admit``.
         """
-        room = self._limits.max_kv_tokens - kv_in_use
-        if self.cache is None:
-            return room < 0
-        room -= self.cache.held_tokens
-        if self.cache.idle_tokens > room:
+        room = self._room(kv_in_use)
+        if self.cache is not None and self.cache.idle_tokens > room:
             self.cache.shrink(max(room, 0))
         return room < 0
+
+    def would_be_over(self, kv_in_use: int) -> bool:
+        """The same as a question: no idle block goes."""
+        return self._room(kv_in_use) < 0
+
+    def _room(self, kv_in_use: int) -> int:
+        held = 0 if self.cache is None else self.cache.held_tokens
+        return self._limits.max_kv_tokens - kv_in_use - held
 
     @property
     def idle_room(self) -> int:

@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from codesign.policy.host_cost import SEVERAL
 
 FEW_ROWS = 8  # of a forward: attention of more fills a chip, however few requests they belong to
+MOST_AHEAD = 8.0  # requests of the largest batch that profiles serve plainly
 _MOST_AHEAD = 0.5  # of a step without context that it may take less: none takes less than nothing
 
 
@@ -62,7 +63,7 @@ class StepTime(_Segments):
         ahead: Seconds that a forward of several requests takes less where each has one row, as in
             plain decoding: the host enqueues it while the one before it runs. At most half of what
             it takes without context, so that it goes on to cost ``alpha`` for each token of it.
-        ahead_each: The same for each request beyond the first.
+        ahead_each: The same for each request beyond the first, up to ``MOST_AHEAD``.
     """
 
     alpha: float
@@ -161,7 +162,7 @@ class StepTime(_Segments):
         if self.doubling:
             seconds = seconds + self.doubling * np.where(counts <= FEW_ROWS, np.log2(among), 0.0)
         if self.ahead or self.ahead_each:
-            less = self.ahead + self.ahead_each * (among - 1.0)
+            less = self.ahead + self.ahead_each * (np.minimum(among, MOST_AHEAD) - 1.0)
             less = np.minimum(less, _MOST_AHEAD * (seconds - self.alpha * before))
             is_plain = (among >= SEVERAL) & (counts <= among)
             seconds = seconds - np.where(is_plain, less, 0.0)
@@ -189,7 +190,7 @@ class StepTime(_Segments):
         if self.doubling and requests > 1.0 and rows <= FEW_ROWS:
             seconds += self.doubling * _doublings(requests)
         if (self.ahead or self.ahead_each) and requests >= SEVERAL and rows <= requests:
-            less = self.ahead + self.ahead_each * (requests - 1.0)
+            less = self.ahead + self.ahead_each * (min(requests, MOST_AHEAD) - 1.0)
             seconds -= min(less, _MOST_AHEAD * (seconds - self.alpha * context))
         if self.alone is not None and requests < SEVERAL:
             seconds += self.alone(rows, context)

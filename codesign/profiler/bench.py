@@ -15,8 +15,8 @@ import torch
 from codesign.engine.drafter import ModelDrafter, NgramDrafter
 from codesign.engine.kv_cache import KVCache
 from codesign.engine.model import Decoder
+from codesign.engine.pieces import PromptPiece
 from codesign.engine.rows import causal_rows
-from codesign.engine.schedule import PromptPiece
 from codesign.engine.target import Target
 from codesign.engine.target_worker import TargetWorker
 from codesign.policy.protocol import (

@@ -12,12 +12,18 @@ import pytest
 
 from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
-from codesign.engine.gpu import next_steps, ranks, step_rows
+from codesign.engine.gpu import decode_ahead, next_steps, ranks, step_rows
 from codesign.engine.gpu.decode_ahead import DecodeAhead
 from codesign.engine.gpu.forward import RankForward
+from codesign.engine.gpu.group_target import GroupTarget
+from codesign.engine.gpu.next_steps import next_message
 from codesign.engine.gpu.rank_group import GroupLeader
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
+from codesign.engine.partner import NoDraft
+from codesign.engine.schedule import Schedule
+from codesign.engine.serve import Server
+from codesign.policy.batching import BatchLimits
 from codesign.policy.interface import Speculation
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
@@ -51,13 +57,20 @@ def padding_comes_last(monkeypatch) -> None:
 def serve(pair, new_text, monkeypatch):
     """Serve requests on CPU ranks; ``ahead=False``: the host asks for every step."""
 
-    def run(requests, policy="plain", *, ahead=True, num_ranks=1, max_batch=3, serving=None,
-            limit=4096, **options) -> Served:  # fmt: skip
+    def run(
+        requests, policy="plain", *, ahead=True, num_ranks=1, max_batch=3, serving=None,
+        limit=4096, max_waiting=None, inspect=None, notes=False, **options,
+    ) -> Served:  # fmt: skip
         spec = parse_policy(policy)
         candidate = Candidate(Deployment(num_ranks, 0), spec, max_batch)
         shares = {"serving": serving, "max_kv_tokens": limit}
         found, faults = [], []
         begin = DecodeAhead.__init__
+
+        def look(rank) -> None:
+            faults.extend(model.num_faults() for model in rank.models.values())
+            if inspect is not None:
+                inspect(rank)
 
         def noted(self, *arguments) -> None:
             begin(self, *arguments)
@@ -71,11 +84,11 @@ def serve(pair, new_text, monkeypatch):
                 dtype="float32", check=True, **shares, **options,
             )  # fmt: skip
             result = run_on_ranks(
-                setup, candidate, requests, new_text=new_text, **shares,
-                inspect=lambda rank: faults.extend(m.num_faults() for m in rank.models.values()),
+                setup, candidate, requests, new_text=new_text, inspect=look,
+                max_waiting=max_waiting, **shares,
             )  # fmt: skip
         assert not any(faults)
-        assert not result.records.notes
+        assert notes or not result.records.notes
         return Served(result.outputs, result.records, found[0].num_ahead, found[0].num_used)
 
     return run
@@ -150,6 +163,63 @@ def test_whoever_comes_joins_the_round_after_the_one_that_is_under_way(serve, ma
     ours = serve(requests)
     assert ours.outputs == serve(requests, ahead=False).outputs
     assert ours.num_used == ours.num_ahead > 0
+    starts = ours.records.rounds.column("start")
+    for record in ours.records.requests[:3]:  # for whom there is room
+        between = (starts >= record.arrival) & (starts < record.admitted)
+        assert between.sum() <= 2, "kept waiting by steps ahead"  # its own round among them
+
+
+def test_a_request_that_finds_the_queue_full_hears_of_it_in_the_next_round(serve, make_requests):
+    arrivals = (0.0, 0.0, 0.05, 0.05, 0.05)
+    requests = [
+        replace(r, arrival=at, max_new_tokens=80)
+        for r, at in zip(make_requests(5), arrivals, strict=True)
+    ]
+    ours, alone = (
+        serve(requests, ahead=ahead, max_batch=2, max_waiting=1, notes=True)
+        for ahead in (True, False)
+    )
+    assert set(ours.records.refused) == set(alone.records.refused) == {3, 4}
+    assert ours.num_used > 0
+
+
+def test_requests_that_are_left_have_the_smaller_bucket_that_holds_them(serve, make_requests):
+    requests = of_lengths(make_requests(9), 60, *[10] * 8)
+    buckets = []
+
+    def noted(message, contexts):
+        buckets.append((message, len(contexts)))
+        return next_message(message, contexts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode_ahead, "next_message", noted)
+        ours = serve(requests, max_batch=9)
+    assert ours.outputs == serve(requests, ahead=False, max_batch=9).outputs
+    assert {bucket for bucket, count in buckets if count == 1} == {8}
+    assert {bucket for bucket, count in buckets if count == 9} == {16}
+
+
+def test_a_run_that_ends_with_a_step_under_way_leaves_ranks_that_serve_again(
+    serve, own_requests, plain_outputs, new_text
+):
+    requests = [r for r in own_requests if r.options.stop_tokens or r.options.stop_strings]
+    again = []
+
+    def serve_again(rank) -> None:
+        setup, leader = rank.setup, rank.leaders[0]
+        for _ in range(2):
+            target = GroupTarget(
+                leader, num_slots=setup.num_slots, sampling=setup.sampling, new_text=new_text,
+                samples_by_row=bool(setup.samplings),
+            )  # fmt: skip
+            schedule = Schedule(requests, BatchLimits(3, 1 << 16), Serving(), round_rows=1)
+            server = Server(target, NoDraft(), schedule, requests)
+            server.run()
+            again.append(server.outputs)
+
+    ours = serve(requests, limit=1 << 16, inspect=serve_again)
+    assert ours.outputs == plain_outputs(requests)
+    assert again == [ours.outputs] * 2
 
 
 def test_a_policy_at_rest_lets_its_target_run_ahead(serve, make_requests, monkeypatch):

@@ -12,7 +12,6 @@ from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
 from codesign.engine.gpu.decode_ahead import DecodeAhead
 from codesign.engine.gpu.launch import keep_waiting
-from codesign.engine.gpu.rank_group import GroupLeader
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.policy.options import RequestOptions
@@ -61,7 +60,7 @@ def serve(pair, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(DecodeAhead, "__init__", noted)
             if not ahead:
-                patch.setattr(GroupLeader, "answers_by", lambda *_: True)
+                patch.setattr(DecodeAhead, "_is_about_to_end", lambda _: False)
             candidate = Candidate(Deployment(ranks), parse_policy("plain"), max_batch)
             setup = rank_setup(
                 candidate, requests, target=pair / "target", draft=None, check=True,

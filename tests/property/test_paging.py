@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import codesign.engine.gpu.paging as paging_module
+import codesign.engine.pieces as pieces_module
 import codesign.engine.schedule as schedule_module
 import codesign.policy.batching as batching_module
 import codesign.policy.kv_memory as memory_module
@@ -22,7 +23,8 @@ from codesign.engine.blocks import block_ids
 from codesign.engine.gpu.paging import PageTable, Paging
 from codesign.engine.kv_cache import CapacityError
 from codesign.engine.partner import NoDraft
-from codesign.engine.schedule import PromptPiece, Schedule
+from codesign.engine.pieces import PromptPiece
+from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Server
 from codesign.fit import Fit
 from codesign.policy.batching import BatchLimits
@@ -37,7 +39,14 @@ BLOCK, PAGE = 8, 4
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks():
     """Prefix blocks of 8 tokens."""
-    modules = (paging_module, schedule_module, batching_module, memory_module, requests_module)
+    modules = (
+        paging_module,
+        schedule_module,
+        pieces_module,
+        batching_module,
+        memory_module,
+        requests_module,
+    )
     patches = [mock.patch.object(module, "PREFIX_BLOCK", BLOCK) for module in modules]
     patches.append(mock.patch.object(schedule_module, "block_ids", partial(block_ids, block=BLOCK)))
     for patch in patches:

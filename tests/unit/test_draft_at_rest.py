@@ -359,3 +359,16 @@ def test_a_tree_that_was_left_alone_at_rest_is_as_if_it_had_followed():
     always = told(set())
     resting = {1, 2, 3, 4, 6, 7}
     assert told(resting) == [each for each in always if each[0] not in resting]
+
+
+@pytest.mark.parametrize("look", [0.0, 4e-5, 1e-3, 1.0])
+def test_a_policy_knows_whether_the_next_round_is_at_rest(look):
+    policy, rounds = Resting(None), 0
+    for _ in range(3):
+        policy.begin_rest(look, 1e-3)
+        rests_on = True
+        while rests_on:
+            rests_on = policy.rests_on()
+            assert policy.stays_at_rest() == rests_on
+            rounds += 1
+    assert rounds > 3 or not look

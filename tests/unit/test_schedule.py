@@ -6,7 +6,8 @@ import pytest
 
 from codesign.config import Serving
 from codesign.engine.blocks import block_ids
-from codesign.engine.schedule import PieceSizes, Schedule
+from codesign.engine.pieces import PieceSizes
+from codesign.engine.schedule import Schedule
 from codesign.policy.batching import BatchLimits
 from codesign.prompts import BoundRequest
 

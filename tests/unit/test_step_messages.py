@@ -28,7 +28,7 @@ from codesign.engine.gpu.step_rows import (
     crowd_of,
     pack_step,
 )
-from codesign.engine.schedule import PromptPiece
+from codesign.engine.pieces import PromptPiece
 from codesign.engine.target import nothing
 from codesign.kernels.attention_shares import Crowd
 from codesign.policy.messages import depths_of

@@ -10,20 +10,20 @@ The next step is asked for as late as can be, ``LEAD`` before the one that runs 
 last one took: whoever comes until then is in the next round as ever. The host still decides: it
 looks at every answer, and takes the next one only for rows that are what it would have asked for.
 Requests that end with this round's token go no further. One that has ended before anybody could
-know leaves a row in the step under way, which is in nobody's way. Behind rows that went no further
-there must be none that did, as attention takes padding to come last: else the next step has a
-message again.
+know leaves a row in the step under way, which is in nobody's way. The next step has a message again
+where a row that goes on is behind one that does not, as attention takes padding to come last, and
+where those that go on fit a smaller bucket.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 
 from codesign.engine.gpu.next_steps import next_message
 from codesign.engine.gpu.paging import PageTable
 from codesign.engine.gpu.rank_group import GroupLeader, see_to_pages
-from codesign.engine.gpu.step_rows import BUCKET, Words
+from codesign.engine.gpu.step_rows import BUCKET, Words, bucket_of
 from codesign.policy.protocol import VerifyRows
 
 LEAD = 250e-6  # seconds; a host that is slow takes up to 150 us to start a step on all ranks
@@ -32,18 +32,22 @@ LEAD = 250e-6  # seconds; a host that is slow takes up to 150 us to start a step
 class DecodeAhead:
     """What the ranks of a target run ahead of its host.
 
+    A request's *place* is the index of its row among those of a step, and so in its answer.
+
     Args:
         leader: Of the ranks.
         slots: Page tables of the requests.
+        smallest_bucket: Fewest rows of a forward.
 
     Attributes:
         num_ahead: Steps that were run ahead.
         num_used: Those whose answers were taken.
     """
 
-    def __init__(self, leader: GroupLeader, slots: PageTable) -> None:
+    def __init__(self, leader: GroupLeader, slots: PageTable, smallest_bucket: int) -> None:
         self._leader = leader
         self._slots = slots
+        self._smallest_bucket = smallest_bucket
         # Of the step under way: each request's place in its answer, and KV rows before it.
         self._rows: dict[int, tuple[int, int]] = {}
         self._bucket = 0
@@ -118,8 +122,7 @@ class DecodeAhead:
             for place, request in zip(places, rows, strict=True)
             if not is_last(request.request_id)
         }
-        are_first = all(place == i for i, (place, _) in enumerate(going.values()))
-        if are_first and self._is_about_to_end() and goes_on():
+        if self._may_go(going) and self._is_about_to_end() and goes_on():
             self._begin_next(going)
         answer = self._leader.take()
         now = perf_counter()
@@ -127,12 +130,22 @@ class DecodeAhead:
         self._began = now  # of the next one, if it is under way
         return answer
 
+    def _may_go(self, rows: Mapping[int, tuple[int, int]]) -> bool:
+        """Whether a step of these rows can follow the one that runs without a message."""
+        are_first = all(place == i for i, (place, _) in enumerate(rows.values()))
+        return are_first and bucket_of(len(rows), self._smallest_bucket) == self._bucket
+
     def _is_about_to_end(self) -> bool:
-        """Wait until the step has ``LEAD`` to run; False if its answer is there before."""
+        """Wait until the step has ``LEAD`` to run, or has ended before; False if none can follow.
+
+        A step that took less than the one before is followed a little late. Where steps run within
+        ``begin``, on a CPU, none is run ahead: its answer would be there later.
+        """
         seconds = self._seconds.get(self._bucket)
         if seconds is None or not self._leader.rank.has_next(self._bucket):
             return False
-        return not self._leader.answers_by(self._began + seconds - LEAD)
+        is_there = self._leader.answers_by(self._began + seconds - LEAD)
+        return self._leader.rank.runs_beside or not is_there
 
     def _begin_next(self, rows: dict[int, tuple[int, int]]) -> None:
         needed = {number: context + 1 for number, (_, context) in rows.items()}

@@ -14,7 +14,7 @@ from codesign.engine.gpu.rank_group import GroupLeader, see_to_pages
 from codesign.engine.gpu.request_rows import rows_to_verify, split_steps
 from codesign.engine.gpu.slot_messages import sampling_message
 from codesign.engine.gpu.step_rows import BUCKETS, bucket_of, pack_step
-from codesign.engine.schedule import PromptPiece
+from codesign.engine.pieces import PromptPiece
 from codesign.engine.target import Target, never, nothing
 from codesign.policy.protocol import (
     Admission,
@@ -60,7 +60,7 @@ class GroupTarget(Target):
         self.side = TargetSide(new_text)
         self._leader = leader
         self._slots = PageTable(num_slots, paging)
-        self.ahead = DecodeAhead(leader, self._slots)
+        self.ahead = DecodeAhead(leader, self._slots, smallest_bucket)
         self._keys: dict[int, int] = {}
         self._done: dict[int, int] = {}  # rows of prompts that have been run
         self._sampling = sampling
@@ -71,6 +71,7 @@ class GroupTarget(Target):
     def open_prompt(self, admission: Admission, blocks: Sequence[int]) -> int:
         """See ``Target.open_prompt``."""
         request_id = admission.request_id
+        self._leader.settle()  # a step under way may have a row in the slot that it gets
         num_cached = self._slots.take(request_id, blocks)
         sampling = admission.options.sampling or self._sampling
         self._keys[request_id] = request_key(sampling.seed, request_id)
@@ -161,11 +162,12 @@ class GroupTarget(Target):
             rows_to_verify(r, self._slots[r.request_id], self._keys[r.request_id]) for r in rows
         ]
         sampled: list[int] = []
-        for part in split_steps(requests):
+        parts = split_steps(requests)
+        for part in parts:
             num_rows = sum(len(r.tokens) for r in part)
             bucket = bucket_of(num_rows, self._smallest_bucket)
             message = pack_step(part, bucket=bucket, scratch_slot=self._leader.scratch_slot)
-            if goes_on is not never and num_rows == len(rows):
+            if goes_on is not never and len(parts) == 1 and num_rows == len(rows):
                 answer = self.ahead.run(message, rows, meanwhile, goes_on, self.side.is_last)
             else:
                 answer = self._leader.ask(message, meanwhile)

@@ -45,7 +45,7 @@ from codesign.engine.gpu.step_rows import (
     step_words,
 )
 from codesign.engine.gpu.watch import Watch
-from codesign.engine.target import never
+from codesign.engine.target import never, nothing
 
 
 class ModelRank:
@@ -118,6 +118,11 @@ class ModelRank:
         scratch = self._steps[bucket, in_pairs].scratch
         self._next.prepare(bucket, scratch, in_pairs=in_pairs)
 
+    @property
+    def runs_beside(self) -> bool:
+        """Whether steps run while the host goes on."""
+        return self._graphs.on_gpu
+
     def has_next(self, bucket: int) -> bool:
         """Whether a bucket's steps may follow one another without a message."""
         return self._next is not None and self._next.has(bucket)
@@ -156,11 +161,21 @@ class ModelRank:
         return self.take(watch)
 
     def replay(
-        self, message: Words, watch: Watch | None = None, is_called: Callable[[], bool] = never
+        self,
+        message: Words,
+        watch: Watch | None = None,
+        is_called: Callable[[], bool] = never,
+        meanwhile: Callable[[], None] = nothing,
     ) -> None:
         """Run a message as a follower: wait for its answers, or until another message is there.
 
         What follows a step must be under way before this is done.
+
+        Args:
+            message: Of the leader.
+            watch: Of the leader.
+            is_called: Whether another message is there.
+            meanwhile: Called while the GPU is busy, unless more must follow at once.
         """
         kind = message[KIND]
         if kind not in (AHEAD, PAGES):
@@ -169,6 +184,7 @@ class ModelRank:
         self.start(message, watch)
         if kind == STEP and message[FOLLOWED]:
             return
+        meanwhile()
         while self._due and self.is_there(watch, is_called):
             self._due.popleft()
 

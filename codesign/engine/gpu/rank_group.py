@@ -169,5 +169,4 @@ def follow(mailbox: Mailbox, models: Mapping[int, ModelRank], watch: Watch | Non
         watch: Of the leader.
     """
     while (message := mailbox.receive())[KIND] != END:
-        models[int(message[MODEL])].replay(message, watch, mailbox.has_message)
-        collect()  # the leader has its answer to read
+        models[int(message[MODEL])].replay(message, watch, mailbox.has_message, collect)

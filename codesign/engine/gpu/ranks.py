@@ -212,10 +212,8 @@ def load_rank(
     if TARGET_MODEL in models:
         target = models[TARGET_MODEL]
         prompts = prompt_buckets(setup, target.forward)
-        following = next_buckets(setup)
-        target.prepare(
-            target_buckets(setup), prompts, next_buckets=following, requests=setup.num_slots
-        )
+        ways = target_buckets(setup), prompts, (), next_buckets(setup)
+        target.prepare(*ways, requests=setup.num_slots)
     if DRAFT_MODEL in models:
         draft = models[DRAFT_MODEL]
         prompts = prompt_buckets(setup, draft.forward)
