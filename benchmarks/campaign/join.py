@@ -30,7 +30,13 @@ from benchmarks.campaign.closed_profile import closed_profile, keep_machine
 from benchmarks.campaign.intervals import likely, likely_replay, luck_of, times_sigma
 from benchmarks.campaign.prompt_luck import PromptLuck
 from benchmarks.campaign.replays import NUM_DRAWS, replay_draws
-from benchmarks.campaign.requests import seed_of, tokens_of
+from benchmarks.campaign.requests import (
+    of_questions,
+    request_file,
+    seed_of,
+    served_questions,
+    tokens_of,
+)
 from benchmarks.campaign.result_file import compact
 from benchmarks.campaign.schedule import SESSIONS
 from benchmarks.campaign.units import BATCH, WORKLOADS, Workload
@@ -89,7 +95,9 @@ def join_pair(folder: Path) -> dict[str, Any]:
     keep_machine(folder / FIT_FILE, folder / "closed" / PROFILE_FILE)
     seed, runs = seed_of(folder), []
     plans: list[dict[str, Any]] = []
+    whole = fit
     for workload in WORKLOADS:
+        fit = fit_to_questions(folder, workload, whole)
         known = fit_to_these(folder, workload, fit)
         for workers, paths in _by_workers(folder, workload).items():
             plan = make_plan(folder, workload, fit, workers, paths)
@@ -109,8 +117,8 @@ def join_pair(folder: Path) -> dict[str, Any]:
             plans.append({"workers": workers, **judgement(plan, validation, workload, again)})
     return {
         "pair": folder.name,
-        "target": fit.target,
-        "draft": fit.draft,
+        "target": whole.target,
+        "draft": whole.draft,
         "errors": fit.errors,
         "unsure": {name: step.unsure for name, step in fit.steps.items()},
         "drift": {
@@ -121,10 +129,10 @@ def join_pair(folder: Path) -> dict[str, Any]:
             "visit_spread": fit.visit_spread,
         },
         "requests_seed": seed,
-        "recorded": sum(len(group) for group in fit.acceptance.recordings.values()),
+        "recorded": sum(len(group) for group in whole.acceptance.recordings.values()),
         "forms": {name: step.form for name, step in fit.steps.items()},
-        "calibration": calibration_rows(fit.acceptance),
-        "blind": blind_fits(folder, fit),
+        "calibration": calibration_rows(whole.acceptance),
+        "blind": blind_fits(folder, whole),
         "sessions": _sessions(folder),
         "plans": plans,
         "runs": runs,
@@ -236,6 +244,15 @@ def calibration_rows(profile: AcceptanceProfile) -> dict[str, list[list[float]]]
             if (at == b).any()
         ]
     return found
+
+
+def fit_to_questions(folder: Path, workload: Workload, fit: Fit) -> Fit:
+    """The fit with what was recorded of the questions that the workload asks: not all may be."""
+    file = request_file(folder, workload)
+    if workload.seconds or not file.exists():
+        return fit
+    asked = served_questions(len(read_table(file, kind="trace")[0]))
+    return replace(fit, acceptance=of_questions(fit.acceptance, asked))
 
 
 def fit_to_these(folder: Path, workload: Workload, fit: Fit) -> Fit | None:

@@ -52,8 +52,9 @@ the intervals and calibration: [validation-runs.md](validation-runs.md).
 A campaign profiles a pair of models on groups of GPUs ("2": draft and target share two; "1+1": one
 each), fits the profile, predicts a grid of plans and then runs them. The fit sees nothing but the
 profile, which serves a few made-up requests without a draft and with trees that are not in the
-grid. The prompts that are served are not those on which acceptance was recorded. Each run is
-predicted by {seeds} simulations.{replays}
+grid. The prompts that are served are not those on which acceptance was recorded, but ask the same
+questions: a pair that serves 18 requests asks 18 of the 24, and its streams and batches are
+predicted by these. Each run is predicted by {seeds} simulations.{replays}
 """
 
 TERMS = """\

@@ -206,6 +206,28 @@ def recorded_questions(profile: AcceptanceProfile) -> dict[int, int]:
     }
 
 
+def served_questions(count: int) -> set[int]:
+    """The questions that so many requests of ``served_prompts`` ask, by number.
+
+    A large pair serves 18 requests, of all kinds as many, and so leaves out a question of each.
+    """
+    kinds = [question.category for question in load_prompts("run")]
+    groups = [[n for n, found in enumerate(kinds) if found == kind] for kind in CATEGORIES]
+    in_turn = [n for n in chain.from_iterable(zip_longest(*groups)) if n is not None]
+    return set(in_turn[:count])
+
+
+def of_questions(profile: AcceptanceProfile, asked: set[int]) -> AcceptanceProfile:
+    """The recordings of these questions, and those behind much material; all if there are none."""
+    known = recorded_questions(profile)
+    kept = {
+        kind: tuple(r for r in group if known.get(r.request, -1) in asked or kind == LONG)
+        for kind, group in profile.recordings.items()
+    }
+    found = {kind: group for kind, group in kept.items() if group}
+    return AcceptanceProfile(found) if found.keys() - {LONG} else profile
+
+
 def _encoder(target: Path) -> EncodeChat:
     """From a question to its tokens; the same ones are asked behind many materials."""
     return functools.cache(encode_user_turn(Tokenizer(target)))

@@ -150,7 +150,8 @@ class Schedule:
         and nobody must go.
         """
         batcher, stay = self.batcher, [entry.num_left > 1 for entry in self._running]
-        someone_waits = batcher.num_arrived(now) > 0
+        arrival = batcher.next_arrival
+        someone_waits = arrival is not None and arrival <= now
         if not any(stay) or (someone_waits and not all(stay)):
             return False
         if self._max_waiting is not None and batcher.late(now, self._max_waiting):

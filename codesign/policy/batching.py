@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import islice, takewhile
 
 from codesign.policy.kv_memory import PREFIX_BLOCK, PrefixCache
 
@@ -154,7 +154,8 @@ class Batcher:
     def late(self, now: float, max_waiting: int) -> list[QueuedRequest]:
         """Requests that ``refuse`` would refuse."""
         arrived = takewhile(lambda request: request.arrival <= now, self._waiting)
-        return [r for r in [*arrived][max_waiting:] if r.request_id not in self._put_back]
+        late = islice(arrived, max_waiting, None)
+        return [request for request in late if request.request_id not in self._put_back]
 
     def num_arrived(self, now: float) -> int:
         """Requests in the queue that have come."""

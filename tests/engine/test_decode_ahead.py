@@ -172,7 +172,7 @@ def test_whoever_comes_joins_the_round_after_the_one_that_is_under_way(serve, ma
 def test_a_request_that_finds_the_queue_full_hears_of_it_in_the_next_round(serve, make_requests):
     arrivals = (0.0, 0.0, 0.05, 0.05, 0.05)
     requests = [
-        replace(r, arrival=at, max_new_tokens=80)
+        replace(r, arrival=at, max_new_tokens=240)
         for r, at in zip(make_requests(5), arrivals, strict=True)
     ]
     ours, alone = (

@@ -116,3 +116,16 @@ def test_limits_hold_order_holds_and_nobody_is_lost(requests, max_batch, max_kv_
                 queue.finish(request_id)
         now += rng.choice([0.0, 1.0])
     assert served == [i for _, i in sorted((row[1], row[0]) for row in rows)]
+
+
+def test_asking_whether_rows_would_run_out_lets_no_idle_block_go():
+    cache = PrefixCache()
+    cache.hold((7, 8))
+    cache.release((7, 8), num_computed=2)  # nobody uses them, and they stay
+    idle = cache.idle_tokens
+    queue = Batcher([], BatchLimits(max_batch=4, max_kv_tokens=idle + 10), cache)
+    for in_use in (0, 10, 11, idle + 10, idle + 11):
+        assert queue.would_be_over(in_use) == (in_use > idle + 10)
+        assert cache.idle_tokens == idle
+    assert queue.is_over(idle + 11)
+    assert cache.idle_tokens < idle

@@ -199,3 +199,27 @@ def test_recorded_requests_are_known_by_their_question(tiny_models):
         assert len(endings) == 1
         assert len({p.prompt_ids for p in group}) == amounts
         assert campaign_requests.LONG not in {p.category for p in group}
+
+
+@pytest.mark.parametrize("count", [6, 18, 24, 48])
+def test_predictions_have_the_recordings_of_the_questions_that_are_served(tiny_models, count):
+    workload = replace(units.BATCH, requests=count)
+    served = campaign_requests.served_prompts(tiny_models[0], workload, seed=3)
+    prompts = [r for group in campaign_requests.recorded_prompts(tiny_models[0]) for r in group]
+    recording = Recording(0, np.array([0]), np.array([[-1.0]]))
+    profile = AcceptanceProfile(
+        {
+            kind: tuple(
+                replace(recording, request=p.request_id) for p in prompts if p.category == kind
+            )
+            for kind in {p.category for p in prompts}
+        }
+    )
+    asked = campaign_requests.served_questions(count)
+    assert len(asked) == min(count, 24)
+    found = campaign_requests.of_questions(profile, asked)
+    kept = {r.request for group in found.recordings.values() for r in group}
+    endings = {p.prompt_ids[-30:] for p in served}
+    for prompt in prompts:
+        is_long = prompt.category == campaign_requests.LONG
+        assert (prompt.request_id in kept) == (is_long or prompt.prompt_ids[-30:] in endings)

@@ -13,7 +13,9 @@ from codesign.policy.batch_round import BatchRound
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.goodput import Goodput
 from codesign.policy.row_prices import RowPrices
+from codesign.policy.step_time import MOST_AHEAD
 from codesign.policy.traffic import Traffic
+from codesign.profiler.steps import MAX_REQUESTS
 from codesign.sim.timing import shared_step
 from codesign.sim.work import Work
 
@@ -295,3 +297,7 @@ def test_policies_pay_for_requests_and_tiles_what_a_step_takes(tile):
         prices(2)  # far fewer are worked out than are asked for next
         assert prices(tokens)[tokens] == pytest.approx(step(batch + tokens, 70, batch) + 0.25)
         assert prices.of(batch + tokens, 70) == pytest.approx(prices(tokens)[tokens])
+
+
+def test_what_running_ahead_gains_is_known_up_to_the_largest_batch_that_profiles_serve():
+    assert MOST_AHEAD == MAX_REQUESTS

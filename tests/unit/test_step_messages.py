@@ -191,3 +191,20 @@ def test_leaves_of_a_draft_see_their_paths_and_no_others():
     assert packed.tolist() == pack_step([request], bucket=8, scratch_slot=9).tolist()
     with pytest.raises(AssertionError, match="a row at 15 sees 3 tree rows"):
         rows_to_expand(ExpansionRows(0, (7, 8), (14, 15), (1, 2), visible, 17), 3)
+
+
+def test_no_step_runs_ahead_of_trees_however_their_rows_are_split():
+    """The second of these two forwards has as many rows as there are requests."""
+    leader = Recorder(0, hashlib.sha256())
+    target = GroupTarget(leader, num_slots=16, sampling=Sampling(), smallest_bucket=16)
+    target.ahead.run = None  # nobody may
+    rows = []
+    for number, count in enumerate((128, *[1] * 14, 2)):
+        admission = Admission(number, (1, 2, 3), 30)
+        target.open_prompt(admission, ())
+        rows.append(
+            VerifyRows(
+                number, (1,) * count, tuple(range(-1, count - 1)), tuple(range(3, 3 + count)), 3
+            )
+        )
+    assert len(target._sampled(rows, goes_on=lambda: True)) == 128 + 14 + 2

@@ -175,7 +175,8 @@ class ModelRank:
             message: Of the leader.
             watch: Of the leader.
             is_called: Whether another message is there.
-            meanwhile: Called while the GPU is busy, unless more must follow at once.
+            meanwhile: Called once a message with an answer was started, unless more must follow at
+                once: while the GPU is busy, or, after a prompt, while the leader reads its answer.
         """
         kind = message[KIND]
         if kind not in (AHEAD, PAGES):
@@ -184,7 +185,8 @@ class ModelRank:
         self.start(message, watch)
         if kind == STEP and message[FOLLOWED]:
             return
-        meanwhile()
+        if self._due:
+            meanwhile()
         while self._due and self.is_there(watch, is_called):
             self._due.popleft()
 
