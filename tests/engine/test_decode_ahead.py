@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -314,3 +315,16 @@ def test_memory_that_runs_out_stops_what_runs_ahead_before_somebody_must_go(serv
     assert evictions == [record.num_preemptions for record in alone.records.requests]
     assert sum(evictions) > 0
     assert ours.num_used == ours.num_ahead > 0
+
+
+def test_nobody_joins_a_step_that_is_under_way_and_memory_is_seen_to_all_the_same():
+    room, server = [], Server.__new__(Server)
+    server._worker = SimpleNamespace(is_ahead=True)
+    server._log = SimpleNamespace(now=4.0)
+    server._schedule = SimpleNamespace(
+        make_room=lambda: room.append("idle blocks go") or [],
+        batcher=SimpleNamespace(num_arrived=lambda now: 3 if now == 4.0 else 0),
+    )
+    assert server._admit() == []
+    assert room == ["idle blocks go"]
+    assert server._num_left == 3  # who has come by now has not come while prompts ran
