@@ -95,30 +95,29 @@ def join_pair(folder: Path) -> dict[str, Any]:
     keep_machine(folder / FIT_FILE, folder / "closed" / PROFILE_FILE)
     seed, runs = seed_of(folder), []
     plans: list[dict[str, Any]] = []
-    whole = fit
     for workload in WORKLOADS:
-        fit = fit_to_questions(folder, workload, whole)
-        known = fit_to_these(folder, workload, fit)
+        asked = fit_to_questions(folder, workload, fit)
+        known = fit_to_these(folder, workload, asked)
         for workers, paths in _by_workers(folder, workload).items():
-            plan = make_plan(folder, workload, fit, workers, paths)
-            validation = validate(plan, fit, paths)
+            plan = make_plan(folder, workload, asked, workers, paths)
+            validation = validate(plan, asked, paths)
             again, requests = None, plan.requests()
             if known is not None:
                 again = validate(plan, known, paths, requests=each_its_own(requests))
             for number, run in enumerate(validation.runs):
                 twin = None if again is None else again.runs[number]
-                luck = luck_of(run, plan, fit, workload, seed=seed)
-                line = row(run, fit, workload, luck, twin)
+                luck = luck_of(run, plan, asked, workload, seed=seed)
+                line = row(run, asked, workload, luck, twin)
                 if workload.seconds:
-                    replay_figures(line, plan, run, fit, known, luck)
+                    replay_figures(line, plan, run, asked, known, luck)
                 if workload.batch == 1:
-                    line["figures"]["decode_speed"] = decode_speeds(plan, run, fit, known, luck)
+                    line["figures"]["decode_speed"] = decode_speeds(plan, run, asked, known, luck)
                 runs.append(line)
             plans.append({"workers": workers, **judgement(plan, validation, workload, again)})
     return {
         "pair": folder.name,
-        "target": whole.target,
-        "draft": whole.draft,
+        "target": fit.target,
+        "draft": fit.draft,
         "errors": fit.errors,
         "unsure": {name: step.unsure for name, step in fit.steps.items()},
         "drift": {
@@ -129,10 +128,10 @@ def join_pair(folder: Path) -> dict[str, Any]:
             "visit_spread": fit.visit_spread,
         },
         "requests_seed": seed,
-        "recorded": sum(len(group) for group in whole.acceptance.recordings.values()),
+        "recorded": sum(len(group) for group in fit.acceptance.recordings.values()),
         "forms": {name: step.form for name, step in fit.steps.items()},
-        "calibration": calibration_rows(whole.acceptance),
-        "blind": blind_fits(folder, whole),
+        "calibration": calibration_rows(fit.acceptance),
+        "blind": blind_fits(folder, fit),
         "sessions": _sessions(folder),
         "plans": plans,
         "runs": runs,

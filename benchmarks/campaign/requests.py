@@ -13,9 +13,10 @@ import contextlib
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -58,6 +59,8 @@ MATERIALS = [
 LONG, LONG_TOKENS, LONG_FROM = "long", 600, 300  # a kind of its own: prompts of a trace
 RECORDED_TOKENS, LONG_ANSWER = 48, 192
 NUM_LONG = 2  # materials, the first ones, with answers of LONG_ANSWER tokens
+
+_Item = TypeVar("_Item")
 
 
 def load_requests(
@@ -213,8 +216,7 @@ def served_questions(count: int) -> set[int]:
     """
     kinds = [question.category for question in load_prompts("run")]
     groups = [[n for n, found in enumerate(kinds) if found == kind] for kind in CATEGORIES]
-    in_turn = [n for n in chain.from_iterable(zip_longest(*groups)) if n is not None]
-    return set(in_turn[:count])
+    return set(_in_turn(groups)[:count])
 
 
 def of_questions(profile: AcceptanceProfile, asked: set[int]) -> AcceptanceProfile:
@@ -260,7 +262,12 @@ def kind(category: str, prompt_tokens: int) -> str:
 def _mixed(requests: list[BoundRequest]) -> list[BoundRequest]:
     """One of each category in turn, so that any number of them is balanced."""
     groups = [[r for r in requests if r.category == category] for category in CATEGORIES]
-    return [r for r in chain.from_iterable(zip_longest(*groups)) if r is not None]
+    return _in_turn(groups)
+
+
+def _in_turn(groups: Sequence[Sequence[_Item]]) -> list[_Item]:
+    """The first of each group, then the second of each, as long as there are any."""
+    return [item for item in chain.from_iterable(zip_longest(*groups)) if item is not None]
 
 
 def _numbered(requests: list[BoundRequest], first: int = 0) -> list[BoundRequest]:

@@ -18,6 +18,7 @@ under the device it was measured on. Imports torch.
     row_choices      the draft's end of one (row_choices_triton)
     leaf_choices     the next rows of a draft tree (leaf_choices_triton)
     next_rows        the next rows of plain decoding (next_rows_triton)
+    step_rows        what these two change
     host_answer      an answer where the host polls for it (host_answer_triton)
     int4, packing    forms of weights
     cuda_module      loads and launches the sources in cuda/; nvrtc compiles them

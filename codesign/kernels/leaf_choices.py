@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from codesign.kernels.step_rows import StepRows
+
 POOL = 512  # leaves, those that were taken included
 ROWS = 32  # of a step, at most
 SLOTS = 128  # expanded nodes of a tree, at most
@@ -63,29 +65,6 @@ class PoolWords:
         doubles = buffer[: 2 * _DOUBLES].view(torch.float64).split((4, ROWS, POOL))
         words = buffer[2 * _DOUBLES : POOL_WORDS].split((ROWS, POOL, POOL, POOL, SLOTS))
         return cls(*doubles, *words)
-
-
-@dataclass(frozen=True, slots=True)
-class StepRows:
-    """A step's rows on the device, int32: those that were run last, then the next.
-
-    Attributes:
-        tokens_T: Tokens.
-        positions_T: Positions.
-        slots_T: Slab of each; ``scratch_slot`` for padding.
-        kv_rows_T: Slab row of each.
-        prefixes_T: Slab rows that each sees before its path.
-        path_TQ: Path of each, in slots, its own last.
-        scratch_slot: Slab of rows that fill up a step.
-    """
-
-    tokens_T: Tensor
-    positions_T: Tensor
-    slots_T: Tensor
-    kv_rows_T: Tensor
-    prefixes_T: Tensor
-    path_TQ: Tensor
-    scratch_slot: int
 
 
 def chosen_words(rows: int) -> int:

@@ -22,10 +22,10 @@ from codesign.kernels.leaf_choices import (
     SLOTS,
     WIDTH,
     PoolWords,
-    StepRows,
 )
 from codesign.kernels.leaf_choices import END as END_WORD
 from codesign.kernels.leaf_choices import LOWEST as LOWEST_WEIGHT
+from codesign.kernels.step_rows import StepRows
 
 
 def choose_leaves(words: Tensor, pool: PoolWords, rows: StepRows, chosen: Tensor) -> None:

@@ -3,43 +3,20 @@
 So a step can follow another on the device, before a host has read which tokens were sampled. The
 host says which rows go on, in its own memory; the others become padding.
 
-Letters in shapes: T rows, P longest path, S slots.
+Letters in shapes: T rows, S slots of the host's memory.
 
 Imports torch and nothing of the engine.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True)
-class StepColumns:
-    """What the next step changes of a step's rows, int32.
-
-    Attributes:
-        tokens_T: The row's token.
-        positions_T: Its position.
-        slots_T: Slab of its request.
-        kv_rows_T: Slab row that its key and value go to.
-        prefixes_T: Slab rows before it.
-        path_TP: Rows of its path; of a root it begins with 0.
-        scratch_slot: Slab of padding, of which each row of a step has a row.
-    """
-
-    tokens_T: Tensor
-    positions_T: Tensor
-    slots_T: Tensor
-    kv_rows_T: Tensor
-    prefixes_T: Tensor
-    path_TP: Tensor
-    scratch_slot: int
+from codesign.kernels.step_rows import StepRows
 
 
-def next_rows(sampled_T: Tensor, going_ST: Tensor, turn_1: Tensor, rows: StepColumns) -> None:
+def next_rows(sampled_T: Tensor, going_ST: Tensor, turn_1: Tensor, rows: StepRows) -> None:
     """Turn a step's rows, one of each request, into those of the step that follows, in place.
 
     Args:
@@ -62,7 +39,7 @@ def next_rows(sampled_T: Tensor, going_ST: Tensor, turn_1: Tensor, rows: StepCol
         (rows.slots_T, rows.slots_T, rows.scratch_slot),
         (rows.kv_rows_T, rows.kv_rows_T + ahead_T, row_T),
         (rows.prefixes_T, rows.prefixes_T + ahead_T, 0),
-        (rows.path_TP[:, 0], rows.path_TP[:, 0], row_T),
+        (rows.path_TQ[:, 0], rows.path_TQ[:, 0], row_T),
     )
     for column_T, going_T, other in padding:
         column_T.copy_(torch.where(goes_T, going_T, other))

@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from codesign.kernels.next_rows import StepColumns
+from codesign.kernels.step_rows import StepRows
 
 
-def next_rows(sampled_T: Tensor, going_ST: Tensor, turn_1: Tensor, rows: StepColumns) -> None:
+def next_rows(sampled_T: Tensor, going_ST: Tensor, turn_1: Tensor, rows: StepRows) -> None:
     """``next_rows.next_rows`` on a GPU."""
     num_rows = sampled_T.shape[0]
     _next_rows[(1,)](
@@ -23,8 +23,8 @@ def next_rows(sampled_T: Tensor, going_ST: Tensor, turn_1: Tensor, rows: StepCol
         rows.slots_T,
         rows.kv_rows_T,
         rows.prefixes_T,
-        rows.path_TP,
-        rows.path_TP.shape[1],
+        rows.path_TQ,
+        rows.path_TQ.shape[1],
         rows.scratch_slot,
         num_rows,
         BLOCK=1 << (num_rows - 1).bit_length(),

@@ -19,6 +19,7 @@ from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.run import PolicySetup
 from codesign.kernels import leaf_choices as ops
+from codesign.kernels.step_rows import StepRows
 from codesign.policy.cost import Calibration
 from codesign.policy.protocol import Growth
 from codesign.policy.speculation import parse_policy
@@ -121,7 +122,7 @@ def device_side(words: np.ndarray, positions: list[int], device: str):
     columns = torch.zeros(5, ROWS, dtype=torch.int32, device=device)
     columns[1, : len(positions)] = torch.tensor(positions, dtype=torch.int32)
     path = torch.zeros(ROWS, LONGEST, dtype=torch.int32, device=device)
-    rows = ops.StepRows(*columns, path, scratch_slot=1)
+    rows = StepRows(*columns, path, scratch_slot=1)
     chosen = torch.zeros(ops.chosen_words(ROWS), dtype=torch.int32, device=device)
     return buffer, rows, chosen
 
@@ -152,7 +153,7 @@ def random_answer(chance: random.Random) -> torch.Tensor:
     return torch.from_numpy(words.reshape(-1))
 
 
-def check_same(ours: ops.StepRows, theirs: ops.StepRows) -> None:
+def check_same(ours: StepRows, theirs: StepRows) -> None:
     """Rows on the CPU and on the GPU, and their paths as far as they are looked at."""
     for name in ("tokens_T", "positions_T", "slots_T", "kv_rows_T", "prefixes_T"):
         assert getattr(theirs, name).tolist() == getattr(ours, name).tolist()

@@ -10,6 +10,7 @@ import torch
 
 from codesign.engine.gpu.growth import growth_words
 from codesign.kernels import leaf_choices as ops
+from codesign.kernels.step_rows import StepRows
 from codesign.policy.cost import Calibration
 from codesign.policy.protocol import Admission, DraftSide, RequestVerdict, Verdict
 from codesign.policy.speculation import MAX_TREE_ROWS, build_speculation, parse_policy
@@ -45,7 +46,7 @@ class Device:
         self._choose, self._choices = choose, choices
         self._buffer = torch.zeros(ops.POOL_WORDS, dtype=torch.int32)
         columns = torch.full((5, num_rows), 99, dtype=torch.int32)
-        self.rows = ops.StepRows(
+        self.rows = StepRows(
             *columns, torch.full((num_rows, LONGEST), 77, dtype=torch.int32), scratch_slot=9
         )
         self.chosen = torch.full((ops.chosen_words(num_rows),), 55, dtype=torch.int32)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from codesign.kernels import next_rows as ops
+from codesign.kernels.step_rows import StepRows
 
 SCRATCH, LONGEST = 77, 12
 
@@ -36,7 +37,7 @@ def test_each_row_that_goes_on_is_one_token_on(next_rows, num_rows, count, turn)
     going = torch.stack([goes, ~goes] if turn == 0 else [~goes, goes]).int()
     before, paths = columns.clone(), path.clone()
     now = torch.tensor([turn], dtype=torch.int32)
-    next_rows(sampled, going, now, ops.StepColumns(*columns, path, SCRATCH))
+    next_rows(sampled, going, now, StepRows(*columns, path, SCRATCH))
     tokens, positions, slots, kv_rows, prefixes = columns
     assert torch.equal(tokens[goes], sampled[goes])
     assert torch.equal(slots[goes], before[2][goes])
@@ -57,10 +58,6 @@ def test_padding_stays_what_the_message_of_a_step_makes_it(next_rows):
 
     idle = torch.from_numpy(pack_step((), bucket=8, scratch_slot=3))
     before, rows = idle.clone(), DeviceRows.of(idle, 8)
-    columns = ops.StepColumns(
-        rows.tokens_T, rows.positions_T, rows.slots_T, rows.kv_rows_T, rows.prefixes_T,
-        rows.path_TP, 3,
-    )  # fmt: skip
     going, turn = torch.zeros(2, 8, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    next_rows(torch.full((8,), 9, dtype=torch.int32), going, turn, columns)
+    next_rows(torch.full((8,), 9, dtype=torch.int32), going, turn, rows.changing(3))
     assert torch.equal(idle, before)

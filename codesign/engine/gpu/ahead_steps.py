@@ -20,7 +20,7 @@ from codesign.engine.gpu.heads import DraftHead
 from codesign.engine.gpu.outbox import Due, Outbox
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import BUCKET, HEADER, DeviceRows, Words, crowd_of
-from codesign.kernels.leaf_choices import POOL_WORDS, TURN, PoolWords, StepRows, choose_leaves
+from codesign.kernels.leaf_choices import POOL_WORDS, TURN, PoolWords, choose_leaves
 from codesign.kernels.row_attention import Scratch
 
 
@@ -75,18 +75,10 @@ class AheadSteps:
         answer = self._head.room(bucket, self._forward.device)
         last, chosen = answer[:words], answer[words:]
         pool = PoolWords.of(self._pool)
-        chosen_rows = StepRows(
-            rows.tokens_T,
-            rows.positions_T,
-            rows.slots_T,
-            rows.kv_rows_T,
-            rows.prefixes_T,
-            rows.path_TP,
-            self._slabs.scratch_slot,
-        )
+        changing = rows.changing(self._slabs.scratch_slot)
 
         def run() -> None:
-            choose_leaves(last, pool, chosen_rows, chosen)
+            choose_leaves(last, pool, changing, chosen)
             self._slabs.label(rows)
             hidden_TD = self._forward.hidden(rows, self._slabs, scratch, in_pairs=in_pairs)
             self._head.answer(self._forward, rows, hidden_TD)

@@ -35,7 +35,7 @@ from codesign.engine.gpu.step_rows import (
     step_words,
 )
 from codesign.kernels.attention_shares import SPAN
-from codesign.kernels.next_rows import StepColumns, next_rows
+from codesign.kernels.next_rows import next_rows
 from codesign.kernels.row_attention import Scratch
 
 MOST_UNDER_WAY = 2
@@ -106,22 +106,14 @@ class NextSteps:
             in_pairs: How they are attended.
         """
         rows = DeviceRows.of(self._buffer[: step_words(bucket)], bucket)
-        columns = StepColumns(
-            rows.tokens_T,
-            rows.positions_T,
-            rows.slots_T,
-            rows.kv_rows_T,
-            rows.prefixes_T,
-            rows.path_TP,
-            self._slabs.scratch_slot,
-        )
+        changing = rows.changing(self._slabs.scratch_slot)
         sampled = self.sampled[:bucket]
         going_ST = self._graphs.host_words(MOST_UNDER_WAY * bucket).view(MOST_UNDER_WAY, bucket)
         turn_1 = torch.zeros(1, dtype=torch.int32, device=self._forward.device)
         outbox = Outbox(self._head.words(bucket), self._forward.device, slots=MOST_UNDER_WAY)
 
         def run() -> None:
-            next_rows(sampled, going_ST, turn_1, columns)
+            next_rows(sampled, going_ST, turn_1, changing)
             self._slabs.label(rows)
             hidden_TD = self._forward.hidden(rows, self._slabs, scratch, in_pairs=in_pairs)
             answer = self._head.answer(self._forward, rows, hidden_TD)

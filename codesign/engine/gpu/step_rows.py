@@ -22,6 +22,7 @@ from torch import Tensor
 
 from codesign.engine.gpu.mailbox import Words
 from codesign.kernels.attention_shares import SPAN, Crowd
+from codesign.kernels.step_rows import StepRows
 from codesign.policy.speculation import MAX_TREE_ROWS
 
 if TYPE_CHECKING:
@@ -241,4 +242,20 @@ class DeviceRows:
             path_TP=buffer[start:end].view(bucket, MAX_PATH),
             num_moves_1=buffer[NUM_MOVES : NUM_MOVES + 1],
             moves=buffer[end:],
+        )
+
+    def changing(self, scratch_slot: int) -> StepRows:
+        """What a step that makes its own rows from the last one's writes.
+
+        Args:
+            scratch_slot: Slab of padding rows.
+        """
+        return StepRows(
+            self.tokens_T,
+            self.positions_T,
+            self.slots_T,
+            self.kv_rows_T,
+            self.prefixes_T,
+            self.path_TP,
+            scratch_slot,
         )
