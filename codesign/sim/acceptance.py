@@ -5,6 +5,8 @@ the draft model runs on a node whose path is the true one, the recorded vector o
 position is replayed: the child at the recorded rank carries ``TRUE_TOKEN``, the others carry other
 tokens. Elsewhere a random recorded vector is taken, and no child carries ``TRUE_TOKEN``. So the
 policy sees real confidences, and the target's walk accepts what the recorded target would have.
+Behind wrong tokens draft models are less sure than along answers (docs/prediction-errors.md#deep-
+trees), so there half of the vectors are the less sure one of two.
 
 What is drawn depends on the seed, the request and the output position alone, never on the schedule
 or the policy: two plans are compared on the same draws. Which recorded tokens a request plays says
@@ -31,6 +33,7 @@ PROMPT_TOKEN = 0
 _FIRST_WRONG_TOKEN = 2
 _OFF_PATH = 1  # spawn key of the draws for nodes off the true path
 _OFF_PATH_DRAWS = 256  # drawn at once, per request
+_LESS_SURE = 0.5  # of the draws: the less sure one of two (python -m benchmarks.off_path)
 _EMPTY_DRAWS = 32  # until then an off-path draw without any proposal is drawn again
 
 
@@ -42,6 +45,7 @@ class Recordings:
         log_probs: Per recorded token, all categories one after another, the log probabilities of
             the tokens that were named, K or fewer.
         tokens: Per recorded token, as many tokens for a node on the true path.
+        sureness: Per recorded token the log probability of the likeliest one, 0 if none was named.
         wrong_tokens: K tokens for a node off the true path.
         spans: Per category, and under "" for all, its recordings as (first, end) of ``log_probs``;
             of a profile in parts also what follows "" in answers.
@@ -49,6 +53,7 @@ class Recordings:
 
     log_probs: list[list[float]]
     tokens: list[tuple[int, ...]]
+    sureness: NDArray[np.float64]
     wrong_tokens: tuple[int, ...]
     spans: dict[str, tuple[tuple[int, int], ...]]
 
@@ -77,7 +82,8 @@ def load_recordings(profile: AcceptanceProfile) -> Recordings:
         name = part_of_all(category)
         of_all[name] = of_all.get(name, ()) + of_category
     spans |= of_all
-    return Recordings(log_probs, tokens, wrong, spans)
+    sureness = np.array([row[0] if row else 0.0 for row in log_probs])
+    return Recordings(log_probs, tokens, sureness, wrong, spans)
 
 
 @dataclass(slots=True)
@@ -199,7 +205,7 @@ class SyntheticDrafter:
         return noise_key(self._seed, rows.request_id, rows.positions[row]) >= trust * 2.0**64
 
     def _next_off_path(self, request_id: int, request: _Replay) -> int:
-        """A recorded token of the category, each equally likely among those with a proposal.
+        """A recorded token of the category with a proposal, rather one where the draft was unsure.
 
         A draft model always proposes something. Look-up does not, but the node is here because it
         copies earlier text, and that text goes on.
@@ -216,10 +222,19 @@ class SyntheticDrafter:
             if request.off_path is None:
                 seed = np.random.SeedSequence(self._seed, spawn_key=(_OFF_PATH, request_id))
                 request.off_path = np.random.default_rng(seed)
-            firsts, ends = np.array(request.spans).T
-            sizes = np.cumsum(ends - firsts)
-            drawn = request.off_path.integers(0, sizes[-1], size=_OFF_PATH_DRAWS)
-            # Between its recordings there may be those of other kinds.
-            at = np.searchsorted(sizes, drawn, side="right")
-            request.drawn = (drawn - sizes[at] + ends[at]).tolist()
+            request.drawn = self._off_path_places(request.off_path, request.spans).tolist()
         return request.drawn.pop()
+
+    def _off_path_places(
+        self, generator: np.random.Generator, spans: tuple[tuple[int, int], ...]
+    ) -> NDArray[np.int64]:
+        """Recorded tokens, _OFF_PATH_DRAWS of them, for nodes behind wrong tokens."""
+        firsts, ends = np.array(spans).T
+        sizes = np.cumsum(ends - firsts)
+        drawn = generator.integers(0, sizes[-1], size=(2, _OFF_PATH_DRAWS))
+        # Between its recordings there may be those of other kinds.
+        at = np.searchsorted(sizes, drawn, side="right")
+        first, second = drawn - sizes[at] + ends[at]
+        sureness = self._recordings.sureness
+        less_sure = np.where(sureness[second] < sureness[first], second, first)
+        return np.where(generator.random(_OFF_PATH_DRAWS) < _LESS_SURE, less_sure, first)

@@ -106,3 +106,15 @@ def test_the_draft_models_confidences_are_the_recorded_ones():
     model = drafter(seed=1, category="code")
     _, log_probs = model.answer(expansion(0, TRUE_TOKEN, 4))
     np.testing.assert_allclose(np.exp(log_probs[0]), [0.9, 0.02, 0.01])
+
+
+def test_behind_wrong_tokens_half_of_the_draws_are_the_less_sure_one_of_two():
+    model = drafter(seed=0)
+    draws = 20_000
+    unsure = 0
+    for _ in range(draws):
+        _, log_probs = model.answer(expansion(1, OFF_PATH_TOKEN, 6))
+        unsure += log_probs[0][0] < np.log(0.55)
+    share = 4 / 6  # of the kind's recorded tokens
+    either = 1.0 - (1.0 - share) ** 2
+    assert abs(unsure / draws - (share + either) / 2) < 0.01
