@@ -55,7 +55,9 @@ _RANK_DRAFT = (
     *((2, n) for n in (1, 4)),
     *((3, n) for n in (6, 11)),
     *((4, n) for n in (1, 2, 4)),
-    *((8, n) for n in (1, 2, 4, 8, 16)),  # 16 requests draft 128 rows with a width of 8
+    # Four rows, as most trees of a batch draft, at the longest context and at the shortest; 16
+    # requests draft 128 rows with a width of 8.
+    *((8, n) for n in (1, 2, 4, 4, 8, 16)),
     (5, 13),
 )
 

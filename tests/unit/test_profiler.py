@@ -42,7 +42,9 @@ from codesign.profiler.recorder import QUICK_TOKENS, TOP_K, record_acceptance
 from codesign.profiler.session import make_profile, splits
 from codesign.profiler.steadiness import CHECK, change, small_steps, without_prompts
 from codesign.profiler.steps import (
+    MAX_REQUESTS,
     RANK_CONTEXTS,
+    RANK_GRID,
     Effort,
     Group,
     StepShape,
@@ -111,6 +113,12 @@ def test_a_short_model_is_timed_at_contexts_that_it_has():
     assert contexts_within(4096, 128) == (32, 128, 256, 512)
     assert contexts_within(300, 128) == (32, 128)
     assert contexts_within(64, 128) == (32,)
+
+
+def test_four_rows_of_each_request_of_a_batch_are_drafted_at_both_ends_of_the_contexts():
+    shapes = draft_shapes(RANK_CONTEXTS, few=False, lean=True, grid=RANK_GRID)
+    found = {s.context for s in shapes if (s.op, s.requests, s.rows) == ("draft", MAX_REQUESTS, 4)}
+    assert found == {RANK_CONTEXTS[0], RANK_CONTEXTS[-1]}
 
 
 def test_a_pass_times_each_shape_once_in_an_order_of_the_seed():
