@@ -39,6 +39,7 @@ from codesign.policy.speculation import (
     check_runs_in_engine,
 )
 from codesign.policy.stop_text import Push
+from codesign.policy.turns import Turns, turn_prices
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
 from codesign.records import RunRecords
@@ -74,6 +75,12 @@ class PolicySetup:
         return build_speculation(
             self.spec, goodput=goodput, calibration=self.calibration, confidence=self.confidence
         )
+
+    def turns(self) -> Turns | None:
+        """Who takes part in rounds of plain decoding; None if all do."""
+        if self.cost is None or not self.spec.takes_turns:
+            return None
+        return Turns(turn_prices(self.cost.target))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +198,7 @@ def run_candidate(
     )
     keep = max_kv_tokens if serving.prefix_cache else 0
     memory = _Memory(candidate.max_batch, served.longest, keep, check)
+    policy = setup or PolicySetup(candidate.speculation)
     worker = TargetWorker(
         target,
         memory.cache(target.shape),
@@ -198,8 +206,8 @@ def run_candidate(
         stop_tokens=stop_tokens,
         new_text=new_text,
         store=memory.store(),
+        turns=policy.turns(),
     )
-    policy = setup or PolicySetup(candidate.speculation)
     build = partial(_build_worker, policy=policy, memory=memory)
     partner = _partner(candidate, draft, build, target, loaded=local_draft, delay=draft_delay)
     server = Server(

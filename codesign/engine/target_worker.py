@@ -21,6 +21,7 @@ from codesign.policy.protocol import (
     VerifyRows,
 )
 from codesign.policy.stop_text import Push
+from codesign.policy.turns import Turns
 from codesign.policy.walk import Sampling, sample_token
 
 
@@ -34,6 +35,7 @@ class TargetWorker(Target):
         stop_tokens: Tokens that end a request.
         new_text: Makes what turns tokens into text, for requests with stop strings.
         store: Prompt blocks of earlier requests; None to keep none.
+        turns: Who takes part in rounds of plain decoding; None if all do.
     """
 
     def __init__(
@@ -45,8 +47,9 @@ class TargetWorker(Target):
         stop_tokens: frozenset[int] = frozenset(),
         new_text: Callable[[], Push] | None = None,
         store: PrefixStore | None = None,
+        turns: Turns | None = None,
     ) -> None:
-        self.side = TargetSide(new_text)
+        self.side = TargetSide(new_text, turns)
         self.cache = cache
         self._decoder = decoder
         self._sampling = sampling

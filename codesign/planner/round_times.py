@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from codesign.planner.behaviour import Behaviour
 from codesign.policy.cost import RoundCost
 from codesign.policy.host_cost import SEVERAL
+from codesign.policy.turns import turn_prices
 
 Floats = NDArray[np.float64]
 
@@ -64,7 +65,7 @@ class BehaviourTable:
 def round_seconds(
     table: BehaviourTable, cost: RoundCost, *, batch: ArrayLike, context: float, is_apart: bool
 ) -> Floats:
-    """Seconds of one round on the critical path.
+    """Seconds of one round on the critical path; of turns, what a token of each request takes.
 
     Args:
         table: (P,) policies.
@@ -80,6 +81,12 @@ def round_seconds(
     all_context = context * size
     rows = table.rows[:, None] * size
     target = cost.target.of_arrays(rows, all_context, size)
+    drafts = (table.awaited.sum(axis=1) + table.overlapped > 0)[:, None]
+    turns = turn_prices(cost.target)
+    by_turns = [
+        turns.saved(int(num), int(all_of)) for num, all_of in zip(size, all_context, strict=True)
+    ]
+    target -= np.where(drafts, 0.0, by_turns)
     # A forward that one request needs holds up the whole batch: (P, F, B).
     needs = 1.0 - (1.0 - table.awaited[:, :, None]) ** size
     users = np.maximum(table.awaited[:, :, None] * size / np.maximum(needs, 1e-12), 1.0)
@@ -93,7 +100,6 @@ def round_seconds(
     row = cost.reroot_row + cost.reroot_node * table.fanout
     each = row * drafted + cost.keeping(table.kept_trees, table.kept_nodes)
     reroot = cost.reroots(size) + each[:, None] * size + cost.choices(size, rows)
-    drafts = (table.awaited.sum(axis=1) + table.overlapped > 0)[:, None]
     if not is_apart:
         return target + awaited + np.where(drafts, reroot, 0.0)
     one = cost.draft.of_arrays(table.overlapped_rows[:, None] * size, all_context, size)

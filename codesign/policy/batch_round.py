@@ -64,6 +64,7 @@ class BatchRound:
         overhead: Seconds beside the forwards of a round in which anything is drafted or verified,
             one look among them; those of each row are in the forwards' prices.
         stall: Seconds of prompts that run before the next round.
+        by_turns: Seconds by which a round without trees takes less, where requests take turns.
         plain: The choice of no draft at all.
         plain_seconds: Of such a round, the stall behind it.
         awaited: Seconds so far of draft forwards that the target waits for, with looks that count.
@@ -122,7 +123,8 @@ class BatchRound:
             self._power += WAITING * num_waiting / batch / (1.0 - min(traffic.share, FULL))
             self._power = min(self._power, _MOST_POWER)
         self.fixed = self.overhead + self.stall
-        seconds = self.target.of(self.num_base, context) + self.stall
+        self.by_turns = 0.0 if prompt_rows else self._goodput.turns.saved(batch, context)
+        seconds = self.target.of(self.num_base, context) + self.stall - self.by_turns
         self.plain_seconds = seconds if seconds > LEAST else LEAST
         value = self.value(self.roots, seconds) if batch else 0.0
         rate = self._power * self.roots / self.plain_seconds
@@ -196,8 +198,7 @@ class BatchRound:
             return self._best_of_few(worth, longest)
         tokens = worth.cumsum()
         seconds = self.target(len(worth) - 1) + self.fixed
-        if not self.awaited:
-            seconds[0] -= self.overhead
+        seconds[0] -= self.by_turns if self.awaited else self.by_turns + self.overhead
         values = self.value(tokens, seconds)
         if longest < inf:
             values[1:][seconds[1:] > longest] = 0.0
@@ -209,7 +210,7 @@ class BatchRound:
     def _best_of_few(self, worth: list[float], longest: float) -> Choice:
         fixed, tokens = self.fixed, worth[0]
         prices = self.target.listed(len(worth) - 1)
-        number, level, seconds = 0, inf, prices[0] + fixed
+        number, level, seconds = 0, inf, prices[0] + fixed - self.by_turns
         if not self.awaited:
             seconds -= self.overhead
         value = self.value(tokens, seconds)

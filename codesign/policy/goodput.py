@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from codesign.policy.cost import RoundCost, StepTime
 from codesign.policy.host_cost import NO_HOST, HostCost
 from codesign.policy.traffic import START_OUTPUT
+from codesign.policy.turns import turn_prices
 
 Floats = NDArray[np.float64]
 
@@ -39,6 +40,9 @@ class Goodput:
         answer_tokens: Of a request, for policies that weigh what drafting saves it; None if nobody
             knows.
 
+    Attributes:
+        turns: How many requests take part in a round of plain decoding.
+
     Source:
         SpecServe, Algorithm 3 and equations 3 to 9, with each request's context read once per step
         and counted as in StepTime's fit: KV rows before the forward.
@@ -60,6 +64,7 @@ class Goodput:
     ) -> None:
         self.answer_tokens = START_OUTPUT if answer_tokens is None else answer_tokens
         self.draft, self.target, self.host = draft, target, host
+        self.turns = turn_prices(target)
         self._messages, self._messages_each = messages, messages_each
         self.slo_tpot = slo_tpot
         self.draft_prompt_seconds = draft_prompt_seconds or partial(_rows_alone, draft)
@@ -121,10 +126,15 @@ class Goodput:
         return self.host.reroots(batch) + self.host.choices(batch, batch)
 
     def seconds(self, *, batch: int, context: int, steps: int, draft_tokens: int) -> float:
-        """Seconds of a serial round: its arguments are those of a call."""
+        """Seconds of a serial round: its arguments are those of a call.
+
+        Of plain decoding what a token of each takes, where the requests take turns.
+        """
         seconds = self._verifying(batch, context, draft_tokens)
         if steps or draft_tokens:
             seconds += self.overhead(batch) + self.host.choice_row * draft_tokens
+        else:
+            seconds -= self.turns.saved(batch, context)
         seconds += self.host.reroot_row * batch * steps
         return seconds + self._drafting(batch, context, steps)
 

@@ -199,6 +199,14 @@ class SpeculationSpec:
         """Whether it decides by predicted seconds, which a fit holds."""
         return self.kind in ("specserve", "turbospec", "adaserve", "amusd", "batch-tree")
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether requests may take turns in its rounds of plain decoding (turns.py).
+
+        Policies that treat requests one by one draft in nearly all rounds.
+        """
+        return self.kind == "plain" or self.needs_step_times
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a plan file."""
         return asdict(self)

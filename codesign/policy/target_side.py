@@ -5,7 +5,7 @@ See codesign/policy/protocol.py. Must not import torch or read a clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from codesign.policy.messages import (
@@ -18,6 +18,7 @@ from codesign.policy.messages import (
     depths_of,
 )
 from codesign.policy.stop_text import Push, StopText
+from codesign.policy.turns import Turns
 from codesign.policy.walk import Walk, walk
 
 
@@ -36,9 +37,13 @@ class TargetSide:
 
     Args:
         new_text: Makes what turns a request's tokens into text; for stop strings.
+        turns: Who takes part in a round of plain decoding; None if all do.
     """
 
-    def __init__(self, new_text: Callable[[], Push] | None = None) -> None:
+    def __init__(
+        self, new_text: Callable[[], Push] | None = None, turns: Turns | None = None
+    ) -> None:
+        self._turns = turns
         self._requests: dict[int, _Verified] = {}
         self._new_text = new_text
         self._stops: dict[int, StopText] = {}  # kept while a request is evicted
@@ -73,7 +78,7 @@ class TargetSide:
 
     def evict(self, request_id: int) -> None:
         """Forget a request that loses its KV rows; it may come back with a longer prompt."""
-        del self._requests[request_id]
+        self._forget(request_id)
 
     def commit_first(self, request_id: int, token: int) -> RequestVerdict:
         """Commit the token that the prefill's last row gave."""
@@ -85,13 +90,33 @@ class TargetSide:
     def verify_rows(self, candidates: Candidates | None) -> list[VerifyRows]:
         """Rows of the next target forward: each request's tree, or its last token alone.
 
-        Entries whose base length is not the request's own are stale and ignored.
+        Where there is no tree, requests may take turns. Entries whose base length is not the
+        request's own are stale and ignored.
         """
         sent = {} if candidates is None else {c.request_id: c for c in candidates.requests}
+        requests = self._requests
+        taking = self._taking_turns(sent.values())
         return [
-            self._request_rows(request_id, request, sent.get(request_id))
-            for request_id, request in self._requests.items()
+            self._request_rows(number, requests[number], sent.get(number))
+            for number in (requests if taking is None else taking)
         ]
+
+    def _taking_turns(self, sent: Iterable[RequestCandidates]) -> list[int] | None:
+        """Who takes part in a round without trees; None for all."""
+        turns, requests = self._turns, self._requests
+        if turns is None or len(requests) < turns.prices.fewest:
+            return None
+        if any(len(entry.tokens) > 1 for entry in sent):
+            return None
+        return turns.take({number: len(r.committed) - 1 for number, r in requests.items()})
+
+    def all_go_on(self) -> bool:
+        """Whether all whom a round of plain decoding leaves take part in another one after it."""
+        turns = self._turns
+        if turns is None or len(self._requests) < turns.prices.fewest:
+            return True
+        left = [len(r.committed) for n, r in self._requests.items() if not self.is_last(n)]
+        return turns.prices.count(len(left), sum(left)) == len(left)
 
     def _request_rows(
         self, request_id: int, request: _Verified, entry: RequestCandidates | None
@@ -146,6 +171,11 @@ class TargetSide:
         verdict = RequestVerdict(request_id, len(request.committed), tokens, is_finished)
         request.committed += tokens
         if is_finished:
-            del self._requests[request_id]
+            self._forget(request_id)
             self._stops.pop(request_id, None)
         return verdict
+
+    def _forget(self, request_id: int) -> None:
+        del self._requests[request_id]
+        if self._turns is not None:
+            self._turns.leave(request_id)

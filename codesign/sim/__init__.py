@@ -6,10 +6,11 @@ often as it did in the recordings.
 
     requests      what a trace asks for
     cluster       arrivals, a pool for prompts
-    batches       what makes a replica's batch, of one of two kinds (work: what both are asked):
+    batches       what makes a replica's batch, of one of three kinds (work: what all are asked):
     played        the policy's objects in every round
     tape_batch    rounds that these objects made before (tapes), for policies that take requests
                   one by one
+    turns_batch   plain decoding of requests that take turns
     replica       admission, prompts, rounds, eviction: one event per step
     prefill       who is admitted and does not decode yet
     steps         what a replica does now, and the row that is written of it

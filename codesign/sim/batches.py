@@ -12,12 +12,14 @@ from codesign.config import SLO, Serving
 from codesign.policy.cost import Calibration, RoundCost
 from codesign.policy.protocol import DraftSide
 from codesign.policy.speculation import Goodput, SpeculationSpec, build_speculation
+from codesign.policy.turns import Turns, turn_prices
 from codesign.sim.acceptance import SyntheticDrafter, weighed_profile
 from codesign.sim.played import PlayedBatch
 from codesign.sim.requests import SimulatedRequest
 from codesign.sim.stretches import Luck, Stretches
 from codesign.sim.tape_batch import TapedBatch
 from codesign.sim.tapes import Tapes, make_tapes
+from codesign.sim.turns_batch import TurnsBatch
 from codesign.sim.work import Batch
 
 if TYPE_CHECKING:
@@ -53,13 +55,17 @@ def batch_maker(
     sizes = [(request.record.category, request.output_tokens) for request in requests]
     luck = Luck.of(profile, [kind for kind, _ in sizes], [tokens for _, tokens in sizes], seed)
     early = hears_early(candidate, serving)
-    rows = spec.kv_rows
+    rows, prices = spec.kv_rows, turn_prices(cost.target)
+    if spec.kind == "plain" and candidate.max_batch >= prices.fewest:
+        return lambda: TurnsBatch(Turns(prices), round_rows=rows)
     if spec.kind != "plain" and policy_of(spec, fit, cost, slo, serving).is_batch_coupled:
 
         def play() -> Batch:
             side = DraftSide(policy_of(spec, fit, cost, slo, serving))
             drafter = SyntheticDrafter(profile, seed, luck.path)
-            return PlayedBatch(side, drafter, round_rows=rows, hears_early=early, log=log)
+            return PlayedBatch(
+                side, drafter, round_rows=rows, hears_early=early, log=log, turns=Turns(prices)
+            )
 
         return play
     tapes = _tapes(spec, profile, fit.calibration, luck.categories, hears_early=early)

@@ -19,6 +19,7 @@ from codesign.policy.protocol import (
     Verdict,
     VerifyRows,
 )
+from codesign.policy.turns import Turns
 from codesign.sim.acceptance import PROMPT_TOKEN, TRUE_TOKEN, SyntheticDrafter
 from codesign.sim.work import Entering, Tally, Work
 
@@ -38,6 +39,7 @@ class PlayedBatch:
             for the prompt alone in its first round, as an asynchronous draft does that runs the
             prompt beside the target.
         log: Where to write down how right the draft's chances were.
+        turns: Who takes part in a round of plain decoding; None if all do.
 
     Attributes:
         sharing: As in Verdict, of the next round.
@@ -51,6 +53,7 @@ class PlayedBatch:
         round_rows: int = 0,
         hears_early: bool = False,
         log: CalibrationLog | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.sharing: tuple[int, int] = (0, 0)
         self._log = log
@@ -58,7 +61,7 @@ class PlayedBatch:
         self._drafter = drafter
         self._round_rows = round_rows
         self._hears_early = hears_early
-        self._target = TargetSide()
+        self._target = TargetSide(turns=turns)
         self._requests: dict[int, Entering] = {}
         self._tallies: dict[int, Tally] = {}
         self._news: list[RequestVerdict] = []  # emitted, not yet told to the draft
@@ -93,6 +96,9 @@ class PlayedBatch:
         self._side.policy.settle()
         self._rows = self._target.verify_rows(candidates)
         work.rows = sum([len(entry.tokens) for entry in self._rows])
+        if len(self._rows) < work.batch:
+            work.batch, work.in_turns = len(self._rows), True
+            work.context = sum([entry.context for entry in self._rows])
         self._grow(work)
         return work
 

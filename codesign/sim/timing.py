@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from codesign.policy.cost import RoundCost
 from codesign.policy.host_cost import SEVERAL
+from codesign.policy.turns import asked
 from codesign.sim.tape_batch import LedgerRows
 from codesign.sim.work import Prompts, Work
 
@@ -64,7 +65,8 @@ def moving_seconds(cost: RoundCost, work: Work) -> float:
 
 def _step(cost: RoundCost, prefill: float, work: Work) -> float:
     """Seconds of the target's step; ``prefill``: of the prompts before it."""
-    seconds = cost.target(work.rows, work.context, work.batch)
+    step = asked(cost.target) if work.in_turns else cost.target
+    seconds = step(work.rows, work.context, work.batch)
     return seconds + cost.joining if prefill else seconds
 
 

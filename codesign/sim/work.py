@@ -1,9 +1,9 @@
 """What a round of the batch has to do, before anyone has priced it.
 
-A batch is the requests that decode together. There are two kinds: one plays the policy's objects
+A batch is the requests that decode together. There are three kinds: one plays the policy's objects
 in every round (codesign.sim.played), one plays back rounds that these objects have made before
 (codesign.sim.tape_batch), which is a hundred times faster and only right for policies that treat
-each request by itself.
+each request by itself, and one decodes plainly by turns (codesign.sim.turns_batch).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Work:
     """One round of the batch.
 
     Attributes:
-        batch: Requests in it.
+        batch: Requests in it, without those that sit it out.
         rows: Rows that the target verifies, roots included.
         context: Sum of the requests' KV rows before the round.
         drafting: (rows, context) of each draft forward before the candidates are sent.
@@ -60,6 +60,7 @@ class Work:
         rests: The policy decodes plainly and has no tree to move.
         looks: Times that the policy decided before the candidates; 0 where that takes no time.
         looks_beside: The same beside the verification.
+        in_turns: Some requests sit it out.
     """
 
     batch: int
@@ -74,6 +75,7 @@ class Work:
     rests: bool = False
     looks: int = 0
     looks_beside: int = 0
+    in_turns: bool = False
 
 
 @dataclass(slots=True)

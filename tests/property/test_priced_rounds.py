@@ -108,11 +108,10 @@ def test_a_round_of_chains_is_priced_as_it_is_simulated(
         drafting=[(batch, context + batch * j) for j in range(length)],
         rests=not length,
     )
-    found = (
-        Goodput.of_cost(cost)
-        .with_fanout(1)
-        .seconds(batch=batch, context=context, steps=length, draft_tokens=batch * length)
-    )
+    goodput = Goodput.of_cost(cost).with_fanout(1)
+    found = goodput.seconds(batch=batch, context=context, steps=length, draft_tokens=batch * length)
+    if not length:  # the round of all is simulated, and those who take turns are priced
+        found += goodput.turns.saved(batch, context)
     spans = timing_of(cost.with_fanout(1), is_apart=False).spans(0.0, 0.0, work)
     assert found == pytest.approx(spans.seconds)
 

@@ -7,6 +7,7 @@ clock shows when the simulated steps began, had run their prompts and ended.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -19,7 +20,7 @@ from codesign.acceptance import AcceptanceProfile
 from codesign.candidate import Candidate
 from codesign.config import SLO, Deployment, Serving
 from codesign.engine.draft_worker import DraftWorker
-from codesign.engine.partner import LocalDraft
+from codesign.engine.partner import LocalDraft, NoDraft
 from codesign.engine.schedule import Schedule
 from codesign.engine.serving_log import ServingLog
 from codesign.engine.target import Target, nothing
@@ -29,6 +30,7 @@ from codesign.policy.options import RequestOptions
 from codesign.policy.protocol import DraftSide, TargetSide
 from codesign.policy.resting import Resting
 from codesign.policy.speculation import parse_policy
+from codesign.policy.turns import Turns, turn_prices
 from codesign.prompts import BoundRequest
 from codesign.records import RunRecords
 from codesign.sim import simulate
@@ -42,6 +44,8 @@ LABELS = (
     "turbospec-5", "specserve-4", "specserve-3-no-drafter", "batch-tree-6x2x3", "adaserve-3x2x9",
     "async-batch-tree-6x2x3", "amusd-4",
 )  # fmt: skip
+# Of three requests two at a time decode faster than all at once.
+STAIRS = StepTime(alpha=1e-7, rows=(1, 2, 3, 4), seconds=(0.0099, 0.01, 0.018, 0.0181))
 PROFILE = AcceptanceProfile.independent([0.55, 0.2, 0.1, 0.05], num_tokens=1500, seed=5)
 OF_ROUND = (
     "batch", "rows", "context", "num_draft_tokens", "num_accepted_tokens", "num_emitted_tokens",
@@ -86,8 +90,8 @@ class RecordedDrafter:
 class TrueTarget(Target):
     """A target without a model: its token is always the true one."""
 
-    def __init__(self) -> None:
-        self.side = TargetSide()
+    def __init__(self, step: StepTime) -> None:
+        self.side = TargetSide(turns=Turns(turn_prices(step)))
 
     def open_prompt(self, admission, blocks) -> int:
         return 0
@@ -164,8 +168,8 @@ def step_time(chance: random.Random, seconds: float) -> StepTime:
     return StepTime.linear(alpha=1e-7, gamma=chance.choice([1e-5, 1e-4, 1e-3]), delta=seconds)
 
 
-def case_of(chance: random.Random, label: str):
-    """Requests, candidate, fit, ways of sharing and SLO."""
+def case_of(chance: random.Random, label: str, target: StepTime | None = None):
+    """Requests, candidate, fit, ways of sharing and SLO; by steps of the target, if given."""
     spec, chunk = parse_policy(label), chance.choice([None, None, 16])
     count, gap = chance.choice([2, 5, 12]), chance.choice([0.0, 0.02, 0.1])
     requests = pd.DataFrame(
@@ -182,6 +186,7 @@ def case_of(chance: random.Random, label: str):
         *(step_time(chance, seconds) for seconds in (0.01, draft, 0.01, draft)),
         link=chance.choice([0.0, 2e-4]), deciding=chance.choice([0.0, 1e-5]),
     )  # fmt: skip
+    cost = replace(cost, target=target or cost.target)
     fit: Any = SimpleNamespace(
         costs={"1": cost, "1+1": cost},
         calibration=Calibration(0.9, 0.1),
@@ -226,14 +231,16 @@ def served(requests, candidate, fit, serving, slo, steps: Steps) -> RunRecords:
     ]  # fmt: skip
     spec, outputs = candidate.speculation, requests["output_tokens"].tolist()
     cost = fit.costs[candidate.deployment.label]
-    policy = policy_of(spec, fit, cost, slo, serving)
-    policy = policy_of(spec, fit, cost.with_fanout(policy.fanout), slo, serving)
-    luck = Luck.of(PROFILE, [""] * len(bound), outputs, 3)
-    drafter = RecordedDrafter(outputs, SyntheticDrafter(PROFILE, 3, luck.path))
-    partner = Draft(DraftWorker(policy, drafter), drafter, is_async=spec.is_async)
+    partner = NoDraft()
+    if spec.has_draft:
+        policy = policy_of(spec, fit, cost, slo, serving)
+        policy = policy_of(spec, fit, cost.with_fanout(policy.fanout), slo, serving)
+        luck = Luck.of(PROFILE, [""] * len(bound), outputs, 3)
+        drafter = RecordedDrafter(outputs, SyntheticDrafter(PROFILE, 3, luck.path))
+        partner = Draft(DraftWorker(policy, drafter), drafter, is_async=spec.is_async)
     limits = BatchLimits(candidate.max_batch, serving.max_kv_tokens)
     schedule = Schedule(bound, limits, serving, round_rows=spec.kv_rows)
-    server = StepClock(steps, TrueTarget(), partner, schedule, bound)
+    server = StepClock(steps, TrueTarget(cost.target), partner, schedule, bound)
     with (
         mock.patch.object(ServingLog, "now", property(lambda log: server.now)),
         mock.patch.object(serve, "sleep"),
@@ -260,6 +267,33 @@ def test_engine_and_simulator_serve_alike(monkeypatch, seed):
     told.clear()
     theirs = served(*case, steps)
     assert not set(by_simulator) - set(told)
+    assert_alike(ours, theirs)
+
+
+@pytest.mark.parametrize("label", ["plain", *LABELS])
+def test_engine_and_simulator_take_turns_alike(monkeypatch, label):
+    monkeypatch.setattr(Resting, "looked", lambda policy, seconds: None)
+    sat_out = 0
+    for seed in range(6):
+        case = case_of(random.Random(seed), label, STAIRS)
+        case = (case[0], replace(case[1], max_batch=4), *case[2:])
+        ours, steps = simulated(*case)
+        assert_alike(ours, served(*case, steps))
+        sat_out += sum(each.num_rounds for each in ours.requests)
+        sat_out -= sum(rounds_of_all(ours))
+    assert sat_out < 0 or label not in ("plain", "batch-tree-6x2x3")
+
+
+def rounds_of_all(records: RunRecords) -> list[int]:
+    """Of each request the rounds between its first token and its last one, whoever took part."""
+    ends = [each.start + each.seconds for each in records.rounds if each.batch]
+    return [
+        sum(request.first_token < end <= request.finish + 1e-9 for end in ends)
+        for request in records.requests
+    ]
+
+
+def assert_alike(ours: RunRecords, theirs: RunRecords) -> None:
     for a, b in zip(ours.rounds, theirs.rounds, strict=True):
         assert [getattr(a, name) for name in OF_ROUND] == [getattr(b, name) for name in OF_ROUND]
     for a, b in zip(ours.requests, theirs.requests, strict=True):

@@ -6,6 +6,7 @@ The loop (serve.py) and the policy do not know the difference.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from codesign.engine.gpu.decode_ahead import DecodeAhead
 from codesign.engine.gpu.paging import PageTable, Paging
@@ -24,6 +25,7 @@ from codesign.policy.protocol import (
     VerifyRows,
 )
 from codesign.policy.stop_text import Push
+from codesign.policy.turns import Turns
 from codesign.policy.walk import Sampling, request_key
 
 
@@ -40,6 +42,7 @@ class GroupTarget(Target):
             round alike when both run at the same number of rows.
         paging: Pages of the ranks' slabs; None for whole slabs.
         samples_by_row: The ranks have ``RowTargetHead``.
+        turns: Who takes part in rounds of plain decoding; None if all do.
 
     Attributes:
         ahead: Steps of plain decoding that ranks run ahead of the host.
@@ -56,8 +59,9 @@ class GroupTarget(Target):
         smallest_bucket: int = BUCKETS[0],
         paging: Paging | None = None,
         samples_by_row: bool = False,
+        turns: Turns | None = None,
     ) -> None:
-        self.side = TargetSide(new_text)
+        self.side = TargetSide(new_text, turns)
         self._leader = leader
         self._slots = PageTable(num_slots, paging)
         self.ahead = DecodeAhead(leader, self._slots, smallest_bucket)
@@ -134,6 +138,8 @@ class GroupTarget(Target):
         The ranks walk, too, to move their accepted rows: both walks see the same samples.
         """
         rows = self.side.verify_rows(candidates)
+        if goes_on is not never:
+            goes_on = partial(self._all_go_on, goes_on)
         places = self.ahead.places(rows)
         if places is None:
             sampled = self._sampled(rows, meanwhile, goes_on)
@@ -148,6 +154,10 @@ class GroupTarget(Target):
             first += len(request.tokens)
         self.free_finished(verdicts)
         return rows, verdicts
+
+    def _all_go_on(self, goes_on: Callable[[], bool]) -> bool:
+        """Whether a step of those who go on is the next one: not where they take turns."""
+        return self.side.all_go_on() and goes_on()
 
     def _sampled(
         self,

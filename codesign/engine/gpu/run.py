@@ -142,6 +142,7 @@ def _target_of(
         smallest_bucket=setup.smallest_bucket,
         paging=setup.target_paging,
         samples_by_row=bool(setup.samplings),
+        turns=setup.policy.turns(),
     )
 
 

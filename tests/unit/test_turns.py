@@ -1,0 +1,164 @@
+"""Who takes part in rounds of plain decoding, where fewer at a time decode faster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from math import inf
+
+import pytest
+
+from codesign.policy.messages import Admission, Candidates, RequestCandidates
+from codesign.policy.step_time import StepTime
+from codesign.policy.target_side import TargetSide
+from codesign.policy.turns import WORTH, TurnPrices, Turns, turn_prices
+from codesign.sim.turns_batch import TurnsBatch
+from codesign.sim.work import Entering
+
+# Buckets of 4 and 8 rows: from the fifth row on a step takes twice as long.
+STAIRS = StepTime(alpha=1e-7, rows=(1, 4, 5, 8, 9, 16), seconds=(1.0, 1.01, 2.0, 2.01, 4.0, 4.01))
+LINE = StepTime.linear(alpha=1e-7, gamma=1e-3, delta=0.01)
+
+
+def side_of(num: int, turns: Turns | None, output: int = 50) -> TargetSide:
+    side = TargetSide(turns=turns)
+    for number in range(num):
+        join(side, number, output)
+    return side
+
+
+def join(side: TargetSide, number: int, output: int = 50) -> None:
+    side.admit(Admission(number, (7,) * (3 + number), output))
+    side.commit_first(number, 1)
+
+
+def plain_round(side: TargetSide) -> list[int]:
+    rows = side.verify_rows(None)
+    for request in rows:
+        side.judge(request, lambda row: 1)
+    return [request.request_id for request in rows]
+
+
+def test_as_many_take_part_as_yield_most_tokens_a_second():
+    prices = TurnPrices(STAIRS)
+    assert [prices.count(n, 100 * n) for n in range(1, 17)] == [
+        1, 2, 3, 4, 4, 4, 4, 8, 8, 8, 8, 8, 8, 8, 8, 16,
+    ]  # fmt: skip
+    assert prices.fewest == 5
+
+
+def test_all_take_part_where_more_rows_cost_no_more_than_their_share():
+    prices = TurnPrices(LINE)
+    assert prices.fewest == inf
+    assert prices.count(200, 10_000) == 200
+    assert prices.saved(200, 10_000) == 0.0
+
+
+def test_turns_that_gain_little_are_not_taken():
+    # Four of five rows: 1.25 rounds for a token of each.
+    step = replace(STAIRS, seconds=(1.0, 1.0, 1.25 * WORTH - 1e-3, 9.0, 9.0, 9.0), alpha=0.0)
+    assert TurnPrices(step).count(5, 0) == 5
+    step = replace(step, seconds=(1.0, 1.0, 1.25 * WORTH + 1e-3, 9.0, 9.0, 9.0))
+    assert TurnPrices(step).count(5, 0) == 4
+
+
+def test_what_a_token_takes_less_is_told():
+    prices, context = TurnPrices(replace(STAIRS, alpha=0.0)), 500
+    assert prices.saved(5, context) == pytest.approx(2.0 - 1.01 * 5 / 4)
+    assert prices.saved(4, context) == 0.0
+
+
+def test_a_step_by_turns_waits_for_its_host():
+    step = replace(STAIRS, alpha=0.0, ahead=0.2)  # of plain rounds of all
+    assert TurnPrices(step).saved(5, 0) == pytest.approx(1.8 - 1.01 * 5 / 4)
+
+
+def test_everyone_gets_its_turn_and_nobody_sits_out_twice_in_a_row():
+    side = side_of(5, Turns(turn_prices(STAIRS)))
+    rounds = [plain_round(side) for _ in range(20)]
+    assert all(len(each) == 4 and each == sorted(each) for each in rounds)
+    for number in range(5):
+        taken = [number in each for each in rounds]
+        assert sum(taken) == 16
+        assert all(a or b for a, b in pairwise(taken))
+
+
+def test_whoever_joins_is_in_the_next_round():
+    side = side_of(6, Turns(turn_prices(STAIRS)))
+    plain_round(side)
+    join(side, 6)
+    assert 6 in plain_round(side)
+
+
+def test_turns_change_no_token_and_every_request_ends():
+    taking, all_at_once = (
+        side_of(7, turns, output=9) for turns in (Turns(turn_prices(STAIRS)), None)
+    )
+    for side in (taking, all_at_once):
+        outputs = {}
+        while side.request_ids:
+            for request in side.verify_rows(None):
+                verdict, _ = side.judge(request, lambda row, r=request: r.positions[row] % 5)
+                outputs.setdefault(request.request_id, []).extend(verdict.tokens)
+        assert {number: len(tokens) for number, tokens in outputs.items()} == dict.fromkeys(
+            range(7), 8
+        )
+        assert all(
+            tokens == [(2 + number + 1 + i) % 5 for i in range(8)]
+            for number, tokens in outputs.items()
+        )
+
+
+def test_whoever_drafts_does_not_take_turns():
+    side = side_of(6, Turns(turn_prices(STAIRS)))
+    tree = RequestCandidates(2, 6, (1, 9), (-1, 0), (1.0, 0.5))
+    assert len(side.verify_rows(Candidates(0, (tree,)))) == 6
+    root = RequestCandidates(2, 6, (1,), (-1,), (1.0,))
+    assert len(side.verify_rows(Candidates(0, (root,)))) == 4
+
+
+def test_no_step_may_be_run_ahead_of_those_who_take_turns():
+    side = side_of(6, Turns(turn_prices(STAIRS)))
+    assert not side.all_go_on()
+    assert side_of(4, Turns(turn_prices(STAIRS))).all_go_on()
+    assert side_of(6, None).all_go_on()
+    ending = side_of(3, Turns(turn_prices(STAIRS)))
+    for number in (3, 4):
+        join(ending, number, output=2)
+    assert ending.all_go_on()  # the two are over then
+
+
+def test_who_is_evicted_comes_back_first():
+    side = side_of(6, Turns(turn_prices(STAIRS)))
+    gone = plain_round(side)[0]
+    side.evict(gone)
+    join(side, gone)
+    assert gone in plain_round(side)
+
+
+def test_a_simulated_batch_takes_the_turns_of_the_target_s_side():
+    side = side_of(7, Turns(turn_prices(STAIRS)), output=12)
+    batch = TurnsBatch(Turns(turn_prices(STAIRS)), round_rows=3)
+    entering = [Entering(number, "", 3 + number, 12) for number in range(7)]
+    while side.request_ids:
+        work, entering = batch.begin(entering, 0.0), []
+        rows = side.verify_rows(None)
+        assert (work.batch, work.rows, work.context) == (
+            len(rows), len(rows), sum(r.context for r in rows)
+        )  # fmt: skip
+        assert work.in_turns == (len(rows) < batch.num_requests)
+        assert batch.kv_tokens == 3 * batch.num_requests + sum(
+            2 + number + len(side.output(number)) for number in side.request_ids
+        )
+        over = [r.request_id for r in rows if side.judge(r, lambda row: 1)[0].is_finished]
+        assert batch.end() == (len(rows), over)
+        assert all(batch.tally(number).num_rounds == 11 for number in over)
+
+
+def test_a_simulated_request_that_is_evicted_tells_what_it_emitted():
+    batch = TurnsBatch(Turns(turn_prices(LINE)), round_rows=0)
+    batch.begin([Entering(0, "", 5, 9), Entering(1, "", 5, 9)], 0.0)
+    batch.end()
+    assert batch.drop(1) == 2
+    assert batch.tally(1).num_rounds == 1
+    assert batch.num_requests == 1
