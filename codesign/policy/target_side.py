@@ -44,6 +44,7 @@ class TargetSide:
         self, new_text: Callable[[], Push] | None = None, turns: Turns | None = None
     ) -> None:
         self._turns = turns
+        self._num_sitting = 0  # of the round at hand
         self._requests: dict[int, _Verified] = {}
         self._new_text = new_text
         self._stops: dict[int, StopText] = {}  # kept while a request is evicted
@@ -95,10 +96,10 @@ class TargetSide:
         """
         sent = {} if candidates is None else {c.request_id: c for c in candidates.requests}
         requests = self._requests
-        taking = self._taking_turns(sent.values())
+        taking = self._taking_turns(sent.values()) or requests
+        self._num_sitting = len(requests) - len(taking)
         return [
-            self._request_rows(number, requests[number], sent.get(number))
-            for number in (requests if taking is None else taking)
+            self._request_rows(number, requests[number], sent.get(number)) for number in taking
         ]
 
     def _taking_turns(self, sent: Iterable[RequestCandidates]) -> list[int] | None:
@@ -111,8 +112,13 @@ class TargetSide:
         return turns.take({number: len(r.committed) - 1 for number, r in requests.items()})
 
     def all_go_on(self) -> bool:
-        """Whether all whom a round of plain decoding leaves take part in another one after it."""
+        """Whether a round of plain decoding is followed by another one of the same requests.
+
+        But for those that end with it: all who are left take part in both.
+        """
         turns = self._turns
+        if self._num_sitting:
+            return False
         if turns is None or len(self._requests) < turns.prices.fewest:
             return True
         left = [len(r.committed) for n, r in self._requests.items() if not self.is_last(n)]

@@ -22,9 +22,11 @@ from codesign.engine.gpu.rank_group import GroupLeader
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.partner import NoDraft
+from codesign.engine.run import PolicySetup
 from codesign.engine.schedule import Schedule
 from codesign.engine.serve import Server
 from codesign.policy.batching import BatchLimits
+from codesign.policy.cost import RoundCost, StepTime
 from codesign.policy.interface import Speculation
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
@@ -60,9 +62,11 @@ def serve(pair, new_text, monkeypatch):
 
     def run(
         requests, policy="plain", *, ahead=True, num_ranks=1, max_batch=3, serving=None,
-        limit=4096, max_waiting=None, inspect=None, notes=False, **options,
+        limit=4096, max_waiting=None, inspect=None, notes=False, target=None, **options,
     ) -> Served:  # fmt: skip
         spec = parse_policy(policy)
+        if target is not None:  # whose step times tell who takes part
+            options["policy"] = PolicySetup(spec, RoundCost(*[target] * 4))
         candidate = Candidate(Deployment(num_ranks, 0), spec, max_batch)
         shares = {"serving": serving, "max_kv_tokens": limit}
         found, faults = [], []
@@ -182,6 +186,24 @@ def test_a_request_that_finds_the_queue_full_hears_of_it_in_the_next_round(serve
     )
     assert set(ours.records.refused) == set(alone.records.refused) == {3, 4}
     assert ours.num_used > 0
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_steps_of_those_who_take_turns_are_asked_for(serve, make_requests, num_ranks):
+    requests = of_lengths(make_requests(6), 60, 60, 60, 60, 20, 30)
+    stairs = StepTime(alpha=0.0, rows=(1, 4, 5, 6), seconds=(1.0, 1.0, 2.0, 2.0))
+    options = {"max_batch": 6, "num_ranks": num_ranks}
+    alone = serve(requests, ahead=False, **options)
+    ours = serve(requests, target=stairs, **options)
+    assert ours.outputs == alone.outputs
+    rounds = ours.records.rounds
+    batches = rounds.column("batch").tolist()
+    num_turns = sum(batches) - 4 * 58  # tokens that came while there were five or six
+    assert max(batches) == 4
+    assert ours.num_used == ours.num_ahead
+    assert 0 < ours.num_ahead < len(batches) - num_turns / 4
+    for request in ours.records.requests:
+        assert request.num_rounds == request.output_tokens - 1
 
 
 def test_requests_that_are_left_have_the_smaller_bucket_that_holds_them(serve, make_requests):

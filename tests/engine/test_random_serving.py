@@ -7,7 +7,7 @@ take their turn in this process, so that each case is the same each time.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest import mock
 
 import pytest
@@ -29,6 +29,8 @@ from codesign.policy.walk import Sampling, sample_token
 from codesign.prompts import BoundRequest
 
 CASES = 32  # two of each label
+# Of five requests four at a time decode faster.
+STAIRS = StepTime(alpha=1e-7, rows=(1, 4, 5, 6), seconds=(0.01, 0.01, 0.02, 0.02))
 LABELS = (
     "plain", "chain-4", "threshold-5@0.3", "turbospec-4", "specserve-5", "static-tree-3x2x1",
     "tree-6x3x3", "batch-tree-8x2x4", "adaserve-4x2x9", "async-tree-5x2x3", "pearl-3", "amusd-4",
@@ -165,8 +167,22 @@ def plain(target: Decoder, request: BoundRequest, sampling: Sampling) -> list[in
 
 @pytest.mark.parametrize("seed", range(CASES))
 def test_any_way_of_serving_gives_the_tokens_of_plain_decoding(pair, seed):
-    chance = random.Random(seed)
-    case = case_of(chance, LABELS[seed % len(LABELS)], pair.target.shape.vocab)
+    check(pair, case_of(random.Random(seed), LABELS[seed % len(LABELS)], pair.target.shape.vocab))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "label", ["plain", "specserve-5", "batch-tree-8x2x4", "async-batch-tree-8x2x4"]
+)
+def test_turns_change_no_token(pair, label, seed):
+    case = case_of(random.Random(100 + seed), label, pair.target.shape.vocab)
+    cost = replace(case.setup.cost, target=STAIRS)
+    case = replace(case, setup=replace(case.setup, cost=cost), max_batch=6)
+    check(pair, case)
+
+
+def check(pair, case: Case) -> None:
+    """Serve a case, and compare it with plain decoding."""
     caches = []
     cache_of, partner_of = engine_run._Memory.cache, engine_run._partner
 

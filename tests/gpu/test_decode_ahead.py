@@ -14,6 +14,8 @@ from codesign.engine.gpu.decode_ahead import DecodeAhead
 from codesign.engine.gpu.launch import keep_waiting
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
+from codesign.engine.run import PolicySetup
+from codesign.policy.cost import RoundCost, StepTime
 from codesign.policy.options import RequestOptions
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
@@ -49,7 +51,7 @@ def made_up(count: int) -> list[BoundRequest]:
 def serve(pair, monkeypatch):
     """Outputs of a run, and how many steps were run ahead in it and used."""
 
-    def run(requests, *, ahead=True, ranks=1, max_batch=3, serving=None, **options):
+    def run(requests, *, ahead=True, ranks=1, max_batch=3, serving=None, step=None, **options):
         found, faults = [], []
         begin = DecodeAhead.__init__
 
@@ -62,6 +64,8 @@ def serve(pair, monkeypatch):
             if not ahead:
                 patch.setattr(DecodeAhead, "_is_about_to_end", lambda _: False)
             candidate = Candidate(Deployment(ranks), parse_policy("plain"), max_batch)
+            if step is not None:  # whose seconds tell who takes part
+                options["policy"] = PolicySetup(candidate.speculation, RoundCost(*[step] * 4))
             setup = rank_setup(
                 candidate, requests, target=pair / "target", draft=None, check=True,
                 serving=serving, **options,
@@ -108,6 +112,14 @@ def test_each_request_samples_in_its_own_way(serve, shown):
 def test_pages_are_there_before_their_rows(serve, shown):
     serving = Serving(preemption=True, prefix_cache=True)
     compare(serve, shown, "pages of 16 rows", made_up(9), serving=serving, page_rows=16)
+
+
+def test_who_takes_turns_waits_for_the_host(serve, shown):
+    stairs = StepTime(alpha=0.0, rows=(1, 8, 9, 12), seconds=(1.0, 1.0, 3.0, 3.0))
+    compare(
+        serve, shown, "12 at once, turns of 8", made_up(12), max_batch=12, smallest_bucket=16,
+        step=stairs,
+    )  # fmt: skip
 
 
 @TWO_GPUS
