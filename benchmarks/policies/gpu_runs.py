@@ -33,6 +33,8 @@ RUNS = (
     "ranks-8b-24-h200x2",
     "ranks-70b-24-h100x2",
     "ranks-8b-24-h100x2",
+    "ranks-70b-24-turns-h100x2",
+    "ranks-8b-24-turns-h100x2",
     "ranks-70b-24-h100x4",
     "ranks-8b-24-h100x4",
 )

@@ -27,7 +27,7 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   are never slower than SpecServe by more than 2 %. {crowds} Measured on one H200, from a fifth to
   twice of what plain decoding bears, it has 1.00 to 2.10 of plain decoding's speed with a 70B and
   0.99 to 1.12 with an 8B, whose single runs are known to 5 %; on two H100s with 24 at once 1.11
-  and 1.21 with a 70B, 1.00 to 1.03 with an 8B. With a 70B on two H200s it is 6 %
+  to 1.80 with a 70B, 0.985 to 1.00 with an 8B. With a 70B on two H200s it is 6 %
   faster than SpecServe, and 3 % in overload; with an 8B on one H100, at a fifth of the load, 3 to
   8 % (on an H200 with a slow host, the day before, 2 to 6 % behind on two of three traces).
 - The asynchronous batch tree (`async-batch-tree`) is fastest on eight GPUs while the load is at
@@ -51,7 +51,7 @@ llama-3.1-70b:int4 with llama-3.2-1b:int4,
 acceptance as recorded for the small pair, six kinds of prompt in equal shares, whole prompts
 between rounds, prefix cache and preemption (as in the SpecServe paper). Measured steps are those of
 the shipped fits: on one group of H200s ranks decode plainly ahead of their host, which makes plain
-rounds 2 to 13 % shorter than those of the [measured runs](policy-measurements.md). "code" is
+rounds 2 to 13 % shorter than those of most [measured runs](policy-measurements.md). "code" is
 bursty and has
 answers of about 20 tokens; "conv" has longer answers, "mooncake" the longest prompts. What each
 policy does: [policies.md](policies.md).
@@ -72,8 +72,9 @@ The same policies on engines: GPUs, and the small pair on a CPU. What they were 
 is simulated of more machines and loads: [policy-comparison.md](policy-comparison.md).
 
 All runs are of the policies before the evening of 26 November, but for those of 18:55 and later of
-that day, and all are of an engine whose plain decoding, and rest, waited for its host: both take 2
-to 13 % less since ([table](engine-performance.md#decoding-ahead)). In the runs of 24 November at
+that day, and of an engine whose plain decoding, and rest, waited for its host: both take 2
+to 13 % less since ([table](engine-performance.md#decoding-ahead)), as in the rows of 27 November,
+the first in which requests [take turns](policies.md#turns), too. In the runs of 24 November at
 load 0.2 the 8B's policies are told the mean answer of the
 trace, as by a plan; in earlier ones they expect 96 tokens until some have finished.
 
