@@ -95,7 +95,7 @@ class _Replay:
         path: Recorded token that each output position replays.
         spans: Recordings of its category.
         off_path: Generator of the recorded tokens for nodes off the true path; None until the
-            first, as chains never look there.
+            first.
         drawn: Recorded tokens already drawn from ``off_path``.
     """
 
