@@ -70,13 +70,13 @@ _REMARKS = """\
 - **Deciding** is measured on the host of four H100s. On the slow core of another machine it takes
   up to 0.2 points more than the goal ("The price of deciding").
 - **SpecServe and the best fixed length.** By rooflines it has 1.10 and 1.56 on "code" and "conv"
-  (best lengths 1.08 and 1.55), and is 0.3 % behind on "mooncake" (1.324, 1.328). Exactly as in the
+  (best lengths 1.08 and 1.55), and 1.332 on "mooncake" (1.328). Exactly as in the
   paper it had 1.03, 1.52 and 1.08; [policies.md](policies.md#policies-from-papers) says why.
 - **The asynchronous batch tree** is up to 17 % faster than the serial one on eight GPUs, while the
   load is at most half of what they can serve, on "conv". Beyond that, on fewer GPUs and with long
   prompts, it loses; `codesign plan` chooses the split. What holds it back at the traces' own rate
   is the split, not the policy: seven GPUs without any draft have speedups of 0.68, 0.85 and 0.48 on
-  the three traces over plain decoding on eight; the asynchronous tree reaches 0.78, 1.81 and 0.62.
+  the three traces over plain decoding on eight; the asynchronous tree reaches 0.78, 1.84 and 0.62.
 - **AdaServe** attains up to 1.1 points more than SpecServe in the simulated burst."""
 
 

@@ -74,7 +74,8 @@ is simulated of more machines and loads: [policy-comparison.md](policy-compariso
 All runs are of the policies before the evening of 26 November, but for those of 18:55 and later of
 that day, and of an engine whose plain decoding, and rest, waited for its host: both take 2
 to 13 % less since ([table](engine-performance.md#decoding-ahead)), as in the rows of 27 November,
-the first in which requests [take turns](policies.md#turns), too. In the runs of 24 November at
+the first in which requests [take turns](policies.md#turns), too. All read a draft's prompt once it
+is expected to save 1.5 times what it takes; since then it has to save twice that. In the runs of 24 November at
 load 0.2 the 8B's policies are told the mean answer of the
 trace, as by a plan; in earlier ones they expect 96 tokens until some have finished.
 

@@ -34,7 +34,7 @@ from codesign.policy.tree import DraftTree
 
 # Times its price that a draft's prompt must save: all who are here or wait pay it at once, and some
 # of them are gone when it has saved as much.
-RETURN = 1.5
+RETURN = 2.0
 _MEMORY = 0.1  # weight of a look in what looks gain
 _SHARE_MEMORY = 0.02  # weight of a round in the share of those with a look
 
