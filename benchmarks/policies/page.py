@@ -34,8 +34,8 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   most half of what plain decoding can serve, with short prompts ("conv"). At higher load, on fewer
   GPUs and with long prompts the GPU that it takes from the target costs more than it gains: with an
   8B on four it gains 2 and 3 % at a load of 0.1, and loses from 0.3 on (simulated, and measured on
-  H100s). On one and the same split it is more than 2 % slower than SpecServe in one of 48 cases (4 %),
-  and nowhere 2 % behind in goodput (simulated).
+  H100s). On one and the same split it is more than 2 % slower than SpecServe in one of 48 cases
+  (4 %), and nowhere 2 % behind in goodput (simulated).
 - On two H200s speculation gains next to nothing with a small target (8B): the adaptive policies
   mostly decode plainly, and a chain of one drops to 0.50 of plain decoding's speed. In overload
   with a large draft (3B) it gains 1 %. In simulated overload with a 70B the batch tree has
@@ -75,9 +75,8 @@ All runs are of the policies before the evening of 26 November, but for those of
 that day, and of an engine whose plain decoding, and rest, waited for its host: both take 2
 to 13 % less since ([table](engine-performance.md#decoding-ahead)), as in the rows of 27 November,
 the first in which requests [take turns](policies.md#turns), too. All read a draft's prompt once it
-is expected to save 1.5 times what it takes; since then it has to save twice that. In the runs of 24 November at
-load 0.2 the 8B's policies are told the mean answer of the
-trace, as by a plan; in earlier ones they expect 96 tokens until some have finished.
+is expected to save 1.5 times what it takes; since then it has to save twice that. In the
+runs of 24 November at load 0.2 the 8B's policies are told the mean answer of the trace, as by a plan; in earlier ones they expect 96 tokens until some have finished.
 
 Written by `python -m benchmarks.compare_policies report`, too."""
 
