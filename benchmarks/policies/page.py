@@ -76,7 +76,8 @@ that day, and of an engine whose plain decoding, and rest, waited for its host: 
 to 13 % less since ([table](engine-performance.md#decoding-ahead)), as in the rows of 27 November,
 the first in which requests [take turns](policies.md#turns), too. All read a draft's prompt once it
 is expected to save 1.5 times what it takes; since then it has to save twice that. In the
-runs of 24 November at load 0.2 the 8B's policies are told the mean answer of the trace, as by a plan; in earlier ones they expect 96 tokens until some have finished.
+runs of 24 November at load 0.2 the 8B's policies are told the mean answer of the trace, as by a
+plan; in earlier ones they expect 96 tokens until some have finished.
 
 Written by `python -m benchmarks.compare_policies report`, too."""
 

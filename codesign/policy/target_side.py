@@ -98,9 +98,7 @@ class TargetSide:
         requests = self._requests
         taking = self._taking_turns(sent.values()) or requests
         self._num_sitting = len(requests) - len(taking)
-        return [
-            self._request_rows(number, requests[number], sent.get(number)) for number in taking
-        ]
+        return [self._request_rows(number, requests[number], sent.get(number)) for number in taking]
 
     def _taking_turns(self, sent: Iterable[RequestCandidates]) -> list[int] | None:
         """Who takes part in a round without trees; None for all."""
