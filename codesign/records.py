@@ -61,7 +61,7 @@ class RoundRecord:
     Attributes:
         round: Number, from 0, of its replica.
         start: When the target had emitted the round before (or had waited for work).
-        batch: Requests in it; 0 for a step that only runs prompts.
+        batch: Requests that take part; 0 for a step that only runs prompts.
         rows: Rows that the target verified, roots included.
         context: Sum of the requests' KV rows before the round.
         num_expansions: Draft forwards made for it, overlapped ones included.
