@@ -17,6 +17,7 @@ SCRIPTS = {  # that measure on GPUs: flags without which they stop earlier, and 
     "bench_attention": ([], 1),
     "bench_collectives": (["--gpus", "4"], 4),
     "bench_decode_ahead": ([], 1),
+    "bench_turns": ([], 1),
     "bench_engine": (["--plan", "plan.json"], 1),
     "bench_forward": ([], 1),
     "bench_gpu_engine": (["target", "--draft", "draft", "--only", "2"], 2),
