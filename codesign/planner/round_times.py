@@ -82,11 +82,7 @@ def round_seconds(
     rows = table.rows[:, None] * size
     target = cost.target.of_arrays(rows, all_context, size)
     drafts = (table.awaited.sum(axis=1) + table.overlapped > 0)[:, None]
-    turns = turn_prices(cost.target)
-    by_turns = [
-        turns.saved(int(num), int(all_of)) for num, all_of in zip(size, all_context, strict=True)
-    ]
-    target -= np.where(drafts, 0.0, by_turns)
+    target = np.where(drafts, target, _plain_seconds(cost, size, context))
     # A forward that one request needs holds up the whole batch: (P, F, B).
     needs = 1.0 - (1.0 - table.awaited[:, :, None]) ** size
     users = np.maximum(table.awaited[:, :, None] * size / np.maximum(needs, 1e-12), 1.0)
@@ -106,3 +102,20 @@ def round_seconds(
     beside = table.overlapped[:, None] * one + first * (table.overlapped > 0.0)[:, None]
     slowed = np.minimum(target + cost.slowdown * beside, target / (1.0 - cost.slowdown))
     return np.maximum(slowed + 2.0 * cost.message(size), beside) + awaited + reroot
+
+
+def _plain_seconds(cost: RoundCost, size: Floats, context: float) -> Floats:
+    """(B,) seconds for a token of each request of a batch.
+
+    Where requests may take turns, those of a fraction lie straight between whole numbers.
+    """
+    turns = turn_prices(cost.target)
+    seconds = cost.target.of_arrays(size, context * size, size)
+    taking = size > turns.fewest - 1.0
+    if taking.any():
+        sizes = size[taking]
+        whole = np.arange(np.floor(sizes.min()), np.ceil(sizes.max()) + 1.0)
+        saved = [turns.saved(int(num), int(num * context)) for num in whole]
+        prices = cost.target.of_arrays(whole, context * whole, whole) - saved
+        seconds[taking] = np.interp(sizes, whole, prices)
+    return seconds

@@ -2,8 +2,8 @@
 
 A forward gets dearer where the next bucket of rows begins: 17 rows of a 70B over four GPUs take 1.8
 times as long as 16. So of 17 to 27 requests 16 at a time yield more tokens a second than all at
-once. They take turns: whoever has not sat out for longest does, and no request's tokens change. Who
-drafts does not take turns: a tree's rows have a price of their own.
+once. They take turns, one queue of all: everyone takes part equally often, and no request's tokens
+change. Who drafts does not take turns: a tree's rows have a price of their own.
 
 Must not import torch or read a clock.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 from math import inf
 
 import numpy as np
@@ -89,8 +90,7 @@ class Turns:
 
     def __init__(self, prices: TurnPrices) -> None:
         self.prices = prices
-        self._round = 0
-        self._sat_out: dict[int, int] = {}  # round that a request last sat out, or came after
+        self._queue: dict[int, None] = {}  # requests, whose turn it is next first
 
     def take(self, contexts: Mapping[int, int]) -> list[int]:
         """Requests of the next round, in their order here.
@@ -101,14 +101,14 @@ class Turns:
         count = self.prices.count(len(contexts), sum(contexts.values()))
         if count == len(contexts):
             return [*contexts]
-        sat_out = self._sat_out
-        for number in contexts:
-            sat_out.setdefault(number, self._round)
-        self._round += 1
-        sitting = sorted(contexts, key=sat_out.__getitem__)[: len(contexts) - count]
-        sat_out.update(dict.fromkeys(sitting, self._round))
-        return [number for number in contexts if sat_out[number] < self._round]
+        queue = self._queue
+        queue.update(dict.fromkeys(contexts))  # who comes is the last
+        taking = list(islice(queue, count))
+        for number in taking:
+            queue[number] = queue.pop(number)
+        chosen = set(taking)
+        return [number for number in contexts if number in chosen]
 
     def leave(self, request_id: int) -> None:
         """A request is over, or loses its KV rows."""
-        self._sat_out.pop(request_id, None)
+        self._queue.pop(request_id, None)

@@ -10,6 +10,7 @@ import torch
 from benchmarks.random_pair import small_config, write_random_pair
 from codesign.candidate import Candidate
 from codesign.config import Deployment, Serving
+from codesign.engine.gpu import run as gpu_run
 from codesign.engine.gpu.decode_ahead import DecodeAhead
 from codesign.engine.gpu.launch import keep_waiting
 from codesign.engine.gpu.rank_setup import rank_setup
@@ -66,6 +67,8 @@ def serve(pair, monkeypatch):
             candidate = Candidate(Deployment(ranks), parse_policy("plain"), max_batch)
             if step is not None:  # whose seconds tell who takes part
                 options["policy"] = PolicySetup(candidate.speculation, RoundCost(*[step] * 4))
+                # With more padding than there must be nobody takes turns otherwise.
+                patch.setattr(gpu_run, "BUCKETS", (options["smallest_bucket"],))
             setup = rank_setup(
                 candidate, requests, target=pair / "target", draft=None, check=True,
                 serving=serving, **options,

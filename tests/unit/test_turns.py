@@ -73,21 +73,32 @@ def test_a_step_by_turns_waits_for_its_host():
     assert TurnPrices(step).saved(5, 0) == pytest.approx(1.8 - 1.01 * 5 / 4)
 
 
-def test_everyone_gets_its_turn_and_nobody_sits_out_twice_in_a_row():
-    side = side_of(5, Turns(turn_prices(STAIRS)))
-    rounds = [plain_round(side) for _ in range(20)]
-    assert all(len(each) == 4 and each == sorted(each) for each in rounds)
-    for number in range(5):
-        taken = [number in each for each in rounds]
-        assert sum(taken) == 16
-        assert all(a or b for a, b in pairwise(taken))
+@pytest.mark.parametrize("num", [5, 6, 7, 9, 13])
+def test_everyone_gets_its_turn_equally_often(num):
+    side = side_of(num, Turns(turn_prices(STAIRS)))
+    rounds = [plain_round(side) for _ in range(29)]
+    assert all(each == sorted(each) for each in rounds)
+    (count,) = {len(each) for each in rounds}
+    taken = [[number in each for each in rounds] for number in range(num)]
+    assert max(map(sum, taken)) - min(map(sum, taken)) <= 1
+    assert count >= num / 2
+    assert all(a or b for mine in taken for a, b in pairwise(mine))  # nobody sits out twice
 
 
-def test_whoever_joins_is_in_the_next_round():
+def test_nobody_waits_for_ever_where_few_take_part():
+    prices = TurnPrices(STAIRS)
+    prices.count = lambda num, context: 2
+    turns, contexts = Turns(prices), dict.fromkeys(range(7), 10)
+    taken = [number for _ in range(70) for number in turns.take(contexts)]
+    assert [taken.count(number) for number in range(7)] == [20] * 7
+
+
+def test_whoever_joins_comes_after_those_who_sat_out():
     side = side_of(6, Turns(turn_prices(STAIRS)))
-    plain_round(side)
+    assert plain_round(side) == [0, 1, 2, 3]
     join(side, 6)
-    assert 6 in plain_round(side)
+    assert plain_round(side) == [0, 1, 4, 5]
+    assert plain_round(side) == [2, 3, 4, 6]
 
 
 def test_turns_change_no_token_and_every_request_ends():
@@ -128,12 +139,12 @@ def test_no_step_may_be_run_ahead_of_those_who_take_turns():
     assert ending.all_go_on()  # the two are over then
 
 
-def test_who_is_evicted_comes_back_first():
+def test_who_is_evicted_comes_back_as_the_last():
     side = side_of(6, Turns(turn_prices(STAIRS)))
-    gone = plain_round(side)[0]
-    side.evict(gone)
-    join(side, gone)
-    assert gone in plain_round(side)
+    plain_round(side)
+    side.evict(4)
+    join(side, 4)
+    assert plain_round(side) == [0, 1, 2, 5]
 
 
 def test_a_simulated_batch_takes_the_turns_of_the_target_s_side():

@@ -30,6 +30,7 @@ from codesign.engine.gpu.mailbox import Mailbox
 from codesign.engine.gpu.rank_group import GroupLeader
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank, draft_worker, load_rank
+from codesign.engine.gpu.step_rows import BUCKETS
 from codesign.engine.gpu.watch import is_broken_collective
 from codesign.engine.partner import DraftLostError, LocalDraft, NoDraft, Partner
 from codesign.engine.refusals import check_stop_strings, served_requests
@@ -142,7 +143,8 @@ def _target_of(
         smallest_bucket=setup.smallest_bucket,
         paging=setup.target_paging,
         samples_by_row=bool(setup.samplings),
-        turns=setup.policy.turns(),
+        # Fits price forwards without more padding than there must be.
+        turns=setup.policy.turns() if setup.smallest_bucket == BUCKETS[0] else None,
     )
 
 
