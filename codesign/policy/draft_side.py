@@ -135,6 +135,7 @@ class DraftSide:
         moves = [
             KVMove(request_id, request.tree.prefix_len, request.catch_up())
             for request_id, request in self._requests.items()
+            if len(request.committed) > request.tree.base_len  # who sat out keeps its rows
         ]
         self._look()
         if any(policy.leaves(self._trees(), 0)):
