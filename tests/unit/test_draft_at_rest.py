@@ -11,6 +11,7 @@ import pytest
 
 from codesign.engine import draft_worker
 from codesign.engine.draft_worker import DraftWorker
+from codesign.engine.drafter import NgramDrafter
 from codesign.engine.partner import LocalDraft
 from codesign.policy.adaptive import SpecServe
 from codesign.policy.batch_tree import BatchTree
@@ -375,3 +376,35 @@ def test_a_policy_knows_whether_the_next_round_is_at_rest(look):
             assert policy.stays_at_rest() == rests_on
             rounds += 1
     assert rounds > 3 or not look
+
+
+class LooksAhead(Speculation):
+    """Expands roots, or rests and looks ahead."""
+
+    rests_now = False
+
+    def stays_at_rest(self):
+        return self.rests_now
+
+    def looks_ahead(self):
+        return self.rests_now
+
+    def leaves(self, trees, done):
+        return [[0] if not (self.rests_now or done) and tree.slots[0] < 0 else [] for tree in trees]
+
+
+def test_a_look_ahead_leaves_the_rows_of_a_request_that_sat_out():
+    policy, drafter = LooksAhead(), NgramDrafter()
+    side = DraftSide(policy)
+    side.receive(Verdict(0, (RequestVerdict(0, 3, (9,)),), (Admission(0, (1, 2, 3), 50),)))
+    assert side.begin()
+    rows = side.next_expansion(0)
+    ((tokens, log_probs),) = drafter.forward(rows, 1)
+    side.expanded(rows[0], tokens, log_probs)
+    policy.rests_now = True
+    assert not side.receive(Verdict(1, ()))[0]  # the round went on without it
+    drafter.move(side.look_ahead()[0])
+    policy.rests_now = False
+    moves, _ = side.receive(Verdict(2, (RequestVerdict(0, 4, (8,)),)))
+    drafter.move(moves)  # its rows are still there
+    assert [(move.base, move.rows) for move in moves] == [(3, (0,))]
