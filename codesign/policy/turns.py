@@ -98,6 +98,8 @@ class Turns:
         Args:
             contexts: KV rows of each request that decodes.
         """
+        if len(contexts) < self.prices.fewest:
+            return [*contexts]
         count = self.prices.count(len(contexts), sum(contexts.values()))
         if count == len(contexts):
             return [*contexts]
