@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from codesign.errors import InputError
+from codesign.fit.children import NODES, WIDE, child_seconds, without_children
 from codesign.fit.least_squares import fit_means
 from codesign.fit.served_rounds import FEWEST, for_each, joining, shifted, with_ahead, with_loop
 from codesign.fit.steps import MEASURE, StepFit, fit_step
@@ -23,7 +24,6 @@ CHOICE = "choice"  # op whose rows say what naming the candidates takes
 PACE = "pace"  # op whose rows say what a plain round took the host from moment to moment
 DRAFTED = "drafted"  # op whose rows say what a chain of so many forwards took in a served round
 MISSED = "missed"  # op whose rows say what rounds took the draft that began with a lone forward
-NODES = "nodes"  # column that profiles may have: children that the rows of the draft may get
 KEPT = ("kept_trees", "kept_nodes")  # likewise: what re-roots kept, and its nodes but the roots
 COUNTED = (NODES, *KEPT)
 PROMPTS = ("prefill", "draft_prefill")
@@ -54,10 +54,13 @@ def fit_costs(
     told: set[str] = set()  # deployments whose own rows of forwards say what the first waits for
     for label, part in steps.groupby("deployment", sort=False):
         label, is_split = str(label), "+" in str(label)
-        forwards = _fit_forwards(part, label, on_ranks=on_ranks)
+        is_beside = part["beside"] == is_split
+        drafts, wide = (part.loc[is_beside & (part["op"] == op)] for op in ("draft", WIDE))
+        child = child_seconds(drafts, wide)
+        forwards = _fit_forwards(part, label, child, on_ranks=on_ranks)
         fits |= {f"{label}/{op}": found for op, found in forwards.items()}
         errors |= {f"{label}/{op}": found.error for op, found in forwards.items()}
-        constants: dict[str, Any] = {}
+        constants: dict[str, Any] = {"child": child}
         has_choice = bool((part["op"] == CHOICE).any())  # else in the re-root
         for op in ("reroot", *[CHOICE] * has_choice, *["link"] * is_split):
             timed = _timings(part, label, op, beside=None)
@@ -88,11 +91,15 @@ def fit_costs(
     return _with_first_forwards(costs, told), fits, errors
 
 
-def _fit_forwards(part: pd.DataFrame, label: str, *, on_ranks: bool) -> dict[str, StepFit]:
-    """The fit of each kind of forward of a deployment."""
+def _fit_forwards(
+    part: pd.DataFrame, label: str, child: float, *, on_ranks: bool
+) -> dict[str, StepFit]:
+    """The fit of each kind of forward of a deployment, a draft's without its rows' children."""
     fits = {}
     for op in FORWARDS:
         timings = _timings(part, label, op, beside="+" in label and op.startswith("draft"))
+        if op == "draft":
+            timings = without_children(timings, child)
         roots = int(on_ranks and op == "draft_prefill")  # run in a forward of their own
         found = fit_step(
             timings.assign(rows=timings["rows"] - roots),

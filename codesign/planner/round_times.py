@@ -87,7 +87,9 @@ def round_seconds(
     needs = 1.0 - (1.0 - table.awaited[:, :, None]) ** size
     users = np.maximum(table.awaited[:, :, None] * size / np.maximum(needs, 1e-12), 1.0)
     draft_rows = table.awaited_rows[:, :, None] * users
-    awaited = (needs * cost.draft.of_arrays(draft_rows, context * users, users)).sum(axis=1)
+    child = cost.child * table.fanout[:, None, None] * (users >= SEVERAL)
+    drafting = cost.draft.of_arrays(draft_rows, context * users, users) + child * draft_rows
+    awaited = (needs * drafting).sum(axis=1)
     first = cost.first_alone * (size < SEVERAL)
     if table.awaited.shape[1]:
         awaited += needs[:, 0] * first
@@ -98,7 +100,9 @@ def round_seconds(
     reroot = cost.reroots(size) + each[:, None] * size + cost.choices(size, rows)
     if not is_apart:
         return target + awaited + np.where(drafts, reroot, 0.0)
-    one = cost.draft.of_arrays(table.overlapped_rows[:, None] * size, all_context, size)
+    rows = table.overlapped_rows[:, None] * size
+    one = cost.draft.of_arrays(rows, all_context, size)
+    one = one + cost.child * table.fanout[:, None] * (size >= SEVERAL) * rows
     beside = table.overlapped[:, None] * one + first * (table.overlapped > 0.0)[:, None]
     slowed = np.minimum(target + cost.slowdown * beside, target / (1.0 - cost.slowdown))
     return np.maximum(slowed + 2.0 * cost.message(size), beside) + awaited + reroot

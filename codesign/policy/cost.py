@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Self
 
 from codesign.policy.host_cost import HostCost, Number
 from codesign.policy.step_time import StepTime
@@ -30,7 +31,7 @@ class RoundCost(HostCost):
 
     Attributes:
         target: One target forward, sampling and walk included.
-        draft: One draft forward, tree bookkeeping included.
+        draft: One draft forward, tree bookkeeping included, but for what ``child`` says.
         prefill: Target forward over prompt rows.
         draft_prefill: Draft forward over prompt rows, as profiles time it; see ``draft_prompt``.
         link: Seconds of one message about one request, one way; 0 when both models share a process.
@@ -59,6 +60,11 @@ class RoundCost(HostCost):
     kv_transfer: float = 0.0
     joining: float = 0.0
     shares_forwards: bool = True
+
+    def with_fanout(self, fanout: int) -> Self:
+        """The same cost for a policy that gives each row of the draft so many children."""
+        draft = self.draft.with_dearer_rows(self.child * fanout)
+        return replace(self, draft=draft, **self._counted(fanout))
 
     @property
     def draft_prompt(self) -> StepTime:

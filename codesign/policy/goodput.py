@@ -99,6 +99,7 @@ class Goodput:
     def with_fanout(self, fanout: int) -> Self:
         """The estimator of a policy that gives each row of the draft so many children."""
         found = copy(self)
+        found.draft = self.draft.with_dearer_rows(self.host.child * fanout)
         found.host = self.host.with_fanout(fanout)
         return found
 

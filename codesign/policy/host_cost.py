@@ -23,6 +23,9 @@ class HostCost:
             to keep, to drop and to move.
         reroot_node: The same for every child that these rows may get: trees that are kept from
             round to round. ``with_fanout`` counts them.
+        child: Seconds for every child that a row of a draft's forward gets, of several requests:
+            the host takes them in before the next forward, while of one request ranks run ahead of
+            it. 0 where the forwards' own seconds have it; ``with_fanout`` counts them.
         reroot_tree: The same for every tree of which it keeps more than the root.
         reroot_kept: The same for every node that it keeps, roots left out.
         choice: Seconds to choose the candidates, per round of one request; 0 where a profile has
@@ -42,6 +45,7 @@ class HostCost:
     reroot_each: float = 0.0
     reroot_row: float = 0.0
     reroot_node: float = 0.0
+    child: float = 0.0
     reroot_tree: float = 0.0
     reroot_kept: float = 0.0
     choice: float = 0.0
@@ -54,8 +58,11 @@ class HostCost:
 
     def with_fanout(self, fanout: int) -> Self:
         """The same cost for a policy that gives each row of the draft so many children."""
+        return replace(self, **self._counted(fanout))
+
+    def _counted(self, fanout: int) -> dict[str, float]:
         row = self.reroot_row + self.reroot_node * fanout
-        return replace(self, reroot_row=row, reroot_node=0.0)
+        return {"reroot_row": row, "reroot_node": 0.0, "child": 0.0}
 
     def reroots(self, requests: Number, draft_rows: Number | float = 0.0) -> Number:
         """Seconds of the re-root of so many requests and draft rows: numbers, or arrays."""

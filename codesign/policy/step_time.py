@@ -134,6 +134,16 @@ class StepTime(_Segments):
         """The same step with so many seconds of something else."""
         return replace(self, seconds=tuple(s + seconds for s in self.seconds))
 
+    def with_dearer_rows(self, seconds: float) -> StepTime:
+        """The same step with so many seconds more for each row where several requests share it."""
+        if not seconds:
+            return self
+        alone = self.alone or StepTime.linear(alpha=0.0, gamma=0.0, delta=0.0)
+        more = tuple([s + seconds * n for n, s in zip(self.rows, self.seconds, strict=True)])
+        less = tuple([s - seconds * n for n, s in zip(alone.rows, alone.seconds, strict=True)])
+        alone = replace(alone, seconds=less, gamma=alone.gamma - seconds)
+        return replace(self, seconds=more, gamma=self.gamma + seconds, alone=alone)
+
     def of_arrays(
         self, rows: ArrayLike, context: ArrayLike, requests: ArrayLike = 1.0
     ) -> NDArray[np.float64]:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.drafter import Drafter
+from codesign.fit.children import WIDE
 from codesign.policy.cost import Calibration
 from codesign.policy.protocol import Admission, RequestVerdict, Verdict
 from codesign.policy.speculation import SpeculationSpec, build_speculation
@@ -19,7 +20,6 @@ from codesign.profiler.steps import StepShape
 
 ENDLESS = 1 << 30  # output tokens; no staged request ever finishes
 ALPHABET = 61  # few tokens, so that n-grams repeat
-_MOST_LEAVES = 4  # that one forward runs of a tree
 _IN_A_ROW = 3  # forwards of a round
 _CALIBRATION = Calibration(0.85, 0.25)  # as fits have: any but the identity takes the same time
 _LEVELS, _KEPT_LEVELS = 2, 4  # of a tree before the step that is timed: 36 and 92 nodes of 8x4
@@ -67,7 +67,7 @@ class DraftSteps:
         """
         if shape.op == "draft_prefill":
             return self._prefill_seconds(shape)
-        if shape.op == "draft":
+        if shape.op in ("draft", WIDE):
             return self._expansion_seconds(shape, before or _nothing)
         if shape.op == "drafted":
             return self._chain_seconds(shape, before or _nothing)
@@ -78,14 +78,12 @@ class DraftSteps:
 
         They are run as a round runs them: some forwards in a row, of which this is the mean. Ranks
         run ahead of the host by those of one request, and of several the host has just run the
-        same code. Two to four leaves are staged as trees have them: of twice as many rows, levels
-        below the root, where the host looks at more nodes and takes in more children than at first,
-        and at still more of them in a tree that was kept from round to round.
+        same code. Of trees these are levels below the root, where the host looks at more nodes and
+        takes in more children than at first, and at still more of them in a tree that was kept from
+        round to round.
         """
-        is_tree = 1 < shape.rows <= _MOST_LEAVES
-        rows = 2 * shape.rows if is_tree else shape.rows + 1
-        worker = self._worker(rows=rows, width=shape.rows, expansions=_IN_A_ROW)
-        self._stage(worker, shape, expansions=self._levels if is_tree else 1)
+        worker = self._worker(rows=shape.tree_rows, width=shape.rows, expansions=_IN_A_ROW)
+        self._stage(worker, shape, expansions=self._levels if shape.is_tree else 1)
         return _overlap_seconds(worker, before) / _IN_A_ROW
 
     def _chain_seconds(self, shape: StepShape, before: Callable[[], None]) -> float:

@@ -14,7 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-Op = Literal["target", "prefill", "draft", "draft_prefill", "reroot", "choice", "drafted"]
+from codesign.fit.children import NODES, WIDE
+
+Op = Literal["target", "prefill", "draft", "draft_prefill", "reroot", "choice", "drafted", "wide"]
 
 CONTEXTS = (32, 128, 256, 512)
 PROMPTS = (16, 64, 128, 256, 512)
@@ -60,6 +62,9 @@ _RANK_DRAFT = (
     *((8, n) for n in (1, 2, 4, 4, 8, 16)),
     (5, 13),
 )
+_RANK_WIDE = (8, 4)  # timed with twice the children, too
+_MOST_LEAVES = 4  # that one forward runs of a tree
+_WIDE_ROWS = 16  # of the widest trees that campaigns and plans have
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,7 @@ class Grid:
         joins_prompts: Prompts of several requests run in one forward.
         stream_rows: Rows of one request up to which its steps are timed at two contexts.
         answers: The same of re-roots and of choosing candidates.
+        wide: Of ``draft``, what is timed with twice the children, too; None for nothing.
         times_reroots: Re-roots are timed by themselves, and not in rounds that are served.
     """
 
@@ -82,6 +88,7 @@ class Grid:
     joins_prompts: bool
     stream_rows: int = 1
     answers: tuple[tuple[int, int], ...] = _ANSWERS
+    wide: tuple[int, int] | None = None
     times_reroots: bool = True
 
 
@@ -99,6 +106,7 @@ RANK_GRID = Grid(
     joins_prompts=False,
     stream_rows=8,
     answers=_RANK_ANSWERS,
+    wide=_RANK_WIDE,
     times_reroots=False,
 )
 
@@ -118,6 +126,21 @@ class StepShape:
     requests: int
     rows: int
     context: int = 0
+
+    @property
+    def tree_rows(self) -> int:
+        """Rows of the tree that a draft's forward is timed of; each gets one child less than these.
+
+        Two to four leaves are staged as trees have them: of twice as many rows, or of ``WIDE``.
+        """
+        if self.op == WIDE:
+            return _WIDE_ROWS
+        return 2 * self.rows if self.is_tree else self.rows + 1
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether a draft's forward is of a tree of some levels."""
+        return 1 < self.rows <= _MOST_LEAVES
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +202,10 @@ def draft_shapes(
         return _spread("draft", _DRAFT_ALONE, contexts, 1, lean=True)
     context = contexts[:2][-1]
     answers: tuple[Op, ...] = ("reroot", "choice") if grid.times_reroots else ("choice",)
+    drafts = _spread("draft", grid.draft, contexts, grid.stream_rows, lean=lean)
     return (
-        *_spread("draft", grid.draft, contexts, grid.stream_rows, lean=lean),
+        *drafts,
+        *[replace(s, op="wide") for s in drafts if (s.requests, s.rows) == grid.wide],
         *_prefills("draft_prefill", contexts, grid, lean=lean),
         *[
             StepShape(op, requests, rows, context)
@@ -247,7 +272,7 @@ def time_groups(
 
 
 def _row(shape: StepShape, beside: bool, seconds: float) -> dict[str, Any]:
-    return {
+    row = {
         "op": shape.op,
         "rows": shape.requests * shape.rows,
         "requests": shape.requests,
@@ -255,6 +280,9 @@ def _row(shape: StepShape, beside: bool, seconds: float) -> dict[str, Any]:
         "beside": beside,
         "seconds": seconds,
     }
+    if shape.op in ("draft", WIDE):
+        row[NODES] = row["rows"] * (shape.tree_rows - 1)
+    return row
 
 
 def _size(shape: StepShape) -> int:

@@ -83,7 +83,7 @@ def test_a_profile_of_ranks_holds_every_step_of_every_deployment(chain):
     steps = read_table(folder / "profile" / "steps.parquet", kind="profile")[0]
     assert tuple(steps.columns) == (*STEP_COLUMNS, *COUNTED, VISIT)
     assert steps.groupby(["deployment", "op"])[VISIT].nunique().eq(2).all()  # of starts
-    assert set(steps.loc[steps[NODES].notna(), "op"]) == {"reroot", "grown"}
+    assert set(steps.loc[steps[NODES].notna(), "op"]) == {"reroot", "grown", "draft", "wide"}
     found = {tuple(row) for row in steps[["deployment", "op", "beside"]].drop_duplicates().values}
     wanted = {("1", op, False) for op in (*FORWARDS, "reroot", "choice")}
     wanted |= {("1+1", "target", False), ("1+1", "target", True), ("1+1", "prefill", False)}
@@ -92,6 +92,7 @@ def test_a_profile_of_ranks_holds_every_step_of_every_deployment(chain):
     wanted |= {(split, op, False) for split in ("1", "1+1") for op in (*BETWEEN, JOINED, SETTLED)}
     wanted |= {("1", "drafted", False), ("1+1", "drafted", True), ("1", "grown", False)}
     wanted |= {("1+1", "missed", False), ("1", "ahead", False)}
+    wanted |= {("1", "wide", False), ("1+1", "wide", True)}
     assert found == wanted
     kept = steps.loc[steps["op"] == "reroot", list(KEPT)]
     assert kept.notna().all(axis=None)

@@ -47,7 +47,7 @@ steps = st.builds(
 hosts = st.fixed_dictionaries(
     {
         **dict.fromkeys(("reroot", "reroot_each", "choice", "choice_each", "deciding"), seconds),
-        **dict.fromkeys(("deciding_each", "reroot_row", "reroot_node", "choice_row"), few),
+        **dict.fromkeys(("deciding_each", "reroot_row", "reroot_node", "child", "choice_row"), few),
         "choice_alone": seconds,
     }
 )

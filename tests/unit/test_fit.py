@@ -925,6 +925,38 @@ def test_re_roots_take_longer_for_what_they_keep_where_that_is_known(label):
     assert (untold.reroot_node > 0.0) == ("+" in label)
 
 
+@pytest.mark.parametrize("label", ["2", "1+1"])
+def test_children_of_a_draft_s_rows_cost_batches_their_host(label):
+    def seconds(rows: int, requests: int, context: int, children: int) -> float:
+        host = 2e-6 * children * (requests > 1)
+        return 1e-3 + 2e-4 * (requests > 1) + 1e-5 * rows + 1e-8 * context + host
+
+    kinds = [(1, 1, 1), (1, 4, 7), (2, 4, 7), (4, 1, 1), (4, 4, 7), (8, 1, 1), (8, 2, 3), (8, 4, 7)]
+    timed = [("draft", n, r, c) for n, r, c in kinds] + [("wide", 8, 4, 15)]
+    is_split = "+" in label
+    rows = [
+        (label, op, n * r, n, n * 160, is_split, seconds(n * r, n, n * 160, n * r * c), n * r * c)
+        for op, n, r, c in timed
+    ]
+    others = whole_profile()
+    is_draft = (others["op"] == "draft") & others["beside"].eq(is_split)
+    others = others.loc[~is_draft | (others["deployment"] != label)]
+    counted = pd.DataFrame(rows, columns=[*STEP_COLUMNS, NODES])
+    cost = fit_costs(pd.concat([others, counted]), on_ranks=True)[0][label]
+    assert cost.child == pytest.approx(2e-6)
+    for fanout in (1, 3, 15):
+        draft = cost.with_fanout(fanout).draft
+        for n, r in ((8, 1), (8, 4), (4, 4)):
+            told = seconds(n * r, n, n * 160, n * r * fanout)
+            assert draft(n * r, n * 160, n) == pytest.approx(told, rel=0.02), (fanout, n, r)
+        assert draft(4, 160, 1) == pytest.approx(cost.draft(4, 160, 1))  # ranks run ahead
+        assert draft(4, 160, 1) == pytest.approx(seconds(4, 1, 160, 0), rel=0.02)
+        assert cost.with_fanout(fanout).with_fanout(99) == cost.with_fanout(fanout)  # once
+        assert Goodput.of_cost(cost).with_fanout(fanout).draft == draft
+    untold = counted.drop(columns=NODES)
+    assert fit_costs(pd.concat([others, untold]), on_ranks=True)[0][label].child == 0.0
+
+
 def test_re_roots_grow_with_the_rows_of_the_draft():
     def seconds(requests: int, rows: int) -> float:
         return 1e-5 + 2e-6 * requests + 1e-6 * rows

@@ -102,6 +102,20 @@ def test_kept_trees_are_re_rooted_by_the_children_of_their_rows():
         assert seconds(fanout, by_nodes) == pytest.approx(seconds(1, by_nodes.with_fanout(fanout)))
 
 
+@pytest.mark.parametrize("is_apart", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_children_are_priced_as_a_cost_with_the_policy_s_fanout_does(batch, is_apart):
+    def seconds(fanout: int, cost: RoundCost) -> float:
+        behaviour = Behaviour(2.0, 4.0, (0.5,), (2.0,), 2.0, 3.0, fanout=fanout)
+        table = BehaviourTable.of([behaviour])
+        found = round_seconds(table, cost, batch=batch, context=100, is_apart=is_apart)
+        return float(found[0, 0])
+
+    dear = replace(COST, child=1e-4)
+    assert (seconds(7, dear) > seconds(7, COST)) == (batch > 1)
+    assert seconds(7, dear) == pytest.approx(seconds(1, dear.with_fanout(7)))
+
+
 def test_choosing_more_rows_takes_longer():
     table = BehaviourTable.of([Behaviour(2.0, 4.0, (1.0,), (1.0,))])
     costs = COST, replace(COST, choice_row=1e-4)
