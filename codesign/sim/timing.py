@@ -65,7 +65,7 @@ def moving_seconds(cost: RoundCost, work: Work) -> float:
 
 def _step(cost: RoundCost, prefill: float, work: Work) -> float:
     """Seconds of the target's step; ``prefill``: of the prompts before it."""
-    step = asked(cost.target) if work.in_turns else cost.target
+    step = asked(cost.target) if work.num_sitting else cost.target
     seconds = step(work.rows, work.context, work.batch)
     return seconds + cost.joining if prefill else seconds
 

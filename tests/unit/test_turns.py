@@ -157,7 +157,7 @@ def test_a_simulated_batch_takes_the_turns_of_the_target_s_side():
         assert (work.batch, work.rows, work.context) == (
             len(rows), len(rows), sum(r.context for r in rows)
         )  # fmt: skip
-        assert work.in_turns == (len(rows) < batch.num_requests)
+        assert work.running == batch.num_requests
         assert batch.kv_tokens == 3 * batch.num_requests + sum(
             2 + number + len(side.output(number)) for number in side.request_ids
         )
