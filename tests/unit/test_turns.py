@@ -8,12 +8,14 @@ from math import inf
 
 import pytest
 
+from codesign.policy.cost import RoundCost
 from codesign.policy.messages import Admission, Candidates, RequestCandidates
 from codesign.policy.step_time import StepTime
 from codesign.policy.target_side import TargetSide
 from codesign.policy.turns import WORTH, TurnPrices, Turns, turn_prices
+from codesign.sim.timing import timing_of
 from codesign.sim.turns_batch import TurnsBatch
-from codesign.sim.work import Entering
+from codesign.sim.work import Entering, Work
 
 # Buckets of 4 and 8 rows: from the fifth row on a step takes twice as long.
 STAIRS = StepTime(alpha=1e-7, rows=(1, 4, 5, 8, 9, 16), seconds=(1.0, 1.01, 2.0, 2.01, 4.0, 4.01))
@@ -164,6 +166,22 @@ def test_a_simulated_batch_takes_the_turns_of_the_target_s_side():
         over = [r.request_id for r in rows if side.judge(r, lambda row: 1)[0].is_finished]
         assert batch.end() == (len(rows), over)
         assert all(batch.tally(number).num_rounds == 11 for number in over)
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_whoever_sits_out_is_drafted_for_all_the_same(is_apart):
+    draft = replace(LINE, each=1e-3)
+    cost = RoundCost(
+        STAIRS, draft, LINE, LINE, link=1e-3, link_each=1e-4, reroot=1e-3, reroot_each=1e-4,
+        choice=1e-3, choice_each=1e-4, choice_row=1e-5, deciding=1e-3, deciding_each=1e-4,
+    )  # fmt: skip
+    everyone = Work(5, 5, 500, drafting=[(5, 500)], overlapped=[(5, 505)], looks=2, looks_beside=1)
+    some = replace(everyone, batch=4, rows=4, context=400, num_sitting=1)
+    ours, theirs = (
+        timing_of(cost, is_apart=is_apart).spans(0.0, 0.0, work) for work in (some, everyone)
+    )
+    assert ours.target < theirs.target
+    assert replace(ours, target=theirs.target) == theirs
 
 
 def test_a_simulated_request_that_is_evicted_tells_what_it_emitted():
