@@ -64,7 +64,9 @@ class BatchRound:
         overhead: Seconds beside the forwards of a round in which anything is drafted or verified,
             one look among them; those of each row are in the forwards' prices.
         stall: Seconds of prompts that run before the next round.
-        by_turns: Seconds by which a round without trees takes less, where requests take turns.
+        by_turns: Seconds by which a round without trees takes less, where requests take turns; 0
+            where prompts share its forward, which has other stairs. Those beside it are left out:
+            of more rounds fewer have any.
         plain: The choice of no draft at all.
         plain_seconds: Of such a round, the stall behind it.
         awaited: Seconds so far of draft forwards that the target waits for, with looks that count.
@@ -123,7 +125,8 @@ class BatchRound:
             self._power += WAITING * num_waiting / batch / (1.0 - min(traffic.share, FULL))
             self._power = min(self._power, _MOST_POWER)
         self.fixed = self.overhead + self.stall
-        self.by_turns = 0.0 if prompt_rows else self._goodput.turns.saved(batch, context)
+        shared = self.num_base > batch
+        self.by_turns = 0.0 if shared else self._goodput.turns.saved(batch, context)
         seconds = self.target.of(self.num_base, context) + self.stall - self.by_turns
         self.plain_seconds = seconds if seconds > LEAST else LEAST
         value = self.value(self.roots, seconds) if batch else 0.0

@@ -8,10 +8,13 @@ from math import inf
 
 import pytest
 
+from codesign.policy.batch_round import BatchRound
 from codesign.policy.cost import RoundCost
+from codesign.policy.goodput import Goodput
 from codesign.policy.messages import Admission, Candidates, RequestCandidates
 from codesign.policy.step_time import StepTime
 from codesign.policy.target_side import TargetSide
+from codesign.policy.traffic import Traffic
 from codesign.policy.turns import WORTH, TurnPrices, Turns, turn_prices
 from codesign.sim.timing import timing_of
 from codesign.sim.turns_batch import TurnsBatch
@@ -120,6 +123,17 @@ def test_turns_change_no_token_and_every_request_ends():
             tokens == [(2 + number + 1 + i) % 5 for i in range(8)]
             for number, tokens in outputs.items()
         )
+
+
+@pytest.mark.parametrize(("rows", "shares"), [(0, False), (64, False), (64, True)])
+def test_turns_are_priced_beside_prompts_that_have_a_forward_of_their_own(rows, shares):
+    cost = RoundCost(STAIRS, LINE, LINE, LINE, shares_forwards=shares)
+    this = BatchRound(Goodput.of_cost(cost))
+    this.begin(6, 600, traffic=Traffic(LINE, hears_late=True), sharing=(rows, 1))
+    saved = 0.0 if shares else turn_prices(STAIRS).saved(6, 600)
+    everyone = this.target.of(this.num_base, 600)
+    assert this.plain_seconds == pytest.approx(everyone - saved)
+    assert (saved > 0.4) == (not shares)
 
 
 def test_whoever_drafts_does_not_take_turns():
