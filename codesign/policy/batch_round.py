@@ -16,6 +16,7 @@ from codesign.policy.goodput import Goodput
 from codesign.policy.light import light
 from codesign.policy.row_prices import Floats, RowPrices
 from codesign.policy.traffic import Traffic
+from codesign.policy.turns import asked
 
 # Numbers up to which a list and plain loops are about as fast as arrays, and faster where the host
 # comes from elsewhere: then numpy's code is far away.
@@ -68,7 +69,7 @@ class BatchRound:
             where prompts share its forward, which has other stairs. Those beside it are left out:
             of more rounds fewer have any.
         plain: The choice of no draft at all.
-        plain_seconds: Of such a round, the stall behind it.
+        plain_seconds: Of a token of each without any draft, the stall behind it.
         awaited: Seconds so far of draft forwards that the target waits for, with looks that count.
         drafting: The same without looks.
         num_forwards: How many of them.
@@ -132,6 +133,16 @@ class BatchRound:
         value = self.value(self.roots, seconds) if batch else 0.0
         rate = self._power * self.roots / self.plain_seconds
         self.plain = Choice(value, rate, self.roots, 0, 1.0)
+
+    def plain_forward(self) -> float:
+        """Seconds of the target's forward without trees: by those who take part in it."""
+        batch, context = self.batch, self.context
+        seconds = self.target.forward(self.num_base, context)
+        if self.by_turns:
+            step, taking = self._goodput.target, self._goodput.turns.count(batch, context)
+            some = asked(step)(taking, context * taking / batch, taking)
+            seconds += some - step(batch, context, batch)
+        return seconds
 
     def value(self, tokens: Any, seconds: Any) -> Any:
         """Tokens per second; the seconds are those of ``fixed`` and of the forwards.

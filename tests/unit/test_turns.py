@@ -12,6 +12,8 @@ from codesign.policy.batch_round import BatchRound
 from codesign.policy.cost import RoundCost
 from codesign.policy.goodput import Goodput
 from codesign.policy.messages import Admission, Candidates, RequestCandidates
+from codesign.policy.resting import FIRST_SHARE
+from codesign.policy.speculation import build_speculation, parse_policy
 from codesign.policy.step_time import StepTime
 from codesign.policy.target_side import TargetSide
 from codesign.policy.traffic import Traffic
@@ -134,6 +136,20 @@ def test_turns_are_priced_beside_prompts_that_have_a_forward_of_their_own(rows, 
     everyone = this.target.of(this.num_base, 600)
     assert this.plain_seconds == pytest.approx(everyone - saved)
     assert (saved > 0.4) == (not shares)
+
+
+@pytest.mark.parametrize("label", ["batch-tree-8x2x4", "async-batch-tree-8x2x4", "specserve-4"])
+def test_looks_are_their_share_of_rounds_by_turns(label):
+    step = replace(STAIRS, alpha=0.0)
+    look, dear = 2.5 * FIRST_SHARE / 2 * step(4), StepTime.linear(alpha=0.0, gamma=0.0, delta=9.0)
+    cost = RoundCost(step, dear, LINE, LINE, deciding=look)
+    policy = build_speculation(parse_policy(label), goodput=Goodput.of_cost(cost))
+    trees = [policy.tree_type(9, base_len=100, max_depth=50) for _ in range(6)]
+    policy.begin(trees)
+    assert not any(policy.leaves(trees, 0))
+    policy.select(trees)
+    # Of three rounds of four requests a look is less than its share; two of all six are as long.
+    assert [policy.stays_at_rest() for _ in range(3)] == [True, True, False]
 
 
 def test_whoever_drafts_does_not_take_turns():
