@@ -123,6 +123,12 @@ class ScoredCandidate:
         """Label of the candidate."""
         return self.candidate.label
 
+    @property
+    def running(self) -> Interval | None:
+        """Requests that decode at once on one replica; None where nobody knows."""
+        taking_part = self.predicted.get("mean_batch")  # all that older plans say
+        return self.predicted.get("mean_running", taking_part)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return {**asdict(self), "candidate": self.candidate.to_dict()}

@@ -35,7 +35,8 @@ class Metrics:
         acceptance_rate: Draft tokens accepted over draft tokens verified.
         slo_attainment: Share of all requests that finished and met every target.
         goodput: Such requests per second.
-        mean_batch: Requests per round; steps that only run prompts are not counted.
+        mean_batch: Requests that take part in a round; steps that only run prompts are not counted.
+        mean_running: Requests that decode during such a round, those that sit it out among them.
         spans: Mean seconds per round of each span (records.SPANS).
         calibration_error: Expected calibration error of the draft's chances by category, and of
             "all"; None where nothing was drafted, or where rounds were played back from tapes.
@@ -59,6 +60,7 @@ class Metrics:
     slo_attainment: float | None
     goodput: float | None
     mean_batch: float | None
+    mean_running: float | None
     spans: dict[str, float | None]
     calibration_error: dict[str, float] | None
 
@@ -122,6 +124,7 @@ def summarise(records: RunRecords, slo: SLO | None = None) -> Metrics:
         slo: Targets for ``slo_attainment`` and ``goodput``; without any, finishing is enough.
     """
     requests, batch = records.requests, records.rounds.column("batch")
+    running = records.rounds.column("running")
     num_rounds = sum(r.num_rounds for r in requests)  # of each request, added up
     num_accepted = sum(r.num_accepted_tokens for r in requests)
     ttfts, tpots = _defined(map(ttft, requests)), _defined(map(tpot, requests))
@@ -145,6 +148,7 @@ def summarise(records: RunRecords, slo: SLO | None = None) -> Metrics:
         slo_attainment=_ratio(num_good, len(requests)),
         goodput=_ratio(num_good, records.seconds),
         mean_batch=_ratio(batch.sum(), int(np.count_nonzero(batch))),
+        mean_running=_ratio(running.sum(), int(np.count_nonzero(batch))),
         spans=mean_spans(records.rounds),
         calibration_error=dict(records.calibration) or None,
     )

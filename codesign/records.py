@@ -79,6 +79,8 @@ class RoundRecord:
         draft: Span: drafting that the target waits for: all of it when serial, what a re-root miss
             or a late overlapped forward exposes when asynchronous ("miss" in the papers).
         replica: The replica that ran it.
+        running: Requests that decode, those that sit the round out among them; ``batch`` where
+            nobody says, as in older files.
     """
 
     round: int
@@ -99,6 +101,11 @@ class RoundRecord:
     reroot: float
     draft: float
     replica: int = 0
+    running: int = 0
+
+    def __post_init__(self) -> None:
+        if self.running < self.batch:
+            object.__setattr__(self, "running", self.batch)
 
     @property
     def seconds(self) -> float:

@@ -188,6 +188,8 @@ def _read_requests(frame: pd.DataFrame, folder: Path) -> list[RequestRecord]:
 
 
 def _read_rounds(frame: pd.DataFrame, folder: Path) -> RoundLog:
+    if "running" not in frame and "batch" in frame:  # from before requests took turns
+        frame = frame.assign(running=frame["batch"])
     _checked_names(frame, RoundRecord, folder)
     return RoundLog.from_table(frame)
 

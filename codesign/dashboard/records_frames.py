@@ -129,7 +129,7 @@ def _over_time(
     turns = total(batch)
     with np.errstate(invalid="ignore", divide="ignore"):
         series = {
-            "running": total(batch * lasting) / width,
+            "running": total(rounds.column("running") * lasting) / width,
             "drafted": total(rounds.column("num_draft_tokens")) / turns,
             "emitted": total(rounds.column("num_emitted_tokens")) / turns,
         }

@@ -49,7 +49,8 @@ _TILES = (
     ("throughput", "Output", 1.0, "tokens/s", "Output tokens per second of the run."),
     ("acceptance_length", "Emitted a round", 1.0, "tokens", "Acceptance length: tokens emitted per "
      "request and round, bonus token included."),
-    ("mean_batch", "Running", 1.0, "requests", "Requests in a round of a replica, on average."),
+    ("mean_running", "Running", 1.0, "requests", "Requests that decode at once on a replica, on "
+     "average."),
 )  # fmt: skip
 _BUSY = {"target": "Target busy, %", "draft": "Draft busy, %", BOTH: "GPUs busy, %"}
 

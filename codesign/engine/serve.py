@@ -173,6 +173,7 @@ class Server:
     def _verify(
         self, this: Round, answer: Answer, goes_on: Callable[[], bool]
     ) -> tuple[list[VerifyRows], list[RequestVerdict]]:
+        this.running = len(self._worker.side.request_ids)
         rows, verdicts = self._worker.verify(answer.candidates, self._catch_up, goes_on)
         this.emitted = self._log.now
         self._commit(verdicts)

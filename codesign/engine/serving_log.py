@@ -25,12 +25,14 @@ class Round:
         prefill: Seconds of prompts in it.
         prefill_tokens: Their rows.
         emitted: When its tokens were there.
+        running: Requests that decode.
     """
 
     start: float
     prefill: float = 0.0
     prefill_tokens: int = 0
     emitted: float = 0.0
+    running: int = 0
 
 
 # A round, its rows and verdicts, when the target began to wait, the draft's answer, and the end.
@@ -171,6 +173,7 @@ class ServingLog:
                 prefill=this.prefill,
                 prefill_tokens=this.prefill_tokens,
                 replica=self._replica,
+                running=this.running,
                 **spans,
             )
         )

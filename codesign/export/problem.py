@@ -54,7 +54,7 @@ class Problem:
     @property
     def running(self) -> float:
         """Requests that run at once on average, on all copies together."""
-        each = self.scored.predicted.get("mean_batch")
+        each = self.scored.running
         mean = self.candidate.max_batch if each is None else max(each.value, 1.0)
         return mean * self.candidate.deployment.replicas
 

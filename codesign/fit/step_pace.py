@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from codesign.artifacts.machine import hardware, machine_name
 from codesign.fit import ROOFLINE, Fit
 from codesign.fit.profile_command import is_of_memory, profile_command
 from codesign.fit.shipped import FITS, machines_of
-from codesign.policy.cost import RoundCost
+from codesign.policy.cost import RoundCost, StepTime
+from codesign.policy.turns import asked
 from codesign.records import RoundLog
 
 TOLERANCE = 0.15  # as codesign validate's
@@ -65,15 +69,23 @@ def step_pace(cost: RoundCost, rounds: RoundLog, *, is_apart: bool) -> float | N
     Returns:
         Above 1 for steps that took longer; None where no round has decoded alone.
     """
-    names = ("prefill_tokens", "batch", "rows", "context", "target")
-    prompts, batch, rows, context, target = (rounds.column(name) for name in names)
+    names = ("prefill_tokens", "batch", "target")
+    prompts, batch, target = (rounds.column(name) for name in names)
     quiet = (prompts == 0) & (batch > 0)
     measured = float(target[quiet].sum())
-    alone = float(cost.target.of_arrays(rows[quiet], context[quiet], batch[quiet]).sum())
+    alone = float(_step_seconds(cost.target, rounds)[quiet].sum())
     if not measured or not alone:
         return None
     beside = alone / (1.0 - cost.slowdown) if is_apart else alone
     return measured / min(max(measured, alone), beside)
+
+
+def _step_seconds(step: StepTime, rounds: RoundLog) -> NDArray[np.float64]:
+    """(rounds,) seconds of the target's steps by the fit; those by turns wait for the host."""
+    names = ("rows", "context", "batch", "running")
+    rows, context, batch, running = (rounds.column(name) for name in names)
+    everyone, some = (one.of_arrays(rows, context, batch) for one in (step, asked(step)))
+    return np.where(batch < running, some, everyone)
 
 
 def pace_of_run(

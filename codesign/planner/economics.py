@@ -98,7 +98,7 @@ def weigh_speculation(ranked: Sequence[ScoredCandidate], question: Question) -> 
     best = next((s for s in ranked if s.candidate.family != "plain"), None)
     if null is None or best is None or "acceptance_length" not in best.predicted:
         return None
-    emitted, simulated = best.predicted["acceptance_length"].value, sum(best.spans.values())
+    emitted, simulated = best.predicted["acceptance_length"].value, _seconds_of_all(best)
     fit, shares = question.fit, token_shares(question.requests, question.fit.answers)
     plain, drafting = _decodings((null, best), question, shares)
     batch = _running(best)
@@ -143,8 +143,16 @@ def _decodings(
 
 def _running(scored: ScoredCandidate) -> float:
     """Requests that ran at once on average, on all workers together."""
-    batch = scored.predicted["mean_batch"].value if "mean_batch" in scored.predicted else 1.0
-    return max(batch, 1.0) * scored.candidate.deployment.replicas
+    each = 1.0 if scored.running is None else scored.running.value
+    return max(each, 1.0) * scored.candidate.deployment.replicas
+
+
+def _seconds_of_all(scored: ScoredCandidate) -> float:
+    """Seconds in which each request has a round: longer than one where some sit rounds out."""
+    seconds, taking_part = sum(scored.spans.values()), scored.predicted.get("mean_batch")
+    if scored.running is None or taking_part is None:
+        return seconds
+    return seconds * scored.running.value / taking_part.value
 
 
 def _pays(
@@ -154,7 +162,7 @@ def _pays(
     running = np.arange(1.0, largest + 1.0)
     # Arithmetic says how it goes on from the simulated load, not where it starts.
     arithmetic = drafting.seconds_per_token(np.array([_running(scored), *running]))
-    simulated = sum(scored.spans.values()) / scored.predicted["acceptance_length"].value
+    simulated = _seconds_of_all(scored) / scored.predicted["acceptance_length"].value
     return arithmetic[1:] * (simulated / arithmetic[0]) <= plain.seconds_per_token(running)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TIMES = (
     "ttft_mean", "ttft_p50", "ttft_p90", "ttft_p99", "tpot_mean", "tpot_p50", "tpot_p90",
     "tpot_p99", "latency_mean", "ttft_slo", "tpot_slo", "throughput", "seconds",
-    "mean_batch",  # as many requests arrive in the time of one as that takes
+    "mean_batch", "mean_running",  # as many requests arrive in the time of one as that takes
 )  # fmt: skip
 COUNTS = ("acceptance_length", "acceptance_rate")
 SHARES = ("slo_attainment", "goodput")
@@ -193,6 +193,7 @@ def _with_errors(
         "acceptance_length": (1.0, math.inf),  # every round emits a token of each of its requests
         "acceptance_rate": (0.0, 1.0),
         "mean_batch": (1.0, max_batch),  # steps in which no request decodes do not count
+        "mean_running": (1.0, max_batch),
     }
     predicted = {}
     for name, error in errors.items():

@@ -221,7 +221,7 @@ class SpecServe(Repeating):
                 # A target forbids for a round or two, as a rule: only then a rest grows.
                 most = self._num_forbidden or LONGEST_REST
                 look = self._goodput.host.look(this.batch)
-                self.begin_rest(look, this.plain_seconds - this.stall, most)
+                self.begin_rest(look, this.plain_forward(), most)
         return chosen
 
     def _best_rows(self, worth: Worth) -> int:

@@ -16,6 +16,7 @@ from codesign.policy.goodput import Goodput
 from codesign.policy.light import light
 from codesign.policy.row_prices import Floats, RowPrices
 from codesign.policy.traffic import Traffic
+from codesign.policy.turns import asked
 
 # Numbers up to which a list and plain loops are about as fast as arrays, and faster where the host
 # comes from elsewhere: then numpy's code is far away.
@@ -64,9 +65,11 @@ class BatchRound:
         overhead: Seconds beside the forwards of a round in which anything is drafted or verified,
             one look among them; those of each row are in the forwards' prices.
         stall: Seconds of prompts that run before the next round.
-        by_turns: Seconds by which a round without trees takes less, where requests take turns.
+        by_turns: Seconds by which a round without trees takes less, where requests take turns; 0
+            where prompts share its forward, which has other stairs. Those beside it are left out:
+            of more rounds fewer have any.
         plain: The choice of no draft at all.
-        plain_seconds: Of such a round, the stall behind it.
+        plain_seconds: Of a token of each without any draft, the stall behind it.
         awaited: Seconds so far of draft forwards that the target waits for, with looks that count.
         drafting: The same without looks.
         num_forwards: How many of them.
@@ -123,12 +126,23 @@ class BatchRound:
             self._power += WAITING * num_waiting / batch / (1.0 - min(traffic.share, FULL))
             self._power = min(self._power, _MOST_POWER)
         self.fixed = self.overhead + self.stall
-        self.by_turns = 0.0 if prompt_rows else self._goodput.turns.saved(batch, context)
+        shared = self.num_base > batch
+        self.by_turns = 0.0 if shared else self._goodput.turns.saved(batch, context)
         seconds = self.target.of(self.num_base, context) + self.stall - self.by_turns
         self.plain_seconds = seconds if seconds > LEAST else LEAST
         value = self.value(self.roots, seconds) if batch else 0.0
         rate = self._power * self.roots / self.plain_seconds
         self.plain = Choice(value, rate, self.roots, 0, 1.0)
+
+    def plain_forward(self) -> float:
+        """Seconds of the target's forward without trees: by those who take part in it."""
+        batch, context = self.batch, self.context
+        seconds = self.target.forward(self.num_base, context)
+        if self.by_turns:
+            step, taking = self._goodput.target, self._goodput.turns.count(batch, context)
+            some = asked(step)(taking, context * taking / batch, taking)
+            seconds += some - step(batch, context, batch)
+        return seconds
 
     def value(self, tokens: Any, seconds: Any) -> Any:
         """Tokens per second; the seconds are those of ``fixed`` and of the forwards.

@@ -120,6 +120,8 @@ class BatchTree(BatchDrafting):
         this.verification = this.target.forward(this.num_base + num_rows, this.context)
         if self._spec.is_async:
             self.overlap = self.drafting_beside.plan(own, is_plain=self._was_plain, margin=MARGIN)
+        if not num_rows:  # a plan is of rounds with trees, this one may be by turns
+            this.verification = this.plain_forward()
         self.rests = self._was_plain and not self.overlap
         if self.rests and len(self._worth) == 1:
             self.begin_rest(self._goodput.host.look(this.batch), this.verification)

@@ -97,7 +97,8 @@ class PlayedBatch:
         self._rows = self._target.verify_rows(candidates)
         work.rows = sum([len(entry.tokens) for entry in self._rows])
         if len(self._rows) < work.batch:
-            work.batch, work.in_turns = len(self._rows), True
+            work.num_sitting = work.batch - len(self._rows)
+            work.batch = len(self._rows)
             work.context = sum([entry.context for entry in self._rows])
         self._grow(work)
         return work

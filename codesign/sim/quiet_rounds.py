@@ -78,7 +78,7 @@ class RunAhead:
             drafted, accepted = rows - batch, emitted - batch
             write((number + count, now, batch, rows, context, len(taken), sum(taken), drafted,
                    accepted, emitted, 0.0, 0, target, 0.0, 0.0, reroot, draft,
-                   self._replica))  # fmt: skip
+                   self._replica, batch))  # fmt: skip
             count += 1
             now = end
         return count, now
@@ -125,6 +125,7 @@ class RunAhead:
             "reroot": reroot[:count],
             "draft": draft[:count],
             "replica": self._replica,
+            "running": ahead.batch,
         }
         for name, values in columns.items():
             table[:, _COLUMNS[name]] = values

@@ -81,6 +81,7 @@ class StepLog:
                 spans.reroot,
                 spans.draft,
                 self._replica,
+                work.running,
             )
         )
         self.num_rounds += 1

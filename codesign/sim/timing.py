@@ -38,11 +38,12 @@ def draft_seconds(cost: RoundCost, work: Work) -> tuple[float, float]:
     """Seconds of the draft forwards before the candidates and beside the verification.
 
     With what deciding about them and choosing the candidates takes. Prompts are in one of the two.
+    Whoever sits the round out is drafted for as well.
     A forward of prompts alone costs nothing besides, but where prompts run apart: there the roots
     of all requests share the forward that follows.
     """
-    look = cost.look(work.batch)
-    choosing = 0.0 if work.rests else cost.choices(work.batch, work.rows)
+    running, look = work.running, cost.look(work.running)
+    choosing = 0.0 if work.rests else cost.choices(running, work.rows + work.num_sitting)
     drafting, overlapped = work.drafting, work.overlapped
     prompts = cost.draft_prompt.of_prompts(work.prompts) if work.prompts else 0.0
     if work.prompts and cost.draft_prefill.apart:
@@ -50,8 +51,8 @@ def draft_seconds(cost: RoundCost, work: Work) -> tuple[float, float]:
             overlapped = _with_roots(overlapped, work.prompts)
         else:
             drafting = _with_roots(drafting, work.prompts)
-    before = _seconds(cost, drafting, work.batch) + choosing + look * work.looks
-    beside = _seconds(cost, overlapped, work.batch) + look * work.looks_beside
+    before = _seconds(cost, drafting, running) + choosing + look * work.looks
+    beside = _seconds(cost, overlapped, running) + look * work.looks_beside
     return (before, beside + prompts) if work.is_prompt_overlapped else (before + prompts, beside)
 
 
@@ -60,12 +61,12 @@ def moving_seconds(cost: RoundCost, work: Work) -> float:
     if work.rests:
         return 0.0
     drafted = sum([rows for rows, _ in (*work.drafting, *work.overlapped)])
-    return cost.reroots(work.batch, drafted) + cost.keeping(work.kept_trees, work.kept_nodes)
+    return cost.reroots(work.running, drafted) + cost.keeping(work.kept_trees, work.kept_nodes)
 
 
 def _step(cost: RoundCost, prefill: float, work: Work) -> float:
     """Seconds of the target's step; ``prefill``: of the prompts before it."""
-    step = asked(cost.target) if work.in_turns else cost.target
+    step = asked(cost.target) if work.num_sitting else cost.target
     seconds = step(work.rows, work.context, work.batch)
     return seconds + cost.joining if prefill else seconds
 
@@ -192,7 +193,7 @@ class ApartTiming:
     def spans(self, start: float, prefill: float, work: Work) -> Spans:
         cost = self._cost
         late = max(self._draft_free - start, 0.0)
-        link = link_there = cost.message(work.batch)
+        link = link_there = cost.message(work.batch if work.rests else work.running)
         heard = start + late + link  # what it is busy with, it takes up afterwards
         drafting, overlapped = draft_seconds(cost, work)
         moving = moving_seconds(cost, work)

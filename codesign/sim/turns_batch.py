@@ -61,8 +61,7 @@ class TurnsBatch:
         contexts = self._contexts
         self._taking = taking = self._turns.take(contexts)
         context = sum([contexts[number] for number in taking])
-        sitting = len(contexts) - len(taking)
-        return Work(len(taking), len(taking), context, in_turns=bool(sitting))
+        return Work(len(taking), len(taking), context, num_sitting=len(contexts) - len(taking))
 
     def end(self) -> tuple[int, list[int]]:
         finished = []

@@ -60,7 +60,7 @@ class Work:
         rests: The policy decodes plainly and has no tree to move.
         looks: Times that the policy decided before the candidates; 0 where that takes no time.
         looks_beside: The same beside the verification.
-        in_turns: Some requests sit it out.
+        num_sitting: Requests that sit it out.
     """
 
     batch: int
@@ -75,7 +75,12 @@ class Work:
     rests: bool = False
     looks: int = 0
     looks_beside: int = 0
-    in_turns: bool = False
+    num_sitting: int = 0
+
+    @property
+    def running(self) -> int:
+        """Requests that decode, those that sit it out among them."""
+        return self.batch + self.num_sitting
 
 
 @dataclass(slots=True)

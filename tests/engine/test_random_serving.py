@@ -21,6 +21,7 @@ from codesign.engine.kv_cache import KVCache
 from codesign.engine.model import Decoder
 from codesign.engine.partner import DraftLostError, LocalDraft
 from codesign.engine.rows import causal_rows
+from codesign.engine.run import EngineRun
 from codesign.models import NGRAM
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.options import RequestOptions
@@ -175,13 +176,34 @@ def test_any_way_of_serving_gives_the_tokens_of_plain_decoding(pair, seed):
     "label", ["plain", "specserve-5", "batch-tree-8x2x4", "async-batch-tree-8x2x4"]
 )
 def test_turns_change_no_token(pair, label, seed):
-    case = case_of(random.Random(100 + seed), label, pair.target.shape.vocab)
-    cost = replace(case.setup.cost, target=STAIRS)
-    case = replace(case, setup=replace(case.setup, cost=cost), max_batch=6)
-    check(pair, case)
+    run = check(pair, turns_case_of(random.Random(100 + seed), label, pair.target.shape.vocab))
+    assert any(each.running > each.batch for each in run.records.rounds)
 
 
-def check(pair, case: Case) -> None:
+def turns_case_of(chance: random.Random, label: str, vocab: int) -> Case:
+    """Nine requests with room for five at once, or for a few less, and drafts that seldom pay."""
+    case = case_of(chance, label, vocab)
+    requests = [
+        replace(
+            case.requests[i % len(case.requests)], request_id=i,
+            max_new_tokens=chance.choice([30, 45, 60]), options=options_of(chance, vocab),
+        )
+        for i in range(9)
+    ]  # fmt: skip
+    longest = max(len(r.prompt_ids) + r.max_new_tokens for r in requests) + case.spec.kv_rows
+    draft = StepTime.linear(alpha=1e-7, gamma=0.0, delta=chance.choice([0.002, 0.003]))
+    looks = chance.choice([0.0, 6e-4])  # some are made beside the step before
+    cost = replace(case.setup.cost, target=STAIRS, draft=draft, deciding=looks)
+    room = longest * (3 if case.serving.preemption else 5)
+    return replace(
+        case, requests=requests, max_batch=6, max_kv_tokens=room,
+        serving=replace(case.serving, prefill_chunk=chance.choice([None, None, 256])),
+        setup=replace(case.setup, cost=cost), look_up=chance.random() < 0.5,
+        lost_in=chance.choice([0, 0, 30]),
+    )  # fmt: skip
+
+
+def check(pair, case: Case) -> EngineRun:
     """Serve a case, and compare it with plain decoding."""
     caches = []
     cache_of, partner_of = engine_run._Memory.cache, engine_run._partner
@@ -218,3 +240,4 @@ def check(pair, case: Case) -> None:
         assert told.arrival <= told.admitted <= told.first_token <= told.finish
         emitted = 1 + told.num_rounds + told.num_accepted_tokens
         assert emitted <= told.output_tokens <= emitted + told.num_preemptions
+    return run

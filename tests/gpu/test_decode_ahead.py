@@ -50,7 +50,7 @@ def made_up(count: int) -> list[BoundRequest]:
 
 @pytest.fixture
 def serve(pair, monkeypatch):
-    """Outputs of a run, and how many steps were run ahead in it and used."""
+    """Outputs of a run, how many steps were run ahead in it and used, and the largest batch."""
 
     def run(requests, *, ahead=True, ranks=1, max_batch=3, serving=None, step=None, **options):
         found, faults = [], []
@@ -80,12 +80,14 @@ def serve(pair, monkeypatch):
             )  # fmt: skip
         assert not any(faults)
         assert not result.records.notes
-        return result.outputs, found[0].num_ahead, found[0].num_used
+        most = max(result.records.rounds.column("batch"))
+        return result.outputs, found[0].num_ahead, found[0].num_used, most
 
     return run
 
 
-def compare(serve, shown, what, requests, **options) -> None:
+def compare(serve, shown, what, requests, **options) -> float:
+    """Serve in both ways; the largest batch."""
     alone, ours = serve(requests, ahead=False, **options), serve(requests, **options)
     differ = sum(alone[0][number] != tokens for number, tokens in ours[0].items())
     shown(f"decoding ahead, {what}", ahead=ours[1], used=ours[2], differ=differ)
@@ -93,6 +95,7 @@ def compare(serve, shown, what, requests, **options) -> None:
     assert alone[1] == 0
     assert ours[2] > 0.5 * 64
     assert ours[2] > 0.9 * ours[1]
+    return ours[3]
 
 
 @pytest.mark.parametrize("max_batch", [1, 3, 12])
@@ -119,10 +122,15 @@ def test_pages_are_there_before_their_rows(serve, shown):
 
 def test_who_takes_turns_waits_for_the_host(serve, shown):
     stairs = StepTime(alpha=0.0, rows=(1, 8, 9, 12), seconds=(1.0, 1.0, 3.0, 3.0))
-    compare(
-        serve, shown, "12 at once, turns of 8", made_up(12), max_batch=12, smallest_bucket=16,
+    # All are there from the first round on, and eight of them for 32 rounds after the others.
+    requests = [
+        replace(r, arrival=0.0, max_new_tokens=64 + 32 * (r.request_id % 3)) for r in made_up(12)
+    ]
+    most = compare(
+        serve, shown, "12 at once, turns of 8", requests, max_batch=12, smallest_bucket=16,
         step=stairs,
     )  # fmt: skip
+    assert most == 8
 
 
 @TWO_GPUS

@@ -236,6 +236,17 @@ def test_draft_forwards_beside_the_verification_count_as_the_drafts_work(machine
     assert together == {BOTH: pytest.approx(0.5)}
 
 
+def test_who_sits_a_round_out_is_running(machine_fit):
+    from codesign.config import parse_deployment
+
+    rounds = rounds_of(batch=2, running=3, rows=2, num_emitted_tokens=2, target=0.06)
+    records = RunRecords([RequestRecord(0, "", 0.0, 5)], rounds, 0.06, [])
+    table = frames_of(records, parse_deployment("2"), machine_fit.costs["2"]).over_time
+    shown = table.groupby("series")["value"].sum()
+    assert shown["running"] == pytest.approx(3 * 90)  # of the 90 stretches the first has it all
+    assert shown["emitted"] == 1.0
+
+
 @pytest.mark.parametrize(("limit", "align"), [(0.001, "left"), (1000.0, "right")])
 def test_the_words_of_a_target_are_on_the_side_that_has_room(limit, align):
     """At the left end they would cover the numbers of the axis."""

@@ -42,22 +42,24 @@ def made_fit(gamma=0.001) -> Fit:
     return Fit("t", "d", 0.0, {"2": cost}, Calibration(), profile, {})
 
 
-def scored(policy, batch, emitted, seconds) -> ScoredCandidate:
+def scored(policy, batch, emitted, seconds, **more) -> ScoredCandidate:
     candidate = Candidate(Deployment(2), parse_policy(policy), 64)
-    means = {"mean_batch": batch, "acceptance_length": emitted}
+    means = {"mean_batch": batch, "acceptance_length": emitted, **more}
     figures = {name: Interval(mean, mean, mean) for name, mean in means.items()}
     spans = {"target": seconds - 0.003, "draft": 0.003}
     return ScoredCandidate(candidate, figures, spans, "fitted", is_feasible=True)
 
 
-def weighed(*policies, gamma=0.001, batch=2.0, max_batch=64, emitted=TOKENS_OF_3, seconds=0.021):
+def weighed(
+    *policies, gamma=0.001, batch=2.0, max_batch=64, emitted=TOKENS_OF_3, seconds=0.021, **more
+):
     """By default what a simulation of chain-3 with two requests at once would find."""
     requests = pd.DataFrame({"arrival": [0.0], "prompt_tokens": [10], "output_tokens": [10]})
     question = Question(
         requests, made_fit(gamma), SLO(), Serving(max_kv_tokens=10**6),
         workers=2, max_batch=max_batch,
     )  # fmt: skip
-    ranked = [scored(policy, batch, emitted, seconds) for policy in policies]
+    ranked = [scored(policy, batch, emitted, seconds, **more) for policy in policies]
     return weigh_speculation(ranked, question)
 
 
@@ -118,6 +120,14 @@ def test_gain_and_break_even_by_hand():
     assert found.acceptance_length == pytest.approx(tokens(3), rel=0.02)
     assert found.gain == pytest.approx(tokens(3) * 12 / 21, rel=0.02)
     assert tokens(3, found.break_even_rate) == pytest.approx(21 / 12)
+
+
+def test_requests_that_sit_rounds_out_run_and_wait_longer_for_their_round():
+    found = weighed("specserve-5", "plain", batch=2.0, mean_running=3.0, emitted=1.5, seconds=0.01)
+    assert found.batch == 3.0
+    # Two of three have a round of 10 ms; in plain decoding all three have one of 10 + 3 ms.
+    assert found.break_even_length == pytest.approx(15 / 13)
+    assert found.gain == pytest.approx(1.5 * 13 / 15)
 
 
 def test_a_policy_that_decides_each_round_is_weighed_by_what_was_simulated():

@@ -83,7 +83,10 @@ def test_summary_of_two_requests_by_hand():
         request(first=2.0, finish=8.0, output=7, num_rounds=3, num_draft_tokens=9,
                 num_accepted_tokens=3),
     ]  # fmt: skip
-    rounds = [round_record(batch=2, target=0.2, draft=0.1), round_record(batch=1, target=0.4)]
+    rounds = [
+        round_record(batch=2, target=0.2, draft=0.1),
+        round_record(batch=1, running=2, target=0.4),
+    ]
     metrics = summarise(RunRecords(requests, RoundLog(rounds), 8.0, []), SLO(ttft=1.5, tpot=1.0))
     assert metrics.ttft_mean == 1.5
     assert metrics.tpot_mean == 0.75
@@ -94,6 +97,7 @@ def test_summary_of_two_requests_by_hand():
     assert metrics.slo_attainment == 0.5
     assert metrics.goodput == 1 / 8
     assert metrics.mean_batch == 1.5
+    assert metrics.mean_running == 2.0
     assert metrics.spans["target"] == pytest.approx(0.3)
     assert metrics.spans["draft"] == 0.05
 

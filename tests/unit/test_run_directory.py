@@ -55,6 +55,14 @@ def test_a_table_that_lacks_a_column_is_refused_by_its_name(tmp_path):
         read_run(tmp_path)
 
 
+def test_in_rounds_of_an_older_run_all_who_run_take_part(tmp_path):
+    write(tmp_path)
+    frame, meta = read_table(tmp_path / "rounds.parquet", kind="rounds")
+    write_table(tmp_path / "rounds.parquet", frame.drop(columns="running"), meta)
+    rounds = read_run(tmp_path).records.rounds
+    assert rounds.column("running").tolist() == rounds.column("batch").tolist() == [1, 1]
+
+
 def test_a_run_without_rounds_or_finished_requests_comes_back(tmp_path):
     empty = RunRecords([RequestRecord(0, "", 0.0, 3)], RoundLog(), 0.0, [])
     write(tmp_path, empty)

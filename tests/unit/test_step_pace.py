@@ -45,6 +45,15 @@ def test_the_pace_is_that_of_rounds_without_prompts_whatever_their_rows(machine_
     assert step_pace(cost, RoundLog(), is_apart=False) is None
 
 
+def test_rounds_by_turns_are_held_against_steps_that_wait_for_the_host(machine_fit):
+    cost = machine_fit.costs["2"]
+    ahead = dataclasses.replace(cost, target=dataclasses.replace(cost.target, ahead=1e-3))
+    plain = of(cost, 1.0, rows=2)
+    assert step_pace(ahead, RoundLog([plain]), is_apart=False) > 1.01
+    by_turns = [dataclasses.replace(plain, running=3), of(ahead, 1.0, rows=2)]
+    assert step_pace(ahead, RoundLog(by_turns), is_apart=False) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(
     ("factor", "pace"), [(1.0, 1.0), (1.05, 1.0), (2.0 / 0.9, 2.0), (0.5, 0.5)]
 )

@@ -8,12 +8,19 @@ from math import inf
 
 import pytest
 
+from codesign.policy.batch_round import BatchRound
+from codesign.policy.cost import RoundCost
+from codesign.policy.goodput import Goodput
 from codesign.policy.messages import Admission, Candidates, RequestCandidates
+from codesign.policy.resting import FIRST_SHARE
+from codesign.policy.speculation import build_speculation, parse_policy
 from codesign.policy.step_time import StepTime
 from codesign.policy.target_side import TargetSide
+from codesign.policy.traffic import Traffic
 from codesign.policy.turns import WORTH, TurnPrices, Turns, turn_prices
+from codesign.sim.timing import timing_of
 from codesign.sim.turns_batch import TurnsBatch
-from codesign.sim.work import Entering
+from codesign.sim.work import Entering, Work
 
 # Buckets of 4 and 8 rows: from the fifth row on a step takes twice as long.
 STAIRS = StepTime(alpha=1e-7, rows=(1, 4, 5, 8, 9, 16), seconds=(1.0, 1.01, 2.0, 2.01, 4.0, 4.01))
@@ -120,6 +127,31 @@ def test_turns_change_no_token_and_every_request_ends():
         )
 
 
+@pytest.mark.parametrize(("rows", "shares"), [(0, False), (64, False), (64, True)])
+def test_turns_are_priced_beside_prompts_that_have_a_forward_of_their_own(rows, shares):
+    cost = RoundCost(STAIRS, LINE, LINE, LINE, shares_forwards=shares)
+    this = BatchRound(Goodput.of_cost(cost))
+    this.begin(6, 600, traffic=Traffic(LINE, hears_late=True), sharing=(rows, 1))
+    saved = 0.0 if shares else turn_prices(STAIRS).saved(6, 600)
+    everyone = this.target.of(this.num_base, 600)
+    assert this.plain_seconds == pytest.approx(everyone - saved)
+    assert (saved > 0.4) == (not shares)
+
+
+@pytest.mark.parametrize("label", ["batch-tree-8x2x4", "async-batch-tree-8x2x4", "specserve-4"])
+def test_looks_are_their_share_of_rounds_by_turns(label):
+    step = replace(STAIRS, alpha=0.0)
+    look, dear = 2.5 * FIRST_SHARE / 2 * step(4), StepTime.linear(alpha=0.0, gamma=0.0, delta=9.0)
+    cost = RoundCost(step, dear, LINE, LINE, deciding=look)
+    policy = build_speculation(parse_policy(label), goodput=Goodput.of_cost(cost))
+    trees = [policy.tree_type(9, base_len=100, max_depth=50) for _ in range(6)]
+    policy.begin(trees)
+    assert not any(policy.leaves(trees, 0))
+    policy.select(trees)
+    # Of three rounds of four requests a look is less than its share; two of all six are as long.
+    assert [policy.stays_at_rest() for _ in range(3)] == [True, True, False]
+
+
 def test_whoever_drafts_does_not_take_turns():
     side = side_of(6, Turns(turn_prices(STAIRS)))
     tree = RequestCandidates(2, 6, (1, 9), (-1, 0), (1.0, 0.5))
@@ -157,13 +189,29 @@ def test_a_simulated_batch_takes_the_turns_of_the_target_s_side():
         assert (work.batch, work.rows, work.context) == (
             len(rows), len(rows), sum(r.context for r in rows)
         )  # fmt: skip
-        assert work.in_turns == (len(rows) < batch.num_requests)
+        assert work.running == batch.num_requests
         assert batch.kv_tokens == 3 * batch.num_requests + sum(
             2 + number + len(side.output(number)) for number in side.request_ids
         )
         over = [r.request_id for r in rows if side.judge(r, lambda row: 1)[0].is_finished]
         assert batch.end() == (len(rows), over)
         assert all(batch.tally(number).num_rounds == 11 for number in over)
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_whoever_sits_out_is_drafted_for_all_the_same(is_apart):
+    draft = replace(LINE, each=1e-3)
+    cost = RoundCost(
+        STAIRS, draft, LINE, LINE, link=1e-3, link_each=1e-4, reroot=1e-3, reroot_each=1e-4,
+        choice=1e-3, choice_each=1e-4, choice_row=1e-5, deciding=1e-3, deciding_each=1e-4,
+    )  # fmt: skip
+    everyone = Work(5, 5, 500, drafting=[(5, 500)], overlapped=[(5, 505)], looks=2, looks_beside=1)
+    some = replace(everyone, batch=4, rows=4, context=400, num_sitting=1)
+    ours, theirs = (
+        timing_of(cost, is_apart=is_apart).spans(0.0, 0.0, work) for work in (some, everyone)
+    )
+    assert ours.target < theirs.target
+    assert replace(ours, target=theirs.target) == theirs
 
 
 def test_a_simulated_request_that_is_evicted_tells_what_it_emitted():
