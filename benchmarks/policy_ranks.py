@@ -126,8 +126,8 @@ def _serve_on(
 ) -> int:
     """Every policy of a way to split, on one start of its ranks; how many runs there was time."""
     from codesign.engine.run import PolicySetup
+    from codesign.profiler.grids import MAX_REQUESTS
     from codesign.profiler.rank_parts import RankMeasurer
-    from codesign.profiler.steps import MAX_REQUESTS
     from codesign.profiler.store import ProfileSettings
 
     settings = ProfileSettings(

@@ -1,7 +1,7 @@
 """Profile this machine: step times alone and beside a partner, and acceptance on real text.
 
     session     the whole profile
-    steps       what is timed, and in which order
+    grids       what is timed; steps: in which order
     bench       a step in the engine's own workers; draft_steps: a draft's; neighbour: while the
                 other model is busy
     link        messages between target and draft

@@ -35,11 +35,12 @@ from codesign.policy.batching import BatchLimits
 from codesign.policy.labels import parse_policy
 from codesign.policy.protocol import Candidates, RequestVerdict, VerifyRows
 from codesign.profiler.draft_steps import DraftSteps, made_up_tokens
+from codesign.profiler.grids import MAX_REQUESTS
 from codesign.profiler.kept_trees import Kept, NotingWorker, with_kept
 from codesign.profiler.link import single_timings
 from codesign.profiler.rank_draft import Link, drafter_of, spin
 from codesign.profiler.rank_steps import RankTarget, draft_steps, kv_room
-from codesign.profiler.steps import MAX_REQUESTS, StepShape
+from codesign.profiler.steps import StepShape
 from codesign.prompts import BoundRequest
 
 TARGET_OPS = ("target", "prefill")

@@ -29,6 +29,14 @@ from codesign.models.shape import model_shape
 from codesign.policy.speculation import SpeculationSpec
 from codesign.profiler.bench import SPARE_ROWS
 from codesign.profiler.deciding import deciding_timings
+from codesign.profiler.grids import (
+    RANK_CONTEXTS,
+    RANK_GRID,
+    chain_shapes,
+    contexts_within,
+    draft_shapes,
+    target_shapes,
+)
 from codesign.profiler.host_pace import MATTERS, MORE, HostPace
 from codesign.profiler.link import single_timings
 from codesign.profiler.rank_acceptance import num_rows, recorded
@@ -51,18 +59,7 @@ from codesign.profiler.steadiness import (
     small_steps,
     without_prompts,
 )
-from codesign.profiler.steps import (
-    RANK_CONTEXTS,
-    RANK_GRID,
-    Effort,
-    Group,
-    chain_shapes,
-    contexts_within,
-    draft_shapes,
-    prompts_last,
-    target_shapes,
-    time_groups,
-)
+from codesign.profiler.steps import Effort, Group, prompts_last, time_groups
 from codesign.profiler.store import (
     ACCEPTANCE_PART,
     Part,

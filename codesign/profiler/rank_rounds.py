@@ -17,7 +17,7 @@ from codesign.fit.round_costs import KEPT, MISSED, NODES
 from codesign.fit.served_rounds import AHEAD
 from codesign.policy.labels import parse_policy
 from codesign.policy.speculation import build_speculation
-from codesign.profiler.steps import MAX_REQUESTS
+from codesign.profiler.grids import MAX_REQUESTS
 
 if TYPE_CHECKING:
     from codesign.profiler.rank_bench import RankBench

@@ -29,7 +29,8 @@ from codesign.profiler.draft_steps import (
     StagedDrafter,
     made_up_tokens,
 )
-from codesign.profiler.steps import MAX_REQUESTS, StepShape
+from codesign.profiler.grids import MAX_REQUESTS
+from codesign.profiler.steps import StepShape
 
 NUM_SLOTS = MAX_REQUESTS + 1  # and a prompt
 KEPT_FREE = 0.1  # of a GPU's memory: prompts' activations, fragments

@@ -22,6 +22,7 @@ from codesign.engine.model import Decoder, load_decoder
 from codesign.engine.run import DraftSource
 from codesign.models import NGRAM, resolve_model
 from codesign.profiler.bench import SPARE_ROWS, DraftBench, TargetBench
+from codesign.profiler.grids import MAX_REQUESTS, contexts_within, draft_shapes, target_shapes
 from codesign.profiler.link import link_seconds, single_timings
 from codesign.profiler.neighbour import Neighbour, NeighbourSetup
 from codesign.profiler.recorder import (
@@ -30,16 +31,7 @@ from codesign.profiler.recorder import (
     recorded_requests,
     shipped_frame,
 )
-from codesign.profiler.steps import (
-    MAX_REQUESTS,
-    Effort,
-    Group,
-    StepShape,
-    contexts_within,
-    draft_shapes,
-    target_shapes,
-    time_groups,
-)
+from codesign.profiler.steps import Effort, Group, StepShape, time_groups
 from codesign.profiler.store import (
     ACCEPTANCE_PART,
     Part,

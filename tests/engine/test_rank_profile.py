@@ -20,19 +20,19 @@ from codesign.policy.speculation import SpeculationSpec
 from codesign.policy.walk import Sampling
 from codesign.profiler import rank_rounds
 from codesign.profiler.bench import SPARE_ROWS
+from codesign.profiler.grids import (
+    RANK_CONTEXTS,
+    RANK_GRID,
+    chain_shapes,
+    draft_shapes,
+    target_shapes,
+)
 from codesign.profiler.rank_bench import rank_bench
 from codesign.profiler.rank_draft import lead_draft
 from codesign.profiler.rank_joins import joining_timings
 from codesign.profiler.rank_rounds import batch_timings, stream_timings
 from codesign.profiler.rank_steps import NUM_SLOTS, rows_that_fit
-from codesign.profiler.steps import (
-    RANK_CONTEXTS,
-    RANK_GRID,
-    StepShape,
-    chain_shapes,
-    draft_shapes,
-    target_shapes,
-)
+from codesign.profiler.steps import StepShape
 
 LONGEST = 128
 

@@ -15,7 +15,7 @@ from codesign.policy.goodput import Goodput
 from codesign.policy.row_prices import RowPrices
 from codesign.policy.step_time import MOST_AHEAD
 from codesign.policy.traffic import Traffic
-from codesign.profiler.steps import MAX_REQUESTS
+from codesign.profiler.grids import MAX_REQUESTS
 from codesign.sim.timing import shared_step
 from codesign.sim.work import Work
 

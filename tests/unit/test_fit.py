@@ -33,7 +33,7 @@ from codesign.fit.step_forms import BUCKETS, Shapes, fit_line, fit_stream_stairs
 from codesign.fit.steps import MAX_LINE_ERROR, HeldOut, fit_step, left_out, residuals
 from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
-from codesign.profiler.steps import RANK_CONTEXTS, RANK_GRID, draft_shapes, target_shapes
+from codesign.profiler.grids import RANK_CONTEXTS, RANK_GRID, draft_shapes, target_shapes
 from codesign.sim.timing import ApartTiming, TogetherTiming
 from codesign.sim.work import Work
 

@@ -31,6 +31,15 @@ from codesign.profiler import draft_steps
 from codesign.profiler import store as store_module
 from codesign.profiler.bench import DraftBench, StagedNgrams, TargetBench
 from codesign.profiler.draft_steps import DraftSteps
+from codesign.profiler.grids import (
+    MAX_REQUESTS,
+    RANK_CONTEXTS,
+    RANK_GRID,
+    chain_shapes,
+    contexts_within,
+    draft_shapes,
+    target_shapes,
+)
 from codesign.profiler.host_pace import HostPace, usual_of
 from codesign.profiler.link import link_seconds
 from codesign.profiler.neighbour import Neighbour, NeighbourSetup
@@ -41,20 +50,7 @@ from codesign.profiler.rank_rounds import batch_timings, stream_timings
 from codesign.profiler.recorder import QUICK_TOKENS, TOP_K, record_acceptance
 from codesign.profiler.session import make_profile, splits
 from codesign.profiler.steadiness import CHECK, change, small_steps, without_prompts
-from codesign.profiler.steps import (
-    MAX_REQUESTS,
-    RANK_CONTEXTS,
-    RANK_GRID,
-    Effort,
-    Group,
-    StepShape,
-    chain_shapes,
-    contexts_within,
-    draft_shapes,
-    prompts_last,
-    target_shapes,
-    time_groups,
-)
+from codesign.profiler.steps import Effort, Group, StepShape, prompts_last, time_groups
 from codesign.profiler.store import (
     ACCEPTANCE_PART,
     Part,
