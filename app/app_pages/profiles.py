@@ -70,7 +70,7 @@ def show_fit(entries: list[FitEntry]) -> None:
     show_floor_row(fit, split)
     time = getattr(cost, op)
     folder = profile_folder(paths[path])
-    points = None if folder is None else measured_points(folder, split, op, time)
+    points = None if folder is None else measured_points(folder, split, op, cost)
     st.altair_chart(
         step_chart(
             time,
@@ -89,8 +89,9 @@ def show_fit(entries: list[FitEntry]) -> None:
     else:
         st.caption(
             f"Line: the fit, and its error shaded. Points: {len(points)} measured shapes, the "
-            f"median of their repetitions, from {folder}. The cost of the context is "
-            "subtracted from both, so a point off the line is an error of the fit."
+            f"median of their repetitions, from {folder}. The cost of the context, and of a "
+            "draft's of its rows' children, is subtracted from both, so a point off the line is an "
+            "error of the fit."
         )
     table = held_out_table(fit, split)
     if len(table):

@@ -25,6 +25,7 @@ from benchmarks.campaign.goals import table
 from benchmarks.campaign.units import WORKLOADS
 from codesign.candidate import Candidate
 from codesign.fit import Fit
+from codesign.fit.step_pace import step_seconds
 from codesign.run_directory import read_run
 
 _ROUNDS = 15  # of a running median: a single late round is no phase
@@ -71,7 +72,8 @@ def compare(folder: Path) -> list[list[str]]:
             quiet = rounds.loc[(rounds["prefill_tokens"] == 0) & (rounds["batch"] > 0)]
             if len(quiet) < _FEWEST:
                 continue
-            priced = target.of_arrays(quiet["rows"], quiet["context"], quiet["batch"])
+            shapes = (quiet[name] for name in ("rows", "context", "batch", "running"))
+            priced = step_seconds(target, *shapes)
             ratios = quiet["target"].to_numpy(np.float64) / priced
             found = phases(ratios, quiet["batch"].to_numpy(np.int64))
             shares = f"{found.share:.0%}", f"{found.longer:.0%}"

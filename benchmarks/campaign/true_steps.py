@@ -26,6 +26,7 @@ from benchmarks.campaign.join import each_its_own, fit_to_these
 from benchmarks.campaign.units import WORKLOADS, Workload
 from codesign.candidate import Candidate
 from codesign.fit import Fit
+from codesign.fit.step_pace import step_seconds
 from codesign.plan import Plan
 from codesign.policy.cost import RoundCost
 from codesign.records import RunRecords
@@ -40,10 +41,10 @@ def true_cost(cost: RoundCost, records: RunRecords, *, has_draft: bool) -> Round
     """A deployment's costs as the rounds of one run say them."""
     rounds = records.round_table()
     quiet = rounds.loc[rounds["prefill_tokens"] == 0]
-    shapes = (quiet["rows"], quiet["context"], quiet["batch"])
+    shapes = (quiet[name] for name in ("rows", "context", "batch", "running"))
     found = replace(
         cost,
-        target=cost.target.scaled(_share(quiet["target"], cost.target.of_arrays(*shapes))),
+        target=cost.target.scaled(_share(quiet["target"], step_seconds(cost.target, *shapes))),
         prefill=cost.prefill.scaled(_share(*_prompts(cost, records, rounds))),
     )
     if not has_draft:
@@ -52,7 +53,7 @@ def true_cost(cost: RoundCost, records: RunRecords, *, has_draft: bool) -> Round
     line = np.column_stack([np.ones_like(others), others])
     reroot, each = np.linalg.lstsq(line, quiet["reroot"].to_numpy(float), rcond=None)[0]
     found = replace(found, reroot=float(reroot), reroot_each=float(each))
-    found = replace(found, reroot_row=0.0, reroot_node=0.0, child=0.0)
+    found = replace(found, reroot_row=0.0, reroot_node=0.0)
     if cost.link:
         links = quiet["link_there"] + quiet["link_back"]
         return replace(found, link=float(links.mean()) / 2.0)
@@ -61,7 +62,7 @@ def true_cost(cost: RoundCost, records: RunRecords, *, has_draft: bool) -> Round
     drafting = forwards * cost.draft.of_arrays(rows, quiet["context"], quiet["batch"])
     choosing = cost.choices(quiet["batch"].to_numpy(float), quiet["rows"].to_numpy(float))
     awaited = quiet["draft"] + quiet["link_back"] - choosing
-    return replace(found, draft=cost.draft.scaled(_share(awaited, drafting)))
+    return replace(found, draft=cost.draft.scaled(_share(awaited, drafting)), child=0.0)
 
 
 def _share(measured: Sequence[float] | pd.Series, priced: Sequence[float] | np.ndarray) -> float:

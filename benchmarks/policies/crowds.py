@@ -20,7 +20,7 @@ import pandas as pd
 from benchmarks.pages import markdown
 from benchmarks.policies.cases import SEGMENTS
 from benchmarks.policies.figures import NEEDED, SERIAL, SPECSERVE, Results, below
-from benchmarks.policies.pairs import NUM_REQUESTS, requests_at, simulated
+from benchmarks.policies.pairs import requests_at, simulated
 from benchmarks.policies.segments import target_of
 from benchmarks.policies.splits import LEAST_IN_SLO, WHOLE, sizes_of
 from codesign.fit import Fit
@@ -32,7 +32,7 @@ PAIRS = (
     "qwen2-72b-int4+qwen2-1.5b-int4",
 )
 TUNED, MANY = 24, 280
-SIZES = {TUNED: NUM_REQUESTS, 16: MANY, 32: MANY, 48: MANY}  # requests, by how many at once
+SIZES = {TUNED: 120, 16: MANY, 32: MANY, 48: MANY}  # requests, by how many at once
 LOADS, SEEDS, OURS = (0.7, 1.0, 1.2, 2.0), (1, 2, 3), (SERIAL, SPECSERVE)
 _KEPT = (
     "num_requests", "seconds", "latency_mean", "latency_p90", "ttft_p90", "slo_attainment",

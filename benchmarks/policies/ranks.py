@@ -20,8 +20,10 @@ from codesign.artifacts.machine import machine_name
 from codesign.candidate import Candidate
 from codesign.config import SLO, Serving
 from codesign.fit import Fit
+from codesign.fit.step_pace import step_seconds
 from codesign.planner.defaults import expecting
 from codesign.policy.cost import RoundCost
+from codesign.policy.speculation import fanout_of
 from codesign.records import RunRecords
 from codesign.run_directory import read_run
 from codesign.sim import simulate
@@ -59,6 +61,7 @@ def _joined(folder: Path, name: str, fit: Fit, slo: SLO) -> Iterator[tuple[str, 
         requests = planned.assign(prompt_tokens=lengths)
         figures = dict(run.summary["metrics"])
         cost = fit.costs[candidate.deployment.label]
+        cost = cost.with_fanout(fanout_of(candidate.speculation))
         figures |= _against_fit(run.records, cost, is_split=candidate.deployment.draft_workers > 0)
         slower = replace(
             cost,
@@ -96,10 +99,11 @@ def _against_fit(run: RunRecords, cost: RoundCost, *, is_split: bool) -> dict[st
     The last only where target and draft take turns: else most of it is hidden.
     """
     rounds = run.rounds
-    names = ("rows", "context", "batch", "num_expansions", "draft_rows", "target", "draft")
+    shape = ("rows", "context", "batch", "running")
+    names = (*shape, "num_expansions", "draft_rows", "target", "draft")
     table = pd.DataFrame({name: rounds.column(name) for name in names})
     quiet = table.loc[rounds.column("prefill_tokens") == 0]
-    steps = cost.target.of_arrays(quiet["rows"], quiet["context"], quiet["batch"])
+    steps = step_seconds(cost.target, *(quiet[name] for name in shape))
     found = {
         "prompts": float(rounds.column("prefill").sum())
         / sum(cost.prefill(request.prompt_tokens) for request in run.requests),

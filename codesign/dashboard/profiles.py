@@ -14,6 +14,7 @@ from codesign.artifacts import cache_dir, read_json, read_table
 from codesign.config import parse_deployment
 from codesign.errors import InputError, counted
 from codesign.fit import STEPS_FILE
+from codesign.fit.children import without_children
 from codesign.fit.devices import devices
 from codesign.fit.roofline import Forward, kv_rows, plain_kv_rows
 from codesign.fit.round_costs import FORWARDS
@@ -21,7 +22,7 @@ from codesign.fit.shipped import DEFAULT_FIT, is_of_gpus, machines_of
 
 if TYPE_CHECKING:
     from codesign.fit import Fit
-    from codesign.policy.cost import StepTime
+    from codesign.policy.cost import RoundCost, StepTime
 
 OP_TITLES = {
     "target": "target verifies",
@@ -121,14 +122,14 @@ def profile_folder(entry: FitEntry) -> Path | None:
     return next((folder for folder in tries if (folder / STEPS_FILE).is_file()), None)
 
 
-def measured_points(folder: Path, deployment: str, op: str, time: StepTime) -> pd.DataFrame:
+def measured_points(folder: Path, deployment: str, op: str, cost: RoundCost) -> pd.DataFrame:
     """Timings of one kind of step, a row per shape.
 
     Args:
         folder: Of the profile.
         deployment: Label, for example "1+1".
         op: One of FORWARDS.
-        time: Its fit, whose price of the context is taken off.
+        cost: The fit, whose prices of the context and of a draft's children are taken off.
 
     Returns:
         Columns rows, requests, context, group (of contexts, in words), repetitions, seconds in ms:
@@ -140,9 +141,12 @@ def measured_points(folder: Path, deployment: str, op: str, time: StepTime) -> p
     steps, _ = read_table(folder / STEPS_FILE, kind="profile")
     # As the fit does: a draft with workers of its own is timed beside the target.
     beside = "+" in deployment and op.startswith("draft")
-    mine = steps[
+    mine = steps.loc[
         (steps["deployment"] == deployment) & (steps["op"] == op) & (steps["beside"] == beside)
     ]
+    if op == "draft":
+        mine = without_children(mine, cost.child)
+    time: StepTime = getattr(cost, op)
     shapes = mine.groupby(["rows", "requests", "context"])["seconds"]
     table = shapes.agg(["median", "min", "max", "count"]).reset_index()
     rows, context = table["rows"].to_numpy(np.float64), table["context"].to_numpy(np.float64)

@@ -104,9 +104,9 @@ def _work_of(rounds: RoundLog, deployment: Deployment, cost: RoundCost) -> dict[
         both = target + rounds.column("draft") + rounds.column("reroot")
         return {BOTH: both}
     number, rows = rounds.column("num_expansions"), rounds.column("draft_rows")
-    batch = np.maximum(rounds.column("batch"), 1.0)
+    running = np.maximum(rounds.column("running"), 1.0)
     each = rows / np.maximum(number, 1.0)
-    forward = cost.draft.of_arrays(each, rounds.column("context"), batch)
+    forward = cost.draft.of_arrays(each, rounds.column("context"), running)
     prompts = rounds.column("prefill_tokens")
     prompt_seconds = cost.draft_prompt.of_arrays(prompts, 0.0, 1.0)
     drafting = np.where(number > 0, number * forward, 0.0)

@@ -30,7 +30,7 @@ from codesign.planner.predict import score, simulate_outcome
 from codesign.planner.question import NUM_SEEDS
 from codesign.planner.screen import screen
 from codesign.planner.uncertainty import interval_over_seeds, time_error
-from codesign.policy.speculation import parse_policy
+from codesign.policy.speculation import fanout_of, parse_policy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -164,6 +164,7 @@ def _predict(asked: Asked, is_coarse: bool, progress: Progress | None) -> Predic
         outcome, records = simulated(candidate, seed)
         outcomes.append(outcome)
         cost = fit.costs[candidate.deployment.unit.label]
+        cost = cost.with_fanout(fanout_of(candidate.speculation))
         frames.append(frames_of(records, candidate.deployment, cost))
     if other is not None and plain is None:
         of_plain = score(other, [simulated(other, 0)[0]], fit, asked.slo, output_tokens=lengths)

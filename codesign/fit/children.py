@@ -22,15 +22,22 @@ _MOST = 0.5  # of a forward that its children may take
 def child_seconds(drafts: pd.DataFrame, wide: pd.DataFrame) -> float:
     """Seconds for each child of a row of several requests; 0 where a profile does not say.
 
+    At most half of any forward is its children's.
+
     Args:
         drafts: Timings of forwards, with ``NODES`` if they are to say so.
         wide: The same of shapes among these, with more children.
     """
-    if NODES not in drafts or wide.empty:
+    drafts = drafts.loc[drafts["requests"] >= SEVERAL]
+    if NODES not in drafts or wide.empty or bool(np.isnan(drafts[NODES].to_numpy(float)).any()):
         return 0.0
     few, many = (timed.groupby(_SHAPE)[["seconds", NODES]].median() for timed in (drafts, wide))
     more = (many - few).dropna().to_numpy(np.float64)
-    return max(float(np.median(more[:, 0] / more[:, 1])), 0.0) if len(more) else 0.0
+    if not len(more):
+        return 0.0
+    seconds, children = few.to_numpy(np.float64).T
+    least = float((seconds / children).min())
+    return min(max(float(np.median(more[:, 0] / more[:, 1])), 0.0), _MOST * least)
 
 
 def without_children(drafts: pd.DataFrame, child: float) -> pd.DataFrame:
@@ -38,4 +45,4 @@ def without_children(drafts: pd.DataFrame, child: float) -> pd.DataFrame:
     if not child:
         return drafts
     theirs = np.where(drafts["requests"] >= SEVERAL, child * drafts[NODES], 0.0)
-    return drafts.assign(seconds=drafts["seconds"] - np.minimum(theirs, _MOST * drafts["seconds"]))
+    return drafts.assign(seconds=drafts["seconds"] - theirs)

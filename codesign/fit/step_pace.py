@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from codesign.artifacts.machine import hardware, machine_name
 from codesign.fit import ROOFLINE, Fit
@@ -73,19 +73,23 @@ def step_pace(cost: RoundCost, rounds: RoundLog, *, is_apart: bool) -> float | N
     prompts, batch, target = (rounds.column(name) for name in names)
     quiet = (prompts == 0) & (batch > 0)
     measured = float(target[quiet].sum())
-    alone = float(_step_seconds(cost.target, rounds)[quiet].sum())
+    shapes = (rounds.column(name) for name in ("rows", "context", "batch", "running"))
+    alone = float(step_seconds(cost.target, *shapes)[quiet].sum())
     if not measured or not alone:
         return None
     beside = alone / (1.0 - cost.slowdown) if is_apart else alone
     return measured / min(max(measured, alone), beside)
 
 
-def _step_seconds(step: StepTime, rounds: RoundLog) -> NDArray[np.float64]:
-    """(rounds,) seconds of the target's steps by the fit; those by turns wait for the host."""
-    names = ("rows", "context", "batch", "running")
-    rows, context, batch, running = (rounds.column(name) for name in names)
+def step_seconds(
+    step: StepTime, rows: ArrayLike, context: ArrayLike, batch: ArrayLike, running: ArrayLike
+) -> NDArray[np.float64]:
+    """(rounds,) seconds of the target's steps by a fit, from columns of rounds.
+
+    Where fewer take part than run, they take turns, and the step waited for the host.
+    """
     everyone, some = (one.of_arrays(rows, context, batch) for one in (step, asked(step)))
-    return np.where(batch < running, some, everyone)
+    return np.where(np.less(batch, running), some, everyone)
 
 
 def pace_of_run(

@@ -132,6 +132,7 @@ def _joined(target: RoundCost, draft: RoundCost, priced: RoundCost) -> RoundCost
         first_alone=0.0,
         slowdown=0.0,
         reroot_node=0.0,  # of trees that are kept
+        child=draft.child,
         kv_tokens=priced.kv_tokens,
         plain_kv_tokens=priced.plain_kv_tokens,
     )

@@ -9,7 +9,7 @@ one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +23,7 @@ from codesign.planner.queueing import Queue, batch_grid
 from codesign.planner.round_times import BehaviourTable, round_seconds
 from codesign.planner.workload import Workload, cached_share
 from codesign.policy.cost import RoundCost
-from codesign.policy.speculation import SpeculationSpec
+from codesign.policy.speculation import SpeculationSpec, fanout_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,6 +126,9 @@ def behaviours_of(
         else:
             lengths = range(spec.max_depth + 1)
             found[spec] = tuple(chain_behaviour(n, fit.answers, shares) for n in lengths)
+        if spec.needs_step_times:  # what stands for it has as many children as its shape needs
+            own = fanout_of(spec)
+            found[spec] = tuple(replace(each, fanout=own) for each in found[spec])
     return found
 
 

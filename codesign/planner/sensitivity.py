@@ -23,6 +23,7 @@ from codesign.planner.ranking import CRITERIA, NOTICEABLE, Entry
 from codesign.planner.saturation import OVERLOADED
 from codesign.planner.screen import behaviours_of, screen
 from codesign.planner.uncertainty import tokens_error
+from codesign.policy.cost import RoundCost
 from codesign.policy.speculation import SpeculationSpec
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _moved(entry: Entry, case: _Case) -> Fit:
     length = sum(lengths) / max(len(lengths), 1) or 1.0
     factor = length / max(length * (1.0 + case.change), 1.0)
     costs = {
-        label: replace(cost, target=cost.target.scaled(factor), draft=cost.draft.scaled(factor))
+        label: _scaled(_scaled(cost, "target", factor), "draft", factor)
         for label, cost in case.fit.costs.items()
     }
     return replace(case.fit, costs=costs)
@@ -167,8 +168,7 @@ def _cases(
         for op, words in _OPS.items():
             error = fit.errors.get(f"{label}/{op}", 0.0)
             for change in (error, -error) if error else ():
-                cost = fit.costs[label]
-                cost = replace(cost, **{op: getattr(cost, op).scaled(1.0 + change)})
+                cost = _scaled(fit.costs[label], op, 1.0 + change)
                 moved = replace(fit, costs={**fit.costs, label: cost})
                 yield _Case(f"{words} of {label}", change, moved, behaviours)
     for change in (of_tokens, -of_tokens) if of_tokens else ():
@@ -177,6 +177,12 @@ def _cases(
             for spec, options in behaviours.items()
         }
         yield _Case(_TOKENS, change, fit, moved)
+
+
+def _scaled(cost: RoundCost, op: str, factor: float) -> RoundCost:
+    """A cost with longer or shorter forwards of one kind, a draft's with its rows' children."""
+    child = cost.child * factor if op == "draft" else cost.child
+    return replace(cost, **{op: getattr(cost, op).scaled(factor)}, child=child)
 
 
 def _emitted(behaviour: Behaviour, change: float) -> float:

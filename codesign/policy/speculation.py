@@ -25,6 +25,7 @@ from codesign.policy.labels import (
 )
 from codesign.policy.parallel import MicroBatches, Outcomes
 from codesign.policy.spec import Kind, SpeculationSpec
+from codesign.policy.step_time import StepTime
 from codesign.policy.trees import BestTree, InFlightTree, StaticTree
 from codesign.policy.turbospec import TurboSpec
 
@@ -38,6 +39,7 @@ __all__ = [
     "SpeculationSpec",
     "build_speculation",
     "check_runs_in_engine",
+    "fanout_of",
     "parse_policy",
     "summarise_policy",
 ]
@@ -87,6 +89,12 @@ def build_speculation(
         return Speculation(calibration)
     threshold = spec.threshold if spec.kind == "threshold" else 0.0
     return FixedChain(spec.max_depth, threshold, calibration)
+
+
+def fanout_of(spec: SpeculationSpec) -> int:
+    """Children that each row of the draft gets by a policy, whatever its step times."""
+    step = StepTime.linear(alpha=0.0, gamma=0.0, delta=1.0)
+    return build_speculation(spec, goodput=Goodput(step, step)).fanout
 
 
 def _with_step_times(

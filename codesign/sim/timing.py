@@ -244,6 +244,6 @@ def shared_step(cost: RoundCost, work: Work | None, prompts: Prompts) -> float:
     """
     if work is None or cost.prefill.apart or not cost.shares_forwards:
         return cost.prefill.of_prompts(prompts)
-    alone = cost.target(work.rows, work.context, work.batch)
+    alone = _step(cost, 0.0, work)
     together = cost.prefill.of_prompts(prompts, work.rows)
     return max(together + cost.target.alpha * work.context - alone, 0.0)

@@ -39,7 +39,7 @@ from codesign.fit.priced_model import parse_model
 from codesign.fit.roofline import Forward
 from codesign.fit.shipped import FITS, is_of_gpus
 from codesign.plan import Plan
-from codesign.policy.cost import StepTime
+from codesign.policy.cost import RoundCost, StepTime
 from codesign.run_directory import StoredRun, read_run
 from codesign.sim.replay import ReplayedRound, replay
 from codesign.validate import Validation, validate
@@ -305,12 +305,27 @@ def test_points_are_medians_less_what_the_fit_charges_for_context(tmp_path):
         ]
     )  # fmt: skip
     write_table(tmp_path / "steps.parquet", steps, header("profile", seed=0))
-    points = measured_points(tmp_path, "2", "target", time)
+    points = measured_points(tmp_path, "2", "target", RoundCost(time, time, time, time))
     assert len(points) == 9
     expected = [1e3 * time(float(rows), 0.0) for rows in points["rows"]]
     assert np.allclose(points["without_context"], expected)
     assert set(points["group"]) == {"no context", "up to 1,024", "more"}
     assert (points["slowest"] > points["fastest"]).all()
+
+
+def test_points_of_a_draft_are_without_its_rows_children(tmp_path):
+    time = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.02)
+    steps = pd.DataFrame(
+        [
+            {"deployment": "2", "op": "draft", "rows": 32, "requests": q, "context": 0,
+             "beside": False, "seconds": 0.02 + 1e-5 * n * (q > 1), "nodes": n}
+            for q, n in ((1, 31), (8, 224))
+        ]
+    )  # fmt: skip
+    write_table(tmp_path / "steps.parquet", steps, header("profile", seed=0))
+    cost = RoundCost(time, time, time, time, child=1e-5)
+    points = measured_points(tmp_path, "2", "draft", cost)
+    assert np.allclose(points["ms"], 20.0)
 
 
 def test_what_ships_is_known_everywhere_and_labels_are_unique(

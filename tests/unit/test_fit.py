@@ -18,6 +18,7 @@ from codesign.acceptance import AcceptanceProfile
 from codesign.artifacts import header, write_json, write_table
 from codesign.errors import HardwareError, InputError
 from codesign.fit import ACCEPTANCE_FILE, PROFILE_FILE, STEP_COLUMNS, STEPS_FILE, Fit, fit_profile
+from codesign.fit.children import child_seconds
 from codesign.fit.drift import VISIT, host_spreads, visit_spreads
 from codesign.fit.prompt_stairs import LONG_BUCKETS, PROMPT_BUCKETS, fit_prompt_stairs
 from codesign.fit.round_costs import (
@@ -955,6 +956,18 @@ def test_children_of_a_draft_s_rows_cost_batches_their_host(label):
         assert Goodput.of_cost(cost).with_fanout(fanout).draft == draft
     untold = counted.drop(columns=NODES)
     assert fit_costs(pd.concat([others, untold]), on_ranks=True)[0][label].child == 0.0
+
+
+def test_children_are_at_most_half_of_any_forward_and_of_nothing_where_some_are_not_counted():
+    shapes = {"rows": [8, 32, 128], "requests": 8, "context": 0}
+    few = pd.DataFrame({**shapes, NODES: [8, 224, 2048], "seconds": [1e-3, 1.3e-3, 2e-3]})
+    wide = few.iloc[1:2].assign(**{NODES: 480, "seconds": 1.556e-3})
+    assert child_seconds(few, wide) == pytest.approx(0.5 * 2e-3 / 2048)
+    assert child_seconds(few.iloc[:2], wide) == pytest.approx(1e-6)
+    alone = pd.DataFrame({"rows": [1], "requests": 1, "context": 0, NODES: np.nan, "seconds": 1e-3})
+    assert child_seconds(pd.concat([few.iloc[:2], alone]), wide) == pytest.approx(1e-6)
+    assert child_seconds(pd.concat([few, alone.assign(requests=2)]), wide) == 0.0
+    assert child_seconds(few, wide.iloc[:0]) == child_seconds(few, wide.assign(rows=64)) == 0.0
 
 
 def test_re_roots_grow_with_the_rows_of_the_draft():

@@ -430,6 +430,21 @@ def test_a_forward_of_several_leaves_is_staged_below_the_first_level_of_a_tree(i
     assert widest.num_expanded > 1 + 2 * 16  # n-grams name few tokens in the end
 
 
+@pytest.mark.parametrize(
+    ("op", "leaves"), [*(("draft", leaves) for leaves in (1, 2, 4, 8, 16)), ("wide", 4)]
+)
+def test_a_draft_s_timing_counts_the_children_that_its_rows_are_asked_for(monkeypatch, op, leaves):
+    asked, drafter = [], StagedNgrams()
+    forward = drafter.forward
+    monkeypatch.setattr(drafter, "forward", lambda e, n: (asked.append(n), forward(e, n))[1])
+    shape = StepShape(op, 2, leaves, 32)
+    DraftSteps(drafter, vocab=61, num_requests=2).seconds(shape)
+    assert set(asked) == {shape.tree_rows - 1}
+    group = Group((shape,), False, lambda: None)
+    rows = time_groups([group], lambda _: 1.0, effort=ONE_PASS, seed=0, tick=lambda _: None)
+    assert [row["nodes"] for row in rows] == [2 * leaves * asked[0]]
+
+
 def test_a_draft_step_is_as_a_round_has_it(monkeypatch):
     """After something else, some forwards in a row, of calibrated chances."""
     events = []

@@ -12,9 +12,10 @@ from codesign.acceptance import AcceptanceProfile
 from codesign.candidate import Candidate
 from codesign.config import SLO, Serving, parse_deployment
 from codesign.fit import Fit
-from codesign.planner.screen import Screened, screen
+from codesign.planner.screen import Screened, behaviours_of, screen
 from codesign.policy.cost import Calibration, RoundCost, StepTime
-from codesign.policy.speculation import parse_policy
+from codesign.policy.goodput import Goodput
+from codesign.policy.speculation import build_speculation, parse_policy
 
 STEP = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.01)  # a row more costs nothing
 FREE = StepTime.linear(alpha=0.0, gamma=0.0, delta=0.0)
@@ -58,3 +59,11 @@ def test_a_draft_s_prompt_is_charged_without_its_root_which_runs_with_all_others
     root_only = replace(COST, draft_prefill=replace(STEP, apart=True))  # as timed
     assert screened(root_only, "chain-3").load == screened(COST, "chain-3").load
     assert screened(replace(COST, draft_prefill=STEP), "chain-3").load > 1.5
+
+
+@pytest.mark.parametrize("policy", ["batch-tree-16x4x6", "adaserve-8x2x4", "specserve-8"])
+def test_a_policy_s_rows_have_its_own_children_whatever_stands_for_it(policy):
+    spec = parse_policy(policy)
+    fit = Fit("", "", 0.0, {"1": COST}, Calibration(), PROFILE, {})
+    own = build_speculation(spec, goodput=Goodput.of_cost(COST)).fanout
+    assert {b.fanout for b in behaviours_of([spec], fit, {"": 1.0})[spec]} == {own}

@@ -164,3 +164,12 @@ def test_a_plan_with_fewer_seeds_is_no_rival_for_its_luck(question):
     ranked = [entry(plans[0], 2.0, 3.0, 4.0), entry(plans[1], 2.0)]
     asked = dataclasses.replace(question, fit=fit, objective="goodput")
     assert find_doubts(ranked, asked) == ()
+
+
+def test_a_draft_that_takes_longer_has_dearer_children_too(machine_fit):
+    cost = dataclasses.replace(next(iter(machine_fit.costs.values())), child=1e-5)
+    for op, child in (("draft", 2e-5), ("target", 1e-5)):
+        moved = sensitivity._scaled(cost, op, 2.0)
+        assert moved.child == child
+        for name in ("draft", "target"):
+            assert getattr(moved, name)(4, 9) == getattr(cost, name)(4, 9) * (1 + (name == op))
