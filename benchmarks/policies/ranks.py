@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.policies.figures import NEEDED
-from benchmarks.policies.run_figures import figures_of
+from benchmarks.policies.run_figures import figures_of, mean_figures
 from benchmarks.policies.segments import KV_TOKENS, LOAD
 from codesign.artifacts import read_table
 from codesign.artifacts.machine import machine_name
@@ -79,18 +79,12 @@ def _joined(folder: Path, name: str, fit: Fit, slo: SLO) -> Iterator[tuple[str, 
 def _simulated(requests: pd.DataFrame, candidate: Candidate, fit: Fit, slo: SLO) -> dict[str, Any]:
     """Mean figures over the seeds."""
     serving = expecting(Serving(max_kv_tokens=candidate.max_batch * KV_TOKENS), requests)
-    runs = [
-        figures_of(simulate(requests, candidate, fit, serving=serving, slo=slo, seed=seed), slo)
-        for seed in range(NUM_SEEDS)
-    ]
-    found: dict[str, Any] = {
-        key: float(np.mean([run[key] for run in runs]))
-        for key, value in runs[0].items()
-        if isinstance(value, float) and all(run[key] is not None for run in runs)
-    }
-    shares = [run["attainment"] for run in runs]
-    found["attainment"] = {k: float(np.mean([s[k] for s in shares])) for k in shares[0]}
-    return found
+    return mean_figures(
+        [
+            figures_of(simulate(requests, candidate, fit, serving=serving, slo=slo, seed=seed), slo)
+            for seed in range(NUM_SEEDS)
+        ]
+    )
 
 
 def _against_fit(run: RunRecords, cost: RoundCost, *, is_split: bool) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,9 @@ def figures_of(run: RunRecords, slo: SLO, *, over_time: bool = False) -> dict[st
     """Figures of a run: those of ``codesign.metrics``, gaps between tokens, attainment by scale."""
     figures = summarise(run, slo).to_dict()
     figures |= _gaps(run)
-    batch = run.rounds.column("batch")
-    figures["peak_batch"] = float(batch.max(initial=0))
-    rounds = max(float(batch.sum()), 1.0)
+    running = run.rounds.column("running")
+    figures["peak_batch"] = float(running.max(initial=0))
+    rounds = max(float(run.rounds.column("batch").sum()), 1.0)
     for name in ("draft", "accepted"):
         figures[f"{name}_tokens"] = float(run.rounds.column(f"num_{name}_tokens").sum()) / rounds
     if slo.tpot is not None:
@@ -32,6 +33,18 @@ def figures_of(run: RunRecords, slo: SLO, *, over_time: bool = False) -> dict[st
     if over_time:
         figures["over_time"] = _over_time(run)
     return figures
+
+
+def mean_figures(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means over runs of what ``figures_of`` has as floats in all of them, and of attainment."""
+    found: dict[str, Any] = {
+        key: float(np.mean([run[key] for run in runs]))
+        for key, value in runs[0].items()
+        if isinstance(value, float) and all(run[key] is not None for run in runs)
+    }
+    shares = [run["attainment"] for run in runs]
+    found["attainment"] = {k: float(np.mean([s[k] for s in shares])) for k in shares[0]}
+    return found
 
 
 def _gaps(run: RunRecords) -> dict[str, float | None]:
