@@ -67,7 +67,9 @@ def measure(store: Any, traces: Path | None) -> None:
             for name in SEGMENTS:
                 for load in LOADS:
                     cost = fit.costs[WHOLE]
-                    requests = requests_at(name, traces, cost, load, num=num, batch=batch)
+                    requests = requests_at(
+                        name, traces, cost, load, num=num, batch=batch, read=None
+                    )
                     _measure_case(store, f"{batch}/{pair}/{name}/{load}", requests, fit, batch)
 
 

@@ -91,9 +91,9 @@ def pairs_section(results: Results) -> str:
     return f"""\
 ## Where a draft's prompt costs several steps
 
-Simulated with the shipped fits' steps of two H200s: 120 requests of each trace, prompts of 48 to
-512 tokens, answers of up to 96, at most eight at once. Speedup in mean latency over plain decoding,
-by share of the load that it can serve, of {" / ".join(policies)}.
+Simulated with the shipped fits' steps of two H200s: 600 requests of each trace and five acceptance
+seeds, prompts of 48 to 512 tokens, answers of up to 96, at most eight at once. Speedup in mean
+latency over plain decoding, by share of the load that it can serve, of {" / ".join(policies)}.
 Lowest: {least}.
 
 {markdown(head, rows)}

@@ -37,7 +37,7 @@ def measure(store: Any, traces: Path | None) -> None:
         fit = Fit.load(path)
         for name in SEGMENTS:
             for load in LOADS:
-                requests = requests_at(name, traces, fit.costs["2"], load, read=READ)
+                requests = requests_at(name, traces, fit.costs["2"], load)
                 for policy in POLICIES:
 
                     def make(r: pd.DataFrame = requests, p: str = policy, f: Fit = fit) -> Any:
@@ -83,7 +83,7 @@ def requests_at(
     *,
     num: int = NUM_REQUESTS,
     batch: int = BATCH,
-    read: float | None = None,
+    read: float | None = READ,
 ) -> pd.DataFrame:
     """So many requests of a trace, at so much of what plain decoding bears.
 
@@ -94,7 +94,7 @@ def requests_at(
         load: Share of what plain decoding bears.
         num: Requests.
         batch: Most requests at once.
-        read: As for ``segment``.
+        read: Seconds of a trace, of which these requests are the first; as for ``segment``.
     """
     requests = segment(name, traces, cost, LONG, batch, read=read).iloc[:num]
     prompt, output = (float(requests[f"{kind}_tokens"].mean()) for kind in ("prompt", "output"))

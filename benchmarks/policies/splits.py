@@ -43,8 +43,6 @@ LEAST_IN_SLO = 0.05  # of SpecServe's requests: goodput of fewer is luck
 _POLICIES = ("plain", SPECSERVE, SERIAL, ASYNC)  # that rows of four GPUs have
 _CLOSE = 0.02  # as two runs of one policy may be apart
 SAME = SPLITS[0]  # where policies are compared on the same split
-# Requests there: goodput is compared, and of 120 requests in overload only a few are in the SLO.
-MANY, READ = 600, 1500.0  # and seconds of a trace, of which these are the first
 Case = tuple[str, str, str]  # pair, trace, load
 Ways = Mapping[str, Mapping[str, Any]]  # figures by policy and split
 
@@ -62,9 +60,8 @@ def measure(store: Any, traces: Path | None) -> None:
                     policy, _, deployment = way.partition(" on ")
                     make = partial(simulated, requests, fit, policy, deployment, slo)
                     store.get(f"splits/{case}/{way}", make)
-                many = requests_at(name, traces, fit.costs[WHOLE], load, num=MANY, read=READ)
                 for policy in ("plain", SPECSERVE, ASYNC):
-                    make = partial(_on_split, policy, many, fit, slo)
+                    make = partial(_on_split, policy, requests, fit, slo)
                     store.get(f"same-split/{case}/{policy} on {SAME}", make)
 
 
