@@ -18,8 +18,8 @@ from codesign.artifacts.machine import hardware, machine_name
 from codesign.fit import ROOFLINE, Fit
 from codesign.fit.profile_command import is_of_memory, profile_command
 from codesign.fit.shipped import FITS, machines_of
+from codesign.policy.ahead import asked
 from codesign.policy.cost import RoundCost, StepTime
-from codesign.policy.turns import asked
 from codesign.records import RoundLog
 
 TOLERANCE = 0.15  # as codesign validate's

@@ -14,6 +14,7 @@ predicted step times, the engine runs the same objects under the wall clock with
     adaserve            rows for requests that are behind their target (urgency)
     resting, repeating  rounds without an evaluation of the batch
     turns               who takes part in a round of plain decoding
+    ahead               steps that ranks begin before their host has read the last one
     step_time           seconds of a step; cost, host_cost, goodput: of a round, and its tokens
     features            draft heads that read the target's features
     online_calibration, traffic, lately  what is learned while requests run

@@ -12,11 +12,11 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
+from codesign.policy.ahead import asked
 from codesign.policy.goodput import Goodput
 from codesign.policy.light import light
 from codesign.policy.row_prices import Floats, RowPrices
 from codesign.policy.traffic import Traffic
-from codesign.policy.turns import asked
 
 # Numbers up to which a list and plain loops are about as fast as arrays, and faster where the host
 # comes from elsewhere: then numpy's code is far away.

@@ -3,7 +3,8 @@
 A forward gets dearer where the next bucket of rows begins: 17 rows of a 70B over four GPUs take 1.8
 times as long as 16. So of 17 to 27 requests 16 at a time yield more tokens a second than all at
 once. They take turns, one queue of all: everyone takes part equally often, and no request's tokens
-change. Who drafts does not take turns: a tree's rows have a price of their own.
+change. Who drafts does not take turns: a tree's rows have a price of their own. Of turns no step
+begins while the one before it runs.
 
 Must not import torch or read a clock.
 """
@@ -11,24 +12,18 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from math import inf
 
 import numpy as np
 
+from codesign.policy.ahead import asked
 from codesign.policy.step_time import StepTime
 
 WORTH = 1.05  # times the tokens a second of all at once that turns must yield
 _SPAN = 64.0  # tokens of a request's context between which the best number hardly differs
 _MOST, _FAR = 256, 4096.0  # requests, and tokens of context of each, by which ``fewest`` is found
-
-
-@lru_cache(maxsize=64)
-def asked(step: StepTime) -> StepTime:
-    """A step that the host asks for: of turns none can begin while the one before it runs."""
-    return replace(step, ahead=0.0, ahead_each=0.0)
 
 
 class TurnPrices:

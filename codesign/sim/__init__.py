@@ -18,6 +18,7 @@ often as it did in the recordings.
     stretches     which recorded tokens each request plays
     timing        when the parts of a round run
     quiet_rounds  rounds between which nothing happens, run together
+    under_way     steps that ranks begin before their host has read the last one
     replay        one request again, with its draft trees
 """
 

@@ -23,6 +23,7 @@ from codesign.sim.requests import SimulatedRequest
 from codesign.sim.steps import Step, StepLog
 from codesign.sim.tape_batch import TapedBatch
 from codesign.sim.timing import Spans, Timing, TogetherTiming, shared_step
+from codesign.sim.under_way import UnderWay
 from codesign.sim.work import Batch, Work
 
 
@@ -102,6 +103,10 @@ class Replica:
         self._prefill = Prefill(round_rows)
         self._step_now: Step | None = None
         self._log = StepLog(shared.rounds, number)
+        drafts = isinstance(batch, TapedBatch) and not batch.rests  # in every round
+        may_rest = isinstance(timing, TogetherTiming) and not drafts
+        self._under_way = UnderWay(cost.target, batcher, may_rest=may_rest)
+        self._has_begun = False  # the next step, before the host has read the last one
         self._wake: simpy.Event | None = None
         self._ahead: RunAhead | None = None
         if isinstance(batch, TapedBatch) and isinstance(timing, TogetherTiming):
@@ -125,7 +130,8 @@ class Replica:
         """Serve for ever; waits when there is nothing to do."""
         env, next_event = self._env, partial(self._shared.next_event, self._number)
         while True:
-            if self.batcher.num_waiting:
+            self._has_begun = self._under_way.has_begun(self._now, self._kv_known)
+            if self.batcher.num_waiting and not self._has_begun:
                 self._admit()
             if not self.batcher.num_running:
                 self._wake = env.event()
@@ -146,18 +152,30 @@ class Replica:
         """Run all rounds at once that end before ``until`` and change nothing but KV rows."""
         if self._ahead is None or not self._prefill.is_empty:
             return False
+        if self._waits_now():
+            return False
         room = self.batcher.idle_room if self._takes_rows else None
         count, self._now = self._ahead.run(self._log.num_rounds, self._now, until, room)
         self._log.num_rounds += count
         return count > 0
+
+    def _waits_now(self) -> bool:
+        """Whether the next round of plain decoding is not as those behind it."""
+        if not self._under_way.is_possible:
+            return False
+        return not self._has_begun or self.batcher.admits(self._now, kv_in_use=self._kv_known)
+
+    @property
+    def _kv_known(self) -> int | None:
+        """KV rows in use where they are taken as requests grow; None where they are reserved."""
+        return self._kv_in_use if self._takes_rows else None
 
     @property
     def _kv_in_use(self) -> int:
         return self._batch.kv_tokens + self._prefill.kv_tokens
 
     def _admit(self) -> None:
-        kv_in_use = self._kv_in_use if self._takes_rows else None
-        for request_id in self.batcher.admit(self._now, kv_in_use=kv_in_use):
+        for request_id in self.batcher.admit(self._now, kv_in_use=self._kv_known):
             request = self._requests[request_id]
             record = request.record
             if record.admitted is None:
@@ -213,6 +231,7 @@ class Replica:
         # As in the engine: the draft is told after the prompts, one apart from the target before.
         told = start + prefill if isinstance(self._timing, TogetherTiming) else start
         work = self._batch.begin(entering, told)
+        work.is_asked = self._under_way.is_possible and not self._has_begun
         spans = self._timing.spans(start, prefill, work)
         self._step_now = Step(start, work, spans, prefill, prefill_tokens)
         return spans.seconds
@@ -259,7 +278,9 @@ class Replica:
             return
         num_emitted = 0
         if step.work.batch:
+            running = self.batcher.running if step.work.rests_on else ()
             num_emitted, finished = self._batch.end()
+            self._under_way.ended(step.work, running, finished, self._now)
             for number in finished:
                 request = self._requests[number]
                 self._batch.tally(number).add_to(request.record)

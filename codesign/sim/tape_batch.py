@@ -116,6 +116,11 @@ class TapedBatch:
         return len(self._requests)
 
     @property
+    def rests(self) -> bool:
+        """Whether nothing is drafted."""
+        return not self._num_forwards
+
+    @property
     def reads_prompts(self) -> bool:
         """The draft runs all prompts."""
         return True
@@ -130,7 +135,8 @@ class TapedBatch:
         self._emitted = row[_EMITTED]
         work = Work(len(self._requests), row[_ROWS], row[_CONTEXT])
         work.kept_trees, work.kept_nodes = row[_TREES], row[_NODES]
-        if not self._num_forwards:
+        if self.rests:
+            work.rests = work.rests_on = True
             return work
         forwards = row[_FORWARDS:]
         for j in range(self._num_forwards):

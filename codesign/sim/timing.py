@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from codesign.policy.ahead import asked
 from codesign.policy.cost import RoundCost
 from codesign.policy.host_cost import SEVERAL
-from codesign.policy.turns import asked
 from codesign.sim.tape_batch import LedgerRows
 from codesign.sim.work import Prompts, Work
 
@@ -66,7 +66,7 @@ def moving_seconds(cost: RoundCost, work: Work) -> float:
 
 def _step(cost: RoundCost, prefill: float, work: Work) -> float:
     """Seconds of the target's step; ``prefill``: of the prompts before it."""
-    step = asked(cost.target) if work.num_sitting else cost.target
+    step = asked(cost.target) if work.num_sitting or work.is_asked else cost.target
     seconds = step(work.rows, work.context, work.batch)
     return seconds + cost.joining if prefill else seconds
 

@@ -61,7 +61,10 @@ class TurnsBatch:
         contexts = self._contexts
         self._taking = taking = self._turns.take(contexts)
         context = sum([contexts[number] for number in taking])
-        return Work(len(taking), len(taking), context, num_sitting=len(contexts) - len(taking))
+        work = Work(len(taking), len(taking), context, rests=True)
+        work.num_sitting = len(contexts) - len(taking)
+        work.rests_on = not work.num_sitting
+        return work
 
     def end(self) -> tuple[int, list[int]]:
         finished = []

@@ -58,6 +58,8 @@ class Work:
         kept_trees: Trees of which the re-root kept more than the root.
         kept_nodes: Nodes that it kept, roots left out.
         rests: The policy decodes plainly and has no tree to move.
+        rests_on: It is sure to do so in the next round, too.
+        is_asked: The target's step waits for the host: none was begun while another one ran.
         looks: Times that the policy decided before the candidates; 0 where that takes no time.
         looks_beside: The same beside the verification.
         num_sitting: Requests that sit it out.
@@ -73,6 +75,8 @@ class Work:
     kept_trees: int = 0
     kept_nodes: int = 0
     rests: bool = False
+    rests_on: bool = False
+    is_asked: bool = False
     looks: int = 0
     looks_beside: int = 0
     num_sitting: int = 0

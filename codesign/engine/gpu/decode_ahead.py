@@ -24,9 +24,8 @@ from codesign.engine.gpu.next_steps import next_message
 from codesign.engine.gpu.paging import PageTable
 from codesign.engine.gpu.rank_group import GroupLeader, see_to_pages
 from codesign.engine.gpu.step_rows import BUCKET, Words, bucket_of
+from codesign.policy.ahead import LEAD
 from codesign.policy.protocol import VerifyRows
-
-LEAD = 250e-6  # seconds; a host that is slow takes up to 150 us to start a step on all ranks
 
 
 class DecodeAhead:
