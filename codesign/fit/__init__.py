@@ -6,7 +6,8 @@ the recorded acceptance beside it. The planner and the simulator read fits, neve
 
     steps          step times of forwards (step_forms), prompts on rank groups (prompt_stairs)
     least_squares  the solver of all of them
-    round_costs    all of a deployment's; served_rounds: what served rounds say of the steps
+    round_costs    all of a deployment's; served_rounds: what served rounds say of the steps;
+                   children: what a draft's rows cost by what comes of them
     fit_file       what the file of a fit says
     calibration    what a draft's confidence is worth
     prompt_luck, drift  what no residual shows: other prompts, and the machine's pace
