@@ -33,13 +33,13 @@ Which policy is fastest depends on the machine, the load and the models. In shor
 - The asynchronous batch tree (`async-batch-tree`) is fastest on eight GPUs while the load is at
   most half of what plain decoding can serve, with short prompts ("conv"). At higher load, on fewer
   GPUs and with long prompts the GPU that it takes from the target costs more than it gains: with an
-  8B on four it gains 2 and 3 % at a load of 0.1, and loses from 0.3 on (simulated, and measured on
+  8B on four it gains 3 and 4 % at a load of 0.1, and loses from 0.3 on (simulated, and measured on
   H100s). On one and the same split it is more than 2 % slower than SpecServe in one of 48 cases
   (4 %), and nowhere 2 % behind in goodput (simulated).
 - On two H200s speculation gains next to nothing with a small target (8B): the adaptive policies
-  mostly decode plainly, and a chain of one drops to 0.50 of plain decoding's speed. In overload
-  with a large draft (3B) it gains 1 %. In simulated overload with a 70B the batch tree has
-  0.99 to 1.02 of a chain of one's speed, and SpecServe as much (both 9 % faster on "code" with a
+  mostly decode plainly, and a chain of one drops to 0.34 of plain decoding's speed. In overload
+  with a large draft (3B) it gains 1 to 2 %. In simulated overload with a 70B the batch tree has
+  0.99 to 1.01 of a chain of one's speed, and SpecServe as much (both 9 % faster on "code" with a
   3B); measured on one H200, with slower steps of
   batches, the batch tree was 3 to 5 % faster than it, and SpecServe 1 to 3 %."""
 _HOW = """\

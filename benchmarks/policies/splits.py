@@ -131,6 +131,7 @@ def splits_section(results: Results) -> str:
     leads = leads_of(results)
     ahead = sum(lead >= AHEAD for lead in leads.values())
     behind = sum(lead < NEEDED for lead in leads.values())
+    places = _places(leads)
     return f"""\
 ## Four GPUs by measured steps: load x split
 
@@ -141,8 +142,8 @@ on all four. Speedup in mean latency over it of
 {markdown(head, rows)}
 
 Goodput, where SpecServe attains 5 % or more: the asynchronous batch tree on its better split has at
-least 1 % more in {ahead} of {len(leads)} cases ({_places(leads)}), and is more than 2 % behind
-in {behind}.{_same(results)}{_measured(results)}"""
+least 1 % more in {ahead} of {len(leads)} cases{f" ({places})" if places else ""}, and is more than
+2 % behind in {behind}.{_same(results)}{_measured(results)}"""
 
 
 def _same(results: Results) -> str:
