@@ -49,8 +49,8 @@ def goals_section(results: Results) -> str:
 The worst case of each goal, and where it is. Speeds are mean latency of the policy compared with,
 divided by that of the policy itself: above 1 the policy is faster. Rooflines: {counts[0]} cases
 (traces, batches, chunks, lengths, map). Measured steps: {counts[1]} cases of pairs, whose only
-fixed length is a chain of one; 600 requests each, means over five acceptance seeds. Measured: the {counts[2]} rows of
-["Measured on GPUs"](policy-measurements.md#measured-on-gpus). Goodput is
+fixed length is a chain of one; 600 requests each, means over five acceptance seeds. Measured: the
+{counts[2]} rows of ["Measured on GPUs"](policy-measurements.md#measured-on-gpus). Goodput is
 compared where SpecServe has at least 5 % of requests in the SLO.
 
 {markdown(head, [row for row in rows if row])}
