@@ -15,6 +15,7 @@ import pytest
 
 from codesign.artifacts import read_table
 from codesign.fit import STEP_COLUMNS, Fit
+from codesign.fit.children import NODES
 from codesign.fit.drift import VISIT
 from codesign.fit.round_costs import FORWARDS
 
@@ -44,7 +45,8 @@ needs_two_cores = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs tw
 def test_a_profile_holds_every_step_of_every_deployment(profile):
     out, printed = profile
     steps = read_table(out / "steps.parquet", kind="profile")[0]
-    assert tuple(steps.columns) == (*STEP_COLUMNS, VISIT)
+    assert tuple(steps.columns) == (*STEP_COLUMNS, NODES, VISIT)
+    assert set(steps.loc[steps[NODES].notna(), "op"]) == {"draft"}
     assert set(steps["deployment"]) == {"2", "1+1"}
     found = {tuple(row) for row in steps[["deployment", "op", "beside"]].drop_duplicates().values}
     wanted = {("2", op, False) for op in (*FORWARDS, "reroot", "choice")}
