@@ -35,6 +35,7 @@ from codesign.calibration_log import CalibrationLog
 from codesign.config import SLO, Deployment, Routing, Serving
 from codesign.errors import InputError
 from codesign.fit.profile_command import profile_command
+from codesign.policy.ahead import asked
 from codesign.policy.batching import Batcher, BatchLimits
 from codesign.policy.cost import RoundCost
 from codesign.policy.kv_memory import PrefixCache
@@ -44,6 +45,7 @@ from codesign.sim.batches import batch_maker, policy_of
 from codesign.sim.cluster import Arrivals, PromptPool
 from codesign.sim.replica import Replica, Shared
 from codesign.sim.requests import SimulatedRequest, check_prompts, check_sizes, read_requests
+from codesign.sim.tape_batch import TapedBatch
 from codesign.sim.timing import timing_of
 from codesign.sim.work import Batch
 
@@ -169,6 +171,9 @@ def _replica(
     batch: Batch,
 ) -> Replica:
     deployment, spec = candidate.deployment, candidate.speculation
+    is_apart = deployment.draft_workers > 0
+    if is_apart or (isinstance(batch, TapedBatch) and not batch.rests):  # all steps are asked for
+        cost = replace(cost, target=asked(cost.target))
     keeps_prefixes = serving.prefix_cache and not deployment.prefill_workers
     batcher = Batcher(
         (),
@@ -180,7 +185,7 @@ def _replica(
         shared,
         batcher,
         batch,
-        timing_of(cost, is_apart=deployment.draft_workers > 0, is_plain=not spec.has_draft),
+        timing_of(cost, is_apart=is_apart, is_plain=not spec.has_draft),
         cost,
         round_rows=spec.kv_rows,
         prefill_chunk=serving.prefill_chunk,

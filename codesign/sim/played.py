@@ -94,13 +94,14 @@ class PlayedBatch:
         work = Work(len(self._requests), 0, self._context)
         candidates = self._draft(work)
         self._side.policy.settle()
-        work.rests_on = work.rests and self._side.policy.rests_on()
         self._rows = self._target.verify_rows(candidates)
         work.rows = sum([len(entry.tokens) for entry in self._rows])
         if len(self._rows) < work.batch:
             work.num_sitting = work.batch - len(self._rows)
             work.batch = len(self._rows)
             work.context = sum([entry.context for entry in self._rows])
+        elif work.rests:
+            work.rests_on = self._side.policy.rests_on()
         self._grow(work)
         return work
 

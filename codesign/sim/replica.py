@@ -103,9 +103,7 @@ class Replica:
         self._prefill = Prefill(round_rows)
         self._step_now: Step | None = None
         self._log = StepLog(shared.rounds, number)
-        drafts = isinstance(batch, TapedBatch) and not batch.rests  # in every round
-        may_rest = isinstance(timing, TogetherTiming) and not drafts
-        self._under_way = UnderWay(cost.target, batcher, may_rest=may_rest)
+        self._under_way = UnderWay(cost.target, batcher)
         self._has_begun = False  # the next step, before the host has read the last one
         self._wake: simpy.Event | None = None
         self._ahead: RunAhead | None = None
@@ -278,9 +276,11 @@ class Replica:
             return
         num_emitted = 0
         if step.work.batch:
+            if self._chunk is not None and step.prefill_tokens:
+                step.work.rests_on = False  # what is behind a chunk is asked for
             running = self.batcher.running if step.work.rests_on else ()
             num_emitted, finished = self._batch.end()
-            self._under_way.ended(step.work, running, finished, self._now)
+            self._under_way.ended(step.work, running, finished, start=step.start, now=self._now)
             for number in finished:
                 request = self._requests[number]
                 self._batch.tally(number).add_to(request.record)

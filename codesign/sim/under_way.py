@@ -21,16 +21,16 @@ class UnderWay:
     Args:
         step: Of the target.
         batcher: Who runs and who waits.
-        may_rest: Ranks hold both models and all rounds may be plain decoding: others ask for each.
 
     Attributes:
-        is_possible: Steps of this deployment were measured whose ranks run ahead, and some may be.
+        is_possible: Steps of this replica may be: its target has a price for them.
     """
 
-    def __init__(self, step: StepTime, batcher: Batcher, *, may_rest: bool) -> None:
+    def __init__(self, step: StepTime, batcher: Batcher) -> None:
         self._batcher = batcher
-        self.is_possible = may_rest and runs_ahead(step)
+        self.is_possible = runs_ahead(step)
         self._may_follow = False
+        self._start = 0.0  # of the last round
 
     def has_begun(self, now: float, kv_in_use: int | None) -> bool:
         """Whether the next step has, at the end of a round.
@@ -42,12 +42,22 @@ class UnderWay:
         if not self._may_follow:
             return False
         batcher = self._batcher
-        if kv_in_use is not None and batcher.is_over(kv_in_use):
+        if kv_in_use is not None and batcher.would_be_over(kv_in_use):
             return False
-        return not batcher.admits(now - LEAD, kv_in_use=kv_in_use)
+        return not batcher.admits(self._told(now), kv_in_use=kv_in_use)
+
+    def _told(self, now: float) -> float:
+        """When ranks are told what follows the round that ends now."""
+        return max(now - LEAD, self._start)
 
     def ended(
-        self, work: Work, running: Sequence[int], finished: Sequence[int], now: float
+        self,
+        work: Work,
+        running: Sequence[int],
+        finished: Sequence[int],
+        *,
+        start: float,
+        now: float,
     ) -> None:
         """A round is over, the queue is as before.
 
@@ -58,13 +68,15 @@ class UnderWay:
             work: What the round did.
             running: Its requests, in order of admission.
             finished: Those of them that end with it.
+            start: When it began.
             now: When it is over.
         """
+        self._start = start
         left = len(running) - len(finished)
         is_sure = self.is_possible and work.rests_on and left > 0
         if is_sure and finished:
             arrival = self._batcher.next_arrival
-            someone_waits = arrival is not None and arrival <= now - LEAD
+            someone_waits = arrival is not None and arrival <= self._told(now)
             are_last = set(running[left:]) == set(finished)
             is_sure = are_last and not someone_waits and _bucket(left) == _bucket(len(running))
         self._may_follow = is_sure

@@ -39,6 +39,7 @@ def rounds_of(
     target: StepTime = TARGET,
     max_batch: int = 8,
     serving: Serving = ROOMY,
+    speculates: bool = True,
 ) -> pd.DataFrame:
     dear = constant(0.5)
     prompts = constant(PROMPT), constant(0.0)
@@ -48,6 +49,8 @@ def rounds_of(
         acceptance=PROFILE, answers=PROFILE,
     )  # fmt: skip
     requests = pd.DataFrame({"arrival": arrivals, "prompt_tokens": 20, "output_tokens": outputs})
+    if not speculates:
+        requests["speculates"] = False
     candidate = Candidate(parse_deployment(deployment), parse_policy(policy), max_batch)
     return simulate(requests, candidate, fit, serving=serving, seed=0).round_table()
 
@@ -111,13 +114,12 @@ def test_others_are_as_before(case):
     }[case]
     target = changes.pop("target", TARGET)
     plain = {**changes, "target": constant(STEP)}
-    ends = [
-        rounds_of([0.0, 0.3], [20, 20], **c)["start"].iloc[-1]
-        for c in (plain, {**changes, "target": target})
-    ]
-    assert ends[1] <= ends[0]
-    if case == "older fit":
-        assert ends[0] == ends[1]
+    for speculates in (True, False):
+        asked, found = (
+            rounds_of([0.0, 0.3], [20, 20], speculates=speculates, **each)
+            for each in (plain, {**changes, "target": target})
+        )
+        assert found.equals(asked)
 
 
 @pytest.mark.parametrize("preemption", [False, True])
@@ -136,3 +138,26 @@ def test_rounds_run_together_are_those_of_one_after_another(monkeypatch, preempt
     assert 0.1 < len(waited(one_by_one)) / len(one_by_one) < 0.6
     for arrays in (2, 10**9):
         assert run(2, arrays).equals(one_by_one)
+
+
+def test_steps_behind_a_chunk_of_a_prompt_are_asked_for():
+    rounds = rounds_of(
+        [0.0, 0.0, 0.2], [40, 40, 9], serving=Serving(max_kv_tokens=10**6, prefill_chunk=8)
+    )
+    behind = rounds.index[rounds["prefill_tokens"].gt(0).shift(1, fill_value=False)].tolist()
+    several = set(rounds.index[rounds["batch"] > 1])
+    assert set(behind) & several <= set(waited(rounds))
+    assert len(waited(rounds)) < 0.5 * len(several)
+
+
+@pytest.mark.parametrize("policy", ["plain", "specserve-4", "batch-tree-8x2x4"])
+def test_where_requests_take_turns_nobody_waits_for_a_step_that_has_not_begun(policy):
+    """Nine rows are twice as dear as eight; the eleventh request comes late in a round of turns."""
+    stairs = StepTime(0.0, (1, 8, 9, 16), (STEP, STEP, 2.0 * STEP, 2.0 * STEP), ahead=AHEAD)
+    many = {"policy": policy, "target": stairs, "max_batch": 16}
+    rounds = rounds_of([0.0] * 10, [30] * 10, **many)
+    turn = rounds.loc[(rounds["running"] > rounds["batch"]) & (rounds.index > 3)].iloc[0]
+    late = turn["start"] + turn["target"] + turn["draft"] - LEAD / 2.0
+    found = rounds_of([0.0] * 10 + [late], [30] * 10 + [9], **many)
+    joined = found.index[found["prefill_tokens"] > 0][-1]
+    assert found["start"][joined] == pytest.approx(late + LEAD / 2.0)
