@@ -160,11 +160,11 @@ def _predict(asked: Asked, is_coarse: bool, progress: Progress | None) -> Predic
         )
 
     outcomes, frames = [], []
+    cost = fit.costs[candidate.deployment.unit.label]
+    cost = cost.with_fanout(fanout_of(candidate.speculation))
     for seed in range(num_seeds):
         outcome, records = simulated(candidate, seed)
         outcomes.append(outcome)
-        cost = fit.costs[candidate.deployment.unit.label]
-        cost = cost.with_fanout(fanout_of(candidate.speculation))
         frames.append(frames_of(records, candidate.deployment, cost))
     if other is not None and plain is None:
         of_plain = score(other, [simulated(other, 0)[0]], fit, asked.slo, output_tokens=lengths)

@@ -54,9 +54,7 @@ def fit_costs(
     told: set[str] = set()  # deployments whose own rows of forwards say what the first waits for
     for label, part in steps.groupby("deployment", sort=False):
         label, is_split = str(label), "+" in str(label)
-        is_beside = part["beside"] == is_split
-        drafts, wide = (part.loc[is_beside & (part["op"] == op)] for op in ("draft", WIDE))
-        child = child_seconds(drafts, wide)
+        child = _child_seconds(part, is_split=is_split)
         forwards = _fit_forwards(part, label, child, on_ranks=on_ranks)
         fits |= {f"{label}/{op}": found for op, found in forwards.items()}
         errors |= {f"{label}/{op}": found.error for op, found in forwards.items()}
@@ -89,6 +87,15 @@ def fit_costs(
     if not costs:
         raise InputError(f"the profile has no timings. {MEASURE}")
     return _with_first_forwards(costs, told), fits, errors
+
+
+def _child_seconds(part: pd.DataFrame, *, is_split: bool) -> float:
+    """Seconds for each child of a draft's rows, beside the target where that has ranks of its own.
+
+    0 where the profile of the deployment does not say.
+    """
+    timed = part.loc[part["beside"] == is_split]
+    return child_seconds(*(timed.loc[timed["op"] == op] for op in ("draft", WIDE)))
 
 
 def _fit_forwards(

@@ -87,8 +87,7 @@ def round_seconds(
     needs = 1.0 - (1.0 - table.awaited[:, :, None]) ** size
     users = np.maximum(table.awaited[:, :, None] * size / np.maximum(needs, 1e-12), 1.0)
     draft_rows = table.awaited_rows[:, :, None] * users
-    child = cost.child * table.fanout[:, None, None] * (users >= SEVERAL)
-    drafting = cost.draft.of_arrays(draft_rows, context * users, users) + child * draft_rows
+    drafting = _draft_seconds(cost, table, draft_rows, context * users, users)
     awaited = (needs * drafting).sum(axis=1)
     first = cost.first_alone * (size < SEVERAL)
     if table.awaited.shape[1]:
@@ -100,12 +99,19 @@ def round_seconds(
     reroot = cost.reroots(size) + each[:, None] * size + cost.choices(size, rows)
     if not is_apart:
         return target + awaited + np.where(drafts, reroot, 0.0)
-    rows = table.overlapped_rows[:, None] * size
-    one = cost.draft.of_arrays(rows, all_context, size)
-    one = one + cost.child * table.fanout[:, None] * (size >= SEVERAL) * rows
+    one = _draft_seconds(cost, table, table.overlapped_rows[:, None] * size, all_context, size)
     beside = table.overlapped[:, None] * one + first * (table.overlapped > 0.0)[:, None]
     slowed = np.minimum(target + cost.slowdown * beside, target / (1.0 - cost.slowdown))
     return np.maximum(slowed + 2.0 * cost.message(size), beside) + awaited + reroot
+
+
+def _draft_seconds(
+    cost: RoundCost, table: BehaviourTable, rows: Floats, context: Floats, requests: Floats
+) -> Floats:
+    """(P, ...) seconds of a draft forward, with as many children as each policy's rows get."""
+    fanout = table.fanout.reshape(-1, *[1] * (rows.ndim - 1))
+    children = cost.child * fanout * (requests >= SEVERAL) * rows
+    return cost.draft.of_arrays(rows, context, requests) + children
 
 
 def _plain_seconds(cost: RoundCost, size: Floats, context: float) -> Floats:

@@ -16,7 +16,7 @@ import pandas as pd
 from codesign.fit.round_costs import KEPT, MISSED, NODES
 from codesign.fit.served_rounds import AHEAD
 from codesign.policy.labels import parse_policy
-from codesign.policy.speculation import build_speculation
+from codesign.policy.speculation import fanout_of
 from codesign.profiler.grids import MAX_REQUESTS
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _grown(rounds: pd.DataFrame, tree: str) -> pd.DataFrame:
 
 def _fanout(tree: str) -> int:
     """Children that each of its rows gets."""
-    return build_speculation(parse_policy(tree)).fanout
+    return fanout_of(parse_policy(tree))
 
 
 def _timings(op: str, rounds: pd.DataFrame, spans: list[str]) -> pd.DataFrame:

@@ -40,8 +40,9 @@ from codesign.policy.batching import Batcher, BatchLimits
 from codesign.policy.cost import RoundCost
 from codesign.policy.kv_memory import PrefixCache
 from codesign.policy.routing import Router
+from codesign.policy.speculation import fanout_of
 from codesign.records import RoundLog, RunRecords
-from codesign.sim.batches import batch_maker, policy_of
+from codesign.sim.batches import batch_maker
 from codesign.sim.cluster import Arrivals, PromptPool
 from codesign.sim.replica import Replica, Shared
 from codesign.sim.requests import SimulatedRequest, check_prompts, check_sizes, read_requests
@@ -88,7 +89,7 @@ def simulate(
     deployment, spec = candidate.deployment, candidate.speculation
     cost = cost_of(fit, deployment.unit.label)
     if spec.has_draft:
-        cost = cost.with_fanout(policy_of(spec, fit, cost, slo, serving).fanout)
+        cost = cost.with_fanout(fanout_of(spec))
     max_kv_tokens = _kv_tokens(serving, cost, has_draft=spec.has_draft)
     simulated = read_requests(requests, with_blocks=serving.prefix_cache)
     check_sizes(simulated, spec, max_kv_tokens)

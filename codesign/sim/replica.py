@@ -256,6 +256,7 @@ class Replica:
         if step is None:
             self._step_now = step = Step(self._now, Work(0, 0, 0), Spans(0.0), 0.0, 0)
         step.prefill, step.prefill_tokens = seconds, chunk.num_tokens
+        step.work.rests_on = False  # what is behind a chunk is asked for
         step.complete = chunk.complete
         return seconds
 
@@ -276,8 +277,6 @@ class Replica:
             return
         num_emitted = 0
         if step.work.batch:
-            if self._chunk is not None and step.prefill_tokens:
-                step.work.rests_on = False  # what is behind a chunk is asked for
             running = self.batcher.running if step.work.rests_on else ()
             num_emitted, finished = self._batch.end()
             self._under_way.ended(step.work, running, finished, start=step.start, now=self._now)
