@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codesign.fit.least_squares import Floats, robust_fit
-from codesign.policy.step_time import FEW_ROWS, StepTime
+from codesign.policy.step_time import BUCKETS, FEW_ROWS, StepTime
 
 if TYPE_CHECKING:
     import pandas as pd
 
-BUCKETS = (FEW_ROWS, 16, 32, 64, 128)  # rows that a forward on ranks is filled up to
 TILES = (0, 4, 8)  # rows of a request that attention may take together: 16 or 32 query rows
 _MAX_BENDS = 4  # of the piecewise form
 # A parabola written out: within 0.5 % between knots, straight on beyond 262,144 rows.

@@ -23,9 +23,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from codesign.policy.host_cost import SEVERAL
 
-FEW_ROWS = 8  # of a forward: attention of more fills a chip, however few requests they belong to
+BUCKETS = (8, 16, 32, 64, 128)  # rows that a forward on ranks is filled up to: 1 cost what 8 do
+FEW_ROWS = BUCKETS[0]  # attention of more fills a chip, however few requests they belong to
 MOST_AHEAD = 8.0  # requests of the largest batch that profiles serve plainly
 _MOST_AHEAD = 0.5  # of a step without context that it may take less: none takes less than nothing
+
+
+def filled_up(rows: int) -> int:
+    """Rows of the forward on ranks that so many are filled up to; more than fit one stay alone."""
+    return next((bucket for bucket in BUCKETS if bucket >= rows), rows)
 
 
 class _Segments:

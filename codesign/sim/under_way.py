@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from codesign.policy.ahead import LEAD, runs_ahead
 from codesign.policy.batching import Batcher
-from codesign.policy.step_time import FEW_ROWS, StepTime
+from codesign.policy.step_time import StepTime, filled_up
 from codesign.sim.work import Work
 
 
@@ -78,10 +78,5 @@ class UnderWay:
             arrival = self._batcher.next_arrival
             someone_waits = arrival is not None and arrival <= self._told(now)
             are_last = set(running[left:]) == set(finished)
-            is_sure = are_last and not someone_waits and _bucket(left) == _bucket(len(running))
+            is_sure = are_last and not someone_waits and filled_up(left) == filled_up(len(running))
         self._may_follow = is_sure
-
-
-def _bucket(rows: int) -> int:
-    """Rows that a forward is filled up to."""
-    return max(1 << (rows - 1).bit_length(), FEW_ROWS)

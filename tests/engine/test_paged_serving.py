@@ -21,9 +21,10 @@ from codesign.engine.gpu.paging import PageTable, Paging
 from codesign.engine.gpu.prompt_rows import PROMPT_BUCKETS, SLOT_WORD, START_WORD
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
-from codesign.engine.gpu.step_rows import BUCKETS, KIND, PIECE
+from codesign.engine.gpu.step_rows import KIND, PIECE
 from codesign.policy.protocol import ExpansionRows, PromptRows
 from codesign.policy.speculation import parse_policy
+from codesign.policy.step_time import BUCKETS
 from codesign.policy.walk import Sampling
 
 

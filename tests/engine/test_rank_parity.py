@@ -19,8 +19,8 @@ from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.request_rows import rows_to_expand
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.gpu.slabs import Slabs
-from codesign.engine.gpu.step_rows import BUCKETS
 from codesign.policy.speculation import parse_policy
+from codesign.policy.step_time import BUCKETS
 
 
 class ParityDrafter(GroupDrafter):

@@ -30,10 +30,11 @@ from codesign.fit.round_costs import (
     fit_costs,
     fit_slowdown,
 )
-from codesign.fit.step_forms import BUCKETS, Shapes, fit_line, fit_stream_stairs, fit_table
+from codesign.fit.step_forms import Shapes, fit_line, fit_stream_stairs, fit_table
 from codesign.fit.steps import MAX_LINE_ERROR, HeldOut, fit_step, left_out, residuals
 from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
+from codesign.policy.step_time import BUCKETS
 from codesign.profiler.grids import RANK_CONTEXTS, RANK_GRID, draft_shapes, target_shapes
 from codesign.sim.timing import ApartTiming, TogetherTiming
 from codesign.sim.work import Work
@@ -420,10 +421,6 @@ def test_a_profile_of_ranks_runs_prompts_apart_and_counts_the_loop_between_two_s
 
 
 def test_on_ranks_stairs_follow_the_buckets_and_the_host_goes_request_by_request():
-    from codesign.engine.gpu.step_rows import BUCKETS as ENGINES
-
-    assert BUCKETS == ENGINES
-
     def staircase(rows: int, context: int, requests: int) -> float:
         bucket = next(b for b in BUCKETS if rows <= b)
         return 2e-8 * context + 7e-5 * requests + 1e-5 * rows + 2e-3 + 1e-4 * bucket

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from codesign.engine.gpu.step_rows import BUCKETS
 from codesign.kernels import prompt_linear
 from codesign.kernels.int4 import quantize_int4
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.packing import gate_up_order, pack_int4, unpack
 from codesign.kernels.prompt_linear import Map
 from codesign.kernels.reference import rms_norm, sum_of_ranks
+from codesign.policy.step_time import BUCKETS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 # Rows, features and columns: a ragged tile; half of one; groups that are added up in four parts,

@@ -16,7 +16,6 @@ pytest.importorskip("safetensors")
 from benchmarks.random_pair import random_tensors  # noqa: E402
 from codesign.engine.gpu.forward import RankForward  # noqa: E402
 from codesign.engine.gpu.slabs import Slabs  # noqa: E402
-from codesign.engine.gpu.step_rows import BUCKETS  # noqa: E402
 from codesign.engine.gpu.tensor_group import SingleRank  # noqa: E402
 from codesign.engine.inflate import InflatedReader  # noqa: E402
 from codesign.engine.kv_cache import KVCache  # noqa: E402
@@ -28,6 +27,7 @@ from codesign.kernels.int4 import Int4Weight, quantize_int4  # noqa: E402
 from codesign.models.recipe import Recipe  # noqa: E402
 from codesign.models.shape import ModelShape, Rope  # noqa: E402
 from codesign.models.sharding import Cut, Sharding  # noqa: E402
+from codesign.policy.step_time import BUCKETS  # noqa: E402
 
 DEGREES = (1, 2, 3, 4, 6, 8)
 PROMPT = [5, 17, 3, 99, 42, 8]

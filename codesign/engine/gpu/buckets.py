@@ -5,9 +5,10 @@ from __future__ import annotations
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.prompt_rows import buckets_up_to, long_buckets
 from codesign.engine.gpu.rank_setup import RankSetup
-from codesign.engine.gpu.step_rows import BUCKETS, bucket_of
+from codesign.engine.gpu.step_rows import bucket_of
 from codesign.kernels.leaf_choices import fits
 from codesign.policy.resting import Resting
+from codesign.policy.step_time import BUCKETS
 
 
 def target_buckets(setup: RankSetup) -> list[int]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from codesign.engine.gpu.prompt_rows import DevicePrompt
 from codesign.engine.gpu.slabs import Slabs, seen_rows
-from codesign.engine.gpu.step_rows import BUCKETS, DeviceRows
+from codesign.engine.gpu.step_rows import DeviceRows
 from codesign.engine.gpu.tensor_group import TensorGroup
 from codesign.engine.rank_weights import RankWeights
 from codesign.kernels import rms_norm, rotary_frequencies
@@ -40,6 +40,7 @@ from codesign.kernels.packed_linear import (
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.prompt_attention import prompt_attention, slab_attention, takes_slabs
 from codesign.kernels.row_attention import Scratch, rotate_and_append
+from codesign.policy.step_time import BUCKETS
 
 
 @dataclass(frozen=True, slots=True)

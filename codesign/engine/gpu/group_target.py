@@ -14,7 +14,7 @@ from codesign.engine.gpu.prompt_rows import prompt_message
 from codesign.engine.gpu.rank_group import GroupLeader, see_to_pages
 from codesign.engine.gpu.request_rows import rows_to_verify, split_steps
 from codesign.engine.gpu.slot_messages import sampling_message
-from codesign.engine.gpu.step_rows import BUCKETS, bucket_of, pack_step
+from codesign.engine.gpu.step_rows import bucket_of, pack_step
 from codesign.engine.pieces import PromptPiece
 from codesign.engine.target import Target, never, nothing
 from codesign.policy.protocol import (
@@ -24,6 +24,7 @@ from codesign.policy.protocol import (
     TargetSide,
     VerifyRows,
 )
+from codesign.policy.step_time import BUCKETS
 from codesign.policy.stop_text import Push
 from codesign.policy.turns import Turns
 from codesign.policy.walk import Sampling, request_key

@@ -11,7 +11,6 @@ from torch.distributed.distributed_c10d import PrefixStore, _world
 from torch.distributed.rendezvous import rendezvous
 
 from codesign.engine.gpu.rank_setup import RankSetup
-from codesign.engine.gpu.step_rows import BUCKETS
 from codesign.engine.gpu.tensor_group import (
     ProcessGroupRank,
     RankInTurns,
@@ -21,6 +20,7 @@ from codesign.engine.gpu.tensor_group import (
 from codesign.engine.gpu.watch import Watch
 from codesign.kernels.cuda_module import kernels_run
 from codesign.kernels.symmetric import open_exchange
+from codesign.policy.step_time import BUCKETS
 
 JOIN_TIMEOUT = timedelta(seconds=600)  # loading and capturing large models takes minutes
 Groups = dict[range, dist.ProcessGroup | None]

@@ -28,7 +28,6 @@ from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import (
     AHEAD,
     BUCKET,
-    BUCKETS,
     FOLLOWED,
     HEADER,
     KIND,
@@ -46,6 +45,7 @@ from codesign.engine.gpu.step_rows import (
 )
 from codesign.engine.gpu.watch import Watch
 from codesign.engine.target import never, nothing
+from codesign.policy.step_time import BUCKETS
 
 
 class ModelRank:

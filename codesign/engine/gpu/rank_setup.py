@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from codesign.candidate import Candidate
 from codesign.config import Serving
 from codesign.engine.gpu.paging import PAGE_ROWS, Paging
-from codesign.engine.gpu.step_rows import BUCKETS
 from codesign.engine.gpu.watch import SILENCE
 from codesign.engine.gpu.wire import WireLimits
 from codesign.engine.refusals import served_requests
@@ -25,6 +24,7 @@ from codesign.models import NGRAM
 from codesign.models.shape import model_shape
 from codesign.policy.interface import MAX_TREE_ROWS
 from codesign.policy.kv_memory import PREFIX_BLOCK
+from codesign.policy.step_time import BUCKETS
 from codesign.policy.walk import Sampling
 from codesign.prompts import BoundRequest
 

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from codesign.engine.gpu.step_rows import BUCKETS, MAX_PATH, packer
+from codesign.engine.gpu.step_rows import MAX_PATH, packer
 from codesign.policy.light import light
 from codesign.policy.messages import ancestors_of
 from codesign.policy.protocol import ExpansionRows, VerifyRows
+from codesign.policy.step_time import BUCKETS
 
 SMALL_TREE = 16  # rows; the paths of larger trees are seldom those of another one
 

@@ -30,7 +30,6 @@ from codesign.engine.gpu.mailbox import Mailbox
 from codesign.engine.gpu.rank_group import GroupLeader
 from codesign.engine.gpu.rank_setup import RankSetup
 from codesign.engine.gpu.ranks import DRAFT_MODEL, TARGET_MODEL, Rank, draft_worker, load_rank
-from codesign.engine.gpu.step_rows import BUCKETS
 from codesign.engine.gpu.watch import is_broken_collective
 from codesign.engine.partner import DraftLostError, LocalDraft, NoDraft, Partner
 from codesign.engine.refusals import check_stop_strings, served_requests
@@ -38,6 +37,7 @@ from codesign.engine.run import EngineRun
 from codesign.engine.serve import Server
 from codesign.errors import HardwareError, counted
 from codesign.models.shape import model_shape
+from codesign.policy.step_time import BUCKETS
 from codesign.policy.stop_text import Push
 from codesign.prompts import BoundRequest
 

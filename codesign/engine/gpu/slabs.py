@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from codesign.engine.gpu.paging import Paging
-from codesign.engine.gpu.step_rows import BUCKETS, DeviceRows, Words
+from codesign.engine.gpu.step_rows import DeviceRows, Words
 from codesign.kernels.row_attention import SeenRows, move_rows, places_of
 from codesign.models.shape import ModelShape
+from codesign.policy.step_time import BUCKETS
 
 
 class Slabs:

@@ -24,11 +24,11 @@ from codesign.engine.gpu.mailbox import Words
 from codesign.kernels.attention_shares import SPAN, Crowd
 from codesign.kernels.step_rows import StepRows
 from codesign.policy.speculation import MAX_TREE_ROWS
+from codesign.policy.step_time import BUCKETS, filled_up
 
 if TYPE_CHECKING:
     from codesign.engine.gpu.request_rows import RequestRows
 
-BUCKETS = (8, 16, 32, 64, 128)  # a forward over 1 row costs what one over 8 does
 MAX_PATH = MAX_TREE_ROWS + 8
 HEADER = 8
 MODEL, KIND, BUCKET, NUM_MOVES, FOLLOWED, ROWS, REQUESTS, SPANS = range(HEADER)  # of the header
@@ -53,11 +53,10 @@ def bucket_of(num_rows: int, smallest: int = BUCKETS[0]) -> int:
     Raises:
         ValueError: If there are more rows than the largest bucket has.
     """
-    wanted = max(num_rows, smallest)
-    for bucket in BUCKETS:
-        if bucket >= wanted:
-            return bucket
-    raise ValueError(f"{num_rows} rows in one forward; the largest bucket has {BUCKETS[-1]}")
+    bucket = filled_up(max(num_rows, smallest))
+    if bucket > BUCKETS[-1]:
+        raise ValueError(f"{num_rows} rows in one forward; the largest bucket has {BUCKETS[-1]}")
+    return bucket
 
 
 def step_words(bucket: int, num_moves: int = 0) -> int:
