@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
+from statistics import mean, stdev
 
 from codesign.candidate import Candidate, ScoredCandidate
 from codesign.config import SLO
 from codesign.planner.predict import Outcome
 from codesign.planner.saturation import OVERLOADED
+from codesign.planner.student_t import student_t_quantile
 
 NOTICEABLE = 0.01  # relative gain that a simpler plan is given up for
 
@@ -94,13 +97,24 @@ def _best(entries: list[Entry], objective: str) -> Entry:
 
 
 def _is_clearly_better(one: Entry, other: Entry, figure: str, sign: float) -> bool:
-    """Better with every seed, and noticeably so on average."""
+    """Noticeably so on average, and not by luck of the seeds.
+
+    That is with every seed, or by so much that an 80 % interval of the mean gain is above nothing:
+    of eight seeds one may well be against the better plan.
+    """
     ours, theirs = one.values(figure), other.values(figure)
     gains = [
         sign * (ours[seed] - theirs[seed]) / max(abs(theirs[seed]), 1e-12)
         for seed in ours.keys() & theirs.keys()
     ]
-    return bool(gains) and min(gains) > 0 and sum(gains) / len(gains) > NOTICEABLE
+    if not gains or (gain := mean(gains)) <= NOTICEABLE:
+        return False
+    return min(gains) > 0 or gain > _chance(stdev(gains), len(gains))
+
+
+def _chance(deviation: float, seeds: int) -> float:
+    """How far off the mean of so many is, at most, in 80 % of cases."""
+    return student_t_quantile(seeds - 1, 0.9) * deviation / sqrt(seeds)
 
 
 def _mean(values: dict[int, float]) -> float:
@@ -175,7 +189,7 @@ def _lost_by(best: Entry, other: Entry, objective: str) -> str:
         if loss > NOTICEABLE:
             return f"{loss:.0%} {'less' if more_is_better else 'more'} {FIGURE_WORDS[figure]}"
     if other.candidate.complexity > best.candidate.complexity:
-        return "not better with every seed, or by less than 1 %; the simpler plan was chosen"
+        return "not better by more than chance, or by less than 1 %; the simpler plan was chosen"
     return "less than 1 % apart"
 
 
