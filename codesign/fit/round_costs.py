@@ -5,6 +5,7 @@ Must not import torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -51,42 +52,80 @@ def fit_costs(
     costs: dict[str, RoundCost] = {}
     fits: dict[str, StepFit] = {}
     errors: dict[str, float] = {}
-    told: set[str] = set()  # deployments whose own rows of forwards say what the first waits for
     for label, part in steps.groupby("deployment", sort=False):
         label, is_split = str(label), "+" in str(label)
         child = _child_seconds(part, is_split=is_split)
         forwards = _fit_forwards(part, label, child, on_ranks=on_ranks)
-        fits |= {f"{label}/{op}": found for op, found in forwards.items()}
-        errors |= {f"{label}/{op}": found.error for op, found in forwards.items()}
-        constants: dict[str, Any] = {"child": child}
-        has_choice = bool((part["op"] == CHOICE).any())  # else in the re-root
-        for op in ("reroot", *[CHOICE] * has_choice, *["link"] * is_split):
-            timed = _timings(part, label, op, beside=None)
-            found, errors[f"{label}/{op}"] = _between_steps(timed, op, keeps_trees=is_split)
-            constants |= found
-        if is_split:
-            constants["slowdown"] = fit_slowdown(_timings(part, label, "target", beside=None))
-        constants |= _kv_rooms(part) | _deciding(part)
-        times = {op: found.time for op, found in forwards.items()}
-        times["target"] = with_loop(times["target"], part)
-        constants |= joining(times["target"], part)  # of rounds that waited for the host
-        if not is_split:
-            times["target"] = with_ahead(times["target"], part)
-        chains = part.loc[part["op"] == DRAFTED]
-        if chains["rows"].nunique() > 1:
-            besides = "first_alone" if is_split else "choice_alone"
-            if not is_split:
-                chains = _without_choice(chains, constants)
-            times["draft"], constants[besides] = _with_chains(times["draft"], chains)
-            constants |= _after_misses(times["draft"], part, constants)
-            told.add(label)
+        constants, besides = _fit_constants(part, label)
+        found = {op: fit.error for op, fit in forwards.items()} | besides
+        errors |= {f"{label}/{op}": error for op, error in found.items()}
+        fits |= {f"{label}/{op}": fit for op, fit in forwards.items()}
+        alone = {op: fit.time for op, fit in forwards.items()}
+        times, served = _as_served(alone, part, constants, is_split=is_split)
+        constants |= served | {"child": child}
         if on_ranks:
             times |= {op: replace(times[op], apart=True) for op in PROMPTS}
         # Both engines run a chunk of prompts in a forward of its own, beside the round's.
         costs[label] = RoundCost(**times, **constants, shares_forwards=False)
     if not costs:
         raise InputError(f"the profile has no timings. {MEASURE}")
-    return _with_first_forwards(costs, told), fits, errors
+    return _with_first_forwards(costs, _told(steps)), fits, errors
+
+
+def _fit_constants(part: pd.DataFrame, label: str) -> tuple[dict[str, Any], dict[str, float]]:
+    """What a deployment takes between forwards, and the errors of that."""
+    is_split, constants, errors = "+" in label, dict[str, Any](), dict[str, float]()
+    has_choice = bool((part["op"] == CHOICE).any())  # else in the re-root
+    for op in ("reroot", *[CHOICE] * has_choice, *["link"] * is_split):
+        timed = _timings(part, label, op, beside=None)
+        found, errors[op] = _between_steps(timed, op, keeps_trees=is_split)
+        constants |= found
+    if is_split:
+        constants["slowdown"] = fit_slowdown(_timings(part, label, "target", beside=None))
+    return constants | _kv_rooms(part) | _deciding(part), errors
+
+
+def _as_served(
+    times: dict[str, StepTime],
+    part: pd.DataFrame,
+    constants: Mapping[str, float],
+    *,
+    is_split: bool,
+) -> tuple[dict[str, StepTime], dict[str, float]]:
+    """Forwards as rounds have them, and constants of these rounds.
+
+    Args:
+        times: Forwards by themselves, by op.
+        part: Timings of their deployment.
+        constants: What is between forwards.
+        is_split: Whether the draft has ranks of its own.
+    """
+    target = with_loop(times["target"], part)
+    served = joining(target, part)  # of rounds that waited for the host
+    found = times | {"target": target if is_split else with_ahead(target, part)}
+    chains = _chains(part)
+    if _says_first(chains):
+        besides = "first_alone" if is_split else "choice_alone"
+        if not is_split:
+            chains = _without_choice(chains, constants)
+        found["draft"], served[besides] = _with_chains(times["draft"], chains)
+        served |= _after_misses(found["draft"], part, constants)
+    return found, served
+
+
+def _chains(part: pd.DataFrame) -> pd.DataFrame:
+    return part.loc[part["op"] == DRAFTED]
+
+
+def _says_first(chains: pd.DataFrame) -> bool:
+    """Whether rows of forwards say what the first one waits for."""
+    return len(set(chains["rows"])) > 1
+
+
+def _told(steps: pd.DataFrame) -> set[str]:
+    """Deployments whose own rows of forwards say so."""
+    parts = steps.groupby("deployment", sort=False)
+    return {str(label) for label, part in parts if _says_first(_chains(part))}
 
 
 def _child_seconds(part: pd.DataFrame, *, is_split: bool) -> float:
@@ -118,7 +157,7 @@ def _fit_forwards(
     return fits
 
 
-def _without_choice(chains: pd.DataFrame, constants: dict[str, Any]) -> pd.DataFrame:
+def _without_choice(chains: pd.DataFrame, constants: Mapping[str, float]) -> pd.DataFrame:
     """Chains as if no candidates had been chosen, of which there were a row each and the root's."""
     chosen = constants.get(CHOICE, 0.0)
     chosen += constants.get("choice_row", 0.0) * (chains["rows"] + 1.0)
@@ -141,7 +180,7 @@ def _with_chains(draft: StepTime, chains: pd.DataFrame) -> tuple[StepTime, float
 
 
 def _after_misses(
-    draft: StepTime, part: pd.DataFrame, constants: dict[str, Any]
+    draft: StepTime, part: pd.DataFrame, constants: Mapping[str, float]
 ) -> dict[str, float]:
     """What a draft's first forward waits for, from rounds that were served, where there are any.
 

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from codesign.policy.host_cost import SEVERAL
 
-BUCKETS = (8, 16, 32, 64, 128)  # rows that a forward on ranks is filled up to: 1 cost what 8 do
+BUCKETS = (8, 16, 32, 64, 128)  # rows that a forward on ranks is filled up to: one costs what 8 do
 FEW_ROWS = BUCKETS[0]  # attention of more fills a chip, however few requests they belong to
 MOST_AHEAD = 8.0  # requests of the largest batch that profiles serve plainly
 _MOST_AHEAD = 0.5  # of a step without context that it may take less: none takes less than nothing

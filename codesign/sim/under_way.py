@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from codesign.policy.ahead import LEAD, runs_ahead
 from codesign.policy.batching import Batcher
-from codesign.policy.step_time import StepTime, filled_up
+from codesign.policy.step_time import BUCKETS, StepTime, filled_up
 from codesign.sim.work import Work
 
 
@@ -73,7 +73,8 @@ class UnderWay:
         """
         self._start = start
         left = len(running) - len(finished)
-        is_sure = self.is_possible and work.rests_on and left > 0
+        fits_one = len(running) <= BUCKETS[-1]  # of several forwards a round none runs ahead
+        is_sure = self.is_possible and work.rests_on and left > 0 and fits_one
         if is_sure and finished:
             arrival = self._batcher.next_arrival
             someone_waits = arrival is not None and arrival <= self._told(now)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from codesign.planner.ranking import NOTICEABLE
+from codesign.planner.ranking import clear_gain
 
 if TYPE_CHECKING:
     from codesign.validate.comparison import Comparison, RunComparison
@@ -30,8 +30,8 @@ class Ranking:
         measured: Labels, best first.
         num_pairs: Pairs of candidates.
         num_tied: Pairs without a predicted order: the difference is not noticeable (below 1 %), or
-            its sign depends on the seed. Candidates share seeds and the fit's error, so that a pair
-            can be told apart although the intervals of both overlap.
+            the luck of the seeds, as the planner has it. Candidates share seeds and the fit's
+            error, so that a pair can be told apart although the intervals of both overlap.
         num_wrong: Other pairs that were measured the other way round.
         regret: What the plan's choice loses to the best measured candidate, relative to that; None
             if the choice was not run.
@@ -62,7 +62,7 @@ def rank(runs: Sequence[RunComparison], figure: str, more_is_better: bool, chose
     }
     by_seed = {run.label: run.by_seed[figure] for run in runs if figure in run.by_seed}
     pairs = list(combinations(sorted(grouped), 2))
-    apart = [(a, b) for a, b in pairs if _is_apart(by_seed[a], by_seed[b])]
+    apart = [(a, b) for a, b in pairs if clear_gain(by_seed[a], by_seed[b])]
     wrong = [
         (a, b)
         for a, b in apart
@@ -101,11 +101,3 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     below = (values[:, None] > values[None, :]).sum(axis=1)
     equal = (values[:, None] == values[None, :]).sum(axis=1)
     return below + 0.5 * (equal - 1)
-
-
-def _is_apart(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether one is larger than the other with every seed, and noticeably so."""
-    gains = [(a - b) / b for a, b in zip(one, other, strict=True) if b]
-    if not gains or min(gains) <= 0 <= max(gains):
-        return False
-    return abs(float(np.mean(gains))) > NOTICEABLE

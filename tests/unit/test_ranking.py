@@ -7,7 +7,14 @@ import pytest
 from codesign.candidate import Candidate, Interval, ScoredCandidate
 from codesign.config import SLO, Deployment
 from codesign.planner.predict import Outcome
-from codesign.planner.ranking import Entry, explain, explain_runner_up, find_ties, rank
+from codesign.planner.ranking import (
+    Entry,
+    clear_gain,
+    explain,
+    explain_runner_up,
+    find_ties,
+    rank,
+)
 from codesign.policy.speculation import parse_policy
 
 
@@ -66,6 +73,14 @@ def test_one_unlucky_seed_of_many_does_not_hide_a_gain():
     now_and_then = (0.85, 1.02, 1.02, 0.97, 1.02, 1.02, 0.92, 1.02)  # as much, error 2 %
     chain = entry("chain-3", goodput=ones, latency=now_and_then, tpot=ones)
     assert order([chain, plain])[0] == "plain"
+
+
+def test_a_gain_is_a_share_of_the_mean_also_where_a_seed_has_nothing():
+    assert clear_gain((0.1,) * 8, (0.0, 0.0, *(0.12,) * 6)) == 0.0
+    assert clear_gain((0.1, 0.1), (0.0, 0.0)) > 0.0
+    assert clear_gain((0.12, 0.12), (0.1, 0.1)) == pytest.approx(0.2)
+    assert clear_gain((0.1, 0.1), (0.12, 0.12)) == pytest.approx(-1 / 6)
+    assert clear_gain((), ()) == clear_gain((1.0,), (1.005,)) == 0.0
 
 
 def test_plans_that_miss_the_slo_come_last_nearest_first():

@@ -104,6 +104,11 @@ def test_a_smaller_bucket_and_a_place_that_someone_waits_for_need_the_host():
     assert waited(full) == [0, 3]
 
 
+@pytest.mark.parametrize(("count", "waits"), [(128, [0]), (129, [0, 1])])
+def test_rounds_of_several_forwards_wait(count, waits):
+    assert waited(rounds_of([0.0] * count, [3] * count, max_batch=count)) == waits
+
+
 @pytest.mark.parametrize("case", ["split", "older fit", "tree"])
 def test_others_are_as_before(case):
     """Splits ask for every step, and older fits do not know; trees have no such rounds."""

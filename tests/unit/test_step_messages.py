@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from codesign.cli import build_parser
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.gpu.group_drafter import GroupDrafter
 from codesign.engine.gpu.group_target import GroupTarget
@@ -34,6 +35,7 @@ from codesign.kernels.attention_shares import Crowd
 from codesign.policy.messages import depths_of
 from codesign.policy.protocol import Admission, ExpansionRows, Verdict, VerifyRows
 from codesign.policy.speculation import build_speculation, parse_policy
+from codesign.policy.step_time import BUCKETS
 from codesign.policy.walk import Sampling
 from codesign.profiler.draft_steps import DraftSteps, made_up_tokens
 from codesign.profiler.steps import StepShape
@@ -135,6 +137,17 @@ RECORDED = {
 def test_messages_are_those_that_were_recorded(policy, batch, is_paged):
     paging = Paging(16, 400) if is_paged else None
     assert messages(policy, batch, paging=paging) == RECORDED[policy, batch, is_paged]
+
+
+def test_the_command_pads_to_the_same_buckets():
+    """It lists them itself, as its parser loads nothing."""
+    for rows in (*BUCKETS, 2 * BUCKETS[-1]):
+        words = ["run", "--plan", "plan.json", "--padded-rows", str(rows)]
+        if rows in BUCKETS:
+            assert build_parser("run").parse_args(words).padded_rows == rows
+        else:
+            with pytest.raises(SystemExit):
+                build_parser("run").parse_args(words)
 
 
 def test_a_draft_runs_a_prompt_without_its_root_timed_as_served_so_256_tokens_and_a_root_fill_256():
