@@ -31,6 +31,7 @@ from codesign.engine.gpu.step_rows import (
 )
 from codesign.engine.pieces import PromptPiece
 from codesign.engine.target import nothing
+from codesign.errors import UsageError
 from codesign.kernels.attention_shares import Crowd
 from codesign.policy.messages import depths_of
 from codesign.policy.protocol import Admission, ExpansionRows, Verdict, VerifyRows
@@ -146,7 +147,7 @@ def test_the_command_pads_to_the_same_buckets():
         if rows in BUCKETS:
             assert build_parser("run").parse_args(words).padded_rows == rows
         else:
-            with pytest.raises(SystemExit):
+            with pytest.raises(UsageError, match="--padded-rows"):
                 build_parser("run").parse_args(words)
 
 
