@@ -52,6 +52,7 @@ def fit_costs(
     costs: dict[str, RoundCost] = {}
     fits: dict[str, StepFit] = {}
     errors: dict[str, float] = {}
+    told: set[str] = set()  # deployments whose own rows of forwards say what the first waits for
     for label, part in steps.groupby("deployment", sort=False):
         label, is_split = str(label), "+" in str(label)
         child = _child_seconds(part, is_split=is_split)
@@ -63,13 +64,15 @@ def fit_costs(
         alone = {op: fit.time for op, fit in forwards.items()}
         times, served = _as_served(alone, part, constants, is_split=is_split)
         constants |= served | {"child": child}
+        if "first_alone" in served:
+            told.add(label)
         if on_ranks:
             times |= {op: replace(times[op], apart=True) for op in PROMPTS}
         # Both engines run a chunk of prompts in a forward of its own, beside the round's.
         costs[label] = RoundCost(**times, **constants, shares_forwards=False)
     if not costs:
         raise InputError(f"the profile has no timings. {MEASURE}")
-    return _with_first_forwards(costs, _told(steps)), fits, errors
+    return _with_first_forwards(costs, told), fits, errors
 
 
 def _fit_constants(part: pd.DataFrame, label: str) -> tuple[dict[str, Any], dict[str, float]]:
@@ -103,29 +106,14 @@ def _as_served(
     target = with_loop(times["target"], part)
     served = joining(target, part)  # of rounds that waited for the host
     found = times | {"target": target if is_split else with_ahead(target, part)}
-    chains = _chains(part)
-    if _says_first(chains):
+    chains = part.loc[part["op"] == DRAFTED]
+    if len(set(chains["rows"])) > 1:
         besides = "first_alone" if is_split else "choice_alone"
         if not is_split:
             chains = _without_choice(chains, constants)
         found["draft"], served[besides] = _with_chains(times["draft"], chains)
         served |= _after_misses(found["draft"], part, constants)
     return found, served
-
-
-def _chains(part: pd.DataFrame) -> pd.DataFrame:
-    return part.loc[part["op"] == DRAFTED]
-
-
-def _says_first(chains: pd.DataFrame) -> bool:
-    """Whether rows of forwards say what the first one waits for."""
-    return len(set(chains["rows"])) > 1
-
-
-def _told(steps: pd.DataFrame) -> set[str]:
-    """Deployments whose own rows of forwards say so."""
-    parts = steps.groupby("deployment", sort=False)
-    return {str(label) for label, part in parts if _says_first(_chains(part))}
 
 
 def _child_seconds(part: pd.DataFrame, *, is_split: bool) -> float:

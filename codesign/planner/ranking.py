@@ -64,11 +64,14 @@ class Entry:
         The best plans have more seeds than others: their means cannot be compared, as a seed is
         luck that all plans share. None if no seed has the figure of both.
         """
+        ours, theirs = self.shared(other, figure)
+        return (fmean(ours), fmean(theirs)) if ours else None
+
+    def shared(self, other: Entry, figure: str) -> tuple[list[float], list[float]]:
+        """A figure, this one's and the other's, by seed, of the seeds that both have."""
         ours, theirs = self.values(figure), other.values(figure)
-        shared = sorted(ours.keys() & theirs.keys())
-        if not shared:
-            return None
-        return _mean({s: ours[s] for s in shared}), _mean({s: theirs[s] for s in shared})
+        seeds = sorted(ours.keys() & theirs.keys())
+        return [ours[seed] for seed in seeds], [theirs[seed] for seed in seeds]
 
 
 def rank(entries: Sequence[Entry], objective: str) -> list[Entry]:
@@ -91,15 +94,11 @@ def _best(entries: list[Entry], objective: str) -> Entry:
         if not defined:
             continue
         sign = 1.0 if more_is_better else -1.0
-        leader = max(defined, key=lambda e: (sign * _mean(e.values(figure)), e.candidate.label))
-        pool = [e for e in defined if not _is_clearly_better(leader, e, figure, sign)]
+        leader = max(
+            defined, key=lambda e: (sign * fmean(e.values(figure).values()), e.candidate.label)
+        )
+        pool = [e for e in defined if sign * clear_gain(*leader.shared(e, figure)) <= 0.0]
     return min(pool, key=lambda entry: (entry.candidate.complexity, entry.candidate.label))
-
-
-def _is_clearly_better(one: Entry, other: Entry, figure: str, sign: float) -> bool:
-    ours, theirs = one.values(figure), other.values(figure)
-    shared = sorted(ours.keys() & theirs.keys())
-    return sign * clear_gain([ours[s] for s in shared], [theirs[s] for s in shared]) > 0.0
 
 
 def clear_gain(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -129,10 +128,6 @@ def _luck(values: Sequence[float], mean: float) -> float:
     freedom = len(values) - 1
     variance = sum([(value - mean) ** 2 for value in values]) / freedom
     return student_t_quantile(freedom, 0.9) * sqrt(variance / len(values))
-
-
-def _mean(values: dict[int, float]) -> float:
-    return sum(values.values()) / len(values)
 
 
 def find_ties(ranked: Sequence[ScoredCandidate], objective: str) -> tuple[str, ...]:

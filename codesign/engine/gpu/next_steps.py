@@ -22,7 +22,6 @@ from codesign.engine.gpu.outbox import Due, Outbox
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import (
     BUCKET,
-    BUCKETS,
     HEADER,
     KIND,
     NEXT,
@@ -37,6 +36,7 @@ from codesign.engine.gpu.step_rows import (
 from codesign.kernels.attention_shares import SPAN
 from codesign.kernels.next_rows import next_rows
 from codesign.kernels.row_attention import Scratch
+from codesign.policy.step_time import BUCKETS
 
 MOST_UNDER_WAY = 2
 
