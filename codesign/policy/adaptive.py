@@ -29,8 +29,9 @@ class SpecServe(Repeating):
 
     Adaptive drafter: predict the goodput of one more step with the running mean confidence; if it
     does not fall, draft the step, and correct with the confidences seen. Confidence-prior verifier:
-    of all drafted tokens verify the set with the largest goodput, most likely first. Both stay
-    within the seconds that the SLO leaves a round (slo_room.py).
+    of all drafted tokens verify the set with the largest goodput, most likely first; this set is
+    what the drafter predicts, too. Both stay within the seconds that the SLO leaves a round
+    (slo_room.py).
 
     Beyond the paper, a round is priced with the prompts that it delays (batch_round.py), the target
     is one of a request's whole answer, and the draft runs a prompt only if drafting saves
@@ -258,16 +259,25 @@ class SpecServe(Repeating):
         return self.traffic.left_at_first * saved > self.traffic.reading
 
     def _value(self, chances: list[float], more: float = 0.0) -> float:
-        """Expected tokens per second of a round that verifies all these, -1 where it is too long.
+        """Expected tokens per second of a round, -1 where it is too long.
 
         Args:
-            chances: Of every draft token.
+            chances: Of every draft token; verified are those that ``select`` would take, one at
+                least if there is any.
             more: Seconds of a further draft forward.
         """
-        this = self._round
-        if not (chances or more or this.awaited):
+        this, num = self._round, len(chances)
+        if not (num or more or this.awaited):
             return this.plain.value
-        seconds = this.target.of(this.num_base + len(chances), this.context) + this.fixed + more
-        if chances and not self._room.allows(seconds):
-            return -1.0
-        return this.value(this.roots + sum(chances), seconds)
+        fixed = this.fixed + more
+        seconds = this.target.at(num) + fixed
+        is_allowed = not num or self._room.allows(seconds)
+        if not (num and self._spec.confidence_prior):
+            return this.value(this.roots + sum(chances), seconds) if is_allowed else -1.0
+        longest = math.inf if is_allowed else self._room.longest
+        worth = [this.roots, *sorted(chances, reverse=True)]
+        if num <= FEW:
+            return this.best_number(worth, this.target.listed(num), fixed, longest)[2]
+        seconds_N = this.target(num)[1:] + fixed
+        values_N = this.value(numbers(worth).cumsum()[1:], seconds_N)
+        return float(values_N[seconds_N <= longest].max(initial=-1.0))

@@ -5,10 +5,13 @@ from __future__ import annotations
 from math import exp, log
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from codesign.policy import adaptive
 from codesign.policy.adaptive import SpecServe
+from codesign.policy.batch_round import FEW
 from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
 from codesign.policy.interface import Progress, chain_end
@@ -41,9 +44,16 @@ def chosen_one_by_one(trees: list[DraftTree], rows: int) -> list[list[int]]:
     st.sampled_from(["specserve-4", "specserve-4-no-drafter", "specserve-4-no-prior"]),
     st.integers(1, 12),
     st.sampled_from([FLAT, STAIRS]),
+    st.sampled_from([FEW, 4]),
     st.integers(0, 1 << 30),
 )
-def test_tokens_kept_from_step_to_step_are_those_of_the_trees(label, batch, target, seed):
+def test_tokens_kept_from_step_to_step_are_those_of_the_trees(label, batch, target, few, seed):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(adaptive, "FEW", few)
+        play(label, batch, target, seed)
+
+
+def play(label: str, batch: int, target: StepTime, seed: int) -> None:
     policy = build_speculation(parse_policy(label), goodput=Goodput(DRAFT, target, slo_tpot=0.05))
     assert isinstance(policy, SpecServe)
     random = Random(seed)
@@ -64,8 +74,31 @@ def test_tokens_kept_from_step_to_step_are_those_of_the_trees(label, batch, targ
         assert sorted(policy._chances) == sorted(map(exp, weights))
         assert policy._ends == [exp(tree.log_weights[-1]) for tree in trees]
         assert policy.rests == (not weights and not done)
-        assert chosen == chosen_one_by_one(trees, sum(map(len, chosen)) - batch)
+        rows = sum(map(len, chosen)) - batch
+        assert chosen == chosen_one_by_one(trees, rows)
+        if rows:  # the drafter's last prediction is of what is verified
+            this, best = policy._round, sorted(map(exp, weights))[-rows:]
+            value = this.value(this.roots + sum(best), this.target.at(rows) + this.fixed)
+            assert policy._best == pytest.approx(value)
         for tree, nodes in zip(trees, chosen, strict=True):
             accepted = random.randint(0, len(nodes) - 1)
             # The target's own token may be the next one of the chain, too.
             tree.reroot([7] * accepted + [random.choice((7, 9))])
+
+
+def test_a_forward_is_made_if_some_of_its_tokens_pay():
+    goodput = Goodput(DRAFT, STAIRS)
+    for label, forwards, rows in (("specserve-4", 2, 8), ("specserve-4-no-prior", 1, 6)):
+        policy = build_speculation(parse_policy(label), goodput=goodput, confidence=0.6)
+        trees = [DraftTree(0, base_len=1, max_depth=50) for _ in range(3)]
+        policy.begin(trees)
+        done = 0
+        while any(leaves := policy.leaves(trees, done)):
+            for tree, nodes in zip(trees, leaves, strict=True):
+                tree.expand(nodes)
+                for node in nodes:
+                    tree.add_children(node, [7], [log(0.9)])
+            done += 1
+        # With the second tokens of all three a step would have nine rows, and be dear.
+        assert done == forwards
+        assert sum(map(len, policy.select(trees))) == rows
