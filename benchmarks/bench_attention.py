@@ -46,12 +46,14 @@ MODELS = [
 ]
 CONTEXTS = (500, 1000, 4000, 8000, 32_000, 100_000)
 ROWS = 8
-# rows of a request, requests, context
+# rows of a request, requests, mean context, share by which contexts differ from it at most
 BATCHES = [
-    *((1, requests, context) for requests in (4, 8, 16) for context in (500, 4000)),
-    (1, 8, 16_000),
-    (2, 4, 1000),
-    *((8, 1, context) for context in (500, 4000, 8000, 32_000, 100_000)),
+    *((1, requests, context, 0.0) for requests in (4, 8, 16) for context in (500, 4000)),
+    *((1, requests, 300, 0.8) for requests in (3, 6, 8, 11, 14, 20, 24, 32)),
+    (1, 8, 16_000, 0.0),
+    (2, 4, 1000, 0.0),
+    (4, 6, 300, 0.8),
+    *((8, 1, context, 0.0) for context in (500, 4000, 8000, 32_000, 100_000)),
 ]
 PAGE = 64
 LARGEST_ERROR = 2e-2  # of results rounded to bfloat16
@@ -164,21 +166,23 @@ class Layers:
 
 
 def batch_call(
-    model: tuple[str, int, int, int], rows: int, requests: int, context: int
+    model: tuple[str, int, int, int], rows: int, requests: int, context: int, spread: float
 ) -> tuple[Callable[..., None], float]:
     """Return one launch over the pages of some requests, and its floor in seconds."""
     _, heads, kv_heads, head_dim = model
-    total, pages = rows * requests, -(-(context + rows) // PAGE)
+    shares = torch.linspace(1 - spread, 1 + spread, requests)[torch.randperm(requests)]
+    contexts = (context * shares).int().repeat_interleave(rows)
+    total, pages = rows * requests, -(-(int(contexts.max()) + rows) // PAGE)
     layer_bytes = 2 * kv_heads * (context + rows) * requests * head_dim * 2
     num_layers = min(48, max(4, int(COLD_BYTES / layer_bytes)))
     size = (num_layers, requests * pages, kv_heads, PAGE, head_dim)
     keys = torch.randn(size, device="cuda", dtype=torch.bfloat16)
     values = torch.randn_like(keys)
-    places = (context + torch.arange(rows, dtype=torch.int32).repeat(requests)).cuda()
+    places = (contexts + torch.arange(rows, dtype=torch.int32).repeat(requests)).cuda()
     seen = two_kernels.SeenRows(
         torch.arange(requests, dtype=torch.int32, device="cuda").repeat_interleave(rows),
         places,
-        torch.full((total,), context, dtype=torch.int32, device="cuda"),
+        contexts.cuda(),
         torch.arange(64, dtype=torch.int32, device="cuda").repeat(total, 1),
         torch.randperm(requests * pages, device="cuda").int().view(requests, pages),
     )
@@ -203,9 +207,11 @@ def batch_call(
 
 def batch_rows(model: tuple[str, int, int, int]) -> Iterator[dict[str, Any]]:
     """Batches of one model, in larger clusters and in pairs."""
-    for rows, requests, context in BATCHES:
-        call, floor = batch_call(model, rows, requests, context)
+    for rows, requests, context, spread in BATCHES:
+        torch.manual_seed(requests)
+        call, floor = batch_call(model, rows, requests, context, spread)
         label = {"model": model[0], "context": context, "rows": rows, "requests": requests}
+        label |= {"spread": spread} if spread else {}
         for in_pairs in (False, True):
             time = graph_time(partial(call, in_pairs=in_pairs)).microseconds
             version = "in pairs" if in_pairs else "in clusters"
@@ -279,6 +285,7 @@ def show(row: dict[str, Any]) -> None:
     """Print a row."""
     what = (
         f"{row['model']:16} {row['rows']:2} x {row.get('requests', 1):2} behind {row['context']:6}"
+        f"{' mixed' if row.get('spread') else ''}"
     )
     what += f" {row['version']:24}"
     time = f"{row['us']:8.2f} us, floor {row['floor_us']:.2f}" if "us" in row else row["status"]

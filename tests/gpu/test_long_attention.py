@@ -233,10 +233,12 @@ def test_neighbours_padding_and_pages_change_no_bit():
 def test_requests_side_by_side_have_the_bits_that_they_have_alone(
     heads: int, kv_heads: int, head_dim: int
 ):
-    first, slabs = PADDING + 1, PADDING + 1 + 18
+    first, slabs = PADDING + 1, PADDING + 1 + 40
     layer = Layer.drawn(heads, kv_heads, head_dim, slab_rows=5120, rows=72, slabs=slabs)
-    for count, new, padding in ((9, 1, 7), (5, 4, 0), (18, 4, 0), (8, 1, 0), (7, 1, 1), (3, 16, 0)):
-        requests = [(5000 * i // count, new) for i in range(count)]  # of one class and of two
+    one_row_each = ((7, 1, 1), (8, 1, 0), (9, 1, 7), (12, 1, 4), (24, 1, 8), (40, 1, 0))
+    for count, new, padding in (*one_row_each, (5, 4, 0), (18, 4, 0), (3, 16, 0)):
+        contexts = [5000 * (i * 11 % count) // count for i in range(count)]
+        requests = [(context, new) for context in contexts]  # of one class and of two
         rows = Forward.of(requests, padding=padding, first_slot=first)
         found = layer.run(rows)
         check(found, layer.expected(rows))

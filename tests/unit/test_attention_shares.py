@@ -168,10 +168,62 @@ def test_every_item_of_a_batch_has_a_team_as_long_as_there_are_blocks():
                 assert blocks % teams == 0
                 assert teams == blocks or teams * clusters >= items
                 assert teams == 1 or shares_of(items, clusters) == 1
-                units = range(-(-items // teams))  # of shares and teams one is 1
-                turns = [u for z in range(clusters) for u in range(z, len(units), clusters)]
-                found = [u * teams + team for u in turns for team in range(teams)]
+                found = sum(turns_of(items, clusters, blocks).values(), [])
                 assert sorted(i for i in found if i < items) == [*range(items)]
+
+
+def larger_clusters(items: int, clusters: int, teams: int) -> int:
+    """Clusters with half the teams, of twice the blocks, as the kernel has it."""
+    return max(teams * clusters - items, 0) // (teams // 2) if teams > 1 else 0
+
+
+def turns_of(items: int, clusters: int, blocks: int) -> dict[tuple[int, int], list[int]]:
+    """Items that each team (cluster, number) takes, by their length, as the kernel has it."""
+    most = teams_of(items, clusters, blocks)
+    larger = larger_clusters(items, clusters, most)
+    at_once = clusters * most - larger * (most // 2)
+    found: dict[tuple[int, int], list[int]] = {}
+    for z in range(clusters):
+        teams = most // 2 if z < larger else most
+        first = z * most - min(z, larger) * (most // 2)
+        for team in range(teams):
+            forth, back = first + team, at_once - 1 - first - team
+            turns = [t * at_once + (back if t % 2 else forth) for t in range(-(-items // at_once))]
+            found[z, team] = [i for i in turns if i < items]
+    return found
+
+
+def test_no_team_is_idle_and_the_longest_items_share_theirs_with_the_shortest():
+    for clusters in range(1, 20):
+        for items in range(clusters + 1, 80):
+            for blocks in (2, 4, 8):
+                taken = turns_of(items, clusters, blocks)
+                most = teams_of(items, clusters, blocks)
+                half = larger_clusters(items, clusters, most)
+                assert all(taken.values()) or items < len(taken) < items + most
+                # As many items as a larger cluster has teams are the longest.
+                assert [taken[z, t][0] for z in range(half) for t in range(most // 2)] == [
+                    *range(half * most // 2)
+                ]
+                numbers = [len(turns) for _, turns in sorted(taken.items())]
+                assert max(numbers) - min(numbers) <= 1
+
+
+def test_batches_of_mixed_contexts_end_sooner_than_in_turn():
+    """Positions that the busiest block attends: 8B on one GPU, contexts of 60 to 540."""
+    clusters, blocks = 8, PAIR
+    for items, share in ((11, 0.75), (14, 0.9), (24, 0.75)):
+        contexts = np.random.default_rng(items).permutation(np.linspace(60, 540, items))
+        ranked = sorted(contexts, reverse=True)
+        most = teams_of(items, clusters, blocks)
+        larger = larger_clusters(items, clusters, most)
+        ours = max(
+            sum(ranked[i] for i in turns) / (blocks // (most // 2 if z < larger else most))
+            for (z, _), turns in turns_of(items, clusters, blocks).items()
+        )
+        places = clusters * most
+        in_turn = max(contexts[place::places].sum() for place in range(min(places, items)))
+        assert ours < share * in_turn
 
 
 def test_few_rows_launch_no_more_clusters_than_they_can_use():

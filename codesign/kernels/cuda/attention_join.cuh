@@ -55,8 +55,9 @@ __device__ __forceinline__ void leave_in_space(const State& st, const Space& spa
         *(float2*)(result + 8 * (n ^ row)) = pass % 2 ? make_float2(st.out[n][2], st.out[n][3]) : make_float2(st.out[n][0], st.out[n][1]);
     }
     __syncthreads();
+    const int taken = GROUP < 8 ? min(used_rows - pass * 8, 8) : 8;
 #pragma unroll 1
-    for (int i = tid; i < 8 * (E / 2); i += THREADS) {
+    for (int i = tid; i < taken * (E / 2); i += THREADS) {
       const int place = i / (E / 2), at = i % (E / 2) * 2, row = pass * 8 + place;
       float top = NONE, sum = 0.f;
 #pragma unroll

@@ -77,20 +77,32 @@ __device__ __forceinline__ int bit_above(const u32* bits, int row, int end) {
   return end;
 }
 
-// The item of that number: `runs` and `starts` have a bit for each row that begins a run, an item.
-__device__ __forceinline__ void find_item(Item& item, const u32* runs, const u32* starts, int index, int num_rows) {
-  item.start = 0;
-  for (int i = 0; i < index; i++) item.start = bit_above(starts, item.start, num_rows);
-  item.end = bit_above(starts, item.start, num_rows);
-  item.first = bit_at_or_below(runs, item.start), item.last = bit_above(runs, item.start, num_rows);
+// How many items start before that one, which starts at a row. How many are longer, or as long and start before it.
+__device__ __forceinline__ int num_before(const u32* starts, int row) {
+  int before = __popc(starts[row / 32] & ~(~0u << row % 32));
+  for (int word = 0; word < row / 32; word++) before += __popc(starts[word]);
+  return before;
+}
+__device__ __forceinline__ int num_longer(const u32* starts, int row, const int* positions, int num_rows) {
+  const int position = positions[row];
+  int longer = 0;
+#pragma unroll 8
+  for (int other = 0; other < num_rows; other++) {
+    const int theirs = positions[other];
+    longer += (starts[other / 32] >> other % 32 & 1) && (theirs > position || (theirs == position && other < row));
+  }
+  return longer;
+}
+
+// The item that starts at a row: `runs` and `starts` have a bit for each row that begins a run, an item.
+__device__ __forceinline__ void find_item(Item& item, const u32* runs, const u32* starts, int start, int num_rows) {
+  item.start = start, item.end = bit_above(starts, start, num_rows);
+  item.first = bit_at_or_below(runs, start), item.last = bit_above(runs, start, num_rows);
 }
 // The same of up to 32 rows.
-__device__ __forceinline__ void find_item(Item& item, u32 runs, u32 starts, int index, int num_rows) {
-  u32 left = starts;
-  for (int i = 0; i < index; i++) left &= left - 1;
-  item.start = __ffs(left) - 1, left &= left - 1;
-  const u32 below = ~0u >> (31 - item.start), later = runs & ~below;
-  item.end = left ? __ffs(left) - 1 : num_rows;
+__device__ __forceinline__ void find_item(Item& item, u32 runs, u32 starts, int start, int num_rows) {
+  const u32 below = ~0u >> (31 - start), next = starts & ~below, later = runs & ~below;
+  item.start = start, item.end = next ? __ffs(next) - 1 : num_rows;
   item.first = 31 - __clz(runs & below), item.last = later ? __ffs(later) - 1 : num_rows;
 }
 

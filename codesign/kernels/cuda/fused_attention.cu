@@ -9,7 +9,9 @@
 //
 // A cluster's blocks are one team, a column each, as long as every item has a cluster. Of more items
 // than clusters each takes several side by side: its blocks are cut into teams, down to one block, and
-// a block takes the columns of its team in turn. So do those of clusters of fewer than C blocks.
+// a block takes the columns of its team in turn. So do those of clusters of fewer than C blocks. The
+// longest items come first: as many clusters as can be spared have half the teams, of twice the blocks,
+// for them; and where teams take several items in turn, those of the longest take the shortest.
 //
 // Clusters that have no other rows to attend take shares of a context: of n shares, number i takes
 // the classes i, i + n, ... Their results meet in `space`, and the last one there joins them. Nobody
@@ -34,6 +36,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
                const __grid_constant__ Rows rows, const __grid_constant__ Space space, int most_shares, u16* out, float scale) {
   extern __shared__ __align__(128) u16 memory[];
   __shared__ int numbers[4][MAX_TOKENS];  // of the rows: slots, positions, prefixes, places
+  __shared__ int turns[MAX_TOKENS];       // of more than 32 rows: where the items start that this block's team takes, in turn; -1: none
   __shared__ u32 bits[2][WARPS];          // of rows that begin a run, an item
   __shared__ __align__(16) float tops[ROWS][KW], sums[ROWS][KW];
   __shared__ float2 joined_scores[C][OWNED];  // top, sum
@@ -66,6 +69,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     else __syncthreads();
   };
   bool counts = false;
+  if (!few) turns[mine] = -1;
   if (mine < rows.num_rows) {
     slots[mine] = rows.slots[mine], positions[mine] = rows.positions[mine];
     prefixes[mine] = rows.prefixes[mine], places[mine] = rows.places[mine];
@@ -101,22 +105,45 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
   };
 
   // How the clusters share out the items.
+  const int clusters = gridDim.z;
   int teams = 1, team_blocks = blocks, team = 0;  // of a cluster; all are powers of two
-  while (team_blocks > 1 && teams * (int)gridDim.z < num_items) teams *= 2, team_blocks /= 2;
+  while (team_blocks > 1 && teams * clusters < num_items) teams *= 2, team_blocks /= 2;
+  const int most_teams = teams;
+  int place = blockIdx.z * teams, at_once = clusters * teams;  // this cluster's first place, and all places
+  if (teams > 1) {
+    int larger = 0;  // clusters of larger teams
+    for (int spare = at_once - num_items; spare >= teams / 2; spare -= teams / 2) larger++;
+    at_once -= larger * (teams / 2), place -= min((int)blockIdx.z, larger) * (teams / 2);
+    if ((int)blockIdx.z < larger) teams /= 2, team_blocks *= 2;
+  }
   for (int i = rank; i >= team_blocks; i -= team_blocks) team++;
   const int member = rank & (team_blocks - 1);
-  auto column_slot = [&](int kind, int column) { return (((blockIdx.z * teams + team) * slabs.kv_heads + head) * CLASSES + kind) * C + column; };
+  int shares = 1, share = 0;  // of an item; more only where all have room at once, so that shares and teams are never both several
+  for (int n = 2; n <= CLASSES; n++) shares += n <= most_shares && n * num_items <= clusters;
+  for (; share + 1 < shares && place >= num_items; place -= num_items) share++;
+  int times = 0, left = num_items;  // turns of this cluster: every other time from the last place to the first
+  for (; left >= at_once; left -= at_once) times++;
+  times += (times % 2 ? at_once - place - teams : place) < left;
+  int turn = -1;  // of the item that starts at this thread's row, if this block's team takes it
+  const int turn_at = most_teams > 1 ? num_longer(starts, mine, positions, num_rows) : few ? __popc(cut_bits & ~(~0u << lane)) : num_before(starts, mine);
+  if (cut) {
+    int at = turn_at, time = 0;
+    for (; at >= at_once; at -= at_once) time++;
+    if ((time % 2 ? at_once - 1 - at : at) == place + team) turn = time;
+  }
+  if (!few) {
+    if (turn >= 0) turns[turn] = mine;
+    __syncthreads();
+  }
+  auto column_slot = [&](int kind, int column) { return (((blockIdx.z * most_teams + team) * slabs.kv_heads + head) * CLASSES + kind) * C + column; };
   auto class_slot = [&](int index, int kind) { return ((gridDim.z * C + index) * slabs.kv_heads + head) * CLASSES + kind; };
 
-  int shares = 1;  // of an item; more only where all have room at once
-  for (int n = 2; n <= CLASSES; n++) shares += n <= most_shares && n * num_items <= (int)gridDim.z;
-  for (int unit = blockIdx.z; unit * teams < num_items * shares; unit += gridDim.z) {  // shares and teams are never both several
-    int index = unit * teams + team, share = 0;
-    const bool is_idle = index >= num_items * shares;  // a team without an item, of a cluster whose other teams have one
-    while (index >= num_items) index -= num_items, share++;
+  for (int time = 0; time < times; time++) {
+    const int start = few ? __ffs(__ballot_sync(~0u, turn == time)) - 1 : turns[time];
+    const bool is_idle = start < 0;  // a team without an item, of a cluster whose other teams have one
     Item item;
-    if (few) find_item(item, run_bits, cut_bits, index, num_rows);
-    else find_item(item, runs, starts, index, num_rows);
+    if (few) find_item(item, run_bits, cut_bits, max(start, 0), num_rows);
+    else find_item(item, runs, starts, max(start, 0), num_rows);
     if (is_idle) item.end = item.start;
     const int tokens = item.end - item.start, used_rows = tokens * group, context = places[item.first], slot = slots[item.first];
     const int slab_end = places[item.last - 1] + 1;
@@ -295,7 +322,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
     if (in_space) {
       cluster_arrive();
       leave_new_rows();
-      if (unit == 0) clear_padding();
+      if (time == 0 && blockIdx.z == 0) clear_padding();
       cluster_wait();
       const int owned_parts = (used_rows + team_blocks - 1 - member) / team_blocks * (E / 2);
       auto owned_row = [&](int i) { return member + i / (E / 2) * team_blocks; };
@@ -318,7 +345,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
           for (int c = 0; c < C; c++) these_values[c] = values[c], these_scores[c] = scores[c];
           if (kind + shares < num_classes) load_class(kind + shares);  // on its way while this one is joined
           const Part part = joined_columns(these_values, these_scores);
-          const int to = class_slot(index, kind) * ROWS + row;
+          const int to = class_slot(place, kind) * ROWS + row;
           if (takers == 1) all = joined_classes(all, part);
           else *(float2*)(space.values + to * E + at) = make_float2(part.low, part.high);
           if (takers > 1 && at == 0) *(float2*)(space.scores + to * 2) = make_float2(part.top, part.sum);
@@ -327,14 +354,14 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       }
       if (takers > 1) {
         __syncthreads();
-        if (tid == 0) is_last = arrive_last(space.arrived + (index * slabs.kv_heads + head) * C + rank, takers);
+        if (tid == 0) is_last = arrive_last(space.arrived + (place * slabs.kv_heads + head) * C + rank, takers);
         __syncthreads();
         for (int i = tid; is_last && i < owned_parts; i += THREADS) {
           const int at = i % (E / 2) * 2, row = owned_row(i);
           float2 values[CLASSES], scores[CLASSES];
 #pragma unroll
           for (int kind = 0; kind < CLASSES; kind++) {
-            const int from = class_slot(index, kind) * ROWS + row;
+            const int from = class_slot(place, kind) * ROWS + row;
             values[kind] = make_float2(0, 0), scores[kind] = make_float2(NONE, 0);
             if (kind < num_classes) values[kind] = load_fresh_pair(space.values + from * E + at), scores[kind] = load_fresh_pair(space.scores + from * 2);
           }
@@ -349,7 +376,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
       const int owned_rows = min(max(used_rows - rank * OWNED, 0), OWNED);
       if (tid == 0 && owned_rows > 0) barrier_expect(barrier, C * owned_rows * (E * 4 + 8));
       leave_new_rows();  // while the others' results are on their way
-      if (unit == 0) clear_padding();
+      if (time == 0 && blockIdx.z == 0) clear_padding();
       if (owned_rows > 0) arrival_wait(barrier);  // its one phase: a block comes here for one item at most
       for (int i = tid; i < owned_rows * (E / 2); i += THREADS) {
         const int place = i / (E / 2), at = i % (E / 2) * 2;
@@ -359,7 +386,7 @@ fused_attention(const u16* qkv, const float* cos, const float* sin, const __grid
         write_row(item, rank * OWNED + place, at, joined_columns(values, scores));
       }
     }
-    if ((unit + (int)gridDim.z) * teams < num_items * shares) {  // others' results of the next item must not meet this one's
+    if (time + 1 < times) {  // others' results of the next item must not meet this one's
       cluster_arrive();
       cluster_wait();
     }
