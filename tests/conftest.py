@@ -261,10 +261,11 @@ def verifies_as_staged() -> Callable[..., None]:
 
         worker.verify = spy
         for requests, rows, context in ((3, 5, 64), (1, 2, 16), (2, 1, 32), (3, 5, 64)):
-            assert seconds(StepShape("target", requests, rows, context)) > 0
+            shape = StepShape("target", requests, rows, context)
+            assert seconds(shape) > 0
             verified, verdicts = seen[-1]
             assert [len(r.tokens) for r in verified] == [rows] * requests
-            assert [r.context for r in verified] == [context] * requests
+            assert [r.context for r in verified] == [*shape.contexts]
             # One draft token is accepted, where there is any.
             assert [len(v.tokens) for v in verdicts] == [min(rows, 2)] * requests
             assert not any(v.is_finished for v in verdicts)

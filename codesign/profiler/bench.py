@@ -64,15 +64,14 @@ class TargetBench(TargetWorker):
         """Time one step."""
         if shape.op == "prefill":
             return self._prefill_seconds(shape)
-        if any((i, shape.context) not in self._next for i in range(shape.requests)):
+        staged = [*enumerate(shape.contexts)]
+        if any(place not in self._next for place in staged):
             self._stage(shape)
             for verdict in self.verify(None)[1]:
-                self._next[verdict.request_id, shape.context] = verdict.tokens[0]
+                self._next[staged[verdict.request_id]] = verdict.tokens[0]
             self._restore(shape)
         self._stage(shape)
-        candidates = staged_candidates(
-            shape, [self._next[i, shape.context] for i in range(shape.requests)], self._vocab
-        )
+        candidates = staged_candidates(shape, [self._next[i] for i in staged], self._vocab)
         start = perf_counter()
         self.verify(candidates)
         seconds = perf_counter() - start
@@ -81,18 +80,17 @@ class TargetBench(TargetWorker):
 
     def _restore(self, shape: StepShape) -> None:
         """Put back the noise that the step has overwritten, or a longer context would change."""
-        end = shape.context + shape.rows
-        for request_id in range(shape.requests):
-            slot = self._slots[request_id]
-            _set_length(self.cache, slot, shape.context)
-            _fill(self.cache, slot, self._noise[shape.context : end], self._num_layers)
+        for request_id, context in enumerate(shape.contexts):
+            slot, end = self._slots[request_id], context + shape.rows
+            _set_length(self.cache, slot, context)
+            _fill(self.cache, slot, self._noise[context:end], self._num_layers)
 
     def _stage(self, shape: StepShape) -> None:
         self.side = TargetSide()
-        for request_id in range(shape.requests):
-            tokens = made_up_tokens(request_id, shape.context + 1, self._vocab)
+        for request_id, context in enumerate(shape.contexts):
+            tokens = made_up_tokens(request_id, context + 1, self._vocab)
             self.side.admit(Admission(request_id, tokens, ENDLESS))
-            _set_length(self.cache, self._slots[request_id], shape.context)
+            _set_length(self.cache, self._slots[request_id], context)
 
     def _prefill_seconds(self, shape: StepShape) -> float:
         self.side = TargetSide()
@@ -161,13 +159,12 @@ def staged_candidates(shape: StepShape, true: Sequence[int], vocab: int) -> Cand
         vocab: Tokens that it knows.
     """
     trees = []
-    for request_id, token in enumerate(true):
-        root = made_up_tokens(request_id, shape.context + 1, vocab)[-1]
+    for request_id, (context, token) in enumerate(zip(shape.contexts, true, strict=True)):
+        root = made_up_tokens(request_id, context + 1, vocab)[-1]
         others = [(token + i) % vocab for i in range(1, shape.rows - 1)]
         tokens = [root, *others, token][: shape.rows]
         parents = [-1, *[i // 2 for i in range(len(others))], 0][: shape.rows]
-        base_len = shape.context + 1
-        trees.append(RequestCandidates(request_id, base_len, tuple(tokens), tuple(parents)))
+        trees.append(RequestCandidates(request_id, context + 1, tuple(tokens), tuple(parents)))
     return Candidates(0, tuple(trees))
 
 

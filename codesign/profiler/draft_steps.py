@@ -123,10 +123,10 @@ class DraftSteps:
         return DraftWorker(build_speculation(spec, calibration=_CALIBRATION), self._drafter)
 
     def _stage(self, worker: DraftWorker, shape: StepShape, *, expansions: int) -> None:
-        """Admit requests of ``shape.context`` tokens and pretend that forwards were run."""
+        """Admit requests of ``shape.contexts`` tokens and pretend that forwards were run."""
         side, fanout = worker.side, worker.side.policy.fanout
-        for request_id in range(shape.requests):
-            tokens = made_up_tokens(request_id, shape.context, self._vocab)
+        for request_id, context in enumerate(shape.contexts):
+            tokens = made_up_tokens(request_id, context, self._vocab)
             side.admit(Admission(request_id, tokens, ENDLESS))
         slabs: dict[int, tuple[int, ...]] = {}
         log_probs = [-0.5 - 0.6 * i for i in range(fanout)]  # a draft that is fairly sure

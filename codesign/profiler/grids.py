@@ -152,14 +152,20 @@ def _spread(
     *,
     lean: bool,
 ) -> tuple[StepShape, ...]:
-    """Each (requests, rows) at one context (lean) or two, a different one each time."""
-    shapes = []
+    """Each (requests, rows) at one context (lean) or two, a different one each time.
+
+    The longest of several requests may be twice as long as their mean.
+    """
+    shapes: list[StepShape] = []
     for index, (requests, rows) in enumerate(pairs):
         picks = {index % len(contexts)}
         is_stream = requests == 1 and rows <= stream_rows
         if not lean or rows == 1 or is_stream:  # as all rounds are of plain decoding, or a stream
             picks.add((index + 2) % len(contexts))
-        shapes += [StepShape(op, requests, rows, contexts[i]) for i in sorted(picks)]
+        means = [contexts[i] for i in sorted(picks)]
+        if requests > 1:
+            means = [min(mean, contexts[-1] // 2) for mean in means]
+        shapes += [StepShape(op, requests, rows, mean) for mean in dict.fromkeys(means)]
     return tuple(shapes)
 
 

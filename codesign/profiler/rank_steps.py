@@ -72,8 +72,8 @@ class RankTarget(GroupTarget):
 
     def _stage(self, shape: StepShape) -> None:
         self.side = TargetSide()
-        for request_id in range(shape.requests):
-            self.side.admit(self._admission(request_id, shape.context + 1))
+        for request_id, context in enumerate(shape.contexts):
+            self.side.admit(self._admission(request_id, context + 1))
 
     def _prefill_seconds(self, shape: StepShape) -> float:
         self.side = TargetSide()

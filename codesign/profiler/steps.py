@@ -18,6 +18,7 @@ from codesign.fit.children import NODES, WIDE
 
 Op = Literal["target", "prefill", "draft", "draft_prefill", "reroot", "choice", "drafted", "wide"]
 
+LEAST_SHARE = 0.1  # of the mean context
 _MOST_LEAVES = 4  # that one forward runs of a tree
 _WIDE_ROWS = 16  # of the widest trees that campaigns and plans have
 
@@ -30,13 +31,26 @@ class StepShape:
         op: Which step.
         requests: Requests in it.
         rows: Rows of each request; for prefills its prompt tokens, for "drafted" forwards in a row.
-        context: KV rows of each request before it.
+        context: KV rows of each request before it; of several, their mean.
     """
 
     op: Op
     requests: int
     rows: int
     context: int = 0
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """KV rows of each request, (requests,): they differ, as those of traffic do.
+
+        A step takes longer than one of equal contexts, as the longest are attended last. They are
+        what requests drawn evenly from ``LEAST_SHARE`` of the mean to as much above it are expected
+        to have, least first.
+        """
+        shares = [(i + 1) / (self.requests + 1) for i in range(self.requests // 2)]
+        least = [int(self.context * (LEAST_SHARE + 2 * (1 - LEAST_SHARE) * s)) for s in shares]
+        most = [2 * self.context - rows for rows in reversed(least)]
+        return (*least, *[self.context] * (self.requests % 2), *most)
 
     @property
     def tree_rows(self) -> int:
@@ -144,7 +158,7 @@ def _row(shape: StepShape, beside: bool, seconds: float) -> dict[str, Any]:
         "op": shape.op,
         "rows": shape.requests * shape.rows,
         "requests": shape.requests,
-        "context": shape.requests * shape.context,
+        "context": sum(shape.contexts),
         "beside": beside,
         "seconds": seconds,
     }

@@ -168,7 +168,7 @@ def test_every_item_of_a_batch_has_a_team_as_long_as_there_are_blocks():
                 assert blocks % teams == 0
                 assert teams == blocks or teams * clusters >= items
                 assert teams == 1 or shares_of(items, clusters) == 1
-                found = sum(turns_of(items, clusters, blocks).values(), [])
+                found = [i for turns in turns_of(items, clusters, blocks).values() for i in turns]
                 assert sorted(i for i in found if i < items) == [*range(items)]
 
 

@@ -114,7 +114,22 @@ def test_a_short_model_is_timed_at_contexts_that_it_has():
 def test_four_rows_of_each_request_of_a_batch_are_drafted_at_both_ends_of_the_contexts():
     shapes = draft_shapes(RANK_CONTEXTS, few=False, lean=True, grid=RANK_GRID)
     found = {s.context for s in shapes if (s.op, s.requests, s.rows) == ("draft", MAX_REQUESTS, 4)}
-    assert found == {RANK_CONTEXTS[0], RANK_CONTEXTS[-1]}
+    assert found == {RANK_CONTEXTS[0], RANK_CONTEXTS[-1] // 2}
+
+
+def test_requests_of_a_step_have_contexts_as_mixed_as_those_of_traffic():
+    for requests in range(1, 25):
+        for context in (0, 1, 9, 32, 160, 1023, 2048):
+            contexts = StepShape("target", requests, 1, context).contexts
+            assert len(contexts) == requests
+            assert sum(contexts) == requests * context
+            assert [*contexts] == sorted(contexts)
+            # An even draw's: the largest of n lies n / (n + 1) of the way up.
+            most = context * (0.1 + 1.8 * requests / (requests + 1))
+            assert contexts[-1] == pytest.approx(context if requests == 1 else most, abs=1)
+    shapes = target_shapes(RANK_CONTEXTS, beside=False, lean=False, grid=RANK_GRID)
+    assert max(max(shape.contexts) for shape in shapes) == RANK_CONTEXTS[-1]
+    assert any(shape.requests > 1 for shape in shapes)
 
 
 def test_a_pass_times_each_shape_once_in_an_order_of_the_seed():
@@ -421,7 +436,7 @@ def test_a_forward_of_several_leaves_is_staged_below_the_first_level_of_a_tree(i
     for rows in (1, 4, 16):
         assert bench.seconds(StepShape("draft", 2, rows, 32)) > 0
     assert bench.seconds(StepShape("reroot", 2, 8, 32)) > 0
-    chain, tree, widest, _ = (trees[0] for trees in seen)
+    chain, tree, widest, _ = (trees[-1] for trees in seen)  # of the longest context
     assert chain.num_expanded == 1 + 3  # what was timed is in it, too
     levels = 4 if is_apart else 2  # trees that are kept are larger
     assert tree.num_expanded == 1 + 4 * (levels - 1) + 4 * 3
