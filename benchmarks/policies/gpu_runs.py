@@ -37,8 +37,16 @@ RUNS = (
     "ranks-8b-24-turns-h100x2",
     "ranks-70b-24-h100x4",
     "ranks-8b-24-h100x4",
+    "ranks-70b-24-h200x1",
+    "ranks-70b-24-mixed-h200x1",
+    "ranks-70b-3b-24-h200x1",
+    "ranks-70b-24-turns-h200x2",
+    "ranks-70b-24-mixed-h200x2",
+    "ranks-8b-24-h200x1",
+    "ranks-8b-24-mixed-h200x1",
+    "ranks-8b-24-turns-h200x2",
 )
-BURST = "ranks-70b-burst"
+_BURST = "one NVIDIA H200: llama-3-70b + llama-3.2-1b", "code"
 _NUMBERS = {1: "one", 2: "two", 4: "four"}
 _SHOWN = (SERIAL, SPECSERVE, ASYNC, f"{ASYNC} again", "chain-1", "chain-3", "plain again")
 _OLD_SPLIT = {"70B": "ranks", "8B": "ranks-8b"}  # the only runs of asynchronous policies
@@ -86,7 +94,7 @@ class Row:
 
 def rows_of(results: Results, runs: Sequence[str] = RUNS) -> list[Row]:
     """The newest row of each machine, pair, trace and load, in the order of the runs."""
-    newest: dict[tuple[str, str], Row] = {}
+    newest: dict[tuple[str, str, float], Row] = {}
     for run in runs:
         about = results.get(f"{run}/about")
         names = [key for key in below(results, run) if key != "about"] if about else []
@@ -96,9 +104,10 @@ def rows_of(results: Results, runs: Sequence[str] = RUNS) -> list[Row]:
             found = {way.rpartition(" on ")[0]: figures for way, figures in ways.items()}
             split = next((way.rpartition(" on ")[2] for way in ways if "+" in way), "")
             row = Row(run, about or {}, segment, gpus, found, split)
-            old = newest.get((row.place, segment))
-            if old is None or old.about["created"] < row.about["created"]:
-                newest[row.place, segment] = row
+            trace, load = read_segment(segment)  # "code" is "code@0.7"
+            same = row.place, trace.name, load
+            if same not in newest or newest[same].about["created"] < row.about["created"]:
+                newest[same] = row
     traces = list(SEGMENTS)
 
     def order(row: Row) -> tuple[int, int, float]:
@@ -107,6 +116,11 @@ def rows_of(results: Results, runs: Sequence[str] = RUNS) -> list[Row]:
 
     places = list(dict.fromkeys(row.place for row in newest.values()))
     return sorted(newest.values(), key=order)
+
+
+def burst_row(results: Results) -> Row | None:
+    """The newest row of the burst."""
+    return next((row for row in rows_of(results) if (row.place, row.segment) == _BURST), None)
 
 
 def runs_section(results: Results) -> str:
@@ -118,7 +132,7 @@ def runs_section(results: Results) -> str:
     for row in rows:
         places.setdefault(row.place, []).append(row)
     parts = [_HEAD, *[_place(place, found) for place, found in places.items()]]
-    burst = next((row for row in rows if row.run == BURST), None)
+    burst = burst_row(results)
     parts += [_burst(burst)] if burst else []
     return "\n\n".join([*parts, _asynchronous(results, rows)])
 
@@ -258,7 +272,7 @@ def _burst(row: Row) -> str:
 
 The row "code" at {read_segment(row.segment)[1]:g} of one H200 with the 70B: the stretch with the
 burst, {row.found["plain"]["num_requests"]} requests, SLO attainment by scale of both targets.
-Policies were told those of scale 1. The fit is of another machine and another day. The batch tree
+Policies were told those of scale 1. The fit is of another machine and another hour. The batch tree
 attains as much as any other policy or more at every scale.
 
 {markdown(head, table)}"""

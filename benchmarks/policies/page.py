@@ -24,12 +24,12 @@ Which policy is fastest depends on the machine, the load and the models. In shor
 
 - The serial batch tree (`batch-tree`) is the safe choice: simulated with eight at once it is never
   slower than plain decoding by more than 2 % (2.01 % in one of 144 further runs), and batch trees
-  are never slower than SpecServe by more than 2 %. {crowds} Measured on one H200, from a fifth to
-  twice of what plain decoding bears, it has 1.00 to 2.10 of plain decoding's speed with a 70B and
-  0.99 to 1.12 with an 8B, whose single runs are known to 5 %; on two H100s with 24 at once 1.11
-  to 1.80 with a 70B, 0.985 to 1.00 with an 8B. With a 70B on two H200s it is 6 %
-  faster than SpecServe, and 3 % in overload; with an 8B on one H100, at a fifth of the load, 3 to
-  8 % (on an H200 with a slow host, the day before, 2 to 6 % behind on two of three traces).
+  are never slower than SpecServe by more than 2 %. {crowds} Measured from a fifth to twice of
+  what plain decoding bears, it has 1.00 to 2.29 of plain decoding's speed with a 70B on one H200,
+  1.04 to 2.04 on two and 1.11 to 1.80 on two H100s; with an 8B 0.98 to 1.08 on one H200, 0.99 to
+  1.00 on two and on two H100s. With a 70B it is up to 5 % faster than SpecServe, and never more
+  than 0.5 % slower, since that predicts what is verified; with an 8B within 2 %, which is what its runs
+  are known to (before, 4 to 8 % faster on one H100 at a fifth of the load).
 - The asynchronous batch tree (`async-batch-tree`) is fastest on eight GPUs while the load is at
   most half of what plain decoding can serve, with short prompts ("conv"). At higher load, on fewer
   GPUs and with long prompts the GPU that it takes from the target costs more than it gains: with an
@@ -40,8 +40,8 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   mostly decode plainly, and a chain of one drops to 0.34 of plain decoding's speed. In overload
   with a large draft (3B) it gains 1 to 2 %. In simulated overload with a 70B the batch tree has
   0.99 to 1.01 of a chain of one's speed, and SpecServe as much (both 9 % faster on "code" with a
-  3B); measured on one H200, with slower steps of
-  batches, the batch tree was 3 to 5 % faster than it, and SpecServe 1 to 3 %."""
+  3B); measured in overload the batch tree is 3 to 9 % faster than it with a 70B, and SpecServe as
+  fast or up to 8 % faster."""
 _HOW = """\
 ## How to read this page
 
@@ -71,13 +71,15 @@ _MEASURED = """\
 The same policies on engines: GPUs, and the small pair on a CPU. What they were to reach, and what
 is simulated of more machines and loads: [policy-comparison.md](policy-comparison.md).
 
-All runs are of the policies before the evening of 26 November, but for those of 18:55 and later of
-that day, and of an engine whose plain decoding, and rest, waited for its host: both take 2
-to 13 % less since ([table](engine-performance.md#decoding-ahead)), as in the rows of 27 November,
-the first in which requests [take turns](policies.md#turns), too. All read a draft's prompt once it
-is expected to save 1.5 times what it takes; since then it has to save twice that. In the
-runs of 24 November at load 0.2 the 8B's policies are told the mean answer of the trace, as by a
-plan; in earlier ones they expect 96 tokens until some have finished.
+Rows of 27 November are of an engine that decodes plainly ahead of its host (2 to 13 % less time:
+[table](engine-performance.md#decoding-ahead)) and of requests that [take
+turns](policies.md#turns). Those of 10:08 UTC and later ("mixed") are of attention that shares out
+mixed contexts, and of SpecServe whose drafter predicts [what is
+verified](policies.md#policies-from-papers), too. Rows before the evening of 26 November are of
+older policies, which read a draft's prompt once it was expected to save 1.5 times what it takes;
+since then it has to save twice that. In the runs of 24 November at load 0.2 the 8B's policies are
+told the mean answer of the trace, as by a plan; in earlier ones they expect 96 tokens until some
+have finished.
 
 Written by `python -m benchmarks.compare_policies report`, too."""
 
