@@ -28,8 +28,8 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   what plain decoding bears, it has 1.00 to 2.29 of plain decoding's speed with a 70B on one H200,
   1.04 to 2.04 on two and 1.11 to 1.80 on two H100s; with an 8B 0.98 to 1.08 on one H200, 0.99 to
   1.00 on two and on two H100s. With a 70B it is up to 5 % faster than SpecServe, and never more
-  than 0.5 % slower, since that predicts what is verified; with an 8B within 2 %, which is what its runs
-  are known to (before, 4 to 8 % faster on one H100 at a fifth of the load).
+  than 0.5 % slower, since that predicts what is verified; with an 8B within 2 %, which is what its
+  runs are known to (before, 4 to 8 % faster on one H100 at a fifth of the load).
 - The asynchronous batch tree (`async-batch-tree`) is fastest on eight GPUs while the load is at
   most half of what plain decoding can serve, with short prompts ("conv"). At higher load, on fewer
   GPUs and with long prompts the GPU that it takes from the target costs more than it gains: with an
