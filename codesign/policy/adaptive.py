@@ -193,7 +193,7 @@ class SpecServe(Repeating):
             num: Requests that are drafted for.
         """
         this, mean = self._round, self.mean_confidence
-        drafting, fixed = this.draft.of(num, this.context), this.fixed
+        drafting, fixed = this.draft.of(num, this.context), this.overhead + this.stall
         tokens, fastest = this.roots, math.inf
         for steps in range(1, self._spec.max_depth + 1):
             accepted = num * mean**steps  # to the end: its last token is behind

@@ -102,3 +102,17 @@ def test_a_forward_is_made_if_some_of_its_tokens_pay():
         # With the second tokens of all three a step would have nine rows, and be dear.
         assert done == forwards
         assert sum(map(len, policy.select(trees))) == rows
+
+
+def test_what_drafting_saves_does_not_depend_on_what_has_been_drafted():
+    policy = build_speculation(parse_policy("specserve-4"), goodput=Goodput(DRAFT, FLAT))
+    assert isinstance(policy, SpecServe)
+    trees = [DraftTree(0, base_len=1, max_depth=50) for _ in range(3)]
+    policy.begin(trees)
+    seen, saved = (policy._sum_confidence, policy._num_confidence), policy._saved(3)
+    for tree, nodes in zip(trees, policy.leaves(trees, 0), strict=True):
+        tree.expand(nodes)
+        tree.add_children(nodes[0], [7], [log(0.9)])
+    policy.leaves(trees, 1)
+    policy._sum_confidence, policy._num_confidence = seen
+    assert policy._saved(3) == saved > 0.0
