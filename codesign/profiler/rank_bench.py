@@ -34,6 +34,7 @@ from codesign.models.shape import model_shape
 from codesign.policy.batching import BatchLimits
 from codesign.policy.labels import parse_policy
 from codesign.policy.protocol import Candidates, RequestVerdict, VerifyRows
+from codesign.profiler.bench import SPARE_ROWS
 from codesign.profiler.draft_steps import DraftSteps, made_up_tokens
 from codesign.profiler.grids import MAX_REQUESTS
 from codesign.profiler.kept_trees import Kept, NotingWorker, with_kept
@@ -188,7 +189,13 @@ class RankBench:
         return beside[_WARM_UP:].tolist()
 
     def served_rounds(
-        self, policy: str, num_requests: int, num_tokens: int = _SERVED_TOKENS, turns: int = 1
+        self,
+        policy: str,
+        num_requests: int,
+        num_tokens: int = _SERVED_TOKENS,
+        turns: int = 1,
+        *,
+        context: int | None = None,
     ) -> pd.DataFrame:
         """Rounds of made-up requests without prompts, after some to warm up.
 
@@ -197,10 +204,12 @@ class RankBench:
             num_requests: That are served at once.
             num_tokens: That each of them asks for.
             turns: Requests one after another in each of these places.
+            context: Mean of their prompts, which are then mixed as those of timed steps are, as far
+                as slabs hold them; None: short ones.
         """
         self._notes = policy != "plain"
         try:
-            asked = self._made_up(num_requests * turns, num_tokens)
+            asked = self._made_up(num_requests * turns, num_tokens, context)
             rounds = self._rounds(policy, num_requests, asked)
         finally:
             self._notes = False
@@ -224,9 +233,15 @@ class RankBench:
         run = self.serve(candidate, asked, PolicySetup(spec), max_kv_tokens=1 << 20)
         return run.records.round_table()
 
-    def _made_up(self, num_requests: int, num_tokens: int) -> list[BoundRequest]:
+    def _made_up(
+        self, num_requests: int, num_tokens: int, context: int | None = None
+    ) -> list[BoundRequest]:
         vocab = model_shape(self.setup.target).vocab
-        prompts = [made_up_tokens(i, _PROMPT, vocab) for i in range(num_requests)]
+        lengths = (_PROMPT,) * num_requests
+        if context is not None:
+            most = (self.setup.target_tokens - SPARE_ROWS) // 2
+            lengths = StepShape("target", num_requests, 1, min(context, most)).contexts
+        prompts = [made_up_tokens(i, length, vocab) for i, length in enumerate(lengths)]
         return [BoundRequest(i, 0.0, "", tokens, num_tokens) for i, tokens in enumerate(prompts)]
 
     def _worker(self, kind: type[_Target]) -> _Target:

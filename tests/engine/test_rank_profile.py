@@ -91,6 +91,10 @@ def test_every_step_of_a_draft_can_be_timed_again_and_again(pair, is_model):
         assert ahead["requests"].value_counts().min() > 20
         assert set(ahead["requests"]) == {4, 8}
         assert (ahead["rows"] == ahead["requests"]).all()
+        # Mixed prompts, half as long as slabs on average, and up to 40 tokens more.
+        longest = bench.setup.target_tokens - SPARE_ROWS
+        rows = ahead["context"] / ahead["requests"]
+        assert rows.between(min(256, longest // 2), min(256, longest // 2) + 40).all()
         grown = found.loc[found["op"] == "grown"]
         children = set(grown["nodes"] / grown["rows"])
         assert children == {2.0, 6.0, 14.0} if is_model else children <= {2.0, 6.0, 14.0}

@@ -341,7 +341,7 @@ def test_a_part_meets_a_slow_host_with_more_passes_and_says_so(tiny_models, monk
         pace=lambda: next(paces, 1.0),
         loop_seconds=lambda count: [next(paces, 1.0) if count == 1 else 1.0] * 2,
         setup=SimpleNamespace(draft_ranks=1),
-        served_rounds=lambda policy, count, *tokens: SERVED.assign(batch=count),
+        served_rounds=lambda policy, count, *tokens, context=None: SERVED.assign(batch=count),
         joined_rounds=lambda policy: SERVED.assign(prefill_tokens=[16, 0]),
     )
     part = measurer.time(bench, split, lambda share: None)
@@ -397,7 +397,7 @@ def test_steps_are_timed_anew_only_where_the_host_was_slow_and_a_change_is_noted
         pace=lambda: later,
         loop_seconds=lambda count: [next(slow, later) if count == 1 else later] * 2,
         setup=SimpleNamespace(draft_ranks=1),
-        served_rounds=lambda policy, count, *tokens: SERVED.assign(
+        served_rounds=lambda policy, count, *tokens, context=None: SERVED.assign(
             batch=count, target=later, reroot=later
         ),
     )
@@ -533,7 +533,7 @@ def test_steps_after_prompts_are_told_from_those_of_other_rounds(draft_ranks):
 def test_rounds_that_something_disturbed_are_served_again_and_the_steadiest_kept(slow, kept):
     asked = []
 
-    def served(policy: str, count: int, *size: int) -> pd.DataFrame:
+    def served(policy: str, count: int, *size: int, context: int | None = None) -> pd.DataFrame:
         asked.append(policy)
         tried = asked.count(policy)
         disturbed = policy == "plain" and tried <= slow
@@ -556,7 +556,7 @@ def test_rounds_that_something_disturbed_are_served_again_and_the_steadiest_kept
 def test_what_lies_between_steps_is_taken_from_rounds_that_are_served(draft_ranks):
     asked = []
 
-    def served(policy: str, count: int, *size: int) -> pd.DataFrame:
+    def served(policy: str, count: int, *size: int, context: int | None = None) -> pd.DataFrame:
         asked.append((policy, count))
         return SERVED.assign(batch=count)
 
@@ -591,8 +591,9 @@ def test_what_lies_between_steps_is_taken_from_rounds_that_are_served(draft_rank
 def test_plain_rounds_of_batches_are_served_where_ranks_run_ahead_again_if_disturbed():
     asked, made = [], {4: [1.0, 1.0], 8: [1.6, 1.0]}
 
-    def served(policy: str, count: int, *size: int) -> pd.DataFrame:
+    def served(policy: str, count: int, *size: int, context: int | None = None) -> pd.DataFrame:
         asked.append((policy, count))
+        assert (context is not None) == (policy == "plain")
         factor = made[count].pop(0) if policy == "plain" else 1.0
         calm = SERVED.iloc[:1].assign(rows=count, batch=count)
         return pd.concat([calm, calm.assign(target=calm["target"] * factor)] * 4)
@@ -611,7 +612,7 @@ def test_plain_rounds_of_batches_are_served_where_ranks_run_ahead_again_if_distu
 
 
 def test_the_last_rounds_of_trees_tell_nothing_of_plain_decoding():
-    def served(policy: str, count: int, *size: int) -> pd.DataFrame:
+    def served(policy: str, count: int, *size: int, context: int | None = None) -> pd.DataFrame:
         return SERVED.assign(
             batch=count, rows=[1, 4], target=[1e-3 if policy == "plain" else 9.0, 2e-3]
         )
@@ -626,7 +627,7 @@ def test_the_last_rounds_of_trees_tell_nothing_of_plain_decoding():
 def test_rounds_of_a_split_that_begin_with_a_lone_forward_tell_what_it_takes(draft_ranks):
     asked = []
 
-    def served(policy: str, count: int, *size: int) -> pd.DataFrame:
+    def served(policy: str, count: int, *size: int, context: int | None = None) -> pd.DataFrame:
         asked.append((policy, size))
         drawn = {"num_expansions": [3, 2, 4], "draft": [6e-4, 2e-5, 9e-4]}
         return pd.concat([SERVED, SERVED[:1]]).assign(batch=count, **drawn)
@@ -643,7 +644,7 @@ def test_rounds_of_a_split_that_begin_with_a_lone_forward_tell_what_it_takes(dra
 def test_drafting_of_whole_trees_in_batches_is_kept_with_the_children_of_its_rows(draft_ranks):
     whole = {"3x2x2": (2, 3), "7x3x3": (3, 7), "15x4x5": (5, 17)}  # forwards, rows of a request
 
-    def served(policy: str, count: int, *size: int) -> pd.DataFrame:
+    def served(policy: str, count: int, *size: int, context: int | None = None) -> pd.DataFrame:
         forwards, rows = whole.get(policy.rpartition("-")[2], (2, 3))
         drawn = {"num_expansions": [forwards] * 3, "draft_rows": [rows * count, 3, rows * count]}
         return pd.concat([SERVED, SERVED[:1]]).assign(batch=[count, count, 1], **drawn)

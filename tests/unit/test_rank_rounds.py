@@ -18,8 +18,8 @@ def served(*tries: np.ndarray) -> tuple[pd.DataFrame, int]:
     left = [pd.DataFrame({"rows": 1, "target": seconds}) for seconds in tries]
     made = []
 
-    def serve(policy: str, requests: int) -> pd.DataFrame:
-        assert (policy, requests) == ("plain", 1)
+    def serve(policy: str, requests: int, *, context: int | None) -> pd.DataFrame:
+        assert (policy, requests, context) == ("plain", 1, None)
         made.append(left.pop(0))
         return made[-1]
 
