@@ -34,6 +34,7 @@ def closed_profile(folder: Path) -> Path:
     about = store.finish(names, [])
     # The first machine that measured, not the one that joins; ``measured`` names all.
     kept = {key: meta[key] for key in _OF_MACHINE if key in meta}
+    kept["contexts"] = meta.get("contexts", "equal")
     write_text(copy / PROFILE_FILE, to_json({**about, **kept}, indent=2) + "\n")
     return copy
 

@@ -27,9 +27,10 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   are never slower than SpecServe by more than 2 %. {crowds} Measured from a fifth to twice of
   what plain decoding bears, it has 1.00 to 2.29 of plain decoding's speed with a 70B on one H200,
   1.04 to 2.04 on two and 1.11 to 1.80 on two H100s; with an 8B 0.98 to 1.08 on one H200, 0.99 to
-  1.00 on two and on two H100s. With a 70B it is up to 5 % faster than SpecServe, and never more
-  than 0.5 % slower, since that predicts what is verified; with an 8B within 2 %, which is what its
-  runs are known to (before, 4 to 8 % faster on one H100 at a fifth of the load).
+  1.00 on two and 0.98 to 1.00 on two H100s. With a 70B it was up to 11 % faster than SpecServe;
+  since that predicts what is verified, it is 0.5 % behind to 4 % ahead in five rows. With an 8B it
+  is within 2 % on H200s, which is what its runs are known to (3 to 8 % faster on one H100 at a
+  fifth of the load).
 - The asynchronous batch tree (`async-batch-tree`) is fastest on eight GPUs while the load is at
   most half of what plain decoding can serve, with short prompts ("conv"). At higher load, on fewer
   GPUs and with long prompts the GPU that it takes from the target costs more than it gains: with an
@@ -40,8 +41,8 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   mostly decode plainly, and a chain of one drops to 0.34 of plain decoding's speed. In overload
   with a large draft (3B) it gains 1 to 2 %. In simulated overload with a 70B the batch tree has
   0.99 to 1.01 of a chain of one's speed, and SpecServe as much (both 9 % faster on "code" with a
-  3B); measured in overload the batch tree is 3 to 9 % faster than it with a 70B, and SpecServe as
-  fast or up to 8 % faster."""
+  3B); measured in overload the batch tree is 2 to 13 % faster than it with a 70B, and SpecServe as
+  fast or up to 9 % faster."""
 _HOW = """\
 ## How to read this page
 

@@ -49,8 +49,8 @@ _RANK_DRAFT = (
     *((2, n) for n in (1, 4)),
     *((3, n) for n in (6, 11)),
     *((4, n) for n in (1, 2, 4)),
-    # Four rows, as most trees of a batch draft, at the longest context and at the shortest; 16
-    # requests draft 128 rows with a width of 8.
+    # Four rows, as most trees of a batch draft, at two contexts; 16 requests draft 128 rows with a
+    # width of 8.
     *((8, n) for n in (1, 2, 4, 4, 8, 16)),
     (5, 13),
 )
@@ -124,7 +124,7 @@ def draft_shapes(
     """Expansions, prefills, re-rooting and choosing; or just a few expansions."""
     if few:
         return _spread("draft", _DRAFT_ALONE, contexts, 1, lean=True)
-    context = contexts[:2][-1]
+    context = _of_several(contexts)[:2][-1]
     answers: tuple[Op, ...] = ("reroot", "choice") if grid.times_reroots else ("choice",)
     drafts = _spread("draft", grid.draft, contexts, grid.stream_rows, lean=lean)
     return (
@@ -154,19 +154,24 @@ def _spread(
 ) -> tuple[StepShape, ...]:
     """Each (requests, rows) at one context (lean) or two, a different one each time.
 
-    The longest of several requests may be twice as long as their mean.
+    One row of each of several, as in plain decoding, at the shortest and at the longest.
     """
     shapes: list[StepShape] = []
     for index, (requests, rows) in enumerate(pairs):
-        picks = {index % len(contexts)}
+        means = contexts if requests == 1 else _of_several(contexts)
+        picks = {index % len(means)}
         is_stream = requests == 1 and rows <= stream_rows
-        if not lean or rows == 1 or is_stream:  # as all rounds are of plain decoding, or a stream
-            picks.add((index + 2) % len(contexts))
-        means = [contexts[i] for i in sorted(picks)]
-        if requests > 1:
-            means = [min(mean, contexts[-1] // 2) for mean in means]
-        shapes += [StepShape(op, requests, rows, mean) for mean in dict.fromkeys(means)]
+        if not lean or is_stream:
+            picks.add((index + 2) % len(means))
+        if rows == 1 < requests:
+            picks = {0, len(means) - 1}
+        shapes += [StepShape(op, requests, rows, means[i]) for i in sorted(picks)]
     return tuple(shapes)
+
+
+def _of_several(contexts: Sequence[int]) -> Sequence[int]:
+    """Mean contexts of several requests, the longest of which may have twice as many rows."""
+    return [c for c in contexts if 2 * c <= contexts[-1]] or [contexts[-1] // 2]
 
 
 def _prefills(op: Op, contexts: Sequence[int], grid: Grid, *, lean: bool) -> tuple[StepShape, ...]:

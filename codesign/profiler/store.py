@@ -27,6 +27,7 @@ ACCEPTANCE_PART = "acceptance"
 Tick = Callable[[float], None]  # takes the share of the work that is done
 Device = Literal["cpu", "cuda", "cpu-ranks"]
 _PARTS = "parts"
+_CONTEXTS = "mixed"  # of steps of several requests; parts of before say nothing of them
 
 
 def unseen(share: float) -> None:
@@ -146,7 +147,13 @@ class PartStore:
         if not resume:
             shutil.rmtree(folder, ignore_errors=True)
         for path in sorted(folder.glob("*.parquet")):
-            self._check(read_table(path, kind="profile")[1])
+            meta = read_table(path, kind="profile")[1]
+            self._check(meta)
+            if meta.get("contexts") != _CONTEXTS:
+                raise InputError(
+                    f"{self._out} was begun by an older version, which timed other steps. "
+                    "Start over: the same command without --resume"
+                )
 
     def has(self, name: str) -> bool:
         """Whether a part is done."""
@@ -194,7 +201,7 @@ class PartStore:
 
     def _header(self) -> dict[str, Any]:
         seed = self._settings["sampling"]["seed"]
-        return {**header("profile", seed=seed), "settings": self._settings}
+        return {**header("profile", seed=seed), "settings": self._settings, "contexts": _CONTEXTS}
 
     def _check(self, meta: dict[str, Any]) -> None:
         found = meta.get("settings")

@@ -168,8 +168,12 @@ def test_every_item_of_a_batch_has_a_team_as_long_as_there_are_blocks():
                 assert blocks % teams == 0
                 assert teams == blocks or teams * clusters >= items
                 assert teams == 1 or shares_of(items, clusters) == 1
-                found = [i for turns in turns_of(items, clusters, blocks).values() for i in turns]
-                assert sorted(i for i in found if i < items) == [*range(items)]
+                taken = turns_of(items, clusters, blocks)
+                found = [i for turns in taken.values() for i in turns if i >= 0]
+                assert sorted(found) == [*range(items)]
+                for z in range(clusters):  # none of a cluster's turns is nobody's
+                    own = [turns for (cluster, _), turns in taken.items() if cluster == z]
+                    assert not own[0] or max(turns[-1] for turns in own) >= 0
 
 
 def larger_clusters(items: int, clusters: int, teams: int) -> int:
@@ -177,19 +181,31 @@ def larger_clusters(items: int, clusters: int, teams: int) -> int:
     return max(teams * clusters - items, 0) // (teams // 2) if teams > 1 else 0
 
 
-def turns_of(items: int, clusters: int, blocks: int) -> dict[tuple[int, int], list[int]]:
-    """Items that each team (cluster, number) takes, by their length, as the kernel has it."""
+def turns_of(
+    items: int, clusters: int, blocks: int, shares: int = 1
+) -> dict[tuple[int, int], list[int]]:
+    """Items, by their length, that each team (cluster, number) takes turn by turn; -1 for none.
+
+    As the kernel has it: all teams of a cluster have as many turns, as they meet in each.
+    """
     most = teams_of(items, clusters, blocks)
     larger = larger_clusters(items, clusters, most)
     at_once = clusters * most - larger * (most // 2)
     found: dict[tuple[int, int], list[int]] = {}
     for z in range(clusters):
         teams = most // 2 if z < larger else most
-        first = z * most - min(z, larger) * (most // 2)
+        place, share = z * most - min(z, larger) * (most // 2), 0
+        while share + 1 < shares and place >= items:
+            place, share = place - items, share + 1
+        times, left = divmod(items, at_once)
+        times += (at_once - place - teams if times % 2 else place) < left
         for team in range(teams):
-            forth, back = first + team, at_once - 1 - first - team
-            turns = [t * at_once + (back if t % 2 else forth) for t in range(-(-items // at_once))]
-            found[z, team] = [i for i in turns if i < items]
+            turns = [-1] * times
+            for item in range(items):
+                time, at = divmod(item, at_once)
+                if (at_once - 1 - at if time % 2 else at) == place + team:
+                    turns[time] = item
+            found[z, team] = turns
     return found
 
 
@@ -200,13 +216,13 @@ def test_no_team_is_idle_and_the_longest_items_share_theirs_with_the_shortest():
                 taken = turns_of(items, clusters, blocks)
                 most = teams_of(items, clusters, blocks)
                 half = larger_clusters(items, clusters, most)
-                assert all(taken.values()) or items < len(taken) < items + most
                 # As many items as a larger cluster has teams are the longest.
                 assert [taken[z, t][0] for z in range(half) for t in range(most // 2)] == [
                     *range(half * most // 2)
                 ]
-                numbers = [len(turns) for _, turns in sorted(taken.items())]
+                numbers = [sum(i >= 0 for i in turns) for turns in taken.values()]
                 assert max(numbers) - min(numbers) <= 1
+                assert min(numbers) > 0 or items < len(taken) < items + most
 
 
 def test_batches_of_mixed_contexts_end_sooner_than_in_turn():
@@ -218,7 +234,7 @@ def test_batches_of_mixed_contexts_end_sooner_than_in_turn():
         most = teams_of(items, clusters, blocks)
         larger = larger_clusters(items, clusters, most)
         ours = max(
-            sum(ranked[i] for i in turns) / (blocks // (most // 2 if z < larger else most))
+            sum(ranked[i] for i in turns if i >= 0) * (most // 2 if z < larger else most) / blocks
             for (z, _), turns in turns_of(items, clusters, blocks).items()
         )
         places = clusters * most
@@ -237,8 +253,10 @@ def test_every_share_of_every_item_is_taken_once():
         for items in range(1, 40):
             shares = shares_of(items, clusters)
             assert shares == 1 + sum(n * items <= clusters for n in range(2, CLASSES + 1))
-            units = [u for z in range(clusters) for u in range(z, items * shares, clusters)]
-            assert sorted(units) == [*range(items * shares)]
+            if teams_of(items, clusters, PAIR) == 1:
+                taken = turns_of(items, clusters, PAIR, shares)
+                found = [i for turns in taken.values() for i in turns]
+                assert sorted(found) == sorted([*range(items)] * shares)
             assert shares == 1 or items * shares <= clusters  # each cluster has one at most
 
 
@@ -247,6 +265,8 @@ def test_there_is_room_for_every_slot_that_the_kernel_counts():
     parts = SharedParts.of(items, columns, kv_heads, head_dim, torch.device("cpu"))
     for blocks in (2, 4, 8):
         clusters = items // blocks  # as many as a launch has
+        for many in range(1, 80):  # no cluster has more teams than blocks, of any number of items
+            assert all(team < blocks for _, team in turns_of(many, clusters, blocks))
         last_team = clusters * blocks - 1
         last_column = ((last_team * kv_heads + kv_heads - 1) * CLASSES + CLASSES) * columns - 1
         assert last_column < parts.values.shape[0]

@@ -7,11 +7,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from benchmarks.compare_policies import RESULTS
 from benchmarks.pages import reflow
-from benchmarks.policies import crowds, gpu_runs, load_map, measured, splits
+from benchmarks.policies import crowds, gpu_runs, load_map, measured, pairs, splits
 from benchmarks.policies.goals import goals_section
 from benchmarks.policies.page import MEASUREMENTS, PAGE, contents, measurements_of
 
@@ -133,13 +135,40 @@ def test_the_newest_row_of_each_trace_and_load_is_shown() -> None:
         **_run("new", "2026-11-24T10:00", {"plain": 2.0, "batch-tree-16x2x8": 1.0}, "code@0.2"),
         **_run("old", "2026-11-23T10:00", {"plain": 9.0}, "code@0.2"),
         **_run("other", "2026-11-22T10:00", {"plain": 3.0}, "code"),
+        **_run("said", "2026-11-21T10:00", {"plain": 3.0}, "code@0.7"),  # the same load
     }
-    for runs in (("new", "old", "other"), ("old", "other", "new")):
+    for runs in (("new", "old", "said", "other"), ("old", "other", "said", "new")):
         rows = gpu_runs.rows_of(found, runs)
         assert [(row.run, row.label) for row in rows] == [
             ("new", "8B + 1B, 1 GPU, code at 0.2"),
             ("other", "8B + 1B, 1 GPU, code at 0.7"),
         ]
+
+
+def test_the_burst_is_told_by_the_run_of_most_policies_even_if_a_newer_one_has_it() -> None:
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    burst = gpu_runs.burst_row(results)
+    assert burst is not None
+    assert len(burst.found) > 10
+    newest = {(row.place, row.label): row.run for row in gpu_runs.rows_of(results)}
+    assert newest[burst.place, burst.label] != burst.run
+    assert f"{burst.found['plain']['num_requests']} requests" in gpu_runs.runs_section(results)
+
+
+def test_shifted_requests_are_the_same_ones_a_little_earlier_or_later() -> None:
+    arrival = [0.0, 0.01, 0.02, 1.0, 2.0]
+    asked = pd.DataFrame({"arrival": arrival, "output_tokens": range(5)})
+    orders = set()
+    for seed in range(20):
+        moved = pairs.shifted(asked, 0.05, seed)
+        assert moved["arrival"].is_monotonic_increasing
+        assert moved["arrival"].iloc[0] == 0.0
+        assert sorted(moved["output_tokens"]) == [*range(5)]
+        gaps = np.diff(moved["arrival"].iloc[-3:])
+        assert np.abs(gaps - [0.98, 1.0]).max() <= 0.12
+        orders.add(tuple(moved["output_tokens"]))
+    assert len(orders) > 2
+    assert pairs.shifted(asked, 0.0, 1)["arrival"].tolist() == arrival
 
 
 def test_a_goal_names_its_worst_case_and_how_many_missed_it() -> None:

@@ -32,6 +32,7 @@ from codesign.profiler import store as store_module
 from codesign.profiler.bench import DraftBench, StagedNgrams, TargetBench
 from codesign.profiler.draft_steps import DraftSteps
 from codesign.profiler.grids import (
+    CPU_GRID,
     MAX_REQUESTS,
     RANK_CONTEXTS,
     RANK_GRID,
@@ -111,10 +112,10 @@ def test_a_short_model_is_timed_at_contexts_that_it_has():
     assert contexts_within(64, 128) == (32,)
 
 
-def test_four_rows_of_each_request_of_a_batch_are_drafted_at_both_ends_of_the_contexts():
+def test_four_rows_of_each_request_of_a_batch_are_drafted_at_two_contexts():
     shapes = draft_shapes(RANK_CONTEXTS, few=False, lean=True, grid=RANK_GRID)
     found = {s.context for s in shapes if (s.op, s.requests, s.rows) == ("draft", MAX_REQUESTS, 4)}
-    assert found == {RANK_CONTEXTS[0], RANK_CONTEXTS[-1] // 2}
+    assert found == {*RANK_CONTEXTS[:2]}
 
 
 def test_requests_of_a_step_have_contexts_as_mixed_as_those_of_traffic():
@@ -127,9 +128,21 @@ def test_requests_of_a_step_have_contexts_as_mixed_as_those_of_traffic():
             # An even draw's: the largest of n lies n / (n + 1) of the way up.
             most = context * (0.1 + 1.8 * requests / (requests + 1))
             assert contexts[-1] == pytest.approx(context if requests == 1 else most, abs=1)
-    shapes = target_shapes(RANK_CONTEXTS, beside=False, lean=False, grid=RANK_GRID)
-    assert max(max(shape.contexts) for shape in shapes) == RANK_CONTEXTS[-1]
-    assert any(shape.requests > 1 for shape in shapes)
+
+
+@pytest.mark.parametrize("contexts", [RANK_CONTEXTS, (160, 512), (160,)])
+@pytest.mark.parametrize("grid", [RANK_GRID, CPU_GRID])
+@pytest.mark.parametrize("lean", [False, True])
+def test_the_longest_of_several_requests_has_no_more_rows_than_one_alone(contexts, grid, lean):
+    shapes = target_shapes(contexts, beside=False, lean=lean, grid=grid)
+    shapes += draft_shapes(contexts, few=False, lean=lean, grid=grid)
+    several = [shape for shape in shapes if shape.requests > 1 and "prefill" not in shape.op]
+    assert several
+    assert max(max(shape.contexts) for shape in several) <= contexts[-1]
+    if len(contexts) > 2:  # plain decoding: both ends of what several may have
+        plain = {s.context for s in several if (s.op, s.requests, s.rows) == ("target", 8, 1)}
+        assert plain == {contexts[0], contexts[-1] // 2}
+        assert len(several) == len({*several}) or grid is RANK_GRID  # (8, 4) is there twice
 
 
 def test_a_pass_times_each_shape_once_in_an_order_of_the_seed():
@@ -1005,6 +1018,19 @@ def test_parts_of_other_settings_are_not_mixed_in(tmp_path):
         other.open(resume=True)
     other.open(resume=False)
     assert not other.has("2")
+
+
+def test_parts_of_a_version_that_timed_equal_contexts_are_not_mixed_in(tmp_path, monkeypatch):
+    store = PartStore(tmp_path, SETTINGS)
+    store.open(resume=False)
+    store.put("2", part())
+    store.open(resume=True)
+    header = store._header()
+    del header["contexts"]
+    monkeypatch.setattr(store, "_header", lambda: header)
+    store.put("1", part())
+    with pytest.raises(InputError, match=r"begun by an older version.*Start over"):
+        store.open(resume=True)
 
 
 def test_a_new_profile_takes_the_place_of_an_old_one_from_its_first_moment(tmp_path):
