@@ -64,7 +64,7 @@ _REMARKS = """\
   were 0.977 and 0.9797, and it was behind the best fixed length in 6 of 36.
 - **Measured, and missed.** In overload of an 8B on one H200 the batch tree works 0.5 % longer than
   plain decoding, which a queue of six seconds makes 2.3 % of the mean latency (of a second plain
-  run's 1.6). It is 4 % behind SpecServe with an 8B on two H100s at 0.3, and 4 and 2 % on four (26
+  run's 1.7). It is 4 % behind SpecServe with an 8B on two H100s at 0.3, and 4 and 2 % on four (26
   November). SpecServe is 2 to 3 % behind a chain of one with an 8B at 0.2 ("conv" on an H200,
   "conv" and "mooncake" on an H100), and 0.1 to 0.5 % behind the best fixed length in the four other
   rows. Goodput of most of these rows is that of 10 to 60 requests, of which one or two are 2 to
