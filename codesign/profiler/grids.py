@@ -156,15 +156,16 @@ def _spread(
 
     One row of each of several, as in plain decoding, at the shortest and at the longest.
     """
-    shapes: list[StepShape] = []
+    shapes, several = list[StepShape](), _of_several(contexts)
     for index, (requests, rows) in enumerate(pairs):
-        means = contexts if requests == 1 else _of_several(contexts)
-        picks = {index % len(means)}
-        is_stream = requests == 1 and rows <= stream_rows
-        if not lean or is_stream:
-            picks.add((index + 2) % len(means))
+        means = contexts if requests == 1 else several
+        one, other = index % len(means), (index + 2) % len(means)
         if rows == 1 < requests:
             picks = {0, len(means) - 1}
+        elif lean and (requests > 1 or rows > stream_rows):
+            picks = {one}
+        else:
+            picks = {one, other}
         shapes += [StepShape(op, requests, rows, means[i]) for i in sorted(picks)]
     return tuple(shapes)
 

@@ -36,9 +36,7 @@ from codesign.policy.labels import parse_policy
 from codesign.policy.protocol import Candidates, RequestVerdict, VerifyRows
 from codesign.profiler.bench import SPARE_ROWS
 from codesign.profiler.draft_steps import DraftSteps, made_up_tokens
-from codesign.profiler.grids import MAX_REQUESTS
 from codesign.profiler.kept_trees import Kept, NotingWorker, with_kept
-from codesign.profiler.link import single_timings
 from codesign.profiler.rank_draft import Link, drafter_of, spin
 from codesign.profiler.rank_steps import RankTarget, draft_steps, kv_room
 from codesign.profiler.steps import StepShape
@@ -300,11 +298,3 @@ def rank_bench(setup: RankSetup) -> Iterator[RankBench]:
         bench.close()
         target.end()
         this.leave()
-
-
-def loop_timings(bench: RankBench) -> list[pd.DataFrame]:
-    """Rounds of one request and of many; twice in a profile, as the host has slow phases."""
-    return [
-        single_timings("loop", bench.loop_seconds(count)).assign(requests=count)
-        for count in (1, MAX_REQUESTS)
-    ]

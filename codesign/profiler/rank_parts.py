@@ -40,10 +40,10 @@ from codesign.profiler.grids import (
 from codesign.profiler.host_pace import MATTERS, MORE, HostPace
 from codesign.profiler.link import single_timings
 from codesign.profiler.rank_acceptance import num_rows, recorded
-from codesign.profiler.rank_bench import PLAIN_STEP, RankBench, loop_timings, rank_bench
+from codesign.profiler.rank_bench import PLAIN_STEP, RankBench, rank_bench
 from codesign.profiler.rank_draft import lead_draft
 from codesign.profiler.rank_joins import joining_timings
-from codesign.profiler.rank_rounds import batch_timings, stream_timings
+from codesign.profiler.rank_rounds import batch_timings, loop_timings, stream_timings
 from codesign.profiler.rank_steps import NUM_SLOTS
 from codesign.profiler.recorder import (
     TOP_K,

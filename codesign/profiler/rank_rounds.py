@@ -18,6 +18,7 @@ from codesign.fit.served_rounds import AHEAD
 from codesign.policy.labels import parse_policy
 from codesign.policy.speculation import fanout_of
 from codesign.profiler.grids import MAX_REQUESTS
+from codesign.profiler.link import single_timings
 
 if TYPE_CHECKING:
     from codesign.profiler.rank_bench import RankBench
@@ -42,6 +43,14 @@ _STEADY = (
     1.15  # quartiles of rounds; 188 of 189 kinds of rounds on H200s and an H100 had less than 1.08
 )
 _TRIES = 3
+
+
+def loop_timings(bench: RankBench) -> list[pd.DataFrame]:
+    """Rounds of one request and of many; twice in a profile, as the host has slow phases."""
+    return [
+        single_timings("loop", bench.loop_seconds(count)).assign(requests=count)
+        for count in (1, MAX_REQUESTS)
+    ]
 
 
 def stream_timings(bench: RankBench) -> list[pd.DataFrame]:

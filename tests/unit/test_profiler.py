@@ -44,10 +44,9 @@ from codesign.profiler.grids import (
 from codesign.profiler.host_pace import HostPace, usual_of
 from codesign.profiler.link import link_seconds
 from codesign.profiler.neighbour import Neighbour, NeighbourSetup
-from codesign.profiler.rank_bench import loop_timings
 from codesign.profiler.rank_joins import joining_timings
 from codesign.profiler.rank_parts import RankMeasurer
-from codesign.profiler.rank_rounds import batch_timings, stream_timings
+from codesign.profiler.rank_rounds import batch_timings, loop_timings, stream_timings
 from codesign.profiler.recorder import QUICK_TOKENS, TOP_K, record_acceptance
 from codesign.profiler.session import make_profile, splits
 from codesign.profiler.steadiness import CHECK, change, small_steps, without_prompts
