@@ -54,6 +54,7 @@ def true_cost(cost: RoundCost, records: RunRecords, *, has_draft: bool) -> Round
     reroot, each = np.linalg.lstsq(line, quiet["reroot"].to_numpy(float), rcond=None)[0]
     found = replace(found, reroot=float(reroot), reroot_each=float(each))
     found = replace(found, reroot_row=0.0, reroot_node=0.0)
+    found = replace(found, reroot_any=0.0, reroot_tree=0.0, reroot_kept=0.0)
     if cost.link:
         links = quiet["link_there"] + quiet["link_back"]
         return replace(found, link=float(links.mean()) / 2.0)

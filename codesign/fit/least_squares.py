@@ -18,6 +18,7 @@ Floats = NDArray[np.float64]
 
 _HUBER = 1.345  # residuals beyond this many standard deviations weigh less
 _REWEIGHTS = 4
+_MOST = 2.0  # times what is told: what lasted longer was interrupted
 
 
 def non_negative_fit(design_SP: Floats, rest_S: Floats, seconds_S: Floats) -> Floats:
@@ -55,7 +56,8 @@ def robust_fit(design_SP: Floats, seconds_S: Floats) -> Floats:
 def fit_means(design_SP: Floats, seconds_S: Floats) -> Floats:
     """(P,) as ``robust_fit``, of what scatters: residuals are relative to what is told.
 
-    Relative to what was measured, the smallest of many would count most.
+    Relative to what was measured, the smallest of many would count most. Times scatter further up
+    than down, and outliers weigh little: so the whole is told as measured, interruptions left out.
     """
     solution_P = robust_fit(design_SP, seconds_S)
     for _ in range(2 * _REWEIGHTS):
@@ -66,7 +68,9 @@ def fit_means(design_SP: Floats, seconds_S: Floats) -> Floats:
         solution_P = non_negative_fit(
             design_SP * root_weight_S[:, None], seconds_S * root_weight_S, told_S
         )
-    return solution_P
+    told_S = design_SP @ solution_P
+    counts_S = (told_S > 0.0) & (seconds_S < _MOST * told_S)
+    return solution_P * (seconds_S[counts_S].sum() / told_S[counts_S].sum())
 
 
 def _root_weights(residual_S: Floats) -> Floats | None:

@@ -230,6 +230,10 @@ def _by_rows(timed: pd.DataFrame, op: str, *, keeps_trees: bool) -> dict[str, fl
         names.append(f"{op}_node")
         columns.append(timed[NODES])
     if knows_kept:
+        trees = timed[KEPT[0]].to_numpy(np.float64)
+        if np.count_nonzero(trees > 1.0) >= FEWEST:  # else the first tree is not told from each
+            names.append(f"{op}_any")
+            columns.append(trees > 0.0)
         names += [f"{op}_tree", f"{op}_kept"]
         columns += [timed[name] for name in KEPT]
     design = np.column_stack(columns).astype(np.float64)

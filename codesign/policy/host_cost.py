@@ -26,6 +26,7 @@ class HostCost:
         child: Seconds for every child that a row of a draft's forward gets, of several requests:
             the host takes them in before the next forward, while of one request ranks run ahead of
             it. 0 where the forwards' own seconds have it; ``with_fanout`` counts them.
+        reroot_any: The same if it keeps more than the root of any tree.
         reroot_tree: The same for every tree of which it keeps more than the root.
         reroot_kept: The same for every node that it keeps, roots left out.
         choice: Seconds to choose the candidates, per round of one request; 0 where a profile has
@@ -46,6 +47,7 @@ class HostCost:
     reroot_row: float = 0.0
     reroot_node: float = 0.0
     child: float = 0.0
+    reroot_any: float = 0.0
     reroot_tree: float = 0.0
     reroot_kept: float = 0.0
     choice: float = 0.0
@@ -70,7 +72,7 @@ class HostCost:
 
     def keeping(self, trees: Number, nodes: Number) -> Number:
         """What a re-root takes besides that keeps so many trees, and nodes but their roots."""
-        return self.reroot_tree * trees + self.reroot_kept * nodes
+        return self.reroot_any * (trees > 0.0) + self.reroot_tree * trees + self.reroot_kept * nodes
 
     def choices(self, requests: Number, rows: Number | float = 0.0) -> Number:
         """The same of choosing rows to verify, and whatever else the draft's span has in it."""

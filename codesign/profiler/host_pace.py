@@ -23,7 +23,7 @@ MATTERS = 0.005  # of a plain step: what the host takes more or less changes no 
 MORE = Effort(0.3, 1, 2)  # more passes, in seconds of those before
 _MORE_SERIES = 2
 _UNSETTLED = 1.0 / 3.0  # share of samples off the median from which passes are repeated
-_OF_HOST = {"loop", "reroot", "link"}
+_OF_HOST = {"loop", "link"}
 
 
 class HostPace:
@@ -138,7 +138,8 @@ def usual_of(series: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
     """Those that count of several series of one kind: of the host's own seconds one.
 
     It is the lower median by what they took: a series takes a fraction of a second, a slow phase
-    up to some. Steps of GPUs count in all.
+    up to some. Steps of GPUs count in all, and re-roots, of which some ten rounds scatter so much
+    that the quicker of two series is 10 % too short.
     """
     filled = [frame for frame in series if len(frame)]
     if not filled or not {op for frame in filled for op in frame["op"]} <= _OF_HOST:

@@ -34,6 +34,9 @@ _CONTEXT = 256
 # Keeps most of what it grows from round to round, as the others seldom do where target and draft
 # take turns: 6 to 15 of 130 rounds with a node or two said nothing of trees that keep a dozen.
 _DEEP = "tree-3x2x7"
+# Of each of its requests: made-up answers then repeat themselves as those of runs do, where trees
+# grow to dozens of nodes each. In 40 tokens they had 12 to 20, half of a run's.
+_DEEP_TOKENS = 80
 _CHAINS = {"chain-2": 2, "chain-7": 7}  # forwards of a round
 _CHAIN_TOKENS = 80  # up to eight a round
 # Of a stream of trees: tokens of a request, and requests. Answers of these soon repeat themselves,
@@ -86,7 +89,7 @@ def batch_timings(bench: RankBench) -> list[pd.DataFrame]:
     if not bench.setup.draft_ranks:
         grown = [_grown(rounds, tree) for tree, rounds in served.items()]
         plain = [_steady_rounds(bench, "plain", batch=n, context=_CONTEXT) for n in _PLAIN]
-        served[_DEEP] = bench.served_rounds(_DEEP, MAX_REQUESTS)
+        served[_DEEP] = bench.served_rounds(_DEEP, MAX_REQUESTS, _DEEP_TOKENS)
     ahead = [_timings(AHEAD, rounds, ["target"]) for rounds in plain]
     return [*grown, *ahead, *_between(bench, served)]
 
@@ -121,8 +124,9 @@ def _policy(bench: RankBench, tree: str) -> str:
 def _between(bench: RankBench, served: Mapping[str, pd.DataFrame]) -> list[pd.DataFrame]:
     """Rows of re-roots, and of messages on a split, of rounds by their tree."""
     frames = []
-    for tree, rounds in served.items():
+    for tree, found in served.items():
         fanout = _fanout(tree)
+        rounds = found if bench.setup.draft_ranks else _after_another(found)
         rows = rounds["draft_rows"]
         timed = _timings("reroot", rounds, ["reroot"])
         kept = {name: rounds[name] for name in KEPT if name in rounds}
@@ -131,6 +135,17 @@ def _between(bench: RankBench, served: Mapping[str, pd.DataFrame]) -> list[pd.Da
         links = ["link_there", "link_back"]
         frames += [_timings("link", rounds, links) for rounds in served.values()]
     return frames
+
+
+def _after_another(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Rounds behind others of these, with the rows that the draft ran in the one before.
+
+    Where target and draft take turns a round drafts after its re-root, which is of the trees that
+    the round before has grown. A request's last round has a whole tree to drop, and drafts little.
+    """
+    before = rounds[["round", "draft_rows"]].shift(fill_value=-1)
+    is_known = rounds["round"] - before["round"] == 1
+    return rounds.assign(draft_rows=before["draft_rows"]).loc[is_known & (before["round"] >= 0)]
 
 
 def _drafted(rounds: pd.DataFrame, forwards: int) -> pd.DataFrame:

@@ -20,6 +20,7 @@ from codesign.errors import HardwareError, InputError
 from codesign.fit import ACCEPTANCE_FILE, PROFILE_FILE, STEP_COLUMNS, STEPS_FILE, Fit, fit_profile
 from codesign.fit.children import child_seconds
 from codesign.fit.drift import VISIT, host_spreads, visit_spreads
+from codesign.fit.least_squares import fit_means
 from codesign.fit.prompt_stairs import LONG_BUCKETS, PROMPT_BUCKETS, fit_prompt_stairs
 from codesign.fit.round_costs import (
     COUNTED,
@@ -899,7 +900,7 @@ def test_a_message_about_more_requests_takes_longer():
 def test_re_roots_take_longer_for_what_they_keep_where_that_is_known(label):
     def seconds(requests: int, rows: int, children: int, trees: int, nodes: int) -> float:
         dropped = 1e-5 + 2e-6 * (requests - 1) + 1e-6 * rows + 8e-8 * children
-        return dropped + 3e-5 * trees + 9e-7 * nodes
+        return dropped + 2e-5 * (trees > 0) + 3e-5 * trees + 9e-7 * nodes
 
     rng = np.random.default_rng(0)
     rows = []
@@ -918,8 +919,13 @@ def test_re_roots_take_longer_for_what_they_keep_where_that_is_known(label):
     assert cost.with_fanout(7).reroots(3, 20) + cost.keeping(2, 31) == pytest.approx(
         seconds(3, 20, 140, 2, 31), rel=1e-3
     )
+    assert cost.keeping(0, 0) == 0.0 < cost.reroot_any
+    single = timed.loc[timed[KEPT[0]] <= 1]  # the first tree kept is not told from each
+    cost = fit_costs(pd.concat([others, single]), on_ranks=True)[0][label]
+    assert cost.reroot_any == 0.0
+    assert cost.keeping(1, 9) == pytest.approx(5e-5 + 9 * 9e-7, rel=2e-2)
     untold = fit_costs(pd.concat([others, timed.drop(columns=list(KEPT))]), on_ranks=True)[0][label]
-    assert (untold.reroot_tree, untold.reroot_kept) == (0.0, 0.0)
+    assert (untold.reroot_any, untold.reroot_tree, untold.reroot_kept) == (0.0, 0.0, 0.0)
     assert (untold.reroot_node > 0.0) == ("+" in label)
 
 
@@ -984,6 +990,16 @@ def test_re_roots_grow_with_the_rows_of_the_draft():
         for timing in (TogetherTiming(cost, is_plain=False), ApartTiming(cost)):
             reroot = timing.spans(0.0, 0.0, work).reroot
             assert reroot == pytest.approx(seconds(requests, count))
+
+
+def test_what_scatters_to_one_side_is_told_as_its_mean_without_what_was_interrupted():
+    requests = np.repeat([1, 4, 8], 200)
+    design = np.column_stack([np.ones(len(requests)), requests - 1.0])
+    usual = design @ [1e-5, 2e-6] * np.random.default_rng(0).gamma(9.0, 1.0 / 9.0, len(requests))
+    usual = np.minimum(usual, 1.8 * (design @ [1e-5, 2e-6]))
+    interrupted = np.where(np.arange(len(usual)) % 50, usual, 3e-4)
+    for seconds in (usual, interrupted):
+        assert (design @ fit_means(design, seconds)).mean() == pytest.approx(usual.mean(), rel=1e-2)
 
 
 def test_trees_that_are_kept_are_re_rooted_by_their_nodes_too():

@@ -246,12 +246,13 @@ def test_of_several_series_the_lower_median_counts_where_the_host_alone_takes_th
     def series(op: str, *seconds: float) -> pd.DataFrame:
         return pd.DataFrame({"op": op, "seconds": seconds}).astype({"op": str})
 
-    slow, quick = series("reroot", 5.0, 1.0, 5.0), series("reroot", 2.0, 9.0, 2.0)
-    quickest, nothing = series("reroot", 1.0), series("link")
+    slow, quick = series("loop", 5.0, 1.0, 5.0), series("loop", 2.0, 9.0, 2.0)
+    quickest, nothing = series("loop", 1.0), series("link")
     assert [f["seconds"].tolist() for f in usual_of([slow, quick])] == [[2.0, 9.0, 2.0]]
     assert [f["seconds"].tolist() for f in usual_of([slow, quickest, quick])] == [[2.0, 9.0, 2.0]]
     assert [f["seconds"].tolist() for f in usual_of([nothing, series("link", 3.0)])] == [[3.0]]
-    assert len(usual_of([series("round", 1.0), series("round", 2.0)])) == 2
+    for op in ("round", "reroot"):
+        assert len(usual_of([series(op, 1.0), series(op, 2.0)])) == 2
     assert usual_of([nothing, nothing]) == []
 
 
@@ -263,7 +264,7 @@ def host_at(paces: list[float], least: float = 0.0) -> tuple[HostPace, list[floa
         taken.append(pace := next(clock))
         return [
             pd.DataFrame({"op": op, "seconds": [pace, pace + extra]})
-            for op, extra in (("loop", 0.0), ("round", 1.0), ("reroot", 0.0))
+            for op, extra in (("loop", 0.0), ("round", 1.0), ("link", 0.0))
         ]
 
     host = HostPace(lambda: next(clock), series, least)
@@ -521,7 +522,7 @@ def test_an_answer_is_timed_in_two_parts_and_after_something_else(monkeypatch, t
 SERVED = pd.DataFrame(
     {"rows": [4, 8], "batch": 1, "context": [20, 24], "target": [2e-3, 3e-3], "reroot": 3e-5,
      "link_there": 2e-5, "link_back": 4e-5, "draft": 5e-3, "draft_rows": [9, 8],
-     "num_expansions": [7, 2]}
+     "num_expansions": [7, 2], "round": [6, 7]}
 )  # fmt: skip
 
 
@@ -585,19 +586,34 @@ def test_what_lies_between_steps_is_taken_from_rounds_that_are_served(draft_rank
     assert set(found.columns) == {"rows", "requests", "context", "op", "beside", "seconds", "nodes"}
     assert found.loc[found["nodes"].notna(), "op"].unique().tolist() == ["reroot"]
     nodes = found["nodes"] / found["rows"]
-    assert sorted(nodes.dropna()) == [2.0] * (4 if draft_ranks else 6) + [6.0] * 4 + [14.0] * 4
+    # Of rounds in turns only those behind another, whose trees they take up.
+    assert sorted(nodes.dropna()) == (
+        [2.0] * 4 + [6.0] * 4 + [14.0] * 4 if draft_ranks else [2.0] * 3 + [6.0] * 2 + [14.0] * 2
+    )
     seconds = found.groupby(["op", "requests"])["seconds"].agg(list)
     assert seconds["round"].to_dict() == {1: [2e-3, 3e-3] * (3 if draft_ranks else 6)}
     assert ("ahead" in seconds) == (not draft_ranks)
-    trees_only = {1: [3e-5] * 6, 4: [3e-5] * 2, 8: [3e-5] * (4 if draft_ranks else 6)}
-    assert seconds["reroot"].to_dict() == trees_only
-    assert set(found.loc[found["op"] == "reroot", "rows"]) == {9, 8}  # the draft's
+    times = {1: 6, 4: 2, 8: 4} if draft_ranks else {1: 3, 4: 1, 8: 3}
+    assert seconds["reroot"].to_dict() == {n: [3e-5] * count for n, count in times.items()}
+    rows = {9, 8} if draft_ranks else {9}
+    assert set(found.loc[found["op"] == "reroot", "rows"]) == rows  # the draft's
     links = found.loc[found["op"] == "link"]
     assert sorted(links["requests"]) == ([1] * 6 + [4] * 2 + [8] * 4 if draft_ranks else [])
     assert links["seconds"].tolist() == pytest.approx([3e-5] * len(links))
     drafted = found.loc[found["op"] == "drafted", ["rows", "seconds"]].to_numpy().tolist()
     whole = [] if draft_ranks else [[2, 5e-3 + 4e-5], [7, 5e-3 + 4e-5]]
     assert drafted == [pytest.approx(row) for row in whole]  # of rounds with all their forwards
+
+
+def test_in_turns_a_re_root_is_timed_by_the_rows_of_the_round_before_if_that_had_no_prompt():
+    def served(policy: str, count: int, *size: int, context: int | None = None) -> pd.DataFrame:
+        rounds = pd.concat([SERVED] * 3).assign(batch=count, round=[6, 7, 9, 10, 11, 13])
+        return rounds.assign(draft_rows=[17, 0, 17, 15, 1, 17], reroot=[9, 2, 9, 4, 5, 9])
+
+    bench = SimpleNamespace(setup=SimpleNamespace(draft_ranks=0), served_rounds=served)
+    found = pd.concat([*stream_timings(bench), *batch_timings(bench)]).query("op == 'reroot'")
+    took = found[["rows", "seconds"]].to_numpy().tolist()
+    assert took == [[17, 2], [17, 4], [15, 5]] * 7
 
 
 def test_plain_rounds_of_batches_are_served_where_ranks_run_ahead_again_if_disturbed():

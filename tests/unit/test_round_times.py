@@ -81,6 +81,7 @@ def test_what_trees_keep_and_the_first_forward_of_a_row_and_more_messages_cost_t
         return float((now - then)[0, 0])
 
     assert more(4, reroot_tree=1e-3, reroot_kept=1e-4) == pytest.approx(4 * (0.5e-3 + 9e-4))
+    assert more(3, reroot_any=1e-3) == pytest.approx((1.0 - 0.5**3) * 1e-3)
     assert more(1, first_alone=1e-3) == pytest.approx(0.5e-3 + 1e-3)  # half of them miss
     assert more(2, first_alone=1e-3) == 0.0
     beside = replace(behaviour, overlapped=0.0)

@@ -47,6 +47,7 @@ def make_fit() -> Any:
         choice_alone=8.1e-5,
         choice_row=4.7e-7,
         reroot_node=1.3e-7,
+        reroot_any=1.7e-5,
         reroot_tree=2.9e-5,
         reroot_kept=9.1e-7,
         first_alone=6.7e-5,
