@@ -78,9 +78,10 @@ turns](policies.md#turns). Those of 10:08 UTC and later ("mixed") are of attenti
 mixed contexts, and of SpecServe whose drafter predicts [what is
 verified](policies.md#policies-from-papers), too. Rows before the evening of 26 November are of
 older policies, which read a draft's prompt once it was expected to save 1.5 times what it takes;
-since then it has to save twice that. In the runs of 24 November at load 0.2 the 8B's policies are
-told the mean answer of the trace, as by a plan; in earlier ones they expect 96 tokens until some
-have finished.
+in those since it had to save twice that, not yet [less where few
+pay](policies.md#when-the-draft-reads-a-prompt). In the runs of 24 November at load 0.2 the 8B's
+policies are told the mean answer of the trace, as by a plan; in earlier ones they expect 96 tokens
+until some have finished.
 
 Written by `python -m benchmarks.compare_policies report`, too."""
 

@@ -35,7 +35,7 @@ class SpecServe(Repeating):
 
     Beyond the paper, a round is priced with the prompts that it delays (batch_round.py), the target
     is one of a request's whole answer, and the draft runs a prompt only if drafting saves
-    ``RETURN`` times that (repeating.py). The mean confidence starts at what a fit knows.
+    ``needed_return`` times that (repeating.py). The mean confidence starts at what a fit knows.
 
     Source:
         SpecServe, Algorithms 1 to 3. The verifier takes the best prefix of the tokens sorted by

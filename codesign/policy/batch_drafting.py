@@ -2,7 +2,7 @@
 
 Of the first ones of a round the trees are roots alone, as a rule: first_look.py. What one more
 promises: batch_ahead.py. Cold requests, of which the draft has not run the prompt, or has missed
-many tokens since, take part if the tokens to come save ``RETURN`` times what running those
+many tokens since, take part if the tokens to come save ``needed_return`` times what running those
 takes, by what drafting has saved lately (repeating.py).
 
 Must not import torch or read a clock.

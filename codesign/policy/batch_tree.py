@@ -17,9 +17,9 @@ seconds, by the fitted step times (codesign/policy/batch_round.py). What follows
   with drafting takes one look longer. Those between its forwards do not count: they are about what
   the siblings are worth, which are not foreseen either.
 - Prompts. Of a *cold* request the draft has not run the prompt, or has missed many tokens since.
-  It runs them only if the tokens to come, as many as are expected (traffic.py), save ``RETURN``
-  times that: a share of what all save, or, while an average request repays its prompt so, what it
-  adds.
+  It runs them only if the tokens to come, as many as are expected (traffic.py), save
+  ``needed_return`` times that: a share of what all save, or, while an average request repays its
+  prompt so, what it adds.
 - Urgency. A token of a request that falls behind its TPOT target counts more, up to ``MOST_URGENT``
   times, unless it is too far behind, when rows are shared out: they go to it first; nobody else
   gets none. What is drafted does not depend on it: forwards that all pay for would serve few.

@@ -10,8 +10,8 @@ SLO allows, if there are more requests than before, so that drafting may pay no 
 so many have gained.
 
 Requests come and go meanwhile. Of one that comes the draft runs the prompt if drafting for it saves
-``RETURN`` times what that takes: what it adds to drafting for the others, as long as an average
-request repays its prompt by its share.
+``needed_return`` times what that takes: what it adds to drafting for the others, as long as an
+average request repays its prompt by its share.
 
 Must not import torch or read a clock.
 """
@@ -32,9 +32,6 @@ from codesign.policy.resting import LEARNED, LONGEST_REST, Resting, rounds_until
 from codesign.policy.traffic import COLD, Traffic
 from codesign.policy.tree import DraftTree
 
-# Times its price that a draft's prompt must save: all who are here or wait pay it at once, and some
-# of them are gone when it has saved as much.
-RETURN = 2.0
 _MEMORY = 0.1  # weight of a look in what looks gain
 _SHARE_MEMORY = 0.02  # weight of a round in the share of those with a look
 
@@ -194,7 +191,7 @@ class Repeating(Resting):
     def _costly(self, trees: Sequence[DraftTree], cold: Sequence[int], saved: float) -> list[int]:
         """Of cold requests those for which running what they missed does not save enough.
 
-        That is ``RETURN`` times what it takes.
+        That is ``needed_return`` times what it takes.
 
         Args:
             trees: Of the batch.
@@ -202,7 +199,8 @@ class Repeating(Resting):
             saved: Seconds per token that drafting for one of them saves.
         """
         left = self.traffic.expected_left(np.array([trees[i].emitted for i in cold]))
-        saving = left * (saved / RETURN)
+        num_paying = len(trees) + self.beside[0] + self.sharing[1]
+        saving = left * (saved / needed_return(num_paying))
         pays = self._goodput.paying_prompts([trees[i].missing for i in cold], saving)
         return [i for i, is_paid in zip(cold, pays.tolist(), strict=True) if not is_paid]
 
@@ -215,6 +213,22 @@ class Repeating(Resting):
         for i in self._costly(trees, cold, self._newcomer_saves) if cold else ():
             leaves[i] = []
         return leaves
+
+
+def needed_return(num: int) -> float:
+    """Times its price that a draft's prompt must save, where so many requests pay it.
+
+    All who are here or wait pay it at once, and some of them are gone when it has saved as much.
+    Each gains while both itself and the request of the prompt are here. Of two answers that may end
+    at any token alike the shorter has half as many, on average: of the saving on a whole answer,
+    those who pay have (num + 1) / (2 num). That is all of it for a request alone, and half in a
+    large batch, where the others' part is of requests that come later. Those may come to a batch
+    for which drafting does not pay, so that their part does not count.
+
+    Args:
+        num: Requests that are here or wait.
+    """
+    return 2.0 * num / (num + 1.0)
 
 
 def likeliest_children(trees: Sequence[DraftTree]) -> list[list[int]]:

@@ -21,7 +21,7 @@ from codesign.policy.cost import StepTime
 from codesign.policy.goodput import Goodput
 from codesign.policy.host_cost import HostCost
 from codesign.policy.interface import Progress
-from codesign.policy.repeating import RETURN, Repeating
+from codesign.policy.repeating import Repeating, needed_return
 from codesign.policy.resting import LEARNED, LONGEST_REST, LOOKING
 from codesign.policy.speculation import build_speculation, parse_policy
 from codesign.policy.traffic import COLD, rows_behind
@@ -179,7 +179,7 @@ def test_requests_come_and_go_while_rounds_are_repeated(label):
     trees = trees_of(policy, 2)
     play(policy, [*trees, *trees_of(policy, 1)], 0.6)
     policy._left = 9
-    policy._newcomer_saves = RETURN * 1e-3  # seconds a token: a prompt of 96 rows pays
+    policy._newcomer_saves = needed_return(3) * 1e-3  # seconds a token: a prompt of 96 rows pays
     for others in (trees[:1], [*trees, *trees_of(policy, 1)]):
         play(policy, others, 0.6)
         assert policy.repeats
@@ -194,6 +194,32 @@ def test_requests_come_and_go_while_rounds_are_repeated(label):
             True,
             is_read,
         ]
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 24])
+def test_a_prompt_must_save_those_who_pay_it_what_it_takes(num):
+    lengths = np.random.default_rng(0).geometric(1e-3, (20_000, num))  # of answers
+    saved_meanwhile = np.minimum(lengths, lengths[:, :1]).sum(1).mean()  # of the first one's prompt
+    takes_all = num * lengths[:, 0].mean()
+    assert needed_return(num) == pytest.approx(takes_all / saved_meanwhile, rel=0.02)
+
+
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("who", ["nobody", "here", "beside them", "waiting"])
+def test_others_who_pay_a_prompt_keep_the_draft_from_it(label, who):
+    policy = policy_of(label)
+    policy._goodput.draft_prompt_seconds = lambda rows: 1e-3 * rows
+    trees = trees_of(policy, 1, missing=90)
+    if who == "here":
+        trees += trees_of(policy, 2)
+    elif who == "beside them":
+        policy.beside = (2, 20)
+    elif who == "waiting":
+        policy.sharing = (0, 2)
+    seconds = 1e-3 * trees[0].missing
+    saved = 1.2 * seconds / policy.traffic.expected_left(trees[0].emitted)
+    assert policy._costly(trees, [0], saved) == ([] if who == "nobody" else [0])
+    assert policy._costly(trees, [0], 1.3 * saved) == []  # 1.5 times in all
 
 
 def test_what_a_newcomer_adds_counts_while_an_average_request_repays_its_prompt():
