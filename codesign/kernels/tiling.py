@@ -139,9 +139,8 @@ def _unit(tiling: Tiling, tiles: int, clusters: int) -> int:
     return tiling.tiles if each >= clusters and not cut else 1
 
 
-# Fastest on an H200 within whole forwards of 8 rows (over two GPUs and the 70B on one: by itself),
-# and for more rows the fastest that cuts the columns alike; by tiles and groups. What is fastest by
-# itself can be slower between its neighbours.
+# Fastest on an H200 within whole forwards of 8 rows, and for more rows the fastest that cuts the
+# columns alike; by tiles and groups. The fastest by itself can be slower between its neighbours.
 MEASURED = {
     # Llama 70B over four GPUs: qkv, o, gate_up, down
     (160, 64): (Tiling(16, 1, 4), Tiling(16, 1, 4)),
