@@ -58,7 +58,7 @@ MATERIALS = [
 ]
 LONG, LONG_TOKENS, LONG_FROM = "long", 600, 300  # a kind of its own: prompts of a trace
 RECORDED_TOKENS, LONG_ANSWER = 48, 192
-NUM_LONG = 2  # materials, the first ones, with answers of LONG_ANSWER tokens
+NUM_LONG = 2  # answers of LONG_ANSWER tokens to each question, behind some of the first materials
 
 _Item = TypeVar("_Item")
 
@@ -167,8 +167,12 @@ def recorded_prompts(target: Path, *, share: float = 1.0) -> Iterator[list[Bound
 
     def asked(number: int) -> list[BoundRequest]:
         amount, filler = MATERIALS[number]
-        tokens = LONG_ANSWER if number < NUM_LONG else RECORDED_TOKENS
-        group = _behind(encode, amount, tokens, filler)
+        group = [
+            dataclasses.replace(request, max_new_tokens=LONG_ANSWER)
+            if _is_long(number, question)
+            else request
+            for question, request in enumerate(_behind(encode, amount, RECORDED_TOKENS, filler))
+        ]
         return _numbered(group, first=number * count)
 
     long = _numbered(_behind(encode, LONG_TOKENS, RECORDED_TOKENS)[::2], len(MATERIALS) * count)
@@ -176,6 +180,12 @@ def recorded_prompts(target: Path, *, share: float = 1.0) -> Iterator[list[Bound
     yield [*first, *(dataclasses.replace(request, category=LONG) for request in long)]
     if share >= 1.0:
         yield from map(asked, range(fewest, len(MATERIALS)))
+
+
+def _is_long(material: int, question: int) -> bool:
+    """Half of the answers behind each of the first materials: the luck of two would be in all."""
+    first = len(RECORDED_MATERIAL)
+    return material < first and (material + question) % first < NUM_LONG
 
 
 def as_served(profile: AcceptanceProfile, tokens: int) -> AcceptanceProfile:
