@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -108,13 +110,17 @@ def test_the_kernel_compiles_for_hopper_with_one_store_a_word(assert_keeps_value
 class Core:
     """Notes when it is asked to look; the answer comes with the third look."""
 
-    def __init__(self, due: Due) -> None:
-        self.due, self.moments = due, []
+    def __init__(self, due: Due, nap: float = 0.0) -> None:
+        self.due, self.nap, self.moments, self.longest = due, nap, [], 0.0
+
+    def was_away(self, now: float, seconds: float) -> None:
+        self.longest = max(self.longest, seconds)
 
     def look(self, now: float) -> None:
         self.moments.append(now)
         if len(self.moments) == 3:
             self.due.flags[:] = 1
+            time.sleep(self.nap)
 
 
 def test_a_core_is_looked_at_while_an_answer_is_awaited():
@@ -126,3 +132,10 @@ def test_a_core_is_looked_at_while_an_answer_is_awaited():
     assert core.moments == sorted(core.moments)
     wait(due, SingleRank(), CPU, None, core)
     assert len(core.moments) == 3, "the answer was there"
+
+
+def test_time_away_counts_too_if_the_answer_came_meanwhile():
+    due = Outbox(4, CPU).expect()
+    core = Core(due, nap=0.02)
+    wait(due, SingleRank(), CPU, None, core)
+    assert core.longest >= 0.02

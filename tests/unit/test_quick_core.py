@@ -14,6 +14,7 @@ from codesign.engine.gpu import quick_core
 from codesign.engine.gpu.quick_core import (
     EVERY,
     HOPS,
+    LOST,
     NEW_PATIENCE,
     PATIENCE,
     REST,
@@ -99,9 +100,32 @@ def test_it_leaves_again_after_a_quick_time():
     assert any(3.6 < moment < 3.6 + 2 * PATIENCE * EVERY for moment in host.left)
 
 
+def test_a_core_that_others_have_had_is_left_at_once():
+    host = Host(lambda core, now: FAST).watched(0.1)
+    host.was_away(host.now, 0.9 * LOST)
+    assert host.left == []
+    host.was_away(host.now, 1.1 * LOST)
+    assert host.left == [host.now]
+    host.was_away(host.now, 4 * LOST)
+    assert len(host.left) == 2, "the new one is taken, too"
+
+
+def test_where_all_cores_are_taken_it_rests_between_rounds_of_hops():
+    host = Host(lambda core, now: FAST)
+    for _ in range(1000):
+        host.now += 4 * LOST
+        host.was_away(host.now, 3 * LOST)
+    assert len(host.left) <= 4 / REST * (HOPS + 1)
+    assert any(later - sooner >= REST for sooner, later in itertools.pairwise(host.left))
+
+
 @pytest.mark.parametrize(("num_ranks", "moves"), [(1, True), (2, True), (3, False), (8, False)])
 def test_few_cores_are_not_for_moving(num_ranks, moves):
-    assert bool(Host(later_slow, num_ranks=num_ranks).watched(1).left) == moves
+    host = Host(later_slow, num_ranks=num_ranks).watched(1)
+    assert bool(host.left) == moves
+    host.left.clear()
+    host.was_away(host.now + REST, 2 * LOST)
+    assert bool(host.left) == moves
 
 
 @pytest.mark.parametrize(

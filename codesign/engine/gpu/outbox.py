@@ -83,7 +83,7 @@ def wait(
 ) -> bool:
     """Poll for an answer, so that a rank that died ends the wait on a collective with it.
 
-    Meanwhile there is time to see whether the core is slow.
+    Meanwhile there is time to see whether the core is slow, and whether others have it, too.
 
     Args:
         due: The answer.
@@ -99,12 +99,16 @@ def wait(
     Raises:
         RuntimeError: The GPU failed, or ended its work without the answer.
     """
-    start = perf_counter()
+    start = before = perf_counter()
     look_at = start + PATIENCE
     while not due.is_there():
         if is_called is not None and is_called():
             return False
-        if (now := perf_counter()) < look_at:
+        now = perf_counter()
+        if core is not None:
+            core.was_away(now, now - before)
+            before = now
+        if now < look_at:
             if core is not None:
                 core.look(now)
             continue
@@ -113,6 +117,9 @@ def wait(
             raise RuntimeError("a step ended without its answer")
         if watch is not None:
             watch.look(now - start)
-        look_at = now + PATIENCE
+        look_at, before = now + PATIENCE, perf_counter()
+    if core is not None:
+        now = perf_counter()
+        core.was_away(now, now - before)
     group.check()
     return True

@@ -1,4 +1,4 @@
-"""Leave a core that is slow at the moment, as one is on a host that is shared with others.
+"""Leave a core that is slow, or taken by others, as happens on a host that is shared.
 
 A virtual machine's core runs at half its pace while something else has the other half of the
 physical one: for 2 ms in the middle and up to seconds, each core by itself. Every rank keeps its
@@ -7,6 +7,9 @@ long, and all ranks wait for the slowest. What leaving gains depends on the host
 
 The pace is that of an empty loop, timed while the rank waits for its GPU anyway. On a host of
 several sockets a rank stays beside its GPU.
+
+A core may also be taken for 3 to 4 ms, and then often is again 8 ms later, for 25 to 50 ms: so were
+two thirds of the rounds of an 8B that lost as much. A rank leaves when it has been away once.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import torch
 from codesign.artifacts.machine import usable_cores
 
 EVERY = 0.5e-3  # seconds between two looks
+LOST = 1e-3  # seconds between two polls, after which somebody else has had the core
 SLOW = 1.3  # times the least that a look has taken
 RISE = 0.01  # share by which that grows in a second: clocks may fall for good
 PATIENCE = 8  # slow looks in a row, after which it leaves
@@ -51,8 +55,18 @@ class QuickCore:
         self._moves = len(cores) >= 3 * num_ranks
         self._random = Random(os.getpid())
         self._least = 1.0
-        self._next = self._looked = 0.0
+        self._next = self._looked = self._rested = 0.0
         self._num_slow, self._hops = 0, 0
+
+    def was_away(self, now: float, seconds: float) -> None:
+        """Leave this core if somebody else has had it.
+
+        Args:
+            now: Seconds of ``perf_counter``.
+            seconds: Since this process last ran, as it had nothing else to do.
+        """
+        if seconds > LOST and self._moves and now >= self._rested:
+            self._hop(now)
 
     def look(self, now: float) -> None:
         """If it is time for that, time this core, and leave it where it has been slow for a while.
@@ -71,10 +85,14 @@ class QuickCore:
             return
         self._num_slow += 1
         if self._num_slow >= (NEW_PATIENCE if self._hops else PATIENCE):
-            self._num_slow, self._hops = 0, self._hops + 1
-            self._leave()
-            if self._hops > HOPS:
-                self._next, self._hops = now + REST, 0
+            self._hop(now)
+
+    def _hop(self, now: float) -> None:
+        self._num_slow, self._hops = 0, self._hops + 1
+        self._leave()
+        if self._hops > HOPS:
+            self._next = self._rested = now + REST
+            self._hops = 0
 
     def _pace(self) -> float:
         """Seconds of a loop, the quicker of two: whatever interrupts one is not the core's pace."""
