@@ -58,7 +58,7 @@ MATERIALS = [
 ]
 LONG, LONG_TOKENS, LONG_FROM = "long", 600, 300  # a kind of its own: prompts of a trace
 RECORDED_TOKENS, LONG_ANSWER = 48, 192
-NUM_LONG = 2  # answers of LONG_ANSWER tokens to each question, behind some of the first materials
+NUM_LONG = 2  # of the first materials' answers to each question have LONG_ANSWER tokens
 
 _Item = TypeVar("_Item")
 
@@ -155,7 +155,8 @@ def served_prompts(target: Path, workload: Workload, *, seed: int) -> list[Bound
 def recorded_prompts(target: Path, *, share: float = 1.0) -> Iterator[list[BoundRequest]]:
     """All questions behind each of ``MATERIALS``, and half of them behind much: a kind apart.
 
-    The first list is what is recorded at least; the others are as long as there is time for them.
+    Of the answers behind the first few materials half are long, in turn. The first list is what is
+    recorded at least; the others are as long as there is time for them.
     Requests are numbered question after question.
 
     Args:
@@ -183,7 +184,7 @@ def recorded_prompts(target: Path, *, share: float = 1.0) -> Iterator[list[Bound
 
 
 def _is_long(material: int, question: int) -> bool:
-    """Half of the answers behind each of the first materials: the luck of two would be in all."""
+    """Half of those behind each of the first: the luck of two would be in every campaign."""
     first = len(RECORDED_MATERIAL)
     return material < first and (material + question) % first < NUM_LONG
 

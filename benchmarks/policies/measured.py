@@ -99,7 +99,7 @@ Lowest: {least}.
 {markdown(head, rows)}
 
 - **When the draft reads a prompt** is decided here: a request is decoded plainly until drafting is
-  expected to save on its remaining tokens up to twice what reading its prompt costs. On "code"
+  expected to save on its remaining tokens one to two times what reading its prompt costs. On "code"
   answers have 17 to 25 tokens on average. Policies are told the mean of these requests, as by a
   plan; how unequal answers are they learn as they go, which costs up to 2 % of so short a run.
 - **Overload.** At load 1.2 with a 70B a chain of one is the best fixed length, as it drafts from

@@ -57,7 +57,8 @@ def fit_means(design_SP: Floats, seconds_S: Floats) -> Floats:
     """(P,) as ``robust_fit``, of what scatters: residuals are relative to what is told.
 
     Relative to what was measured, the smallest of many would count most. Times scatter further up
-    than down, and outliers weigh little: so the whole is told as measured, interruptions left out.
+    than down, and outliers weigh little: so the whole of those that lasted less than ``_MOST``
+    times what is told is told as measured.
     """
     solution_P = robust_fit(design_SP, seconds_S)
     for _ in range(2 * _REWEIGHTS):
@@ -70,6 +71,8 @@ def fit_means(design_SP: Floats, seconds_S: Floats) -> Floats:
         )
     told_S = design_SP @ solution_P
     counts_S = (told_S > 0.0) & (seconds_S < _MOST * told_S)
+    if not counts_S.any():
+        return solution_P
     return solution_P * (seconds_S[counts_S].sum() / told_S[counts_S].sum())
 
 

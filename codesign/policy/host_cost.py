@@ -19,16 +19,18 @@ class HostCost:
     Attributes:
         reroot: Seconds to re-root and move KV rows, per round of one request.
         reroot_each: The same for every request beyond the first.
-        reroot_row: The same for every row that the draft runs in the round: larger trees have more
-            to keep, to drop and to move.
+        reroot_row: The same for every row that the draft runs in a round: larger trees have more to
+            keep, to drop and to move. Where target and draft take turns a re-root moves the trees
+            of the round before, by whose rows it is timed; simulations count those of its own,
+            which is the same over a request.
         reroot_node: The same for every child that these rows may get: trees that are kept from
             round to round. ``with_fanout`` counts them.
-        child: Seconds for every child that a row of a draft's forward gets, of several requests:
-            the host takes them in before the next forward, while of one request ranks run ahead of
-            it. 0 where the forwards' own seconds have it; ``with_fanout`` counts them.
         reroot_any: The same if it keeps more than the root of any tree.
         reroot_tree: The same for every tree of which it keeps more than the root.
         reroot_kept: The same for every node that it keeps, roots left out.
+        child: Seconds for every child that a row of a draft's forward gets, of several requests:
+            the host takes them in before the next forward, while of one request ranks run ahead of
+            it. 0 where the forwards' own seconds have it; ``with_fanout`` counts them.
         choice: Seconds to choose the candidates, per round of one request; 0 where a profile has
             them in the re-root.
         choice_each: The same for every request beyond the first.

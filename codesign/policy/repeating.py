@@ -218,15 +218,15 @@ class Repeating(Resting):
 def needed_return(num: int) -> float:
     """Times its price that a draft's prompt must save, where so many requests pay it.
 
-    All who are here or wait pay it at once, and some of them are gone when it has saved as much.
-    Each gains while both itself and the request of the prompt are here. Of two answers that may end
-    at any token alike the shorter has half as many, on average: of the saving on a whole answer,
-    those who pay have (num + 1) / (2 num). That is all of it for a request alone, and half in a
-    large batch, where the others' part is of requests that come later. Those may come to a batch
-    for which drafting does not pay, so that their part does not count.
+    All of them pay it at once, and some are gone when it has saved as much. Each gains while both
+    itself and the request of the prompt are here. Of two answers that may end at any token alike
+    the shorter has half as many, on average: of the saving on a whole answer, those who pay have
+    (num + 1) / (2 num). That is all of it for a request alone, and half in a large batch, where the
+    others' part is of requests that come later. Those may come to a batch for which drafting does
+    not pay, so that their part does not count. Who waits for a place pays and gains the whole.
 
     Args:
-        num: Requests that are here or wait.
+        num: Requests of the batch, and those who are about to join it.
     """
     return 2.0 * num / (num + 1.0)
 

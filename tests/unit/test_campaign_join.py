@@ -161,6 +161,7 @@ def test_true_steps_are_found_in_the_rounds_whatever_the_fit_says(folder):
         cost, is_plain = fit.costs[label.partition("_")[0]], policy == "plain"
         names = ["target", "prefill", *["draft"] * (not is_plain and "+" not in label)]
         wrong = replace(cost, **{name: getattr(cost, name).scaled(0.5) for name in names})
+        wrong = replace(wrong, reroot_any=1e-3, reroot_tree=1e-3, reroot_kept=1e-3)
         records = read_run(path).records
         found = true_steps.true_cost(wrong, records, has_draft=not is_plain)
         for name in names:
@@ -169,6 +170,7 @@ def test_true_steps_are_found_in_the_rounds_whatever_the_fit_says(folder):
             judged.add(name)
         if not is_plain:
             assert found.reroots(2) == pytest.approx(cost.reroots(2), rel=0.01)
+            assert found.keeping(3.0, 9.0) == 0.0, "what was kept is in the rounds' own mean"
             assert found.link == pytest.approx(cost.link, rel=0.05)
     assert judged == {"target", "prefill", "draft"}
 

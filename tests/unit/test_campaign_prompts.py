@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -42,6 +43,7 @@ def test_prompts_that_are_served_are_none_of_those_recorded_and_ask_the_same(tin
     assert kinds.count(campaign_requests.LONG) == 12
     [fewer] = campaign_requests.recorded_prompts(tiny_models[0], share=0.25)
     assert len(fewer) == 24 + 12
+    assert sum(r.max_new_tokens == campaign_requests.LONG_ANSWER for r in fewer) == 12
     questions = {r.prompt_ids[-20:] for r in recorded}
     assert {r.prompt_ids[-20:] for r in served} <= questions
     seen = {r.prompt_ids for r in (*recorded, *twice)}
@@ -51,6 +53,14 @@ def test_prompts_that_are_served_are_none_of_those_recorded_and_ask_the_same(tin
         assert {r.prompt_ids[-20:] for r in other} <= questions
         assert not seen & {r.prompt_ids for r in other}
         seen |= {r.prompt_ids for r in other}
+
+
+def test_each_question_has_two_long_answers_and_each_of_the_first_materials_as_many(tiny_models):
+    recorded = [r for group in campaign_requests.recorded_prompts(tiny_models[0]) for r in group]
+    long = [r.request_id for r in recorded if r.max_new_tokens == campaign_requests.LONG_ANSWER]
+    assert {r.max_new_tokens for r in recorded} == {48, 192}
+    assert Counter(number % 24 for number in long) == dict.fromkeys(range(24), 2)
+    assert Counter(number // 24 for number in long) == dict.fromkeys(range(4), 12)
 
 
 def test_requests_that_a_pair_serves_are_of_one_seed(tmp_path, tiny_models, machine_fit):

@@ -1002,6 +1002,10 @@ def test_what_scatters_to_one_side_is_told_as_its_mean_without_what_was_interrup
         assert (design @ fit_means(design, seconds)).mean() == pytest.approx(usual.mean(), rel=1e-2)
 
 
+def test_means_of_nothing_are_nothing():
+    assert fit_means(np.zeros((3, 2)), np.ones(3)) == pytest.approx([0.0, 0.0])
+
+
 def test_trees_that_are_kept_are_re_rooted_by_their_nodes_too():
     """By what scatters to both sides alike: slow phases count little, small times no more."""
 
