@@ -4,8 +4,9 @@
 
 One process for each rank of a run works through a table of numbers as a round's host does, then
 waits for 2 ms as for a GPU, and so on; one after another, runs that stay where the system puts
-them and runs that leave slow cores (``engine/gpu/quick_core.py``). A core counts as slow where its
-empty loop takes more than 1.3 times the least of all.
+them and runs that leave cores that are slow or taken (``engine/gpu/quick_core.py``). A core counts
+as slow where its empty loop takes more than 1.3 times the least of all, and as lost where two polls
+of a wait are more than 1 ms apart.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 
 from benchmarks.common import write_result
 from codesign.artifacts.machine import num_cores
-from codesign.engine.gpu.quick_core import SLOW, QuickCore
+from codesign.engine.gpu.quick_core import LOST, SLOW, QuickCore
 
 TABLE = list(range(50_000))
 STEPS = 1000  # numbers read in a piece of work: 70 us on a quick core
@@ -48,17 +49,23 @@ def work() -> int:
 
 
 def run_rank(rank: int, ranks: int, leaves: bool, seconds: float, queue: Any) -> None:
-    """Work and wait; hand over (N, 2) seconds of each piece of work and of a loop behind it."""
+    """Work and wait; hand over (N, 3) seconds: of a piece of work, a loop behind it, and lost."""
     core = Counting(rank, ranks)
-    rows: list[tuple[float, float]] = []
+    rows: list[tuple[float, float, float]] = []
     end = perf_counter() + seconds
     while (start := perf_counter()) < end:
         work()
         done = perf_counter()
-        rows.append((done - start, core._pace()))
-        while (now := perf_counter()) < done + WAIT:
+        pace, lost = core._pace(), 0.0
+        now = before = perf_counter()
+        while now < done + WAIT:
             if leaves:
                 core.look(now)
+            before, now = now, perf_counter()
+            lost += (now - before) * (now - before > LOST)
+            if leaves:
+                core.was_away(now, now - before)
+        rows.append((done - start, pace, lost))
     queue.put((np.array(rows), core.hops))
 
 
@@ -94,6 +101,7 @@ def row(
         "p90": float(high),
         "p99": float(highest),
         "slow": round(float((times[:, 1] > SLOW * least).mean()), 3),
+        "lost": round(float(times[:, 2].sum()) / (len(runs) * seconds), 4),
         "hops_a_second": round(sum(hops for _, hops in runs) / (len(runs) * seconds), 1),
     }
 
