@@ -57,14 +57,13 @@ def run_rank(rank: int, ranks: int, leaves: bool, seconds: float, queue: Any) ->
         work()
         done = perf_counter()
         pace, lost = core._pace(), 0.0
-        now = before = perf_counter()
+        now = perf_counter()
         while now < done + WAIT:
-            if leaves:
-                core.look(now)
             before, now = now, perf_counter()
             lost += (now - before) * (now - before > LOST)
             if leaves:
                 core.was_away(now, now - before)
+                core.look(now)
         rows.append((done - start, pace, lost))
     queue.put((np.array(rows), core.hops))
 

@@ -95,10 +95,9 @@ def round_seconds(
     drafted = (table.awaited * table.awaited_rows).sum(axis=1)
     drafted += table.overlapped * table.overlapped_rows
     row = cost.reroot_row + cost.reroot_node * table.fanout
-    each = row * drafted
-    each += cost.reroot_tree * table.kept_trees + cost.reroot_kept * table.kept_nodes
-    reroot = cost.reroots(size) + each[:, None] * size + cost.choices(size, rows)
-    reroot += cost.reroot_any * (1.0 - (1.0 - table.kept_trees[:, None]) ** size)
+    trees, nodes = table.kept_trees[:, None], table.kept_nodes[:, None]
+    reroot = cost.reroots(size) + (row * drafted)[:, None] * size + cost.choices(size, rows)
+    reroot += cost.keeping(trees * size, nodes * size, 1.0 - (1.0 - trees) ** size)
     if not is_apart:
         return target + awaited + np.where(drafts, reroot, 0.0)
     one = _draft_seconds(cost, table, table.overlapped_rows[:, None] * size, all_context, size)

@@ -72,9 +72,16 @@ class HostCost:
         """Seconds of the re-root of so many requests and draft rows: numbers, or arrays."""
         return self.reroot + self.reroot_each * (requests - 1.0) + self.reroot_row * draft_rows
 
-    def keeping(self, trees: Number, nodes: Number) -> Number:
-        """What a re-root takes besides that keeps so many trees, and nodes but their roots."""
-        return self.reroot_any * (trees > 0.0) + self.reroot_tree * trees + self.reroot_kept * nodes
+    def keeping(self, trees: Number, nodes: Number, chance: Number | None = None) -> Number:
+        """What a re-root takes besides that keeps so many trees, and nodes but their roots.
+
+        Args:
+            trees: Of which more than the root is kept; or how many are expected.
+            nodes: Of these.
+            chance: That there is any such tree, where they are expected ones.
+        """
+        some = self.reroot_any * (trees > 0.0 if chance is None else chance)
+        return some + self.reroot_tree * trees + self.reroot_kept * nodes
 
     def choices(self, requests: Number, rows: Number | float = 0.0) -> Number:
         """The same of choosing rows to verify, and whatever else the draft's span has in it."""

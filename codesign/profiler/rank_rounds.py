@@ -143,9 +143,9 @@ def _after_another(rounds: pd.DataFrame) -> pd.DataFrame:
     Where target and draft take turns a round drafts after its re-root, which is of the trees that
     the round before has grown. A request's last round has a whole tree to drop, and drafts little.
     """
-    before = rounds[["round", "draft_rows"]].shift(fill_value=-1)
+    before = rounds[["round", "draft_rows"]].shift(fill_value=-2)  # in front of them is none
     is_known = rounds["round"] - before["round"] == 1
-    return rounds.assign(draft_rows=before["draft_rows"]).loc[is_known & (before["round"] >= 0)]
+    return rounds.assign(draft_rows=before["draft_rows"]).loc[is_known]
 
 
 def _drafted(rounds: pd.DataFrame, forwards: int) -> pd.DataFrame:

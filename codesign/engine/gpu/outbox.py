@@ -107,10 +107,9 @@ def wait(
         now = perf_counter()
         if core is not None:
             core.was_away(now, now - before)
-            before = now
+            core.look(now)
+        before = now
         if now < look_at:
-            if core is not None:
-                core.look(now)
             continue
         is_idle = device.type != "cuda" or torch.cuda.current_stream(device).query()
         if is_idle and not due.is_there():
