@@ -72,6 +72,16 @@ def needs_whole_rows(sampling: Sampling) -> bool:
     return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1.0)
 
 
+def score_rows(
+    logits_TV: Tensor, keys_T: Tensor, sampling: Sampling, *, first_token: int = 0
+) -> Tensor:
+    """Scores of tokens, (T, V), of which a row's sample has the largest; as in ``best_tokens``."""
+    if sampling.temperature == 0:
+        return logits_TV
+    noise_TV = gumbel_rows(keys_T, logits_TV.shape[-1], first_token=first_token)
+    return shape_rows(logits_TV, sampling) + noise_TV
+
+
 def best_tokens(
     logits_TV: Tensor, keys_T: Tensor, sampling: Sampling, *, first_token: int = 0
 ) -> tuple[Tensor, Tensor]:
@@ -86,10 +96,7 @@ def best_tokens(
     Returns:
         Scores (T,), float32 at temperature 0 and else float64, and tokens (T,) int64.
     """
-    scores_TV = logits_TV
-    if sampling.temperature > 0:
-        noise_TV = gumbel_rows(keys_T, logits_TV.shape[-1], first_token=first_token)
-        scores_TV = shape_rows(logits_TV, sampling) + noise_TV
+    scores_TV = score_rows(logits_TV, keys_T, sampling, first_token=first_token)
     best_T = scores_TV.argmax(dim=-1)
     return scores_TV.gather(1, best_T[:, None])[:, 0], best_T + first_token
 

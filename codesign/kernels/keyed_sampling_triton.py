@@ -1,5 +1,5 @@
 # pyright: reportCallIssue=false, reportMissingImports=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportArgumentType=false, reportOperatorIssue=false
-# ruff: noqa: ANN001, ANN202 (Triton compiles by parameter annotations, and takes launch options)
+# ruff: noqa: ANN001, ANN201, ANN202 (Triton compiles by parameter annotations, and takes launch options)
 """Triton kernels of ``keyed_sampling``: a row's sample in two launches, a step's walk in one."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def sample_rows(
         BLOCK=BLOCK,
         num_warps=8,
     )
-    _best_of_blocks[(rows,)](
+    best_of_blocks[(rows,)](
         scores_TB,
         columns_TB,
         scores_T,
@@ -81,6 +81,23 @@ def _mix64(x):
 
 
 @triton.jit
+def row_key(key_low, key_high, positions, row):
+    """``keyed_sampling.row_keys`` of one row."""
+    low = tl.load(key_low + row).to(tl.int64) & 0xFFFFFFFF
+    request = (tl.load(key_high + row).to(tl.int64) << 32) | low
+    after = tl.load(positions + row).to(tl.int64) + 1
+    return _mix64(request ^ (after * _GOLDEN))
+
+
+@triton.jit
+def noise_of(token, key):
+    """``keyed_sampling.gumbel_rows`` of tokens of a row with this key."""
+    hashed = _mix64((token + 1).to(tl.int64) * _GOLDEN + key)
+    uniform = (_shifted(hashed, 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
+    return -tl.log(-tl.log(uniform))
+
+
+@triton.jit
 def _best_of_block(
     logits,
     key_low,
@@ -103,14 +120,9 @@ def _best_of_block(
     score = tl.load(logits + row * stride + column, mask=is_token, other=float("-inf"))
     score = score.to(tl.float64)
     if SAMPLES:
-        low = tl.load(key_low + row).to(tl.int64) & 0xFFFFFFFF
-        request = (tl.load(key_high + row).to(tl.int64) << 32) | low
-        after = tl.load(positions + row).to(tl.int64) + 1
-        key = _mix64(request ^ (after * _GOLDEN))
-        hashed = _mix64((column + first_token + 1).to(tl.int64) * _GOLDEN + key)
-        uniform = (_shifted(hashed, 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
+        noise = noise_of(column + first_token, row_key(key_low, key_high, positions, row))
         temperature = temperature_bits.to(tl.int64).to(tl.float64, bitcast=True)
-        score = score / temperature - tl.log(-tl.log(uniform))
+        score = score / temperature + noise
     best = tl.max(score, 0)
     place = tl.min(tl.where(score == best, column, num_tokens), 0)
     at = row * tl.num_programs(1) + block
@@ -119,7 +131,7 @@ def _best_of_block(
 
 
 @triton.jit
-def _best_of_blocks(
+def best_of_blocks(
     scores, columns, best_scores, best_tokens, blocks, first_token, PADDED: tl.constexpr
 ) -> None:
     """One row: the best of its blocks, the first of equal ones."""

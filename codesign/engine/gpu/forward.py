@@ -30,6 +30,10 @@ from codesign.kernels.attention_shares import (
 from codesign.kernels.embedding import embed_rows
 from codesign.kernels.fused_attention import attention_in_two, fits, fused_attention
 from codesign.kernels.gemm import num_sms
+from codesign.kernels.head_codes import MOST_ROWS, HeadCodes, coarse_logits
+from codesign.kernels.head_codes import sample_rows as sample_by_codes
+from codesign.kernels.head_codes import takes as takes_head
+from codesign.kernels.keyed_sampling import sample_rows
 from codesign.kernels.packed_linear import (
     LinearMap,
     for_prompts,
@@ -41,6 +45,7 @@ from codesign.kernels.packed_reference import Norm
 from codesign.kernels.prompt_attention import prompt_attention, slab_attention, takes_slabs
 from codesign.kernels.row_attention import Scratch, rotate_and_append
 from codesign.policy.step_time import BUCKETS
+from codesign.policy.walk import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,9 @@ class RankForward:
         ends = weights.ends()
         self.embedding_VD = ends.embedding
         self._norm = ends.norm
-        self._head = logits_map(ends.decoding_head())
+        head = ends.decoding_head()
+        self._head = logits_map(head)
+        self._codes = HeadCodes.of(head) if fused and takes_head(head) else None
         self._num_real = ends.num_real
         self.first_token = ends.head_start
         self.token_map = ends.token_map
@@ -239,6 +246,36 @@ class RankForward:
         logits = self._head(hidden_TD)
         logits[:, self._num_real :] = -torch.inf
         return logits
+
+    def coarse_logits(self, hidden_TD: Tensor) -> Tensor:
+        """``logits`` for a draft: of the head's int8 copy, where there is one."""
+        if self._codes is None or len(hidden_TD) > MOST_ROWS:
+            return self.logits(hidden_TD)
+        logits = coarse_logits(self._codes, hidden_TD)
+        logits[:, self._num_real :] = -torch.inf
+        return logits
+
+    def sample_rows(
+        self, hidden_TD: Tensor, keys: tuple[Tensor, Tensor, Tensor], sampling: Sampling
+    ) -> tuple[Tensor, Tensor]:
+        """``keyed_sampling.sample_rows`` of this rank's logits: scores and tokens, (T,) each.
+
+        Args:
+            hidden_TD: Last hidden states.
+            keys: What noise depends on, as for ``keyed_sampling.row_keys``.
+            sampling: Without top-k and top-p.
+        """
+        if self._codes is None or len(hidden_TD) > MOST_ROWS:
+            logits_Tv = self.logits(hidden_TD)
+            return sample_rows(logits_Tv, *keys, sampling, first_token=self.first_token)
+        return sample_by_codes(
+            self._codes,
+            hidden_TD,
+            *keys,
+            sampling,
+            num_tokens=self._num_real,
+            first_token=self.first_token,
+        )
 
     def _run(
         self,

@@ -95,14 +95,13 @@ class TargetHead:
         positions_T: Tensor,
     ) -> Tensor:
         """Token that the target emits after each row, (T,), an integer type."""
-        logits_Tv = forward.logits(hidden_TD)
         keys = key_low_T, key_high_T, positions_T
-        if forward.group.size == 1 or needs_whole_rows(self._sampling):
-            whole_TV = forward.group.all_gather(logits_Tv)
+        if needs_whole_rows(self._sampling):
+            whole_TV = forward.group.all_gather(forward.logits(hidden_TD))
             return sample_rows(whole_TV, *keys, self._sampling)[1]
-        scores_T, tokens_T = sample_rows(
-            logits_Tv, *keys, self._sampling, first_token=forward.first_token
-        )
+        scores_T, tokens_T = forward.sample_rows(hidden_TD, keys, self._sampling)
+        if forward.group.size == 1:
+            return tokens_T
         # Tokens are exact in float64, as are the scores: one collective for both.
         best_TW2 = forward.group.all_gather(
             torch.stack((scores_T.double(), tokens_T.double()), dim=1)
@@ -137,7 +136,7 @@ class DraftHead:
 
     def answer(self, forward: RankForward, rows: DeviceRows, hidden_TD: Tensor) -> Tensor:
         """See ``StepHead.answer``."""
-        logits_Tv = forward.logits(hidden_TD)
+        logits_Tv = forward.coarse_logits(hidden_TD)
         num_rows = logits_Tv.shape[0]
         into = self.room(num_rows, logits_Tv.device)[: self.words(num_rows)]
         if forward.group.size == 1:
