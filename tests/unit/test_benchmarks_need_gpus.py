@@ -20,6 +20,7 @@ SCRIPTS = {  # that measure on GPUs: flags without which they stop earlier, and 
     "bench_turns": ([], 1),
     "bench_engine": (["--plan", "plan.json"], 1),
     "bench_forward": ([], 1),
+    "bench_heads": ([], 1),
     "bench_gpu_engine": (["target", "--draft", "draft", "--only", "2"], 2),
     "bench_kernels": ([], 1),
     "bench_prompt_graphs": ([], 1),
