@@ -15,6 +15,7 @@ under the device it was measured on. Imports torch.
     prompt_attention attention of a prompt's rows (prompt_attention_triton)
     embedding        the beginning of a forward (embedding_triton)
     keyed_sampling   the target's end of one (keyed_sampling_triton)
+    head_codes       the same from a head in int8, and a draft's logits (head_codes_triton)
     row_choices      the draft's end of one (row_choices_triton)
     leaf_choices     the next rows of a draft tree (leaf_choices_triton)
     next_rows        the next rows of plain decoding (next_rows_triton)
