@@ -1,9 +1,10 @@
-"""Fits that were measured with bf16 heads, less what int8 copies of the heads save in each step.
+"""Fits that were measured with bf16 heads, less what int8 copies save a step and take of memory.
 
     python -m benchmarks.correct_heads FIT --heads FILE --parts 4,3+1 [--write]
 
 FILE is ``bench_heads``' of the same kind of GPU. What a head saves grows with its bytes, so a line
-over the heads of FILE gives it for each number of rows. Without --write the steps of eight rows
+over the heads of FILE gives it for each number of rows. KV rows lose the memory of the copies.
+Without --write the steps of eight rows
 are printed: as they are and as they would be.
 """
 
@@ -77,8 +78,14 @@ def _place(row: dict[str, Any]) -> tuple[str, int, int]:
     return row["model"], row["gpus"], row["rows"]
 
 
+def row_bytes(model: str, gpus: int) -> int:
+    """Of a token's keys and values on a rank."""
+    shape = Sharding(model_shape(SHAPES / model), size=gpus).shape
+    return 2 * BF16 * shape.layers * shape.kv_heads * shape.head_dim
+
+
 def correct(fit: dict[str, Any], models: tuple[str, str], parts: list[str], saved: Savings) -> None:
-    """Take off a fit's steps, in place.
+    """Take off a fit's steps and KV rows, in place.
 
     Args:
         fit: As in its file.
@@ -101,6 +108,12 @@ def correct(fit: dict[str, Any], models: tuple[str, str], parts: list[str], save
             last = saved.of(size, FEWEST, is_draft=bool(is_draft))  # behind a prompt
             for time in times[1]:
                 time["seconds"] = [seconds - last for seconds in time["seconds"]]
+        copies = [head_bytes(model, sides[0]) // 2 for model in models]
+        rows = [row_bytes(model, sides[0]) for model in models]
+        cost, alone = fit["costs"][label], copies[0] // rows[0]
+        both = alone if deployment.draft_workers else sum(copies) // sum(rows)
+        cost["kv_tokens"] -= both  # a draft of its own has room to spare
+        cost["plain_kv_tokens"] -= alone
 
 
 def _times(fit: dict[str, Any], label: str, op: str) -> list[dict[str, Any]]:
