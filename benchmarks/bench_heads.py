@@ -55,10 +55,10 @@ class Head:
         whole, codes = logits_map(self.head_VD), self.codes
         if is_draft:
             return {"bf16": lambda: whole(x_TD), "int8": lambda: coarse_logits(codes, x_TD)}
-        keys = torch.arange(3 * rows, dtype=torch.int32, device="cuda").view(3, rows).unbind(0)
+        low, high, positions = torch.arange(3 * rows, dtype=torch.int32, device="cuda").chunk(3)
         return {
-            "bf16": lambda: keyed_sampling.sample_rows(whole(x_TD), *keys, GREEDY),
-            "int8": lambda: sample_rows(codes, x_TD, *keys, GREEDY),
+            "bf16": lambda: keyed_sampling.sample_rows(whole(x_TD), low, high, positions, GREEDY),
+            "int8": lambda: sample_rows(codes, x_TD, low, high, positions, GREEDY),
         }
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +36,7 @@ _GROWTH = 1 + 2.0**-16  # of lengths, against the rounding of their own sums
 _ROWS_AT_ONCE = 4096  # of the head, while its codes are made
 
 
-def takes(head: object) -> bool:
+def takes(head: object) -> TypeGuard[Tensor]:
     """Whether the kernels run this head where it lies."""
     return (
         isinstance(head, Tensor)

@@ -77,9 +77,14 @@ def coarse_logits(codes: HeadCodes, x_TD: Tensor) -> tuple[Tensor, Tensor]:
     coarse_TV = torch.empty(rows, tokens, dtype=torch.float32, device=device)
     _multiply_codes[(triton.cdiv(tokens, MULTIPLIED),)](
         codes.codes_VD, codes.scales_UV, planes_T2D, rows_T3, coarse_TV, tokens, rows, hidden,
-        ROWS=padded, BLOCK=MULTIPLIED, COLUMNS=GROUP, STAGES=3, num_warps=8 if padded > 32 else 4,
+        ROWS=padded, BLOCK=MULTIPLIED, COLUMNS=GROUP, STAGES=3, num_warps=num_warps(padded),
     )  # fmt: skip
     return coarse_TV, rows_T3
+
+
+def num_warps(rows: int) -> int:
+    """Of a program that multiplies codes; sums of 64 rows do not fit the registers of four."""
+    return 8 if rows > 32 else 4
 
 
 @triton.jit

@@ -1,0 +1,65 @@
+"""Runs whose heads are read as int8 codes, by the reference on a CPU, have the same tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+import codesign.engine.gpu.forward as forward_module
+from codesign.candidate import Candidate
+from codesign.config import Deployment
+from codesign.engine.gpu.rank_setup import rank_setup
+from codesign.engine.gpu.run import run_on_ranks
+from codesign.kernels import head_codes
+from codesign.policy.speculation import parse_policy
+from codesign.policy.walk import Sampling
+
+
+def serve(pair, policy, requests, sampling):
+    candidate = Candidate(Deployment(1, 0), parse_policy(policy), 3)
+    setup = rank_setup(
+        candidate, requests, target=pair.target_dir, draft=pair.draft_dir, device="cpu",
+        dtype="float32", sampling=sampling,
+    )  # fmt: skip
+    return run_on_ranks(setup, candidate, requests)
+
+
+@pytest.fixture
+def coded(monkeypatch):
+    """From the call on, forwards take codes; how many rows were sampled by them, and ranked."""
+    counts = {"sampled": 0, "ranked": 0}
+
+    def sample(codes, x_TD, *args, **options):
+        counts["sampled"] += len(x_TD)
+        return head_codes.sample_rows(codes, x_TD, *args, **options)
+
+    def rank(codes, x_TD):
+        counts["ranked"] += len(x_TD)
+        return head_codes.coarse_logits(codes, x_TD)
+
+    def start():
+        monkeypatch.setattr(forward_module, "takes_head", lambda head: True)
+        monkeypatch.setattr(forward_module, "sample_by_codes", sample)
+        monkeypatch.setattr(forward_module, "coarse_logits", rank)
+        return counts
+
+    return start
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=3)], ids=str)
+@pytest.mark.parametrize("policy", ["plain", "tree-4x2x3"])
+def test_tokens_are_those_of_whole_heads(pair, make_requests, coded, policy, sampling):
+    requests = make_requests(4)
+    wanted = serve(pair, "plain", requests, sampling).outputs
+    counts = coded()
+    found = serve(pair, policy, requests, sampling)
+    assert found.outputs == wanted
+    assert counts["sampled"] > sum(map(len, wanted.values())) / 4
+    assert (counts["ranked"] > 0) == (policy != "plain")
+
+
+def test_cuts_of_the_vocabulary_read_whole_heads(pair, make_requests, coded):
+    requests, sampling = make_requests(2), Sampling(0.8, top_k=5, seed=3)
+    wanted = serve(pair, "plain", requests, sampling).outputs
+    counts = coded()
+    assert serve(pair, "plain", requests, sampling).outputs == wanted
+    assert counts["sampled"] == 0
