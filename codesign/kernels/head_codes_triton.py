@@ -66,6 +66,7 @@ def sample_rows(
 
 def coarse_logits(codes: HeadCodes, x_TD: Tensor) -> tuple[Tensor, Tensor]:
     """``head_codes.coarse_logits`` of hidden rows, and their lengths, (T, 3) of ``RowCodes``."""
+    assert x_TD.is_contiguous(), "columns and rows are not side by side"
     rows, hidden = x_TD.shape
     tokens, device = len(codes.codes_VD), x_TD.device
     padded = max(8, triton.next_power_of_2(rows))
