@@ -65,15 +65,20 @@ _REMARKS = """\
 - **Measured, and missed.** In overload of an 8B on one H200 the batch tree works 0.5 % longer than
   plain decoding, which a queue of six seconds makes 2.3 % of the mean latency (of a second plain
   run's 1.7). It is 4 % behind SpecServe with an 8B on two H100s at 0.3, and 4 and 2 % on four (26
-  November). SpecServe is 1.6 to 3 % behind a chain of one with an 8B at 0.2 ("mooncake" on an H200,
-  by a fit whose plain steps were 4 % short; "conv" and "mooncake" on an H100), and 0.1 to 0.4 %
-  behind the best fixed length in the three other rows. Goodput of most of these rows is that of 10
+  November). SpecServe is 2.7 and 1.8 % behind a chain of one with an 8B at 0.2 on an H100 ("conv" and
+  "mooncake"), and 0.1 to 0.4 % behind the best fixed length in the other rows, among them "conv" at
+  0.2 on an H200 with int8 heads. Goodput of most of these rows is that of 10
   to 60 requests, of which one or two are 2 to 10 %.
 - **Goodput.** By the steps of the morning of 27 November it was 0.982 in the bursts of "code",
   which leave 9 % of the requests within the SLO, and of one sequence of arrivals alone 0.908; of
   forty others 1.002, known to 0.009.
-- **24 at once.** 0.980 is one of 432 cases: the batch tree works 2.4 % longer since a draft's
-  prompt need save less where few pay. Before, the lowest was 0.990; on average it loses 0.04 %.
+- **24 at once.** 0.978 and 0.979 are one case of 432 each, on four H200s, whose steps are those of
+  26 November less what int8 heads save; the lowest were 0.980 and 0.984 before that was taken
+  off. On average the batch tree is 0.2 % faster than SpecServe, and 1.0 % than plain decoding.
+- **A chain of one** on "code" at 0.7 and 1.2 with 70B + 1B is 0.3 and 0.5 % faster than plain
+  decoding since heads are int8, SpecServe 0.1 % slower and 0.2 % faster. It would be as fast as the
+  chain if a draft's prompt had to save 1.5 times what it takes, which loses more elsewhere
+  ([policies.md](policies.md#when-the-draft-reads-a-prompt)).
 - **Attainment** at scale 1.4 is that of one simulation, and a tie with tree-8x4x4; of four others
   the batch tree is +0.3, 0, -0.1 and +0.2 points ahead.
 - **Deciding** is measured on the host of four H100s. On the slow core of another machine it takes

@@ -46,6 +46,7 @@ RUNS = (
     "ranks-8b-24-mixed-h200x1",
     "ranks-8b-24-turns-h200x2",
     "ranks-8b-24-low-h200x1",
+    "ranks-8b-24-heads-h200x1",
 )
 _BURST = "ranks-70b-burst"  # the run of most policies
 _NUMBERS = {1: "one", 2: "two", 4: "four"}
