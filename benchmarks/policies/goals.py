@@ -62,12 +62,12 @@ _REMARKS = """\
 - **Slower than plain decoding.** By the steps of 23 November, which were slower in batches, the
   batch tree had 0.980 or more in 143 of 144 further runs, and 0.9799 in one; SpecServe's lowest
   were 0.977 and 0.9797, and it was behind the best fixed length in 6 of 36.
-- **Measured, and missed.** In overload of an 8B on one H200 the batch tree works 0.5 % longer than
-  plain decoding, which a queue of six seconds makes 2.3 % of the mean latency (of a second plain
-  run's 1.7). It is 4 % behind SpecServe with an 8B on two H100s at 0.3, and 4 and 2 % on four (26
-  November). SpecServe is 2.7 and 1.8 % behind a chain of one with an 8B at 0.2 on an H100 ("conv" and
-  "mooncake"), and 0.1 to 0.4 % behind the best fixed length in the other rows, among them "conv" at
-  0.2 on an H200 with int8 heads. Goodput of most of these rows is that of 10
+- **Measured, and missed.** In overload of an 8B on one H200 the batch tree works 0.5 % longer
+  than plain decoding, which a queue of six seconds makes 2.3 % of the mean latency (of a second
+  plain run's 1.7). It is 4 % behind SpecServe with an 8B on two H100s at 0.3, and 4 and 2 % on
+  four (26 November). SpecServe is 2.7 and 1.8 % behind a chain of one with an 8B at 0.2 on an
+  H100 ("conv" and "mooncake"), and 0.1 to 0.4 % behind the best fixed length in the other rows,
+  among them "conv" at 0.2 on an H200 with int8 heads. Goodput of most of these rows is that of 10
   to 60 requests, of which one or two are 2 to 10 %.
 - **Goodput.** By the steps of the morning of 27 November it was 0.982 in the bursts of "code",
   which leave 9 % of the requests within the SLO, and of one sequence of arrivals alone 0.908; of
