@@ -6,6 +6,9 @@ logit to within a bound that follows from the copy's rounding and the hidden row
 few, the open tokens, are multiplied again from the bf16 head. No approximation is left: whichever
 token the whole head would choose is open, and among open tokens scores are the whole head's.
 
+Lengths are float32 numbers, as are their squares: entries between 1e-19 and 1e19, where those of
+normed rows lie, have bounds that hold.
+
 A logit here is the float32 sum over a row's products in one fixed order, whatever else is open
 and however many rows there are. ``torch.mm`` adds in other orders, to differences of 1e-6.
 
@@ -43,6 +46,7 @@ def takes(head: object) -> TypeGuard[Tensor]:
         and head.is_cuda
         and head.dtype == torch.bfloat16
         and head.shape[1] % 16 == 0
+        and head.is_contiguous()
         and torch.cuda.get_device_capability(head.device)[0] >= 8
     )
 
@@ -178,5 +182,6 @@ def sample_rows(
     score = partial(score_rows, keys_T=keys_T, sampling=sampling, first_token=first_token)
     best_T1 = score(coarse_TV - lost_TV).amax(dim=1, keepdim=True)
     is_open_TV = score(coarse_TV + lost_TV) >= best_T1
+    is_open_TV[:, num_tokens:] = False
     logits_TV = (x_TD.float() @ codes.head_VD.float().t()).masked_fill(~is_open_TV, -torch.inf)
     return best_tokens(logits_TV, keys_T, sampling, first_token=first_token)

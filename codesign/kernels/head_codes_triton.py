@@ -169,8 +169,9 @@ def _score_ends(
         upper = upper / temperature + noise
     lower = tl.where(is_token, lower, float("-inf"))
     tl.store(lower_ends + row * tl.num_programs(1) + block, tl.max(lower, 0))
-    # Rounding to float32 loses less than this.
-    tl.store(place, (upper + tl.abs(upper) * 1.2e-7).to(tl.float32), mask=is_token)
+    # Rounding to float32 loses less than this; what is below its range must not become -inf.
+    upper = tl.maximum(upper + tl.abs(upper) * 1.2e-7, -3.4e38)
+    tl.store(place, upper.to(tl.float32), mask=is_token)
 
 
 @triton.jit

@@ -164,9 +164,22 @@ def test_rows_without_numbers_give_tokens_that_there_are(kernels, broken: float)
 
 def test_a_part_of_the_head_without_tokens_never_wins(kernels):
     x_TD, head_VD = made(2, 200, 64)
-    scores, tokens = sampled(kernels, HeadCodes.of(head_VD), x_TD, Sampling(), 0)
+    codes = HeadCodes.of(head_VD)
+    scores, tokens = sampled(kernels, codes, x_TD, Sampling(), 0)
     assert scores == [-torch.inf, -torch.inf]
     assert tokens == [FIRST, FIRST]
+    wanted = sample_rows(codes, x_TD, *keys(2), Sampling(), num_tokens=0, first_token=FIRST)
+    assert (wanted[0].tolist(), wanted[1].tolist()) == (scores, tokens)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize("temperature", [1e-30, 1e-38, 1e-300])
+def test_no_temperature_is_too_small(kernels, temperature: float):
+    x_TD, head_VD = made(2, 300, 64)
+    head_VD = -head_VD.abs()
+    x_TD = x_TD.abs()
+    tokens = sampled(kernels, HeadCodes.of(head_VD), x_TD, Sampling(temperature), 300)[1]
+    assert tokens == [FIRST + int(i) for i in (x_TD.float() @ head_VD.float().t()).argmax(1)]
 
 
 COMPILED = """
