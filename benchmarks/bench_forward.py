@@ -184,18 +184,18 @@ class Step:
 
     def logits(self) -> Tensor:
         """Those of the bf16 head."""
-        return self.forward.logits(self.hidden())
+        return self.forward.head.logits(self.hidden())
 
     def tokens(self, *, stand_out: bool = True) -> Tensor:
         """What a target's step ends in; with logits of which the largest stand out."""
         hidden = self.hidden()
         if stand_out:
             hidden = hidden.addcmul(self.likely, self.likely_size)
-        return self.forward.sample_rows(hidden, self.keys, Sampling())[1]
+        return self.forward.head.sample_rows(hidden, self.keys, Sampling())[1]
 
     def words(self) -> Tensor:
         """What a draft's step ends in."""
-        return choice_words(self.forward.coarse_logits(self.hidden()), CHOICES)
+        return choice_words(self.forward.head.coarse_logits(self.hidden()), CHOICES)
 
     def int4_words(self) -> Tensor:
         """The same with a head in int4."""

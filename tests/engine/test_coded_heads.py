@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-import codesign.engine.gpu.forward as forward_module
 from codesign.candidate import Candidate
 from codesign.config import Deployment
 from codesign.engine.gpu.rank_setup import rank_setup
@@ -28,18 +27,20 @@ def coded(monkeypatch):
     """From the call on, forwards take codes; how many rows were sampled by them, and ranked."""
     counts = {"sampled": 0, "ranked": 0}
 
+    whole_sample, whole_rank = head_codes.sample_rows, head_codes.coarse_logits
+
     def sample(codes, x_TD, *args, **options):
         counts["sampled"] += len(x_TD)
-        return head_codes.sample_rows(codes, x_TD, *args, **options)
+        return whole_sample(codes, x_TD, *args, **options)
 
     def rank(codes, x_TD):
         counts["ranked"] += len(x_TD)
-        return head_codes.coarse_logits(codes, x_TD)
+        return whole_rank(codes, x_TD)
 
     def start():
-        monkeypatch.setattr(forward_module, "takes_head", lambda head: True)
-        monkeypatch.setattr(forward_module, "sample_by_codes", sample)
-        monkeypatch.setattr(forward_module, "coarse_logits", rank)
+        monkeypatch.setattr(head_codes, "takes", lambda head: True)
+        monkeypatch.setattr(head_codes, "sample_rows", sample)
+        monkeypatch.setattr(head_codes, "coarse_logits", rank)
         return counts
 
     return start

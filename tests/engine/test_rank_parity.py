@@ -53,7 +53,7 @@ class ParityDrafter(GroupDrafter):
         )
         with torch.inference_mode():
             hidden = rank.forward.prompt_hidden(path, 0, fresh)
-            wanted = torch.log_softmax(rank.forward.logits(hidden)[0], dim=-1)
+            wanted = torch.log_softmax(rank.forward.head.logits(hidden)[0], dim=-1)
         assert torch.tensor(chances) == pytest.approx(wanted[best].numpy(), abs=1e-4)
         for ours, theirs in (
             (rank.slabs.keys_LBGME, fresh.keys_LBGME),

@@ -90,7 +90,7 @@ class Scores:
         place = next(i for i, pair in enumerate(zip(ours, theirs, strict=True)) if len({*pair}) > 1)
         path = torch.tensor([*request.prompt_ids, *ours[:place]], device=self.forward.device)
         hidden_1D = self.forward.prompt_hidden(path, 0, self.slabs)
-        scores = self.forward.logits(hidden_1D)[0].double().cpu().numpy()
+        scores = self.forward.head.logits(hidden_1D)[0].double().cpu().numpy()
         if sampling.temperature:
             key = noise_key(sampling.seed, request.request_id, len(path))
             scores = scores + sampling.temperature * gumbel_row(key, len(scores))

@@ -161,7 +161,7 @@ class ParityDrafter(GroupDrafter):
         )  # fmt: skip
         with torch.inference_mode():
             hidden = rank.forward.prompt_hidden(path, 0, fresh)
-            wanted = torch.log_softmax(rank.forward.logits(hidden)[0], dim=-1)[best].tolist()
+            wanted = torch.log_softmax(rank.forward.head.logits(hidden)[0], dim=-1)[best].tolist()
         assert chances == pytest.approx(wanted, abs=0.25)
         for ours, theirs in (
             (rank.slabs.keys_LBGME, fresh.keys_LBGME),

@@ -68,7 +68,7 @@ def keys_of(rank: ModelRank, slot: int, count: int) -> Tensor:
 def is_close_call(forward: RankForward, rank: ModelRank, tokens: Words, token: int) -> bool:
     """Whether rounding may decide for a token: a random model's best two may be that near."""
     prompt = torch.tensor(tokens.tolist(), device="cuda")
-    logits = forward.logits(forward.prompt_hidden(prompt, 0, rank.slabs))[0]
+    logits = forward.head.logits(forward.prompt_hidden(prompt, 0, rank.slabs))[0]
     return bool(logits[token] > logits.max() - 0.01 * logits.std())
 
 

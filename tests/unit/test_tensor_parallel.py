@@ -138,7 +138,7 @@ def decode_on(reader, size: int) -> tuple[list[int], list]:
 
         def logits_of(new: list[int], start: int) -> torch.Tensor:
             hidden = forward.prompt_hidden(torch.tensor(new), 0, slabs, start=start)
-            return group.all_gather(forward.logits(hidden))[0, : reader.num_tokens]
+            return group.all_gather(forward.head.logits(hidden))[0, : reader.num_tokens]
 
         with torch.inference_mode():
             return greedy(logits_of)

@@ -13,7 +13,8 @@ is how it is tested where there is no GPU.
     group_target, group_drafter  target and draft on a group; what they run before the host asks:
                          next_steps, decode_ahead (a target), ahead_steps, run_ahead (a draft)
     link, mailbox, wire  messages between the leaders
-    model_rank           one model on one rank: forward, heads, growth; prompt_steps: its prompts
+    model_rank           one model on one rank: forward, rank_head; heads, what follows a forward;
+                         growth; prompt_steps: its prompts
     graphs, buckets      steps as CUDA graphs, and which are captured
     outbox               their answers on the host, and waiting for them; quick_core: on which core
     request_rows         rows of a request; step_rows, prompt_rows, slot_messages: what the leader

@@ -3,7 +3,7 @@
 The same code runs eagerly on a CPU and inside a CUDA graph. Ops come from codesign.kernels.
 
 Letters in shapes: T rows, D hidden size, H query heads and G key/value heads of the rank, E head
-size, F = E / 2, v head rows of the rank.
+size, F = E / 2.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from codesign.engine.gpu.prompt_rows import DevicePrompt
+from codesign.engine.gpu.rank_head import RankHead
 from codesign.engine.gpu.slabs import Slabs, seen_rows
 from codesign.engine.gpu.step_rows import DeviceRows
 from codesign.engine.gpu.tensor_group import TensorGroup
@@ -30,22 +31,16 @@ from codesign.kernels.attention_shares import (
 from codesign.kernels.embedding import embed_rows
 from codesign.kernels.fused_attention import attention_in_two, fits, fused_attention
 from codesign.kernels.gemm import num_sms
-from codesign.kernels.head_codes import MOST_ROWS, HeadCodes, coarse_logits
-from codesign.kernels.head_codes import sample_rows as sample_by_codes
-from codesign.kernels.head_codes import takes as takes_head
-from codesign.kernels.keyed_sampling import sample_rows
 from codesign.kernels.packed_linear import (
     LinearMap,
     for_prompts,
     linear_map,
-    logits_map,
     swiglu_map,
 )
 from codesign.kernels.packed_reference import Norm
 from codesign.kernels.prompt_attention import prompt_attention, slab_attention, takes_slabs
 from codesign.kernels.row_attention import Scratch, rotate_and_append
 from codesign.policy.step_time import BUCKETS
-from codesign.policy.walk import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +72,7 @@ class RankForward:
 
     Attributes:
         shape: The rank's part: its heads and channels.
-        first_token: Head row of the whole model that logit 0 of this rank stands for.
-        token_map: Head row of the whole model -> token, or None if they are the same.
+        head: The rank's part of the head.
     """
 
     def __init__(self, weights: RankWeights, group: TensorGroup, *, fused: bool = True) -> None:
@@ -89,12 +83,7 @@ class RankForward:
         ends = weights.ends()
         self.embedding_VD = ends.embedding
         self._norm = ends.norm
-        head = ends.decoding_head()
-        self._head = logits_map(head)
-        self._codes = HeadCodes.of(head) if fused and takes_head(head) else None
-        self._num_real = ends.num_real
-        self.first_token = ends.head_start
-        self.token_map = ends.token_map
+        self.head = RankHead(ends, coded=fused)
         frequency_F = rotary_frequencies(self.shape.rope, self.shape.head_dim)
         self._frequency_F = frequency_F.to(ends.embedding.device)
         self._fused = fused and self._can_fuse()
@@ -240,42 +229,6 @@ class RankForward:
             return see(index, q_THE)
 
         return self._run(self._prompt_layers, tokens_T, positions_T, attend)
-
-    def logits(self, hidden_TD: Tensor) -> Tensor:
-        """Float32 logits of the rank's head rows, (T, v); -inf where a row stands for no token."""
-        logits = self._head(hidden_TD)
-        logits[:, self._num_real :] = -torch.inf
-        return logits
-
-    def coarse_logits(self, hidden_TD: Tensor) -> Tensor:
-        """``logits`` for a draft: of the head's int8 copy, where there is one."""
-        if self._codes is None or len(hidden_TD) > MOST_ROWS:
-            return self.logits(hidden_TD)
-        logits = coarse_logits(self._codes, hidden_TD)
-        logits[:, self._num_real :] = -torch.inf
-        return logits
-
-    def sample_rows(
-        self, hidden_TD: Tensor, keys: tuple[Tensor, Tensor, Tensor], sampling: Sampling
-    ) -> tuple[Tensor, Tensor]:
-        """``keyed_sampling.sample_rows`` of this rank's logits: scores and tokens, (T,) each.
-
-        Args:
-            hidden_TD: Last hidden states.
-            keys: What noise depends on, as for ``keyed_sampling.row_keys``.
-            sampling: Without top-k and top-p.
-        """
-        if self._codes is None or len(hidden_TD) > MOST_ROWS:
-            logits_Tv = self.logits(hidden_TD)
-            return sample_rows(logits_Tv, *keys, sampling, first_token=self.first_token)
-        return sample_by_codes(
-            self._codes,
-            hidden_TD,
-            *keys,
-            sampling,
-            num_tokens=self._num_real,
-            first_token=self.first_token,
-        )
 
     def _run(
         self,

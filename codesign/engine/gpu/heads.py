@@ -97,9 +97,9 @@ class TargetHead:
         """Token that the target emits after each row, (T,), an integer type."""
         keys = key_low_T, key_high_T, positions_T
         if needs_whole_rows(self._sampling):
-            whole_TV = forward.group.all_gather(forward.logits(hidden_TD))
+            whole_TV = forward.group.all_gather(forward.head.logits(hidden_TD))
             return sample_rows(whole_TV, *keys, self._sampling)[1]
-        scores_T, tokens_T = forward.sample_rows(hidden_TD, keys, self._sampling)
+        scores_T, tokens_T = forward.head.sample_rows(hidden_TD, keys, self._sampling)
         if forward.group.size == 1:
             return tokens_T
         # Tokens are exact in float64, as are the scores: one collective for both.
@@ -136,19 +136,21 @@ class DraftHead:
 
     def answer(self, forward: RankForward, rows: DeviceRows, hidden_TD: Tensor) -> Tensor:
         """See ``StepHead.answer``."""
-        logits_Tv = forward.coarse_logits(hidden_TD)
+        logits_Tv = forward.head.coarse_logits(hidden_TD)
         num_rows = logits_Tv.shape[0]
         into = self.room(num_rows, logits_Tv.device)[: self.words(num_rows)]
         if forward.group.size == 1:
-            return choice_words(logits_Tv, self.choices, token_map=forward.token_map, into=into)
+            return choice_words(
+                logits_Tv, self.choices, token_map=forward.head.token_map, into=into
+            )
         own = min(self.choices, logits_Tv.shape[1])
         values_Tk, columns_Tk, total_T = row_choices(logits_Tv, own)
         # Tokens are exact in float64, as are the logits: one collective for all.
-        parts = values_Tk, columns_Tk + forward.first_token, total_T[:, None]
+        parts = values_Tk, columns_Tk + forward.head.first_token, total_T[:, None]
         gathered = forward.group.all_gather(torch.cat([part.double() for part in parts], dim=1))
         all_TWn = gathered.unflatten(1, (-1, 2 * own + 1))
         values_TK, places_TK = all_TWn[..., :own].flatten(1).topk(self.choices, dim=1)
         tokens_TK = all_TWn[..., own:-1].flatten(1).gather(1, places_TK).long()
         total_T = torch.logsumexp(all_TWn[..., -1], dim=1)
         values_TK, total_T = values_TK.float(), total_T.float()
-        return words_of(values_TK, tokens_TK, total_T, forward.token_map, into=into)
+        return words_of(values_TK, tokens_TK, total_T, forward.head.token_map, into=into)

@@ -69,7 +69,7 @@ class RowTargetHead(TargetHead):
         positions_T: Tensor,
     ) -> Tensor:
         """See ``TargetHead.sample``."""
-        logits_TV = forward.group.all_gather(forward.logits(hidden_TD))
+        logits_TV = forward.group.all_gather(forward.head.logits(hidden_TD))
         keys_T = row_keys(key_low_T, key_high_T, positions_T)
         samplings_T3 = self._on_device_S3[self.slots_T.long()]
         return sample_by_row(logits_TV, keys_T, samplings_T3, has_cuts=self._has_cuts)
