@@ -32,11 +32,13 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   at a fifth of the load it is 4 % faster on "conv" and "mooncake" on one H200 (3 to 8 on an H100),
   else within 2 % on H200s, which is what its runs are known to.
 - The asynchronous batch tree (`async-batch-tree`) is fastest on eight GPUs while the load is at
-  most half of what plain decoding can serve, with short prompts ("conv"). At higher load, on fewer
-  GPUs and with long prompts the GPU that it takes from the target costs more than it gains: with an
-  8B on four it gains 3 and 4 % at a load of 0.1, and loses from 0.3 on (simulated, and measured on
-  H100s). On one and the same split it is more than 2 % slower than SpecServe in one of 48 cases
-  (4 %), and nowhere 2 % behind in goodput (simulated).
+  most half of what plain decoding can serve, with short prompts ("conv"). At higher load, on
+  fewer GPUs and with long prompts the GPU that it takes from the target costs more than it gains:
+  with an 8B on four it is 9 % faster at a load of 0.1 and level at 0.3 by the steps of 27
+  November, with int8 heads (simulated), and loses from 0.7 on; on H100s with bf16 heads two runs
+  gained 0.5 and 7 % at 0.1 and lost 12 and 10 at 0.3 (measured). On one and the same split it is
+  more than 2 % slower than SpecServe in three of 48 cases (of the 72B, 3.5 % at most), and
+  nowhere 2 % behind in goodput (simulated).
 - On two H200s speculation gains next to nothing with a small target (8B): the adaptive policies
   mostly decode plainly, and a chain of one drops to 0.39 of plain decoding's speed. In overload
   with a large draft (3B) it gains 11 to 12 % but for "code". In simulated overload with a 70B the
