@@ -12,7 +12,8 @@ normed rows lie, have bounds that hold.
 A logit here is the float32 sum over a row's products in one fixed order, whatever else is open
 and however many rows there are. ``torch.mm`` adds in other orders, to differences of 1e-6.
 
-Letters in shapes: T rows, D hidden size, V tokens (of one rank), U groups of columns.
+Letters in shapes: T rows, D hidden size, V tokens (of one rank), R of them at once, U groups of C
+columns.
 """
 
 from __future__ import annotations
