@@ -35,6 +35,7 @@ kernels() {
   done
   wait
   limited 240 python -m benchmarks.bench_kernels --models "llama-70b TP4" --rows 8 16 --peers --out "$out"
+  limited 90 python -m benchmarks.bench_heads --out "$out"
   limited 90 python -m benchmarks.bench_attention --models 1 --peers --out "$out"
   if [ "$gpus" -gt 1 ]; then limited 90 python -m benchmarks.bench_collectives --peers --out "$out"; fi
 }
