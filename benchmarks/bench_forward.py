@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.common import READ_BANDWIDTH, SHAPES, need_gpus, write_result
+from benchmarks.common import READ_BANDWIDTH, SHAPES, STANDS_OUT, need_gpus, write_result
 from benchmarks.over_ranks import MAX_ELEMENTS, Ranks, over_ranks
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.request_rows import RequestRows
@@ -49,7 +49,6 @@ MODELS = {
     "70b": ("llama-3-70b", 1, 9.7),
 }
 CHOICES = 8
-STANDS_OUT = 5.6  # standard deviations of logits by which the largest is above the mean
 
 
 class RandomWeights:

@@ -17,7 +17,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import READ_BANDWIDTH, SHAPES, graph_time, need_gpus, write_result
+from benchmarks.common import (
+    READ_BANDWIDTH,
+    SHAPES,
+    STANDS_OUT,
+    graph_time,
+    need_gpus,
+    write_result,
+)
 from codesign.kernels import keyed_sampling
 from codesign.kernels.head_codes import HeadCodes, coarse_logits, sample_rows
 from codesign.kernels.packed_linear import logits_map
@@ -28,7 +35,6 @@ from codesign.policy.walk import Sampling
 # Shape: tensor parallel degrees, as a target or as a draft.
 TARGETS = {"llama-3.1-8b": (1, 2, 3, 4), "llama-3-70b": (1, 2, 3, 4), "qwen2-72b": (1, 2, 3, 4)}
 DRAFTS = {"llama-3.2-1b": (1, 2, 3, 4), "llama-3.2-3b": (1, 2, 4), "qwen2-1.5b": (1, 2, 4)}
-STANDS_OUT = 5.6
 GREEDY = Sampling()
 
 

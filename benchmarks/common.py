@@ -22,6 +22,7 @@ from codesign.errors import HardwareError, counted
 RESULTS = Path(__file__).with_name("results")
 SHAPES = Path(__file__).parents[1] / "codesign" / "data" / "shapes"
 READ_BANDWIDTH = read_bandwidth()
+STANDS_OUT = 5.6  # standard deviations of logits by which SmolLM2's largest is above their mean
 COLD_BYTES = 250e6  # of all inputs together: so many do not stay in the L2 cache
 
 

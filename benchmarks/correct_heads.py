@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.bench_heads import DRAFTS
 from benchmarks.common import SHAPES
 from codesign.artifacts import write_text
 from codesign.config import parse_deployment
 from codesign.models.shape import model_shape
 from codesign.models.sharding import Sharding
 
-DRAFTS = ("llama-3.2-1b", "llama-3.2-3b", "qwen2-1.5b")
 # Of a target's head what a draft needs; the bf16 row beside it has samples, too, which take so many
 # microseconds with 8 and with 64 rows (step_ends_2026-11-22_h200.json).
 LOGITS_ONLY, SAMPLING = "logits only", ((8, 64), (4.5, 12.0))

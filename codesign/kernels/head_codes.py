@@ -36,7 +36,7 @@ ROW_CODES = 127 * 256  # a hidden row in two planes of int8: 256 high + low
 # Of the product of lengths: what float32 sums lose, of the kernels' blocks and of anyone's
 # orders of up to 128 additions in a row.
 SLACK = 2.0**-16
-_GROWTH = 1 + 2.0**-16  # of lengths, against the rounding of their own sums
+GROWTH = 1 + 2.0**-16  # of lengths, against the rounding of their own sums
 _ROWS_AT_ONCE = 4096  # of the head, while its codes are made
 
 
@@ -88,7 +88,7 @@ class HeadCodes:
             held_RD = (code_RUC.double() * scale_RU1.double()).flatten(1)
             whole_RD = whole_RD.double()
             lost_R = (whole_RD - held_RD).norm(dim=1) + SLACK * whole_RD.norm(dim=1)
-            lengths_2V[:, part] = torch.stack((lost_R, held_RD.norm(dim=1))).float() * _GROWTH
+            lengths_2V[:, part] = torch.stack((lost_R, held_RD.norm(dim=1))).float() * GROWTH
         return cls(head_VD, codes_VD, scales_UV, lengths_2V)
 
 
@@ -114,7 +114,7 @@ class RowCodes:
         high_TD = torch.floor((whole_TD + 128) / 256)
         planes_T2D = torch.stack((high_TD, whole_TD - 256 * high_TD), dim=1).to(torch.int8)
         lost_T = (x_TD - whole_TD * scale_T[:, None]).norm(dim=1)
-        lengths = x_TD.norm(dim=1) * _GROWTH, lost_T * _GROWTH
+        lengths = x_TD.norm(dim=1) * GROWTH, lost_T * GROWTH
         return cls(planes_T2D, torch.stack((scale_T, *lengths), dim=1))
 
 

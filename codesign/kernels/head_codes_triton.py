@@ -4,21 +4,25 @@
 
 from __future__ import annotations
 
-import struct
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from codesign.kernels.head_codes import GROUP, ROW_CODES, HeadCodes
-from codesign.kernels.keyed_sampling_triton import best_of_blocks, noise_of, row_key
+from codesign.kernels.head_codes import GROUP, GROWTH, ROW_CODES, HeadCodes
+from codesign.kernels.keyed_sampling_triton import (
+    best_of_blocks,
+    float64_bits,
+    noise_of,
+    row_key,
+    scaled,
+)
 
 MULTIPLIED = 128  # tokens of a program that multiplies codes
 SCORED = 2048  # of one that scores
 OPENED = 256  # of one that multiplies open tokens
 _ROW_CODES = tl.constexpr(float(ROW_CODES))
-_GROWTH = tl.constexpr(1 + 2.0**-16)
+_GROWTH = tl.constexpr(GROWTH)
 
 
 def sample_rows(
@@ -37,7 +41,7 @@ def sample_rows(
     assert all(column.is_contiguous() for column in keys), "rows are not side by side"
     rows, tokens, device = len(x_TD), len(codes.head_VD), x_TD.device
     coarse_TV, rows_T3 = coarse_logits(codes, x_TD)
-    bits = struct.unpack("<q", struct.pack("<d", temperature))[0]
+    bits = float64_bits(temperature)
     blocks = triton.cdiv(tokens, SCORED)
     lower_TB = torch.empty(rows, blocks, dtype=torch.float64, device=device)
     _score_ends[(rows, blocks)](
@@ -55,13 +59,7 @@ def sample_rows(
         PADDED=triton.next_power_of_2(blocks), COLUMNS=triton.next_power_of_2(hidden),
         num_warps=4,
     )  # fmt: skip
-    scores_T = torch.empty(rows, dtype=torch.float64, device=device)
-    tokens_T = torch.empty(rows, dtype=torch.int32, device=device)
-    best_of_blocks[(rows,)](
-        scores_TB, columns_TB, scores_T, tokens_T, parts, first_token,
-        PADDED=triton.next_power_of_2(parts), num_warps=1,
-    )  # fmt: skip
-    return scores_T, tokens_T
+    return best_of_blocks(scores_TB, columns_TB, first_token=first_token)
 
 
 def coarse_logits(codes: HeadCodes, x_TD: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,10 +161,9 @@ def _score_ends(
     lower = (middle - bound).to(tl.float64)
     upper = (middle + bound).to(tl.float64)
     if SAMPLES:
-        temperature = temperature_bits.to(tl.int64).to(tl.float64, bitcast=True)
         noise = noise_of(token + first_token, row_key(key_low, key_high, positions, row))
-        lower = lower / temperature + noise
-        upper = upper / temperature + noise
+        lower = scaled(lower, temperature_bits) + noise
+        upper = scaled(upper, temperature_bits) + noise
     lower = tl.where(is_token, lower, float("-inf"))
     tl.store(lower_ends + row * tl.num_programs(1) + block, tl.max(lower, 0))
     # Rounding to float32 loses less than this; what is below its range must not become -inf.
@@ -204,8 +201,7 @@ def _score_open(
         weight = tl.load(head + left.to(tl.int64) * hidden + column, mask=is_column, other=0.0)
         score = tl.sum(weight.to(tl.float32) * value, 0).to(tl.float64)
         if SAMPLES:
-            temperature = temperature_bits.to(tl.int64).to(tl.float64, bitcast=True)
-            score = score / temperature + noise_of(left + first_token, key)
+            score = scaled(score, temperature_bits) + noise_of(left + first_token, key)
         if score > best:
             best = score
             best_token = left

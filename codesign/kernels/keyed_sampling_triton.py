@@ -36,8 +36,6 @@ def sample_rows(
     device = logits_TV.device
     scores_TB = torch.empty(rows, blocks, dtype=torch.float64, device=device)
     columns_TB = torch.empty(rows, blocks, dtype=torch.int32, device=device)
-    scores_T = torch.empty(rows, dtype=torch.float64, device=device)
-    tokens_T = torch.empty(rows, dtype=torch.int32, device=device)
     _best_of_block[(rows, blocks)](
         logits_TV,
         key_low_T,
@@ -48,12 +46,27 @@ def sample_rows(
         tokens,
         logits_TV.stride(0),
         first_token,
-        struct.unpack("<q", struct.pack("<d", temperature))[0],
+        float64_bits(temperature),
         SAMPLES=temperature > 0,
         BLOCK=BLOCK,
         num_warps=8,
     )
-    best_of_blocks[(rows,)](
+    return best_of_blocks(scores_TB, columns_TB, first_token=first_token)
+
+
+def float64_bits(number: float) -> int:
+    """As an integer, for ``scaled``: Triton would take a float for a float32."""
+    return struct.unpack("<q", struct.pack("<d", number))[0]
+
+
+def best_of_blocks(
+    scores_TB: Tensor, columns_TB: Tensor, *, first_token: int
+) -> tuple[Tensor, Tensor]:
+    """Each row's best score and its token, of the best of its blocks; the first of equal ones."""
+    rows, blocks = scores_TB.shape
+    scores_T = torch.empty(rows, dtype=torch.float64, device=scores_TB.device)
+    tokens_T = torch.empty(rows, dtype=torch.int32, device=scores_TB.device)
+    _best_of_blocks[(rows,)](
         scores_TB,
         columns_TB,
         scores_T,
@@ -98,6 +111,12 @@ def noise_of(token, key):
 
 
 @triton.jit
+def scaled(logit, temperature_bits):
+    """Logits in float64 divided by the temperature, of which these are ``float64_bits``."""
+    return logit / temperature_bits.to(tl.int64).to(tl.float64, bitcast=True)
+
+
+@triton.jit
 def _best_of_block(
     logits,
     key_low,
@@ -108,7 +127,7 @@ def _best_of_block(
     num_tokens,
     stride,
     first_token,
-    temperature_bits,  # of a float64: Triton would take a float for a float32
+    temperature_bits,
     SAMPLES: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
@@ -121,8 +140,7 @@ def _best_of_block(
     score = score.to(tl.float64)
     if SAMPLES:
         noise = noise_of(column + first_token, row_key(key_low, key_high, positions, row))
-        temperature = temperature_bits.to(tl.int64).to(tl.float64, bitcast=True)
-        score = score / temperature + noise
+        score = scaled(score, temperature_bits) + noise
     best = tl.max(score, 0)
     place = tl.min(tl.where(score == best, column, num_tokens), 0)
     at = row * tl.num_programs(1) + block
@@ -131,7 +149,7 @@ def _best_of_block(
 
 
 @triton.jit
-def best_of_blocks(
+def _best_of_blocks(
     scores, columns, best_scores, best_tokens, blocks, first_token, PADDED: tl.constexpr
 ) -> None:
     """One row: the best of its blocks, the first of equal ones."""

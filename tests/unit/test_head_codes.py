@@ -183,11 +183,6 @@ def test_no_temperature_is_too_small(kernels, temperature: float):
 
 
 COMPILED = """
-import sys
-from pathlib import Path
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from codesign.kernels import head_codes_triton as kernels
 TYPES = {
     "codes": "*i8", "planes": "*i8", "x": "*bf16", "head": "*bf16", "lower_ends": "*fp64",
@@ -196,25 +191,20 @@ TYPES = {
     **dict.fromkeys(("scales", "hidden_rows", "coarse", "lengths", "upper_ends"), "*fp32"),
     "token_lengths": "*fp32",
 }
-def compiled(kernel, constants, warps):
-    names = kernel.arg_names
-    types = {n: TYPES.get(n, "i32") for n in names} | dict.fromkeys(constants, "constexpr")
-    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names)
-               if types[n][0] == "*" or n in ("hidden", "num_tokens", "stride")}
-    source = ASTSource(kernel, types, constants, aligned)
-    options = {"num_warps": warps}
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+def made_of(kernel, constants, warps):
+    aligned = ("*", "hidden", "num_tokens", "stride")
+    return compiled(kernel, TYPES, constants, aligned, num_warps=warps)
 for rows in (8, 64):
     fixed = {"ROWS": rows, "BLOCK": kernels.MULTIPLIED, "COLUMNS": 256, "STAGES": 3}
-    made = compiled(kernels._multiply_codes, fixed, kernels.num_warps(rows))
+    made = made_of(kernels._multiply_codes, fixed, kernels.num_warps(rows))
     assert "wgmma.mma_async.sync.aligned.m64n%dk32.s32.s8.s8" % (2 * rows) in made.asm["ptx"]
     assert made.metadata.shared >= 3 * 256 * kernels.MULTIPLIED  # copies of three stages in flight
-    Path(sys.argv[1]).write_bytes(made.asm["cubin"])
-compiled(kernels._round_rows, {"PADDED": 8192}, 8)
+    keep(made)
+made_of(kernels._round_rows, {"PADDED": 8192}, 8)
 for samples in (False, True):
-    compiled(kernels._score_ends, {"SAMPLES": samples, "BLOCK": kernels.SCORED}, 8)
+    made_of(kernels._score_ends, {"SAMPLES": samples, "BLOCK": kernels.SCORED}, 8)
     fixed = {"BLOCK": kernels.OPENED, "PADDED": 64, "COLUMNS": 8192}
-    compiled(kernels._score_open, {"SAMPLES": samples} | fixed, 4)
+    made_of(kernels._score_open, {"SAMPLES": samples} | fixed, 4)
 """
 
 

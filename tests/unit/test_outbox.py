@@ -81,17 +81,9 @@ def test_a_step_without_an_answer_ends_the_wait():
 
 COMPILED = """
 import re
-import sys
-from pathlib import Path
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from codesign.kernels.host_answer_triton import _post
 types = {"words": "*i32", "slots": "*i64", "turn": "*i32", "kept": "*i32"}
-types |= {"count": "i32", "num_slots": "i32"}
-types |= dict.fromkeys(("IN_TURN", "KEEPS", "BLOCK"), "constexpr")
-source = ASTSource(_post, types, {"IN_TURN": True, "KEEPS": True, "BLOCK": 256})
-made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+made = compiled(_post, types, {"IN_TURN": True, "KEEPS": True, "BLOCK": 256}, num_warps=4)
 ptx = made.asm["ptx"]
 turn = next(line for line in ptx.splitlines() if "_post_param_2" in line and "ld.param" in line)
 names = re.escape(re.search(r"%rd\\d+", turn)[0])
@@ -99,7 +91,7 @@ read = re.search(rf"ld\\.global\\.b32[^;]*\\[ ?{names}", ptx).start()
 moved = re.search(rf"st\\.global\\.b32 ?\\[ ?{names}", ptx).start()
 assert "bar.sync" in ptx[read:moved], "a warp may read the next answer's turn"
 assert "st.global.wt.b64" in ptx, "a word and its flag are not one store"
-Path(sys.argv[1]).write_bytes(made.asm["cubin"])
+keep(made)
 """
 
 

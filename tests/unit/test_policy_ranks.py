@@ -167,7 +167,7 @@ def test_runs_on_four_gpus_are_joined_and_shown_beside_the_map(
     assert (row.gpus, row.split, row.label) == (4, "3+1", "8B + 1B, 4 GPUs, conv at 0.3")
     measured, simulated = row.speedup("async-batch-tree-16x2x8") or (0.0, 0.0)
     assert measured == pytest.approx(simulated, rel=0.1)  # another seed
-    assert measured == pytest.approx(1.0, abs=0.1)  # by the steps that ship
+    assert 1.0 < measured < 1.09  # a draft on a GPU of its own pays, by the steps that ship
     page = gpu_runs.runs_section(results)
     assert "SOME OUTPUTS DIFFER" not in page
     count = row.found["plain"]["num_requests"]

@@ -147,25 +147,15 @@ def test_a_row_has_the_same_bits_however_its_prompt_is_cut_padded_and_stored(ker
 
 
 COMPILED = """
-import sys
-from pathlib import Path
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from codesign.kernels.prompt_attention_triton import KEYS, ROWS, _attend
-names = _attend.arg_names
 constants = {"PAGE": 64, "E": 128, "ROWS": ROWS, "KEYS": KEYS}
-types = dict.fromkeys(names, "i32") | dict.fromkeys(constants, "constexpr") | {"scale": "fp32"}
-types |= dict.fromkeys(("q", "keys", "values", "out"), "*bf16")
+types = {"scale": "fp32"} | dict.fromkeys(("q", "keys", "values", "out"), "*bf16")
 types |= dict.fromkeys(("slots", "starts", "counts", "tables"), "*i32")
 aligned = ("q", "keys", "values", "out", "q_stride", "slab_stride", "head_stride")
-places = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
-source = ASTSource(_attend, types, constants, places)
-options = {"num_warps": 4, "num_stages": 2}
-made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+made = compiled(_attend, types, constants, aligned, num_warps=4, num_stages=2)
 assert "wgmma.mma_async" in made.asm["ptx"]
 assert 2 * made.metadata.shared <= 227 << 10
-Path(sys.argv[1]).write_bytes(made.asm["cubin"])
+keep(made)
 """
 
 

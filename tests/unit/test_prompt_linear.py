@@ -142,33 +142,23 @@ def test_no_part_of_the_columns_is_empty(tiles: int, groups: int):
 
 
 COMPILED = """
-import sys
-from pathlib import Path
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from codesign.kernels import join_parts_triton, prompt_linear_triton, unpack_triton
 TYPES = {"words": "*i32", "parts": "*fp32", "eps": "fp32"}
 POINTERS = ("x", "out", "bias", "residual", "norm")
-def compiled(kernel, constants, warps=4, stages=3):
-    names = kernel.arg_names
-    types = {n: TYPES.get(n, "*bf16" if n in POINTERS else "i32") for n in names}
-    types |= dict.fromkeys(constants, "constexpr")
-    aligned = {(i,): [["tt.divisibility", 16]] for i, n in enumerate(names)
-               if types[n][0] == "*" or n in ("features", "columns")}
-    source = ASTSource(kernel, types, constants, aligned)
-    options = {"num_warps": warps, "num_stages": stages}
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+def made_of(kernel, constants, warps=4, stages=3):
+    types = TYPES | dict.fromkeys(POINTERS, "*bf16")
+    aligned = ("*", "features", "columns")
+    return compiled(kernel, types, constants, aligned, num_warps=warps, num_stages=stages)
 flags = {"BIAS": False, "RESIDUAL": True, "SWIGLU": False}
 cut = prompt_linear_triton.CUT
 fixed = {"ROWS": cut.rows, "CHANNELS": cut.channels, "WORDS": 272}
-made = compiled(prompt_linear_triton._product, flags | fixed, cut.channels // 16, cut.stages)
+made = made_of(prompt_linear_triton._product, flags | fixed, cut.channels // 16, cut.stages)
 assert made.asm["ptx"].count("wgmma.mma_async") == 16
 assert 2 * made.metadata.shared <= 227 << 10
-Path(sys.argv[1]).write_bytes(made.asm["cubin"])
-compiled(prompt_linear_triton._arrange, {"NORM": True, "BLOCK": 1024})
-compiled(join_parts_triton._join, flags | {"SPLITS": 4, "BLOCK": 1024})
-compiled(unpack_triton._unpack, {"GROUPS": 4, "WORDS": 272})
+keep(made)
+made_of(prompt_linear_triton._arrange, {"NORM": True, "BLOCK": 1024})
+made_of(join_parts_triton._join, flags | {"SPLITS": 4, "BLOCK": 1024})
+made_of(unpack_triton._unpack, {"GROUPS": 4, "WORDS": 272})
 """
 
 

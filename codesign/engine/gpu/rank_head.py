@@ -43,9 +43,13 @@ class RankHead:
 
     def coarse_logits(self, hidden_TD: Tensor) -> Tensor:
         """The same for a draft, whose logits may be those of the codes."""
-        if self._codes is None or len(hidden_TD) > MOST_ROWS:
+        codes = self._codes_for(hidden_TD)
+        if codes is None:
             return self.logits(hidden_TD)
-        return self._real(head_codes.coarse_logits(self._codes, hidden_TD))
+        return self._real(head_codes.coarse_logits(codes, hidden_TD))
+
+    def _codes_for(self, hidden_TD: Tensor) -> HeadCodes | None:
+        return self._codes if len(hidden_TD) <= MOST_ROWS else None
 
     def _real(self, logits_Tv: Tensor) -> Tensor:
         logits_Tv[:, self._num_real :] = -torch.inf
@@ -61,10 +65,10 @@ class RankHead:
             keys: What noise depends on, as for ``keyed_sampling.row_keys``.
             sampling: Without top-k and top-p.
         """
-        first = self.first_token
-        if self._codes is None or len(hidden_TD) > MOST_ROWS:
+        first, codes = self.first_token, self._codes_for(hidden_TD)
+        if codes is None:
             logits_Tv = self.logits(hidden_TD)
             return keyed_sampling.sample_rows(logits_Tv, *keys, sampling, first_token=first)
         return head_codes.sample_rows(
-            self._codes, hidden_TD, *keys, sampling, num_tokens=self._num_real, first_token=first
+            codes, hidden_TD, *keys, sampling, num_tokens=self._num_real, first_token=first
         )
