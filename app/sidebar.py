@@ -7,7 +7,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from codesign.config import ROUTINGS, SLO, Serving
+from codesign.config import ROUTINGS, SCHEDULINGS, SLO, Serving
 from codesign.dashboard.choices import (
     SYNTHETIC,
     Machine,
@@ -29,7 +29,7 @@ _SHARED = (
     "trace", "path", "rate_scale", "max_prompt", "max_output", "preset", "rate", "cv",
     "prompt_mean", "output_mean", "minutes", "ttft", "tpot", "percentile", "fit", "device", "gpus",
     "target", "target_weights", "draft", "draft_weights", "set_acceptance", "acceptance",
-    "max_kv_tokens", "preemption", "prefix_cache", "prefill_chunk", "routing",
+    "max_kv_tokens", "preemption", "prefix_cache", "prefill_chunk", "routing", "scheduling",
 )  # fmt: skip
 _UPLOADED = "uploaded"  # which file, and where it is
 _CHOSEN = "chosen"  # when these controls were last on a page
@@ -212,10 +212,15 @@ def choose_serving(machine: Machine) -> Serving:
             placeholder="whole prompts between steps",
         )  # fmt: skip
         routing = st.selectbox("Routing", ROUTINGS, key="routing", bind=LINK)
+        scheduling = st.selectbox(
+            "Scheduling", SCHEDULINGS, key="scheduling", bind=LINK,
+            help="Who joins the batch next: first come, first served, or by the targets.",
+        )  # fmt: skip
     return Serving(
         max_kv_tokens=rows,
         prefill_chunk=chunk,
         prefix_cache=cache,
         preemption=preemption,
         routing=routing,
+        scheduling=scheduling,
     )

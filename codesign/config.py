@@ -11,6 +11,8 @@ from codesign.errors import InputError
 
 Routing = Literal["round-robin", "least-loaded", "prefix-aware"]
 ROUTINGS: tuple[Routing, ...] = ("round-robin", "least-loaded", "prefix-aware")
+Scheduling = Literal["fcfs", "slo"]
+SCHEDULINGS: tuple[Scheduling, ...] = ("fcfs", "slo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,8 @@ class Serving:
         preemption: Take KV rows as requests grow, and evict the youngest request when they run
             out; otherwise the rows of the whole answer are reserved when a request is admitted.
         routing: Which replica a request goes to.
+        scheduling: Who joins the batch next: "fcfs", first come, first served, or "slo", so that as
+            many as possible keep their targets.
         answer_tokens: Mean of the trace, that policies expect until they have seen enough answers;
             None if nobody knows.
     """
@@ -130,6 +134,7 @@ class Serving:
     prefix_cache: bool = False
     preemption: bool = False
     routing: Routing = "round-robin"
+    scheduling: Scheduling = "fcfs"
     answer_tokens: float | None = None
 
     def __post_init__(self) -> None:
@@ -139,6 +144,9 @@ class Serving:
                 raise InputError(f"{name.replace('_', ' ')} must be at least 1, got {value}")
         if self.routing not in ROUTINGS:
             raise InputError(f"unknown routing {self.routing!r}; one of {', '.join(ROUTINGS)}")
+        if self.scheduling not in SCHEDULINGS:
+            known = ", ".join(SCHEDULINGS)
+            raise InputError(f"unknown scheduling {self.scheduling!r}; one of {known}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for a plan file."""

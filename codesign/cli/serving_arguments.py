@@ -41,6 +41,13 @@ def add_serving_arguments(group: Any) -> None:
         default="round-robin",
         help="how requests are assigned to replicas (round-robin)",
     )
+    group.add_argument(
+        "--scheduling",
+        choices=("fcfs", "slo"),
+        default="fcfs",
+        help="who joins the batch next: first come, first served, or so that as many requests as "
+        "possible keep the SLO's targets (fcfs)",
+    )
 
 
 def serving_from_args(args: argparse.Namespace, fit: Fit) -> Serving:
@@ -54,6 +61,7 @@ def serving_from_args(args: argparse.Namespace, fit: Fit) -> Serving:
         prefix_cache=args.prefix_cache,
         preemption=args.preemption,
         routing=args.routing,
+        scheduling=args.scheduling,
     )
     return bounded(serving, fit)
 

@@ -66,6 +66,11 @@ def _words(traffic: Traffic, machine: Machine, slo: SLO, serving: Serving) -> li
     for name in ("ttft", "tpot"):
         if (target := getattr(slo, name)) is not None:
             words += [f"--slo-{name}-ms", f"{1000 * target:g}"]
+    return words + _serving_words(serving)
+
+
+def _serving_words(serving: Serving) -> list[str]:
+    words = []
     for name in ("max_kv_tokens", "prefill_chunk"):
         if (value := getattr(serving, name)) is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
@@ -73,6 +78,8 @@ def _words(traffic: Traffic, machine: Machine, slo: SLO, serving: Serving) -> li
               if getattr(serving, n)]  # fmt: skip
     if serving.routing != "round-robin":
         words += ["--routing", serving.routing]
+    if serving.scheduling != "fcfs":
+        words += ["--scheduling", serving.scheduling]
     return words
 
 

@@ -11,6 +11,7 @@ from codesign.engine.schedule import Schedule
 from codesign.errors import InputError
 from codesign.models.shape import ModelShape
 from codesign.policy.batching import BatchLimits
+from codesign.policy.on_time import OnTime
 from codesign.policy.spec import SpeculationSpec
 from codesign.policy.stop_text import Push
 from codesign.prompts import BoundRequest
@@ -101,6 +102,7 @@ class ServedRequests:
         serving: Serving,
         *,
         max_kv_tokens: int,
+        on_time: OnTime | None = None,
         emitted_rows: int = 8,
         max_waiting: int | None = None,
         is_fed: bool = False,
@@ -111,6 +113,7 @@ class ServedRequests:
             candidate: Its batch limit and policy.
             serving: How memory and steps are shared; its own limit of KV rows is not read.
             max_kv_tokens: KV rows of all running requests.
+            on_time: Who joins next; None for first come, first served.
             emitted_rows: As of ``Schedule``, as are those that follow.
             max_waiting: Requests that may wait.
             is_fed: Requests arrive by ``arrive``.
@@ -120,6 +123,7 @@ class ServedRequests:
             BatchLimits(candidate.max_batch, max_kv_tokens),
             serving,
             round_rows=candidate.speculation.kv_rows,
+            on_time=on_time,
             emitted_rows=emitted_rows,
             max_waiting=max_waiting,
             is_fed=is_fed,

@@ -161,6 +161,7 @@ class Replay:
             cost,
             self.fit.calibration,
             slo_tpot=plan.slo.tpot,
+            slo_ttft=plan.slo.ttft,
             confidence=self.fit.acceptance.hit_rate(1),
             answer_tokens=plan.serving.answer_tokens,
         )

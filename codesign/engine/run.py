@@ -12,7 +12,7 @@ import torch
 from codesign import Progress
 from codesign.calibration_log import CalibrationLog
 from codesign.candidate import Candidate
-from codesign.config import Serving
+from codesign.config import SLO, Serving
 from codesign.engine.checkpoint import is_shipped_draft
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.drafter import Drafter, ModelDrafter, NgramDrafter
@@ -29,6 +29,7 @@ from codesign.errors import InputError
 from codesign.models import NGRAM
 from codesign.models.shape import ModelShape
 from codesign.policy.cost import Calibration, RoundCost
+from codesign.policy.on_time import OnTime, on_time_of
 from codesign.policy.protocol import RequestVerdict
 from codesign.policy.speculation import (
     MAX_TREE_ROWS,
@@ -54,6 +55,7 @@ class PolicySetup:
         cost: Step times, for policies that decide by them.
         calibration: Of the draft's confidences.
         slo_tpot: Seconds per token that SpecServe and AdaServe must keep; None for no target.
+        slo_ttft: Seconds to the first token, for scheduling by the SLO; None for no target.
         confidence: Mean chance of the draft's likeliest token; None where it is not known.
         answer_tokens: Mean of the traffic to come; None where it is not known.
     """
@@ -64,6 +66,7 @@ class PolicySetup:
     slo_tpot: float | None = None
     confidence: float | None = None
     answer_tokens: float | None = None
+    slo_ttft: float | None = None
 
     def build(self) -> Speculation:
         """The policy object."""
@@ -75,6 +78,14 @@ class PolicySetup:
         return build_speculation(
             self.spec, goodput=goodput, calibration=self.calibration, confidence=self.confidence
         )
+
+    def on_time(self, serving: Serving) -> OnTime | None:
+        """Who joins the batch next; None for first come, first served.
+
+        Raises:
+            InputError: If the scheduling lacks a target or step times.
+        """
+        return on_time_of(serving, SLO(self.slo_ttft, self.slo_tpot), self.cost)
 
     def turns(self) -> Turns | None:
         """Who takes part in rounds of plain decoding; None if all do."""
@@ -189,16 +200,17 @@ def run_candidate(
     served = served_requests(requests, candidate.speculation, target.shape, max_kv_tokens)
     torch.set_num_threads(candidate.deployment.target_workers)
     serving = serving or Serving()
+    policy = setup or PolicySetup(candidate.speculation)
     schedule = served.schedule(
         candidate,
         serving,
+        on_time=policy.on_time(serving),
         max_kv_tokens=max_kv_tokens,
         max_waiting=max_waiting,
         is_fed=feed is not None,
     )
     keep = max_kv_tokens if serving.prefix_cache else 0
     memory = _Memory(candidate.max_batch, served.longest, keep, check)
-    policy = setup or PolicySetup(candidate.speculation)
     worker = TargetWorker(
         target,
         memory.cache(target.shape),

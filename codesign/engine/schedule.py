@@ -15,6 +15,7 @@ from codesign.engine.blocks import block_ids
 from codesign.engine.pieces import PieceSizes, PromptPiece
 from codesign.policy.batching import Batcher, BatchLimits, QueuedRequest
 from codesign.policy.kv_memory import PREFIX_BLOCK, PrefixCache
+from codesign.policy.on_time import OnTime
 from codesign.policy.protocol import Admission
 from codesign.prompts import BoundRequest
 
@@ -56,6 +57,7 @@ class Schedule:
         limits: Of the batch.
         serving: How memory and steps are shared.
         round_rows: Most KV rows of a request in a round.
+        on_time: Who joins next; None for first come, first served.
         emitted_rows: Rows of a forward that computes emitted tokens again.
         max_waiting: Requests that may wait; those that come later are refused. None for any.
         is_fed: Requests wait only after ``arrive`` has been called for them.
@@ -68,6 +70,7 @@ class Schedule:
         serving: Serving,
         *,
         round_rows: int,
+        on_time: OnTime | None = None,
         emitted_rows: int = 8,
         max_waiting: int | None = None,
         is_fed: bool = False,
@@ -83,7 +86,7 @@ class Schedule:
         }
         self._prompts: deque[_Entry] = deque()
         queue = () if is_fed else map(self._queued, self._entries.values())
-        self.batcher = Batcher(queue, limits, PrefixCache() if keeps else None)
+        self.batcher = Batcher(queue, limits, PrefixCache() if keeps else None, on_time)
 
     def arrive(self, request_id: int) -> None:
         """A request has come, after all that wait."""
@@ -130,7 +133,14 @@ class Schedule:
         answer = 0 if self._takes_rows else entry.num_left
         kv_tokens = entry.num_tokens + answer + self._round_rows
         request = entry.request
-        return QueuedRequest(request.request_id, request.arrival, kv_tokens, entry.blocks)
+        return QueuedRequest(
+            request.request_id,
+            request.arrival,
+            kv_tokens,
+            entry.blocks,
+            entry.num_tokens,
+            request.slo_tpot,
+        )
 
     def admit(self, now: float) -> list[int]:
         """Requests that join the batch at ``now``; their prompts queue up."""
@@ -222,10 +232,14 @@ class Schedule:
             yield PromptPiece(admission, start, end - start, is_emitted=start >= prompt_tokens)
             start = end
 
-    def emit(self, request_id: int, tokens: Sequence[int], *, is_finished: bool) -> None:
-        """A request has emitted tokens; it decodes from now on, or is over."""
+    def emit(
+        self, request_id: int, tokens: Sequence[int], *, now: float, is_finished: bool
+    ) -> None:
+        """A request has emitted tokens, at ``now``; it decodes from then on, or is over."""
         entry = self._entries[request_id]
         entry.emitted += tokens
-        entry.decodes = True
+        if not entry.decodes:
+            entry.decodes = True
+            self.batcher.began(request_id, now)
         if is_finished:
             self.batcher.finish(request_id)

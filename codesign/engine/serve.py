@@ -147,7 +147,7 @@ class Server:
         if not self._worker.side.request_ids:  # all requests ended with their first token
             self._pending = first
             return
-        rows, verdicts = self._verify(this, answer, self._goes_on)
+        rows, verdicts = self._verify(this, answer, self._goes_on, ready)
         self._pending = first + verdicts
         self._log.end_round(this, rows, verdicts, ready=ready, answer=answer)
 
@@ -162,7 +162,7 @@ class Server:
         verdicts: list[RequestVerdict] = []
         if self._worker.side.request_ids:
             goes_on = never if pieces else self._goes_on
-            rows, verdicts = self._verify(this, answer, goes_on)
+            rows, verdicts = self._verify(this, answer, goes_on, ready)
         first = self._run_pieces(this, pieces)
         over = {verdict.request_id for verdict in first if verdict.is_finished}
         self._pending = verdicts + [v for v in first if v.request_id not in over]
@@ -171,11 +171,13 @@ class Server:
         self._log.end_round(this, rows, verdicts, ready=ready, answer=answer)
 
     def _verify(
-        self, this: Round, answer: Answer, goes_on: Callable[[], bool]
+        self, this: Round, answer: Answer, goes_on: Callable[[], bool], ready: float
     ) -> tuple[list[VerifyRows], list[RequestVerdict]]:
         this.running = len(self._worker.side.request_ids)
         rows, verdicts = self._worker.verify(answer.candidates, self._catch_up, goes_on)
         this.emitted = self._log.now
+        emitted = sum([len(verdict.tokens) for verdict in verdicts])
+        self._schedule.batcher.round_over(perf_counter() - ready, this.running, emitted)
         self._commit(verdicts)
         return rows, verdicts
 
@@ -287,8 +289,11 @@ class Server:
         return verdicts
 
     def _commit(self, verdicts: Sequence[RequestVerdict]) -> None:
+        now = self._log.now
         for verdict in verdicts:
-            self._schedule.emit(verdict.request_id, verdict.tokens, is_finished=verdict.is_finished)
+            self._schedule.emit(
+                verdict.request_id, verdict.tokens, now=now, is_finished=verdict.is_finished
+            )
             if self._emitted is not None:
                 self._emitted(verdict)
         self._tell_over([v.request_id for v in verdicts if v.is_finished])

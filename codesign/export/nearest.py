@@ -62,6 +62,10 @@ def find_nearest(problem: Problem) -> Nearest:
     if wish.by_batch and not schedule:
         losses.append(Loss("the length depends on how many requests run", f"{depth} at any batch"))
     losses += wish.losses
+    if problem.plan.serving.scheduling == "slo":
+        losses.append(
+            Loss("requests join the batch so that targets are kept", "first come, first served")
+        )
     prefill = prefill_group(problem, size, losses)
     draft_positions = None
     if problem.draft is not None and depth and problem.method == "draft":

@@ -11,7 +11,8 @@ luck and small differences count. Prints nothing.
     predict        figures of several seeds, with intervals (uncertainty, student_t); saturation:
                    whether the load is borne
     ranking        which is best; nearest_miss: if none meets the SLO; fewest: on how few workers
-    economics      whether speculation pays; sensitivity: what to profile next
+    economics      whether speculation pays; sensitivity: what to profile next; scheduling: whether
+                   serving by the SLO would
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from codesign.planner.nearest_miss import nearest_miss
 from codesign.planner.predict import extrapolation_note, prompt_note
 from codesign.planner.question import Answer, Question
 from codesign.planner.ranking import Entry, explain, explain_runner_up, find_ties
+from codesign.planner.scheduling import scheduling_note
 from codesign.planner.screen import Screened, screen
 from codesign.planner.search_cache import SearchCache
 from codesign.planner.search_space import SearchSpace, search_space
@@ -136,7 +138,7 @@ def _nearest(
     simulations: Simulations,
     progress: Progress | None,
 ) -> str:
-    return nearest_miss(
+    line = nearest_miss(
         ordered,
         question.slo,
         simulations.at_rates,
@@ -144,6 +146,9 @@ def _nearest(
         progress,
         rate_scale=question.rate_scale,
     )
+    nearest = min(ordered, key=lambda entry: entry.miss).candidate
+    note = scheduling_note(nearest, question)
+    return f"{line}. Or, {note}" if note else line
 
 
 def _answer(
@@ -159,6 +164,7 @@ def _answer(
     beyond = (
         extrapolation_note(best.candidate, best.outcomes, question.fit),
         prompt_note(question.fit, question.requests),
+        scheduling_note(best.candidate, question),
     )
     return Answer(
         ranked=ranked,

@@ -21,7 +21,8 @@ predicted step times, the engine runs the same objects under the wall clock with
     protocol            a round as two state machines: draft_side (drafted: one
                         request's), target_side, messages (light)
     tree, rerun_tree    a request's draft tree, also with nodes that run again; walk: verification
-    batching, routing   which requests share a step, and which replica serves one
+    batching, on_time   which requests share a step, and who joins them so that targets are kept
+    routing             which replica serves a request
     kv_memory           prompt blocks that outlive their request
     options, stop_text  what a request asks for itself
 """

@@ -1,4 +1,4 @@
-"""Which requests share a step: first come, first served, within batch and KV limits.
+"""Which requests share a step, within batch and KV limits: first come, first served, or on time.
 
 Must not import torch or read a clock; the caller passes the time in.
 """
@@ -6,11 +6,12 @@ Must not import torch or read a clock; the caller passes the time in.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
 from codesign.policy.kv_memory import PREFIX_BLOCK, PrefixCache
+from codesign.policy.on_time import OnTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,16 @@ class QueuedRequest:
         kv_tokens: KV rows that must be free for it to join: at its longest (prompt, output and one
             round's tree), or of its prompt and one round if rows are taken as requests grow.
         blocks: Hash ids of the whole blocks that its prompt begins with; none without a cache.
+        prompt_tokens: Rows to run before it decodes, cached ones among them.
+        slo_tpot: Its own target of seconds per token; None for the run's.
     """
 
     request_id: int
     arrival: float
     kv_tokens: int
     blocks: tuple[int, ...] = ()
+    prompt_tokens: int = 0
+    slo_tpot: float | None = None
 
     @property
     def shared_tokens(self) -> int:
@@ -56,6 +61,7 @@ class Batcher:
         requests: Known from the start, in any order; more may be added.
         limits: Bounds of the batch.
         cache: Prefix blocks, if they are kept.
+        on_time: Who joins next; None for first come, first served.
     """
 
     def __init__(
@@ -63,12 +69,14 @@ class Batcher:
         requests: Iterable[QueuedRequest],
         limits: BatchLimits,
         cache: PrefixCache | None = None,
+        on_time: OnTime | None = None,
     ) -> None:
         self._waiting = deque(sorted(requests, key=lambda r: (r.arrival, r.request_id)))
         self._running: dict[int, QueuedRequest] = {}
         self._reserved = 0  # rows of the running requests beside the prefix cache's
         self._limits = limits
         self.cache = cache
+        self.on_time = on_time
         self._cached: dict[int, int] = {}
         self._put_back: set[int] = set()  # requests that have run before
 
@@ -124,22 +132,40 @@ class Batcher:
         """
         admitted: list[int] = []
         used = self._reserved if kv_in_use is None else kv_in_use
-        while self.admits(now, kv_in_use=used):
-            head = self._waiting.popleft()
-            used += head.kv_tokens - head.shared_tokens
-            self._start(head)
+        for request in self._next_ones(now):
+            if not self._joins(request, used):
+                break
+            self._waiting.remove(request)
+            used += request.kv_tokens - request.shared_tokens
+            self._start(request)
+            if self.on_time is not None:
+                self.on_time.joined(request, now)
             self.is_over(used)  # idle prefix blocks make room
-            admitted.append(head.request_id)
+            admitted.append(request.request_id)
         return admitted
 
     def admits(self, now: float, *, kv_in_use: int | None = None) -> bool:
         """Whether a request would join the batch at time ``now``; see ``admit``."""
-        if not self._waiting or self._waiting[0].arrival > now or self.num_free <= 0:
-            return False
-        head = self._waiting[0]
+        head = next(self._next_ones(now), None)
         used = self._reserved if kv_in_use is None else kv_in_use
-        own = head.kv_tokens - head.shared_tokens
-        return not self._running or self._fits(head, used + own)
+        return head is not None and self._joins(head, used)
+
+    def _next_ones(self, now: float) -> Iterator[QueuedRequest]:
+        """Who joins in turn, as far as there is room; each leaves the queue before the next."""
+        if self.on_time is None:
+            while self._waiting and self._waiting[0].arrival <= now:
+                yield self._waiting[0]
+        elif self._waiting and self.num_free > 0:
+            arrived = list(takewhile(lambda request: request.arrival <= now, self._waiting))
+            others = [r for r in arrived if r.request_id not in self._put_back]
+            yield from [r for r in arrived if r.request_id in self._put_back]
+            yield from self.on_time.choose(others, now, self._found)
+
+    def _joins(self, request: QueuedRequest, used: int) -> bool:
+        if self.num_free <= 0:
+            return False
+        own = request.kv_tokens - request.shared_tokens
+        return not self._running or self._fits(request, used + own)
 
     def refuse(self, now: float, max_waiting: int) -> list[int]:
         """Requests that have come and find ``max_waiting`` others waiting; they leave the queue.
@@ -149,6 +175,8 @@ class Batcher:
         late = self.late(now, max_waiting)
         for request in late:
             self._waiting.remove(request)
+            if self.on_time is not None:
+                self.on_time.ended(request.request_id)
         return [request.request_id for request in late]
 
     def late(self, now: float, max_waiting: int) -> list[QueuedRequest]:
@@ -175,8 +203,12 @@ class Batcher:
         self._running[request.request_id] = request
         self._reserved += request.kv_tokens - request.shared_tokens
         if self.cache is not None:
-            self._cached[request.request_id] = PREFIX_BLOCK * self.cache.match(request.blocks)
+            self._cached[request.request_id] = self._found(request)
             self.cache.hold(request.blocks)
+
+    def _found(self, request: QueuedRequest) -> int:
+        """Prompt tokens that the prefix cache has."""
+        return 0 if self.cache is None else PREFIX_BLOCK * self.cache.match(request.blocks)
 
     def cached_tokens(self, request_id: int) -> int:
         """Prompt tokens that a running request found in the prefix cache when it was admitted."""
@@ -223,8 +255,20 @@ class Batcher:
         self._waiting.appendleft(request)
         self._put_back.add(request.request_id)
 
+    def began(self, request_id: int, now: float) -> None:
+        """The prompt of a running request is complete, and its next token there at ``now``."""
+        if self.on_time is not None:
+            self.on_time.began(self._running[request_id], now)
+
+    def round_over(self, seconds: float, running: int, emitted: int) -> None:
+        """A round, without its prompts, is over; see ``OnTime.round_over``."""
+        if self.on_time is not None:
+            self.on_time.round_over(seconds, running, emitted)
+
     def finish(self, request_id: int, *, computed_tokens: int | None = None) -> None:
         """A running request is over; its KV rows are free, but for prefix blocks that were run."""
+        if self.on_time is not None:
+            self.on_time.ended(request_id)
         request = self._running.pop(request_id)
         self._reserved -= request.kv_tokens - request.shared_tokens
         if self.cache is not None:

@@ -39,6 +39,7 @@ from codesign.policy.ahead import asked
 from codesign.policy.batching import Batcher, BatchLimits
 from codesign.policy.cost import RoundCost
 from codesign.policy.kv_memory import PrefixCache
+from codesign.policy.on_time import on_time_of
 from codesign.policy.routing import Router
 from codesign.policy.speculation import fanout_of
 from codesign.records import RoundLog, RunRecords
@@ -78,13 +79,15 @@ def simulate(
         candidate: Deployment, speculation policy and batch limit of each replica.
         fit: Step times, calibration and recorded acceptance.
         serving: How memory and steps are shared.
-        slo: Its TPOT target steers policies that serve an SLO; nothing else depends on it.
+        slo: Its TPOT target steers policies that serve an SLO; with ``serving.scheduling`` "slo"
+            both targets say who joins the batch next. Nothing else depends on it.
         seed: Of the acceptance draws, which depend on the request and the position alone: two
             candidates are compared on the same draws.
         progress: Called as ``progress("simulate", finished requests, all requests)``.
 
     Raises:
-        InputError: If the fit lacks the deployment, or a request can never run.
+        InputError: If the fit lacks the deployment, a request can never run, or its scheduling has
+            no target.
     """
     deployment, spec = candidate.deployment, candidate.speculation
     cost = cost_of(fit, deployment.unit.label)
@@ -101,7 +104,7 @@ def simulate(
     log = CalibrationLog()
     make_batch = batch_maker(candidate, fit, cost, serving, slo, simulated.values(), seed, log)
     replicas = [
-        _replica(number, shared, candidate, serving, cost, max_kv_tokens, make_batch())
+        _replica(number, shared, candidate, serving, slo, cost, max_kv_tokens, make_batch())
         for number in range(deployment.replicas)
     ]
     _start(env, arrivals, pool, replicas, serving.routing)
@@ -167,6 +170,7 @@ def _replica(
     shared: Shared,
     candidate: Candidate,
     serving: Serving,
+    slo: SLO | None,
     cost: RoundCost,
     max_kv_tokens: int,
     batch: Batch,
@@ -180,6 +184,7 @@ def _replica(
         (),
         BatchLimits(candidate.max_batch, max_kv_tokens),
         PrefixCache() if keeps_prefixes else None,
+        on_time_of(serving, slo, cost),
     )
     return Replica(
         number,
@@ -224,6 +229,11 @@ def _prompt_pool(
     """Whoever runs prompts apart from the replicas, if anyone does; the requests fit into it."""
     if not deployment.prefill_workers:
         return None
+    if serving.scheduling != "fcfs":
+        raise InputError(
+            f"{deployment.label} has a pool for prompts, which serves who comes first. "
+            "Fix: --scheduling fcfs"
+        )
     prompts = cost_of(fit, str(deployment.prefill_workers))
     max_kv_tokens = _kv_tokens(serving, prompts, has_draft=False)
     check_prompts(requests, max_kv_tokens)

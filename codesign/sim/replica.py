@@ -122,7 +122,8 @@ class Replica:
         answer = 0 if self._takes_rows else request.output_tokens - request.emitted
         kv_tokens = request.prompt_tokens + answer + self._round_rows
         number = request.record.request_id
-        return QueuedRequest(number, request.record.arrival, kv_tokens, request.blocks)
+        prompt = request.prompt_tokens if request.prompt_left else 0
+        return QueuedRequest(number, request.record.arrival, kv_tokens, request.blocks, prompt)
 
     def run(self) -> Process:
         """Serve for ever; waits when there is nothing to do."""
@@ -149,6 +150,8 @@ class Replica:
     def _run_ahead(self, until: float) -> bool:
         """Run all rounds at once that end before ``until`` and change nothing but KV rows."""
         if self._ahead is None or not self._prefill.is_empty:
+            return False
+        if self.batcher.on_time is not None:  # which hears of every round
             return False
         if self._waits_now():
             return False
@@ -264,6 +267,7 @@ class Replica:
         """A prompt is complete: its first token is there."""
         if request.record.first_token is None:
             request.record.first_token = at
+        self.batcher.began(request.record.request_id, at)
         if request.output_tokens - request.emitted == 1:
             self._prefill.leave(request)
             self._finish(request, at)
@@ -279,6 +283,7 @@ class Replica:
         if step.work.batch:
             running = self.batcher.running if step.work.rests_on else ()
             num_emitted, finished = self._batch.end()
+            self.batcher.round_over(step.spans.seconds, step.work.running, num_emitted)
             self._under_way.ended(step.work, running, finished, start=step.start, now=self._now)
             for number in finished:
                 request = self._requests[number]

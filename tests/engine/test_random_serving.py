@@ -15,7 +15,7 @@ import torch
 
 import codesign.engine.run as engine_run
 from codesign.candidate import Candidate
-from codesign.config import Deployment, Serving
+from codesign.config import SCHEDULINGS, Deployment, Serving
 from codesign.engine import DraftSource, PolicySetup, run_candidate
 from codesign.engine.kv_cache import KVCache
 from codesign.engine.model import Decoder
@@ -137,11 +137,14 @@ def case_of(chance: random.Random, label: str, vocab: int) -> Case:
         spec, requests, sampling_of(chance),
         Serving(
             prefill_chunk=chance.choice([None, 7, 100]), prefix_cache=chance.random() < 0.5,
-            preemption=chance.random() < 0.6,
+            preemption=chance.random() < 0.6, scheduling=chance.choice(SCHEDULINGS),
         ),
         chance.choice([1, 3, 6]),
         longest + chance.choice([0, 11, 4000]),
-        PolicySetup(spec, RoundCost(*times), calibration, slo_tpot=chance.choice([None, 0.02])),
+        PolicySetup(
+            spec, RoundCost(*times), calibration, slo_tpot=chance.choice([None, 0.02]),
+            slo_ttft=chance.choice([0.03, 1.0]),
+        ),
         chance.random() < 0.25,
         chance.choice([0, 0, 3, 9]),
     )  # fmt: skip

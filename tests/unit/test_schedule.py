@@ -69,7 +69,7 @@ def test_a_step_takes_prompts_in_order_up_to_its_chunk():
         assert sum(p.count for p in pieces) <= 128
         for piece in pieces:
             if piece.is_last:
-                schedule.emit(piece.request_id, (7,), is_finished=False)
+                schedule.emit(piece.request_id, (7,), now=0.0, is_finished=False)
     assert steps == [[(0, 0, 100)], [(1, 0, 60)], [(2, 0, 128)], [(2, 128, 200)]]
 
 
@@ -84,13 +84,13 @@ def test_an_evicted_request_runs_its_prompt_and_then_what_it_had_emitted():
     )
     assert schedule.admit(0.0) == [0, 1]
     for piece in schedule.pieces(nothing_kept):
-        schedule.emit(piece.request_id, range(5), is_finished=False)
+        schedule.emit(piece.request_id, range(5), now=0.0, is_finished=False)
     assert schedule.make_room() == []
-    schedule.emit(0, range(6), is_finished=False)
-    schedule.emit(1, range(6), is_finished=False)
+    schedule.emit(0, range(6), now=0.0, is_finished=False)
+    schedule.emit(1, range(6), now=0.0, is_finished=False)
     assert schedule.make_room() == [1]
     assert schedule.output(1) == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5]
-    schedule.emit(0, range(19), is_finished=True)
+    schedule.emit(0, range(19), now=0.0, is_finished=True)
     assert schedule.admit(0.0) == [1]
     pieces = schedule.pieces(nothing_kept)
     assert [(p.start, p.end, p.is_emitted) for p in pieces] == [
@@ -108,9 +108,9 @@ def test_idle_prefix_blocks_make_room_for_a_request_alone_that_grows():
     for number in (0, 1):
         assert schedule.admit(0.0) == [number]
         schedule.pieces(nothing_kept)
-        schedule.emit(number, (7,), is_finished=number == 0)
+        schedule.emit(number, (7,), now=0.0, is_finished=number == 0)
     assert cache.idle_tokens == 512
-    schedule.emit(1, [7] * 700, is_finished=False)
+    schedule.emit(1, [7] * 700, now=0.0, is_finished=False)
     assert schedule.make_room() == []
     assert cache.idle_tokens == 0
 
@@ -123,7 +123,7 @@ def test_requests_that_come_to_a_full_queue_leave_it_but_not_those_that_ran():
     assert schedule.admit(0.0) == [0, 1]
     assert schedule.refuse(0.0) == [2, 3]
     for piece in schedule.pieces(nothing_kept):
-        schedule.emit(piece.request_id, range(4), is_finished=False)
+        schedule.emit(piece.request_id, range(4), now=0.0, is_finished=False)
     assert schedule.make_room() == [1]
     assert schedule.refuse(0.0) == []
 

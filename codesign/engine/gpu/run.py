@@ -84,9 +84,11 @@ def run_on_ranks(
     check_stop_strings(requests, new_text)
     target = model_shape(setup.target)
     served = served_requests(requests, candidate.speculation, target, max_kv_tokens)
+    serving = serving or Serving()
     schedule = served.schedule(
         candidate,
-        serving or Serving(),
+        serving,
+        on_time=setup.policy.on_time(serving),
         max_kv_tokens=max_kv_tokens,
         emitted_rows=setup.smallest_bucket,
         max_waiting=max_waiting,

@@ -1,0 +1,216 @@
+"""Requests join the batch so that as many as possible keep their targets.
+
+First come, first served makes everyone late in a burst: whoever waits behind others misses the TTFT
+target, and the prompts of those who join stall those who decode. Here a request joins
+
+1. if it can still have its first token in time, before those that cannot;
+2. while the prompts that run before the next round leave those who decode the time to keep their
+   TPOT targets; it may cost one of them its target if waiting would cost its own;
+3. late, when nobody waits who can be on time, a few prompts at once. Whoever has waited very long
+   has a turn now and then, so that nobody waits for ever.
+
+Requests that have missed a target, or will, have nothing to lose and hold nobody up. How many
+tokens a running request has is reckoned from the mean of all, which costs nothing to know.
+
+Must not import torch or read a clock.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from codesign.config import SLO, Serving
+from codesign.errors import InputError
+from codesign.policy.traffic import START_OUTPUT, START_PROMPT
+
+if TYPE_CHECKING:
+    from codesign.policy.batching import QueuedRequest
+    from codesign.policy.cost import RoundCost
+
+PATIENCE = 30.0  # times the TTFT target, after which a late request has turns
+TURN = 8  # requests that join from one such turn to the next
+AT_ONCE = 0.2  # of the TTFT target, that prompts of late requests may take before a round
+LEAST_LEFT = 0.2  # of a mean answer, that a request is expected to emit however long it is
+_PACE_MEMORY = 0.1  # weight of a round in what a token takes
+_NUM_ANSWERS = 128  # that the mean length remembers
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoding:
+    """A request that may keep its targets.
+
+    Attributes:
+        first_token: When it was there.
+        before: Mean tokens of a request until then.
+        target: Seconds per token.
+    """
+
+    first_token: float
+    before: float
+    target: float
+
+
+class OnTime:
+    """Who joins next; hears of all that happens to the batch.
+
+    Args:
+        ttft: Target of seconds to the first token; None for none.
+        tpot: Target of seconds per later token, of requests without one of their own.
+        prompt_seconds: ``f(rows, rows before)`` of a prompt.
+        step: Seconds of a plain round, until some have been.
+        answer_tokens: That a request is expected to emit, until some have finished.
+    """
+
+    def __init__(
+        self,
+        ttft: float | None,
+        tpot: float | None,
+        *,
+        prompt_seconds: Callable[[int, int], float],
+        step: float,
+        answer_tokens: float | None = None,
+    ) -> None:
+        self._ttft = math.inf if ttft is None else ttft
+        self._tpot = math.inf if tpot is None else tpot
+        self._prompt_seconds = prompt_seconds
+        self._round = self._pace = step
+        self._answer = START_OUTPUT if answer_tokens is None else answer_tokens
+        self._num_answers = 0
+        self._tokens = 0.0  # that a request which was always here would have
+        self._decoding: dict[int, _Decoding] = {}
+        self._seconds: dict[int, float] = {}  # of the prompts of those that wait
+        self._ahead: dict[int, float] = {}  # of those that have joined and are not complete
+        self._since_turn = 0
+
+    def joined(self, request: QueuedRequest, now: float) -> None:
+        """A request has left the queue; its prompt runs next."""
+        seconds = self._seconds.pop(request.request_id, 0.0)
+        self._ahead[request.request_id] = seconds
+        self._since_turn = 0 if self._has_turn(request, now) else self._since_turn + 1
+
+    def began(self, request: QueuedRequest, now: float) -> None:
+        """Its prompt is complete, and its next token there."""
+        self._ahead.pop(request.request_id, None)
+        if now <= request.arrival + self._ttft:
+            target = self._tpot if request.slo_tpot is None else request.slo_tpot
+            self._decoding[request.request_id] = _Decoding(now, self._tokens, target)
+
+    def ended(self, request_id: int) -> None:
+        """It is over, refused, or has lost its KV rows."""
+        self._seconds.pop(request_id, None)
+        self._ahead.pop(request_id, None)
+        if (known := self._decoding.pop(request_id, None)) is not None:
+            self._num_answers = min(self._num_answers + 1, _NUM_ANSWERS)
+            beyond = self._tokens - known.before + 1.0 - self._answer
+            self._answer += beyond / self._num_answers
+
+    def round_over(self, seconds: float, running: int, emitted: int) -> None:
+        """A round without its prompts took so long, and so many requests emitted so much."""
+        if not emitted:
+            return
+        self._tokens += emitted / running
+        self._round = seconds
+        self._pace += _PACE_MEMORY * (seconds * running / emitted - self._pace)
+
+    def choose(
+        self, waiting: Sequence[QueuedRequest], now: float, cached: Callable[[QueuedRequest], int]
+    ) -> list[QueuedRequest]:
+        """Those that join now, in turn, as far as there is room; somebody, if nobody decodes.
+
+        Args:
+            waiting: That have come, in order of arrival.
+            now: Seconds since the start of the run.
+            cached: Rows of a prompt that are there already.
+        """
+        rooms = self._rooms(now)
+        chosen = [r for r in waiting[:1] if self._has_turn(r, now)]
+        total = sum(self._ahead.values()) + sum(self._price(r, cached) for r in chosen)
+        late, first_due, lost = [], math.inf, 0
+        for request in waiting[len(chosen) :]:
+            due, seconds = request.arrival + self._ttft, self._price(request, cached)
+            if now + seconds > due:
+                late.append(request)
+                continue
+            first_due = min(first_due, due)
+            if now + total + seconds > first_due:
+                continue
+            cost = bisect_left(rooms, total + seconds) - lost
+            if cost <= (now + self._round + seconds > due):
+                chosen.append(request)
+                total, lost = total + seconds, lost + max(cost, 0)
+        if math.isinf(first_due):
+            chosen += self._of_late(late, rooms, total, cached)
+        return chosen
+
+    def _of_late(
+        self,
+        late: Sequence[QueuedRequest],
+        rooms: Sequence[float],
+        total: float,
+        cached: Callable[[QueuedRequest], int],
+    ) -> list[QueuedRequest]:
+        """Those of the late requests that cost nobody a target, for a fifth of a TTFT target."""
+        chosen: list[QueuedRequest] = []
+        spent = 0.0
+        for request in late:
+            spent += self._price(request, cached)
+            if (chosen and spent > AT_ONCE * self._ttft) or bisect_left(rooms, total + spent):
+                break
+            chosen.append(request)
+        return chosen
+
+    def _has_turn(self, request: QueuedRequest, now: float) -> bool:
+        has_waited = now - request.arrival > PATIENCE * self._ttft
+        return has_waited and self._since_turn >= TURN
+
+    def _price(self, request: QueuedRequest, cached: Callable[[QueuedRequest], int]) -> float:
+        """Seconds of its prompt, as they were when it was first looked at."""
+        number = request.request_id
+        if number not in self._seconds:
+            rows_before = cached(request)
+            rows = max(request.prompt_tokens - rows_before, 1)
+            self._seconds[number] = self._prompt_seconds(rows, rows_before)
+        return self._seconds[number]
+
+    def _rooms(self, now: float) -> list[float]:
+        """Ascending, how long each may wait that can keep its target, going on as lately."""
+        rooms = []
+        for each in self._decoding.values():
+            later = self._tokens - each.before  # tokens after the first
+            left = max(self._answer - later - 1.0, LEAST_LEFT * self._answer)
+            spare = each.target * (later + left) - (now - each.first_token) - self._pace * left
+            if spare >= 0.0:
+                rooms.append(spare)
+        return sorted(rooms)
+
+
+def on_time_of(serving: Serving, slo: SLO | None, cost: RoundCost | None) -> OnTime | None:
+    """Who joins next as a plan wants it; None for first come, first served.
+
+    Args:
+        serving: Its scheduling.
+        slo: Its targets.
+        cost: Step times of the deployment.
+
+    Raises:
+        InputError: If there is no target, or nobody knows what prompts take.
+    """
+    if serving.scheduling == "fcfs":
+        return None
+    if slo is None or not slo.is_set:
+        raise InputError(
+            "scheduling by the SLO needs a target. Fix: --slo-ttft-ms MS, --slo-tpot-ms MS or both"
+        )
+    if cost is None:
+        raise InputError("scheduling by the SLO needs step times. Fix: --scheduling fcfs")
+    return OnTime(
+        slo.ttft,
+        slo.tpot,
+        prompt_seconds=cost.prefill,
+        step=cost.target(1.0, START_PROMPT),
+        answer_tokens=serving.answer_tokens,
+    )
