@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -299,6 +300,22 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[
     monkeypatch.undo()
     for module in loaded:
         importlib.reload(module)  # other tests may have a GPU
+
+
+@pytest.fixture(scope="session")
+def each_its_own() -> Callable[..., Any]:
+    """Make ``RowSamplings`` of rows' samplings, on a device."""
+    import torch
+
+    from codesign.kernels.row_samplings import RowSamplings, has_top_k, has_top_p
+
+    def make(samplings: Sequence[Sampling], device: str = "cpu") -> RowSamplings:
+        numbers = [(s.temperature, float(s.top_k), s.top_p) for s in samplings]
+        columns = torch.tensor(numbers, dtype=torch.float64, device=device).T.contiguous()
+        top_k, top_p = any(map(has_top_k, samplings)), any(map(has_top_p, samplings))
+        return RowSamplings(*columns, has_top_k=top_k, has_top_p=top_p)
+
+    return make
 
 
 @pytest.fixture

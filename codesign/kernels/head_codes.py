@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from codesign.kernels.keyed_sampling import best_tokens, row_keys, score_rows
-from codesign.policy.walk import Sampling
+from codesign.kernels.row_samplings import AnySampling
 
 MOST_ROWS = 64  # the kernels hold so many at once
 MOST_CODE = 127
@@ -144,7 +144,7 @@ def sample_rows(
     key_low_T: Tensor,
     key_high_T: Tensor,
     positions_T: Tensor,
-    sampling: Sampling,
+    sampling: AnySampling,
     *,
     num_tokens: int | None = None,
     first_token: int = 0,
@@ -173,7 +173,7 @@ def sample_rows(
             codes,
             x_TD,
             *keys,
-            temperature=sampling.temperature,
+            sampling,
             num_tokens=num_tokens,
             first_token=first_token,
         )

@@ -12,11 +12,14 @@ from torch import Tensor
 from codesign.kernels.head_codes import GROUP, GROWTH, ROW_CODES, HeadCodes
 from codesign.kernels.keyed_sampling_triton import (
     best_of_blocks,
-    float64_bits,
     noise_of,
+    noise_or_zero,
+    number_of,
+    numbers_of,
     row_key,
     scaled,
 )
+from codesign.kernels.row_samplings import AnySampling, RowSamplings, is_greedy
 
 MULTIPLIED = 128  # tokens of a program that multiplies codes
 SCORED = 2048  # of one that scores
@@ -31,8 +34,8 @@ def sample_rows(
     key_low_T: Tensor,
     key_high_T: Tensor,
     positions_T: Tensor,
+    sampling: AnySampling,
     *,
-    temperature: float,
     num_tokens: int,
     first_token: int,
 ) -> tuple[Tensor, Tensor]:
@@ -41,13 +44,13 @@ def sample_rows(
     assert all(column.is_contiguous() for column in keys), "rows are not side by side"
     rows, tokens, device = len(x_TD), len(codes.head_VD), x_TD.device
     coarse_TV, rows_T3 = coarse_logits(codes, x_TD)
-    bits = float64_bits(temperature)
+    temperatures = numbers_of(sampling)[0]
+    ways = {"SAMPLES": not is_greedy(sampling), "BY_ROW": isinstance(sampling, RowSamplings)}
     blocks = triton.cdiv(tokens, SCORED)
     lower_TB = torch.empty(rows, blocks, dtype=torch.float64, device=device)
     _score_ends[(rows, blocks)](
         coarse_TV, codes.lengths_2V, rows_T3, *keys, lower_TB, tokens, num_tokens,
-        first_token, bits,
-        SAMPLES=temperature > 0, BLOCK=SCORED, num_warps=8,
+        first_token, temperatures, **ways, BLOCK=SCORED, num_warps=8,
     )  # fmt: skip
     parts = triton.cdiv(tokens, OPENED)
     scores_TB = torch.empty(rows, parts, dtype=torch.float64, device=device)
@@ -55,7 +58,7 @@ def sample_rows(
     hidden = x_TD.shape[1]
     _score_open[(rows, parts)](
         coarse_TV, lower_TB, x_TD, codes.head_VD, *keys, scores_TB, columns_TB, tokens,
-        num_tokens, hidden, blocks, first_token, bits, SAMPLES=temperature > 0, BLOCK=OPENED,
+        num_tokens, hidden, blocks, first_token, temperatures, **ways, BLOCK=OPENED,
         PADDED=triton.next_power_of_2(blocks), COLUMNS=triton.next_power_of_2(hidden),
         num_warps=4,
     )  # fmt: skip
@@ -144,7 +147,8 @@ def _multiply_codes(
 @triton.jit
 def _score_ends(
     coarse, token_lengths, hidden_rows, key_low, key_high, positions, lower_ends, stride,
-    num_tokens, first_token, temperature_bits, SAMPLES: tl.constexpr, BLOCK: tl.constexpr,
+    num_tokens, first_token, temperatures, SAMPLES: tl.constexpr, BY_ROW: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """One row, one block of tokens: the largest lower end; upper ends replace coarse logits."""
     row = tl.program_id(0)
@@ -161,9 +165,11 @@ def _score_ends(
     lower = (middle - bound).to(tl.float64)
     upper = (middle + bound).to(tl.float64)
     if SAMPLES:
-        noise = noise_of(token + first_token, row_key(key_low, key_high, positions, row))
-        lower = scaled(lower, temperature_bits) + noise
-        upper = scaled(upper, temperature_bits) + noise
+        temperature = number_of(temperatures, row, BY_ROW)
+        key = row_key(key_low, key_high, positions, row)
+        noise = noise_or_zero(token + first_token, key, temperature)
+        lower = scaled(lower, temperature) + noise
+        upper = scaled(upper, temperature) + noise
     lower = tl.where(is_token, lower, float("-inf"))
     tl.store(lower_ends + row * tl.num_programs(1) + block, tl.max(lower, 0))
     # Rounding to float32 loses less than this; what is below its range must not become -inf.
@@ -174,8 +180,8 @@ def _score_ends(
 @triton.jit
 def _score_open(
     upper_ends, lower_ends, x, head, key_low, key_high, positions, scores, columns, stride,
-    num_tokens, hidden, num_lower, first_token, temperature_bits, SAMPLES: tl.constexpr,
-    BLOCK: tl.constexpr, PADDED: tl.constexpr, COLUMNS: tl.constexpr,
+    num_tokens, hidden, num_lower, first_token, temperatures, SAMPLES: tl.constexpr,
+    BY_ROW: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
     """One row, one block of tokens: the best score of those that may be the row's best."""
     row = tl.program_id(0)
@@ -192,16 +198,18 @@ def _score_open(
     best_token = block * BLOCK  # of no open token: one that there is
     left = tl.min(tl.where(is_open, token, num_tokens), 0)
     key = tl.full((), 0, tl.int64)
+    temperature = tl.full((), 0.0, tl.float64)
     if SAMPLES:
         key = row_key(key_low, key_high, positions, row)
+        temperature = number_of(temperatures, row, BY_ROW)
     column = tl.arange(0, COLUMNS)
     is_column = column < hidden
     while left < num_tokens:
         value = tl.load(x + row * hidden + column, mask=is_column, other=0.0).to(tl.float32)
         weight = tl.load(head + left.to(tl.int64) * hidden + column, mask=is_column, other=0.0)
         score = tl.sum(weight.to(tl.float32) * value, 0).to(tl.float64)
-        if SAMPLES:
-            score = scaled(score, temperature_bits) + noise_of(left + first_token, key)
+        if temperature > 0:
+            score = scaled(score, temperature) + noise_of(left + first_token, key)
         if score > best:
             best = score
             best_token = left

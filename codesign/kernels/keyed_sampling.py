@@ -13,7 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from codesign.policy.walk import Sampling
+from codesign.kernels.cut_sampling import is_dropped
+from codesign.kernels.row_samplings import AnySampling, RowSamplings, is_greedy, needs_whole_rows
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as a signed 64-bit integer
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -52,49 +53,38 @@ def gumbel_rows(keys_T: Tensor, size: int, *, first_token: int = 0) -> Tensor:
     return -torch.log(-torch.log(uniform))
 
 
-def shape_rows(logits_TV: Tensor, sampling: Sampling) -> Tensor:
-    """``walk.shape_logits`` for rows of whole logits: float64, -inf outside top-k and top-p."""
-    scaled = logits_TV.double() / sampling.temperature
-    if 0 < sampling.top_k < scaled.shape[-1]:
-        kth = scaled.topk(sampling.top_k, dim=-1).values[:, -1:]
-        scaled = scaled.masked_fill(scaled < kth, -torch.inf)
-    if sampling.top_p < 1.0:
-        ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
-        probs = torch.exp(ordered - ordered[:, :1])
-        before = probs.cumsum(-1) - probs
-        dropped = before >= sampling.top_p * probs.sum(-1, keepdim=True)
-        scaled = scaled.masked_fill(dropped.scatter(1, order, dropped), -torch.inf)
-    return scaled
-
-
-def needs_whole_rows(sampling: Sampling) -> bool:
-    """Whether a sample cannot be taken from the parts of a vocabulary one by one."""
-    return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1.0)
-
-
 def score_rows(
-    logits_TV: Tensor, keys_T: Tensor, sampling: Sampling, *, first_token: int = 0
+    logits_TV: Tensor, keys_T: Tensor, sampling: AnySampling, *, first_token: int = 0
 ) -> Tensor:
     """Scores of tokens, (T, V), of which a row's sample has the largest; as in ``best_tokens``."""
-    if sampling.temperature == 0:
+    if is_greedy(sampling):
         return logits_TV
-    noise_TV = gumbel_rows(keys_T, logits_TV.shape[-1], first_token=first_token)
-    return shape_rows(logits_TV, sampling) + noise_TV
+    rows, tokens = logits_TV.shape
+    samplings = RowSamplings.of(sampling, rows, logits_TV.device)
+    temperature_T1 = samplings.temperature_T[:, None]
+    is_warm_T1 = temperature_T1 > 0
+    logits_TV = logits_TV.double()
+    scaled_TV = logits_TV / torch.where(is_warm_T1, temperature_T1, 1.0)
+    scores_TV = scaled_TV + gumbel_rows(keys_T, tokens, first_token=first_token)
+    if needs_whole_rows(sampling):
+        scores_TV = scores_TV.masked_fill(is_dropped(scaled_TV, samplings), -torch.inf)
+    return torch.where(is_warm_T1, scores_TV, logits_TV)
 
 
 def best_tokens(
-    logits_TV: Tensor, keys_T: Tensor, sampling: Sampling, *, first_token: int = 0
+    logits_TV: Tensor, keys_T: Tensor, sampling: AnySampling, *, first_token: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Each row's sample among these tokens, and its score, by which parts compare.
 
     Args:
-        logits_TV: float32, of tokens ``first_token`` and on.
+        logits_TV: float32, of tokens ``first_token`` and on; of all for a top-k or top-p.
         keys_T: From ``row_keys``.
         sampling: Temperature 0 takes the first of the largest logits.
         first_token: Token of column 0.
 
     Returns:
-        Scores (T,), float32 at temperature 0 and else float64, and tokens (T,) int64.
+        Scores (T,), float32 where all rows have temperature 0 and else float64, and tokens (T,)
+        int64.
     """
     scores_TV = score_rows(logits_TV, keys_T, sampling, first_token=first_token)
     best_T = scores_TV.argmax(dim=-1)
@@ -106,14 +96,14 @@ def sample_rows(
     key_low_T: Tensor,
     key_high_T: Tensor,
     positions_T: Tensor,
-    sampling: Sampling,
+    sampling: AnySampling,
     *,
     first_token: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """The token that each row's noise chooses among these, and its score, by which parts compare.
 
     Args:
-        logits_TV: float32, of tokens ``first_token`` and on.
+        logits_TV: As for ``best_tokens``.
         key_low_T: As for ``row_keys``.
         key_high_T: The same.
         positions_T: The same.
@@ -123,17 +113,12 @@ def sample_rows(
     Returns:
         Scores (T,) and tokens (T,), an integer type.
     """
-    if logits_TV.is_cuda and not needs_whole_rows(sampling):
-        from codesign.kernels import keyed_sampling_triton
+    if logits_TV.is_cuda:
+        from codesign.kernels import cut_sampling_triton, keyed_sampling_triton
 
-        return keyed_sampling_triton.sample_rows(
-            logits_TV,
-            key_low_T,
-            key_high_T,
-            positions_T,
-            temperature=sampling.temperature,
-            first_token=first_token,
-        )
+        kernels = cut_sampling_triton if needs_whole_rows(sampling) else keyed_sampling_triton
+        keys = key_low_T, key_high_T, positions_T
+        return kernels.sample_rows(logits_TV, *keys, sampling, first_token=first_token)
     keys_T = row_keys(key_low_T, key_high_T, positions_T)
     return best_tokens(logits_TV, keys_T, sampling, first_token=first_token)
 

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from codesign.kernels.row_samplings import AnySampling, RowSamplings, is_greedy
+
 BLOCK = 2048  # columns of a program
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - (1 << 64))
 _FIRST = tl.constexpr(0xBF58476D1CE4E5B9 - (1 << 64))
@@ -23,8 +25,8 @@ def sample_rows(
     key_low_T: Tensor,
     key_high_T: Tensor,
     positions_T: Tensor,
+    sampling: AnySampling,
     *,
-    temperature: float,
     first_token: int,
 ) -> tuple[Tensor, Tensor]:
     """``keyed_sampling.sample_rows`` on a GPU."""
@@ -46,17 +48,26 @@ def sample_rows(
         tokens,
         logits_TV.stride(0),
         first_token,
-        float64_bits(temperature),
-        SAMPLES=temperature > 0,
+        numbers_of(sampling)[0],
+        SAMPLES=not is_greedy(sampling),
+        BY_ROW=isinstance(sampling, RowSamplings),
         BLOCK=BLOCK,
         num_warps=8,
     )
     return best_of_blocks(scores_TB, columns_TB, first_token=first_token)
 
 
-def float64_bits(number: float) -> int:
-    """As an integer, for ``scaled``: Triton would take a float for a float32."""
-    return struct.unpack("<q", struct.pack("<d", number))[0]
+def numbers_of(sampling: AnySampling) -> tuple[int, ...] | tuple[Tensor, ...]:
+    """Temperature, top-k and top-p for ``number_of``: bits of float64, or one for each row.
+
+    Triton would take a float for a float32.
+    """
+    if isinstance(sampling, RowSamplings):
+        numbers = sampling.temperature_T, sampling.top_k_T, sampling.top_p_T
+        assert all(column.is_contiguous() for column in numbers), "rows are not side by side"
+        return numbers
+    floats = struct.pack("<ddd", sampling.temperature, sampling.top_k, sampling.top_p)
+    return struct.unpack("<qqq", floats)
 
 
 def best_of_blocks(
@@ -111,9 +122,35 @@ def noise_of(token, key):
 
 
 @triton.jit
-def scaled(logit, temperature_bits):
-    """Logits in float64 divided by the temperature, of which these are ``float64_bits``."""
-    return logit / temperature_bits.to(tl.int64).to(tl.float64, bitcast=True)
+def number_of(numbers, row, BY_ROW: tl.constexpr):
+    """A row's number in one of ``numbers_of``."""
+    return tl.load(numbers + row) if BY_ROW else numbers.to(tl.int64).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def noise_or_zero(token, key, temperature):
+    """``noise_of``, and zeros at temperature 0."""
+    noise = tl.zeros(token.shape, tl.float64)
+    if temperature > 0:
+        noise = noise_of(token, key)
+    return noise
+
+
+@triton.jit
+def scaled(logit, temperature):
+    """Logits in float64 divided by the temperature; as they are at temperature 0."""
+    return logit.to(tl.float64) / tl.where(temperature > 0, temperature, 1.0)
+
+
+@triton.jit
+def best_part(scores, columns, blocks, PADDED: tl.constexpr):
+    """A row's best score and its column, of the best of its blocks; the first of equal ones."""
+    block = tl.arange(0, PADDED)
+    is_block = block < blocks
+    score = tl.load(scores + block, mask=is_block, other=float("-inf"))
+    best = tl.max(score, 0)
+    first = tl.min(tl.where(is_block & (score == best), block, blocks - 1), 0)
+    return best, tl.load(columns + first)
 
 
 @triton.jit
@@ -127,8 +164,9 @@ def _best_of_block(
     num_tokens,
     stride,
     first_token,
-    temperature_bits,
+    temperatures,
     SAMPLES: tl.constexpr,
+    BY_ROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """One row, one block of columns: the largest score, and the first column that has it."""
@@ -139,8 +177,10 @@ def _best_of_block(
     score = tl.load(logits + row * stride + column, mask=is_token, other=float("-inf"))
     score = score.to(tl.float64)
     if SAMPLES:
-        noise = noise_of(column + first_token, row_key(key_low, key_high, positions, row))
-        score = scaled(score, temperature_bits) + noise
+        temperature = number_of(temperatures, row, BY_ROW)
+        key = row_key(key_low, key_high, positions, row)
+        noise = noise_or_zero(column + first_token, key, temperature)
+        score = scaled(score, temperature) + noise
     best = tl.max(score, 0)
     place = tl.min(tl.where(score == best, column, num_tokens), 0)
     at = row * tl.num_programs(1) + block
@@ -154,13 +194,10 @@ def _best_of_blocks(
 ) -> None:
     """One row: the best of its blocks, the first of equal ones."""
     row = tl.program_id(0)
-    block = tl.arange(0, PADDED)
-    is_block = block < blocks
-    score = tl.load(scores + row * blocks + block, mask=is_block, other=float("-inf"))
-    best = tl.max(score, 0)
-    first = tl.min(tl.where(is_block & (score == best), block, blocks - 1), 0)
+    at = row * blocks
+    best, column = best_part(scores + at, columns + at, blocks, PADDED)
     tl.store(best_scores + row, best)
-    tl.store(best_tokens + row, tl.load(columns + row * blocks + first) + first_token)
+    tl.store(best_tokens + row, column + first_token)
 
 
 def accepted_moves(columns: Sequence[Tensor], path_TP: Tensor, scratch_slot: int) -> Tensor:

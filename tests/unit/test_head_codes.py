@@ -20,9 +20,10 @@ from codesign.kernels.head_codes import (
     takes,
 )
 from codesign.kernels.keyed_sampling import best_tokens, row_keys
+from codesign.kernels.row_samplings import AnySampling, RowSamplings, is_greedy
 from codesign.policy.walk import Sampling, request_key
 
-SAMPLINGS = [Sampling(), Sampling(0.7, seed=2), Sampling(4.0, seed=2)]
+SAMPLINGS = [Sampling(), Sampling(0.7), Sampling(4.0)]
 FIRST = 300  # token of the head's first row
 
 
@@ -47,6 +48,14 @@ def keys(rows: int) -> tuple[Tensor, Tensor, Tensor]:
 def all_open(codes: HeadCodes) -> HeadCodes:
     """The same head with a copy that nobody trusts."""
     return replace(codes, lengths_2V=codes.lengths_2V * 1e9)
+
+
+@pytest.fixture(params=["greedy", "warm", "hot", "by row"])
+def sampling(request, each_its_own):
+    """How any number of rows sample: ``sampling(rows)``."""
+    if request.param == "by row":
+        return lambda rows: each_its_own([SAMPLINGS[(i + 1) % 3] for i in range(rows)])
+    return lambda _: SAMPLINGS[["greedy", "warm", "hot"].index(request.param)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -75,14 +84,13 @@ def test_the_bound_is_what_rounding_to_int8_costs():
     assert float((coarse_TV - exact_TV).std() / exact_TV.std()) == pytest.approx(0.0066, rel=0.1)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_samples_are_those_of_the_whole_head(sampling):
     x_TD, head_VD = made(8, 3000, 320, spread=0.5)
     codes = HeadCodes.of(head_VD)
     noise = keys(8)
     logits_TV = (x_TD.float() @ head_VD.float().t())[:, :2900]
-    wanted = best_tokens(logits_TV, row_keys(*noise), sampling, first_token=FIRST)
-    found = sample_rows(codes, x_TD, *noise, sampling, num_tokens=2900, first_token=FIRST)
+    wanted = best_tokens(logits_TV, row_keys(*noise), sampling(8), first_token=FIRST)
+    found = sample_rows(codes, x_TD, *noise, sampling(8), num_tokens=2900, first_token=FIRST)
     assert found[1].tolist() == wanted[1].tolist()
     assert found[0].tolist() == pytest.approx(wanted[0].tolist(), abs=1e-4)
 
@@ -105,9 +113,9 @@ def kernels(interpreted):
     return interpreted("keyed_sampling_triton", "head_codes_triton")[1]
 
 
-def sampled(kernels, codes: HeadCodes, x_TD: Tensor, sampling: Sampling, num_tokens: int):
+def sampled(kernels, codes: HeadCodes, x_TD: Tensor, sampling: AnySampling, num_tokens: int):
     scores_T, tokens_T = kernels.sample_rows(
-        codes, x_TD, *keys(len(x_TD)), temperature=sampling.temperature, num_tokens=num_tokens,
+        codes, x_TD, *keys(len(x_TD)), sampling, num_tokens=num_tokens,
         first_token=FIRST,
     )  # fmt: skip
     return scores_T.tolist(), tokens_T.tolist()
@@ -129,27 +137,26 @@ def test_the_kernels_round_and_multiply_as_the_reference(kernels, rows, tokens, 
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # int64 wraps on purpose
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_the_kernels_sample_as_the_reference(kernels, sampling):
     x_TD, head_VD = made(3, 2300, 64, spread=0.5)
     head_VD[[40, 2200]] = 3 * head_VD[2100]  # a tie goes to the first
-    x_TD[1] = head_VD[2100]
+    x_TD[2] = head_VD[2100]
+    sampling = sampling(3)
     codes = HeadCodes.of(head_VD)
     scores, tokens = sampled(kernels, codes, x_TD, sampling, 2250)
     wanted = sample_rows(codes, x_TD, *keys(3), sampling, num_tokens=2250, first_token=FIRST)
     assert tokens == wanted[1].tolist()
     assert scores == pytest.approx(wanted[0].tolist(), abs=1e-4)
-    if sampling.temperature == 0:
-        assert tokens[1] == FIRST + 40
+    if is_greedy(sampling) or isinstance(sampling, RowSamplings):  # the last row is greedy
+        assert tokens[2] == FIRST + 40
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")
-@pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=str)
 def test_what_the_kernels_leave_out_changes_no_bit(kernels, sampling):
     x_TD, head_VD = made(2, 530, 48, spread=0.5)
     codes = HeadCodes.of(head_VD)
-    found = sampled(kernels, codes, x_TD, sampling, 520)
-    assert found == sampled(kernels, all_open(codes), x_TD, sampling, 520)
+    found = sampled(kernels, codes, x_TD, sampling(2), 520)
+    assert found == sampled(kernels, all_open(codes), x_TD, sampling(2), 520)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # what the test is about
@@ -186,7 +193,7 @@ COMPILED = """
 from codesign.kernels import head_codes_triton as kernels
 TYPES = {
     "codes": "*i8", "planes": "*i8", "x": "*bf16", "head": "*bf16", "lower_ends": "*fp64",
-    "scores": "*fp64", "columns": "*i32", "temperature_bits": "i64",
+    "scores": "*fp64", "columns": "*i32", "temperatures": "i64",
     **dict.fromkeys(("key_low", "key_high", "positions"), "*i32"),
     **dict.fromkeys(("scales", "hidden_rows", "coarse", "lengths", "upper_ends"), "*fp32"),
     "token_lengths": "*fp32",
@@ -201,10 +208,12 @@ for rows in (8, 64):
     assert made.metadata.shared >= 3 * 256 * kernels.MULTIPLIED  # copies of three stages in flight
     keep(made)
 made_of(kernels._round_rows, {"PADDED": 8192}, 8)
-for samples in (False, True):
-    made_of(kernels._score_ends, {"SAMPLES": samples, "BLOCK": kernels.SCORED}, 8)
+for samples, by_row in ((False, False), (True, False), (True, True)):
+    TYPES["temperatures"] = "*fp64" if by_row else "i64"
+    ways = {"SAMPLES": samples, "BY_ROW": by_row}
+    made_of(kernels._score_ends, ways | {"BLOCK": kernels.SCORED}, 8)
     fixed = {"BLOCK": kernels.OPENED, "PADDED": 64, "COLUMNS": 8192}
-    made_of(kernels._score_open, {"SAMPLES": samples} | fixed, 4)
+    made_of(kernels._score_open, ways | fixed, 4)
 """
 
 

@@ -57,7 +57,26 @@ def test_tokens_are_those_of_the_walk(sampling):
         ]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, seed=2)], ids=str)
+# Alike, or each row in its own way.
+WITHOUT_CUTS = [(Sampling(),), (Sampling(0.7),), (Sampling(0.7), Sampling(), Sampling(3.0))]
+
+
+@pytest.fixture(params=WITHOUT_CUTS, ids=["greedy", "warm", "by row"])
+def sampling(request, each_its_own):
+    """How three rows sample."""
+    one, *others = request.param
+    return each_its_own((one, *others)) if others else one
+
+
+def test_each_row_may_have_a_temperature_of_its_own(each_its_own):
+    logits = torch.randn(3, 600, generator=torch.Generator().manual_seed(1))
+    keys = keys_of(2, torch.tensor([1, 2, 3], dtype=torch.int32))
+    scores, tokens = best_tokens(logits, keys, each_its_own(WITHOUT_CUTS[-1]))
+    for i, own in enumerate(WITHOUT_CUTS[-1]):
+        score, token = best_tokens(logits[i : i + 1], keys[i : i + 1], own)
+        assert (float(score), int(token)) == (float(scores[i]), int(tokens[i]))
+
+
 def test_parts_of_the_vocabulary_agree_with_the_whole(sampling):
     logits = torch.randn(3, 600, generator=torch.Generator().manual_seed(1))
     logits[0, [10, 599]] = logits[0].max() + 1  # a tie goes to the first
@@ -126,7 +145,6 @@ def kernels(interpreted):
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # int64 wraps on purpose
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.7, seed=2)], ids=str)
 def test_the_kernels_sample_as_the_reference(kernels, sampling):
     logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(1))
     logits[0, [10, 2900, 4999]] = logits[0].max() + 20  # a tie goes to the first
@@ -135,9 +153,7 @@ def test_the_kernels_sample_as_the_reference(kernels, sampling):
     low, high = torch.from_numpy(words.reshape(-1, 2).T.copy())
     positions = torch.tensor([1, 2, 70000], dtype=torch.int32)
     scores, tokens = sample_rows(logits, low, high, positions, sampling, first_token=300)
-    found = kernels.sample_rows(
-        logits, low, high, positions, temperature=sampling.temperature, first_token=300
-    )
+    found = kernels.sample_rows(logits, low, high, positions, sampling, first_token=300)
     assert found[1].tolist() == tokens.tolist()
     assert found[0].tolist() == pytest.approx(scores.tolist(), rel=1e-12)
 

@@ -17,9 +17,10 @@ from torch import Tensor
 from codesign.engine.gpu.forward import RankForward
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.step_rows import DeviceRows
-from codesign.kernels.keyed_sampling import accepted_moves, needs_whole_rows, sample_rows
+from codesign.kernels.keyed_sampling import accepted_moves, sample_rows
 from codesign.kernels.leaf_choices import chosen_words
 from codesign.kernels.row_choices import choice_words, row_choices, words_of
+from codesign.kernels.row_samplings import AnySampling, needs_whole_rows
 from codesign.policy.walk import Sampling
 
 
@@ -86,6 +87,10 @@ class TargetHead:
             self._counts[rows] = torch.full((1,), rows, dtype=torch.int32, device=moves_T3.device)
         return self._counts[rows]
 
+    def sampling_of_rows(self) -> AnySampling:
+        """How the rows that are next sample."""
+        return self._sampling
+
     def sample(
         self,
         forward: RankForward,
@@ -95,11 +100,11 @@ class TargetHead:
         positions_T: Tensor,
     ) -> Tensor:
         """Token that the target emits after each row, (T,), an integer type."""
-        keys = key_low_T, key_high_T, positions_T
-        if needs_whole_rows(self._sampling):
+        keys, sampling = (key_low_T, key_high_T, positions_T), self.sampling_of_rows()
+        if needs_whole_rows(sampling):
             whole_TV = forward.group.all_gather(forward.head.logits(hidden_TD))
-            return sample_rows(whole_TV, *keys, self._sampling)[1]
-        scores_T, tokens_T = forward.head.sample_rows(hidden_TD, keys, self._sampling)
+            return sample_rows(whole_TV, *keys, sampling)[1]
+        scores_T, tokens_T = forward.head.sample_rows(hidden_TD, keys, sampling)
         if forward.group.size == 1:
             return tokens_T
         # Tokens are exact in float64, as are the scores: one collective for both.

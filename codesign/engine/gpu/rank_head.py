@@ -14,7 +14,7 @@ from codesign.engine.rank_weights import EndWeights
 from codesign.kernels import head_codes, keyed_sampling
 from codesign.kernels.head_codes import MOST_ROWS, HeadCodes
 from codesign.kernels.packed_linear import logits_map
-from codesign.policy.walk import Sampling
+from codesign.kernels.row_samplings import AnySampling
 
 
 class RankHead:
@@ -56,7 +56,7 @@ class RankHead:
         return logits_Tv
 
     def sample_rows(
-        self, hidden_TD: Tensor, keys: tuple[Tensor, Tensor, Tensor], sampling: Sampling
+        self, hidden_TD: Tensor, keys: tuple[Tensor, Tensor, Tensor], sampling: AnySampling
     ) -> tuple[Tensor, Tensor]:
         """``keyed_sampling.sample_rows`` of the logits: scores and tokens, (T,) each.
 

@@ -1,0 +1,335 @@
+# pyright: reportCallIssue=false, reportMissingImports=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportArgumentType=false, reportOperatorIssue=false
+# ruff: noqa: ANN001, ANN202 (Triton compiles by parameter annotations, and takes launch options)
+"""Triton kernels that sample rows with a top-k or top-p, of whole logits, without sorting them.
+
+Top-k: the k-th largest logit, eight bits a launch, by counting. Top-p: a candidate is the best
+score, and kept if the mass of tokens ahead of it, likelier ones, is small enough. What is behind a
+dropped candidate is dropped, too, so the next one is the best score ahead of it. ``ROUNDS``
+candidates are looked at by all of the GPU, later ones by one program a row.
+
+Masses are whole numbers, so that a sum is the same in every order and a row's token depends on
+nothing but the row.
+
+Letters in shapes: T rows, V tokens, B blocks of them, R rounds and one.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from codesign.kernels.keyed_sampling_triton import (
+    BLOCK,
+    best_of_blocks,
+    best_part,
+    noise_or_zero,
+    number_of,
+    numbers_of,
+    row_key,
+    scaled,
+)
+from codesign.kernels.row_samplings import AnySampling, RowSamplings, has_top_k, has_top_p
+
+ROUNDS = 2
+SETTLED = 4096  # columns at once of a program that has a row to itself
+MOST_TOKENS = 1 << 18  # masses add up to 62 bits
+_DIGITS = 4
+_BINS = tl.constexpr(256)
+_UNIT = tl.constexpr(float(1 << 44))  # mass of a row's likeliest token
+
+
+def sample_rows(
+    logits_TV: Tensor,
+    key_low_T: Tensor,
+    key_high_T: Tensor,
+    positions_T: Tensor,
+    sampling: AnySampling,
+    *,
+    first_token: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """``keyed_sampling.sample_rows`` of all tokens, with cuts, on a GPU."""
+    (rows, tokens), device = logits_TV.shape, logits_TV.device
+    assert first_token == 0, "cuts need whole rows"
+    assert tokens <= MOST_TOKENS, f"{tokens} tokens, at most {MOST_TOKENS}"
+    assert logits_TV.stride(1) == 1, "the columns of a row are not side by side"
+    keys = key_low_T, key_high_T, positions_T
+    assert all(column.is_contiguous() for column in keys), "rows are not side by side"
+    temperatures, top_ks, top_ps = numbers_of(sampling)
+    by_row = isinstance(sampling, RowSamplings)
+    blocks = triton.cdiv(tokens, BLOCK)
+    padded = triton.next_power_of_2(blocks)
+    sizes, grid = (tokens, logits_TV.stride(0), rows), (rows, blocks)
+    bins_DTN = torch.empty(_DIGITS, rows, 256, dtype=torch.int32, device=device)
+    states_DT2 = torch.empty(_DIGITS, rows, 2, dtype=torch.int32, device=device)
+    if has_top_k(sampling):
+        bins_DTN.zero_()
+        for digit in range(_DIGITS):
+            _count_digit[grid](
+                logits_TV, temperatures, top_ks, bins_DTN, states_DT2, *sizes,
+                DIGIT=digit, BY_ROW=by_row, BLOCK=BLOCK, num_warps=8,
+            )  # fmt: skip
+    floors_T = torch.empty(rows, dtype=torch.float32, device=device)
+    highest_TB = torch.empty(rows, blocks, dtype=torch.float32, device=device)
+    scores_RTB = torch.empty(ROUNDS + 1, rows, blocks, dtype=torch.float64, device=device)
+    columns_RTB = torch.empty(ROUNDS + 1, rows, blocks, dtype=torch.int32, device=device)
+    _first_candidates[grid](
+        logits_TV, *keys, temperatures, top_ks, bins_DTN, states_DT2, floors_T, highest_TB,
+        scores_RTB, columns_RTB, *sizes,
+        HAS_TOP_K=has_top_k(sampling), BY_ROW=by_row, BLOCK=BLOCK, num_warps=8,
+    )  # fmt: skip
+    if not has_top_p(sampling):
+        return best_of_blocks(scores_RTB[0], columns_RTB[0], first_token=0)
+    masses_RTB = torch.empty(ROUNDS + 1, rows, blocks, dtype=torch.int64, device=device)
+    found = floors_T, highest_TB, scores_RTB, columns_RTB, masses_RTB
+    given = logits_TV, *keys, temperatures, top_ps, *found
+    for i in range(1, ROUNDS + 1):
+        _look_ahead[grid](
+            *given, *sizes, ROUND=i, BY_ROW=by_row, BLOCK=BLOCK, PADDED=padded, num_warps=8
+        )
+    best_T = torch.empty(rows, dtype=torch.float64, device=device)
+    tokens_T = torch.empty(rows, dtype=torch.int32, device=device)
+    _settle[(rows,)](
+        *given, best_T, tokens_T, *sizes, blocks,
+        ROUND=ROUNDS + 1, BY_ROW=by_row, BLOCK=SETTLED, PADDED=padded, num_warps=16,
+    )  # fmt: skip
+    return best_T, tokens_T
+
+
+@triton.jit
+def _ordered(logit):
+    """int32 in the order of float32 numbers; its own inverse but for the sign of zero."""
+    bits = tl.where(logit == 0, 0.0, logit).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def _num_kept(temperatures, top_ks, row, num_tokens, BY_ROW: tl.constexpr):
+    """A row's top-k, or 0 if it keeps all."""
+    count = number_of(top_ks, row, BY_ROW)
+    is_cut = (number_of(temperatures, row, BY_ROW) > 0) & (count < num_tokens)
+    return tl.where(is_cut, count, 0.0).to(tl.int32)
+
+
+@triton.jit
+def _digits_before(bins, states, row, num_rows, count, DIGIT: tl.constexpr):
+    """First digits of the k-th largest, and which one it is of tokens that begin alike."""
+    prefix = tl.full((), 0, tl.int32)
+    left = count
+    if DIGIT > 0:
+        if DIGIT > 1:
+            state = states + ((DIGIT - 1) * num_rows + row) * 2
+            prefix = tl.load(state)
+            left = tl.load(state + 1)
+        place = tl.arange(0, _BINS)
+        number = tl.load(bins + ((DIGIT - 1) * num_rows + row) * _BINS + place)
+        so_far = tl.cumsum(number, 0, reverse=True)
+        digit = tl.max(tl.where(so_far >= left, place, 0), 0)
+        left -= tl.sum(tl.where(place > digit, number, 0), 0)
+        prefix = prefix * _BINS + digit
+        if DIGIT == 1:  # the first is signed
+            prefix -= 128
+    return prefix, left
+
+
+@triton.jit
+def _count_digit(
+    logits, temperatures, top_ks, bins, states, num_tokens, stride, num_rows,
+    DIGIT: tl.constexpr, BY_ROW: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """One row, one block: count the next eight bits of logits that begin as the k-th largest."""
+    row = tl.program_id(0)
+    block = tl.program_id(1)
+    count = _num_kept(temperatures, top_ks, row, num_tokens, BY_ROW)
+    if count > 0:
+        prefix, left = _digits_before(bins, states, row, num_rows, count, DIGIT)
+        if (DIGIT > 0) & (block == 0):
+            state = states + (DIGIT * num_rows + row) * 2
+            tl.store(state, prefix)
+            tl.store(state + 1, left)
+        column = block * BLOCK + tl.arange(0, BLOCK)
+        is_counted = column < num_tokens
+        logit = tl.load(logits + row.to(tl.int64) * stride + column, mask=is_counted, other=0.0)
+        digits = _ordered(logit) >> (24 - 8 * DIGIT)
+        if DIGIT == 0:
+            digit = digits + 128
+        else:
+            digit = digits & 255
+            is_counted = is_counted & ((digits >> 8) == prefix)
+        number = tl.histogram(digit, _BINS, mask=is_counted)
+        place = (DIGIT * num_rows + row) * _BINS + tl.arange(0, _BINS)
+        tl.atomic_add(bins + place, number, mask=number > 0, sem="relaxed")
+
+
+@triton.jit
+def _first_candidates(
+    logits, key_low, key_high, positions, temperatures, top_ks, bins, states, floors, highest,
+    scores, columns, num_tokens, stride, num_rows,
+    HAS_TOP_K: tl.constexpr, BY_ROW: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """One row, one block: the largest logit, and the best score of top-k's tokens."""
+    row = tl.program_id(0)
+    block = tl.program_id(1)
+    floor = tl.full((), float("-inf"), tl.float32)
+    if HAS_TOP_K:
+        count = _num_kept(temperatures, top_ks, row, num_tokens, BY_ROW)
+        if count > 0:
+            prefix, _ = _digits_before(bins, states, row, num_rows, count, 4)
+            floor = tl.where(prefix < 0, prefix ^ 0x7FFFFFFF, prefix).to(tl.float32, bitcast=True)
+    if block == 0:
+        tl.store(floors + row, floor)
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    is_token = column < num_tokens
+    logit = tl.load(logits + row.to(tl.int64) * stride + column, mask=is_token, other=float("-inf"))
+    is_kept = is_token & (logit >= floor)
+    temperature = number_of(temperatures, row, BY_ROW)
+    best = tl.full((), float("-inf"), tl.float64)
+    place = block * BLOCK
+    if tl.max(is_kept.to(tl.int32), 0) > 0:
+        noise = noise_or_zero(column, row_key(key_low, key_high, positions, row), temperature)
+        score = tl.where(is_kept, scaled(logit, temperature) + noise, float("-inf"))
+        best = tl.max(score, 0)
+        place = tl.min(tl.where(is_token & (score == best), column, num_tokens - 1), 0)
+    at = row * tl.num_programs(1) + block
+    tl.store(highest + at, tl.max(logit, 0))
+    tl.store(scores + at, best)
+    tl.store(columns + at, place)
+
+
+@triton.jit
+def _sum_of_blocks(masses, blocks, PADDED: tl.constexpr):
+    block = tl.arange(0, PADDED)
+    return tl.sum(tl.load(masses + block, mask=block < blocks, other=0), 0)
+
+
+@triton.jit
+def _candidate(
+    scores, columns, masses, share, temperature, row, num_rows, blocks,
+    ROUND: tl.constexpr, PADDED: tl.constexpr,
+):  # fmt: skip
+    """Score and column of a round's candidate, whether it is open, and the mass that drops it.
+
+    Where it is not open, its row's token is it. What rounds then left in memory counts nothing.
+    """
+    score, column = best_part(scores + row * blocks, columns + row * blocks, blocks, PADDED)
+    is_open = (temperature > 0) & (share < 1.0)
+    limit = tl.full((), 0.0, tl.float64)
+    if ROUND > 1:
+        limit = share * _sum_of_blocks(masses + row * blocks, blocks, PADDED).to(tl.float64)
+    for i in tl.static_range(1, ROUND):
+        at = (i * num_rows + row) * blocks
+        ahead = _sum_of_blocks(masses + at, blocks, PADDED)
+        is_open = is_open & (ahead.to(tl.float64) >= limit)
+        next_score, next_column = best_part(scores + at, columns + at, blocks, PADDED)
+        score = tl.where(is_open, next_score, score)
+        column = tl.where(is_open, next_column, column)
+    return score, column, is_open, limit
+
+
+@triton.jit
+def _mass(logit, is_counted, largest, temperature):
+    """Mass of tokens, of which the likeliest has one unit."""
+    below = (logit.to(tl.float64) - largest.to(tl.float64)) * (1.0 / temperature)
+    mass = (tl.exp(below) * _UNIT + 0.5).to(tl.int64)
+    return tl.sum(tl.where(is_counted, mass, 0), 0)
+
+
+@triton.jit
+def _largest(highest, blocks, PADDED: tl.constexpr):
+    block = tl.arange(0, PADDED)
+    return tl.max(tl.load(highest + block, mask=block < blocks, other=float("-inf")), 0)
+
+
+@triton.jit
+def _ahead(logit, column, is_kept, candidate_logit, candidate, largest, temperature, key):
+    """Mass of a block's tokens ahead of a candidate, their best score and its first column."""
+    is_equal = (logit == candidate_logit) & (column < candidate)
+    is_ahead = is_kept & ((logit > candidate_logit) | is_equal)
+    mass = tl.full((), 0, tl.int64)
+    best = tl.full((), float("-inf"), tl.float64)
+    place = tl.min(column, 0)
+    if tl.max(is_ahead.to(tl.int32), 0) > 0:
+        mass = _mass(logit, is_ahead, largest, temperature)
+        score = scaled(logit, temperature) + noise_or_zero(column, key, temperature)
+        score = tl.where(is_ahead, score, float("-inf"))
+        best = tl.max(score, 0)
+        place = tl.min(tl.where(is_ahead & (score == best), column, tl.max(column, 0)), 0)
+    return mass, best, place
+
+
+@triton.jit
+def _look_ahead(
+    logits, key_low, key_high, positions, temperatures, top_ps, floors, highest, scores, columns,
+    masses, num_tokens, stride, num_rows,
+    ROUND: tl.constexpr, BY_ROW: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr,
+) -> None:  # fmt: skip
+    """One row, one block: what lies ahead of the round's candidate; at first all mass as well."""
+    row = tl.program_id(0)
+    block = tl.program_id(1)
+    blocks = tl.num_programs(1)
+    temperature = number_of(temperatures, row, BY_ROW)
+    share = number_of(top_ps, row, BY_ROW)
+    _, candidate, is_open, _ = _candidate(
+        scores, columns, masses, share, temperature, row, num_rows, blocks, ROUND, PADDED
+    )
+    if is_open:
+        largest = _largest(highest + row * blocks, blocks, PADDED)
+        column = block * BLOCK + tl.arange(0, BLOCK)
+        row_logits = logits + row.to(tl.int64) * stride
+        is_token = column < num_tokens
+        logit = tl.load(row_logits + column, mask=is_token, other=float("-inf"))
+        is_kept = is_token & (logit >= tl.load(floors + row))
+        at = row * blocks + block
+        if ROUND == 1:
+            tl.store(masses + at, _mass(logit, is_kept, largest, temperature))
+        key = row_key(key_low, key_high, positions, row)
+        mass, best, place = _ahead(
+            logit, column, is_kept, tl.load(row_logits + candidate), candidate, largest,
+            temperature, key,
+        )  # fmt: skip
+        at += ROUND * num_rows * blocks
+        tl.store(masses + at, mass)
+        tl.store(scores + at, best)
+        tl.store(columns + at, place)
+
+
+@triton.jit
+def _settle(
+    logits, key_low, key_high, positions, temperatures, top_ps, floors, highest, scores, columns,
+    masses, best_scores, best_tokens, num_tokens, stride, num_rows, blocks,
+    ROUND: tl.constexpr, BY_ROW: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr,
+) -> None:  # fmt: skip
+    """One row: its token; while the candidate is open, the whole row is looked at for the next."""
+    row = tl.program_id(0)
+    temperature = number_of(temperatures, row, BY_ROW)
+    share = number_of(top_ps, row, BY_ROW)
+    score, candidate, is_open, limit = _candidate(
+        scores, columns, masses, share, temperature, row, num_rows, blocks, ROUND, PADDED
+    )
+    largest = _largest(highest + row * blocks, blocks, PADDED)
+    floor = tl.load(floors + row)
+    key = row_key(key_low, key_high, positions, row)
+    row_logits = logits + row.to(tl.int64) * stride
+    while is_open:
+        candidate_logit = tl.load(row_logits + candidate)
+        ahead = tl.full((), 0, tl.int64)
+        next_score = tl.full((), float("-inf"), tl.float64)
+        next_candidate = candidate
+        for first in range(0, num_tokens, BLOCK):
+            column = first + tl.arange(0, BLOCK)
+            is_token = column < num_tokens
+            logit = tl.load(row_logits + column, mask=is_token, other=float("-inf"))
+            mass, best, place = _ahead(
+                logit, column, is_token & (logit >= floor), candidate_logit, candidate, largest,
+                temperature, key,
+            )  # fmt: skip
+            ahead += mass
+            next_candidate = tl.where(best > next_score, place, next_candidate)
+            next_score = tl.maximum(best, next_score)
+        # Ahead of a row's likeliest token there is none, so this ends, whatever the numbers.
+        is_open = (next_candidate != candidate) & (ahead.to(tl.float64) >= limit)
+        score = tl.where(is_open, next_score, score)
+        candidate = tl.where(is_open, next_candidate, candidate)
+    tl.store(best_scores + row, score)
+    tl.store(best_tokens + row, candidate)
