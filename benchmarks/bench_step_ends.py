@@ -4,12 +4,16 @@
 
 Each kernel in a CUDA graph beside the same in plain PyTorch operations. The floor is the reading of
 the logits, or of the head's weight, or the rows moved read and written (4.2 TB/s on an H200).
+Prints a line and writes a row for each. Samples, from logits to tokens, are taken in every way of
+``WAYS`` from two kinds of logits: random ones, which leave half of all tokens to a top-p, and
+peaked ones, like a language model's, of which fifty stand out and leave it a few.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,7 @@ from codesign.kernels.packed_linear import LinearMap, logits_map
 from codesign.kernels.packing import GROUP, TILE
 from codesign.kernels.row_attention import move_rows
 from codesign.kernels.row_choices import choice_words, words_of
+from codesign.kernels.row_samplings import AnySampling, RowSamplings, has_top_k, has_top_p
 from codesign.kernels.tiling import RECORD_BYTES
 from codesign.policy.walk import Sampling
 
@@ -32,7 +37,25 @@ PATH = 136
 # model: layers, key/value heads, head size; of one rank
 CACHES = {"llama-3.2-1b": (16, 8, 64), "llama-8b": (32, 8, 128), "llama-70b TP4": (80, 2, 128)}
 HEADS = {"llama-3.2-1b": 2048, "llama-3.2-3b": 3072}
+# Of a run whose requests sample alike, or of its requests by turns.
+WAYS = {
+    "greedy": (Sampling(),),
+    "temperature": (Sampling(0.7),),
+    "temperature by row": (Sampling(0.7), Sampling(1.0), Sampling()),
+    "top-p 0.9": (Sampling(0.7, top_p=0.9),),
+    "top-k 50": (Sampling(0.7, top_k=50),),
+    "top-k 50, top-p 0.9": (Sampling(0.7, top_k=50, top_p=0.9),),
+    "cuts by row": (Sampling(0.7, top_p=0.9), Sampling(), Sampling(1.0, top_k=50), Sampling(1.0)),
+}
 Call = Callable[[], object]
+
+
+def by_row(samplings: list[Sampling]) -> RowSamplings:
+    """Of rows that sample each in its own way."""
+    numbers = [(one.temperature, one.top_k, one.top_p) for one in samplings]
+    columns = torch.tensor(numbers, dtype=torch.float64, device="cuda").T.contiguous()
+    top_k, top_p = any(map(has_top_k, samplings)), any(map(has_top_p, samplings))
+    return RowSamplings(*columns, has_top_k=top_k, has_top_p=top_p)
 
 
 class Bench:
@@ -48,31 +71,40 @@ class Bench:
         floor = round(floor_bytes / READ_BANDWIDTH * 1e6, 3)
         row = {"op": op, "rows": self.rows, "kernel": kernel, "floor_us": floor}
         self.results.append(row | timing.microseconds)
-        print(f"{op:28} rows {self.rows:3} {kernel:10} {timing.median * 1e6:8.2f} us", flush=True)
+        print(f"{op:36} rows {self.rows:3} {kernel:10} {timing.median * 1e6:8.2f} us", flush=True)
 
     def ints(self, value: int) -> torch.Tensor:
         """(T,) int32."""
         return torch.full((self.rows,), value, dtype=torch.int32, device="cuda")
 
+    def random(self) -> Tensor:
+        """Logits without a favourite."""
+        return torch.randn(self.rows, VOCABULARY, device="cuda")
+
+    def peaked(self) -> Tensor:
+        """Logits of which fifty stand out, the largest by ten deviations."""
+        logits = 2 * self.random()
+        places = torch.rand_like(logits).topk(50, dim=1).indices
+        values = 20 - 0.5 * torch.arange(50.0, device="cuda")
+        return logits.scatter(1, places, values.expand(self.rows, -1))
+
     def samples(self) -> None:
         """Sampling and walk of a tree of one level."""
-        logits = torch.randn(self.rows, VOCABULARY, device="cuda")
         low, high, positions = self.ints(7), self.ints(9), self.ints(600)
-        for name, how in (("greedy", Sampling()), ("temperature", Sampling(temperature=0.7))):
-            self.note(
-                f"sample, {name}",
-                "ours",
-                lambda how=how: sampling.sample_rows(logits, low, high, positions, how),
-                logits.nbytes,
-            )
-            self.note(
-                f"sample, {name}",
-                "PyTorch",
-                lambda how=how: sampling.best_tokens(
-                    logits, sampling.row_keys(low, high, positions), how
-                ),
-                logits.nbytes,
-            )
+        for kind, logits in (("random", self.random()), ("peaked", self.peaked())):
+            for name, ways in WAYS.items():
+                op = f"sample, {name}, {kind}"
+                how = ways[0] if len(ways) == 1 else by_row([*islice(cycle(ways), self.rows)])
+
+                def sample(how: AnySampling = how, logits: Tensor = logits) -> object:
+                    return sampling.sample_rows(logits, low, high, positions, how)
+
+                def plain(how: AnySampling = how, logits: Tensor = logits) -> object:
+                    keys = sampling.row_keys(low, high, positions)
+                    return sampling.best_tokens(logits, keys, how)
+
+                self.note(op, "ours", sample, logits.nbytes)
+                self.note(op, "PyTorch", plain, logits.nbytes, 4)
         paths = torch.zeros(self.rows, PATH, dtype=torch.int32, device="cuda")
         paths[:, 1] = torch.arange(self.rows)
         tree = {"parents_T": self.ints(0), "firsts_T": self.ints(0), "path_TP": paths}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from codesign.candidate import Candidate
@@ -9,6 +11,7 @@ from codesign.config import Deployment
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.kernels import head_codes
+from codesign.policy.options import RequestOptions
 from codesign.policy.speculation import parse_policy
 from codesign.policy.walk import Sampling
 
@@ -56,6 +59,19 @@ def test_tokens_are_those_of_whole_heads(pair, make_requests, coded, policy, sam
     assert found.outputs == wanted
     assert counts["sampled"] > sum(map(len, wanted.values())) / 4
     assert (counts["ranked"] > 0) == (policy != "plain")
+
+
+@pytest.mark.parametrize("policy", ["plain", "tree-4x2x3"])
+def test_requests_of_different_temperatures_share_the_codes(pair, make_requests, coded, policy):
+    ways = [Sampling(), Sampling(0.8, seed=3), Sampling(1.5, seed=4)]
+    requests = [
+        replace(request, options=RequestOptions(sampling=ways[i % 3]))
+        for i, request in enumerate(make_requests(4))
+    ]
+    wanted = serve(pair, "plain", requests, Sampling()).outputs
+    counts = coded()
+    assert serve(pair, policy, requests, Sampling()).outputs == wanted
+    assert counts["sampled"] > sum(map(len, wanted.values())) / 4
 
 
 def test_cuts_of_the_vocabulary_read_whole_heads(pair, make_requests, coded):

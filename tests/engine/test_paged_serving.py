@@ -22,6 +22,7 @@ from codesign.engine.gpu.prompt_rows import PROMPT_BUCKETS, SLOT_WORD, START_WOR
 from codesign.engine.gpu.rank_setup import rank_setup
 from codesign.engine.gpu.run import run_on_ranks
 from codesign.engine.gpu.step_rows import KIND, PIECE
+from codesign.kernels.row_samplings import needs_whole_rows
 from codesign.policy.protocol import ExpansionRows, PromptRows
 from codesign.policy.speculation import parse_policy
 from codesign.policy.step_time import BUCKETS
@@ -141,6 +142,19 @@ def test_requests_of_their_own_kind_share_a_batch(
         decodes = len(expected[request.request_id]) > 1
         is_drafted_for = policy != "plain" and decodes and request.options.speculates
         assert (drafted[request.request_id] > 0) == is_drafted_for
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_two_ranks_sample_each_request_in_its_own_way(
+    on_ranks, plain_outputs, own_requests, all_at_once, cut
+):
+    """From their parts of the vocabulary, or from whole rows where a request cuts it."""
+    requests = [
+        r for r in own_requests if cut or not needs_whole_rows(r.options.sampling or Sampling())
+    ]
+    assert len({r.options.sampling for r in requests}) > 1
+    ours = on_ranks("chain-3", requests, *all_at_once, ranks=(2, 0))
+    assert ours.outputs == plain_outputs(requests)
 
 
 def test_a_draft_on_ranks_of_its_own_shares_as_well(

@@ -40,7 +40,14 @@ def keys(rows: int) -> tuple[Tensor, Tensor, Tensor]:
     return words[0], words[1], torch.arange(rows, device="cuda").int() + 600
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.fixture(params=[*range(len(SAMPLINGS)), "by row"])
+def sampling(request, each_its_own):
+    """How any number of rows sample: ``sampling(rows)``."""
+    if request.param == "by row":
+        return lambda rows: each_its_own([SAMPLINGS[i % 3] for i in range(rows)], "cuda")
+    return lambda _: SAMPLINGS[request.param]
+
+
 @pytest.mark.parametrize(("tokens", "hidden"), SHAPES)
 def test_samples_have_the_bits_that_they_have_with_every_token_open(tokens, hidden, sampling):
     for rows, stands_out in ((1, 0.0), (8, 0.0), (8, 0.1), (11, 0.0), (64, 0.1)):
@@ -49,15 +56,14 @@ def test_samples_have_the_bits_that_they_have_with_every_token_open(tokens, hidd
         assert takes(head_VD)
         some = min(rows, 4)  # every token of as many rows
         few = [column[:some].contiguous() for column in noise]
-        found = sample_rows(codes, x_TD, *noise, sampling, num_tokens=tokens - 3, first_token=5)
+        options = {"num_tokens": tokens - 3, "first_token": 5}
+        found = sample_rows(codes, x_TD, *noise, sampling(rows), **options)
         every = replace(codes, lengths_2V=codes.lengths_2V * 1e9)
-        wanted = sample_rows(
-            every, x_TD[:some], *few, sampling, num_tokens=tokens - 3, first_token=5
-        )
+        wanted = sample_rows(every, x_TD[:some], *few, sampling(some), **options)
         assert torch.equal(found[1][:some], wanted[1])
         assert torch.equal(found[0][:some], wanted[0])
         logits_TV = torch.mm(x_TD, head_VD.t(), out_dtype=torch.float32)[:, : tokens - 3]
-        plain = keyed_sampling.sample_rows(logits_TV, *noise, sampling, first_token=5)
+        plain = keyed_sampling.sample_rows(logits_TV, *noise, sampling(rows), first_token=5)
         assert torch.allclose(found[0].double(), plain[0].double(), rtol=1e-4, atol=1e-3)
         assert float((found[1] != plain[1]).sum()) <= 1, "more than a tie"
 
@@ -69,6 +75,17 @@ def test_coarse_logits_are_near_and_choose_alike(tokens, hidden):
     coarse_TV = coarse_logits(HeadCodes.of(head_VD), x_TD)
     assert float((coarse_TV - logits_TV).std() / logits_TV.std()) < 0.01
     assert torch.equal(row_choices(coarse_TV, 1)[1], row_choices(logits_TV, 1)[1])
+
+
+def test_a_row_s_temperature_changes_no_other_row(each_its_own):
+    x_TD, head_VD = case(64, 32_064, 1024, 0.1)
+    codes, noise = HeadCodes.of(head_VD), keys(64)
+    by_row = each_its_own([SAMPLINGS[i % 3] for i in range(64)], "cuda")
+    found = sample_rows(codes, x_TD, *noise, by_row)
+    for i, sampling in enumerate(SAMPLINGS):
+        alike = sample_rows(codes, x_TD, *noise, sampling)
+        for part, whole in zip(found, alike, strict=True):
+            assert torch.equal(part[i::3], whole[i::3].to(part.dtype))
 
 
 def test_a_row_without_numbers_hurts_no_other():
