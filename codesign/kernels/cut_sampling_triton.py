@@ -84,14 +84,17 @@ def sample_rows(
     masses_RTB = torch.empty(ROUNDS + 1, rows, blocks, dtype=torch.int64, device=device)
     found = floors_T, highest_TB, scores_RTB, columns_RTB, masses_RTB
     given = logits_TV, *keys, temperatures, top_ps, *found
+    parts = min(max(rows // 4, 1), 4)
+    programs = triton.cdiv(blocks, parts)
     for i in range(1, ROUNDS + 1):
-        _look_ahead[grid](
-            *given, *sizes, ROUND=i, BY_ROW=by_row, BLOCK=BLOCK, PADDED=padded, num_warps=8
-        )
+        _look_ahead[(rows, programs)](
+            *given, *sizes, blocks,
+            ROUND=i, BY_ROW=by_row, PARTS=parts, BLOCK=BLOCK, PADDED=padded, num_warps=8,
+        )  # fmt: skip
     best_T = torch.empty(rows, dtype=torch.float64, device=device)
     tokens_T = torch.empty(rows, dtype=torch.int32, device=device)
     _settle[(rows,)](
-        *given, best_T, tokens_T, *sizes, blocks,
+        *given, best_T, tokens_T, *sizes, blocks, programs,
         ROUND=ROUNDS + 1, BY_ROW=by_row, BLOCK=SETTLED, PADDED=padded, num_warps=16,
     )  # fmt: skip
     return best_T, tokens_T
@@ -198,14 +201,14 @@ def _first_candidates(
 
 
 @triton.jit
-def _sum_of_blocks(masses, blocks, PADDED: tl.constexpr):
-    block = tl.arange(0, PADDED)
-    return tl.sum(tl.load(masses + block, mask=block < blocks, other=0), 0)
+def _sum_of(masses, number, PADDED: tl.constexpr):
+    place = tl.arange(0, PADDED)
+    return tl.sum(tl.load(masses + place, mask=place < number, other=0), 0)
 
 
 @triton.jit
 def _candidate(
-    scores, columns, masses, share, temperature, row, num_rows, blocks,
+    scores, columns, masses, share, temperature, row, num_rows, blocks, programs,
     ROUND: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
     """Score and column of a round's candidate, whether it is open, and the mass that drops it.
@@ -216,15 +219,21 @@ def _candidate(
     is_open = (temperature > 0) & (share < 1.0)
     limit = tl.full((), 0.0, tl.float64)
     if ROUND > 1:
-        limit = share * _sum_of_blocks(masses + row * blocks, blocks, PADDED).to(tl.float64)
+        limit = share * _sum_of(masses + row * blocks, programs, PADDED).to(tl.float64)
     for i in tl.static_range(1, ROUND):
         at = (i * num_rows + row) * blocks
-        ahead = _sum_of_blocks(masses + at, blocks, PADDED)
+        ahead = _sum_of(masses + at, programs, PADDED)
         is_open = is_open & (ahead.to(tl.float64) >= limit)
-        next_score, next_column = best_part(scores + at, columns + at, blocks, PADDED)
+        next_score, next_column = best_part(scores + at, columns + at, programs, PADDED)
         score = tl.where(is_open, next_score, score)
         column = tl.where(is_open, next_column, column)
     return score, column, is_open, limit
+
+
+@triton.jit
+def _largest(highest, blocks, PADDED: tl.constexpr):
+    block = tl.arange(0, PADDED)
+    return tl.max(tl.load(highest + block, mask=block < blocks, other=float("-inf")), 0)
 
 
 @triton.jit
@@ -236,58 +245,66 @@ def _mass(logit, is_counted, largest, temperature):
 
 
 @triton.jit
-def _largest(highest, blocks, PADDED: tl.constexpr):
-    block = tl.arange(0, PADDED)
-    return tl.max(tl.load(highest + block, mask=block < blocks, other=float("-inf")), 0)
+def _ahead(
+    logits, first, end, num_tokens, floor, candidate, largest, temperature, key,
+    COUNTS_ALL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Columns of a row from first to end: their mass, and of those ahead of the candidate.
 
-
-@triton.jit
-def _ahead(logit, column, is_kept, candidate_logit, candidate, largest, temperature, key):
-    """Mass of a block's tokens ahead of a candidate, their best score and its first column."""
-    is_equal = (logit == candidate_logit) & (column < candidate)
-    is_ahead = is_kept & ((logit > candidate_logit) | is_equal)
+    And the best score of these with its first column, or the candidate's.
+    """
+    candidate_logit = tl.load(logits + candidate)
+    total = tl.full((), 0, tl.int64)
     mass = tl.full((), 0, tl.int64)
     best = tl.full((), float("-inf"), tl.float64)
-    place = tl.min(column, 0)
-    if tl.max(is_ahead.to(tl.int32), 0) > 0:
-        mass = _mass(logit, is_ahead, largest, temperature)
-        score = scaled(logit, temperature) + noise_or_zero(column, key, temperature)
-        score = tl.where(is_ahead, score, float("-inf"))
-        best = tl.max(score, 0)
-        place = tl.min(tl.where(is_ahead & (score == best), column, tl.max(column, 0)), 0)
-    return mass, best, place
+    place = candidate
+    for start in range(first, end, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        is_token = column < num_tokens
+        logit = tl.load(logits + column, mask=is_token, other=float("-inf"))
+        is_kept = is_token & (logit >= floor)
+        if COUNTS_ALL:
+            total += _mass(logit, is_kept, largest, temperature)
+        is_before = (logit == candidate_logit) & (column < candidate)
+        is_ahead = is_kept & ((logit > candidate_logit) | is_before)
+        if tl.max(is_ahead.to(tl.int32), 0) > 0:
+            mass += _mass(logit, is_ahead, largest, temperature)
+            score = scaled(logit, temperature) + noise_or_zero(column, key, temperature)
+            score = tl.where(is_ahead, score, float("-inf"))
+            block_best = tl.max(score, 0)
+            if block_best > best:
+                best = block_best
+                place = tl.min(tl.where(score == best, column, num_tokens), 0)
+    return total, mass, best, place
 
 
 @triton.jit
 def _look_ahead(
     logits, key_low, key_high, positions, temperatures, top_ps, floors, highest, scores, columns,
-    masses, num_tokens, stride, num_rows,
-    ROUND: tl.constexpr, BY_ROW: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr,
+    masses, num_tokens, stride, num_rows, blocks,
+    ROUND: tl.constexpr, BY_ROW: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    PADDED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """One row, one block: what lies ahead of the round's candidate; at first all mass as well."""
+    """One row, some blocks: what lies ahead of the round's candidate; at first all mass as well."""
     row = tl.program_id(0)
-    block = tl.program_id(1)
-    blocks = tl.num_programs(1)
     temperature = number_of(temperatures, row, BY_ROW)
     share = number_of(top_ps, row, BY_ROW)
     _, candidate, is_open, _ = _candidate(
-        scores, columns, masses, share, temperature, row, num_rows, blocks, ROUND, PADDED
-    )
+        scores, columns, masses, share, temperature, row, num_rows, blocks, tl.num_programs(1),
+        ROUND, PADDED,
+    )  # fmt: skip
     if is_open:
+        first = tl.program_id(1) * PARTS * BLOCK
+        end = tl.minimum(first + PARTS * BLOCK, num_tokens)
         largest = _largest(highest + row * blocks, blocks, PADDED)
-        column = block * BLOCK + tl.arange(0, BLOCK)
-        row_logits = logits + row.to(tl.int64) * stride
-        is_token = column < num_tokens
-        logit = tl.load(row_logits + column, mask=is_token, other=float("-inf"))
-        is_kept = is_token & (logit >= tl.load(floors + row))
-        at = row * blocks + block
-        if ROUND == 1:
-            tl.store(masses + at, _mass(logit, is_kept, largest, temperature))
         key = row_key(key_low, key_high, positions, row)
-        mass, best, place = _ahead(
-            logit, column, is_kept, tl.load(row_logits + candidate), candidate, largest,
-            temperature, key,
+        total, mass, best, place = _ahead(
+            logits + row.to(tl.int64) * stride, first, end, num_tokens, tl.load(floors + row),
+            candidate, largest, temperature, key, ROUND == 1, BLOCK,
         )  # fmt: skip
+        at = row * blocks + tl.program_id(1)
+        if ROUND == 1:
+            tl.store(masses + at, total)
         at += ROUND * num_rows * blocks
         tl.store(masses + at, mass)
         tl.store(scores + at, best)
@@ -297,7 +314,7 @@ def _look_ahead(
 @triton.jit
 def _settle(
     logits, key_low, key_high, positions, temperatures, top_ps, floors, highest, scores, columns,
-    masses, best_scores, best_tokens, num_tokens, stride, num_rows, blocks,
+    masses, best_scores, best_tokens, num_tokens, stride, num_rows, blocks, programs,
     ROUND: tl.constexpr, BY_ROW: tl.constexpr, BLOCK: tl.constexpr, PADDED: tl.constexpr,
 ) -> None:  # fmt: skip
     """One row: its token; while the candidate is open, the whole row is looked at for the next."""
@@ -305,31 +322,19 @@ def _settle(
     temperature = number_of(temperatures, row, BY_ROW)
     share = number_of(top_ps, row, BY_ROW)
     score, candidate, is_open, limit = _candidate(
-        scores, columns, masses, share, temperature, row, num_rows, blocks, ROUND, PADDED
+        scores, columns, masses, share, temperature, row, num_rows, blocks, programs, ROUND, PADDED
     )
     largest = _largest(highest + row * blocks, blocks, PADDED)
     floor = tl.load(floors + row)
     key = row_key(key_low, key_high, positions, row)
-    row_logits = logits + row.to(tl.int64) * stride
     while is_open:
-        candidate_logit = tl.load(row_logits + candidate)
-        ahead = tl.full((), 0, tl.int64)
-        next_score = tl.full((), float("-inf"), tl.float64)
-        next_candidate = candidate
-        for first in range(0, num_tokens, BLOCK):
-            column = first + tl.arange(0, BLOCK)
-            is_token = column < num_tokens
-            logit = tl.load(row_logits + column, mask=is_token, other=float("-inf"))
-            mass, best, place = _ahead(
-                logit, column, is_token & (logit >= floor), candidate_logit, candidate, largest,
-                temperature, key,
-            )  # fmt: skip
-            ahead += mass
-            next_candidate = tl.where(best > next_score, place, next_candidate)
-            next_score = tl.maximum(best, next_score)
+        _, mass, best, place = _ahead(
+            logits + row.to(tl.int64) * stride, 0, num_tokens, num_tokens, floor, candidate,
+            largest, temperature, key, False, BLOCK,
+        )  # fmt: skip
         # Ahead of a row's likeliest token there is none, so this ends, whatever the numbers.
-        is_open = (next_candidate != candidate) & (ahead.to(tl.float64) >= limit)
-        score = tl.where(is_open, next_score, score)
-        candidate = tl.where(is_open, next_candidate, candidate)
+        is_open = (place != candidate) & (mass.to(tl.float64) >= limit)
+        score = tl.where(is_open, best, score)
+        candidate = tl.where(is_open, place, candidate)
     tl.store(best_scores + row, score)
     tl.store(best_tokens + row, candidate)

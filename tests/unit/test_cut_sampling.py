@@ -111,13 +111,13 @@ def test_all_rows_may_sample_alike(sampling, kernels, each_its_own):
     assert [part.tolist() for part in by_row] == [part.tolist() for part in found]
 
 
-def test_a_row_among_others_has_the_bits_that_it_has_alone(kernels, each_its_own):
-    rows = 64
+@pytest.mark.parametrize(("rows", "tokens"), [(64, 300), (16, TOKENS)])
+def test_a_row_among_others_has_the_bits_that_it_has_alone(rows, tokens, kernels, each_its_own):
     ways = [WAYS[i % len(WAYS)] for i in range(rows)]
-    logits_TV = 2 * normal(rows, 300)
-    whole = torch.zeros(rows, 320)  # rows need not lie side by side
-    whole[:, :300] = logits_TV
-    scores_T, tokens_T = kernels.sample_rows(whole[:, :300], *keys(rows), each_its_own(ways))
+    logits_TV = 2 * normal(rows, tokens)
+    whole = torch.zeros(rows, tokens + 20)  # rows need not lie side by side
+    whole[:, :tokens] = logits_TV
+    scores_T, tokens_T = kernels.sample_rows(whole[:, :tokens], *keys(rows), each_its_own(ways))
     assert tokens_T.tolist() == walked(logits_TV, ways)
     for i in range(len(WAYS)):
         own = [column[i : i + 1].clone() for column in keys(rows)]
@@ -184,7 +184,7 @@ for by_row in (False, True):
     PART
 """
 ROUNDS = """for i in range(1, kernels.ROUNDS + 1):
-        check(kernels._look_ahead, fixed | {"ROUND": i, "PADDED": 64})"""
+        check(kernels._look_ahead, fixed | {"ROUND": i, "PARTS": 4, "PADDED": 64})"""
 LAST = """fixed |= {"ROUND": kernels.ROUNDS + 1, "BLOCK": kernels.SETTLED, "PADDED": 64}
     check(kernels._settle, fixed, 16)"""
 
