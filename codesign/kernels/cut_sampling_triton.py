@@ -2,7 +2,7 @@
 # ruff: noqa: ANN001, ANN202 (Triton compiles by parameter annotations, and takes launch options)
 """Triton kernels that sample rows with a top-k or top-p, of whole logits, without sorting them.
 
-Top-k: the k-th largest logit, eight bits a launch, by counting. Top-p: a candidate is the best
+Top-k: what is as large as the k-th largest (top_k_triton.py). Top-p: a candidate is the best
 score, and kept if the mass of tokens ahead of it, likelier ones, is small enough. What is behind a
 dropped candidate is dropped, too, so the next one is the best score ahead of it. ``ROUNDS``
 candidates are looked at by all of the GPU, later ones by one program a row.
@@ -31,12 +31,11 @@ from codesign.kernels.keyed_sampling_triton import (
     scaled,
 )
 from codesign.kernels.row_samplings import AnySampling, RowSamplings, has_top_k, has_top_p
+from codesign.kernels.top_k_triton import count_digits, least_kept, num_kept
 
 ROUNDS = 2
 SETTLED = 4096  # columns at once of a program that has a row to itself
 MOST_TOKENS = 1 << 18  # masses add up to 62 bits
-_DIGITS = 4
-_BINS = tl.constexpr(256)
 _UNIT = tl.constexpr(float(1 << 44))  # mass of a row's likeliest token
 
 
@@ -61,21 +60,15 @@ def sample_rows(
     blocks = triton.cdiv(tokens, BLOCK)
     padded = triton.next_power_of_2(blocks)
     sizes, grid = (tokens, logits_TV.stride(0), rows), (rows, blocks)
-    bins_DTN = torch.empty(_DIGITS, rows, 256, dtype=torch.int32, device=device)
-    states_DT2 = torch.empty(_DIGITS, rows, 2, dtype=torch.int32, device=device)
-    if has_top_k(sampling):
-        bins_DTN.zero_()
-        for digit in range(_DIGITS):
-            _count_digit[grid](
-                logits_TV, temperatures, top_ks, bins_DTN, states_DT2, *sizes,
-                DIGIT=digit, BY_ROW=by_row, BLOCK=BLOCK, num_warps=8,
-            )  # fmt: skip
     floors_T = torch.empty(rows, dtype=torch.float32, device=device)
+    counted = floors_T, floors_T  # nobody reads them
+    if has_top_k(sampling):
+        counted = count_digits(logits_TV, temperatures, top_ks)
     highest_TB = torch.empty(rows, blocks, dtype=torch.float32, device=device)
     scores_RTB = torch.empty(ROUNDS + 1, rows, blocks, dtype=torch.float64, device=device)
     columns_RTB = torch.empty(ROUNDS + 1, rows, blocks, dtype=torch.int32, device=device)
     _first_candidates[grid](
-        logits_TV, *keys, temperatures, top_ks, bins_DTN, states_DT2, floors_T, highest_TB,
+        logits_TV, *keys, temperatures, top_ks, *counted, floors_T, highest_TB,
         scores_RTB, columns_RTB, *sizes,
         HAS_TOP_K=has_top_k(sampling), BY_ROW=by_row, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
@@ -101,71 +94,6 @@ def sample_rows(
 
 
 @triton.jit
-def _ordered(logit):
-    """int32 in the order of float32 numbers; its own inverse but for the sign of zero."""
-    bits = tl.where(logit == 0, 0.0, logit).to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-@triton.jit
-def _num_kept(temperatures, top_ks, row, num_tokens, BY_ROW: tl.constexpr):
-    """A row's top-k, or 0 if it keeps all."""
-    count = number_of(top_ks, row, BY_ROW)
-    is_cut = (number_of(temperatures, row, BY_ROW) > 0) & (count < num_tokens)
-    return tl.where(is_cut, count, 0.0).to(tl.int32)
-
-
-@triton.jit
-def _digits_before(bins, states, row, num_rows, count, DIGIT: tl.constexpr):
-    """First digits of the k-th largest, and which one it is of tokens that begin alike."""
-    prefix = tl.full((), 0, tl.int32)
-    left = count
-    if DIGIT > 0:
-        if DIGIT > 1:
-            state = states + ((DIGIT - 1) * num_rows + row) * 2
-            prefix = tl.load(state)
-            left = tl.load(state + 1)
-        place = tl.arange(0, _BINS)
-        number = tl.load(bins + ((DIGIT - 1) * num_rows + row) * _BINS + place)
-        so_far = tl.cumsum(number, 0, reverse=True)
-        digit = tl.max(tl.where(so_far >= left, place, 0), 0)
-        left -= tl.sum(tl.where(place > digit, number, 0), 0)
-        prefix = prefix * _BINS + digit
-        if DIGIT == 1:  # the first is signed
-            prefix -= 128
-    return prefix, left
-
-
-@triton.jit
-def _count_digit(
-    logits, temperatures, top_ks, bins, states, num_tokens, stride, num_rows,
-    DIGIT: tl.constexpr, BY_ROW: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
-    """One row, one block: count the next eight bits of logits that begin as the k-th largest."""
-    row = tl.program_id(0)
-    block = tl.program_id(1)
-    count = _num_kept(temperatures, top_ks, row, num_tokens, BY_ROW)
-    if count > 0:
-        prefix, left = _digits_before(bins, states, row, num_rows, count, DIGIT)
-        if (DIGIT > 0) & (block == 0):
-            state = states + (DIGIT * num_rows + row) * 2
-            tl.store(state, prefix)
-            tl.store(state + 1, left)
-        column = block * BLOCK + tl.arange(0, BLOCK)
-        is_counted = column < num_tokens
-        logit = tl.load(logits + row.to(tl.int64) * stride + column, mask=is_counted, other=0.0)
-        digits = _ordered(logit) >> (24 - 8 * DIGIT)
-        if DIGIT == 0:
-            digit = digits + 128
-        else:
-            digit = digits & 255
-            is_counted = is_counted & ((digits >> 8) == prefix)
-        number = tl.histogram(digit, _BINS, mask=is_counted)
-        place = (DIGIT * num_rows + row) * _BINS + tl.arange(0, _BINS)
-        tl.atomic_add(bins + place, number, mask=number > 0, sem="relaxed")
-
-
-@triton.jit
 def _first_candidates(
     logits, key_low, key_high, positions, temperatures, top_ks, bins, states, floors, highest,
     scores, columns, num_tokens, stride, num_rows,
@@ -176,10 +104,8 @@ def _first_candidates(
     block = tl.program_id(1)
     floor = tl.full((), float("-inf"), tl.float32)
     if HAS_TOP_K:
-        count = _num_kept(temperatures, top_ks, row, num_tokens, BY_ROW)
-        if count > 0:
-            prefix, _ = _digits_before(bins, states, row, num_rows, count, 4)
-            floor = tl.where(prefix < 0, prefix ^ 0x7FFFFFFF, prefix).to(tl.float32, bitcast=True)
+        count = num_kept(temperatures, top_ks, row, num_tokens, BY_ROW)
+        floor = least_kept(bins, states, row, num_rows, count)
     if block == 0:
         tl.store(floors + row, floor)
     column = block * BLOCK + tl.arange(0, BLOCK)

@@ -85,7 +85,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")  # int64 
 @pytest.fixture
 def kernels(interpreted):
     """The Triton kernels in the interpreter."""
-    return interpreted("keyed_sampling_triton", "cut_sampling_triton")[1]
+    return interpreted("keyed_sampling_triton", "top_k_triton", "cut_sampling_triton")[2]
 
 
 @pytest.mark.parametrize("logits", LOGITS)
@@ -138,9 +138,9 @@ def test_it_does_not_matter_which_launch_settles_a_row(kernels, monkeypatch):
 @pytest.mark.parametrize(
     ("ways", "unused"),
     [
-        ([Sampling(1.0, top_p=0.5), Sampling()], ["_count_digit"]),
+        ([Sampling(1.0, top_p=0.5), Sampling()], ["count_digits"]),
         ([Sampling(1.0, top_k=5), Sampling(0.5)], ["_look_ahead", "_settle"]),
-        ([Sampling(0.0, top_k=3), Sampling(1.0, top_p=0.5)], ["_count_digit"]),
+        ([Sampling(0.0, top_k=3), Sampling(1.0, top_p=0.5)], ["count_digits"]),
     ],
 )
 def test_what_no_row_needs_is_not_launched(ways, unused, kernels, each_its_own, monkeypatch):
@@ -164,7 +164,7 @@ def test_rows_without_numbers_give_tokens_that_there_are(broken, kernels):
 
 
 COMPILED = """
-from codesign.kernels import cut_sampling_triton as kernels
+from codesign.kernels import cut_sampling_triton as kernels, top_k_triton
 TYPES = {
     **dict.fromkeys(("logits", "floors", "highest"), "*fp32"),
     **dict.fromkeys(("scores", "best_scores"), "*fp64"), "masses": "*i64",
@@ -178,12 +178,12 @@ for by_row in (False, True):
     TYPES |= ways
     fixed = {"BY_ROW": by_row, "BLOCK": kernels.BLOCK}
     for digit in range(4):
-        check(kernels._count_digit, fixed | {"DIGIT": digit})
+        check(top_k_triton._count_digit, fixed | {"DIGIT": digit})
     for has_top_k in (False, True):
         check(kernels._first_candidates, fixed | {"HAS_TOP_K": has_top_k})
     PART
 """
-ROUNDS = """for i in range(1, kernels.ROUNDS + 1):
+ROUNDS = """for i in range(kernels.ROUNDS, 0, -1):  # the first needs most
         check(kernels._look_ahead, fixed | {"ROUND": i, "PARTS": 4, "PADDED": 64})"""
 LAST = """fixed |= {"ROUND": kernels.ROUNDS + 1, "BLOCK": kernels.SETTLED, "PADDED": 64}
     check(kernels._settle, fixed, 16)"""
