@@ -43,8 +43,8 @@ def count_digits(
 
 @triton.jit
 def _ordered(logit):
-    """int32 in the order of float32 numbers; its own inverse but for the sign of zero."""
-    bits = tl.where(logit == 0, 0.0, logit).to(tl.int32, bitcast=True)
+    """int32 in the order of float32 numbers; zeros of both signs are neighbours."""
+    bits = logit.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 

@@ -21,7 +21,7 @@ WAYS = [
     Sampling(1.0, top_p=1e-9),
     Sampling(2.0, top_k=TOKENS, top_p=0.05),
     Sampling(1.0, top_k=TOKENS + 9),
-    Sampling(0.3, top_k=3000, top_p=0.99),
+    Sampling(0.3, top_k=TOKENS // 2, top_p=0.99),
     Sampling(0.0, top_k=3, top_p=0.5),  # cuts change nothing
 ]
 
@@ -133,6 +133,13 @@ def test_it_does_not_matter_which_launch_settles_a_row(kernels, monkeypatch):
         found.append([x.tolist() for x in kernels.sample_rows(logits_TV, *keys(5), sampling)])
     assert found[0] == found[1]
     assert found[0][1] == walked(logits_TV, [sampling] * 5)
+
+
+def test_a_token_behind_just_the_share_is_dropped(kernels):
+    """Of sixteen equal ones the first has a sixteenth, and the second comes behind that."""
+    logits_TV, sampling = torch.zeros(12, 16), Sampling(1.0, top_p=1 / 16)
+    tokens = kernels.sample_rows(logits_TV, *keys(12), sampling)[1].tolist()
+    assert tokens == walked(logits_TV, [sampling] * 12) == [0] * 12
 
 
 @pytest.mark.parametrize(
