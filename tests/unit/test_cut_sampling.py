@@ -142,6 +142,15 @@ def test_a_token_behind_just_the_share_is_dropped(kernels):
     assert tokens == walked(logits_TV, [sampling] * 12) == [0] * 12
 
 
+def test_many_unlikely_tokens_have_a_mass(kernels):
+    """Two thousand of a ten-thousandth each beside one: 0.9 of all mass has four in ten of them."""
+    logits_TV, sampling = torch.full((24, 2001), float(np.log(1e-4))), Sampling(1.0, top_p=0.9)
+    logits_TV[:, 7] = 0.0
+    tokens = kernels.sample_rows(logits_TV, *keys(24), sampling)[1].tolist()
+    assert tokens == walked(logits_TV, [sampling] * 24)
+    assert len(set(tokens)) > 1
+
+
 @pytest.mark.parametrize(
     ("ways", "unused"),
     [
