@@ -26,7 +26,7 @@ from codesign.engine.gpu.prompt_rows import (
     long_buckets,
     prompt_message,
 )
-from codesign.engine.gpu.row_sampling import RowTargetHead
+from codesign.engine.gpu.row_sampling import RowTargetHead, sampling_words
 from codesign.engine.gpu.slabs import Slabs
 from codesign.engine.gpu.slot_messages import pages_message, sampling_message
 from codesign.engine.gpu.tensor_group import SingleRank
@@ -37,6 +37,7 @@ from codesign.policy.walk import Sampling
 SHAPES = Path(codesign.__file__).parent / "data" / "shapes"
 CPU, TOKENS, SLOTS, PAGE = torch.device("cpu"), 640, 3, 16
 WARM, OTHER = Sampling(temperature=0.9, seed=4), Sampling(temperature=1.2, top_k=5, seed=6)
+NUCLEUS, COLD = Sampling(temperature=1.0, top_p=0.9), Sampling(top_k=3, top_p=0.5)
 HEADS = {
     "greedy": lambda: TargetHead(Sampling()),
     "warm": lambda: TargetHead(WARM),
@@ -97,6 +98,18 @@ def same(ranks: Sequence[ModelRank], slot: int, count: int) -> None:
     assert labels[0] == labels[1]
     assert [position for position, _ in labels[1]] == list(range(count))
     assert [rank.num_faults() for rank in ranks] == [0, 0]
+
+
+@pytest.mark.parametrize("ways", [(WARM,), (WARM, OTHER), (WARM, NUCLEUS), (OTHER, COLD)])
+def test_a_head_knows_the_cuts_of_its_run_and_the_numbers_of_its_rows(ways):
+    head = RowTargetHead(SLOTS, CPU, ways)
+    head.note(1, sampling_words(ways[-1]))
+    head.slots_T = torch.tensor([1, SLOTS], dtype=torch.int32)  # the last is padding, and greedy
+    found = head.sampling_of_rows()
+    assert (found.has_top_k, found.has_top_p) == (OTHER in ways, NUCLEUS in ways)
+    numbers = [found.temperature_T, found.top_k_T, found.top_p_T]
+    wanted = [ways[-1].temperature, ways[-1].top_k, ways[-1].top_p]
+    assert [column.tolist() for column in numbers] == [[number, 0] for number in wanted]
 
 
 LENGTHS = (1, 15, 16, 17, 64, 65, 200, 256, 257, 512)

@@ -140,6 +140,7 @@ def test_a_token_behind_just_the_share_is_dropped(kernels):
     logits_TV, sampling = torch.zeros(12, 16), Sampling(1.0, top_p=1 / 16)
     tokens = kernels.sample_rows(logits_TV, *keys(12), sampling)[1].tolist()
     assert tokens == walked(logits_TV, [sampling] * 12) == [0] * 12
+    assert best_tokens(logits_TV, row_keys(*keys(12)), sampling)[1].tolist() == tokens
 
 
 def test_many_unlikely_tokens_have_a_mass(kernels):

@@ -54,7 +54,7 @@ def all_open(codes: HeadCodes) -> HeadCodes:
 def sampling(request, each_its_own):
     """How any number of rows sample: ``sampling(rows)``."""
     if request.param == "by row":
-        return lambda rows: each_its_own([SAMPLINGS[(i + 1) % 3] for i in range(rows)])
+        return lambda rows: each_its_own([SAMPLINGS[(2 - i) % 3] for i in range(rows)])
     return lambda _: SAMPLINGS[["greedy", "warm", "hot"].index(request.param)]
 
 
