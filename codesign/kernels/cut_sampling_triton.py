@@ -33,7 +33,7 @@ from codesign.kernels.keyed_sampling_triton import (
 from codesign.kernels.row_samplings import AnySampling, RowSamplings, has_top_k, has_top_p
 from codesign.kernels.top_k_triton import count_digits, least_kept, num_kept
 
-ROUNDS = 2
+ROUNDS = 3
 SETTLED = 4096  # columns at once of a program that has a row to itself
 MOST_TOKENS = 1 << 18  # masses add up to 62 bits
 _UNIT = tl.constexpr(float(1 << 44))  # mass of a row's likeliest token
@@ -165,7 +165,7 @@ def _largest(highest, blocks, PADDED: tl.constexpr):
 @triton.jit
 def _mass(logit, is_counted, largest, temperature):
     """Mass of tokens, of which the likeliest has one unit."""
-    below = (logit.to(tl.float64) - largest.to(tl.float64)) * (1.0 / temperature)
+    below = (logit.to(tl.float64) - largest.to(tl.float64)) / temperature
     mass = (tl.exp(below) * _UNIT + 0.5).to(tl.int64)
     return tl.sum(tl.where(is_counted, mass, 0), 0)
 
