@@ -4,6 +4,7 @@
     python -m benchmarks.compare_policies batches  # batches of one size
     python -m benchmarks.compare_policies chunks   # prompts in chunks that share forwards
     python -m benchmarks.compare_policies lengths  # the traces' arrivals, short prompts
+    python -m benchmarks.compare_policies targets  # requests that join so that targets are kept
     python -m benchmarks.compare_policies map      # load x machine: which policy wins
     python -m benchmarks.compare_policies pairs    # measured pairs: never slower than plain?
     python -m benchmarks.compare_policies crowds   # the same on four GPUs, with 16 to 48 at once
@@ -33,6 +34,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.error_line import errors_in_one_line
+from benchmarks.policies import by_targets
 from benchmarks.policies.cases import (
     BATCHES,
     CHUNK,
@@ -95,6 +97,7 @@ class Bench:
 
     store: Store
     traces: Path | None
+    serving: Serving = SERVING
 
     @cache  # noqa: B019  # one Bench per process
     def requests(self, segment: Segment) -> pd.DataFrame:
@@ -110,9 +113,10 @@ class Bench:
         slo: SLO,
         *,
         max_batch: int = MAX_BATCH,
-        serving: Serving = SERVING,
+        serving: Serving | None = None,
     ) -> RunRecords:
         """Simulate one candidate."""
+        serving = serving or self.serving
         candidate = Candidate(parse_deployment(deployment), parse_policy(policy), max_batch)
         return simulate(requests, candidate, fit, serving=serving, slo=slo, seed=SEED)
 
@@ -231,7 +235,13 @@ def _map_point(bench: Bench, machine: Machine, segment: Segment, load: float) ->
         bench.store.get(key, make)
 
 
-MACHINE_PARTS = {"traces": traces, "batches": batches, "chunks": chunks, "lengths": lengths}
+MACHINE_PARTS = {
+    "traces": traces,
+    "targets": by_targets.measure,
+    "batches": batches,
+    "chunks": chunks,
+    "lengths": lengths,
+}
 
 
 def _head(requests: pd.DataFrame, count: int) -> pd.DataFrame:

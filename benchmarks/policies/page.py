@@ -11,7 +11,16 @@ import re
 from collections.abc import Sequence
 
 from benchmarks.pages import reflow
-from benchmarks.policies import crowds, goals, gpu_runs, load_map, measured, simulated, splits
+from benchmarks.policies import (
+    by_targets,
+    crowds,
+    goals,
+    gpu_runs,
+    load_map,
+    measured,
+    simulated,
+    splits,
+)
 from benchmarks.policies.figures import DOCS, Results
 
 PAGE = DOCS / "policy-comparison.md"
@@ -100,6 +109,7 @@ def text_of(results: Results) -> str:
     sections = [
         simulated.traces_section(results),
         simulated.attainment_section(results),
+        by_targets.by_targets_section(results),
         simulated.batches_section(results),
         simulated.over_time_section(results),
         simulated.chunks_section(results),

@@ -5,7 +5,7 @@ target, and the prompts of those who join stall those who decode. Here a request
 
 1. if it can still have its first token in time, before those that cannot;
 2. while the prompts that run before the next round leave those who decode the time to keep their
-   TPOT targets; it may cost one of them its target if waiting would cost its own;
+   TPOT targets. One for one would be no gain: whoever joined so would be the next to be given up;
 3. late, when nobody waits who can be on time, a few prompts at once. Whoever has waited very long
    has a turn now and then, so that nobody waits for ever.
 
@@ -18,7 +18,6 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 PATIENCE = 30.0  # times the TTFT target, after which a late request has turns
 TURN = 8  # requests that join from one such turn to the next
 AT_ONCE = 0.2  # of the TTFT target, that prompts of late requests may take before a round
-LEAST_LEFT = 0.2  # of a mean answer, that a request is expected to emit however long it is
+SAFE = 0.95  # of a TPOT target, that is aimed at
 _PACE_MEMORY = 0.1  # weight of a round in what a token takes
 _NUM_ANSWERS = 128  # that the mean length remembers
 
@@ -77,7 +76,7 @@ class OnTime:
         self._ttft = math.inf if ttft is None else ttft
         self._tpot = math.inf if tpot is None else tpot
         self._prompt_seconds = prompt_seconds
-        self._round = self._pace = step
+        self._pace = step
         self._answer = START_OUTPUT if answer_tokens is None else answer_tokens
         self._num_answers = 0
         self._tokens = 0.0  # that a request which was always here would have
@@ -113,7 +112,6 @@ class OnTime:
         if not emitted:
             return
         self._tokens += emitted / running
-        self._round = seconds
         self._pace += _PACE_MEMORY * (seconds * running / emitted - self._pace)
 
     def choose(
@@ -126,31 +124,27 @@ class OnTime:
             now: Seconds since the start of the run.
             cached: Rows of a prompt that are there already.
         """
-        rooms = self._rooms(now)
+        least = self._least_room(now)
         chosen = [r for r in waiting[:1] if self._has_turn(r, now)]
         total = sum(self._ahead.values()) + sum(self._price(r, cached) for r in chosen)
-        late, first_due, lost = [], math.inf, 0
+        late, first_due = [], math.inf
         for request in waiting[len(chosen) :]:
             due, seconds = request.arrival + self._ttft, self._price(request, cached)
             if now + seconds > due:
                 late.append(request)
                 continue
             first_due = min(first_due, due)
-            if now + total + seconds > first_due:
-                continue
-            cost = bisect_left(rooms, total + seconds) - lost
-            if cost <= (now + self._round + seconds > due):
+            if now + total + seconds <= first_due and total + seconds <= least:
                 chosen.append(request)
-                total, lost = total + seconds, lost + max(cost, 0)
+                total += seconds
         if math.isinf(first_due):
-            chosen += self._of_late(late, rooms, total, cached)
+            chosen += self._of_late(late, least - total, cached)
         return chosen
 
     def _of_late(
         self,
         late: Sequence[QueuedRequest],
-        rooms: Sequence[float],
-        total: float,
+        room: float,
         cached: Callable[[QueuedRequest], int],
     ) -> list[QueuedRequest]:
         """Those of the late requests that cost nobody a target, for a fifth of a TTFT target."""
@@ -158,7 +152,7 @@ class OnTime:
         spent = 0.0
         for request in late:
             spent += self._price(request, cached)
-            if (chosen and spent > AT_ONCE * self._ttft) or bisect_left(rooms, total + spent):
+            if spent > room or (chosen and spent > AT_ONCE * self._ttft):
                 break
             chosen.append(request)
         return chosen
@@ -176,16 +170,17 @@ class OnTime:
             self._seconds[number] = self._prompt_seconds(rows, rows_before)
         return self._seconds[number]
 
-    def _rooms(self, now: float) -> list[float]:
-        """Ascending, how long each may wait that can keep its target, going on as lately."""
-        rooms = []
+    def _least_room(self, now: float) -> float:
+        """How long all may wait that can keep their targets, going on as lately."""
+        least = math.inf
         for each in self._decoding.values():
             later = self._tokens - each.before  # tokens after the first
-            left = max(self._answer - later - 1.0, LEAST_LEFT * self._answer)
-            spare = each.target * (later + left) - (now - each.first_token) - self._pace * left
-            if spare >= 0.0:
-                rooms.append(spare)
-        return sorted(rooms)
+            left = max(self._answer - 1.0 - later, 0.0)
+            spare = SAFE * each.target * (later + left)
+            spare -= (now - each.first_token) + self._pace * left
+            if 0.0 <= spare < least:
+                least = spare
+        return least
 
 
 def on_time_of(serving: Serving, slo: SLO | None, cost: RoundCost | None) -> OnTime | None:
