@@ -91,7 +91,7 @@ def attainment_section(results: Results) -> str:
 Trace "code", whose burst comes at 410 s. At scale 1 the TPOT target is SpecServe's 30 ms on eight
 A800s, scaled by the ratio of a plain step on both machines, and the TTFT target is five times the
 duration of a prompt of 2,048 tokens. Policies that use the targets ran once per scale. Most misses
-are the burst's prompts, which wait for each other under every policy.
+are the burst's prompts, which wait for each other under every policy, first come, first served.
 
 ![Attainment by scale](images/policies-attainment.png)
 

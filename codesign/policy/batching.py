@@ -176,7 +176,7 @@ class Batcher:
         for request in late:
             self._waiting.remove(request)
             if self.on_time is not None:
-                self.on_time.ended(request.request_id)
+                self.on_time.dropped(request.request_id)
         return [request.request_id for request in late]
 
     def late(self, now: float, max_waiting: int) -> list[QueuedRequest]:
@@ -251,6 +251,8 @@ class Batcher:
             request: As it waits now.
             computed_tokens: Leading tokens of its prompt that have been run; None for all.
         """
+        if self.on_time is not None:
+            self.on_time.dropped(request.request_id)
         self.finish(request.request_id, computed_tokens=computed_tokens)
         self._waiting.appendleft(request)
         self._put_back.add(request.request_id)

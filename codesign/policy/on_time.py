@@ -99,13 +99,17 @@ class OnTime:
             self._decoding[request.request_id] = _Decoding(now, self._tokens, target)
 
     def ended(self, request_id: int) -> None:
-        """It is over, refused, or has lost its KV rows."""
-        self._seconds.pop(request_id, None)
-        self._ahead.pop(request_id, None)
-        if (known := self._decoding.pop(request_id, None)) is not None:
+        """Its answer is complete."""
+        if (known := self._decoding.get(request_id)) is not None:
             self._num_answers = min(self._num_answers + 1, _NUM_ANSWERS)
             beyond = self._tokens - known.before + 1.0 - self._answer
             self._answer += beyond / self._num_answers
+        self.dropped(request_id)
+
+    def dropped(self, request_id: int) -> None:
+        """It is refused, or has lost its KV rows."""
+        for known in (self._seconds, self._ahead, self._decoding):
+            known.pop(request_id, None)
 
     def round_over(self, seconds: float, running: int, emitted: int) -> None:
         """A round without its prompts took so long, and so many requests emitted so much."""

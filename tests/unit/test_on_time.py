@@ -145,6 +145,15 @@ def test_answers_are_expected_to_be_as_long_as_those_that_have_ended():
     assert chosen(policy, [queued(3, 1.0, 39)], 1.0) == [3]
 
 
+def test_an_answer_that_was_cut_off_says_nothing_of_their_length():
+    policy = on_time(answer=100.0)
+    decoding(policy, 0, since=0.0)
+    policy.round_over(0.01, 1, 1)
+    policy.dropped(0)
+    decoding(policy, 1, since=1.0)
+    assert chosen(policy, [queued(2, 1.0, 900)], 1.0) == [2]  # 99 x 10 ms to spare
+
+
 def test_a_cached_prefix_takes_no_time():
     policy = on_time()
     waiting = [queued(0, 0.0, 1500)]
