@@ -7,7 +7,7 @@ exported, on the plan's machine, by this engine's rules for memory and steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,6 +70,8 @@ def forecast(
 ) -> Forecast:
     """Simulate the export as the plan was simulated, unless it is the plan's own candidate.
 
+    No engine lets requests join by their targets: the export serves first come, first served.
+
     Args:
         plan: Names targets, limits and seeds.
         scored: The plan's candidate.
@@ -80,14 +82,15 @@ def forecast(
         progress: Called with ("simulate", done, total).
     """
     planned = _figures(scored.predicted)
-    if exported == scored.candidate:
+    serving = replace(plan.serving, scheduling="fcfs")
+    if exported == scored.candidate and serving == plan.serving:
         return Forecast(exported.label, planned, planned, plan.num_seeds, note)
     tokens = int(np.asarray(requests["output_tokens"], np.int64).sum())
     seeds = list(plan.simulation_seeds)[: 1 if tokens > _MANY_TOKENS else None]
     outcomes = []
     for seed in seeds:
         outcome, _ = simulate_outcome(
-            requests, exported, fit, slo=plan.slo, serving=plan.serving, seed=seed
+            requests, exported, fit, slo=plan.slo, serving=serving, seed=seed
         )
         outcomes.append(outcome)
         if progress:

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from codesign.kernels.row_samplings import RowSamplings
 
+MOST_TOKENS = 1 << 18  # that the kernels take: their masses add up to 62 bits
+
 
 def is_dropped(scaled_TV: Tensor, samplings: RowSamplings) -> Tensor:
     """Tokens outside top-k and top-p, (T, V) bool.

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from codesign.kernels.cut_sampling import MOST_TOKENS
 from codesign.kernels.keyed_sampling_triton import (
     BLOCK,
     best_of_blocks,
@@ -35,7 +36,6 @@ from codesign.kernels.top_k_triton import count_digits, least_kept, num_kept
 
 ROUNDS = 3
 SETTLED = 4096  # columns at once of a program that has a row to itself
-MOST_TOKENS = 1 << 18  # masses add up to 62 bits
 _UNIT = tl.constexpr(float(1 << 44))  # mass of a row's likeliest token
 
 
@@ -51,7 +51,7 @@ def sample_rows(
     """``keyed_sampling.sample_rows`` of all tokens, with cuts, on a GPU."""
     (rows, tokens), device = logits_TV.shape, logits_TV.device
     assert first_token == 0, "cuts need whole rows"
-    assert tokens <= MOST_TOKENS, f"{tokens} tokens, at most {MOST_TOKENS}"
+    assert tokens <= MOST_TOKENS, f"{tokens} tokens: masses add up to more than 62 bits"
     assert logits_TV.stride(1) == 1, "the columns of a row are not side by side"
     keys = key_low_T, key_high_T, positions_T
     assert all(column.is_contiguous() for column in keys), "rows are not side by side"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from codesign.kernels.cut_sampling import is_dropped
+from codesign.kernels.cut_sampling import MOST_TOKENS, is_dropped
 from codesign.kernels.row_samplings import AnySampling, RowSamplings, is_greedy, needs_whole_rows
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as a signed 64-bit integer
@@ -113,7 +113,7 @@ def sample_rows(
     Returns:
         Scores (T,) and tokens (T,), an integer type.
     """
-    if logits_TV.is_cuda:
+    if logits_TV.is_cuda and not (needs_whole_rows(sampling) and logits_TV.shape[1] > MOST_TOKENS):
         from codesign.kernels import cut_sampling_triton, keyed_sampling_triton
 
         kernels = cut_sampling_triton if needs_whole_rows(sampling) else keyed_sampling_triton

@@ -122,6 +122,9 @@ def search_space(
     specs = [spec for spec in specs if spec not in slow]
     wanted = {spec.is_async for spec in specs}
     usable = [d for d in deployments(workers, costs) if (d.draft_workers > 0) in wanted]
+    by_targets = serving is not None and serving.scheduling == "slo"
+    pools = [d for d in usable if d.prefill_workers] if by_targets else []
+    usable = [d for d in usable if d not in pools]
     limit = None if serving is None else serving.max_kv_tokens
     longest = 0 if requests is None else longest_request(requests)
     pairs = [(d, spec) for spec, d in product(specs, usable) if _suits(d, spec)]
@@ -142,6 +145,7 @@ def search_space(
         *_notes(costs, workers, wanted, measure),
         *_notes_of_slow(slow),
         *_notes_of_small(left_out, longest),
+        *(["not searched: pools for prompts, which serve who comes first"] if pools else []),
     )
     return SearchSpace(tuple(candidates), notes)
 

@@ -5,10 +5,12 @@ Must not import torch or read a clock; the caller passes the time in.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, takewhile
+from operator import attrgetter
 
 from codesign.policy.kv_memory import PREFIX_BLOCK, PrefixCache
 from codesign.policy.on_time import OnTime
@@ -135,11 +137,11 @@ class Batcher:
         for request in self._next_ones(now):
             if not self._joins(request, used):
                 break
-            self._waiting.remove(request)
+            self._take(request)
             used += request.kv_tokens - request.shared_tokens
             self._start(request)
             if self.on_time is not None:
-                self.on_time.joined(request, now)
+                self.on_time.joined(request.request_id)
             self.is_over(used)  # idle prefix blocks make room
             admitted.append(request.request_id)
         return admitted
@@ -156,10 +158,14 @@ class Batcher:
             while self._waiting and self._waiting[0].arrival <= now:
                 yield self._waiting[0]
         elif self._waiting and self.num_free > 0:
-            arrived = list(takewhile(lambda request: request.arrival <= now, self._waiting))
-            others = [r for r in arrived if r.request_id not in self._put_back]
-            yield from [r for r in arrived if r.request_id in self._put_back]
-            yield from self.on_time.choose(others, now, self._found)
+            waiting = list(self._waiting)
+            back = list(takewhile(lambda r: r.request_id in self._put_back, waiting))
+            end = bisect_right(waiting, now, len(back), key=attrgetter("arrival"))
+            yield from self.on_time.choose(waiting[len(back) : end], now, self._found, back)
+
+    def _take(self, request: QueuedRequest) -> None:
+        """It leaves the queue."""
+        del self._waiting[next(i for i, r in enumerate(self._waiting) if r is request)]
 
     def _joins(self, request: QueuedRequest, used: int) -> bool:
         if self.num_free <= 0:
@@ -176,7 +182,7 @@ class Batcher:
         for request in late:
             self._waiting.remove(request)
             if self.on_time is not None:
-                self.on_time.dropped(request.request_id)
+                self.on_time.refused(request.request_id)
         return [request.request_id for request in late]
 
     def late(self, now: float, max_waiting: int) -> list[QueuedRequest]:
@@ -252,8 +258,8 @@ class Batcher:
             computed_tokens: Leading tokens of its prompt that have been run; None for all.
         """
         if self.on_time is not None:
-            self.on_time.dropped(request.request_id)
-        self.finish(request.request_id, computed_tokens=computed_tokens)
+            self.on_time.evicted(request.request_id)
+        self._leave(request.request_id, computed_tokens)
         self._waiting.appendleft(request)
         self._put_back.add(request.request_id)
 
@@ -267,10 +273,14 @@ class Batcher:
         if self.on_time is not None:
             self.on_time.round_over(seconds, running, emitted)
 
-    def finish(self, request_id: int, *, computed_tokens: int | None = None) -> None:
+    def finish(self, request_id: int) -> None:
         """A running request is over; its KV rows are free, but for prefix blocks that were run."""
         if self.on_time is not None:
             self.on_time.ended(request_id)
+        self._leave(request_id, None)
+        self._put_back.discard(request_id)
+
+    def _leave(self, request_id: int, computed_tokens: int | None) -> None:
         request = self._running.pop(request_id)
         self._reserved -= request.kv_tokens - request.shared_tokens
         if self.cache is not None:

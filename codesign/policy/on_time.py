@@ -18,8 +18,11 @@ Must not import torch or read a clock.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from codesign.config import SLO, Serving
@@ -30,22 +33,22 @@ if TYPE_CHECKING:
     from codesign.policy.batching import QueuedRequest
     from codesign.policy.cost import RoundCost
 
-PATIENCE = 30.0  # times the TTFT target, after which a late request has turns
+PATIENCE = 30.0  # times the TTFT target, or seconds without one, after which a request has turns
 TURN = 8  # requests that join from one such turn to the next
 AT_ONCE = 0.2  # of the TTFT target, that prompts of late requests may take before a round
-SAFE = 0.95  # of a TPOT target, that is aimed at
+SPARED = 0.05  # of a TPOT target that is left as a reserve, at most half of what there is to spare
 _PACE_MEMORY = 0.1  # weight of a round in what a token takes
-_NUM_ANSWERS = 128  # that the mean length remembers
+_FIRST_ANSWERS, _NUM_ANSWERS = 8, 128  # that what was expected counts as; that the mean remembers
 
 
 @dataclass(frozen=True, slots=True)
 class _Decoding:
-    """A request that may keep its targets.
+    """A request that has its first token.
 
     Attributes:
         first_token: When it was there.
         before: Mean tokens of a request until then.
-        target: Seconds per token.
+        target: Seconds per token; infinite if the first token was late.
     """
 
     first_token: float
@@ -75,28 +78,35 @@ class OnTime:
     ) -> None:
         self._ttft = math.inf if ttft is None else ttft
         self._tpot = math.inf if tpot is None else tpot
+        self._patience = PATIENCE * (1.0 if ttft is None else ttft)
         self._prompt_seconds = prompt_seconds
         self._pace = step
         self._answer = START_OUTPUT if answer_tokens is None else answer_tokens
-        self._num_answers = 0
+        self._num_answers = _FIRST_ANSWERS
         self._tokens = 0.0  # that a request which was always here would have
         self._decoding: dict[int, _Decoding] = {}
+        self._evicted: dict[int, _Decoding] = {}
         self._seconds: dict[int, float] = {}  # of the prompts of those that wait
         self._ahead: dict[int, float] = {}  # of those that have joined and are not complete
+        self._turn: int | None = None  # who has one
         self._since_turn = 0
 
-    def joined(self, request: QueuedRequest, now: float) -> None:
+    def joined(self, request_id: int) -> None:
         """A request has left the queue; its prompt runs next."""
-        seconds = self._seconds.pop(request.request_id, 0.0)
-        self._ahead[request.request_id] = seconds
-        self._since_turn = 0 if self._has_turn(request, now) else self._since_turn + 1
+        self._ahead[request_id] = self._seconds.pop(request_id, 0.0)
+        self._since_turn = 0 if request_id == self._turn else self._since_turn + 1
 
     def began(self, request: QueuedRequest, now: float) -> None:
         """Its prompt is complete, and its next token there."""
-        self._ahead.pop(request.request_id, None)
-        if now <= request.arrival + self._ttft:
-            target = self._tpot if request.slo_tpot is None else request.slo_tpot
-            self._decoding[request.request_id] = _Decoding(now, self._tokens, target)
+        number = request.request_id
+        self._ahead.pop(number, None)
+        known = self._evicted.pop(number, None)
+        if known is not None:  # ``before`` of an evicted one is less by all that it has missed
+            self._decoding[number] = replace(known, before=self._tokens + known.before)
+            return
+        target = self._tpot if request.slo_tpot is None else request.slo_tpot
+        in_time = now <= request.arrival + self._ttft
+        self._decoding[number] = _Decoding(now, self._tokens, target if in_time else math.inf)
 
     def ended(self, request_id: int) -> None:
         """Its answer is complete."""
@@ -104,12 +114,18 @@ class OnTime:
             self._num_answers = min(self._num_answers + 1, _NUM_ANSWERS)
             beyond = self._tokens - known.before + 1.0 - self._answer
             self._answer += beyond / self._num_answers
-        self.dropped(request_id)
+        self.refused(request_id)
 
-    def dropped(self, request_id: int) -> None:
-        """It is refused, or has lost its KV rows."""
-        for known in (self._seconds, self._ahead, self._decoding):
+    def refused(self, request_id: int) -> None:
+        """It is gone."""
+        for known in (self._seconds, self._ahead, self._decoding, self._evicted):
             known.pop(request_id, None)
+
+    def evicted(self, request_id: int) -> None:
+        """It has lost its KV rows, and waits again."""
+        self._ahead.pop(request_id, None)
+        if (known := self._decoding.pop(request_id, None)) is not None:
+            self._evicted[request_id] = replace(known, before=known.before - self._tokens)
 
     def round_over(self, seconds: float, running: int, emitted: int) -> None:
         """A round without its prompts took so long, and so many requests emitted so much."""
@@ -119,7 +135,11 @@ class OnTime:
         self._pace += _PACE_MEMORY * (seconds * running / emitted - self._pace)
 
     def choose(
-        self, waiting: Sequence[QueuedRequest], now: float, cached: Callable[[QueuedRequest], int]
+        self,
+        waiting: Sequence[QueuedRequest],
+        now: float,
+        cached: Callable[[QueuedRequest], int],
+        evicted: Sequence[QueuedRequest] = (),
     ) -> list[QueuedRequest]:
         """Those that join now, in turn, as far as there is room; somebody, if nobody decodes.
 
@@ -127,27 +147,35 @@ class OnTime:
             waiting: That have come, in order of arrival.
             now: Seconds since the start of the run.
             cached: Rows of a prompt that are there already.
+            evicted: That have run before, and go first.
         """
-        least = self._least_room(now)
-        chosen = [r for r in waiting[:1] if self._has_turn(r, now)]
+        room, chosen = self._room(now), list(evicted)
+        self._turn = None
+        if waiting and self._has_turn(waiting[0], now):
+            self._turn = waiting[0].request_id
+            chosen.append(waiting[0])
+            waiting = waiting[1:]
         total = sum(self._ahead.values()) + sum(self._price(r, cached) for r in chosen)
+        # Those before are late, whatever their prompts take.
+        first = bisect_left(waiting, now - self._ttft, key=attrgetter("arrival"))
         late, first_due = [], math.inf
-        for request in waiting[len(chosen) :]:
+        for request in waiting[first:]:
             due, seconds = request.arrival + self._ttft, self._price(request, cached)
             if now + seconds > due:
                 late.append(request)
                 continue
             first_due = min(first_due, due)
-            if now + total + seconds <= first_due and total + seconds <= least:
+            if now + total + seconds <= first_due and total + seconds <= room:
                 chosen.append(request)
                 total += seconds
         if math.isinf(first_due):
-            chosen += self._of_late(late, least - total, cached)
+            late_ones = chain(islice(waiting, first), late)
+            chosen += self._of_late(late_ones, room - total, cached)
         return chosen
 
     def _of_late(
         self,
-        late: Sequence[QueuedRequest],
+        late: Iterable[QueuedRequest],
         room: float,
         cached: Callable[[QueuedRequest], int],
     ) -> list[QueuedRequest]:
@@ -162,8 +190,7 @@ class OnTime:
         return chosen
 
     def _has_turn(self, request: QueuedRequest, now: float) -> bool:
-        has_waited = now - request.arrival > PATIENCE * self._ttft
-        return has_waited and self._since_turn >= TURN
+        return now - request.arrival > self._patience and self._since_turn >= TURN
 
     def _price(self, request: QueuedRequest, cached: Callable[[QueuedRequest], int]) -> float:
         """Seconds of its prompt, as they were when it was first looked at."""
@@ -174,16 +201,16 @@ class OnTime:
             self._seconds[number] = self._prompt_seconds(rows, rows_before)
         return self._seconds[number]
 
-    def _least_room(self, now: float) -> float:
+    def _room(self, now: float) -> float:
         """How long all may wait that can keep their targets, going on as lately."""
         least = math.inf
         for each in self._decoding.values():
             later = self._tokens - each.before  # tokens after the first
             left = max(self._answer - 1.0 - later, 0.0)
-            spare = SAFE * each.target * (later + left)
-            spare -= (now - each.first_token) + self._pace * left
-            if 0.0 <= spare < least:
-                least = spare
+            spare = each.target * (later + left) - (now - each.first_token) - self._pace * left
+            if 0.0 <= spare < math.inf:
+                reserve = min(SPARED * each.target * (later + left), 0.5 * spare)
+                least = min(least, spare - reserve)
         return least
 
 

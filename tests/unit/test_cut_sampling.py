@@ -79,7 +79,8 @@ def test_the_reference_samples_as_the_walk(logits, each_its_own):
     assert found.tolist() == walked(logits_TV, ways)
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")  # int64 wraps on purpose
+# int64 wraps on purpose; and what settled rows left in memory is read, though it decides nothing.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:All-NaN")
 
 
 @pytest.fixture
@@ -168,7 +169,7 @@ def test_what_no_row_needs_is_not_launched(ways, unused, kernels, each_its_own, 
     assert found.tolist() == walked(logits_TV, ways)
 
 
-@pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN")  # what the test is about
+@pytest.mark.filterwarnings("ignore:invalid value")  # what the test is about
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
 def test_rows_without_numbers_give_tokens_that_there_are(broken, kernels):
     sampling = Sampling(1.0, top_k=40, top_p=0.5)

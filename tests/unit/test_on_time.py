@@ -10,10 +10,10 @@ from codesign.config import SLO, Serving
 from codesign.errors import InputError
 from codesign.policy.batching import Batcher, BatchLimits, QueuedRequest
 from codesign.policy.cost import RoundCost
-from codesign.policy.on_time import AT_ONCE, PATIENCE, SAFE, TURN, OnTime, on_time_of
+from codesign.policy.on_time import AT_ONCE, PATIENCE, SPARED, TURN, OnTime, on_time_of
 from codesign.policy.step_time import StepTime
 
-TTFT, TPOT = 1.0, 0.02 / SAFE  # it aims at 0.02
+TTFT, TPOT = 1.0, 0.02 / (1.0 - SPARED)  # it aims at 0.02
 
 
 def on_time(ttft=TTFT, tpot=TPOT, *, answer=21.0) -> OnTime:
@@ -33,7 +33,7 @@ def chosen(policy, waiting, now) -> list[int]:
 def decoding(policy, number, *, since, prompt=100) -> QueuedRequest:
     """A request that has its first token, in time."""
     request = queued(number, since - prompt / 1000.0, prompt)
-    policy.joined(request, request.arrival)
+    policy.joined(number)
     policy.began(request, since)
     return request
 
@@ -81,7 +81,7 @@ def test_it_waits_even_if_that_costs_its_own_target():
 def test_requests_that_have_missed_a_target_hold_nobody_up():
     policy = on_time()
     late = queued(0, 0.0, 100)
-    policy.joined(late, 2.0)
+    policy.joined(0)
     policy.began(late, 2.1)
     assert chosen(policy, [queued(1, 2.0, 900)], 2.1) == [1]
     policy = on_time()
@@ -91,8 +91,8 @@ def test_requests_that_have_missed_a_target_hold_nobody_up():
 
 def test_its_own_target_counts():
     policy = on_time()
-    request = queued(0, 0.0, 100, slo_tpot=0.05 / SAFE)
-    policy.joined(request, 0.0)
+    request = queued(0, 0.0, 100, slo_tpot=0.05 / (1.0 - SPARED))
+    policy.joined(0)
     policy.began(request, 0.1)
     assert chosen(policy, [queued(1, 0.1, 700)], 0.1) == [1]  # 20 x 40 ms to spare
 
@@ -118,7 +118,7 @@ def test_who_has_waited_very_long_has_a_turn_now_and_then():
         ids = chosen(policy, [old, fresh], now)
         for request in (old, fresh):
             if request.request_id in ids:
-                policy.joined(request, now)
+                policy.joined(request.request_id)
                 policy.began(request, now + 2.0)  # late, so that nobody is held up
                 policy.ended(request.request_id)
         joined.append(ids)
@@ -136,22 +136,46 @@ def test_without_a_target_of_a_kind_nobody_is_late_or_held_up():
 
 def test_answers_are_expected_to_be_as_long_as_those_that_have_ended():
     policy = on_time(answer=100.0)
-    decoding(policy, 0, since=0.0)
-    for _ in range(4):
-        policy.round_over(0.01, 1, 1)
-    policy.ended(0)  # five tokens
+
+    def answer_of_five() -> None:
+        decoding(policy, 0, since=0.0)
+        for _ in range(4):
+            policy.round_over(0.01, 1, 1)
+        policy.ended(0)
+
+    answer_of_five()  # the first is one among eight that were expected: (8 x 100 + 5) / 9
     decoding(policy, 1, since=1.0)
-    assert chosen(policy, [queued(2, 1.0, 41)], 1.0) == []  # 4 x 10 ms to spare
-    assert chosen(policy, [queued(3, 1.0, 39)], 1.0) == [3]
+    assert chosen(policy, [queued(2, 1.0, 885)], 1.0) == []
+    assert chosen(policy, [queued(3, 1.0, 883)], 1.0) == [3]
+    for _ in range(2000):
+        answer_of_five()
+    decoding(policy, 4, since=1.0)
+    assert chosen(policy, [queued(5, 1.0, 41)], 1.0) == []  # 4 x 10 ms to spare
+    assert chosen(policy, [queued(6, 1.0, 39)], 1.0) == [6]
 
 
-def test_an_answer_that_was_cut_off_says_nothing_of_their_length():
+def test_an_evicted_request_keeps_its_tokens_and_its_target_and_is_no_answer():
     policy = on_time(answer=100.0)
-    decoding(policy, 0, since=0.0)
-    policy.round_over(0.01, 1, 1)
-    policy.dropped(0)
-    decoding(policy, 1, since=1.0)
-    assert chosen(policy, [queued(2, 1.0, 900)], 1.0) == [2]  # 99 x 10 ms to spare
+    request = decoding(policy, 0, since=0.0)
+    for _ in range(9):
+        policy.round_over(0.01, 1, 1)
+    policy.evicted(0)
+    for _ in range(50):
+        policy.round_over(0.01, 1, 1)
+    # Ten tokens after 0.6 s, and 89 more at 10 ms: 1.98 s are allowed for all.
+    waiting = [queued(0, request.arrival, 110)]
+    assert policy.choose([], 0.59, lambda request: 0, waiting) == waiting
+    policy.joined(0)
+    policy.began(request, 0.7)
+    assert chosen(policy, [queued(2, 0.7, 379)], 0.7) == [2]
+    assert chosen(policy, [queued(3, 0.7, 381)], 0.7) == []
+
+
+def test_what_the_evicted_take_is_counted_before_others_join():
+    policy = on_time()
+    back, fresh = queued(0, 0.0, 700), queued(1, 5.0, 400)
+    assert policy.choose([fresh], 5.0, lambda request: 0, [back]) == [back]
+    assert policy.choose([fresh], 5.0, lambda request: 0) == [fresh]
 
 
 def test_a_cached_prefix_takes_no_time():
