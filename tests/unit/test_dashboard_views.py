@@ -354,7 +354,7 @@ def test_the_machine_of_a_fit_has_as_many_gpus_as_its_largest_split(tmp_path, mo
     machines = {str(e.path.parent.name): e.machine for e in known_fits(tmp_path)}
     assert machines["h200-llama-3-70b-int4+llama-3.2-1b-int4"] == "4 x NVIDIA H200"
     assert set(coverage_table(known_fits(tmp_path))["file"]) == {"shipped"}
-    assert machines["h100-qwen2-72b-int4+qwen2-1.5b-int4"] == "2 x NVIDIA H100 80GB HBM3"
+    assert machines["h100-qwen2-72b-int4+qwen2-1.5b-int4"] == "4 x NVIDIA H100 80GB HBM3"
 
 
 def test_a_fit_of_gpus_that_a_laptop_made_is_of_these_gpus(tmp_path, monkeypatch):

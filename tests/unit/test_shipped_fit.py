@@ -142,9 +142,9 @@ def test_every_pair_was_measured_on_four_h200s(pair):
     assert steps == sorted(steps)
 
 
-@pytest.mark.parametrize("target", ["llama-3-70b:int4", "llama-3.1-8b:int4"])
-def test_two_pairs_were_measured_on_four_h100s(target):
-    fit = device_fit("h100", 4, target, "llama-3.2-1b:int4")
+@pytest.mark.parametrize("pair", MEASURED)
+def test_every_pair_was_measured_on_four_h100s(pair):
+    fit = device_fit("h100", 4, *pair)
     assert fit.origin == "fitted"
     assert {"1", "1+1", "2", "3+1", "4"} <= set(fit.costs)
     steps = [fit.costs[label].target(64, 8192, 8) for label in ("4", "3+1", "2", "1+1")]
@@ -157,7 +157,7 @@ def test_what_was_not_measured_as_a_whole_is_priced_as_a_whole():
     assert device_fit("h200", 3, *smaller).origin == ROOFLINE  # of three nothing but 3+1's target
     assert device_fit("h200", 8, *pair).origin == ROOFLINE
     larger = ("llama-3-70b:int4", "llama-3.2-3b:int4")
-    assert device_fit("h100", 4, *larger).origin == ROOFLINE  # as one group, but no split of four
+    assert device_fit("h100", 3, *larger).origin == ROOFLINE  # of three nothing but 3+1's target
     assert device_fit("h200", 2, "llama-3.1-8b:int4", "llama-3.2-3b:int4").origin == ROOFLINE
     assert device_fit("h200", 2, "llama-3.1-8b", "llama-3.2-1b").origin == ROOFLINE  # bf16
     dialled = device_fit("h200", 2, *pair, acceptance=0.9)
