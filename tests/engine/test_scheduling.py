@@ -72,6 +72,25 @@ def test_more_requests_keep_their_targets_in_a_burst(policy, deployment, more):
     assert shares[1] > shares[0] + (0.05 if "prefill_chunk" in more else 0.2)
 
 
+@pytest.mark.parametrize("share", [0.8, 0.92, 0.94, 0.97, 0.99])
+def test_as_many_keep_their_targets_as_first_come_first_served_however_close_a_step_is(share):
+    rng = np.random.default_rng(1)
+    arrival = np.cumsum(rng.exponential(0.25, 300))
+    trace = pd.DataFrame({"arrival": arrival, "prompt_tokens": 6, "output_tokens": 40})
+    step = replace(COST, target=StepTime.linear(alpha=0.0, gamma=0.0, delta=share * 0.03))
+    fit: Any = SimpleNamespace(
+        costs={"2": step}, calibration=Calibration(), acceptance=PROFILE, answers=PROFILE
+    )
+    candidate = Candidate(parse_deployment("2"), parse_policy("plain"), 32)
+    slo = SLO(ttft=1.0, tpot=0.03)
+    shares = []
+    for scheduling in ("fcfs", "slo"):
+        serving = Serving(max_kv_tokens=100_000, scheduling=scheduling)
+        records = simulate(trace, candidate, fit, serving=serving, slo=slo, seed=0)
+        shares.append(summarise(records, slo).slo_attainment)
+    assert shares[1] >= shares[0]
+
+
 def test_a_target_is_needed_and_pools_for_prompts_have_their_own_order():
     with pytest.raises(InputError, match=r"needs a target. Fix: --slo-ttft-ms"):
         simulated("plain", BY_TARGETS, slo=SLO())

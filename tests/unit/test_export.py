@@ -26,6 +26,7 @@ from codesign.file_ref import FileRef
 from codesign.fit import Fit
 from codesign.fit.priced_model import parse_model
 from codesign.fit.what_if import what_if_fit
+from codesign.planner.predict import simulate_outcome
 from codesign.planner.screen import screen
 from codesign.policy.cost import Calibration, RoundCost, StepTime
 from codesign.policy.labels import FAMILIES
@@ -290,6 +291,25 @@ def test_copies_are_one_server_unless_the_lengths_would_be_ignored(make, fit):
     assert "sglang_router.launch_server" in command.argv
     assert command.argv[-1] == "cache_aware"
     assert len(exported(make, fit, "chain-3", "trtllm", "2x4").configuration.commands) == 2
+
+
+def test_no_engine_lets_requests_join_by_their_targets(make, fit, monkeypatch):
+    ways = []
+
+    def noted(*args, serving, **options):
+        ways.append(serving.scheduling)
+        return simulate_outcome(*args, serving=serving, **options)
+
+    monkeypatch.setattr("codesign.export.prediction.simulate_outcome", noted)
+    slo = SLO(ttft=0.05, tpot=0.05)
+    plan = make(scored("chain-3"), serving=Serving(scheduling="slo"), slo=slo)
+    found = export_plan(plan, fit, ENGINES["vllm"])
+    told = [(loss.what, loss.instead) for loss in found.losses]
+    assert ("requests join the batch so that targets are kept", "first come, first served") in told
+    assert set(ways) == {"fcfs"}
+    plan = make(scored("chain-3"), slo=slo)
+    plain = export_plan(plan, fit, ENGINES["vllm"])
+    assert not any("targets" in loss.what for loss in plain.losses)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -246,6 +246,21 @@ def test_policies_expect_the_answers_of_the_trace(question):
         assert policy.traffic.left_at_first == pytest.approx(mean, abs=0.05)
 
 
+def test_a_note_says_how_many_more_would_be_in_time_by_their_targets(question):
+    crowded = few(
+        question, "chain-3", requests=trace(40, gap=0.02),
+        slo=SLO(ttft=0.3, tpot=0.5, percentile=5),
+    )  # fmt: skip
+    [note] = [n for n in search(crowded).notes if "--scheduling slo" in n]
+    assert re.search(r"keeps (\d+)% of the requests within them, instead of (\d+)%", note)
+    by_targets = dataclasses.replace(
+        crowded, serving=dataclasses.replace(SERVING, scheduling="slo")
+    )
+    assert not any("--scheduling" in n for n in search(by_targets).notes)
+    idle = dataclasses.replace(crowded, requests=trace(8, gap=20.0))
+    assert not any("--scheduling" in n for n in search(idle).notes)
+
+
 def test_an_interrupted_search_goes_on_where_it_stopped(question, tmp_path, monkeypatch):
     asked = few(question, "plain", "chain-1", "chain-3")
     key = search_key(asked.requests, "fit", asked.slo, asked.serving)

@@ -5,6 +5,7 @@ import dataclasses
 import pandas as pd
 import pytest
 
+from codesign.config import Serving
 from codesign.errors import InputError
 from codesign.planner.search_space import (
     MAX_PLAYED_TOKENS,
@@ -83,6 +84,15 @@ def test_replicas_and_prompt_pools_need_the_step_times_of_their_parts_alone():
     assert {c.deployment.label for c in space.candidates} == {
         "4", "2x2", "2x1+1", "2/p2", "1+1/p2"
     }  # fmt: skip
+
+
+def test_pools_for_prompts_are_not_searched_where_requests_join_by_their_targets():
+    serving = Serving(scheduling="slo")
+    space = search_space(costs("2", "1+1", "4"), workers=4, max_batch=1, serving=serving)
+    assert {c.deployment.label for c in space.candidates} == {"4", "2x2", "2x1+1"}
+    assert space.notes[-1] == "not searched: pools for prompts, which serve who comes first"
+    space = search_space(costs("4"), workers=4, max_batch=1, serving=serving)
+    assert not any("pools" in note for note in space.notes)
 
 
 def test_batch_limits_end_at_the_one_asked_for():
