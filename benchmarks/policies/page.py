@@ -56,7 +56,7 @@ Which policy is fastest depends on the machine, the load and the models. In shor
   and SpecServe as fast or up to 9 % faster.
 - In a burst it matters more who joins the batch next than how it decodes: [by their
   targets](#served-by-their-targets) two to three times as many requests are in time with any
-  policy, in overload a third instead of none (simulated)."""
+  policy, in overload up to two fifths instead of none (simulated)."""
 _HOW = """\
 ## How to read this page
 
