@@ -37,7 +37,7 @@ from benchmarks.policies.segments import (
 )
 from codesign.artifacts import header, read_table, write_json, write_table
 from codesign.candidate import Candidate
-from codesign.config import SLO, parse_deployment
+from codesign.config import SCHEDULINGS, SLO, parse_deployment
 from codesign.errors import InputError
 from codesign.fit import Fit
 from codesign.fit.shipped import DEFAULT_FIT
@@ -107,6 +107,7 @@ def serve(args: argparse.Namespace) -> None:
     # Of the split's policies the first surely runs, others if there is time.
     first = end - (args.start + len(names) * 1.4 * args.length if apart else 0.0)
     about = {"slo": asdict(slo), "segments": names, "fit": args.fit.name, "batch": args.batch}
+    about["scheduling"] = args.scheduling
     about["ships"] = args.fit.resolve().is_relative_to(DEFAULT_FIT.parents[1])
     write_json(args.folder / "about.json", {**header("policies", seed=SEED), **about})
     for (deployment, candidates), until in zip(ways.items(), (first, end), strict=True):
@@ -153,6 +154,7 @@ def _serve_on(
                 fit.calibration,
                 slo.tpot,
                 fit.acceptance.hit_rate(1),
+                slo_ttft=slo.ttft,
             )
             for name, asked in requests.items():
                 if monotonic() + longest > until:
@@ -164,6 +166,7 @@ def _serve_on(
                     asked,
                     replace(setup, answer_tokens=mean(r.max_new_tokens for r in asked)),
                     max_kv_tokens=candidate.max_batch * KV_TOKENS,
+                    scheduling=args.scheduling,
                 )
                 longest = max(longest, monotonic() - start)
                 _write(args.folder, name, policy, candidate, run, slo)
@@ -239,6 +242,7 @@ def main() -> None:
     parser.add_argument("--serial", default=",".join(SERIAL), help="policies, with commas")
     parser.add_argument("--split", default=",".join(SPLIT), help="the same of 1 GPU beside others")
     parser.add_argument("--batch", type=int, default=BATCH, help="most requests at once")
+    parser.add_argument("--scheduling", choices=SCHEDULINGS, default="fcfs", help="who joins next")
     parser.add_argument("--length", type=float, default=4.0, help="seconds of each segment")
     parser.add_argument("--start", type=float, default=30.0, help="a guess: until ranks serve")
     parser.add_argument("--seconds", type=float, default=140.0, help="of all")

@@ -18,7 +18,7 @@ from benchmarks.policies.segments import KV_TOKENS, LOAD
 from codesign.artifacts import read_table
 from codesign.artifacts.machine import machine_name
 from codesign.candidate import Candidate
-from codesign.config import SLO, Serving
+from codesign.config import SLO, Scheduling, Serving
 from codesign.fit import Fit
 from codesign.fit.step_pace import step_seconds
 from codesign.planner.defaults import expecting
@@ -42,15 +42,18 @@ def join(args: argparse.Namespace) -> None:
         **about["slo"], "target": fit.target, "draft": fit.draft, "load": LOAD,
         "machine": machine_name(machine),
         **{key: about[key] for key in ("created", "batch", "ships")},
+        "scheduling": (scheduling := about.get("scheduling", "fcfs")),
     }  # fmt: skip
     for name in about["segments"]:
-        found = dict(_joined(args.folder, name, fit, slo))
+        found = dict(_joined(args.folder, name, fit, slo, scheduling))
         results |= {f"{args.key}/{name}/{way}": figures for way, figures in found.items()}
         print(f"{name}:\n" + "\n".join(_lines(found)))
     args.out.write_text(json.dumps(results, indent=1, default=float) + "\n", encoding="utf-8")
 
 
-def _joined(folder: Path, name: str, fit: Fit, slo: SLO) -> Iterator[tuple[str, dict[str, Any]]]:
+def _joined(
+    folder: Path, name: str, fit: Fit, slo: SLO, scheduling: Scheduling
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """(policy and split, measured figures with the simulated ones beside them)."""
     planned = read_table(folder / f"{name}.parquet", kind="trace")[0]
     outputs = read_run(folder / "runs" / name / "plain").outputs  # if they have been kept
@@ -69,16 +72,19 @@ def _joined(folder: Path, name: str, fit: Fit, slo: SLO) -> Iterator[tuple[str, 
             draft_prefill=cost.draft_prefill.scaled(figures["prompts"]),
         )
         known = replace(fit, costs={candidate.deployment.label: slower})
-        figures["simulated"] = _simulated(requests, candidate, fit, slo)
-        figures["prompts_known"] = _simulated(requests, candidate, known, slo)
+        figures["simulated"] = _simulated(requests, candidate, fit, slo, scheduling)
+        figures["prompts_known"] = _simulated(requests, candidate, known, slo, scheduling)
         if outputs is not None and run.outputs is not None:
             figures["same_outputs"] = sum(run.outputs[n] == o for n, o in outputs.items())
         yield f"{run.summary['label']} on {candidate.deployment.label}", figures
 
 
-def _simulated(requests: pd.DataFrame, candidate: Candidate, fit: Fit, slo: SLO) -> dict[str, Any]:
+def _simulated(
+    requests: pd.DataFrame, candidate: Candidate, fit: Fit, slo: SLO, scheduling: Scheduling
+) -> dict[str, Any]:
     """Mean figures over the seeds."""
-    serving = expecting(Serving(max_kv_tokens=candidate.max_batch * KV_TOKENS), requests)
+    kv_tokens = candidate.max_batch * KV_TOKENS
+    serving = expecting(Serving(max_kv_tokens=kv_tokens, scheduling=scheduling), requests)
     return mean_figures(
         [
             figures_of(simulate(requests, candidate, fit, serving=serving, slo=slo, seed=seed), slo)

@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 
 from codesign.candidate import Candidate
-from codesign.config import Deployment, Serving
+from codesign.config import Deployment, Scheduling, Serving
 from codesign.engine.draft_worker import DraftWorker
 from codesign.engine.gpu.group_target import GroupTarget
 from codesign.engine.gpu.rank_group import GroupLeader
@@ -155,6 +155,7 @@ class RankBench:
         policy: PolicySetup,
         *,
         max_kv_tokens: int,
+        scheduling: Scheduling = "fcfs",
     ) -> EngineRun:
         """Serve requests on these ranks as a run does, which would start ranks of its own.
 
@@ -163,11 +164,19 @@ class RankBench:
             requests: No longer than the setup's slabs.
             policy: The candidate's.
             max_kv_tokens: KV rows of all running requests at their longest.
+            scheduling: Who joins the batch next; by the policy's targets, if these are served.
         """
         if self._link is not None:
             self.rest()
         limits = BatchLimits(candidate.max_batch, max_kv_tokens)
-        schedule = Schedule(requests, limits, Serving(), round_rows=policy.spec.kv_rows)
+        serving = Serving(scheduling=scheduling, answer_tokens=policy.answer_tokens)
+        schedule = Schedule(
+            requests,
+            limits,
+            serving,
+            round_rows=policy.spec.kv_rows,
+            on_time=policy.on_time(serving),
+        )
         server = Server(self._worker(GroupTarget), self._partner(policy), schedule, requests)
         return EngineRun(server.run(), server.outputs)
 
