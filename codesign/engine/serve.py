@@ -142,12 +142,12 @@ class Server:
             self._pending += self._prefill(this)
             self._send(joining)
             first = []
-        ready = perf_counter()
+        ready, this.begun = perf_counter(), self._log.now
         answer = self._receive()
         if not self._worker.side.request_ids:  # all requests ended with their first token
             self._pending = first
             return
-        rows, verdicts = self._verify(this, answer, self._goes_on, ready)
+        rows, verdicts = self._verify(this, answer, self._goes_on)
         self._pending = first + verdicts
         self._log.end_round(this, rows, verdicts, ready=ready, answer=answer)
 
@@ -156,13 +156,13 @@ class Server:
         pieces = self._schedule.pieces(self._open_prompt)
         joining, self._complete = self._complete, []
         self._send(joining, pieces)
-        ready = perf_counter()
+        ready, this.begun = perf_counter(), self._log.now
         answer = self._receive()
         rows: Sequence[VerifyRows] = ()
         verdicts: list[RequestVerdict] = []
         if self._worker.side.request_ids:
             goes_on = never if pieces else self._goes_on
-            rows, verdicts = self._verify(this, answer, goes_on, ready)
+            rows, verdicts = self._verify(this, answer, goes_on)
         first = self._run_pieces(this, pieces)
         over = {verdict.request_id for verdict in first if verdict.is_finished}
         self._pending = verdicts + [v for v in first if v.request_id not in over]
@@ -171,13 +171,13 @@ class Server:
         self._log.end_round(this, rows, verdicts, ready=ready, answer=answer)
 
     def _verify(
-        self, this: Round, answer: Answer, goes_on: Callable[[], bool], ready: float
+        self, this: Round, answer: Answer, goes_on: Callable[[], bool]
     ) -> tuple[list[VerifyRows], list[RequestVerdict]]:
         this.running = len(self._worker.side.request_ids)
         rows, verdicts = self._worker.verify(answer.candidates, self._catch_up, goes_on)
         this.emitted = self._log.now
         emitted = sum([len(verdict.tokens) for verdict in verdicts])
-        self._schedule.batcher.round_over(perf_counter() - ready, this.running, emitted)
+        self._schedule.batcher.round_over(this.emitted - this.begun, this.running, emitted)
         self._commit(verdicts)
         return rows, verdicts
 

@@ -24,6 +24,7 @@ class Round:
         start: Seconds since the start of the run.
         prefill: Seconds of prompts in it.
         prefill_tokens: Their rows.
+        begun: When prompts before it were over.
         emitted: When its tokens were there.
         running: Requests that decode.
     """
@@ -31,6 +32,7 @@ class Round:
     start: float
     prefill: float = 0.0
     prefill_tokens: int = 0
+    begun: float = 0.0
     emitted: float = 0.0
     running: int = 0
 

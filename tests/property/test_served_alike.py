@@ -26,6 +26,7 @@ from codesign.engine.serving_log import ServingLog
 from codesign.engine.target import Target, nothing
 from codesign.policy.batching import BatchLimits
 from codesign.policy.cost import Calibration, RoundCost, StepTime
+from codesign.policy.on_time import on_time_of
 from codesign.policy.options import RequestOptions
 from codesign.policy.protocol import DraftSide, TargetSide
 from codesign.policy.resting import Resting
@@ -202,7 +203,12 @@ def case_of(chance: random.Random, label: str, target: StepTime | None = None):
         answer_tokens=chance.choice([None, 3.0, 40.0]),
     )
     candidate = Candidate(Deployment(1, int(spec.is_async)), spec, chance.choice([1, 2, 4]))
-    return requests, candidate, fit, serving, SLO(tpot=chance.choice([None, 0.02]))
+    slo = SLO(tpot=chance.choice([None, 0.02]))
+    # With chunks a step ends at one time here, tokens and prompts alike, which pace is not told by.
+    if chunk is None and chance.random() < 0.5:
+        serving = replace(serving, scheduling="slo")
+        slo = replace(slo, ttft=chance.choice([0.02, 0.1, 0.5]))
+    return requests, candidate, fit, serving, slo
 
 
 def simulated(requests, candidate, fit, serving, slo) -> tuple[RunRecords, Steps]:
@@ -240,7 +246,9 @@ def served(requests, candidate, fit, serving, slo, steps: Steps) -> RunRecords:
         drafter = RecordedDrafter(outputs, SyntheticDrafter(PROFILE, 3, luck.path))
         partner = Draft(DraftWorker(policy, drafter), drafter, is_async=spec.is_async)
     limits = BatchLimits(candidate.max_batch, serving.max_kv_tokens)
-    schedule = Schedule(bound, limits, serving, round_rows=spec.kv_rows)
+    schedule = Schedule(
+        bound, limits, serving, round_rows=spec.kv_rows, on_time=on_time_of(serving, slo, cost)
+    )
     server = StepClock(steps, TrueTarget(cost.target), partner, schedule, bound)
     with (
         mock.patch.object(ServingLog, "now", property(lambda log: server.now)),
