@@ -46,6 +46,7 @@ from benchmarks.policies.cases import (
     POLICIES,
     SCALES,
     SEGMENTS,
+    SERVING,
     Machine,
     Segment,
     find_machine,
@@ -64,7 +65,6 @@ from codesign.records import RunRecords
 from codesign.sim import simulate
 
 RESULTS = Path(__file__).parent / "results" / "policies.json"
-SERVING = Serving(prefix_cache=True, preemption=True)
 MAX_BATCH = 256
 SEED = 1
 
@@ -97,7 +97,6 @@ class Bench:
 
     store: Store
     traces: Path | None
-    serving: Serving = SERVING
 
     @cache  # noqa: B019  # one Bench per process
     def requests(self, segment: Segment) -> pd.DataFrame:
@@ -113,10 +112,9 @@ class Bench:
         slo: SLO,
         *,
         max_batch: int = MAX_BATCH,
-        serving: Serving | None = None,
+        serving: Serving = SERVING,
     ) -> RunRecords:
         """Simulate one candidate."""
-        serving = serving or self.serving
         candidate = Candidate(parse_deployment(deployment), parse_policy(policy), max_batch)
         return simulate(requests, candidate, fit, serving=serving, slo=slo, seed=SEED)
 

@@ -13,6 +13,7 @@ from benchmarks.pages import markdown
 from benchmarks.policies.cases import (
     SCALES,
     SEGMENTS,
+    SERVING,
     Machine,
     paper_slo,
     scaled,
@@ -64,9 +65,8 @@ def _keep(
     way: Scheduling,
 ) -> None:
     def make() -> dict[str, Any]:
-        serving = replace(bench.serving, scheduling=way)
-        way_of = split_of(policy, machine.gpus)
-        run = bench.run(requests, machine.fit(), policy, way_of, slo, serving=serving)
+        serving, split = replace(SERVING, scheduling=way), split_of(policy, machine.gpus)
+        run = bench.run(requests, machine.fit(), policy, split, slo, serving=serving)
         return figures_of(run, paper_slo(machine))
 
     bench.store.get(key, make)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from codesign.config import SLO
+from codesign.config import SLO, Serving
 from codesign.errors import InputError
 from codesign.fit import Fit
 from codesign.fit.devices import load_device
@@ -63,6 +63,7 @@ SHORT_ANSWERS = 220
 LOADS = (0.05, 0.25, 0.5, 1.0, 2.0)  # of what plain decoding can bear
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 SCALES = (0.8, 1.0, 1.2, 1.4)
+SERVING = Serving(prefix_cache=True, preemption=True)
 TARGET, DRAFT = "llama-3.1-70b:int4", "llama-3.2-1b:int4"
 PAPER_TPOT = 0.030  # on 8 x A800
 
