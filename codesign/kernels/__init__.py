@@ -14,7 +14,8 @@ under the device it was measured on. Imports torch.
     row_attention    the same in several: row_attention_triton, slab_rows_triton
     prompt_attention attention of a prompt's rows (prompt_attention_triton)
     embedding        the beginning of a forward (embedding_triton)
-    keyed_sampling   the target's end of one (keyed_sampling_triton); row_samplings: how rows sample
+    keyed_sampling   the target's end of one (keyed_sampling_triton, keyed_noise_triton);
+                     row_samplings: how rows sample
     cut_sampling     the same with a top-k or top-p (cut_sampling_triton, top_k_triton)
     head_codes       the same from a head in int8, and a draft's logits (head_codes_triton)
     row_choices      the draft's end of one (row_choices_triton)

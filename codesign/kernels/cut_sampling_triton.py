@@ -21,20 +21,19 @@ import triton.language as tl
 from torch import Tensor
 
 from codesign.kernels.cut_sampling import MOST_TOKENS
+from codesign.kernels.keyed_noise_triton import row_key
 from codesign.kernels.keyed_sampling_triton import (
     BLOCK,
     best_of_blocks,
+    best_of_open,
     best_part,
-    noise_or_zero,
     number_of,
     numbers_of,
-    row_key,
-    scaled,
 )
 from codesign.kernels.row_samplings import AnySampling, RowSamplings, has_top_k, has_top_p
 from codesign.kernels.top_k_triton import count_digits, least_kept, num_kept
 
-ROUNDS = 3
+ROUNDS = 2
 SETTLED = 4096  # columns at once of a program that has a row to itself
 _UNIT = tl.constexpr(float(1 << 44))  # mass of a row's likeliest token
 
@@ -110,16 +109,17 @@ def _first_candidates(
         tl.store(floors + row, floor)
     column = block * BLOCK + tl.arange(0, BLOCK)
     is_token = column < num_tokens
-    logit = tl.load(logits + row.to(tl.int64) * stride + column, mask=is_token, other=float("-inf"))
+    logits += row.to(tl.int64) * stride
+    logit = tl.load(logits + column, mask=is_token, other=float("-inf"))
     is_kept = is_token & (logit >= floor)
-    temperature = number_of(temperatures, row, BY_ROW)
     best = tl.full((), float("-inf"), tl.float64)
     place = block * BLOCK
     if tl.max(is_kept.to(tl.int32), 0) > 0:
-        noise = noise_or_zero(column, row_key(key_low, key_high, positions, row), temperature)
-        score = tl.where(is_kept, scaled(logit, temperature) + noise, float("-inf"))
-        best = tl.max(score, 0)
-        place = tl.min(tl.where(is_token & (score == best), column, num_tokens - 1), 0)
+        key = row_key(key_low, key_high, positions, row)
+        best, place = best_of_open(
+            logits, logit, column, is_kept, num_tokens, 0, key,
+            number_of(temperatures, row, BY_ROW), place,
+        )  # fmt: skip
     at = row * tl.num_programs(1) + block
     tl.store(highest + at, tl.max(logit, 0))
     tl.store(scores + at, best)
@@ -195,12 +195,12 @@ def _ahead(
         is_ahead = is_kept & ((logit > candidate_logit) | is_before)
         if tl.max(is_ahead.to(tl.int32), 0) > 0:
             mass += _mass(logit, is_ahead, largest, temperature)
-            score = scaled(logit, temperature) + noise_or_zero(column, key, temperature)
-            score = tl.where(is_ahead, score, float("-inf"))
-            block_best = tl.max(score, 0)
+            block_best, first_best = best_of_open(
+                logits, logit, column, is_ahead, num_tokens, 0, key, temperature, candidate
+            )
             if block_best > best:
                 best = block_best
-                place = tl.min(tl.where(score == best, column, num_tokens), 0)
+                place = first_best
     return total, mass, best, place
 
 

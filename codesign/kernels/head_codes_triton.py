@@ -10,15 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from codesign.kernels.head_codes import GROUP, GROWTH, ROW_CODES, HeadCodes
-from codesign.kernels.keyed_sampling_triton import (
-    best_of_blocks,
-    noise_of,
-    noise_or_zero,
-    number_of,
-    numbers_of,
-    row_key,
-    scaled,
-)
+from codesign.kernels.keyed_noise_triton import exact_score, rough_score, row_key
+from codesign.kernels.keyed_sampling_triton import best_of_blocks, number_of, numbers_of
 from codesign.kernels.row_samplings import AnySampling, RowSamplings, is_greedy
 
 MULTIPLIED = 128  # tokens of a program that multiplies codes
@@ -47,7 +40,7 @@ def sample_rows(
     temperatures = numbers_of(sampling)[0]
     ways = {"SAMPLES": not is_greedy(sampling), "BY_ROW": isinstance(sampling, RowSamplings)}
     blocks = triton.cdiv(tokens, SCORED)
-    lower_TB = torch.empty(rows, blocks, dtype=torch.float64, device=device)
+    lower_TB = torch.empty(rows, blocks, dtype=torch.float32, device=device)
     _score_ends[(rows, blocks)](
         coarse_TV, codes.lengths_2V, rows_T3, *keys, lower_TB, tokens, num_tokens,
         first_token, temperatures, **ways, BLOCK=SCORED, num_warps=8,
@@ -162,19 +155,15 @@ def _score_ends(
     length = tl.load(hidden_rows + row * 3 + 1)
     row_lost = tl.load(hidden_rows + row * 3 + 2)
     bound = lost * length + held * row_lost
-    lower = (middle - bound).to(tl.float64)
-    upper = (middle + bound).to(tl.float64)
+    score, error = middle, bound
     if SAMPLES:
         temperature = number_of(temperatures, row, BY_ROW)
         key = row_key(key_low, key_high, positions, row)
-        noise = noise_or_zero(token + first_token, key, temperature)
-        lower = scaled(lower, temperature) + noise
-        upper = scaled(upper, temperature) + noise
-    lower = tl.where(is_token, lower, float("-inf"))
+        score, error = rough_score(middle, bound, token + first_token, key, temperature)
+    lower = tl.where(is_token, score - error, float("-inf"))
     tl.store(lower_ends + row * tl.num_programs(1) + block, tl.max(lower, 0))
-    # Rounding to float32 loses less than this; what is below its range must not become -inf.
-    upper = tl.maximum(upper + tl.abs(upper) * 1.2e-7, -3.4e38)
-    tl.store(place, upper.to(tl.float32), mask=is_token)
+    # What is below the range of float32 must not become -inf.
+    tl.store(place, tl.maximum(score + error, -3.4e38), mask=is_token)
 
 
 @triton.jit
@@ -193,7 +182,7 @@ def _score_open(
     )
     part = tl.arange(0, PADDED)
     lower = tl.load(lower_ends + row * num_lower + part, mask=part < num_lower, other=float("-inf"))
-    is_open = is_token & (upper.to(tl.float64) >= tl.max(lower, 0))
+    is_open = is_token & (upper >= tl.max(lower, 0))
     best = tl.full((), float("-inf"), tl.float64)
     best_token = block * BLOCK  # of no open token: one that there is
     left = tl.min(tl.where(is_open, token, num_tokens), 0)
@@ -207,9 +196,8 @@ def _score_open(
     while left < num_tokens:
         value = tl.load(x + row * hidden + column, mask=is_column, other=0.0).to(tl.float32)
         weight = tl.load(head + left.to(tl.int64) * hidden + column, mask=is_column, other=0.0)
-        score = tl.sum(weight.to(tl.float32) * value, 0).to(tl.float64)
-        if temperature > 0:
-            score = scaled(score, temperature) + noise_of(left + first_token, key)
+        logit = tl.sum(weight.to(tl.float32) * value, 0)
+        score = exact_score(logit, left + first_token, key, temperature)
         if score > best:
             best = score
             best_token = left

@@ -1,5 +1,5 @@
 # pyright: reportCallIssue=false, reportMissingImports=false, reportIndexIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportArgumentType=false, reportOperatorIssue=false
-# ruff: noqa: ANN001, ANN201, ANN202 (Triton compiles by parameter annotations, and takes launch options)
+# ruff: noqa: ANN001, ANN201 (Triton compiles by parameter annotations, and takes launch options)
 """Triton kernels of ``keyed_sampling``: a row's sample in two launches, a step's walk in one."""
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from codesign.kernels.keyed_noise_triton import exact_score, rough_score, row_key
 from codesign.kernels.row_samplings import AnySampling, RowSamplings, is_greedy
 
 BLOCK = 2048  # columns of a program
-_GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - (1 << 64))
-_FIRST = tl.constexpr(0xBF58476D1CE4E5B9 - (1 << 64))
-_SECOND = tl.constexpr(0x94D049BB133111EB - (1 << 64))
 
 
 def sample_rows(
@@ -91,55 +89,45 @@ def best_of_blocks(
 
 
 @triton.jit
-def _shifted(x, bits: tl.constexpr):
-    """Logical shift to the right of int64."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-@triton.jit
-def _mix64(x):
-    """Finaliser of SplitMix64 on int64."""
-    x = (x ^ _shifted(x, 30)) * _FIRST
-    x = (x ^ _shifted(x, 27)) * _SECOND
-    return x ^ _shifted(x, 31)
-
-
-@triton.jit
-def row_key(key_low, key_high, positions, row):
-    """``keyed_sampling.row_keys`` of one row."""
-    low = tl.load(key_low + row).to(tl.int64) & 0xFFFFFFFF
-    request = (tl.load(key_high + row).to(tl.int64) << 32) | low
-    after = tl.load(positions + row).to(tl.int64) + 1
-    return _mix64(request ^ (after * _GOLDEN))
-
-
-@triton.jit
-def noise_of(token, key):
-    """``keyed_sampling.gumbel_rows`` of tokens of a row with this key."""
-    hashed = _mix64((token + 1).to(tl.int64) * _GOLDEN + key)
-    uniform = (_shifted(hashed, 12).to(tl.float64) + 0.5) * 2.220446049250313e-16
-    return -tl.log(-tl.log(uniform))
-
-
-@triton.jit
 def number_of(numbers, row, BY_ROW: tl.constexpr):
     """A row's number in one of ``numbers_of``."""
     return tl.load(numbers + row) if BY_ROW else numbers.to(tl.int64).to(tl.float64, bitcast=True)
 
 
 @triton.jit
-def noise_or_zero(token, key, temperature):
-    """``noise_of``, and zeros at temperature 0."""
-    noise = tl.zeros(token.shape, tl.float64)
-    if temperature > 0:
-        noise = noise_of(token, key)
-    return noise
+def best_of_open(logits, logit, column, is_allowed, end, first_token, key, temperature, none):
+    """The best score of a block's tokens, float64, and the first column that has it.
 
+    Only tokens whose rough score reaches the best rough one are looked at more closely. Without
+    any of a finite logit: -inf, and ``none``.
 
-@triton.jit
-def scaled(logit, temperature):
-    """Logits in float64 divided by the temperature; as they are at temperature 0."""
-    return logit.to(tl.float64) / tl.where(temperature > 0, temperature, 1.0)
+    Args:
+        logits: Of the row; ``logit`` are those of its columns.
+        logit: float32.
+        column: In order.
+        is_allowed: Which columns take part.
+        end: Above all columns.
+        first_token: That of column 0.
+        key: Of the row.
+        temperature: Of the row.
+        none: A column.
+    """
+    rough, error = rough_score(logit, tl.zeros_like(logit), column + first_token, key, temperature)
+    is_allowed = is_allowed & (logit > float("-inf"))
+    least = tl.max(tl.where(is_allowed, rough - error, float("-inf")), 0)
+    is_open = is_allowed & (rough + error >= least)
+    best = tl.full((), float("-inf"), tl.float64)
+    place = none
+    left = tl.min(tl.where(is_open, column, end), 0)
+    if temperature == 0:  # the first of equal ones, however many
+        is_open = is_open & (column == left)
+    while left < end:
+        score = exact_score(tl.load(logits + left), left + first_token, key, temperature)
+        if score > best:
+            best = score
+            place = left
+        left = tl.min(tl.where(is_open & (column > left), column, end), 0)
+    return best, place
 
 
 @triton.jit
@@ -174,15 +162,18 @@ def _best_of_block(
     block = tl.program_id(1)
     column = block * BLOCK + tl.arange(0, BLOCK)
     is_token = column < num_tokens
-    score = tl.load(logits + row * stride + column, mask=is_token, other=float("-inf"))
-    score = score.to(tl.float64)
+    logits += row.to(tl.int64) * stride
+    logit = tl.load(logits + column, mask=is_token, other=float("-inf"))
     if SAMPLES:
         temperature = number_of(temperatures, row, BY_ROW)
         key = row_key(key_low, key_high, positions, row)
-        noise = noise_or_zero(column + first_token, key, temperature)
-        score = scaled(score, temperature) + noise
-    best = tl.max(score, 0)
-    place = tl.min(tl.where(score == best, column, num_tokens), 0)
+        best, place = best_of_open(
+            logits, logit, column, is_token, num_tokens, first_token, key, temperature,
+            block * BLOCK,
+        )  # fmt: skip
+    else:
+        best = tl.max(logit, 0)
+        place = tl.min(tl.where(logit == best, column, num_tokens), 0)
     at = row * tl.num_programs(1) + block
     tl.store(scores + at, best)
     tl.store(columns + at, place)

@@ -101,9 +101,10 @@ def _count_digit(
         else:
             digit = digits & 255
             is_counted = is_counted & ((digits >> 8) == prefix)
-        number = tl.histogram(digit, _BINS, mask=is_counted)
-        place = (DIGIT * num_rows + row) * _BINS + tl.arange(0, _BINS)
-        tl.atomic_add(bins + place, number, mask=number > 0, sem="relaxed")
+        if tl.max(is_counted.to(tl.int32), 0) > 0:
+            number = tl.histogram(digit, _BINS, mask=is_counted)
+            place = (DIGIT * num_rows + row) * _BINS + tl.arange(0, _BINS)
+            tl.atomic_add(bins + place, number, mask=number > 0, sem="relaxed")
 
 
 @triton.jit

@@ -86,7 +86,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:A
 @pytest.fixture
 def kernels(interpreted):
     """The Triton kernels in the interpreter."""
-    return interpreted("keyed_sampling_triton", "top_k_triton", "cut_sampling_triton")[2]
+    names = "keyed_noise_triton", "keyed_sampling_triton", "top_k_triton", "cut_sampling_triton"
+    return interpreted(*names)[3]
 
 
 @pytest.mark.parametrize("logits", LOGITS)

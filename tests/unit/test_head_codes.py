@@ -110,7 +110,7 @@ def test_a_head_on_a_cpu_or_of_other_numbers_has_no_copy():
 @pytest.fixture
 def kernels(interpreted):
     """The Triton kernels in the interpreter."""
-    return interpreted("keyed_sampling_triton", "head_codes_triton")[1]
+    return interpreted("keyed_noise_triton", "keyed_sampling_triton", "head_codes_triton")[2]
 
 
 def sampled(kernels, codes: HeadCodes, x_TD: Tensor, sampling: AnySampling, num_tokens: int):
@@ -192,7 +192,7 @@ def test_no_temperature_is_too_small(kernels, temperature: float):
 COMPILED = """
 from codesign.kernels import head_codes_triton as kernels
 TYPES = {
-    "codes": "*i8", "planes": "*i8", "x": "*bf16", "head": "*bf16", "lower_ends": "*fp64",
+    "codes": "*i8", "planes": "*i8", "x": "*bf16", "head": "*bf16", "lower_ends": "*fp32",
     "scores": "*fp64", "columns": "*i32", "temperatures": "i64",
     **dict.fromkeys(("key_low", "key_high", "positions"), "*i32"),
     **dict.fromkeys(("scales", "hidden_rows", "coarse", "lengths", "upper_ends"), "*fp32"),

@@ -141,7 +141,7 @@ def test_accepted_rows_are_the_walks(forest):
 @pytest.fixture
 def kernels(interpreted):
     """The Triton kernels in the interpreter."""
-    return interpreted("keyed_sampling_triton")[0]
+    return interpreted("keyed_noise_triton", "keyed_sampling_triton")[1]
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # int64 wraps on purpose
